@@ -1,0 +1,216 @@
+"""The progress board: what lies where, and what one reading of it says.
+
+A board is an array of unsigned 64-bit words that one rank and its monitor map. Times are nanoseconds of
+CLOCK_MONOTONIC, 0 is "never". Every word means something alone, so a reader needs no lock: a torn or
+reordered read between two words can delay a verdict, never cause one (a verdict is read twice).
+
+Who writes: the rank writes everything but the words marked (monitor). The monitor fills a fresh board before
+the rank maps it.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+MAGIC = 0x4D46545F424F0001
+"""'MFT_BO' and the layout's version: a board of another version isn't read."""
+NO_TIMEOUT = 2**64 - 1
+
+W_MAGIC = 0
+W_CYCLE = 1
+W_START = 2  # (monitor) start of monitoring
+W_ITERATION = 3  # iteration + 1; 0 is unknown
+W_ITERATIONS_SEEN = 4
+W_FIRST_ITERATION = 5  # iteration + 1
+W_FIRST_ITERATION_AT = 6
+W_HEARTBEATS = 7
+W_LAST_HEARTBEAT = 8
+W_LAST_TRANSITION = 9  # written by every section event
+W_CLOSING = 10  # not 0: the rank has ended its monitoring
+W_LAST_LOOK = 11  # (monitor)
+W_NEXT_LOOK = 12  # (monitor) when it will look again at the latest
+W_TIMEOUTS_VERSION = 13
+W_INITIAL_HEARTBEAT_TIMEOUT = 14
+W_HEARTBEAT_TIMEOUT = 15
+W_HEARTBEAT_FLAGS = 16
+W_OUT_OF_SECTION_TIMEOUT = 17
+W_WARMUP_ITERATIONS = 18
+W_SECTION_COUNT = 19
+W_EPOCH = 20  # (monitor) raised when the monitor had to renew a damaged board
+W_RING_HEAD = 21
+W_RANK = 22
+W_PID = 23
+
+FLAG_INITIAL_IS_EXPLICIT = 1
+FLAG_SUBSEQUENT_IS_EXPLICIT = 2
+
+SECTION_TABLE = 32
+SECTION_WORDS = 16
+MAX_SECTIONS = 64
+NAME_BYTES = 64
+S_OPENED_AT = 8  # after the 8 words of the name
+S_OPEN_COUNT = 9
+S_TIMEOUT = 10
+
+RING = SECTION_TABLE + SECTION_WORDS * MAX_SECTIONS
+RING_EVENTS = 4096  # a power of two
+RING_MASK = RING_EVENTS - 1
+BOARD_WORDS = RING + 2 * RING_EVENTS
+BOARD_BYTES = 8 * BOARD_WORDS
+
+# an event is (time, kind << 56 | section index << 48 | value)
+EVENT_START = 1
+EVENT_END = 2
+EVENT_HEARTBEAT = 3
+EVENT_ITERATION = 4
+KIND_SHIFT = 56
+SECTION_SHIFT = 48
+VALUE_MASK = (1 << SECTION_SHIFT) - 1
+
+_TABLE_FORMAT = struct.Struct(f"={RING}Q")
+
+
+def slot(index: int) -> int:
+    """First word of the section with this index."""
+    return SECTION_TABLE + SECTION_WORDS * index
+
+
+class SectionView(NamedTuple):
+    """One section as the board shows it."""
+
+    name: str
+    opened_at_ns: int
+    open_count: int
+    timeout_ns: int | None
+
+
+class BoardSnapshot(NamedTuple):
+    """One reading of a board. Times are CLOCK_MONOTONIC nanoseconds, 0 is never; None is no timeout."""
+
+    cycle: int
+    start_ns: int
+    iteration: int | None
+    iterations_seen: int
+    first_iteration: int | None
+    first_iteration_at_ns: int
+    heartbeats: int
+    last_heartbeat_ns: int
+    last_transition_ns: int
+    closing: bool
+    last_look_ns: int
+    next_look_ns: int
+    timeouts_version: int
+    initial_heartbeat_timeout_ns: int | None
+    heartbeat_timeout_ns: int | None
+    heartbeat_flags: int
+    out_of_section_timeout_ns: int | None
+    warmup_iterations: int
+    epoch: int
+    ring_head: int
+    rank: int
+    pid: int
+    sections: tuple[SectionView, ...]
+
+    @property
+    def open_sections(self) -> tuple[SectionView, ...]:
+        """Those open now, outermost (longest open) first."""
+        return tuple(sorted((s for s in self.sections if s.opened_at_ns), key=lambda s: s.opened_at_ns))
+
+
+class BoardDamagedError(Exception):
+    """A word of the board can't be what its writer would have written; the text says which."""
+
+
+def decode(raw: bytes | memoryview, now_ns: int) -> BoardSnapshot:
+    """Read the words up to the event ring; ``now_ns`` was taken after the bytes were read.
+
+    Raises:
+        BoardDamagedError: a word is outside what its writer can have written: a stamp outside
+            [start of monitoring, now], too many sections, a name that isn't text.
+    """
+    words = _TABLE_FORMAT.unpack_from(raw)
+    if words[W_MAGIC] != MAGIC:
+        raise BoardDamagedError(f"magic word is {words[W_MAGIC]:#x}")
+    start = words[W_START]
+    if not 0 < start <= now_ns:
+        raise BoardDamagedError(f"start of monitoring is {start}")
+    for what, word in (
+        ("first iteration", W_FIRST_ITERATION_AT),
+        ("last heartbeat", W_LAST_HEARTBEAT),
+        ("last transition", W_LAST_TRANSITION),
+        ("last look", W_LAST_LOOK),
+    ):
+        _check_stamp(what, words[word], start, now_ns)
+    count = words[W_SECTION_COUNT]
+    if count > MAX_SECTIONS:
+        raise BoardDamagedError(f"section count is {count}")
+    sections = tuple(_decode_section(raw, words, index, start, now_ns) for index in range(count))
+    return BoardSnapshot(
+        cycle=words[W_CYCLE],
+        start_ns=start,
+        iteration=_iteration(words[W_ITERATION]),
+        iterations_seen=words[W_ITERATIONS_SEEN],
+        first_iteration=_iteration(words[W_FIRST_ITERATION]),
+        first_iteration_at_ns=words[W_FIRST_ITERATION_AT],
+        heartbeats=words[W_HEARTBEATS],
+        last_heartbeat_ns=words[W_LAST_HEARTBEAT],
+        last_transition_ns=words[W_LAST_TRANSITION],
+        closing=words[W_CLOSING] != 0,
+        last_look_ns=words[W_LAST_LOOK],
+        next_look_ns=words[W_NEXT_LOOK],
+        timeouts_version=words[W_TIMEOUTS_VERSION],
+        initial_heartbeat_timeout_ns=_timeout("initial heartbeat", words[W_INITIAL_HEARTBEAT_TIMEOUT]),
+        heartbeat_timeout_ns=_timeout("heartbeat", words[W_HEARTBEAT_TIMEOUT]),
+        heartbeat_flags=words[W_HEARTBEAT_FLAGS],
+        out_of_section_timeout_ns=_timeout("out of section", words[W_OUT_OF_SECTION_TIMEOUT]),
+        warmup_iterations=words[W_WARMUP_ITERATIONS],
+        epoch=words[W_EPOCH],
+        ring_head=words[W_RING_HEAD],
+        rank=words[W_RANK],
+        pid=words[W_PID],
+        sections=sections,
+    )
+
+
+def timeout_word(seconds: float | None) -> int:
+    """A timeout in seconds as the board holds it, in whole nanoseconds and at least one."""
+    return NO_TIMEOUT if seconds is None else min(max(1, round(seconds * 1e9)), NO_TIMEOUT - 1)
+
+
+def encode_name(name: str) -> bytes:
+    """A section's name, padded with zeros; the config has checked that it fits."""
+    data = name.encode()
+    assert len(data) < NAME_BYTES, name
+    return data.ljust(NAME_BYTES, b"\0")
+
+
+def _decode_section(
+    raw: bytes | memoryview, words: tuple[int, ...], index: int, start: int, now_ns: int
+) -> SectionView:
+    at = slot(index)
+    name_bytes = bytes(raw[8 * at : 8 * at + NAME_BYTES]).rstrip(b"\0")
+    try:
+        name = name_bytes.decode()
+    except UnicodeDecodeError:
+        raise BoardDamagedError(f"name of section {index} is {name_bytes!r}") from None
+    if not name:
+        raise BoardDamagedError(f"name of section {index} is empty")
+    opened_at = words[at + S_OPENED_AT]
+    _check_stamp(f"start of section {name!r}", opened_at, start, now_ns)
+    return SectionView(name, opened_at, words[at + S_OPEN_COUNT], _timeout(name, words[at + S_TIMEOUT]))
+
+
+def _check_stamp(what: str, stamp: int, start: int, now_ns: int) -> None:
+    if stamp and not start <= stamp <= now_ns:
+        raise BoardDamagedError(f"{what} is {stamp}, outside [{start}, {now_ns}]")
+
+
+def _iteration(word: int) -> int | None:
+    return word - 1 if word else None
+
+
+def _timeout(what: str, word: int) -> int | None:
+    if word == 0:
+        raise BoardDamagedError(f"timeout of {what} is 0")
+    return None if word == NO_TIMEOUT else word

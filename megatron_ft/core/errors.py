@@ -1,0 +1,30 @@
+"""Every error this package raises on purpose.
+
+FaultToleranceError
+├── ConfigError (also a ValueError)     a user's mistake in the configuration or on the command line
+├── RankMonitorClientError              a hook was called in a way the monitor can't follow
+├── NotUnderLauncherError               a RankMonitorClientError: the script wasn't started with ft_launcher
+└── ProtocolError                       a peer on a socket or board that doesn't speak our language
+"""
+
+from __future__ import annotations
+
+
+class FaultToleranceError(Exception):
+    """Base of all errors of this package."""
+
+
+class ConfigError(FaultToleranceError, ValueError):
+    """A mistake of the user. The message is one line: what was given, and what is allowed."""
+
+
+class RankMonitorClientError(FaultToleranceError):
+    """A call of the client that can't be honoured; nothing was changed by it."""
+
+
+class NotUnderLauncherError(RankMonitorClientError):
+    """The client found no monitor because the script wasn't started with ``ft_launcher``."""
+
+
+class ProtocolError(FaultToleranceError):
+    """Bytes that aren't ours, or of another protocol version."""

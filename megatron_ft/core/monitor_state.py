@@ -1,0 +1,232 @@
+"""The judgement: from what the board says and what time it is, to what the monitor does next.
+
+Pure: no clock, no I/O. Times are nanoseconds of CLOCK_MONOTONIC.
+
+Rules
+-----
+* Every open section is judged by ``now - opened at``; an overdue outer section is a hang even if an inner
+  one is young. Only if none is open, ``now - last transition`` counts against the out-of-section timeout.
+* Heartbeat timeouts that the user set always apply. The default ones apply only to a rank that has sent a
+  heartbeat or has opened no section, so that a job with sections only isn't ended after the default hour.
+* During warm-up (see :func:`_is_warming_up`) "step" and the time out of section aren't judged.
+* A verdict is read twice, a moment apart, before it counts.
+* Time in which the whole node stood still isn't the rank's. The monitor can't see such time, but it notices
+  two signs of it: it wakes much later than it asked, or it receives SIGCONT. Either way the node may have
+  stood still at any moment since the last look, so all of that gap is taken off every interval.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from megatron_ft.core.board_layout import (
+    FLAG_INITIAL_IS_EXPLICIT,
+    FLAG_SUBSEQUENT_IS_EXPLICIT,
+    BoardSnapshot,
+)
+
+CONFIRM_AFTER_NS = 10_000_000
+"""From the first overdue reading to the second, which makes the verdict."""
+MIN_SLEEP_NS = 5_000_000
+"""Least sleep while nothing is overdue, so that absurdly small timeouts don't make a busy loop."""
+_MAX_TOLERANCE_NS = 100_000_000
+_MIN_TOLERANCE_NS = 20_000_000
+_MAX_GAPS = 64
+STEP = "step"
+
+
+class HangKind(enum.Enum):
+    """Which timeout was passed."""
+
+    SECTION = "section"
+    OUT_OF_SECTION = "out_of_section"
+    INITIAL_HEARTBEAT = "initial_heartbeat"
+    HEARTBEAT = "heartbeat"
+
+
+class Verdict(NamedTuple):
+    """A rank has made no progress for longer than it may."""
+
+    kind: HangKind
+    section: str | None
+    since_ns: int
+    """When the overdue interval began."""
+    elapsed_ns: int
+    """How long it has lasted, without the time in which the node stood still."""
+    timeout_ns: int
+    iteration: int | None
+    open_sections: tuple[str, ...]
+    """All that are open, outermost first."""
+
+
+class Step(enum.Enum):
+    """What the monitor does after a look."""
+
+    WATCH = "watch"
+    CONFIRM = "confirm"
+    END_RANK = "end_rank"
+    REST = "rest"
+
+
+class Look(NamedTuple):
+    """The outcome of one look."""
+
+    step: Step
+    next_look_ns: int | None
+    """When to look again at the latest; None: not before something else wakes the monitor."""
+    verdict: Verdict | None
+
+
+class _Interval(NamedTuple):
+    kind: HangKind
+    section: str | None
+    since_ns: int
+    timeout_ns: int
+
+
+class _Suspect(NamedTuple):
+    """An interval seen overdue once; only a second reading, not before this time, makes it a verdict."""
+
+    interval: _Interval
+    confirm_at_ns: int
+
+
+@dataclass
+class MonitorState:
+    """What the monitor remembers between two looks at one board."""
+
+    check_interval_ns: int
+    last_look_ns: int
+    asked_ns: int | None = None
+    gaps: list[tuple[int, int]] = field(default_factory=list)
+    """Spans in which the node may have stood still, in order, without overlap."""
+    suspect: _Suspect | None = None
+
+
+def look(state: MonitorState, board: BoardSnapshot, now_ns: int, *, was_stopped: bool = False) -> Look:
+    """Judge one snapshot, taken just before ``now_ns``; ``was_stopped``: a SIGCONT came since the last look.
+
+    Changes ``state``.
+    """
+    assert now_ns >= state.last_look_ns, (now_ns, state.last_look_ns)
+    smallest = _smallest_timeout(board)
+    _note_gap(state, smallest, now_ns, was_stopped)
+    state.last_look_ns = now_ns
+    if board.closing:
+        state.suspect = None
+        state.asked_ns = None
+        return Look(Step.REST, None, None)
+
+    nearest: int | None = None
+    overdue: tuple[int, _Interval] | None = None
+    for interval in _running_intervals(board):
+        deadline = interval.since_ns + interval.timeout_ns + _stood_still(state, interval.since_ns)
+        if now_ns >= deadline and (overdue is None or deadline < overdue[0]):
+            overdue = (deadline, interval)
+        if nearest is None or deadline < nearest:
+            nearest = deadline
+
+    if overdue is not None:
+        return _judge_overdue(state, board, overdue[1], now_ns)
+    state.suspect = None
+    bounds = [now_ns + state.check_interval_ns]
+    if smallest is not None:
+        bounds.append(now_ns + max(smallest, MIN_SLEEP_NS))
+    if nearest is not None:
+        bounds.append(nearest)
+    state.asked_ns = min(bounds)
+    return Look(Step.WATCH, state.asked_ns, None)
+
+
+def _judge_overdue(state: MonitorState, board: BoardSnapshot, interval: _Interval, now_ns: int) -> Look:
+    verdict = Verdict(
+        kind=interval.kind,
+        section=interval.section,
+        since_ns=interval.since_ns,
+        elapsed_ns=now_ns - interval.since_ns - _stood_still(state, interval.since_ns),
+        timeout_ns=interval.timeout_ns,
+        iteration=board.iteration,
+        open_sections=tuple(s.name for s in board.open_sections),
+    )
+    if state.suspect is None or state.suspect.interval != interval:
+        state.suspect = _Suspect(interval, now_ns + CONFIRM_AFTER_NS)
+    if now_ns >= state.suspect.confirm_at_ns:
+        return Look(Step.END_RANK, None, verdict)
+    state.asked_ns = state.suspect.confirm_at_ns
+    return Look(Step.CONFIRM, state.asked_ns, verdict)
+
+
+def _running_intervals(board: BoardSnapshot) -> Iterator[_Interval]:
+    """Everything that is being timed now and has a finite timeout."""
+    warming_up = _is_warming_up(board)
+    any_open = any_opened = False
+    for section in board.sections:
+        any_opened = any_opened or section.open_count > 0
+        if not section.opened_at_ns:
+            continue
+        any_open = True
+        if section.timeout_ns is not None and not (warming_up and section.name == STEP):
+            yield _Interval(HangKind.SECTION, section.name, section.opened_at_ns, section.timeout_ns)
+    if not any_open and not warming_up and board.out_of_section_timeout_ns is not None:
+        since = max(board.last_transition_ns, board.start_ns)
+        yield _Interval(HangKind.OUT_OF_SECTION, None, since, board.out_of_section_timeout_ns)
+
+    uses_heartbeats = board.heartbeats > 0 or not any_opened
+    if board.heartbeats == 0:
+        kind, since, timeout = HangKind.INITIAL_HEARTBEAT, board.start_ns, board.initial_heartbeat_timeout_ns
+        explicit = board.heartbeat_flags & FLAG_INITIAL_IS_EXPLICIT
+    else:
+        kind, since, timeout = HangKind.HEARTBEAT, board.last_heartbeat_ns, board.heartbeat_timeout_ns
+        explicit = board.heartbeat_flags & FLAG_SUBSEQUENT_IS_EXPLICIT
+    # a heartbeat's count is written before its stamp: no stamp yet is not "since the epoch"
+    if timeout is not None and (explicit or uses_heartbeats) and since:
+        yield _Interval(kind, None, since, timeout)
+
+
+def _is_warming_up(board: BoardSnapshot) -> bool:
+    """Whether the first iterations, which are slower (compilation, allocation), are still going on.
+
+    They end with the given number of reported iterations or with the first "step". A job that has neither
+    iterations nor a section "step" has no warm-up.
+    """
+    if board.warmup_iterations == 0 or board.iterations_seen >= board.warmup_iterations:
+        return False
+    steps = [section for section in board.sections if section.name == STEP]
+    if any(section.open_count for section in steps):
+        return False
+    return bool(steps) or board.iterations_seen > 0
+
+
+def _smallest_timeout(board: BoardSnapshot) -> int | None:
+    """The smallest finite timeout: nothing that starts after a look can be late before it is over."""
+    timeouts = [s.timeout_ns for s in board.sections]
+    timeouts += [
+        board.out_of_section_timeout_ns,
+        board.initial_heartbeat_timeout_ns,
+        board.heartbeat_timeout_ns,
+    ]
+    return min((t for t in timeouts if t is not None), default=None)
+
+
+def _note_gap(state: MonitorState, smallest: int | None, now_ns: int, was_stopped: bool) -> None:
+    """Remember the time since the last look as lost if the node may have stood still in it."""
+    # a busy node wakes us some milliseconds late: that isn't a stand-still, and must not delay a verdict
+    tolerance = _MAX_TOLERANCE_NS
+    if smallest is not None:
+        tolerance = min(max(smallest // 10, _MIN_TOLERANCE_NS), _MAX_TOLERANCE_NS)
+    late = 0 if state.asked_ns is None else now_ns - state.asked_ns
+    if (was_stopped or late > tolerance) and now_ns > state.last_look_ns:
+        state.gaps.append((state.last_look_ns, now_ns))
+        state.suspect = None
+        if len(state.gaps) > _MAX_GAPS:
+            # two oldest become one that also spans the time between them: errs towards patience
+            (start, _), (_, end) = state.gaps[:2]
+            state.gaps[:2] = [(start, end)]
+
+
+def _stood_still(state: MonitorState, since_ns: int) -> int:
+    """How much of the time from ``since_ns`` on lies in gaps."""
+    return sum(end - max(start, since_ns) for start, end in state.gaps if end > since_ns)

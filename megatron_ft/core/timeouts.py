@@ -1,0 +1,151 @@
+"""Timeouts in force, and how they are calculated from what was observed.
+
+The rule (the same for heartbeats and sections): per rank the longest observed interval, over ranks the
+maximum, times ``safety_factor``. If the current value was itself calculated, the new one is the mean of the
+two, an exponential moving average with weight 0.5, so that one slow checkpoint doesn't throw the timeout
+about; a value that came from the configuration is replaced. All values are seconds; ``None`` is infinite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from megatron_ft.core.errors import ConfigError
+
+__all__ = ["HeartbeatTimeouts", "SectionTimeouts", "calculate_timeout"]
+
+_EMA_WEIGHT = 0.5
+_STATE_KEY = "current_timeouts"
+OUT_OF_SECTION = "out_of_section"
+"""How the time in no section is called where a name is needed; a user's section may not have it."""
+
+
+@dataclass
+class HeartbeatTimeouts:
+    """Timeouts of the heartbeats API, in seconds; None is infinite."""
+
+    initial: float | None = None
+    """From the start of monitoring to the first heartbeat."""
+    subsequent: float | None = None
+    """Between two heartbeats."""
+    were_calculated: bool | None = None
+    """True: from observed intervals; False: from the configuration; None: not known."""
+
+    @property
+    def are_valid(self) -> bool:
+        """Both are set, so a hang at any time would be noticed."""
+        return self.initial is not None and self.subsequent is not None
+
+
+@dataclass
+class SectionTimeouts:
+    """Timeouts of the sections API, in seconds; None is infinite."""
+
+    section: Mapping[str, float | None] = field(default_factory=dict)
+    """Per section name."""
+    out_of_section: float | None = None
+    """While no section is open."""
+    calculated_sections: set[str] = field(default_factory=set)
+    """Names whose timeout was calculated from observed intervals."""
+    is_out_of_section_calculated: bool = False
+
+    def __post_init__(self) -> None:
+        self.calculated_sections = set(self.calculated_sections)
+
+    @property
+    def are_valid(self) -> bool:
+        """Every section and the time between them has a timeout."""
+        return self.out_of_section is not None and all(t is not None for t in self.section.values())
+
+    @property
+    def were_calculated(self) -> bool:
+        """Every section's and the out-of-section timeout came from observed intervals."""
+        return self.is_out_of_section_calculated and set(self.section) <= set(self.calculated_sections)
+
+
+def calculate_timeout(
+    *,
+    longest: float,
+    safety_factor: float,
+    current: float | None,
+    current_was_calculated: bool,
+    floor: float = 0.0,
+) -> float:
+    """The new timeout in seconds, from the longest interval over all ranks (seconds).
+
+    ``floor`` is the least value returned: five times a 20 ms step is no timeout, a page fault would kill.
+    """
+    assert longest >= 0.0, longest
+    fresh = safety_factor * longest
+    if current is not None and current_was_calculated:
+        fresh = _EMA_WEIGHT * current + (1.0 - _EMA_WEIGHT) * fresh
+    return max(fresh, floor)
+
+
+def state_to_dict(heartbeats: HeartbeatTimeouts | None, sections: SectionTimeouts | None) -> dict[str, Any]:
+    """The calculated timeouts only, JSON-serialisable, in the form that existing state files have."""
+    current: dict[str, Any] = {}
+    if heartbeats is not None and heartbeats.were_calculated:
+        current["heartbeat"] = {
+            "initial": heartbeats.initial,
+            "subsequent": heartbeats.subsequent,
+            "were_calculated": True,
+        }
+    if sections is not None and (sections.calculated_sections or sections.is_out_of_section_calculated):
+        names = sorted(sections.calculated_sections)
+        out_of_section = sections.out_of_section if sections.is_out_of_section_calculated else None
+        current["section"] = {
+            "section": {name: sections.section[name] for name in names},
+            "out_of_section": out_of_section,
+            "calculated_sections": names,
+            "is_out_of_section_calculated": sections.is_out_of_section_calculated,
+        }
+    return {_STATE_KEY: current}
+
+
+class CalculatedTimeouts(NamedTuple):
+    """What a state says: only values that were calculated, in seconds."""
+
+    heartbeats: tuple[float, float] | None
+    sections: dict[str, float]
+    out_of_section: float | None
+
+
+def state_from_dict(state: Mapping[str, Any]) -> CalculatedTimeouts:
+    """Read what :func:`state_to_dict` wrote. A state without calculated timeouts is fine.
+
+    Raises:
+        ConfigError: something isn't a positive number of seconds, or has the wrong type.
+    """
+    current = _mapping("the state", _mapping("the state", state).get(_STATE_KEY) or {})
+    heartbeats = None
+    pair = _mapping("'heartbeat'", current.get("heartbeat") or {})
+    if pair.get("were_calculated"):
+        heartbeats = (
+            _seconds("initial", pair.get("initial")),
+            _seconds("subsequent", pair.get("subsequent")),
+        )
+    part = _mapping("'section'", current.get("section") or {})
+    values = _mapping("'section'", part.get("section") or {})
+    names = part.get("calculated_sections") or []
+    if not isinstance(names, (list, tuple, set, frozenset)):
+        raise ConfigError(f"'calculated_sections' must be a list, not {type(names).__name__}")
+    sections = {str(name): _seconds(str(name), values.get(name)) for name in names}
+    out_of_section = None
+    if part.get("is_out_of_section_calculated"):
+        out_of_section = _seconds(OUT_OF_SECTION, part.get("out_of_section"))
+    return CalculatedTimeouts(heartbeats, sections, out_of_section)
+
+
+def _mapping(what: str, value: object) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{what} of learned timeouts must be a mapping, not {type(value).__name__}")
+    return value
+
+
+def _seconds(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 < value < float("inf"):
+        raise ConfigError(f"learned timeout {name!r} must be a positive number of seconds, got {value!r}")
+    return float(value)

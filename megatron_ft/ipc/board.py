@@ -1,0 +1,147 @@
+"""The progress board in memory: made by the monitor, mapped by the monitor, its rank and the launcher.
+
+The memory is a memfd whose pages are allocated before it is handed out: a node without memory gives an
+error when monitoring starts, never a SIGBUS in a rank. It has no name, and is gone with the last process that
+maps it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from megatron_ft.core import board_layout as layout
+from megatron_ft.core.board_layout import BoardSnapshot
+
+
+class RingEvent(NamedTuple):
+    """One entry of the event ring."""
+
+    at_ns: int
+    kind: int
+    section_index: int
+    value: int
+
+
+def create_memory() -> int:
+    """A zeroed memfd of the board's size, every page allocated.
+
+    Raises:
+        OSError: there is no memory for it.
+    """
+    fd = os.memfd_create("megatron_ft_board", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.posix_fallocate(fd, 0, layout.BOARD_BYTES)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+class Board:
+    """One mapped board. ``words`` is the live memory; what each word means stands in board_layout."""
+
+    def __init__(self, fd: int) -> None:
+        """Map the memory behind ``fd``, which stays the caller's.
+
+        Raises:
+            OSError, ValueError: it isn't a board's memory.
+        """
+        self._map = mmap.mmap(fd, layout.BOARD_BYTES, mmap.MAP_SHARED)
+        self.words: memoryview = memoryview(self._map).cast("Q")
+
+    def initialise(
+        self,
+        *,
+        cycle: int,
+        rank: int,
+        pid: int,
+        start_ns: int,
+        warmup_iterations: int,
+        timeouts: BoardTimeouts,
+        epoch: int = 0,
+    ) -> None:
+        """Fill a fresh board. The magic word is written last: a board without it isn't read."""
+        words = self.words
+        words[layout.W_MAGIC] = 0
+        for word in range(1, layout.SECTION_TABLE):
+            words[word] = 0
+        words[layout.W_CYCLE] = cycle
+        words[layout.W_RANK] = rank
+        words[layout.W_PID] = pid
+        words[layout.W_START] = start_ns
+        words[layout.W_LAST_TRANSITION] = start_ns
+        words[layout.W_WARMUP_ITERATIONS] = warmup_iterations
+        words[layout.W_EPOCH] = epoch
+        words[layout.W_INITIAL_HEARTBEAT_TIMEOUT] = layout.timeout_word(timeouts.initial_heartbeat)
+        words[layout.W_HEARTBEAT_TIMEOUT] = layout.timeout_word(timeouts.heartbeat)
+        words[layout.W_HEARTBEAT_FLAGS] = timeouts.heartbeat_flags
+        words[layout.W_OUT_OF_SECTION_TIMEOUT] = layout.timeout_word(timeouts.out_of_section)
+        for name, timeout in timeouts.sections.items():
+            self.add_section(name, timeout)
+        words[layout.W_TIMEOUTS_VERSION] = 1
+        words[layout.W_MAGIC] = layout.MAGIC
+
+    def add_section(self, name: str, timeout_s: float | None) -> int:
+        """Put one more section into the table and return its index; seconds, None is infinite.
+
+        Raises:
+            ValueError: the table is full.
+        """
+        index = self.words[layout.W_SECTION_COUNT]
+        if index >= layout.MAX_SECTIONS:
+            raise ValueError(f"section {name!r} is one too many: at most {layout.MAX_SECTIONS} are allowed")
+        at = layout.slot(index)
+        data = memoryview(layout.encode_name(name)).cast("Q")
+        for offset, word in enumerate(data):
+            self.words[at + offset] = word
+        self.words[at + layout.S_OPENED_AT] = 0
+        self.words[at + layout.S_OPEN_COUNT] = 0
+        self.words[at + layout.S_TIMEOUT] = layout.timeout_word(timeout_s)
+        # the count comes last: until then nobody reads the entry
+        self.words[layout.W_SECTION_COUNT] = index + 1
+        return int(index)
+
+    def snapshot(self) -> BoardSnapshot:
+        """Read everything but the ring.
+
+        Raises:
+            BoardDamagedError: a word can't be what its writer would have written.
+        """
+        raw = self.raw()
+        return layout.decode(raw, time.monotonic_ns())
+
+    def raw(self) -> bytes:
+        """A copy of the words before the ring, for ``board_layout.decode``."""
+        return self._map[: 8 * layout.RING]
+
+    def events(self, since_head: int = 0) -> Iterator[RingEvent]:
+        """Entries of the ring from number ``since_head`` on, as far as they are still there, oldest first."""
+        head = self.words[layout.W_RING_HEAD]
+        for number in range(max(since_head, head - layout.RING_EVENTS), head):
+            at = layout.RING + 2 * (number & layout.RING_MASK)
+            code = self.words[at + 1]
+            yield RingEvent(
+                at_ns=self.words[at],
+                kind=code >> layout.KIND_SHIFT,
+                section_index=(code >> layout.SECTION_SHIFT) & 0xFF,
+                value=code & layout.VALUE_MASK,
+            )
+
+    def close(self) -> None:
+        """Unmap; calling it again does nothing."""
+        self.words.release()
+        self._map.close()
+
+
+class BoardTimeouts(NamedTuple):
+    """The timeouts a fresh board begins with, in seconds; None is infinite."""
+
+    initial_heartbeat: float | None
+    heartbeat: float | None
+    heartbeat_flags: int
+    sections: Mapping[str, float | None]
+    out_of_section: float | None

@@ -1,0 +1,67 @@
+"""Starting a rank monitor: a new interpreter by argv, never a fork of a process that may hold torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+# Isolated (-I) and without site (-S): neither the user's PYTHONPATH, nor a file named json.py in his working
+# directory, nor anything a .pth file imports gets into the monitor. It needs the standard library and us.
+_BOOT = "import sys; sys.path.append(sys.argv.pop(1)); from megatron_ft.monitor.__main__ import main; main()"
+
+
+class AttachedRank(NamedTuple):
+    """What a replacement needs to go on where its predecessor stopped; the descriptors stay the caller's."""
+
+    board_fd: int
+    wake_fd: int
+    pidfd: int
+    pid: int
+    rank: int
+    cycle: int
+
+
+def spawn(
+    *,
+    listen_fd: int,
+    socket_path: str,
+    local_rank: int,
+    config: Mapping[str, Any],
+    launcher_fd: int | None = None,
+    log_dir: str | None = None,
+    run_id: str = "",
+    attached: AttachedRank | None = None,
+    env: Mapping[str, str] | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start the monitor of one local rank; it serves at once, because the caller already listens.
+
+    ``config`` is ``FaultToleranceConfig.to_dict()``. With ``launcher_fd`` (an end of a socket pair) it belongs
+    to a launcher: it reports there, ignores the terminal's signals, and if the launcher dies it ends its rank
+    and everything the rank started. Without one it just watches one rank until it is terminated.
+    """
+    package_parent = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    fds = [listen_fd]
+    argv = [sys.executable, "-I", "-S", "-c", _BOOT, package_parent]
+    argv += ["--listen-fd", str(listen_fd), "--socket", socket_path, "--local-rank", str(local_rank)]
+    argv += ["--config", json.dumps(config), "--run-id", run_id, "--parent", str(os.getpid())]
+    if launcher_fd is not None:
+        argv += ["--launcher-fd", str(launcher_fd)]
+        fds.append(launcher_fd)
+    if log_dir is not None:
+        argv += ["--log-dir", log_dir]
+    if attached is not None:
+        argv += ["--attached", json.dumps(attached._asdict())]
+        fds += [attached.board_fd, attached.wake_fd, attached.pidfd]
+    return subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL if launcher_fd is not None else None,
+        pass_fds=fds,
+        env=None if env is None else dict(env),
+        start_new_session=True,
+        close_fds=True,
+    )

@@ -1,0 +1,28 @@
+"""Two requests to the Linux kernel that the standard library has no call for."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+# loaded at import, because die_with_parent runs between fork and exec where nothing may be loaded
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def die_with_parent(number: int = signal.SIGKILL) -> None:
+    """Ask the kernel to send ``number`` to this process when the *thread* that made it ends."""
+    _prctl(_PR_SET_PDEATHSIG, number)
+
+
+def become_subreaper() -> None:
+    """Orphans below this process become its children instead of those of process 1."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, value, 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))

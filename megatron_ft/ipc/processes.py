@@ -1,0 +1,115 @@
+"""Processes as the kernel shows them: pidfds, /proc, process groups. Linux only.
+
+A process is signalled through a pidfd, or through the group of a child that isn't reaped yet: a bare number
+may belong to somebody else by now.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+
+class ProcessStat(NamedTuple):
+    """A few fields of /proc/<pid>/stat."""
+
+    pid: int
+    comm: str
+    state: str
+    parent: int
+    group: int
+    session: int
+
+
+def read_stat(pid: int) -> ProcessStat | None:
+    """What the kernel says of a process, or None if there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            raw = file.read()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # the name may hold anything, spaces and brackets included, so it ends at the last bracket
+    head, _, tail = raw.rpartition(b")")
+    fields = tail.split()
+    comm = head.partition(b"(")[2].decode(errors="replace")
+    return ProcessStat(pid, comm, fields[0].decode(), int(fields[1]), int(fields[2]), int(fields[3]))
+
+
+def all_processes() -> Iterator[ProcessStat]:
+    """Every process there is now."""
+    for name in os.listdir("/proc"):
+        if name.isdigit() and (stat := read_stat(int(name))) is not None:
+            yield stat
+
+
+def is_gone(pidfd: int) -> bool:
+    """Whether the process has ended (it may still wait to be reaped)."""
+    poller = select.poll()
+    poller.register(pidfd, select.POLLIN)
+    return bool(poller.poll(0))
+
+
+def wait_gone(pidfd: int, timeout_s: float) -> bool:
+    """Wait for the end of a process at most that long; whether it has ended."""
+    deadline = time.monotonic() + timeout_s
+    poller = select.poll()
+    poller.register(pidfd, select.POLLIN)
+    while True:
+        left = deadline - time.monotonic()
+        if poller.poll(max(0.0, left) * 1e3):
+            return True
+        if left <= 0:
+            return False
+
+
+def send_signal(pidfd: int, number: int) -> bool:
+    """Signal the process behind a pidfd; False if it is gone already."""
+    try:
+        signal.pidfd_send_signal(pidfd, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def group_members(group: int) -> list[ProcessStat]:
+    """Living processes of a process group (zombies only wait to be reaped and don't count)."""
+    return [stat for stat in all_processes() if stat.group == group and stat.state not in "ZX"]
+
+
+def carries(pid: int, marker: bytes) -> bool:
+    """Whether a process was started with ``marker`` in its environment."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return marker in file.read()
+    except OSError:
+        # gone, or another user's: not one of ours either way
+        return False
+
+
+def kill_matching(belongs: Callable[[ProcessStat], bool], timeout_s: float) -> list[ProcessStat]:
+    """SIGKILL every process that belongs, until none is left or the time is over; returns what is left."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        left = [stat for stat in all_processes() if stat.state not in "ZX" and belongs(stat)]
+        if not left or time.monotonic() > deadline:
+            return left
+        for stat in left:
+            _kill_if_still(stat, belongs)
+        time.sleep(0.01)
+
+
+def _kill_if_still(stat: ProcessStat, belongs: Callable[[ProcessStat], bool]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        pidfd = os.pidfd_open(stat.pid)
+        try:
+            # the number may have gone to another process since it was listed; the pidfd can't change any more
+            again = read_stat(stat.pid)
+            if again is not None and belongs(again):
+                send_signal(pidfd, signal.SIGKILL)
+        finally:
+            os.close(pidfd)

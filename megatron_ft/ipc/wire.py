@@ -1,0 +1,279 @@
+"""Messages between our own processes: length-prefixed JSON over a Unix socket, with file descriptors.
+
+A message is a JSON object behind a 4-byte big-endian length; it carries the protocol version, and says under
+``fds`` how many descriptors travel with it. Nothing is ever unpickled. Peers of other users are refused.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import json
+import os
+import select
+import socket
+import stat
+import struct
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from megatron_ft.core.errors import FaultToleranceError, ProtocolError
+
+PROTOCOL_VERSION = 1
+MAX_MESSAGE_BYTES = 1 << 20
+_LENGTH = struct.Struct(">I")
+_MAX_FDS = 8
+_PATH_LIMIT = 107  # sun_path of Linux, less the final zero
+_CHUNK = 1 << 16
+
+Message = dict[str, Any]
+
+
+class ChannelClosedError(FaultToleranceError):
+    """The peer is gone."""
+
+
+class Received(NamedTuple):
+    """A message and the descriptors that came with it; the receiver closes them."""
+
+    message: Message
+    fds: tuple[int, ...]
+
+
+def encode(message: Mapping[str, Any], fd_count: int = 0) -> bytes:
+    """The bytes of one message."""
+    body = json.dumps({"v": PROTOCOL_VERSION, "fds": fd_count, **message}, separators=(",", ":")).encode()
+    assert len(body) <= MAX_MESSAGE_BYTES, len(body)
+    return _LENGTH.pack(len(body)) + body
+
+
+class Decoder:
+    """Cuts a stream of bytes into messages."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Message]:
+        """Yield the messages that are whole now.
+
+        Raises:
+            ProtocolError: the bytes aren't ours; nothing after them can be read.
+        """
+        self._buffer += data
+        while len(self._buffer) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer)
+            if length > MAX_MESSAGE_BYTES:
+                raise ProtocolError(f"message of {length} bytes, at most {MAX_MESSAGE_BYTES} are allowed")
+            end = _LENGTH.size + length
+            if len(self._buffer) < end:
+                return
+            body = bytes(self._buffer[_LENGTH.size : end])
+            del self._buffer[:end]
+            yield _parse(body)
+
+
+def _parse(body: bytes) -> Message:
+    try:
+        message = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"message is not JSON: {error}") from None
+    if not isinstance(message, dict) or message.get("v") != PROTOCOL_VERSION:
+        raise ProtocolError(f"message is not of protocol version {PROTOCOL_VERSION}")
+    count = message.get("fds", 0)
+    if not isinstance(count, int) or not 0 <= count <= _MAX_FDS or not isinstance(message.get("type"), str):
+        raise ProtocolError("message has no valid 'type' or 'fds'")
+    return message
+
+
+class Channel:
+    """One end of a connection. Never blocks longer than asked."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._decoder = Decoder()
+        self._fds: deque[int] = deque()
+
+    def fileno(self) -> int:
+        """For ``select`` and ``poll``; -1 once closed."""
+        return self._sock.fileno()
+
+    def send(self, message: Mapping[str, Any], fds: Sequence[int] = (), *, timeout_s: float = 1.0) -> None:
+        """Send one message, waiting at most ``timeout_s`` for room.
+
+        Raises:
+            ChannelClosedError: the peer is gone, or took nothing for that long (the channel is closed then,
+                because half a message may be on its way).
+        """
+        data = memoryview(encode(message, len(fds)))
+        deadline = time.monotonic() + timeout_s
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        while data:
+            try:
+                sent = self._sock.sendmsg([data], ancillary, socket.MSG_NOSIGNAL)
+            except BlockingIOError:
+                if not _wait(self._sock, select.POLLOUT, deadline):
+                    self.close()
+                    raise ChannelClosedError("the peer takes no messages") from None
+                continue
+            except OSError as error:
+                self.close()
+                raise ChannelClosedError(f"the peer is gone ({error.strerror})") from None
+            data, ancillary = data[sent:], []
+
+    def receive(self) -> list[Received]:
+        """All messages that are whole now; an empty list if there are none.
+
+        Raises:
+            ChannelClosedError: the peer is gone and everything it sent was returned before.
+            ProtocolError: the peer doesn't speak our protocol; the channel is closed.
+        """
+        received: list[Received] = []
+        while True:
+            try:
+                data, ancillary, _, _ = self._sock.recvmsg(
+                    _CHUNK, socket.CMSG_SPACE(_MAX_FDS * 4), socket.MSG_CMSG_CLOEXEC
+                )
+            except BlockingIOError:
+                return received
+            except OSError:
+                data, ancillary = b"", []
+            self._keep_fds(ancillary)
+            if not data:
+                if received:
+                    return received
+                self.close()
+                raise ChannelClosedError("the peer is gone")
+            try:
+                for message in self._decoder.feed(data):
+                    received.append(Received(message, self._take_fds(message["fds"])))
+            except ProtocolError:
+                for item in received:
+                    close_fds(item.fds)
+                self.close()
+                raise
+
+    def wait_message(self, timeout_s: float) -> Received:
+        """The next message, waited for. Only for peers that send one message at a time.
+
+        Raises:
+            ChannelClosedError: the peer is gone.
+            ProtocolError: it doesn't speak our protocol.
+            TimeoutError: nothing came for ``timeout_s`` seconds.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            received = self.receive()
+            if received:
+                assert len(received) == 1, received
+                return received[0]
+            if not _wait(self._sock, select.POLLIN, deadline):
+                raise TimeoutError(f"no answer for {timeout_s:g} s")
+
+    def close(self) -> None:
+        """Close the connection and descriptors that nobody took; calling it again does nothing."""
+        close_fds(self._fds)
+        self._fds.clear()
+        self._sock.close()
+
+    def _keep_fds(self, ancillary: list[tuple[int, int, bytes]]) -> None:
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                numbers = array.array("i")
+                numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
+                self._fds.extend(numbers)
+
+    def _take_fds(self, count: int) -> tuple[int, ...]:
+        if count > len(self._fds):
+            raise ProtocolError(f"message announces {count} descriptors, {len(self._fds)} came")
+        return tuple(self._fds.popleft() for _ in range(count))
+
+
+def close_fds(fds: Sequence[int] | deque[int]) -> None:
+    """Close descriptors; those already closed are passed over."""
+    for fd in fds:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+
+
+def listen(path: str, backlog: int = 128) -> socket.socket:
+    """A listening socket at ``path``, mode 0600, inheritable by nobody. A dead socket there is replaced.
+
+    Raises:
+        OSError: the path can't be used; anything but a socket at the path is left alone.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISSOCK(os.lstat(path).st_mode):
+            os.unlink(path)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        # on Linux the unbound socket's mode becomes the file's: at no moment is it wider
+        os.fchmod(sock.fileno(), 0o600)
+        with _short_path(path) as short:
+            sock.bind(short)
+        sock.listen(backlog)
+        sock.setblocking(False)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def connect(path: str, timeout_s: float) -> Channel:
+    """Connect to a listening socket of our own user.
+
+    Raises:
+        OSError: nobody listens there, or not within ``timeout_s`` seconds.
+        ProtocolError: the listener belongs to another user.
+    """
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        sock.settimeout(timeout_s)
+        with _short_path(path) as short:
+            sock.connect(short)
+        check_peer(sock)
+    except (OSError, ProtocolError):
+        sock.close()
+        raise
+    return Channel(sock)
+
+
+def check_peer(sock: socket.socket) -> int:
+    """The process id of the peer, as the kernel knows it.
+
+    Raises:
+        ProtocolError: the peer runs as another user (root may connect to anybody).
+    """
+    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, uid, _ = struct.unpack("3i", raw)
+    if uid not in (0, os.geteuid()):
+        raise ProtocolError(f"peer runs as user {uid}, expected {os.geteuid()}")
+    return int(pid)
+
+
+@contextlib.contextmanager
+def _short_path(path: str) -> Iterator[str]:
+    """A name for ``path`` that fits the kernel's limit for socket addresses, whatever its length."""
+    if len(os.fsencode(path)) <= _PATH_LIMIT:
+        yield path
+        return
+    directory, name = os.path.split(os.path.abspath(path))
+    fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{fd}/{name}"
+    finally:
+        os.close(fd)
+
+
+def _wait(sock: socket.socket, event: int, deadline: float) -> bool:
+    """Wait until ``event`` or the deadline (time.monotonic seconds); whether the event came."""
+    poller = select.poll()
+    poller.register(sock, event)
+    while True:
+        left = deadline - time.monotonic()
+        if poller.poll(max(0.0, left) * 1e3):
+            return True
+        if left <= 0:
+            return False

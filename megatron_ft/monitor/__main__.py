@@ -1,0 +1,85 @@
+"""``python -m megatron_ft.monitor``: the rank monitor, one process per rank. Started by ``ft_launcher``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+from megatron_ft.ipc.event_log import EventLog, NullEventLog
+from megatron_ft.ipc.wire import Channel
+from megatron_ft.monitor import settings as command_line
+from megatron_ft.monitor.reports import Reports
+from megatron_ft.monitor.service import MonitorService
+
+
+def main() -> None:
+    """Read the command line and serve."""
+    if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
+        print("The rank monitor is started by ft_launcher, or by RankMonitorServer.run_in_subprocess.")
+        raise SystemExit(2)
+    settings = command_line.parse(sys.argv[1:])
+    parent_pidfd = _parent_pidfd(settings.parent)
+    signal_fd = _route_signals()
+    _name_process(f"ft_monitor_{settings.local_rank}")
+    reports = Reports(_open_log(settings), _channel(settings), settings.local_rank)
+    MonitorService(settings, reports, signal_fd, parent_pidfd).run()
+
+
+def _parent_pidfd(parent: int) -> int:
+    """A descriptor that becomes readable when the process that started us ends, at once if it has already."""
+    pidfd = os.pidfd_open(os.getppid())
+    if os.getppid() == parent:
+        return pidfd
+    # it died before we could watch it, and we belong to somebody else: the same as an end seen later
+    os.close(pidfd)
+    ended, writer = os.pipe2(os.O_CLOEXEC)
+    os.close(writer)
+    return ended
+
+
+def _route_signals() -> int:
+    """Make the signals we act on readable from a descriptor, so that the loop has one place to wait."""
+    read_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
+    # a launcher may be given minutes to end its ranks by SIGTERM: their monitors stay until it says stop
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCONT):
+        signal.signal(number, lambda _number, _frame: None)
+    return read_fd
+
+
+def _name_process(name: str) -> None:
+    try:
+        with open("/proc/self/comm", "w") as file:
+            file.write(name)
+    except OSError:
+        pass  # only a nicer name in ps
+
+
+def _open_log(settings: command_line.Settings) -> EventLog:
+    if settings.log_dir is None:
+        return NullEventLog()
+    try:
+        return EventLog.open(
+            settings.log_dir,
+            role="monitor",
+            run_id=settings.run_id,
+            name=f"local{settings.local_rank}",
+            local_rank=settings.local_rank,
+        )
+    except OSError as error:
+        # watching the rank matters more than writing about it
+        print(f"megatron_ft: no event log of monitor {settings.local_rank}: {error}", file=sys.stderr)
+        return NullEventLog()
+
+
+def _channel(settings: command_line.Settings) -> Channel | None:
+    if settings.launcher_fd is None:
+        return None
+    import socket
+
+    return Channel(socket.socket(fileno=settings.launcher_fd))
+
+
+if __name__ == "__main__":
+    main()

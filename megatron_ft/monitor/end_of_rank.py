@@ -1,0 +1,65 @@
+"""Ending a rank: a hung one, step by step; all that is left of one whose launcher has died, at once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+
+from megatron_ft.ipc.processes import ProcessStat, carries, kill_matching, send_signal
+
+GRACE_S = 5.0
+"""From the termination signal to SIGKILL, and from SIGKILL to the complaint that it had no effect."""
+_SWEEP_S = 4.0
+
+
+class Ending:
+    """SIGCONT and the termination signal now, SIGKILL after the grace; ``advance`` never waits."""
+
+    def __init__(self, pidfd: int, first_signal: signal.Signals) -> None:
+        self._pidfd = pidfd
+        self._next = first_signal
+        self._killed = False
+        self.due_at: float | None = time.monotonic()
+
+    def advance(self) -> list[signal.Signals]:
+        """Send what is due now and return it; an empty list means that even SIGKILL has had no effect."""
+        if self._killed:
+            self.due_at = None
+            return []
+        number = self._next
+        # a signal stays pending in a stopped process: it must go on to die of any but SIGKILL
+        sent = [signal.SIGCONT, number]
+        for each in sent:
+            send_signal(self._pidfd, each)
+        self._killed = number == signal.SIGKILL
+        self._next = signal.SIGKILL
+        self.due_at = time.monotonic() + GRACE_S
+        return sent
+
+
+def end_orphans(socket_path: str, group: int | None) -> list[ProcessStat]:
+    """End all that the rank of this monitor started, after its launcher has died; returns what is left.
+
+    The rank itself dies of its parent-death signal; its data-loader workers and checkpoint writers don't.
+    They are known by the process group, and by the monitor's socket in the environment they inherited (its
+    path is unpredictable, so nobody else has it).
+    """
+    marker = f"FT_RANK_MONITOR_IPC_SOCKET={socket_path}".encode()
+    own = os.getpid()
+
+    def belongs(stat: ProcessStat) -> bool:
+        return stat.pid != own and (stat.group == group or carries(stat.pid, marker))
+
+    return kill_matching(belongs, _SWEEP_S)
+
+
+def remove_run_directory(socket_path: str) -> None:
+    """Remove this monitor's socket, the dead launcher's, and the directory if we are the last to leave."""
+    directory = os.path.dirname(socket_path)
+    for path in (socket_path, os.path.join(directory, "launcher.sock")):
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+    with contextlib.suppress(OSError):
+        os.rmdir(directory)

@@ -1,0 +1,84 @@
+"""Ranks that connect: who they are, and whether they may have this monitor."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from typing import NamedTuple
+
+from megatron_ft.core.errors import ProtocolError
+from megatron_ft.ipc.processes import is_gone
+from megatron_ft.ipc.wire import Channel, check_peer
+
+PATIENCE_S = 5.0
+"""How long a connection may stay silent before it is closed."""
+_MAX_RANK = 10**7
+_MAX_CYCLE = 2**62
+
+
+class Caller(NamedTuple):
+    """A connection that hasn't said hello yet. Its identity is what the kernel says, never what it says."""
+
+    channel: Channel
+    pid: int
+    pidfd: int
+    give_up_at: float
+
+
+class Hello(NamedTuple):
+    """What a rank says of itself."""
+
+    cycle: int
+    rank: int
+    warmup_iterations: int
+
+
+def accept(listener: socket.socket) -> Caller | None:
+    """Accept one connection; None if it went away or belongs to another user."""
+    try:
+        sock, _ = listener.accept()
+    except OSError:
+        return None  # it went away between the wake-up and now
+    try:
+        pid = check_peer(sock)
+        pidfd = os.pidfd_open(pid)
+    except (ProtocolError, OSError):
+        sock.close()
+        return None
+    return Caller(Channel(sock), pid, pidfd, time.monotonic() + PATIENCE_S)
+
+
+def parse(message: dict[str, object]) -> Hello:
+    """Check a hello.
+
+    Raises:
+        ProtocolError: it isn't one.
+    """
+    if message["type"] != "hello":
+        raise ProtocolError(f"expected a hello, got {message['type']!r}")
+    return Hello(
+        cycle=_number(message, "cycle", _MAX_CYCLE),
+        rank=_number(message, "rank", _MAX_RANK),
+        warmup_iterations=_number(message, "warmup_iterations", _MAX_CYCLE),
+    )
+
+
+def refusal(hello: Hello, *, pid: int, pidfd: int, cycle: int, closing: bool) -> str | None:
+    """Why a hello is refused while another rank is attached; None if it isn't.
+
+    A higher cycle wins: its predecessor is on its way out. In the same cycle the first one wins as long as it
+    lives and hasn't said goodbye.
+    """
+    if hello.cycle < cycle:
+        return f"cycle {hello.cycle} is over, this monitor watches cycle {cycle}"
+    if hello.cycle > cycle or closing or is_gone(pidfd):
+        return None
+    return f"process {pid} of cycle {cycle} is connected already"
+
+
+def _number(message: dict[str, object], name: str, limit: int) -> int:
+    value = message.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= limit:
+        raise ProtocolError(f"hello has {name}={value!r}")
+    return value

@@ -1,0 +1,113 @@
+"""What a monitor tells: to its launcher, if it has one, and to its own event log."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from megatron_ft.core.board_layout import BoardSnapshot
+from megatron_ft.core.errors import ProtocolError
+from megatron_ft.core.monitor_state import Verdict
+from megatron_ft.ipc.event_log import EventLog
+from megatron_ft.ipc.monitor_process import AttachedRank
+from megatron_ft.ipc.processes import read_stat
+from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received
+from megatron_ft.monitor.watched_rank import WatchedRank, seconds
+
+
+class Reports:
+    """Sends and writes; a launcher that is gone or takes nothing is never waited for longer than a second."""
+
+    def __init__(self, log: EventLog, launcher: Channel | None, local_rank: int) -> None:
+        self._log = log
+        self._launcher = launcher
+        self._local_rank = local_rank
+        self.launcher_is_gone = False
+
+    def tell(self, message_type: str, fds: Sequence[int] = (), /, **fields: Any) -> None:
+        """Send one message to the launcher."""
+        if self._launcher is None or self.launcher_is_gone:
+            return
+        try:
+            self._launcher.send({"type": message_type, "local_rank": self._local_rank, **fields}, fds)
+        except ChannelClosedError:
+            self.launcher_is_gone = True
+
+    def from_launcher(self) -> list[Received]:
+        """Messages of the launcher; sets ``launcher_is_gone`` when it is."""
+        assert self._launcher is not None
+        try:
+            return self._launcher.receive()
+        except (ChannelClosedError, ProtocolError):
+            self.launcher_is_gone = True
+            return []
+
+    def write(self, ev: str, /, **fields: Any) -> None:
+        """Write one record to the event log only."""
+        self._log.write(ev, **fields)
+
+    def warn(self, text: str) -> None:
+        """Something a person should know: in the log and on the launcher's output."""
+        self._log.write("warning", text=text)
+        self.tell("warning", text=text)
+
+    def attached(self, attached: AttachedRank) -> None:
+        """A rank is watched from now on; the launcher gets what a replacement monitor would need."""
+        who = {"rank": attached.rank, "cycle": attached.cycle, "pid": attached.pid}
+        self._log.write("attached", **who)
+        self.tell("attached", (attached.board_fd, attached.wake_fd, attached.pidfd), **who)
+
+    def verdict(self, attached: AttachedRank, verdict: Verdict, at_ns: int) -> None:
+        """A rank hangs; said before it is signalled."""
+        stat = read_stat(attached.pid)
+        facts: dict[str, Any] = {
+            "rank": attached.rank,
+            "cycle": attached.cycle,
+            "pid": attached.pid,
+            "kind": verdict.kind.value,
+            "section": verdict.section,
+            "since_ns": verdict.since_ns,
+            "elapsed_s": verdict.elapsed_ns / 1e9,
+            "timeout_s": verdict.timeout_ns / 1e9,
+            "iteration": verdict.iteration,
+            "open_sections": list(verdict.open_sections),
+            "state": None if stat is None else stat.state,
+            "at_ns": at_ns,
+        }
+        self._log.write("verdict", **facts)
+        self.tell("verdict", **facts)
+
+    def news(self, watched: WatchedRank, snapshot: BoardSnapshot) -> None:
+        """Log what the board shows for the first time: new timeouts, the first iteration of the cycle."""
+        attached = watched.attached
+        if snapshot.timeouts_version != watched.logged_timeouts_version:
+            watched.logged_timeouts_version = snapshot.timeouts_version
+            self._log.write(
+                "timeouts",
+                rank=attached.rank,
+                cycle=attached.cycle,
+                version=snapshot.timeouts_version,
+                initial_heartbeat=seconds(snapshot.initial_heartbeat_timeout_ns),
+                heartbeat=seconds(snapshot.heartbeat_timeout_ns),
+                sections={s.name: seconds(s.timeout_ns) for s in snapshot.sections},
+                out_of_section=seconds(snapshot.out_of_section_timeout_ns),
+            )
+        if snapshot.first_iteration_at_ns and not watched.logged_first_iteration:
+            watched.logged_first_iteration = True
+            self._log.write(
+                "first_iteration",
+                rank=attached.rank,
+                cycle=attached.cycle,
+                iteration=snapshot.first_iteration,
+                at_ns=snapshot.first_iteration_at_ns,
+            )
+
+    def rank_gone(self, attached: AttachedRank, snapshot: BoardSnapshot | None) -> None:
+        """Log where a rank was when it ended."""
+        facts: dict[str, Any] = {"rank": attached.rank, "cycle": attached.cycle, "pid": attached.pid}
+        if snapshot is not None:
+            facts["iteration"] = snapshot.iteration
+            facts["open_sections"] = [s.name for s in snapshot.open_sections]
+            facts["last_transition_ns"] = snapshot.last_transition_ns
+            facts["shut_down"] = snapshot.closing
+        self._log.write("rank_gone", **facts)

@@ -1,0 +1,282 @@
+"""The monitor's loop: sleeps in one poll until something can be late or something happens."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Mapping
+
+from megatron_ft.core.board_layout import BoardDamagedError
+from megatron_ft.core.errors import ProtocolError
+from megatron_ft.core.monitor_state import Step
+from megatron_ft.ipc.monitor_process import AttachedRank
+from megatron_ft.ipc.wire import ChannelClosedError
+from megatron_ft.monitor import hello
+from megatron_ft.monitor.end_of_rank import Ending, end_orphans, remove_run_directory
+from megatron_ft.monitor.hello import Caller
+from megatron_ft.monitor.reports import Reports
+from megatron_ft.monitor.settings import Settings
+from megatron_ft.monitor.watched_rank import WatchedRank
+
+_MAX_CALLERS = 16
+_DAMAGED_AGAIN_NS = 100_000_000
+
+
+class MonitorService:
+    """Watches one rank at a time, cycle after cycle, until it is told to stop or its parent dies."""
+
+    def __init__(self, settings: Settings, reports: Reports, signal_fd: int, parent_pidfd: int) -> None:
+        self._settings = settings
+        self._reports = reports
+        self._signal_fd = signal_fd
+        self._parent_pidfd = parent_pidfd
+        self._listener = socket.socket(fileno=settings.listen_fd)
+        self._callers: dict[int, Caller] = {}
+        self._watched: WatchedRank | None = None
+        self._ending: Ending | None = None
+        self._next_look_ns: int | None = None
+        self._group: int | None = None
+        self._running = True
+
+    def run(self) -> None:
+        """Serve until stopped."""
+        if self._settings.attached is not None:
+            self._watch(WatchedRank.take_over(self._settings.attached, self._settings.config))
+        while self._running:
+            for fd, _ in self._poller().poll(self._timeout_ms()):
+                self._handle(fd)
+            if self._reports.launcher_is_gone:
+                self._launcher_is_gone()
+            self._forget_silent_callers()
+            self._act_in_time()
+        self._stop()
+
+    def _poller(self) -> select.poll:
+        poller = select.poll()
+        fds = [self._signal_fd, self._parent_pidfd, self._listener.fileno(), *self._callers]
+        if self._settings.launcher_fd is not None:
+            fds.append(self._settings.launcher_fd)
+        if self._watched is not None:
+            fds += [self._watched.attached.pidfd, self._watched.attached.wake_fd]
+        for fd in fds:
+            poller.register(fd, select.POLLIN)
+        return poller
+
+    def _timeout_ms(self) -> float | None:
+        now = time.monotonic()
+        times = [caller.give_up_at for caller in self._callers.values()]
+        if self._ending is not None and self._ending.due_at is not None:
+            times.append(self._ending.due_at)
+        if self._next_look_ns is not None:
+            times.append(self._next_look_ns / 1e9)
+        return max(0.0, min(times) - now) * 1e3 if times else None
+
+    def _handle(self, fd: int) -> None:
+        if fd == self._signal_fd:
+            self._take_signals()
+        elif fd == self._settings.launcher_fd:
+            if any(received.message["type"] == "stop" for received in self._reports.from_launcher()):
+                self._running = False
+        elif fd == self._parent_pidfd:
+            self._reports.launcher_is_gone = True
+        elif fd == self._listener.fileno():
+            self._accept()
+        elif fd in self._callers:
+            self._hear(self._callers[fd])
+        elif self._watched is not None and fd == self._watched.attached.wake_fd:
+            os.eventfd_read(fd)
+            self._next_look_ns = time.monotonic_ns()
+        elif self._watched is not None and fd == self._watched.attached.pidfd:
+            self._rank_is_gone()
+
+    def _take_signals(self) -> None:
+        for number in os.read(self._signal_fd, 64):
+            if number == signal.SIGCONT and self._watched is not None:
+                self._watched.was_stopped = True
+                self._next_look_ns = time.monotonic_ns()
+            elif number in (signal.SIGTERM, signal.SIGINT) and self._settings.launcher_fd is None:
+                self._running = False
+
+    def _accept(self) -> None:
+        if len(self._callers) >= _MAX_CALLERS:
+            self._dismiss(next(iter(self._callers.values())))
+        caller = hello.accept(self._listener)
+        if caller is not None:
+            self._callers[caller.channel.fileno()] = caller
+
+    def _hear(self, caller: Caller) -> None:
+        try:
+            received = caller.channel.receive()
+            if not received:
+                return
+            greeting = hello.parse(received[0].message)
+        except (ChannelClosedError, ProtocolError) as error:
+            if isinstance(error, ProtocolError):
+                self._reports.warn(f"refused a connection of process {caller.pid}: {error}")
+            self._dismiss(caller)
+            return
+        reason = self._why_not(greeting)
+        if reason is not None:
+            self._answer(caller, {"type": "refused", "reason": reason})
+            self._dismiss(caller)
+            return
+        self._welcome(caller, greeting)
+
+    def _why_not(self, greeting: hello.Hello) -> str | None:
+        if self._watched is None:
+            return None
+        attached = self._watched.attached
+        snapshot = self._watched.final_snapshot()
+        return hello.refusal(
+            greeting,
+            pid=attached.pid,
+            pidfd=attached.pidfd,
+            cycle=attached.cycle,
+            closing=snapshot is not None and snapshot.closing,
+        )
+
+    def _welcome(self, caller: Caller, greeting: hello.Hello) -> None:
+        pidfd = os.dup(caller.pidfd)
+        try:
+            watched = WatchedRank.attach(
+                self._settings.config,
+                pid=caller.pid,
+                pidfd=pidfd,
+                rank=greeting.rank,
+                cycle=greeting.cycle,
+                warmup_iterations=greeting.warmup_iterations,
+            )
+        except OSError as error:
+            os.close(pidfd)
+            reason = f"no memory for the progress board ({error.strerror})"
+            self._reports.warn(reason)
+            self._answer(caller, {"type": "refused", "reason": reason})
+            self._dismiss(caller)
+            return
+        self._leave_rank()
+        self._watch(watched)
+        # the launcher first: a rank that is welcomed can be taken over from then on
+        self._reports.attached(watched.attached)
+        welcome = {
+            "type": "welcome",
+            "config": self._settings.config.to_dict(),
+            "log_dir": self._settings.log_dir,
+            "run_id": self._settings.run_id,
+        }
+        self._answer(caller, welcome, (watched.attached.board_fd, watched.attached.wake_fd))
+        self._dismiss(caller)
+
+    def _answer(self, caller: Caller, message: Mapping[str, object], fds: tuple[int, ...] = ()) -> None:
+        try:
+            caller.channel.send(message, fds)
+        except ChannelClosedError:
+            pass  # it died meanwhile; its pidfd tells the rest
+
+    def _dismiss(self, caller: Caller) -> None:
+        self._callers.pop(caller.channel.fileno(), None)
+        for fd in [fd for fd, known in self._callers.items() if known is caller]:
+            del self._callers[fd]  # the channel was closed by an error and has no number any more
+        caller.channel.close()
+        os.close(caller.pidfd)
+
+    def _forget_silent_callers(self) -> None:
+        now = time.monotonic()
+        for caller in [c for c in self._callers.values() if now >= c.give_up_at]:
+            self._dismiss(caller)
+
+    def _watch(self, watched: WatchedRank) -> None:
+        self._watched = watched
+        self._next_look_ns = time.monotonic_ns()
+        self._group = _group_of(watched.attached)
+
+    def _act_in_time(self) -> None:
+        if self._ending is not None:
+            self._go_on_ending(self._ending)
+        elif (
+            self._watched is not None
+            and self._next_look_ns is not None
+            and time.monotonic_ns() >= self._next_look_ns
+        ):
+            self._look(self._watched)
+
+    def _look(self, watched: WatchedRank) -> None:
+        try:
+            reading = watched.read()
+        except BoardDamagedError:
+            self._next_look_ns = time.monotonic_ns() + _DAMAGED_AGAIN_NS  # it is being written over right now
+            return
+        if reading.damage is not None:
+            self._reports.warn(
+                f"the progress board of rank {watched.attached.rank} was damaged ({reading.damage}); it was"
+                " renewed, and what was open is judged again from the rank's next section event"
+            )
+        self._reports.news(watched, reading.snapshot)
+        self._next_look_ns = reading.outcome.next_look_ns
+        if reading.outcome.step is Step.END_RANK:
+            assert reading.outcome.verdict is not None
+            self._reports.verdict(watched.attached, reading.outcome.verdict, time.monotonic_ns())
+            self._ending = Ending(watched.attached.pidfd, self._settings.config.rank_termination_signal)
+            self._go_on_ending(self._ending)
+
+    def _go_on_ending(self, ending: Ending) -> None:
+        if ending.due_at is None or time.monotonic() < ending.due_at:
+            return
+        assert self._watched is not None
+        attached = self._watched.attached
+        sent = ending.advance()
+        for number in sent:
+            fields = {"pid": attached.pid, "signal": number.name, "at_ns": time.monotonic_ns()}
+            self._reports.write("signalled", rank=attached.rank, cycle=attached.cycle, **fields)
+            self._reports.tell("signalled", **fields)
+        if not sent:
+            self._reports.warn(f"rank {attached.rank} (process {attached.pid}) did not end by SIGKILL")
+
+    def _rank_is_gone(self) -> None:
+        assert self._watched is not None
+        attached, snapshot = self._watched.attached, self._watched.final_snapshot()
+        if snapshot is not None:
+            self._reports.news(self._watched, snapshot)
+        self._reports.rank_gone(attached, snapshot)
+        self._leave_rank()
+
+    def _leave_rank(self) -> None:
+        if self._watched is not None:
+            self._watched.rest()
+            self._watched.close()
+        self._watched = None
+        self._ending = None
+        self._next_look_ns = None
+
+    def _launcher_is_gone(self) -> None:
+        self._running = False
+        if self._settings.launcher_fd is None:
+            return
+        self._reports.write("launcher_gone")
+        left = end_orphans(self._settings.socket_path, self._group)
+        if left:
+            self._reports.write("warning", text=f"processes {[s.pid for s in left]} did not end by SIGKILL")
+        remove_run_directory(self._settings.socket_path)
+
+    def _stop(self) -> None:
+        self._leave_rank()
+        for caller in list(self._callers.values()):
+            self._dismiss(caller)
+        self._listener.close()
+        if self._settings.launcher_fd is None:
+            try:
+                os.unlink(self._settings.socket_path)
+            except OSError:
+                pass  # somebody tidied up before us
+
+
+def _group_of(attached: AttachedRank) -> int | None:
+    """The rank's process group, unless it shares it with its launcher, as a process started by hand may."""
+    try:
+        group = os.getpgid(attached.pid)
+        shared = {os.getpgid(os.getppid()), os.getpgrp()}
+    except ProcessLookupError:
+        return None
+    return None if group in shared else group

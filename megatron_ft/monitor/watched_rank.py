@@ -1,0 +1,161 @@
+"""One rank in one cycle, as its monitor holds it: the board, the pidfd, and what is remembered of both."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import NamedTuple
+
+from megatron_ft.core import board_layout as layout
+from megatron_ft.core.board_layout import BoardDamagedError, BoardSnapshot
+from megatron_ft.core.config import ConfigValues
+from megatron_ft.core.monitor_state import Look, MonitorState, Step, look
+from megatron_ft.ipc.board import Board, BoardTimeouts, create_memory
+from megatron_ft.ipc.monitor_process import AttachedRank
+
+
+class Reading(NamedTuple):
+    """A judged look: the snapshot, what follows from it, and why the board had to be renewed if it had."""
+
+    snapshot: BoardSnapshot
+    outcome: Look
+    damage: str | None
+
+
+class WatchedRank:
+    """Owns the descriptors of one attached rank."""
+
+    def __init__(self, attached: AttachedRank, config: ConfigValues, *, start_ns: int) -> None:
+        self.attached = attached
+        self._config = config
+        self.board = Board(attached.board_fd)
+        self.state = MonitorState(
+            check_interval_ns=round(config.workload_check_interval * 1e9), last_look_ns=start_ns
+        )
+        self.was_stopped = False
+        self.logged_timeouts_version = 0
+        self.logged_first_iteration = False
+        self.last_good: BoardSnapshot | None = None
+
+    @classmethod
+    def attach(
+        cls, config: ConfigValues, *, pid: int, pidfd: int, rank: int, cycle: int, warmup_iterations: int
+    ) -> WatchedRank:
+        """Make a fresh board for a rank that said hello.
+
+        Raises:
+            OSError: there is no memory for a board.
+        """
+        start_ns = time.monotonic_ns()
+        board_fd = create_memory()
+        wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        watched = cls(AttachedRank(board_fd, wake_fd, pidfd, pid, rank, cycle), config, start_ns=start_ns)
+        watched.board.initialise(
+            cycle=cycle,
+            rank=rank,
+            pid=pid,
+            start_ns=start_ns,
+            warmup_iterations=warmup_iterations,
+            timeouts=configured_timeouts(config),
+        )
+        return watched
+
+    @classmethod
+    def take_over(cls, attached: AttachedRank, config: ConfigValues) -> WatchedRank:
+        """Go on with the board of a monitor that died or stood still."""
+        watched = cls(attached, config, start_ns=time.monotonic_ns())
+        words = watched.board.words
+        now = time.monotonic_ns()
+        # if nobody looked when somebody should have, the node may have stood still; look() allows for it
+        if 0 < words[layout.W_LAST_LOOK] <= now:
+            watched.state.last_look_ns = words[layout.W_LAST_LOOK]
+            if words[layout.W_NEXT_LOOK] != layout.NO_TIMEOUT:
+                watched.state.asked_ns = words[layout.W_NEXT_LOOK]
+        return watched
+
+    def read(self) -> Reading:
+        """Take one snapshot and judge it. A board that can't be right is renewed first, never judged."""
+        damage = None
+        try:
+            snapshot, now = self._snapshot()
+        except BoardDamagedError as error:
+            damage = str(error)
+            self._renew()
+            snapshot, now = self._snapshot()
+        outcome = look(self.state, snapshot, now, was_stopped=self.was_stopped)
+        self.was_stopped = False
+        self.last_good = snapshot
+        words = self.board.words
+        words[layout.W_LAST_LOOK] = now
+        resting = outcome.step in (Step.REST, Step.END_RANK)
+        words[layout.W_NEXT_LOOK] = layout.NO_TIMEOUT if resting else outcome.next_look_ns or now
+        return Reading(snapshot, outcome, damage)
+
+    def final_snapshot(self) -> BoardSnapshot | None:
+        """What the board says after its rank has ended; the last good reading if it is damaged by now."""
+        try:
+            self.last_good, _ = self._snapshot()
+        except BoardDamagedError:
+            pass  # a dying rank may have written anything; what was read before still holds
+        return self.last_good
+
+    def rest(self) -> None:
+        """Say on the board that nobody need wait for another look."""
+        self.board.words[layout.W_NEXT_LOOK] = layout.NO_TIMEOUT
+
+    def close(self) -> None:
+        """Give everything back to the kernel."""
+        self.board.close()
+        for fd in (self.attached.board_fd, self.attached.wake_fd, self.attached.pidfd):
+            os.close(fd)
+
+    def _snapshot(self) -> tuple[BoardSnapshot, int]:
+        raw = self.board.raw()
+        now = time.monotonic_ns()  # after the bytes were read, so that no honest stamp lies in the future
+        return layout.decode(raw, now), now
+
+    def _renew(self) -> None:
+        """Write a fresh board into the same memory; the new epoch makes the client stamp what it has open."""
+        known = self.last_good
+        timeouts = configured_timeouts(self._config) if known is None else timeouts_in_force(known)
+        self.board.initialise(
+            cycle=self.attached.cycle,
+            rank=self.attached.rank,
+            pid=self.attached.pid,
+            start_ns=time.monotonic_ns(),
+            warmup_iterations=0,
+            timeouts=timeouts,
+            epoch=time.monotonic_ns(),
+        )
+
+
+def configured_timeouts(config: ConfigValues) -> BoardTimeouts:
+    """What a board begins with: the configuration, and which heartbeat timeouts the user set himself."""
+    flags = 0
+    if config.is_set("initial_rank_heartbeat_timeout"):
+        flags |= layout.FLAG_INITIAL_IS_EXPLICIT
+    if config.is_set("rank_heartbeat_timeout"):
+        flags |= layout.FLAG_SUBSEQUENT_IS_EXPLICIT
+    return BoardTimeouts(
+        initial_heartbeat=config.initial_rank_heartbeat_timeout,
+        heartbeat=config.rank_heartbeat_timeout,
+        heartbeat_flags=flags,
+        sections=config.rank_section_timeouts,
+        out_of_section=config.rank_out_of_section_timeout,
+    )
+
+
+def timeouts_in_force(snapshot: BoardSnapshot) -> BoardTimeouts:
+    """The timeouts a board shows, in seconds."""
+    return BoardTimeouts(
+        initial_heartbeat=seconds(snapshot.initial_heartbeat_timeout_ns),
+        heartbeat=seconds(snapshot.heartbeat_timeout_ns),
+        heartbeat_flags=snapshot.heartbeat_flags,
+        sections={section.name: seconds(section.timeout_ns) for section in snapshot.sections},
+        out_of_section=seconds(snapshot.out_of_section_timeout_ns),
+    )
+
+
+def seconds(nanoseconds: int | None) -> float | None:
+    """Nanoseconds to seconds; None stays None."""
+    return None if nanoseconds is None else nanoseconds / 1e9

@@ -1,0 +1,220 @@
+"""The hot path: section events, heartbeats and iterations, written to the progress board.
+
+Nothing here is a system call (``time.monotonic_ns`` is read from a page the kernel shares), takes a lock or
+waits. The order of the stores matters where it is remarked: a monitor that reads between two of them must not
+see a rank that is later than it is.
+"""
+
+from __future__ import annotations
+
+import time
+
+from megatron_ft.core import board_layout as layout
+from megatron_ft.core.board_layout import (
+    EVENT_END,
+    EVENT_HEARTBEAT,
+    EVENT_ITERATION,
+    EVENT_START,
+    KIND_SHIFT,
+    RING,
+    RING_MASK,
+    S_OPEN_COUNT,
+    S_OPENED_AT,
+    SECTION_SHIFT,
+    VALUE_MASK,
+    W_EPOCH,
+    W_FIRST_ITERATION,
+    W_FIRST_ITERATION_AT,
+    W_HEARTBEATS,
+    W_ITERATION,
+    W_ITERATIONS_SEEN,
+    W_LAST_HEARTBEAT,
+    W_LAST_TRANSITION,
+    W_RING_HEAD,
+)
+from megatron_ft.core.errors import RankMonitorClientError
+from megatron_ft.core.timeouts import SectionTimeouts
+from megatron_ft.ipc.board import Board
+
+_monotonic_ns = time.monotonic_ns
+_HEARTBEAT_CODE = EVENT_HEARTBEAT << KIND_SHIFT
+_ITERATION_CODE = EVENT_ITERATION << KIND_SHIFT
+
+
+class Recorder:
+    """Writes one rank's progress and remembers the longest intervals (nanoseconds) for the calculation."""
+
+    def __init__(self, board: Board, timeouts: SectionTimeouts) -> None:
+        self._board = board
+        self._words = board.words
+        self._epoch = board.words[W_EPOCH]
+        self._head = 0
+        self._opened: dict[str, int] = {}
+        self._slots: dict[str, int] = {}
+        self._start_codes: dict[str, int] = {}
+        self._end_codes: dict[str, int] = {}
+        self._start_ns = board.words[layout.W_START]
+        self._idle_since = self._start_ns
+        self._last_heartbeat = 0
+        self._last_iteration = -1
+        self._timeouts = timeouts
+        self.longest_section: dict[str, int] = {}
+        self.longest_out_of_section = -1
+        self.initial_heartbeat = -1
+        self.longest_heartbeat = -1
+        for index, name in enumerate(timeouts.section):
+            self._know(name, index)
+
+    def start(self, section: str) -> None:
+        """Open a section; see ``RankMonitorClient.start_section``."""
+        opened = self._opened
+        slot = self._slots.get(section)
+        if slot is None or section in opened:
+            raise self._refusal(section, "open")
+        words = self._words
+        now = _monotonic_ns()
+        if not opened:
+            idle = now - self._idle_since
+            if idle > self.longest_out_of_section:
+                self.longest_out_of_section = idle
+        opened[section] = now
+        words[slot + S_OPEN_COUNT] += 1
+        # open before the transition: the time out of section must not seem to go on when it is over
+        words[slot + S_OPENED_AT] = now
+        words[W_LAST_TRANSITION] = now
+        head = self._head
+        at = RING + ((head & RING_MASK) << 1)
+        words[at] = now
+        words[at + 1] = self._start_codes[section]
+        self._head = words[W_RING_HEAD] = head + 1
+        if words[W_EPOCH] != self._epoch:
+            self._write_again()
+
+    def end(self, section: str) -> None:
+        """Close a section; see ``RankMonitorClient.end_section``."""
+        opened = self._opened
+        since = opened.pop(section, None)
+        if since is None:
+            self._clear(section)
+            raise self._refusal(section, "closed")
+        words = self._words
+        now = _monotonic_ns()
+        # the transition first: no section and an old transition would look idle since then
+        words[W_LAST_TRANSITION] = now
+        words[self._slots[section] + S_OPENED_AT] = 0
+        head = self._head
+        at = RING + ((head & RING_MASK) << 1)
+        words[at] = now
+        words[at + 1] = self._end_codes[section]
+        self._head = words[W_RING_HEAD] = head + 1
+        if not opened:
+            self._idle_since = now
+        if now - since > self.longest_section[section]:
+            self.longest_section[section] = now - since
+        if words[W_EPOCH] != self._epoch:
+            self._write_again()
+
+    def heartbeat(self) -> None:
+        """Say that the rank is alive."""
+        words = self._words
+        now = _monotonic_ns()
+        # the stamp before the count: a first count without a stamp would mean "since ever"
+        words[W_LAST_HEARTBEAT] = now
+        words[W_HEARTBEATS] += 1
+        head = self._head
+        at = RING + ((head & RING_MASK) << 1)
+        words[at] = now
+        words[at + 1] = _HEARTBEAT_CODE
+        self._head = words[W_RING_HEAD] = head + 1
+        if self._last_heartbeat:
+            interval = now - self._last_heartbeat
+            if interval > self.longest_heartbeat:
+                self.longest_heartbeat = interval
+        else:
+            self.initial_heartbeat = now - self._start_ns
+        self._last_heartbeat = now
+        if words[W_EPOCH] != self._epoch:
+            self._write_again()
+
+    def iteration(self, number: int) -> None:
+        """Say that the training iteration ``number`` (from 0) has begun."""
+        if number < 0:
+            raise RankMonitorClientError(f"iteration {number} is negative; iterations count from 0")
+        if number == self._last_iteration:
+            return
+        words = self._words
+        now = _monotonic_ns()
+        words[W_ITERATION] = number + 1
+        if self._last_iteration < 0:
+            words[W_FIRST_ITERATION] = number + 1
+            words[W_FIRST_ITERATION_AT] = now
+        words[W_ITERATIONS_SEEN] += 1
+        self._last_iteration = number
+        head = self._head
+        at = RING + ((head & RING_MASK) << 1)
+        words[at] = now
+        words[at + 1] = _ITERATION_CODE | (number & VALUE_MASK)
+        self._head = words[W_RING_HEAD] = head + 1
+        if words[W_EPOCH] != self._epoch:
+            self._write_again()
+
+    @property
+    def open_sections(self) -> list[str]:
+        """Names of the open sections, outermost first."""
+        return list(self._opened)
+
+    def add_section(self, name: str) -> None:
+        """Make one more section known, with no timeout.
+
+        Raises:
+            ValueError: the board's table is full.
+        """
+        self._know(name, self._board.add_section(name, None))
+
+    def write_timeouts(self, timeouts: SectionTimeouts) -> None:
+        """Put the section timeouts in force on the board; the heartbeats' are the client's to write."""
+        self._timeouts = timeouts
+        for name, timeout in self._timeouts.section.items():
+            self._words[self._slots[name] + layout.S_TIMEOUT] = layout.timeout_word(timeout)
+        self._words[layout.W_OUT_OF_SECTION_TIMEOUT] = layout.timeout_word(self._timeouts.out_of_section)
+        self._words[layout.W_TIMEOUTS_VERSION] += 1
+
+    def _know(self, name: str, index: int) -> None:
+        self._slots[name] = layout.slot(index)
+        self._start_codes[name] = EVENT_START << KIND_SHIFT | index << SECTION_SHIFT
+        self._end_codes[name] = EVENT_END << KIND_SHIFT | index << SECTION_SHIFT
+        self.longest_section.setdefault(name, -1)
+
+    def _clear(self, section: str) -> None:
+        # two threads may have raced in the same section: what nobody holds open must not look open for ever
+        slot = self._slots.get(section)
+        if slot is not None:
+            self._words[slot + S_OPENED_AT] = 0
+
+    def _refusal(self, section: str, state: str) -> RankMonitorClientError:
+        if section not in self._slots:
+            names = ", ".join(repr(name) for name in self._slots) or "none"
+            return RankMonitorClientError(
+                f"section {section!r} is not configured; configured sections: {names}"
+            )
+        return RankMonitorClientError(f"section {section!r} is already {state}")
+
+    def _write_again(self) -> None:
+        """The monitor had to renew the board: give it back what only this rank knows."""
+        words = self._words
+        self._epoch = words[W_EPOCH]
+        start = words[layout.W_START]
+        words[W_RING_HEAD] = self._head
+        if self._last_iteration >= 0:
+            words[W_ITERATION] = self._last_iteration + 1
+        if self._last_heartbeat:
+            words[W_LAST_HEARTBEAT] = max(self._last_heartbeat, start)
+            words[W_HEARTBEATS] += 1
+        words[layout.W_SECTION_COUNT] = 0
+        for name, timeout in self._timeouts.section.items():
+            self._board.add_section(name, timeout)
+        for name, since in self._opened.items():
+            # never before the new start of monitoring: such a stamp would count as damage again
+            words[self._slots[name] + S_OPEN_COUNT] = 1
+            words[self._slots[name] + S_OPENED_AT] = max(since, start)
+        self.write_timeouts(self._timeouts)

@@ -1,0 +1,405 @@
+"""The monitor and the client, real processes, without a launcher and without torch."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from megatron_ft import FaultToleranceConfig, RankMonitorClient, RankMonitorClientError, RankMonitorServer
+from megatron_ft.ipc import wire
+from tests.support.monitored import PRELUDE, expect, monitor, rank, wait_until
+
+FOREVER = "signal.pause()"
+
+
+def pss_kib(pid: int) -> int:
+    with open(f"/proc/{pid}/smaps_rollup") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("Pss:"))
+
+
+def test_a_hung_section_ends_the_rank_with_the_configured_signal_and_not_before_the_deadline(tmp_path: Path) -> None:
+    with (
+        monitor(tmp_path / "s", rank_section_timeouts={"step": 0.5}, rank_termination_signal="SIGTERM"),
+        rank(
+            tmp_path / "s",
+            f"client.init_workload_monitoring()\nclient.start_section('step')\nsay('hung', time.monotonic())\n{FOREVER}",
+        ) as process,
+    ):
+        began = float(expect(process, "hung"))
+        assert process.wait(20) == -signal.SIGTERM
+        assert time.monotonic() - began >= 0.5
+
+
+def test_a_stopped_rank_is_ended_too(tmp_path: Path) -> None:
+    with (
+        monitor(tmp_path / "s", rank_section_timeouts={"step": 0.3}, rank_termination_signal="SIGTERM"),
+        rank(
+            tmp_path / "s",
+            "client.init_workload_monitoring()\nclient.start_section('step')\nos.kill(os.getpid(), signal.SIGSTOP)",
+        ) as process,
+    ):
+        assert process.wait(20) == -signal.SIGTERM
+
+
+def test_a_rank_that_ignores_the_termination_signal_gets_sigkill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        monitor(tmp_path / "s", rank_section_timeouts={"step": 0.2}, rank_termination_signal="SIGTERM"),
+        rank(
+            tmp_path / "s",
+            "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nclient.init_workload_monitoring()\n"
+            "client.start_section('step')\nwhile True: signal.pause()",
+        ) as process,
+    ):
+        assert process.wait(30) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("fields", "script"),
+    [
+        (
+            {"rank_section_timeouts": {"outer": 0.4, "inner": 60}},
+            "client.start_section('outer')\nclient.start_section('inner')",
+        ),
+        ({"rank_out_of_section_timeout": 0.4, "rank_section_timeouts": {"a": 60}}, "with client.section('a'): pass"),
+        ({"initial_rank_heartbeat_timeout": 0.4}, ""),
+        ({"rank_heartbeat_timeout": 0.4}, "client.send_heartbeat()"),
+    ],
+    ids=["outer section", "out of section", "initial heartbeat", "heartbeat"],
+)
+def test_each_kind_of_hang_is_noticed(tmp_path: Path, fields: dict[str, object], script: str) -> None:
+    with (
+        monitor(tmp_path / "s", **fields),
+        rank(tmp_path / "s", f"client.init_workload_monitoring()\n{script}\n{FOREVER}") as process,
+    ):
+        assert process.wait(20) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("fields", "script"),
+    [
+        ({"rank_section_timeouts": {"a": None}}, "client.start_section('a')"),
+        ({"rank_section_timeouts": {"a": 0.2}}, "client.start_section('a')\nclient.end_section('a')"),
+        ({"rank_out_of_section_timeout": 0.2, "rank_section_timeouts": {"a": None}}, "client.start_section('a')"),
+        ({"rank_section_timeouts": {"a": 0.2}}, "client.start_section('a')\nclient.shutdown_workload_monitoring()"),
+        ({"rank_section_timeouts": {"a": 0.2}}, "client.start_section('a')\nclient.end_all_sections()"),
+    ],
+    ids=["null", "closed", "in a section", "shut down", "end all"],
+)
+def test_a_rank_with_nothing_overdue_is_left_alone(tmp_path: Path, fields: dict[str, object], script: str) -> None:
+    with (
+        monitor(tmp_path / "s", **fields),
+        rank(tmp_path / "s", f"client.init_workload_monitoring()\n{script}\nsay('there')\n{FOREVER}") as process,
+    ):
+        expect(process, "there")
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(1.0)  # five times the timeouts that must not apply
+
+
+def test_a_healthy_rank_close_to_its_timeout_survives_stops_of_everything(tmp_path: Path) -> None:
+    """Real time: the rank needs 90 % of its timeout each time, and both are stopped and continued meanwhile."""
+    with (
+        monitor(tmp_path / "s", rank_section_timeouts={"step": 0.5}, rank_out_of_section_timeout=0.5) as handle,
+        rank(
+            tmp_path / "s",
+            """
+client.init_workload_monitoring()
+say('ready')
+for i in range(12):
+    with client.section('step'):
+        # CPU-bound time would run on a stopped node no more than this: a sleep that the stop prolongs
+        for _ in range(45): time.sleep(0.01)
+say('done')
+""",
+        ) as process,
+    ):
+        expect(process, "ready")
+        for pause in (0.1, 0.8, 0.3, 1.2, 0.6):
+            time.sleep(0.35)
+            for pid in (process.pid, handle.pid):
+                os.kill(pid, signal.SIGSTOP)
+            time.sleep(pause)
+            for pid in (handle.pid, process.pid):
+                os.kill(pid, signal.SIGCONT)
+        expect(process, "done")
+        assert process.wait(20) == 0
+
+
+def test_a_second_client_of_the_same_cycle_is_refused_and_harms_nothing(tmp_path: Path) -> None:
+    second = """
+try:
+    client.init_workload_monitoring()
+except RankMonitorClientError as error:
+    say('refused', error)
+"""
+    with (
+        monitor(tmp_path / "s", rank_section_timeouts={"step": 1.0}),
+        rank(
+            tmp_path / "s",
+            "client.init_workload_monitoring()\nsay('first')\nsys.stdin.readline()\nclient.start_section('step')\n"
+            + FOREVER,
+        ) as first,
+    ):
+        expect(first, "first")
+        with rank(tmp_path / "s", second) as other:
+            assert "connected already" in expect(other, "refused")
+            assert other.wait(20) == 0
+        assert first.stdin is not None
+        first.stdin.write("\n")
+        first.stdin.flush()
+        assert first.wait(20) == -signal.SIGKILL  # still monitored
+
+
+def test_a_restarted_rank_reconnects_at_once_and_a_later_cycle_wins(tmp_path: Path) -> None:
+    script = f"client.init_workload_monitoring()\nsay('there')\n{FOREVER}"
+    with monitor(tmp_path / "s", rank_section_timeouts={"step": 1.0}):
+        with rank(tmp_path / "s", script) as first:
+            expect(first, "there")
+        with rank(tmp_path / "s", script) as second:
+            expect(second, "there")
+            with rank(tmp_path / "s", script, {"FT_CYCLE": "1"}) as third:
+                expect(third, "there")
+                late = "try: client.init_workload_monitoring()\nexcept RankMonitorClientError as e: say('refused', e)"
+                with rank(tmp_path / "s", late) as fourth:
+                    assert "cycle 0 is over" in expect(fourth, "refused")
+
+
+def test_init_shutdown_and_init_again_in_one_process(tmp_path: Path) -> None:
+    script = f"""
+for _ in range(3):
+    client.init_workload_monitoring()
+    try:
+        client.init_workload_monitoring()
+    except RankMonitorClientError as error:
+        say('twice', error)
+    client.start_section('step')
+    client.shutdown_workload_monitoring()
+    client.shutdown_workload_monitoring()
+other = RankMonitorClient()
+other.init_workload_monitoring()
+other.start_section('step')
+say('hung')
+{FOREVER}
+"""
+    with (
+        monitor(tmp_path / "s", rank_section_timeouts={"step": 0.5}),
+        rank(tmp_path / "s", script) as process,
+    ):
+        for _ in range(3):
+            assert "initialized already" in expect(process, "twice")
+        expect(process, "hung")
+        assert process.wait(20) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_no_hook_fails_or_waits_when_the_monitor_is_dead_or_stopped(tmp_path: Path, number: signal.Signals) -> None:
+    script = """
+client.init_workload_monitoring()
+client.start_section('step'); client.end_section('step')
+say('ready')
+sys.stdin.readline()
+began = time.monotonic()
+for i in range(1000):
+    client.set_iteration(i)
+    with client.section('step'): client.send_heartbeat()
+client.calculate_and_set_section_timeouts()
+client.calculate_and_set_hb_timeouts()
+client.load_state_dict(client.state_dict())
+client.shutdown_workload_monitoring()
+say('took', time.monotonic() - began)
+"""
+    with (
+        monitor(tmp_path / "s", rank_section_timeouts={"step": 100.0}) as handle,
+        rank(tmp_path / "s", script) as process,
+    ):
+        expect(process, "ready")
+        os.kill(handle.pid, number)
+        if number == signal.SIGKILL:
+            handle.join(10)
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert float(expect(process, "took")) < 2.0
+        assert process.wait(20) == 0
+        os.kill(handle.pid, signal.SIGCONT) if number == signal.SIGSTOP else None
+
+
+def test_forked_children_are_disarmed(tmp_path: Path) -> None:
+    script = """
+client.init_workload_monitoring()
+client.start_section('step')
+pid = os.fork()
+if pid == 0:
+    try:
+        client.end_section('step')
+        os._exit(1)
+    except RankMonitorClientError:
+        os._exit(0 if not client.is_initialized else 2)
+say('child', os.waitpid(pid, 0)[1])
+client.end_section('step')
+say('alive')
+"""
+    with monitor(tmp_path / "s", rank_section_timeouts={"step": 60}), rank(tmp_path / "s", script) as process:
+        assert expect(process, "child") == "0"
+        expect(process, "alive")
+
+
+def test_lower_timeouts_count_at_once(tmp_path: Path) -> None:
+    """Learned timeouts far below the configured ones must not wait for the monitor's next planned look."""
+    script = f"""
+client.init_workload_monitoring()
+with client.section('step'): pass
+client.calculate_and_set_section_timeouts(['step'], calc_out_of_section=False)
+client.load_state_dict({{"current_timeouts": {{"section": {{"section": {{"step": 0.2}}, "calculated_sections": ["step"]}}}}}})
+client.start_section('step')
+say('hung', time.monotonic())
+{FOREVER}
+"""
+    with (
+        monitor(tmp_path / "s", rank_section_timeouts={"step": 600.0}, workload_check_interval=60.0),
+        rank(tmp_path / "s", script) as process,
+    ):
+        began = float(expect(process, "hung"))
+        assert process.wait(20) == -signal.SIGKILL
+        assert time.monotonic() - began < 10.0
+
+
+def test_a_damaged_board_is_renewed_and_the_hang_is_still_noticed(tmp_path: Path) -> None:
+    script = f"""
+client.init_workload_monitoring()
+client.start_section('step')
+words = client._board.words
+import random
+rng = random.Random(3)
+for i in range(len(words)): words[i] = rng.getrandbits(64)
+client._wake_monitor()
+while words[0] >> 16 != 0x4D46545F424F: time.sleep(0.01)
+say('renewed')
+client.end_section('step')
+client.start_section('step')
+{FOREVER}
+"""
+    with (
+        monitor(tmp_path / "s", rank_section_timeouts={"step": 1.5}),
+        rank(tmp_path / "s", script) as process,
+    ):
+        expect(process, "renewed")
+        assert process.wait(20) == -signal.SIGKILL
+
+
+def test_garbage_on_the_socket_and_silent_callers_do_no_harm(tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+    with monitor(path, rank_section_timeouts={"step": 0.5}) as handle:
+        silent = [wire.connect(path, 5.0) for _ in range(20)]
+        for payload in (b"\xff\xff\xff\xff", b"\0\0\0\2{}", b"\0\0\0\5hello", b"GET / HTTP/1.1\r\n\r\n"):
+            channel = wire.connect(path, 5.0)
+            channel._sock.sendall(payload)
+            channel.close()
+        bad = wire.connect(path, 5.0)
+        bad.send({"type": "hello", "cycle": -1, "rank": "x", "warmup_iterations": 0})
+        with pytest.raises(wire.ChannelClosedError):
+            bad.wait_message(10)
+        with rank(path, f"client.init_workload_monitoring()\nclient.start_section('step')\n{FOREVER}") as process:
+            assert process.wait(20) == -signal.SIGKILL
+        assert handle.is_alive()
+        for channel in silent:
+            channel.close()
+
+
+def test_the_monitor_is_small_and_knows_neither_torch_nor_numpy(tmp_path: Path) -> None:
+    with (
+        monitor(tmp_path / "s", rank_section_timeouts={"step": 60}) as handle,
+        rank(tmp_path / "s", f"client.init_workload_monitoring()\nsay('there')\n{FOREVER}") as process,
+    ):
+        expect(process, "there")
+        with open(f"/proc/{handle.pid}/maps") as file:
+            mapped = file.read()
+        assert "torch" not in mapped
+        assert "numpy" not in mapped
+        assert pss_kib(handle.pid) <= 15 * 1024
+
+
+def test_the_socket_is_private_may_have_a_long_path_and_goes_with_the_monitor(tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 100) / ("e" * 60)
+    deep.mkdir(parents=True)
+    path = deep / "socket"
+    with (
+        monitor(path, rank_section_timeouts={"step": 0.3}),
+        rank(path, f"client.init_workload_monitoring()\nclient.start_section('step')\n{FOREVER}") as process,
+    ):
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert process.wait(20) == -signal.SIGKILL
+    wait_until(lambda: not path.exists())
+
+
+def test_a_monitor_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+    code = PRELUDE + (
+        "from megatron_ft import RankMonitorServer, FaultToleranceConfig\n"
+        f"say(RankMonitorServer.run_in_subprocess(FaultToleranceConfig(), {str(tmp_path / 's')!r}).pid)\n"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    pid = int(out.stdout)
+    wait_until(lambda: not os.path.exists(f"/proc/{pid}"))
+    assert not (tmp_path / "s").exists()
+
+
+def test_without_a_launcher_the_error_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FT_RANK_MONITOR_IPC_SOCKET", raising=False)
+    with pytest.raises(RankMonitorClientError, match="start this script with ft_launcher"):
+        RankMonitorClient().init_workload_monitoring()
+    monkeypatch.setenv("FT_RANK_MONITOR_IPC_SOCKET", str(tmp_path / "nobody"))
+    with pytest.raises(RankMonitorClientError, match="no rank monitor at"):
+        RankMonitorClient().init_workload_monitoring()
+
+
+def test_the_config_of_the_server_reaches_the_client_and_later_changes_do_not(tmp_path: Path) -> None:
+    config = FaultToleranceConfig(rank_section_timeouts={"a": 3.0, "b": None}, safety_factor=2.5)
+    handle = RankMonitorServer.run_in_subprocess(config, str(tmp_path / "s"))
+    config.safety_factor = 9.0
+    try:
+        script = """
+client.init_workload_monitoring()
+say(client.cfg.safety_factor, client.section_timeouts.section, client.cfg.is_set('log_level'))
+"""
+        with rank(tmp_path / "s", script) as process:
+            assert expect(process, "2.5") == "{'a': 3.0, 'b': None} False"
+    finally:
+        handle.terminate()
+        handle.join(10)
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace isn't installed")
+def test_no_hook_of_the_hot_path_makes_a_system_call(tmp_path: Path) -> None:
+    script = (
+        PRELUDE
+        + """
+client.init_workload_monitoring()
+with client.section('step'): client.send_heartbeat()
+os.write(1, b'begin')
+for i in range(3000):
+    client.set_iteration(i)
+    client.start_section('step')
+    client.send_heartbeat()
+    client.end_section('step')
+os.write(1, b'end')
+"""
+    )
+    trace = tmp_path / "trace"
+    with monitor(tmp_path / "s", rank_section_timeouts={"step": 60}):
+        subprocess.run(
+            ["strace", "-f", "-o", str(trace), sys.executable, "-c", script],
+            env={**os.environ, "FT_RANK_MONITOR_IPC_SOCKET": str(tmp_path / "s")},
+            check=True,
+            capture_output=True,
+        )
+    text = trace.read_text()
+    between = text[text.index('"begin"') : text.index('"end"')].splitlines()[1:-1]
+    assert between == []

@@ -1,0 +1,210 @@
+"""The board: what is written is what is read; what can't be right isn't read."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from megatron_ft.core import board_layout as layout
+from megatron_ft.core.board_layout import BoardDamagedError
+from megatron_ft.core.errors import RankMonitorClientError
+from megatron_ft.core.timeouts import SectionTimeouts
+from megatron_ft.ipc.board import Board, BoardTimeouts, create_memory
+from megatron_ft.rank.recorder import Recorder
+
+SECTIONS = {"setup": 600.0, "step": 1.5, "ckpt": None}
+
+
+@pytest.fixture
+def board() -> Iterator[Board]:
+    fd = create_memory()
+    board = Board(fd)
+    os.close(fd)
+    board.initialise(
+        cycle=3,
+        rank=7,
+        pid=42,
+        start_ns=time.monotonic_ns(),
+        warmup_iterations=2,
+        timeouts=BoardTimeouts(10.0, None, 1, SECTIONS, 0.25),
+    )
+    yield board
+    board.close()
+
+
+@pytest.fixture
+def recorder(board: Board) -> Recorder:
+    return Recorder(board, SectionTimeouts(dict(SECTIONS), 0.25))
+
+
+def test_a_fresh_board_says_what_it_was_given(board: Board) -> None:
+    snapshot = board.snapshot()
+    assert (snapshot.cycle, snapshot.rank, snapshot.pid, snapshot.warmup_iterations) == (3, 7, 42, 2)
+    assert [(s.name, s.timeout_ns) for s in snapshot.sections] == [
+        ("setup", 600_000_000_000),
+        ("step", 1_500_000_000),
+        ("ckpt", None),
+    ]
+    assert snapshot.initial_heartbeat_timeout_ns == 10_000_000_000
+    assert snapshot.heartbeat_timeout_ns is None
+    assert snapshot.out_of_section_timeout_ns == 250_000_000
+    assert snapshot.iteration is None
+    assert snapshot.open_sections == ()
+
+
+def test_all_memory_is_allocated_before_it_is_handed_out() -> None:
+    fd = create_memory()
+    assert os.fstat(fd).st_blocks * 512 >= layout.BOARD_BYTES
+    os.close(fd)
+
+
+def test_sections_iterations_and_heartbeats_show_on_the_board(board: Board, recorder: Recorder) -> None:
+    before = time.monotonic_ns()
+    recorder.iteration(4)
+    recorder.start("step")
+    recorder.start("ckpt")
+    recorder.heartbeat()
+    snapshot = board.snapshot()
+    assert [s.name for s in snapshot.open_sections] == ["step", "ckpt"]
+    assert snapshot.iteration == snapshot.first_iteration == 4
+    assert before <= snapshot.first_iteration_at_ns <= snapshot.last_transition_ns <= snapshot.last_heartbeat_ns
+    assert (snapshot.iterations_seen, snapshot.heartbeats) == (1, 1)
+    recorder.end("ckpt")
+    recorder.end("step")
+    recorder.iteration(5)
+    recorder.iteration(5)
+    snapshot = board.snapshot()
+    assert snapshot.open_sections == ()
+    assert (snapshot.iteration, snapshot.first_iteration, snapshot.iterations_seen) == (5, 4, 2)
+    kinds = [event.kind for event in board.events()]
+    assert kinds == [4, 1, 1, 3, 2, 2, 4]
+    assert [e.value for e in board.events() if e.kind == layout.EVENT_ITERATION] == [4, 5]
+
+
+def test_the_ring_keeps_the_last_events_in_order(board: Board, recorder: Recorder) -> None:
+    for _ in range(layout.RING_EVENTS):
+        recorder.start("step")
+        recorder.end("step")
+    events = list(board.events())
+    assert len(events) == layout.RING_EVENTS
+    assert events == sorted(events, key=lambda e: e.at_ns)
+
+
+@pytest.mark.parametrize(
+    ("calls", "message"),
+    [
+        ([("start", "nope")], "configured sections: 'setup', 'step', 'ckpt'"),
+        ([("end", "nope")], "configured sections: 'setup', 'step', 'ckpt'"),
+        ([("start", "step"), ("start", "step")], "'step' is already open"),
+        ([("end", "step")], "'step' is already closed"),
+        ([("start", "step"), ("end", "step"), ("end", "step")], "'step' is already closed"),
+        ([("iteration", -1)], "negative"),
+    ],
+)
+def test_calls_that_make_no_sense_are_refused_and_change_nothing(
+    recorder: Recorder, board: Board, calls: list[tuple[str, object]], message: str
+) -> None:
+    for name, argument in calls[:-1]:
+        getattr(recorder, name)(argument)
+    before = board.snapshot()
+    name, argument = calls[-1]
+    with pytest.raises(RankMonitorClientError, match=message):
+        getattr(recorder, name)(argument)
+    assert board.snapshot() == before
+
+
+def test_observed_intervals(recorder: Recorder) -> None:
+    recorder.start("step")
+    time.sleep(0.02)
+    recorder.end("step")
+    time.sleep(0.01)
+    recorder.start("step")
+    recorder.end("step")
+    assert recorder.longest_section["step"] >= 20_000_000
+    assert recorder.longest_section["ckpt"] == -1
+    assert recorder.longest_out_of_section >= 10_000_000
+    assert recorder.initial_heartbeat == recorder.longest_heartbeat == -1
+    recorder.heartbeat()
+    assert recorder.initial_heartbeat >= 30_000_000
+    assert recorder.longest_heartbeat == -1
+    recorder.heartbeat()
+    assert 0 <= recorder.longest_heartbeat < recorder.initial_heartbeat
+
+
+def test_a_renewed_board_gets_back_what_is_open(board: Board, recorder: Recorder) -> None:
+    recorder.iteration(9)
+    recorder.start("step")
+    recorder.add_section("extra")
+    timeouts = SectionTimeouts({**SECTIONS, "extra": None, "step": 77.0}, None)
+    recorder.write_timeouts(timeouts)
+    rng = random.Random(1)
+    for word in range(layout.RING):
+        board.words[word] = rng.getrandbits(64)
+    with pytest.raises(BoardDamagedError):
+        board.snapshot()
+    board.initialise(
+        cycle=3,
+        rank=7,
+        pid=42,
+        start_ns=time.monotonic_ns(),
+        warmup_iterations=0,
+        timeouts=BoardTimeouts(None, None, 0, {"setup": 1.0}, None),
+        epoch=5,
+    )
+    recorder.start("ckpt")
+    snapshot = board.snapshot()
+    assert [s.name for s in snapshot.open_sections] == ["step", "ckpt"]
+    assert snapshot.iteration == 9
+    assert {s.name: s.timeout_ns for s in snapshot.sections}["step"] == 77_000_000_000
+    recorder.end("ckpt")
+    recorder.end("step")
+    assert board.snapshot().open_sections == ()
+
+
+def test_added_sections_fill_the_table_and_one_more_is_refused(board: Board, recorder: Recorder) -> None:
+    for number in range(layout.MAX_SECTIONS - len(SECTIONS)):
+        recorder.add_section(f"more-{number}")
+    with pytest.raises(ValueError, match="at most 64"):
+        recorder.add_section("one too many")
+    assert len(board.snapshot().sections) == layout.MAX_SECTIONS
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        (layout.W_MAGIC, 1),
+        (layout.W_START, 0),
+        (layout.W_START, 2**63),
+        (layout.W_LAST_TRANSITION, 2**63),
+        (layout.W_LAST_TRANSITION, 1),
+        (layout.W_LAST_HEARTBEAT, 2**64 - 1),
+        (layout.W_FIRST_ITERATION_AT, 5),
+        (layout.W_SECTION_COUNT, 65),
+        (layout.W_SECTION_COUNT, 9),
+        (layout.W_OUT_OF_SECTION_TIMEOUT, 0),
+        (layout.slot(1) + layout.S_OPENED_AT, 2**62),
+        (layout.slot(1), 0xFFFFFFFFFFFFFFFF),
+    ],
+)
+def test_a_word_that_cannot_be_right_makes_the_board_invalid(board: Board, word: int, value: int) -> None:
+    board.snapshot()
+    board.words[word] = value
+    with pytest.raises(BoardDamagedError):
+        board.snapshot()
+
+
+def test_random_boards_never_crash_the_reader() -> None:
+    rng = random.Random(11)
+    for _ in range(2000):
+        raw = bytearray(rng.randbytes(8 * layout.RING))
+        if rng.random() < 0.7:
+            raw[:8] = layout.MAGIC.to_bytes(8, "little")
+            raw[8 * layout.W_START : 8 * layout.W_START + 8] = (1).to_bytes(8, "little")
+        try:
+            layout.decode(bytes(raw), 2**62)
+        except BoardDamagedError:
+            continue

@@ -1,0 +1,338 @@
+"""The judgement, in simulated time: no sleep, no process."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from megatron_ft.core.board_layout import (
+    FLAG_INITIAL_IS_EXPLICIT,
+    FLAG_SUBSEQUENT_IS_EXPLICIT,
+    BoardSnapshot,
+    SectionView,
+)
+from megatron_ft.core.monitor_state import (
+    CONFIRM_AFTER_NS,
+    HangKind,
+    MonitorState,
+    Step,
+    look,
+)
+
+S = 1_000_000_000
+START = 1000 * S
+
+
+def board(**changes: object) -> BoardSnapshot:
+    base = BoardSnapshot(
+        cycle=0,
+        start_ns=START,
+        iteration=None,
+        iterations_seen=0,
+        first_iteration=None,
+        first_iteration_at_ns=0,
+        heartbeats=0,
+        last_heartbeat_ns=0,
+        last_transition_ns=START,
+        closing=False,
+        last_look_ns=0,
+        next_look_ns=0,
+        timeouts_version=1,
+        initial_heartbeat_timeout_ns=None,
+        heartbeat_timeout_ns=None,
+        heartbeat_flags=0,
+        out_of_section_timeout_ns=None,
+        warmup_iterations=0,
+        epoch=0,
+        ring_head=0,
+        rank=0,
+        pid=1,
+        sections=(),
+    )
+    return base._replace(**changes)
+
+
+def section(name: str = "step", opened_at: int = 0, timeout: float | None = 10.0, count: int = 1) -> SectionView:
+    return SectionView(name, opened_at, count, None if timeout is None else round(timeout * S))
+
+
+def state(check_interval: float = 5.0, at: int = START) -> MonitorState:
+    return MonitorState(check_interval_ns=round(check_interval * S), last_look_ns=at)
+
+
+def test_an_overdue_section_is_a_verdict_only_at_the_second_reading() -> None:
+    snapshot = board(sections=(section(opened_at=START),))
+    watching = state()
+    first = look(watching, snapshot, START + 10 * S)
+    assert first.step is Step.CONFIRM
+    assert first.next_look_ns == START + 10 * S + CONFIRM_AFTER_NS
+    too_soon = look(watching, snapshot, START + 10 * S + CONFIRM_AFTER_NS - 1)
+    assert too_soon.step is Step.CONFIRM
+    second = look(watching, snapshot, START + 10 * S + CONFIRM_AFTER_NS)
+    assert second.step is Step.END_RANK
+    assert second.verdict is not None
+    assert second.verdict.kind is HangKind.SECTION
+    assert second.verdict.section == "step"
+    assert second.verdict.since_ns == START
+    assert second.verdict.elapsed_ns == 10 * S + CONFIRM_AFTER_NS
+
+
+def test_a_section_that_closes_between_the_two_readings_is_no_hang() -> None:
+    watching = state()
+    overdue = board(sections=(section(opened_at=START),))
+    assert look(watching, overdue, START + 10 * S).step is Step.CONFIRM
+    closed = board(sections=(section(),), last_transition_ns=START + 10 * S + 1)
+    assert look(watching, closed, START + 10 * S + CONFIRM_AFTER_NS).step is Step.WATCH
+
+
+def test_a_section_opened_anew_between_the_two_readings_is_no_hang() -> None:
+    watching = state()
+    assert look(watching, board(sections=(section(opened_at=START),)), START + 10 * S).step is Step.CONFIRM
+    anew = board(sections=(section(opened_at=START + 10 * S + 1),))
+    assert look(watching, anew, START + 10 * S + CONFIRM_AFTER_NS).step is Step.WATCH
+
+
+def test_never_before_the_deadline() -> None:
+    outcome = look(state(), board(sections=(section(opened_at=START),)), START + 10 * S - 1)
+    assert outcome.step is Step.WATCH
+    assert outcome.next_look_ns == START + 10 * S
+
+
+def test_an_overdue_outer_section_is_a_hang_though_an_inner_one_is_young() -> None:
+    now = START + 10 * S
+    snapshot = board(sections=(section("outer", START), section("inner", now - S)), last_transition_ns=now - S)
+    outcome = look(state(), snapshot, now)
+    assert outcome.step is Step.CONFIRM
+    assert outcome.verdict is not None
+    assert outcome.verdict.section == "outer"
+    assert outcome.verdict.open_sections == ("outer", "inner")
+
+
+def test_out_of_section_counts_only_while_none_is_open() -> None:
+    now = START + 20 * S
+    idle = board(out_of_section_timeout_ns=5 * S, sections=(section(),), last_transition_ns=START)
+    assert look(state(at=now), idle, now).step is Step.CONFIRM
+    busy = board(out_of_section_timeout_ns=5 * S, sections=(section(opened_at=START, timeout=None),))
+    assert look(state(at=now), busy, now).step is Step.WATCH
+
+
+def test_null_timeouts_are_infinite() -> None:
+    snapshot = board(sections=(section(opened_at=START, timeout=None),))
+    outcome = look(state(at=START + 10**9 * S), snapshot, START + 10**9 * S)
+    assert outcome.step is Step.WATCH
+
+
+def test_the_next_look_is_the_nearest_deadline_the_smallest_timeout_or_the_check_interval() -> None:
+    open_late = board(sections=(section("a", START, 100.0), section("b", 0, 3.0)))
+    assert look(state(), open_late, START).next_look_ns == START + 3 * S
+    assert look(state(check_interval=2.0), open_late, START).next_look_ns == START + 2 * S
+    near = board(sections=(section("a", START, 100.0), section("b", START - 2 * S, 3.0)), start_ns=START - 3 * S)
+    assert look(state(), near, START).next_look_ns == START + 1 * S
+    nothing = board(sections=(section(timeout=None),))
+    assert look(state(), nothing, START).next_look_ns == START + 5 * S
+
+
+def test_a_closed_board_is_left_alone() -> None:
+    snapshot = board(sections=(section(opened_at=START),), closing=True)
+    outcome = look(state(), snapshot, START + 100 * S)
+    assert outcome.step is Step.REST
+    assert outcome.next_look_ns is None
+
+
+@pytest.mark.parametrize(
+    ("heartbeats", "flags", "opened", "judged"),
+    [
+        (0, 0, False, True),  # defaults: a rank that uses nothing yet
+        (0, 0, True, False),  # defaults: a sections-only job isn't ended after an hour
+        (0, FLAG_INITIAL_IS_EXPLICIT, True, True),  # set by the user: always
+        (1, 0, True, True),  # it does send heartbeats
+        (1, FLAG_SUBSEQUENT_IS_EXPLICIT, True, True),
+    ],
+)
+def test_default_heartbeat_timeouts_spare_jobs_that_use_sections_only(
+    heartbeats: int, flags: int, opened: bool, judged: bool
+) -> None:
+    now = START + 8 * S
+    snapshot = board(
+        heartbeats=heartbeats,
+        last_heartbeat_ns=START if heartbeats else 0,
+        initial_heartbeat_timeout_ns=7 * S,
+        heartbeat_timeout_ns=7 * S,
+        heartbeat_flags=flags,
+        sections=(section(opened_at=0, timeout=None, count=int(opened)),),
+    )
+    outcome = look(state(at=now), snapshot, now)
+    assert (outcome.step is Step.CONFIRM) == judged
+
+
+def test_the_two_mechanisms_are_independent() -> None:
+    now = START + 8 * S
+    beating_but_stuck = board(
+        heartbeats=9,
+        last_heartbeat_ns=now - 1,
+        heartbeat_timeout_ns=100 * S,
+        sections=(section(opened_at=START, timeout=7.0),),
+    )
+    outcome = look(state(at=now), beating_but_stuck, now)
+    assert outcome.verdict is not None
+    assert outcome.verdict.kind is HangKind.SECTION
+    moving_but_silent = board(
+        heartbeats=1,
+        last_heartbeat_ns=START,
+        heartbeat_timeout_ns=7 * S,
+        sections=(section(opened_at=now - 1, timeout=7.0),),
+    )
+    outcome = look(state(at=now), moving_but_silent, now)
+    assert outcome.verdict is not None
+    assert outcome.verdict.kind is HangKind.HEARTBEAT
+
+
+@pytest.mark.parametrize(
+    ("warmup", "seen", "steps_opened", "has_step", "judged"),
+    [
+        (0, 0, 0, True, True),
+        (3, 0, 0, True, False),
+        (3, 2, 0, True, False),
+        (3, 3, 0, True, True),
+        (3, 0, 1, True, True),  # the first "step" ends the warm-up
+        (3, 0, 0, False, True),  # neither iterations nor "step": judged from the start
+        (3, 1, 0, False, False),
+    ],
+)
+def test_warm_up(warmup: int, seen: int, steps_opened: int, has_step: bool, judged: bool) -> None:
+    now = START + 8 * S
+    name = "step" if has_step else "other"
+    snapshot = board(
+        warmup_iterations=warmup,
+        iterations_seen=seen,
+        out_of_section_timeout_ns=7 * S,
+        sections=(section(name, count=steps_opened),),
+    )
+    assert (look(state(at=now), snapshot, now).step is Step.CONFIRM) == judged
+
+
+def test_a_late_wake_up_of_the_whole_node_is_not_the_ranks_time() -> None:
+    snapshot = board(sections=(section(opened_at=START, timeout=10.0),))
+    watching = state(check_interval=100.0)
+    assert look(watching, snapshot, START + 4 * S).next_look_ns == START + 10 * S
+    # the node stood still; the monitor can't know since when, at most since its last look
+    outcome = look(watching, snapshot, START + 3600 * S)
+    assert outcome.step is Step.WATCH
+    assert outcome.next_look_ns == START + 3600 * S + 6 * S
+    overdue = look(watching, snapshot, START + 3606 * S)
+    assert overdue.step is Step.CONFIRM
+    verdict = look(watching, snapshot, START + 3606 * S + CONFIRM_AFTER_NS).verdict
+    assert verdict is not None
+    assert verdict.elapsed_ns == 10 * S + CONFIRM_AFTER_NS
+
+
+def test_a_short_stop_inside_one_sleep_is_seen_by_sigcont() -> None:
+    snapshot = board(sections=(section(opened_at=START, timeout=10.0),))
+    watching = state(check_interval=100.0)
+    look(watching, snapshot, START)
+    outcome = look(watching, snapshot, START + 6 * S, was_stopped=True)
+    assert outcome.next_look_ns == START + 16 * S
+
+
+def test_a_monitor_that_wakes_a_little_late_judges_at_once() -> None:
+    snapshot = board(sections=(section(opened_at=START, timeout=1.0),))
+    watching = state()
+    look(watching, snapshot, START)
+    late = START + 1 * S + 90_000_000
+    assert look(watching, snapshot, late).step is Step.CONFIRM
+
+
+def test_many_gaps_err_towards_patience_and_stay_bounded() -> None:
+    snapshot = board(sections=(section(opened_at=START, timeout=1000.0),))
+    watching = state(check_interval=1.0)
+    now = START
+    for _ in range(500):
+        look(watching, snapshot, now)
+        now += 2 * S
+    assert len(watching.gaps) <= 64
+    assert look(watching, snapshot, START + 1000 * S).step is Step.WATCH
+
+
+class SimulatedNode:
+    """A healthy rank that always needs 90 % of its timeouts, on a node that is stopped now and then.
+
+    ``rank_time`` runs only while the node does; both sides read the same clock, as on a real node.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.now = START
+        self.opened_at = 0
+        self.transition = START
+        self.left_ns = 0
+        self.steps = 0
+        self._begin_phase()
+
+    def run(self, until: int) -> None:
+        while self.left_ns <= until - self.now:
+            self.now += self.left_ns
+            self.transition = self.now
+            self.opened_at = 0 if self.opened_at else self.now
+            self.steps += 1
+            self._begin_phase()
+        self.left_ns -= until - self.now
+        self.now = until
+
+    def _begin_phase(self) -> None:
+        limit = S if self.opened_at else S // 2
+        self.left_ns = limit * 9 // 10 - self.random.randrange(limit // 20)
+
+    def snapshot(self) -> BoardSnapshot:
+        return board(
+            sections=(section(opened_at=self.opened_at, timeout=1.0),),
+            out_of_section_timeout_ns=S // 2,
+            last_transition_ns=self.transition,
+        )
+
+
+@pytest.mark.parametrize("says_sigcont", [True, False])
+def test_a_healthy_rank_is_never_ended_over_many_events(says_sigcont: bool) -> None:
+    """About 10^6 section events per case, with stops of the whole node at random moments.
+
+    With SIGCONT any stop is seen. Without it (a freezer, a virtual machine), those that outlast the monitor's
+    sleep are; the simulated stops are long then.
+    """
+    node = SimulatedNode(7 if says_sigcont else 8)
+    watching = state()
+    events = 500_000
+    wake = START
+    while node.steps < events:
+        jitter = node.random.randrange(20_000_000)
+        moment = max(node.now, wake) + jitter
+        stopped = node.random.random() < 0.003
+        if stopped:
+            begin = node.now + node.random.randrange(max(1, moment - node.now))
+            node.run(begin)
+            length = node.random.randrange(S // 100, 3 * S) if says_sigcont else node.random.randrange(2 * S, 9 * S)
+            node.now += length
+            # the sleep is a deadline on the clock: what is left of it passes while the node stands still
+            moment = node.now if says_sigcont else max(moment, node.now)
+        node.run(moment)
+        outcome = look(watching, node.snapshot(), node.now, was_stopped=stopped and says_sigcont)
+        assert outcome.step is not Step.END_RANK, (node.steps, outcome.verdict)
+        assert outcome.next_look_ns is not None
+        wake = outcome.next_look_ns
+    assert node.steps >= events
+
+
+def test_the_simulation_can_fail() -> None:
+    """Without the allowance for stops the healthy rank of the simulation is ended: the test above can fail."""
+    node = SimulatedNode(7)
+    watching = state()
+    ended = False
+    wake = START
+    while node.steps < 20_000 and not ended:
+        node.run(max(node.now, wake))
+        if node.random.random() < 0.01:
+            node.now += 2 * S
+        watching.asked_ns = None  # plants the fault: lateness is never noticed
+        outcome = look(watching, node.snapshot(), node.now)
+        ended = outcome.step is Step.END_RANK
+        wake = outcome.next_look_ns or node.now
+    assert ended

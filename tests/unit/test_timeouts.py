@@ -1,0 +1,128 @@
+"""The calculation: longest interval, maximum over ranks, safety factor, floor, moving average."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pytest
+
+from megatron_ft.core.calculation import (
+    NO_OBSERVATION,
+    NotReady,
+    Rule,
+    calculate_heartbeats,
+    calculate_sections,
+)
+from megatron_ft.core.errors import ConfigError
+from megatron_ft.core.timeouts import (
+    OUT_OF_SECTION,
+    HeartbeatTimeouts,
+    SectionTimeouts,
+    state_from_dict,
+    state_to_dict,
+)
+
+RULE = Rule(safety_factor=5.0, floor=0.0)
+
+
+def alone(values: Sequence[float]) -> tuple[list[float], list[int]]:
+    return list(values), [0] * len(values)
+
+
+def other_rank_has(*others: float) -> object:
+    def maximum(values: Sequence[float]) -> tuple[list[float], list[int]]:
+        pairs = [max((v, 0), (o, 3)) for v, o in zip(values, others, strict=True)]
+        return [p[0] for p in pairs], [p[1] for p in pairs]
+
+    return maximum
+
+
+def test_a_configured_value_is_replaced_and_a_calculated_one_averaged() -> None:
+    old = SectionTimeouts({"step": 100.0, "ckpt": None})
+    new, how = calculate_sections({"step": 2.0}, old, RULE, alone)  # type: ignore[misc]
+    assert new.section == {"step": 10.0, "ckpt": None}
+    assert new.calculated_sections == {"step"}
+    assert how["step"]._asdict() == {"timeout_s": 10.0, "previous_s": 100.0, "max_observed_s": 2.0, "rank_of_max": 0}
+    again, _ = calculate_sections({"step": 4.0}, new, RULE, alone)  # type: ignore[misc]
+    assert again.section["step"] == (10.0 + 20.0) / 2
+
+
+def test_the_maximum_over_ranks_counts_and_its_rank_is_known() -> None:
+    new, how = calculate_sections(  # type: ignore[misc]
+        {"a": 1.0, "b": 2.0, OUT_OF_SECTION: NO_OBSERVATION},
+        SectionTimeouts({"a": None, "b": None}),
+        RULE,
+        other_rank_has(3.0, 1.0, 0.5),  # type: ignore[arg-type]
+    )
+    assert new.section == {"a": 15.0, "b": 10.0}
+    assert new.out_of_section == 2.5
+    assert new.is_out_of_section_calculated
+    assert new.were_calculated
+    assert {name: c.rank_of_max for name, c in how.items()} == {"a": 3, "b": 0, OUT_OF_SECTION: 3}
+
+
+def test_nothing_observed_on_any_rank_is_not_ready_and_changes_nothing() -> None:
+    old = SectionTimeouts({"a": 1.0})
+    result = calculate_sections({"a": NO_OBSERVATION}, old, RULE, alone)
+    assert result == NotReady(["a"])
+    assert old.section == {"a": 1.0}
+
+
+def test_the_floor_is_the_least_value() -> None:
+    new, _ = calculate_sections({"a": 0.02}, SectionTimeouts({"a": None}), Rule(5.0, 5.0), alone)  # type: ignore[misc]
+    assert new.section["a"] == 5.0
+
+
+def test_heartbeats() -> None:
+    new, _ = calculate_heartbeats(  # type: ignore[misc]
+        {"initial": 3.0, "subsequent": 1.0}, HeartbeatTimeouts(3600.0, 2700.0, False), RULE, alone
+    )
+    assert new == HeartbeatTimeouts(15.0, 5.0, True)
+    again, _ = calculate_heartbeats({"initial": 5.0, "subsequent": 3.0}, new, RULE, alone)  # type: ignore[misc]
+    assert again == HeartbeatTimeouts(20.0, 10.0, True)
+    not_ready = calculate_heartbeats({"initial": 3.0, "subsequent": NO_OBSERVATION}, new, RULE, alone)
+    assert not_ready == NotReady(["subsequent"])
+
+
+def test_the_state_holds_calculated_values_only_and_survives_json() -> None:
+    sections = SectionTimeouts({"a": 3.0, "b": 9.0}, 4.0, {"a"}, False)
+    state = json.loads(json.dumps(state_to_dict(HeartbeatTimeouts(1.0, 2.0, True), sections)))
+    read = state_from_dict(state)
+    assert read == ((1.0, 2.0), {"a": 3.0}, None)
+    assert state_from_dict(state_to_dict(HeartbeatTimeouts(1.0, 2.0, False), SectionTimeouts({"a": 3.0}))) == (
+        None,
+        {},
+        None,
+    )
+    assert state_from_dict({}) == (None, {}, None)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        [],
+        {"current_timeouts": 3},
+        {"current_timeouts": {"heartbeat": {"initial": -1, "subsequent": 2, "were_calculated": True}}},
+        {"current_timeouts": {"heartbeat": {"initial": 1, "were_calculated": True}}},
+        {"current_timeouts": {"section": {"section": {"a": "3"}, "calculated_sections": ["a"]}}},
+        {"current_timeouts": {"section": {"section": {}, "calculated_sections": ["a"]}}},
+        {"current_timeouts": {"section": {"section": {"a": float("nan")}, "calculated_sections": ["a"]}}},
+        {"current_timeouts": {"section": {"section": {"a": True}, "calculated_sections": ["a"]}}},
+        {"current_timeouts": {"section": {"section": [], "calculated_sections": 4}}},
+        {"current_timeouts": {"section": {"is_out_of_section_calculated": True}}},
+    ],
+)
+def test_a_state_that_is_none_is_refused(state: object) -> None:
+    with pytest.raises(ConfigError):
+        state_from_dict(state)  # type: ignore[arg-type]
+
+
+def test_validity() -> None:
+    assert not HeartbeatTimeouts().are_valid
+    assert HeartbeatTimeouts(1, 2).are_valid
+    assert not SectionTimeouts({"a": 1.0}).are_valid
+    assert not SectionTimeouts({"a": None}, 1.0).are_valid
+    assert SectionTimeouts({"a": 1.0}, 1.0).are_valid
+    assert not SectionTimeouts({"a": 1.0}, 1.0, {"a"}).were_calculated
+    assert SectionTimeouts({"a": 1.0}, 1.0, ["a"], True).were_calculated  # type: ignore[arg-type]

@@ -1,0 +1,148 @@
+"""Framing, descriptors, refusals."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from megatron_ft.core.errors import ProtocolError
+from megatron_ft.ipc.wire import Channel, ChannelClosedError, Decoder, connect, encode, listen
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Channel, Channel]]:
+    a, b = socket.socketpair()
+    ends = Channel(a), Channel(b)
+    yield ends
+    for end in ends:
+        end.close()
+
+
+def test_messages_come_whole_whatever_the_pieces() -> None:
+    messages = [{"type": "a", "n": n, "text": "x" * n} for n in range(0, 300, 37)]
+    stream = b"".join(encode(m) for m in messages)
+    rng = random.Random(5)
+    decoder, got, at = Decoder(), [], 0
+    while at < len(stream):
+        size = rng.randrange(1, 50)
+        got += list(decoder.feed(stream[at : at + size]))
+        at += size
+    assert [{k: m[k] for k in ("type", "n", "text")} for m in got] == messages
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xff\xff\xff\xff",
+        b"\0\0\0\2{}",
+        b"\0\0\0\4null",
+        b'\0\0\0\x0d{"type": "a"}',
+        b'\0\0\0\x16{"v":2,"type":"a","x":',
+        b"\0\0\0\3\xff\xfe\xfd",
+        encode({"type": "a"}).replace(b'"fds":0', b'"fds":9'),
+        encode({"type": "a"}).replace(b'"a"', b'123'),
+        b"\0\0\x9c\x40" + b"[" * 40000,
+    ],
+)
+def test_bytes_that_are_not_ours_are_refused(data: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        list(Decoder().feed(data))
+
+
+def test_descriptors_travel_with_their_message(pair: tuple[Channel, Channel]) -> None:
+    left, right = pair
+    read_fd, write_fd = os.pipe()
+    try:
+        left.send({"type": "plain"})
+        left.send({"type": "with"}, (write_fd,))
+        plain, with_fd = right.receive()
+        assert plain.fds == ()
+        (copy,) = with_fd.fds
+        assert not os.get_inheritable(copy)
+        os.write(copy, b"!")
+        os.close(copy)
+        assert os.read(read_fd, 1) == b"!"
+    finally:
+        os.close(read_fd)
+        os.close(write_fd)
+
+
+def test_descriptors_nobody_took_are_closed() -> None:
+    a, b = socket.socketpair()
+    left, right = Channel(a), Channel(b)
+    read_fd, write_fd = os.pipe()
+    left.send({"type": "a"}, (write_fd,))
+    os.close(write_fd)
+    left.close()
+    b.sendall  # noqa: B018
+    received = right.receive()
+    for item in received:
+        for fd in item.fds:
+            os.close(fd)
+    right.close()
+    assert os.read(read_fd, 1) == b""  # no writer is left
+    os.close(read_fd)
+
+
+def test_what_was_sent_before_the_end_is_received_then_the_channel_is_closed(pair: tuple[Channel, Channel]) -> None:
+    left, right = pair
+    left.send({"type": "last"})
+    left.close()
+    assert [r.message["type"] for r in right.receive()] == ["last"]
+    with pytest.raises(ChannelClosedError):
+        right.receive()
+
+
+def test_a_peer_that_takes_nothing_is_given_up_within_the_bound(pair: tuple[Channel, Channel]) -> None:
+    left, _right = pair
+    with pytest.raises(ChannelClosedError, match="takes no messages"):
+        for _ in range(1000):
+            left.send({"type": "a", "text": "x" * 100_000}, timeout_s=0.05)
+
+
+def test_sending_to_a_closed_peer_raises(pair: tuple[Channel, Channel]) -> None:
+    left, right = pair
+    right.close()
+    with pytest.raises(ChannelClosedError):
+        for _ in range(10):
+            left.send({"type": "a"})
+
+
+def test_a_silent_peer_times_out(pair: tuple[Channel, Channel]) -> None:
+    with pytest.raises(TimeoutError):
+        pair[0].wait_message(0.05)
+
+
+def test_listen_replaces_a_dead_socket_but_nothing_else(tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+    listen(path).close()
+    again = listen(path)
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+    connect(path, 5.0).close()
+    again.close()
+    with pytest.raises(ConnectionRefusedError):
+        connect(path, 5.0)
+    plain = tmp_path / "file"
+    plain.write_text("keep me")
+    with pytest.raises(OSError):  # noqa: PT011
+        listen(str(plain))
+    assert plain.read_text() == "keep me"
+
+
+def test_peers_of_another_user_are_refused(pair: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch) -> None:
+    from megatron_ft.ipc import wire
+
+    uid = os.geteuid()
+    assert wire.check_peer(pair[0]._sock) == os.getpid()
+    monkeypatch.setattr(os, "geteuid", lambda: uid + 1)
+    if uid == 0:
+        assert wire.check_peer(pair[0]._sock) == os.getpid()  # root may talk to anybody's monitor
+    else:
+        with pytest.raises(ProtocolError):
+            wire.check_peer(pair[0]._sock)
