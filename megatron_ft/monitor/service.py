@@ -195,11 +195,7 @@ class MonitorService:
     def _act_in_time(self) -> None:
         if self._ending is not None:
             self._go_on_ending(self._ending)
-        elif (
-            self._watched is not None
-            and self._next_look_ns is not None
-            and time.monotonic_ns() >= self._next_look_ns
-        ):
+        elif self._watched is not None and self._next_look_ns is not None and time.monotonic_ns() >= self._next_look_ns:
             self._look(self._watched)
 
     def _look(self, watched: WatchedRank) -> None:

@@ -29,9 +29,7 @@ class WatchedRank:
         self.attached = attached
         self._config = config
         self.board = Board(attached.board_fd)
-        self.state = MonitorState(
-            check_interval_ns=round(config.workload_check_interval * 1e9), last_look_ns=start_ns
-        )
+        self.state = MonitorState(check_interval_ns=round(config.workload_check_interval * 1e9), last_look_ns=start_ns)
         self.was_stopped = False
         self.logged_timeouts_version = 0
         self.logged_first_iteration = False

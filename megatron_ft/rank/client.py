@@ -78,9 +78,7 @@ class RankMonitorClient:
                 "workload monitoring is initialized already; call shutdown_workload_monitoring() before"
             )
         if num_warmup_iters is not None and (not isinstance(num_warmup_iters, int) or num_warmup_iters < 0):
-            raise RankMonitorClientError(
-                f"num_warmup_iters must be a whole number >= 0, got {num_warmup_iters!r}"
-            )
+            raise RankMonitorClientError(f"num_warmup_iters must be a whole number >= 0, got {num_warmup_iters!r}")
         path = os.environ.get(MONITOR_SOCKET)
         if not path:
             raise NotUnderLauncherError(
@@ -95,9 +93,7 @@ class RankMonitorClient:
     def _begin(self, info: RankInfo, welcome: Welcome) -> None:
         cfg = welcome.config
         self.rank_info, self.cfg = info, cfg
-        self.hb_timeouts = HeartbeatTimeouts(
-            cfg.initial_rank_heartbeat_timeout, cfg.rank_heartbeat_timeout, False
-        )
+        self.hb_timeouts = HeartbeatTimeouts(cfg.initial_rank_heartbeat_timeout, cfg.rank_heartbeat_timeout, False)
         self.section_timeouts = SectionTimeouts(
             dict(cfg.rank_section_timeouts), cfg.rank_out_of_section_timeout, set(), False
         )
@@ -211,9 +207,7 @@ class RankMonitorClient:
         recorder = self._ready()
         timeouts = self.section_timeouts
         assert timeouts is not None
-        names = (
-            list(timeouts.section) if selected_sections is None else list(dict.fromkeys(selected_sections))
-        )
+        names = list(timeouts.section) if selected_sections is None else list(dict.fromkeys(selected_sections))
         unknown = [name for name in names if name not in timeouts.section]
         if unknown:
             raise RankMonitorClientError(
@@ -365,9 +359,7 @@ class RankMonitorClient:
 
 
 def _not_initialized() -> RankMonitorClientError:
-    return RankMonitorClientError(
-        "workload monitoring is not initialized; call init_workload_monitoring() first"
-    )
+    return RankMonitorClientError("workload monitoring is not initialized; call init_workload_monitoring() first")
 
 
 def _seconds(ns: int) -> float:

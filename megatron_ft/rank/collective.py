@@ -14,12 +14,7 @@ def max_over_ranks(values: Sequence[float]) -> tuple[list[float], list[int]]:
     """
     # a job without torch.distributed hasn't imported it, and shouldn't have to
     distributed = sys.modules.get("torch.distributed")
-    if (
-        not values
-        or distributed is None
-        or not distributed.is_available()
-        or not distributed.is_initialized()
-    ):
+    if not values or distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return list(values), [0] * len(values)
     import torch
     import torch.distributed as dist
@@ -38,9 +33,7 @@ def _device_of_backend(config: str) -> str:
     """Where a tensor must lie for a backend, e.g. ``cpu:gloo,cuda:nccl`` or ``nccl``: the CPU if it can."""
     import torch
 
-    backends = {
-        device: name for device, _, name in (part.rpartition(":") for part in config.lower().split(","))
-    }
+    backends = {device: name for device, _, name in (part.rpartition(":") for part in config.lower().split(","))}
     if "cpu" in backends or any(name in ("gloo", "mpi", "fake") for name in backends.values()):
         return "cpu"
     accelerator = torch.accelerator.current_accelerator()

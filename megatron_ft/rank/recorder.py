@@ -194,9 +194,7 @@ class Recorder:
     def _refusal(self, section: str, state: str) -> RankMonitorClientError:
         if section not in self._slots:
             names = ", ".join(repr(name) for name in self._slots) or "none"
-            return RankMonitorClientError(
-                f"section {section!r} is not configured; configured sections: {names}"
-            )
+            return RankMonitorClientError(f"section {section!r} is not configured; configured sections: {names}")
         return RankMonitorClientError(f"section {section!r} is already {state}")
 
     def _write_again(self) -> None:

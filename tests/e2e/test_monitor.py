@@ -29,7 +29,8 @@ def test_a_hung_section_ends_the_rank_with_the_configured_signal_and_not_before_
         monitor(tmp_path / "s", rank_section_timeouts={"step": 0.5}, rank_termination_signal="SIGTERM"),
         rank(
             tmp_path / "s",
-            f"client.init_workload_monitoring()\nclient.start_section('step')\nsay('hung', time.monotonic())\n{FOREVER}",
+            "client.init_workload_monitoring()\nclient.start_section('step')\n"
+            f"say('hung', time.monotonic())\n{FOREVER}",
         ) as process,
     ):
         began = float(expect(process, "hung"))
@@ -258,7 +259,8 @@ def test_lower_timeouts_count_at_once(tmp_path: Path) -> None:
 client.init_workload_monitoring()
 with client.section('step'): pass
 client.calculate_and_set_section_timeouts(['step'], calc_out_of_section=False)
-client.load_state_dict({{"current_timeouts": {{"section": {{"section": {{"step": 0.2}}, "calculated_sections": ["step"]}}}}}})
+short = {{"section": {{"step": 0.2}}, "calculated_sections": ["step"]}}
+client.load_state_dict({{"current_timeouts": {{"section": short}}}})
 client.start_section('step')
 say('hung', time.monotonic())
 {FOREVER}

@@ -1,0 +1,73 @@
+# make demo     a real Megatron GPT loses a rank twice and ends with the weights of an undisturbed run
+# make test     all tests                       make test TEST_ARGS="-k board"
+# make lint     ruff and mypy
+# make bench    what it costs, beside torchrun and nvidia-resiliency-ext
+# make clean    remove what the targets above made, .venv included
+#
+# Each target first installs what it needs into .venv; a second call finds it there. PYTHON=python3.12 picks another
+# interpreter, TORCH="torch==2.13.0 --index-url ..." another build of torch.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
+INSTALLED := .venv/.installed
+BENCH_INSTALLED := .venv/.bench-installed
+CODE := megatron_ft tests examples
+
+.PHONY: help demo test lint bench clean
+
+help:
+	@sed -n 's/^# \(make [a-z]*\)/\1/p' Makefile
+
+demo: $(INSTALLED)
+	@$(BIN)/python examples/demo.py $(DEMO_ARGS)
+
+test: $(INSTALLED)
+	@$(BIN)/python -m pytest $(TEST_ARGS)
+
+lint: $(INSTALLED)
+	@$(BIN)/ruff check --quiet $(CODE)
+	@$(BIN)/ruff format --quiet --check $(CODE) || { echo "make lint: run $(BIN)/ruff format" >&2; exit 1; }
+	@$(BIN)/mypy --no-error-summary
+
+bench: $(BENCH_INSTALLED)
+	@$(BIN)/python tests/bench/run.py $(BENCH_ARGS)
+
+clean:
+	@rm -rf .venv build dist out *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Without a GPU the CPU build of torch does, and is ten times smaller: an index or a folder that pip already knows may
+# have it. Where none has, it is the plain one; TORCH= above names an index of your own.
+TORCH ?=
+$(INSTALLED): pyproject.toml constraints.txt
+	@version=$$($(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) || version=missing; \
+	case $$version in \
+	    3.[0-9]|2.*|missing) \
+	        echo "make: $(PYTHON) is $$version, and 3.10 or newer is needed: make PYTHON=python3.12 ..." >&2; exit 1;; \
+	esac
+	@echo "make: installing into .venv (once)" >&2
+	@$(PYTHON) -m venv .venv
+	@if [[ -n "$(TORCH)" ]]; then $(PIP) $(TORCH); \
+	elif nvidia-smi --list-gpus >/dev/null 2>&1; then $(PIP) torch; \
+	else torch=$$(sed -n 's/^torch==//p' constraints.txt); \
+	    $(PIP) "torch==$$torch+cpu" >/dev/null 2>&1 \
+	    || $(PIP) torch; \
+	fi
+	@$(PIP) setuptools wheel
+	@$(PIP) --no-build-isolation --editable ".[examples,report,test]"
+	@touch $@
+
+# The reference and what it imports go into a folder of their own: its script is called ft_launcher like ours, and
+# nothing of it may load into our processes. Where it can't be installed, the comparison with it is left out.
+$(BENCH_INSTALLED): $(INSTALLED)
+	@$(PIP) --no-deps --upgrade --target .venv/nvrx \
+	    nvidia-resiliency-ext==0.4.1 defusedxml nvidia-ml-py pynvml \
+	    || echo "make: nvidia-resiliency-ext==0.4.1 can't be installed here: measuring without it" >&2
+	@touch $@

@@ -1,0 +1,58 @@
+"""Fault tolerance for Megatron-style training: hang detection, restarts, learned timeouts.
+
+The names below are imported on first use: ``import megatron_ft`` itself costs nothing and imports no torch,
+because every rank monitor runs it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from megatron_ft.core.control import WorkloadAction, WorkloadControlRequest
+    from megatron_ft.core.errors import RankMonitorClientError
+    from megatron_ft.core.rank_info import RankInfo
+    from megatron_ft.core.timeouts import HeartbeatTimeouts, SectionTimeouts
+    from megatron_ft.ipc.config_file import FaultToleranceConfig
+    from megatron_ft.rank.client import RankMonitorClient
+    from megatron_ft.rank.server import RankMonitorServer
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "FaultToleranceConfig",
+    "HeartbeatTimeouts",
+    "RankInfo",
+    "RankMonitorClient",
+    "RankMonitorClientError",
+    "RankMonitorServer",
+    "SectionTimeouts",
+    "WorkloadAction",
+    "WorkloadControlRequest",
+]
+
+_HOME = {
+    "FaultToleranceConfig": "megatron_ft.ipc.config_file",
+    "HeartbeatTimeouts": "megatron_ft.core.timeouts",
+    "RankInfo": "megatron_ft.core.rank_info",
+    "RankMonitorClient": "megatron_ft.rank.client",
+    "RankMonitorClientError": "megatron_ft.core.errors",
+    "RankMonitorServer": "megatron_ft.rank.server",
+    "SectionTimeouts": "megatron_ft.core.timeouts",
+    "WorkloadAction": "megatron_ft.core.control",
+    "WorkloadControlRequest": "megatron_ft.core.control",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value  # next time it is found without this function
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

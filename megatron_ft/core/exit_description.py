@@ -1,0 +1,237 @@
+"""How ranks ended, in words, and which of them began it.
+
+When one rank dies, the others die of it: of errors in their collectives, of the launcher's signals. What is
+asked here is which end was the cause, and how to say it in one line.
+"""
+
+from __future__ import annotations
+
+import enum
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = [
+    "Cause",
+    "CauseKind",
+    "HangVerdict",
+    "RankExit",
+    "RankView",
+    "describe_exit",
+    "describe_hang",
+    "find_cause",
+    "find_culprit",
+    "is_by_us",
+]
+
+_TIE_NS = 250_000_000
+"""Ends that were seen within this time of the first one: the order in which they were seen says little."""
+_OWN_FAULTS = frozenset({"SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSYS", "SIGTRAP"})
+_MAX_ERROR_CHARACTERS = 200
+
+
+class CauseKind(enum.Enum):
+    """What ended a cycle; the values stand in the event log."""
+
+    HANG = "hang"
+    CRASH = "crash"
+    SIGNAL = "signal"
+    REQUEST = "request"
+    MEMBERSHIP = "membership"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankExit:
+    """The end of one rank.
+
+    Args:
+        exitcode: as ``subprocess`` has it: negative is the number of the signal that ended it.
+        at_ns: when the launcher saw it (CLOCK_MONOTONIC).
+        signals_sent: what the launcher or the rank's monitor had sent it before.
+        iteration: the last one it reported, None if it never did.
+        error: type and message of the exception it recorded, None if there is none.
+        error_at_s: wall-clock time of that exception (whole seconds), None if there is none.
+    """
+
+    rank: int
+    local_rank: int
+    pid: int
+    exitcode: int
+    at_ns: int
+    signals_sent: frozenset[int] = frozenset()
+    iteration: int | None = None
+    error: str | None = None
+    error_at_s: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class HangVerdict:
+    """A rank that its monitor found overdue. Seconds; ``kind`` is the monitor's word for what was overdue."""
+
+    rank: int
+    local_rank: int
+    kind: str
+    section: str | None
+    elapsed_s: float
+    timeout_s: float
+    iteration: int | None
+    at_ns: int
+    stopped: bool = False
+    """The process was stopped by a signal (SIGSTOP, SIGTSTP)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankView:
+    """How a rank of this node looked when some rank was found hung: to tell who hangs from who waits for it."""
+
+    rank: int
+    local_rank: int
+    stopped: bool
+    iteration: int | None
+    section: str | None
+    """The outermost open section, None if it is out of section."""
+    since_ns: int
+    """Since when that is so (CLOCK_MONOTONIC)."""
+    timeout_s: float | None
+    closing: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cause:
+    """Why a cycle ended: one line, and the fields of the event log."""
+
+    kind: CauseKind
+    text: str
+    rank: int | None = None
+    iteration: int | None = None
+
+    @property
+    def line(self) -> str:
+        """The text with the iteration, where it is known."""
+        return self.text if self.iteration is None else f"{self.text} at iteration {self.iteration}"
+
+
+def is_by_us(rank_exit: RankExit) -> bool:
+    """Whether a rank ended because launcher or monitor had signalled it.
+
+    SIGKILL that none of us sent isn't ours, whatever we had sent before it: somebody else was quicker.
+    """
+    if not rank_exit.signals_sent:
+        return False
+    return rank_exit.exitcode != -signal.SIGKILL or signal.SIGKILL in rank_exit.signals_sent
+
+
+def describe_exit(rank_exit: RankExit) -> str:
+    """Say how a rank ended: "rank 1 killed by SIGKILL (not by us)"."""
+    who = f"rank {rank_exit.rank}"
+    code = rank_exit.exitcode
+    if rank_exit.error is not None and code > 0:
+        return f"{who} raised {_one_line(rank_exit.error)}"
+    if code == 0:
+        return f"{who} finished"
+    if code > 0:
+        # a shell reports the signal that ended its command as 128 + number
+        inner = _signal_name(code - 128) if code > 128 else None
+        return f"{who} exited with code {code}" + (f" (128 + {inner})" if inner else "")
+    name = _signal_name(-code) or f"signal {-code}"
+    if name in _OWN_FAULTS and not is_by_us(rank_exit):
+        return f"{who} crashed with {name}"
+    return f"{who} killed by {name}" + ("" if is_by_us(rank_exit) else " (not by us)")
+
+
+def describe_hang(verdict: HangVerdict) -> str:
+    """Say what was overdue: "rank 0 hung in 'step' for 3.0 s (timeout 3.0 s)"."""
+    who, elapsed = f"rank {verdict.rank}", f"{verdict.elapsed_s:.1f} s"
+    note = f"(timeout {verdict.timeout_s:.1f} s" + (", process stopped)" if verdict.stopped else ")")
+    if verdict.section is not None:
+        return f"{who} hung in '{verdict.section}' for {elapsed} {note}"
+    if verdict.kind == "initial_heartbeat":
+        return f"{who} sent no first heartbeat for {elapsed} {note}"
+    if verdict.kind == "heartbeat":
+        return f"{who} sent no heartbeat for {elapsed} {note}"
+    return f"{who} hung out of section for {elapsed} {note}"
+
+
+def find_culprit(verdict: HangVerdict, others: Sequence[RankView]) -> HangVerdict:
+    """The rank that hangs, where the one found first may only wait for it in a collective.
+
+    A rank that was stopped by a signal is the one; so is one that is an iteration behind and has been where it
+    is for most of that time. If nothing tells them apart, it is the one that was found.
+    """
+    if verdict.stopped:
+        return verdict
+    candidates = [other for other in others if other.rank != verdict.rank and not other.closing]
+    stopped = [other for other in candidates if other.stopped]
+    if stopped:
+        return _as_verdict(min(stopped, key=lambda other: other.rank), verdict)
+    behind = [other for other in candidates if _is_behind(other, verdict)]
+    if behind:
+        return _as_verdict(min(behind, key=lambda other: (other.iteration or 0, other.rank)), verdict)
+    return verdict
+
+
+def find_cause(exits: Sequence[RankExit], verdicts: Sequence[HangVerdict]) -> Cause | None:
+    """Why a cycle failed; None if no rank failed.
+
+    A verdict wins over every end, because what was found hung is ended by us. Else the first end that isn't our
+    doing; among ends seen at the same time a signal from outside is likelier the cause than an error that the
+    loss of a peer would raise, too, and an error recorded earlier likelier than a later one.
+    """
+    if verdicts:
+        first = min(verdicts, key=lambda verdict: verdict.at_ns)
+        return Cause(kind=CauseKind.HANG, text=describe_hang(first), rank=first.rank, iteration=first.iteration)
+    failed = [rank_exit for rank_exit in exits if rank_exit.exitcode != 0]
+    candidates = [rank_exit for rank_exit in failed if not is_by_us(rank_exit)] or failed
+    if not candidates:
+        return None
+    seen_first = min(rank_exit.at_ns for rank_exit in candidates)
+    tied = [rank_exit for rank_exit in candidates if rank_exit.at_ns - seen_first <= _TIE_NS]
+    cause = min(tied, key=_suspicion)
+    return Cause(kind=_kind_of(cause), text=describe_exit(cause), rank=cause.rank, iteration=cause.iteration)
+
+
+def _suspicion(rank_exit: RankExit) -> tuple[int, int, int, int]:
+    """Least is the likeliest cause among ends seen at the same time."""
+    name = _signal_name(-rank_exit.exitcode) if rank_exit.exitcode < 0 else None
+    # a library that loses its peer aborts (SIGABRT) or lets an error end the rank; nothing sends SIGKILL for it
+    grade = 1 if name in (None, "SIGABRT") else 2 if name == "SIGTERM" else 0
+    error_at = rank_exit.error_at_s if rank_exit.error_at_s is not None else 2**62
+    return grade, error_at, rank_exit.at_ns, rank_exit.rank
+
+
+def _kind_of(rank_exit: RankExit) -> CauseKind:
+    if rank_exit.exitcode >= 0 or _signal_name(-rank_exit.exitcode) in _OWN_FAULTS:
+        return CauseKind.CRASH
+    return CauseKind.SIGNAL
+
+
+def _is_behind(other: RankView, verdict: HangVerdict) -> bool:
+    if other.iteration is None or verdict.iteration is None or other.iteration >= verdict.iteration:
+        return False
+    return verdict.at_ns - other.since_ns >= verdict.elapsed_s * 0.5e9
+
+
+def _as_verdict(other: RankView, found: HangVerdict) -> HangVerdict:
+    return HangVerdict(
+        rank=other.rank,
+        local_rank=other.local_rank,
+        kind=found.kind if other.section is None else "section",
+        section=other.section,
+        elapsed_s=max(0.0, (found.at_ns - other.since_ns) / 1e9),
+        timeout_s=found.timeout_s if other.timeout_s is None else other.timeout_s,
+        iteration=other.iteration,
+        at_ns=found.at_ns,
+        stopped=other.stopped,
+    )
+
+
+def _signal_name(number: int) -> str | None:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return None
+
+
+def _one_line(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _MAX_ERROR_CHARACTERS else line[: _MAX_ERROR_CHARACTERS - 3] + "..."

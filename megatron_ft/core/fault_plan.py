@@ -1,0 +1,190 @@
+"""Planned faults: which rank does what to itself, at which iteration of which cycle.
+
+A plan may leave the rank, the iteration or the kind of fault to chance; the seed decides then, alike on all
+ranks and in every run. Parsing, drawing and asking what is due are pure; ``rank/fault_injector.py`` acts.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from megatron_ft.core.config_fields import nearest, show
+from megatron_ft.core.errors import ConfigError
+
+__all__ = ["FAULT_TYPES", "FaultPlan", "PlannedFault", "due", "not_fired", "parse_plan", "resolve"]
+
+RANDOM = "random"
+RANDOM_TYPES = ("rank_killed", "rank_hung")
+"""What type ``random`` draws from."""
+FAULT_TYPES: Mapping[str, str] = {
+    "rank_killed": "is killed (SIGKILL)",
+    "rank_hung": "is stopped (SIGSTOP)",
+    "sleep": "sleeps for ever",
+    "spin": "spins for ever",
+    "exception": "raises an exception",
+    "exit": "exits",
+    "segfault": "has a segmentation fault",
+}
+"""Type -> what the rank does."""
+
+_PLAN_KEYS = ("seed", "faults")
+_FAULT_KEYS = ("cycle", "rank", "iteration", "type", "exit_code")
+_DEFAULT_EXIT_CODE = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedFault:
+    """One fault, nothing left open."""
+
+    cycle: int
+    rank: int
+    iteration: int
+    type: str
+    exit_code: int = _DEFAULT_EXIT_CODE
+    """Only for type ``exit``."""
+
+    def describe(self) -> str:
+        """One line."""
+        what = FAULT_TYPES[self.type]
+        if self.type == "exit":
+            what += f" with code {self.exit_code}"
+        return f"rank {self.rank} {what} at iteration {self.iteration} of cycle {self.cycle}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FaultEntry:
+    """One fault as written; ``None`` is a rank left to chance, a range of iterations is inclusive."""
+
+    cycle: int
+    rank: int | None
+    iterations: tuple[int, int]
+    type: str
+    exit_code: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class FaultPlan:
+    """A plan as written."""
+
+    seed: int
+    faults: tuple[FaultEntry, ...]
+    source: str
+    """Where it was read, for messages."""
+
+
+def parse_plan(document: object, *, source: str = "fault plan") -> FaultPlan:
+    """Check a plan.
+
+    Args:
+        document: ``{"seed": 0, "faults": [{"cycle", "rank", "iteration", "type", "exit_code"}]}``; ``rank``
+            is a number or ``random``, ``iteration`` a number or a range ``[first, last]``, ``type`` one of
+            :data:`FAULT_TYPES` or ``random``; ``seed`` (0), ``cycle`` (0), ``exit_code`` (1) may be missing.
+        source: what to call it in messages.
+
+    Raises:
+        ConfigError: one line that says what is wrong, and what is allowed.
+    """
+    if not isinstance(document, Mapping):
+        raise ConfigError(f"{source}: a mapping with the key 'faults' is expected, not {show(document)}")
+    _check_keys(source, document, _PLAN_KEYS)
+    entries = document.get("faults")
+    if not isinstance(entries, Sequence) or isinstance(entries, str):
+        raise ConfigError(f"{source}: faults must be a list, not {show(entries)}")
+    return FaultPlan(
+        seed=_whole(f"{source}: seed", document.get("seed", 0)),
+        faults=tuple(_parse_fault(f"{source}: fault {n}", entry) for n, entry in enumerate(entries, start=1)),
+        source=source,
+    )
+
+
+def resolve(plan: FaultPlan, world_size: int) -> tuple[PlannedFault, ...]:
+    """The faults with everything drawn: the same for the same plan and ``world_size``, on every rank.
+
+    Raises:
+        ConfigError: a rank that a job of ``world_size`` ranks doesn't have, or two faults for one moment.
+    """
+    resolved: list[PlannedFault] = []
+    for number, entry in enumerate(plan.faults):
+        # one generator for each fault, so that editing one of them doesn't move the others
+        draw = random.Random(f"{plan.seed}/{number}")
+        drawn_type, drawn_rank = draw.choice(RANDOM_TYPES), draw.randrange(world_size)
+        fault = PlannedFault(
+            cycle=entry.cycle,
+            rank=drawn_rank if entry.rank is None else entry.rank,
+            iteration=draw.randint(*entry.iterations),
+            type=drawn_type if entry.type == RANDOM else entry.type,
+            exit_code=entry.exit_code,
+        )
+        where = f"{plan.source}: fault {number + 1}"
+        if fault.rank >= world_size:
+            raise ConfigError(f"{where}: rank must be below the number of ranks, {world_size}, not {fault.rank}")
+        if due(resolved, fault.cycle, fault.rank, fault.iteration) is not None:
+            raise ConfigError(
+                f"{where}: rank {fault.rank} already has one at iteration {fault.iteration} of cycle {fault.cycle}"
+            )
+        resolved.append(fault)
+    return tuple(resolved)
+
+
+def due(faults: Iterable[PlannedFault], cycle: int, rank: int, iteration: int) -> PlannedFault | None:
+    """The fault of exactly this moment, if there is one."""
+    for fault in faults:
+        if (fault.cycle, fault.rank, fault.iteration) == (cycle, rank, iteration):
+            return fault
+    return None
+
+
+def not_fired(faults: Iterable[PlannedFault], fired: Iterable[Mapping[str, Any]]) -> list[PlannedFault]:
+    """Which faults have no ``fault_injected`` record among ``fired`` (of all ranks' event logs)."""
+    seen = {tuple(record.get(key) for key in ("cycle", "rank", "iteration", "type")) for record in fired}
+    return [fault for fault in faults if (fault.cycle, fault.rank, fault.iteration, fault.type) not in seen]
+
+
+def _parse_fault(where: str, entry: object) -> FaultEntry:
+    if not isinstance(entry, Mapping):
+        raise ConfigError(f"{where}: a mapping is expected, not {show(entry)}")
+    _check_keys(where, entry, _FAULT_KEYS)
+    for key in ("rank", "iteration", "type"):
+        if key not in entry:
+            raise ConfigError(f"{where}: {key} is missing")
+    kind = entry["type"]
+    if kind != RANDOM and (not isinstance(kind, str) or kind not in FAULT_TYPES):
+        raise ConfigError(f"{where}: unknown type {show(kind)}{nearest(str(kind), [*FAULT_TYPES, RANDOM])}")
+    if "exit_code" in entry and kind != "exit":
+        raise ConfigError(f"{where}: exit_code is only for type 'exit', not {kind!r}")
+    rank = entry["rank"]
+    return FaultEntry(
+        cycle=_whole(f"{where}: cycle", entry.get("cycle", 0)),
+        rank=None if rank == RANDOM else _whole(f"{where}: rank", rank, f"{RANDOM!r} or "),
+        iterations=_iterations(f"{where}: iteration", entry["iteration"]),
+        type=kind,
+        exit_code=_whole(f"{where}: exit_code", entry.get("exit_code", _DEFAULT_EXIT_CODE), most=255),
+    )
+
+
+def _iterations(name: str, value: object) -> tuple[int, int]:
+    if not isinstance(value, (list, tuple)):
+        number = _whole(name, value, "a range [first, last] or ")
+        return number, number
+    if len(value) != 2:
+        raise ConfigError(f"{name} must be a range [first, last] or a whole number from 0, not {show(value)}")
+    first, last = (_whole(name, number) for number in value)
+    if first > last:
+        raise ConfigError(f"{name}: the range {show(value)} is empty")
+    return first, last
+
+
+def _whole(name: str, value: object, or_else: str = "", most: int | None = None) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0 or (most is not None and value > most):
+        limit = "" if most is None else f" to {most}"
+        raise ConfigError(f"{name} must be {or_else}a whole number from 0{limit}, not {show(value)}")
+    return value
+
+
+def _check_keys(where: str, mapping: Mapping[Any, Any], known: Sequence[str]) -> None:
+    for key in mapping:
+        if key not in known:
+            raise ConfigError(f"{where}: unknown key {show(key)}{nearest(str(key), known)}")

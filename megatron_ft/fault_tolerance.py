@@ -1,0 +1,374 @@
+"""Fault tolerance for a Megatron-style train loop: hooks around its setup, steps and saves.
+
+Run the script with ``ft_launcher``, initialise the default process group, call :func:`setup`, and then each
+hook where its name says. Before ``setup``, after :func:`shutdown`, and with ``config.ft`` None, every hook
+does nothing. Configuration and state are read by attribute only: Megatron-Bridge's own objects fit, and so do
+the plain ones of this module (:class:`GlobalState` and what it holds).
+
+===============  ==========================================================================================
+section          is open
+===============  ==========================================================================================
+"setup"          from ``setup`` to the first training or evaluation step
+"step"           in each step; the first of a run and of each evaluation is out of section, for it may be slow
+"checkpointing"  in each save, and while an asynchronous one is finalised
+===============  ==========================================================================================
+
+With ``calc_ft_timeouts`` the timeouts are learned, after each save and at the end, and kept in
+``<save>/ft_state.json`` for the next run. Times are seconds.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from megatron_ft.core.control import WorkloadAction, WorkloadControlRequest
+from megatron_ft.core.errors import RankMonitorClientError
+from megatron_ft.core.timeouts import OUT_OF_SECTION
+from megatron_ft.core.update_rules import choose_update
+from megatron_ft.rank import agreement, learning, say, simulated_fault, tolerant
+from megatron_ft.rank.client import RankMonitorClient
+from megatron_ft.rank.loop_state import (
+    CheckpointConfig,
+    FaultToleranceSettings,
+    FaultToleranceState,
+    GlobalState,
+    LoopConfig,
+    TrainState,
+)
+from megatron_ft.rank.save_dir import why_unusable
+from megatron_ft.rank.say import print_rank_0
+
+__all__ = [
+    "CheckpointConfig",
+    "FaultToleranceSettings",
+    "FaultToleranceState",
+    "GlobalState",
+    "LoopConfig",
+    "TrainState",
+    "abort",
+    "maybe_setup_simulated_fault",
+    "on_checkpoint_loaded",
+    "on_checkpointing_end",
+    "on_checkpointing_start",
+    "on_eval_step_end",
+    "on_eval_step_start",
+    "on_training_step_end",
+    "on_training_step_start",
+    "setup",
+    "shutdown",
+]
+
+_NUM_WARMUP_ITERS: int = 1
+_MIN_ITERS_FOR_STEP_TIMEOUT_UPDATE: int = 16
+
+_SECTIONS = ("setup", "step", "checkpointing")
+_STATE_FILE = "ft_state.json"
+_EXIT_MISTAKE = 2
+"""How a rank ends whose user has to change something first."""
+
+_current_client: Any = None
+"""The client of the latest ``setup``, for the event log of a simulated fault, which is given no state."""
+_after_disconnect: list[Callable[[], None]] | None = None
+"""While shutting down: what waits until the monitor no longer watches. No section covers the last write of the
+state file, and its time isn't learned: a slow disk must not look like a hang in a run that has ended well."""
+
+
+def setup(config: Any, global_state: Any) -> None:
+    """Connect this rank to its monitor, load learned timeouts, open "setup". A collective (one broadcast).
+
+    Nothing happens if ``config.ft`` is None or says ``enable_ft_package=False``. A second call closes the
+    first client.
+
+    Args:
+        config: ``checkpoint.save``, ``checkpoint.async_save``, ``ft.calc_ft_timeouts``.
+        global_state: ``rank_monitor_client`` and ``fault_tolerance_state`` are set.
+
+    Raises:
+        ValueError: there is no save directory.
+        RankMonitorClientError: the script wasn't started with ``ft_launcher``, or its monitor refuses it.
+        SystemExit: the save directory can't be written: the launcher was told not to restart.
+    """
+    if config.ft is None or getattr(config.ft, "enable_ft_package", True) is False:
+        return
+    save = config.checkpoint.save
+    if not save:
+        raise ValueError("checkpointing save dir must be set for fault tolerance: config.checkpoint.save is empty")
+    first = getattr(global_state, "rank_monitor_client", None)
+    if first is not None:
+        _disconnect(first, global_state)
+    if getattr(global_state, "fault_tolerance_state", None) is None:
+        global_state.fault_tolerance_state = FaultToleranceState()
+    say.forget()
+
+    client = RankMonitorClient()
+    client.init_workload_monitoring()
+    problem = why_unusable(save, create=get_rank_safe() == 0)
+    if problem is not None:
+        _give_up(client, problem)
+
+    ft_state = global_state.fault_tolerance_state
+    ft_state.ft_state_path = os.path.join(save, _STATE_FILE)
+    ft_state.is_async_chkpt_enabled = config.checkpoint.async_save
+    ft_state.is_calculating_timeouts = config.ft.calc_ft_timeouts
+    # a second run in the same process starts at its own beginning
+    ft_state.seen_tr_iters_cnt = ft_state.curr_eval_iter_idx = ft_state.seen_checkpoints_cnt = 0
+    global_state.rank_monitor_client = client
+    _remember_client(client)
+
+    added = learning.prepare(client, _SECTIONS)
+    if added:
+        print_rank_0(f"FT: no timeout is configured for {_quoted(added)}: infinite until one is learned")
+    _load_state_if_exists(global_state)
+    client.start_section("setup")
+    ft_state.is_setup_section_open = True
+
+
+def on_training_step_start(global_state: Any) -> None:
+    """Before each training step: closes "setup", reports the iteration, opens "step" (not in the warm-up)."""
+    client = _active_client(global_state)
+    if client is None:
+        return
+    ft_state = global_state.fault_tolerance_state
+    iteration = getattr(getattr(global_state, "train_state", None), "step", None)
+    if type(iteration) is int and iteration >= 0:
+        tolerant.call(client.set_iteration, iteration)
+    _close_setup(client, ft_state)
+    if ft_state.seen_tr_iters_cnt >= _NUM_WARMUP_ITERS:
+        tolerant.start_section(client, "step")
+    ft_state.curr_eval_iter_idx = 0  # the next evaluation has its own warm-up
+
+
+def on_training_step_end(global_state: Any) -> None:
+    """After each training step: closes "step" if it was opened."""
+    client = _active_client(global_state)
+    if client is None:
+        return
+    ft_state = global_state.fault_tolerance_state
+    if ft_state.seen_tr_iters_cnt >= _NUM_WARMUP_ITERS:
+        tolerant.end_section(client, "step")
+    ft_state.seen_tr_iters_cnt += 1
+
+
+def on_eval_step_start(global_state: Any) -> None:
+    """Before each evaluation step: closes "setup" (a run may begin so), opens "step" (not in the warm-up)."""
+    client = _active_client(global_state)
+    if client is None:
+        return
+    ft_state = global_state.fault_tolerance_state
+    _close_setup(client, ft_state)
+    if ft_state.curr_eval_iter_idx >= _NUM_WARMUP_ITERS:
+        tolerant.start_section(client, "step")
+
+
+def on_eval_step_end(global_state: Any) -> None:
+    """After each evaluation step: closes "step" if it was opened."""
+    client = _active_client(global_state)
+    if client is None:
+        return
+    ft_state = global_state.fault_tolerance_state
+    if ft_state.curr_eval_iter_idx >= _NUM_WARMUP_ITERS:
+        tolerant.end_section(client, "step")
+    ft_state.curr_eval_iter_idx += 1
+
+
+def on_checkpointing_start(global_state: Any) -> None:
+    """Before each save and each finalisation of an asynchronous one: opens "checkpointing"."""
+    client = _active_client(global_state)
+    if client is not None:
+        tolerant.start_section(client, "checkpointing")
+
+
+def on_checkpointing_end(is_async_finalization: bool, global_state: Any) -> None:
+    """After each save or finalisation: closes "checkpointing"; after a save, updates timeouts (a collective).
+
+    Args:
+        is_async_finalization: True after a finalisation. It comes before each step and mostly does nothing,
+            so it doesn't count as a save.
+        global_state: the state.
+    """
+    client = _active_client(global_state)
+    if client is None:
+        return
+    tolerant.end_section(client, "checkpointing")
+    if not is_async_finalization:
+        global_state.fault_tolerance_state.seen_checkpoints_cnt += 1
+        _maybe_update_timeouts(global_state)
+
+
+def on_checkpoint_loaded(is_local_chkpt: bool, global_state: Any) -> None:
+    """After a load. "setup" is learned only if it held the load of a persistent checkpoint.
+
+    A local one, out of memory, is so fast that the next run's setup would be cut short.
+    """
+    ft_state = getattr(global_state, "fault_tolerance_state", None)
+    if ft_state is not None:
+        ft_state.is_persistent_chkpt_loaded = not is_local_chkpt
+
+
+def shutdown(global_state: Any) -> None:
+    """At the end: closes open sections, updates timeouts (a collective), disconnects; hooks are no-ops again.
+
+    While an exception is in flight this is :func:`abort`: other ranks may be in another collective.
+    """
+    client = getattr(global_state, "rank_monitor_client", None)
+    if client is None:
+        global_state.rank_monitor_client = None
+        return
+    if sys.exc_info()[1] is not None:
+        abort(global_state)
+        return
+    global _after_disconnect
+    writes: list[Callable[[], None]] = []
+    _after_disconnect = writes
+    try:
+        tolerant.call(client.end_all_sections)
+        global_state.fault_tolerance_state.is_setup_section_open = False
+        _maybe_update_timeouts(global_state, is_closing_ft=True)
+    finally:
+        _after_disconnect = None
+        _disconnect(client, global_state)
+    for write in writes:
+        write()
+
+
+def abort(global_state: Any) -> None:
+    """Disconnect after a failure: no collective, nothing learned; hooks are no-ops again."""
+    client = getattr(global_state, "rank_monitor_client", None)
+    if client is not None:
+        _disconnect(client, global_state)
+
+
+def maybe_setup_simulated_fault(config: Any) -> None:
+    """If ``config.simulate_fault``: a thread of one rank will kill or stop that rank after a delay.
+
+    A collective (one broadcast) if the rank or the type is left to chance and there is a process group.
+
+    Args:
+        config: ``simulated_fault_type`` ("rank_killed", "rank_hung", "random"), ``simulated_fault_rank``
+            (None: a random one), ``simulated_fault_base_delay`` (seconds; up to 20 % are added).
+
+    Raises:
+        ValueError: one of them can't be right; on all ranks alike.
+    """
+    simulated_fault.maybe_start(config, client=lambda: _current_client)
+
+
+def get_rank_safe() -> int:
+    """This process's rank, also without a process group."""
+    return agreement.rank()
+
+
+def _load_state_if_exists(global_state: Any) -> None:
+    """Load ``ft_state.json``, the same on all ranks; a broken one is set aside. A collective."""
+    loaded = learning.load(
+        global_state.rank_monitor_client,
+        global_state.fault_tolerance_state.ft_state_path,
+        is_rank_0=get_rank_safe() == 0,
+    )
+    for line in loaded.infos:
+        print_rank_0(f"FT: {line}")
+    for line in loaded.warnings:
+        say.warn(line)
+
+
+def _update_timeouts(selected_sections: list[str], calc_out_of_section: bool, global_state: Any) -> None:
+    """Learn the timeouts of these sections (a collective) and write them to the file (rank 0)."""
+    client = global_state.rank_monitor_client
+    try:
+        client.calculate_and_set_section_timeouts(
+            selected_sections=selected_sections, calc_out_of_section=calc_out_of_section
+        )
+    except RankMonitorClientError as error:
+        # e.g. nothing observed: the training goes on under the old timeouts
+        say.warn(f"timeouts were not updated: {error}")
+        return
+    names = [*selected_sections, *([OUT_OF_SECTION] if calc_out_of_section else [])]
+    learning.log_learned(client, names)
+    print_rank_0(f"FT: {learning.describe_update(client, names)}")
+    if get_rank_safe() != 0:
+        return
+    write = functools.partial(_write_state, client, global_state.fault_tolerance_state.ft_state_path)
+    if _after_disconnect is None:
+        write()
+    else:
+        _after_disconnect.append(write)
+
+
+def _write_state(client: Any, path: str) -> None:
+    try:
+        learning.save(client, path, written_at_unix_s=time.time(), world_size=agreement.world_size())
+    except OSError as error:
+        say.warn(f"{path} can't be written: {error.strerror or error}. A restart won't know these timeouts")
+
+
+def _maybe_update_timeouts(global_state: Any, is_closing_ft: bool = False) -> None:
+    """Update what was seen well enough, if timeouts are to be learned; say once why the rest isn't."""
+    client = getattr(global_state, "rank_monitor_client", None)
+    if client is None:
+        return
+    ft_state = global_state.fault_tolerance_state
+    if not ft_state.is_calculating_timeouts:
+        return
+    update = choose_update(
+        is_persistent_chkpt_loaded=bool(ft_state.is_persistent_chkpt_loaded),
+        is_setup_open=ft_state.is_setup_section_open is True,
+        has_seen_enough_steps=ft_state.seen_tr_iters_cnt >= _MIN_ITERS_FOR_STEP_TIMEOUT_UPDATE,
+        has_saved=ft_state.seen_checkpoints_cnt > 0,
+        is_async_save=bool(ft_state.is_async_chkpt_enabled),
+        is_closing=is_closing_ft,
+    )
+    for reason in update.reasons:
+        say.once(reason)
+    if update.sections or update.out_of_section:
+        _update_timeouts(
+            selected_sections=list(update.sections),
+            calc_out_of_section=update.out_of_section,
+            global_state=global_state,
+        )
+
+
+def _give_up(client: Any, problem: str) -> NoReturn:
+    """End this rank, and the job with it: the user has to mend something, and a restart wouldn't help."""
+    request = WorkloadControlRequest(WorkloadAction.ShutdownWorkload, problem)
+    tolerant.call(client.send_workload_control_request, request)
+    tolerant.call(client.shutdown_workload_monitoring)
+    print_rank_0(f"FT: ERROR: {problem}", file=sys.stderr)
+    raise SystemExit(_EXIT_MISTAKE)
+
+
+def _active_client(global_state: Any) -> Any:
+    """The client to report to, or None: then the hook is a no-op."""
+    client = getattr(global_state, "rank_monitor_client", None)
+    if client is None:
+        return None
+    cfg = getattr(global_state, "cfg", None)
+    return None if cfg is not None and getattr(cfg, "ft", None) is None else client
+
+
+def _close_setup(client: Any, ft_state: Any) -> None:
+    if ft_state.is_setup_section_open:
+        tolerant.end_section(client, "setup")
+        ft_state.is_setup_section_open = False
+
+
+def _disconnect(client: Any, global_state: Any) -> None:
+    global_state.rank_monitor_client = None
+    _remember_client(None)
+    ft_state = getattr(global_state, "fault_tolerance_state", None)
+    if ft_state is not None:
+        ft_state.is_setup_section_open = ft_state.is_persistent_chkpt_loaded = False
+    tolerant.call(client.shutdown_workload_monitoring)
+
+
+def _remember_client(client: Any) -> None:
+    global _current_client
+    _current_client = client
+
+
+def _quoted(names: list[str]) -> str:
+    return ", ".join(f"'{name}'" for name in names)

@@ -1,0 +1,192 @@
+"""The command line: torchrun's own parser, our options beside it, and mistakes as one line."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import sys
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from torch.distributed import run as torchrun
+from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+from torch.distributed.launcher.api import LaunchConfig
+
+from megatron_ft.core.config_fields import nearest
+from megatron_ft.core.errors import ConfigError
+from megatron_ft.launcher import signals
+from megatron_ft.launcher.ft_options import ResolvedOptions, add_ft_options, read_ft_options
+
+__all__ = ["CommandLine", "parse", "torch_launch_config"]
+
+# What torchrun does for --run-path, as a command of its own: then such ranks have a process group of their own,
+# end with the launcher and are ended like all others.
+_RUN_PATH = (
+    "import sys; from torch.distributed.elastic.multiprocessing.errors import record; "
+    "from torch.distributed.run import run_script_path; record(run_script_path)(*sys.argv[1:])"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandLine:
+    """What the user asked for. Durations are seconds."""
+
+    namespace: argparse.Namespace
+    options: ResolvedOptions
+    signals: tuple[signal.Signals, ...]
+    signals_are_default: bool
+    max_nodes: int
+    term_timeout: float
+    stop_timeout: float
+
+    @property
+    def run_id(self) -> str:
+        """torchrun's --rdzv-id, made up for a single node."""
+        return str(self.namespace.rdzv_id)
+
+    @property
+    def ranks_are_python(self) -> bool:
+        """Whether a rank's first process is the user's Python script, not some command that may wrap it."""
+        return not self.namespace.no_python
+
+
+def parse(argv: Sequence[str] | None) -> CommandLine:
+    """Read and check the command line.
+
+    Raises:
+        ConfigError: a mistake of the user.
+        SystemExit: ``--help``.
+    """
+    parser = torchrun.get_args_parser()
+    parser.prog = "ft_launcher"
+    parser.description = "torchrun that notices hung and dead ranks, says which and why, and restarts fast."
+    add_ft_options(parser)
+
+    def error(message: str) -> NoReturn:
+        raise ConfigError(_with_hint(message, parser))
+
+    parser.error = error  # type: ignore[method-assign]
+    namespace = parser.parse_args(None if argv is None else list(argv))
+    options = read_ft_options(namespace)
+    if options.restart_policy != "any-failed":
+        raise ConfigError(
+            f"--restart-policy {options.restart_policy} isn't available yet in this version, only any-failed is"
+        )
+    max_nodes = _check_sizes(namespace)
+    _fill_in_rendezvous(namespace, max_nodes)
+    _check_script(namespace)
+    return CommandLine(
+        namespace=namespace,
+        options=options,
+        signals=signals.parse_signals(namespace.signals_to_handle),
+        signals_are_default=namespace.signals_to_handle == signals.TORCH_DEFAULT,
+        max_nodes=max_nodes,
+        term_timeout=_term_timeout(namespace, options),
+        stop_timeout=options.workers_stop_timeout,
+    )
+
+
+def torch_launch_config(line: CommandLine, *, log_dir: str) -> tuple[LaunchConfig, list[str]]:
+    """torch's configuration, and the command of a rank.
+
+    Raises:
+        ConfigError: a mistake of the user that torch found.
+    """
+    namespace = line.namespace
+    if namespace.log_dir is None and namespace.logs_specs is None:
+        # else torch makes a directory in /tmp for the ranks' error files and leaves it there
+        namespace.log_dir = os.path.join(log_dir, "ranks")
+    try:
+        config, command, arguments = torchrun.config_from_args(namespace)
+    except (AssertionError, RuntimeError, ValueError) as error:
+        raise ConfigError(str(error)) from error
+    except OSError as error:
+        raise ConfigError(f"--log-dir: {error}") from error
+    if config.nproc_per_node < 1:
+        raise ConfigError(f"--nproc-per-node: {config.nproc_per_node} ranks per node, at least 1 is needed")
+    if namespace.run_path:
+        script, *rest = arguments
+        return config, [sys.executable, "-u", "-c", _RUN_PATH, script, *rest]
+    assert isinstance(command, str), command
+    if shutil.which(command) is None:
+        raise ConfigError(f"{command}: no such command")
+    return config, [command, *arguments]
+
+
+def _with_hint(message: str, parser: argparse.ArgumentParser) -> str:
+    prefix = "unrecognized arguments: "
+    if not message.startswith(prefix):
+        return message if "training_script" not in message else f"{message} (see ft_launcher --help)"
+    name = message.removeprefix(prefix).split()[0].partition("=")[0]
+    known = [option for option in parser._option_string_actions if option.startswith("--")]
+    hint = nearest(name, known)
+    return message + (hint if "did you mean" in hint else " (see ft_launcher --help)")
+
+
+def _check_sizes(namespace: argparse.Namespace) -> int:
+    """Check the numbers torch would refuse with a traceback; the greatest number of nodes."""
+    try:
+        min_nodes, max_nodes = torchrun.parse_min_max_nnodes(namespace.nnodes)
+    except (ValueError, RuntimeError):
+        raise ConfigError(f"--nnodes: {namespace.nnodes!r} is neither a number nor MIN:MAX") from None
+    if not 0 < min_nodes <= max_nodes:
+        raise ConfigError(f"--nnodes: {namespace.nnodes!r} must be 0 < MIN <= MAX")
+    if namespace.max_restarts < 0:
+        raise ConfigError(f"--max-restarts: {namespace.max_restarts} is negative")
+    if not namespace.monitor_interval > 0:
+        raise ConfigError(f"--monitor-interval: {namespace.monitor_interval} must be greater than 0")
+    if namespace.no_python and namespace.module:
+        raise ConfigError("--no-python and --module (-m) exclude each other")
+    return int(max_nodes)
+
+
+def _fill_in_rendezvous(namespace: argparse.Namespace, max_nodes: int) -> None:
+    """What torchrun's ``run`` fills in: a rendezvous of its own for one node that names no place to meet."""
+    names_no_place = (
+        namespace.rdzv_backend == "static"
+        and not namespace.rdzv_endpoint
+        and namespace.master_port is None
+        and max_nodes == 1
+    )
+    if namespace.standalone or names_no_place:
+        namespace.rdzv_backend = "c10d"
+        namespace.rdzv_endpoint = "localhost:0"
+        namespace.rdzv_id = str(uuid.uuid4())
+    if namespace.master_port is None:
+        namespace.master_port = 29500
+    try:
+        parse_rendezvous_endpoint(namespace.rdzv_endpoint, default_port=-1)
+    except ValueError as error:
+        raise ConfigError(f"--rdzv-endpoint: {error}") from None
+
+
+def _check_script(namespace: argparse.Namespace) -> None:
+    script = namespace.training_script
+    if namespace.module or (namespace.no_python and not namespace.run_path):
+        return  # found by Python or in PATH
+    # "-" is standard input; ${local_rank} in a path is filled in for each rank
+    if script == "-" or "${" in script or os.path.exists(script):
+        return
+    raise ConfigError(f"there is no script {script}")
+
+
+def _term_timeout(namespace: argparse.Namespace, options: ResolvedOptions) -> float:
+    """Ours; if it isn't given, torchrun's --shutdown-timeout, which is the same; else our default."""
+    if namespace.ft_term_timeout is not None:
+        return options.term_timeout
+    given: Any = getattr(namespace, "shutdown_timeout", None)
+    if given is None:
+        given = os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
+    if given is None:
+        return options.term_timeout
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = -1.0
+    if seconds < 0:
+        raise ConfigError(f"--shutdown-timeout: {given} is no number of seconds")
+    return seconds

@@ -1,0 +1,117 @@
+"""The socket on which ranks ask this node's launcher for something (``FT_LAUNCHER_IPC_SOCKET``)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from megatron_ft.core.control import WorkloadAction
+from megatron_ft.core.errors import ProtocolError
+from megatron_ft.ipc.wire import Channel, ChannelClosedError, Message, check_peer, close_fds, listen
+from megatron_ft.launcher.reactor import Reactor
+
+__all__ = ["ControlSocket", "ReceivedRequest"]
+
+_MOST_CONNECTIONS = 256
+_MAX_DESCRIPTION = 500
+
+
+@dataclass(frozen=True)
+class ReceivedRequest:
+    """What a rank asked for; the description is one line."""
+
+    action: WorkloadAction
+    description: str
+    rank: int | None
+    pid: int
+
+
+class ControlSocket:
+    """Hears the ranks. A rank that asks and dies at once is heard, too: what it sent stays in the socket."""
+
+    def __init__(self, path: str, reactor: Reactor, *, say: Callable[[str], None]) -> None:
+        self.path = path
+        self.on_request: Callable[[ReceivedRequest], None] = lambda _request: None
+        self._reactor = reactor
+        self._say = say
+        self._channels: dict[int, tuple[Channel, int]] = {}
+        self._listener: socket.socket | None = None
+
+    def start(self) -> None:
+        """Begin to listen.
+
+        Raises:
+            OSError: the path can't be used.
+        """
+        self._listener = listen(self.path)
+        self._reactor.watch(self._listener.fileno(), self.accept_all)
+
+    def accept_all(self) -> None:
+        """Take every connection that waits, and what was sent on it."""
+        while self._listener is not None:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return
+            self._admit(sock)
+
+    def close(self) -> None:
+        """Hear nobody any more."""
+        for fd in list(self._channels):
+            self._drop(fd)
+        if self._listener is None:
+            return
+        self._reactor.unwatch(self._listener.fileno())
+        self._listener.close()
+        self._listener = None
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.path)
+
+    def _admit(self, sock: socket.socket) -> None:
+        try:
+            pid = check_peer(sock)
+        except (ProtocolError, OSError):
+            sock.close()
+            return
+        if len(self._channels) >= _MOST_CONNECTIONS:
+            self._drop(next(iter(self._channels)))
+        channel = Channel(sock)
+        fd = channel.fileno()
+        self._channels[fd] = (channel, pid)
+        self._reactor.watch(fd, lambda: self._read(fd))
+        self._read(fd)
+
+    def _read(self, fd: int) -> None:
+        channel, pid = self._channels[fd]
+        try:
+            received = channel.receive()
+            for item in received:
+                close_fds(item.fds)
+                self.on_request(_parse(item.message, pid))
+                # the rank waits for that; one that has gone meanwhile is heard all the same
+                channel.send({"type": "accepted"}, timeout_s=0.1)
+        except ChannelClosedError:
+            self._drop(fd)
+        except ProtocolError as error:
+            self._say(f"process {pid} sent a request that can't be read: {error}")
+            self._drop(fd)
+
+    def _drop(self, fd: int) -> None:
+        channel, _ = self._channels.pop(fd)
+        self._reactor.unwatch(fd)
+        channel.close()
+
+
+def _parse(message: Message, pid: int) -> ReceivedRequest:
+    if message["type"] != "workload_control":
+        raise ProtocolError(f"unknown type {message['type']!r}")
+    try:
+        action = WorkloadAction(message.get("action"))
+    except ValueError:
+        raise ProtocolError(f"unknown action {message.get('action')!r}") from None
+    rank = message.get("rank")
+    description = " ".join(str(message.get("description", "")).split())[:_MAX_DESCRIPTION]
+    return ReceivedRequest(action, description, rank if isinstance(rank, int) else None, pid)

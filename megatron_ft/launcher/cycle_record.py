@@ -1,0 +1,221 @@
+"""What happened in one cycle on this node, collected as it happens, and the cause found in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+
+from torch.distributed.elastic.multiprocessing import ProcessFailure
+
+from megatron_ft.core.board_layout import BoardSnapshot
+from megatron_ft.core.exit_description import (
+    Cause,
+    CauseKind,
+    HangVerdict,
+    RankExit,
+    RankView,
+    describe_exit,
+    find_cause,
+    find_culprit,
+    is_by_us,
+)
+from megatron_ft.ipc.event_log import EventLog
+from megatron_ft.ipc.wire import Message
+from megatron_ft.launcher import descendants
+from megatron_ft.launcher.control import ReceivedRequest
+from megatron_ft.launcher.workers import Worker
+
+__all__ = ["CycleRecord"]
+
+
+class CycleRecord:
+    """Facts of one cycle. ``snapshot`` reads a local rank's board, None if it has none."""
+
+    def __init__(
+        self,
+        cycle: int,
+        global_ranks: list[int],
+        *,
+        snapshot: Callable[[int], BoardSnapshot | None],
+        log: EventLog,
+    ) -> None:
+        self.cycle = cycle
+        self.global_ranks = global_ranks
+        """By local rank."""
+        self.exits: dict[int, RankExit] = {}
+        """By local rank."""
+        self.hung: set[int] = set()
+        """Local ranks that a monitor found hung: failed, however they end."""
+        self.workers: dict[int, Worker] = {}
+        self.error_files: dict[int, str] = {}
+        self.shutdown_request: ReceivedRequest | None = None
+        self._verdicts: list[HangVerdict] = []
+        self._snapshot = snapshot
+        self._log = log
+
+    def ended(self, worker: Worker) -> None:
+        """A rank has ended."""
+        assert worker.exitcode is not None
+        local_rank = worker.local_rank
+        snapshot = self._snapshot(local_rank)
+        error, error_at_s = _read_error(self.error_files.get(local_rank, ""))
+        signals_sent = set(worker.signals_sent)
+        if local_rank in self.hung and worker.exitcode < 0:
+            # its monitor signals right after the verdict, and tells of it when the rank may have ended already
+            signals_sent.add(-worker.exitcode)
+        rank_exit = RankExit(
+            rank=self.global_ranks[local_rank],
+            local_rank=local_rank,
+            pid=worker.pid,
+            exitcode=worker.exitcode,
+            at_ns=worker.exited_at_ns,
+            signals_sent=frozenset(signals_sent),
+            iteration=None if snapshot is None else snapshot.iteration,
+            error=error,
+            error_at_s=error_at_s,
+        )
+        self.exits[local_rank] = rank_exit
+        self._log.write(
+            "rank_exited",
+            t=rank_exit.at_ns,
+            cycle=self.cycle,
+            rank=rank_exit.rank,
+            local_rank=local_rank,
+            pid=rank_exit.pid,
+            exitcode=rank_exit.exitcode,
+            signal=-rank_exit.exitcode if rank_exit.exitcode < 0 else None,
+            by_us=is_by_us(rank_exit),
+            iteration=rank_exit.iteration,
+            error=error,
+        )
+
+    def told_by_monitor(self, local_rank: int, message: Message) -> None:
+        """Something a monitor said."""
+        worker = self.workers.get(local_rank)
+        if message["type"] == "signalled" and worker is not None and worker.exitcode is None:
+            number = getattr(signal.Signals, str(message.get("signal")), None)
+            if number is not None and number != signal.SIGCONT:
+                worker.signals_sent.add(number)
+        elif message["type"] == "verdict" and message.get("cycle") == self.cycle:
+            self.hung.add(local_rank)
+            self._verdicts.append(find_culprit(self._verdict(local_rank, message), self._views()))
+
+    def has_failed(self, local_rank: int) -> bool:
+        """Whether this rank has ended otherwise than well."""
+        rank_exit = self.exits.get(local_rank)
+        return rank_exit is not None and (rank_exit.exitcode != 0 or local_rank in self.hung)
+
+    def all_ended_well(self) -> bool:
+        """Whether every rank has ended with 0."""
+        return len(self.exits) == len(self.global_ranks) and not any(map(self.has_failed, self.exits))
+
+    def failures(self) -> list[str]:
+        """How the ranks ended that didn't end well, in words."""
+        return [describe_exit(rank_exit) for lr, rank_exit in self.exits.items() if self.has_failed(lr)]
+
+    def cause(self) -> Cause:
+        """Why it failed."""
+        cause = find_cause(list(self.exits.values()), self._verdicts)
+        return cause or Cause(kind=CauseKind.CRASH, text="no rank of this node has ended, and none could be ended")
+
+    def request_cause(self) -> Cause:
+        """The request that ended it, as a cause."""
+        request = self.shutdown_request
+        assert request is not None
+        who = f"process {request.pid}" if request.rank is None else f"rank {request.rank}"
+        text = f"{who} asked for {request.action.value}"
+        return Cause(
+            kind=CauseKind.REQUEST,
+            text=f"{text}: {request.description}" if request.description else text,
+            rank=request.rank,
+        )
+
+    def last_iteration(self) -> int | None:
+        """The furthest iteration that a rank of this node reported."""
+        snapshots = map(self._snapshot, range(len(self.global_ranks)))
+        return max((s.iteration for s in snapshots if s is not None and s.iteration is not None), default=None)
+
+    def torch_failures(self, cause: Cause) -> dict[int, ProcessFailure]:
+        """The same for torch's report, which takes the one with the earliest time for the root cause."""
+        failed = [rank_exit for rank_exit in self.exits.values() if self.has_failed(rank_exit.local_rank)]
+        failed.sort(key=lambda rank_exit: (rank_exit.rank != cause.rank, rank_exit.at_ns))
+        failures: dict[int, ProcessFailure] = {}
+        earliest = 0
+        for rank_exit in failed:
+            failure = _process_failure(rank_exit, self.error_files.get(rank_exit.local_rank, ""))
+            earliest = earliest or failure.timestamp
+            failure.timestamp = max(earliest, failure.timestamp)
+            failures[rank_exit.rank] = failure
+        return failures
+
+    def _verdict(self, local_rank: int, message: Message) -> HangVerdict:
+        worker = self.workers.get(local_rank)
+        return HangVerdict(
+            rank=self.global_ranks[local_rank],
+            local_rank=local_rank,
+            kind=str(message["kind"]),
+            section=message.get("section"),
+            elapsed_s=float(message["elapsed_s"]),
+            timeout_s=float(message["timeout_s"]),
+            iteration=message.get("iteration"),
+            at_ns=int(message["at_ns"]),
+            stopped=message.get("state") == "T" or (worker is not None and descendants.is_stopped(worker.pid)),
+        )
+
+    def _views(self) -> list[RankView]:
+        views = (self._view(local_rank) for local_rank in range(len(self.global_ranks)))
+        return [view for view in views if view is not None]
+
+    def _view(self, local_rank: int) -> RankView | None:
+        snapshot, worker = self._snapshot(local_rank), self.workers.get(local_rank)
+        if snapshot is None or worker is None or worker.exitcode is not None:
+            return None
+        section = snapshot.open_sections[0] if snapshot.open_sections else None
+        timeout_ns = snapshot.out_of_section_timeout_ns if section is None else section.timeout_ns
+        return RankView(
+            rank=self.global_ranks[local_rank],
+            local_rank=local_rank,
+            stopped=descendants.is_stopped(worker.pid),
+            iteration=snapshot.iteration,
+            section=None if section is None else section.name,
+            since_ns=snapshot.last_transition_ns if section is None else section.opened_at_ns,
+            timeout_s=None if timeout_ns is None else timeout_ns / 1e9,
+            closing=snapshot.closing,
+        )
+
+
+def _read_error(path: str) -> tuple[str | None, int | None]:
+    """What torch's error handler wrote for a rank that raised: "type: message", and when (whole seconds)."""
+    try:
+        with open(path) as file:
+            message = json.load(file)["message"]
+        if isinstance(message, str):
+            return message, None
+        return str(message["message"]), int(message["extraInfo"]["timestamp"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None, None  # none was written, or the rank was ended while it wrote
+
+
+def _process_failure(rank_exit: RankExit, error_file: str) -> ProcessFailure:
+    try:
+        failure = _failure_of(rank_exit, error_file)
+    except Exception:  # noqa: BLE001 - torch raises whatever a half-written file makes it raise
+        failure = _failure_of(rank_exit, "")
+    if rank_exit.exitcode == 0:
+        failure.message = "ended with 0, but its monitor had found it hung"
+    return failure
+
+
+def _failure_of(rank_exit: RankExit, error_file: str) -> ProcessFailure:
+    failure = ProcessFailure(
+        local_rank=rank_exit.local_rank,
+        pid=rank_exit.pid,
+        exitcode=rank_exit.exitcode,
+        error_file=error_file,
+    )
+    if not failure.timestamp or not os.path.isfile(error_file):
+        failure.timestamp = round(time.time() - (time.monotonic_ns() - rank_exit.at_ns) / 1e9)
+    return failure

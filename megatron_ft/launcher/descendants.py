@@ -1,0 +1,82 @@
+"""Processes below the launcher: those it started, those it inherited, and what is left of a rank's group."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Collection
+
+from megatron_ft.ipc.processes import ProcessStat, all_processes, read_stat
+
+__all__ = ["children", "exit_code_unreaped", "is_stopped", "left_behind", "reap", "reap_orphans"]
+
+_KERNEL_LISTS_CHILDREN = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
+"""Not every kernel is built so; without, all of /proc is read."""
+
+
+def children() -> set[int]:
+    """Process ids of our children, adopted ones and zombies included."""
+    if not _KERNEL_LISTS_CHILDREN:
+        own = os.getpid()
+        return {stat.pid for stat in all_processes() if stat.parent == own}
+    found: set[int] = set()
+    for task in os.listdir("/proc/self/task"):
+        # threads may end meanwhile; their children go to another of our threads
+        gone = contextlib.suppress(FileNotFoundError, ProcessLookupError)
+        with gone, open(f"/proc/self/task/{task}/children") as file:
+            found.update(int(pid) for pid in file.read().split())
+    return found
+
+
+def left_behind(leader: int, known: Collection[int]) -> list[ProcessStat]:
+    """Living processes of the group or session of a leader that has ended and isn't reaped yet.
+
+    When a process ends, its children become ours (we are subreaper). So without a child that we don't know
+    nothing can be left, and the walk through /proc is spared.
+    """
+    if not children() - set(known) - {leader}:
+        return []
+    return [
+        stat
+        for stat in all_processes()
+        if leader in (stat.group, stat.session) and stat.pid != leader and stat.state not in "ZX"
+    ]
+
+
+def exit_code_unreaped(pid: int) -> int | None:
+    """How a child of ours has ended, as subprocess has it (negative: by that signal); None if it lives.
+
+    It stays a zombie, so its number and its process group can't become another's.
+    """
+    status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if status is None:
+        return None
+    return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a child of ours is stopped by a signal now."""
+    stat = read_stat(pid)
+    return stat is not None and stat.state in "Tt"
+
+
+def reap(pid: int) -> None:
+    """Let a child that has ended go."""
+    with contextlib.suppress(ChildProcessError):
+        os.waitid(os.P_PID, pid, os.WEXITED)
+
+
+def reap_orphans(is_known: Callable[[int], bool]) -> None:
+    """Let adopted processes that have ended go, one by one.
+
+    Never with ``waitpid(-1)``: that would take the end of a rank from those who wait for it. What some library
+    of this process started is left to it: only what belongs to another session can be an orphan of a rank.
+    """
+    own_session = os.getsid(0)
+    for pid in children():
+        if is_known(pid):
+            continue
+        stat = read_stat(pid)
+        if stat is not None and stat.state == "Z" and stat.session != own_session:
+            with contextlib.suppress(ChildProcessError):
+                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)

@@ -1,0 +1,157 @@
+"""Ending ranks: asked first, then made to; their whole process groups, and those that are stopped, too."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import signal
+import time
+from collections.abc import Callable, Collection
+
+from megatron_ft.ipc.processes import ProcessStat, read_stat, send_signal
+from megatron_ft.launcher import descendants
+from megatron_ft.launcher.reactor import Reactor
+from megatron_ft.launcher.workers import Worker
+
+__all__ = ["Ending"]
+
+_KILL_WAIT_S = 10.0
+"""How long a process may take to end by SIGKILL (a large one takes seconds) before it is given up."""
+_LEFTOVER_GRACE_S = 1.0
+"""What a rank leaves behind may go by itself for so long: a resource tracker, say, that removes shared memory."""
+
+
+class Ending:
+    """Ends groups of ranks; everything else is served meanwhile."""
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        *,
+        known_children: Callable[[], Collection[int]],
+        in_a_hurry: Callable[[], bool],
+        say: Callable[[str], None],
+    ) -> None:
+        """``known_children`` are no leftovers; ``in_a_hurry`` says that nobody is to be waited for any more."""
+        self._reactor = reactor
+        self._known_children = known_children
+        self._in_a_hurry = in_a_hurry
+        self._say = say
+
+    def end(self, workers: list[Worker], number: int, grace_s: float) -> None:
+        """Signal those that live, wait, SIGKILL those that still live, clear their groups, and let them go."""
+        self.ask(workers, number, whole_group=True)
+        self.wait(workers, grace_s)
+        self.kill(workers)
+        self.clear(workers)
+
+    def ask(self, workers: list[Worker], number: int, *, whole_group: bool) -> None:
+        """Signal those that live; a stopped one is continued, else the signal would wait with it."""
+        for worker in workers:
+            if not worker.look():
+                worker.signal(number, whole_group=whole_group)
+                worker.signal(signal.SIGCONT, whole_group=whole_group)
+                worker.signals_sent.discard(signal.SIGCONT)  # nobody ends of that
+
+    def wait(self, workers: list[Worker], grace_s: float) -> None:
+        """Until all have ended, the grace is over, or somebody is in a hurry."""
+        self._reactor.run_until(
+            lambda: self._in_a_hurry() or _all_ended(workers), deadline_s=time.monotonic() + grace_s
+        )
+
+    def kill(self, workers: list[Worker]) -> None:
+        """SIGKILL for the groups of those that still live."""
+        stubborn = [worker for worker in workers if not worker.look()]
+        for worker in stubborn:
+            worker.signal(signal.SIGKILL, whole_group=True)
+        if not self._reactor.run_until(lambda: _all_ended(stubborn), deadline_s=time.monotonic() + _KILL_WAIT_S):
+            pids = ", ".join(str(worker.pid) for worker in stubborn if not worker.look())
+            self._say(
+                f"process {pids} did not end {_KILL_WAIT_S:g} s after SIGKILL (stuck in the kernel?), it is left behind"
+            )
+
+    def clear(
+        self, workers: list[Worker], *, leftover_grace_s: float = _LEFTOVER_GRACE_S, quietly: bool = True
+    ) -> None:
+        """End what the ranks that have ended left in their groups, then let the ranks go."""
+        for worker in workers:
+            if worker.look() and not worker.reaped:
+                # asked only where the rank itself was ended or failed: what follows a clean end may be finishing
+                self._clear_one(worker, leftover_grace_s, ask=worker.exitcode != 0, quietly=quietly)
+                worker.reap()
+
+    def _clear_one(self, worker: Worker, grace_s: float, *, ask: bool, quietly: bool) -> None:
+        left = self._left_behind(worker)
+        if not left:
+            return
+        if ask:
+            worker.signal(signal.SIGTERM, whole_group=True)
+            worker.signal(signal.SIGCONT, whole_group=True)
+        left = self._wait_gone(worker, left, grace_s)
+        if not left:
+            return
+        if not quietly:
+            names = ", ".join(f"{stat.pid} ({stat.comm})" for stat in left)
+            self._say(f"rank with local rank {worker.local_rank} left processes behind, they are ended: {names}")
+        deadline = time.monotonic() + _KILL_WAIT_S
+        while left and time.monotonic() < deadline:
+            # the group first: what forks while we look at it is hit, too
+            worker.signal(signal.SIGKILL, whole_group=True)
+            _kill(left, worker.pid)
+            left = self._wait_gone(worker, left, min(1.0, deadline - time.monotonic()))
+
+    def _left_behind(self, worker: Worker) -> list[ProcessStat]:
+        return descendants.left_behind(worker.pid, self._known_children())
+
+    def _wait_gone(self, worker: Worker, left: list[ProcessStat], grace_s: float) -> list[ProcessStat]:
+        """Wait for processes that aren't our children, as long as allowed; returns those that live then."""
+        deadline = time.monotonic() + grace_s
+        while left:
+            in_time = self._await(left, deadline)
+            left = self._left_behind(worker)
+            if not in_time or self._in_a_hurry():
+                break
+        return left
+
+    def _await(self, stats: list[ProcessStat], deadline: float) -> bool:
+        """Whether all of them ended before the deadline (time.monotonic)."""
+        waiting = set(_open_pidfds(stats))
+        for pidfd in waiting.copy():
+            self._reactor.watch(pidfd, functools.partial(self._gone, pidfd, waiting))
+        try:
+            return self._reactor.run_until(lambda: not waiting or self._in_a_hurry(), deadline_s=deadline)
+        finally:
+            for pidfd in waiting.copy():
+                self._gone(pidfd, waiting)
+
+    def _gone(self, pidfd: int, waiting: set[int]) -> None:
+        self._reactor.unwatch(pidfd)
+        os.close(pidfd)
+        waiting.discard(pidfd)
+
+
+def _all_ended(workers: list[Worker]) -> bool:
+    return all(worker.exitcode is not None for worker in workers)
+
+
+def _open_pidfds(stats: list[ProcessStat]) -> list[int]:
+    pidfds = []
+    for stat in stats:
+        with contextlib.suppress(ProcessLookupError):
+            pidfds.append(os.pidfd_open(stat.pid))
+    return pidfds
+
+
+def _kill(stats: list[ProcessStat], leader: int) -> None:
+    """SIGKILL through pidfds, for those of the session that made a group of their own."""
+    for stat in stats:
+        with contextlib.suppress(ProcessLookupError):
+            pidfd = os.pidfd_open(stat.pid)
+            try:
+                # the number may have gone to another process since it was listed; the pidfd can't change any more
+                again = read_stat(stat.pid)
+                if again is not None and leader in (again.group, again.session):
+                    send_signal(pidfd, signal.SIGKILL)
+            finally:
+                os.close(pidfd)

@@ -1,0 +1,72 @@
+"""One job on this node, from the first rendezvous to the exit code."""
+
+from __future__ import annotations
+
+import functools
+import signal
+import sys
+from collections.abc import Sequence
+
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
+from torch.distributed.elastic.rendezvous.api import RendezvousError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from megatron_ft.core.errors import ConfigError, FaultToleranceError
+from megatron_ft.ipc.event_log import EventLog
+from megatron_ft.launcher import lines, torch_private
+from megatron_ft.launcher.agent import FaultTolerantAgent, NodeNotNeededError, WorkloadShutDownError
+from megatron_ft.launcher.arguments import CommandLine
+from megatron_ft.launcher.node import Node, say
+
+__all__ = ["run"]
+
+
+def run(line: CommandLine, config: LaunchConfig, command: Sequence[str], *, log: EventLog, log_dir: str) -> int:
+    """Run the job and tidy up; the launcher's exit code.
+
+    Raises:
+        ConfigError: a mistake of the user that shows only now; no rank was started.
+    """
+    for warning in line.options.warnings:
+        say(f"warning: {warning}")
+    say(line.options.summary())
+    say(f"logs: {log_dir}")
+    log.write("config", values=line.options.sources_for_log())
+    node = Node(line, ranks=config.nproc_per_node, log=log, log_dir=log_dir)
+    try:
+        node.start()
+        code = _launch(node, config, command)
+    finally:
+        node.close()
+    log.write("run_ended", exit_code=code)
+    return code
+
+
+def _launch(node: Node, config: LaunchConfig, command: Sequence[str]) -> int:
+    entrypoint, *arguments = command
+    try:
+        with torch_private.agent_made_by(functools.partial(FaultTolerantAgent, node=node), node.blocking):
+            # record: an error file of the root cause for a scheduler that asks for one, as torchrun has it
+            record(elastic_launch(config, entrypoint))(*arguments)
+    except ChildFailedError as error:
+        print(error, file=sys.stderr, flush=True)
+        return 1
+    except SignalException as error:
+        if error.sigval == signal.SIGINT:
+            return 128 + signal.SIGINT
+        return 0 if node.ranks_ended_well else 1
+    except WorkloadShutDownError:
+        return 1
+    except NodeNotNeededError as error:
+        say(f"the job ended without needing this node: {error}")
+        return 0
+    except ConfigError:
+        raise
+    except FaultToleranceError as error:
+        say(str(error))
+        return 1
+    except RendezvousError as error:
+        say(lines.rendezvous_failed(error))
+        return 1
+    return 0

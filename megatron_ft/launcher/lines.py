@@ -1,0 +1,124 @@
+"""Every line that ``ft_launcher`` prints, from facts. Pure."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+
+from megatron_ft.core.exit_description import Cause
+from megatron_ft.core.restart_policy import Action, Decision, Outcome
+
+PREFIX = "[ft_launcher] "
+
+__all__ = [
+    "PREFIX",
+    "asked_to_stop",
+    "cycle_ended",
+    "cycle_started",
+    "exit_code",
+    "killing_at_once",
+    "monitor_replaced",
+    "nodes_waiting",
+    "rendezvous_failed",
+    "request_received",
+    "run_finished",
+    "stopped",
+    "user_mistake",
+]
+
+
+def user_mistake(text: str) -> str:
+    """A mistake on the command line or in the configuration, as argparse says it."""
+    return f"ft_launcher: error: {' '.join(text.split())}"
+
+
+def cycle_started(*, cycle: int, world_size: int, local_ranks: Sequence[int], nodes: int) -> str:
+    """``local_ranks`` are this node's global ranks."""
+    head = f"cycle {cycle} started: {_count(world_size, 'rank')} on {_count(nodes, 'node')}"
+    if nodes == 1:
+        return head
+    first, last = local_ranks[0], local_ranks[-1]
+    here = f"rank {first}" if first == last else f"ranks {first} to {last}"
+    return f"{head}, {here} here"
+
+
+def cycle_ended(*, cycle: int, cause: Cause, decision: Decision, outcome: Outcome, max_restarts: int) -> str:
+    """The end of a cycle that did not succeed, and what follows."""
+    head = f"cycle {cycle} ended: {cause.line}"
+    if decision.action is Action.GIVE_UP:
+        return f"{head}; {decision.reason}" if decision.reason else head
+    follows = f"{head}; restarting as cycle {cycle + 1}"
+    if outcome is Outcome.MEMBERSHIP:
+        return f"{follows}, no restart used"
+    return f"{follows}, {decision.restarts_left} of {_count(max_restarts, 'restart')} left"
+
+
+def run_finished(cycles: int) -> str:
+    """The good end."""
+    return f"all ranks finished after {_count(cycles, 'cycle')}"
+
+
+def nodes_waiting(count: int) -> str:
+    """Why a healthy cycle ends: for the place of the cause."""
+    return f"{_count(count, 'node')} waiting to join (new, or restarting its ranks)"
+
+
+def asked_to_stop(*, name: str, ranks: int, timeout_s: float) -> str:
+    """The first request to stop."""
+    if not ranks:
+        return f"asked to stop by {name}"
+    return (
+        f"asked to stop by {name}: passed on to {_count(ranks, 'rank')}, which may take {timeout_s:g} s "
+        "(another SIGINT or SIGTERM kills at once)"
+    )
+
+
+def killing_at_once(name: str) -> str:
+    """The second request to stop."""
+    return f"asked again by {name}: killing the ranks"
+
+
+def stopped(name: str, failed: Sequence[str]) -> str:
+    """Why a cycle ended that was asked to; ``failed`` says how ranks ended that didn't end with 0."""
+    if not failed:
+        return f"stopped by {name}, all ranks ended with 0"
+    more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
+    return f"stopped by {name}, {failed[0]}{more}"
+
+
+def request_received(*, action: str, description: str, rank: int | None, pid: int) -> str:
+    """A rank asked for something."""
+    who = f"process {pid}" if rank is None else f"rank {rank}"
+    return f"{who} asked for {action}" + (f": {description}" if description else "")
+
+
+def monitor_replaced(whose: str, reason: str, pause_s: float) -> str:
+    """A monitor that didn't do its work any more."""
+    when = "it is replaced" if not pause_s else f"a new one is started in {pause_s:g} s, unwatched until then"
+    return f"the monitor of {whose} {reason}; {when}"
+
+
+def rendezvous_failed(error: BaseException) -> str:
+    """The nodes can't meet (any more)."""
+    causes = []
+    current: BaseException | None = error
+    while current is not None:
+        causes.append(" ".join(str(current).split()) or type(current).__name__)
+        current = current.__cause__
+    return f"the rendezvous failed: {causes[0].removesuffix(' See inner exception for details.')}" + (
+        f" ({causes[-1].partition(' Exception raised from')[0]})" if len(causes) > 1 else ""
+    )
+
+
+def exit_code(code: int) -> str:
+    """How a process of ours ended, as subprocess has it."""
+    if code >= 0:
+        return f"code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

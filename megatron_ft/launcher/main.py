@@ -1,0 +1,62 @@
+"""``ft_launcher``: torchrun that notices hung and dead ranks, says which and why, and restarts fast."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+
+from megatron_ft.core.errors import ConfigError
+from megatron_ft.launcher import lines
+from megatron_ft.launcher.reactor import THREAD_PREFIX
+
+__all__ = ["main"]
+
+_EXIT_MISTAKE = 2
+_EXIT_INTERRUPTED = 128 + signal.SIGINT
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Launch, and return the exit code.
+
+    0: all ranks ended with 0. 1: the job failed for good, or was asked to stop and not all ranks then ended
+    with 0 in time. 2: a mistake of the user; no rank was started. 130: stopped by SIGINT (Ctrl-C).
+    """
+    try:
+        code = _run(argv)
+    except ConfigError as error:
+        print(lines.user_mistake(str(error)), file=sys.stderr)
+        code = _EXIT_MISTAKE
+    except KeyboardInterrupt:
+        code = _EXIT_INTERRUPTED  # before anything was started: nothing to say, nothing to tidy up
+    if any(thread.name.startswith(THREAD_PREFIX) for thread in threading.enumerate()):
+        # it waits inside torch for a node that doesn't answer, and Python can't shut down under it
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)
+    return code
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    # torch takes a second to import; until then there's nothing that an interrupt could disturb
+    from megatron_ft.ipc.event_log import EventLog
+    from megatron_ft.launcher import arguments, directories, job, torch_private
+
+    line = arguments.parse(argv)
+    missing = torch_private.missing_essentials()
+    if missing:
+        raise ConfigError(f"ft_launcher doesn't work with this torch, which has no {', '.join(missing)}")
+    log_dir = directories.make_log_directory(
+        ft_log_dir=line.options.log_dir, torch_log_dir=line.namespace.log_dir, run_id=line.run_id
+    )
+    config, command = arguments.torch_launch_config(line, log_dir=log_dir)
+    try:
+        log = EventLog.open(log_dir, role="launcher", run_id=line.run_id)
+    except OSError as error:
+        raise ConfigError(f"{log_dir} can't be written: {error.strerror}") from None
+    with contextlib.closing(log):
+        return job.run(line, config, command, log=log, log_dir=log_dir)

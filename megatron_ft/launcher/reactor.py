@@ -1,0 +1,151 @@
+"""The launcher's one place to wait: descriptors, timers, and work that blocks, in one loop of one thread."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import os
+import selectors
+import threading
+import time
+from collections.abc import Callable
+from enum import IntEnum
+from typing import TypeVar
+
+__all__ = ["THREAD_PREFIX", "Priority", "Reactor", "Timer"]
+
+THREAD_PREFIX = "ft_launcher_"
+"""Of the names of threads that may wait inside torch for longer than the launcher lives."""
+
+T = TypeVar("T")
+
+
+class Priority(IntEnum):
+    """Order in which descriptors that are ready at once are served.
+
+    A verdict is sent before the kill, so messages are read before deaths: then the cause is known when the
+    death is looked at.
+    """
+
+    SIGNAL = 0
+    MESSAGE = 1
+    DEATH = 2
+
+
+class Timer:
+    """Something to do at a time; ``cancel`` drops it."""
+
+    def __init__(self, at_s: float, callback: Callable[[], None]) -> None:
+        self.at_s = at_s
+        self.callback: Callable[[], None] | None = callback
+
+    def cancel(self) -> None:
+        """Don't call it any more."""
+        self.callback = None
+
+
+class Reactor:
+    """Waits for descriptors and timers and calls back. Times are ``time.monotonic`` seconds."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._timers: list[tuple[float, int, Timer]] = []
+        self._number = itertools.count()
+
+    def watch(self, fd: int, callback: Callable[[], object], priority: Priority = Priority.MESSAGE) -> None:
+        """Call back each time ``fd`` is readable, until ``unwatch``."""
+        self._selector.register(fd, selectors.EVENT_READ, (priority, callback))
+
+    def unwatch(self, fd: int) -> None:
+        """Forget ``fd``; call it before the descriptor is closed. Unknown ones are passed over."""
+        try:
+            self._selector.unregister(fd)
+        except (KeyError, ValueError):
+            pass  # not watched, or closed by an error: either way nobody will be called
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> Timer:
+        """Call back once, ``delay_s`` seconds from now."""
+        timer = Timer(time.monotonic() + delay_s, callback)
+        heapq.heappush(self._timers, (timer.at_s, next(self._number), timer))
+        return timer
+
+    def run_once(self, timeout_s: float | None) -> None:
+        """Wait until something happens, at most ``timeout_s`` seconds (None: for ever), and serve it."""
+        ready = self._selector.select(self._bounded(timeout_s))
+        for key, _ in sorted(ready, key=lambda item: item[0].data[0]):
+            current = self._selector.get_map().get(key.fd)
+            # a callback before this one may have closed it; its number may even be another one's by now
+            if current is not None and current.data is key.data:
+                key.data[1]()
+        now = time.monotonic()
+        while self._timers and self._timers[0][0] <= now:
+            timer = heapq.heappop(self._timers)[2]
+            if timer.callback is not None:
+                timer.callback()
+
+    def run_until(self, condition: Callable[[], bool], deadline_s: float | None = None) -> bool:
+        """Serve until ``condition`` holds or the deadline is over; whether it holds."""
+        while not condition():
+            left = None if deadline_s is None else deadline_s - time.monotonic()
+            if left is not None and left <= 0:
+                return False
+            self.run_once(left)
+        return True
+
+    def call_blocking(self, function: Callable[[], T], check: Callable[[], None] | None = None) -> T:
+        """Run something that blocks in a thread of its own, and serve everything else meanwhile.
+
+        ``check`` is called after each event; if it raises, the thread is abandoned.
+
+        Raises:
+            whatever ``function`` or ``check`` raises.
+        """
+        call = _BlockingCall(function)
+        self.watch(call.done_fd, lambda: None)
+        try:
+            call.thread.start()
+            while not call.finished:
+                if check is not None:
+                    check()
+                self.run_once(None)
+        finally:
+            self.unwatch(call.done_fd)
+            if call.finished:
+                call.thread.join()
+                os.close(call.done_fd)
+        return call.result()
+
+    def close(self) -> None:
+        """Forget everything."""
+        self._timers.clear()
+        self._selector.close()
+
+    def _bounded(self, timeout_s: float | None) -> float | None:
+        if not self._timers:
+            return timeout_s
+        left = max(0.0, self._timers[0][0] - time.monotonic())
+        return left if timeout_s is None else min(left, timeout_s)
+
+
+class _BlockingCall:
+    def __init__(self, function: Callable[[], T]) -> None:
+        self._function = function
+        self._value: object = None
+        self._error: BaseException | None = None
+        self.finished = False
+        self.done_fd = os.eventfd(0, os.EFD_CLOEXEC)
+        # a daemon: an abandoned one must not keep the launcher alive
+        self.thread = threading.Thread(target=self._run, name=f"{THREAD_PREFIX}blocking_call", daemon=True)
+
+    def _run(self) -> None:
+        try:
+            self._value = self._function()
+        except BaseException as error:  # noqa: BLE001 - handed to the thread that asked, whatever it is
+            self._error = error
+        self.finished = True
+        os.eventfd_write(self.done_fd, 1)
+
+    def result(self) -> T:  # type: ignore[type-var]
+        if self._error is not None:
+            raise self._error
+        return self._value  # type: ignore[return-value]

@@ -1,0 +1,78 @@
+"""Meeting the other nodes: the number of the cycle, the same on all of them, and nodes that wait to join."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from typing import Any
+
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+from megatron_ft.launcher.reactor import THREAD_PREFIX
+
+__all__ = ["MembershipWatch", "agree_on_cycle"]
+
+_KEY = "megatron_ft/cycle"
+
+
+def agree_on_cycle(store: Any, *, backend: str, run_id: str, group_rank: int, own_count: int) -> int:
+    """The number of the cycle that this round of the rendezvous begins.
+
+    Each round has a store of its own, in front of one that all rounds share: there the first node counts. Where
+    a rendezvous has no rounds (the static one: its nodes restart in step, or not at all), it is ``own_count``,
+    how many cycles this launcher has begun before. Torch's restart count is no such number: it differs
+    between nodes.
+    """
+    if backend == "static" or not isinstance(store, PrefixStore):
+        return own_count
+    if group_rank == 0:
+        cycle = int(store.underlying_store.add(f"{_KEY}/{run_id}", 1)) - 1
+        store.set(_KEY, str(cycle))
+        return cycle
+    return int(store.get(_KEY))
+
+
+class MembershipWatch:
+    """Asks the rendezvous, in a thread of its own, whether nodes wait to join. ``fileno`` is readable when so."""
+
+    def __init__(self, handler: Any, interval_s: float) -> None:
+        self._handler = handler
+        self._interval_s = interval_s
+        self._stop = threading.Event()
+        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.nodes_waiting = 0
+        self.error: Exception | None = None
+        """The rendezvous can't be asked any more: its host is gone."""
+        self._thread = threading.Thread(target=self._run, name=f"{THREAD_PREFIX}membership", daemon=True)
+        self._thread.start()
+
+    def fileno(self) -> int:
+        """For the reactor."""
+        return self._wake_fd
+
+    def drain(self) -> None:
+        """Empty the wake-up descriptor."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake_fd)
+
+    def stop(self) -> None:
+        """Ask no more; doesn't wait for a question that is under way."""
+        self._stop.set()
+
+    def join(self) -> None:
+        """Wait for a question that is under way: the rendezvous serves one caller at a time."""
+        self._thread.join()
+        if self._wake_fd >= 0:
+            os.close(self._wake_fd)
+            self._wake_fd = -1
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._interval_s):
+            try:
+                self.nodes_waiting = self._handler.num_nodes_waiting()
+            except Exception as error:  # noqa: BLE001 - handed to the launcher's thread, whatever it is
+                self.error = error
+            if self.nodes_waiting or self.error is not None:
+                os.eventfd_write(self._wake_fd, 1)
+                return

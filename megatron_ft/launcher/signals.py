@@ -1,0 +1,78 @@
+"""Signals to the launcher, as facts to be looked at: a handler only takes note and wakes the loop."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+from types import FrameType
+
+from megatron_ft.core.errors import ConfigError
+
+__all__ = ["SignalWatch", "parse_signals"]
+
+TORCH_DEFAULT = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+
+
+def parse_signals(text: str) -> tuple[signal.Signals, ...]:
+    """Signals of torchrun's ``--signals-to-handle``.
+
+    Raises:
+        ConfigError: a name that is no signal, or one that can't be handled.
+    """
+    numbers = []
+    for name in text.split(","):
+        number = getattr(signal.Signals, name.strip().upper(), None)
+        if number is None or number in (signal.SIGKILL, signal.SIGSTOP):
+            raise ConfigError(f"--signals-to-handle: {name.strip()!r} is no signal that can be handled")
+        numbers.append(number)
+    # without SIGTERM and SIGINT nobody could end the job in an orderly way
+    return tuple(dict.fromkeys([*numbers, signal.SIGTERM, signal.SIGINT]))
+
+
+class SignalWatch:
+    """Takes note of signals that ask the launcher to stop; ``fileno`` is readable after one, and after SIGCHLD."""
+
+    def __init__(self, numbers: tuple[signal.Signals, ...], *, keep_ignored_hangup: bool = True) -> None:
+        self._numbers = numbers
+        self._keep_ignored_hangup = keep_ignored_hangup
+        self._read, self._write = socket.socketpair()
+        self._read.setblocking(False)
+        self._write.setblocking(False)
+        self.received: list[signal.Signals] = []
+        """Requests to stop, in the order they came."""
+
+    def fileno(self) -> int:
+        """For the reactor."""
+        return self._read.fileno()
+
+    def install(self) -> None:
+        """Take the handlers, from the main thread; calling it again takes back what another library took."""
+        signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
+        for number in self._numbers:
+            # under nohup SIGHUP is ignored, and a job that was started so must outlive its terminal
+            ignored = number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
+            if not (ignored and self._keep_ignored_hangup):
+                signal.signal(number, self._note)
+        # a handler is needed for the wake-up: a child that stopped or ended is then looked at at once
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+
+    def drain(self) -> None:
+        """Empty the wake-up descriptor."""
+        with contextlib.suppress(BlockingIOError):
+            while self._read.recv(4096):
+                pass
+
+    def ask_to_kill(self) -> bool:
+        """Whether nobody is to be waited for any more: SIGINT or SIGTERM came twice."""
+        return sum(number in (signal.SIGINT, signal.SIGTERM) for number in self.received) >= 2
+
+    def close(self) -> None:
+        """Ignore further requests (the launcher is on its last steps) and give the descriptors back."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._read.close()
+        self._write.close()
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        self.received.append(signal.Signals(number))

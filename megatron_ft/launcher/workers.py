@@ -1,0 +1,201 @@
+"""Ranks as processes: started, seen to end, and torch's place for them in its agent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch.distributed.elastic.multiprocessing import LogsSpecs, PContext, RunProcsResult
+
+from megatron_ft.ipc.prctl import die_with_parent
+from megatron_ft.ipc.processes import send_signal
+from megatron_ft.launcher import descendants, torch_private
+from megatron_ft.launcher.reactor import Priority, Reactor
+
+__all__ = ["FreshInterpreterSpawner", "Spawner", "Worker", "WorkerContext"]
+
+
+@dataclass
+class Worker:
+    """One rank's process: leader of its own session and process group, child of the launcher, unreaped till the end."""
+
+    local_rank: int
+    pid: int
+    pidfd: int
+    on_reaped: Callable[[int], None] = lambda _code: None
+    on_exit: Callable[[Worker], None] = lambda _worker: None
+    """Called once, when the end is seen."""
+    exitcode: int | None = None
+    """As subprocess has it; None while it lives."""
+    exited_at_ns: int = 0
+    signals_sent: set[int] = field(default_factory=set)
+    """By the launcher, and by the rank's monitor as far as it has said so."""
+    reaped: bool = False
+
+    def look(self) -> bool:
+        """Take note of its end if it has ended; whether it has."""
+        if self.exitcode is None:
+            self.exitcode = descendants.exit_code_unreaped(self.pid)
+            if self.exitcode is not None:
+                self.exited_at_ns = time.monotonic_ns()
+                self.on_exit(self)
+        return self.exitcode is not None
+
+    def signal(self, number: int, *, whole_group: bool) -> None:
+        """Send a signal to the rank, or to its whole group (also when the rank itself has ended)."""
+        assert not self.reaped, "the number may be another's by now"
+        if self.exitcode is None:
+            self.signals_sent.add(number)
+        if whole_group:
+            try:
+                os.killpg(self.pid, number)
+            except ProcessLookupError:
+                pass  # between fork and setsid there is no such group yet; the parent-death signal covers that
+        else:
+            send_signal(self.pidfd, number)
+
+    def reap(self) -> None:
+        """Let the process go, once it has ended and nothing of its group is left."""
+        assert self.exitcode is not None
+        if not self.reaped:
+            descendants.reap(self.pid)
+            self.reaped = True
+            os.close(self.pidfd)
+            self.on_reaped(self.exitcode)
+
+
+class Spawner(Protocol):
+    """A way to create ranks. Whoever it is, the rank is a child of the launcher and leads its own session."""
+
+    def spawn(
+        self,
+        *,
+        local_rank: int,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        stdout: str | None,
+        stderr: str | None,
+    ) -> Worker:
+        """Start one rank; ``stdout`` and ``stderr`` are files to write, None is the launcher's own stream.
+
+        Raises:
+            OSError: it can't be started.
+        """
+        ...
+
+
+class FreshInterpreterSpawner:
+    """Starts the command itself. Ranks die with the launcher, even with one that is killed."""
+
+    def spawn(
+        self,
+        *,
+        local_rank: int,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        stdout: str | None,
+        stderr: str | None,
+    ) -> Worker:
+        """See the protocol."""
+        launcher_pid = os.getpid()
+
+        def in_child() -> None:
+            die_with_parent()
+            # the launcher may have died before the kernel was asked
+            if os.getppid() != launcher_pid:
+                os._exit(1)
+
+        out = open(stdout, "w") if stdout else None  # noqa: SIM115 - closed below
+        err = open(stderr, "w") if stderr else None  # noqa: SIM115 - closed below
+        try:
+            process = subprocess.Popen(
+                list(argv),
+                env=dict(env),
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+                preexec_fn=in_child,
+            )
+        finally:
+            for file in (out, err):
+                if file is not None:
+                    file.close()
+
+        def on_reaped(code: int) -> None:
+            process.returncode = code  # else Popen would wait for a number that may be another's by then
+
+        return Worker(local_rank, process.pid, os.pidfd_open(process.pid), on_reaped)
+
+
+class WorkerContext(PContext):
+    """torch's idea of a group of ranks, with our way to start, see and end them.
+
+    Redirects, ``--tee``, error files and line prefixes are torch's own. ``end`` ends ranks; it is called with
+    (workers, signal, grace in seconds).
+    """
+
+    def __init__(
+        self,
+        *,
+        spawner: Spawner,
+        reactor: Reactor,
+        end: Callable[[list[Worker], int, float], None],
+        on_exit: Callable[[Worker], None],
+        numa_options: Any = None,
+        logs_specs: LogsSpecs,
+        **torch_arguments: Any,
+    ) -> None:
+        super().__init__(logs_specs=logs_specs, **torch_arguments)
+        self._spawner = spawner
+        self._reactor = reactor
+        self._end = end
+        self._on_exit = on_exit
+        self._numa_options = numa_options
+        self.workers: dict[int, Worker] = {}
+
+    def start(self) -> None:
+        """Start all ranks, then what copies their output. Signal handlers stay ours."""
+        self._start()
+        torch_private.start_tail_logs(self)
+
+    def _start(self) -> None:
+        assert not self.workers, "a group of ranks starts once"
+        assert isinstance(self.entrypoint, str), "functions are started by torch itself"
+        for local_rank in range(self.nprocs):
+            argv = [self.entrypoint, *(str(arg) for arg in self.args[local_rank])]
+            worker = self._spawner.spawn(
+                local_rank=local_rank,
+                argv=torch_private.numa_bound_command(argv, local_rank=local_rank, numa_options=self._numa_options),
+                env={**os.environ, **self.envs[local_rank]},
+                stdout=self.stdouts[local_rank] or None,
+                stderr=self.stderrs[local_rank] or None,
+            )
+            worker.on_exit = self._ended
+            self.workers[local_rank] = worker
+            self._reactor.watch(worker.pidfd, worker.look, Priority.DEATH)
+
+    def _ended(self, worker: Worker) -> None:
+        self._reactor.unwatch(worker.pidfd)
+        self._on_exit(worker)
+
+    def _poll(self) -> RunProcsResult | None:
+        """For torch's interface only; the agent looks at ``workers``."""
+        running = [worker for worker in self.workers.values() if not worker.look()]
+        return None if running else RunProcsResult(return_values=dict.fromkeys(self.workers))
+
+    def pids(self) -> dict[int, int]:
+        """Process ids by local rank."""
+        return {local_rank: worker.pid for local_rank, worker in self.workers.items()}
+
+    def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
+        unreaped = [worker for worker in self.workers.values() if not worker.reaped]
+        if unreaped:
+            self._end(unreaped, death_sig, timeout)
+        for worker in self.workers.values():
+            if not worker.reaped:  # it could not be ended; the descriptor stays open, nobody waits for it
+                self._reactor.unwatch(worker.pidfd)

@@ -1,0 +1,178 @@
+"""Learned timeouts between a client and ``ft_state.json``, and all that needs more than public methods.
+
+A client may be any object with the public methods of :class:`RankMonitorClient`; for one that isn't ours the
+file holds its plain ``state_dict()``, and nothing is looked up inside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from megatron_ft.core import learned
+from megatron_ft.core.errors import ConfigError
+from megatron_ft.core.learned import LearnedState, seconds
+from megatron_ft.core.learned_document import parse, to_document
+from megatron_ft.ipc.state_file import BrokenStateFile, read_state, set_aside, write_state
+from megatron_ft.rank import agreement
+from megatron_ft.rank.client import RankMonitorClient
+
+__all__ = ["Loaded", "describe_update", "load", "log_event", "log_learned", "prepare", "save"]
+
+
+@dataclass(kw_only=True)
+class Loaded:
+    """What came of loading: lines for rank 0 to print."""
+
+    infos: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+def ours(client: Any) -> RankMonitorClient | None:
+    """The client if it is of this package, so that its private parts may be used."""
+    return client if isinstance(client, RankMonitorClient) else None
+
+
+def prepare(client: Any, sections: Iterable[str]) -> list[str]:
+    """After init: the floor of learned timeouts, and the sections that must exist; returns the added ones."""
+    mine = ours(client)
+    if mine is None:
+        return []
+    assert mine.cfg is not None
+    mine._calculated_timeout_floor = mine.cfg.calculated_timeout_floor
+    return list(mine._add_sections(list(sections)))
+
+
+def log_event(client: Any, ev: str, **fields: Any) -> None:
+    """Append to the event log of this rank, if there is one."""
+    mine = ours(client)
+    if mine is not None:
+        mine._log_event(ev, **fields)
+
+
+def load(client: Any, path: str, *, is_rank_0: bool) -> Loaded:
+    """Load what the file holds into the client, the same on all ranks.
+
+    With a process group this is a collective: rank 0 reads and tells the others, so that no two ranks can see
+    different files. A broken file is set aside by rank 0, and nothing is loaded.
+
+    Raises:
+        RankMonitorClientError: the client refuses what was chosen.
+    """
+    loaded = Loaded()
+    document = None
+    if is_rank_0 or not agreement.has_process_group():
+        document = _read(client, path, is_rank_0=is_rank_0, loaded=loaded)
+    document = agreement.from_rank_0(document)
+    if document is None:
+        return loaded
+    mine = ours(client)
+    if mine is None:
+        client.load_state_dict(document)
+        loaded.infos.append(f"timeouts loaded from {path}")
+        return loaded
+    assert mine.section_timeouts is not None
+    choice = learned.choose(
+        parse(document),
+        configured=_configured(mine),
+        known_sections=frozenset(mine.section_timeouts.section),
+        floor_s=_floor(mine),
+    )
+    loaded.warnings.extend(superseded.describe() for superseded in choice.superseded)
+    if choice.unknown:
+        loaded.warnings.append(f"learned timeouts of sections that don't exist now are ignored: {list(choice.unknown)}")
+    if not choice.is_empty:
+        mine.load_state_dict(choice.client_state())
+        summary = ", ".join(f"{name} {seconds(value)}" for name, value in choice.timeouts.items())
+        loaded.infos.append(f"timeouts loaded from {path}: {summary or 'heartbeats'}")
+    mine._log_event(
+        "state_loaded",
+        path=path,
+        timeouts=choice.timeouts,
+        superseded=[superseded.name for superseded in choice.superseded],
+        ignored=list(choice.unknown),
+    )
+    return loaded
+
+
+def save(client: Any, path: str, *, written_at_unix_s: float, world_size: int) -> None:
+    """Write the client's calculated timeouts to the file. Only rank 0 may call this.
+
+    Raises:
+        OSError: it can't be written.
+    """
+    mine = ours(client)
+    if mine is None:
+        write_state(path, client.state_dict())
+        return
+    earlier: LearnedState | None = None
+    with contextlib.suppress(BrokenStateFile, ConfigError):  # it only tells where older values came from
+        earlier = parse(read_state(path))
+    state = learned.from_client(
+        mine.state_dict(),
+        last_calculation=mine._last_calculation,
+        earlier=earlier,
+        configured=_configured(mine),
+        written_at_unix_s=written_at_unix_s,
+        world_size=world_size,
+    )
+    write_state(path, to_document(state))
+
+
+def log_learned(client: Any, names: Iterable[str]) -> None:
+    """Append the latest calculation of these timeouts to the event log."""
+    mine = ours(client)
+    if mine is not None:
+        mine._log_event("timeouts_learned", timeouts={name: mine._last_calculation[name] for name in names})
+
+
+def describe_update(client: Any, names: Iterable[str]) -> str:
+    """The latest calculation in one line: each timeout, what it was, and what it comes from."""
+    mine = ours(client)
+    if mine is None:
+        return f"timeouts updated: {', '.join(names)}"
+    parts = [_describe_entry(name, mine._last_calculation[name]) for name in names]
+    return f"timeouts updated: {'; '.join(parts)}"
+
+
+def _describe_entry(name: str, entry: Mapping[str, Any]) -> str:
+    return (
+        f"{name} {seconds(entry['timeout_s'])} (was {seconds(entry['previous_s'])}; "
+        f"the longest was {seconds(entry['max_observed_s'])}, in rank {entry['rank_of_max']})"
+    )
+
+
+def _read(client: Any, path: str, *, is_rank_0: bool, loaded: Loaded) -> Any | None:
+    """The document, or None; puts a broken file out of the way and says so (rank 0)."""
+    try:
+        document = read_state(path)
+        if document is not None and ours(client) is not None:
+            parse(document)
+        elif document is not None and not isinstance(document, dict):
+            raise BrokenStateFile(f"holds {type(document).__name__}, not a mapping")
+        return document
+    except (BrokenStateFile, ConfigError) as error:
+        if is_rank_0:
+            loaded.warnings.append(f"{path} {error}; {_put_away(path)}. Going on with the configured timeouts")
+        return None
+
+
+def _put_away(path: str) -> str:
+    try:
+        return f"set aside as {set_aside(path)}"
+    except OSError as error:
+        return f"it could not be set aside ({error.strerror})"
+
+
+def _configured(client: RankMonitorClient) -> dict[str, Any]:
+    """The timeouts that the user set."""
+    assert client.cfg is not None
+    values = client.cfg.to_dict()
+    return {name: values[name] for name in learned.CONFIGURED_FIELDS if name in values}
+
+
+def _floor(client: RankMonitorClient) -> float:
+    assert client.cfg is not None
+    return float(client.cfg.calculated_timeout_floor)

@@ -1,0 +1,88 @@
+"""Plain objects for train loops without Megatron-Bridge: what the functional module reads and writes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = [
+    "CheckpointConfig",
+    "FaultToleranceSettings",
+    "FaultToleranceState",
+    "GlobalState",
+    "LoopConfig",
+    "TrainState",
+]
+
+
+@dataclass(kw_only=True)
+class CheckpointConfig:
+    """Where and how the loop saves."""
+
+    save: str | None = None
+    """Directory of the checkpoints and of ``ft_state.json``."""
+    async_save: bool = False
+
+
+@dataclass(kw_only=True)
+class FaultToleranceSettings:
+    """What the loop wants of fault tolerance. (Timeouts are the launcher's: ``FaultToleranceConfig``.)"""
+
+    enable_ft_package: bool = True
+    calc_ft_timeouts: bool = False
+    """Learn the timeouts from observed intervals and keep them in ``ft_state.json``."""
+    simulate_fault: bool = False
+    simulated_fault_type: str = "random"
+    """``rank_killed``, ``rank_hung`` or ``random``: one of the two."""
+    simulated_fault_rank: int | None = None
+    """None: a random one."""
+    simulated_fault_base_delay: float = 0.0
+    """Seconds from the call to the fault; up to 20 % more are added."""
+
+
+@dataclass(kw_only=True)
+class LoopConfig:
+    """The part of a training configuration that matters here."""
+
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    ft: FaultToleranceSettings | None = None
+    """None: every hook is a no-op."""
+
+
+@dataclass(kw_only=True)
+class TrainState:
+    """The part of a training state that matters here."""
+
+    step: int = 0
+    """Iterations completed, which is the number of the one that runs now."""
+
+
+@dataclass(kw_only=True)
+class FaultToleranceState:
+    """What the functional module remembers between its hooks."""
+
+    ft_state_path: str | None = None
+    is_persistent_chkpt_loaded: bool = False
+    is_async_chkpt_enabled: bool = False
+    is_calculating_timeouts: bool = False
+    is_setup_section_open: bool = False
+    seen_checkpoints_cnt: int = 0
+    seen_tr_iters_cnt: int = 0
+    curr_eval_iter_idx: int = 0
+
+
+@dataclass(kw_only=True)
+class GlobalState:
+    """What every hook is given."""
+
+    cfg: LoopConfig | None = None
+    train_state: TrainState | None = None
+    rank_monitor_client: Any = None
+    """Set by ``setup``, None again after ``shutdown``."""
+    fault_tolerance_state: FaultToleranceState = field(default_factory=FaultToleranceState)
+
+    @staticmethod
+    def create(*, save: str | None, async_save: bool = False, ft: FaultToleranceSettings | None) -> GlobalState:
+        """A state with its configuration inside (``state.cfg``), for ``setup(state.cfg, state)``."""
+        checkpoint = CheckpointConfig(save=save, async_save=async_save)
+        return GlobalState(cfg=LoopConfig(checkpoint=checkpoint, ft=ft), train_state=TrainState())

@@ -1,0 +1,245 @@
+"""What happened in each cycle of a run: how it ended, who did it, and how long until training went on. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from megatron_ft.report.read import EventLogFile, Record
+from megatron_ft.report.runs import RunLogs, split_runs
+
+__all__ = ["CycleSummary", "InjectedFault", "RestartPhases", "RunSummary", "summarize", "summarize_run"]
+
+TimedRecord = tuple[int, Record]
+"""Wall time in ns since the epoch, and a record."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InjectedFault:
+    """A fault that a plan or a simulation caused; ``iteration`` is None where that wasn't known."""
+
+    type: str
+    rank: int
+    iteration: int | None
+    at_ns: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestartPhases:
+    """Where the time from a fault to training again went, in seconds; None where the logs don't tell.
+
+    Args:
+        notice: from the fault to the moment it was noticed.
+        stop: until the ranks were gone and the cycle was over.
+        create: until the ranks of the next cycle were created (the rendezvous is in it).
+        start: until the last rank had connected to its monitor: imports, mostly.
+        resume: until the last rank began its first iteration: the load of the checkpoint is in it.
+    """
+
+    notice: float | None = None
+    stop: float | None = None
+    create: float | None = None
+    start: float | None = None
+    resume: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CycleSummary:
+    """One life of the worker group.
+
+    Args:
+        outcome: "succeeded", "failed" or "stopped"; "unknown" if its end isn't in the logs (it may still run).
+        kind: of the cause: "hang", "crash", "signal", "request", "membership"; None if nothing failed.
+        text: the cause in words, as the launcher printed it.
+        rank: who caused the end; None if unknown or nobody.
+        iteration: of that rank at that time.
+        first_iteration, last_iteration: of the whole cycle; None if no iteration began in it.
+        noticed_after_s: from the fault to the verdict or the noticed exit. The fault is the injected one; else,
+            for a hang, the moment from which the overdue section was open; else unknown.
+        training_again_after_s: from the fault (if that is unknown: from its notice) until every rank had begun
+            an iteration in a later cycle.
+        iterations_redone: finished in this cycle and run again in that later one.
+    """
+
+    cycle: int
+    outcome: str
+    kind: str | None = None
+    text: str | None = None
+    rank: int | None = None
+    iteration: int | None = None
+    first_iteration: int | None = None
+    last_iteration: int | None = None
+    fault: InjectedFault | None = None
+    noticed_after_s: float | None = None
+    training_again_after_s: float | None = None
+    iterations_redone: int | None = None
+    phases: RestartPhases = RestartPhases()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSummary:
+    """One run of a job.
+
+    Args:
+        opened_wall_ns: when its first log was opened, nanoseconds since the epoch.
+        exit_code: of the launcher (the largest, if nodes differ); None if it isn't in the logs.
+        passed_over: lines of its logs that couldn't be read.
+    """
+
+    run_id: str
+    opened_wall_ns: int
+    hosts: tuple[str, ...]
+    world_size: int | None
+    exit_code: int | None
+    cycles: tuple[CycleSummary, ...]
+    passed_over: int
+
+    @property
+    def restarts(self) -> int:
+        """How often the ranks were started again."""
+        return max(0, len(self.cycles) - 1)
+
+
+def summarize(files: Sequence[EventLogFile]) -> list[RunSummary]:
+    """All runs in these logs, oldest first."""
+    return [summarize_run(run) for run in split_runs(files)]
+
+
+def summarize_run(run: RunLogs) -> RunSummary:
+    """One run, cycle by cycle."""
+    records = run.records()
+    numbers = sorted({record.get("cycle") for _, record in records if isinstance(record.get("cycle"), int)})
+    cycles = [_Cycle(number, records) for number in numbers]
+    exit_codes = [record.get("exit_code") for _, record in records if record.ev == "run_ended"]
+    sizes = [record.get("world_size") for _, record in records if record.ev == "cycle_started"]
+    return RunSummary(
+        run_id=run.run_id,
+        opened_wall_ns=run.opened_wall_ns,
+        hosts=tuple(sorted({log.host for log in run.files})),
+        world_size=next((size for size in reversed(sizes) if isinstance(size, int)), None),
+        exit_code=max((code for code in exit_codes if isinstance(code, int)), default=None),
+        cycles=tuple(cycle.summary(cycles[index + 1 :]) for index, cycle in enumerate(cycles)),
+        passed_over=sum(log.passed_over for log in run.files),
+    )
+
+
+class _Cycle:
+    """The records of one cycle, and what they say about it. All times are wall ns."""
+
+    def __init__(self, number: int, records: Iterable[TimedRecord]) -> None:
+        self.number = number
+        self._records = [(at, record) for at, record in records if record.get("cycle") == number]
+        self.started_ns = max((at for at, _ in self._of("cycle_started")), default=None)
+        self.attached_ns = max((at for at, _ in self._of("attached")), default=None)
+        end = min(self._of("cycle_ended"), key=_importance, default=None)
+        self.ended_ns = None if end is None else end[0]
+        self._end = None if end is None else end[1]
+
+    def _of(self, ev: str) -> list[TimedRecord]:
+        return [(at, record) for at, record in self._records if record.ev == ev]
+
+    def _moments(self, ev: str, name: str) -> list[TimedRecord]:
+        """Records of this name, each with the moment that its field ``name`` (monotonic ns) tells."""
+        return [
+            (at - record.t + record.get(name), record)
+            for at, record in self._of(ev)
+            if isinstance(record.get(name), int)
+        ]
+
+    def summary(self, later: Sequence[_Cycle]) -> CycleSummary:
+        cause = self._end.get("cause") if self._end is not None else None
+        cause = cause if isinstance(cause, dict) else {}
+        failed = bool(cause) or (self._end is not None and self._end.get("outcome") == "failed")
+        fault = self._fault()
+        noticed_ns = self._noticed_ns() if failed else None
+        fault_ns = self._fault_ns(fault, noticed_ns) if failed else None
+        origin_ns = noticed_ns if fault_ns is None else fault_ns
+        resumed = next((cycle for cycle in later if cycle.all_training_ns() is not None), None)
+        again_ns = None if resumed is None else resumed.all_training_ns()
+        following = later[0] if later else None
+        return CycleSummary(
+            cycle=self.number,
+            outcome=str(self._end.get("outcome")) if self._end is not None else "unknown",
+            kind=cause.get("kind"),
+            text=cause.get("text"),
+            rank=cause.get("rank"),
+            iteration=self._end.get("iteration") if self._end is not None else None,
+            first_iteration=self.first_iteration(),
+            last_iteration=self._last_iteration(),
+            fault=fault,
+            noticed_after_s=_seconds(fault_ns, noticed_ns),
+            training_again_after_s=_seconds(origin_ns, again_ns),
+            iterations_redone=self._redone(resumed),
+            phases=RestartPhases(
+                notice=_seconds(fault_ns, noticed_ns),
+                stop=_seconds(noticed_ns, self.ended_ns),
+                create=_seconds(self.ended_ns, following.started_ns if following else None),
+                start=_seconds(following.started_ns, following.attached_ns) if following else None,
+                resume=_seconds(following.attached_ns, following.all_training_ns()) if following else None,
+            ),
+        )
+
+    def first_iteration(self) -> int | None:
+        return min(_numbers(record.get("iteration") for _, record in self._of("first_iteration")), default=None)
+
+    def all_training_ns(self) -> int | None:
+        """When the last rank began its first iteration; None if not all ranks did."""
+        begun = {record.get("rank"): moment for moment, record in self._moments("first_iteration", "at_ns")}
+        return max(begun.values()) if begun and begun.keys() >= self._ranks() else None
+
+    def _ranks(self) -> set[int]:
+        """All ranks of the cycle, as far as the logs know."""
+        ranks = {record.get("rank") for _, record in self._of("attached")}
+        for _, record in self._of("cycle_started"):
+            ranks |= {rank.get("rank") for rank in record.get("ranks") or []}
+        return ranks
+
+    def _last_iteration(self) -> int | None:
+        return max(_numbers(record.get("iteration") for _, record in self._records), default=None)
+
+    def _fault(self) -> InjectedFault | None:
+        for at, record in self._of("fault_injected"):
+            return InjectedFault(
+                type=str(record.get("type")),
+                rank=record.get("rank"),
+                iteration=record.get("iteration"),
+                at_ns=at,
+            )
+        return None
+
+    def _noticed_ns(self) -> int | None:
+        """The first verdict, or the first exit that we hadn't caused ourselves."""
+        moments = [moment for moment, _ in self._moments("verdict", "at_ns")]
+        for at, record in self._of("rank_exited"):
+            if not record.get("by_us") and record.get("exitcode") != 0:
+                moments.append(at)
+        return min(moments, default=self.ended_ns)
+
+    def _fault_ns(self, fault: InjectedFault | None, noticed_ns: int | None) -> int | None:
+        if fault is not None and (noticed_ns is None or fault.at_ns <= noticed_ns):
+            return fault.at_ns
+        verdicts = self._moments("verdict", "since_ns")
+        return verdicts[0][0] if verdicts else None
+
+    def _redone(self, resumed: _Cycle | None) -> int | None:
+        last, first = self._last_iteration(), resumed.first_iteration() if resumed is not None else None
+        if last is None or first is None:
+            return None
+        # Iteration n is reported as it begins: the one that was under way, `last`, wasn't finished.
+        return max(0, last - first)
+
+
+def _importance(pair: TimedRecord) -> tuple[bool, bool, int]:
+    """Of the ends that several launchers recorded for one cycle the one that knows the cause comes first."""
+    at, record = pair
+    cause = record.get("cause")
+    known = isinstance(cause, dict)
+    return not known, known and cause.get("kind") == "membership", at
+
+
+def _numbers(values: Iterable[object]) -> list[int]:
+    return [value for value in values if isinstance(value, int)]
+
+
+def _seconds(begin_ns: int | None, end_ns: int | None) -> float | None:
+    return None if begin_ns is None or end_ns is None else (end_ns - begin_ns) / 1e9

@@ -1,0 +1,98 @@
+"""The cycles of a run as a table for the terminal; needs the package's extra `report` (rich)."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import time
+from typing import TYPE_CHECKING, TextIO
+
+from megatron_ft.core.errors import ConfigError
+from megatron_ft.report.cycles import CycleSummary, RunSummary
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["COLUMNS", "check_rich", "cycle_row", "print_run"]
+
+COLUMNS = ("cycle", "how it ended", "rank", "noticed\nafter", "training\nagain after", "iterations\nredone")
+_LEAST_WIDTH = 160
+
+
+def check_rich() -> None:
+    """Look whether the table can be drawn.
+
+    Raises:
+        ConfigError: rich is missing; the message names the extra that brings it.
+    """
+    if importlib.util.find_spec("rich") is None:
+        raise ConfigError("the report's tables need rich: pip install 'megatron-ft[report]'")
+
+
+def cycle_row(cycle: CycleSummary) -> tuple[str, ...]:
+    """The cells of one cycle, in the order of ``COLUMNS``; what isn't known is a dash."""
+    return (
+        str(cycle.cycle),
+        _how(cycle),
+        _or_dash(cycle.rank),
+        _duration(cycle.noticed_after_s),
+        _duration(cycle.training_again_after_s),
+        _or_dash(cycle.iterations_redone),
+    )
+
+
+def print_run(run: RunSummary, file: TextIO | None = None) -> None:
+    """Draw the table of one run, with a line on what its times mean.
+
+    Raises:
+        ConfigError: rich is missing.
+    """
+    check_rich()
+    from rich.console import Console
+
+    file = sys.stdout if file is None else file
+    console = Console(file=file, highlight=False)
+    if not console.is_terminal and console.width < _LEAST_WIDTH:
+        # 80 columns is only what rich assumes of a pipe; there, lines may be as long as they are.
+        console = Console(file=file, highlight=False, width=_LEAST_WIDTH)
+    console.print(_table(run))
+    if any(cycle.noticed_after_s is not None for cycle in run.cycles):
+        console.print("Times count from the fault; redone are iterations that had been finished before it.")
+    if run.passed_over:
+        console.print(f"{run.passed_over} unreadable lines of the event logs were passed over.")
+
+
+def _table(run: RunSummary) -> Table:
+    from rich.table import Table
+
+    opened = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.opened_wall_ns / 1e9))
+    ranks = "" if run.world_size is None else f", {run.world_size} ranks"
+    nodes = f", {len(run.hosts)} nodes" if len(run.hosts) > 1 else ""
+    title = f"run of {opened}{ranks}{nodes}, {run.restarts} restart{'' if run.restarts == 1 else 's'}"
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for column in COLUMNS:
+        table.add_column(column, justify="left" if column == "how it ended" else "right")
+    for cycle in run.cycles:
+        table.add_row(*cycle_row(cycle))
+    return table
+
+
+def _how(cycle: CycleSummary) -> str:
+    if cycle.text:
+        where = f" at iteration {cycle.iteration}" if cycle.iteration is not None else ""
+        return cycle.text if "at iteration" in cycle.text else cycle.text + where
+    if cycle.outcome == "succeeded":
+        return "finished"
+    return "no end in the logs" if cycle.outcome == "unknown" else cycle.outcome
+
+
+def _or_dash(value: int | None) -> str:
+    return "-" if value is None else str(value)
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.0f} ms"
+    return f"{seconds:.2f} s"

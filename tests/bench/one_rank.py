@@ -1,0 +1,105 @@
+"""One measurement in a process of its own, with this package or with the reference.
+
+    python one_rank.py ours|reference hooks        cost of a start/end pair, of a heartbeat, memory of the monitor
+    python one_rank.py ours|reference hang SECONDS  opens a section with that timeout and hangs in it; prints when
+
+Not imported by anything: it must load nothing but what it measures.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from typing import Any
+
+PAIRS = {"ours": 100_000, "reference": 5_000}
+
+
+def percentile(values: list[int], share: float) -> int:
+    return sorted(values)[min(len(values) - 1, int(len(values) * share))]
+
+
+def start(library: str, directory: str, timeout: float) -> tuple[Any, Any]:
+    """A monitor and an initialised client of the library."""
+    path = os.path.join(directory, "monitor.sock")
+    os.environ.update({"FT_RANK_MONITOR_IPC_SOCKET": path, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"})
+    if library == "ours":
+        from megatron_ft import FaultToleranceConfig, RankMonitorClient, RankMonitorServer
+
+        monitor = RankMonitorServer.run_in_subprocess(
+            FaultToleranceConfig(rank_section_timeouts={"step": timeout}), path
+        )
+    else:
+        import torch.multiprocessing
+        from nvidia_resiliency_ext.fault_tolerance import (
+            FaultToleranceConfig,
+            RankMonitorClient,
+            RankMonitorServer,
+        )
+
+        config = FaultToleranceConfig(rank_section_timeouts={"step": timeout}, enable_nic_monitor=False)
+        monitor = RankMonitorServer.run_in_subprocess(config, path, mp_ctx=torch.multiprocessing.get_context("spawn"))
+    client = RankMonitorClient()
+    client.init_workload_monitoring()
+    return monitor, client
+
+
+def pss_mib(pid: int) -> float:
+    with open(f"/proc/{pid}/smaps_rollup") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("Pss:")) / 1024
+
+
+def time_calls(count: int, call: Any) -> dict[str, float]:
+    times = []
+    clock = time.perf_counter_ns
+    for _ in range(count // 10):
+        call()
+    for _ in range(count):
+        began = clock()
+        call()
+        times.append(clock() - began)
+    return {"median_us": percentile(times, 0.5) / 1e3, "p99_us": percentile(times, 0.99) / 1e3}
+
+
+def hooks(library: str, directory: str) -> dict[str, Any]:
+    monitor, client = start(library, directory, 600.0)
+
+    def pair() -> None:
+        client.start_section("step")
+        client.end_section("step")
+
+    count = PAIRS[library]
+    result = {
+        "pair": time_calls(count, pair),
+        "heartbeat": time_calls(count, client.send_heartbeat),
+        "monitor_pss_mib": pss_mib(monitor.pid),
+    }
+    client.shutdown_workload_monitoring()
+    monitor.terminate()
+    monitor.join(10)
+    return result
+
+
+def hang(library: str, directory: str, timeout: float) -> None:
+    _, client = start(library, directory, timeout)
+    began = time.monotonic()
+    client.start_section("step")
+    print(json.dumps({"began": began}), flush=True)
+    while True:
+        time.sleep(3600)
+
+
+def main() -> None:
+    library, what = sys.argv[1:3]
+    with tempfile.TemporaryDirectory(prefix="ft-bench-") as directory:
+        if what == "hooks":
+            print(json.dumps(hooks(library, directory)))
+        else:
+            hang(library, directory, float(sys.argv[3]))
+
+
+if __name__ == "__main__":
+    main()

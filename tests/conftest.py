@@ -1,0 +1,10 @@
+"""What all tests share."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+
+# No deadline for an example: on a loaded machine a healthy one takes seconds now and then. pytest-timeout
+# bounds the test.
+settings.register_profile("megatron_ft", deadline=None)
+settings.load_profile("megatron_ft")

@@ -1,0 +1,281 @@
+"""``ft_launcher`` end to end: how ranks are started and seen to end, restarts, and what is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+
+from tests.support.launching import Launcher, launcher
+
+__all__ = ["launcher"]
+
+TWO = ("--nproc-per-node", "2")
+
+
+def test_success(launcher: Launcher) -> None:
+    launched = launcher.start("say('done', RANK)", *TWO)
+    finished = launched.wait()
+    assert finished.code == 0
+    assert sorted(finished.out.split("\n")) == ["", "done 0", "done 1"]
+    assert finished.lines == ["cycle 0 started: 2 ranks on 1 node", "all ranks finished after 1 cycle"]
+    assert "Traceback" not in finished.err
+    launched.assert_nothing_left()
+    (ended,) = launched.events("cycle_ended")
+    assert (ended["outcome"], ended["action"], ended["cause"]) == ("succeeded", "finish", None)
+    assert launched.events("run_ended")[0]["exit_code"] == 0
+
+
+def test_environment_and_parent_of_ranks(launcher: Launcher) -> None:
+    script = """
+import json, stat
+socket_path = os.environ["FT_RANK_MONITOR_IPC_SOCKET"]
+run_dir = os.path.dirname(socket_path)
+say(json.dumps({
+    "env": {name: value for name, value in os.environ.items()},
+    "parent": os.getppid(), "pid": os.getpid(), "group": os.getpgrp(), "session": os.getsid(0),
+    "modes": [oct(stat.S_IMODE(os.stat(p).st_mode)) for p in
+              (run_dir, socket_path, os.environ["FT_LAUNCHER_IPC_SOCKET"])],
+    "argv": sys.argv[1:],
+}))
+"""
+    launched = launcher.start(script, *TWO, script_args=["--x", "1"])
+    finished = launched.wait()
+    ranks = sorted(map(json.loads, finished.out.splitlines()), key=lambda rank: rank["env"]["RANK"])
+    assert len(ranks) == 2
+    for number, rank in enumerate(ranks):
+        env = rank["env"]
+        assert (env["RANK"], env["LOCAL_RANK"], env["WORLD_SIZE"], env["FT_CYCLE"]) == (
+            str(number),
+            str(number),
+            "2",
+            "0",
+        )
+        assert {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE"} <= set(env)
+        assert env["FT_RANK_MONITOR_IPC_SOCKET"] != ranks[1 - number]["env"]["FT_RANK_MONITOR_IPC_SOCKET"]
+        assert env["FT_LAUNCHER_IPC_SOCKET"] == ranks[1 - number]["env"]["FT_LAUNCHER_IPC_SOCKET"]
+        assert rank["parent"] == launched.process.pid
+        assert rank["pid"] == rank["group"] == rank["session"]
+        assert rank["modes"] == ["0o700", "0o600", "0o600"]
+        assert rank["argv"] == ["--x", "1"]
+
+
+def test_killed_rank_then_exit_code_then_exception(launcher: Launcher) -> None:
+    script = """
+def main():
+    raise RuntimeError("boom\\nand more")
+if CYCLE == 0 and RANK == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+if CYCLE == 1 and RANK == 0:
+    sys.exit(3)
+if CYCLE == 2 and RANK == 1:
+    from torch.distributed.elastic.multiprocessing.errors import record
+    record(main)()
+if CYCLE < 3:
+    forever()
+say("done", RANK)
+"""
+    launched = launcher.start(script, *TWO, "--max-restarts=3")
+    finished = launched.wait()
+    assert finished.code == 0
+    assert [line for line in finished.lines if "ended" in line or "finished" in line] == [
+        "cycle 0 ended: rank 1 killed by SIGKILL (not by us); restarting as cycle 1, 2 of 3 restarts left",
+        "cycle 1 ended: rank 0 exited with code 3; restarting as cycle 2, 1 of 3 restarts left",
+        "cycle 2 ended: rank 1 raised RuntimeError: boom and more; restarting as cycle 3, 0 of 3 restarts left",
+        "all ranks finished after 4 cycles",
+    ]
+    launched.assert_nothing_left()
+    causes = [event["cause"] for event in launched.events("cycle_ended")][:3]
+    assert [(cause["rank"], cause["kind"]) for cause in causes] == [(1, "signal"), (0, "crash"), (1, "crash")]
+    exits = launched.events("rank_exited")
+    survivors = [event for event in exits if event["cycle"] == 0 and event["rank"] == 0]
+    assert [(event["exitcode"], event["by_us"]) for event in survivors] == [(-15, True)]
+    assert [event["ranks"] for event in launched.events("cycle_started")][3][1]["rank"] == 1
+
+
+def test_restarts_run_out(launcher: Launcher) -> None:
+    finished = launcher.run("sys.exit(7) if RANK == 0 else forever()", *TWO, "--max-restarts=1")
+    assert finished.code == 1
+    assert finished.lines[1:] == [
+        "cycle 0 ended: rank 0 exited with code 7; restarting as cycle 1, 0 of 1 restart left",
+        "cycle 1 started: 2 ranks on 1 node",
+        "cycle 1 ended: rank 0 exited with code 7; no restarts left, giving up",
+    ]
+    # torch's own table, with the right root cause, and no traceback of ours
+    assert re.search(r"Root Cause.*rank +: 0 .*exitcode +: 7", finished.err, re.DOTALL)
+    assert "Traceback (most recent call last)" not in finished.err
+
+
+def test_failure_without_restarts(launcher: Launcher) -> None:
+    finished = launcher.run("sys.exit(1)")
+    assert finished.code == 1
+    assert finished.lines[-1] == "cycle 0 ended: rank 0 exited with code 1; no restarts allowed, giving up"
+
+
+def test_leftovers_of_a_rank_are_ended(launcher: Launcher) -> None:
+    # a child in the group, one that ignores SIGTERM, one in a group of its own in the same session
+    script = """
+import subprocess
+hold = [sys.executable, "-c", "import time; time.sleep(600)"]
+deaf = [sys.executable, "-c", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"]
+children = [subprocess.Popen(c, preexec_fn=p) for c, p in ((hold, None), (deaf, None), (hold, lambda: os.setpgid(0, 0)))]
+say("children", *(child.pid for child in children))
+if CYCLE == 0:
+    os.kill(os.getpid(), signal.SIGKILL)
+os._exit(0)
+"""
+    launched = launcher.start(script, "--max-restarts=1")
+    finished = launched.wait()
+    assert finished.code == 0
+    pids = [int(word) for line in re.findall(r"children (.*)", finished.out) for word in line.split()]
+    assert len(pids) == 6
+    assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
+    (note,) = [line for line in finished.lines if "left processes behind" in line]
+    assert all(str(pid) in note for pid in pids[3:])  # said of the rank that ended well, not of the killed one
+
+
+def test_stopped_rank_and_its_children_end_with_the_cycle(launcher: Launcher) -> None:
+    script = """
+def stopped(pid):
+    return "State:\\tT" in open(f"/proc/{pid}/status").read()
+if CYCLE == 0:
+    if RANK == 0:
+        child = os.fork()
+        if child == 0:
+            forever()
+        os.kill(child, signal.SIGSTOP)
+        open("pids.new", "w").write(f"{os.getpid()} {child}")
+        os.rename("pids.new", "pids")
+        os.kill(os.getpid(), signal.SIGSTOP)
+    while not os.path.exists("pids") or not all(map(stopped, open("pids").read().split())):
+        time.sleep(0.01)
+    sys.exit(5)
+say("again", RANK)
+"""
+    launched = launcher.start(script, *TWO, "--max-restarts=1")
+    finished = launched.wait()
+    assert finished.code == 0
+    assert "cycle 0 ended: rank 1 exited with code 5" in "\n".join(finished.lines)
+    assert len(re.findall("^again", finished.out, re.MULTILINE)) == 2
+    stopped = [e for e in launched.events("rank_exited") if e["cycle"] == 0 and e["rank"] == 0]
+    assert [e["exitcode"] for e in stopped] == [-15]  # continued, else the signal would wait with it
+
+
+def test_rank_that_ignores_sigterm_is_killed_after_the_stop_timeout(launcher: Launcher) -> None:
+    script = """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if CYCLE == 0:
+    if RANK == 0:
+        say("deaf")
+        forever()
+    while not os.path.exists("go"):
+        time.sleep(0.01)
+    sys.exit(5)
+"""
+    launched = launcher.start(script, *TWO, "--max-restarts=1", "--workers-stop-timeout=0.5")
+    launched.wait_for("deaf")
+    (launched.directory / "go").touch()
+    finished = launched.wait()
+    assert finished.code == 0
+    first, second = (e for e in launched.events("rank_exited") if e["cycle"] == 0)
+    assert (second["rank"], second["exitcode"], second["by_us"]) == (0, -9, True)
+    assert 0.5 <= (second["t"] - first["t"]) / 1e9 < 3
+
+
+def test_survivor_has_time_to_obey(launcher: Launcher) -> None:
+    script = """
+if CYCLE == 0:
+    if RANK == 0:
+        def obey(number, frame):
+            time.sleep(0.3)
+            say("saved")
+            sys.exit(0)
+        signal.signal(signal.SIGTERM, obey)
+        open("ready", "w")
+        forever()
+    while not os.path.exists("ready"):
+        time.sleep(0.01)
+    sys.exit(5)
+"""
+    finished = launcher.run(script, *TWO, "--max-restarts=1")
+    assert finished.code == 0
+    assert "saved" in finished.out
+    assert "rank 1 exited with code 5" in finished.lines[1]
+
+
+def test_no_python_module_and_run_path(launcher: Launcher) -> None:
+    finished = launcher.run(
+        ["sh", "-c", 'echo "shell $RANK $FT_CYCLE"; test "$FT_CYCLE" = 1'], *TWO, "--no-python", "--max-restarts=1"
+    )
+    assert finished.code == 0
+    assert {"shell 0 1", "shell 1 1"} <= set(finished.out.splitlines())
+
+    launched = launcher.start(["-m", "package.module", "a"], env={"PYTHONPATH": str(launcher.directory)})
+    package = launcher.directory / "package"
+    package.mkdir()
+    (package / "module.py").write_text("import sys; print('module', __name__, sys.argv[1:])")
+    assert launched.wait().code == 0
+
+    script = launcher.directory / "by_path.py"
+    script.write_text(
+        "import os, sys; print('path', __name__, sys.argv, os.getpgrp() == os.getpid())\nraise KeyError('lost')"
+    )
+    finished = launcher.run(["--run-path", str(script), "x"])
+    assert finished.code == 1
+    assert f"path __main__ ['{script}', 'x'] True" in finished.out
+    assert "rank 0 raised KeyError: 'lost'" in "\n".join(finished.lines)
+
+
+def test_redirects_tee_and_error_files_stay_torchs(launcher: Launcher) -> None:
+    logs = launcher.directory / "torch_logs"
+    script = "print('to out', RANK); print('to err', RANK, file=sys.stderr)"
+    finished = launcher.run(script, *TWO, "--log-dir", str(logs), "--redirects", "1", "--tee", "2", "--role", "trainer")
+    assert finished.code == 0
+    assert "to out" not in finished.out + finished.err
+    assert sorted(re.findall(r"^\[trainer\d\]:to err \d$", finished.err, re.MULTILINE)) == [
+        "[trainer0]:to err 0",
+        "[trainer1]:to err 1",
+    ]
+    assert sorted(p.read_text() for p in logs.glob("*/attempt_0/*/stdout.log")) == ["to out 0\n", "to out 1\n"]
+
+
+def test_event_logs_go_beside_torchs_log_dir_by_default_and_nothing_to_tmp(launcher: Launcher) -> None:
+    logs, state = launcher.directory / "torch_logs", launcher.directory / "state"
+    env = {"XDG_STATE_HOME": str(state)}
+    assert launcher.run("pass", "--ft-log-dir=", "--log-dir", str(logs), env=env).code == 0
+    assert list((logs / "megatron_ft").glob("launcher-*.jsonl"))
+    assert not state.exists()
+    finished = launcher.run("sys.exit(1)", "--ft-log-dir=", "--rdzv-id=../a job", env=env)
+    (own,) = (state / "megatron_ft").iterdir()
+    assert list(own.glob("launcher-*.jsonl"))
+    assert (own.stat().st_mode & 0o777) == 0o700
+    assert f"[ft_launcher] logs: {own}\n" in finished.err
+
+
+def test_no_cycle_meets_in_the_store_of_the_last_one(launcher: Launcher) -> None:
+    # a static rendezvous has one store for all rounds in torchrun; here ranks of cycle 1 must find it empty
+    script = """
+from datetime import timedelta
+from torch.distributed import TCPStore
+store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False,
+                 timeout=timedelta(seconds=10))
+say("stale", store.check(["address"]))
+store.set("address", "old")
+if CYCLE == 0:
+    sys.exit(1)
+"""
+    import socket
+
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    for options in (("--master-port", str(port)), ()):
+        finished = launcher.run(script, "--max-restarts=1", *options)
+        assert finished.code == 0, finished.err
+        assert re.findall("stale .*", finished.out) == ["stale False", "stale False"]
+
+
+def test_python_exec_and_unstartable_command(launcher: Launcher) -> None:
+    finished = launcher.run("say(sys.executable)", env={"PYTHON_EXEC": sys.executable})
+    assert finished.out == f"{sys.executable}\n"

@@ -1,0 +1,208 @@
+"""``ft_launcher`` and its rank monitors: verdicts, requests of ranks, and monitors that are replaced."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from megatron_ft.ipc.processes import read_stat
+from tests.support.launching import Launched, Launcher, launcher, wait_until
+
+__all__ = ["launcher"]
+
+TWO = ("--nproc-per-node", "2")
+SECTIONS = ("--ft-param-rank_section_timeouts=step:{timeout}", "--ft-param-rank_out_of_section_timeout=30")
+CLIENT = """
+from megatron_ft import RankMonitorClient, WorkloadAction, WorkloadControlRequest
+client = RankMonitorClient()
+client.init_workload_monitoring()
+"""
+
+
+def sections(timeout: float) -> list[str]:
+    return [option.format(timeout=timeout) for option in SECTIONS]
+
+
+def test_hung_rank_is_named_with_section_and_iteration(launcher: Launcher) -> None:
+    script = (
+        CLIENT
+        + """
+for iteration in range(7):
+    client.set_iteration(iteration)
+    with client.section("step"):
+        time.sleep(0.01)
+        if CYCLE == 0 and RANK == 1 and iteration == 5:
+            forever()
+client.shutdown_workload_monitoring()
+if CYCLE == 0:
+    forever()
+"""
+    )
+    launched = launcher.start(script, *TWO, "--max-restarts=3", *sections(0.5))
+    finished = launched.wait()
+    assert finished.code == 0
+    assert finished.lines[1] == (
+        "cycle 0 ended: rank 1 hung in 'step' for 0.5 s (timeout 0.5 s) at iteration 5;"
+        " restarting as cycle 1, 2 of 3 restarts left"
+    )
+    ended = launched.events("cycle_ended")[0]
+    assert (ended["cause"]["kind"], ended["cause"]["rank"], ended["iteration"]) == ("hang", 1, 5)
+    (killed,) = [e for e in launched.events("rank_exited") if e["cycle"] == 0 and e["rank"] == 1]
+    assert (killed["exitcode"], killed["by_us"]) == (-9, True)
+
+
+def test_rank_that_waits_for_a_stopped_one_is_not_blamed(launcher: Launcher) -> None:
+    # rank 1 enters the step first, so its monitor is the first to find its rank overdue
+    script = (
+        CLIENT
+        + """
+client.set_iteration(3)
+if CYCLE == 0 and RANK == 0:
+    while not os.path.exists("waiting"):
+        time.sleep(0.01)
+client.start_section("step")
+if CYCLE == 0:
+    if RANK == 0:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    open("waiting", "w")
+    forever()
+client.end_section("step")
+client.shutdown_workload_monitoring()
+"""
+    )
+    finished = launcher.run(script, *TWO, "--max-restarts=1", *sections(1))
+    assert finished.code == 0
+    assert finished.lines[1].startswith("cycle 0 ended: rank 0 hung in 'step' for ")
+    assert "(timeout 1.0 s, process stopped) at iteration 3; restarting" in finished.lines[1]
+
+
+def test_rank_that_outlives_its_verdict_with_code_0_has_failed(launcher: Launcher) -> None:
+    script = (
+        CLIENT
+        + """
+if CYCLE == 0:
+    signal.signal(signal.SIGTERM, lambda *a: os._exit(0))
+    client.start_section("step")
+    forever()
+client.shutdown_workload_monitoring()
+"""
+    )
+    options = ("--ft-param-rank_termination_signal=SIGTERM", *sections(0.3))
+    finished = launcher.run(script, "--max-restarts=1", *options)
+    assert finished.code == 0
+    assert "rank 0 hung in 'step'" in finished.lines[1]
+    assert "restarting as cycle 1" in finished.lines[1]
+
+
+def test_request_to_shut_down_burns_no_restart(launcher: Launcher) -> None:
+    script = (
+        CLIENT
+        + """
+if RANK == 1:
+    client.send_workload_control_request(WorkloadControlRequest(WorkloadAction.ShutdownWorkload, "disk is\\nfull"))
+    os._exit(9)
+forever()
+"""
+    )
+    launched = launcher.start(script, *TWO, "--max-restarts=3")
+    finished = launched.wait()
+    assert finished.code == 1
+    assert finished.lines[1:] == ["cycle 0 ended: rank 1 asked for ShutdownWorkload: disk is full; not restarting"]
+    assert "Traceback" not in finished.err
+    assert launched.events("cycle_ended")[0]["cause"]["kind"] == "request"
+    assert launched.events("workload_control")[0]["description"] == "disk is full"
+
+
+def test_requester_may_finish_its_last_words(launcher: Launcher) -> None:
+    script = (
+        CLIENT
+        + """
+client.send_workload_control_request(WorkloadControlRequest(WorkloadAction.ShutdownWorkload, "enough"))
+time.sleep(0.3)
+say("last words")
+client.shutdown_workload_monitoring()
+"""
+    )
+    finished = launcher.run(script, "--max-restarts=3")
+    assert finished.code == 0  # all ranks ended well, nothing is to be restarted
+    assert "last words" in finished.out
+
+
+def test_other_requests_leave_the_decision_to_the_policy(launcher: Launcher) -> None:
+    script = (
+        CLIENT
+        + """
+if CYCLE == 0:
+    client.send_workload_control_request(WorkloadControlRequest(WorkloadAction.Continue, "going on"))
+    client.send_workload_control_request(WorkloadControlRequest(WorkloadAction.ExcludeThisNode, "bad memory"))
+    os._exit(1)
+client.shutdown_workload_monitoring()
+"""
+    )
+    launched = launcher.start(script, "--max-restarts=1")
+    finished = launched.wait()
+    assert finished.code == 0
+    (line,) = [line for line in finished.lines if "ExcludeThisNode" in line]
+    assert "bad memory" in line
+    assert [e["action"] for e in launched.events("workload_control")] == ["Continue", "ExcludeThisNode"]
+
+
+def test_garbage_on_the_control_socket_harms_nobody(launcher: Launcher) -> None:
+    script = """
+import socket
+for data in (b"\\0\\0\\0\\5hello", b"GET / HTTP/1.0", b""):
+    sock = socket.socket(socket.AF_UNIX)
+    sock.connect(os.environ["FT_LAUNCHER_IPC_SOCKET"])
+    sock.sendall(data)
+    sock.close()
+"""
+    finished = launcher.run(script)
+    assert finished.code == 0
+    assert len([line for line in finished.lines if "can't be read" in line]) == 2
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_lost_monitor_is_replaced_on_the_same_board(launcher: Launcher, how: signal.Signals) -> None:
+    script = (
+        CLIENT
+        + """
+client.set_iteration(11)
+say("ready")
+while not os.path.exists("hang"):
+    with client.section("step"):
+        time.sleep(0.01)
+client.start_section("step")
+forever()
+"""
+    )
+    launched = launcher.start(script, *sections(1))
+    launched.wait_for("^ready")
+    old = launched.monitor_pids()[0]
+    os.kill(old, how)
+    start = time.monotonic()
+    (line,) = launched.wait_for(r"^\[ft_launcher\] (the monitor of rank 0 .*)")
+    assert time.monotonic() - start < 2
+    assert line.endswith("; it is replaced")
+    assert ("was stopped" if how == signal.SIGSTOP else "ended (SIGKILL)") in line
+    wait_until(lambda: set(launched.monitor_pids().values()) - {old} != set(), 10)
+    assert read_stat(old) is None
+    (launched.directory / "hang").touch()
+    finished = launched.wait()
+    assert finished.code == 1
+    assert finished.lines[-1].startswith("cycle 0 ended: rank 0 hung in 'step' for 1.0 s (timeout 1.0 s) at iteration 11")
+    assert len(launched.events("monitor_replaced")) == 1
+
+
+def test_monitors_live_as_long_as_the_job(launcher: Launcher) -> None:
+    script = "say('cycle', CYCLE)\nif CYCLE < 2:\n    while not os.path.exists(f'go{CYCLE}'): time.sleep(0.01)\n    sys.exit(1)"
+    launched = launcher.start(script, "--max-restarts=2")
+    seen: list[Launched | int] = []
+    for cycle in range(2):
+        launched.wait_for(f"^cycle {cycle}")
+        seen.append(launched.monitor_pids()[0])
+        (launched.directory / f"go{cycle}").touch()
+    assert launched.wait().code == 0
+    assert seen[0] == seen[1]

@@ -1,0 +1,238 @@
+"""``ft_launcher`` asked to stop, interrupted and killed: what the ranks get, the exit code, nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from tests.support.launching import Launched, Launcher, launcher, wait_until
+
+__all__ = ["launcher"]
+
+TWO = ("--nproc-per-node", "2")
+OBEYS = """
+def obey(number, frame):
+    say("obeyed", RANK, signal.Signals(number).name)
+    sys.exit(0)
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+    signal.signal(number, obey)
+say("ready", RANK)
+forever()
+"""
+
+
+def ended_after(launched: Launched, number: int) -> float:
+    """Send a signal and wait for the end; seconds."""
+    start = time.monotonic()
+    launched.signal(number)
+    launched.process.wait(30)
+    return time.monotonic() - start
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_ranks_that_obey_make_exit_code_0(launcher: Launcher, name: str) -> None:
+    launched = launcher.start(OBEYS, *TWO, "--max-restarts=3")
+    launched.wait_for("^ready", count=2)
+    launched.signal(signal.Signals[name])
+    finished = launched.wait()
+    assert finished.code == 0
+    assert sorted(line for line in finished.out.splitlines() if "obeyed" in line) == [
+        f"obeyed 0 {name}",
+        f"obeyed 1 {name}",
+    ]
+    assert finished.lines[1].startswith(f"asked to stop by {name}: passed on to 2 ranks, which may take 1800 s")
+    assert finished.lines[2] == f"cycle 0 ended: stopped by {name}, all ranks ended with 0; not restarting"
+    (ended,) = launched.events("cycle_ended")
+    assert (ended["outcome"], ended["cause"]["kind"], ended["action"]) == ("stopped", "request", "give_up")
+    assert "Traceback" not in finished.err
+
+
+def test_ranks_that_die_of_it_make_exit_code_1(launcher: Launcher) -> None:
+    launched = launcher.start("say('ready', RANK)\nforever()", *TWO, "--max-restarts=3")
+    launched.wait_for("^ready", count=2)
+    assert ended_after(launched, signal.SIGTERM) < 3
+    finished = launched.wait()
+    assert finished.code == 1
+    assert finished.lines[-1].startswith("cycle 0 ended: stopped by SIGTERM, rank ")
+    assert "killed by SIGTERM and 1 more" in finished.lines[-1]
+
+
+def test_ranks_that_ignore_it_are_killed_after_the_term_timeout(launcher: Launcher) -> None:
+    script = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nsay('ready')\nforever()"
+    launched = launcher.start(script, "--term-timeout=0.7")
+    launched.wait_for("^ready")
+    assert 0.7 <= ended_after(launched, signal.SIGTERM) < 5
+    assert launched.wait().code == 1
+
+
+def test_shutdown_timeout_of_torchrun_is_the_same(launcher: Launcher) -> None:
+    script = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nsay('ready')\nforever()"
+    launched = launcher.start(script, "--shutdown-timeout=1")
+    launched.wait_for("^ready")
+    assert 1 <= ended_after(launched, signal.SIGTERM) < 5
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_second_request_kills_at_once(launcher: Launcher, second: int) -> None:
+    script = "signal.signal(signal.SIGTERM, lambda *a: say('told'))\nsay('ready')\nforever()"
+    launched = launcher.start(script)
+    launched.wait_for("^ready")
+    launched.signal(signal.SIGTERM)
+    launched.wait_for("^told")
+    assert ended_after(launched, second) < 3
+    finished = launched.wait()
+    assert finished.code == 1
+    assert f"asked again by {signal.Signals(second).name}: killing the ranks" in finished.lines
+
+
+def test_interrupt(launcher: Launcher) -> None:
+    script = """
+say("ready", RANK)
+try:
+    forever()
+except KeyboardInterrupt:
+    say("interrupted", RANK)
+"""
+    launched = launcher.start(script, *TWO, "--max-restarts=3")
+    launched.wait_for("^ready", count=2)
+    launched.signal(signal.SIGINT)
+    finished = launched.wait()
+    assert finished.code == 130
+    assert finished.out.count("interrupted") == 2
+    assert "Traceback" not in finished.err
+
+
+def test_stopped_rank_hears_the_request(launcher: Launcher) -> None:
+    launched = launcher.start(OBEYS.replace("forever()", "os.kill(os.getpid(), signal.SIGSTOP); forever()"))
+    launched.wait_for("^ready")
+    launched.signal(signal.SIGTERM)
+    assert launched.wait().code == 0
+
+
+def test_data_loader_workers_of_a_python_rank_are_left_alone(launcher: Launcher) -> None:
+    script = """
+child = os.fork()
+if child == 0:
+    forever()
+def obey(number, frame):
+    time.sleep(0.2)
+    say("child", os.waitpid(child, os.WNOHANG) == (0, 0))
+    sys.exit(0)
+signal.signal(signal.SIGTERM, obey)
+say("ready")
+forever()
+"""
+    launched = launcher.start(script)
+    launched.wait_for("^ready")
+    launched.signal(signal.SIGTERM)
+    finished = launched.wait()
+    assert finished.code == 0
+    assert "child True" in finished.out
+
+
+def test_what_a_wrapper_started_is_asked_too(launcher: Launcher) -> None:
+    inner = (
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *a: (time.sleep(0.3), print('saved', flush=True), sys.exit(0)))\n"
+        "print('ready', flush=True)\n"
+        "while True: time.sleep(1)\n"
+    )
+    path = launcher.directory / "inner.py"
+    path.write_text(inner)
+    command = ["bash", "-c", f"trap '' USR1; python3 {path}; true"]
+    launched = launcher.start(command, "--no-python")
+    launched.wait_for("^ready")
+    launched.signal(signal.SIGTERM)
+    assert "saved" in launched.wait().out
+
+
+def test_request_in_the_first_rendezvous(launcher: Launcher) -> None:
+    # a second node that never comes keeps the rendezvous waiting
+    launched = launcher.start("pass", "--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0")
+    wait_until(lambda: len(launched.monitor_pids()) == 1, 60)
+    assert ended_after(launched, signal.SIGTERM) < 3
+    finished = launched.wait()
+    assert finished.code == 1
+    assert finished.lines == ["asked to stop by SIGTERM"]
+
+
+def test_request_between_two_cycles(launcher: Launcher) -> None:
+    # with a second node wanted, but not needed, each rendezvous waits for it for a while
+    meeting = ("--nnodes=1:2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0")
+    script = "signal.signal(signal.SIGTERM, lambda *a: sys.exit(0))\nsay('ready')\nsys.exit(1)"
+    launched = launcher.start(script, *meeting, "--rdzv-conf=last_call_timeout=2", "--max-restarts=3")
+    launched.wait_for("restarting as cycle 1")
+    assert ended_after(launched, signal.SIGTERM) < 1.5
+    finished = launched.wait()
+    assert finished.code == 1  # no rank could end with 0
+    assert finished.out.count("ready") == 1
+    assert finished.lines[-1] == "asked to stop by SIGTERM"
+
+
+def test_request_while_a_rendezvous_host_does_not_answer(launcher: Launcher) -> None:
+    endpoint = "--rdzv-endpoint=203.0.113.1:29500"  # an address that nobody has
+    launched = launcher.start("pass", "--nnodes=2", "--rdzv-backend=c10d", endpoint, "--rdzv-conf=is_host=0")
+    wait_until(lambda: len(launched.monitor_pids()) == 1, 60)
+    assert ended_after(launched, signal.SIGINT) < 3
+    assert launched.wait().code == 130
+
+
+def test_killed_launcher_leaves_nothing(launcher: Launcher) -> None:
+    script = """
+child = os.fork()
+if child == 0:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    say("child", os.getpid())
+    forever()
+say("ready", RANK)
+forever()
+"""
+    launched = launcher.start(script, *TWO)
+    launched.wait_for("^(?:ready|child)", count=4)
+    launched.signal(signal.SIGKILL)
+    launched.process.wait()
+    launched.assert_nothing_left()
+
+
+def test_killed_launcher_takes_ranks_without_monitors_with_it(launcher: Launcher) -> None:
+    launched = launcher.start("say('ready')\nforever()")
+    launched.wait_for("^ready")
+    # the monitor can't help: what ends the rank is the kernel, because its parent died
+    (monitor,) = launched.monitor_pids().values()
+    (rank,) = [s.pid for s in launched.alive() if s.parent == launched.process.pid and s.pid != monitor]
+    os.kill(launched.process.pid, signal.SIGSTOP)
+    os.kill(monitor, signal.SIGKILL)
+    launched.signal(signal.SIGKILL)
+    launched.process.wait()
+    wait_until(lambda: not os.path.exists(f"/proc/{rank}"), 5)
+    for name in os.listdir(launched.temp_dir):  # nobody was left to remove it
+        for path in sorted((os.scandir(os.path.join(launched.temp_dir, name))), key=lambda e: e.name):
+            os.unlink(path)
+        os.rmdir(os.path.join(launched.temp_dir, name))
+
+
+def test_hangup_that_nohup_ignores_stays_ignored(launcher: Launcher) -> None:
+    previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        launched = launcher.start(OBEYS)
+        launched.wait_for("^ready")
+    finally:
+        signal.signal(signal.SIGHUP, previous)
+    launched.signal(signal.SIGHUP)
+    with open(f"/proc/{launched.process.pid}/status") as file:
+        (ignored,) = [int(line.split()[1], 16) for line in file if line.startswith("SigIgn")]
+    assert ignored & (1 << (signal.SIGHUP - 1))
+    launched.signal(signal.SIGTERM)
+    assert launched.wait().code == 0
+
+
+def test_further_signals_to_handle(launcher: Launcher) -> None:
+    launched = launcher.start(OBEYS, "--signals-to-handle=SIGUSR1")
+    launched.wait_for("^ready")
+    launched.signal(signal.SIGUSR1)
+    finished = launched.wait()
+    assert finished.code == 0
+    assert "obeyed 0 SIGUSR1" in finished.out

@@ -1,0 +1,211 @@
+"""`examples/train_gpt.py` without a launcher: a resumed run ends with the very bits of an undisturbed one."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("megatron.core")
+pytest.importorskip("psutil")  # without it megatron-core's saves hang for ever
+from torch.distributed import TCPStore
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "train_gpt.py"
+MARK = "TRAIN_GPT_TEST"
+SMALL = ["--hidden-size=32", "--seq-length=16", "--vocab-size=32", "--train-iters=20", "--log-interval=10"]
+LOG_LINE = re.compile(r"iteration +(\d+)/ *\d+ \|.*lm loss: (\S+)")
+DEADLINE_S = 60.0
+
+
+@dataclass
+class Finished:
+    """A run whose ranks all ended with 0."""
+
+    save: Path
+    output: str
+
+    @property
+    def weights(self) -> str:
+        """The hash of the final weights."""
+        (found,) = re.findall(r"^final weights sha256: ([0-9a-f]{64})$", self.output, re.MULTILINE)
+        return str(found)
+
+    @property
+    def last_iteration(self) -> int:
+        return int((self.save / "latest_checkpointed_iteration.txt").read_text())
+
+    @property
+    def losses(self) -> dict[int, float]:
+        """Of the iterations that were logged."""
+        return {int(iteration): float(loss) for iteration, loss in LOG_LINE.findall(self.output)}
+
+
+class Trainer:
+    """Runs the script; what it starts carries a mark in its environment, to be found again."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._mark = uuid.uuid4().hex
+
+    def run(self, save: Path, *args: str, ranks: int = 2) -> Finished:
+        """Train with the processes that torchrun would start, and wait for them.
+
+        The store is ours, at a port that the kernel chose: no other test can be given the same.
+        """
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        environment = {
+            **os.environ,
+            MARK: self._mark,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(store.port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "WORLD_SIZE": str(ranks),
+            "OMP_NUM_THREADS": "1",
+        }
+        log = self.directory / f"{uuid.uuid4().hex}.log"
+        with log.open("w") as output:
+            processes = [
+                subprocess.Popen(
+                    [sys.executable, "-u", str(SCRIPT), "--no-ft", "--save", str(save), *SMALL, *args],
+                    env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                )
+                for rank in range(ranks)
+            ]
+            codes = _wait_for_all(processes)
+        text = log.read_text()
+        assert codes == [0] * ranks, text
+        return Finished(save=save, output=text)
+
+    def resume_from_10(self, straight: Finished, *args: str, ranks: int = 2) -> Finished:
+        """Go on from the first checkpoint of another run, in a directory that a crash left in disorder."""
+        save = self.directory / uuid.uuid4().hex
+        save.mkdir()
+        shutil.copytree(straight.save / "iter_0000010", save / "iter_0000010")
+        (save / "latest_checkpointed_iteration.txt").write_text("10\n")
+        half_written = save / "iter_0000020"
+        half_written.mkdir()
+        (half_written / "__0_0.distcp").write_bytes(b"half a shar")
+        (save / ".latest_checkpointed_iteration.txt.tmp").write_text("2")
+        resumed = self.run(save, *args, ranks=ranks)
+        assert "loaded checkpoint of iteration 10" in resumed.output
+        assert resumed.last_iteration == (15 if "--exit-interval=15" in args else 20)
+        return resumed
+
+    def kill_leftovers(self) -> list[int]:
+        """Kill what still carries the mark; returns what was found."""
+        found = []
+        wanted = f"{MARK}={self._mark}".encode()
+        for entry in Path("/proc").iterdir():
+            try:
+                if entry.name.isdigit() and wanted in (entry / "environ").read_bytes().split(b"\0"):
+                    os.kill(int(entry.name), signal.SIGKILL)
+                    found.append(int(entry.name))
+            except OSError:
+                continue  # gone meanwhile, or not ours to look at
+        return found
+
+
+def _wait_for_all(processes: list[subprocess.Popen[bytes]]) -> list[int | None]:
+    """Exit codes; when one fails or time is up, the others are killed."""
+    deadline = time.monotonic() + DEADLINE_S
+    try:
+        while time.monotonic() < deadline:
+            codes = [process.poll() for process in processes]
+            if None not in codes or any(codes):
+                return codes
+            time.sleep(0.01)
+        return [process.poll() for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture(scope="module")
+def trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainer]:
+    trainer = Trainer(tmp_path_factory.mktemp("train_gpt"))
+    yield trainer
+    assert trainer.kill_leftovers() == []
+
+
+@pytest.fixture(scope="module")
+def straight(trainer: Trainer) -> Finished:
+    """Twenty iterations of two data-parallel ranks, with dropout, without a disturbance."""
+    straight = trainer.run(trainer.directory / "straight", "--hash-file", str(trainer.directory / "hash"))
+    assert (trainer.directory / "hash").read_text() == straight.weights + "\n"
+    assert straight.last_iteration == 20
+    assert "runs without CUDA; the CPU stands in for" in straight.output
+    return straight
+
+
+def test_it_learns(straight: Finished) -> None:
+    assert straight.losses.keys() == {10, 20}
+    assert straight.losses[20] < straight.losses[10] < 3.47  # ln(32), a model that knows nothing
+
+
+def test_a_resumed_run_ends_with_the_same_weights(trainer: Trainer, straight: Finished) -> None:
+    resumed = trainer.resume_from_10(straight)
+    assert resumed.losses == {20: straight.losses[20]}
+    assert resumed.weights == straight.weights
+
+
+def test_asynchronous_saves(trainer: Trainer, straight: Finished) -> None:
+    saved_behind = trainer.run(trainer.directory / "async", "--async-save")
+    assert saved_behind.last_iteration == 20
+    assert saved_behind.weights == straight.weights
+    assert trainer.resume_from_10(saved_behind, "--async-save").weights == straight.weights
+
+
+@pytest.mark.parametrize("kind", ["tensor", "pipeline"])
+def test_model_parallel(trainer: Trainer, kind: str) -> None:
+    args = [f"--{kind}-model-parallel-size=2", "--eval-interval=7"]
+    whole = trainer.run(trainer.directory / kind, *args)
+    assert whole.losses[20] < whole.losses[10]
+    assert trainer.resume_from_10(whole, *args).weights == whole.weights
+
+
+def test_one_rank_in_bf16(trainer: Trainer) -> None:
+    whole = trainer.run(trainer.directory / "bf16", "--bf16", ranks=1)
+    resumed = trainer.resume_from_10(whole, "--bf16", ranks=1)
+    assert resumed.weights == whole.weights
+    past_its_end = trainer.run(resumed.save, "--bf16", ranks=1)
+    assert past_its_end.losses == {}
+    assert past_its_end.weights == whole.weights
+    # Without the random states the weights are others: equal hashes do say something.
+    assert trainer.resume_from_10(whole, "--bf16", "--no-load-rng", ranks=1).weights != whole.weights
+
+
+def test_another_layout_drops_the_random_states_and_says_so(trainer: Trainer, straight: Finished) -> None:
+    other = trainer.resume_from_10(straight, "--tensor-model-parallel-size=2", "--log-interval=5", "--exit-interval=15")
+    assert "random states aren't restored" in other.output
+    assert other.losses[15] < straight.losses[10]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--global-batch-size=7"], "--global-batch-size 7 must be a multiple of --micro-batch-size 2 times 1"),
+        (["--pipeline-model-parallel-size=2"], "1 ranks can't be divided into groups of 1 (tensor) x 2 (pipeline)"),
+        (["--enable-ft-package"], "--save is missing"),
+        (["--train-iter=5"], "unrecognized arguments: --train-iter=5"),
+    ],
+)
+def test_mistakes_get_one_line(args: list[str], message: str) -> None:
+    code = "import sys; sys.path.insert(0, sys.argv.pop(1)); import gpt_arguments; gpt_arguments.parse_args()"
+    ended = subprocess.run(
+        [sys.executable, "-c", code, str(SCRIPT.parent), *args], capture_output=True, text=True, timeout=60
+    )
+    assert ended.returncode == 2
+    assert message in ended.stderr.splitlines()[-1]

@@ -1,0 +1,238 @@
+"""``ft_launcher`` as a process under test: started with small scripts, watched, and nothing of it left behind.
+
+Everything a launch starts inherits a unique mark in its environment; that is how it is found again in /proc,
+whatever it did to its session, group or parent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatron_ft.ipc.processes import ProcessStat, all_processes, carries
+
+ROOT = Path(__file__).parents[2]
+MARK_NAME = "FT_TEST_MARK"
+START_S = 60.0
+"""Bound for everything that includes a start of a launcher on a loaded machine."""
+GONE_S = 5.0
+"""What the launcher promises: so long after its end nothing of the job is there any more."""
+
+PRELUDE = """
+import os, signal, sys, time
+RANK, CYCLE = int(os.environ["RANK"]), int(os.environ["FT_CYCLE"])
+def say(*words):
+    sys.stdout.write(" ".join(map(str, words)) + "\\n"); sys.stdout.flush()
+def forever():
+    while True:
+        time.sleep(1)
+"""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A launcher that has ended."""
+
+    code: int
+    out: str
+    err: str
+    seconds: float
+
+    @property
+    def lines(self) -> list[str]:
+        """The launcher's own lines, without the prefix."""
+        found = re.findall(r"^\[ft_launcher\] (.*)$", self.err, re.MULTILINE)
+        return [line for line in found if not line.startswith(("logs: ", "configuration: "))]
+
+
+class Launched:
+    """A launcher that runs. Its output goes to files, so that nobody waits for a reader."""
+
+    def __init__(self, directory: Path, arguments: Sequence[str], env: Mapping[str, str]) -> None:
+        self.directory = directory
+        self.mark = f"{MARK_NAME}={os.urandom(8).hex()}"
+        # sockets need a short path, and pytest's directories are long
+        self.temp_dir = tempfile.mkdtemp(prefix="ft")
+        self.log_dir = directory / "ft_logs"
+        self._out, self._err = directory / "launcher.out", directory / "launcher.err"
+        name, _, value = self.mark.partition("=")
+        command = [sys.executable, "-m", "megatron_ft.launcher", "--ft-log-dir", str(self.log_dir), *arguments]
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+        self._started = time.monotonic()
+        with self._out.open("w") as out, self._err.open("w") as err:
+            self.process = subprocess.Popen(
+                command,
+                cwd=directory,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env={**clean_environment(), "PYTHONPATH": path, "TMPDIR": self.temp_dir, name: value, **env},
+                start_new_session=True,
+            )
+
+    @property
+    def out(self) -> str:
+        """The ranks' output so far."""
+        return self._out.read_text()
+
+    @property
+    def err(self) -> str:
+        """What the launcher (and the ranks) wrote to standard error so far."""
+        return self._err.read_text()
+
+    def wait(self, timeout_s: float = START_S) -> Finished:
+        """Until it has ended."""
+        try:
+            code = self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"the launcher didn't end in {timeout_s:g} s:\n{self.out}\n{self.err}")
+        return Finished(code, self.out, self.err, time.monotonic() - self._started)
+
+    def wait_for(self, pattern: str, *, count: int = 1, timeout_s: float = START_S) -> list[str]:
+        """Until the output has ``count`` matches of ``pattern``; returns them (the group, if it has one)."""
+        wait_until(
+            lambda: (
+                len(re.findall(pattern, self.out + self.err, re.MULTILINE)) >= count or self.process.poll() is not None
+            ),
+            timeout_s,
+        )
+        found = re.findall(pattern, self.out + self.err, re.MULTILINE)
+        assert len(found) >= count, f"{pattern!r} {len(found)} times:\n{self.out}\n{self.err}"
+        return found
+
+    def signal(self, number: int) -> None:
+        """Signal the launcher alone."""
+        self.process.send_signal(number)
+
+    def alive(self) -> list[ProcessStat]:
+        """Processes of this launch that live, the launcher itself included."""
+        return marked(self.mark)
+
+    def monitor_pids(self) -> dict[int, int]:
+        """Process ids of the monitors by local rank."""
+        found = {}
+        for stat in self.alive():
+            words = command_line(stat.pid)
+            if "--listen-fd" in words:
+                found[int(words[words.index("--local-rank") + 1])] = stat.pid
+        return found
+
+    def events(self, name: str, role: str = "launcher") -> list[dict[str, Any]]:
+        """Records of that name in the event logs of that role, oldest first."""
+        records = [
+            json.loads(line) for path in self.log_dir.glob(f"{role}-*.jsonl") for line in path.read_text().splitlines()
+        ]
+        return sorted((r for r in records if r["ev"] == name), key=lambda record: record["t"])
+
+    def assert_nothing_left(self) -> None:
+        """Within the promised time no process, socket or run directory is left."""
+        with contextlib.suppress(AssertionError):
+            wait_until(lambda: not self.alive() and not os.listdir(self.temp_dir), GONE_S)
+        left = [(stat.pid, stat.comm, command_line(stat.pid)) for stat in self.alive()]
+        assert not left, f"processes are left: {left}"
+        assert os.listdir(self.temp_dir) == []
+
+    def destroy(self) -> None:
+        """End everything, for a test that failed."""
+        with contextlib.suppress(AssertionError):
+            wait_until(lambda: not _kill(self.alive()), GONE_S)
+        self.process.wait()
+        shutil.rmtree(self.temp_dir, ignore_errors=True)
+
+
+class Launcher:
+    """Makes launches in one directory; ``run`` waits for the end and checks that nothing is left."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.launches: list[Launched] = []
+
+    def start(
+        self,
+        script: str | Sequence[str],
+        *options: str,
+        env: Mapping[str, str] | None = None,
+        script_args: Sequence[str] = (),
+    ) -> Launched:
+        """Start one. ``script`` is the text of a Python script, after ``PRELUDE``, or a command's words."""
+        directory = self.directory / str(len(self.launches))
+        directory.mkdir()
+        if isinstance(script, str):
+            path = directory / "script.py"
+            path.write_text(PRELUDE + script)
+            script = [str(path)]
+        launched = Launched(directory, [*options, *script, *script_args], env or {})
+        self.launches.append(launched)
+        return launched
+
+    def run(self, script: str | Sequence[str], *options: str, **more: Any) -> Finished:
+        """Start one, wait for its end, and check that nothing is left."""
+        launched = self.start(script, *options, **more)
+        finished = launched.wait()
+        launched.assert_nothing_left()
+        return finished
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> Iterator[Launcher]:
+    """A factory of launches; at the end of the test each must be gone with everything it started."""
+    factory = Launcher(tmp_path)
+    try:
+        yield factory
+        for launched in factory.launches:
+            if launched.process.poll() is not None:
+                launched.assert_nothing_left()
+    finally:
+        for launched in factory.launches:
+            launched.destroy()
+
+
+def clean_environment() -> dict[str, str]:
+    """Ours, without what would make a launcher under test take itself for a rank."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "PYTHONPATH")
+    prefixes = ("FT_", "PET_", "TORCHELASTIC_", "TORCH_ELASTIC_", "GROUP_", "ROLE_")
+    kept = {k: v for k, v in os.environ.items() if k not in names and not k.startswith(prefixes)}
+    # one thread: else torchrun warns, and small machines are busy with nothing
+    return {**kept, "OMP_NUM_THREADS": "1"}
+
+
+def marked(mark: str) -> list[ProcessStat]:
+    """Living processes that were started with ``mark`` in their environment."""
+    return [stat for stat in all_processes() if stat.state not in "ZX" and carries(stat.pid, mark.encode())]
+
+
+def command_line(pid: int) -> list[str]:
+    """The words of a process's command line; empty if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+    except OSError:
+        return []
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float) -> None:
+    """Wait for a condition, and fail when it doesn't come."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"the condition didn't come in {timeout_s:g} s"
+        time.sleep(0.01)
+
+
+def _kill(stats: list[ProcessStat]) -> bool:
+    for stat in stats:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(stat.pid, signal.SIGKILL)
+    return bool(stats)

@@ -1,0 +1,381 @@
+"""The configuration: what it accepts, what it refuses, and what it remembers about who set it."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import logging
+import math
+import pickle
+import signal
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from megatron_ft.core.config import ConfigValues, strict_from_mapping
+from megatron_ft.core.config_fields import (
+    FIELDS,
+    MAX_SECONDS,
+    parse_section_timeouts,
+    parse_text,
+)
+from megatron_ft.core.errors import ConfigError
+from megatron_ft.core.reference_names import REFERENCE_FIELDS
+from megatron_ft.ipc.config_file import FaultToleranceConfig
+from tests.support.config_values import CONFIG_VALUES
+
+TIMEOUTS = ["initial_rank_heartbeat_timeout", "rank_heartbeat_timeout", "rank_out_of_section_timeout"]
+SECONDS = [*TIMEOUTS, "workload_check_interval"]
+
+
+def test_defaults() -> None:
+    cfg = FaultToleranceConfig()
+    assert {name: getattr(cfg, name) for name in FIELDS} == {
+        "initial_rank_heartbeat_timeout": 3600,
+        "rank_heartbeat_timeout": 2700,
+        "rank_section_timeouts": {},
+        "rank_out_of_section_timeout": None,
+        "safety_factor": 5.0,
+        "calculated_timeout_floor": 5.0,
+        "workload_check_interval": 5.0,
+        "rank_termination_signal": signal.SIGKILL,
+        "log_level": logging.INFO,
+    }
+    assert cfg.set_fields == frozenset()
+    assert [field.name for field in dataclasses.fields(FaultToleranceConfig)] == list(FIELDS)
+
+
+def test_defaults_are_not_shared() -> None:
+    FaultToleranceConfig().rank_section_timeouts["step"] = 1.0
+    assert FaultToleranceConfig().rank_section_timeouts == {}
+
+
+@pytest.mark.parametrize("name", SECONDS)
+@pytest.mark.parametrize("bad", [0, -1, -0.5, math.nan, math.inf, True, "60", "abc", [], {}, 10**400, 1e10, 1j])
+def test_bad_seconds_are_refused_at_construction_and_assignment(name: str, bad: Any) -> None:
+    with pytest.raises(ConfigError, match=name) as caught:
+        FaultToleranceConfig(**{name: bad})
+    assert "\n" not in str(caught.value)
+    cfg = FaultToleranceConfig(**{name: 7})
+    with pytest.raises(ValueError, match=name):
+        setattr(cfg, name, bad)
+    assert getattr(cfg, name) == 7.0
+
+
+def test_a_number_too_long_to_print_is_refused_in_one_line() -> None:
+    with pytest.raises(ConfigError, match="rank_heartbeat_timeout = <int>: must be"):
+        FaultToleranceConfig(rank_heartbeat_timeout=10**5000)
+
+
+@pytest.mark.parametrize("name", SECONDS)
+@pytest.mark.parametrize("good", [1, 0.25, MAX_SECONDS, np.float32(0.5), np.int64(3)])
+def test_good_seconds_become_floats(name: str, good: Any) -> None:
+    value = getattr(FaultToleranceConfig(**{name: good}), name)
+    assert value == good
+    assert type(value) is float
+
+
+def test_only_timeouts_may_be_none() -> None:
+    cfg = FaultToleranceConfig()
+    for name in TIMEOUTS:
+        setattr(cfg, name, None)
+        assert cfg.is_set(name)
+    for name in set(FIELDS) - set(TIMEOUTS):
+        with pytest.raises(ConfigError, match=name):
+            setattr(cfg, name, None)
+
+
+@pytest.mark.parametrize("bad", [0, -1, math.nan, math.inf, "5", False])
+def test_bad_safety_factor(bad: Any) -> None:
+    with pytest.raises(ConfigError, match="safety_factor"):
+        FaultToleranceConfig(safety_factor=bad)
+
+
+def test_floor_may_be_zero_but_not_negative() -> None:
+    assert FaultToleranceConfig(calculated_timeout_floor=0).calculated_timeout_floor == 0
+    with pytest.raises(ConfigError, match="calculated_timeout_floor"):
+        FaultToleranceConfig(calculated_timeout_floor=-0.1)
+
+
+@pytest.mark.parametrize("given", ["SIGTERM", "sigterm", "TERM", " SIGTERM ", 15, signal.SIGTERM])
+def test_signals(given: Any) -> None:
+    stored = FaultToleranceConfig(rank_termination_signal=given).rank_termination_signal
+    assert stored is signal.SIGTERM
+
+
+@pytest.mark.parametrize("bad", ["SIGTREM", "SIG_IGN", "", 0, -9, 4711, True, 9.0, "Signals"])
+def test_unknown_signals(bad: Any) -> None:
+    with pytest.raises(ConfigError, match="rank_termination_signal"):
+        FaultToleranceConfig(rank_termination_signal=bad)
+
+
+def test_nearest_signal_is_named() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'SIGTERM'"):
+        FaultToleranceConfig(rank_termination_signal="SIGTREM")
+
+
+@pytest.mark.parametrize(
+    ("given", "stored"),
+    [("DEBUG", 10), ("info", 20), ("warn", 30), ("WARNING", 30), ("Error", 40), ("FATAL", 50), (15, 15)],
+)
+def test_log_levels(given: Any, stored: int) -> None:
+    assert FaultToleranceConfig(log_level=given).log_level == stored
+
+
+@pytest.mark.parametrize("bad", ["LOUD", "", 0, 51, -10, True, 20.0, None])
+def test_bad_log_levels(bad: Any) -> None:
+    with pytest.raises(ConfigError, match="log_level"):
+        FaultToleranceConfig(log_level=bad)
+
+
+def test_log_level_names_are_those_of_logging() -> None:
+    for name in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"):
+        assert FaultToleranceConfig(log_level=name).log_level == getattr(logging, name)
+
+
+class TestSections:
+    def test_values(self) -> None:
+        cfg = FaultToleranceConfig(rank_section_timeouts={"setup": 600, "step": None})
+        assert cfg.rank_section_timeouts == {"setup": 600.0, "step": None}
+
+    @pytest.mark.parametrize("bad", [0, -1, math.nan, math.inf, True, "600", []])
+    def test_bad_timeouts_name_the_section(self, bad: Any) -> None:
+        with pytest.raises(ConfigError, match=r"rank_section_timeouts\['step'\]"):
+            FaultToleranceConfig(rank_section_timeouts={"setup": 1, "step": bad})
+
+    @pytest.mark.parametrize("bad", ["", " step", "a\nb", "x" * 64, "ä" * 32, 1, None, True, "\ud800"])
+    def test_bad_names(self, bad: Any) -> None:
+        with pytest.raises(ConfigError, match="section name") as caught:
+            FaultToleranceConfig(rank_section_timeouts={bad: 1})
+        assert "\n" not in str(caught.value)
+
+    @pytest.mark.parametrize("good", ["x" * 63, "ä" * 31, "my step", "a:b,c", "日本"])
+    def test_good_names(self, good: str) -> None:
+        assert good in FaultToleranceConfig(rank_section_timeouts={good: 1}).rank_section_timeouts
+
+    @pytest.mark.parametrize("bad", [3, "step:3", ["step"], None])
+    def test_must_be_a_mapping(self, bad: Any) -> None:
+        with pytest.raises(ConfigError, match="rank_section_timeouts"):
+            FaultToleranceConfig(rank_section_timeouts=bad)
+
+    def test_at_most_64(self) -> None:
+        cfg = FaultToleranceConfig(rank_section_timeouts={f"s{i}": 1 for i in range(64)})
+        cfg.rank_section_timeouts["s0"] = 2
+        with pytest.raises(ConfigError, match="64"):
+            cfg.rank_section_timeouts["s64"] = 1
+
+    def test_changes_in_place_are_validated_and_change_nothing_if_refused(self) -> None:
+        cfg = FaultToleranceConfig(rank_section_timeouts={"step": 1})
+        timeouts: Any = cfg.rank_section_timeouts
+        for change in (
+            lambda: timeouts.__setitem__("step", -1),
+            lambda: timeouts.update(setup=2, step="x"),
+            lambda: timeouts.update([("setup", 2), ("", 1)]),
+            lambda: timeouts.setdefault("setup", 0),
+            lambda: timeouts.__ior__({"setup": math.nan}),
+        ):
+            with pytest.raises(ConfigError):
+                change()
+            assert timeouts == {"step": 1.0}
+        timeouts |= {"setup": 5}
+        timeouts.setdefault("save")
+        assert cfg.rank_section_timeouts == {"step": 1.0, "setup": 5.0, "save": None}
+
+    def test_filling_the_default_map_in_place_counts_as_set(self) -> None:
+        cfg = FaultToleranceConfig()
+        cfg.rank_section_timeouts["step"] = 3
+        assert cfg.is_set("rank_section_timeouts")
+        assert cfg.copy().rank_section_timeouts == {"step": 3.0}
+
+    def test_assigned_maps_are_copied(self) -> None:
+        mine: dict[str, float | None] = {"step": 1}
+        cfg = FaultToleranceConfig(rank_section_timeouts=mine)
+        other = FaultToleranceConfig(rank_section_timeouts=cfg.rank_section_timeouts)
+        mine["step"] = -1
+        other.rank_section_timeouts["step"] = 2
+        assert cfg.rank_section_timeouts == {"step": 1.0}
+
+
+class TestUnknownNames:
+    def test_construction_and_assignment(self) -> None:
+        bad: dict[str, Any] = {"rank_hearbeat_timeout": 3}
+        with pytest.raises(ConfigError, match="did you mean 'rank_heartbeat_timeout'"):
+            FaultToleranceConfig(**bad)
+        cfg: Any = FaultToleranceConfig()
+        with pytest.raises(ConfigError, match="did you mean 'safety_factor'"):
+            cfg.saftey_factor = 3
+        with pytest.raises(ConfigError):
+            cfg._assigned = set()
+
+    def test_from_kwargs(self) -> None:
+        assert FaultToleranceConfig.from_kwargs(nonsense=1, safety_factor=2).safety_factor == 2
+        with pytest.raises(ConfigError, match="nonsense"):
+            FaultToleranceConfig.from_kwargs(ignore_not_recognized=False, nonsense=1)
+        with pytest.raises(ConfigError, match="safety_factor"):
+            FaultToleranceConfig.from_kwargs(safety_factor=-1)
+
+    def test_from_dict_is_strict(self) -> None:
+        with pytest.raises(ConfigError, match="nonsense"):
+            FaultToleranceConfig.from_dict({"nonsense": 1})
+        with pytest.raises(ConfigError):
+            FaultToleranceConfig.from_dict([])  # type: ignore[arg-type]
+
+    def test_deleting_puts_the_default_back(self) -> None:
+        cfg = FaultToleranceConfig(safety_factor=2, rank_section_timeouts={"a": 1})
+        del cfg.safety_factor, cfg.rank_section_timeouts
+        assert cfg == FaultToleranceConfig()
+        assert cfg.set_fields == frozenset()
+        with pytest.raises(AttributeError):
+            del cfg.nonsense  # type: ignore[attr-defined]
+
+
+class TestCopies:
+    @given(values=CONFIG_VALUES)
+    def test_every_way_of_copying_keeps_values_and_what_was_set(self, values: dict[str, Any]) -> None:
+        cfg = FaultToleranceConfig(**values)
+        for other in (
+            cfg.copy(),
+            copy.copy(cfg),
+            copy.deepcopy(cfg),
+            pickle.loads(pickle.dumps(cfg)),
+            FaultToleranceConfig.from_dict(json.loads(json.dumps(cfg.to_dict()))),
+            FaultToleranceConfig.from_kwargs(**values),
+        ):
+            assert type(other) is FaultToleranceConfig
+            assert other == cfg
+            assert other.set_fields == cfg.set_fields == frozenset(values)
+
+    def test_copies_are_independent(self) -> None:
+        cfg = FaultToleranceConfig(rank_section_timeouts={"step": 1})
+        for other in (cfg.copy(), copy.copy(cfg), copy.deepcopy(cfg)):
+            other.rank_section_timeouts["step"] = 2
+            other.safety_factor = 3
+        assert cfg == FaultToleranceConfig(rank_section_timeouts={"step": 1})
+        assert not cfg.is_set("safety_factor")
+
+    def test_dict_is_json_with_only_what_was_set(self) -> None:
+        cfg = FaultToleranceConfig(rank_termination_signal="SIGTERM", log_level=10, rank_heartbeat_timeout=None)
+        assert cfg.to_dict() == {
+            "rank_heartbeat_timeout": None,
+            "rank_termination_signal": "SIGTERM",
+            "log_level": "DEBUG",
+        }
+
+    def test_equality_ignores_who_set_it(self) -> None:
+        assert FaultToleranceConfig(safety_factor=5) == FaultToleranceConfig() == ConfigValues()
+        assert FaultToleranceConfig(safety_factor=6) != FaultToleranceConfig()
+        assert FaultToleranceConfig() != {}
+        with pytest.raises(TypeError):
+            hash(FaultToleranceConfig())
+
+    def test_repr_shows_all_values(self) -> None:
+        text = repr(FaultToleranceConfig(rank_section_timeouts={"step": 1}))
+        assert text.startswith("FaultToleranceConfig(")
+        assert all(f"{name}=" in text for name in FIELDS)
+        assert "{'step': 1.0}" in text
+
+
+class TestResolve:
+    def test_later_layers_win_and_sources_are_known(self) -> None:
+        yaml = {"safety_factor": 2.0, "rank_section_timeouts": {"setup": 1, "step": 2}, "log_level": 10}
+        command_line = {"safety_factor": 3.0, "rank_section_timeouts": {"step": 9}}
+        cfg, sources = FaultToleranceConfig.resolve(
+            (yaml, lambda name: f"ft.yaml ({name})"), (command_line, lambda _: "command line")
+        )
+        assert type(cfg) is FaultToleranceConfig
+        assert cfg.rank_section_timeouts == {"step": 9.0}  # replaced whole
+        assert cfg.set_fields == {"safety_factor", "rank_section_timeouts", "log_level"}
+        assert sources["safety_factor"] == (3.0, "command line")
+        assert sources["rank_section_timeouts"] == ({"step": 9.0}, "command line")
+        assert sources["log_level"] == ("DEBUG", "ft.yaml (log_level)")
+        assert sources["rank_heartbeat_timeout"] == (2700.0, "default")
+        assert set(sources) == set(FIELDS)
+        json.dumps(sources)
+
+    def test_nothing(self) -> None:
+        cfg, sources = FaultToleranceConfig.resolve()
+        assert cfg.set_fields == frozenset()
+        assert {source for _, source in sources.values()} == {"default"}
+
+    def test_none_is_a_value(self) -> None:
+        cfg, sources = FaultToleranceConfig.resolve(({"rank_heartbeat_timeout": None}, lambda _: "x"))
+        assert cfg.rank_heartbeat_timeout is None
+        assert sources["rank_heartbeat_timeout"] == (None, "x")
+
+
+class TestStrict:
+    def test_values_and_foreign_names(self) -> None:
+        values, foreign = strict_from_mapping(
+            {"safety_factor": 2, "enable_nic_monitor": True, "restart_policy": "any-failed"}, lambda _: "here"
+        )
+        assert values == {"safety_factor": 2.0}
+        assert foreign == ["enable_nic_monitor", "restart_policy"]
+        assert not set(REFERENCE_FIELDS) & set(FIELDS)
+
+    @pytest.mark.parametrize(
+        ("mapping", "message"),
+        [
+            ({"rank_hearbeat_timeout": 1}, "here: unknown key.*did you mean 'rank_heartbeat_timeout'"),
+            ({"rank-section-timeouts": {}}, "did you mean 'rank_section_timeouts'"),
+            ({"ft_safety_factor": 1}, "did you mean 'safety_factor'"),
+            ({"zzz": 1}, "known: initial_rank_heartbeat_timeout, "),
+            ({3: 1}, "here: unknown key 3"),
+            ({"safety_factor": "x" * 1000}, r"here: safety_factor = 'x+\.\.\.: must be a finite number above 0$"),
+            ({"rank_heartbeat_timeout": "1e3"}, "the number is written 1000.0"),
+            ({"rank_section_timeouts": {"a": -1}}, r"here: rank_section_timeouts\['a'\] = -1: must be"),
+        ],
+    )
+    def test_messages(self, mapping: dict[Any, Any], message: str) -> None:
+        with pytest.raises(ConfigError, match=message) as caught:
+            strict_from_mapping(mapping, lambda _: "here")
+        assert "\n" not in str(caught.value)
+
+
+class TestTexts:
+    @pytest.mark.parametrize("text", ["null", "None", "NONE", "inf", " Infinity ", "~"])
+    def test_no_limit(self, text: str) -> None:
+        assert parse_text("rank_heartbeat_timeout", text) is None
+
+    def test_values(self) -> None:
+        assert parse_text("rank_heartbeat_timeout", "1e3") == 1000.0
+        assert parse_text("rank_termination_signal", "15") is signal.SIGTERM
+        assert parse_text("log_level", "30") == 30
+        assert parse_text("safety_factor", " 2 ") == 2.0
+
+    @pytest.mark.parametrize("text", ["", "abc", "-1", "0", "nan", "5s", "-inf", "10 20"])
+    def test_bad_timeouts(self, text: str) -> None:
+        with pytest.raises(ConfigError, match="rank_heartbeat_timeout"):
+            parse_text("rank_heartbeat_timeout", text)
+
+    def test_only_timeouts_know_null(self) -> None:
+        with pytest.raises(ConfigError, match="safety_factor"):
+            parse_text("safety_factor", "null")
+
+    def test_sections(self) -> None:
+        expected = {"setup": 600.0, "step": 180.0, "checkpointing": None}
+        assert parse_section_timeouts("setup:600,step:180,checkpointing:null") == expected
+        assert parse_section_timeouts(" setup : 600 , step:180, checkpointing:None ") == expected
+        assert parse_section_timeouts("") == {}
+        assert parse_section_timeouts("a:b:3") == {"a:b": 3.0}
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("setup:abc", r"rank_section_timeouts\['setup'\] = 'abc'"),
+            ("setup:-1", r"rank_section_timeouts\['setup'\] = -1.0"),
+            ("setup:", r"rank_section_timeouts\['setup'\] = ''"),
+            ("setup", "NAME:SECONDS"),
+            (":5", "NAME:SECONDS"),
+            ("setup:1,,step:2", "NAME:SECONDS"),
+            ("setup:1,", "NAME:SECONDS"),
+            ("setup:1,setup:2", "twice"),
+            ("{setup: 1}", "rank_section_timeouts"),
+        ],
+    )
+    def test_bad_sections(self, text: str, message: str) -> None:
+        with pytest.raises(ConfigError, match=message) as caught:
+            parse_text("rank_section_timeouts", text)
+        assert "\n" not in str(caught.value)

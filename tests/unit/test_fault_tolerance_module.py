@@ -1,0 +1,361 @@
+"""The functional module: the rules of its hooks, one by one, with a client that only records."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+
+from megatron_ft import fault_tolerance as ft
+from megatron_ft.core.errors import NotUnderLauncherError, RankMonitorClientError
+from tests.support.training import (
+    FakeClient,
+    all_hooks,
+    bench,
+    clean_environment,
+    client,
+    evaluate,
+    learning_run,
+    new_state,
+    save_checkpoint,
+    start,
+    train,
+)
+
+__all__ = ["bench", "clean_environment", "client"]  # fixtures
+
+
+def test_constants() -> None:
+    assert ft._NUM_WARMUP_ITERS == 1
+    assert ft._MIN_ITERS_FOR_STEP_TIMEOUT_UPDATE == 16
+
+
+def test_setup_connects_and_opens_setup(tmp_path: Path, client: FakeClient) -> None:
+    state = start(tmp_path, calc_ft_timeouts=True, async_save=True)
+    assert client.is_initialized
+    assert state.rank_monitor_client is client
+    assert client.open == ["setup"]
+    ft_state = state.fault_tolerance_state
+    assert ft_state.is_setup_section_open is True
+    assert ft_state.is_async_chkpt_enabled is True
+    assert ft_state.is_calculating_timeouts is True
+    assert ft_state.ft_state_path == str(tmp_path / "ckpt" / "ft_state.json")
+
+
+@pytest.mark.parametrize("save", [None, ""])
+def test_setup_without_save_directory_raises(save: str | None, client: FakeClient) -> None:
+    state = ft.GlobalState.create(save=save, ft=ft.FaultToleranceSettings())
+    with pytest.raises(ValueError, match="checkpointing save dir must be set") as error:
+        ft.setup(state.cfg, state)
+    assert "\n" not in str(error.value)
+    assert state.rank_monitor_client is None
+
+
+def test_setup_not_under_the_launcher_says_so_and_creates_nothing(tmp_path: Path) -> None:
+    state = new_state(tmp_path)
+    with pytest.raises(NotUnderLauncherError, match="ft_launcher"):
+        ft.setup(state.cfg, state)
+    assert state.rank_monitor_client is None
+    assert list(tmp_path.iterdir()) == []
+    all_hooks(state)
+
+
+def test_setup_is_a_no_op_without_ft_config(tmp_path: Path, client: FakeClient) -> None:
+    state = ft.GlobalState.create(save=str(tmp_path), ft=None)
+    ft.setup(state.cfg, state)
+    assert state.rank_monitor_client is None
+    assert client.calls == []
+
+
+def test_setup_is_a_no_op_when_not_enabled(tmp_path: Path, client: FakeClient) -> None:
+    state = new_state(tmp_path, enable_ft_package=False)
+    ft.setup(state.cfg, state)
+    assert state.rank_monitor_client is None
+
+
+def test_rank_0_creates_the_save_directory(tmp_path: Path, client: FakeClient) -> None:
+    start(tmp_path)
+    assert (tmp_path / "ckpt").is_dir()
+    assert list((tmp_path / "ckpt").iterdir()) == []
+
+
+def test_other_ranks_dont_create_the_save_directory(
+    tmp_path: Path, client: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    start(tmp_path)
+    assert not (tmp_path / "ckpt").exists()
+
+
+def test_second_setup_closes_the_first_client_and_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[FakeClient] = []
+    monkeypatch.setattr("megatron_ft.fault_tolerance.RankMonitorClient", lambda: made.append(FakeClient()) or made[-1])
+    state = start(tmp_path)
+    ft.on_checkpoint_loaded(False, state)
+    train(state, 20)
+    save_checkpoint(state)
+    ft.setup(state.cfg, state)
+    first, second = made
+    assert first.calls[-1] == ("shutdown",)
+    assert not first.is_initialized
+    assert state.rank_monitor_client is second
+    counters = state.fault_tolerance_state
+    assert (counters.seen_tr_iters_cnt, counters.seen_checkpoints_cnt, counters.curr_eval_iter_idx) == (0, 0, 0)
+    assert counters.is_persistent_chkpt_loaded is False
+
+
+def test_setup_after_shutdown_works(tmp_path: Path, client: FakeClient) -> None:
+    state = start(tmp_path)
+    ft.shutdown(state)
+    ft.setup(state.cfg, state)
+    assert client.open == ["setup"]
+
+
+def test_setup_creates_a_missing_fault_tolerance_state(tmp_path: Path, client: FakeClient) -> None:
+    config = SimpleNamespace(
+        checkpoint=SimpleNamespace(save=str(tmp_path), async_save=False),
+        ft=SimpleNamespace(calc_ft_timeouts=False),
+    )
+    state = SimpleNamespace(cfg=config, rank_monitor_client=None, fault_tolerance_state=None)
+    ft.setup(config, state)
+    train_once = [ft.on_training_step_start, ft.on_training_step_end]
+    for hook in train_once:
+        hook(state)
+    assert client.open == []
+
+
+def test_hooks_before_setup_do_nothing(tmp_path: Path) -> None:
+    state = new_state(tmp_path)
+    all_hooks(state)
+    counters = state.fault_tolerance_state
+    assert (counters.seen_tr_iters_cnt, counters.curr_eval_iter_idx, counters.seen_checkpoints_cnt) == (0, 0, 0)
+    ft.shutdown(state)
+    ft.abort(state)
+    assert state.rank_monitor_client is None
+
+
+def test_hooks_do_nothing_when_ft_is_none() -> None:
+    client = MagicMock()
+    state = SimpleNamespace(
+        cfg=SimpleNamespace(ft=None), rank_monitor_client=client, fault_tolerance_state=ft.FaultToleranceState()
+    )
+    all_hooks(state)
+    assert client.mock_calls == []
+    assert state.fault_tolerance_state.is_persistent_chkpt_loaded is True
+
+
+def test_hooks_work_when_the_state_has_no_cfg(client: FakeClient) -> None:
+    state = SimpleNamespace(rank_monitor_client=client, fault_tolerance_state=ft.FaultToleranceState())
+    train(SimpleNamespace(train_state=SimpleNamespace(step=0), **vars(state)), 2)
+    assert client.sections() == [("start", "step"), ("end", "step")]
+
+
+def test_first_training_step_closes_setup_and_is_out_of_section(tmp_path: Path, client: FakeClient) -> None:
+    state = start(tmp_path)
+    ft.on_training_step_start(state)
+    assert client.open == []
+    assert state.fault_tolerance_state.is_setup_section_open is False
+    ft.on_training_step_end(state)
+    ft.on_training_step_start(state)
+    assert client.open == ["step"]
+    ft.on_training_step_end(state)
+    assert client.open == []
+    assert client.sections() == [("start", "setup"), ("end", "setup"), ("start", "step"), ("end", "step")]
+
+
+def test_warm_up_count_is_read_at_each_call(
+    tmp_path: Path, client: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ft, "_NUM_WARMUP_ITERS", 3)
+    state = start(tmp_path)
+    train(state, 4)
+    assert client.sections().count(("start", "step")) == 1
+
+
+def test_evaluation_before_training_closes_setup_and_has_its_own_warm_up(tmp_path: Path, client: FakeClient) -> None:
+    state = start(tmp_path)
+    evaluate(state, 3)
+    assert client.sections() == [
+        ("start", "setup"),
+        ("end", "setup"),
+        *[("start", "step"), ("end", "step")] * 2,
+    ]
+
+
+def test_each_evaluation_has_its_own_warm_up(tmp_path: Path, client: FakeClient) -> None:
+    state = start(tmp_path)
+    train(state, 3)
+    for _ in range(2):
+        before = client.sections().count(("start", "step"))
+        evaluate(state, 4)
+        assert client.sections().count(("start", "step")) - before == 3
+        train(state, 1)
+    assert state.fault_tolerance_state.curr_eval_iter_idx == 0
+
+
+def test_evaluation_doesnt_use_up_the_warm_up_of_training(tmp_path: Path, client: FakeClient) -> None:
+    state = start(tmp_path)
+    evaluate(state, 5)
+    ft.on_training_step_start(state)
+    assert client.open == []
+
+
+def test_the_iteration_is_reported_before_step_opens(tmp_path: Path, client: FakeClient) -> None:
+    state = start(tmp_path)
+    train(state, 2)
+    calls = client.calls
+    assert [c for c in calls if c[0] == "iteration"] == [("iteration", 0), ("iteration", 1)]
+    assert calls.index(("iteration", 1)) < calls.index(("start", "step"))
+
+
+@pytest.mark.parametrize("step", [MagicMock(), None, "3", 2.0, True, -1])
+def test_an_iteration_that_is_no_number_is_ignored(step: Any, tmp_path: Path, client: FakeClient) -> None:
+    state = start(tmp_path)
+    state.train_state = SimpleNamespace(step=step)  # type: ignore[assignment]
+    ft.on_training_step_start(state)
+    assert not [c for c in client.calls if c[0] == "iteration"]
+
+
+def test_a_step_that_an_exception_left_open_is_begun_anew(tmp_path: Path, client: FakeClient) -> None:
+    state = start(tmp_path)
+    train(state, 2)
+    ft.on_training_step_start(state)
+    ft.on_training_step_start(state)  # the loop survived the exception, and tries again
+    assert client.open == ["step"]
+    assert client.calls[-2:] == [("end", "step"), ("start", "step")]
+    ft.on_training_step_end(state)
+    assert client.open == []
+
+
+def test_hooks_out_of_order_warn_once_and_never_raise(
+    tmp_path: Path, client: FakeClient, capfd: pytest.CaptureFixture[str]
+) -> None:
+    state = start(tmp_path)
+    train(state, 2)
+    capfd.readouterr()
+    for _ in range(3):
+        ft.on_training_step_end(state)
+        ft.on_checkpointing_end(True, state)
+    err = capfd.readouterr().err
+    assert err.count("WARNING") == 2
+    assert "'step'" in err
+    assert "'checkpointing'" in err
+
+
+def test_hooks_survive_a_client_that_lost_its_connection(tmp_path: Path, client: FakeClient) -> None:
+    state = start(tmp_path)
+
+    def lost(*args: Any, **kwargs: Any) -> None:
+        raise RankMonitorClientError("workload monitoring is not initialized")
+
+    for name in ("start_section", "end_section", "end_all_sections", "set_iteration"):
+        setattr(client, name, lost)
+    client.calculation_error = RankMonitorClientError("workload monitoring is not initialized")
+    state.fault_tolerance_state.is_calculating_timeouts = True
+    all_hooks(state)
+    all_hooks(state)
+    ft.shutdown(state)
+
+
+def test_a_save_is_in_checkpointing_and_counts(tmp_path: Path, client: FakeClient) -> None:
+    state = start(tmp_path)
+    train(state, 1)
+    save_checkpoint(state)
+    assert client.sections()[-2:] == [("start", "checkpointing"), ("end", "checkpointing")]
+    assert state.fault_tolerance_state.seen_checkpoints_cnt == 1
+
+
+def test_an_async_finalisation_is_in_checkpointing_but_is_no_save(tmp_path: Path, client: FakeClient) -> None:
+    state = start(tmp_path, calc_ft_timeouts=True)
+    train(state, 20)
+    save_checkpoint(state, is_async_finalization=True)
+    assert client.sections()[-2:] == [("start", "checkpointing"), ("end", "checkpointing")]
+    assert state.fault_tolerance_state.seen_checkpoints_cnt == 0
+    assert client.calculations() == []
+
+
+def test_a_save_before_the_first_step_nests_in_setup_and_doesnt_learn_it(tmp_path: Path, client: FakeClient) -> None:
+    state = start(tmp_path, calc_ft_timeouts=True)
+    ft.on_checkpoint_loaded(False, state)
+    ft.on_checkpointing_start(state)
+    assert client.open == ["setup", "checkpointing"]
+    ft.on_checkpointing_end(False, state)
+    assert client.open == ["setup"]
+    assert client.calculations() == [(["checkpointing"], False)]
+    train(state, 1)
+    assert client.open == []
+
+
+def test_shutdown_disconnects_and_hooks_are_no_ops_again(tmp_path: Path, client: FakeClient) -> None:
+    state = start(tmp_path)
+    train(state, 2)
+    ft.shutdown(state)
+    assert client.calls[-1] == ("shutdown",)
+    assert state.rank_monitor_client is None
+    before = list(client.calls)
+    all_hooks(state)
+    ft.shutdown(state)
+    assert client.calls == before
+
+
+def test_a_run_of_zero_steps_ends_cleanly_and_learns_setup(
+    tmp_path: Path, client: FakeClient, capfd: pytest.CaptureFixture[str]
+) -> None:
+    state = start(tmp_path, calc_ft_timeouts=True)
+    ft.on_checkpoint_loaded(False, state)
+    ft.shutdown(state)
+    assert client.calls == [("start", "setup"), ("end", "setup"), ("calculate", ["setup"], False), ("shutdown",)]
+    assert state.fault_tolerance_state.is_setup_section_open is False
+    assert capfd.readouterr().err == ""
+
+
+def test_shutdown_closes_all_that_is_open_without_errors(
+    tmp_path: Path, client: FakeClient, capfd: pytest.CaptureFixture[str]
+) -> None:
+    state = start(tmp_path)
+    train(state, 2)
+    ft.on_training_step_start(state)
+    ft.on_checkpointing_start(state)
+    ft.shutdown(state)
+    assert client.open == []
+    assert capfd.readouterr().err == ""
+
+
+def test_shutdown_disconnects_even_if_the_update_fails(tmp_path: Path, client: FakeClient) -> None:
+    state = learning_run(tmp_path, client)
+    client.calculation_error = RuntimeError("a peer is gone")
+    with pytest.raises(RuntimeError, match="a peer is gone"):
+        ft.shutdown(state)
+    assert not client.is_initialized
+    assert state.rank_monitor_client is None
+
+
+def test_shutdown_while_an_exception_is_in_flight_runs_no_collective(tmp_path: Path, client: FakeClient) -> None:
+    state = learning_run(tmp_path, client, saves=0)
+    try:
+        raise ZeroDivisionError
+    except ZeroDivisionError:
+        ft.shutdown(state)
+    assert client.calculations() == []
+    assert not client.is_initialized
+    assert state.rank_monitor_client is None
+
+
+def test_abort_disconnects_without_a_collective(tmp_path: Path, client: FakeClient) -> None:
+    state = learning_run(tmp_path, client, saves=0)
+    ft.on_training_step_start(state)
+    ft.abort(state)
+    assert client.calculations() == []
+    assert client.calls[-1] == ("shutdown",)
+    all_hooks(state)
+    ft.abort(state)
+
+
+def test_the_module_imports_no_torch() -> None:
+    code = "import sys, megatron_ft.fault_tolerance; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,235 @@
+"""Who may import whom: the floors only look down.
+
+Every import statement counts, those inside functions and under TYPE_CHECKING too. The table below is the
+rule; the second half plants violations in a copy of the package, to prove that a violation is found.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import megatron_ft
+
+PACKAGE = Path(megatron_ft.__file__).parent
+MAX_LINES = 400
+
+
+@dataclass(frozen=True)
+class Floor:
+    """What one folder (or module) may import, beside the standard library and itself."""
+
+    inside: tuple[str, ...] = ()
+    outside: tuple[str, ...] = ()
+    outside_in_functions: tuple[str, ...] = ()  # only inside functions, or under TYPE_CHECKING
+    pure: bool = False  # no I/O and no clock
+
+
+FLOORS = {
+    "core": Floor(pure=True),
+    "ipc": Floor(inside=("core",)),
+    "monitor": Floor(inside=("core", "ipc")),
+    "rank": Floor(inside=("core", "ipc"), outside_in_functions=("torch",)),
+    "report": Floor(inside=("core", "ipc"), outside=("rich",), outside_in_functions=("matplotlib",)),
+    "launcher": Floor(inside=("core", "ipc"), outside=("torch",)),
+    "fault_tolerance": Floor(inside=("core", "ipc", "rank"), outside_in_functions=("torch",)),
+    "integrations": Floor(
+        inside=("core", "ipc", "rank", "report", "fault_tolerance"),
+        outside=("torch", "lightning", "pytorch_lightning", "megatron"),
+    ),
+    "__init__": Floor(inside=("core", "ipc", "rank")),  # the public names; test_public_names checks its laziness
+}
+# yaml is for the files that a user writes, and only their readers may know it.
+YAML_READERS = ("ipc/config_file.py", "ipc/fault_plan_file.py")
+IMPURE_MODULES = {
+    *("asyncio", "ctypes", "fcntl", "io", "logging", "mmap", "multiprocessing", "os", "pathlib", "select"),
+    *("selectors", "shutil", "socket", "subprocess", "sys", "tempfile", "threading", "time"),
+}
+IMPURE_CALLS = {"open", "print", "input", "now", "today", "utcnow"}
+
+
+@dataclass(frozen=True)
+class Import:
+    target: str  # "torch.distributed", "megatron_ft.ipc.board"
+    line: int
+    lazy: bool
+
+
+def imports_of(tree: ast.Module, package: str) -> Iterator[Import]:
+    """Every import in a module of `package` ("megatron_ft.ipc"); calls of import_module with a constant count
+    too."""
+
+    def visit(node: ast.AST, lazy: bool) -> Iterator[Import]:
+        if isinstance(node, ast.Import):
+            yield from (Import(alias.name, node.lineno, lazy) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            start = ".".join([*base, *([node.module] if node.module else [])])
+            if start.count(".") == 0 and start == PACKAGE.name:
+                yield from (Import(_home_of(alias.name), node.lineno, lazy) for alias in node.names)
+            else:
+                yield Import(start, node.lineno, lazy)
+        elif isinstance(node, ast.Call) and _name(node.func) in ("import_module", "__import__"):
+            if node.args and isinstance(node.args[0], ast.Constant):
+                yield Import(str(node.args[0].value), node.lineno, lazy)
+        deeper = lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        deeper = deeper or (isinstance(node, ast.If) and _name(node.test) == "TYPE_CHECKING")
+        for child in ast.iter_child_nodes(node):
+            yield from visit(child, deeper)
+
+    return visit(tree, False)
+
+
+def _home_of(public_name: str) -> str:
+    """`from megatron_ft import X` is an import of the module that X lives in."""
+    return megatron_ft._HOME.get(public_name, f"{PACKAGE.name}.{public_name}")
+
+
+def _name(node: ast.AST) -> str:
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+
+
+@functools.cache
+def facts_of(text: str, package: str) -> tuple[list[Import], list[tuple[int, str]]]:
+    """The imports of a module, and the line and name of each call that a pure one may not make."""
+    tree = ast.parse(text)
+    calls = [(node.lineno, _name(node.func)) for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return list(imports_of(tree, package)), [call for call in calls if call[1] in IMPURE_CALLS]
+
+
+def violations(root: Path) -> list[str]:
+    """Every import in the package at `root` that the table forbids, one line each."""
+    found = []
+    for path in sorted(root.rglob("*.py")):
+        relative = path.relative_to(root)
+        floor_name = relative.parts[0].removesuffix(".py")
+        if floor_name not in FLOORS:
+            found.append(f"{relative}: on no floor of the table")
+            continue
+        floor = FLOORS[floor_name]
+        imports, impure = facts_of(path.read_text(), ".".join((PACKAGE.name, *relative.parts[:-1])))
+        for each in imports:
+            if not _allowed(each, floor_name, floor, relative):
+                found.append(f"{relative}:{each.line}: may not import {each.target}")
+        if floor.pure:
+            found += [f"{relative}:{line}: may not call {name}()" for line, name in impure]
+    return found
+
+
+def _allowed(each: Import, floor_name: str, floor: Floor, relative: Path) -> bool:
+    top, *rest = each.target.split(".")
+    if top == PACKAGE.name:
+        return not rest or rest[0] in (floor_name, *floor.inside, "__version__")
+    if top in sys.stdlib_module_names:
+        return not (floor.pure and top in IMPURE_MODULES)
+    if top == "yaml":
+        return relative.as_posix() in YAML_READERS
+    return top in floor.outside or (each.lazy and top in floor.outside_in_functions)
+
+
+def test_the_floors_only_look_down() -> None:
+    assert violations(PACKAGE) == []
+
+
+def test_no_file_is_longer_than_the_ceiling() -> None:
+    lengths = {p.relative_to(PACKAGE): len(p.read_text().splitlines()) for p in PACKAGE.rglob("*.py")}
+    assert {path: length for path, length in lengths.items() if length > MAX_LINES} == {}
+
+
+def loaded_by(*folders: str) -> set[str]:
+    """The top-level modules that a fresh process has loaded after importing everything in these folders."""
+    paths = [path for folder in folders for path in sorted((PACKAGE / folder).glob("*.py"))]
+    modules = [f"{PACKAGE.name}.{path.parent.name}.{path.stem}" for path in paths if path.stem != "__main__"]
+    script = f"import sys, importlib\nfor m in {modules!r}: importlib.import_module(m)\nprint(*sys.modules)"
+    result = subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.PIPE, text=True)
+    return {name.split(".")[0] for name in result.stdout.split()}
+
+
+def test_nothing_below_the_ranks_loads_torch_or_numpy() -> None:
+    assert not {"torch", "numpy"} & loaded_by("core", "ipc", "monitor", "report")
+
+
+def test_a_monitor_loads_little() -> None:
+    """Every rank has a monitor: what it loads is paid for on every node as often as there are ranks."""
+    assert not {"torch", "numpy", "yaml", "logging", "argparse", "asyncio", "rich"} & loaded_by("monitor")
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A copy of the package without violations, to plant one in."""
+    root = tmp_path / PACKAGE.name
+    shutil.copytree(PACKAGE, root, ignore=shutil.ignore_patterns("__pycache__"))
+    return root
+
+
+@pytest.mark.parametrize(
+    ("file", "code", "words"),
+    [
+        ("core/planted.py", "import time", "may not import time"),
+        ("core/planted.py", "from os import environ", "may not import os"),
+        ("core/planted.py", "import torch", "may not import torch"),
+        ("core/planted.py", "def f():\n    import numpy", "may not import numpy"),
+        ("core/planted.py", "import yaml", "may not import yaml"),
+        ("core/planted.py", "print('x')", "may not call print"),
+        ("core/planted.py", "from datetime import datetime\ndatetime.now()", "may not call now"),
+        ("core/planted.py", "from megatron_ft.ipc import wire", "may not import megatron_ft.ipc"),
+        ("core/planted.py", "from ..ipc.wire import Channel", "may not import megatron_ft.ipc.wire"),
+        ("core/planted.py", "from .. import ipc", "may not import megatron_ft.ipc"),
+        ("core/planted.py", "from megatron_ft import FaultToleranceConfig", "may not import megatron_ft.ipc"),
+        ("ipc/planted.py", "import megatron_ft.rank.client", "may not import megatron_ft.rank.client"),
+        ("ipc/planted.py", "from megatron_ft import RankMonitorClient", "may not import megatron_ft.rank.client"),
+        ("ipc/planted.py", "import yaml", "may not import yaml"),
+        ("ipc/planted.py", "import psutil", "may not import psutil"),
+        ("ipc/planted.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch", "import torch"),
+        ("monitor/planted.py", "def f():\n    import torch", "may not import torch"),
+        ("monitor/planted.py", "class A:\n    def f(self):\n        import numpy as np", "may not import numpy"),
+        ("monitor/planted.py", "import importlib\nimportlib.import_module('torch.cuda')", "import torch.cuda"),
+        ("monitor/planted.py", "__import__('torch')", "may not import torch"),
+        ("monitor/planted.py", "from megatron_ft.launcher import main", "may not import megatron_ft.launcher"),
+        ("rank/planted.py", "import torch", "may not import torch"),
+        ("rank/planted.py", "try:\n    import torch\nexcept ImportError:\n    pass", "may not import torch"),
+        ("rank/planted.py", "from megatron_ft.monitor import service", "may not import megatron_ft.monitor"),
+        ("rank/planted.py", "def f():\n    import numpy", "may not import numpy"),
+        ("report/planted.py", "def f():\n    import torch", "may not import torch"),
+        ("report/planted.py", "from megatron_ft import rank", "may not import megatron_ft.rank"),
+        ("launcher/planted.py", "def f():\n    import megatron_ft.monitor.service", "may not import megatron_ft.mon"),
+        ("launcher/planted.py", "from megatron_ft.rank import client", "may not import megatron_ft.rank"),
+        ("fault_tolerance.py", "import torch", "may not import torch"),
+        ("fault_tolerance.py", "from megatron_ft import launcher", "may not import megatron_ft.launcher"),
+        ("integrations/planted.py", "from megatron_ft.launcher import main", "may not import megatron_ft.launcher"),
+        ("planted.py", "import os", "on no floor"),
+    ],
+)
+def test_a_planted_violation_is_found(copy: Path, file: str, code: str, words: str) -> None:
+    before = violations(copy)
+    (copy / file).write_text(code + "\n")
+    planted = [line for line in violations(copy) if line not in before]
+    assert len(planted) == 1, planted
+    assert words in planted[0]
+
+
+@pytest.mark.parametrize(
+    ("file", "code"),
+    [
+        ("core/planted.py", "import math, json\nfrom megatron_ft.core import errors\nfrom . import config"),
+        ("ipc/planted.py", "import os, time, socket\nfrom megatron_ft.core.errors import ConfigError"),
+        ("monitor/planted.py", "import os\nfrom megatron_ft.ipc import wire\nfrom megatron_ft import __version__"),
+        ("rank/planted.py", "def f():\n    import torch.distributed as dist"),
+        ("rank/planted.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),
+        ("report/planted.py", "from rich.table import Table"),
+        ("launcher/planted.py", "from torch.distributed import run"),
+        ("integrations/planted.py", "import torch\nfrom megatron_ft import RankMonitorClient"),
+    ],
+)
+def test_what_the_table_allows_is_allowed(copy: Path, file: str, code: str) -> None:
+    before = violations(copy)
+    (copy / file).write_text(code + "\n")
+    assert violations(copy) == before

@@ -1,0 +1,228 @@
+"""ft_launcher's options beyond torchrun's: spellings, precedence, sources, and one line for each mistake."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+
+from megatron_ft.core.config_fields import FIELDS
+from megatron_ft.core.errors import ConfigError
+from megatron_ft.core.reference_names import REFERENCE_FIELDS
+from megatron_ft.ipc.config_file import FaultToleranceConfig
+from megatron_ft.launcher.ft_options import ResolvedOptions, add_ft_options, read_ft_options
+
+TEXTS = {
+    "rank_section_timeouts": "setup:600,step:null",
+    "rank_termination_signal": "SIGTERM",
+    "log_level": "DEBUG",
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    """Stands in for torchrun's parser: importing torch would take longer than all these tests."""
+    result = argparse.ArgumentParser()
+    result.add_argument("--log-dir", "--log_dir")
+    result.add_argument("--max-restarts", "--max_restarts")
+    result.add_argument("training_script")
+    result.add_argument("training_script_args", nargs=argparse.REMAINDER)
+    add_ft_options(result)
+    return result
+
+
+def read(*options: str) -> ResolvedOptions:
+    return read_ft_options(parser().parse_args([*options, "train.py", "--ft-log-level", "of the script"]))
+
+
+def complaint(*options: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        read(*options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def write(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "ft.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PET_FT_CFG_PATH", "PET_TERM_TIMEOUT", "PET_WORKERS_STOP_TIMEOUT"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_nothing_given_is_fine() -> None:
+    options = read()
+    assert options.config == FaultToleranceConfig()
+    assert options.config.set_fields == frozenset()
+    assert options.warnings == []
+    assert options.restart_policy == "any-failed"
+    assert (options.term_timeout, options.workers_stop_timeout) == (1800.0, 5.0)
+    assert not options.workers_stop_timeout_was_set
+    assert options.log_dir is None
+    assert options.summary() == "configuration: all defaults"
+    assert {source for _, source in options.sources.values()} == {"default"}
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_every_spelling_of_every_field(field: str) -> None:
+    text = TEXTS.get(field, "7")
+    expected = FaultToleranceConfig.from_args(argparse.Namespace(**{f"ft_{field}": text}))
+    prefixes = ("--ft-param-", "--ft-", "--ft_param_", "--ft_")
+    for prefix, name in itertools.product(prefixes, (field, field.replace("_", "-"))):
+        for given in ([f"{prefix}{name}={text}"], [f"{prefix}{name}", text]):
+            options = read(*given)
+            assert options.config == expected, given
+            assert options.config.set_fields == {field}
+            assert options.sources[field][1] == "command line"
+
+
+def test_config_can_also_be_read_by_from_args() -> None:
+    namespace = parser().parse_args(["--ft-safety-factor=3", "--ft-rank-section-timeouts=a:1", "train.py"])
+    assert FaultToleranceConfig.from_args(namespace) == read_ft_options(namespace).config
+
+
+def test_help_shows_one_spelling_of_each_option_and_its_default() -> None:
+    text = " ".join(parser().format_help().split())
+    for field in FIELDS:
+        assert text.count(f"--ft-param-{field} VALUE") == 2  # usage and list
+        assert f"--ft-{field}" not in text
+    for name in REFERENCE_FIELDS:
+        assert name not in text.replace("--restart-policy", "")
+    assert "Default: 3600." in text
+    assert "Default: SIGKILL." in text
+
+
+def test_command_line_over_file_over_defaults(tmp_path: Path) -> None:
+    path = write(tmp_path, "train:\n  fault_tolerance:\n    safety_factor: 2\n    log_level: DEBUG\n")
+    options = read(f"--fault-tol-cfg-path={path}", "--ft-param-safety_factor=3")
+    assert options.config.to_dict() == {"safety_factor": 3.0, "log_level": "DEBUG"}
+    assert options.sources["safety_factor"] == (3.0, "command line")
+    assert options.sources["log_level"] == ("DEBUG", f"{path}:4")
+    assert options.sources["rank_heartbeat_timeout"] == (2700.0, "default")
+    assert options.summary() == (
+        f"configuration: safety_factor=3 (command line), log_level=DEBUG ({path}:4); else defaults"
+    )
+    logged = json.loads(json.dumps(options.sources_for_log()))
+    assert logged["log_level"] == {"value": "DEBUG", "source": f"{path}:4"}
+    assert set(logged) == set(FIELDS)
+
+
+def test_sections_of_the_command_line_replace_those_of_the_file(tmp_path: Path) -> None:
+    path = write(tmp_path, "fault_tolerance: {rank_section_timeouts: {setup: 1, step: 2}}")
+    options = read("--ft-cfg-path", path, "--ft-rank-section-timeouts=step:9,save:null")
+    assert options.config.rank_section_timeouts == {"step": 9.0, "save": None}
+    assert "rank_section_timeouts=step:9,save:null (command line)" in options.summary()
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("--ft-param-rank_section_timeouts=setup:abc", "rank_section_timeouts['setup'] = 'abc'"),
+        ("--ft-param-rank_section_timeouts=setup:-1", "rank_section_timeouts['setup'] = -1.0"),
+        ("--ft-param-rank_section_timeouts=setup", "NAME:SECONDS"),
+        ("--ft-param-rank_heartbeat_timeout=-5", "rank_heartbeat_timeout = -5.0: must be a positive number"),
+        ("--ft-param-rank_heartbeat_timeout=0", "rank_heartbeat_timeout = 0.0"),
+        ("--ft-param-rank_heartbeat_timeout=nan", "rank_heartbeat_timeout = nan"),
+        ("--ft-param-rank_heartbeat_timeout=10m", "rank_heartbeat_timeout = '10m'"),
+        ("--ft-param-rank_heartbeat_timeout=", "rank_heartbeat_timeout = ''"),
+        ("--ft-param-rank_termination_signal=SIGTREM", "did you mean 'SIGTERM'"),
+        ("--ft-param-log_level=LOUD", "log_level = 'LOUD'"),
+        ("--restart-policy=any_failed", "--restart-policy 'any_failed': unknown policy (did you mean 'any-failed'"),
+        ("--term-timeout=soon", "--term-timeout 'soon': must be"),
+        ("--term-timeout=nan", "--term-timeout 'nan': must be"),
+        ("--workers-stop-timeout=-1", "--workers-stop-timeout '-1': must be"),
+        ("--fault-tol-cfg-path=/nowhere/ft.yaml", "can't read /nowhere/ft.yaml: No such file"),
+    ],
+)
+def test_mistakes(option: str, words: str) -> None:
+    assert words in complaint(option)
+
+
+def test_a_negative_number_as_a_word_of_its_own_gets_our_line_too() -> None:
+    assert "rank_heartbeat_timeout = -5.0" in complaint("--ft-rank-heartbeat-timeout", "-5")
+
+
+def test_mistakes_in_the_file(tmp_path: Path) -> None:
+    path = write(tmp_path, "fault_tolerance:\n  rank_hearbeat_timeout: 3\n")
+    assert complaint("--ft-cfg-path", path).startswith(f"{path}:2: unknown key 'rank_hearbeat_timeout'")
+
+
+def test_a_file_without_the_section(tmp_path: Path) -> None:
+    path = write(tmp_path, "a: 1")
+    assert "there is no 'fault_tolerance' section" in complaint("--ft-cfg-path", path)
+    assert "there is no 'fault_tolerance' section" in complaint("--ft-cfg-path", path, "--ft-log-dir=/tmp")
+    options = read("--ft-cfg-path", path, "--ft-safety-factor=2")
+    assert options.config.safety_factor == 2
+    assert options.warnings == []
+    (warning,) = read("--ft-cfg-path", path, "--ignore-missing-fault-tol-cfg").warnings
+    assert "going on with defaults" in warning
+
+
+def test_ignoring_a_missing_file_ignores_nothing_else(tmp_path: Path) -> None:
+    (warning,) = read(f"--ft-cfg-path={tmp_path}/nope.yaml", "--ignore-missing-fault-tol-cfg").warnings
+    assert "nope.yaml" in warning
+    broken = write(tmp_path, "fault_tolerance: [")
+    assert "not YAML" in complaint("--ft-cfg-path", broken, "--ft-ignore-missing-cfg")
+
+
+def test_what_only_the_reference_knows_gets_one_warning(tmp_path: Path) -> None:
+    path = write(tmp_path, "fault_tolerance:\n  enable_nic_monitor: true\n  safety_factor: 2\n")
+    options = read(
+        "--ft-cfg-path",
+        path,
+        "--ft-enable-nic-healthcheck",
+        "false",
+        "--ft-param-node_health_check_interval=5",
+        "--ft_pci_topo_file",
+        "topo.xml",
+    )
+    (warning,) = options.warnings
+    for name in (
+        "--ft-enable-nic-healthcheck",
+        "--ft-param-node_health_check_interval",
+        "--ft_pci_topo_file",
+        f"enable_nic_monitor ({path}:2)",
+    ):
+        assert name in warning
+    assert options.config.to_dict() == {"safety_factor": 2.0}
+
+
+def test_a_safety_factor_below_one_gets_a_warning() -> None:
+    (warning,) = read("--ft-safety-factor=0.5").warnings
+    assert "below 1" in warning
+    assert read("--ft-safety-factor=1").warnings == []
+
+
+def test_policy_timeouts_and_log_dir() -> None:
+    options = read(
+        "--restart-policy=min-healthy", "--term-timeout=0", "--workers-stop-timeout=2.5", "--ft-log-dir=logs"
+    )
+    assert options.restart_policy == "min-healthy"
+    assert options.term_timeout == 0
+    assert options.workers_stop_timeout == 2.5
+    assert options.workers_stop_timeout_was_set
+    assert options.log_dir == "logs"
+    assert read("--ft-restart-policy", "min-healthy").restart_policy == "min-healthy"
+
+
+def test_environment_as_torchrun_does_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PET_FT_CFG_PATH", write(tmp_path, "fault_tolerance: {safety_factor: 2}"))
+    monkeypatch.setenv("PET_TERM_TIMEOUT", "12")
+    monkeypatch.setenv("PET_WORKERS_STOP_TIMEOUT", "3")
+    options = read()
+    assert options.config.safety_factor == 2
+    assert (options.term_timeout, options.workers_stop_timeout) == (12.0, 3.0)
+    assert options.workers_stop_timeout_was_set
+    assert read("--term-timeout=1").term_timeout == 1.0
+
+
+def test_options_after_the_script_belong_to_the_script() -> None:
+    namespace = parser().parse_args(["train.py", "--ft-safety-factor", "3"])
+    assert namespace.training_script_args == ["--ft-safety-factor", "3"]
+    assert read_ft_options(namespace).config.set_fields == frozenset()

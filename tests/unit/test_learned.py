@@ -1,0 +1,285 @@
+"""Learned timeouts: the document, and which of them apply when the configuration was changed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megatron_ft.core.errors import ConfigError
+from megatron_ft.core.learned import Choice, LearnedState, LearnedTimeout, choose, from_client
+from megatron_ft.core.learned_document import parse, to_document
+from megatron_ft.core.timeouts import HeartbeatTimeouts, SectionTimeouts, state_from_dict, state_to_dict
+
+KNOWN = frozenset({"setup", "step", "checkpointing"})
+CONFIGURED = {
+    "rank_section_timeouts": {"setup": 600.0, "step": 180.0},
+    "rank_out_of_section_timeout": 300.0,
+}
+
+
+def learned(**changes: Any) -> LearnedState:
+    values: dict[str, Any] = {
+        "sections": {name: LearnedTimeout(timeout_s=10.0 + i) for i, name in enumerate(sorted(KNOWN))},
+        "out_of_section": LearnedTimeout(timeout_s=20.0),
+        "configured": CONFIGURED,
+    }
+    return LearnedState(**{**values, **changes})
+
+
+def chosen(state: LearnedState, configured: dict[str, Any], floor_s: float = 0.0) -> Choice:
+    return choose(state, configured=configured, known_sections=KNOWN, floor_s=floor_s)
+
+
+def with_step(value: float | None) -> dict[str, Any]:
+    return {**CONFIGURED, "rank_section_timeouts": {"setup": 600.0, "step": value}}
+
+
+# --- which apply ---
+
+
+def test_learned_wins_over_configured() -> None:
+    choice = chosen(learned(), CONFIGURED)
+    assert choice.timeouts == {"checkpointing": 10.0, "setup": 11.0, "step": 12.0, "out_of_section": 20.0}
+    assert choice.superseded == ()
+
+
+@pytest.mark.parametrize("now", [200.0, 179.999, None])
+def test_a_configured_value_that_was_changed_since_wins(now: float | None) -> None:
+    choice = chosen(learned(), with_step(now))
+    assert "step" not in choice.sections
+    assert choice.sections["setup"] == 11.0
+    (superseded,) = choice.superseded
+    assert superseded.describe() == (
+        f"'step' keeps its configured timeout of {'infinity' if now is None else f'{now:.4g} s'}: "
+        "it was changed (from 180 s) since 12 s was learned"
+    )
+
+
+def test_a_value_that_the_user_no_longer_sets_doesnt_supersede() -> None:
+    choice = chosen(learned(), {"rank_section_timeouts": {"setup": 600.0}})
+    assert choice.timeouts == {"checkpointing": 10.0, "setup": 11.0, "step": 12.0, "out_of_section": 20.0}
+
+
+def test_a_value_that_the_user_sets_for_the_first_time_wins() -> None:
+    configured = {**CONFIGURED, "rank_section_timeouts": {"setup": 600.0, "step": 180.0, "checkpointing": 99.0}}
+    choice = chosen(learned(), configured)
+    assert "checkpointing" not in choice.sections
+    assert "from infinity" in choice.superseded[0].describe()
+
+
+def test_an_explicit_null_that_was_absent_before_changes_nothing() -> None:
+    configured = {**CONFIGURED, "rank_section_timeouts": {"setup": 600.0, "step": 180.0, "checkpointing": None}}
+    assert chosen(learned(), configured).superseded == ()
+
+
+@pytest.mark.parametrize("now", [301.0, None])
+def test_out_of_section_follows_the_same_rule(now: float | None) -> None:
+    choice = chosen(learned(), {**CONFIGURED, "rank_out_of_section_timeout": now})
+    assert choice.out_of_section is None
+    assert set(choice.sections) == KNOWN
+    assert choice.superseded[0].name == "out_of_section"
+
+
+def test_heartbeats_are_kept_as_a_pair() -> None:
+    state = learned(heartbeats=(50.0, 5.0), configured={"rank_heartbeat_timeout": 100.0})
+    assert chosen(state, {"rank_heartbeat_timeout": 100.0}).heartbeats == (50.0, 5.0)
+    assert chosen(state, {}).heartbeats == (50.0, 5.0)
+    assert chosen(state, {"rank_heartbeat_timeout": 90.0}).heartbeats is None
+
+
+def test_without_a_memory_of_the_configuration_learned_wins() -> None:
+    assert set(chosen(learned(configured=None), with_step(1.0)).sections) == KNOWN
+
+
+def test_unknown_sections_are_left_out_and_named() -> None:
+    state = learned(sections={"step": LearnedTimeout(timeout_s=9.0), "gone": LearnedTimeout(timeout_s=9.0)})
+    choice = chosen(state, {})
+    assert choice.sections == {"step": 9.0}
+    assert choice.unknown == ("gone",)
+
+
+def test_nothing_is_loaded_below_the_floor() -> None:
+    choice = chosen(learned(), CONFIGURED, floor_s=11.5)
+    assert choice.timeouts == {"checkpointing": 11.5, "setup": 11.5, "step": 12.0, "out_of_section": 20.0}
+
+
+def test_nothing_learned_is_empty() -> None:
+    assert chosen(LearnedState(), CONFIGURED).is_empty
+    assert not chosen(LearnedState(heartbeats=(1.0, 1.0)), {}).is_empty
+
+
+def test_the_client_understands_the_choice() -> None:
+    state = chosen(learned(heartbeats=(50.0, 5.0)), CONFIGURED).client_state()
+    calculated = state_from_dict(json.loads(json.dumps(state)))
+    assert calculated.heartbeats == (50.0, 5.0)
+    assert calculated.sections == {"checkpointing": 10.0, "setup": 11.0, "step": 12.0}
+    assert calculated.out_of_section == 20.0
+
+
+# --- what is kept ---
+
+
+def client_state(**sections: float) -> dict[str, Any]:
+    return state_to_dict(None, SectionTimeouts(sections, 7.0, set(sections), True))
+
+
+def kept(state: dict[str, Any], **changes: Any) -> LearnedState:
+    values: dict[str, Any] = {
+        "last_calculation": {},
+        "earlier": None,
+        "configured": CONFIGURED,
+        "written_at_unix_s": 1.7e9,
+        "world_size": 4,
+    }
+    return from_client(state, **{**values, **changes})
+
+
+def test_what_was_calculated_is_kept_with_its_origin() -> None:
+    calculation = {"timeout_s": 9.0, "previous_s": 180.0, "max_observed_s": 1.8, "rank_of_max": 3}
+    state = kept(client_state(step=9.0), last_calculation={"step": calculation, "out_of_section": calculation})
+    expected = LearnedTimeout(timeout_s=9.0, previous_s=180.0, max_observed_s=1.8, rank_of_max=3)
+    assert state.sections == {"step": expected}
+    assert state.out_of_section is not None
+    assert state.out_of_section.rank_of_max == 3
+    assert state.configured == CONFIGURED
+
+
+def test_what_was_only_loaded_keeps_the_origin_it_had() -> None:
+    old = LearnedTimeout(timeout_s=9.0, previous_s=1.0, max_observed_s=1.8, rank_of_max=3)
+    earlier = LearnedState(sections={"step": old, "setup": old})
+    state = kept(client_state(step=9.0, setup=8.0), earlier=earlier)
+    assert state.sections == {"step": old, "setup": LearnedTimeout(timeout_s=8.0)}
+
+
+def test_only_the_configured_timeouts_are_remembered() -> None:
+    assert kept(client_state(), configured={**CONFIGURED, "safety_factor": 2.0}).configured == CONFIGURED
+
+
+# --- the document ---
+
+
+def test_the_document_is_readable() -> None:
+    state = learned(
+        sections={"step": LearnedTimeout(timeout_s=9.0, previous_s=None, max_observed_s=1.8, rank_of_max=3)},
+        written_at_unix_s=1_700_000_000.25,
+        world_size=8,
+    )
+    document = to_document(state)
+    assert document["schema"] == "megatron_ft.ft_state"
+    assert document["schema_version"] == 1
+    assert document["written_at_utc"] == "2023-11-14T22:13:20+00:00"
+    assert document["world_size"] == 8
+    assert document["sections"] == {
+        "step": {"timeout_s": 9.0, "previous_s": None, "max_observed_s": 1.8, "rank_of_max": 3}
+    }
+    assert document["configured_s"] == CONFIGURED
+
+
+seconds = st.floats(min_value=1e-9, max_value=1e9, allow_nan=False)
+entries = st.builds(
+    LearnedTimeout,
+    timeout_s=seconds,
+    previous_s=st.none() | seconds,
+    max_observed_s=st.none() | seconds,
+    rank_of_max=st.none() | st.integers(0, 1 << 20),
+)
+states = st.builds(
+    LearnedState,
+    sections=st.dictionaries(st.text(min_size=1, max_size=20), entries, max_size=5),
+    out_of_section=st.none() | entries,
+    heartbeats=st.none() | st.tuples(seconds, seconds),
+    configured=st.none()
+    | st.fixed_dictionaries(
+        {"rank_section_timeouts": st.dictionaries(st.text(min_size=1, max_size=20), st.none() | seconds)},
+        optional={"rank_out_of_section_timeout": st.none() | seconds, "rank_heartbeat_timeout": seconds},
+    ),
+    written_at_unix_s=st.none() | st.floats(0, 4e9),
+    world_size=st.none() | st.integers(1, 1 << 20),
+)
+
+
+@given(states)
+def test_the_round_trip_is_exact(state: LearnedState) -> None:
+    assert parse(json.loads(json.dumps(to_document(state), allow_nan=False))) == state
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def parsed(document: Any) -> LearnedState | None:
+    """None if it is refused, in one line."""
+    line: str | None = None
+    try:
+        return parse(document)
+    except ConfigError as error:
+        line = str(error)
+    assert "\n" not in line
+    return None
+
+
+@given(states, st.data())
+def test_any_value_in_any_place_is_read_or_refused(state: LearnedState, data: st.DataObject) -> None:
+    document: Any = json.loads(json.dumps(to_document(state)))
+    place, key = document, data.draw(st.sampled_from(sorted(document)))
+    while isinstance(place[key], dict) and place[key] and data.draw(st.booleans()):
+        place, key = place[key], data.draw(st.sampled_from(sorted(place[key])))
+    place[key] = data.draw(values)
+    result = parsed(document)
+    if result is not None:
+        choice = choose(result, configured={}, known_sections=frozenset(result.sections), floor_s=0.0)
+        assert all(0.0 < timeout <= 1e9 for timeout in choice.timeouts.values())
+        fresh = dataclasses.replace(result, written_at_unix_s=1.7e9)
+        assert parse(json.loads(json.dumps(to_document(fresh), allow_nan=False))) == fresh
+
+
+@given(values)
+def test_any_document_is_read_or_refused(document: Any) -> None:
+    for candidate in (document, {"current_timeouts": document}, {"current_timeouts": {"section": document}}):
+        parsed(candidate)
+
+
+def test_a_plain_state_dict_is_read() -> None:
+    plain = state_to_dict(HeartbeatTimeouts(50.0, 5.0, True), SectionTimeouts({"step": 9.0}, None, {"step"}, False))
+    state = parse(plain)
+    assert state.sections == {"step": LearnedTimeout(timeout_s=9.0)}
+    assert state.heartbeats == (50.0, 5.0)
+    assert state.configured is None
+
+
+def test_a_plain_state_dict_of_nothing_is_read() -> None:
+    assert parse(state_to_dict(None, None)) == LearnedState()
+
+
+@pytest.mark.parametrize(
+    ("document", "what"),
+    [
+        ([], "holds list"),
+        (None, "holds nothing"),
+        ({}, "holds no learned timeouts"),
+        ({"schema": "x"}, "schema is 'x'"),
+        ({"schema": "megatron_ft.ft_state"}, "schema_version"),
+        ({"schema": "megatron_ft.ft_state", "schema_version": 2, "sections": {}}, "newer than 1"),
+        ({"schema": "megatron_ft.ft_state", "schema_version": 1}, "sections must be a mapping, not nothing"),
+        (
+            {"schema": "megatron_ft.ft_state", "schema_version": 1, "sections": {"step": {}}},
+            "timeout_s of 'step' must be a number of seconds above 0",
+        ),
+        (
+            {"schema": "megatron_ft.ft_state", "schema_version": 1, "sections": {"step": {"timeout_s": -2}}},
+            "timeout_s of 'step' must be a finite number and not negative, not -2",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said(document: Any, what: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse(document)
+    assert what in str(error.value)

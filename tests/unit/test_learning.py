@@ -1,0 +1,292 @@
+"""Which timeouts a run learns, and what the next run makes of them."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatron_ft import fault_tolerance as ft
+from megatron_ft.core import board_layout as layout
+from megatron_ft.core.board_layout import timeout_word
+from megatron_ft.core.errors import RankMonitorClientError
+from megatron_ft.rank import learning
+from tests.support.training import (
+    ALL,
+    Bench,
+    FakeClient,
+    bench,
+    clean_environment,
+    client,
+    evaluate,
+    learning_run,
+    save_checkpoint,
+    start,
+    train,
+)
+
+__all__ = ["bench", "clean_environment", "client"]  # fixtures
+
+
+def test_nothing_is_learned_unless_asked_for(tmp_path: Path, client: FakeClient) -> None:
+    state = start(tmp_path)
+    ft.on_checkpoint_loaded(False, state)
+    train(state, 20)
+    save_checkpoint(state)
+    ft.shutdown(state)
+    assert client.calculations() == []
+    assert not (tmp_path / "ckpt" / "ft_state.json").exists()
+
+
+def test_timeouts_are_learned_after_each_save_and_at_the_end(tmp_path: Path, client: FakeClient) -> None:
+    state = learning_run(tmp_path, client, saves=2)
+    sections = ["setup", "step", "checkpointing"]
+    assert client.calculations() == [(sections, False), (sections, False)]
+    ft.shutdown(state)
+    assert client.calculations()[2:] == [(sections, True)]
+
+
+@pytest.mark.parametrize("loaded", [None, False])
+def test_setup_is_learned_only_with_a_persistent_checkpoint(
+    loaded: bool | None, tmp_path: Path, client: FakeClient
+) -> None:
+    state = learning_run(tmp_path, client, loaded=loaded)
+    ft.shutdown(state)
+    assert client.calculations() == [(["step", "checkpointing"], False)] * 2
+
+
+def test_step_is_learned_only_after_16_training_iterations(tmp_path: Path, client: FakeClient) -> None:
+    state = learning_run(tmp_path, client, steps=15)
+    evaluate(state, 10)
+    save_checkpoint(state)
+    assert client.calculations()[-1] == (["setup", "checkpointing"], False)
+    train(state, 1)
+    save_checkpoint(state)
+    assert client.calculations()[-1] == (["setup", "step", "checkpointing"], False)
+
+
+def test_checkpointing_is_learned_only_after_a_save(tmp_path: Path, client: FakeClient) -> None:
+    state = learning_run(tmp_path, client, saves=0)
+    ft.shutdown(state)
+    assert client.calculations() == [(["setup", "step"], False)]
+
+
+def test_checkpointing_is_never_learned_with_async_saves(tmp_path: Path, client: FakeClient) -> None:
+    state = learning_run(tmp_path, client, async_save=True)
+    ft.shutdown(state)
+    assert client.calculations() == [(["setup", "step"], False), (["setup", "step"], True)]
+
+
+def test_nothing_to_learn_means_no_collective(tmp_path: Path, client: FakeClient) -> None:
+    state = learning_run(tmp_path, client, loaded=None, steps=3, saves=0)
+    ft.shutdown(state)
+    assert client.calculations() == []
+
+
+def test_reasons_are_said_once(tmp_path: Path, client: FakeClient, capfd: pytest.CaptureFixture[str]) -> None:
+    state = learning_run(tmp_path, client, loaded=None, saves=3)
+    ft.shutdown(state)
+    out = capfd.readouterr().out
+    assert out.count("'setup' is learned in a run that loads") == 1
+    assert out.count("out-of-section timeout isn't learned") == 1
+
+
+def test_other_ranks_say_nothing_and_write_nothing(
+    tmp_path: Path,
+    client: FakeClient,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("RANK", "3")
+    (tmp_path / "ckpt").mkdir()
+    state = learning_run(tmp_path, client)
+    ft.shutdown(state)
+    assert client.calculations()
+    assert list((tmp_path / "ckpt").iterdir()) == []
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_calculation_that_isnt_ready_is_a_warning(
+    tmp_path: Path, client: FakeClient, capfd: pytest.CaptureFixture[str]
+) -> None:
+    state = start(tmp_path, calc_ft_timeouts=True)
+    client.calculation_error = RankMonitorClientError("no rank has observed ['step'] yet")
+    train(state, 20)
+    save_checkpoint(state)
+    save_checkpoint(state)
+    assert capfd.readouterr().err.count("timeouts were not updated: no rank has observed ['step'] yet") == 1
+    assert not (tmp_path / "ckpt" / "ft_state.json").exists()
+
+
+def test_a_state_file_that_cant_be_written_is_one_warning(
+    tmp_path: Path,
+    client: FakeClient,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def full(*args: Any, **kwargs: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    state = learning_run(tmp_path, client, saves=3)
+    ft.shutdown(state)
+    assert capfd.readouterr().err.count("No space left on device") == 1
+    assert list((tmp_path / "ckpt").iterdir()) == []
+
+
+def test_a_client_that_isnt_ours_keeps_its_own_state(tmp_path: Path, client: FakeClient) -> None:
+    state = learning_run(tmp_path, client)
+    path = tmp_path / "ckpt" / "ft_state.json"
+    assert json.loads(path.read_text()) == client.state
+    ft.shutdown(state)
+    ft.setup(state.cfg, state)
+    assert client.loaded == client.state
+
+
+def test_missing_sections_are_added_and_said_once(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
+    bench.config.rank_section_timeouts = {"step": 30.0}
+    state = bench.start()
+    assert bench.in_force(state) == {"step": 30.0, "setup": None, "checkpointing": None, "out_of_section": None}
+    out = capfd.readouterr().out
+    assert out.count("no timeout is configured for 'setup', 'checkpointing'") == 1
+    train(state, 3)
+    ft.shutdown(state)
+
+
+def test_learned_timeouts_are_kept_and_used_by_the_next_run(bench: Bench) -> None:
+    bench.learn()
+    document = json.loads(bench.state_file.read_text())
+    assert set(document["sections"]) == ALL - {"out_of_section"}
+    assert document["schema_version"] == 1
+    assert document["world_size"] == 1
+    assert document["written_at_unix_s"] == pytest.approx(time.time(), abs=60.0)
+    step = document["sections"]["step"]
+    assert step["timeout_s"] == 0.5
+    assert step["rank_of_max"] == 0
+    assert 0.0 < step["max_observed_s"] < 0.1
+    state = bench.start()
+    assert bench.in_force(state) == dict.fromkeys(ALL, 0.5)
+    words = state.rank_monitor_client._board.words
+    assert words[layout.W_OUT_OF_SECTION_TIMEOUT] == timeout_word(0.5)
+    (event,) = bench.events("state_loaded")
+    assert event["timeouts"] == dict.fromkeys(ALL, 0.5)
+    assert len(bench.events("timeouts_learned")) == 2
+    ft.shutdown(state)
+
+
+def test_learned_timeouts_have_the_configured_floor(bench: Bench) -> None:
+    bench.config.calculated_timeout_floor = 7.5
+    bench.learn()
+    document = json.loads(bench.state_file.read_text())
+    assert {entry["timeout_s"] for entry in document["sections"].values()} == {7.5}
+    assert document["out_of_section"]["timeout_s"] == 7.5
+
+
+def test_a_configured_value_that_was_changed_wins_and_says_so(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
+    bench.config.rank_section_timeouts = {"step": 30.0, "setup": 60.0}
+    bench.learn()
+    bench.config.rank_section_timeouts = {"step": 40.0, "setup": 60.0}
+    capfd.readouterr()
+    state = bench.start()
+    assert bench.in_force(state) == {"step": 40.0, "setup": 0.5, "checkpointing": 0.5, "out_of_section": 0.5}
+    assert capfd.readouterr().err.count("'step' keeps its configured timeout of 40 s") == 1
+    ft.shutdown(state)
+
+
+def test_the_last_write_isnt_watched(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = bench.start()
+    client = state.rank_monitor_client
+    watched: list[bool] = []
+    write = learning.write_state
+
+    def traced(path: str, document: Any) -> None:
+        watched.append(client.is_initialized)
+        write(path, document)
+
+    monkeypatch.setattr(learning, "write_state", traced)
+    train(state, 20)
+    save_checkpoint(state)
+    ft.shutdown(state)
+    assert watched == [True, False]
+
+
+def test_what_a_run_doesnt_learn_again_is_kept_with_its_origin(bench: Bench) -> None:
+    bench.learn()
+    first = json.loads(bench.state_file.read_text())
+    state = bench.start()
+    train(state, 20)
+    ft.shutdown(state)  # "step" only: nothing loaded, no save
+    second = json.loads(bench.state_file.read_text())
+    assert second["sections"]["setup"] == first["sections"]["setup"]
+    assert second["out_of_section"] == first["out_of_section"]
+    assert second["sections"]["step"]["previous_s"] == 0.5
+
+
+def test_a_state_of_megatrons_own_integration_is_loaded(bench: Bench) -> None:
+    bench.state_file.parent.mkdir()
+    section = {
+        "section": {"setup": 600.0, "step": 9.0, "checkpointing": None},
+        "out_of_section": 33.0,
+        "calculated_sections": ["step"],
+        "is_out_of_section_calculated": True,
+    }
+    bench.state_file.write_text(json.dumps({"current_timeouts": {"section": section}}))
+    state = bench.start()
+    assert bench.in_force(state) == {"setup": None, "step": 9.0, "checkpointing": None, "out_of_section": 33.0}
+    ft.shutdown(state)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "   \n",
+        '{"schema": "megatron_ft.ft_state", "schema_ver',
+        "null",
+        "[]",
+        "3",
+        '"text"',
+        '{"something": 1}',
+        "\x00\x00\x00\x00",
+        "[" * 100_000,
+        '{"schema": "megatron_ft.ft_state", "schema_version": 99, "sections": {}}',
+        '{"schema": "another", "schema_version": 1, "sections": {}}',
+        '{"current_timeouts": {"section": {"section": {"step": -3}, "calculated_sections": ["step"]}}}',
+        '{"current_timeouts": 5}',
+    ],
+)
+def test_a_broken_file_is_set_aside_and_training_goes_on(
+    content: str, bench: Bench, capfd: pytest.CaptureFixture[str]
+) -> None:
+    bench.state_file.parent.mkdir()
+    bench.state_file.write_text(content)
+    state = bench.start()
+    err = capfd.readouterr().err
+    assert err.count("\n") == 1
+    assert "ft_state.json.corrupt-1" in err
+    assert not bench.state_file.exists()
+    assert bench.state_file.with_name("ft_state.json.corrupt-1").read_text() == content
+    assert bench.in_force(state) == dict.fromkeys(ALL, None)
+    train(state, 2)
+    ft.shutdown(state)
+
+
+@pytest.mark.parametrize("value", ["-1", "0", "NaN", "Infinity", '"5"', "true", "null", "[]", "1" + "0" * 400])
+@pytest.mark.parametrize("key", ["timeout_s", "max_observed_s", "out"])
+def test_values_that_cant_be_right_make_a_file_broken(
+    key: str, value: str, bench: Bench, capfd: pytest.CaptureFixture[str]
+) -> None:
+    bench.learn()
+    document = json.loads(bench.state_file.read_text())
+    entry = document["out_of_section"] if key == "out" else document["sections"]["step"]
+    entry["timeout_s" if key == "out" else key] = "PLACE"
+    bench.state_file.write_text(json.dumps(document).replace('"PLACE"', value))
+    capfd.readouterr()
+    is_fine = key == "max_observed_s" and value in ("0", "null")
+    state = bench.start()
+    assert ("corrupt-1" in capfd.readouterr().err) is not is_fine
+    assert bench.in_force(state)["step"] == (0.5 if is_fine else None)
+    ft.shutdown(state)

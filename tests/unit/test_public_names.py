@@ -1,0 +1,69 @@
+"""The public names: all there, all lazy."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import megatron_ft
+
+NAMES = [
+    "FaultToleranceConfig",
+    "HeartbeatTimeouts",
+    "RankInfo",
+    "RankMonitorClient",
+    "RankMonitorClientError",
+    "RankMonitorServer",
+    "SectionTimeouts",
+    "WorkloadAction",
+    "WorkloadControlRequest",
+]
+
+
+def run(script: str) -> str:
+    return subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_name_resolves_in_a_fresh_process(name: str) -> None:
+    assert run(f"from megatron_ft import {name} as x; print(x.__name__)").strip() == name
+
+
+def test_star_import_and_dir() -> None:
+    assert sorted(megatron_ft.__all__) == NAMES
+    assert set(NAMES) <= set(dir(megatron_ft))
+    assert run("from megatron_ft import *; print(RankMonitorClient.__name__)").strip() == "RankMonitorClient"
+
+
+def test_unknown_names() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'RankMonitorKlient'"):
+        megatron_ft.RankMonitorKlient  # noqa: B018
+    assert not hasattr(megatron_ft, "__wrapped__")
+    with pytest.raises(ImportError):
+        from megatron_ft import nonsense  # noqa: F401
+
+
+def test_a_name_is_the_same_object_every_time() -> None:
+    from megatron_ft.core.errors import RankMonitorClientError
+    from megatron_ft.ipc.config_file import FaultToleranceConfig
+
+    assert megatron_ft.FaultToleranceConfig is FaultToleranceConfig
+    assert megatron_ft.RankMonitorClientError is RankMonitorClientError
+
+
+def test_the_package_itself_imports_nothing() -> None:
+    loaded = run(
+        "import sys; before = set(sys.modules); import megatron_ft; print(*sorted(set(sys.modules) - before))"
+    ).split()
+    assert {name for name in loaded if name.split(".")[0] not in sys.stdlib_module_names} == {"megatron_ft"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_public_name_needs_torch(name: str) -> None:
+    run(f"import sys; from megatron_ft import {name}; assert not {{'torch', 'numpy'}} & set(sys.modules)")
+
+
+def test_version() -> None:
+    assert megatron_ft.__version__.count(".") == 2

@@ -1,0 +1,310 @@
+"""From event logs on disk to the rows of the report."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatron_ft.core.errors import ConfigError
+from megatron_ft.report import cli, table
+from megatron_ft.report.cycles import RunSummary, summarize
+from megatron_ft.report.read import parse_log, read_directory
+
+S = 1_000_000_000
+DAWN = 1_700_000_000 * S
+
+
+class Logs:
+    """Writes event logs as the processes of a run do; times are seconds on the host's monotonic clock."""
+
+    def __init__(self, directory: Path, *, host: str = "node-a", run_id: str = "run", wall_offset: int = DAWN) -> None:
+        self.directory = directory
+        self.host = host
+        self.run_id = run_id
+        self.wall_offset = wall_offset
+        self._number = 0
+
+    def write(
+        self, role: str, *records: tuple[float, str, dict[str, Any]], opened: float = 0.0, tail: str = ""
+    ) -> Path:
+        self._number += 1
+        header = {
+            "t": int(opened * S),
+            "ev": "log_opened",
+            "schema": 1,
+            "role": role,
+            "host": self.host,
+            "pid": 100 + self._number,
+            "run_id": self.run_id,
+            "wall_ns": int(opened * S) + self.wall_offset,
+        }
+        lines = [header, *({"t": int(t * S), "ev": ev, **fields} for t, ev, fields in records)]
+        path = self.directory / f"{role}-{self.host}-{self.run_id}-{self._number}-{int(opened)}.jsonl"
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines) + tail)
+        return path
+
+
+def started(cycle: int, *ranks: int) -> dict[str, Any]:
+    return {"cycle": cycle, "ranks": [{"rank": r, "local_rank": r, "pid": r} for r in ranks], "world_size": len(ranks)}
+
+
+def ended(cycle: int, kind: str, rank: int, text: str, iteration: int | None = None) -> dict[str, Any]:
+    cause = {"rank": rank, "kind": kind, "text": text}
+    return {"cycle": cycle, "outcome": "failed", "cause": cause, "action": "restart", "iteration": iteration}
+
+
+def first_iteration(rank: int, cycle: int, iteration: int, at: float) -> dict[str, Any]:
+    return {"rank": rank, "cycle": cycle, "iteration": iteration, "at_ns": int(at * S)}
+
+
+def write_kill_then_hang(logs: Logs) -> None:
+    """Rank 1 is killed at iteration 25, resumed from 20; rank 0 hangs at iteration 37, resumed from 30."""
+    killed = {"type": "rank_killed", "rank": 1, "iteration": 25, "cycle": 0}
+    hung = {"type": "rank_hung", "rank": 0, "iteration": 37, "cycle": 1}
+    exited = {"cycle": 0, "rank": 1, "local_rank": 1, "pid": 1, "exitcode": -9, "signal": "SIGKILL", "by_us": False}
+    survivor = {"cycle": 0, "rank": 0, "local_rank": 0, "pid": 0, "exitcode": -9, "signal": "SIGKILL", "by_us": True}
+    ours = {"cycle": 1, "rank": 0, "local_rank": 0, "pid": 2, "exitcode": -9, "signal": "SIGKILL", "by_us": True}
+    verdict = {"cycle": 1, "rank": 1, "kind": "section", "section": "step", "iteration": 37, "timeout_s": 3.0}
+    logs.write(
+        "launcher",
+        (0.5, "cycle_started", started(0, 0, 1)),
+        (10.02, "rank_exited", {**exited, "iteration": 25}),
+        (10.03, "rank_exited", {**survivor, "iteration": 25}),
+        (10.04, "cycle_ended", ended(0, "signal", 1, "rank 1 killed by SIGKILL (not by us)", 25)),
+        (10.10, "cycle_started", started(1, 0, 1)),
+        (23.10, "rank_exited", {**ours, "iteration": 37}),
+        (23.20, "cycle_ended", ended(1, "hang", 0, "rank 0 hung in 'step' for 3.0 s (timeout 3.0 s)", 37)),
+        (23.30, "cycle_started", started(2, 0, 1)),
+        (
+            30.00,
+            "cycle_ended",
+            {"cycle": 2, "outcome": "succeeded", "cause": None, "action": "finish", "iteration": 59},
+        ),
+        (30.01, "run_ended", {"exit_code": 0}),
+    )
+    for rank in (0, 1):
+        verdicts = [(23.01, "verdict", {**verdict, "since_ns": int(20.01 * S), "at_ns": int(23.01 * S)})]
+        logs.write(
+            "monitor",
+            (1.0, "attached", {"rank": rank, "cycle": 0, "pid": rank}),
+            (2.0, "first_iteration", first_iteration(rank, 0, 0, 1.5)),
+            (10.02, "rank_gone", {"rank": rank, "cycle": 0, "pid": rank, "iteration": 25}),
+            (11.0, "attached", {"rank": rank, "cycle": 1, "pid": 2 + rank}),
+            (14.0, "first_iteration", first_iteration(rank, 1, 20, 12.0 + rank)),
+            *(verdicts if rank == 1 else []),
+            (23.1, "rank_gone", {"rank": rank, "cycle": 1, "pid": 2 + rank, "iteration": 37}),
+            (24.0, "attached", {"rank": rank, "cycle": 2, "pid": 4 + rank}),
+            (26.0, "first_iteration", first_iteration(rank, 2, 30, 25.0)),
+            (29.9, "detached", {"rank": rank, "cycle": 2}),
+            opened=0.4,
+        )
+    logs.write("rank", (10.00, "fault_injected", killed), opened=1.0)
+    logs.write("rank", (20.00, "fault_injected", hung), opened=11.0)
+
+
+def only_run(directory: Path) -> RunSummary:
+    (run,) = summarize(read_directory(directory))
+    return run
+
+
+def test_a_kill_and_a_hang(tmp_path: Path) -> None:
+    write_kill_then_hang(Logs(tmp_path))
+    run = only_run(tmp_path)
+    assert (run.world_size, run.exit_code, run.restarts, run.hosts) == (2, 0, 2, ("node-a",))
+    killed, hung, last = run.cycles
+
+    assert (killed.outcome, killed.kind, killed.rank, killed.iteration) == ("failed", "signal", 1, 25)
+    assert killed.noticed_after_s == pytest.approx(0.02)
+    assert killed.training_again_after_s == pytest.approx(3.0)  # until the *last* rank trains, in cycle 1
+    assert killed.iterations_redone == 5
+    assert killed.fault is not None
+    assert (killed.fault.type, killed.fault.rank, killed.fault.iteration) == ("rank_killed", 1, 25)
+
+    assert (hung.outcome, hung.kind, hung.rank, hung.iteration) == ("failed", "hang", 0, 37)
+    assert hung.noticed_after_s == pytest.approx(3.01)
+    assert hung.training_again_after_s == pytest.approx(5.0)
+    assert (hung.first_iteration, hung.last_iteration, hung.iterations_redone) == (20, 37, 7)
+
+    assert (last.outcome, last.kind, last.noticed_after_s, last.iterations_redone) == ("succeeded", None, None, None)
+
+
+def test_the_phases_of_a_restart_add_up(tmp_path: Path) -> None:
+    write_kill_then_hang(Logs(tmp_path))
+    killed = only_run(tmp_path).cycles[0]
+    phases = killed.phases
+    parts = [phases.notice, phases.stop, phases.create, phases.start, phases.resume]
+    assert parts == [pytest.approx(part) for part in (0.02, 0.02, 0.06, 0.9, 2.0)]
+    assert sum(part for part in parts if part is not None) == pytest.approx(killed.training_again_after_s)
+
+
+def test_without_an_injected_fault(tmp_path: Path) -> None:
+    """A hang counts from the opening of the overdue section, a death from when it was noticed."""
+    write_kill_then_hang(Logs(tmp_path))
+    for path in tmp_path.glob("rank-*"):
+        path.unlink()
+    killed, hung, _ = only_run(tmp_path).cycles
+    assert killed.noticed_after_s is None
+    assert killed.training_again_after_s == pytest.approx(2.98)
+    assert hung.noticed_after_s == pytest.approx(3.0)
+    assert hung.fault is None
+
+
+def test_a_fault_that_nobody_noticed_yet(tmp_path: Path) -> None:
+    """Logs of a job that still runs: no cycle has an end."""
+    logs = Logs(tmp_path)
+    logs.write("launcher", (0.5, "cycle_started", started(0, 0)))
+    logs.write("rank", (10.0, "fault_injected", {"type": "rank_hung", "rank": 0, "iteration": 3, "cycle": 0}))
+    (cycle,) = only_run(tmp_path).cycles
+    assert (cycle.outcome, cycle.noticed_after_s, cycle.training_again_after_s) == ("unknown", None, None)
+    assert table.cycle_row(cycle) == ("0", "no end in the logs", "-", "-", "-", "-")
+
+
+def test_a_cycle_that_fails_before_it_trains(tmp_path: Path) -> None:
+    """Training goes on only in the cycle after that: both failed cycles wait for it."""
+    logs = Logs(tmp_path)
+    exited = {"local_rank": 0, "pid": 1, "exitcode": 1, "signal": None, "by_us": False}
+    logs.write(
+        "launcher",
+        (1.0, "cycle_started", started(0, 0)),
+        (10.0, "rank_exited", {**exited, "cycle": 0, "rank": 0}),
+        (10.0, "cycle_ended", ended(0, "crash", 0, "rank 0 exited with code 1", 8)),
+        (11.0, "cycle_started", started(1, 0)),
+        (12.0, "rank_exited", {**exited, "cycle": 1, "rank": 0}),
+        (12.0, "cycle_ended", ended(1, "crash", 0, "rank 0 exited with code 1")),
+        (13.0, "cycle_started", started(2, 0)),
+    )
+    logs.write(
+        "monitor",
+        (2.0, "first_iteration", first_iteration(0, 0, 0, 2.0)),
+        (14.5, "first_iteration", first_iteration(0, 2, 5, 14.0)),
+    )
+    first, second, _ = only_run(tmp_path).cycles
+    assert first.training_again_after_s == pytest.approx(4.0)
+    assert first.iterations_redone == 3
+    assert second.training_again_after_s == pytest.approx(2.0)
+    assert second.iterations_redone is None
+    assert first.phases.resume is None  # the next cycle never got so far
+
+
+def test_two_nodes_with_different_clocks(tmp_path: Path) -> None:
+    """The other node's monotonic clock began elsewhere; its wall clock is right."""
+    write_kill_then_hang(Logs(tmp_path))
+    shift = 5000  # node-b was started that many seconds before node-a
+    other = Logs(tmp_path, host="node-b", wall_offset=DAWN - shift * S)
+    other.write(
+        "launcher",
+        (shift + 0.5, "cycle_started", started(0, 2)),
+        (shift + 10.3, "cycle_ended", ended(0, "membership", 2, "another node had to restart", 25)),
+        opened=shift + 0.0,
+    )
+    other.write(
+        "monitor",
+        (shift + 0.9, "attached", {"rank": 2, "cycle": 0, "pid": 7}),
+        (shift + 11.9, "attached", {"rank": 2, "cycle": 1, "pid": 8}),
+        (shift + 16.0, "first_iteration", first_iteration(2, 1, 20, shift + 15.0)),
+        opened=shift + 0.1,
+    )
+    run = only_run(tmp_path)
+    assert run.hosts == ("node-a", "node-b")
+    killed = run.cycles[0]
+    assert (killed.kind, killed.rank) == ("signal", 1)  # the node that knows the cause wins
+    assert killed.training_again_after_s == pytest.approx(5.0)  # rank 2 is the last
+
+
+def test_processes_of_a_host_share_one_clock_offset(tmp_path: Path) -> None:
+    """The wall clock was set while the run went on: differences within the host don't change."""
+    write_kill_then_hang(Logs(tmp_path))
+    for path in tmp_path.glob("rank-*"):
+        lines = path.read_text().splitlines()
+        header = json.loads(lines[0])
+        header["wall_ns"] += 3600 * S
+        path.write_text("\n".join([json.dumps(header), *lines[1:]]) + "\n")
+    assert only_run(tmp_path).cycles[0].noticed_after_s == pytest.approx(0.02)
+
+
+def test_a_directory_that_is_used_again_holds_two_runs(tmp_path: Path) -> None:
+    write_kill_then_hang(Logs(tmp_path))
+    again = Logs(tmp_path)
+    again.write(
+        "launcher",
+        (1000.5, "cycle_started", started(0, 0)),
+        (1001.0, "cycle_ended", {"cycle": 0, "outcome": "succeeded", "cause": None, "action": "finish"}),
+        opened=1000.0,
+    )
+    again.write("monitor", (1000.8, "attached", {"rank": 0, "cycle": 0, "pid": 1}), opened=1000.4)
+    first, second = summarize(read_directory(tmp_path))
+    assert len(first.cycles) == 3
+    assert len(second.cycles) == 1
+    assert second.cycles[0].outcome == "succeeded"
+
+
+def test_damaged_logs_are_read_as_far_as_they_go(tmp_path: Path) -> None:
+    logs = Logs(tmp_path)
+    write_kill_then_hang(logs)
+    launcher = next(tmp_path.glob("launcher-*"))
+    text = launcher.read_text()
+    launcher.write_text(text + '{"t": 31000000000, "ev": "run_en')  # cut off by a crash
+    torn = next(tmp_path.glob("monitor-*"))
+    with torn.open("ab") as file:  # torn by a full disk, and not ours
+        file.write(b'{"t": 12\n[1, 2]\n"text"\n{"t": "now", "ev": "x"}\n\xff\xfe\n\n')
+    (tmp_path / "empty.jsonl").write_text("")
+    (tmp_path / "no-header.jsonl").write_text('{"t": 1, "ev": "attached"}\n')
+    (tmp_path / "notes.txt").write_text("not a log\n")
+    (tmp_path / "ranks").mkdir()
+    run = only_run(tmp_path)
+    assert len(run.cycles) == 3
+    assert run.passed_over == 6
+
+
+@pytest.mark.parametrize("broken", [{"wall_ns": None}, {"t": "0"}, {"pid": True}, {"ev": "opened"}])
+def test_a_header_that_is_not_ours(broken: dict[str, Any]) -> None:
+    header = {"t": 0, "ev": "log_opened", "wall_ns": DAWN, "pid": 1}
+    assert parse_log("good", [json.dumps(header)]) is not None
+    assert parse_log("bad", [json.dumps({**header, **broken})]) is None
+
+
+def test_the_table(tmp_path: Path) -> None:
+    write_kill_then_hang(Logs(tmp_path))
+    out = io.StringIO()
+    table.print_run(only_run(tmp_path), file=out)
+    text = out.getvalue()
+    killed, hung, finished = (line for line in text.splitlines() if "│" in line)
+    assert "2 ranks, 2 restarts" in text
+    assert [cell.strip() for cell in killed.strip("│").split("│")] == [
+        "0",
+        "rank 1 killed by SIGKILL (not by us) at iteration 25",
+        "1",
+        "20 ms",
+        "3.00 s",
+        "5",
+    ]
+    assert "rank 0 hung in 'step' for 3.0 s (timeout 3.0 s) at iteration 37" in hung
+    assert [cell.strip() for cell in hung.strip("│").split("│")][3:] == ["3.01 s", "5.00 s", "7"]
+    assert [cell.strip() for cell in finished.strip("│").split("│")] == ["2", "finished", "-", "-", "-", "-"]
+
+
+def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["report", str(tmp_path)]) == 1
+    assert "no event logs in" in capsys.readouterr().err
+    assert cli.main(["report", str(tmp_path / "nowhere")]) == 2
+    assert "can't be read: No such file or directory" in capsys.readouterr().err
+    write_kill_then_hang(Logs(tmp_path))
+    assert cli.main(["report", str(tmp_path)]) == 0
+    assert "finished" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as mistake:
+        cli.main(["reprot"])
+    assert mistake.value.code == 2
+
+
+def test_without_rich_one_line_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(table.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'megatron-ft\[report\]'"):
+        table.check_rich()
+    assert cli.main(["report", str(tmp_path)]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1

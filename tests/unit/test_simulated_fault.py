@@ -1,0 +1,122 @@
+"""Simulated faults after a delay: the same decision on all ranks, and what happens."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+
+from megatron_ft import fault_tolerance as ft
+from megatron_ft.rank import simulated_fault
+from tests.support.training import (
+    Bench,
+    bench,
+    clean_environment,
+    client,
+)
+
+__all__ = ["bench", "clean_environment", "client"]  # fixtures
+
+
+def fault_config(**values: Any) -> Any:
+    defaults = {"simulated_fault_type": "rank_killed", "simulated_fault_rank": 0, "simulated_fault_base_delay": 10.0}
+    return SimpleNamespace(**{"simulate_fault": True, **defaults, **values})
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> MagicMock:
+    """In place of the thread that would do it."""
+    made = MagicMock()
+    monkeypatch.setattr(threading, "Thread", made)
+    return made
+
+
+@pytest.mark.parametrize("config", [None, fault_config(simulate_fault=False)])
+def test_no_simulated_fault_unless_asked_for(config: Any, threads: MagicMock) -> None:
+    ft.maybe_setup_simulated_fault(config)
+    threads.assert_not_called()
+
+
+def test_only_the_chosen_rank_is_hit(threads: MagicMock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    for rank in range(4):
+        monkeypatch.setenv("RANK", str(rank))
+        ft.maybe_setup_simulated_fault(fault_config(simulated_fault_rank=2))
+        assert threads.call_count == int(rank >= 2)
+    assert threads.return_value.daemon is True
+    threads.return_value.start.assert_called_once_with()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"simulated_fault_type": "rank_kiled"},
+        {"simulated_fault_type": None},
+        {"simulated_fault_rank": 1},
+        {"simulated_fault_rank": -1},
+        {"simulated_fault_rank": "0"},
+        {"simulated_fault_base_delay": -1.0},
+        {"simulated_fault_base_delay": float("nan")},
+        {"simulated_fault_base_delay": None},
+    ],
+)
+def test_a_simulated_fault_that_cant_be_right_is_one_line(change: dict[str, Any], threads: MagicMock) -> None:
+    with pytest.raises(ValueError, match=r"^\S.*$") as error:
+        ft.maybe_setup_simulated_fault(fault_config(**change))
+    assert "\n" not in str(error.value)
+    threads.assert_not_called()
+
+
+def test_an_unknown_fault_type_names_the_nearest(threads: MagicMock) -> None:
+    with pytest.raises(ValueError, match=r"Unknown fault type rank_kiled.*'rank_killed'"):
+        ft.maybe_setup_simulated_fault(fault_config(simulated_fault_type="rank_kiled"))
+
+
+def test_an_open_choice_is_the_same_on_all_ranks_and_differs_between_runs() -> None:
+    config = fault_config(simulated_fault_rank=None, simulated_fault_type="random")
+    plans = [simulated_fault.plan_fault(config, world_size=8, seed=lambda seed=seed: seed) for seed in range(64)]
+    again = [simulated_fault.plan_fault(config, world_size=8, seed=lambda seed=seed: seed) for seed in range(64)]
+    assert plans == again
+    assert {plan.rank for plan in plans} == set(range(8))
+    assert {plan.type for plan in plans} == {"rank_killed", "rank_hung"}
+    assert all(10.0 <= plan.delay_s <= 12.0 for plan in plans)
+    assert max(plan.delay_s for plan in plans) - min(plan.delay_s for plan in plans) > 1.0
+
+
+def test_without_a_process_group_run_and_cycle_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds = set()
+    for run, cycle in (("a", "0"), ("a", "1"), ("b", "0")):
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", run)
+        monkeypatch.setenv("FT_CYCLE", cycle)
+        assert simulated_fault.common_seed() == simulated_fault.common_seed()
+        seeds.add(simulated_fault.common_seed())
+    assert len(seeds) == 3
+
+
+@pytest.mark.parametrize(("kind", "number"), [("rank_killed", signal.SIGKILL), ("rank_hung", signal.SIGSTOP)])
+def test_a_simulated_fault_is_logged_and_then_done(
+    kind: str, number: int, bench: Bench, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    state = bench.start()
+    done = threading.Event()
+    kills: list[tuple[int, int]] = []
+
+    def kill(pid: int, signum: int) -> None:
+        kills.append((pid, signum))
+        done.set()
+
+    monkeypatch.setattr("os.kill", kill)
+    ft.maybe_setup_simulated_fault(fault_config(simulated_fault_type=kind, simulated_fault_base_delay=0.0))
+    assert done.wait(10.0)
+    assert kills == [(os.getpid(), number)]
+    (event,) = bench.events("fault_injected")
+    assert (event["type"], event["rank"], event["cycle"]) == (kind, 0, 0)
+    err = capfd.readouterr().err
+    assert f"({kind})" in err
+    assert "0.0 s" in err
+    ft.shutdown(state)

@@ -1,0 +1,212 @@
+"""The state file: whole at any moment, and nothing that is found in its place can stop a run."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatron_ft.ipc import state_file
+from megatron_ft.ipc.state_file import BrokenStateFile, read_state, set_aside, write_state
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "ft_state.json")
+
+
+def test_what_is_written_is_read(path: str) -> None:
+    document = {"a": 1.5, "b": None, "c": {"d": ["ü"]}}
+    write_state(path, document)
+    assert read_state(path) == document
+    assert os.listdir(os.path.dirname(path)) == ["ft_state.json"]
+
+
+def test_no_file_is_no_document(path: str) -> None:
+    assert read_state(path) is None
+    assert read_state(os.path.join(path, "deeper")) is None
+
+
+def test_it_is_text_with_a_line_for_each_value(path: str) -> None:
+    write_state(path, {"a": 1, "b": 2})
+    text = Path(path).read_text()
+    assert text.count("\n") == 4
+    assert text.endswith("}\n")
+
+
+def test_the_umask_decides_who_may_read(path: str) -> None:
+    old = os.umask(0o027)
+    try:
+        write_state(path, {})
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o640
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "is empty"),
+        (b" \n\t", "is empty"),
+        (b'{"a": 1', "is not JSON"),
+        (b"{'a': 1}", "is not JSON"),
+        (b'{"a": NaN}', "NaN is not a number"),
+        (b'{"a": -Infinity}', "-Infinity is not a number"),
+        (b"null", "holds null"),
+        (b"\xff\xfe\x00", "is not a text file"),
+        (b"\x00" * 100, "is not JSON"),
+        (b"[" * 100_000, "nested too deep"),
+        (b" " * (1 << 20) + b"{}", "has more than"),
+        (b"1" * 5000, "is not JSON"),
+    ],
+)
+def test_broken_content(content: bytes, why: str, path: str) -> None:
+    Path(path).write_bytes(content)
+    with pytest.raises(BrokenStateFile, match=why) as error:
+        read_state(path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_directory_in_its_place(path: str) -> None:
+    os.mkdir(path)
+    with pytest.raises(BrokenStateFile, match="is a directory"):
+        read_state(path)
+    assert set_aside(path) == f"{path}.corrupt-1"
+    assert os.path.isdir(f"{path}.corrupt-1")
+
+
+def test_a_fifo_in_its_place_doesnt_wait_for_a_writer(path: str) -> None:
+    os.mkfifo(path)
+    with pytest.raises(BrokenStateFile, match="is not a regular file"):
+        read_state(path)
+
+
+def test_a_loop_of_links_in_its_place(path: str) -> None:
+    os.symlink(path, path)
+    with pytest.raises(BrokenStateFile, match="can't be read"):
+        read_state(path)
+    set_aside(path)
+    assert read_state(path) is None
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_that_may_not_be_read(path: str) -> None:
+    write_state(path, {})
+    os.chmod(path, 0)
+    with pytest.raises(BrokenStateFile, match="Permission denied"):
+        read_state(path)
+
+
+def test_an_error_of_the_disk_while_reading(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_state(path, {})
+
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("builtins.open", fail)
+    with pytest.raises(BrokenStateFile, match="Input/output error"):
+        read_state(path)
+
+
+def test_files_set_aside_dont_replace_each_other(path: str) -> None:
+    for number in (1, 2, 3):
+        Path(path).write_text(f"broken {number}")
+        assert set_aside(path) == f"{path}.corrupt-{number}"
+    assert [Path(f"{path}.corrupt-{n}").read_text() for n in (1, 2, 3)] == ["broken 1", "broken 2", "broken 3"]
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_state(path, {"old": 1})
+
+    def fail(*args: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    for function in ("fsync", "replace"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, function, fail)
+            with pytest.raises(OSError, match="No space"):
+                write_state(path, {"new": 1})
+        assert read_state(path) == {"old": 1}
+        assert os.listdir(os.path.dirname(path)) == ["ft_state.json"]
+
+
+def test_content_reaches_the_disk_before_its_name(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def traced_fsync(fd: int) -> None:
+        steps.append("folder" if stat.S_ISDIR(os.fstat(fd).st_mode) else "file")
+        fsync(fd)
+
+    def traced_replace(source: str, target: str) -> None:
+        steps.append("rename")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", traced_fsync)
+    monkeypatch.setattr(os, "replace", traced_replace)
+    write_state(path, {})
+    assert steps == ["file", "rename", "folder"]
+
+
+def test_values_that_json_has_not_are_refused_before_anything_is_written(path: str) -> None:
+    write_state(path, {"old": 1})
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_state(path, {"new": float("nan")})
+    assert read_state(path) == {"old": 1}
+
+
+def test_old_temporaries_of_killed_writers_are_removed_and_only_those(path: str) -> None:
+    folder = Path(path).parent
+    old, young = folder / ".123-00ff00ff.tmp", folder / ".124-00ff00ff.tmp"
+    others = [folder / ".metadata", folder / "iter_10.tmp", folder / "common.pt"]
+    for file in (old, young, *others):
+        file.write_text("")
+    past = time.time() - 10_000
+    for file in (old, *others):
+        os.utime(file, (past, past))
+    write_state(path, {})
+    assert not old.exists()
+    assert young.exists()
+    assert all(file.exists() for file in others)
+
+
+WRITER = """
+import sys
+from megatron_ft.ipc.state_file import write_state
+path = sys.argv[1]
+print("ready", flush=True)
+for number in range(10**9):
+    write_state(path, {"number": number, "padding": "x" * 200_000, "again": number})
+"""
+
+
+def test_killing_the_writer_at_any_moment_leaves_the_old_or_the_new_file(path: str) -> None:
+    seed = random.SystemRandom().randrange(1 << 32)
+    moments = random.Random(seed)
+    write_state(path, {"number": -1, "padding": "x" * 200_000, "again": -1})
+    seen = set()
+    for _ in range(25):
+        with subprocess.Popen([sys.executable, "-c", WRITER, path], stdout=subprocess.PIPE) as writer:
+            assert writer.stdout is not None
+            assert writer.stdout.readline() == b"ready\n"
+            time.sleep(moments.uniform(0.0, 0.05))
+            writer.send_signal(signal.SIGKILL)
+        document = read_state(path)
+        assert document is not None, f"seed {seed}"
+        assert document["number"] == document["again"], f"seed {seed}"
+        assert len(document["padding"]) == 200_000, f"seed {seed}"
+        seen.add(document["number"])
+    assert len(seen) > 1, "no writer was killed after a write: nothing was tested"
+    # what the killed writers left has the name by which it is removed, sooner or later
+    left = [name for name in os.listdir(os.path.dirname(path)) if name != "ft_state.json"]
+    assert all(state_file._TEMPORARY.fullmatch(name) for name in left)
+    json.loads(Path(path).read_text())
