@@ -289,7 +289,9 @@ def _update_timeouts(selected_sections: list[str], calc_out_of_section: bool, gl
         return
     names = [*selected_sections, *([OUT_OF_SECTION] if calc_out_of_section else [])]
     learning.log_learned(client, names)
-    print_rank_0(f"FT: {learning.describe_update(client, names)}")
+    change = learning.describe_update(client, names)
+    if change:
+        print_rank_0(f"FT: {change}")
     if get_rank_safe() != 0:
         return
     write = functools.partial(_write_state, client, global_state.fault_tolerance_state.ft_state_path)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from megatron_ft.core.errors import ConfigError
+from megatron_ft.core.timeouts import OUT_OF_SECTION
 
 MAX_SECONDS = 1e9
 """Largest finite duration, in seconds (31 years). Its nanoseconds fit in 64 bits with room to spare."""
@@ -165,6 +166,11 @@ class SectionTimeoutMap(dict[str, "float | None"]):
 
 def _section_name(name: object) -> str:
     # what is printable can also be encoded
+    if name == OUT_OF_SECTION:
+        raise ConfigError(
+            f"rank_section_timeouts: {show(name)} can't be a section's name; for the time in no section there is "
+            "rank_out_of_section_timeout"
+        )
     if isinstance(name, str) and name.isprintable() and name == name.strip():
         if 0 < len(name.encode()) <= MAX_SECTION_NAME_BYTES:
             return str(name)

@@ -18,7 +18,7 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from megatron_ft.core.config_fields import nearest
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.launcher import signals
+from megatron_ft.launcher import directories, signals, torch_private
 from megatron_ft.launcher.ft_options import ResolvedOptions, add_ft_options, read_ft_options
 
 __all__ = ["CommandLine", "parse", "torch_launch_config"]
@@ -99,7 +99,7 @@ def torch_launch_config(line: CommandLine, *, log_dir: str) -> tuple[LaunchConfi
     namespace = line.namespace
     if namespace.log_dir is None and namespace.logs_specs is None:
         # else torch makes a directory in /tmp for the ranks' error files and leaves it there
-        namespace.log_dir = os.path.join(log_dir, "ranks")
+        namespace.log_dir = os.path.join(log_dir, directories.TORCH_LOGS)
     try:
         config, command, arguments = torchrun.config_from_args(namespace)
     except (AssertionError, RuntimeError, ValueError) as error:
@@ -122,7 +122,9 @@ def _with_hint(message: str, parser: argparse.ArgumentParser) -> str:
     if not message.startswith(prefix):
         return message if "training_script" not in message else f"{message} (see ft_launcher --help)"
     name = message.removeprefix(prefix).split()[0].partition("=")[0]
-    known = [option for option in parser._option_string_actions if option.startswith("--")]
+    # of several spellings that are as near, the last one is proposed: the one that --help shows
+    actions = [item for item in parser._option_string_actions.items() if item[0].startswith("--")]
+    known = [option for option, action in sorted(actions, key=lambda item: item[1].help != argparse.SUPPRESS)]
     hint = nearest(name, known)
     return message + (hint if "did you mean" in hint else " (see ft_launcher --help)")
 
@@ -158,6 +160,11 @@ def _fill_in_rendezvous(namespace: argparse.Namespace, max_nodes: int) -> None:
         namespace.rdzv_id = str(uuid.uuid4())
     if namespace.master_port is None:
         namespace.master_port = 29500
+    backends = torch_private.rendezvous_backends()
+    if backends and namespace.rdzv_backend not in backends:
+        raise ConfigError(
+            f"--rdzv-backend: unknown {namespace.rdzv_backend!r}{nearest(namespace.rdzv_backend, backends)}"
+        )
     try:
         parse_rendezvous_endpoint(namespace.rdzv_endpoint, default_port=-1)
     except ValueError as error:

@@ -91,7 +91,8 @@ class ControlSocket:
             for item in received:
                 close_fds(item.fds)
                 self.on_request(_parse(item.message, pid))
-                # the rank waits for that; one that has gone meanwhile is heard all the same
+            for _ in received:
+                # the rank waits for that; one that has gone meanwhile was heard all the same
                 channel.send({"type": "accepted"}, timeout_s=0.1)
         except ChannelClosedError:
             self._drop(fd)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -10,7 +11,10 @@ import time
 
 from megatron_ft.core.errors import ConfigError
 
-__all__ = ["make_log_directory", "make_run_directory", "remove_run_directory"]
+__all__ = ["TORCH_LOGS", "make_log_directory", "make_run_directory", "remove_if_empty", "remove_run_directory"]
+
+TORCH_LOGS = "ranks"
+"""Under the log directory: torch's error files, where the user gave no --log-dir."""
 
 _LONGEST_SOCKET_NAME = len("/monitor-99999.sock")
 _SOCKET_PATH_LIMIT = 107  # sun_path of Linux, less the final zero
@@ -59,12 +63,21 @@ def make_log_directory(*, ft_log_dir: str | None, torch_log_dir: str | None, run
     return _make_new(os.path.join(base, name))
 
 
+def remove_if_empty(path: str) -> None:
+    """Take back a log directory in which nothing was written."""
+    for each in (os.path.join(path, TORCH_LOGS), path):
+        with contextlib.suppress(OSError):  # not there, or not empty
+            os.rmdir(each)
+
+
 def _make(path: str, source: str) -> str:
     try:
         os.makedirs(path, mode=0o700, exist_ok=True)
         # a probe, because access() knows nothing of full quotas and read-only mounts
         with tempfile.TemporaryFile(dir=path):
             pass
+    except FileExistsError:
+        raise ConfigError(f"{source}: {path} is no directory") from None
     except OSError as error:
         raise ConfigError(f"{source}: {path} can't be written: {error.strerror}") from None
     return path

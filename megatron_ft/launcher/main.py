@@ -53,7 +53,12 @@ def _run(argv: Sequence[str] | None) -> int:
     log_dir = directories.make_log_directory(
         ft_log_dir=line.options.log_dir, torch_log_dir=line.namespace.log_dir, run_id=line.run_id
     )
-    config, command = arguments.torch_launch_config(line, log_dir=log_dir)
+    try:
+        config, command = arguments.torch_launch_config(line, log_dir=log_dir)
+    except ConfigError:
+        if line.options.log_dir is None:
+            directories.remove_if_empty(log_dir)
+        raise
     try:
         log = EventLog.open(log_dir, role="launcher", run_id=line.run_id)
     except OSError as error:

@@ -19,6 +19,7 @@ import torch.distributed.elastic.rendezvous.dynamic_rendezvous as _dynamic_rende
 import torch.distributed.launcher.api as _launcher_api
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import PContext
+from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
 from megatron_ft.core.errors import ConfigError
@@ -29,6 +30,7 @@ __all__ = [
     "missing_essentials",
     "numa_bound_command",
     "quick_first_round",
+    "rendezvous_backends",
     "shut_down_agent",
     "start_tail_logs",
     "workers_started_by",
@@ -182,6 +184,11 @@ def _only_fixed_delays(original: Callable[..., None]) -> Callable[..., None]:
             original(seconds=seconds)
 
     return delay
+
+
+def rendezvous_backends() -> list[str]:
+    """Names that ``--rdzv-backend`` may have; empty where this torch doesn't tell."""
+    return list(getattr(rendezvous_handler_registry, "_registry", ()))
 
 
 def numa_bound_command(argv: list[str], *, local_rank: int, numa_options: Any) -> list[str]:

@@ -182,6 +182,7 @@ class RankMonitorClient:
             return self._not_ready("no rank has sent two heartbeats yet", skip_if_not_ready)
         self.hb_timeouts, calculations = result
         self._last_calculation.update({name: c._asdict() for name, c in calculations.items()})
+        recorder.begin_anew()
         self._write_heartbeat_timeouts()
         return True
 
@@ -213,14 +214,15 @@ class RankMonitorClient:
             raise RankMonitorClientError(
                 f"sections {unknown} are not configured; configured sections: {list(timeouts.section)}"
             )
-        observed = {name: _seconds(recorder.longest_section[name]) for name in names}
-        if calc_out_of_section:
-            observed[OUT_OF_SECTION] = _seconds(recorder.longest_out_of_section)
+        longest = recorder.observed()
+        keys = [*names, OUT_OF_SECTION] if calc_out_of_section else names
+        observed = {name: _seconds(longest[name]) for name in keys}
         result = calculate_sections(observed, timeouts, self._rule(), max_over_ranks)
         if isinstance(result, NotReady):
             return self._not_ready(f"no rank has observed {result.missing} yet", skip_if_not_ready)
         self.section_timeouts, calculations = result
         self._last_calculation.update({name: c._asdict() for name, c in calculations.items()})
+        recorder.begin_anew()
         self._write_section_timeouts()
         return True
 
@@ -291,9 +293,7 @@ class RankMonitorClient:
 
     def _observed(self) -> dict[str, float]:
         """Longest observed interval per section and out of section on this rank, in seconds."""
-        recorder = self._ready()
-        longest = {**recorder.longest_section, OUT_OF_SECTION: recorder.longest_out_of_section}
-        return {name: ns / 1e9 for name, ns in longest.items() if ns >= 0}
+        return {name: ns / 1e9 for name, ns in self._ready().observed().items() if ns >= 0}
 
     def _rule(self) -> Rule:
         assert self.cfg is not None

@@ -129,18 +129,24 @@ def log_learned(client: Any, names: Iterable[str]) -> None:
 
 
 def describe_update(client: Any, names: Iterable[str]) -> str:
-    """The latest calculation in one line: each timeout, what it was, and what it comes from."""
+    """What the latest calculation of these timeouts has changed, in one line; empty if nothing worth a line."""
     mine = ours(client)
     if mine is None:
         return f"timeouts updated: {', '.join(names)}"
-    parts = [_describe_entry(name, mine._last_calculation[name]) for name in names]
-    return f"timeouts updated: {'; '.join(parts)}"
+    calculations = {name: mine._last_calculation[name] for name in names}
+    changes = [_describe_change(name, c) for name, c in calculations.items() if _is_worth_a_line(c)]
+    return f"timeouts updated: {'; '.join(changes)}" if changes else ""
 
 
-def _describe_entry(name: str, entry: Mapping[str, Any]) -> str:
+def _is_worth_a_line(calculation: Mapping[str, Any]) -> bool:
+    previous = calculation["previous_s"]
+    return previous is None or abs(calculation["timeout_s"] - previous) > 0.01 * previous
+
+
+def _describe_change(name: str, calculation: Mapping[str, Any]) -> str:
     return (
-        f"{name} {seconds(entry['timeout_s'])} (was {seconds(entry['previous_s'])}; "
-        f"the longest was {seconds(entry['max_observed_s'])}, in rank {entry['rank_of_max']})"
+        f"{name} {seconds(calculation['timeout_s'])} (was {seconds(calculation['previous_s'])}; "
+        f"the longest took {seconds(calculation['max_observed_s'])}, in rank {calculation['rank_of_max']})"
     )
 
 

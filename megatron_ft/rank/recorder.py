@@ -33,7 +33,7 @@ from megatron_ft.core.board_layout import (
     W_RING_HEAD,
 )
 from megatron_ft.core.errors import RankMonitorClientError
-from megatron_ft.core.timeouts import SectionTimeouts
+from megatron_ft.core.timeouts import OUT_OF_SECTION, SectionTimeouts
 from megatron_ft.ipc.board import Board
 
 _monotonic_ns = time.monotonic_ns
@@ -157,6 +157,35 @@ class Recorder:
         self._head = words[W_RING_HEAD] = head + 1
         if words[W_EPOCH] != self._epoch:
             self._write_again()
+
+    def observed(self) -> dict[str, int]:
+        """Longest interval per section, and out of section under its own key; -1: none yet.
+
+        What is running now counts: the time between the last section and the end of a run never closes, and a
+        timeout below the age of an open section would end the rank the moment it takes force.
+        """
+        now = _monotonic_ns()
+        longest = {**self.longest_section, OUT_OF_SECTION: self.longest_out_of_section}
+        for name, since in self._opened.items():
+            longest[name] = max(longest[name], now - since)
+        if not self._opened:
+            longest[OUT_OF_SECTION] = max(longest[OUT_OF_SECTION], now - self._idle_since)
+        return longest
+
+    def begin_anew(self) -> None:
+        """Time out of section and since the last heartbeat starts again: a collective that ended is progress.
+
+        Without it a rank that waited long for the others in a calculation would be late the moment the new,
+        shorter timeouts take force.
+        """
+        now = _monotonic_ns()
+        if not self._opened:
+            self.longest_out_of_section = max(self.longest_out_of_section, now - self._idle_since)
+            self._idle_since = now
+            self._words[W_LAST_TRANSITION] = now
+        if self._last_heartbeat:
+            self._last_heartbeat = now
+            self._words[W_LAST_HEARTBEAT] = now
 
     @property
     def open_sections(self) -> list[str]:

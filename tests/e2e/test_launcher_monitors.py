@@ -192,7 +192,9 @@ forever()
     (launched.directory / "hang").touch()
     finished = launched.wait()
     assert finished.code == 1
-    assert finished.lines[-1].startswith("cycle 0 ended: rank 0 hung in 'step' for 1.0 s (timeout 1.0 s) at iteration 11")
+    assert finished.lines[-1].startswith(
+        "cycle 0 ended: rank 0 hung in 'step' for 1.0 s (timeout 1.0 s) at iteration 11"
+    )
     assert len(launched.events("monitor_replaced")) == 1
 
 

@@ -208,3 +208,27 @@ def test_random_boards_never_crash_the_reader() -> None:
             layout.decode(bytes(raw), 2**62)
         except BoardDamagedError:
             continue
+
+
+def test_what_is_running_counts_as_observed(recorder: Recorder) -> None:
+    """Else the way from the last section to the end of a run is never learned, and the next run dies on it."""
+    recorder.start("step")
+    time.sleep(0.02)
+    assert recorder.observed()["step"] >= 20_000_000
+    recorder.end("step")
+    time.sleep(0.02)
+    assert recorder.longest_out_of_section < 20_000_000
+    assert recorder.observed()["out_of_section"] >= 20_000_000
+
+
+def test_a_calculation_restarts_the_idle_time(board: Board, recorder: Recorder) -> None:
+    recorder.heartbeat()
+    before = time.monotonic_ns()
+    recorder.begin_anew()
+    assert board.snapshot().last_transition_ns >= before
+    assert board.snapshot().last_heartbeat_ns >= before
+    recorder.start("step")
+    stamp = board.snapshot().last_transition_ns
+    recorder.begin_anew()
+    assert board.snapshot().last_transition_ns == stamp
+    assert recorder.longest_out_of_section >= 0  # the idle time before it is remembered

@@ -379,3 +379,8 @@ class TestTexts:
         with pytest.raises(ConfigError, match=message) as caught:
             parse_text("rank_section_timeouts", text)
         assert "\n" not in str(caught.value)
+
+
+def test_out_of_section_is_no_section() -> None:
+    with pytest.raises(ConfigError, match="rank_out_of_section_timeout"):
+        FaultToleranceConfig(rank_section_timeouts={"out_of_section": 3.0})

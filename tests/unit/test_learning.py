@@ -196,6 +196,20 @@ def test_a_configured_value_that_was_changed_wins_and_says_so(bench: Bench, capf
     ft.shutdown(state)
 
 
+def test_changes_are_said_with_their_origin_and_nothing_is_said_without_one(
+    bench: Bench, capfd: pytest.CaptureFixture[str]
+) -> None:
+    bench.config.rank_section_timeouts = {"step": 30.0}
+    state = bench.start()
+    train(state, 20)
+    save_checkpoint(state)
+    save_checkpoint(state)
+    ft.shutdown(state)
+    (line,) = [line for line in capfd.readouterr().out.splitlines() if "timeouts updated" in line]
+    assert "step 0.5 s (was 30 s; the longest took " in line
+    assert ", in rank 0); checkpointing 0.5 s (was infinity; " in line
+
+
 def test_the_last_write_isnt_watched(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     state = bench.start()
     client = state.rank_monitor_client

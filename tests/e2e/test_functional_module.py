@@ -1,0 +1,155 @@
+"""The functional module in real ranks, under the launcher: planned faults, learned timeouts, a bad save directory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from megatron_ft.core.fault_plan import not_fired, resolve
+from megatron_ft.ipc.fault_plan_file import read_fault_plan
+from tests.support.launching import Launcher, launcher
+
+__all__ = ["launcher"]
+
+TWO = ("--nproc-per-node", "2")
+LOOP = """
+import torch, torch.distributed as dist
+from megatron_ft import fault_tolerance as ft
+from megatron_ft.rank.fault_injector import FaultInjector
+
+save, plan, steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
+dist.init_process_group("gloo")
+settings = ft.FaultToleranceSettings(calc_ft_timeouts=True)
+state = ft.GlobalState.create(save=save, ft=settings)
+ft.setup(state.cfg, state)
+client = state.rank_monitor_client
+injector = FaultInjector.from_plan_file(plan, rank=RANK, world_size=2, cycle=CYCLE, client=client)
+checkpoint = os.path.join(save, "iteration")
+iteration = int(open(checkpoint).read()) if os.path.exists(checkpoint) else 0
+if iteration:
+    ft.on_checkpoint_loaded(is_local_chkpt=False, global_state=state)
+dist.barrier()
+while iteration < steps:
+    state.train_state.step = iteration
+    ft.on_training_step_start(state)
+    injector.on_iteration(iteration)
+    dist.all_reduce(torch.ones(4))
+    time.sleep(0.005)
+    ft.on_training_step_end(state)
+    iteration += 1
+    if iteration % 10 == 0:
+        ft.on_checkpointing_start(state)
+        if RANK == 0:
+            open(checkpoint, "w").write(str(iteration))
+        dist.barrier()
+        ft.on_checkpointing_end(is_async_finalization=False, global_state=state)
+assert injector.pending() == [], injector.pending()
+ft.shutdown(state)
+ft.on_training_step_start(state)
+dist.destroy_process_group()
+"""
+PLAN = """
+seed: 3
+faults:
+  - {cycle: 0, rank: random, iteration: [12, 18], type: rank_killed}
+  - {cycle: 1, rank: 0, iteration: 25, type: rank_hung}
+"""
+NO_FAULTS = "faults: []\n"
+OPTIONS = (
+    "--ft-rank-section-timeouts=setup:60,step:4,checkpointing:60",
+    "--ft-rank-out-of-section-timeout=60",
+    "--ft-calculated-timeout-floor=2",
+)
+
+
+def test_faults_restarts_and_what_the_next_run_learns_from_them(launcher: Launcher, tmp_path: Path) -> None:
+    save, plan, no_faults = tmp_path / "save", tmp_path / "plan.yaml", tmp_path / "none.yaml"
+    plan.write_text(PLAN)
+    no_faults.write_text(NO_FAULTS)
+    first = launcher.start(LOOP, *TWO, "--max-restarts=3", *OPTIONS, script_args=[str(save), str(plan), "50"])
+    finished = first.wait()
+    assert finished.code == 0, finished.err
+    assert "WARNING" not in finished.err
+    faults = resolve(read_fault_plan(plan), 2)
+    assert not_fired(faults, first.events("fault_injected", role="rank")) == []
+    causes = [(event["cause"] or {}).get("rank") for event in first.events("cycle_ended")]
+    assert causes == [faults[0].rank, 0, None]
+
+    # this run resumed, so everything was learned, and both ranks' monitors had it in force at the end
+    document = json.loads((save / "ft_state.json").read_text())
+    learned = {name: entry["timeout_s"] for name, entry in document["sections"].items()}
+    assert set(learned) == {"setup", "step", "checkpointing"}
+    assert all(timeout >= 2.0 for timeout in learned.values())
+    out_of_section = document["out_of_section"]["timeout_s"]
+    assert document["world_size"] == 2
+
+    # the next run begins with them: a run past its last iteration, which ends cleanly
+    second = launcher.start(LOOP, *TWO, *OPTIONS, script_args=[str(save), str(no_faults), "50"])
+    finished = second.wait()
+    assert finished.code == 0, finished.err
+    loaded = second.events("timeouts", role="monitor")
+    for rank in (0, 1):
+        assert any(
+            event["rank"] == rank and event["sections"] == learned and event["out_of_section"] == out_of_section
+            for event in loaded
+        ), loaded
+
+    # and a broken file is set aside
+    (save / "ft_state.json").write_text('{"schema": ')
+    third = launcher.start(LOOP, *TWO, *OPTIONS, script_args=[str(save), str(no_faults), "60"])
+    finished = third.wait()
+    assert finished.code == 0, finished.err
+    assert finished.err.count("ft_state.json.corrupt-1") == 1
+    assert (save / "ft_state.json.corrupt-1").read_text() == '{"schema": '
+    configured = {"setup": 60.0, "step": 4.0, "checkpointing": 60.0}
+    assert third.events("state_loaded", role="rank") == []
+    assert third.events("timeouts", role="monitor")[0]["sections"] == configured
+
+
+@pytest.mark.parametrize("where", ["under a file", "in /proc"])
+def test_a_save_directory_that_cant_be_written_is_one_line_and_no_restart(
+    where: str, launcher: Launcher, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    save = {"under a file": str(tmp_path / "file" / "save"), "in /proc": "/proc/save"}[where]
+    script = """
+from megatron_ft import fault_tolerance as ft
+state = ft.GlobalState.create(save=sys.argv[1], ft=ft.FaultToleranceSettings())
+ft.setup(state.cfg, state)
+forever()
+"""
+    launched = launcher.start(script, *TWO, "--max-restarts=3", script_args=[save])
+    finished = launched.wait()
+    assert finished.code == 1
+    assert len(launched.events("cycle_started")) == 1
+    (ended,) = launched.events("cycle_ended")
+    assert ended["action"] == "give_up"
+    assert f"the save directory {save} can't be written" in ended["cause"]["text"]
+    assert "Traceback" not in finished.err
+    # the launcher's line, and perhaps the rank's own, if it came to it
+    assert 1 <= finished.err.count("can't be written") <= 2
+
+
+def test_a_simulated_fault_hits_one_rank(launcher: Launcher, tmp_path: Path) -> None:
+    script = """
+from megatron_ft import fault_tolerance as ft
+settings = ft.FaultToleranceSettings(
+    simulate_fault=CYCLE == 0, simulated_fault_type="rank_killed", simulated_fault_base_delay=0.2
+)
+state = ft.GlobalState.create(save=sys.argv[1], ft=settings)
+ft.setup(state.cfg, state)
+ft.maybe_setup_simulated_fault(settings)
+if CYCLE == 0:
+    forever()
+ft.shutdown(state)
+"""
+    launched = launcher.start(script, *TWO, "--max-restarts=1", script_args=[str(tmp_path / "save")])
+    finished = launched.wait()
+    assert finished.code == 0, finished.err
+    (event,) = launched.events("fault_injected", role="rank")
+    assert (event["type"], event["cycle"]) == ("rank_killed", 0)
+    (killed,) = [e for e in launched.events("rank_exited") if e["cycle"] == 0 and not e["by_us"]]
+    assert killed["rank"] == event["rank"]
+    assert 0.0 < (killed["t"] - event["t"]) / 1e9 < 5.0

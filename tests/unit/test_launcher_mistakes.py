@@ -1,0 +1,119 @@
+"""Mistakes of the user: one line on standard error, exit code 2, and no rank was started."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from megatron_ft.launcher.main import main
+
+YAML = "fault_tolerance:\n  {line}\n"
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A script that leaves a trace if it is ever run; state and temporary files go to the test's directory."""
+    for name in [name for name in os.environ if name.startswith(("PET_", "FT_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    path = tmp_path / "script.py"
+    path.write_text(f"open({str(tmp_path / 'was_run')!r}, 'w')\n")
+    return path
+
+
+def mistake(capfd: pytest.CaptureFixture[str], script: Path, argv: Sequence[str]) -> str:
+    """The one line that these arguments give."""
+    assert main(list(argv)) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1, err
+    assert err.startswith("ft_launcher: error: ")
+    assert not (script.parent / "was_run").exists()
+    return err.removeprefix("ft_launcher: error: ").strip()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--nnodes=abc"], ["--nnodes", "abc"]),
+        (["--nnodes=2:1"], ["--nnodes", "2:1", "MIN <= MAX"]),
+        (["--nnodes=1:2:3"], ["--nnodes", "1:2:3"]),
+        (["--max-restarts=-1"], ["--max-restarts", "-1"]),
+        (["--max-restarts=many"], ["--max-restarts", "'many'"]),
+        (["--nproc-per-node=0"], ["--nproc-per-node", "0"]),
+        (["--nproc-per-node=lots"], ["nproc_per_node", "lots"]),
+        (["--monitor-interval=0"], ["--monitor-interval"]),
+        (["--tee=7"], ["7"]),
+        (["--local-ranks-filter=x"], ["local_ranks_filter"]),
+        (["--log-dir", os.path.abspath(__file__)], ["--log-dir", os.path.basename(__file__)]),
+        (["--ft-log-dir", os.path.abspath(__file__)], ["--ft-log-dir", "no directory"]),
+        (["--ft-log-dir=/proc/no"], ["--ft-log-dir", "/proc/no"]),
+        (["--rdzv-backend=c10d", "--rdzv-endpoint=host:port"], ["--rdzv-endpoint", "host:port"]),
+        (["--rdzv-backend=nothing"], ["--rdzv-backend", "nothing", "c10d"]),
+        (["--rdzv-conf=a"], ["a"]),
+        (["--signals-to-handle=SIGTERM,SIGFOO"], ["--signals-to-handle", "SIGFOO"]),
+        (["--signals-to-handle=SIGKILL"], ["SIGKILL"]),
+        (["--shutdown-timeout=-5"], ["--shutdown-timeout", "-5"]),
+        (["--no-python", "-m"], ["--no-python", "--module"]),
+        (["--restart-policy=min-healthy"], ["min-healthy", "any-failed"]),
+        (["--restart-policy=sometimes"], ["sometimes", "any-failed"]),
+        (["--ft-param-rank_section_timeouts=setup:abc"], ["rank_section_timeouts", "abc"]),
+        (["--ft-param-rank_heartbeat_timeout=-1"], ["rank_heartbeat_timeout", "-1"]),
+        (["--ft-param-rank_termination_signal=SIGNOPE"], ["rank_termination_signal", "SIGNOPE"]),
+        (["--ft-param-rank_hartbeat_timeout=5"], ["'--ft-param-rank_heartbeat_timeout'"]),
+        (["--max-restart-count=3"], ["unrecognized", "--max-restart"]),
+        (["--fault-tol-cfg-path=/no/such.yaml"], ["/no/such.yaml"]),
+        (["--term-timeout=soon"], ["--term-timeout", "soon"]),
+    ],
+)
+def test_option(
+    options: list[str], words: list[str], script: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    line = mistake(capfd, script, [*options, str(script)])
+    for word in words:
+        assert word in line
+    assert not list((tmp_path / "state").glob("megatron_ft/*"))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("rank_hartbeat_timeout: 5", ["rank_hartbeat_timeout", "rank_heartbeat_timeout"]),
+        ("rank_heartbeat_timeout: -5", ["rank_heartbeat_timeout", "-5"]),
+        ("rank_heartbeat_timeout: soon", ["rank_heartbeat_timeout", "soon"]),
+        ("rank_termination_signal: SIGNOPE", ["rank_termination_signal", "SIGNOPE"]),
+    ],
+)
+def test_yaml(text: str, words: list[str], script: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "ft.yaml"
+    path.write_text(YAML.format(line=text))
+    line = mistake(capfd, script, ["--fault-tol-cfg-path", str(path), str(script)])
+    for word in words:
+        assert word in line
+
+
+def test_no_script(script: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert "training_script" in mistake(capfd, script, [])
+
+
+def test_script_that_does_not_exist(script: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert "there is no script nowhere.py" in mistake(capfd, script, ["--max-restarts=3", "nowhere.py"])
+
+
+def test_command_that_does_not_exist(
+    script: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "no such command" in mistake(capfd, script, ["--no-python", "no-such-command"])
+    monkeypatch.setenv("PYTHON_EXEC", "/no/python")
+    assert "/no/python: no such command" in mistake(capfd, script, [str(script)])
+
+
+def test_state_directory_that_cannot_be_made(
+    script: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(script))
+    assert "--ft-log-dir" in mistake(capfd, script, [str(script)])
