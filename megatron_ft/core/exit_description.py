@@ -7,6 +7,7 @@ asked here is which end was the cause, and how to say it in one line.
 from __future__ import annotations
 
 import enum
+import math
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -178,7 +179,9 @@ def find_cause(exits: Sequence[RankExit], verdicts: Sequence[HangVerdict]) -> Ca
     loss of a peer would raise, too, and an error recorded earlier likelier than a later one.
     """
     if verdicts:
-        first = min(verdicts, key=lambda verdict: verdict.at_ns)
+        # two monitors may find theirs in the same millisecond: a stopped rank is the cause, one that is an iteration
+        # behind more likely so, whichever was told first
+        first = min(verdicts, key=lambda v: (not v.stopped, math.inf if v.iteration is None else v.iteration, v.at_ns))
         return Cause(kind=CauseKind.HANG, text=describe_hang(first), rank=first.rank, iteration=first.iteration)
     failed = [rank_exit for rank_exit in exits if rank_exit.exitcode != 0]
     candidates = [rank_exit for rank_exit in failed if not is_by_us(rank_exit)] or failed

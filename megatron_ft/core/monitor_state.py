@@ -104,6 +104,8 @@ class MonitorState:
     gaps: list[tuple[int, int]] = field(default_factory=list)
     """Spans in which the node may have stood still, in order, without overlap."""
     suspect: _Suspect | None = None
+    dismissed: _Interval | None = None
+    """Overdue, known, and left alone: it isn't judged again as long as it lasts."""
 
 
 def look(state: MonitorState, board: BoardSnapshot, now_ns: int, *, was_stopped: bool = False) -> Look:
@@ -123,6 +125,8 @@ def look(state: MonitorState, board: BoardSnapshot, now_ns: int, *, was_stopped:
     nearest: int | None = None
     overdue: tuple[int, _Interval] | None = None
     for interval in _running_intervals(board):
+        if interval == state.dismissed:
+            continue
         deadline = interval.since_ns + interval.timeout_ns + _stood_still(state, interval.since_ns)
         if now_ns >= deadline and (overdue is None or deadline < overdue[0]):
             overdue = (deadline, interval)
@@ -139,6 +143,23 @@ def look(state: MonitorState, board: BoardSnapshot, now_ns: int, *, was_stopped:
         bounds.append(nearest)
     state.asked_ns = min(bounds)
     return Look(Step.WATCH, state.asked_ns, None)
+
+
+def dismiss(state: MonitorState, verdict: Verdict) -> None:
+    """Let a rank that was found hung go on (who only observes ends nobody); the next verdict is another one.
+
+    Changes ``state``.
+    """
+    state.dismissed = _Interval(verdict.kind, verdict.section, verdict.since_ns, verdict.timeout_ns)
+    state.suspect = None
+    state.asked_ns = None
+
+
+def excuse(state: MonitorState, since_ns: int, now_ns: int) -> None:
+    """Count the time from ``since_ns`` on, in which nobody was to judge, for nobody's. Changes ``state``."""
+    _add_gap(state, max(since_ns, state.gaps[-1][1] if state.gaps else 0), now_ns)
+    state.last_look_ns = max(state.last_look_ns, now_ns)
+    state.asked_ns = None
 
 
 def _judge_overdue(state: MonitorState, board: BoardSnapshot, interval: _Interval, now_ns: int) -> Look:
@@ -219,12 +240,16 @@ def _note_gap(state: MonitorState, smallest: int | None, now_ns: int, was_stoppe
         tolerance = min(max(smallest // 10, _MIN_TOLERANCE_NS), _MAX_TOLERANCE_NS)
     late = 0 if state.asked_ns is None else now_ns - state.asked_ns
     if (was_stopped or late > tolerance) and now_ns > state.last_look_ns:
-        state.gaps.append((state.last_look_ns, now_ns))
-        state.suspect = None
-        if len(state.gaps) > _MAX_GAPS:
-            # two oldest become one that also spans the time between them: errs towards patience
-            (start, _), (_, end) = state.gaps[:2]
-            state.gaps[:2] = [(start, end)]
+        _add_gap(state, state.last_look_ns, now_ns)
+
+
+def _add_gap(state: MonitorState, start_ns: int, end_ns: int) -> None:
+    state.gaps.append((start_ns, end_ns))
+    state.suspect = None
+    if len(state.gaps) > _MAX_GAPS:
+        # two oldest become one that also spans the time between them: errs towards patience
+        (start, _), (_, end) = state.gaps[:2]
+        state.gaps[:2] = [(start, end)]
 
 
 def _stood_still(state: MonitorState, since_ns: int) -> int:

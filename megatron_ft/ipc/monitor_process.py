@@ -36,12 +36,14 @@ def spawn(
     run_id: str = "",
     attached: AttachedRank | None = None,
     env: Mapping[str, str] | None = None,
+    observe_only: bool = False,
 ) -> subprocess.Popen[bytes]:
     """Start the monitor of one local rank; it serves at once, because the caller already listens.
 
     ``config`` is ``FaultToleranceConfig.to_dict()``. With ``launcher_fd`` (an end of a socket pair) it belongs
     to a launcher: it reports there, ignores the terminal's signals, and if the launcher dies it ends its rank
-    and everything the rank started. Without one it just watches one rank until it is terminated.
+    and everything the rank started. Without one it just watches one rank until it is terminated. With
+    ``observe_only`` it says what it finds and ends nobody.
     """
     package_parent = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     fds = [listen_fd]
@@ -53,6 +55,8 @@ def spawn(
         fds.append(launcher_fd)
     if log_dir is not None:
         argv += ["--log-dir", log_dir]
+    if observe_only:
+        argv += ["--observe-only", "yes"]
     if attached is not None:
         argv += ["--attached", json.dumps(attached._asdict())]
         fds += [attached.board_fd, attached.wake_fd, attached.pidfd]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import subprocess
 import time
@@ -10,18 +11,21 @@ from typing import Any
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import PContext
-from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
+from torch.distributed.elastic.rendezvous.api import RendezvousError, RendezvousGracefulExitError
 
 from megatron_ft.core.control import WorkloadAction
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.exit_description import Cause, CauseKind
 from megatron_ft.core.restart_policy import Action, CycleEnd, Decision, GroupView, Outcome
-from megatron_ft.launcher import lines, torch_private
+from megatron_ft.launcher import announce, lines, torch_private
 from megatron_ft.launcher.control import ReceivedRequest
 from megatron_ft.launcher.cycle_record import CycleRecord
 from megatron_ft.launcher.node import Node
 from megatron_ft.launcher.rounds import MembershipWatch, agree_on_cycle
 from megatron_ft.launcher.workers import Worker, WorkerContext
+
+_HUNG_AND_ALIVE_S = 20.0
+"""After a verdict the monitor signals, and kills after a grace of 5 s; then its rank should be gone."""
 
 __all__ = ["FaultTolerantAgent", "NodeNotNeededError", "WorkloadShutDownError"]
 
@@ -40,9 +44,7 @@ class FaultTolerantAgent(LocalElasticAgent):
     def __init__(self, *, node: Node, **torch_arguments: Any) -> None:
         super().__init__(**torch_arguments)
         self._node = node
-        self._spec = self._worker_group.spec
-        self._handler = self._spec.rdzv_handler
-        self._max_restarts = self._spec.max_restarts
+        self._handler = self._worker_group.spec.rdzv_handler
         self._history: list[CycleEnd] = []
         self._cycle = 0
         self._record: CycleRecord | None = None
@@ -57,18 +59,22 @@ class FaultTolerantAgent(LocalElasticAgent):
         while True:
             self._node.raise_if_asked_to_stop()
             self._initialize_workers(self._worker_group)
-            self._tell_start()
-            outcome = self._end_cycle(self._watch())
+            announce.cycle_started(self._node, self._current(), self._worker_group, self._remaining_restarts)
+            try:
+                outcome = self._end_cycle(self._watch())
+            except RendezvousError as error:
+                self._log_lost(error)
+                raise
             record = self._current()
             self._history.append(CycleEnd(cycle=record.cycle, outcome=outcome))
-            decision = self._node.policy.decide(self._history)
+            decision = self._decide()
             if outcome is Outcome.SUCCEEDED:
                 return self._succeeded(record, decision)
             cause = self._cause(outcome)
-            self._tell_end(cause, outcome, decision)
+            announce.cycle_ended(self._node, record, outcome, decision, cause)
             self._worker_group.state = WorkerState.FAILED
+            self._node.raise_if_asked_to_stop()
             if outcome is Outcome.STOPPED:
-                self._node.raise_if_asked_to_stop()
                 raise WorkloadShutDownError(cause.text)
             self._check_all_are_gone()
             if decision.action is Action.GIVE_UP:
@@ -162,6 +168,8 @@ class FaultTolerantAgent(LocalElasticAgent):
         if membership is not None and membership.error is not None:
             raise membership.error
         self._check_none_is_stuck()
+        if record.hung_for_s() > _HUNG_AND_ALIVE_S:
+            return Outcome.FAILED  # its monitor could not end it; what we can do is told below
         failed = sum(map(record.has_failed, record.exits))
         return self._node.policy.judge(
             GroupView(
@@ -174,25 +182,30 @@ class FaultTolerantAgent(LocalElasticAgent):
 
     def _end_cycle(self, outcome: Outcome) -> Outcome:
         """End the ranks as the outcome asks for; the outcome after that."""
-        node, line, record = self._node, self._node.line, self._current()
+        node, record = self._node, self._current()
         workers = list(record.workers.values())
         if outcome is Outcome.STOPPED:
             if node.signals.received:
                 self._stop_as_asked(workers)
             else:
                 self._let_requester_end(workers)
-            if not line.ranks_are_python:
-                # what a wrapper started may be finishing what the wrapper was asked to end
-                node.ending.clear(workers, leftover_grace_s=line.stop_timeout)
         elif outcome is Outcome.SUCCEEDED:
             node.ending.clear(workers, quietly=False)
-        assert self._pcontext is not None
-        self._pcontext.close(signal.SIGTERM, line.stop_timeout)  # type: ignore[arg-type]
-        self._stop_membership()
+        self._stop_workers(self._worker_group)
+        node.control.accept_all()
         node.ranks_ended_well = record.all_ended_well()
         if outcome is Outcome.STOPPED and not node.signals.received and node.ranks_ended_well:
             return Outcome.SUCCEEDED  # the request to end came from a job that was at its end
+        if outcome in (Outcome.FAILED, Outcome.MEMBERSHIP) and record.shutdown_request is not None:
+            return Outcome.STOPPED  # a request that came in the last moment
         return outcome
+
+    def _decide(self) -> Decision:
+        decision, received = self._node.policy.decide(self._history), self._node.signals.received
+        if decision.action is Action.RESTART and received:
+            self._node.tell_asked_to_stop(ranks=0)
+            return dataclasses.replace(decision, action=Action.GIVE_UP, reason="not restarting")
+        return decision
 
     def _stop_as_asked(self, workers: list[Worker]) -> None:
         """Pass the request on and wait, as long as the user allows.
@@ -216,8 +229,13 @@ class FaultTolerantAgent(LocalElasticAgent):
                 node.ending.ask(workers, number, whole_group=not line.ranks_are_python)
             return node.signals.ask_to_kill() or all(worker.exitcode is not None for worker in workers)
 
-        node.reactor.run_until(over, deadline_s=time.monotonic() + line.term_timeout)
+        deadline = time.monotonic() + line.term_timeout
+        node.reactor.run_until(over, deadline_s=deadline)
         node.ending.kill(workers)
+        if not line.ranks_are_python:
+            # the wrapper itself may have died of it at once; what it started has the same time
+            left_s = max(0.0, deadline - time.monotonic())
+            node.ending.clear(workers, leftover_grace_s=left_s, ask=False)
 
     def _let_requester_end(self, workers: list[Worker]) -> None:
         """The rank that asked for the end has something to say on its way out: a traceback, a message."""
@@ -276,77 +294,27 @@ class FaultTolerantAgent(LocalElasticAgent):
             # a question that is under way, to a host that is gone, may take a minute: the next round waits for it
             self._last_membership, self._membership = self._membership, None
 
-    # -- what is told -------------------------------------------------------------------------------------
-
     def _current(self) -> CycleRecord:
         assert self._record is not None
         return self._record
 
-    def _tell_start(self) -> None:
-        group, record = self._worker_group, self._current()
-        world_size = group.workers[0].world_size
-        self._node.say(
-            lines.cycle_started(
-                cycle=record.cycle,
-                world_size=world_size,
-                local_ranks=record.global_ranks,
-                nodes=group.group_world_size or 1,
-            )
-        )
-        self._node.log.write(
-            "cycle_started",
-            cycle=record.cycle,
-            ranks=[
-                {"rank": record.global_ranks[local_rank], "local_rank": local_rank, "pid": worker.pid}
-                for local_rank, worker in record.workers.items()
-            ],
-            group_rank=group.group_rank,
-            world_size=world_size,
-            max_restarts=self._max_restarts,
-            restarts_left=self._remaining_restarts,
-        )
-
     def _cause(self, outcome: Outcome) -> Cause:
-        record, node = self._current(), self._node
-        if outcome is Outcome.FAILED:
-            return record.cause()
-        if outcome is Outcome.MEMBERSHIP:
-            waiting = 0 if self._last_membership is None else self._last_membership.nodes_waiting
-            return Cause(kind=CauseKind.MEMBERSHIP, text=lines.nodes_waiting(waiting))
-        if node.signals.received:
-            name = node.signals.received[0].name
-            return Cause(kind=CauseKind.REQUEST, text=lines.stopped(name, record.failures()))
-        return record.request_cause()
-
-    def _tell_end(self, cause: Cause, outcome: Outcome, decision: Decision) -> None:
-        record = self._current()
-        self._node.say(
-            lines.cycle_ended(
-                cycle=record.cycle,
-                cause=cause,
-                decision=decision,
-                outcome=outcome,
-                max_restarts=self._max_restarts,
-            )
-        )
-        self._log_end(outcome, decision, cause)
-
-    def _log_end(self, outcome: Outcome, decision: Decision, cause: Cause | None) -> None:
-        record = self._current()
-        self._node.log.write(
-            "cycle_ended",
-            cycle=record.cycle,
-            outcome=outcome.value,
-            cause=None if cause is None else {"rank": cause.rank, "kind": cause.kind.value, "text": cause.text},
-            action=decision.action.value,
-            iteration=record.last_iteration() if cause is None or cause.iteration is None else cause.iteration,
-            restarts_left=decision.restarts_left,
+        waiting = 0 if self._last_membership is None else self._last_membership.nodes_waiting
+        received = self._node.signals.received
+        return announce.cause_of(
+            outcome, self._current(), nodes_waiting=waiting, asked_by=received[0].name if received else None
         )
 
     def _succeeded(self, record: CycleRecord, decision: Decision) -> RunResult:
-        self._log_end(Outcome.SUCCEEDED, decision, None)
+        announce.log_end(self._node, record, Outcome.SUCCEEDED, decision, None)
         self._worker_group.state = WorkerState.SUCCEEDED
         if (self._worker_group.group_world_size or 1) > 1:
             self._node.blocking(self._exit_barrier)
         self._node.say(lines.run_finished(len(self._history)))
         return RunResult(state=WorkerState.SUCCEEDED, return_values=dict.fromkeys(record.global_ranks))
+
+    def _log_lost(self, error: RendezvousError) -> None:
+        """The other nodes can't be reached any more: that ends the job here; ``job`` says so."""
+        cause = Cause(kind=CauseKind.MEMBERSHIP, text=lines.rendezvous_failed(error))
+        decision = Decision(action=Action.GIVE_UP, restarts_left=self._remaining_restarts, reason="")
+        announce.log_end(self._node, self._current(), Outcome.FAILED, decision, cause)

@@ -47,8 +47,8 @@ class CycleRecord:
         """By local rank."""
         self.exits: dict[int, RankExit] = {}
         """By local rank."""
-        self.hung: set[int] = set()
-        """Local ranks that a monitor found hung: failed, however they end."""
+        self.hung: dict[int, float] = {}
+        """Local ranks that a monitor found hung (failed, however they end), and when it said so."""
         self.workers: dict[int, Worker] = {}
         self.error_files: dict[int, str] = {}
         self.shutdown_request: ReceivedRequest | None = None
@@ -100,13 +100,18 @@ class CycleRecord:
             if number is not None and number != signal.SIGCONT:
                 worker.signals_sent.add(number)
         elif message["type"] == "verdict" and message.get("cycle") == self.cycle:
-            self.hung.add(local_rank)
+            self.hung.setdefault(local_rank, time.monotonic())
             self._verdicts.append(find_culprit(self._verdict(local_rank, message), self._views()))
 
     def has_failed(self, local_rank: int) -> bool:
         """Whether this rank has ended otherwise than well."""
         rank_exit = self.exits.get(local_rank)
         return rank_exit is not None and (rank_exit.exitcode != 0 or local_rank in self.hung)
+
+    def hung_for_s(self) -> float:
+        """How long ago the first verdict on a rank came that still lives; 0 if there is none."""
+        alive = self.hung.keys() - self.exits.keys()
+        return max((time.monotonic() - self.hung[local_rank] for local_rank in alive), default=0.0)
 
     def all_ended_well(self) -> bool:
         """Whether every rank has ended with 0."""

@@ -28,18 +28,19 @@ def children() -> set[int]:
     return found
 
 
-def left_behind(leader: int, known: Collection[int]) -> list[ProcessStat]:
-    """Living processes of the group or session of a leader that has ended and isn't reaped yet.
+def left_behind(leaders: Collection[int], known: Collection[int]) -> list[ProcessStat]:
+    """Living processes of the groups and sessions of leaders that have ended and aren't reaped yet.
 
     When a process ends, its children become ours (we are subreaper). So without a child that we don't know
     nothing can be left, and the walk through /proc is spared.
     """
-    if not children() - set(known) - {leader}:
+    if not children().difference(known, leaders):
         return []
+    mine = set(leaders)
     return [
         stat
         for stat in all_processes()
-        if leader in (stat.group, stat.session) and stat.pid != leader and stat.state not in "ZX"
+        if stat.pid not in mine and stat.state not in "ZX" and not mine.isdisjoint((stat.group, stat.session))
     ]
 
 

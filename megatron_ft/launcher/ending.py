@@ -72,55 +72,69 @@ class Ending:
             )
 
     def clear(
-        self, workers: list[Worker], *, leftover_grace_s: float = _LEFTOVER_GRACE_S, quietly: bool = True
+        self,
+        workers: list[Worker],
+        *,
+        leftover_grace_s: float = _LEFTOVER_GRACE_S,
+        ask: bool = True,
+        quietly: bool = True,
     ) -> None:
-        """End what the ranks that have ended left in their groups, then let the ranks go."""
-        for worker in workers:
-            if worker.look() and not worker.reaped:
-                # asked only where the rank itself was ended or failed: what follows a clean end may be finishing
-                self._clear_one(worker, leftover_grace_s, ask=worker.exitcode != 0, quietly=quietly)
-                worker.reap()
+        """End what the ranks that have ended left in their groups, then let the ranks go.
 
-    def _clear_one(self, worker: Worker, grace_s: float, *, ask: bool, quietly: bool) -> None:
-        left = self._left_behind(worker)
-        if not left:
-            return
-        if ask:
-            worker.signal(signal.SIGTERM, whole_group=True)
-            worker.signal(signal.SIGCONT, whole_group=True)
-        left = self._wait_gone(worker, left, grace_s)
-        if not left:
-            return
-        if not quietly:
+        Args:
+            leftover_grace_s: how long that may take to end by itself.
+            ask: send SIGTERM to the groups of ranks that didn't end well (what follows a good end may be
+                finishing something); False if they had it already.
+            quietly: don't tell of what must be killed.
+        """
+        ended = [worker for worker in workers if worker.look() and not worker.reaped]
+        left = self._left_behind(ended)
+        if left:
+            for worker in ended:
+                if ask and worker.exitcode != 0:
+                    worker.signal(signal.SIGTERM, whole_group=True)
+                    worker.signal(signal.SIGCONT, whole_group=True)
+            left = self._wait_gone(ended, left, leftover_grace_s, patient=False)
+        if left and not quietly:
             names = ", ".join(f"{stat.pid} ({stat.comm})" for stat in left)
-            self._say(f"rank with local rank {worker.local_rank} left processes behind, they are ended: {names}")
+            self._say(f"the ranks have ended and left processes behind, which are killed: {names}")
+        self._kill_left(ended, left)
+        for worker in ended:
+            worker.reap()
+
+    def _kill_left(self, ended: list[Worker], left: list[ProcessStat]) -> None:
         deadline = time.monotonic() + _KILL_WAIT_S
         while left and time.monotonic() < deadline:
-            # the group first: what forks while we look at it is hit, too
-            worker.signal(signal.SIGKILL, whole_group=True)
-            _kill(left, worker.pid)
-            left = self._wait_gone(worker, left, min(1.0, deadline - time.monotonic()))
+            # the groups first: what forks while we look at it is hit, too
+            for worker in ended:
+                worker.signal(signal.SIGKILL, whole_group=True)
+            _kill(left, {worker.pid for worker in ended})
+            left = self._wait_gone(ended, left, min(1.0, deadline - time.monotonic()), patient=True)
 
-    def _left_behind(self, worker: Worker) -> list[ProcessStat]:
-        return descendants.left_behind(worker.pid, self._known_children())
+    def _left_behind(self, ended: list[Worker]) -> list[ProcessStat]:
+        return descendants.left_behind({worker.pid for worker in ended}, self._known_children())
 
-    def _wait_gone(self, worker: Worker, left: list[ProcessStat], grace_s: float) -> list[ProcessStat]:
+    def _wait_gone(
+        self, ended: list[Worker], left: list[ProcessStat], grace_s: float, *, patient: bool
+    ) -> list[ProcessStat]:
         """Wait for processes that aren't our children, as long as allowed; returns those that live then."""
         deadline = time.monotonic() + grace_s
         while left:
-            in_time = self._await(left, deadline)
-            left = self._left_behind(worker)
-            if not in_time or self._in_a_hurry():
+            in_time = self._await(left, deadline, patient=patient)
+            left = self._left_behind(ended)
+            if not in_time or (self._in_a_hurry() and not patient):
                 break
         return left
 
-    def _await(self, stats: list[ProcessStat], deadline: float) -> bool:
+    def _await(self, stats: list[ProcessStat], deadline: float, *, patient: bool) -> bool:
         """Whether all of them ended before the deadline (time.monotonic)."""
         waiting = set(_open_pidfds(stats))
         for pidfd in waiting.copy():
             self._reactor.watch(pidfd, functools.partial(self._gone, pidfd, waiting))
         try:
-            return self._reactor.run_until(lambda: not waiting or self._in_a_hurry(), deadline_s=deadline)
+            return self._reactor.run_until(
+                lambda: not waiting or (self._in_a_hurry() and not patient), deadline_s=deadline
+            )
         finally:
             for pidfd in waiting.copy():
                 self._gone(pidfd, waiting)
@@ -143,7 +157,7 @@ def _open_pidfds(stats: list[ProcessStat]) -> list[int]:
     return pidfds
 
 
-def _kill(stats: list[ProcessStat], leader: int) -> None:
+def _kill(stats: list[ProcessStat], leaders: set[int]) -> None:
     """SIGKILL through pidfds, for those of the session that made a group of their own."""
     for stat in stats:
         with contextlib.suppress(ProcessLookupError):
@@ -151,7 +165,7 @@ def _kill(stats: list[ProcessStat], leader: int) -> None:
             try:
                 # the number may have gone to another process since it was listed; the pidfd can't change any more
                 again = read_stat(stat.pid)
-                if again is not None and leader in (again.group, again.session):
+                if again is not None and not leaders.isdisjoint((again.group, again.session)):
                     send_signal(pidfd, signal.SIGKILL)
             finally:
                 os.close(pidfd)

@@ -35,7 +35,6 @@ def run(line: CommandLine, config: LaunchConfig, command: Sequence[str], *, log:
     log.write("config", values=line.options.sources_for_log())
     node = Node(line, ranks=config.nproc_per_node, log=log, log_dir=log_dir)
     try:
-        node.start()
         code = _launch(node, config, command)
     finally:
         node.close()
@@ -45,12 +44,15 @@ def run(line: CommandLine, config: LaunchConfig, command: Sequence[str], *, log:
 
 def _launch(node: Node, config: LaunchConfig, command: Sequence[str]) -> int:
     entrypoint, *arguments = command
+    torch_private.say_nothing_of_death_signals()
     try:
+        node.start()
         with torch_private.agent_made_by(functools.partial(FaultTolerantAgent, node=node), node.blocking):
             # record: an error file of the root cause for a scheduler that asks for one, as torchrun has it
             record(elastic_launch(config, entrypoint))(*arguments)
     except ChildFailedError as error:
-        print(error, file=sys.stderr, flush=True)
+        # torch's table of the failures, without a traceback of ours and with the script's name in its title
+        print(ChildFailedError(node.line.namespace.training_script, error.failures), file=sys.stderr, flush=True)
         return 1
     except SignalException as error:
         if error.sigval == signal.SIGINT:

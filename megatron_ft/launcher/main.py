@@ -7,7 +7,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from types import FrameType
 
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.launcher import lines
@@ -25,13 +26,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     0: all ranks ended with 0. 1: the job failed for good, or was asked to stop and not all ranks then ended
     with 0 in time. 2: a mistake of the user; no rank was started. 130: stopped by SIGINT (Ctrl-C).
     """
-    try:
-        code = _run(argv)
-    except ConfigError as error:
-        print(lines.user_mistake(str(error)), file=sys.stderr)
-        code = _EXIT_MISTAKE
-    except KeyboardInterrupt:
-        code = _EXIT_INTERRUPTED  # before anything was started: nothing to say, nothing to tidy up
+    with _ending_at_once_on_interrupt():
+        try:
+            code = _run(argv)
+        except ConfigError as error:
+            print(lines.user_mistake(str(error)), file=sys.stderr)
+            code = _EXIT_MISTAKE
     if any(thread.name.startswith(THREAD_PREFIX) for thread in threading.enumerate()):
         # it waits inside torch for a node that doesn't answer, and Python can't shut down under it
         for stream in (sys.stdout, sys.stderr):
@@ -41,8 +41,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
+@contextlib.contextmanager
+def _ending_at_once_on_interrupt() -> Iterator[None]:
+    """Until the node takes the signals, Ctrl-C just ends us: nothing was started that would have to be tidied up.
+
+    A KeyboardInterrupt in the middle of the import of torch would end in whatever torch makes of it.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        os._exit(_EXIT_INTERRUPTED)
+
+    before = signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGINT) is end:
+            signal.signal(signal.SIGINT, before)
+
+
 def _run(argv: Sequence[str] | None) -> int:
-    # torch takes a second to import; until then there's nothing that an interrupt could disturb
+    # torch takes a second to import
     from megatron_ft.ipc.event_log import EventLog
     from megatron_ft.launcher import arguments, directories, job, torch_private
 

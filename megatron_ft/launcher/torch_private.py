@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import logging
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -31,6 +32,7 @@ __all__ = [
     "numa_bound_command",
     "quick_first_round",
     "rendezvous_backends",
+    "say_nothing_of_death_signals",
     "shut_down_agent",
     "start_tail_logs",
     "workers_started_by",
@@ -109,6 +111,13 @@ class _PatientRegistry:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._registry, name)
+
+
+def say_nothing_of_death_signals() -> None:
+    """Drop torch's warning that it shuts workers down after a signal: it comes when they are gone, and we told."""
+    logging.getLogger(LocalElasticAgent.__mro__[1].__module__).addFilter(
+        lambda record: not record.getMessage().endswith("death signal, shutting down workers")
+    )
 
 
 @contextlib.contextmanager

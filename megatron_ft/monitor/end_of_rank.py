@@ -11,7 +11,8 @@ from megatron_ft.ipc.processes import ProcessStat, carries, kill_matching, send_
 
 GRACE_S = 5.0
 """From the termination signal to SIGKILL, and from SIGKILL to the complaint that it had no effect."""
-_SWEEP_S = 4.0
+_SWEEP_S = 2.0
+_SECOND_LOOK_S = 0.1
 
 
 class Ending:
@@ -52,7 +53,10 @@ def end_orphans(socket_path: str, group: int | None) -> list[ProcessStat]:
     def belongs(stat: ProcessStat) -> bool:
         return stat.pid != own and (stat.group == group or carries(stat.pid, marker))
 
-    return kill_matching(belongs, _SWEEP_S)
+    left = kill_matching(belongs, _SWEEP_S)
+    # a rank whose launcher died between spawning it and its first instructions may appear only now
+    time.sleep(_SECOND_LOOK_S)
+    return left + kill_matching(belongs, _SWEEP_S)
 
 
 def remove_run_directory(socket_path: str) -> None:

@@ -57,8 +57,8 @@ class Reports:
         self._log.write("attached", **who)
         self.tell("attached", (attached.board_fd, attached.wake_fd, attached.pidfd), **who)
 
-    def verdict(self, attached: AttachedRank, verdict: Verdict, at_ns: int) -> None:
-        """A rank hangs; said before it is signalled."""
+    def verdict(self, attached: AttachedRank, verdict: Verdict, at_ns: int, *, observed_only: bool) -> None:
+        """A rank hangs; said before it is signalled, or, ``observed_only``, without that it is."""
         stat = read_stat(attached.pid)
         facts: dict[str, Any] = {
             "rank": attached.rank,
@@ -72,6 +72,7 @@ class Reports:
             "iteration": verdict.iteration,
             "open_sections": list(verdict.open_sections),
             "state": None if stat is None else stat.state,
+            "observed_only": observed_only,
             "at_ns": at_ns,
         }
         self._log.write("verdict", **facts)

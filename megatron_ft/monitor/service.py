@@ -40,6 +40,7 @@ class MonitorService:
         self._next_look_ns: int | None = None
         self._group: int | None = None
         self._running = True
+        self._paused_at_ns: int | None = None
 
     def run(self) -> None:
         """Serve until stopped."""
@@ -70,7 +71,7 @@ class MonitorService:
         times = [caller.give_up_at for caller in self._callers.values()]
         if self._ending is not None and self._ending.due_at is not None:
             times.append(self._ending.due_at)
-        if self._next_look_ns is not None:
+        if self._next_look_ns is not None and self._paused_at_ns is None:
             times.append(self._next_look_ns / 1e9)
         return max(0.0, min(times) - now) * 1e3 if times else None
 
@@ -78,8 +79,8 @@ class MonitorService:
         if fd == self._signal_fd:
             self._take_signals()
         elif fd == self._settings.launcher_fd:
-            if any(received.message["type"] == "stop" for received in self._reports.from_launcher()):
-                self._running = False
+            for received in self._reports.from_launcher():
+                self._obey(received.message["type"])
         elif fd == self._parent_pidfd:
             self._reports.launcher_is_gone = True
         elif fd == self._listener.fileno():
@@ -91,6 +92,20 @@ class MonitorService:
             self._next_look_ns = time.monotonic_ns()
         elif self._watched is not None and fd == self._watched.attached.pidfd:
             self._rank_is_gone()
+
+    def _obey(self, order: str) -> None:
+        """Do what the launcher says."""
+        if order == "stop":
+            self._running = False
+        elif order == "pause" and self._paused_at_ns is None:
+            self._paused_at_ns = time.monotonic_ns()
+            if self._watched is not None:
+                self._watched.rest()
+        elif order == "resume" and self._paused_at_ns is not None:
+            paused_at_ns, self._paused_at_ns = self._paused_at_ns, None
+            if self._watched is not None:
+                self._watched.excuse_since(paused_at_ns)
+                self._next_look_ns = time.monotonic_ns()
 
     def _take_signals(self) -> None:
         for number in os.read(self._signal_fd, 64):
@@ -195,8 +210,12 @@ class MonitorService:
     def _act_in_time(self) -> None:
         if self._ending is not None:
             self._go_on_ending(self._ending)
-        elif self._watched is not None and self._next_look_ns is not None and time.monotonic_ns() >= self._next_look_ns:
+        elif self._watched is not None and self._is_time_to_look():
             self._look(self._watched)
+
+    def _is_time_to_look(self) -> bool:
+        due = self._next_look_ns
+        return due is not None and self._paused_at_ns is None and time.monotonic_ns() >= due
 
     def _look(self, watched: WatchedRank) -> None:
         try:
@@ -213,7 +232,14 @@ class MonitorService:
         self._next_look_ns = reading.outcome.next_look_ns
         if reading.outcome.step is Step.END_RANK:
             assert reading.outcome.verdict is not None
-            self._reports.verdict(watched.attached, reading.outcome.verdict, time.monotonic_ns())
+            observe_only = self._settings.observe_only
+            self._reports.verdict(
+                watched.attached, reading.outcome.verdict, time.monotonic_ns(), observed_only=observe_only
+            )
+            if observe_only:
+                watched.dismiss(reading.outcome.verdict)
+                self._next_look_ns = time.monotonic_ns()
+                return
             self._ending = Ending(watched.attached.pidfd, self._settings.config.rank_termination_signal)
             self._go_on_ending(self._ending)
 

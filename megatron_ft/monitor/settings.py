@@ -21,6 +21,7 @@ class Settings(NamedTuple):
     log_dir: str | None
     run_id: str
     parent: int
+    observe_only: bool
     attached: AttachedRank | None
 
 
@@ -39,6 +40,7 @@ def parse(argv: Sequence[str]) -> Settings:
         log_dir=given.pop("--log-dir", None),
         run_id=given.pop("--run-id", ""),
         parent=int(given.pop("--parent")),
+        observe_only=given.pop("--observe-only", "no") == "yes",
         attached=None if attached is None else AttachedRank(**json.loads(attached)),
     )
     assert not given, given

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from megatron_ft.core import board_layout as layout
 from megatron_ft.core.board_layout import BoardDamagedError, BoardSnapshot
 from megatron_ft.core.config import ConfigValues
-from megatron_ft.core.monitor_state import Look, MonitorState, Step, look
+from megatron_ft.core.monitor_state import Look, MonitorState, Step, Verdict, dismiss, excuse, look
 from megatron_ft.ipc.board import Board, BoardTimeouts, create_memory
 from megatron_ft.ipc.monitor_process import AttachedRank
 
@@ -88,6 +88,14 @@ class WatchedRank:
         resting = outcome.step in (Step.REST, Step.END_RANK)
         words[layout.W_NEXT_LOOK] = layout.NO_TIMEOUT if resting else outcome.next_look_ns or now
         return Reading(snapshot, outcome, damage)
+
+    def dismiss(self, verdict: Verdict) -> None:
+        """Let a rank that was found hung go on."""
+        dismiss(self.state, verdict)
+
+    def excuse_since(self, since_ns: int) -> None:
+        """Nobody was to judge from ``since_ns`` on."""
+        excuse(self.state, since_ns, time.monotonic_ns())
 
     def final_snapshot(self) -> BoardSnapshot | None:
         """What the board says after its rank has ended; the last good reading if it is damaged by now."""

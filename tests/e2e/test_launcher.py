@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import sys
+
+import pytest
 
 from tests.support.launching import Launcher, launcher
 
@@ -24,7 +27,9 @@ def test_success(launcher: Launcher) -> None:
     launched.assert_nothing_left()
     (ended,) = launched.events("cycle_ended")
     assert (ended["outcome"], ended["action"], ended["cause"]) == ("succeeded", "finish", None)
-    assert launched.events("run_ended")[0]["exit_code"] == 0
+    (run_ended,) = launched.events("run_ended")
+    assert run_ended["exit_code"] == 0
+    assert run_ended["t"] - ended["t"] < 2e9  # monitors that don't end by themselves are killed after so long
 
 
 def test_environment_and_parent_of_ranks(launcher: Launcher) -> None:
@@ -59,6 +64,24 @@ say(json.dumps({
         assert rank["pid"] == rank["group"] == rank["session"]
         assert rank["modes"] == ["0o700", "0o600", "0o600"]
         assert rank["argv"] == ["--x", "1"]
+
+
+@pytest.mark.parametrize("path", [os.environ["PATH"], "/nonexistent"], ids=["setpriv", "no setpriv"])
+def test_ranks_die_with_their_launcher(launcher: Launcher, path: str) -> None:
+    # asked of the kernel by setpriv, where it is installed, else by the launcher's own child
+    script = """
+import ctypes
+number = ctypes.c_int()
+ctypes.CDLL(None).prctl(2, ctypes.byref(number))
+say("death signal", number.value, "parent", os.getppid(), "leader", os.getpid() == os.getpgrp() == os.getsid(0))
+forever()
+"""
+    launched = launcher.start(script, *TWO, env={"PATH": path})
+    told = launched.wait_for("^death signal.*", count=2)
+    assert told == [f"death signal 9 parent {launched.process.pid} leader True"] * 2
+    launched.signal(signal.SIGKILL)
+    launched.process.wait()
+    launched.assert_nothing_left()
 
 
 def test_killed_rank_then_exit_code_then_exception(launcher: Launcher) -> None:
@@ -114,14 +137,18 @@ def test_failure_without_restarts(launcher: Launcher) -> None:
 
 
 def test_leftovers_of_a_rank_are_ended(launcher: Launcher) -> None:
-    # a child in the group, one that ignores SIGTERM, one in a group of its own in the same session
+    # a child in the group, one that tidies up, one that ignores SIGTERM, one in a group of its own
     script = """
 import subprocess
 hold = [sys.executable, "-c", "import time; time.sleep(600)"]
-deaf = [sys.executable, "-c", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"]
-children = [subprocess.Popen(c, preexec_fn=p) for c, p in ((hold, None), (deaf, None), (hold, lambda: os.setpgid(0, 0)))]
+deaf = [*hold[:2], "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"]
+tidy = [*hold[:2], "import signal, time; signal.signal(15, lambda *a: (open('tidy', 'w'), exit())); time.sleep(600)"]
+kinds = ((hold, None), (deaf, None), (hold, lambda: os.setpgid(0, 0)), (tidy, None))
+children = [subprocess.Popen(command, preexec_fn=prepare) for command, prepare in kinds]
 say("children", *(child.pid for child in children))
 if CYCLE == 0:
+    while open(f"/proc/{children[3].pid}/status").read().split("SigCgt:")[1].split()[0][-4] != "4":
+        time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGKILL)
 os._exit(0)
 """
@@ -129,10 +156,11 @@ os._exit(0)
     finished = launched.wait()
     assert finished.code == 0
     pids = [int(word) for line in re.findall(r"children (.*)", finished.out) for word in line.split()]
-    assert len(pids) == 6
+    assert len(pids) == 8
+    assert (launched.directory / "tidy").exists()  # asked before it was killed
     assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
     (note,) = [line for line in finished.lines if "left processes behind" in line]
-    assert all(str(pid) in note for pid in pids[3:])  # said of the rank that ended well, not of the killed one
+    assert all(str(pid) in note for pid in pids[4:])  # said of the rank that ended well, not of the killed one
 
 
 def test_stopped_rank_and_its_children_end_with_the_cycle(launcher: Launcher) -> None:

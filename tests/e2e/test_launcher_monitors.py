@@ -116,6 +116,18 @@ forever()
     assert launched.events("workload_control")[0]["description"] == "disk is full"
 
 
+def test_rank_that_asks_and_is_killed_at_once_is_heard(launcher: Launcher) -> None:
+    script = """
+from megatron_ft.ipc.wire import connect
+message = {"type": "workload_control", "action": "ShutdownWorkload", "description": "x", "rank": 0, "pid": 1}
+connect(os.environ["FT_LAUNCHER_IPC_SOCKET"], 5).send(message)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    finished = launcher.run(script, "--max-restarts=3")
+    assert finished.code == 1
+    assert finished.lines[1:] == ["cycle 0 ended: rank 0 asked for ShutdownWorkload: x; not restarting"]
+
+
 def test_requester_may_finish_its_last_words(launcher: Launcher) -> None:
     script = (
         CLIENT
@@ -199,7 +211,13 @@ forever()
 
 
 def test_monitors_live_as_long_as_the_job(launcher: Launcher) -> None:
-    script = "say('cycle', CYCLE)\nif CYCLE < 2:\n    while not os.path.exists(f'go{CYCLE}'): time.sleep(0.01)\n    sys.exit(1)"
+    script = """
+say("cycle", CYCLE)
+if CYCLE < 2:
+    while not os.path.exists(f"go{CYCLE}"):
+        time.sleep(0.01)
+    sys.exit(1)
+"""
     launched = launcher.start(script, "--max-restarts=2")
     seen: list[Launched | int] = []
     for cycle in range(2):

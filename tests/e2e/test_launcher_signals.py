@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -105,6 +107,15 @@ except KeyboardInterrupt:
     assert "Traceback" not in finished.err
 
 
+def test_interrupt_while_torch_is_imported(launcher: Launcher) -> None:
+    launched = launcher.start("say('ready')")
+    maps = Path(f"/proc/{launched.process.pid}/maps")
+    wait_until(lambda: "libtorch" in maps.read_text(), 60)
+    launched.signal(signal.SIGINT)
+    finished = launched.wait()
+    assert (finished.code, finished.out, finished.err) == (130, "", "")
+
+
 def test_stopped_rank_hears_the_request(launcher: Launcher) -> None:
     launched = launcher.start(OBEYS.replace("forever()", "os.kill(os.getpid(), signal.SIGSTOP); forever()"))
     launched.wait_for("^ready")
@@ -133,20 +144,27 @@ forever()
     assert "child True" in finished.out
 
 
-def test_what_a_wrapper_started_is_asked_too(launcher: Launcher) -> None:
-    inner = (
-        "import signal, sys, time\n"
-        "signal.signal(signal.SIGTERM, lambda *a: (time.sleep(0.3), print('saved', flush=True), sys.exit(0)))\n"
-        "print('ready', flush=True)\n"
-        "while True: time.sleep(1)\n"
-    )
+def test_what_a_wrapper_started_is_asked_once_and_has_time(launcher: Launcher) -> None:
+    inner = """
+import signal, sys, time
+asked = 0
+def ask(number, frame):
+    global asked
+    asked += 1
+signal.signal(signal.SIGTERM, ask)
+print("ready", flush=True)
+while not asked:
+    time.sleep(0.01)
+time.sleep(0.7)
+print("saved", asked, flush=True)
+"""
     path = launcher.directory / "inner.py"
     path.write_text(inner)
-    command = ["bash", "-c", f"trap '' USR1; python3 {path}; true"]
-    launched = launcher.start(command, "--no-python")
+    command = ["bash", "-c", f"{sys.executable} {path}; true"]
+    launched = launcher.start(command, "--no-python", "--term-timeout=10", "--workers-stop-timeout=0.1")
     launched.wait_for("^ready")
-    launched.signal(signal.SIGTERM)
-    assert "saved" in launched.wait().out
+    assert ended_after(launched, signal.SIGTERM) < 8
+    assert "saved 1" in launched.wait().out
 
 
 def test_request_in_the_first_rendezvous(launcher: Launcher) -> None:
@@ -170,6 +188,29 @@ def test_request_between_two_cycles(launcher: Launcher) -> None:
     assert finished.code == 1  # no rank could end with 0
     assert finished.out.count("ready") == 1
     assert finished.lines[-1] == "asked to stop by SIGTERM"
+
+
+def test_request_while_a_failed_cycle_is_stopped(launcher: Launcher) -> None:
+    script = """
+signal.signal(signal.SIGTERM, lambda *a: say("told"))
+say("ready")
+while RANK == 0:
+    time.sleep(0.01)
+while not os.path.exists("go"):
+    time.sleep(0.01)
+sys.exit(5)
+"""
+    launched = launcher.start(script, *TWO, "--max-restarts=3", "--workers-stop-timeout=1.5")
+    launched.wait_for("^ready", count=2)
+    (launched.directory / "go").touch()
+    launched.wait_for("^told")
+    launched.signal(signal.SIGTERM)
+    finished = launched.wait()
+    assert finished.code == 1
+    assert finished.lines[1:] == [
+        "asked to stop by SIGTERM",
+        "cycle 0 ended: rank 1 exited with code 5; not restarting",
+    ]
 
 
 def test_request_while_a_rendezvous_host_does_not_answer(launcher: Launcher) -> None:

@@ -17,6 +17,8 @@ from megatron_ft.core.monitor_state import (
     HangKind,
     MonitorState,
     Step,
+    dismiss,
+    excuse,
     look,
 )
 
@@ -336,3 +338,26 @@ def test_the_simulation_can_fail() -> None:
         ended = outcome.step is Step.END_RANK
         wake = outcome.next_look_ns or node.now
     assert ended
+
+
+def test_a_dismissed_hang_is_not_found_again_but_the_next_one_is() -> None:
+    watching = state(check_interval=100.0)
+    stuck = board(sections=(section(opened_at=START),))
+    look(watching, stuck, START + 10 * S)
+    verdict = look(watching, stuck, START + 10 * S + CONFIRM_AFTER_NS).verdict
+    assert verdict is not None
+    dismiss(watching, verdict)
+    assert look(watching, stuck, START + 20 * S).step is Step.WATCH
+    again = board(sections=(section(opened_at=START + 25 * S),))
+    look(watching, again, START + 25 * S)
+    assert look(watching, again, START + 35 * S).step is Step.CONFIRM
+
+
+def test_time_in_which_nobody_was_to_judge_is_not_the_ranks() -> None:
+    watching = state(check_interval=100.0)
+    stuck = board(sections=(section(opened_at=START),))
+    look(watching, stuck, START + 4 * S)
+    excuse(watching, START + 5 * S, START + 505 * S)
+    outcome = look(watching, stuck, START + 505 * S)
+    assert outcome.step is Step.WATCH
+    assert outcome.next_look_ns == START + 510 * S

@@ -1,0 +1,44 @@
+"""``make demo``: the main job, as a newcomer sees it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.launching import ROOT, clean_environment
+
+
+@pytest.mark.timeout(300)
+def test_the_job_loses_two_ranks_and_ends_with_the_weights_of_an_undisturbed_run(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "examples/demo.py", "--out", str(tmp_path / "out"), "--async-save"],
+        cwd=ROOT,
+        env={**clean_environment(), "TMPDIR": str(tmp_path), "COLUMNS": "160"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    assert "cycle 0 ended: rank 1 killed by SIGKILL (not by us) at iteration 25; restarting as cycle 1" in said
+    assert re.search(r"cycle 1 ended: rank 0 hung in 'step' for 3\.\d s \(timeout 3\.0 s, process stopped\)", said)
+    assert "all ranks finished after 3 cycles" in said
+    table = [line for line in said.splitlines() if line.startswith("│")]
+    assert [line.split("│")[1].strip() for line in table] == ["0", "1", "2"]
+    hashes = re.findall(r"^  with(?:out a fault|  ?the faults) +([0-9a-f]{64})$", said, re.MULTILINE)
+    assert len(hashes) == 2
+    assert hashes[0] == hashes[1]
+    report = subprocess.run(
+        [sys.executable, "-m", "megatron_ft.report.cli", "report", str(tmp_path / "out" / "disturbed" / "logs")],
+        env={**os.environ, "COLUMNS": "160"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "rank 1 killed by SIGKILL" in report.stdout
+    assert os.listdir(tmp_path) == ["out"]

@@ -1,0 +1,87 @@
+"""Several launchers of one job, here on one machine: one number of the cycle, restarts that cost others nothing."""
+
+from __future__ import annotations
+
+import re
+import socket
+
+from tests.support.launching import Launched, Launcher, launcher
+
+__all__ = ["launcher"]
+
+
+def meeting_place(*more: str) -> list[str]:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    endpoint = f"--rdzv-endpoint=127.0.0.1:{port}"
+    return ["--rdzv-backend=c10d", endpoint, "--rdzv-id=job", "--local-addr=127.0.0.1", *more]
+
+
+SCRIPT = """
+from datetime import timedelta
+from torch.distributed import TCPStore
+say("cycle", CYCLE, "of", RANK, "restart", os.environ["TORCHELASTIC_RESTART_COUNT"])
+store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False,
+                 timeout=timedelta(seconds=20))
+assert not store.check([f"rank{RANK}"])  # a fresh one each cycle
+store.set(f"rank{RANK}", "here")
+store.get(f"rank{1 - RANK}")
+if CYCLE == 0:
+    if RANK == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    forever()
+"""
+
+
+def cycles_of(launched: Launched) -> list[str]:
+    return re.findall(r"^cycle (\d+) of", launched.out, re.MULTILINE)
+
+
+def test_both_nodes_restart_and_agree_on_the_cycle(launcher: Launcher) -> None:
+    place = meeting_place("--nnodes=2", "--max-restarts=1")
+    nodes = [launcher.start(SCRIPT, *place) for _ in range(2)]
+    ended = [node.wait() for node in nodes]
+    assert [finished.code for finished in ended] == [0, 0]
+    assert [cycles_of(node) for node in nodes] == [["0", "1"], ["0", "1"]]
+    lines = [line for finished in ended for line in finished.lines]
+    assert len([line for line in lines if "rank 1 killed by SIGKILL (not by us); restarting as cycle 1" in line]) == 1
+    waiting = "1 node waiting to join (new, or restarting its ranks); restarting as cycle 1, no restart used"
+    assert f"cycle 0 ended: {waiting}" in lines
+    assert {"cycle 0 started: 2 ranks on 2 nodes, rank 0 here", "cycle 0 started: 2 ranks on 2 nodes, rank 1 here"} <= {
+        *lines
+    }
+    # torch's own count is another one on each node
+    assert {"restart 0", "restart 1"} == set(re.findall("restart .$", nodes[0].out + nodes[1].out, re.MULTILINE))
+
+
+def test_late_node_joins(launcher: Launcher) -> None:
+    script = """
+say("cycle", CYCLE, "of", RANK, "in", os.environ["WORLD_SIZE"])
+if os.environ["WORLD_SIZE"] == "1":
+    forever()
+"""
+    place = meeting_place("--nnodes=1:2", "--rdzv-conf=last_call_timeout=1")
+    first = launcher.start(script, *place)
+    first.wait_for("^cycle 0 of 0 in 1")
+    second = launcher.start(script, *place)
+    assert first.wait().code == 0
+    assert second.wait().code == 0
+    assert "cycle 1 of" in first.out
+    assert "cycle 1 of" in second.out
+    assert first.events("cycle_ended")[0]["cause"]["kind"] == "membership"
+
+
+def test_host_of_the_rendezvous_is_lost(launcher: Launcher) -> None:
+    place = meeting_place("--nnodes=2")
+    host = launcher.start("say('ready')\nforever()", *place)
+    host.wait_for(r"configuration")
+    other = launcher.start("say('ready')\nforever()", *place)
+    host.wait_for("^ready")
+    other.wait_for("^ready")
+    host.process.kill()
+    host.process.wait()
+    finished = other.wait()
+    assert finished.code == 1
+    assert finished.lines[-1].startswith("the rendezvous failed: The connection to the C10d store has failed.")
+    assert "Traceback" not in finished.err

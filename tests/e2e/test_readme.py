@@ -1,0 +1,107 @@
+"""What the README tells people to type works as it stands there."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import tomllib
+
+from tests.support.launching import ROOT, Launcher, clean_environment, launcher
+
+__all__ = ["launcher"]
+
+README = (ROOT / "README.md").read_text()
+
+
+def blocks() -> list[str]:
+    """The indented blocks, dedented."""
+    found, block = [], []
+    for line in [*README.splitlines(), "end"]:
+        if line.startswith("    ") or (block and not line.strip()):
+            block.append(line)
+        elif block:
+            found.append(textwrap.dedent("\n".join(block)).strip())
+            block = []
+    return found
+
+
+COMMANDS = [block for block in blocks() if re.match(r"(make|ft_launcher|megatron-ft|pip) ", block)]
+CODE = [block for block in blocks() if block.startswith("from megatron_ft import")]
+
+
+def test_every_command_of_the_readme_has_a_test_here() -> None:
+    assert sorted({command.split()[0] for command in COMMANDS}) == ["ft_launcher", "make", "megatron-ft", "pip"]
+    assert len(COMMANDS) == 4
+    assert len(CODE) == 2
+
+
+@pytest.mark.parametrize("target", sorted(set(re.findall(r"(?:`|^    )make (\w+)", README, re.MULTILINE))))
+def test_make_targets_exist(target: str) -> None:
+    """What `make demo` and `make test` run is run by test_demo and by whoever reads this."""
+    done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_launch_command_as_it_stands_there(launcher: Launcher) -> None:
+    command = next(command for command in COMMANDS if command.startswith("ft_launcher"))
+    arguments = shlex.split(command.replace("\\\n", " "))[1:]
+    loop = next(code for code in CODE if "RankMonitorClient" in code)
+    launched = launcher.start(f"train_step = lambda: None\n{loop}\nprint('trained')\n", *arguments[:-1])
+    finished = launched.wait()
+    assert finished.code == 0, finished.err
+    assert finished.out.count("trained") == 8
+    report = subprocess.run(
+        [sys.executable, "-m", "megatron_ft.report.cli", "report", str(launched.log_dir)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "finished" in report.stdout
+
+
+def test_the_named_configuration_and_the_help_are_there() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "megatron_ft.launcher", "--help"],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for option in re.findall(r"--[a-z][\w-]+", README):
+        assert option.split("=")[0] in done.stdout, option
+    for path in re.findall(r"\]\(([^)]+)\)|((?:configs|examples)/[\w./]+)", README):
+        assert (ROOT / (path[0] or path[1])).exists(), path
+
+
+def test_the_hooks_as_they_stand_there(launcher: Launcher, tmp_path: Path) -> None:
+    code = next(code for code in CODE if "fault_tolerance" in code)
+    ast.parse(code)
+    script = "\n".join(
+        [
+            "import os, torch.distributed as dist",
+            "dist.init_process_group('gloo')",
+            "load_checkpoint = train_step = save_checkpoint = lambda: None",
+            "start, end = 0, 20",
+            "from megatron_ft import fault_tolerance as ft",
+            re.search(r"`(state = ft.GlobalState[^`]*)`", README)[1].replace("DIR", repr(str(tmp_path / "save"))),  # type: ignore[index]
+            "config = state.cfg",
+            code,
+            "dist.destroy_process_group()",
+        ]
+    )
+    finished = launcher.run(script, "--nproc-per-node", "2")
+    assert finished.code == 0, finished.err
+    assert (tmp_path / "save" / "ft_state.json").exists()
+
+
+def test_the_extras_exist() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for name in re.findall(r"pip install \"\.\[(\w+)\]\"", README):
+        assert name in extras

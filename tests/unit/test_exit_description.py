@@ -1,0 +1,198 @@
+"""How ranks' ends are worded, and which of several is taken for the cause."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+from typing import Any
+
+import pytest
+
+from megatron_ft.core.exit_description import (
+    CauseKind,
+    HangVerdict,
+    RankExit,
+    RankView,
+    describe_exit,
+    describe_hang,
+    find_cause,
+    find_culprit,
+    is_by_us,
+)
+
+MS = 1_000_000
+
+
+def ended(rank: int, code: int, at_ms: float = 0, sent: tuple[int, ...] = (), **more: Any) -> RankExit:
+    return RankExit(
+        rank=rank,
+        local_rank=rank,
+        pid=100 + rank,
+        exitcode=code,
+        at_ns=round(at_ms * MS),
+        signals_sent=frozenset(sent),
+        **more,
+    )
+
+
+def hang(rank: int = 0, **more: Any) -> HangVerdict:
+    given: dict[str, Any] = {
+        "kind": "section",
+        "section": "step",
+        "elapsed_s": 3.04,
+        "timeout_s": 3.0,
+        "iteration": 40,
+        "at_ns": 5000 * MS,
+    }
+    return HangVerdict(rank=rank, local_rank=rank, **{**given, **more})
+
+
+def view(rank: int, **more: Any) -> RankView:
+    given: dict[str, Any] = {
+        "stopped": False,
+        "iteration": 40,
+        "section": "step",
+        "since_ns": 2000 * MS,
+        "timeout_s": 3.0,
+        "closing": False,
+    }
+    return RankView(rank=rank, local_rank=rank, **{**given, **more})
+
+
+@pytest.mark.parametrize(
+    ("rank_exit", "words"),
+    [
+        (ended(1, -9), "rank 1 killed by SIGKILL (not by us)"),
+        (ended(1, -9, sent=(15, 9)), "rank 1 killed by SIGKILL"),
+        (ended(1, -9, sent=(15,)), "rank 1 killed by SIGKILL (not by us)"),
+        (ended(2, -15), "rank 2 killed by SIGTERM (not by us)"),
+        (ended(2, -15, sent=(15,)), "rank 2 killed by SIGTERM"),
+        (ended(0, -11), "rank 0 crashed with SIGSEGV"),
+        (ended(0, -6), "rank 0 crashed with SIGABRT"),
+        (ended(0, -signal.SIGRTMIN - 1), f"rank 0 killed by signal {signal.SIGRTMIN + 1} (not by us)"),
+        (ended(3, 0), "rank 3 finished"),
+        (ended(3, 3), "rank 3 exited with code 3"),
+        (ended(3, 137), "rank 3 exited with code 137 (128 + SIGKILL)"),
+        (ended(3, 255), "rank 3 exited with code 255"),
+        (ended(3, 1, error="RuntimeError: boom\n  again"), "rank 3 raised RuntimeError: boom again"),
+        (ended(3, -9, error="RuntimeError: boom"), "rank 3 killed by SIGKILL (not by us)"),
+    ],
+)
+def test_describe_exit(rank_exit: RankExit, words: str) -> None:
+    assert describe_exit(rank_exit) == words
+
+
+def test_long_error_is_cut() -> None:
+    text = describe_exit(ended(0, 1, error="ValueError: " + "x" * 1000))
+    assert len(text) < 250
+    assert text.endswith("...")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "words"),
+    [
+        (hang(), "rank 0 hung in 'step' for 3.0 s (timeout 3.0 s)"),
+        (hang(stopped=True), "rank 0 hung in 'step' for 3.0 s (timeout 3.0 s, process stopped)"),
+        (hang(kind="out_of_section", section=None), "rank 0 hung out of section for 3.0 s (timeout 3.0 s)"),
+        (hang(kind="heartbeat", section=None), "rank 0 sent no heartbeat for 3.0 s (timeout 3.0 s)"),
+        (hang(kind="initial_heartbeat", section=None), "rank 0 sent no first heartbeat for 3.0 s (timeout 3.0 s)"),
+    ],
+)
+def test_describe_hang(verdict: HangVerdict, words: str) -> None:
+    assert describe_hang(verdict) == words
+
+
+def test_is_by_us() -> None:
+    assert not is_by_us(ended(0, -9))
+    assert is_by_us(ended(0, 1, sent=(15,)))
+    assert is_by_us(ended(0, -15, sent=(15,)))
+    assert not is_by_us(ended(0, -9, sent=(15,)))
+
+
+def test_cause_is_none_if_nobody_failed() -> None:
+    assert find_cause([ended(0, 0), ended(1, 0)], []) is None
+
+
+def test_cause_line_has_the_iteration_where_it_is_known() -> None:
+    cause = find_cause([ended(1, -9, iteration=25)], [])
+    assert cause is not None
+    assert cause.line == "rank 1 killed by SIGKILL (not by us) at iteration 25"
+    cause = find_cause([ended(1, -9)], [])
+    assert cause is not None
+    assert cause.line == "rank 1 killed by SIGKILL (not by us)"
+
+
+@pytest.mark.parametrize(
+    ("exits", "rank", "kind"),
+    [
+        # the first one that isn't our doing
+        ([ended(0, -15, 1, sent=(15,)), ended(1, 3, 5)], 1, CauseKind.CRASH),
+        ([ended(0, 1, 0), ended(1, 1, 400)], 0, CauseKind.CRASH),
+        ([ended(0, 1, 400), ended(1, 1, 0)], 1, CauseKind.CRASH),
+        # at the same time: a kill from outside before errors of those who lost a peer
+        ([ended(0, 1, 0), ended(1, -9, 3)], 1, CauseKind.SIGNAL),
+        ([ended(0, -6, 0), ended(1, -9, 3)], 1, CauseKind.SIGNAL),
+        ([ended(0, 1, 0), ended(1, -11, 3)], 1, CauseKind.CRASH),
+        # ... but not if it came much later
+        ([ended(0, 1, 0), ended(1, -9, 900)], 0, CauseKind.CRASH),
+        # the earlier error, by the time it was recorded
+        ([ended(0, 1, 0, error="e", error_at_s=8), ended(1, 1, 3, error="e", error_at_s=7)], 1, CauseKind.CRASH),
+        ([ended(0, 1, 0), ended(1, 1, 3, error="e", error_at_s=7)], 1, CauseKind.CRASH),
+        # SIGTERM of somebody else is the least likely: often a scheduler's, for all
+        ([ended(0, -15, 0), ended(1, 1, 3)], 1, CauseKind.CRASH),
+        # nothing but our own signals: still an answer
+        ([ended(0, -15, 7, sent=(15,)), ended(1, 0)], 0, CauseKind.SIGNAL),
+    ],
+)
+def test_cause(exits: list[RankExit], rank: int, kind: CauseKind) -> None:
+    cause = find_cause(exits, [])
+    assert cause is not None
+    assert (cause.rank, cause.kind) == (rank, kind)
+    assert find_cause(exits[::-1], []) == cause
+
+
+def test_verdict_wins_over_ends_and_the_first_one_over_others() -> None:
+    exits = [ended(0, -9, 0, sent=(9,)), ended(1, 1, 0)]
+    cause = find_cause(exits, [hang(2, at_ns=9), hang(0, at_ns=8)])
+    assert cause is not None
+    assert (cause.kind, cause.rank, cause.iteration) == (CauseKind.HANG, 0, 40)
+
+
+def test_among_verdicts_of_the_same_moment_the_stopped_rank_is_the_cause_then_the_one_behind() -> None:
+    """Found in a demo: the rank that waits was told of half a millisecond before the one that had been stopped."""
+    waits, stopped = hang(rank=1, at_ns=100 * MS), hang(rank=0, at_ns=101 * MS, stopped=True)
+    cause = find_cause([], [waits, stopped])
+    assert cause is not None
+    assert cause.rank == 0
+    behind = hang(rank=2, at_ns=101 * MS, iteration=39)
+    cause = find_cause([], [waits, behind])
+    assert cause is not None
+    assert cause.rank == 2
+
+
+def test_culprit_is_the_rank_that_was_found_if_nothing_speaks_against_it() -> None:
+    assert find_culprit(hang(1), []) == hang(1)
+    assert find_culprit(hang(1), [view(0), view(1), view(2, iteration=None), view(3, iteration=41)]) == hang(1)
+
+
+def test_culprit_is_the_stopped_rank() -> None:
+    found = find_culprit(hang(1), [view(0, stopped=True, since_ns=2100 * MS), view(1)])
+    assert (found.rank, found.section, found.stopped) == (0, "step", True)
+    assert found.elapsed_s == pytest.approx(2.9)
+    stopped_itself = hang(1, stopped=True)
+    assert find_culprit(stopped_itself, [view(0, stopped=True)]) == stopped_itself
+
+
+def test_culprit_is_the_rank_an_iteration_behind_that_has_been_there_for_long() -> None:
+    late = view(2, iteration=39, section="checkpointing", since_ns=1900 * MS, timeout_s=None)
+    found = find_culprit(hang(1), [view(0), late])
+    assert (found.rank, found.section, found.iteration, found.timeout_s) == (2, "checkpointing", 39, 3.0)
+    young = dataclasses.replace(late, since_ns=4900 * MS)
+    assert find_culprit(hang(1), [view(0), young]) == hang(1)
+    assert find_culprit(hang(1), [dataclasses.replace(late, closing=True)]) == hang(1)
+    assert find_culprit(hang(1, iteration=None), [late]) == hang(1, iteration=None)
+
+
+def test_culprit_out_of_section() -> None:
+    found = find_culprit(hang(1, kind="out_of_section", section=None), [view(0, stopped=True, section=None)])
+    assert describe_hang(found) == "rank 0 hung out of section for 3.0 s (timeout 3.0 s, process stopped)"

@@ -1,0 +1,118 @@
+"""The launcher's loop: order of what is ready at once, timers, and work that blocks."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from megatron_ft.launcher.reactor import THREAD_PREFIX, Priority, Reactor
+
+
+@pytest.fixture
+def reactor() -> Iterator[Reactor]:
+    made = Reactor()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def ready() -> Iterator[list[int]]:
+    """Three descriptors that can be read."""
+    fds = [os.eventfd(1) for _ in range(3)]
+    yield fds
+    for fd in fds:
+        os.close(fd)
+
+
+def test_messages_are_served_before_deaths(reactor: Reactor, ready: list[int]) -> None:
+    served: list[str] = []
+    reactor.watch(ready[0], lambda: served.append("death"), Priority.DEATH)
+    reactor.watch(ready[1], lambda: served.append("message"))
+    reactor.watch(ready[2], lambda: served.append("signal"), Priority.SIGNAL)
+    reactor.run_once(1)
+    assert served == ["signal", "message", "death"]
+
+
+def test_callback_may_forget_another_that_is_ready(reactor: Reactor, ready: list[int]) -> None:
+    served: list[str] = []
+
+    def first() -> None:
+        reactor.unwatch(ready[1])
+        served.append("first")
+
+    reactor.watch(ready[0], first, Priority.SIGNAL)
+    reactor.watch(ready[1], lambda: served.append("second"))
+    reactor.run_once(1)
+    assert served == ["first"]
+    reactor.unwatch(ready[1])  # forgetting twice is fine
+
+
+def test_number_that_was_given_away_meanwhile_is_not_served(reactor: Reactor, ready: list[int]) -> None:
+    served: list[str] = []
+
+    def first() -> None:
+        reactor.unwatch(ready[1])
+        reactor.watch(ready[1], lambda: served.append("new"))
+
+    reactor.watch(ready[0], first, Priority.SIGNAL)
+    reactor.watch(ready[1], lambda: served.append("old"))
+    reactor.run_once(1)
+    assert served == []
+    reactor.run_once(1)
+    assert "old" not in served
+
+
+def test_timers_in_order_and_cancelled(reactor: Reactor) -> None:
+    served: list[int] = []
+    reactor.call_later(0.02, lambda: served.append(2))
+    reactor.call_later(0.01, lambda: served.append(1))
+    reactor.call_later(0.0, lambda: served.append(0)).cancel()
+    assert reactor.run_until(lambda: len(served) == 2, time.monotonic() + 5)
+    assert served == [1, 2]
+
+
+def test_run_until_ends_at_the_deadline(reactor: Reactor) -> None:
+    start = time.monotonic()
+    assert not reactor.run_until(lambda: False, start + 0.05)
+    assert 0.05 <= time.monotonic() - start < 1
+
+
+def test_blocking_call_lets_others_be_served(reactor: Reactor, ready: list[int]) -> None:
+    go = threading.Event()
+    reactor.watch(ready[0], lambda: (os.eventfd_read(ready[0]), go.set()))
+    assert reactor.call_blocking(lambda: go.wait(5) and "value") == "value"
+
+
+def test_blocking_call_hands_errors_on(reactor: Reactor) -> None:
+    def fail() -> None:
+        raise KeyError("lost")
+
+    with pytest.raises(KeyError, match="lost"):
+        reactor.call_blocking(fail)
+
+
+def test_blocking_call_can_be_given_up(reactor: Reactor) -> None:
+    release, asked = threading.Event(), time.monotonic() + 0.05
+    reactor.call_later(0.05, lambda: None)
+
+    def check() -> None:
+        if time.monotonic() >= asked:
+            raise InterruptedError("asked to stop")
+
+    with pytest.raises(InterruptedError):
+        reactor.call_blocking(release.wait, check)
+    (stuck,) = [thread for thread in threading.enumerate() if thread.name.startswith(THREAD_PREFIX)]
+    assert stuck.daemon
+    release.set()
+    stuck.join(5)
+
+
+def test_many_blocking_calls_leak_no_descriptors(reactor: Reactor) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(50):
+        reactor.call_blocking(lambda: None)
+    assert len(os.listdir("/proc/self/fd")) == before
