@@ -106,25 +106,27 @@ def test_a_rank_with_nothing_overdue_is_left_alone(tmp_path: Path, fields: dict[
 
 
 def test_a_healthy_rank_close_to_its_timeout_survives_stops_of_everything(tmp_path: Path) -> None:
-    """Real time: the rank needs 90 % of its timeout each time, and both are stopped and continued meanwhile."""
-    with (
-        monitor(tmp_path / "s", rank_section_timeouts={"step": 0.5}, rank_out_of_section_timeout=0.5) as handle,
-        rank(
-            tmp_path / "s",
-            """
+    """Real time: the rank runs for 90 % of its timeout each time, and both are stopped and continued meanwhile."""
+    script = """
 client.init_workload_monitoring()
 say('ready')
-for i in range(12):
+for i in range(6):
     with client.section('step'):
-        # CPU-bound time would run on a stopped node no more than this: a sleep that the stop prolongs
-        for _ in range(45): time.sleep(0.01)
+        running, last = 0.0, time.monotonic()
+        while running < 0.9:
+            time.sleep(0.01)
+            now = time.monotonic()
+            # a stop shows as one long sleep: it isn't time in which this process ran
+            running, last = running + min(now - last, 0.1), now
 say('done')
-""",
-        ) as process,
+"""
+    with (
+        monitor(tmp_path / "s", rank_section_timeouts={"step": 1.0}, rank_out_of_section_timeout=1.0) as handle,
+        rank(tmp_path / "s", script) as process,
     ):
         expect(process, "ready")
-        for pause in (0.1, 0.8, 0.3, 1.2, 0.6):
-            time.sleep(0.35)
+        for pause in (0.4, 0.8, 1.2, 0.6):
+            time.sleep(0.7)
             for pid in (process.pid, handle.pid):
                 os.kill(pid, signal.SIGSTOP)
             time.sleep(pause)

@@ -1,0 +1,165 @@
+"""``--restart-policy min-healthy`` with three launchers on one machine: who is disturbed by what, and who isn't."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Sequence
+
+from tests.support.launching import Finished, Launched, Launcher, launcher
+from tests.support.nodes import meeting_place, wait_for_all
+
+__all__ = ["launcher"]
+
+QUICK = "--rdzv-conf=last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
+MIN_HEALTHY = ("--restart-policy=min-healthy", QUICK)
+
+# rank 0's node hosts nothing special: each node does what the test's files tell it to
+SCRIPT = """
+import pathlib
+WHERE = pathlib.Path(sys.argv[1])
+say("cycle", CYCLE, "of", RANK, "in", os.environ["WORLD_SIZE"], "count", os.environ["TORCHELASTIC_RESTART_COUNT"])
+(WHERE / f"pid-{CYCLE}-{RANK}").write_text(str(os.getpid()))
+def told(name):
+    return (WHERE / name).exists()
+while not told("finish") and not told(f"finish-{CYCLE}-{RANK}"):
+    if told(f"fail-{CYCLE}-{RANK}"):
+        sys.exit(7)
+    time.sleep(0.02)
+"""
+
+
+def start_three(launcher: Launcher, *options: str, script: str = SCRIPT, nnodes: str = "2:3") -> list[Launched]:
+    place = meeting_place(f"--nnodes={nnodes}", *MIN_HEALTHY, *options)
+    return [launcher.start(script, *place, script_args=[str(launcher.directory)]) for _ in range(3)]
+
+
+def tell(launcher: Launcher, name: str) -> None:
+    (launcher.directory / name).touch()
+
+
+def cycles_of(launched: Launched) -> list[str]:
+    return re.findall(r"^cycle (\d+) of", launched.out, re.MULTILINE)
+
+
+def by_rank(nodes: Sequence[Launched], cycle: int = 0) -> list[Launched]:
+    """Launches in the order of the ranks of a cycle; one rank each."""
+    for node in nodes:
+        node.wait_for(rf"^cycle {cycle} of")
+    found = {int(re.findall(rf"^cycle {cycle} of (\d+)", node.out, re.MULTILINE)[0]): node for node in nodes}
+    return [found[rank] for rank in sorted(found)]
+
+
+def lines_with(ended: Sequence[Finished], pattern: str) -> list[list[str]]:
+    return [[line for line in finished.lines if re.search(pattern, line)] for finished in ended]
+
+
+def test_one_node_lost_of_three_disturbs_nobody_a_second_one_restarts_all(launcher: Launcher) -> None:
+    nodes = by_rank(start_three(launcher, "--max-restarts=1"))
+    tell(launcher, "fail-0-1")
+    for node in nodes:
+        node.wait_for("going on with 2 good nodes of at least 2")
+    pids = [(launcher.directory / f"pid-0-{rank}").read_text() for rank in (0, 2)]
+    assert all(os.path.exists(f"/proc/{pid}") for pid in pids)
+    assert [cycles_of(node) for node in nodes] == [["0"]] * 3
+    tell(launcher, "fail-0-2")
+    for node in nodes:
+        node.wait_for("^cycle 1 of . in 3 count 1")
+    tell(launcher, "finish")
+    ended = wait_for_all(nodes)
+    assert [finished.code for finished in ended] == [0, 0, 0]
+    assert [cycles_of(node) for node in nodes] == [["0", "1"]] * 3
+    # counted once, told alike on all nodes
+    [told, *others] = lines_with(ended, "^cycle 0 ended")
+    assert told == others[0] == others[1]
+    assert re.fullmatch(
+        r"cycle 0 ended: 1 good nodes of at least 2: node 1 \(.*\) unhealthy: rank 1 exited with code 7; "
+        r"node 2 \(.*\) unhealthy: rank 2 exited with code 7; restarting as cycle 1, 0 of 1 restart left",
+        told[0],
+    )
+
+
+def test_budget_is_the_jobs(launcher: Launcher) -> None:
+    nodes = by_rank(start_three(launcher, "--max-restarts=1"))
+    tell(launcher, "fail-0-1")
+    tell(launcher, "fail-0-2")
+    again = by_rank(nodes, cycle=1)
+    tell(launcher, "fail-1-0")
+    again[0].wait_for("going on")
+    tell(launcher, "fail-1-1")
+    ended = wait_for_all(nodes)
+    assert [finished.code for finished in ended] == [1, 1, 1]
+    assert [len(told) for told in lines_with(ended, "cycle 1 ended: .*; no restarts left, giving up")] == [1, 1, 1]
+
+
+def test_nodes_that_finish_at_different_times_restart_nothing(launcher: Launcher) -> None:
+    nodes = by_rank(start_three(launcher))
+    for rank in (0, 1):  # one of them hosts the rendezvous, maybe
+        tell(launcher, f"finish-0-{rank}")
+        nodes[rank].wait_for("all ranks of this node finished; waiting for")
+    assert all(node.process.poll() is None for node in nodes)
+    tell(launcher, "finish-0-2")
+    ended = wait_for_all(nodes)
+    assert [finished.code for finished in ended] == [0, 0, 0]
+    assert [finished.lines[-1] for finished in ended] == ["all ranks finished after 1 cycle"] * 3
+
+
+def test_surviving_rank_of_an_unhealthy_node_goes_on(launcher: Launcher) -> None:
+    nodes = start_three(launcher, "--nproc-per-node=2", "--workers-stop-timeout=1")
+    for node in nodes:
+        node.wait_for("^cycle 0 of", count=2)
+    tell(launcher, "fail-0-2")
+    for node in nodes:
+        node.wait_for("node 1 .* is unhealthy: rank 2 exited with code 7")
+    survivor = (launcher.directory / "pid-0-3").read_text()
+    for rank in (0, 1, 4):
+        tell(launcher, f"finish-0-{rank}")
+    for node in nodes:
+        node.wait_for("") if node.process.poll() is None else None
+    assert os.path.exists(f"/proc/{survivor}")
+    tell(launcher, "finish-0-5")
+    ended = wait_for_all(nodes)
+    assert [finished.code for finished in ended] == [0, 0, 0]
+    assert all("the job finished on 2 of 3 nodes, without node 1" in finished.lines[-1] for finished in ended)
+    assert "rank 3" not in "".join(finished.err for finished in ended)
+
+
+def test_late_node_disturbs_nobody_and_takes_part_in_the_next_cycle(launcher: Launcher) -> None:
+    place = meeting_place("--nnodes=1:2", *MIN_HEALTHY, "--max-restarts=1")
+    first = launcher.start(SCRIPT, *place, script_args=[str(launcher.directory)])
+    first.wait_for("^cycle 0 of 0 in 1")
+    late = launcher.start(SCRIPT, *place, script_args=[str(launcher.directory)])
+    first.wait_for("Traceback", timeout_s=3) if False else None
+    late.wait_for("logs: ")
+    tell(launcher, "fail-0-0")
+    for node in (first, late):
+        node.wait_for("^cycle 1 of . in 2 count 1")
+    tell(launcher, "finish")
+    assert [finished.code for finished in wait_for_all([first, late])] == [0, 0]
+    assert cycles_of(late) == ["1"]
+
+
+def test_dead_launcher_and_frozen_launcher_are_lost(launcher: Launcher) -> None:
+    nodes = start_three(launcher, "--max-restarts=1")
+    host, *others = nodes  # started first, not necessarily rank 0
+    by_rank(nodes)
+    others[0].process.kill()
+    others[0].process.wait()
+    for node in (host, others[1]):
+        node.wait_for(r"is lost: its launcher was not heard of for 6 s; going on with 2 good nodes", timeout_s=20)
+    assert cycles_of(host) == cycles_of(others[1]) == ["0"]
+    os.kill(others[1].process.pid, signal.SIGSTOP)
+    host.wait_for("cycle 0 ended: 1 good nodes of at least 2", timeout_s=20)
+    os.kill(others[1].process.pid, signal.SIGCONT)
+    for node in (host, others[1]):
+        node.wait_for("^cycle 1 of . in 2")
+    tell(launcher, "finish")
+    assert [finished.code for finished in wait_for_all([host, others[1]])] == [0, 0]
+
+
+def test_single_node_restarts_as_with_any_failed(launcher: Launcher) -> None:
+    script = "if CYCLE == 0 and RANK == 0:\n    sys.exit(3)\nif CYCLE == 0:\n    forever()\n"
+    finished = launcher.run(script, "--restart-policy=min-healthy", "--nproc-per-node=2", "--max-restarts=1")
+    assert finished.code == 0
+    assert "cycle 0 ended: rank 0 exited with code 3; restarting as cycle 1, 0 of 1 restart left" in finished.lines
