@@ -37,7 +37,7 @@ TIMEOUTS = [
 ]
 TRAINING = ["--train-iters=60", "--save-interval=10", "--log-interval=10"]
 # How a launcher's fault shows in the event log, by the type of the fault.
-EXPECTED_KIND = {"rank_killed": "signal", "rank_hung": "hang"}
+EXPECTED_KIND = {"rank_killed": "signal", "rank_hung": "hang", "sleep": "hang", "spin": "hang"}
 _TRACEBACK = re.compile(rb"\[rank(\d+)\]:")
 _GRACE_S = 30.0
 
@@ -121,8 +121,8 @@ def find_problems(run: RunSummary, faults: Sequence[PlannedFault], logs: Sequenc
     by_number = {cycle.cycle: cycle for cycle in run.cycles}
     for fault in faults:
         cycle = by_number.get(fault.cycle)
-        if cycle is not None and (cycle.kind, cycle.rank) != (EXPECTED_KIND[fault.type], fault.rank):
-            problems.append(f"cycle {fault.cycle} ended otherwise than planned: {cycle.text}")
+        if cycle is not None and (cycle.kind, cycle.rank) != (EXPECTED_KIND.get(fault.type, "crash"), fault.rank):
+            problems.append(f"cycle {fault.cycle} ended otherwise than planned: {cycle.text or cycle.outcome}")
     if run.cycles and run.cycles[-1].outcome != "succeeded":
         problems.append(f"the last cycle {run.cycles[-1].outcome}")
     return problems

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 
+from megatron_ft.core.fault_plan import FAULT_TYPES
+
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     """Parse and check the command line; a mistake ends the process with one line and exit code 2."""
@@ -54,7 +56,12 @@ def _add_training_args(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--global-batch-size", type=int, default=8)
     group.add_argument("--train-iters", type=int, default=60)
     group.add_argument("--exit-interval", type=int, help="save and exit after an iteration divisible by this")
-    group.add_argument("--exit-signal-handler", action="store_true", help="save and exit after a SIGTERM")
+    group.add_argument(
+        "--exit-signal-handler",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="save and exit after a SIGTERM; without it, and before the first iteration, SIGTERM ends a rank at once",
+    )
     group.add_argument("--seed", type=int, default=1234)
     group.add_argument("--log-interval", type=int, default=5)
     group.add_argument("--eval-interval", type=int, default=20, help="0: no evaluation")
@@ -99,7 +106,7 @@ def _add_fault_tolerance_args(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--calc-ft-timeouts", action="store_true", help="learn the timeouts from what is observed")
     group.add_argument("--simulate-fault", action="store_true", help="one fault after a delay")
-    group.add_argument("--simulated-fault-type", choices=["rank_killed", "rank_hung", "random"], default="random")
+    group.add_argument("--simulated-fault-type", choices=["random", *FAULT_TYPES], default="random")
     group.add_argument("--simulated-fault-rank", type=int, help="default: a random rank")
     group.add_argument("--simulated-fault-base-delay", type=float, default=0.0, metavar="SECONDS")
     group.add_argument(

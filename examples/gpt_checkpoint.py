@@ -8,6 +8,7 @@ middle of a save leaves the checkpoint before it in force, and the next save ove
 from __future__ import annotations
 
 import argparse
+import inspect
 import os
 import random
 from pathlib import Path
@@ -20,6 +21,9 @@ from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
 
 _TRACKER = "latest_checkpointed_iteration.txt"
+# megatron-core 0.17 prefers another package's asynchronous writer to its own, which 0.16 always used.
+_takes_writer = "async_strategy" in inspect.signature(dist_checkpointing.save).parameters
+_OWN_WRITER = {"async_strategy": "mcore"} if _takes_writer else {}
 # The persistent variant waits for CUDA; this one forks a writer for each save.
 _async_calls = AsyncCallsQueue(persistent=False)
 
@@ -37,7 +41,7 @@ def save_checkpoint(iteration: int, model: Any, optimizer: Any, scheduler: Any, 
     state["iteration"] = iteration
     state["consumed_train_samples"] = args.consumed_train_samples
     state["layout"] = _layout(args)
-    request = dist_checkpointing.save(state, str(directory), async_sharded_save=args.async_save)
+    request = dist_checkpointing.save(state, str(directory), async_sharded_save=args.async_save, **_OWN_WRITER)
 
     def make_final() -> None:
         if args.rank == 0:

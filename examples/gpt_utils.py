@@ -70,6 +70,8 @@ class ExitSignal:
     def __init__(self, *, enabled: bool) -> None:
         self._enabled = enabled
         self._received = False
+        self.is_agreed = False
+        """All ranks know by now."""
         if enabled:
             signal.signal(signal.SIGTERM, self._on_signal)
 
@@ -77,8 +79,10 @@ class ExitSignal:
         self._received = True
 
     def seen_by_any_rank(self) -> bool:
-        if not self._enabled:
-            return False
+        """A collective, until the answer is yes."""
+        if not self._enabled or self.is_agreed:
+            return self.is_agreed
         seen = torch.tensor([int(self._received)], device=torch.cuda.current_device())
         torch.distributed.all_reduce(seen, op=torch.distributed.ReduceOp.MAX)
-        return bool(seen.item())
+        self.is_agreed = bool(seen.item())
+        return self.is_agreed

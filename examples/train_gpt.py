@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import signal
 import time
 import warnings
 from collections.abc import Iterator
@@ -131,7 +132,12 @@ def train_step(
 
 
 def evaluate_and_print_results(
-    iteration: int, data: SyntheticTokens, model: Any, state: ft.GlobalState, args: argparse.Namespace
+    iteration: int,
+    data: SyntheticTokens,
+    model: Any,
+    state: ft.GlobalState,
+    exit_signal: ExitSignal,
+    args: argparse.Namespace,
 ) -> None:
     samples = validation_samples(data, **data_position(args))
     model.eval()
@@ -150,7 +156,12 @@ def evaluate_and_print_results(
             )
             ft.on_eval_step_end(state)
             total += average_loss(losses) or 0.0
+            if exit_signal.seen_by_any_rank():
+                break
     model.train()
+    if exit_signal.is_agreed:
+        print_rank_0(f"  leaving the evaluation at iteration {iteration}")
+        return
     print_rank_last(f" validation loss at iteration {iteration} | lm loss value: {total / args.eval_iters:.6E} |")
 
 
@@ -211,13 +222,12 @@ def train(
             training_log(iteration, loss, grad_norm, seconds / (iteration - logged), optimizer, args)
             logged, seconds = iteration, 0.0
         if args.eval_interval and iteration % args.eval_interval == 0:
-            evaluate_and_print_results(iteration, data, model, state, args)
-        asked_to_exit = exit_signal.seen_by_any_rank()
-        leave = asked_to_exit or bool(args.exit_interval and iteration % args.exit_interval == 0)
-        if args.save and (leave or iteration % args.save_interval == 0):
+            evaluate_and_print_results(iteration, data, model, state, exit_signal, args)
+        if args.save and iteration % args.save_interval == 0 and not exit_signal.is_agreed:
             save_with_hooks(iteration, model, optimizer, scheduler, state, args)
             saved = iteration
-        if leave:
+        asked_to_exit = exit_signal.seen_by_any_rank()
+        if asked_to_exit or (args.exit_interval and iteration % args.exit_interval == 0):
             print_rank_0(f"  exiting at iteration {iteration}{' after SIGTERM' if asked_to_exit else ''}")
             break
     if args.save and saved != iteration:
@@ -229,6 +239,9 @@ def train(
 
 def main() -> None:
     args = parse_args()
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        # Ctrl-C ends a rank at once. A KeyboardInterrupt in a save would wait for the save's helper, for ever.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     initialize_megatron(args)
     settings = ft.FaultToleranceSettings(
         enable_ft_package=args.enable_ft_package,
@@ -249,6 +262,7 @@ def main() -> None:
             world_size=args.world_size,
             cycle=int(os.environ.get("FT_CYCLE", "0")),
             client=state.rank_monitor_client,
+            save_dir=args.save,
         )
     model = get_model(args)
     optimizer, scheduler = get_optimizer_and_scheduler(model, args)

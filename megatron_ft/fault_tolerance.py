@@ -39,6 +39,7 @@ from megatron_ft.rank.loop_state import (
     GlobalState,
     LoopConfig,
     TrainState,
+    configured_warmup,
 )
 from megatron_ft.rank.save_dir import why_unusable
 from megatron_ft.rank.say import print_rank_0
@@ -72,7 +73,8 @@ _EXIT_MISTAKE = 2
 """How a rank ends whose user has to change something first."""
 
 _current_client: Any = None
-"""The client of the latest ``setup``, for the event log of a simulated fault, which is given no state."""
+_current_save_dir: str | None = None
+"""Client and save directory of the latest ``setup``, for a simulated fault, which is given no state."""
 _after_disconnect: list[Callable[[], None]] | None = None
 """While shutting down: what waits until the monitor no longer watches. No section covers the last write of the
 state file, and its time isn't learned: a slow disk must not look like a hang in a run that has ended well."""
@@ -85,7 +87,8 @@ def setup(config: Any, global_state: Any) -> None:
     first client.
 
     Args:
-        config: ``checkpoint.save``, ``checkpoint.async_save``, ``ft.calc_ft_timeouts``.
+        config: ``checkpoint.save``, ``checkpoint.async_save``, ``ft.calc_ft_timeouts`` and, where it is there,
+            ``ft.num_warmup_iters`` (see :class:`FaultToleranceSettings`).
         global_state: ``rank_monitor_client`` and ``fault_tolerance_state`` are set.
 
     Raises:
@@ -106,7 +109,8 @@ def setup(config: Any, global_state: Any) -> None:
     say.forget()
 
     client = RankMonitorClient()
-    client.init_workload_monitoring()
+    warmup = configured_warmup(config)
+    client.init_workload_monitoring(**({} if warmup is None else {"num_warmup_iters": warmup}))
     problem = why_unusable(save, create=get_rank_safe() == 0)
     if problem is not None:
         _give_up(client, problem)
@@ -118,7 +122,7 @@ def setup(config: Any, global_state: Any) -> None:
     # a second run in the same process starts at its own beginning
     ft_state.seen_tr_iters_cnt = ft_state.curr_eval_iter_idx = ft_state.seen_checkpoints_cnt = 0
     global_state.rank_monitor_client = client
-    _remember_client(client)
+    _remember_client(client, save)
 
     added = learning.prepare(client, _SECTIONS)
     if added:
@@ -138,9 +142,10 @@ def on_training_step_start(global_state: Any) -> None:
     if type(iteration) is int and iteration >= 0:
         tolerant.call(client.set_iteration, iteration)
     _close_setup(client, ft_state)
-    if ft_state.seen_tr_iters_cnt >= _NUM_WARMUP_ITERS:
+    if ft_state.seen_tr_iters_cnt >= _warmup_steps(global_state):
         tolerant.start_section(client, "step")
     ft_state.curr_eval_iter_idx = 0  # the next evaluation has its own warm-up
+    simulated_fault.on_step()
 
 
 def on_training_step_end(global_state: Any) -> None:
@@ -149,7 +154,7 @@ def on_training_step_end(global_state: Any) -> None:
     if client is None:
         return
     ft_state = global_state.fault_tolerance_state
-    if ft_state.seen_tr_iters_cnt >= _NUM_WARMUP_ITERS:
+    if ft_state.seen_tr_iters_cnt >= _warmup_steps(global_state):
         tolerant.end_section(client, "step")
     ft_state.seen_tr_iters_cnt += 1
 
@@ -161,7 +166,7 @@ def on_eval_step_start(global_state: Any) -> None:
         return
     ft_state = global_state.fault_tolerance_state
     _close_setup(client, ft_state)
-    if ft_state.curr_eval_iter_idx >= _NUM_WARMUP_ITERS:
+    if ft_state.curr_eval_iter_idx >= _warmup_steps(global_state):
         tolerant.start_section(client, "step")
 
 
@@ -171,7 +176,7 @@ def on_eval_step_end(global_state: Any) -> None:
     if client is None:
         return
     ft_state = global_state.fault_tolerance_state
-    if ft_state.curr_eval_iter_idx >= _NUM_WARMUP_ITERS:
+    if ft_state.curr_eval_iter_idx >= _warmup_steps(global_state):
         tolerant.end_section(client, "step")
     ft_state.curr_eval_iter_idx += 1
 
@@ -244,18 +249,20 @@ def abort(global_state: Any) -> None:
 
 
 def maybe_setup_simulated_fault(config: Any) -> None:
-    """If ``config.simulate_fault``: a thread of one rank will kill or stop that rank after a delay.
+    """If ``config.simulate_fault``: after a delay one rank does something to itself, and says so.
 
     A collective (one broadcast) if the rank or the type is left to chance and there is a process group.
 
     Args:
-        config: ``simulated_fault_type`` ("rank_killed", "rank_hung", "random"), ``simulated_fault_rank``
-            (None: a random one), ``simulated_fault_base_delay`` (seconds; up to 20 % are added).
+        config: ``simulated_fault_type`` ("rank_killed", "rank_hung", "random": one of these, or any other of
+            ``core.fault_plan.FAULT_TYPES``), ``simulated_fault_rank`` (None: a random one),
+            ``simulated_fault_base_delay`` (seconds; up to 20 % are added). What only the training thread can do
+            to itself (hang in Python, be slow, raise) it does in its first step after that delay.
 
     Raises:
         ValueError: one of them can't be right; on all ranks alike.
     """
-    simulated_fault.maybe_start(config, client=lambda: _current_client)
+    simulated_fault.maybe_start(config, client=lambda: _current_client, save_dir=lambda: _current_save_dir)
 
 
 def get_rank_safe() -> int:
@@ -319,7 +326,7 @@ def _maybe_update_timeouts(global_state: Any, is_closing_ft: bool = False) -> No
     update = choose_update(
         is_persistent_chkpt_loaded=bool(ft_state.is_persistent_chkpt_loaded),
         is_setup_open=ft_state.is_setup_section_open is True,
-        has_seen_enough_steps=ft_state.seen_tr_iters_cnt >= _MIN_ITERS_FOR_STEP_TIMEOUT_UPDATE,
+        has_seen_enough_steps=ft_state.seen_tr_iters_cnt >= _least_steps_to_learn(global_state),
         has_saved=ft_state.seen_checkpoints_cnt > 0,
         is_async_save=bool(ft_state.is_async_chkpt_enabled),
         is_closing=is_closing_ft,
@@ -360,16 +367,27 @@ def _close_setup(client: Any, ft_state: Any) -> None:
 
 def _disconnect(client: Any, global_state: Any) -> None:
     global_state.rank_monitor_client = None
-    _remember_client(None)
+    _remember_client(None, None)
     ft_state = getattr(global_state, "fault_tolerance_state", None)
     if ft_state is not None:
         ft_state.is_setup_section_open = ft_state.is_persistent_chkpt_loaded = False
     tolerant.call(client.shutdown_workload_monitoring)
 
 
-def _remember_client(client: Any) -> None:
-    global _current_client
-    _current_client = client
+def _remember_client(client: Any, save_dir: str | None) -> None:
+    global _current_client, _current_save_dir
+    _current_client, _current_save_dir = client, save_dir
+
+
+def _warmup_steps(global_state: Any) -> int:
+    """How many steps are out of section."""
+    number = configured_warmup(getattr(global_state, "cfg", None))
+    return _NUM_WARMUP_ITERS if number is None else number
+
+
+def _least_steps_to_learn(global_state: Any) -> int:
+    """How many steps must have been made before "step" is learned: at least one of them not in the warm-up."""
+    return max(_MIN_ITERS_FOR_STEP_TIMEOUT_UPDATE, (configured_warmup(getattr(global_state, "cfg", None)) or 0) + 1)
 
 
 def _quoted(names: list[str]) -> str:

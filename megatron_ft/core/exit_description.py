@@ -20,6 +20,7 @@ __all__ = [
     "RankView",
     "describe_exit",
     "describe_hang",
+    "describe_overdue",
     "find_cause",
     "find_culprit",
     "is_by_us",
@@ -142,15 +143,25 @@ def describe_exit(rank_exit: RankExit) -> str:
 
 def describe_hang(verdict: HangVerdict) -> str:
     """Say what was overdue: "rank 0 hung in 'step' for 3.0 s (timeout 3.0 s)"."""
-    who, elapsed = f"rank {verdict.rank}", f"{verdict.elapsed_s:.1f} s"
-    note = f"(timeout {verdict.timeout_s:.1f} s" + (", process stopped)" if verdict.stopped else ")")
+    return f"rank {verdict.rank} {describe_overdue(verdict)}"
+
+
+def describe_overdue(verdict: HangVerdict) -> str:
+    """The same without the rank: "hung in 'step' for 3.0 s (timeout 3.0 s)"."""
+    elapsed, stopped = f"{verdict.elapsed_s:.1f} s", ", process stopped" if verdict.stopped else ""
+    note = f"(timeout {verdict.timeout_s:.1f} s{stopped})"
     if verdict.section is not None:
-        return f"{who} hung in '{verdict.section}' for {elapsed} {note}"
-    if verdict.kind == "initial_heartbeat":
-        return f"{who} sent no first heartbeat for {elapsed} {note}"
-    if verdict.kind == "heartbeat":
-        return f"{who} sent no heartbeat for {elapsed} {note}"
-    return f"{who} hung out of section for {elapsed} {note}"
+        return f"hung in '{verdict.section}' for {elapsed} {note}"
+    match verdict.kind:
+        case "initial_heartbeat":
+            return f"sent no first heartbeat for {elapsed} {note}"
+        case "heartbeat":
+            return f"sent no heartbeat for {elapsed} {note}"
+        case "startup":
+            return f"did not start monitoring within {verdict.timeout_s:g} s{stopped}"
+        case "exit":
+            return f"did not exit within {verdict.timeout_s:g} s after its shutdown{stopped}"
+    return f"hung out of section for {elapsed} {note}"
 
 
 def find_culprit(verdict: HangVerdict, others: Sequence[RankView]) -> HangVerdict:

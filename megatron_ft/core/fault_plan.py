@@ -6,6 +6,7 @@ ranks and in every run. Parsing, drawing and asking what is due are pure; ``rank
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,17 @@ from typing import Any
 from megatron_ft.core.config_fields import nearest, show
 from megatron_ft.core.errors import ConfigError
 
-__all__ = ["FAULT_TYPES", "FaultPlan", "PlannedFault", "due", "not_fired", "parse_plan", "resolve"]
+__all__ = [
+    "DEFAULT_SLOWER_BY_S",
+    "FAULT_TYPES",
+    "IN_LOOP_TYPES",
+    "FaultPlan",
+    "PlannedFault",
+    "due",
+    "not_fired",
+    "parse_plan",
+    "resolve",
+]
 
 RANDOM = "random"
 RANDOM_TYPES = ("rank_killed", "rank_hung")
@@ -24,14 +35,23 @@ FAULT_TYPES: Mapping[str, str] = {
     "rank_hung": "is stopped (SIGSTOP)",
     "sleep": "sleeps for ever",
     "spin": "spins for ever",
+    "gil": "waits for ever in C and holds the GIL",
+    "stuck_collective": "enters barriers that no other rank enters",
+    "slow": "is slower from now on",
     "exception": "raises an exception",
     "exit": "exits",
     "segfault": "has a segmentation fault",
+    "sigterm": "gets SIGTERM",
+    "disk_full": "finds the disk of its checkpoints full",
 }
 """Type -> what the rank does."""
+IN_LOOP_TYPES = ("sleep", "spin", "stuck_collective", "slow", "exception")
+"""Only the thread that trains can do these to itself; the others hit the process from any thread."""
 
+DEFAULT_SLOWER_BY_S = 1.0
 _PLAN_KEYS = ("seed", "faults")
-_FAULT_KEYS = ("cycle", "rank", "iteration", "type", "exit_code")
+_FAULT_KEYS = ("cycle", "rank", "iteration", "type", "exit_code", "seconds")
+_ONLY_FOR = {"exit_code": "exit", "seconds": "slow"}
 _DEFAULT_EXIT_CODE = 1
 
 
@@ -45,12 +65,16 @@ class PlannedFault:
     type: str
     exit_code: int = _DEFAULT_EXIT_CODE
     """Only for type ``exit``."""
+    seconds: float = DEFAULT_SLOWER_BY_S
+    """Only for type ``slow``: so much longer takes each step."""
 
     def describe(self) -> str:
         """One line."""
         what = FAULT_TYPES[self.type]
         if self.type == "exit":
             what += f" with code {self.exit_code}"
+        if self.type == "slow":
+            what += f", by {self.seconds:g} s for each step,"
         return f"rank {self.rank} {what} at iteration {self.iteration} of cycle {self.cycle}"
 
 
@@ -63,6 +87,7 @@ class FaultEntry:
     iterations: tuple[int, int]
     type: str
     exit_code: int
+    seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,9 +104,10 @@ def parse_plan(document: object, *, source: str = "fault plan") -> FaultPlan:
     """Check a plan.
 
     Args:
-        document: ``{"seed": 0, "faults": [{"cycle", "rank", "iteration", "type", "exit_code"}]}``; ``rank``
-            is a number or ``random``, ``iteration`` a number or a range ``[first, last]``, ``type`` one of
-            :data:`FAULT_TYPES` or ``random``; ``seed`` (0), ``cycle`` (0), ``exit_code`` (1) may be missing.
+        document: ``{"seed": 0, "faults": [{"cycle", "rank", "iteration", "type", "exit_code", "seconds"}]}``;
+            ``rank`` is a number or ``random``, ``iteration`` a number or a range ``[first, last]``, ``type`` one
+            of :data:`FAULT_TYPES` or ``random``; ``seed`` (0), ``cycle`` (0), ``exit_code`` (1) and ``seconds``
+            (:data:`DEFAULT_SLOWER_BY_S`) may be missing.
         source: what to call it in messages.
 
     Raises:
@@ -117,6 +143,7 @@ def resolve(plan: FaultPlan, world_size: int) -> tuple[PlannedFault, ...]:
             iteration=draw.randint(*entry.iterations),
             type=drawn_type if entry.type == RANDOM else entry.type,
             exit_code=entry.exit_code,
+            seconds=entry.seconds,
         )
         where = f"{plan.source}: fault {number + 1}"
         if fault.rank >= world_size:
@@ -153,8 +180,9 @@ def _parse_fault(where: str, entry: object) -> FaultEntry:
     kind = entry["type"]
     if kind != RANDOM and (not isinstance(kind, str) or kind not in FAULT_TYPES):
         raise ConfigError(f"{where}: unknown type {show(kind)}{nearest(str(kind), [*FAULT_TYPES, RANDOM])}")
-    if "exit_code" in entry and kind != "exit":
-        raise ConfigError(f"{where}: exit_code is only for type 'exit', not {kind!r}")
+    for key, its_type in _ONLY_FOR.items():
+        if key in entry and kind != its_type:
+            raise ConfigError(f"{where}: {key} is only for type {its_type!r}, not {kind!r}")
     rank = entry["rank"]
     return FaultEntry(
         cycle=_whole(f"{where}: cycle", entry.get("cycle", 0)),
@@ -162,6 +190,7 @@ def _parse_fault(where: str, entry: object) -> FaultEntry:
         iterations=_iterations(f"{where}: iteration", entry["iteration"]),
         type=kind,
         exit_code=_whole(f"{where}: exit_code", entry.get("exit_code", _DEFAULT_EXIT_CODE), most=255),
+        seconds=_seconds(f"{where}: seconds", entry.get("seconds", DEFAULT_SLOWER_BY_S)),
     )
 
 
@@ -175,6 +204,12 @@ def _iterations(name: str, value: object) -> tuple[int, int]:
     if first > last:
         raise ConfigError(f"{name}: the range {show(value)} is empty")
     return first, last
+
+
+def _seconds(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise ConfigError(f"{name} must be a number above 0, not {show(value)}")
+    return float(value)
 
 
 def _whole(name: str, value: object, or_else: str = "", most: int | None = None) -> int:

@@ -21,6 +21,7 @@ __all__ = [
     "LearnedTimeout",
     "Superseded",
     "choose",
+    "describe_difference",
     "from_client",
     "seconds",
 ]
@@ -57,6 +58,8 @@ class LearnedState:
     """The fields of :data:`CONFIGURED_FIELDS` that were set when this was learned; None: not known."""
     written_at_unix_s: float | None = None
     world_size: int | None = None
+    layout: Mapping[str, int] | None = None
+    """Sizes of the parallel groups by kind ("tensor": 2); None: not known."""
 
     def entry(self, name: str) -> LearnedTimeout | None:
         """The entry of a section, or of the time out of section."""
@@ -113,6 +116,21 @@ class Choice:
 def seconds(value: float | None) -> str:
     """A timeout for a person to read."""
     return "infinity" if value is None else f"{value:.4g} s"
+
+
+def describe_difference(state: LearnedState, *, world_size: int, layout: Mapping[str, int] | None) -> str | None:
+    """One line if a job of another size or layout learned this; None if not, or if that isn't known."""
+    sizes_differ = state.world_size is not None and state.world_size != world_size
+    layouts_differ = state.layout is not None and layout is not None and dict(state.layout) != dict(layout)
+    if not sizes_differ and not layouts_differ:
+        return None
+    then, now = _ranks(state.world_size, state.layout), _ranks(world_size, layout)
+    return f"they were learned with {then}, and this run has {now}: the longest intervals may be others now"
+
+
+def _ranks(world_size: int | None, layout: Mapping[str, int] | None) -> str:
+    count = "an unknown number of ranks" if world_size is None else f"{world_size} rank{'' if world_size == 1 else 's'}"
+    return count if layout is None else f"{count} ({', '.join(f'{kind} {size}' for kind, size in layout.items())})"
 
 
 def choose(
@@ -173,6 +191,7 @@ def from_client(
     configured: Mapping[str, Any],
     written_at_unix_s: float,
     world_size: int,
+    layout: Mapping[str, int] | None = None,
 ) -> LearnedState:
     """What is to be kept now.
 
@@ -183,6 +202,7 @@ def from_client(
         configured: see :func:`choose`.
         written_at_unix_s: wall clock.
         world_size: number of ranks.
+        layout: sizes of the parallel groups, None if not known.
     """
     calculated = state_from_dict(client_state)
 
@@ -206,4 +226,5 @@ def from_client(
         configured={key: configured[key] for key in CONFIGURED_FIELDS if key in configured},
         written_at_unix_s=written_at_unix_s,
         world_size=world_size,
+        layout=layout,
     )

@@ -41,6 +41,7 @@ def to_document(state: LearnedState) -> dict[str, Any]:
         else datetime.fromtimestamp(written, timezone.utc).isoformat(timespec="seconds"),
         "written_at_unix_s": written,
         "world_size": state.world_size,
+        "layout": None if state.layout is None else dict(state.layout),
         "sections": {name: entry(value) for name, value in state.sections.items()},
         "out_of_section": None if out is None else entry(out),
         "heartbeats": None if beats is None else {"initial_s": beats[0], "subsequent_s": beats[1]},
@@ -98,6 +99,7 @@ def _parse_ours(document: Mapping[Any, Any]) -> LearnedState:
         configured=_parse_configured(document.get("configured_s")),
         written_at_unix_s=_number("written_at_unix_s", document.get("written_at_unix_s")),
         world_size=None if world_size is None else _count("world_size", world_size),
+        layout=_parse_layout(document.get("layout")),
     )
 
 
@@ -111,6 +113,13 @@ def _parse_entry(name: str, value: object) -> LearnedTimeout:
         max_observed_s=_number(f"max_observed_s of {where}", entry.get("max_observed_s")),
         rank_of_max=None if rank is None else _count(f"rank_of_max of {where}", rank),
     )
+
+
+def _parse_layout(value: object) -> dict[str, int] | None:
+    if value is None:
+        return None
+    sizes = _mapping("layout", value).items()
+    return {str(kind): _count(f"layout.{show(str(kind))}", size) for kind, size in sizes}
 
 
 def _parse_configured(value: object) -> Mapping[str, Any] | None:

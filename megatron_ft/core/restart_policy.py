@@ -3,11 +3,36 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["Action", "AnyFailed", "CycleEnd", "Decision", "GroupView", "Outcome", "RestartPolicy"]
+__all__ = [
+    "Action",
+    "AnyFailed",
+    "CycleEnd",
+    "Decision",
+    "GroupView",
+    "MinHealthy",
+    "NodeState",
+    "Outcome",
+    "RestartPolicy",
+]
+
+
+class NodeState(enum.Enum):
+    """A node in a cycle, as all nodes know it; the values travel through the rendezvous's store."""
+
+    HEALTHY = "healthy"
+    """All its ranks run, or have ended with 0 and the others run."""
+    SUCCEEDED = "succeeded"
+    """All its ranks have ended with 0."""
+    UNHEALTHY = "unhealthy"
+    """A rank has failed; others may run."""
+    LOST = "lost"
+    """Its launcher isn't heard of any more."""
+    EXCLUDED = "excluded"
+    """One of its ranks asked for the node to be left out."""
 
 
 class Outcome(enum.Enum):
@@ -19,6 +44,8 @@ class Outcome(enum.Enum):
     """Somebody asked for the end: a signal to the launcher, or a rank's request to shut the workload down."""
     MEMBERSHIP = "membership"
     """Nothing failed here: another node left its ranks, or one wants to join."""
+    EXCLUDED = "excluded"
+    """A rank of this node asked for the node to be left out: it leaves the job."""
 
 
 class Action(enum.Enum):
@@ -31,10 +58,19 @@ class Action(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class CycleEnd:
-    """One cycle that is over."""
+    """One cycle that is over.
+
+    Args:
+        restarts_before: how many restarts the whole job had used before; policies that count for each launcher
+            alone don't look at it.
+        nodes_left: how many nodes could take part in another cycle, those that wait to join included; None if
+            no node was left out.
+    """
 
     cycle: int
     outcome: Outcome
+    restarts_before: int = 0
+    nodes_left: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,12 +92,33 @@ class GroupView:
     failed: int
     nodes_waiting: int = 0
 
+    @property
+    def state(self) -> NodeState:
+        """This node's state."""
+        if self.failed:
+            return NodeState.UNHEALTHY
+        return NodeState.HEALTHY if self.running else NodeState.SUCCEEDED
+
 
 class RestartPolicy(Protocol):
     """When a cycle is over, and what follows from it."""
 
+    @property
+    def min_nodes(self) -> int:
+        """So many nodes a cycle needs."""
+        ...
+
+    @property
+    def is_common(self) -> bool:
+        """Whether all nodes decide together (``judge_nodes`` alone counts where there are several)."""
+        ...
+
     def judge(self, view: GroupView) -> Outcome | None:
-        """How the running cycle has ended; None if it goes on. Asked after each thing that happens to it."""
+        """How the running cycle has ended for this node alone; None if it goes on."""
+        ...
+
+    def judge_nodes(self, nodes: Collection[NodeState]) -> Outcome | None:
+        """How the running cycle has ended for all nodes; None if it goes on. Asked after each change of a state."""
         ...
 
     def decide(self, history: Sequence[CycleEnd]) -> Decision:
@@ -71,9 +128,14 @@ class RestartPolicy(Protocol):
 
 @dataclass(frozen=True)
 class AnyFailed:
-    """All ranks restart when any rank fails, at most ``max_restarts`` times. Membership changes cost nothing."""
+    """All ranks restart when any rank fails, at most ``max_restarts`` times. Membership changes cost nothing.
+
+    Each launcher counts the failures of its own ranks.
+    """
 
     max_restarts: int
+    min_nodes: int = 1
+    is_common = False
 
     def judge(self, view: GroupView) -> Outcome | None:
         """See the protocol."""
@@ -83,20 +145,69 @@ class AnyFailed:
             return Outcome.SUCCEEDED
         return Outcome.MEMBERSHIP if view.nodes_waiting else None
 
+    def judge_nodes(self, nodes: Collection[NodeState]) -> Outcome | None:
+        """See the protocol. A node that fails or is lost makes itself felt otherwise: the others' ranks fail."""
+        return Outcome.MEMBERSHIP if NodeState.EXCLUDED in nodes else None
+
     def decide(self, history: Sequence[CycleEnd]) -> Decision:
         """See the protocol."""
         assert history, "a decision needs a cycle that has ended"
         used = sum(end.outcome is Outcome.FAILED for end in history)
-        left = max(0, self.max_restarts - used)
-        match history[-1].outcome:
-            case Outcome.SUCCEEDED:
-                return Decision(action=Action.FINISH, restarts_left=left, reason="")
-            case Outcome.STOPPED:
-                return Decision(action=Action.GIVE_UP, restarts_left=left, reason="not restarting")
-            case Outcome.MEMBERSHIP:
-                return Decision(action=Action.RESTART, restarts_left=left, reason="")
-            case Outcome.FAILED if used <= self.max_restarts:
-                return Decision(action=Action.RESTART, restarts_left=left, reason="")
-            case Outcome.FAILED:
-                reason = "no restarts left, giving up" if self.max_restarts else "no restarts allowed, giving up"
-                return Decision(action=Action.GIVE_UP, restarts_left=0, reason=reason)
+        return _decide(history[-1], used=used, max_restarts=self.max_restarts, min_nodes=self.min_nodes)
+
+
+@dataclass(frozen=True)
+class MinHealthy:
+    """All ranks restart when fewer than ``min_nodes`` nodes are healthy or have succeeded.
+
+    Until then nothing that happens to a node disturbs the others, or what is left of its own ranks. The job has
+    succeeded when no node is healthy any more and ``min_nodes`` have succeeded. Restarts are counted once for
+    the job, at most ``max_restarts``.
+    """
+
+    max_restarts: int
+    min_nodes: int
+    is_common = True
+
+    def judge(self, view: GroupView) -> Outcome | None:
+        """See the protocol: of a node that is alone."""
+        return self.judge_nodes([view.state])
+
+    def judge_nodes(self, nodes: Collection[NodeState]) -> Outcome | None:
+        """See the protocol."""
+        healthy = sum(state is NodeState.HEALTHY for state in nodes)
+        succeeded = sum(state is NodeState.SUCCEEDED for state in nodes)
+        if healthy + succeeded < self.min_nodes:
+            return Outcome.FAILED
+        return None if healthy else Outcome.SUCCEEDED
+
+    def decide(self, history: Sequence[CycleEnd]) -> Decision:
+        """See the protocol."""
+        assert history, "a decision needs a cycle that has ended"
+        last = history[-1]
+        used = last.restarts_before + (last.outcome is Outcome.FAILED)
+        return _decide(last, used=used, max_restarts=self.max_restarts, min_nodes=self.min_nodes)
+
+
+def _decide(last: CycleEnd, *, used: int, max_restarts: int, min_nodes: int) -> Decision:
+    """``used`` restarts, if the one that may follow is made."""
+    left = max(0, max_restarts - used)
+    too_few = last.nodes_left is not None and last.nodes_left < min_nodes
+    match last.outcome:
+        case Outcome.SUCCEEDED:
+            return Decision(action=Action.FINISH, restarts_left=left, reason="")
+        case Outcome.STOPPED:
+            return Decision(action=Action.GIVE_UP, restarts_left=left, reason="not restarting")
+        case Outcome.EXCLUDED:
+            reason = "this node leaves the job"
+            if too_few:
+                reason += f", which ends: {last.nodes_left} of at least {min_nodes} nodes left"
+            return Decision(action=Action.GIVE_UP, restarts_left=left, reason=reason)
+        case _ if too_few:
+            reason = f"{last.nodes_left} of at least {min_nodes} nodes left, giving up"
+            return Decision(action=Action.GIVE_UP, restarts_left=left, reason=reason)
+        case Outcome.FAILED if used > max_restarts:
+            reason = "no restarts left, giving up" if max_restarts else "no restarts allowed, giving up"
+            return Decision(action=Action.GIVE_UP, restarts_left=0, reason=reason)
+        case Outcome.MEMBERSHIP | Outcome.FAILED:
+            return Decision(action=Action.RESTART, restarts_left=left, reason="")

@@ -76,6 +76,19 @@ def send_signal(pidfd: int, number: int) -> bool:
     return True
 
 
+def would_end_by(pid: int, number: int) -> bool:
+    """Whether a signal whose default action is the end of the process would meet just that: nobody handles it.
+
+    False for a process that catches, blocks or ignores it, and for one that is gone.
+    """
+    try:
+        with open(f"/proc/{pid}/status") as file:
+            masks = [line.split()[1] for line in file if line.startswith(("SigBlk:", "SigIgn:", "SigCgt:"))]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return not any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
+
+
 def group_members(group: int) -> list[ProcessStat]:
     """Living processes of a process group (zombies only wait to be reaped and don't count)."""
     return [stat for stat in all_processes() if stat.group == group and stat.state not in "ZX"]

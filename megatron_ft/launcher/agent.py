@@ -5,37 +5,49 @@ from __future__ import annotations
 import dataclasses
 import signal
 import subprocess
-import time
-from typing import Any
+from typing import Any, NoReturn
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import PContext
-from torch.distributed.elastic.rendezvous.api import RendezvousError, RendezvousGracefulExitError
+from torch.distributed.elastic.rendezvous.api import (
+    RendezvousClosedError,
+    RendezvousError,
+    RendezvousGracefulExitError,
+)
 
 from megatron_ft.core.control import WorkloadAction
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.exit_description import Cause, CauseKind
-from megatron_ft.core.restart_policy import Action, CycleEnd, Decision, GroupView, Outcome
-from megatron_ft.launcher import announce, lines, torch_private
+from megatron_ft.core.restart_policy import Action, CycleEnd, Decision, GroupView, NodeState, Outcome
+from megatron_ft.launcher import announce, departure, lines, node_lines, stopping, torch_private
 from megatron_ft.launcher.control import ReceivedRequest
 from megatron_ft.launcher.cycle_record import CycleRecord
 from megatron_ft.launcher.node import Node
-from megatron_ft.launcher.rounds import MembershipWatch, agree_on_cycle
+from megatron_ft.launcher.peers import CutOffError, Peers
+from megatron_ft.launcher.rounds import MembershipWatch, agree_on_cycle, restarts_used
 from megatron_ft.launcher.workers import Worker, WorkerContext
 
 _HUNG_AND_ALIVE_S = 20.0
 """After a verdict the monitor signals, and kills after a grace of 5 s; then its rank should be gone."""
 
-__all__ = ["FaultTolerantAgent", "NodeNotNeededError", "WorkloadShutDownError"]
+__all__ = ["FaultTolerantAgent", "JobEndedError", "NodeExcludedError", "NodeNotNeededError"]
 
 
-class WorkloadShutDownError(FaultToleranceError):
-    """A rank asked for the end of the job."""
+class JobEndedError(FaultToleranceError):
+    """The job ends, and no failure of this node's ranks is why: a rank asked for it, or other nodes failed."""
 
 
 class NodeNotNeededError(FaultToleranceError):
     """The job ended without ever needing this node."""
+
+
+class NodeExcludedError(FaultToleranceError):
+    """A rank of this node asked for the node to be left out. ``job_ends``: the others are too few without it."""
+
+    def __init__(self, *, job_ends: bool) -> None:
+        super().__init__("this node was left out")
+        self.job_ends = job_ends
 
 
 class FaultTolerantAgent(LocalElasticAgent):
@@ -44,9 +56,11 @@ class FaultTolerantAgent(LocalElasticAgent):
     def __init__(self, *, node: Node, **torch_arguments: Any) -> None:
         super().__init__(**torch_arguments)
         self._node = node
-        self._handler = self._worker_group.spec.rdzv_handler
+        self._handler: Any = self._worker_group.spec.rdzv_handler
         self._history: list[CycleEnd] = []
         self._cycle = 0
+        self._peers: Peers | None = None
+        self._ends_together = False
         self._record: CycleRecord | None = None
         self._membership: MembershipWatch | None = None
         self._last_membership: MembershipWatch | None = None
@@ -56,6 +70,20 @@ class FaultTolerantAgent(LocalElasticAgent):
     # -- torch's loop -------------------------------------------------------------------------------------
 
     def _invoke_run(self, role: str = "default") -> RunResult:
+        try:
+            return self._run_cycles()
+        except CutOffError:
+            self._handler.shutdown = lambda: True  # would wait for an answer, too
+            raise
+        finally:
+            if self._peers is not None:
+                if self._ends_together and not self._node.signals.received:
+                    # while its host is sure to be there
+                    self._handler.shutdown()
+                    self._handler.shutdown = lambda: True
+                self._peers.leave(together=self._ends_together)
+
+    def _run_cycles(self) -> RunResult:
         while True:
             self._node.raise_if_asked_to_stop()
             self._initialize_workers(self._worker_group)
@@ -66,7 +94,7 @@ class FaultTolerantAgent(LocalElasticAgent):
                 self._log_lost(error)
                 raise
             record = self._current()
-            self._history.append(CycleEnd(cycle=record.cycle, outcome=outcome))
+            self._history.append(self._cycle_end(record, outcome))
             decision = self._decide()
             if outcome is Outcome.SUCCEEDED:
                 return self._succeeded(record, decision)
@@ -75,9 +103,15 @@ class FaultTolerantAgent(LocalElasticAgent):
             self._worker_group.state = WorkerState.FAILED
             self._node.raise_if_asked_to_stop()
             if outcome is Outcome.STOPPED:
-                raise WorkloadShutDownError(cause.text)
+                self._ends_together = True
+                raise JobEndedError(cause.text)
+            if outcome is Outcome.EXCLUDED:
+                self._exclude_this_node()
             self._check_all_are_gone()
             if decision.action is Action.GIVE_UP:
+                self._ends_together = self._peers is not None and self._peers.view.outcome is not None
+                if self._peers is not None and self._peers.blames_others():
+                    raise JobEndedError(cause.text)
                 return RunResult(state=WorkerState.FAILED, failures=record.torch_failures(cause))
             self._remaining_restarts = decision.restarts_left
 
@@ -88,24 +122,48 @@ class FaultTolerantAgent(LocalElasticAgent):
         warning = torch_private.fresh_store(self._handler, nodes=nodes)
         if warning and not self._history:
             node.say(warning)
+        run_id, used = self._handler.get_run_id(), 0
 
         def meet() -> int:
+            nonlocal used
             if self._last_membership is not None:
                 self._last_membership.join()
             with torch_private.quick_first_round(nodes=nodes):
                 super(FaultTolerantAgent, self)._rendezvous(worker_group)
+            if node.policy.is_common:
+                used = restarts_used(worker_group.store, run_id=run_id)
             return agree_on_cycle(
                 worker_group.store,
                 backend=self._handler.get_backend(),
-                run_id=self._handler.get_run_id(),
+                run_id=run_id,
                 group_rank=worker_group.group_rank or 0,
                 own_count=len(self._history),
             )
 
         try:
-            self._cycle = node.blocking(meet)
+            self._cycle = node.reactor.call_blocking(meet, self._check_wanted)
         except RendezvousGracefulExitError as error:
             raise NodeNotNeededError(str(error)) from error
+        except RendezvousClosedError:
+            if self._peers is not None:
+                self._check_wanted(wait_s=1.0)
+            raise
+        if self._peers is not None:
+            self._peers.stop()
+            self._peers = None
+        if nodes > 1:
+            self._peers = Peers(node, worker_group, cycle=self._cycle, run_id=run_id, restarts_before=used)
+        if node.policy.is_common and self._peers is not None:
+            self._remaining_restarts = max(0, node.line.namespace.max_restarts - used)
+
+    def _check_wanted(self, wait_s: float = 0.0) -> None:
+        """While the nodes meet: whether there is to be another cycle."""
+        self._node.raise_if_asked_to_stop()
+        text = None if self._peers is None else self._peers.shutdown_text(wait_s=wait_s)
+        if text is not None:
+            self._node.say(lines.shut_down_between(text))
+            self._ends_together = True
+            raise JobEndedError(text)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._record = CycleRecord(
@@ -148,6 +206,7 @@ class FaultTolerantAgent(LocalElasticAgent):
         record.error_files = dict(context.error_files)
         try:
             context.start()
+            self._node.punctuality.begin(record)
         except (OSError, subprocess.SubprocessError) as error:
             raise FaultToleranceError(f"the ranks can't be started: {error}") from error
         return context
@@ -162,43 +221,70 @@ class FaultTolerantAgent(LocalElasticAgent):
         return outcome
 
     def _judge(self) -> Outcome | None:
-        record, membership = self._current(), self._membership
+        record, membership, peers = self._current(), self._membership, self._peers
         if self._node.signals.received or record.shutdown_request is not None:
             return Outcome.STOPPED
+        if record.exclude_request is not None:
+            return Outcome.EXCLUDED
         if membership is not None and membership.error is not None:
             raise membership.error
+        if peers is not None:
+            peers.check()
+            if peers.view.outcome is not None:
+                return peers.view.outcome
+            if peers.view.nodes[peers.number].state is NodeState.LOST:
+                return Outcome.MEMBERSHIP
         self._check_none_is_stuck()
-        if record.hung_for_s() > _HUNG_AND_ALIVE_S:
-            return Outcome.FAILED  # its monitor could not end it; what we can do is told below
         failed = sum(map(record.has_failed, record.exits))
-        return self._node.policy.judge(
-            GroupView(
-                running=len(record.global_ranks) - len(record.exits),
-                succeeded=len(record.exits) - failed,
-                failed=failed,
-                nodes_waiting=0 if membership is None else membership.nodes_waiting,
-            )
+        if record.hung_for_s() > _HUNG_AND_ALIVE_S:
+            failed += 1  # its monitor could not end it; what we can do is told below
+        view = GroupView(
+            running=len(record.global_ranks) - len(record.exits),
+            succeeded=len(record.exits) - failed,
+            failed=failed,
+            nodes_waiting=0 if membership is None else membership.nodes_waiting,
         )
+        if peers is not None and self._node.policy.is_common:
+            peers.tell(view.state, lambda: record.cause().line if failed else "")
+            return None  # until all know it, in the order in which they hear of it
+        return self._node.policy.judge(view)
 
     def _end_cycle(self, outcome: Outcome) -> Outcome:
         """End the ranks as the outcome asks for; the outcome after that."""
         node, record = self._node, self._current()
         workers = list(record.workers.values())
-        if outcome is Outcome.STOPPED:
-            if node.signals.received:
-                self._stop_as_asked(workers)
-            else:
-                self._let_requester_end(workers)
+        if outcome is Outcome.STOPPED and node.signals.received:
+            stopping.stop_as_asked(node, workers)
+        elif outcome in (Outcome.STOPPED, Outcome.EXCLUDED):
+            stopping.let_requester_end(node, record, workers)
         elif outcome is Outcome.SUCCEEDED:
+            # those left of a node where others failed: they are about to finish, like all the other nodes' ranks
+            node.ending.wait(workers, node.line.stop_timeout)
             node.ending.clear(workers, quietly=False)
         self._stop_workers(self._worker_group)
         node.control.accept_all()
         node.ranks_ended_well = record.all_ended_well()
-        if outcome is Outcome.STOPPED and not node.signals.received and node.ranks_ended_well:
+        if outcome is Outcome.STOPPED and not node.signals.received and node.ranks_ended_well and self._peers is None:
             return Outcome.SUCCEEDED  # the request to end came from a job that was at its end
-        if outcome in (Outcome.FAILED, Outcome.MEMBERSHIP) and record.shutdown_request is not None:
-            return Outcome.STOPPED  # a request that came in the last moment
+        if outcome in (Outcome.FAILED, Outcome.MEMBERSHIP):  # requests that came in the last moment
+            if record.shutdown_request is not None or (self._peers is not None and self._peers.view.shutdown):
+                return Outcome.STOPPED
+            if record.exclude_request is not None:
+                return Outcome.EXCLUDED
         return outcome
+
+    def _cycle_end(self, record: CycleRecord, outcome: Outcome) -> CycleEnd:
+        peers, left = self._peers, None
+        if peers is None:
+            before = sum(end.outcome is Outcome.FAILED for end in self._history)
+            left = 0 if outcome is Outcome.EXCLUDED else None
+        else:
+            before = peers.restarts_before
+            excluded = peers.view.count(NodeState.EXCLUDED)
+            if excluded:
+                waiting = self._node.blocking(self._handler.num_nodes_waiting)
+                left = len(peers.view.nodes) - excluded + waiting
+        return CycleEnd(cycle=record.cycle, outcome=outcome, restarts_before=before, nodes_left=left)
 
     def _decide(self) -> Decision:
         decision, received = self._node.policy.decide(self._history), self._node.signals.received
@@ -207,42 +293,15 @@ class FaultTolerantAgent(LocalElasticAgent):
             return dataclasses.replace(decision, action=Action.GIVE_UP, reason="not restarting")
         return decision
 
-    def _stop_as_asked(self, workers: list[Worker]) -> None:
-        """Pass the request on and wait, as long as the user allows.
-
-        A Python rank gets the signal itself and alone: its data-loader workers would die of it and take the
-        last checkpoint with them. Some other command may be a wrapper that passes nothing on, so its whole
-        group gets it.
-        """
-        node, line = self._node, self._node.line
-        alive = [worker for worker in workers if not worker.look()]
-        node.tell_asked_to_stop(ranks=len(alive))
-        passed_on = 0
-
-        def over() -> bool:
-            nonlocal passed_on
-            for number in node.signals.received[passed_on:]:
-                passed_on += 1
-                if node.signals.ask_to_kill():
-                    node.say(lines.killing_at_once(number.name))
-                    return True
-                node.ending.ask(workers, number, whole_group=not line.ranks_are_python)
-            return node.signals.ask_to_kill() or all(worker.exitcode is not None for worker in workers)
-
-        deadline = time.monotonic() + line.term_timeout
-        node.reactor.run_until(over, deadline_s=deadline)
-        node.ending.kill(workers)
-        if not line.ranks_are_python:
-            # the wrapper itself may have died of it at once; what it started has the same time
-            left_s = max(0.0, deadline - time.monotonic())
-            node.ending.clear(workers, leftover_grace_s=left_s, ask=False)
-
-    def _let_requester_end(self, workers: list[Worker]) -> None:
-        """The rank that asked for the end has something to say on its way out: a traceback, a message."""
-        request = self._current().shutdown_request
-        assert request is not None
-        asked = [worker for worker in workers if worker.pid == request.pid] or workers
-        self._node.ending.wait(asked, self._node.line.stop_timeout)
+    def _exclude_this_node(self) -> NoReturn:
+        """Leave the others to themselves."""
+        end = self._history[-1]
+        job_ends = end.nodes_left is not None and end.nodes_left < self._node.policy.min_nodes
+        if job_ends:
+            self._ends_together = True
+        else:
+            departure.leave(self._node, self._handler)
+        raise NodeExcludedError(job_ends=job_ends)
 
     # -- what is heard meanwhile --------------------------------------------------------------------------
 
@@ -257,18 +316,25 @@ class FaultTolerantAgent(LocalElasticAgent):
             self._record.told_by_monitor(local_rank, message)
 
     def _asked(self, request: ReceivedRequest) -> None:
-        node, record = self._node, self._record
-        rank, action = request.rank, request.action
+        node, record, peers = self._node, self._record, self._peers
+        action = request.action
         node.log.write(
-            "workload_control", action=action.value, description=request.description, rank=rank, pid=request.pid
+            "workload_control",
+            action=action.value,
+            description=request.description,
+            rank=request.rank,
+            pid=request.pid,
         )
-        if action is WorkloadAction.ShutdownWorkload and record is not None:
+        if action is WorkloadAction.Continue or record is None:
+            node.say(request.text)
+        elif action is WorkloadAction.ShutdownWorkload:
             record.shutdown_request = record.shutdown_request or request
-        elif action is WorkloadAction.ExcludeThisNode:
-            text = lines.request_received(
-                action=action.value, description=request.description, rank=rank, pid=request.pid
-            )
-            node.say(f"{text}; this version can't leave a node out yet, the restart policy decides")
+            if peers is not None:
+                peers.ask_for_shutdown(request.text)
+        else:
+            record.exclude_request = record.exclude_request or request
+            if peers is not None:
+                peers.tell(NodeState.EXCLUDED, lambda: request.text)
 
     def _check_none_is_stuck(self) -> None:
         """torch's TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT, off unless the user sets it."""
@@ -283,7 +349,8 @@ class FaultTolerantAgent(LocalElasticAgent):
             raise FaultToleranceError(f"processes {stuck} can't be ended: this node doesn't restart")
 
     def _start_membership(self) -> None:
-        if self._node.line.max_nodes > 1 and self._handler.get_backend() != "static":
+        several = self._node.line.max_nodes > 1 and self._handler.get_backend() != "static"
+        if several and not self._node.policy.is_common:
             self._membership = MembershipWatch(self._handler, self._node.line.namespace.monitor_interval)
             self._node.reactor.watch(self._membership.fileno(), self._membership.drain)
 
@@ -302,15 +369,24 @@ class FaultTolerantAgent(LocalElasticAgent):
         waiting = 0 if self._last_membership is None else self._last_membership.nodes_waiting
         received = self._node.signals.received
         return announce.cause_of(
-            outcome, self._current(), nodes_waiting=waiting, asked_by=received[0].name if received else None
+            outcome,
+            self._current(),
+            nodes_waiting=waiting,
+            asked_by=received[0].name if received else None,
+            peers=self._peers,
+            min_nodes=self._node.policy.min_nodes,
         )
 
     def _succeeded(self, record: CycleRecord, decision: Decision) -> RunResult:
         announce.log_end(self._node, record, Outcome.SUCCEEDED, decision, None)
         self._worker_group.state = WorkerState.SUCCEEDED
-        if (self._worker_group.group_world_size or 1) > 1:
-            self._node.blocking(self._exit_barrier)
-        self._node.say(lines.run_finished(len(self._history)))
+        without = None
+        if self._peers is not None and self._node.policy.is_common:
+            self._ends_together = True
+            without = node_lines.succeeded_without(self._peers.view)
+        elif (self._worker_group.group_world_size or 1) > 1:
+            self._node.reactor.call_blocking(self._exit_barrier, self._check_wanted)
+        self._node.say(without or lines.run_finished(len(self._history)))
         return RunResult(state=WorkerState.SUCCEEDED, return_values=dict.fromkeys(record.global_ranks))
 
     def _log_lost(self, error: RendezvousError) -> None:

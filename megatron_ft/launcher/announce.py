@@ -5,10 +5,11 @@ from __future__ import annotations
 from torch.distributed.elastic.agent.server.api import WorkerGroup
 
 from megatron_ft.core.exit_description import Cause, CauseKind
-from megatron_ft.core.restart_policy import Decision, Outcome
-from megatron_ft.launcher import lines
+from megatron_ft.core.restart_policy import Decision, NodeState, Outcome
+from megatron_ft.launcher import lines, node_lines
 from megatron_ft.launcher.cycle_record import CycleRecord
 from megatron_ft.launcher.node import Node
+from megatron_ft.launcher.peers import Peers
 
 __all__ = ["cause_of", "cycle_ended", "cycle_started", "log_end"]
 
@@ -38,15 +39,39 @@ def cycle_started(node: Node, record: CycleRecord, group: WorkerGroup, restarts_
     )
 
 
-def cause_of(outcome: Outcome, record: CycleRecord, *, nodes_waiting: int, asked_by: str | None) -> Cause:
+def cause_of(
+    outcome: Outcome,
+    record: CycleRecord,
+    *,
+    nodes_waiting: int,
+    asked_by: str | None,
+    peers: Peers | None,
+    min_nodes: int,
+) -> Cause:
     """Why a cycle ended that didn't succeed; ``asked_by`` is the signal that asked the launcher to stop."""
+    view = None if peers is None else peers.view
     if outcome is Outcome.FAILED:
-        return record.cause()
+        if view is None or view.outcome is not Outcome.FAILED or len(view.nodes) == 1:
+            return record.cause()
+        own = record.cause() if record.failures() else None
+        text = node_lines.too_few_healthy(view=view, min_nodes=min_nodes)
+        kind = CauseKind.MEMBERSHIP if own is None else own.kind
+        return Cause(kind=kind, text=text, rank=None if own is None else own.rank)
     if outcome is Outcome.MEMBERSHIP:
-        return Cause(kind=CauseKind.MEMBERSHIP, text=lines.nodes_waiting(nodes_waiting))
+        return Cause(kind=CauseKind.MEMBERSHIP, text=_membership(peers) or lines.nodes_waiting(nodes_waiting))
     if asked_by is not None:
         return Cause(kind=CauseKind.REQUEST, text=lines.stopped(asked_by, record.failures()))
+    if outcome is Outcome.STOPPED and record.shutdown_request is None and peers is not None:
+        return Cause(kind=CauseKind.REQUEST, text=peers.shutdown_text() or "another node asked for the end")
     return record.request_cause()
+
+
+def _membership(peers: Peers | None) -> str | None:
+    """What another node has to do with it; None if that is only that it waits to join."""
+    if peers is None:
+        return None
+    own = peers.view.nodes[peers.number]
+    return node_lines.lost_sight(own.text) if own.state is NodeState.LOST else node_lines.excluded(peers.view)
 
 
 def cycle_ended(node: Node, record: CycleRecord, outcome: Outcome, decision: Decision, cause: Cause) -> None:

@@ -18,8 +18,9 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from megatron_ft.core.config_fields import nearest
 from megatron_ft.core.errors import ConfigError
+from megatron_ft.ipc.ft_options import add_ft_options, with_hint
+from megatron_ft.ipc.resolved_options import ResolvedOptions, read_ft_options
 from megatron_ft.launcher import directories, signals, torch_private
-from megatron_ft.launcher.ft_options import ResolvedOptions, add_ft_options, read_ft_options
 
 __all__ = ["CommandLine", "parse", "torch_launch_config"]
 
@@ -39,6 +40,7 @@ class CommandLine:
     options: ResolvedOptions
     signals: tuple[signal.Signals, ...]
     signals_are_default: bool
+    min_nodes: int
     max_nodes: int
     term_timeout: float
     stop_timeout: float
@@ -67,23 +69,27 @@ def parse(argv: Sequence[str] | None) -> CommandLine:
     add_ft_options(parser)
 
     def error(message: str) -> NoReturn:
-        raise ConfigError(_with_hint(message, parser))
+        raise ConfigError(with_hint(message, parser))
 
     parser.error = error  # type: ignore[method-assign]
     namespace = parser.parse_args(None if argv is None else list(argv))
     options = read_ft_options(namespace)
-    if options.restart_policy != "any-failed":
-        raise ConfigError(
-            f"--restart-policy {options.restart_policy} isn't available yet in this version, only any-failed is"
-        )
-    max_nodes = _check_sizes(namespace)
+    min_nodes, max_nodes = _check_sizes(namespace)
+    handled = signals.parse_signals(namespace.signals_to_handle)
+    _check_forwarded(options.forward_signals, handled)
     _fill_in_rendezvous(namespace, max_nodes)
+    if options.restart_policy != "any-failed" and max_nodes > 1 and namespace.rdzv_backend == "static":
+        raise ConfigError(
+            f"--restart-policy {options.restart_policy} needs a rendezvous that nodes can leave and join: "
+            "add --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT"
+        )
     _check_script(namespace)
     return CommandLine(
         namespace=namespace,
         options=options,
-        signals=signals.parse_signals(namespace.signals_to_handle),
+        signals=handled,
         signals_are_default=namespace.signals_to_handle == signals.TORCH_DEFAULT,
+        min_nodes=min_nodes,
         max_nodes=max_nodes,
         term_timeout=_term_timeout(namespace, options),
         stop_timeout=options.workers_stop_timeout,
@@ -117,20 +123,8 @@ def torch_launch_config(line: CommandLine, *, log_dir: str) -> tuple[LaunchConfi
     return config, [command, *arguments]
 
 
-def _with_hint(message: str, parser: argparse.ArgumentParser) -> str:
-    prefix = "unrecognized arguments: "
-    if not message.startswith(prefix):
-        return message if "training_script" not in message else f"{message} (see ft_launcher --help)"
-    name = message.removeprefix(prefix).split()[0].partition("=")[0]
-    # of several spellings that are as near, the last one is proposed: the one that --help shows
-    actions = [item for item in parser._option_string_actions.items() if item[0].startswith("--")]
-    known = [option for option, action in sorted(actions, key=lambda item: item[1].help != argparse.SUPPRESS)]
-    hint = nearest(name, known)
-    return message + (hint if "did you mean" in hint else " (see ft_launcher --help)")
-
-
-def _check_sizes(namespace: argparse.Namespace) -> int:
-    """Check the numbers torch would refuse with a traceback; the greatest number of nodes."""
+def _check_sizes(namespace: argparse.Namespace) -> tuple[int, int]:
+    """Check the numbers torch would refuse with a traceback; the least and the greatest number of nodes."""
     try:
         min_nodes, max_nodes = torchrun.parse_min_max_nnodes(namespace.nnodes)
     except (ValueError, RuntimeError):
@@ -143,7 +137,16 @@ def _check_sizes(namespace: argparse.Namespace) -> int:
         raise ConfigError(f"--monitor-interval: {namespace.monitor_interval} must be greater than 0")
     if namespace.no_python and namespace.module:
         raise ConfigError("--no-python and --module (-m) exclude each other")
-    return int(max_nodes)
+    return int(min_nodes), int(max_nodes)
+
+
+def _check_forwarded(forwarded: Sequence[signal.Signals], handled: Sequence[signal.Signals]) -> None:
+    for number in forwarded:
+        if number in handled:
+            raise ConfigError(
+                f"--ft-forward-signals: {number.name} ends the job (it is one of --signals-to-handle), so it can't be "
+                "passed on without ending anything"
+            )
 
 
 def _fill_in_rendezvous(namespace: argparse.Namespace, max_nodes: int) -> None:

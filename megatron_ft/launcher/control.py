@@ -15,6 +15,7 @@ from megatron_ft.launcher.reactor import Reactor
 
 __all__ = ["ControlSocket", "ReceivedRequest"]
 
+ORDERS = ("pause", "resume")
 _MOST_CONNECTIONS = 256
 _MAX_DESCRIPTION = 500
 
@@ -28,6 +29,13 @@ class ReceivedRequest:
     rank: int | None
     pid: int
 
+    @property
+    def text(self) -> str:
+        """Who asked for what, in words."""
+        who = f"process {self.pid}" if self.rank is None else f"rank {self.rank}"
+        text = f"{who} asked for {self.action.value}"
+        return f"{text}: {self.description}" if self.description else text
+
 
 class ControlSocket:
     """Hears the ranks. A rank that asks and dies at once is heard, too: what it sent stays in the socket."""
@@ -35,6 +43,8 @@ class ControlSocket:
     def __init__(self, path: str, reactor: Reactor, *, say: Callable[[str], None]) -> None:
         self.path = path
         self.on_request: Callable[[ReceivedRequest], None] = lambda _request: None
+        self.on_order: Callable[[str, int], bool] = lambda _order, _pid: False
+        """``megatron-ft pause`` and ``resume``, with the process that sends it; whether it changes anything."""
         self._reactor = reactor
         self._say = say
         self._channels: dict[int, tuple[Channel, int]] = {}
@@ -90,15 +100,22 @@ class ControlSocket:
             received = channel.receive()
             for item in received:
                 close_fds(item.fds)
-                self.on_request(_parse(item.message, pid))
-            for _ in received:
-                # the rank waits for that; one that has gone meanwhile was heard all the same
-                channel.send({"type": "accepted"}, timeout_s=0.1)
+            answers = [self._take(item.message, pid) for item in received]
+            for answer in answers:
+                # the sender waits for that; one that has gone meanwhile was heard all the same
+                channel.send(answer, timeout_s=0.1)
         except ChannelClosedError:
             self._drop(fd)
         except ProtocolError as error:
             self._say(f"process {pid} sent a request that can't be read: {error}")
             self._drop(fd)
+
+    def _take(self, message: Message, pid: int) -> Message:
+        """Act on one message; the answer."""
+        if message["type"] in ORDERS:
+            return {"type": "ok", "changed": self.on_order(message["type"], pid)}
+        self.on_request(_parse(message, pid))
+        return {"type": "accepted"}
 
     def _drop(self, fd: int) -> None:
         channel, _ = self._channels.pop(fd)

@@ -50,8 +50,10 @@ class CycleRecord:
         self.hung: dict[int, float] = {}
         """Local ranks that a monitor found hung (failed, however they end), and when it said so."""
         self.workers: dict[int, Worker] = {}
+        self._finished_late: set[int] = set()
         self.error_files: dict[int, str] = {}
         self.shutdown_request: ReceivedRequest | None = None
+        self.exclude_request: ReceivedRequest | None = None
         self._verdicts: list[HangVerdict] = []
         self._snapshot = snapshot
         self._log = log
@@ -103,10 +105,34 @@ class CycleRecord:
             self.hung.setdefault(local_rank, time.monotonic())
             self._verdicts.append(find_culprit(self._verdict(local_rank, message), self._views()))
 
+    def found_hung(self, verdict: HangVerdict) -> None:
+        """A rank that the launcher itself found hung, in what its monitor can't see."""
+        self.hung.setdefault(verdict.local_rank, time.monotonic())
+        self._verdicts.append(verdict)
+
+    def finished_late(self, local_rank: int) -> None:
+        """A rank that has finished, but had to be made to exit; however it ends now, it ends well."""
+        self._finished_late.add(local_rank)
+
+    def only_exits_are_missing(self) -> bool:
+        """Whether ranks have exited with 0, none has failed, and all others have shut their monitoring down."""
+        if not self.exits or any(map(self.has_failed, self.exits)) or not self.hung.keys() <= self.exits.keys():
+            return False
+        running = set(range(len(self.global_ranks))) - self.exits.keys()
+        snapshots = [self._snapshot(local_rank) for local_rank in running]
+        return all(snapshot is not None and snapshot.closing for snapshot in snapshots)
+
+    def iteration_of(self, local_rank: int) -> int | None:
+        """The iteration that a rank of this node reported last."""
+        snapshot = self._snapshot(local_rank)
+        return None if snapshot is None else snapshot.iteration
+
     def has_failed(self, local_rank: int) -> bool:
         """Whether this rank has ended otherwise than well."""
         rank_exit = self.exits.get(local_rank)
-        return rank_exit is not None and (rank_exit.exitcode != 0 or local_rank in self.hung)
+        if rank_exit is None or local_rank in self._finished_late:
+            return False
+        return rank_exit.exitcode != 0 or local_rank in self.hung
 
     def hung_for_s(self) -> float:
         """How long ago the first verdict on a rank came that still lives; 0 if there is none."""
@@ -127,16 +153,10 @@ class CycleRecord:
         return cause or Cause(kind=CauseKind.CRASH, text="no rank of this node has ended, and none could be ended")
 
     def request_cause(self) -> Cause:
-        """The request that ended it, as a cause."""
-        request = self.shutdown_request
+        """The request of a rank of this node that ended it, as a cause."""
+        request = self.shutdown_request or self.exclude_request
         assert request is not None
-        who = f"process {request.pid}" if request.rank is None else f"rank {request.rank}"
-        text = f"{who} asked for {request.action.value}"
-        return Cause(
-            kind=CauseKind.REQUEST,
-            text=f"{text}: {request.description}" if request.description else text,
-            rank=request.rank,
-        )
+        return Cause(kind=CauseKind.REQUEST, text=request.text, rank=request.rank)
 
     def last_iteration(self) -> int | None:
         """The furthest iteration that a rank of this node reported."""

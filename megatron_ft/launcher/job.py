@@ -15,7 +15,12 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from megatron_ft.core.errors import ConfigError, FaultToleranceError
 from megatron_ft.ipc.event_log import EventLog
 from megatron_ft.launcher import lines, torch_private
-from megatron_ft.launcher.agent import FaultTolerantAgent, NodeNotNeededError, WorkloadShutDownError
+from megatron_ft.launcher.agent import (
+    FaultTolerantAgent,
+    JobEndedError,
+    NodeExcludedError,
+    NodeNotNeededError,
+)
 from megatron_ft.launcher.arguments import CommandLine
 from megatron_ft.launcher.node import Node, say
 
@@ -32,6 +37,8 @@ def run(line: CommandLine, config: LaunchConfig, command: Sequence[str], *, log:
         say(f"warning: {warning}")
     say(line.options.summary())
     say(f"logs: {log_dir}")
+    if line.options.observe_only:
+        say(lines.OBSERVING_ONLY)
     log.write("config", values=line.options.sources_for_log())
     node = Node(line, ranks=config.nproc_per_node, log=log, log_dir=log_dir)
     try:
@@ -58,8 +65,11 @@ def _launch(node: Node, config: LaunchConfig, command: Sequence[str]) -> int:
         if error.sigval == signal.SIGINT:
             return 128 + signal.SIGINT
         return 0 if node.ranks_ended_well else 1
-    except WorkloadShutDownError:
+    except JobEndedError:
         return 1
+    except NodeExcludedError as error:
+        # 0: a scheduler that ends the whole job when one node's task fails would undo what was asked for
+        return 1 if error.job_ends else 0
     except NodeNotNeededError as error:
         say(f"the job ended without needing this node: {error}")
         return 0

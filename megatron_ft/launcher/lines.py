@@ -5,23 +5,30 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 
-from megatron_ft.core.exit_description import Cause
+from megatron_ft.core.exit_description import Cause, HangVerdict, describe_overdue
 from megatron_ft.core.restart_policy import Action, Decision, Outcome
 
 PREFIX = "[ft_launcher] "
+OBSERVING_ONLY = "observing only: hung ranks are told of, none is ended"
 
 __all__ = [
+    "OBSERVING_ONLY",
     "PREFIX",
     "asked_to_stop",
     "cycle_ended",
     "cycle_started",
     "exit_code",
+    "finished_late",
+    "forwarded",
     "killing_at_once",
     "monitor_replaced",
     "nodes_waiting",
+    "observed",
+    "paused",
     "rendezvous_failed",
-    "request_received",
+    "resumed",
     "run_finished",
+    "shut_down_between",
     "stopped",
     "user_mistake",
 ]
@@ -58,6 +65,11 @@ def run_finished(cycles: int) -> str:
     return f"all ranks finished after {_count(cycles, 'cycle')}"
 
 
+def shut_down_between(text: str) -> str:
+    """The end of the job was asked for while no rank ran here."""
+    return f"{text}; the job ends"
+
+
 def nodes_waiting(count: int) -> str:
     """Why a healthy cycle ends: for the place of the cause."""
     return f"{_count(count, 'node')} waiting to join (new, or restarting its ranks)"
@@ -73,6 +85,16 @@ def asked_to_stop(*, name: str, ranks: int, timeout_s: float) -> str:
     )
 
 
+def forwarded(name: str, *, ranks: Sequence[int], unready: Sequence[int]) -> str:
+    """A signal of ``--ft-forward-signals``; local ranks."""
+    if not ranks and not unready:
+        return f"{name} dropped: no rank runs now"
+    kept = "" if not unready else f"not to local rank {', '.join(map(str, unready))}, which has no handler for it (yet)"
+    if not ranks:
+        return f"{name} passed on to nobody, {kept}"
+    return f"{name} passed on to {_count(len(ranks), 'rank')}" + (f", {kept}" if kept else "")
+
+
 def killing_at_once(name: str) -> str:
     """The second request to stop."""
     return f"asked again by {name}: killing the ranks"
@@ -86,16 +108,34 @@ def stopped(name: str, failed: Sequence[str]) -> str:
     return f"stopped by {name}, {failed[0]}{more}"
 
 
-def request_received(*, action: str, description: str, rank: int | None, pid: int) -> str:
-    """A rank asked for something."""
-    who = f"process {pid}" if rank is None else f"rank {rank}"
-    return f"{who} asked for {action}" + (f": {description}" if description else "")
-
-
 def monitor_replaced(whose: str, reason: str, pause_s: float) -> str:
     """A monitor that didn't do its work any more."""
     when = "it is replaced" if not pause_s else f"a new one is started in {pause_s:g} s, unwatched until then"
     return f"the monitor of {whose} {reason}; {when}"
+
+
+def observed(verdict: HangVerdict) -> str:
+    """A rank that hangs under ``--ft-observe-only``."""
+    where = "" if verdict.iteration is None else f" at iteration {verdict.iteration}"
+    return f"rank {verdict.rank} would have been ended: {describe_overdue(verdict)}{where}, observing only"
+
+
+def finished_late(verdict: HangVerdict) -> str:
+    """A rank that doesn't exit when all the others of the node have finished."""
+    return (
+        f"rank {verdict.rank} {describe_overdue(verdict)} and is ended; "
+        "the other ranks of this node have finished, so it counts as finished, too"
+    )
+
+
+def paused(pid: int) -> str:
+    """The judgement of hangs was suspended."""
+    return f"paused by process {pid}: no rank of this node is found hung until `megatron-ft resume`"
+
+
+def resumed(pid: int, pause_s: float) -> str:
+    """The judgement of hangs goes on."""
+    return f"resumed by process {pid} after {pause_s:.1f} s, which count for no rank"
 
 
 def rendezvous_failed(error: BaseException) -> str:

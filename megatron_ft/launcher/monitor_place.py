@@ -63,6 +63,7 @@ class MonitorPlace:
         self._pause_s = 0.0
         self._short_lives = 0
         self._seen_overdue = False
+        self._paused_since_ns: int | None = None
 
     @property
     def pid(self) -> int | None:
@@ -131,13 +132,22 @@ class MonitorPlace:
             overdue = False
         self._seen_overdue = overdue
 
+    def pause(self, since_ns: int | None) -> None:
+        """Let it judge nobody; a new process in its place is told, too. ``since_ns``: from when on (monotonic)."""
+        self._paused_since_ns = since_ns
+        self._order("pause", since_ns=since_ns)
+
+    def resume(self) -> None:
+        """Let it judge again."""
+        self._paused_since_ns = None
+        self._order("resume")
+
     def ask_to_stop(self) -> None:
         """Say that the job is over."""
         if self._channel is not None:
             fd = self._channel.fileno()
-            with contextlib.suppress(ChannelClosedError):
-                self._channel.send({"type": "stop"}, timeout_s=0.1)
-            self._reactor.unwatch(fd)
+            self._order("stop")
+            self._reactor.unwatch(fd)  # what it says on its way out is nobody's business
 
     def end(self, deadline: float) -> None:
         """Wait for its end until the deadline (time.monotonic), then make it end; give everything back."""
@@ -151,6 +161,16 @@ class MonitorPlace:
             self._listener.close()
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.socket_path)
+
+    def _order(self, what: str, **fields: Any) -> None:
+        if self._channel is None:
+            return
+        fd = self._channel.fileno()
+        try:
+            self._channel.send({"type": what, **fields}, timeout_s=0.1)
+        except ChannelClosedError:
+            self._reactor.unwatch(fd)  # the process is ending: its pidfd says when
+            self._channel = None
 
     def _spawn(self) -> None:
         assert self._listener is not None
@@ -172,6 +192,8 @@ class MonitorPlace:
         self._started_at = time.monotonic()
         self._pidfd = os.pidfd_open(self._process.pid)
         self._channel = Channel(ours)
+        if self._paused_since_ns is not None:
+            self._order("pause", since_ns=self._paused_since_ns)  # it reads that before it looks at anybody
         self._reactor.watch(self._channel.fileno(), self.read)
         self._reactor.watch(self._pidfd, self._died, Priority.DEATH)
 

@@ -8,12 +8,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from megatron_ft.core.board_layout import BoardSnapshot
+from megatron_ft.core.exit_description import HangVerdict, describe_hang
+from megatron_ft.core.pauses import Pauses
 from megatron_ft.ipc.event_log import EventLog
 from megatron_ft.ipc.wire import Message
+from megatron_ft.launcher import lines
 from megatron_ft.launcher.monitor_place import MonitorPlace
 from megatron_ft.launcher.reactor import Reactor
 
-__all__ = ["Monitors"]
+__all__ = ["Monitors", "hang_verdict"]
 
 _CHECK_S = 1.0
 _STOP_WAIT_S = 2.0
@@ -33,14 +36,25 @@ class Monitors:
         reactor: Reactor,
         log: EventLog,
         say: Callable[[str], None],
+        observe_only: bool = False,
     ) -> None:
         self.on_message: Callable[[int, Message], None] = lambda _local_rank, _message: None
+        self.on_presence: Callable[[int, Message], None] = lambda _local_rank, _message: None
+        """Gets only that a rank has begun or ended its monitoring ("attached", "detached")."""
+        self.paused = Pauses()
         self._reactor = reactor
+        self._log = log
+        self._say = say
         self._places = [
             MonitorPlace(
                 local_rank,
                 socket_path=os.path.join(run_dir, f"monitor-{local_rank}.sock"),
-                spawn_options={"config": config, "log_dir": log_dir, "run_id": run_id},
+                spawn_options={
+                    "config": config,
+                    "log_dir": log_dir,
+                    "run_id": run_id,
+                    "observe_only": observe_only,
+                },
                 reactor=reactor,
                 log=log,
                 say=say,
@@ -71,6 +85,22 @@ class Monitors:
         """The rank's board in this cycle; None if it has none or it is damaged."""
         return self._places[local_rank].snapshot(cycle)
 
+    def pause(self) -> bool:
+        """Let nobody judge any rank of this node until ``resume``; False if that is so already."""
+        if not self.paused.begin(time.monotonic_ns()):
+            return False
+        for place in self._places:
+            place.pause(self.paused.since_ns)
+        return True
+
+    def resume(self) -> bool:
+        """Judge again; the time since ``pause`` counts for no rank. False if nothing was paused."""
+        if not self.paused.end(time.monotonic_ns()):
+            return False
+        for place in self._places:
+            place.resume()
+        return True
+
     def check_states(self) -> None:
         """Replace those that were stopped by a signal. Called after each SIGCHLD."""
         for place in self._places:
@@ -91,9 +121,42 @@ class Monitors:
             place.end(deadline)
 
     def _hear(self, local_rank: int, message: Message) -> None:
-        self.on_message(local_rank, message)
+        if message["type"] in ("attached", "detached"):
+            self.on_presence(local_rank, message)
+        if message["type"] == "verdict" and message.get("observed_only"):
+            self._tell_observed(local_rank, message)
+        else:
+            self.on_message(local_rank, message)
+
+    def _tell_observed(self, local_rank: int, message: Message) -> None:
+        """A verdict that has no consequences: the cycle's record never hears of it."""
+        verdict = hang_verdict(message, local_rank=local_rank)
+        self._say(lines.observed(verdict))
+        self._log.write(
+            "would_have_ended",
+            rank=verdict.rank,
+            local_rank=local_rank,
+            cycle=message.get("cycle"),
+            iteration=verdict.iteration,
+            text=describe_hang(verdict),
+        )
 
     def _check_looks(self) -> None:
         for place in self._places:
             place.replace_if_overdue()
         self._timer = self._reactor.call_later(_CHECK_S, self._check_looks)
+
+
+def hang_verdict(message: Message, *, local_rank: int) -> HangVerdict:
+    """A monitor's verdict as the launcher speaks of it."""
+    return HangVerdict(
+        rank=int(message["rank"]),
+        local_rank=local_rank,
+        kind=str(message["kind"]),
+        section=message.get("section"),
+        elapsed_s=float(message["elapsed_s"]),
+        timeout_s=float(message["timeout_s"]),
+        iteration=message.get("iteration"),
+        at_ns=int(message["at_ns"]),
+        stopped=message.get("state") == "T",
+    )

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
 from torch.distributed.elastic.multiprocessing import SignalException
 
 from megatron_ft.core.errors import FaultToleranceError
-from megatron_ft.core.restart_policy import AnyFailed, RestartPolicy
+from megatron_ft.core.restart_policy import AnyFailed, MinHealthy, RestartPolicy
 from megatron_ft.ipc.event_log import EventLog
 from megatron_ft.ipc.prctl import become_subreaper
+from megatron_ft.ipc.processes import send_signal, would_end_by
 from megatron_ft.launcher import descendants, directories, lines
 from megatron_ft.launcher.arguments import CommandLine
 from megatron_ft.launcher.control import ControlSocket
 from megatron_ft.launcher.ending import Ending
 from megatron_ft.launcher.monitors import Monitors
+from megatron_ft.launcher.punctuality import Punctuality
 from megatron_ft.launcher.reactor import Priority, Reactor
 from megatron_ft.launcher.signals import SignalWatch
 from megatron_ft.launcher.workers import FreshInterpreterSpawner, Spawner, Worker
@@ -47,7 +51,8 @@ class Node:
         self.log = log
         self.line = line
         self.say = say
-        self.policy: RestartPolicy = AnyFailed(line.namespace.max_restarts)
+        policy = MinHealthy if line.options.restart_policy == "min-healthy" else AnyFailed
+        self.policy: RestartPolicy = policy(max_restarts=line.namespace.max_restarts, min_nodes=line.min_nodes)
         self.spawner: Spawner = FreshInterpreterSpawner()
         self.workers: dict[int, Worker] = {}
         """Those of the cycle that runs, by local rank."""
@@ -56,7 +61,9 @@ class Node:
         self._told_stop = False
         become_subreaper()
         self.reactor = Reactor()
-        self.signals = SignalWatch(line.signals, keep_ignored_hangup=line.signals_are_default)
+        self.signals = SignalWatch(
+            line.signals, forwarded=line.options.forward_signals, keep_ignored_hangup=line.signals_are_default
+        )
         self.signals.install()
         self.reactor.watch(self.signals.fileno(), self._woken, Priority.SIGNAL)
         self.run_dir = directories.make_run_directory()
@@ -64,6 +71,7 @@ class Node:
             self.reactor, known_children=self._known_children, in_a_hurry=self.signals.ask_to_kill, say=say
         )
         self.control = ControlSocket(os.path.join(self.run_dir, "launcher.sock"), self.reactor, say=say)
+        self.control.on_order = self._ordered
         self.monitors = Monitors(
             count=ranks,
             config=line.options.config.to_dict(),
@@ -73,7 +81,20 @@ class Node:
             reactor=self.reactor,
             log=log,
             say=say,
+            observe_only=line.options.observe_only,
         )
+        self.punctuality = Punctuality(
+            startup_timeout_s=line.options.startup_timeout,
+            exit_timeout_s=line.options.exit_timeout,
+            first_signal=line.options.config.rank_termination_signal,
+            observe_only=line.options.observe_only,
+            pauses=self.monitors.paused,
+            is_stopping=lambda: bool(self.signals.received),
+            reactor=self.reactor,
+            log=log,
+            say=say,
+        )
+        self.monitors.on_presence = self.punctuality.heard
 
     def start(self) -> None:
         """Listen and start the monitors.
@@ -131,11 +152,38 @@ class Node:
         self.signals.close()
         self.reactor.close()
 
+    def _ordered(self, order: str, pid: int) -> bool:
+        """``megatron-ft pause`` and ``resume``."""
+        since_ns = self.monitors.paused.since_ns
+        changed = self.monitors.pause() if order == "pause" else self.monitors.resume()
+        if not changed:
+            return False
+        pause_s = 0.0 if since_ns is None else (time.monotonic_ns() - since_ns) / 1e9
+        self.say(lines.paused(pid) if order == "pause" else lines.resumed(pid, pause_s))
+        self.log.write(f"{order}d", by=pid)
+        return True
+
     def _woken(self) -> None:
         self.signals.drain()
+        for number in self.signals.take_to_forward():
+            self._forward(number)
         self.monitors.check_states()
         known = self._known_children()
         descendants.reap_orphans(lambda pid: pid in known)
+
+    def _forward(self, number: signal.Signals) -> None:
+        """Pass a signal on to the ranks themselves; one that it would only end, because no handler is there, isn't."""
+        alive = [worker for worker in self.workers.values() if not worker.look()]
+        unready = [worker for worker in alive if would_end_by(worker.pid, number)]
+        passed_on = [worker for worker in alive if worker not in unready]
+        for worker in passed_on:
+            send_signal(worker.pidfd, number)  # not as one of ours: nobody ends of it
+        told = {
+            "ranks": [worker.local_rank for worker in passed_on],
+            "unready": [worker.local_rank for worker in unready],
+        }
+        self.say(lines.forwarded(number.name, **told))
+        self.log.write("signal_forwarded", signal=number.name, local_ranks=told["ranks"], unready=told["unready"])
 
     def _known_children(self) -> set[int]:
         ranks = {worker.pid for worker in self.workers.values() if not worker.reaped}

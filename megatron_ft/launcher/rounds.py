@@ -11,9 +11,10 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from megatron_ft.launcher.reactor import THREAD_PREFIX
 
-__all__ = ["MembershipWatch", "agree_on_cycle"]
+__all__ = ["MembershipWatch", "add_restart", "agree_on_cycle", "restarts_used"]
 
 _KEY = "megatron_ft/cycle"
+_RESTARTS_KEY = "megatron_ft/restarts"
 
 
 def agree_on_cycle(store: Any, *, backend: str, run_id: str, group_rank: int, own_count: int) -> int:
@@ -31,6 +32,20 @@ def agree_on_cycle(store: Any, *, backend: str, run_id: str, group_rank: int, ow
         store.set(_KEY, str(cycle))
         return cycle
     return int(store.get(_KEY))
+
+
+def restarts_used(store: Any, *, run_id: str) -> int:
+    """How many restarts the whole job has used, for policies that count them so."""
+    return int(_of_the_run(store).add(f"{_RESTARTS_KEY}/{run_id}", 0))
+
+
+def add_restart(store: Any, *, run_id: str, before: int) -> None:
+    """One more than ``before``. Every node of the cycle writes it, the same number: no loss of a node loses it."""
+    _of_the_run(store).set(f"{_RESTARTS_KEY}/{run_id}", str(before + 1))
+
+
+def _of_the_run(store: Any) -> Any:
+    return store.underlying_store if isinstance(store, PrefixStore) else store
 
 
 class MembershipWatch:

@@ -31,10 +31,21 @@ def parse_signals(text: str) -> tuple[signal.Signals, ...]:
 
 
 class SignalWatch:
-    """Takes note of signals that ask the launcher to stop; ``fileno`` is readable after one, and after SIGCHLD."""
+    """Takes note of signals that ask the launcher to stop, and of others that are ``forwarded`` to the ranks.
 
-    def __init__(self, numbers: tuple[signal.Signals, ...], *, keep_ignored_hangup: bool = True) -> None:
+    ``fileno`` is readable after one, and after SIGCHLD.
+    """
+
+    def __init__(
+        self,
+        numbers: tuple[signal.Signals, ...],
+        *,
+        forwarded: tuple[signal.Signals, ...] = (),
+        keep_ignored_hangup: bool = True,
+    ) -> None:
         self._numbers = numbers
+        self._forwarded = forwarded
+        self._to_forward: list[signal.Signals] = []
         self._keep_ignored_hangup = keep_ignored_hangup
         self._read, self._write = socket.socketpair()
         self._read.setblocking(False)
@@ -54,6 +65,8 @@ class SignalWatch:
             ignored = number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
             if not (ignored and self._keep_ignored_hangup):
                 signal.signal(number, self._note)
+        for number in self._forwarded:
+            signal.signal(number, lambda number, _frame: self._to_forward.append(signal.Signals(number)))
         # a handler is needed for the wake-up: a child that stopped or ended is then looked at at once
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
 
@@ -62,6 +75,13 @@ class SignalWatch:
         with contextlib.suppress(BlockingIOError):
             while self._read.recv(4096):
                 pass
+
+    def take_to_forward(self) -> list[signal.Signals]:
+        """Signals to pass on that came since the last call."""
+        taken: list[signal.Signals] = []
+        while self._to_forward:
+            taken.append(self._to_forward.pop(0))  # one at a time: a handler may add to it between two lines
+        return taken
 
     def ask_to_kill(self) -> bool:
         """Whether nobody is to be waited for any more: SIGINT or SIGTERM came twice."""

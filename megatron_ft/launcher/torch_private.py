@@ -11,6 +11,7 @@ import inspect
 import logging
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -28,13 +29,16 @@ from megatron_ft.core.errors import ConfigError
 __all__ = [
     "agent_made_by",
     "fresh_store",
+    "leave_rendezvous",
     "missing_essentials",
+    "nodes_in_rendezvous",
     "numa_bound_command",
     "quick_first_round",
     "rendezvous_backends",
     "say_nothing_of_death_signals",
     "shut_down_agent",
     "start_tail_logs",
+    "store_port",
     "workers_started_by",
 ]
 
@@ -43,6 +47,8 @@ local_elastic_agent: Any = _local_elastic_agent
 dynamic_rendezvous: Any = _dynamic_rendezvous
 launcher_api: Any = _launcher_api
 
+_LEAVE_S = 10.0
+"""A rendezvous that doesn't answer for so long is left without a word."""
 _AGENT_METHODS = (
     "_assign_worker_ranks",
     "_exit_barrier",
@@ -167,6 +173,29 @@ def fresh_store(handler: Any, *, nodes: int) -> str | None:
     if isinstance(handler, StaticTCPRendezvous) and nodes == 1 and hasattr(handler, "_store"):
         handler._store = None
     return None
+
+
+def leave_rendezvous(handler: Any) -> None:
+    """Take this node out of the round, so that the next one needn't wait for it; the others may go on meeting."""
+    exit_op = getattr(dynamic_rendezvous, "_RendezvousExitOp", None)
+    if exit_op is not None and hasattr(handler, "_op_executor") and hasattr(handler, "_stop_heartbeats"):
+        handler._stop_heartbeats()
+        handler._op_executor.run(exit_op(), time.monotonic() + _LEAVE_S)
+
+
+def nodes_in_rendezvous(handler: Any) -> int | None:
+    """How many nodes take part in it or wait; None when it is closed."""
+    if handler.is_closed():
+        return None
+    state = getattr(getattr(handler, "_state_holder", None), "state", None)
+    groups = (getattr(state, name, ()) for name in ("participants", "wait_list", "redundancy_list"))
+    return sum(map(len, groups))
+
+
+def store_port(handler: Any) -> int | None:
+    """The port of the rendezvous's store; None if it isn't reached through one, or this torch doesn't tell."""
+    port = getattr(getattr(handler, "_store", None), "port", None)
+    return port if isinstance(port, int) else None
 
 
 @contextlib.contextmanager

@@ -32,6 +32,7 @@ class Worker:
     on_reaped: Callable[[int], None] = lambda _code: None
     on_exit: Callable[[Worker], None] = lambda _worker: None
     """Called once, when the end is seen."""
+    started_at_ns: int = field(default_factory=time.monotonic_ns)
     exitcode: int | None = None
     """As subprocess has it; None while it lives."""
     exited_at_ns: int = 0

@@ -103,6 +103,12 @@ class Reports:
                 at_ns=snapshot.first_iteration_at_ns,
             )
 
+    def detached(self, attached: AttachedRank, at_ns: int) -> None:
+        """A rank has ended its monitoring; its process still runs."""
+        who = {"rank": attached.rank, "cycle": attached.cycle, "pid": attached.pid}
+        self._log.write("detached", **who)
+        self.tell("detached", **who, at_ns=at_ns)
+
     def rank_gone(self, attached: AttachedRank, snapshot: BoardSnapshot | None) -> None:
         """Log where a rank was when it ended."""
         facts: dict[str, Any] = {"rank": attached.rank, "cycle": attached.cycle, "pid": attached.pid}

@@ -13,7 +13,7 @@ from megatron_ft.core.board_layout import BoardDamagedError
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.monitor_state import Step
 from megatron_ft.ipc.monitor_process import AttachedRank
-from megatron_ft.ipc.wire import ChannelClosedError
+from megatron_ft.ipc.wire import ChannelClosedError, Message
 from megatron_ft.monitor import hello
 from megatron_ft.monitor.end_of_rank import Ending, end_orphans, remove_run_directory
 from megatron_ft.monitor.hello import Caller
@@ -80,7 +80,7 @@ class MonitorService:
             self._take_signals()
         elif fd == self._settings.launcher_fd:
             for received in self._reports.from_launcher():
-                self._obey(received.message["type"])
+                self._obey(received.message)
         elif fd == self._parent_pidfd:
             self._reports.launcher_is_gone = True
         elif fd == self._listener.fileno():
@@ -93,12 +93,14 @@ class MonitorService:
         elif self._watched is not None and fd == self._watched.attached.pidfd:
             self._rank_is_gone()
 
-    def _obey(self, order: str) -> None:
+    def _obey(self, message: Message) -> None:
         """Do what the launcher says."""
+        order = message["type"]
         if order == "stop":
             self._running = False
         elif order == "pause" and self._paused_at_ns is None:
-            self._paused_at_ns = time.monotonic_ns()
+            # to one that replaces another, the launcher says since when that one was paused
+            self._paused_at_ns = int(message.get("since_ns") or time.monotonic_ns())
             if self._watched is not None:
                 self._watched.rest()
         elif order == "resume" and self._paused_at_ns is not None:
@@ -230,6 +232,9 @@ class MonitorService:
             )
         self._reports.news(watched, reading.snapshot)
         self._next_look_ns = reading.outcome.next_look_ns
+        if reading.snapshot.closing and not watched.told_detached:
+            watched.told_detached = True
+            self._reports.detached(watched.attached, time.monotonic_ns())
         if reading.outcome.step is Step.END_RANK:
             assert reading.outcome.verdict is not None
             observe_only = self._settings.observe_only

@@ -2,39 +2,49 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import resource
-import signal
-import sys
-import time
 from collections.abc import Iterable
-from typing import Any, NoReturn
+from typing import Any
 
+from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.fault_plan import PlannedFault, due, resolve
 from megatron_ft.ipc.fault_plan_file import read_fault_plan
+from megatron_ft.rank.faults import InjectedFault, Slowness, announce, inject
 from megatron_ft.rank.learning import log_event
 
 __all__ = ["FaultInjector", "InjectedFault", "inject"]
 
 
-class InjectedFault(RuntimeError):
-    """What a fault of type ``exception`` raises."""
-
-
 class FaultInjector:
     """Asked once per iteration; does something to this process if the plan says so."""
 
-    def __init__(self, faults: Iterable[PlannedFault], *, rank: int, cycle: int, client: Any = None) -> None:
+    def __init__(
+        self,
+        faults: Iterable[PlannedFault],
+        *,
+        rank: int,
+        cycle: int,
+        client: Any = None,
+        save_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
         """Args:
-        faults: the whole plan, of all ranks and cycles.
-        rank: this process.
-        cycle: the cycle it lives in.
-        client: the RankMonitorClient to whose event log a fault is written before it happens, or None.
+            faults: the whole plan, of all ranks and cycles.
+            rank: this process.
+            cycle: the cycle it lives in.
+            client: the RankMonitorClient to whose event log a fault is written before it happens, or None.
+            save_dir: where the checkpoints go; needed for a fault of type ``disk_full``.
+
+        Raises:
+            ConfigError: the plan has a ``disk_full`` and there is no ``save_dir``; on all ranks alike.
         """
+        faults = list(faults)
+        if save_dir is None and any(fault.type == "disk_full" for fault in faults):
+            raise ConfigError("fault plan: a fault of type 'disk_full' needs a save directory, and there is none")
         self._rank = rank
         self._cycle = cycle
         self._client = client
+        self._save_dir = None if save_dir is None else os.fspath(save_dir)
+        self._slowness = Slowness()
         self._pending = [
             fault for fault in faults if fault.cycle > cycle or (fault.cycle == cycle and fault.rank == rank)
         ]
@@ -42,14 +52,22 @@ class FaultInjector:
 
     @classmethod
     def from_plan_file(
-        cls, path: str | os.PathLike[str], *, rank: int, world_size: int, cycle: int, client: Any = None
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        rank: int,
+        world_size: int,
+        cycle: int,
+        client: Any = None,
+        save_dir: str | os.PathLike[str] | None = None,
     ) -> FaultInjector:
         """Carry out the plan in a YAML file.
 
         Raises:
-            ConfigError: the plan can't be read or doesn't fit a job of ``world_size`` ranks; one line.
+            ConfigError: the plan can't be read or doesn't fit this job; one line, on all ranks alike.
         """
-        return cls(resolve(read_fault_plan(path), world_size), rank=rank, cycle=cycle, client=client)
+        faults = resolve(read_fault_plan(path), world_size)
+        return cls(faults, rank=rank, cycle=cycle, client=client, save_dir=save_dir)
 
     @classmethod
     def disabled(cls) -> FaultInjector:
@@ -61,12 +79,19 @@ class FaultInjector:
 
         Raises:
             InjectedFault: that is what was planned.
+            ConfigError: a ``stuck_collective`` was planned, and there is no process group.
         """
-        if iteration not in self._mine:
-            return
-        fault = due(self._pending, self._cycle, self._rank, iteration)
-        if fault is None:  # it has fired, and this process has outlived it
-            return
+        if iteration in self._mine:
+            fault = due(self._pending, self._cycle, self._rank, iteration)
+            if fault is not None:  # else it has fired, and this process has outlived it
+                self._carry_out(fault)
+        self._slowness.on_step()
+
+    def pending(self) -> list[PlannedFault]:
+        """What hasn't happened, as far as this rank can know: its own of this cycle, all of later ones."""
+        return list(self._pending)
+
+    def _carry_out(self, fault: PlannedFault) -> None:
         self._pending.remove(fault)
         log_event(
             self._client,
@@ -76,55 +101,11 @@ class FaultInjector:
             iteration=fault.iteration,
             cycle=fault.cycle,
         )
-        print(f"FT: injected fault: {fault.describe()}", file=sys.stderr, flush=True)
-        inject(fault.type, exit_code=fault.exit_code)
-
-    def pending(self) -> list[PlannedFault]:
-        """What hasn't happened, as far as this rank can know: its own of this cycle, all of later ones."""
-        return list(self._pending)
-
-
-def inject(fault_type: str, *, exit_code: int = 1) -> None:
-    """Do one fault of :data:`megatron_ft.core.fault_plan.FAULT_TYPES` to this process, now.
-
-    Returns only after ``rank_hung``, once somebody has continued the process.
-
-    Raises:
-        InjectedFault: for ``exception``.
-    """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    match fault_type:
-        case "rank_killed":
-            os.kill(os.getpid(), signal.SIGKILL)
-        case "rank_hung":
-            os.kill(os.getpid(), signal.SIGSTOP)
-        case "sleep":
-            _sleep()
-        case "spin":
-            _spin()
-        case "exception":
-            raise InjectedFault("injected fault")
-        case "exit":
-            os._exit(exit_code)
-        case "segfault":
-            _segfault()
-        case _:
-            raise AssertionError(fault_type)
-
-
-def _sleep() -> NoReturn:
-    while True:
-        time.sleep(3600.0)
-
-
-def _spin() -> NoReturn:
-    while True:
-        pass
-
-
-def _segfault() -> None:
-    # nobody wants the core dump of a process that did what it was told
-    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-    signal.signal(signal.SIGSEGV, signal.SIG_DFL)
-    ctypes.string_at(0)
+        announce(fault.describe())
+        inject(
+            fault.type,
+            exit_code=fault.exit_code,
+            seconds=fault.seconds,
+            save_dir=self._save_dir,
+            slowness=self._slowness,
+        )

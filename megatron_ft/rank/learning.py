@@ -18,8 +18,9 @@ from megatron_ft.core.learned_document import parse, to_document
 from megatron_ft.ipc.state_file import BrokenStateFile, read_state, set_aside, write_state
 from megatron_ft.rank import agreement
 from megatron_ft.rank.client import RankMonitorClient
+from megatron_ft.rank.layout import current_layout
 
-__all__ = ["Loaded", "describe_update", "load", "log_event", "log_learned", "prepare", "save"]
+__all__ = ["Loaded", "current_iteration", "describe_update", "load", "log_event", "log_learned", "prepare", "save"]
 
 
 @dataclass(kw_only=True)
@@ -52,6 +53,12 @@ def log_event(client: Any, ev: str, **fields: Any) -> None:
         mine._log_event(ev, **fields)
 
 
+def current_iteration(client: Any) -> int | None:
+    """The iteration that this rank reported last, if it did. Any thread may ask."""
+    recorder = getattr(ours(client), "_recorder", None)
+    return recorder._last_iteration if recorder is not None and recorder._last_iteration >= 0 else None
+
+
 def load(client: Any, path: str, *, is_rank_0: bool) -> Loaded:
     """Load what the file holds into the client, the same on all ranks.
 
@@ -74,8 +81,9 @@ def load(client: Any, path: str, *, is_rank_0: bool) -> Loaded:
         loaded.infos.append(f"timeouts loaded from {path}")
         return loaded
     assert mine.section_timeouts is not None
+    state = parse(document)
     choice = learned.choose(
-        parse(document),
+        state,
         configured=_configured(mine),
         known_sections=frozenset(mine.section_timeouts.section),
         floor_s=_floor(mine),
@@ -87,12 +95,17 @@ def load(client: Any, path: str, *, is_rank_0: bool) -> Loaded:
         mine.load_state_dict(choice.client_state())
         summary = ", ".join(f"{name} {seconds(value)}" for name, value in choice.timeouts.items())
         loaded.infos.append(f"timeouts loaded from {path}: {summary or 'heartbeats'}")
+        difference = learned.describe_difference(state, world_size=agreement.world_size(), layout=current_layout())
+        if difference is not None:
+            loaded.warnings.append(f"timeouts loaded from {path}: {difference}")
     mine._log_event(
         "state_loaded",
         path=path,
         timeouts=choice.timeouts,
         superseded=[superseded.name for superseded in choice.superseded],
         ignored=list(choice.unknown),
+        world_size=state.world_size,
+        layout=None if state.layout is None else dict(state.layout),
     )
     return loaded
 
@@ -117,15 +130,25 @@ def save(client: Any, path: str, *, written_at_unix_s: float, world_size: int) -
         configured=_configured(mine),
         written_at_unix_s=written_at_unix_s,
         world_size=world_size,
+        layout=current_layout(),
     )
     write_state(path, to_document(state))
 
 
 def log_learned(client: Any, names: Iterable[str]) -> None:
-    """Append the latest calculation of these timeouts to the event log."""
+    """Append the latest calculation of these timeouts to the event log: old, new, margin, who set it.
+
+    The margin is what the new timeout leaves above the longest interval that was seen, in seconds.
+    """
     mine = ours(client)
     if mine is not None:
-        mine._log_event("timeouts_learned", timeouts={name: mine._last_calculation[name] for name in names})
+        timeouts = {name: _with_margin(mine._last_calculation[name]) for name in names}
+        mine._log_event("timeouts_learned", timeouts=timeouts)
+
+
+def _with_margin(calculation: Mapping[str, Any]) -> dict[str, Any]:
+    timeout, longest = calculation["timeout_s"], calculation["max_observed_s"]
+    return {**calculation, "margin_s": None if timeout is None or longest is None else timeout - longest}
 
 
 def describe_update(client: Any, names: Iterable[str]) -> str:

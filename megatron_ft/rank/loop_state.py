@@ -12,6 +12,7 @@ __all__ = [
     "GlobalState",
     "LoopConfig",
     "TrainState",
+    "configured_warmup",
 ]
 
 
@@ -31,9 +32,12 @@ class FaultToleranceSettings:
     enable_ft_package: bool = True
     calc_ft_timeouts: bool = False
     """Learn the timeouts from observed intervals and keep them in ``ft_state.json``."""
+    num_warmup_iters: int | None = None
+    """So many steps of a run, and of each evaluation, are out of section, and until the training has made them
+    the time out of section isn't judged. None: the first one is out of section, and that time is judged."""
     simulate_fault: bool = False
     simulated_fault_type: str = "random"
-    """``rank_killed``, ``rank_hung`` or ``random``: one of the two."""
+    """One of ``core.fault_plan.FAULT_TYPES``, or ``random``: ``rank_killed`` or ``rank_hung``."""
     simulated_fault_rank: int | None = None
     """None: a random one."""
     simulated_fault_base_delay: float = 0.0
@@ -86,3 +90,9 @@ class GlobalState:
         """A state with its configuration inside (``state.cfg``), for ``setup(state.cfg, state)``."""
         checkpoint = CheckpointConfig(save=save, async_save=async_save)
         return GlobalState(cfg=LoopConfig(checkpoint=checkpoint, ft=ft), train_state=TrainState())
+
+
+def configured_warmup(config: Any) -> int | None:
+    """``config.ft.num_warmup_iters``, which the configurations of other packages don't have."""
+    number = getattr(getattr(config, "ft", None), "num_warmup_iters", None)
+    return number if type(number) is int else None

@@ -1,4 +1,8 @@
-"""A simulated fault after a delay: which rank, what and when, and the thread that does it."""
+"""A simulated fault after a delay: which rank, what and when, and who does it.
+
+A thread waits for the moment. Most faults it can do to the process itself; those that only the training thread
+can do (see ``IN_LOOP_TYPES``) are done in that thread's next training step.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,6 @@ import math
 import os
 import random
 import secrets
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -16,14 +19,18 @@ from typing import Any
 
 from megatron_ft.core.config_fields import nearest, show
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.fault_plan import FAULT_TYPES, RANDOM, RANDOM_TYPES
+from megatron_ft.core.fault_plan import FAULT_TYPES, IN_LOOP_TYPES, RANDOM, RANDOM_TYPES
 from megatron_ft.rank import agreement
-from megatron_ft.rank.fault_injector import inject
-from megatron_ft.rank.learning import log_event
+from megatron_ft.rank.faults import Slowness, announce, inject
+from megatron_ft.rank.learning import current_iteration, log_event
 
-__all__ = ["SimulatedFault", "common_seed", "maybe_start", "plan_fault"]
+__all__ = ["SimulatedFault", "common_seed", "maybe_start", "on_step", "plan_fault"]
 
 _DELAY_SPREAD = 0.2
+
+_for_next_step: list[Callable[[], None]] = []
+"""What the training thread is to do in its next step."""
+_slowness = Slowness()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +63,7 @@ def plan_fault(config: Any, *, world_size: int, seed: Callable[[], int]) -> Simu
         config.simulated_fault_rank,
         config.simulated_fault_base_delay,
     )
-    known = [*RANDOM_TYPES, RANDOM]
+    known = [*FAULT_TYPES, RANDOM]
     if fault_type not in known:
         raise ConfigError(f"Unknown fault type {fault_type}{nearest(str(fault_type), known)}")
     if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < world_size):
@@ -81,26 +88,37 @@ def common_seed() -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
-def maybe_start(config: Any, *, client: Callable[[], Any]) -> None:
-    """See ``fault_tolerance.maybe_setup_simulated_fault``; ``client`` is asked when the fault is due."""
+def maybe_start(config: Any, *, client: Callable[[], Any], save_dir: Callable[[], str | None]) -> None:
+    """See ``fault_tolerance.maybe_setup_simulated_fault``; ``client`` and ``save_dir`` are asked when it is due."""
     if config is None or not config.simulate_fault:
         return
     fault = plan_fault(config, world_size=agreement.world_size(), seed=common_seed)
     if fault.rank != agreement.rank():
         return
-    cycle = int(os.environ.get("FT_CYCLE", "0"))
 
-    def run() -> None:
+    def when_due() -> None:
         time.sleep(fault.delay_s)
-        log_event(client(), "fault_injected", type=fault.type, rank=fault.rank, iteration=None, cycle=cycle)
-        print(
-            f"FT: simulated fault: rank {fault.rank} {FAULT_TYPES[fault.type]} now",
-            file=sys.stderr,
-            flush=True,
-        )
-        inject(fault.type)
+        if fault.type in IN_LOOP_TYPES:
+            _for_next_step.append(lambda: _carry_out(fault, client(), save_dir()))
+        else:
+            _carry_out(fault, client(), save_dir())
 
-    print(f"FT: simulated fault: {fault.describe()}", file=sys.stderr, flush=True)
-    thread = threading.Thread(target=run, name="ft-simulated-fault")
+    announce(f"planned: {fault.describe()}")
+    thread = threading.Thread(target=when_due, name="ft-simulated-fault")
     thread.daemon = True
     thread.start()
+
+
+def on_step() -> None:
+    """In the training thread, in each step: do what is due there, which usually is nothing."""
+    if _for_next_step:
+        _for_next_step.pop()()
+    _slowness.on_step()
+
+
+def _carry_out(fault: SimulatedFault, client: Any, save_dir: str | None) -> None:
+    cycle, iteration = int(os.environ.get("FT_CYCLE", "0")), current_iteration(client)
+    log_event(client, "fault_injected", type=fault.type, rank=fault.rank, iteration=iteration, cycle=cycle)
+    where = f"in cycle {cycle}" if iteration is None else f"at iteration {iteration} of cycle {cycle}"
+    announce(f"rank {fault.rank} {FAULT_TYPES[fault.type]} {where}")
+    inject(fault.type, save_dir=save_dir, slowness=_slowness)

@@ -209,7 +209,7 @@ class _Cycle:
 
     def _noticed_ns(self) -> int | None:
         """The first verdict, or the first exit that we hadn't caused ourselves."""
-        moments = [moment for moment, _ in self._moments("verdict", "at_ns")]
+        moments = [moment for moment, record in self._moments("verdict", "at_ns") if not record.get("observed_only")]
         for at, record in self._of("rank_exited"):
             if not record.get("by_us") and record.get("exitcode") != 0:
                 moments.append(at)
@@ -218,8 +218,8 @@ class _Cycle:
     def _fault_ns(self, fault: InjectedFault | None, noticed_ns: int | None) -> int | None:
         if fault is not None and (noticed_ns is None or fault.at_ns <= noticed_ns):
             return fault.at_ns
-        verdicts = self._moments("verdict", "since_ns")
-        return verdicts[0][0] if verdicts else None
+        verdicts = [moment for moment, r in self._moments("verdict", "since_ns") if not r.get("observed_only")]
+        return verdicts[0] if verdicts else None
 
     def _redone(self, resumed: _Cycle | None) -> int | None:
         last, first = self._last_iteration(), resumed.first_iteration() if resumed is not None else None

@@ -407,3 +407,19 @@ os.write(1, b'end')
     text = trace.read_text()
     between = text[text.index('"begin"') : text.index('"end"')].splitlines()[1:-1]
     assert between == []
+
+
+def test_monitors_do_not_talk_to_each_other(tmp_path: Path) -> None:
+    """All that a monitor holds open is the socket it listens at (and, under a launcher, that to the launcher)."""
+    script = f"client.init_workload_monitoring()\nsay('there')\n{FOREVER}"
+    with (
+        monitor(tmp_path / "a") as first,
+        monitor(tmp_path / "b") as second,
+        rank(tmp_path / "a", script) as one,
+        rank(tmp_path / "b", script) as other,
+    ):
+        expect(one, "there")
+        expect(other, "there")
+        for handle in (first, second):
+            targets = [os.readlink(entry) for entry in Path(f"/proc/{handle.pid}/fd").iterdir()]
+            assert sum(target.startswith("socket:") for target in targets) == 1

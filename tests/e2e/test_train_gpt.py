@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -24,7 +25,8 @@ SCRIPT = Path(__file__).parents[2] / "examples" / "train_gpt.py"
 MARK = "TRAIN_GPT_TEST"
 SMALL = ["--hidden-size=32", "--seq-length=16", "--vocab-size=32", "--train-iters=20", "--log-interval=10"]
 LOG_LINE = re.compile(r"iteration +(\d+)/ *\d+ \|.*lm loss: (\S+)")
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
+pytestmark = pytest.mark.timeout(300)  # a run takes 5 s, on a machine that is busy with other tests ten times that
 
 
 @dataclass
@@ -56,21 +58,30 @@ class Trainer:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._mark = uuid.uuid4().hex
+        self._store: TCPStore | None = None
 
     def run(self, save: Path, *args: str, ranks: int = 2) -> Finished:
-        """Train with the processes that torchrun would start, and wait for them.
+        """Train, and wait for the end."""
+        processes, log = self.start(save, *args, ranks=ranks)
+        codes = _wait_for_all(processes)
+        assert codes == [0] * ranks, log.read_text()
+        return Finished(save=save, output=log.read_text())
+
+    def start(self, save: Path, *args: str, ranks: int) -> tuple[list[subprocess.Popen[bytes]], Path]:
+        """Start the processes that torchrun would start, and name the file of their output.
 
         The store is ours, at a port that the kernel chose: no other test can be given the same.
         """
-        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         environment = {
             **os.environ,
             MARK: self._mark,
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(store.port),
+            "MASTER_PORT": str(self._store.port),
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             "WORLD_SIZE": str(ranks),
             "OMP_NUM_THREADS": "1",
+            "CUDA_VISIBLE_DEVICES": "",  # on a machine with GPUs, too: two ranks may have but one of them
         }
         log = self.directory / f"{uuid.uuid4().hex}.log"
         with log.open("w") as output:
@@ -83,38 +94,53 @@ class Trainer:
                 )
                 for rank in range(ranks)
             ]
-            codes = _wait_for_all(processes)
-        text = log.read_text()
-        assert codes == [0] * ranks, text
-        return Finished(save=save, output=text)
+        return processes, log
 
-    def resume_from_10(self, straight: Finished, *args: str, ranks: int = 2) -> Finished:
-        """Go on from the first checkpoint of another run, in a directory that a crash left in disorder."""
+    def copy_of_10(self, straight: Finished) -> Path:
+        """A save directory with the first checkpoint of another run as its last."""
         save = self.directory / uuid.uuid4().hex
         save.mkdir()
         shutil.copytree(straight.save / "iter_0000010", save / "iter_0000010")
         (save / "latest_checkpointed_iteration.txt").write_text("10\n")
-        half_written = save / "iter_0000020"
-        half_written.mkdir()
-        (half_written / "__0_0.distcp").write_bytes(b"half a shar")
-        (save / ".latest_checkpointed_iteration.txt.tmp").write_text("2")
-        resumed = self.run(save, *args, ranks=ranks)
+        return save
+
+    def resume_from_10(self, straight: Finished, *args: str, ranks: int = 2) -> Finished:
+        """Go on from the first checkpoint of another run."""
+        resumed = self.run(self.copy_of_10(straight), *args, ranks=ranks)
         assert "loaded checkpoint of iteration 10" in resumed.output
         assert resumed.last_iteration == (15 if "--exit-interval=15" in args else 20)
         return resumed
 
-    def kill_leftovers(self) -> list[int]:
-        """Kill what still carries the mark; returns what was found."""
+    def crash_in_the_save_of_20(self, save: Path, *args: str) -> None:
+        """Kill a run of one rank in its first save, which lasts a second or two."""
+        processes, log = self.start(save, *args, ranks=1)
+        try:
+            deadline = time.monotonic() + DEADLINE_S
+            while not (save / "iter_0000020").exists():
+                assert processes[0].poll() is None, log.read_text()
+                assert time.monotonic() < deadline, log.read_text()
+                time.sleep(0.01)
+        finally:
+            processes[0].kill()
+            processes[0].wait()
+            self.kill_leftovers()  # the save's helper process; under ft_launcher the launcher does this
+
+    def leftovers(self) -> list[int]:
+        """Processes of these runs that still live."""
         found = []
         wanted = f"{MARK}={self._mark}".encode()
         for entry in Path("/proc").iterdir():
             try:
                 if entry.name.isdigit() and wanted in (entry / "environ").read_bytes().split(b"\0"):
-                    os.kill(int(entry.name), signal.SIGKILL)
                     found.append(int(entry.name))
             except OSError:
                 continue  # gone meanwhile, or not ours to look at
         return found
+
+    def kill_leftovers(self) -> None:
+        for pid in self.leftovers():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def _wait_for_all(processes: list[subprocess.Popen[bytes]]) -> list[int | None]:
@@ -137,7 +163,12 @@ def _wait_for_all(processes: list[subprocess.Popen[bytes]]) -> list[int | None]:
 def trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainer]:
     trainer = Trainer(tmp_path_factory.mktemp("train_gpt"))
     yield trainer
-    assert trainer.kill_leftovers() == []
+    deadline = time.monotonic() + 20
+    while trainer.leftovers() and time.monotonic() < deadline:  # helpers of a rank end a moment after it
+        time.sleep(0.05)
+    left = trainer.leftovers()
+    trainer.kill_leftovers()
+    assert left == []
 
 
 @pytest.fixture(scope="module")
@@ -176,15 +207,36 @@ def test_model_parallel(trainer: Trainer, kind: str) -> None:
     assert trainer.resume_from_10(whole, *args).weights == whole.weights
 
 
-def test_one_rank_in_bf16(trainer: Trainer) -> None:
-    whole = trainer.run(trainer.directory / "bf16", "--bf16", ranks=1)
-    resumed = trainer.resume_from_10(whole, "--bf16", ranks=1)
-    assert resumed.weights == whole.weights
+@pytest.fixture(scope="module")
+def one_rank(trainer: Trainer) -> Finished:
+    """The cheapest whole run."""
+    return trainer.run(trainer.directory / "bf16", "--bf16", ranks=1)
+
+
+def test_bf16_and_nothing_left_to_train(trainer: Trainer, one_rank: Finished) -> None:
+    resumed = trainer.resume_from_10(one_rank, "--bf16", ranks=1)
+    assert resumed.weights == one_rank.weights
     past_its_end = trainer.run(resumed.save, "--bf16", ranks=1)
     assert past_its_end.losses == {}
-    assert past_its_end.weights == whole.weights
-    # Without the random states the weights are others: equal hashes do say something.
-    assert trainer.resume_from_10(whole, "--bf16", "--no-load-rng", ranks=1).weights != whole.weights
+    assert past_its_end.weights == one_rank.weights
+
+
+def test_the_random_states_matter(trainer: Trainer, one_rank: Finished) -> None:
+    """Without them the weights are others: equal hashes do say something."""
+    assert trainer.resume_from_10(one_rank, "--bf16", "--no-load-rng", ranks=1).weights != one_rank.weights
+
+
+def test_a_crash_in_a_save_leaves_the_checkpoint_before_it(trainer: Trainer, one_rank: Finished) -> None:
+    save = trainer.copy_of_10(one_rank)
+    trainer.crash_in_the_save_of_20(save, "--bf16")
+    assert (save / "latest_checkpointed_iteration.txt").read_text() == "10\n"
+    # What a later moment of a crash would have left, too.
+    (save / "iter_0000020" / "__0_0.distcp").write_bytes(b"half a shard")
+    (save / ".latest_checkpointed_iteration.txt.tmp").write_text("2")
+    again = trainer.run(save, "--bf16", ranks=1)
+    assert "loaded checkpoint of iteration 10" in again.output
+    assert again.weights == one_rank.weights
+    assert again.last_iteration == 20
 
 
 def test_another_layout_drops_the_random_states_and_says_so(trainer: Trainer, straight: Finished) -> None:
@@ -209,3 +261,35 @@ def test_mistakes_get_one_line(args: list[str], message: str) -> None:
     )
     assert ended.returncode == 2
     assert message in ended.stderr.splitlines()[-1]
+
+
+STAND_IN = """
+import sys, torch
+sys.path.insert(0, sys.argv[1])
+if sys.argv[2] == "cuda":
+    torch.cuda.is_available = lambda: True
+def state():
+    import megatron.core.tensor_parallel.random as helpers
+    spots = [torch.compile, torch.zeros, torch.ones, torch.empty, torch.tensor, torch.Tensor.cuda, torch.Tensor.type]
+    spots += [getattr(torch.cuda, name) for name in "current_device synchronize get_rng_state manual_seed".split()]
+    return spots + [torch.cuda.set_rng_state, helpers._get_cuda_rng_state, helpers._set_cuda_rng_state]
+before = state()
+import cpu_stand_in
+replaced = cpu_stand_in.install()
+same = [a is b for a, b in zip(before, state())]
+assert cpu_stand_in.install() == replaced  # a second call changes nothing
+assert [a is b for a, b in zip(before, state())] == same
+print(len(replaced), sum(same), len(same))
+"""
+
+
+@pytest.mark.parametrize(("device", "expected"), [("cpu", "5 0 14"), ("cuda", "0 14 14")])
+def test_the_stand_in_leaves_cuda_alone(device: str, expected: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", STAND_IN, str(SCRIPT.parent), device],
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.stdout.split() == expected.split(), ended.stderr

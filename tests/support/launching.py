@@ -62,7 +62,9 @@ class Finished:
 class Launched:
     """A launcher that runs. Its output goes to files, so that nobody waits for a reader."""
 
-    def __init__(self, directory: Path, arguments: Sequence[str], env: Mapping[str, str]) -> None:
+    def __init__(
+        self, directory: Path, arguments: Sequence[str], env: Mapping[str, str], prefix: Sequence[str] = ()
+    ) -> None:
         self.directory = directory
         self.mark = f"{MARK_NAME}={os.urandom(8).hex()}"
         # sockets need a short path, and pytest's directories are long
@@ -71,6 +73,7 @@ class Launched:
         self._out, self._err = directory / "launcher.out", directory / "launcher.err"
         name, _, value = self.mark.partition("=")
         command = [sys.executable, "-m", "megatron_ft.launcher", "--ft-log-dir", str(self.log_dir), *arguments]
+        command = [*prefix, *command]
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
         self._started = time.monotonic()
         with self._out.open("w") as out, self._err.open("w") as err:
@@ -167,15 +170,19 @@ class Launcher:
         *options: str,
         env: Mapping[str, str] | None = None,
         script_args: Sequence[str] = (),
+        prefix: Sequence[str] = (),
     ) -> Launched:
-        """Start one. ``script`` is the text of a Python script, after ``PRELUDE``, or a command's words."""
+        """Start one. ``script`` is the text of a Python script, after ``PRELUDE``, or a command's words.
+
+        ``prefix`` are the words of a command that becomes the launcher, somewhere else.
+        """
         directory = self.directory / str(len(self.launches))
         directory.mkdir()
         if isinstance(script, str):
             path = directory / "script.py"
             path.write_text(PRELUDE + script)
             script = [str(path)]
-        launched = Launched(directory, [*options, *script, *script_args], env or {})
+        launched = Launched(directory, [*options, *script, *script_args], env or {}, prefix)
         self.launches.append(launched)
         return launched
 

@@ -27,12 +27,14 @@ class FakeClient:
         self.calls: list[tuple[Any, ...]] = []
         self.open: list[str] = []
         self.is_initialized = False
+        self.num_warmup_iters: int | None = None
         self.loaded: Any = None
         self.state = {"anything": 1}
         self.calculation_error: Exception | None = None
 
-    def init_workload_monitoring(self) -> None:
+    def init_workload_monitoring(self, num_warmup_iters: int | None = None) -> None:
         self.is_initialized = True
+        self.num_warmup_iters = num_warmup_iters
 
     def start_section(self, section: str) -> None:
         if section in self.open:

@@ -30,6 +30,13 @@ def test_a_plan_without_chance() -> None:
 def test_what_may_be_left_out() -> None:
     (fault,) = resolve(plan({"rank": 0, "iteration": 3, "type": "exit"}), 1)
     assert fault == PlannedFault(cycle=0, rank=0, iteration=3, type="exit", exit_code=1)
+    (fault,) = resolve(plan({"rank": 0, "iteration": 3, "type": "slow"}), 1)
+    assert fault.seconds == 1.0
+
+
+def test_how_slow() -> None:
+    (fault,) = resolve(plan({"rank": 0, "iteration": 3, "type": "slow", "seconds": 2}), 1)
+    assert fault == PlannedFault(cycle=0, rank=0, iteration=3, type="slow", seconds=2.0)
 
 
 def test_an_empty_plan() -> None:
@@ -80,6 +87,8 @@ def test_each_type_can_be_described() -> None:
         line = PlannedFault(cycle=2, rank=1, iteration=25, type=kind).describe()
         assert line.startswith("rank 1 ")
         assert line.endswith(" at iteration 25 of cycle 2")
+    slow = PlannedFault(cycle=0, rank=0, iteration=0, type="slow", seconds=0.5)
+    assert "is slower from now on, by 0.5 s for each step, at" in slow.describe()
     assert "exits with code 3 at" in PlannedFault(cycle=0, rank=0, iteration=0, type="exit", exit_code=3).describe()
 
 
@@ -105,6 +114,11 @@ def test_each_type_can_be_described() -> None:
         ({"faults": [{**FAULT, "iteration": [9, 3]}]}, "the range [9, 3] is empty"),
         ({"faults": [{**FAULT, "exit_code": 3}]}, "exit_code is only for type 'exit', not 'rank_killed'"),
         ({"faults": [{**FAULT, "type": "exit", "exit_code": 256}]}, "exit_code must be a whole number from 0 to 255"),
+        ({"faults": [{**FAULT, "seconds": 3}]}, "seconds is only for type 'slow', not 'rank_killed'"),
+        ({"faults": [{**FAULT, "type": "slow", "seconds": 0}]}, "seconds must be a number above 0, not 0"),
+        ({"faults": [{**FAULT, "type": "slow", "seconds": "1"}]}, "seconds must be a number above 0, not '1'"),
+        ({"faults": [{**FAULT, "type": "slow", "seconds": float("nan")}]}, "seconds must be a number above 0"),
+        ({"faults": [{**FAULT, "type": "slow", "seconds": float("inf")}]}, "seconds must be a number above 0"),
         ({"faults": [{"cycle": 0, "rank": 1, "iteration": 25}]}, "fault 1: type is missing"),
         ({"faults": [{"type": "spin"}]}, "fault 1: rank is missing"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from megatron_ft.core.config_fields import FIELDS
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.reference_names import REFERENCE_FIELDS
 from megatron_ft.ipc.config_file import FaultToleranceConfig
-from megatron_ft.launcher.ft_options import ResolvedOptions, add_ft_options, read_ft_options
+from megatron_ft.ipc.ft_options import add_ft_options
+from megatron_ft.ipc.resolved_options import ResolvedOptions, read_ft_options
 
 TEXTS = {
     "rank_section_timeouts": "setup:600,step:null",
@@ -110,7 +112,7 @@ def test_command_line_over_file_over_defaults(tmp_path: Path) -> None:
     )
     logged = json.loads(json.dumps(options.sources_for_log()))
     assert logged["log_level"] == {"value": "DEBUG", "source": f"{path}:4"}
-    assert set(logged) == set(FIELDS)
+    assert set(logged) == {*FIELDS, *options.options}
 
 
 def test_sections_of_the_command_line_replace_those_of_the_file(tmp_path: Path) -> None:
@@ -137,6 +139,10 @@ def test_sections_of_the_command_line_replace_those_of_the_file(tmp_path: Path) 
         ("--term-timeout=soon", "--term-timeout 'soon': must be"),
         ("--term-timeout=nan", "--term-timeout 'nan': must be"),
         ("--workers-stop-timeout=-1", "--workers-stop-timeout '-1': must be"),
+        ("--ft-startup-timeout=0", "--ft-startup-timeout '0': must be greater than 0 (null means no limit)"),
+        ("--ft-exit-timeout=-3", "--ft-exit-timeout '-3': must be a number of seconds"),
+        ("--ft-forward-signals=SIGUSR9", "--ft-forward-signals: 'SIGUSR9' is no signal"),
+        ("--ft-forward-signals=SIGKILL", "--ft-forward-signals: SIGKILL can't be passed on"),
         ("--fault-tol-cfg-path=/nowhere/ft.yaml", "can't read /nowhere/ft.yaml: No such file"),
     ],
 )
@@ -211,6 +217,30 @@ def test_policy_timeouts_and_log_dir() -> None:
     assert read("--ft-restart-policy", "min-healthy").restart_policy == "min-healthy"
 
 
+def test_living_with_it() -> None:
+    options = read()
+    assert (options.startup_timeout, options.exit_timeout) == (None, None)
+    assert (options.observe_only, options.forward_signals) == (False, ())
+    options = read(
+        "--ft-startup-timeout=30", "--ft-exit-timeout", "1.5", "--ft-observe-only", "--ft-forward-signals=usr1, SIGUSR2"
+    )
+    assert (options.startup_timeout, options.exit_timeout) == (30.0, 1.5)
+    assert (options.observe_only, options.forward_signals) == (True, (signal.SIGUSR1, signal.SIGUSR2))
+    assert options.summary() == (
+        "configuration: ft-startup-timeout=30 (command line), ft-exit-timeout=1.5 (command line), "
+        "ft-observe-only=yes (command line), ft-forward-signals=SIGUSR1,SIGUSR2 (command line); else defaults"
+    )
+    logged = json.loads(json.dumps(options.sources_for_log()))
+    assert logged["ft-forward-signals"] == {"value": "SIGUSR1,SIGUSR2", "source": "command line"}
+    assert read("--ft-startup-timeout=null", "--ft_exit_timeout=none").exit_timeout is None
+
+
+def test_help_names_all_of_it_in_its_group() -> None:
+    text = parser().format_help().partition("fault tolerance:")[2]
+    for option in ("--ft-startup-timeout", "--ft-exit-timeout", "--ft-observe-only", "--ft-forward-signals"):
+        assert option in text
+
+
 def test_environment_as_torchrun_does_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PET_FT_CFG_PATH", write(tmp_path, "fault_tolerance: {safety_factor: 2}"))
     monkeypatch.setenv("PET_TERM_TIMEOUT", "12")
@@ -219,7 +249,8 @@ def test_environment_as_torchrun_does_it(tmp_path: Path, monkeypatch: pytest.Mon
     assert options.config.safety_factor == 2
     assert (options.term_timeout, options.workers_stop_timeout) == (12.0, 3.0)
     assert options.workers_stop_timeout_was_set
-    assert read("--term-timeout=1").term_timeout == 1.0
+    assert options.options["term-timeout"] == (12.0, "PET_TERM_TIMEOUT")
+    assert read("--term-timeout=1").options["term-timeout"] == (1.0, "command line")
 
 
 def test_options_after_the_script_belong_to_the_script() -> None:

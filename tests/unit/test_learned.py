@@ -11,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.learned import Choice, LearnedState, LearnedTimeout, choose, from_client
+from megatron_ft.core.learned import (
+    Choice,
+    LearnedState,
+    LearnedTimeout,
+    choose,
+    describe_difference,
+    from_client,
+)
 from megatron_ft.core.learned_document import parse, to_document
 from megatron_ft.core.timeouts import HeartbeatTimeouts, SectionTimeouts, state_from_dict, state_to_dict
 
@@ -160,6 +167,24 @@ def test_only_the_configured_timeouts_are_remembered() -> None:
     assert kept(client_state(), configured={**CONFIGURED, "safety_factor": 2.0}).configured == CONFIGURED
 
 
+def test_another_size_or_layout_is_told() -> None:
+    def told(state: LearnedState, world_size: int = 8, **layout: int) -> str | None:
+        return describe_difference(state, world_size=world_size, layout=layout or None)
+
+    state = learned(world_size=8, layout={"tensor": 2, "data": 4})
+    assert told(state, tensor=2, data=4) is None
+    assert told(state) is None
+    assert told(learned()) is None
+    assert told(learned(), 3, tensor=1) is None
+    assert told(state, tensor=4, data=2) == (
+        "they were learned with 8 ranks (tensor 2, data 4), and this run has 8 ranks (tensor 4, data 2): "
+        "the longest intervals may be others now"
+    )
+    assert (told(state, 1) or "").startswith(
+        "they were learned with 8 ranks (tensor 2, data 4), and this run has 1 rank:"
+    )
+
+
 # --- the document ---
 
 
@@ -168,12 +193,14 @@ def test_the_document_is_readable() -> None:
         sections={"step": LearnedTimeout(timeout_s=9.0, previous_s=None, max_observed_s=1.8, rank_of_max=3)},
         written_at_unix_s=1_700_000_000.25,
         world_size=8,
+        layout={"tensor": 2, "data": 4},
     )
     document = to_document(state)
     assert document["schema"] == "megatron_ft.ft_state"
     assert document["schema_version"] == 1
     assert document["written_at_utc"] == "2023-11-14T22:13:20+00:00"
     assert document["world_size"] == 8
+    assert document["layout"] == {"tensor": 2, "data": 4}
     assert document["sections"] == {
         "step": {"timeout_s": 9.0, "previous_s": None, "max_observed_s": 1.8, "rank_of_max": 3}
     }
@@ -200,6 +227,7 @@ states = st.builds(
     ),
     written_at_unix_s=st.none() | st.floats(0, 4e9),
     world_size=st.none() | st.integers(1, 1 << 20),
+    layout=st.none() | st.dictionaries(st.text(min_size=1, max_size=20), st.integers(0, 1 << 20), max_size=5),
 )
 
 
@@ -276,6 +304,10 @@ def test_a_plain_state_dict_of_nothing_is_read() -> None:
         (
             {"schema": "megatron_ft.ft_state", "schema_version": 1, "sections": {"step": {"timeout_s": -2}}},
             "timeout_s of 'step' must be a finite number and not negative, not -2",
+        ),
+        (
+            {"schema": "megatron_ft.ft_state", "schema_version": 1, "sections": {}, "layout": {"tensor": "two"}},
+            "layout.'tensor' must be a whole number and not negative, not 'two'",
         ),
     ],
 )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from megatron_ft.core import board_layout as layout
 from megatron_ft.core.board_layout import timeout_word
 from megatron_ft.core.errors import RankMonitorClientError
 from megatron_ft.rank import learning
+from megatron_ft.rank.layout import current_layout
 from tests.support.training import (
     ALL,
     Bench,
@@ -175,6 +178,49 @@ def test_learned_timeouts_are_kept_and_used_by_the_next_run(bench: Bench) -> Non
     assert event["timeouts"] == dict.fromkeys(ALL, 0.5)
     assert len(bench.events("timeouts_learned")) == 2
     ft.shutdown(state)
+
+
+def test_every_learned_timeout_is_logged_with_its_margin(bench: Bench) -> None:
+    bench.config.rank_section_timeouts = {"step": 30.0}
+    bench.learn()
+    logged = bench.events("timeouts_learned")
+    step = logged[0]["timeouts"]["step"]
+    assert step.keys() == {"timeout_s", "previous_s", "max_observed_s", "margin_s", "rank_of_max"}
+    assert (step["previous_s"], step["timeout_s"], step["rank_of_max"]) == (30.0, 0.5, 0)
+    assert step["margin_s"] == pytest.approx(0.5 - step["max_observed_s"])
+    assert {name for event in logged for name in event["timeouts"]} == ALL
+
+
+def test_another_size_or_layout_is_said(
+    bench: Bench, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {"tensor_model": 2, "pipeline_model": 1, "context": 1, "expert_model": 1, "data": 4}
+    functions = {f"get_{name}_parallel_world_size": lambda size=size: size for name, size in sizes.items()}
+    groups = SimpleNamespace(**functions, model_parallel_is_initialized=lambda: True)
+    monkeypatch.setitem(sys.modules, "megatron.core.parallel_state", groups)
+    bench.learn()
+    document = json.loads(bench.state_file.read_text())
+    assert document["layout"] == {"tensor": 2, "pipeline": 1, "context": 1, "expert": 1, "data": 4}
+    capfd.readouterr()
+    ft.shutdown(bench.start())
+    assert "learned with" not in capfd.readouterr().err
+
+    groups.get_tensor_model_parallel_world_size = lambda: 4
+    monkeypatch.setenv("WORLD_SIZE", "16")
+    state = bench.start()
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if "learned with" in line]
+    assert (
+        "with 1 rank (tensor 2, pipeline 1, context 1, expert 1, data 4), and this run has 16 ranks (tensor 4" in line
+    )
+    assert bench.in_force(state) == dict.fromkeys(ALL, 0.5)  # they are used all the same
+    assert bench.events("state_loaded")[-1]["layout"]["tensor"] == 2
+    ft.shutdown(state)
+
+
+@pytest.mark.parametrize("groups", [SimpleNamespace(), SimpleNamespace(model_parallel_is_initialized=lambda: False)])
+def test_a_megatron_without_groups_has_no_layout(monkeypatch: pytest.MonkeyPatch, groups: SimpleNamespace) -> None:
+    monkeypatch.setitem(sys.modules, "megatron.core.parallel_state", groups)
+    assert current_layout() is None
 
 
 def test_learned_timeouts_have_the_configured_floor(bench: Bench) -> None:

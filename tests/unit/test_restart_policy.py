@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_ft.core.restart_policy import Action, AnyFailed, CycleEnd, GroupView, Outcome
+from megatron_ft.core.restart_policy import (
+    Action,
+    AnyFailed,
+    CycleEnd,
+    GroupView,
+    MinHealthy,
+    NodeState,
+    Outcome,
+    RestartPolicy,
+)
 
 S, F, X, M = Outcome.SUCCEEDED, Outcome.FAILED, Outcome.STOPPED, Outcome.MEMBERSHIP
 
@@ -69,3 +78,111 @@ def test_restarts_are_never_more_than_allowed(max_restarts: int, outcomes: list[
 )
 def test_any_failed_judges(view: GroupView, outcome: Outcome | None) -> None:
     assert AnyFailed(3).judge(view) is outcome
+
+
+HEALTHY, DONE, BAD, LOST, OUT = (
+    NodeState.HEALTHY,
+    NodeState.SUCCEEDED,
+    NodeState.UNHEALTHY,
+    NodeState.LOST,
+    NodeState.EXCLUDED,
+)
+
+
+@pytest.mark.parametrize(
+    ("min_nodes", "nodes", "outcome"),
+    [
+        (2, (HEALTHY, HEALTHY, HEALTHY), None),
+        (2, (HEALTHY, BAD, HEALTHY), None),
+        (2, (HEALTHY, LOST, HEALTHY), None),
+        (2, (HEALTHY, OUT, HEALTHY), None),
+        (2, (HEALTHY, BAD, LOST), F),
+        (2, (HEALTHY, OUT, BAD), F),
+        (3, (HEALTHY, HEALTHY, BAD), F),
+        # one that has succeeded counts
+        (2, (DONE, BAD, HEALTHY), None),
+        (2, (DONE, BAD, DONE), S),
+        (2, (DONE, DONE, HEALTHY), None),
+        (2, (DONE, BAD, BAD), F),
+        (3, (DONE, DONE, BAD), F),
+        (3, (DONE, DONE, DONE), S),
+        (1, (DONE, BAD), S),
+        (1, (HEALTHY,), None),
+        (1, (BAD,), F),
+        (1, (DONE,), S),
+    ],
+)
+def test_min_healthy_judges_nodes(min_nodes: int, nodes: tuple[NodeState, ...], outcome: Outcome | None) -> None:
+    assert MinHealthy(3, min_nodes).judge_nodes(nodes) is outcome
+
+
+@given(st.integers(1, 5), st.lists(st.sampled_from(NodeState), min_size=1, max_size=8))
+def test_min_healthy_succeeds_only_with_enough_and_never_goes_on_with_too_few(
+    min_nodes: int, nodes: list[NodeState]
+) -> None:
+    outcome = MinHealthy(3, min_nodes).judge_nodes(nodes)
+    assert (outcome is F) == (nodes.count(HEALTHY) + nodes.count(DONE) < min_nodes)
+    if outcome is S:
+        assert nodes.count(DONE) >= min_nodes
+        assert HEALTHY not in nodes
+
+
+def test_any_failed_is_moved_only_by_a_node_that_leaves() -> None:
+    assert AnyFailed(3).judge_nodes([HEALTHY, BAD, LOST, DONE]) is None
+    assert AnyFailed(3).judge_nodes([HEALTHY, OUT]) is M
+
+
+@pytest.mark.parametrize(
+    ("view", "outcome"),
+    [
+        (GroupView(running=2, succeeded=0, failed=0), None),
+        (GroupView(running=1, succeeded=1, failed=0), None),
+        (GroupView(running=1, succeeded=0, failed=1), F),
+        (GroupView(running=0, succeeded=2, failed=0), S),
+        # arrivals don't disturb
+        (GroupView(running=2, succeeded=0, failed=0, nodes_waiting=1), None),
+    ],
+)
+def test_min_healthy_judges_a_single_node(view: GroupView, outcome: Outcome | None) -> None:
+    assert MinHealthy(3, 1).judge(view) is outcome
+
+
+@pytest.mark.parametrize(
+    ("max_restarts", "before", "outcome", "action", "left"),
+    [
+        (3, 0, F, Action.RESTART, 2),
+        # what others have used counts, also for a launcher whose first cycle this is
+        (3, 2, F, Action.RESTART, 0),
+        (3, 3, F, Action.GIVE_UP, 0),
+        (0, 0, F, Action.GIVE_UP, 0),
+        (1, 1, M, Action.RESTART, 0),
+        (1, 1, S, Action.FINISH, 0),
+        (1, 0, X, Action.GIVE_UP, 1),
+    ],
+)
+def test_min_healthy_counts_for_the_job(
+    max_restarts: int, before: int, outcome: Outcome, action: Action, left: int
+) -> None:
+    decision = MinHealthy(max_restarts, 2).decide([CycleEnd(cycle=7, outcome=outcome, restarts_before=before)])
+    assert (decision.action, decision.restarts_left) == (action, left)
+
+
+@pytest.mark.parametrize("policy", [AnyFailed(3, 2), MinHealthy(3, 2)])
+@pytest.mark.parametrize(
+    ("outcome", "left", "action", "reason"),
+    [
+        (M, 2, Action.RESTART, ""),
+        (M, 1, Action.GIVE_UP, "1 of at least 2 nodes left, giving up"),
+        (F, 1, Action.GIVE_UP, "1 of at least 2 nodes left, giving up"),
+        (Outcome.EXCLUDED, 2, Action.GIVE_UP, "this node leaves the job"),
+        (
+            Outcome.EXCLUDED,
+            1,
+            Action.GIVE_UP,
+            "this node leaves the job, which ends: 1 of at least 2 nodes left",
+        ),
+    ],
+)
+def test_nodes_that_leave(policy: RestartPolicy, outcome: Outcome, left: int, action: Action, reason: str) -> None:
+    decision = policy.decide([CycleEnd(cycle=0, outcome=outcome, nodes_left=left)])
+    assert (decision.action, decision.reason) == (action, reason)

@@ -12,12 +12,15 @@ from unittest.mock import MagicMock
 import pytest
 
 from megatron_ft import fault_tolerance as ft
+from megatron_ft.core.fault_plan import FAULT_TYPES, IN_LOOP_TYPES
 from megatron_ft.rank import simulated_fault
+from megatron_ft.rank.faults import InjectedFault, Slowness
 from tests.support.training import (
     Bench,
     bench,
     clean_environment,
     client,
+    train,
 )
 
 __all__ = ["bench", "clean_environment", "client"]  # fixtures
@@ -26,6 +29,12 @@ __all__ = ["bench", "clean_environment", "client"]  # fixtures
 def fault_config(**values: Any) -> Any:
     defaults = {"simulated_fault_type": "rank_killed", "simulated_fault_rank": 0, "simulated_fault_base_delay": 10.0}
     return SimpleNamespace(**{"simulate_fault": True, **defaults, **values})
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simulated_fault, "_for_next_step", [])
+    monkeypatch.setattr(simulated_fault, "_slowness", Slowness())
 
 
 @pytest.fixture
@@ -116,7 +125,74 @@ def test_a_simulated_fault_is_logged_and_then_done(
     assert kills == [(os.getpid(), number)]
     (event,) = bench.events("fault_injected")
     assert (event["type"], event["rank"], event["cycle"]) == (kind, 0, 0)
-    err = capfd.readouterr().err
-    assert f"({kind})" in err
-    assert "0.0 s" in err
+    planned, done_now = capfd.readouterr().err.splitlines()
+    what = FAULT_TYPES[kind]
+    assert planned == f"FT: SIMULATED FAULT: planned: rank 0 {what} in 0.0 s ({kind})"
+    assert done_now == f"FT: SIMULATED FAULT: rank 0 {what} in cycle 0"
+    ft.shutdown(state)
+
+
+def wait_for_thread() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "ft-simulated-fault":
+            thread.join(10.0)
+            assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("kind", FAULT_TYPES)
+def test_each_type_may_be_asked_for(kind: str, threads: MagicMock) -> None:
+    ft.maybe_setup_simulated_fault(fault_config(simulated_fault_type=kind))
+    threads.assert_called_once()
+
+
+@pytest.mark.parametrize("kind", IN_LOOP_TYPES)
+def test_what_only_the_training_thread_can_do_it_does_in_its_next_step(
+    kind: str, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[tuple[str, threading.Thread, list[str]]] = []
+    state = bench.start()
+
+    def inject(kind: str, **more: Any) -> None:
+        done.append((kind, threading.current_thread(), list(state.rank_monitor_client._recorder.open_sections)))
+
+    monkeypatch.setattr(simulated_fault, "inject", inject)
+    train(state, 3)
+    ft.maybe_setup_simulated_fault(fault_config(simulated_fault_type=kind, simulated_fault_base_delay=0.0))
+    wait_for_thread()
+    assert done == []
+    train(state, 2)
+    assert done == [(kind, threading.main_thread(), ["step"])]
+    (event,) = bench.events("fault_injected")
+    assert (event["type"], event["rank"], event["iteration"], event["cycle"]) == (kind, 0, 3, 0)
+    ft.shutdown(state)
+
+
+def test_a_simulated_exception_is_raised_in_the_loop(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
+    state = bench.start()
+    ft.maybe_setup_simulated_fault(fault_config(simulated_fault_type="exception", simulated_fault_base_delay=0.0))
+    wait_for_thread()
+    with pytest.raises(InjectedFault):
+        train(state, 1)
+    assert "rank 0 raises an exception at iteration 0 of cycle 0" in capfd.readouterr().err
+    ft.abort(state)
+
+
+def test_slow_is_from_then_on(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = bench.start()
+    ft.maybe_setup_simulated_fault(fault_config(simulated_fault_type="slow", simulated_fault_base_delay=0.0))
+    wait_for_thread()
+    slept: list[float] = []
+    monkeypatch.setattr("time.sleep", slept.append)
+    train(state, 3)
+    assert slept == [1.0] * 3
+    ft.shutdown(state)
+
+
+def test_disk_full_is_told_where(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = bench.start()
+    asked: list[Any] = []
+    monkeypatch.setattr(simulated_fault, "inject", lambda kind, *, save_dir, **more: asked.append(save_dir))
+    ft.maybe_setup_simulated_fault(fault_config(simulated_fault_type="disk_full", simulated_fault_base_delay=0.0))
+    wait_for_thread()
+    assert asked == [str(bench.tmp_path / "ckpt")]
     ft.shutdown(state)

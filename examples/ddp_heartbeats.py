@@ -1,0 +1,118 @@
+"""A plain PyTorch DDP loop whose ranks send heartbeats, on CPU (gloo) or GPU (nccl).
+
+    ft_launcher --nproc-per-node 2 --max-restarts 3 --fault-tol-cfg-path configs/heartbeats.yaml \
+        examples/ddp_heartbeats.py --save /tmp/ddp
+
+A rank that is silent for too long is ended, and all ranks start again from the last checkpoint. To see it happen, add
+`--fault-plan configs/faults/kill-then-hang.yaml`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from megatron_ft import RankMonitorClient
+from megatron_ft.rank.fault_injector import FaultInjector
+
+CUDA = torch.cuda.is_available()
+SAVE_INTERVAL = 10
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="DDP with heartbeats; start it with ft_launcher.")
+    parser.add_argument("--save", type=Path, required=True, metavar="DIR", help="checkpoints go here")
+    parser.add_argument("--iterations", type=int, default=50)
+    parser.add_argument("--step-time", type=float, default=0.2, metavar="SECONDS", help="stands for a real step's work")
+    parser.add_argument("--fault-plan", metavar="FILE", help="fail on purpose; see configs/faults/")
+    return parser.parse_args()
+
+
+def build(device: torch.device) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(1234)
+    model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1)).to(device)
+    return model, torch.optim.Adam(model.parameters(), lr=1e-3)
+
+
+def batch(iteration: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """This rank's data of one iteration: from the numbers alone, so that a resumed run sees what it would have seen."""
+    generator = torch.Generator().manual_seed(iteration * dist.get_world_size() + dist.get_rank())
+    inputs = torch.randn(32, 16, generator=generator)
+    return inputs.to(device), inputs.sum(dim=1, keepdim=True).sin().to(device)
+
+
+def save(path: Path, state: dict[str, Any]) -> None:
+    """Beside it, and then renamed: a rank that dies while it saves leaves the checkpoint of before."""
+    new = path.with_suffix(".new")
+    with new.open("wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    new.rename(path)
+
+
+def main() -> None:
+    args = parse_args()
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if CUDA else torch.device("cpu")
+    # First of all, so that everything below is watched: it belongs to the time to the first heartbeat.
+    client = RankMonitorClient()
+    client.init_workload_monitoring()
+    if CUDA:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if CUDA else "gloo")
+    args.save.mkdir(parents=True, exist_ok=True)
+    path = args.save / "heartbeats.pt"
+    model, optimizer = build(device)
+    iteration = saves = 0
+    if path.exists():
+        checkpoint = torch.load(path, map_location=device, weights_only=True)
+        model.load_state_dict(checkpoint["model"])
+        optimizer.load_state_dict(checkpoint["optimizer"])
+        iteration = checkpoint["iteration"]
+        # Timeouts that were calculated in an earlier life; the configured ones hold until there are some.
+        client.load_state_dict(checkpoint["timeouts"])
+    ddp = DistributedDataParallel(model)
+    injector = FaultInjector.disabled()
+    if args.fault_plan:
+        place = {"rank": rank, "world_size": world_size, "cycle": int(os.environ["FT_CYCLE"])}
+        injector = FaultInjector.from_plan_file(args.fault_plan, client=client, save_dir=args.save, **place)
+
+    while iteration < args.iterations:
+        client.set_iteration(iteration)  # for the launcher's messages and the report; no timeout depends on it
+        injector.on_iteration(iteration)
+        inputs, targets = batch(iteration, device)
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(ddp(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        time.sleep(args.step_time)
+        client.send_heartbeat()
+        iteration += 1
+        if iteration % SAVE_INTERVAL == 0:
+            saves += 1
+            if saves > 1:
+                # Not at the first save: no interval between two heartbeats has held a save yet, and the timeout would
+                # be too short for one. All ranks do this together, and all get the same timeouts.
+                client.calculate_and_set_hb_timeouts()
+            if rank == 0:
+                print(f"iteration {iteration}: loss {loss.item():.6f}, {client.hb_timeouts}", flush=True)
+                state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "iteration": iteration}
+                save(path, {**state, "timeouts": client.state_dict()})
+    if rank == 0:
+        total = sum(parameter.detach().double().sum().item() for parameter in model.parameters())
+        print(f"finished at iteration {iteration}, the weights sum up to {total:.12f}", flush=True)
+    # From here on this rank isn't watched, however long the rest takes.
+    client.shutdown_workload_monitoring()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""What all nodes know of a cycle, folded from a log that all of them read in the same order. Pure.
+
+Because the order is the same everywhere, so is everything that follows from it: the first entry after which the
+policy sees an end decides, and every node finds the same one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from megatron_ft.core.restart_policy import NodeState, Outcome
+
+__all__ = ["Entry", "JobView", "NodeReport", "ShutdownRequest", "gone", "node_changed", "shutdown_requested"]
+
+Entry = Mapping[str, Any]
+"""One JSON object of the log."""
+
+Judge = Callable[[Collection[NodeState]], "Outcome | None"]
+
+_FINAL = frozenset({NodeState.SUCCEEDED, NodeState.EXCLUDED})
+"""What a node reaches by itself; that its launcher ends afterwards changes nothing."""
+
+
+def node_changed(node: int, state: NodeState, *, name: str, text: str) -> Entry:
+    """A node has another state; ``text`` says why."""
+    return {"ev": "state", "node": node, "name": name, "state": state.value, "text": text}
+
+
+def shutdown_requested(node: int, *, name: str, text: str) -> Entry:
+    """A rank of that node asked for the end of the job."""
+    return {"ev": "shutdown", "node": node, "name": name, "text": text}
+
+
+def gone(node: int) -> Entry:
+    """That node has done everything that follows from the end of the cycle."""
+    return {"ev": "gone", "node": node}
+
+
+@dataclass(frozen=True)
+class NodeReport:
+    """One node."""
+
+    state: NodeState = NodeState.HEALTHY
+    name: str = ""
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class ShutdownRequest:
+    """Who asked for the end of the job, and in which words."""
+
+    node: int
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
+class JobView:
+    """All nodes by their group rank; ``outcome`` is the end of the cycle for all of them, once decided."""
+
+    nodes: tuple[NodeReport, ...]
+    shutdown: ShutdownRequest | None = None
+    gone: frozenset[int] = frozenset()
+    outcome: Outcome | None = None
+
+    def after(self, entry: Entry, judge: Judge) -> JobView:
+        """The view after one more entry. Entries that say nothing (of an unknown node, of another version) don't."""
+        node = entry.get("node")
+        if not isinstance(node, int) or not 0 <= node < len(self.nodes):
+            return self
+        name, text = str(entry.get("name", "")), str(entry.get("text", ""))
+        match entry.get("ev"):
+            case "shutdown":
+                view = replace(self, shutdown=self.shutdown or ShutdownRequest(node, name, text))
+                return replace(view, outcome=view.outcome or Outcome.STOPPED)
+            case "gone":
+                return replace(self, gone=self.gone | {node})
+            case "state":
+                return self._changed(node, NodeReport(NodeState(entry["state"]), name, text), judge)
+        return self
+
+    def states(self) -> list[NodeState]:
+        """By group rank."""
+        return [report.state for report in self.nodes]
+
+    def count(self, *states: NodeState) -> int:
+        """How many nodes are in one of these states."""
+        return sum(state in states for state in self.states())
+
+    def all_gone(self) -> bool:
+        """Whether nobody is to be waited for any more."""
+        return len(self.gone) == len(self.nodes)
+
+    def next_alive(self, node: int) -> int | None:
+        """The node after that one, in a ring of those that aren't gone; None if there is no other."""
+        ring = [*range(node + 1, len(self.nodes)), *range(node)]
+        return next((other for other in ring if other not in self.gone), None)
+
+    def _changed(self, node: int, report: NodeReport, judge: Judge) -> JobView:
+        absent = self.gone | {node} if report.state in (NodeState.LOST, NodeState.EXCLUDED) else self.gone
+        view = replace(self, gone=absent)
+        if self.nodes[node].state in _FINAL:
+            return view
+        view = replace(view, nodes=(*self.nodes[:node], report, *self.nodes[node + 1 :]))
+        return view if view.outcome is not None else replace(view, outcome=judge(view.states()))

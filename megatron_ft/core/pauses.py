@@ -1,0 +1,34 @@
+"""Spans of time in which nobody is to be judged, because somebody holds the job still. Pure."""
+
+from __future__ import annotations
+
+__all__ = ["Pauses"]
+
+
+class Pauses:
+    """Pauses of the judgement, one after the other. Times are nanoseconds of CLOCK_MONOTONIC."""
+
+    def __init__(self) -> None:
+        self.since_ns: int | None = None
+        """Since when it is paused now; None if it isn't."""
+        self._over: list[tuple[int, int]] = []
+
+    def begin(self, now_ns: int) -> bool:
+        """Begin a pause; False if there is one already."""
+        if self.since_ns is not None:
+            return False
+        self.since_ns = now_ns
+        return True
+
+    def end(self, now_ns: int) -> bool:
+        """End the pause; False if there is none."""
+        if self.since_ns is None:
+            return False
+        self._over.append((self.since_ns, now_ns))
+        self.since_ns = None
+        return True
+
+    def within(self, start_ns: int, now_ns: int) -> int:
+        """How much of the time from ``start_ns`` to ``now_ns`` was paused."""
+        spans = [*self._over, *([] if self.since_ns is None else [(self.since_ns, now_ns)])]
+        return sum(max(0, min(end, now_ns) - max(start, start_ns)) for start, end in spans)

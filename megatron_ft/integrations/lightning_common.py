@@ -1,0 +1,254 @@
+"""What both Lightning callbacks do: connect for a fit, keep timeouts, write the finished flag, disconnect."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from megatron_ft.core.control import WorkloadAction, WorkloadControlRequest
+from megatron_ft.core.errors import ConfigError, RankMonitorClientError
+from megatron_ft.integrations import lightning_faults, lightning_state
+from megatron_ft.integrations.lightning_faults import SimulatedFaultParams
+from megatron_ft.integrations.lightning_finished import look_at, why_finished
+from megatron_ft.integrations.lightning_packages import LightningCallback, is_tuner_exit
+from megatron_ft.ipc.whole_file import write_whole
+from megatron_ft.rank import agreement, learning, say, tolerant
+from megatron_ft.rank.client import RankMonitorClient
+from megatron_ft.rank.save_dir import why_unusable
+
+__all__ = ["FINISHED_FLAG", "Fit", "FitCallback"]
+
+FINISHED_FLAG = "FAULT_TOL_FINISHED_FLAG_FILE"
+
+
+@dataclass
+class Fit:
+    """What one fit has come to so far."""
+
+    iterations: int = 0
+    """Batches trained."""
+    is_resumed: bool = False
+    """A checkpoint was loaded."""
+    has_learned: bool = False
+    """There are new timeouts that aren't in the file yet."""
+
+
+class FitCallback(LightningCallback):
+    """Monitors ``trainer.fit`` and nothing else. The hooks of Lightning that subclasses don't need do nothing."""
+
+    TIMEOUTS_FILENAME: str
+    """Name of the file of learned timeouts, in ``exp_dir``."""
+    FT_DIR_NAME = "ft_state"
+    """Directory of that file, in the trainer's ``log_dir``, if no ``exp_dir`` is given."""
+
+    def __init__(
+        self,
+        autoresume: bool,
+        calculate_timeouts: bool,
+        simulated_fault_params: SimulatedFaultParams | Mapping[str, Any] | None = None,
+        exp_dir: str | os.PathLike[str] | None = None,
+        logger_name: str | None = "nemo_logger.FaultToleranceCallback",
+    ) -> None:
+        self.logger = logging.getLogger(logger_name)
+        self.autoresume = autoresume
+        self.calculate_timeouts = calculate_timeouts
+        self.simulated_fault_params = lightning_faults.parse(simulated_fault_params)
+        self.exp_dir = Path(exp_dir) if exp_dir else None
+        self.timeouts_file_path: Path | None = None
+        self.fault_tol_client: RankMonitorClient | None = None
+        self._fit = Fit()
+
+    @property
+    def is_initialized(self) -> bool:
+        """Whether a fit is being monitored now."""
+        return self.fault_tol_client is not None
+
+    # ---- Lightning's hooks
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Connect to the monitor, if this is a fit.
+
+        Raises:
+            RankMonitorClientError: the script wasn't started with ``ft_launcher``, or the monitor refuses this rank.
+            RuntimeError, ValueError: something isn't set as it must be; a restart is asked not to be tried.
+        """
+        if stage != "fit":
+            return
+        self._disconnect()  # of a fit that was left without its teardown
+        say.forget()
+        if self.autoresume and not os.environ.get(FINISHED_FLAG):
+            self._refuse(
+                RuntimeError(
+                    f"autoresume=True needs {FINISHED_FLAG}, the path of the file that says that the training is "
+                    "finished, in the environment (see examples/autoresume), but it is not set"
+                )
+            )
+        self._fit = Fit()
+        client = self.fault_tol_client = RankMonitorClient()
+        try:
+            client.init_workload_monitoring()
+            self._prepare(trainer, client)
+        except BaseException:  # whatever it was, a rank that isn't in its fit must not be judged
+            self._disconnect()
+            raise
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """At the end of a fit that no exception ended: write the flag, learn timeouts (a collective), disconnect."""
+        if stage != "fit" or self.fault_tol_client is None:
+            return
+        # Lightning calls this hook while it handles that exception
+        is_cut_short = is_tuner_exit(sys.exc_info()[1])
+        try:
+            self._before_end()
+            if self.autoresume:
+                # the others may be at their last save: a flag before it would end the training without it
+                trainer.strategy.barrier("megatron_ft: end of fit")
+                self._say_if_finished(trainer, is_cut_short)
+            self._learn(trainer, is_closing=True)
+        finally:
+            client = self._disconnect()
+        self._write_timeouts(client)
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Disconnect; nothing is learned, but if ``sys.exit(0)``, on all ranks, was meant to end the fit."""
+        if self.fault_tol_client is None:
+            return
+        # by its exact type: Lightning's SIGTERMException is a SystemExit too, but ranks raise it at different steps
+        is_clean = type(exception) is SystemExit and not exception.code
+        try:
+            self._before_end()
+            if is_clean:
+                self._learn(trainer, is_closing=True)
+            self._on_failure(exception)
+        except Exception as error:  # noqa: BLE001 - the exception that ends the fit is the one that has to be seen
+            self.logger.error("FT: %s while handling %s: %s", type(error).__name__, type(exception).__name__, error)
+        finally:
+            client = self._disconnect()
+        self._write_timeouts(client)
+
+    def on_train_batch_start(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
+        """Report the iteration."""
+        if self.fault_tol_client is not None:
+            tolerant.call(self.fault_tol_client.set_iteration, trainer.global_step)
+
+    def on_train_batch_end(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
+        """Count the batch."""
+        self._fit.iterations += 1
+
+    def on_load_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        """Remember that this fit goes on from a checkpoint. (A tuner loads one after its trial steps.)"""
+        if not self._fit.iterations:
+            self._fit.is_resumed = True
+
+    # ---- what subclasses do
+
+    def _check_config(self, client: RankMonitorClient) -> None:
+        """Call ``_refuse`` if the timeouts that are in force now can't be meant."""
+
+    def _begin(self, trainer: Any, client: RankMonitorClient) -> None:
+        """The fit begins."""
+
+    def _before_end(self) -> None:
+        """The fit is over."""
+
+    def _learn(self, trainer: Any, *, is_closing: bool) -> None:
+        """Calculate timeouts from what was seen, a collective, if enough was seen."""
+
+    def _on_failure(self, exception: BaseException) -> None:
+        """An exception has ended the fit."""
+
+    def _retire(self) -> None:
+        """The client is gone."""
+
+    # ---- helpers
+
+    def _prepare(self, trainer: Any, client: RankMonitorClient) -> None:
+        """Between the connection and the begin: learned timeouts and the checks."""
+        learning.prepare(client, ())
+        directory = lightning_state.directory_of(trainer, self.FT_DIR_NAME) if self.exp_dir is None else self.exp_dir
+        self.timeouts_file_path = directory / self.TIMEOUTS_FILENAME
+        if self.calculate_timeouts:
+            problem = why_unusable(directory, create=agreement.rank() == 0)
+            if problem is not None:
+                self._refuse(ConfigError(problem))
+            if self.exp_dir is None and lightning_state.is_versioned(directory):
+                self._warn(f"the next run won't find the timeouts learned in this one, in {directory}: give exp_dir")
+            loaded = learning.load(client, str(self.timeouts_file_path), is_rank_0=agreement.rank() == 0)
+            for line in loaded.infos:
+                self._info(line)
+            for line in loaded.warnings:
+                self._warn(line)
+        self._check_config(client)
+        if self.simulated_fault_params is not None:
+            lightning_faults.start(self.simulated_fault_params, lambda: self.fault_tol_client)
+        self._begin(trainer, client)
+
+    def _refuse(self, error: Exception) -> NoReturn:
+        """Raise for a mistake of the user, who has to mend it: a restart would meet it again."""
+        request = WorkloadControlRequest(WorkloadAction.ShutdownWorkload, str(error))
+        with contextlib.suppress(RankMonitorClientError, OSError):  # no launcher; the error says it all the same
+            RankMonitorClient().send_workload_control_request(request)
+        raise error
+
+    def _disconnect(self) -> RankMonitorClient | None:
+        client, self.fault_tol_client = self.fault_tol_client, None
+        self._retire()
+        if client is not None:
+            tolerant.call(client.shutdown_workload_monitoring)
+        return client
+
+    def _say_if_finished(self, trainer: Any, is_cut_short: bool) -> None:
+        fit = self._fit
+        end = look_at(trainer, iterations=fit.iterations, is_resumed=fit.is_resumed, is_cut_short=is_cut_short)
+        reason = why_finished(end)
+        if reason is None:
+            self._info("the training isn't finished: a further job can go on")
+        elif trainer.is_global_zero:
+            self._write_flag(f"the training is finished: {reason}")
+
+    def _write_flag(self, reason: str) -> None:
+        """Write the file that ends the loop of jobs; it holds the reason."""
+        path = os.environ.get(FINISHED_FLAG)
+        if not path:
+            return
+        try:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, f"{reason}\n", fsync=True)
+        except OSError as error:
+            self.logger.error("FT: %s can't be written (%s): %s", path, error.strerror or error, reason)
+        else:
+            self.logger.info("FT: %s, so %s is written", reason, path)
+
+    def _learned(self, client: RankMonitorClient, names: Sequence[str]) -> None:
+        """New timeouts are in force: say so."""
+        self._fit.has_learned = True
+        learning.log_learned(client, names)
+        self._info(f"Updated FT timeouts: {learning.describe_update(client, names).removeprefix('timeouts updated: ')}")
+
+    def _write_timeouts(self, client: RankMonitorClient | None) -> None:
+        """Put new timeouts into the file (rank 0)."""
+        if client is None or not self._fit.has_learned:
+            return
+        self._fit.has_learned = False
+        if agreement.rank() != 0:
+            return
+        assert self.timeouts_file_path is not None
+        try:
+            lightning_state.save(client, self.timeouts_file_path)
+        except OSError as error:
+            path = self.timeouts_file_path
+            self._warn(f"{path} can't be written: {error.strerror or error}. The next run won't know these timeouts")
+
+    def _info(self, text: str) -> None:
+        if agreement.rank() == 0:
+            self.logger.info("FT: %s", text)
+
+    def _warn(self, text: str) -> None:
+        if agreement.rank() == 0:
+            self.logger.warning("FT: %s", text)

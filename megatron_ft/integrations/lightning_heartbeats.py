@@ -1,0 +1,126 @@
+"""``FaultToleranceCallback``: heartbeats during ``trainer.fit``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from megatron_ft.core.errors import RankMonitorClientError
+from megatron_ft.integrations.lightning_common import FitCallback
+from megatron_ft.integrations.lightning_faults import SimulatedFaultParams
+from megatron_ft.rank import tolerant
+from megatron_ft.rank.client import RankMonitorClient
+
+__all__ = ["FaultToleranceCallback"]
+
+
+class FaultToleranceCallback(FitCallback):
+    """Sends heartbeats during ``trainer.fit``: after each training and validation batch, and around both.
+
+    No heartbeat is sent while a checkpoint is loaded or written: ``initial_rank_heartbeat_timeout`` has to cover the
+    start with a load, and ``rank_heartbeat_timeout`` the longest step with a save. With ``calculate_timeouts`` they
+    are learned at the end of a fit that has loaded and saved a checkpoint, and used by the next one.
+    """
+
+    TIMEOUTS_FILENAME = "_ft_state.json"
+    MIN_ITERS_FOR_TIMEOUT_UPDATE = 2
+
+    def __init__(
+        self,
+        autoresume: bool,
+        calculate_timeouts: bool,
+        simulated_fault_params: SimulatedFaultParams | Mapping[str, Any] | None = None,
+        exp_dir: str | os.PathLike[str] | None = None,
+        logger_name: str | None = "nemo_logger.FaultToleranceCallback",
+    ) -> None:
+        """No I/O happens here.
+
+        Args:
+            autoresume: write the file ``FAULT_TOL_FINISHED_FLAG_FILE`` names when the training is finished, so that
+                the script that starts one job after the other can end (see examples/autoresume).
+            calculate_timeouts: learn timeouts, and use those of earlier runs.
+            simulated_fault_params: make one rank fail, for a rehearsal; the object or a mapping of its fields.
+            exp_dir: where learned timeouts are kept, a directory that all runs share. None is ``ft_state`` in the
+                trainer's ``log_dir``, which most loggers number anew in each run.
+            logger_name: of the logger to which this callback writes.
+
+        Raises:
+            ConfigError: simulated_fault_params make no sense (a ValueError).
+        """
+        super().__init__(autoresume, calculate_timeouts, simulated_fault_params, exp_dir, logger_name)
+        self._heartbeats = 0
+        self._has_saved_between = False
+
+    def on_train_start(self, *args: Any, **kwargs: Any) -> None:
+        """Heartbeat."""
+        self._beat()
+
+    def on_train_batch_end(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
+        """Heartbeat."""
+        super().on_train_batch_end(trainer, *args, **kwargs)
+        self._beat()
+
+    def on_train_end(self, *args: Any, **kwargs: Any) -> None:
+        """Heartbeat."""
+        self._beat()
+
+    def on_validation_start(self, *args: Any, **kwargs: Any) -> None:
+        """Heartbeat, also in the sanity check."""
+        self._beat()
+
+    def on_validation_batch_end(self, *args: Any, **kwargs: Any) -> None:
+        """Heartbeat, also in the sanity check."""
+        self._beat()
+
+    def on_validation_end(self, *args: Any, **kwargs: Any) -> None:
+        """Heartbeat, also in the sanity check."""
+        self._beat()
+
+    def on_save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        """Heartbeat: two saves in a row are no single long interval."""
+        if self._heartbeats:
+            self._has_saved_between = True
+        self._beat()
+
+    def _beat(self) -> None:
+        if self.fault_tol_client is not None:
+            tolerant.call(self.fault_tol_client.send_heartbeat)
+            self._heartbeats += 1
+
+    def _check_config(self, client: RankMonitorClient) -> None:
+        timeouts = client.hb_timeouts
+        assert timeouts is not None
+        self._info(f"monitoring begins with {timeouts}")
+        if not timeouts.are_valid and not self.calculate_timeouts:
+            self._refuse(
+                RuntimeError(
+                    "initial_rank_heartbeat_timeout and rank_heartbeat_timeout must be set, or "
+                    "calculate_timeouts=True: as it is, no hang would be noticed"
+                )
+            )
+
+    def _begin(self, trainer: Any, client: RankMonitorClient) -> None:
+        self._heartbeats = 0
+        self._has_saved_between = False
+
+    def _before_end(self) -> None:
+        self._beat()
+
+    def _learn(self, trainer: Any, *, is_closing: bool) -> None:
+        client, fit = self.fault_tol_client, self._fit
+        if client is None or not self.calculate_timeouts:
+            return
+        if not fit.is_resumed or not self._has_saved_between or fit.iterations < self.MIN_ITERS_FOR_TIMEOUT_UPDATE:
+            self._info("the timeouts aren't learned: that takes a fit that loads a checkpoint, trains and saves")
+            return
+        self._info("Updating FT timeouts of heartbeats")
+        # who comes first waits for the others, and must not look late under the new timeouts
+        trainer.strategy.barrier("megatron_ft: timeouts")
+        self._beat()
+        try:
+            client.calculate_and_set_hb_timeouts()
+        except RankMonitorClientError as error:
+            self._warn(f"timeouts were not updated: {error}")
+            return
+        self._learned(client, ("initial", "subsequent"))

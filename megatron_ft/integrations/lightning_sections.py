@@ -1,0 +1,208 @@
+"""``FaultToleranceSectionsCallback``: sections during ``trainer.fit``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from megatron_ft.core.config_fields import show
+from megatron_ft.core.control import WorkloadAction, WorkloadControlRequest
+from megatron_ft.core.errors import ConfigError, RankMonitorClientError
+from megatron_ft.core.timeouts import OUT_OF_SECTION
+from megatron_ft.core.update_rules import choose_update
+from megatron_ft.integrations.lightning_common import FitCallback
+from megatron_ft.integrations.lightning_faults import SimulatedFaultParams
+from megatron_ft.integrations.lightning_packages import names_of_classes
+from megatron_ft.integrations.lightning_wrapping import Sections, Wrappings
+from megatron_ft.rank.client import RankMonitorClient
+
+__all__ = ["FaultToleranceSectionsCallback"]
+
+SETUP, STEP, CHECKPOINTING = NAMES = ("setup", "step", "checkpointing")
+
+
+class FaultToleranceSectionsCallback(FitCallback):
+    """Opens and closes sections during ``trainer.fit``. The configuration must name exactly these three.
+
+    ===============  ================================================================================================
+    section          is open
+    ===============  ================================================================================================
+    "setup"          from the hook ``setup`` to the first training or validation batch
+    "step"           in each training batch, from its forward pass to its optimizer step, and in each validation step
+    "checkpointing"  while a checkpoint is gathered, written or removed, until all ranks have done so
+    ===============  ================================================================================================
+
+    Data loading, other callbacks, logging and epoch ends are out of section. With ``calculate_timeouts`` timeouts are
+    learned after saves and at the end of a fit, and used by the next one: "setup" (and, at the end, the time out of
+    section) if a checkpoint was loaded, "step" after 16 batches, "checkpointing" if saves aren't asynchronous.
+    """
+
+    TIMEOUTS_FILENAME = "_ft_state_.json"
+    MIN_TR_ITERS_FOR_STEP_TIMEOUT_UPDATE = 16
+
+    def __init__(
+        self,
+        autoresume: bool,
+        calculate_timeouts: bool,
+        simulated_fault_params: SimulatedFaultParams | Mapping[str, Any] | None = None,
+        exp_dir: str | os.PathLike[str] | None = None,
+        logger_name: str | None = "nemo_logger.FaultToleranceCallback",
+        exc_handling_policy: Callable[[Any], WorkloadControlRequest | None] | None = None,
+    ) -> None:
+        """No I/O happens here.
+
+        Args:
+            autoresume: write the file ``FAULT_TOL_FINISHED_FLAG_FILE`` names when the training is finished, so that
+                the script that starts one job after the other can end (see examples/autoresume).
+            calculate_timeouts: learn timeouts, and use those of earlier runs.
+            simulated_fault_params: make one rank fail, for a rehearsal; the object or a mapping of its fields.
+            exp_dir: where learned timeouts are kept, a directory that all runs share. None is ``ft_state`` in the
+                trainer's ``log_dir``, which most loggers number anew in each run.
+            logger_name: of the logger to which this callback writes.
+            exc_handling_policy: given an exception that ended the fit in this rank, says what the launcher is to do
+                about it; None is what its restart policy says. A ``ShutdownWorkload`` also writes the finished flag,
+                for no further job should be started. Not asked about ``sys.exit(0)``.
+
+        Raises:
+            ConfigError: simulated_fault_params make no sense (a ValueError).
+        """
+        super().__init__(autoresume, calculate_timeouts, simulated_fault_params, exp_dir, logger_name)
+        self.exc_handling_policy = exc_handling_policy
+        self._sections: Sections | None = None
+        self._wrappings: Wrappings | None = None
+        self._saves = 0
+        self._saves_learned_from = 0
+        self._is_async_save = False
+        self._reasons_given: set[str] = set()
+
+    def on_train_batch_start(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
+        """Close "setup", report the iteration."""
+        self._close_setup()
+        super().on_train_batch_start(trainer, *args, **kwargs)
+
+    def on_train_batch_end(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
+        """After the batch that follows a save (which comes after this hook): learn from it. All ranks do so."""
+        super().on_train_batch_end(trainer, *args, **kwargs)
+        if self._saves_learned_from < self._saves:
+            self._learn(trainer, is_closing=False)
+            if self._fit.has_learned and self._sections is not None:
+                with self._sections.inside(CHECKPOINTING):
+                    self._write_timeouts(self.fault_tol_client)
+
+    def on_validation_batch_start(self, *args: Any, **kwargs: Any) -> None:
+        """Close "setup": the sanity check comes before the first training batch."""
+        self._close_setup()
+
+    def _check_config(self, client: RankMonitorClient) -> None:
+        assert client.section_timeouts is not None
+        configured = set(client.section_timeouts.section)
+        if configured != set(NAMES):
+            missing = f"; not configured: {', '.join(sorted(set(NAMES) - configured))}"
+            surplus = f"; unknown: {', '.join(sorted(configured - set(NAMES)))}"
+            self._refuse(
+                ConfigError(
+                    f"rank_section_timeouts must have the sections {', '.join(NAMES)} (null is infinite)"
+                    f"{missing if set(NAMES) - configured else ''}{surplus if configured - set(NAMES) else ''}"
+                )
+            )
+        self._info(f"monitoring begins with {client.section_timeouts}")
+
+    def _begin(self, trainer: Any, client: RankMonitorClient) -> None:
+        self._saves = self._saves_learned_from = 0
+        self._reasons_given = set()
+        sections = self._sections = Sections(client)
+        wrappings = self._wrappings = Wrappings(sections)
+        sections.enter(SETUP)
+        epoch_loop = getattr(getattr(trainer, "fit_loop", None), "epoch_loop", None)
+        loops = [getattr(epoch_loop, f"{kind}_optimization", None) for kind in ("automatic", "manual")]
+        for loop in filter(None, loops):
+            wrappings.wrap(loop, "run", STEP)
+        if not any(loops):  # a train loop of its own kind: then the forward pass at least
+            wrappings.wrap(trainer.strategy, "training_step", STEP)
+        wrappings.wrap(trainer.strategy, "validation_step", STEP)
+        # of the trainer, because it ends with a barrier: in the strategy's only rank 0 may have something to do
+        wrappings.wrap(trainer, "save_checkpoint", CHECKPOINTING, after=self._count_save)
+        wrappings.wrap(trainer.strategy, "save_checkpoint", CHECKPOINTING)
+        wrappings.wrap(trainer.strategy, "remove_checkpoint", CHECKPOINTING)
+        checkpoint_io = trainer.strategy.checkpoint_io
+        self._is_async_save = _is_asynchronous(checkpoint_io)
+        if self._is_async_save:
+            for method in ("maybe_finalize_save_checkpoint", "teardown"):  # each may wait for the writer
+                if hasattr(checkpoint_io, method):
+                    wrappings.wrap(checkpoint_io, method, CHECKPOINTING)
+
+    def _before_end(self) -> None:
+        # a fit with nothing to do has never closed "setup"
+        if self._sections is not None:
+            self._sections.close_all()
+
+    def _retire(self) -> None:
+        if self._sections is not None:
+            self._sections.retire()
+        if self._wrappings is not None:
+            self._wrappings.undo()
+        self._sections = self._wrappings = None
+
+    def _learn(self, trainer: Any, *, is_closing: bool) -> None:
+        client = self.fault_tol_client
+        if client is None or not self.calculate_timeouts:
+            return
+        self._saves_learned_from = self._saves
+        update = choose_update(
+            is_persistent_chkpt_loaded=self._fit.is_resumed,
+            is_setup_open=self._sections is not None and self._sections.is_open(SETUP),
+            has_seen_enough_steps=self._fit.iterations >= self.MIN_TR_ITERS_FOR_STEP_TIMEOUT_UPDATE,
+            has_saved=self._saves > 0,
+            is_async_save=self._is_async_save,
+            is_closing=is_closing,
+        )
+        for reason in update.reasons:
+            if reason not in self._reasons_given:
+                self._reasons_given.add(reason)
+                self._info(reason)
+        names = [*update.sections, *([OUT_OF_SECTION] if update.out_of_section else [])]
+        if not names:
+            return
+        self._info(f"Updating FT timeouts of {', '.join(names)}")
+        try:
+            client.calculate_and_set_section_timeouts(
+                selected_sections=list(update.sections), calc_out_of_section=update.out_of_section
+            )
+        except RankMonitorClientError as error:
+            self._warn(f"timeouts were not updated: {error}")
+            return
+        self._learned(client, names)
+
+    def _on_failure(self, exception: BaseException) -> None:
+        if self.exc_handling_policy is None or (isinstance(exception, SystemExit) and not exception.code):
+            return
+        request = self.exc_handling_policy(exception)
+        if request is None:
+            return
+        if not isinstance(request, WorkloadControlRequest):
+            raise TypeError(f"exc_handling_policy must return a WorkloadControlRequest or None, not {show(request)}")
+        self.logger.info("FT: %s was raised: %s is asked for", type(exception).__name__, request.action.value)
+        if request.action is WorkloadAction.ShutdownWorkload:
+            why = request.description or type(exception).__name__
+            self._write_flag(f"the workload was shut down on request: {why}")
+        assert self.fault_tol_client is not None
+        self.fault_tol_client.send_workload_control_request(request)
+
+    def _close_setup(self) -> None:
+        if self._sections is not None and self._sections.is_open(SETUP):
+            self._sections.leave(SETUP)
+
+    def _count_save(self) -> None:
+        self._saves += 1
+
+
+def _is_asynchronous(checkpoint_io: Any) -> bool:
+    """Whether a plugin, or one that it wraps, writes checkpoints in the background."""
+    while checkpoint_io is not None:
+        if hasattr(checkpoint_io, "maybe_finalize_save_checkpoint"):
+            return True
+        if "AsyncCheckpointIO" in names_of_classes(checkpoint_io):
+            return True
+        checkpoint_io = getattr(checkpoint_io, "checkpoint_io", None)
+    return False

@@ -1,0 +1,55 @@
+"""Where the Lightning callbacks keep learned timeouts between runs.
+
+The file is ``ft_state.json``'s document (megatron_ft.core.learned_document), and beside it, under
+"current_timeouts", the client's plain state: what nvidia-resiliency-ext's callbacks wrote, and what reads theirs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+from megatron_ft.core import learned
+from megatron_ft.core.errors import ConfigError
+from megatron_ft.core.learned_document import parse, to_document
+from megatron_ft.ipc.state_file import BrokenStateFile, read_state, write_state
+from megatron_ft.rank import agreement
+from megatron_ft.rank.client import RankMonitorClient
+
+__all__ = ["directory_of", "is_versioned", "save"]
+
+
+def directory_of(trainer: Any, folder: str) -> Path:
+    """The directory where a trainer's callback keeps its file if it is given none. A collective (one broadcast)."""
+    return Path(trainer.log_dir or trainer.default_root_dir) / folder
+
+
+def is_versioned(directory: Path) -> bool:
+    """Whether Lightning's loggers number this directory: the next run has another one and finds nothing."""
+    return re.fullmatch(r"version_\d+", directory.parent.name) is not None
+
+
+def save(client: RankMonitorClient, path: Path) -> None:
+    """Write the client's calculated timeouts to the file. Only rank 0 may call this.
+
+    Raises:
+        OSError: it can't be written.
+    """
+    assert client.cfg is not None
+    earlier = None
+    with contextlib.suppress(BrokenStateFile, ConfigError):  # it only tells where older values came from
+        document = read_state(str(path))
+        earlier = None if document is None else parse(document)
+    configured = client.cfg.to_dict()
+    state = learned.from_client(
+        client.state_dict(),
+        last_calculation=client._last_calculation,
+        earlier=earlier,
+        configured={name: configured[name] for name in learned.CONFIGURED_FIELDS if name in configured},
+        written_at_unix_s=time.time(),
+        world_size=agreement.world_size(),
+    )
+    write_state(str(path), {**to_document(state), **client.state_dict()})

@@ -1,0 +1,242 @@
+"""Megatron-LM's ``ft_integration``: the same names, on :mod:`megatron_ft.fault_tolerance`.
+
+In Megatron-LM's ``training.py`` and ``checkpointing.py`` replace ``from . import ft_integration`` by ::
+
+    from megatron_ft.integrations import megatron_lm as ft_integration
+
+and start the training with ``ft_launcher``. Any other loop with Megatron-style arguments can use it, too: add the
+flags with :func:`add_ft_args` and call ``setup(args)``. The hooks take no arguments: there is one training in a
+process, and its state is here. Before :func:`setup` and after :func:`shutdown` they do nothing.
+
+Sections, what is learned and when, and ``<save>/ft_state.json`` are those of ``megatron_ft.fault_tolerance``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from typing import Any
+
+from megatron_ft import fault_tolerance as ft
+from megatron_ft.core.config_fields import show
+from megatron_ft.core.errors import ConfigError
+from megatron_ft.core.fault_plan import FAULT_TYPES, RANDOM
+
+__all__ = [
+    "add_ft_args",
+    "get_rank_monitor_client",
+    "maybe_setup_simulated_fault",
+    "on_checkpoint_loaded",
+    "on_checkpointing_end",
+    "on_checkpointing_start",
+    "on_eval_step_end",
+    "on_eval_step_start",
+    "on_training_step_end",
+    "on_training_step_start",
+    "setup",
+    "shutdown",
+]
+
+FAULT_VARIABLE = "FT_SIM_FAULT_DESC"
+
+_GLOBAL_VARS = "megatron.training.global_vars"
+_ARGUMENTS = "megatron.training.arguments"
+
+_state = ft.GlobalState()
+_settings = ft.FaultToleranceSettings()
+_args: Any = None
+"""What ``setup`` was given; None: Megatron-LM's own are looked up when they are needed."""
+
+
+def add_ft_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Add the flags; returns the parser, as Megatron-LM's ``extra_args_provider`` does.
+
+    Those that the parser already has (Megatron-LM's own has the first three) are left as they are.
+    """
+    group = parser.add_argument_group("fault tolerance")
+    _add(group, "--enable-ft-package", action="store_true", help="watch this training; needs ft_launcher")
+    _add(group, "--calc-ft-timeouts", action="store_true", help="learn the timeouts from what is observed")
+    _add(
+        group,
+        "--ft-num-warmup-iters",
+        type=int,
+        metavar="N",
+        help="the first N steps are slow: they aren't timed as steps, and until the training has made them the time "
+        "out of section isn't judged (default: the first step isn't timed as a step, but that time is judged)",
+    )
+    _add(group, "--simulate-fault", action="store_true", help="after a delay one rank fails, for a rehearsal")
+    _add(group, "--simulated-fault-type", choices=[RANDOM, *FAULT_TYPES], default=RANDOM)
+    _add(group, "--simulated-fault-rank", type=int, metavar="RANK", help="default: a random rank")
+    _add(
+        group,
+        "--simulated-fault-base-delay",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="up to 20 %% are added",
+    )
+    return parser
+
+
+def setup(args: Any = None) -> None:
+    """Connect this rank to its monitor, load learned timeouts, open "setup"; a second call begins anew.
+
+    Nothing happens unless ``args.enable_ft_package``. Before or after the process group is initialised.
+
+    Args:
+        args: ``enable_ft_package, save``, and where they are there ``async_save, calc_ft_timeouts,
+            ft_num_warmup_iters, simulate_fault, simulated_fault_{type,rank,base_delay}, curr_iteration``. None:
+            Megatron-LM's global arguments or, before it has them, what it parses from the command line.
+
+    Raises:
+        ConfigError: there are no arguments, or they aren't of this kind (a ValueError).
+        ValueError: there is no save directory.
+        RankMonitorClientError: the script wasn't started with ``ft_launcher``, or its monitor refuses it.
+        SystemExit: the save directory can't be written: the launcher was told not to restart.
+    """
+    global _args, _settings
+    found = _megatron_args() if args is None else args
+    if not hasattr(found, "enable_ft_package"):
+        raise ConfigError("the arguments have no enable_ft_package: add_ft_args(parser) adds the flags")
+    _args, _settings = args, _settings_from(found)
+    if not found.enable_ft_package:
+        return
+    config = ft.LoopConfig(
+        checkpoint=ft.CheckpointConfig(
+            save=getattr(found, "save", None), async_save=bool(getattr(found, "async_save", False))
+        ),
+        ft=_settings,
+    )
+    _state.cfg = config
+    ft.setup(config, _state)
+
+
+def on_training_step_start() -> None:
+    """Before each training step. ``args.curr_iteration``, where it is there, is reported as the iteration."""
+    iteration = getattr(_current_args(), "curr_iteration", None)
+    _state.train_state = ft.TrainState(step=iteration) if isinstance(iteration, int) else None
+    ft.on_training_step_start(_live_state())
+
+
+def on_training_step_end() -> None:
+    """After each training step."""
+    ft.on_training_step_end(_live_state())
+
+
+def on_eval_step_start() -> None:
+    """Before each evaluation step."""
+    ft.on_eval_step_start(_live_state())
+
+
+def on_eval_step_end() -> None:
+    """After each evaluation step."""
+    ft.on_eval_step_end(_live_state())
+
+
+def on_checkpointing_start() -> None:
+    """Before each save, and before each finalisation of an asynchronous one."""
+    ft.on_checkpointing_start(_live_state())
+
+
+def on_checkpointing_end(is_async_finalization: bool) -> None:
+    """After each save or finalisation; after a save, timeouts are updated (a collective)."""
+    ft.on_checkpointing_end(is_async_finalization, _live_state())
+
+
+def on_checkpoint_loaded(is_local_chkpt: bool) -> None:
+    """After a load; ``is_local_chkpt``: from memory or a local disk, so fast that "setup" isn't learned from it."""
+    ft.on_checkpoint_loaded(is_local_chkpt, _live_state())
+
+
+def shutdown() -> None:
+    """At the end: closes open sections, updates timeouts (a collective), disconnects."""
+    ft.shutdown(_live_state())
+
+
+def get_rank_monitor_client() -> Any:
+    """The client, or None before :func:`setup`, after :func:`shutdown`, and without ``--enable-ft-package``."""
+    return _live_state().rank_monitor_client
+
+
+def maybe_setup_simulated_fault() -> None:
+    """After a delay, one rank does something to itself: as ``FT_SIM_FAULT_DESC`` says, else as the flags do.
+
+    The variable holds ``type;rank;delay``: one of ``core.fault_plan.FAULT_TYPES`` or ``random``, a rank or nothing
+    (a random one), and seconds, to which up to 20 % are added. A collective if something is left to chance.
+
+    Raises:
+        ConfigError: the variable or the flags can't be right (a ValueError); on all ranks alike.
+    """
+    description = os.environ.get(FAULT_VARIABLE, "")
+    ft.maybe_setup_simulated_fault(_settings_from_variable(description) if description.strip() else _settings)
+
+
+def _live_state() -> ft.GlobalState:
+    """The state. Some versions of Megatron-LM shut the client itself down and then go on calling hooks."""
+    client = _state.rank_monitor_client
+    if client is not None and not getattr(client, "is_initialized", True):
+        ft.abort(_state)
+    return _state
+
+
+def _current_args() -> Any:
+    """The arguments that the train loop keeps up to date. ``setup`` may have come before Megatron-LM had them."""
+    return _global_args(sys.modules.get(_GLOBAL_VARS)) if _args is None else _args
+
+
+def _megatron_args() -> Any:
+    try:
+        global_vars = importlib.import_module(_GLOBAL_VARS)
+    except ImportError as error:
+        raise ConfigError(
+            f"setup() takes the arguments from Megatron-LM, which can't be imported ({error}): give them, setup(args)"
+        ) from None
+    args = _global_args(global_vars)
+    if args is None:  # not yet: newer versions call setup() before they initialise themselves
+        args = importlib.import_module(_ARGUMENTS).parse_args(ignore_unknown_args=True)
+    return args
+
+
+def _global_args(global_vars: Any) -> Any:
+    if global_vars is None:
+        return None
+    try:
+        return global_vars.get_args()
+    except AssertionError:  # that is how it says that there are none yet
+        return None
+
+
+def _settings_from(args: Any) -> ft.FaultToleranceSettings:
+    defaults = ft.FaultToleranceSettings()
+    return ft.FaultToleranceSettings(
+        calc_ft_timeouts=bool(getattr(args, "calc_ft_timeouts", False)),
+        num_warmup_iters=getattr(args, "ft_num_warmup_iters", None),
+        simulate_fault=bool(getattr(args, "simulate_fault", False)),
+        simulated_fault_type=getattr(args, "simulated_fault_type", defaults.simulated_fault_type),
+        simulated_fault_rank=getattr(args, "simulated_fault_rank", None),
+        simulated_fault_base_delay=getattr(args, "simulated_fault_base_delay", defaults.simulated_fault_base_delay),
+    )
+
+
+def _settings_from_variable(description: str) -> ft.FaultToleranceSettings:
+    try:
+        fault_type, rank, delay = (part.strip() for part in description.split(";"))
+        return ft.FaultToleranceSettings(
+            simulate_fault=True,
+            simulated_fault_type=fault_type,
+            simulated_fault_rank=int(rank) if rank else None,
+            simulated_fault_base_delay=float(delay),
+        )
+    except ValueError:
+        raise ConfigError(
+            f"{FAULT_VARIABLE} must be type;rank;delay, like rank_killed;1;60 or rank_hung;;60, not {show(description)}"
+        ) from None
+
+
+def _add(group: Any, flag: str, **options: Any) -> None:
+    try:
+        group.add_argument(flag, **options)
+    except argparse.ArgumentError:  # the parser has it
+        pass

@@ -1,0 +1,191 @@
+"""What the options of ``ft_launcher`` and the YAML file add up to, and where each value comes from."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+from dataclasses import dataclass
+from typing import Any
+
+from megatron_ft.core.config import Layer, strict_from_mapping
+from megatron_ft.core.config_fields import MAX_SECONDS, nearest, show
+from megatron_ft.core.errors import ConfigError
+from megatron_ft.ipc.config_file import FaultToleranceConfig, FileSection, command_line_values, read_section
+from megatron_ft.ipc.ft_options import DEFAULT_TERM_TIMEOUT, DEFAULT_WORKERS_STOP_TIMEOUT, RESTART_POLICIES, as_text
+
+_NOT_FORWARDED = frozenset(
+    {
+        *(signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGCONT),  # nobody can pass them on
+        *(signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGPIPE, signal.SIGABRT),  # stops and faults
+        *(signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS),
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResolvedOptions:
+    """What the options and the YAML file add up to. Durations are seconds."""
+
+    config: FaultToleranceConfig
+    sources: dict[str, tuple[Any, str]]  # field -> (JSON-able value, "default", "command line" or "ft.yaml:12")
+    warnings: list[str]
+    restart_policy: str
+    term_timeout: float
+    workers_stop_timeout: float
+    workers_stop_timeout_was_set: bool
+    log_dir: str | None
+    startup_timeout: float | None
+    """From the start of a rank's process to the start of its monitoring."""
+    exit_timeout: float | None
+    """From the end of a rank's monitoring to the end of its process."""
+    observe_only: bool
+    """Hung ranks are told of, none is ended."""
+    forward_signals: tuple[signal.Signals, ...]
+    options: dict[str, tuple[Any, str]]
+    """The launcher's own options by name ("term-timeout"): (JSON-able value, source)."""
+
+    def sources_for_log(self) -> dict[str, dict[str, Any]]:
+        """`sources` and `options` for an event log."""
+        everything = {**self.sources, **self.options}
+        return {name: {"value": value, "source": source} for name, (value, source) in everything.items()}
+
+    def summary(self) -> str:
+        """One line: the values that aren't defaults, each with its source."""
+        told = [
+            f"{name}={as_text(value)} ({source})"
+            for name, (value, source) in [*self.sources.items(), *self.options.items()]
+            if source != "default"
+        ]
+        return f"configuration: {', '.join(told)}; else defaults" if told else "configuration: all defaults"
+
+
+def read_ft_options(namespace: argparse.Namespace) -> ResolvedOptions:
+    """Judge the parsed options and the YAML file they name. Raises ConfigError, one line.
+
+    Precedence: command line, then YAML file, then defaults. Unlike `FaultToleranceConfig.from_args`, unknown
+    keys in the file are refused, and nothing at all is fine: all defaults.
+    """
+    warnings: list[str] = []
+    given = command_line_values(namespace)
+    section = _read_file(namespace, bool(given), warnings)
+    ignored = list(dict.fromkeys(getattr(namespace, "ft_ignored_options", None) or []))
+    layers: list[Layer] = []
+    if section is not None:
+        values, foreign = strict_from_mapping(section.values, section.where)
+        layers.append((values, section.where))
+        ignored += [f"{name} ({section.where(name)})" for name in foreign]
+    layers.append((given, lambda _name: "command line"))
+    config, sources = FaultToleranceConfig.resolve(*layers)
+    if ignored:
+        warnings.append(f"ignored, because only nvidia-resiliency-ext knows it: {', '.join(ignored)}")
+    if config.safety_factor < 1:
+        warnings.append(
+            f"safety_factor={config.safety_factor:g} is below 1: "
+            "learned timeouts will be shorter than the longest interval that was seen"
+        )
+    ours: dict[str, Any] = {
+        "restart-policy": _restart_policy(namespace.ft_restart_policy),
+        "term-timeout": _seconds("--term-timeout", namespace.ft_term_timeout, DEFAULT_TERM_TIMEOUT),
+        "workers-stop-timeout": _seconds(
+            "--workers-stop-timeout", namespace.ft_workers_stop_timeout, DEFAULT_WORKERS_STOP_TIMEOUT
+        ),
+        "ft-startup-timeout": _limit("--ft-startup-timeout", namespace.ft_startup_timeout),
+        "ft-exit-timeout": _limit("--ft-exit-timeout", namespace.ft_exit_timeout),
+        "ft-observe-only": bool(namespace.ft_observe_only),
+        "ft-forward-signals": _forward_signals(namespace.ft_forward_signals),
+        "ft-log-dir": namespace.ft_log_dir,
+    }
+    return ResolvedOptions(
+        config=config,
+        sources=sources,
+        warnings=warnings,
+        restart_policy=ours["restart-policy"],
+        term_timeout=ours["term-timeout"],
+        workers_stop_timeout=ours["workers-stop-timeout"],
+        workers_stop_timeout_was_set=namespace.ft_workers_stop_timeout is not None,
+        log_dir=ours["ft-log-dir"],
+        startup_timeout=ours["ft-startup-timeout"],
+        exit_timeout=ours["ft-exit-timeout"],
+        observe_only=ours["ft-observe-only"],
+        forward_signals=ours["ft-forward-signals"],
+        options={name: (_plain(value), _source(namespace, name)) for name, value in ours.items()},
+    )
+
+
+def _read_file(namespace: argparse.Namespace, options_given: bool, warnings: list[str]) -> FileSection | None:
+    path, may_be_missing = namespace.ft_cfg_path, namespace.ft_ignore_missing_cfg
+    if path is None:
+        return None
+    if may_be_missing and not os.path.lexists(path):
+        warnings.append(f"there is no file {path}: going on without it")
+        return None
+    section = read_section(path)
+    if section is None and not options_given:
+        lacks = f"{path}: there is no 'fault_tolerance' section"
+        if not may_be_missing:
+            raise ConfigError(f"{lacks}, and no option of the command line sets anything")
+        warnings.append(f"{lacks}: going on with defaults")
+    return section
+
+
+def _restart_policy(given: str | None) -> str:
+    if given is None:
+        return RESTART_POLICIES[0]
+    if given not in RESTART_POLICIES:
+        raise ConfigError(f"--restart-policy {show(given)}: unknown policy{nearest(given, RESTART_POLICIES)}")
+    return given
+
+
+def _seconds(option: str, given: str | None, default: float) -> float:
+    if given is None:
+        return default
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= MAX_SECONDS:  # false for nan too
+        raise ConfigError(f"{option} {show(given)}: must be a number of seconds from 0 to {MAX_SECONDS:.0e}")
+    return seconds
+
+
+def _limit(option: str, given: str | None) -> float | None:
+    if given is None or given.lower() in ("null", "none"):
+        return None
+    seconds = _seconds(option, given, 0.0)
+    if not seconds:
+        raise ConfigError(f"{option} {show(given)}: must be greater than 0 (null means no limit)")
+    return seconds
+
+
+def _forward_signals(given: str | None) -> tuple[signal.Signals, ...]:
+    if given is None:
+        return ()
+    numbers = []
+    for word in given.split(","):
+        name = word.strip().upper()
+        number = getattr(signal.Signals, name if name.startswith("SIG") else f"SIG{name}", None)
+        if number is None:
+            allowed = [each.name for each in signal.Signals if each not in _NOT_FORWARDED]
+            raise ConfigError(f"--ft-forward-signals: {show(word.strip())} is no signal{nearest(name, allowed)}")
+        if number in _NOT_FORWARDED:
+            raise ConfigError(f"--ft-forward-signals: {number.name} can't be passed on")
+        numbers.append(number)
+    return tuple(dict.fromkeys(numbers))
+
+
+def _plain(value: Any) -> Any:
+    """A launcher option's value as JSON holds it."""
+    return ",".join(number.name for number in value) if isinstance(value, tuple) else value
+
+
+def _source(namespace: argparse.Namespace, name: str) -> str:
+    dest = name.replace("-", "_")
+    value = getattr(namespace, dest if dest.startswith("ft_") else f"ft_{dest}")
+    if value is None or value is False:
+        return "default"
+    # torchrun's options have their defaults in the environment, and so have these two
+    variable = f"PET_{dest.upper()}"
+    if name in ("term-timeout", "workers-stop-timeout") and os.environ.get(variable) == value:
+        return variable
+    return "command line"

@@ -1,0 +1,84 @@
+"""Lines that ``ft_launcher`` prints of other nodes, from facts. Pure."""
+
+from __future__ import annotations
+
+from megatron_ft.core.job_view import JobView
+from megatron_ft.core.restart_policy import NodeState
+
+__all__ = [
+    "GOOD",
+    "excluded",
+    "kept_as_host",
+    "lost_sight",
+    "node",
+    "node_changed",
+    "shut_down",
+    "succeeded_without",
+    "too_few_healthy",
+    "waiting_for_others",
+]
+
+GOOD = (NodeState.HEALTHY, NodeState.SUCCEEDED)
+"""What counts for the minimum."""
+
+
+def node(number: int, name: str) -> str:
+    """A node by its group rank and its host's name."""
+    return f"node {number} ({name})" if name else f"node {number}"
+
+
+def node_changed(*, cycle: int, number: int, view: JobView, min_nodes: int) -> str:
+    """A node is no good any more, and the others go on."""
+    report = view.nodes[number]
+    return (
+        f"cycle {cycle}: {node(number, report.name)} is {report.state.value}: {report.text}; "
+        f"going on with {_good(view)} of at least {min_nodes}"
+    )
+
+
+def too_few_healthy(*, view: JobView, min_nodes: int) -> str:
+    """Why a cycle ended for all nodes: for the place of the cause."""
+    bad = [(number, report) for number, report in enumerate(view.nodes) if report.state not in GOOD]
+    told = "; ".join(f"{node(number, r.name)} is {r.state.value}: {r.text}" for number, r in bad)
+    return f"{_good(view)} of at least {min_nodes}: {told}"
+
+
+def shut_down(*, number: int, name: str, text: str) -> str:
+    """A rank of another node asked for the end of the job: for the place of the cause."""
+    return f"on {node(number, name)} {text}"
+
+
+def excluded(view: JobView) -> str | None:
+    """Which nodes left the job; None if none did."""
+    left = [(n, report) for n, report in enumerate(view.nodes) if report.state is NodeState.EXCLUDED]
+    return "; ".join(f"{node(number, r.name)} leaves the job: {r.text}" for number, r in left) or None
+
+
+def lost_sight(text: str) -> str:
+    """The others gave this node up: for the place of the cause."""
+    return f"the other nodes took this one for lost ({text})"
+
+
+def waiting_for_others(*, cycle: int, others: int) -> str:
+    """This node has finished, and the job has not."""
+    nodes = "1 other node" if others == 1 else f"{others} other nodes"
+    return f"cycle {cycle}: all ranks of this node finished; waiting for {nodes}"
+
+
+def succeeded_without(view: JobView) -> str | None:
+    """Which nodes didn't finish in a job that did; None if all did."""
+    bad = [(n, r) for n, r in enumerate(view.nodes) if r.state is not NodeState.SUCCEEDED]
+    if not bad:
+        return None
+    told = "; ".join(f"{node(number, r.name)} is {r.state.value}: {r.text}" for number, r in bad)
+    return f"the job finished on {len(view.nodes) - len(bad)} of {len(view.nodes)} nodes: {told}"
+
+
+def kept_as_host() -> str:
+    """A node that leaves, but whose launcher the others need."""
+    return "this node hosts the rendezvous: its launcher stays, without ranks, as long as the other nodes need it"
+
+
+def _good(view: JobView) -> str:
+    number = view.count(*GOOD)
+    return "1 good node" if number == 1 else f"{number} good nodes"

@@ -1,0 +1,162 @@
+"""The other nodes of a running cycle, as the agent deals with them: tells them, hears of them, leaves with them."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+from torch.distributed.elastic.agent.server.api import WorkerGroup
+from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
+
+from megatron_ft.core import job_view
+from megatron_ft.core.errors import FaultToleranceError
+from megatron_ft.core.job_view import JobView
+from megatron_ft.core.restart_policy import NodeState, Outcome
+from megatron_ft.launcher import node_lines
+from megatron_ft.launcher.job_log import CUT_OFF_AFTER_S, JobLog
+from megatron_ft.launcher.node import Node
+from megatron_ft.launcher.rounds import add_restart
+
+__all__ = ["CutOffError", "Peers"]
+
+_LAST_WORDS_S = 2.0
+"""To tell the others something on the way out."""
+_TOGETHER_S = 30.0
+"""Beyond the time that ending ranks may take: how long the others are waited for at the end of the job."""
+
+
+class CutOffError(FaultToleranceError):
+    """The store of the rendezvous doesn't answer any more."""
+
+
+class Peers:
+    """One cycle's other nodes, and this one as they see it."""
+
+    def __init__(self, node: Node, group: WorkerGroup, *, cycle: int, run_id: str, restarts_before: int) -> None:
+        self.cycle = cycle
+        self.restarts_before = restarts_before
+        self.number: int = group.group_rank or 0
+        self._node = node
+        self._name = socket.gethostname()
+        self._told = NodeState.HEALTHY
+        self._asked_for_shutdown = False
+        policy, store = node.policy, group.store
+
+        def decided(outcome: Outcome) -> None:
+            if policy.is_common and outcome is Outcome.FAILED:
+                add_restart(store, run_id=run_id, before=restarts_before)
+
+        self._log = JobLog(
+            store,
+            prefix=f"megatron_ft/job/{cycle}",
+            node=self.number,
+            nodes=group.group_world_size or 1,
+            name=self._name,
+            interval_s=node.line.namespace.monitor_interval,
+            judge=policy.judge_nodes,
+            on_decided=decided,
+        )
+        self._seen = self._log.view
+        node.reactor.watch(self._log.fileno(), self._changed)
+
+    @property
+    def view(self) -> JobView:
+        """What all nodes know."""
+        return self._log.view
+
+    def blames_others(self) -> bool:
+        """Whether the cycle was ended for all nodes, and this one was good: its ranks ended because it was ended."""
+        return self.view.outcome is not None and self.view.nodes[self.number].state in node_lines.GOOD
+
+    def check(self) -> None:
+        """See that the others can be reached; where each node decides for itself, they needn't be.
+
+        Raises:
+            RendezvousConnectionError: the host of the rendezvous is gone.
+            CutOffError: it doesn't answer.
+        """
+        if not self._node.policy.is_common:
+            return
+        if self._log.error is not None:
+            raise RendezvousConnectionError("The connection to the rendezvous has failed.") from self._log.error
+        if self._log.silent_for_s() > CUT_OFF_AFTER_S:
+            raise CutOffError(
+                f"the rendezvous doesn't answer for {CUT_OFF_AFTER_S:g} s (the network, or its host?): "
+                "this node gives up, the others go on without it"
+            )
+
+    def tell(self, state: NodeState, text: Callable[[], str]) -> None:
+        """Tell the others of this node's state, once for each."""
+        if state is self._told:
+            return
+        self._told = state
+        self._log.append(job_view.node_changed(self.number, state, name=self._name, text=text()))
+        others = self.view.count(NodeState.HEALTHY) - 1
+        if state is NodeState.SUCCEEDED and others > 0:
+            self._node.say(node_lines.waiting_for_others(cycle=self.cycle, others=others))
+
+    def ask_for_shutdown(self, text: str) -> None:
+        """Ask all nodes to end the job."""
+        if not self._asked_for_shutdown:
+            self._asked_for_shutdown = True
+            self._log.append(job_view.shutdown_requested(self.number, name=self._name, text=text))
+
+    def shutdown_text(self, *, wait_s: float = 0.0) -> str | None:
+        """Who asked for the end of the job, in words; None if nobody did."""
+        self._node.reactor.run_until(
+            lambda: self.view.shutdown is not None or self._log.error is not None, deadline_s=time.monotonic() + wait_s
+        )
+        request = self.view.shutdown
+        if request is None:
+            return None
+        if request.node == self.number:
+            return request.text
+        return node_lines.shut_down(number=request.node, name=request.name, text=request.text)
+
+    def stop(self) -> None:
+        """Hear of them no more."""
+        self._node.reactor.unwatch(self._log.fileno())
+        self._log.stop()
+
+    def leave(self, *, together: bool) -> None:
+        """The end of the job on this node. ``together``: on all nodes; they wait for each other.
+
+        The store lives in the launcher of one of them, which must not end before all know what was decided.
+        """
+        node, log = self._node, self._log
+        signalled = bool(node.signals.received)
+        if signalled and node.policy.is_common:
+            self.tell(NodeState.LOST, lambda: f"stopped by {node.signals.received[0].name}")
+        log.append(job_view.gone(self.number))
+        bound_s = _TOGETHER_S + 3 * node.line.stop_timeout if together and not signalled else _LAST_WORDS_S
+        node.reactor.run_until(
+            lambda: (
+                log.error is not None
+                or node.signals.ask_to_kill()
+                or (log.is_written() and (not together or signalled or self.view.all_gone()))
+            ),
+            deadline_s=time.monotonic() + bound_s,
+        )
+        self.stop()
+
+    def _changed(self) -> None:
+        self._log.drain()
+        before, view = self._seen, self._log.view
+        self._seen = view
+        for number, (old, new) in enumerate(zip(before.nodes, view.nodes, strict=True)):
+            if old.state is new.state:
+                continue
+            self._log_state(number, new)
+            if self._node.policy.is_common and view.outcome is None and new.state not in node_lines.GOOD:
+                self._node.say(
+                    node_lines.node_changed(
+                        cycle=self.cycle, number=number, view=view, min_nodes=self._node.policy.min_nodes
+                    )
+                )
+
+    def _log_state(self, number: int, report: Any) -> None:
+        self._node.log.write(
+            "node_state", cycle=self.cycle, node=number, name=report.name, state=report.state.value, text=report.text
+        )

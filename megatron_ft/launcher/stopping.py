@@ -1,0 +1,51 @@
+"""How the ranks of a cycle end when somebody asked for the end: a signal to the launcher, or one of the ranks."""
+
+from __future__ import annotations
+
+import time
+
+from megatron_ft.launcher import lines
+from megatron_ft.launcher.cycle_record import CycleRecord
+from megatron_ft.launcher.node import Node
+from megatron_ft.launcher.workers import Worker
+
+__all__ = ["let_requester_end", "stop_as_asked"]
+
+
+def stop_as_asked(node: Node, workers: list[Worker]) -> None:
+    """Pass the signal on and wait, as long as the user allows.
+
+    A Python rank gets the signal itself and alone: its data-loader workers would die of it and take the
+    last checkpoint with them. Some other command may be a wrapper that passes nothing on, so its whole
+    group gets it.
+    """
+    line = node.line
+    alive = [worker for worker in workers if not worker.look()]
+    node.tell_asked_to_stop(ranks=len(alive))
+    passed_on = 0
+
+    def over() -> bool:
+        nonlocal passed_on
+        for number in node.signals.received[passed_on:]:
+            passed_on += 1
+            if node.signals.ask_to_kill():
+                node.say(lines.killing_at_once(number.name))
+                return True
+            node.ending.ask(workers, number, whole_group=not line.ranks_are_python)
+        return node.signals.ask_to_kill() or all(worker.exitcode is not None for worker in workers)
+
+    deadline = time.monotonic() + line.term_timeout
+    node.reactor.run_until(over, deadline_s=deadline)
+    node.ending.kill(workers)
+    if not line.ranks_are_python:
+        # the wrapper itself may have died of it at once; what it started has the same time
+        left_s = max(0.0, deadline - time.monotonic())
+        node.ending.clear(workers, leftover_grace_s=left_s, ask=False)
+
+
+def let_requester_end(node: Node, record: CycleRecord, workers: list[Worker]) -> None:
+    """The rank that asked for the end has something to say on its way out: a traceback, a message."""
+    request = record.shutdown_request or record.exclude_request
+    if request is not None:
+        asked = [worker for worker in workers if worker.pid == request.pid] or workers
+        node.ending.wait(asked, node.line.stop_timeout)

@@ -1,0 +1,77 @@
+"""`megatron-ft pause` and `resume`: hold the judgement of hangs, for a session with a debugger."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from megatron_ft.core.errors import ConfigError, FaultToleranceError
+from megatron_ft.ipc.jobs import RunningJob, find_jobs, order
+
+__all__ = ["add_commands", "choose"]
+
+_NOTHING_DONE = 1
+_HELP = {
+    "pause": "let no rank of this node be found hung until `resume`",
+    "resume": "find hung ranks again; the time since `pause` counts for none",
+}
+
+
+def add_commands(commands: Any) -> None:
+    """Add both to the subparsers of `megatron-ft`."""
+    for name, text in _HELP.items():
+        parser = commands.add_parser(
+            name,
+            help=text,
+            description=f"{text[0].upper()}{text[1:]}. Needed on every node of the job whose ranks stand still. "
+            "Ranks that end are noticed all the time; the timeouts of collectives are torch's and go on.",
+        )
+        which = parser.add_mutually_exclusive_group()
+        which.add_argument("--job", metavar="RUN_ID", help="the job's --rdzv-id")
+        which.add_argument("--pid", type=int, metavar="LAUNCHER_PID", help="the process of this node's ft_launcher")
+        parser.set_defaults(run=_run, order=name)
+
+
+def choose(jobs: list[RunningJob], *, run_id: str | None, pid: int | None) -> list[RunningJob]:
+    """The launchers that are meant: of one job, usually one on each node.
+
+    Raises:
+        ConfigError: that isn't clear, or there is none of that name; it lists those that there are.
+    """
+    if run_id is not None or pid is not None:
+        chosen = [job for job in jobs if pid in (None, job.launcher_pid) and run_id in (None, job.run_id)]
+        if not chosen:
+            wanted = f"--pid {pid}" if run_id is None else f"--job {run_id}"
+            raise ConfigError(f"no ft_launcher of yours on this node has {wanted}{_list(jobs)}")
+        return chosen
+    if len(jobs) > 1:
+        raise ConfigError(f"several jobs run on this node, choose one with --pid or --job{_list(jobs)}")
+    return jobs
+
+
+def _list(jobs: list[RunningJob]) -> str:
+    return "".join(f"\n  {job.describe()}" for job in jobs)
+
+
+def _run(args: argparse.Namespace) -> int:
+    chosen = choose(find_jobs(), run_id=args.job, pid=args.pid)
+    if not chosen:
+        print("megatron-ft: no ft_launcher of yours runs on this node", file=sys.stderr)
+        return _NOTHING_DONE
+    code = 0
+    for job in chosen:
+        try:
+            changed = order(job, args.order).get("changed", True)
+        except FaultToleranceError as error:
+            print(f"megatron-ft: {error}", file=sys.stderr)
+            code = _NOTHING_DONE
+            continue
+        print(f"{_done(args.order, changed=bool(changed))}: {job.describe()}")
+    return code
+
+
+def _done(what: str, *, changed: bool) -> str:
+    if what == "pause":
+        return "paused until `megatron-ft resume`" if changed else "was paused already"
+    return "resumed" if changed else "was not paused"

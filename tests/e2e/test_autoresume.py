@@ -1,0 +1,195 @@
+"""examples/autoresume: one job after the other until the training says that it is finished."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.launching import ROOT, clean_environment, command_line, marked, wait_until
+
+SCRIPT = ROOT / "examples/autoresume/launch.sh"
+LAUNCHER = [sys.executable, "-m", "megatron_ft.launcher"]
+START_S = 60.0
+
+
+class Loop:
+    """The script, running in a directory of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.flag = directory / "finished"
+        self.output = directory / "output"
+        self.mark = f"FT_TEST_MARK={os.urandom(8).hex()}"
+        self.temp_dir = tempfile.mkdtemp(prefix="ft")
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *command: str, **environment: str) -> None:
+        name, _, value = self.mark.partition("=")
+        with self.output.open("w") as output:
+            self.process = subprocess.Popen(
+                [str(SCRIPT), *command],
+                env={
+                    **clean_environment(),
+                    "PYTHONPATH": str(ROOT),
+                    "TMPDIR": self.temp_dir,
+                    "TORCHINDUCTOR_CACHE_DIR": str(self.directory / "inductor"),  # else torch leaves it in TMPDIR
+                    name: value,
+                    "FAULT_TOL_FINISHED_FLAG_FILE": str(self.flag),
+                    **environment,
+                },
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def run(self, *command: str, **environment: str) -> int:
+        self.start(*command, **environment)
+        return self.wait()
+
+    def wait(self) -> int:
+        assert self.process is not None
+        return self.process.wait(START_S)
+
+    def text(self) -> str:
+        return self.output.read_text()
+
+    def says(self) -> list[str]:
+        head = "[launch.sh] "
+        return [line.removeprefix(head) for line in self.text().splitlines() if line.startswith(head)]
+
+    def wait_for(self, text: str) -> None:
+        wait_until(lambda: text in self.text(), START_S)
+
+    def pids(self, *words: str) -> list[int]:
+        """Python processes of this loop whose command line has all these words."""
+        lines = {stat.pid: command_line(stat.pid) for stat in marked(self.mark)}
+        return sorted(
+            pid for pid, line in lines.items() if line[:1] == [sys.executable] and all(word in line for word in words)
+        )
+
+
+@pytest.fixture
+def loop(tmp_path: Path) -> Iterator[Loop]:
+    loop = Loop(tmp_path)
+    try:
+        yield loop
+        wait_until(lambda: not marked(loop.mark) and not os.listdir(loop.temp_dir), 10.0)
+    finally:
+        for stat in marked(loop.mark):
+            os.kill(stat.pid, signal.SIGKILL)
+        if loop.process is not None:
+            loop.process.kill()
+            loop.process.wait()
+        left = sorted(str(path) for path in Path(loop.temp_dir).rglob("*"))
+        shutil.rmtree(loop.temp_dir)
+        assert left == []
+
+
+def test_killed_killed_finished(loop: Loop, tmp_path: Path) -> None:
+    """Three real jobs: of the first the launcher is killed, of the second a rank; the third comes to the end."""
+    save = tmp_path / "save"
+    command = [*LAUNCHER, "--nproc-per-node=2", "--ft-log-dir", str(tmp_path / "logs")]
+    train = [str(ROOT / "examples/autoresume/train.py"), "--save", str(save), "--train-iters=3000"]
+    loop.start(*command, *train)
+
+    loop.wait_for("saved iteration 50,")
+    (launcher,) = loop.pids("megatron_ft.launcher")
+    os.kill(launcher, signal.SIGKILL)
+
+    loop.wait_for("[launch.sh] job 2 starts")
+    before = loop.text().count("saved iteration")
+    wait_until(lambda: loop.text().count("saved iteration") >= before + 2, START_S)
+    _, rank = set(loop.pids("--save", str(save))) - set(loop.pids("megatron_ft.launcher"))
+    os.kill(rank, signal.SIGKILL)
+
+    assert loop.wait() == 0, loop.text()
+    assert loop.says() == [
+        "job 1 starts",
+        "job 1 failed with exit code 137: failure 1 of at most 3",
+        "job 2 starts",
+        "job 2 failed with exit code 1: failure 2 of at most 3",
+        "job 3 starts",
+        f"job 3 ended with exit code 0, and {loop.flag} says: the training is finished: 3000 iterations",
+    ]
+    begins = [int(line.split()[-1]) for line in loop.text().splitlines() if line.startswith("training from iteration")]
+    assert begins[0] == 0 < begins[1] < begins[2]
+    # started again, it has nothing to do
+    assert loop.run(*command, *train) == 0
+    assert loop.says() == [
+        f"nothing to do: {loop.flag} says: the training is finished: 3000 iterations (remove it to train again)"
+    ]
+
+
+FAIL = "echo failing; exit 3"
+
+
+@pytest.mark.parametrize(
+    ("script", "environment", "code", "jobs", "last"),
+    [
+        (FAIL, {"MAX_FAILURES": "2"}, 3, 2, "job 2 failed with exit code 3: failure 2 of at most 2"),
+        (FAIL, {}, 3, 3, "job 3 failed with exit code 3: failure 3 of at most 3"),
+        ("kill -9 $$", {"MAX_FAILURES": "1"}, 137, 1, "job 1 failed with exit code 137: failure 1 of at most 1"),
+        ("exit 2", {}, 2, 1, "job 1 ended with exit code 2, a mistake that another job would meet again"),
+        ("true", {"MAX_JOBS": "4"}, 1, 4, "4 jobs, and the training isn't finished"),
+        (
+            'echo done > "$FAULT_TOL_FINISHED_FLAG_FILE"',
+            {},
+            0,
+            1,
+            "job 1 ended with exit code 0, and {flag} says: done",
+        ),
+        (
+            'echo shut down > "$FAULT_TOL_FINISHED_FLAG_FILE"; exit 1',
+            {},
+            1,
+            1,
+            "job 1 ended with exit code 1, and {flag} says: shut down",
+        ),
+    ],
+)
+def test_how_it_ends(loop: Loop, script: str, environment: dict[str, str], code: int, jobs: int, last: str) -> None:
+    assert loop.run("bash", "-c", script, **environment) == code
+    assert sum(line.endswith(" starts") for line in loop.says()) == jobs
+    assert loop.says()[-1] == last.format(flag=loop.flag)
+
+
+def test_jobs_stopped_on_purpose_are_no_failures(loop: Loop, tmp_path: Path) -> None:
+    count = tmp_path / "count"
+    script = f'echo x >> {count}; [ $(wc -l < {count}) -lt 6 ] || echo done > "$FAULT_TOL_FINISHED_FLAG_FILE"'
+    assert loop.run("bash", "-c", script, MAX_FAILURES="1") == 0
+    assert loop.says()[1:3] == ["job 1 ended well; there is more to train", "job 2 starts"]
+    assert len(count.read_text().splitlines()) == 6
+
+
+@pytest.mark.parametrize(
+    ("command", "environment"),
+    [([], {}), (["true"], {"FAULT_TOL_FINISHED_FLAG_FILE": ""}), (["true"], {"MAX_FAILURES": "many"})],
+)
+def test_mistakes(loop: Loop, command: list[str], environment: dict[str, str]) -> None:
+    assert loop.run(*command, **environment) == 2
+    assert loop.says()[0].startswith("usage: ")
+
+
+@pytest.mark.parametrize(("name", "code"), [("TERM", 143), ("INT", 130), ("HUP", 129)])
+def test_a_signal_is_passed_on_and_waited_for(loop: Loop, name: str, code: int) -> None:
+    # the job takes a moment to save, as a training would
+    script = f"trap 'sleep 0.3; echo saved; exit 0' {name}; echo ready; while :; do sleep 0.02; done"
+    loop.start("bash", "-c", script)
+    loop.wait_for("ready")
+    assert loop.process is not None
+    os.kill(loop.process.pid, getattr(signal, f"SIG{name}"))
+    assert loop.wait() == code
+    assert "saved" in loop.text()
+    assert loop.says()[1:] == [
+        f"passing SIG{name} on to the job",
+        f"stopped by SIG{name}; job 1 ended with exit code 0; the training isn't finished",
+    ]

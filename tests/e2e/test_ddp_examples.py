@@ -1,0 +1,97 @@
+"""The DDP examples, started with the command that each documents: undisturbed, and with a killed and a hung rank."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.launching import ROOT, Finished, Launched, Launcher, launcher
+
+__all__ = ["launcher"]
+
+EXAMPLES = ("ddp_heartbeats", "ddp_sections")
+CONFIGURED_S = {"ddp_heartbeats": 600.0, "ddp_sections": 60.0}
+# Steps of 50 ms would teach timeouts of 250 ms, and a busy machine stands still for longer than that now and then.
+QUICK = ("--ft-safety-factor=40",)
+QUICK_SCRIPT = ("--iterations", "50", "--step-time", "0.05")
+
+
+def documented_command(name: str) -> list[str]:
+    """The words after ``ft_launcher`` in the example's docstring; paths in the repository made absolute."""
+    text = (ROOT / "examples" / f"{name}.py").read_text()
+    block = re.search(r"^    ft_launcher (.*?)\n\n", text, re.MULTILINE | re.DOTALL)
+    assert block is not None
+    words = shlex.split(block[1].replace("\\\n", " "))
+    return [str(ROOT / word) if (ROOT / word).exists() else word for word in words]
+
+
+def start(launcher: Launcher, name: str, save: Path, *more: str) -> Launched:
+    command = documented_command(name)
+    where = command.index("--save") + 1
+    command[where] = str(save)
+    # torch makes this directory when an optimizer is made; by default in TMPDIR, where nothing may be left
+    env = {"TORCHINDUCTOR_CACHE_DIR": str(save.parent / "inductor")}
+    return launcher.start([*QUICK, *command, *QUICK_SCRIPT, *more], env=env)
+
+
+def result(finished: Finished) -> str:
+    assert finished.code == 0, finished.err
+    (line,) = re.findall(r"^finished at iteration 50, the weights sum up to (\S+)$", finished.out, re.MULTILINE)
+    return str(line)
+
+
+def step_timeouts(launched: Launched, name: str, cycle: int) -> list[float]:
+    """The timeouts of a step that were in force on rank 0 in one cycle, in their order, without repetitions."""
+    records = [e for e in launched.events("timeouts", role="monitor") if (e["rank"], e["cycle"]) == (0, cycle)]
+    values = [record["heartbeat"] if name == "ddp_heartbeats" else record["sections"]["step"] for record in records]
+    return list(dict.fromkeys(values))
+
+
+def saved_timeouts(save: Path, name: str) -> dict[str, Any]:
+    checkpoint = torch.load(save / f"{name.removeprefix('ddp_')}.pt", weights_only=True)
+    assert checkpoint["iteration"] == 50
+    timeouts = checkpoint["timeouts"]["current_timeouts"]
+    assert isinstance(timeouts, dict)
+    return timeouts
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_killed_then_hung_then_finished_with_the_same_weights(name: str, launcher: Launcher, tmp_path: Path) -> None:
+    save = tmp_path / "disturbed"
+    reference = start(launcher, name, tmp_path / "undisturbed")  # beside the other, whose ranks wait now and then
+    launched = start(launcher, name, save, "--fault-plan", str(ROOT / "configs/faults/kill-then-hang.yaml"))
+    undisturbed, disturbed = reference.wait(100), launched.wait(100)
+    assert result(disturbed) == result(undisturbed)
+    assert len(undisturbed.lines) == 2, "a cycle starts, and all ranks finish"
+    killed, hung, succeeded = launched.events("cycle_ended")
+    assert "rank 1 killed by SIGKILL (not by us)" in killed["cause"]["text"]
+    assert hung["cause"]["rank"] == 0
+    assert "process stopped" in hung["cause"]["text"]
+    assert succeeded["outcome"] == "succeeded"
+    # each life began where the last checkpoint was, and went on with the timeouts that were kept in it
+    starts = {e["cycle"]: e["iteration"] for e in launched.events("first_iteration", role="monitor") if e["rank"] == 0}
+    assert starts == {0: 0, 1: 20, 2: 30}
+    in_force = [step_timeouts(launched, name, cycle) for cycle in range(3)]
+    assert [timeouts[0] for timeouts in in_force] == [CONFIGURED_S[name]] * 3
+    assert in_force[1][1] == in_force[0][-1] < CONFIGURED_S[name]
+    assert in_force[2][1] == in_force[1][-1]
+
+    (verdict,) = [v for v in launched.events("verdict", role="monitor") if v["rank"] == 0]
+    timeouts = saved_timeouts(save, name)
+    if name == "ddp_heartbeats":
+        assert timeouts["heartbeat"]["were_calculated"] is True
+        assert verdict["kind"] == "heartbeat"
+    else:
+        assert set(timeouts["section"]["calculated_sections"]) == {"init", "step"}
+        assert verdict["section"] == "step"
+    assert verdict["timeout_s"] < CONFIGURED_S[name]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_can_be_read_at_one_sitting(name: str) -> None:
+    assert len((ROOT / "examples" / f"{name}.py").read_text().splitlines()) < 120

@@ -1,0 +1,122 @@
+"""``--ft-forward-signals``: passed on to the rank processes, and nothing ends of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from megatron_ft.ipc.processes import would_end_by
+from tests.support.launching import Launcher, launcher, wait_until
+
+__all__ = ["launcher"]
+
+TWO = ("--nproc-per-node", "2")
+FORWARD = "--ft-forward-signals=SIGUSR1,SIGUSR2"
+
+
+def test_signals_reach_the_ranks_and_end_nothing(launcher: Launcher) -> None:
+    script = """
+child = os.fork()
+if child == 0:
+    signal.signal(signal.SIGUSR1, lambda *a: say("child got it"))
+    forever()
+got = []
+for number in (signal.SIGUSR1, signal.SIGUSR2):
+    signal.signal(number, lambda number, frame: (got.append(number), say("got", RANK, signal.Signals(number).name)))
+say("ready", RANK)
+while len(got) < 3:
+    time.sleep(0.01)
+os.kill(child, signal.SIGKILL)
+os.waitpid(child, 0)
+"""
+    launched = launcher.start(script, *TWO, FORWARD)
+    launched.wait_for("^ready", count=2)
+    for count, number in enumerate((signal.SIGUSR1, signal.SIGUSR2, signal.SIGUSR1), start=1):
+        launched.signal(number)
+        launched.wait_for("^got", count=2 * count)
+    finished = launched.wait()
+    assert finished.code == 0
+    assert "child" not in finished.out
+    assert finished.lines[1:] == [
+        "SIGUSR1 passed on to 2 ranks",
+        "SIGUSR2 passed on to 2 ranks",
+        "SIGUSR1 passed on to 2 ranks",
+        "all ranks finished after 1 cycle",
+    ]
+    assert [e["signal"] for e in launched.events("signal_forwarded")] == ["SIGUSR1", "SIGUSR2", "SIGUSR1"]
+
+
+def test_rank_without_a_handler_is_not_ended(launcher: Launcher) -> None:
+    script = """
+if RANK == 0:
+    signal.signal(signal.SIGUSR1, lambda *a: say("got", RANK))
+say("ready", RANK)
+while not os.path.exists("go"):
+    time.sleep(0.01)
+sys.exit(3 if CYCLE == 0 and RANK == 0 else 0)
+"""
+    launched = launcher.start(script, *TWO, FORWARD, "--max-restarts=1")
+    launched.wait_for("^ready", count=2)
+    launched.signal(signal.SIGUSR1)
+    launched.wait_for("^got 0")
+    (launched.directory / "go").touch()
+    finished = launched.wait()
+    assert finished.code == 0
+    assert finished.lines[1] == "SIGUSR1 passed on to 1 rank, not to local rank 1, which has no handler for it (yet)"
+    # an end after it isn't taken for one of our making
+    assert [e["by_us"] for e in launched.events("rank_exited") if (e["cycle"], e["rank"]) == (0, 0)] == [False]
+    assert finished.lines[2].startswith("cycle 0 ended: rank 0 exited with code 3; restarting")
+
+
+def test_during_the_rendezvous_it_is_dropped(launcher: Launcher) -> None:
+    # a second node that never comes keeps the rendezvous waiting
+    waiting = ("--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0")
+    launched = launcher.start("pass", *waiting, FORWARD)
+    wait_until(lambda: len(launched.monitor_pids()) == 1, 60)
+    launched.signal(signal.SIGUSR2)
+    launched.wait_for("SIGUSR2 dropped: no rank runs now")
+    launched.signal(signal.SIGTERM)
+    assert launched.wait().code == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("SIGUSR3", "--ft-forward-signals: 'SIGUSR3' is no signal (did you mean 'SIGUSR2'"),
+        ("SIGUSR1,", "--ft-forward-signals: '' is no signal"),
+        ("SIGCHLD", "--ft-forward-signals: SIGCHLD can't be passed on"),
+        ("SIGUSR1,SIGTERM", "--ft-forward-signals: SIGTERM ends the job (it is one of --signals-to-handle)"),
+        ("SIGUSR2", "--ft-forward-signals: SIGUSR2 ends the job (it is one of --signals-to-handle)"),
+    ],
+)
+def test_mistakes(given: str, words: str) -> None:
+    command = [sys.executable, "-m", "megatron_ft.launcher", f"--ft-forward-signals={given}"]
+    if given == "SIGUSR2":
+        command.append("--signals-to-handle=SIGTERM,SIGUSR2")
+    ended = subprocess.run([*command, __file__], capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("ft_launcher: error: ")
+    assert words in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
+def test_who_would_end_by_a_signal() -> None:
+    pid = os.getpid()
+    before = signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    try:
+        assert would_end_by(pid, signal.SIGUSR1)
+        signal.signal(signal.SIGUSR1, lambda _number, _frame: None)
+        assert not would_end_by(pid, signal.SIGUSR1)
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        assert not would_end_by(pid, signal.SIGUSR1)
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+        assert not would_end_by(pid, signal.SIGUSR1)
+        assert not would_end_by(2**22, signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})

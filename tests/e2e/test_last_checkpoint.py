@@ -1,0 +1,125 @@
+"""SIGTERM to the launcher of `examples/train_gpt.py`: one last checkpoint where there is something to save."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.support.launching import ROOT, Finished, Launched, Launcher, launcher, wait_until
+
+__all__ = ["launcher"]
+
+pytest.importorskip("megatron.core")
+pytest.importorskip("psutil")  # without it megatron-core's saves hang for ever
+
+SCRIPT = str(ROOT / "examples" / "train_gpt.py")
+SMALL = ("--hidden-size=32", "--seq-length=16", "--vocab-size=32", "--lr-decay-iters=100", "--log-interval=5")
+ENDLESS = ("--train-iters=1000000", "--save-interval=1000000", "--eval-interval=0")
+LAST = r"^  exiting at iteration (\d+)"
+
+
+class Job:
+    """Runs of two ranks with one save directory."""
+
+    def __init__(self, launcher: Launcher, save: Path) -> None:
+        self.launcher, self.save = launcher, save
+
+    def start(self, *args: str, options: tuple[str, ...] = ()) -> Launched:
+        environment = {"CUDA_VISIBLE_DEVICES": ""}  # two ranks may have but one GPU
+        return self.launcher.start(
+            [SCRIPT],
+            "--nproc-per-node=2",
+            "--term-timeout=60",
+            *options,
+            script_args=("--save", str(self.save), *SMALL, *args),
+            env=environment,
+        )
+
+    @property
+    def last_iteration(self) -> int | None:
+        tracker = self.save / "latest_checkpointed_iteration.txt"
+        return int(tracker.read_text()) if tracker.exists() else None
+
+
+def asked_to_end(launched: Launched) -> Finished:
+    launched.signal(signal.SIGTERM)
+    finished = launched.wait()
+    for left in Path(launched.temp_dir).glob("pymp-*"):
+        # of Python's multiprocessing in a rank that was killed: nobody else knows of it
+        shutil.rmtree(left)
+    launched.assert_nothing_left()
+    return finished
+
+
+def saved_at(finished: Finished) -> int:
+    """All ranks ended with 0 after one agreed last checkpoint; its iteration."""
+    assert finished.code == 0, finished.out + finished.err
+    (iteration,) = re.findall(LAST, finished.out, re.MULTILINE)
+    assert finished.out.count(f"saved checkpoint at iteration {int(iteration):7d} ") == 1
+    assert finished.lines[-1] == "cycle 0 ended: stopped by SIGTERM, all ranks ended with 0; not restarting"
+    return int(iteration)
+
+
+@pytest.mark.timeout(300)
+def test_in_training_in_evaluation_and_in_a_save(launcher: Launcher, tmp_path: Path) -> None:
+    job = Job(launcher, tmp_path / "checkpoints")
+    training = job.start(*ENDLESS)
+    training.wait_for(r"^ iteration +10/")
+    first = saved_at(asked_to_end(training))
+    assert job.last_iteration == first >= 10
+
+    evaluating = job.start(*ENDLESS, "--eval-interval=1", "--eval-iters=1000000", "--log-interval=1")
+    evaluating.wait_for(rf"^ iteration +{first + 1}/")
+    finished = asked_to_end(evaluating)
+    assert f"loaded checkpoint of iteration {first} " in finished.out
+    assert f"leaving the evaluation at iteration {first + 1}\n" in finished.out
+    assert saved_at(finished) == first + 1 == job.last_iteration
+
+    saving = job.start(*ENDLESS, f"--save-interval={first + 3}")
+    wait_until(lambda: (job.save / f"iter_{first + 3:07d}").exists() or saving.process.poll() is not None, 60)
+    # the save that was under way is the last checkpoint
+    assert saved_at(asked_to_end(saving)) == first + 3 == job.last_iteration
+
+    last = job.start(f"--train-iters={first + 5}", "--eval-interval=0").wait()
+    assert last.code == 0
+    assert f"loaded checkpoint of iteration {first + 3} " in last.out
+    assert job.last_iteration == first + 5
+
+
+@pytest.mark.timeout(300)
+def test_in_setup_and_in_a_restart_there_is_nothing_new_to_save(launcher: Launcher, tmp_path: Path) -> None:
+    job = Job(launcher, tmp_path / "checkpoints")
+    setting_up = job.start(*ENDLESS)
+    setting_up.wait_for("cycle 0 started")
+    finished = asked_to_end(setting_up)
+    assert finished.code == 1  # the ranks died of it
+    assert finished.seconds < 30
+    assert "cycle 0 ended: stopped by SIGTERM, rank " in finished.lines[-1]
+    assert job.last_iteration is None
+
+    restarting = job.start(*ENDLESS, "--save-interval=5", options=("--max-restarts=3",))
+    restarting.wait_for(r"^  saved checkpoint at iteration +5 ")
+    (started,) = restarting.events("cycle_started")
+    os.kill(started["ranks"][1]["pid"], signal.SIGKILL)
+    restarting.wait_for("restarting as cycle 1")
+    finished = asked_to_end(restarting)
+    assert finished.code == 1
+    assert "asked to stop by SIGTERM" in finished.err
+    assert not re.search(LAST, finished.out, re.MULTILINE)
+    kept = job.last_iteration
+    assert kept is not None
+
+    # whichever rank hears of it, all save and end together
+    one_hears = job.start(*ENDLESS)
+    one_hears.wait_for(r"^ iteration +\d+/")
+    (started,) = one_hears.events("cycle_started")
+    os.kill(started["ranks"][1]["pid"], signal.SIGTERM)
+    last = one_hears.wait()
+    assert (last.code, last.lines[-1]) == (0, "all ranks finished after 1 cycle")
+    assert f"loaded checkpoint of iteration {kept} " in last.out
+    assert [str(job.last_iteration)] == re.findall(LAST, last.out, re.MULTILINE)

@@ -1,0 +1,117 @@
+"""What ranks ask of their launcher, honoured on all nodes: the end of the job, and the exclusion of a node."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.support.launching import Finished, Launched, Launcher, launcher
+from tests.support.nodes import meeting_place, rendezvous_settings, wait_for_all
+
+__all__ = ["launcher"]
+
+POLICIES = ("any-failed", "min-healthy")
+
+# the node that shall ask is told by its environment: ranks are handed out by the rendezvous
+SCRIPT = """
+from megatron_ft import RankMonitorClient, WorkloadAction, WorkloadControlRequest
+say("cycle", CYCLE, "of", RANK, "in", os.environ["WORLD_SIZE"])
+if CYCLE == 0 and os.environ.get("ASKS"):
+    while not os.path.exists(sys.argv[1]):
+        time.sleep(0.02)
+    request = WorkloadControlRequest(WorkloadAction[os.environ["ASKS"]], "bad GPU")
+    RankMonitorClient().send_workload_control_request(request)
+    if os.environ["ASKS"] != "Continue":
+        os._exit(9)  # dies at once
+if CYCLE or os.environ.get("ASKS") == "Continue":
+    sys.exit(0)
+while not os.path.exists(sys.argv[1] + "-finish"):
+    time.sleep(0.02)
+"""
+
+
+def start(launcher: Launcher, policy: str, asks: str, *, nodes: int, nnodes: str, asking: int) -> list[Launched]:
+    """The first one hosts the rendezvous. All ranks run when this returns; then they may ask."""
+    place = meeting_place(f"--nnodes={nnodes}", f"--restart-policy={policy}", "--workers-stop-timeout=1")
+    flag = str(launcher.directory / "flag")
+    launched = [
+        launcher.start(
+            SCRIPT,
+            *place,
+            rendezvous_settings(is_host=not number, last_call_s=6),
+            script_args=[flag],
+            env={"ASKS": asks} if number == asking else {},
+        )
+        for number in range(nodes)
+    ]
+    for one in launched:
+        one.wait_for(rf"^cycle 0 of . in {nodes}")
+    (launcher.directory / "flag").touch()
+    return launched
+
+
+def ended_lines(finished: Finished) -> str:
+    [line] = [line for line in finished.lines if line.startswith("cycle 0 ended: ")]
+    return line
+
+
+@pytest.mark.parametrize(("policy", "asking"), [("any-failed", 1), ("min-healthy", 0)])
+def test_shutdown_ends_all_nodes(launcher: Launcher, policy: str, asking: int) -> None:
+    nodes = start(launcher, policy, "ShutdownWorkload", nodes=3, nnodes="2:3", asking=asking)
+    ended = wait_for_all(nodes)
+    assert [finished.code for finished in ended] == [1, 1, 1]
+    for number, finished in enumerate(ended):
+        where = "" if number == asking else r"on node . \(.+\) "
+        assert re.fullmatch(
+            rf"cycle 0 ended: {where}rank . asked for ShutdownWorkload: bad GPU; not restarting", ended_lines(finished)
+        )
+        assert "Traceback" not in finished.err
+        assert "rendezvous failed" not in finished.err
+
+
+@pytest.mark.parametrize("asking", [0, 1])
+def test_excluded_node_leaves_and_the_others_restart(launcher: Launcher, asking: int) -> None:
+    nodes = start(launcher, "any-failed", "ExcludeThisNode", nodes=3, nnodes="2:3", asking=asking)
+    ended = wait_for_all(nodes)
+    assert [finished.code for finished in ended] == [0, 0, 0]
+    for number, finished in enumerate(ended):
+        if number == asking:
+            assert ended_lines(finished).endswith("asked for ExcludeThisNode: bad GPU; this node leaves the job")
+            # the host of the rendezvous can't leave before the others have finished
+            assert ("its launcher stays" in finished.err) == (number == 0)
+            assert "cycle 1" not in finished.err
+        else:
+            assert re.search(
+                r"node . \(.+\) leaves the job: rank . asked for ExcludeThisNode: bad GPU; restarting as cycle 1",
+                ended_lines(finished),
+            )
+            assert "in 2" in finished.out
+
+
+def test_excluded_node_of_min_healthy_disturbs_nobody(launcher: Launcher) -> None:
+    nodes = start(launcher, "min-healthy", "ExcludeThisNode", nodes=3, nnodes="2:3", asking=1)
+    assert nodes[1].wait().code == 0
+    for other in (nodes[0], nodes[2]):
+        other.wait_for("is excluded: rank . asked for ExcludeThisNode: bad GPU; going on with 2 good nodes")
+    (launcher.directory / "flag-finish").touch()
+    ended = wait_for_all(nodes)
+    assert [finished.code for finished in ended] == [0, 0, 0]
+    assert "cycle 1" not in ended[0].err + ended[2].err
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_excluded_node_ends_the_job_where_too_few_are_left(launcher: Launcher, policy: str) -> None:
+    nodes = start(launcher, policy, "ExcludeThisNode", nodes=2, nnodes="2", asking=1)
+    ended = wait_for_all(nodes)
+    assert [finished.code for finished in ended] == [1, 1]
+    assert ended_lines(ended[1]).endswith("this node leaves the job, which ends: 1 of at least 2 nodes left")
+    assert ended_lines(ended[0]).endswith("1 of at least 2 nodes left, giving up")
+
+
+def test_continue_changes_nothing(launcher: Launcher) -> None:
+    nodes = start(launcher, "any-failed", "Continue", nodes=2, nnodes="2", asking=1)
+    nodes[1].wait_for("rank . asked for Continue: bad GPU")
+    (launcher.directory / "flag-finish").touch()
+    assert [finished.code for finished in wait_for_all(nodes)] == [0, 0]
+    assert [event["action"] for event in nodes[1].events("workload_control")] == ["Continue"]

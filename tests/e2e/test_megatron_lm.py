@@ -1,0 +1,123 @@
+"""The Megatron-LM adapter in real ranks under the launcher, with argparse arguments and FT_SIM_FAULT_DESC."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from tests.support.launching import Launcher, launcher
+
+__all__ = ["launcher"]
+
+TWO = ("--nproc-per-node", "2")
+OPTIONS = (
+    "--ft-rank-section-timeouts=setup:60,step:3,checkpointing:6",
+    "--ft-rank-out-of-section-timeout=60",
+    "--ft-calculated-timeout-floor=3",
+)
+# In the order of Megatron-LM's training.py: finalise, number, step, save.
+LOOP = """
+import argparse
+import torch, torch.distributed as dist
+from megatron_ft.integrations import megatron_lm as ft_integration
+
+parser = ft_integration.add_ft_args(argparse.ArgumentParser())
+parser.add_argument("--save", required=True)
+parser.add_argument("--train-iters", type=int, required=True)
+parser.add_argument("--step-s", type=float, default=0.01)
+args = parser.parse_args()
+
+dist.init_process_group("gloo")
+assert not torch.cuda.is_available()
+if args.enable_ft_package:
+    ft_integration.setup(args)
+checkpoint = os.path.join(args.save, "iteration")
+iteration = int(open(checkpoint).read()) if os.path.exists(checkpoint) else 0
+if iteration:
+    ft_integration.on_checkpoint_loaded(is_local_chkpt=False)
+dist.barrier()
+while iteration < args.train_iters:
+    ft_integration.on_checkpointing_start()
+    ft_integration.on_checkpointing_end(is_async_finalization=True)
+    if CYCLE == 0 and iteration == 12:  # so that there is a checkpoint to resume from
+        ft_integration.maybe_setup_simulated_fault()
+    args.curr_iteration = iteration
+    ft_integration.on_training_step_start()
+    dist.all_reduce(torch.ones(4))
+    time.sleep(args.step_s)
+    ft_integration.on_training_step_end()
+    iteration += 1
+    if iteration % 10 == 0:
+        ft_integration.on_checkpointing_start()
+        if RANK == 0:
+            with open(checkpoint + ".new", "w") as file:
+                file.write(str(iteration))
+            os.replace(checkpoint + ".new", checkpoint)
+        dist.barrier()
+        ft_integration.on_checkpointing_end(is_async_finalization=False)
+for _ in range(3):
+    ft_integration.on_eval_step_start()
+    dist.barrier()
+    ft_integration.on_eval_step_end()
+ft_integration.shutdown()
+ft_integration.on_training_step_start()
+dist.destroy_process_group()
+"""
+
+
+def test_a_rank_hangs_and_the_run_goes_on_and_learns(launcher: Launcher, tmp_path: Path) -> None:
+    arguments = ["--enable-ft-package", "--calc-ft-timeouts", "--ft-num-warmup-iters=3", f"--save={tmp_path / 'save'}"]
+    launched = launcher.start(
+        LOOP,
+        *TWO,
+        "--max-restarts=2",
+        *OPTIONS,
+        script_args=[*arguments, "--train-iters=60", "--step-s=0.03"],
+        env={"FT_SIM_FAULT_DESC": "rank_hung;;0.2"},
+    )
+    finished = launched.wait(100)
+    assert finished.code == 0, finished.err
+
+    # which rank it is was decided in a broadcast, without CUDA
+    (fault,) = launched.events("fault_injected", role="rank")
+    assert (fault["type"], fault["cycle"]) == ("rank_hung", 0)
+    planned, fired = re.findall(r"FT: SIMULATED FAULT: (.*)", finished.err)
+    assert planned == f"planned: rank {fault['rank']} is stopped (SIGSTOP) in {planned.split()[-3]} s (rank_hung)"
+    assert fired == f"rank {fault['rank']} is stopped (SIGSTOP) at iteration {fault['iteration']} of cycle 0"
+    (first, last) = launched.events("cycle_ended")
+    assert first["cause"]["rank"] == fault["rank"]
+    assert first["cause"]["kind"] == "hang"
+    assert "process stopped" in first["cause"]["text"]
+    assert last["outcome"] == "succeeded"
+
+    # it resumed at a checkpoint: the iterations are args.curr_iteration
+    starts = {(e["cycle"], e["rank"]): e["iteration"] for e in launched.events("first_iteration", role="monitor")}
+    assert starts[0, 0] == 0
+    assert starts[1, 0] == starts[1, 1]
+    # the thread may strike after a save and before the next iteration is reported
+    assert starts[1, 0] in {count // 10 * 10 for count in (fault["iteration"], fault["iteration"] + 1)}
+
+    document = json.loads((tmp_path / "save" / "ft_state.json").read_text())
+    assert set(document["sections"]) == {"setup", "step", "checkpointing"}
+    assert document["out_of_section"]["timeout_s"] >= 3.0
+
+
+def test_a_job_that_resumes_after_its_end_closes_setup(launcher: Launcher, tmp_path: Path) -> None:
+    script = """
+import argparse
+from megatron_ft.integrations import megatron_lm as ft_integration
+args = ft_integration.add_ft_args(argparse.ArgumentParser()).parse_args(["--enable-ft-package", "--calc-ft-timeouts"])
+args.save = sys.argv[1]
+ft_integration.setup(args)
+ft_integration.on_checkpoint_loaded(is_local_chkpt=False)
+time.sleep(0.05)
+ft_integration.shutdown()
+time.sleep(0.7)
+"""
+    launched = launcher.start(script, "--ft-rank-section-timeouts=setup:0.5", script_args=[str(tmp_path / "save")])
+    finished = launched.wait()
+    assert finished.code == 0, finished.err
+    assert launched.events("verdict", role="monitor") == []
+    document = json.loads((tmp_path / "save" / "ft_state.json").read_text())
+    assert document["sections"]["setup"]["max_observed_s"] >= 0.05

@@ -1,0 +1,152 @@
+"""Living with the monitors: they only observe, or they rest while somebody holds a rank with a debugger."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.launching import ROOT, Launched, Launcher, launcher, wait_until
+
+__all__ = ["launcher"]
+
+TWO = ("--nproc-per-node", "2")
+SECTIONS = ("--ft-param-rank_section_timeouts=step:{timeout}", "--ft-param-rank_out_of_section_timeout=30")
+CLIENT = """
+from megatron_ft import RankMonitorClient
+client = RankMonitorClient()
+client.init_workload_monitoring()
+"""
+UNTIL_GO = """
+client.set_iteration(7)
+client.start_section("step")
+say("in step", RANK)
+while not os.path.exists("go"):
+    time.sleep(0.01)
+client.end_section("step")
+client.shutdown_workload_monitoring()
+say("done", RANK)
+"""
+
+
+def sections(timeout: float) -> list[str]:
+    return [option.format(timeout=timeout) for option in SECTIONS]
+
+
+def megatron_ft(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "megatron_ft.report.cli", *words]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+
+
+def go(launched: Launched) -> None:
+    (launched.directory / "go").touch()
+
+
+def test_observing_only_tells_and_ends_nobody(launcher: Launcher) -> None:
+    script = CLIENT + UNTIL_GO.replace('"step")\nsay', '"step") if RANK == 1 else None\nsay').replace(
+        'client.end_section("step")', "client.end_all_sections()"
+    )
+    launched = launcher.start(script, *TWO, "--ft-observe-only", "--max-restarts=1", *sections(0.3))
+    launched.wait_for("would have been ended")
+    wait_until(lambda: len(launched.events("verdict", role="monitor")) == 1, 5)
+    go(launched)
+    finished = launched.wait()
+    assert finished.code == 0
+    assert finished.lines == [
+        "observing only: hung ranks are told of, none is ended",
+        "cycle 0 started: 2 ranks on 1 node",
+        "rank 1 would have been ended: hung in 'step' for 0.3 s (timeout 0.3 s) at iteration 7, observing only",
+        "all ranks finished after 1 cycle",
+    ]
+    assert finished.out.count("done") == 2
+    (told,) = launched.events("would_have_ended")
+    assert (told["rank"], told["iteration"], told["cycle"]) == (1, 7, 0)
+    (verdict,) = launched.events("verdict", role="monitor")
+    assert verdict["observed_only"] is True
+    assert launched.events("signalled", role="monitor") == []
+    (ended,) = launched.events("cycle_ended")
+    assert (ended["outcome"], ended["cause"]) == ("succeeded", None)
+
+
+def test_observing_only_still_restarts_after_a_crash(launcher: Launcher) -> None:
+    script = (
+        CLIENT
+        + """
+client.start_section("step")
+time.sleep(0.5)
+if CYCLE == 0 and RANK == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+client.end_section("step")
+client.shutdown_workload_monitoring()
+"""
+    )
+    finished = launcher.run(script, *TWO, "--ft_observe_only", "--max-restarts=1", *sections(0.1))
+    assert finished.code == 0
+    (ended,) = [line for line in finished.lines if line.startswith("cycle 0 ended")]
+    # what was only observed is no cause
+    assert ended.startswith("cycle 0 ended: rank 1 killed by SIGKILL (not by us)")
+
+
+def test_pause_and_resume(launcher: Launcher) -> None:
+    launched = launcher.start(CLIENT + UNTIL_GO, *TWO, "--rdzv-id=pause-me", "--rdzv-backend=c10d", *sections(1.0))
+    launched.wait_for("^in step", count=2)
+    asked = megatron_ft("pause", "--pid", str(launched.process.pid))
+    assert (asked.returncode, asked.stderr) == (0, "")
+    assert asked.stdout == (
+        f"paused until `megatron-ft resume`: ft_launcher {launched.process.pid}, job pause-me, 2 ranks here\n"
+    )
+    # more than the timeout, while nothing happens: there is no condition to wait for
+    with pytest.raises(subprocess.TimeoutExpired):
+        launched.process.wait(1.5)
+    # a monitor that takes the place of another is told, too, and since when
+    first = launched.monitor_pids()[0]
+    os.kill(first, signal.SIGKILL)
+    wait_until(lambda: launched.monitor_pids().get(0, first) != first, 10)
+    again = megatron_ft("pause", "--job", "pause-me")
+    assert again.stdout.startswith("was paused already: ")
+    with pytest.raises(subprocess.TimeoutExpired):
+        launched.process.wait(1.5)
+    assert launched.events("verdict", role="monitor") == []
+    resumed = megatron_ft("resume", "--pid", str(launched.process.pid))
+    assert resumed.stdout.startswith("resumed: ")
+    assert megatron_ft("resume", "--pid", str(launched.process.pid)).stdout.startswith("was not paused: ")
+    # the time of the pause counts for nobody: what is left of the second is enough to end well
+    go(launched)
+    finished = launched.wait()
+    assert (finished.code, finished.out.count("done")) == (0, 2)
+    lines = [line for line in finished.lines if "monitor" not in line]
+    assert lines[1].startswith("paused by process ")
+    assert lines[1].endswith(": no rank of this node is found hung until `megatron-ft resume`")
+    assert lines[2].startswith("resumed by process ")
+    assert [e["ev"] for name in ("paused", "resumed") for e in launched.events(name)] == ["paused", "resumed"]
+
+
+def test_after_resume_ranks_are_found_hung_again(launcher: Launcher) -> None:
+    launched = launcher.start(CLIENT + UNTIL_GO, *sections(0.5))
+    launched.wait_for("^in step")
+    pid = str(launched.process.pid)
+    assert megatron_ft("pause", "--pid", pid).returncode == 0
+    assert megatron_ft("resume", "--pid", pid).returncode == 0
+    finished = launched.wait()
+    assert finished.code == 1
+    assert "cycle 0 ended: rank 0 hung in 'step' for 0.5 s" in finished.err
+
+
+def test_jobs_that_are_not_clear(launcher: Launcher) -> None:
+    nobody = megatron_ft("pause", "--pid", "1")
+    assert nobody.returncode == 2
+    assert nobody.stderr.startswith("megatron-ft: error: no ft_launcher of yours on this node has --pid 1")
+    one, two = (launcher.start(CLIENT + UNTIL_GO, *sections(30)) for _ in range(2))
+    for launched in (one, two):
+        launched.wait_for("^in step")
+    which = megatron_ft("pause")
+    assert which.returncode == 2
+    assert "several jobs run on this node, choose one with --pid or --job\n" in which.stderr
+    for launched in (one, two):
+        assert f"\n  ft_launcher {launched.process.pid}, job " in which.stderr
+        go(launched)
+    assert [launched.wait().code for launched in (one, two)] == [0, 0]

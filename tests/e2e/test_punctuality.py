@@ -1,0 +1,141 @@
+"""``--ft-startup-timeout`` and ``--ft-exit-timeout``: what no board shows, before the monitoring and after it."""
+
+from __future__ import annotations
+
+from tests.support.launching import Launcher, launcher
+
+__all__ = ["launcher"]
+
+TWO = ("--nproc-per-node", "2")
+CLIENT = """
+from megatron_ft import RankMonitorClient
+client = RankMonitorClient()
+"""
+FIRST_LINE = "cycle 0 started: 2 ranks on 1 node"
+
+
+def test_rank_that_does_not_start_monitoring(launcher: Launcher) -> None:
+    script = (
+        CLIENT
+        + """
+if CYCLE == 0 and RANK == 1:
+    forever()
+client.init_workload_monitoring()
+if CYCLE == 0:
+    forever()
+client.shutdown_workload_monitoring()
+"""
+    )
+    launched = launcher.start(script, *TWO, "--ft-startup-timeout=4", "--max-restarts=1")
+    finished = launched.wait()
+    assert finished.lines == [
+        FIRST_LINE,
+        "cycle 0 ended: rank 1 did not start monitoring within 4 s; restarting as cycle 1, 0 of 1 restart left",
+        "cycle 1 started: 2 ranks on 1 node",
+        "all ranks finished after 2 cycles",
+    ]
+    assert finished.code == 0
+    (verdict,) = launched.events("verdict")
+    assert (verdict["kind"], verdict["rank"], verdict["timeout_s"]) == ("startup", 1, 4.0)
+    assert 4 <= verdict["elapsed_s"] < 8
+    ended = launched.events("cycle_ended")[0]
+    assert (ended["cause"]["kind"], ended["cause"]["rank"]) == ("hang", 1)
+    (killed,) = [e for e in launched.events("rank_exited") if (e["cycle"], e["rank"]) == (0, 1)]
+    assert (killed["exitcode"], killed["by_us"]) == (-9, True)
+
+
+def test_ranks_that_do_not_exit_after_their_shutdown_have_failed(launcher: Launcher) -> None:
+    script = (
+        CLIENT
+        + """
+client.init_workload_monitoring()
+client.set_iteration(9)
+client.shutdown_workload_monitoring()
+if CYCLE == 0:
+    forever()
+"""
+    )
+    finished = launcher.run(script, *TWO, "--ft-exit-timeout=0.5", "--max-restarts=1")
+    assert finished.code == 0
+    (ended,) = [line for line in finished.lines if line.startswith("cycle 0 ended")]
+    assert ended[:21] in ("cycle 0 ended: rank 0", "cycle 0 ended: rank 1")
+    assert ended[21:] == (
+        " did not exit within 0.5 s after its shutdown at iteration 9; restarting as cycle 1, 0 of 1 restart left"
+    )
+
+
+def test_rank_that_does_not_exit_when_the_others_have_finished_counts_as_finished(launcher: Launcher) -> None:
+    script = (
+        CLIENT
+        + """
+client.init_workload_monitoring()
+client.shutdown_workload_monitoring()
+if RANK == 1:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    forever()
+"""
+    )
+    launched = launcher.start(script, *TWO, "--ft-exit-timeout=1.5", "--max-restarts=1")
+    finished = launched.wait()
+    assert finished.code == 0
+    assert finished.lines == [
+        FIRST_LINE,
+        "rank 1 did not exit within 1.5 s after its shutdown and is ended; the other ranks of this node have finished,"
+        " so it counts as finished, too",
+        "all ranks finished after 1 cycle",
+    ]
+    (detached, _) = launched.events("detached", role="monitor")
+    assert detached["cycle"] == 0
+
+
+def test_rank_that_does_not_exit_while_another_works_has_failed(launcher: Launcher) -> None:
+    script = (
+        CLIENT
+        + """
+client.init_workload_monitoring()
+if CYCLE == 0 and RANK == 0:
+    forever()
+client.shutdown_workload_monitoring()
+if CYCLE == 0 and RANK == 1:
+    forever()
+"""
+    )
+    finished = launcher.run(script, "--nproc-per-node=3", "--ft-exit-timeout=0.5", "--max-restarts=1")
+    assert finished.code == 0
+    assert finished.lines[1].startswith(
+        "cycle 0 ended: rank 1 did not exit within 0.5 s after its shutdown; restarting"
+    )
+
+
+def test_monitoring_that_begins_again_is_no_exit(launcher: Launcher) -> None:
+    script = (
+        CLIENT
+        + """
+client.init_workload_monitoring()
+client.shutdown_workload_monitoring()
+time.sleep(0.3)
+client.init_workload_monitoring()
+time.sleep(2)
+client.shutdown_workload_monitoring()
+"""
+    )
+    finished = launcher.run(script, "--ft-exit-timeout=1")
+    assert (finished.code, finished.lines[1:]) == (0, ["all ranks finished after 1 cycle"])
+
+
+def test_observing_only_ends_nobody_here_either(launcher: Launcher) -> None:
+    script = (
+        CLIENT
+        + """
+client.init_workload_monitoring()
+client.shutdown_workload_monitoring()
+while not os.path.exists("go"):
+    time.sleep(0.01)
+"""
+    )
+    launched = launcher.start(script, "--ft-exit-timeout=0.2", "--ft-observe-only")
+    launched.wait_for("would have been ended: did not exit within 0.2 s after its shutdown, observing only")
+    (launched.directory / "go").touch()
+    assert launched.wait().code == 0
+    (verdict,) = launched.events("verdict")
+    assert verdict["observed_only"] is True

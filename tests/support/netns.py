@@ -1,0 +1,91 @@
+"""Hosts on this machine: network namespaces on a bridge, each with a host name of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+__all__ = ["Hosts", "hosts"]
+
+_BECOME = 'hostname "$1"; mount --bind "$2" /etc/hosts; shift 2; exec "$@"'
+
+
+class Hosts:
+    """``node1`` to ``nodeN`` of a network of their own."""
+
+    def __init__(self, directory: Path, count: int) -> None:
+        self._tag = f"ft{os.getpid()}"
+        self._count = count
+        self._hosts_file = directory / "hosts"
+        # a subnet of a network that is nobody's (RFC 2544); only these namespaces know it
+        self._addresses = {number: f"198.18.77.{number}" for number in range(1, count + 1)}
+        lines = [f"{address} node{number}\n" for number, address in self._addresses.items()]
+        self._hosts_file.write_text("127.0.0.1 localhost\n" + "".join(lines))
+
+    def up(self) -> None:
+        """Make them.
+
+        Raises:
+            subprocess.CalledProcessError: that isn't allowed here.
+        """
+        bridge = f"{self._tag}b"
+        _ip("link", "add", bridge, "type", "bridge")
+        _ip("link", "set", bridge, "up")
+        for number, address in self._addresses.items():
+            name, link = self._name(number), self._link(number)
+            _ip("netns", "add", name)
+            _ip("link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", name)
+            _ip("link", "set", link, "master", bridge, "up")
+            _ip("-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
+            _ip("-n", name, "link", "set", "lo", "up")
+            _ip("-n", name, "link", "set", "eth0", "up")
+        # somebody must be able to enter them, too
+        subprocess.run([*self.enter(1), "true"], check=True, capture_output=True)
+
+    def down(self) -> None:
+        """Remove them, as far as they are there."""
+        for number in self._addresses:
+            subprocess.run(["ip", "netns", "del", self._name(number)], capture_output=True)
+            subprocess.run(["ip", "link", "del", self._link(number)], capture_output=True)
+        subprocess.run(["ip", "link", "del", f"{self._tag}b"], capture_output=True)
+
+    def enter(self, number: int) -> list[str]:
+        """Words of a command that becomes the one after it, on that host."""
+        inside = ["unshare", "--uts", "--mount", "sh", "-c", _BECOME, "sh", f"node{number}", str(self._hosts_file)]
+        return ["ip", "netns", "exec", self._name(number), *inside]
+
+    def cut(self, number: int) -> None:
+        """Nothing gets there or comes from there any more; nobody is told."""
+        _ip("link", "set", self._link(number), "down")
+
+    def _name(self, number: int) -> str:
+        return f"{self._tag}n{number}"
+
+    def _link(self, number: int) -> str:
+        return f"{self._tag}v{number}"
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[Hosts]:
+    """Three hosts; skips where they can't be made."""
+    missing = [command for command in ("ip", "unshare", "mount", "hostname") if shutil.which(command) is None]
+    if missing:
+        pytest.skip(f"network namespaces need {', '.join(missing)}")
+    made = Hosts(tmp_path, 3)
+    try:
+        try:
+            made.up()
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"network namespaces can't be made here: {error.stderr.decode().strip()}")
+        yield made
+    finally:
+        made.down()
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True)

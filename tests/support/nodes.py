@@ -1,0 +1,50 @@
+"""Several launchers of one job."""
+
+from __future__ import annotations
+
+import pickle
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+from tests.support.launching import Finished, Launched
+
+__all__ = ["meeting_place", "nodes_waiting", "rendezvous_settings", "wait_for_all"]
+
+
+def meeting_place(*more: str) -> list[str]:
+    """Options with which launchers on this machine meet, at a free port."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    endpoint = f"--rdzv-endpoint=127.0.0.1:{port}"
+    return ["--rdzv-backend=c10d", endpoint, f"--rdzv-id=job{port}", "--local-addr=127.0.0.1", *more]
+
+
+def nodes_waiting(place: Sequence[str]) -> int:
+    """How many nodes wait for the next round of the rendezvous at that meeting place."""
+    from torch.distributed import TCPStore
+    from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+
+    values = dict(option.split("=", 1) for option in place)
+    host, _, port = values["--rdzv-endpoint"].partition(":")
+    state: Any = C10dRendezvousBackend(TCPStore(host, int(port), is_master=False), values["--rdzv-id"]).get_state()
+    return len(pickle.loads(state[0]).wait_list)
+
+
+def rendezvous_settings(*, is_host: bool | None = None, last_call_s: int = 30) -> str:
+    """The option that makes torch give lost nodes up sooner; ``is_host`` as torch has it.
+
+    ``last_call_s`` is how long a rendezvous that has its minimum waits for more: longer than launchers that are
+    started together differ, and no longer than a test has time for when one of them is gone for good.
+    """
+    host = "" if is_host is None else f",is_host={int(is_host)}"
+    return f"--rdzv-conf=last_call_timeout={last_call_s},keep_alive_interval=1,keep_alive_max_attempt=3{host}"
+
+
+def wait_for_all(nodes: Sequence[Launched]) -> list[Finished]:
+    """Until all have ended, with nothing left behind."""
+    ended = [node.wait() for node in nodes]
+    for node in nodes:
+        node.assert_nothing_left()
+    return ended

@@ -1,0 +1,121 @@
+"""`megatron-ft check-config`, and the one line that every mistake on the command line of `megatron-ft` gets."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from megatron_ft.core.config_fields import FIELDS
+from megatron_ft.report import cli
+
+TEXT = "model: {layers: 2}\ntrain:\n  fault_tolerance:\n    rank_section_timeouts: {setup: 600, step: null}\n"
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PET_FT_CFG_PATH", "PET_TERM_TIMEOUT", "PET_WORKERS_STOP_TIMEOUT"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(params=["rich", "plain"])
+def look(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "plain":
+        find_spec = importlib.util.find_spec
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "rich" else find_spec(name))
+    else:
+        pytest.importorskip("rich")
+    return str(request.param)
+
+
+def write(tmp_path: Path, text: str = TEXT) -> str:
+    path = tmp_path / "ft.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def table(text: str) -> dict[str, list[str]]:
+    """Cells by the first one, whatever is drawn between them."""
+    found = {}
+    for line in text.splitlines():
+        cells = line.replace("│", "  ").replace("┃", "  ").split("  ")
+        cells = [cell.strip() for cell in cells if cell.strip()]
+        if cells:
+            found[cells[0]] = cells[1:]
+    return found
+
+
+def test_values_and_where_they_come_from(tmp_path: Path, look: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path)
+    options = ["--ft-safety-factor=0.5", "--ft-exit-timeout=7", "--ft-enable-nic-monitor=true"]
+    assert cli.main(["check-config", path, *options]) == 0
+    out = capsys.readouterr().out
+    told = table(out)
+    assert told["name"] == ["value", "from"]
+    assert told["rank_section_timeouts[setup]"] == ["600", f"{path}:4"]
+    assert told["rank_section_timeouts[step]"] == ["null", f"{path}:4"]
+    assert told["safety_factor"] == ["0.5", "command line"]
+    assert told["rank_heartbeat_timeout"] == ["2700", "default"]
+    assert told["--ft-exit-timeout"] == ["7", "command line"]
+    assert told["--ft-startup-timeout"] == ["(none)", "default"]
+    for name in FIELDS.keys() - {"rank_section_timeouts"}:
+        assert name in told
+    assert "warning: ignored, because only nvidia-resiliency-ext knows it: --ft-enable-nic-monitor" in out
+    assert "warning: safety_factor=0.5 is below 1" in out
+    assert ("━" in out) == (look == "rich")
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "words"),
+    [
+        (
+            "fault_tolerance:\n  rank_heartbeat_timout: 3\n",
+            [],
+            "ft.yaml:2: unknown key 'rank_heartbeat_timout' (did you",
+        ),
+        ("fault_tolerance:\n  safety_factor: -1\n", [], "ft.yaml:2: safety_factor = -1"),
+        ("a: 1\n", [], "there is no 'fault_tolerance' section"),
+        ("fault_tolerance: [\n", [], "not YAML"),
+        (TEXT, ["--ft-observe-onyl"], "unrecognized arguments: --ft-observe-onyl (did you mean '--ft-observe-only'"),
+        (TEXT, ["--ft-forward-signals=SIGSTOP"], "SIGSTOP can't be passed on"),
+        (TEXT, ["--ft-cfg-path=other.yaml"], "two files: "),
+    ],
+)
+def test_mistakes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, options: list[str], words: str
+) -> None:
+    assert cli.main(["check-config", write(tmp_path, text), *options]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("megatron-ft: error: ")
+    assert words in err
+    assert err.count("\n") == 1
+
+
+def test_no_file_at_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check-config", str(tmp_path / "none.yaml")]) == 2
+    assert "No such file" in capsys.readouterr().err
+    assert cli.main(["check-config", str(tmp_path / "none.yaml"), "--ignore-missing-fault-tol-cfg"]) == 0
+    assert "going on without it" in capsys.readouterr().out
+
+
+def test_mistakes_of_other_commands_are_one_line_too(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ([], ["reprot"], ["report"], ["pause", "--pid", "x"], ["pause", "--pid=1", "--job=x"]):
+        assert cli.main(words) == 2
+        err = capsys.readouterr().err
+        assert err.startswith("megatron-ft: error: ")
+        assert err.count("\n") == 1
+
+
+def test_it_imports_no_torch(tmp_path: Path) -> None:
+    code = (
+        "import sys; from megatron_ft.report import cli; code = cli.main(sys.argv[1:]); "
+        "print(sorted({'torch', 'numpy'} & set(sys.modules)), code)"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code, "check-config", write(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert ended.stdout.splitlines()[-1] == "[] 0"

@@ -1,0 +1,331 @@
+"""What both Lightning callbacks do: the finished flag, requests to the launcher, learned heartbeats."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("lightning.pytorch", reason="the extra megatron_ft[lightning] isn't installed")
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, Timer
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.trainer.states import RunningStage
+from lightning.pytorch.utilities.exceptions import _TunerExitException
+
+from megatron_ft import WorkloadAction, WorkloadControlRequest
+from tests.support.lightning_fit import Do, FitBench, fits
+from tests.support.lightning_job import Model
+from tests.support.training import clean_environment
+
+__all__ = ["clean_environment", "fits"]  # fixtures
+
+KINDS = ["sections", "heartbeats"]
+
+
+def stop(trainer: Any) -> None:
+    trainer.should_stop = True
+
+
+def leave_early(trainer: Any) -> None:
+    raise _TunerExitException
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [
+        ({"max_steps": 12}, "max_steps=12"),
+        ({"max_steps": -1, "max_epochs": 1, "limit_train_batches": 12}, "max_epochs=1"),
+    ],
+)
+def test_a_limit_that_is_reached(fits: FitBench, kind: str, limits: dict[str, Any], reason: str) -> None:
+    fits.fit(getattr(fits, kind)(), save_every=4, **limits)
+    assert fits.flag.read_text() == f"the training is finished: {reason} is reached\n"
+    # a run that has nothing left to do says so again, and leaves nothing open
+    fits.forget()
+    fits.fit(getattr(fits, kind)(), save_every=4, **limits)
+    assert fits.flag.read_text() == f"the training is finished: {reason} is reached\n"
+    assert fits.arguments_of("set_iteration") == []
+    assert fits.open_sections() == []
+    assert fits.names()[-1] == "shutdown_workload_monitoring"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_max_time(fits: FitBench, kind: str) -> None:
+    """The first job isn't the last: only the next one finds that the time of the whole training is up."""
+
+    def let_time_pass(trainer: Any) -> None:
+        (timer,) = (callback for callback in trainer.callbacks if isinstance(callback, Timer))
+        timer._start_time[RunningStage.TRAINING] -= 3600.0
+
+    limits = {"max_steps": -1, "max_epochs": -1, "max_time": timedelta(hours=1), "save_every": 1}
+    fits.fit(getattr(fits, kind)(), Do("on_train_batch_end", let_time_pass, at=3), **limits)
+    assert fits.arguments_of("set_iteration") == [0, 1, 2]
+    assert not fits.flag.exists()
+    fits.forget()
+    fits.fit(getattr(fits, kind)(), **limits)
+    assert fits.arguments_of("set_iteration") == []
+    assert fits.flag.read_text() == "the training is finished: there was nothing left to train at step 3\n"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("callbacks", "is_finished"),
+    [
+        (lambda: [EarlyStopping("loss", stopping_threshold=1e9, check_on_train_epoch_end=True)], True),
+        (lambda: [Do("on_train_batch_end", stop, at=1)], False),  # e.g. preempted in the first batch
+        (lambda: [Do("on_train_batch_end", stop, at=3)], False),
+        (lambda: [Do("on_train_batch_end", leave_early, at=1)], False),
+        (lambda: [Do("on_train_start", leave_early)], False),
+    ],
+)
+def test_stopped_on_purpose(fits: FitBench, kind: str, callbacks: Any, is_finished: bool) -> None:
+    fits.fit(getattr(fits, kind)(), *callbacks(), max_steps=-1, max_epochs=50, limit_train_batches=12)
+    assert fits.flag.exists() is is_finished
+    assert fits.open_sections() == []
+    assert fits.names()[-1] == "shutdown_workload_monitoring"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_fit_inside_an_except_clause(fits: FitBench, kind: str) -> None:
+    """A retry loop runs its second fit while the first one's exception is still being handled."""
+    try:
+        raise ArithmeticError
+    except ArithmeticError:
+        fits.fit(getattr(fits, kind)(), max_steps=-1, max_epochs=5, limit_train_batches=0)
+    assert "there was nothing left to train" in fits.flag.read_text()
+
+
+def test_no_flag_unless_asked_for(fits: FitBench) -> None:
+    fits.fit(fits.sections(autoresume=False), max_steps=3)
+    fits.fit(fits.heartbeats(autoresume=False), max_steps=3, resume=False)
+    assert not fits.flag.exists()
+
+
+def test_the_flag_waits_for_all_ranks(fits: FitBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = fits.trainer(fits.sections(), max_steps=3)
+    seen = []
+    monkeypatch.setattr(trainer.strategy, "barrier", lambda name=None: seen.append((name, fits.flag.exists())))
+    trainer.fit(Model())
+    assert seen[-1] == ("megatron_ft: end of fit", False)
+    assert fits.flag.exists()
+
+
+def test_a_flag_that_cannot_be_written(fits: FitBench, caplog: pytest.LogCaptureFixture) -> None:
+    fits.flag.parent.write_text("in the way")
+    fits.fit(fits.sections(), max_steps=3)
+    assert "can't be written" in caplog.text
+    assert "max_steps=3 is reached" in caplog.text
+
+
+def request(action: WorkloadAction) -> WorkloadControlRequest:
+    return WorkloadControlRequest(action, "bad luck")
+
+
+def fail(trainer: Any) -> None:
+    raise ArithmeticError("x")
+
+
+@pytest.mark.parametrize(
+    ("answer", "asked", "flag"),
+    [
+        (request(WorkloadAction.ShutdownWorkload), True, "the workload was shut down on request: bad luck\n"),
+        (request(WorkloadAction.ExcludeThisNode), True, None),
+        (request(WorkloadAction.Continue), True, None),
+        (None, False, None),
+        ("ShutdownWorkload", False, None),
+        (RuntimeError("the policy is broken"), False, None),
+    ],
+)
+def test_the_policy_for_exceptions(
+    fits: FitBench, caplog: pytest.LogCaptureFixture, answer: Any, asked: bool, flag: str | None
+) -> None:
+    errors: list[BaseException] = []
+
+    def policy(error: BaseException) -> Any:
+        errors.append(error)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    with pytest.raises(ArithmeticError, match="x"):
+        fits.fit(fits.sections(exc_handling_policy=policy), Do("on_after_backward", fail, at=2))
+    assert [type(error) for error in errors] == [ArithmeticError]
+    assert fits.arguments_of("send_workload_control_request") == ([answer] if asked else [])
+    assert (fits.flag.read_text() if fits.flag.exists() else None) == flag
+    assert fits.names()[-1] == "shutdown_workload_monitoring"
+    assert ("must return a WorkloadControlRequest" in caplog.text) is isinstance(answer, str)
+    if isinstance(answer, Exception):
+        assert "the policy is broken" in caplog.text
+
+
+def test_a_shutdown_without_a_flag_file(fits: FitBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FAULT_TOL_FINISHED_FLAG_FILE")
+    callback = fits.sections(autoresume=False, exc_handling_policy=lambda _: request(WorkloadAction.ShutdownWorkload))
+    with pytest.raises(ArithmeticError):
+        fits.fit(callback, Do("on_after_backward", fail))
+    assert len(fits.arguments_of("send_workload_control_request")) == 1
+
+
+# ---- heartbeats
+
+
+def learned(fits: FitBench) -> dict[str, Any]:
+    return json.loads((fits.save_dir / "_ft_state.json").read_text())
+
+
+def test_heartbeats_of_a_fit(fits: FitBench) -> None:
+    fits.fit(fits.heartbeats(), max_steps=11)
+    beat, save = ["send_heartbeat"], ["send_heartbeat"]
+    step = ["set_iteration", "send_heartbeat"]
+    validation = beat * 5  # start, three batches, end
+    assert fits.names("send_heartbeat", "set_iteration") == [
+        *beat * 4,  # the sanity check: start, two batches, end
+        *beat,
+        *(step * 5 + validation),
+        *(step * 5 + save * 2 + validation + step),
+        *(beat * (len(fits.names("send_heartbeat")) - 4 - 1 - 11 - 2 - 10)),
+    ]
+    assert 2 <= len(fits.names("send_heartbeat")) - 28 <= 3  # the end of training, of the fit, perhaps a last save
+    assert fits.transitions() == []
+
+
+def test_heartbeat_timeouts_are_learned_and_used(
+    fits: FitBench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fits.fit(fits.heartbeats(), max_steps=20)
+    assert not fits.names("calculate_and_set_hb_timeouts")  # no checkpoint was loaded
+    fits.forget()
+    trainer = fits.trainer(fits.heartbeats(), max_steps=40)
+    monkeypatch.setattr(trainer.strategy, "barrier", lambda name=None: fits.calls.append(("barrier", name)))
+    trainer.fit(Model(), ckpt_path=str(fits.save_dir / "last.ckpt"))
+    assert len(fits.names("calculate_and_set_hb_timeouts")) == 1
+    # a heartbeat right before, so that who waited for the others isn't late under the new timeouts
+    assert fits.names()[-4:] == [
+        "barrier",
+        "send_heartbeat",
+        "calculate_and_set_hb_timeouts",
+        "shutdown_workload_monitoring",
+    ]
+    assert "Updated FT timeouts" in caplog.text
+    plain = learned(fits)["current_timeouts"]["heartbeat"]
+    assert plain["were_calculated"] is True
+    assert learned(fits)["heartbeats"] == {"initial_s": plain["initial"], "subsequent_s": plain["subsequent"]}
+
+    in_force: list[Any] = []
+    callback = fits.heartbeats()
+    watcher = Do("on_train_start", lambda _: in_force.append(callback.fault_tol_client.hb_timeouts))
+    fits.fit(callback, watcher, max_steps=41)
+    assert (in_force[0].initial, in_force[0].subsequent) == (plain["initial"], plain["subsequent"])
+
+
+@pytest.mark.parametrize(
+    ("first_steps", "steps", "more", "is_learned"),
+    [
+        (20, 22, {"save_every": 1}, True),
+        (20, 21, {"save_every": 1}, False),  # one iteration is no interval
+        (20, 40, {"save_every": 100, "enable": False}, False),  # no save
+        (0, 20, {}, False),  # no load
+    ],
+)
+def test_when_heartbeat_timeouts_are_learned(
+    fits: FitBench, first_steps: int, steps: int, more: dict[str, Any], is_learned: bool
+) -> None:
+    if first_steps:
+        fits.fit(fits.heartbeats(), max_steps=first_steps)
+    fits.forget()
+    if more.pop("enable", True):
+        fits.fit(fits.heartbeats(), max_steps=steps, **more)
+    else:
+        trainer = fits.trainer(fits.heartbeats(), max_steps=steps, save_every=None)
+        trainer.fit(Model(), ckpt_path=str(fits.save_dir / "last.ckpt"))
+    assert bool(fits.names("calculate_and_set_hb_timeouts")) is is_learned
+    assert (fits.save_dir / "_ft_state.json").exists() is is_learned
+
+
+def test_each_fit_is_judged_by_itself(fits: FitBench) -> None:
+    callback = fits.heartbeats()
+    fits.fit(callback, max_steps=20)
+    fits.forget()
+    trainer = fits.trainer(callback, max_steps=40, save_every=None)
+    trainer.fit(Model(), ckpt_path=str(fits.save_dir / "last.ckpt"))
+    assert not fits.names("calculate_and_set_hb_timeouts")  # the save was in the first one
+
+
+def test_heartbeat_timeouts_are_not_learned_unless_asked_for(fits: FitBench) -> None:
+    fits.fit(fits.heartbeats(), max_steps=20)
+    fits.fit(fits.heartbeats(calculate_timeouts=False), max_steps=40)
+    assert not fits.names("calculate_and_set_hb_timeouts")
+
+
+@pytest.mark.parametrize(("code", "is_learned"), [(0, True), (1, False)])
+def test_heartbeat_timeouts_and_sys_exit(fits: FitBench, code: int, is_learned: bool) -> None:
+    fits.fit(fits.heartbeats(), max_steps=20)
+    fits.forget()
+    with pytest.raises(SystemExit):
+        fits.fit(fits.heartbeats(), Do("on_train_batch_end", lambda _: sys.exit(code), at=15), max_steps=60)
+    assert bool(fits.names("calculate_and_set_hb_timeouts")) is is_learned
+    assert (fits.save_dir / "_ft_state.json").exists() is is_learned
+    assert not fits.flag.exists()
+
+
+def test_infinite_heartbeat_timeouts_must_be_learned(fits: FitBench) -> None:
+    fits.config.rank_heartbeat_timeout = None
+    with pytest.raises(RuntimeError, match="rank_heartbeat_timeout must be set"):
+        fits.fit(fits.heartbeats(calculate_timeouts=False), max_steps=3)
+    assert fits.names()[-1] == "shutdown_workload_monitoring"
+    fits.fit(fits.heartbeats(), max_steps=3)
+
+
+# ---- where the file is
+
+
+def test_the_default_directory(fits: FitBench, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    fits.fit(fits.sections(exp_dir=None), max_steps=11)
+    assert (tmp_path / "ft_state" / "_ft_state_.json").exists()
+    assert "give exp_dir" not in caplog.text
+    trainer = Trainer(
+        logger=CSVLogger(tmp_path / "csv"),
+        accelerator="cpu",
+        max_steps=11,
+        callbacks=[fits.sections(exp_dir=None), ModelCheckpoint(fits.save_dir)],
+        enable_progress_bar=False,
+    )
+    trainer.fit(Model())
+    assert (tmp_path / "csv" / "lightning_logs" / "version_0" / "ft_state" / "_ft_state_.json").exists()
+    assert "give exp_dir" in caplog.text  # the next run would have version_1
+
+
+def test_a_directory_that_cannot_be_used(fits: FitBench, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="can't be written"):
+        fits.fit(fits.sections(exp_dir=str(tmp_path / "file")), max_steps=3)
+    assert len(fits.arguments_of("send_workload_control_request")) == 1
+    # who learns nothing needs none
+    fits.fit(fits.sections(exp_dir=str(tmp_path / "file"), calculate_timeouts=False), max_steps=3, resume=False)
+
+
+def test_a_file_that_cannot_be_written(
+    fits: FitBench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full_disk(path: str, document: object) -> None:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr("megatron_ft.integrations.lightning_state.write_state", full_disk)
+    fits.fit(fits.sections(), max_steps=20)
+    assert "No space left on device" in caplog.text
+    assert fits.flag.exists()
+
+
+def test_only_rank_0_writes(fits: FitBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("megatron_ft.integrations.lightning_common.agreement.rank", lambda: 1)
+    fits.fit(fits.sections(), max_steps=20)
+    assert fits.names("calculate_and_set_section_timeouts")
+    assert not (fits.save_dir / "_ft_state_.json").exists()

@@ -1,0 +1,120 @@
+"""Simulated faults of the Lightning callbacks."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+
+pytest.importorskip("lightning.pytorch", reason="the extra megatron_ft[lightning] isn't installed")
+
+from megatron_ft.integrations import lightning_faults
+from megatron_ft.integrations.lightning import (
+    FaultToleranceCallback,
+    FaultToleranceSectionsCallback,
+    SimulatedFaultParams,
+)
+from tests.support.training import clean_environment
+
+__all__ = ["clean_environment"]  # a fixture
+
+
+def never() -> int:
+    raise AssertionError("nothing was left to chance")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (None, None),
+        (SimulatedFaultParams("rank_hung", 3.5), SimulatedFaultParams("rank_hung", 3.5, 0.0, None)),
+        ({"fault_type": "random", "base_delay": 12}, SimulatedFaultParams("random", 12)),
+        (
+            {"fault_type": "rank_killed", "base_delay": 1.0, "rand_delay": 2.0, "rank_to_fail": 3},
+            SimulatedFaultParams("rank_killed", 1.0, 2.0, 3),
+        ),
+    ],
+)
+@pytest.mark.parametrize("callback", [FaultToleranceCallback, FaultToleranceSectionsCallback])
+def test_accepted_forms(callback: Any, given: Any, expected: SimulatedFaultParams | None) -> None:
+    made = callback(True, False, simulated_fault_params=given)
+    assert made.simulated_fault_params == expected
+    assert isinstance(made.simulated_fault_params, SimulatedFaultParams | None)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"fault_type": "rank_kiled", "base_delay": 1.0}, "fault_type must be one of .*rank_killed"),
+        ({"fault_type": "sleep", "base_delay": 1.0}, "fault_type"),
+        ({"fault_type": "random", "base_delay": -1.0}, "base_delay must be a number of seconds from 0, not -1"),
+        ({"fault_type": "random", "base_delay": "5"}, "base_delay"),
+        ({"fault_type": "random", "base_delay": float("nan")}, "base_delay"),
+        ({"fault_type": "random", "base_delay": 1.0, "rand_delay": float("inf")}, "rand_delay"),
+        ({"fault_type": "random", "base_delay": 1.0, "rank_to_fail": -1}, "rank_to_fail"),
+        ({"fault_type": "random", "base_delay": 1.0, "rank_to_fail": True}, "rank_to_fail"),
+        ({"fault_type": "random"}, "base_delay"),
+        ({"fault_type": "random", "base_delay": 1.0, "delay": 1.0}, "delay"),
+        (5.0, "simulated_fault_params must be"),
+    ],
+)
+def test_mistakes_are_one_line(given: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words) as error:
+        FaultToleranceCallback(True, False, simulated_fault_params=given)
+    assert "\n" not in str(error.value)
+
+
+def test_all_ranks_draw_the_same() -> None:
+    params = SimulatedFaultParams("random", 1.0)
+    seeds = [lambda seed=seed: seed for seed in range(60)]
+    drawn = [lightning_faults.plan(params, world_size=8, seed=seed) for seed in seeds]
+    again = [lightning_faults.plan(params, world_size=8, seed=seed) for seed in seeds]
+    assert all(a.rank == b.rank and a.type == b.type for a, b in zip(drawn, again, strict=True))
+    assert {fault.rank for fault in drawn} == set(range(8))
+    assert {fault.type for fault in drawn} == {"rank_killed", "rank_hung"}
+
+
+def test_what_is_given_is_not_drawn() -> None:
+    fault = lightning_faults.plan(SimulatedFaultParams("rank_hung", 1.5, 0.0, 3), world_size=4, seed=never)
+    assert (fault.type, fault.rank, fault.delay_s) == ("rank_hung", 3, 1.5)
+    only_rank = lightning_faults.plan(SimulatedFaultParams("rank_hung", 1.5), world_size=4, seed=lambda: 7)
+    assert only_rank.type == "rank_hung"
+    for seed in (lambda: 7, lambda: 8, lambda: 9, lambda: 10):
+        assert lightning_faults.plan(SimulatedFaultParams("random", 1.5, 0.0, 2), world_size=4, seed=seed).rank == 2
+
+
+def test_the_random_part_of_the_delay() -> None:
+    params = SimulatedFaultParams("rank_hung", 10.0, 5.0, 0)
+    delays = [lightning_faults.plan(params, world_size=1, seed=never).delay_s for _ in range(100)]
+    assert all(10.0 <= delay <= 15.0 for delay in delays)
+    assert max(delays) - min(delays) > 1.0
+
+
+def test_a_rank_that_does_not_exist() -> None:
+    with pytest.raises(ValueError, match="rank_to_fail must be a rank from 0 to 3, not 4"):
+        lightning_faults.plan(SimulatedFaultParams("rank_hung", 1.0, 0.0, 4), world_size=4, seed=never)
+
+
+def test_only_the_rank_that_is_meant_does_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    injected: list[tuple[str, str]] = []
+    client = MagicMock()
+    monkeypatch.setattr(
+        lightning_faults, "inject", lambda kind: injected.append((kind, threading.current_thread().name))
+    )
+    logged: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(lightning_faults, "log_event", lambda *args, **fields: logged.append((args, fields)))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("FT_CYCLE", "3")
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        lightning_faults.start(SimulatedFaultParams("rank_killed", 0.0, 0.0, 1), lambda: client)
+    for thread in threading.enumerate():
+        if thread.name == "ft-simulated-fault":
+            assert thread.daemon
+            thread.join(10)
+    assert injected == [("rank_killed", "ft-simulated-fault")]
+    fields = {"type": "rank_killed", "rank": 1, "iteration": None, "cycle": 3}
+    assert logged == [((client, "fault_injected"), fields)]

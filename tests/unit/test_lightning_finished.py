@@ -1,0 +1,117 @@
+"""When a fit was the last one that the training needs."""
+
+from __future__ import annotations
+
+from enum import Enum
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("lightning.pytorch", reason="the extra megatron_ft[lightning] isn't installed")
+
+from megatron_ft.integrations.lightning_finished import EndOfFit, look_at, why_finished
+
+
+def end(**changes: Any) -> EndOfFit:
+    """A fit in the middle of a training that was stopped after some batches."""
+    values: dict[str, Any] = {
+        "global_step": 40,
+        "max_steps": -1,
+        "epochs": 2,
+        "max_epochs": -1,
+        "iterations": 20,
+        "is_resumed": True,
+        "is_early_stopped": False,
+        "is_cut_short": False,
+    }
+    return EndOfFit(**{**values, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"max_steps": 40}, "max_steps=40 is reached"),
+        ({"max_steps": 40, "is_cut_short": True}, "max_steps=40 is reached"),
+        ({"max_steps": 30, "iterations": 0}, "max_steps=30 is reached"),
+        ({"max_steps": 0, "global_step": 0, "iterations": 0}, "max_steps=0 is reached"),
+        ({"max_epochs": 2}, "max_epochs=2 is reached"),
+        ({"max_steps": 1000, "max_epochs": 1}, "max_epochs=1 is reached"),
+        ({"is_early_stopped": True}, "EarlyStopping ended it at step 40"),
+        ({"iterations": 0}, "nothing left to train at step 40"),
+        ({"iterations": 0, "is_resumed": False}, "nothing left to train"),
+        ({"iterations": 1}, "nothing left to train"),
+    ],
+)
+def test_finished(changes: dict[str, Any], words: str) -> None:
+    reason = why_finished(end(**changes))
+    assert reason is not None
+    assert words in reason
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"max_steps": 41, "max_epochs": 3},
+        {"iterations": 2},
+        {"iterations": 1, "is_resumed": False},  # the first job of all was stopped early
+        {"iterations": 0, "is_cut_short": True},
+        {"iterations": 1, "is_cut_short": True},
+        {"is_early_stopped": True, "is_cut_short": True},
+    ],
+)
+def test_not_finished(changes: dict[str, Any]) -> None:
+    assert why_finished(end(**changes)) is None
+
+
+class Reason(Enum):
+    NOT_STOPPED = 0
+    PATIENCE_EXHAUSTED = 1
+
+
+class EarlyStopping:
+    """As Lightning's."""
+
+    def __init__(self, stopped_epoch: int, reason: Reason | None) -> None:
+        self.stopped_epoch = stopped_epoch
+        if reason is not None:
+            self.stopping_reason = reason
+
+
+class MyEarlyStopping(EarlyStopping):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("callback", "should_stop", "is_early_stopped"),
+    [
+        (EarlyStopping(4, Reason.PATIENCE_EXHAUSTED), True, True),
+        (EarlyStopping(5, Reason.PATIENCE_EXHAUSTED), True, True),
+        (MyEarlyStopping(4, Reason.PATIENCE_EXHAUSTED), True, True),
+        (EarlyStopping(4, Reason.PATIENCE_EXHAUSTED), False, False),  # restored; this fit ended otherwise
+        (EarlyStopping(2, Reason.PATIENCE_EXHAUSTED), True, False),  # restored; this fit was stopped by another
+        (EarlyStopping(4, Reason.NOT_STOPPED), True, False),
+        (EarlyStopping(4, None), True, True),  # before Lightning 2.6
+        (SimpleNamespace(stopped_epoch=4), True, False),
+    ],
+)
+def test_looking_at_a_trainer(callback: Any, should_stop: bool, is_early_stopped: bool) -> None:
+    trainer = SimpleNamespace(
+        global_step=7, max_steps=-1, current_epoch=5, max_epochs=None, should_stop=should_stop, callbacks=[callback]
+    )
+    seen = look_at(trainer, iterations=3, is_resumed=True, is_cut_short=False)
+    assert seen == end(global_step=7, epochs=5, iterations=3, is_early_stopped=is_early_stopped)
+
+
+@pytest.mark.parametrize(("reason", "expected"), [(None, False), (Reason.NOT_STOPPED, False)])
+def test_epoch_0_means_not_stopped_before_lightning_2_6(reason: Reason | None, expected: bool) -> None:
+    trainer = SimpleNamespace(
+        global_step=7,
+        max_steps=-1,
+        current_epoch=0,
+        max_epochs=-1,
+        should_stop=True,
+        callbacks=[EarlyStopping(0, reason), SimpleNamespace()],
+    )
+    assert look_at(trainer, iterations=3, is_resumed=True, is_cut_short=False).is_early_stopped is expected

@@ -1,0 +1,360 @@
+"""``FaultToleranceSectionsCallback`` in real fits."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from typing import Any
+
+import pytest
+
+pytest.importorskip("lightning.pytorch", reason="the extra megatron_ft[lightning] isn't installed")
+
+import torch
+from lightning.pytorch.plugins.io import AsyncCheckpointIO
+
+from megatron_ft import RankMonitorClientError
+from tests.support.lightning_fit import Do, FitBench, fits
+from tests.support.lightning_job import Model
+from tests.support.training import clean_environment
+
+__all__ = ["clean_environment", "fits"]  # fixtures
+
+VALIDATION = ["+step", "-step"] * 3
+SAVE = ["+checkpointing", "-checkpointing"]
+WRAPPED = ("save_checkpoint", "remove_checkpoint", "training_step", "validation_step", "run", "teardown")
+
+
+def replaced_methods(trainer: Any) -> list[str]:
+    loop = trainer.fit_loop.epoch_loop
+    owners = [trainer, trainer.strategy, trainer.strategy.checkpoint_io, loop.automatic_optimization]
+    return [name for owner in [*owners, loop.manual_optimization] for name in WRAPPED if name in vars(owner)]
+
+
+def test_a_fit_from_its_sanity_check_to_its_end(fits: FitBench) -> None:
+    trainer = fits.fit(fits.sections(), max_steps=11)
+    # "setup" ends with the sanity check's first batch; saves come after the hook, so they aren't in "step";
+    # one of the top checkpoint, one of the last
+    five_steps = ["+step", "-step"] * 5
+    assert fits.transitions() == [
+        *("+setup", "-setup", "+step", "-step", "+step", "-step"),
+        *(five_steps + VALIDATION + five_steps),
+        *(SAVE * 2 + VALIDATION + ["+step", "-step"]),
+        *(SAVE * (fits.transitions().count("+checkpointing") - 2)),  # learned timeouts; the last checkpoint at the end
+    ]
+    assert fits.arguments_of("set_iteration") == list(range(11))
+    assert fits.names()[0] == "init_workload_monitoring"
+    assert fits.names()[-1] == "shutdown_workload_monitoring"
+    assert replaced_methods(trainer) == []
+
+
+def test_a_fit_without_sanity_check(fits: FitBench) -> None:
+    fits.fit(fits.sections(), max_steps=2, num_sanity_val_steps=0, save_every=None)
+    assert fits.transitions() == ["+setup", "-setup", "+step", "-step", "+step", "-step"]
+
+
+def test_the_backward_pass_and_the_optimizer_are_in_step(fits: FitBench) -> None:
+    seen: dict[str, list[str]] = {}
+    hooks = ["on_after_backward", "on_before_optimizer_step", "on_train_batch_start", "on_train_batch_end"]
+    watchers = [Do(hook, lambda _, hook=hook: seen.update({hook: fits.open_sections()})) for hook in hooks]
+    fits.fit(fits.sections(), *watchers, max_steps=1)
+    assert seen == {
+        "on_after_backward": ["step"],
+        "on_before_optimizer_step": ["step"],
+        "on_train_batch_start": [],
+        "on_train_batch_end": [],
+    }
+
+
+def test_manual_optimization(fits: FitBench) -> None:
+    class Manual(Model):
+        automatic_optimization = False
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            self.manual_backward(super().training_step(batch, batch_idx))
+            self.optimizers().step()
+
+    seen: list[str] = []
+    fits.fit(
+        fits.sections(),
+        Do("on_after_backward", lambda _: seen.extend(fits.open_sections())),
+        model=Manual(),
+        max_steps=2,
+    )
+    assert seen == ["step"]
+    assert fits.open_sections() == []
+
+
+def test_the_other_ranks_wait_for_a_save_inside_checkpointing(fits: FitBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = fits.trainer(fits.sections(), max_steps=10)
+    during = []
+    monkeypatch.setattr(trainer.strategy, "barrier", lambda name=None: during.append((name, fits.open_sections())))
+    trainer.fit(Model())
+    assert ("Trainer.save_checkpoint", ["checkpointing"]) in during
+
+
+def test_a_second_fit_with_the_same_trainer(fits: FitBench) -> None:
+    trainer = fits.fit(fits.sections(), max_steps=5, resume=False)
+    first = fits.transitions()
+    fits.forget()
+    trainer.fit_loop.epoch_loop.max_steps = 10
+    trainer.fit(Model())
+    assert fits.open_sections() == []
+    assert first[:2] == fits.transitions()[:2] == ["+setup", "-setup"]
+    assert fits.arguments_of("set_iteration") == [5, 6, 7, 8, 9]
+    assert fits.flag.read_text() == "the training is finished: max_steps=10 is reached\n"
+
+
+@pytest.mark.parametrize("kind", ["validate", "test", "predict"])
+def test_without_a_fit_no_monitor_is_needed(fits: FitBench, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    class Complete(Model):
+        test_step = predict_step = Model.validation_step
+        test_dataloader = predict_dataloader = Model.val_dataloader
+
+    monkeypatch.delenv("FT_RANK_MONITOR_IPC_SOCKET")
+    monkeypatch.delenv("FAULT_TOL_FINISHED_FLAG_FILE")
+    model = Complete()
+    model.log = lambda *args, **kwargs: None  # type: ignore[assignment]
+    getattr(fits.trainer(fits.sections(), save_every=None), kind)(model)
+    assert fits.calls == []
+
+
+def test_a_fit_without_launcher_says_what_to_do(fits: FitBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FT_RANK_MONITOR_IPC_SOCKET")
+    callback = fits.sections()
+    with pytest.raises(RankMonitorClientError, match="start this script with ft_launcher"):
+        fits.fit(callback)
+    assert not callback.is_initialized
+
+
+def test_auto_resume_without_its_variable(fits: FitBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FAULT_TOL_FINISHED_FLAG_FILE")
+    with pytest.raises(RuntimeError, match="FAULT_TOL_FINISHED_FLAG_FILE"):
+        fits.fit(fits.sections())
+    fits.fit(fits.sections(autoresume=False))
+
+
+@pytest.mark.parametrize(
+    ("configured", "words"),
+    [
+        ({}, "not configured: checkpointing, setup, step"),
+        ({"setup": 1.0, "step": 2.0}, "not configured: checkpointing"),
+        ({"setup": 1.0, "step": 2.0, "checkpointing": None, "evaluation": 3.0}, "unknown: evaluation"),
+    ],
+)
+def test_other_sections_are_a_mistake(fits: FitBench, configured: Any, words: str) -> None:
+    fits.config.rank_section_timeouts = configured
+    asked: list[Any] = []
+    with pytest.raises(ValueError, match=f"setup, step, checkpointing .*{words}") as error:
+        fits.fit(fits.sections(exc_handling_policy=asked.append))
+    assert "\n" not in str(error.value)
+    # a restart would meet the same mistake
+    (request,) = fits.arguments_of("send_workload_control_request")
+    assert request.action.value == "ShutdownWorkload"
+    assert request.description == str(error.value)
+    assert asked == []
+    assert fits.names()[-1] == "shutdown_workload_monitoring"
+
+
+@pytest.mark.parametrize("hook", ["on_fit_start", "on_after_backward", "on_validation_batch_end", "on_save_checkpoint"])
+def test_an_exception_closes_everything(fits: FitBench, hook: str) -> None:
+    def fail(trainer: Any) -> None:
+        raise ArithmeticError("x")
+
+    callback = fits.sections()
+    trainer = fits.trainer(callback, Do(hook, fail, at=4 if hook == "on_validation_batch_end" else 1))
+    with pytest.raises(ArithmeticError, match=r"^x$"):
+        trainer.fit(Model())
+    assert fits.open_sections() == []
+    assert not callback.is_initialized
+    assert fits.names()[-1] == "shutdown_workload_monitoring"
+    assert replaced_methods(trainer) == []
+    assert not fits.flag.exists()
+    assert not fits.names("calculate_and_set_section_timeouts")
+    # and the next fit is watched again
+    fits.forget()
+    fits.fit(callback, resume=False)
+    assert fits.flag.exists()
+
+
+def learned(fits: FitBench) -> dict[str, Any]:
+    return json.loads((fits.save_dir / "_ft_state_.json").read_text())
+
+
+def updates(fits: FitBench) -> list[tuple[list[str], bool]]:
+    given = fits.arguments_of("calculate_and_set_section_timeouts")
+    return [(each["selected_sections"], each["calc_out_of_section"]) for each in given]
+
+
+def test_what_is_learned_when_and_used_by_the_next_fit(fits: FitBench, caplog: pytest.LogCaptureFixture) -> None:
+    there: list[bool] = []
+    file = fits.save_dir / "_ft_state_.json"
+    looks = [Do("on_train_batch_start", lambda _: there.append(file.exists()), at=batch) for batch in (11, 12)]
+    fits.fit(fits.sections(), *looks, max_steps=40)
+    assert there == [False, True]  # who is killed later has learned something
+    # once for each save, after the batch that follows it; at 40 together with the end; "step" from 16 on
+    assert updates(fits) == [
+        (["checkpointing"], False),
+        *[(["step", "checkpointing"], False)] * 2,
+        (["step", "checkpointing"], False),
+    ]
+    assert caplog.text.count("Updating FT timeouts") == caplog.text.count("Updated FT timeouts") == 4
+    plain = learned(fits)["current_timeouts"]["section"]
+    assert plain["calculated_sections"] == ["checkpointing", "step"]
+    assert plain["is_out_of_section_calculated"] is False
+    assert plain["section"]["step"] == learned(fits)["sections"]["step"]["timeout_s"]
+    assert 0.5 <= plain["section"]["step"] < 30.0  # the floor, and what was configured
+
+    fits.forget()
+    in_force: list[Any] = []
+    callback = fits.sections()
+    watcher = Do("on_train_start", lambda _: in_force.append(callback.fault_tol_client.section_timeouts))
+    fits.fit(callback, watcher, max_steps=58)
+    assert in_force[0].section == {"setup": 60.0, **plain["section"]}
+    assert in_force[0].calculated_sections == {"checkpointing", "step"}
+    assert updates(fits) == [
+        (["setup", "checkpointing"], False),
+        (["setup", "step", "checkpointing"], True),
+    ]
+    assert set(learned(fits)["current_timeouts"]["section"]["calculated_sections"]) == {
+        "setup",
+        "step",
+        "checkpointing",
+    }
+    assert learned(fits)["out_of_section"]["rank_of_max"] == 0
+    assert learned(fits)["configured_s"]["rank_section_timeouts"]["setup"] == 60.0
+
+
+def test_nothing_is_learned_or_loaded_unless_asked_for(fits: FitBench) -> None:
+    fits.fit(fits.sections(), max_steps=20)
+    fits.forget()
+    fits.fit(fits.sections(calculate_timeouts=False), max_steps=40)
+    assert updates(fits) == []
+    assert not fits.names("load_state_dict")
+
+
+def test_asynchronous_saves_are_not_learned(fits: FitBench) -> None:
+    trainer = fits.trainer(fits.sections(), plugins=[AsyncCheckpointIO()])
+    trainer.fit(Model())
+    assert [names for names, _ in updates(fits)] == [["step"]]
+    # the end of the writer is waited for inside the section, after the last step
+    assert fits.transitions()[-2:] == SAVE
+    assert replaced_methods(trainer) == []
+
+
+def test_a_broken_state_file_is_set_aside(fits: FitBench, caplog: pytest.LogCaptureFixture) -> None:
+    fits.save_dir.mkdir()
+    (fits.save_dir / "_ft_state_.json").write_text("{")
+    fits.fit(fits.sections(), max_steps=20)
+    assert (fits.save_dir / "_ft_state_.json.corrupt-1").read_text() == "{"
+    assert "corrupt-1" in caplog.text
+    assert learned(fits)["sections"].keys() == {"checkpointing", "step"}
+
+
+def test_a_state_file_of_the_reference_is_read(fits: FitBench) -> None:
+    fits.save_dir.mkdir()
+    section = {
+        "section": {"setup": 11.0, "step": 12.0, "checkpointing": 13.0},
+        "out_of_section": 14.0,
+        "calculated_sections": ["setup", "step", "checkpointing"],
+        "is_out_of_section_calculated": True,
+    }
+    (fits.save_dir / "_ft_state_.json").write_text(json.dumps({"current_timeouts": {"section": section}}))
+    in_force: list[Any] = []
+    callback = fits.sections()
+    watcher = Do("on_train_start", lambda _: in_force.append(callback.fault_tol_client.section_timeouts))
+    fits.fit(callback, watcher, max_steps=1)
+    assert in_force[0].section == section["section"]
+    assert in_force[0].out_of_section == 14.0
+
+
+@pytest.mark.parametrize(("code", "is_learned"), [(0, True), (None, True), (1, False), ("gone", False)])
+def test_sys_exit(fits: FitBench, code: Any, is_learned: bool) -> None:
+    fits.fit(fits.sections(), max_steps=20)
+    fits.forget()
+    asked: list[Any] = []
+    with pytest.raises(SystemExit):
+        fits.fit(
+            fits.sections(exc_handling_policy=asked.append),
+            Do("on_train_batch_end", lambda _: sys.exit(code), at=19),
+            max_steps=60,
+        )
+    assert ((["setup", "step", "checkpointing"], True) in updates(fits)) is is_learned
+    assert fits.open_sections() == []
+    assert not fits.flag.exists()
+    assert [type(error) for error in asked] == ([] if is_learned else [SystemExit])
+
+
+def test_sigterm_runs_no_collective(fits: FitBench) -> None:
+    from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+    def terminate(trainer: Any) -> None:
+        raise SIGTERMException
+
+    asked: list[Any] = []
+    with pytest.raises(SIGTERMException):
+        fits.fit(fits.sections(exc_handling_policy=asked.append), Do("on_train_batch_end", terminate, at=19))
+    assert updates(fits) == [(["checkpointing"], False)]  # after the save at 10
+    assert asked == []
+    assert fits.names()[-1] == "shutdown_workload_monitoring"
+
+
+def test_steps_are_counted_anew_in_each_fit(fits: FitBench) -> None:
+    callback = fits.sections()
+    fits.fit(callback, max_steps=20)
+    fits.forget()
+    fits.fit(callback, max_steps=30)
+    assert [names for names, _ in updates(fits)] == [["setup", "checkpointing"]]
+    # so are saves
+    fits.forget()
+    trainer = fits.trainer(callback, max_steps=40, save_every=None)
+    trainer.fit(Model(), ckpt_path=str(fits.save_dir / "last.ckpt"))
+    assert [names for names, _ in updates(fits)] == [["setup"]]
+
+
+def test_a_load_in_the_middle_is_no_resume(fits: FitBench) -> None:
+    """Tuners do so after their trial steps; "setup" didn't hold it."""
+    callback = fits.sections()
+    fits.fit(callback, Do("on_train_batch_end", lambda _: callback.on_load_checkpoint(), at=3))
+    assert updates(fits)[-1] == (["step", "checkpointing"], False)
+
+
+def test_methods_that_were_wrapped_again_are_left_alone_after_the_fit(fits: FitBench) -> None:
+    def wrap_again(trainer: Any) -> None:
+        ours = trainer.save_checkpoint
+        trainer.save_checkpoint = lambda *args, **kwargs: ours(*args, **kwargs)
+
+    trainer = fits.fit(fits.sections(), Do("on_train_start", wrap_again))
+    fits.forget()
+    trainer.save_checkpoint(str(fits.save_dir / "export.ckpt"))
+    assert (fits.save_dir / "export.ckpt").exists()
+    assert fits.calls == []
+
+
+def test_unknown_train_loops_have_at_least_the_forward_pass(fits: FitBench) -> None:
+    trainer = fits.trainer(callback := fits.sections())
+    epoch_loop = trainer.fit_loop.epoch_loop
+    own = type("OwnLoop", (), {"__init__": lambda self: None})()
+    trainer.fit_loop.epoch_loop = own
+    client = type("Any", (), {"start_section": lambda *_: None, "end_section": lambda *_: None})()
+    try:
+        callback._begin(trainer, client)
+        assert "training_step" in vars(trainer.strategy)
+    finally:
+        callback._retire()
+        trainer.fit_loop.epoch_loop = epoch_loop
+    assert replaced_methods(trainer) == []
+
+
+def test_learning_is_the_same_decision_in_every_step(fits: FitBench) -> None:
+    """A save of one rank alone (an export, say) must not make that rank start a collective."""
+
+    def export(trainer: Any) -> None:
+        trainer.strategy.save_checkpoint({"weights": torch.zeros(1)}, str(fits.save_dir / "export.pt"))
+
+    fits.fit(fits.sections(), Do("on_train_batch_end", export, at=0), max_steps=8, save_every=None)
+    assert (fits.save_dir / "export.pt").exists()
+    assert updates(fits) == []
+    names = [each for each, _ in itertools.groupby(fits.transitions())]
+    assert names.count("+checkpointing") == 8

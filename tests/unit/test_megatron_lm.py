@@ -1,0 +1,213 @@
+"""The Megatron-LM adapter: its names, its one state, and what Megatron-LM gets wrong."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+
+from megatron_ft.integrations import megatron_lm
+from tests.support.megatron_lm_loop import CALLS, all_hooks, fresh_state, parse, save, train
+from tests.support.training import Bench, FakeClient, bench, clean_environment, client
+
+__all__ = ["bench", "clean_environment", "client", "fresh_state"]  # fixtures
+
+# --- names ---
+
+
+def test_each_function_of_megatron_lm_is_there_with_its_arguments() -> None:
+    for name, arguments in CALLS.items():
+        signature = inspect.signature(getattr(megatron_lm, name))
+        signature.bind(**dict.fromkeys(arguments, False))
+        signature.bind(*arguments)
+    inspect.signature(megatron_lm.setup).bind(argparse.Namespace())  # older versions give them
+    assert set(megatron_lm.__all__) == {*CALLS, "add_ft_args"}
+
+
+# --- one state in the module ---
+
+
+def test_a_run(tmp_path: Path, client: FakeClient) -> None:
+    args = parse(tmp_path, "--calc-ft-timeouts")
+    megatron_lm.setup(args)
+    assert megatron_lm.get_rank_monitor_client() is client
+    assert client.open == ["setup"]
+    megatron_lm.on_checkpoint_loaded(is_local_chkpt=False)
+    train(20, args, first=100)
+    save()
+    for _ in range(3):
+        megatron_lm.on_eval_step_start()
+        megatron_lm.on_eval_step_end()
+    megatron_lm.shutdown()
+    assert [call for call in client.calls if call[0] == "iteration"] == [("iteration", n) for n in range(100, 120)]
+    steps = [("start", "step"), ("end", "step")]
+    saving = [("start", "checkpointing"), ("end", "checkpointing")]
+    assert client.sections() == [("start", "setup"), ("end", "setup"), *steps * 19, *saving, *steps * 2]
+    everything = ["setup", "step", "checkpointing"]
+    assert client.calculations() == [(everything, False), (everything, True)]
+    assert megatron_lm.get_rank_monitor_client() is None
+    assert (tmp_path / "ckpt" / "ft_state.json").exists()
+
+
+def test_hooks_do_nothing_before_setup_and_after_shutdown(tmp_path: Path, client: FakeClient) -> None:
+    all_hooks()
+    megatron_lm.shutdown()
+    assert megatron_lm.get_rank_monitor_client() is None
+    megatron_lm.setup(parse(tmp_path))
+    megatron_lm.shutdown()
+    before = list(client.calls)
+    all_hooks()
+    megatron_lm.shutdown()
+    assert client.calls == before
+
+
+def test_not_enabled_means_nothing_happens(tmp_path: Path, client: FakeClient) -> None:
+    args = parse(tmp_path)
+    args.enable_ft_package = False
+    megatron_lm.setup(args)
+    all_hooks()
+    assert megatron_lm.get_rank_monitor_client() is None
+    assert client.calls == []
+    assert not (tmp_path / "ckpt").exists()
+
+
+def test_a_second_setup_closes_the_first_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[FakeClient] = []
+    monkeypatch.setattr("megatron_ft.fault_tolerance.RankMonitorClient", lambda: made.append(FakeClient()) or made[-1])
+    for _ in range(2):
+        megatron_lm.setup(parse(tmp_path))
+        train(3)
+    assert made[0].calls[-1] == ("shutdown",)
+    assert megatron_lm.get_rank_monitor_client() is made[1]
+    assert made[1].sections()[:2] == [("start", "setup"), ("end", "setup")]
+    assert made[1].sections().count(("start", "step")) == 2
+
+
+def test_async_saves_are_known(tmp_path: Path, client: FakeClient) -> None:
+    args = parse(tmp_path, "--calc-ft-timeouts")
+    args.async_save = True
+    megatron_lm.setup(args)
+    train(20)
+    save()
+    megatron_lm.on_checkpointing_start()
+    megatron_lm.on_checkpointing_end(is_async_finalization=True)
+    assert client.calculations() == [(["step"], False)]
+
+
+def test_warm_up_steps_are_the_users(tmp_path: Path, client: FakeClient) -> None:
+    megatron_lm.setup(parse(tmp_path, "--ft-num-warmup-iters", "4"))
+    assert client.num_warmup_iters == 4
+    train(6)
+    assert client.sections().count(("start", "step")) == 2
+    for _ in range(6):
+        megatron_lm.on_eval_step_start()
+        megatron_lm.on_eval_step_end()
+    assert client.sections().count(("start", "step")) == 4
+
+
+def test_without_the_flag_the_first_step_is_the_warm_up_and_is_judged(tmp_path: Path, client: FakeClient) -> None:
+    megatron_lm.setup(parse(tmp_path))
+    assert client.num_warmup_iters is None
+    train(3)
+    assert client.sections().count(("start", "step")) == 2
+
+
+def test_step_isnt_learned_while_all_steps_were_warm_up(tmp_path: Path, client: FakeClient) -> None:
+    megatron_lm.setup(parse(tmp_path, "--ft-num-warmup-iters", "20", "--calc-ft-timeouts"))
+    train(20)
+    save()
+    assert client.calculations() == [(["checkpointing"], False)]
+    train(1)
+    save()
+    assert client.calculations()[1:] == [(["step", "checkpointing"], False)]
+
+
+@pytest.mark.parametrize("iteration", [None, "7", True])
+def test_an_iteration_that_is_none_isnt_reported(iteration: Any, tmp_path: Path, client: FakeClient) -> None:
+    args = parse(tmp_path)
+    megatron_lm.setup(args)
+    args.curr_iteration = 5
+    megatron_lm.on_training_step_start()
+    megatron_lm.on_training_step_end()
+    args.curr_iteration = iteration
+    megatron_lm.on_training_step_start()
+    assert [call for call in client.calls if call[0] == "iteration"] == [("iteration", 5)]
+
+
+def test_megatron_lm_shutting_the_client_down_itself(
+    tmp_path: Path, client: FakeClient, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Some versions do, at the end of train(); evaluation and shutdown() come after it."""
+    megatron_lm.setup(parse(tmp_path, "--calc-ft-timeouts"))
+    train(20)
+    megatron_lm.get_rank_monitor_client().shutdown_workload_monitoring()
+    before = client.sections()
+    capfd.readouterr()
+    all_hooks()
+    megatron_lm.shutdown()
+    assert megatron_lm.get_rank_monitor_client() is None
+    assert client.sections() == before
+    assert client.calculations() == []
+    assert capfd.readouterr().err == ""
+
+
+# --- what Megatron-LM gets wrong ---
+
+
+def test_the_state_file_is_written_whole(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A writer that dies half-way leaves the file of before, not half a file that the next run can't read."""
+    args = parse(bench.tmp_path, "--calc-ft-timeouts")
+    megatron_lm.setup(args)
+    train(20, args)
+    save()
+    before = bench.state_file.read_text()
+    assert json.loads(before)["sections"].keys() == {"step", "checkpointing"}
+
+    def dies(fd: int) -> None:
+        raise KeyboardInterrupt
+
+    train(20, args, first=20)
+    megatron_lm.on_checkpoint_loaded(is_local_chkpt=False)  # so that something new is to be written
+    with monkeypatch.context() as context:
+        context.setattr(os, "fsync", dies)
+        with pytest.raises(KeyboardInterrupt):
+            save()
+    assert bench.state_file.read_text() == before
+    assert [path.name for path in bench.state_file.parent.iterdir()] == ["ft_state.json"]
+    save()
+    assert json.loads(bench.state_file.read_text())["sections"].keys() == {"setup", "step", "checkpointing"}
+    megatron_lm.shutdown()
+
+
+def test_shutdown_closes_setup_when_no_step_was_made(
+    tmp_path: Path, client: FakeClient, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A job that resumes after its last iteration: an open "setup" isn't counted, and the next run never knows it."""
+    megatron_lm.setup(parse(tmp_path, "--calc-ft-timeouts"))
+    megatron_lm.on_checkpoint_loaded(is_local_chkpt=False)
+    megatron_lm.shutdown()
+    assert client.open == []
+    assert client.calls == [("start", "setup"), ("end", "setup"), ("calculate", ["setup"], False), ("shutdown",)]
+    assert capfd.readouterr().err == ""
+
+
+def test_simulated_faults_need_no_cuda(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    torch = MagicMock()
+    torch.distributed.is_available.return_value = torch.distributed.is_initialized.return_value = True
+    torch.distributed.get_rank.return_value, torch.distributed.get_world_size.return_value = 0, 2
+    torch.cuda.current_device.side_effect = torch.tensor.side_effect = RuntimeError("no CUDA")
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setattr("threading.Thread", MagicMock())
+    monkeypatch.setenv("FT_SIM_FAULT_DESC", "rank_killed;0;60")
+    megatron_lm.maybe_setup_simulated_fault()
+    assert "rank 0 is killed" in capfd.readouterr().err
+    monkeypatch.setenv("FT_SIM_FAULT_DESC", "rank_killed;;60")  # one value for all ranks: a broadcast
+    megatron_lm.maybe_setup_simulated_fault()
+    torch.distributed.broadcast_object_list.assert_called_once()

@@ -1,0 +1,171 @@
+"""The Megatron-LM adapter: its flags, where its arguments come from, and simulated faults."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+
+from megatron_ft import fault_tolerance as ft
+from megatron_ft.core.errors import ConfigError
+from megatron_ft.core.fault_plan import FAULT_TYPES
+from megatron_ft.integrations import megatron_lm
+from tests.support.megatron_lm_loop import fresh_state, parse, train
+from tests.support.training import FakeClient, clean_environment, client
+
+__all__ = ["clean_environment", "client", "fresh_state"]  # fixtures
+
+
+@pytest.fixture
+def megatron(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Megatron-LM, as far as it is asked: ``global_args`` are what initialize_megatron will have set."""
+    fake = SimpleNamespace(global_args=None, parsed=None)
+    global_vars, arguments = ModuleType("global_vars"), ModuleType("arguments")
+
+    def get_args() -> Any:
+        assert fake.global_args is not None, "args is not initialized."
+        return fake.global_args
+
+    def parse_args(extra_args_provider: Any = None, ignore_unknown_args: bool = False) -> Any:
+        assert ignore_unknown_args, "flags of an extra_args_provider would end the process"
+        return fake.parsed
+
+    global_vars.get_args, arguments.parse_args = get_args, parse_args  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "megatron.training.global_vars", global_vars)
+    monkeypatch.setitem(sys.modules, "megatron.training.arguments", arguments)
+    return fake
+
+
+def test_the_flags(tmp_path: Path) -> None:
+    args = parse(tmp_path)
+    assert (args.enable_ft_package, args.calc_ft_timeouts, args.ft_num_warmup_iters) == (True, False, None)
+    assert (args.simulate_fault, args.simulated_fault_type, args.simulated_fault_rank) == (False, "random", None)
+    assert args.simulated_fault_base_delay == 0.0
+    flags = "--calc-ft-timeouts --ft-num-warmup-iters 5 --simulate-fault --simulated-fault-rank 1"
+    args = parse(tmp_path, *flags.split(), "--simulated-fault-base-delay", "7.5")
+    assert (args.calc_ft_timeouts, args.ft_num_warmup_iters, args.simulate_fault) == (True, 5, True)
+    assert (args.simulated_fault_rank, args.simulated_fault_base_delay) == (1, 7.5)
+    for kind in (*FAULT_TYPES, "random"):
+        assert parse(tmp_path, "--simulated-fault-type", kind).simulated_fault_type == kind
+
+
+def test_flags_that_megatron_lm_has_already_are_left_as_they_are() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--enable-ft-package", action="store_true")
+    parser.add_argument("--ft-num-warmup-iters", type=int, default=5)
+    args = megatron_lm.add_ft_args(parser).parse_args(["--simulate-fault"])
+    assert args.ft_num_warmup_iters == 5
+    assert args.simulate_fault is True
+    parser.format_help()
+
+
+def test_setup_without_arguments_takes_megatron_lms(
+    tmp_path: Path, megatron: SimpleNamespace, client: FakeClient
+) -> None:
+    megatron.global_args = parse(tmp_path)
+    megatron_lm.setup()
+    train(2, megatron.global_args, first=7)
+    assert ("iteration", 8) in client.calls
+
+
+def test_setup_before_megatron_lm_is_initialised(tmp_path: Path, megatron: SimpleNamespace, client: FakeClient) -> None:
+    """Newer versions call setup() first: the command line is parsed for it, and curr_iteration is elsewhere later."""
+    megatron.parsed = parse(tmp_path)
+    megatron_lm.setup()
+    assert client.open == ["setup"]
+    megatron_lm.on_checkpointing_start()
+    megatron_lm.on_checkpointing_end(is_async_finalization=True)
+    train(1)
+    assert not [call for call in client.calls if call[0] == "iteration"]
+    megatron.global_args = SimpleNamespace(curr_iteration=40)
+    train(1)
+    assert [call for call in client.calls if call[0] == "iteration"] == [("iteration", 40)]
+
+
+def test_without_arguments_and_without_megatron_lm(client: FakeClient) -> None:
+    with pytest.raises(ConfigError, match=r"can't be imported.*give them, setup\(args\)") as error:
+        megatron_lm.setup()
+    assert "\n" not in str(error.value)
+
+
+def test_arguments_without_the_flags(client: FakeClient) -> None:
+    with pytest.raises(ConfigError, match=r"no enable_ft_package: add_ft_args\(parser\)"):
+        megatron_lm.setup(argparse.Namespace(save="x"))
+
+
+def test_without_a_save_directory(tmp_path: Path, client: FakeClient) -> None:
+    args = parse(tmp_path)
+    args.save = None
+    with pytest.raises(ValueError, match="save dir must be set"):
+        megatron_lm.setup(args)
+    assert megatron_lm.get_rank_monitor_client() is None
+
+
+# --- simulated faults ---
+
+
+@pytest.fixture
+def asked_for(monkeypatch: pytest.MonkeyPatch) -> MagicMock:
+    """In place of the functional module's function."""
+    made = MagicMock()
+    monkeypatch.setattr(ft, "maybe_setup_simulated_fault", made)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("description", "expected"),
+    [
+        ("rank_killed;3;60", ("rank_killed", 3, 60.0)),
+        (" rank_hung ; ; 0.5 ", ("rank_hung", None, 0.5)),
+        ("random;0;1e2", ("random", 0, 100.0)),
+        ("gil;1;5", ("gil", 1, 5.0)),
+    ],
+)
+def test_the_variable(
+    description: str, expected: tuple[Any, ...], asked_for: MagicMock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FT_SIM_FAULT_DESC", description)
+    megatron_lm.maybe_setup_simulated_fault()
+    (config,) = asked_for.call_args.args
+    assert config.simulate_fault is True
+    fault = (config.simulated_fault_type, config.simulated_fault_rank, config.simulated_fault_base_delay)
+    assert fault == expected
+
+
+@pytest.mark.parametrize("description", ["rank_killed", "rank_killed;1", "rank_killed;one;60", "rank_killed;1;", ";;;"])
+def test_a_variable_that_cant_be_right(description: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FT_SIM_FAULT_DESC", description)
+    with pytest.raises(ConfigError, match="FT_SIM_FAULT_DESC must be type;rank;delay") as error:
+        megatron_lm.maybe_setup_simulated_fault()
+    assert repr(description) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_an_unknown_type_in_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FT_SIM_FAULT_DESC", "rank_kiled;0;60")
+    with pytest.raises(ConfigError, match=r"Unknown fault type rank_kiled.*'rank_killed'"):
+        megatron_lm.maybe_setup_simulated_fault()
+
+
+def test_the_flags_ask_for_a_fault_too_and_the_variable_wins(
+    tmp_path: Path, client: FakeClient, asked_for: MagicMock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    megatron_lm.maybe_setup_simulated_fault()
+    assert asked_for.call_args.args[0].simulate_fault is False
+    flags = "--simulate-fault --simulated-fault-type spin --simulated-fault-rank 1 --simulated-fault-base-delay 9"
+    megatron_lm.setup(parse(tmp_path, *flags.split()))
+    megatron_lm.maybe_setup_simulated_fault()
+    config = asked_for.call_args.args[0]
+    assert (config.simulated_fault_type, config.simulated_fault_rank, config.simulated_fault_base_delay) == (
+        "spin",
+        1,
+        9.0,
+    )
+    monkeypatch.setenv("FT_SIM_FAULT_DESC", "rank_hung;0;1")
+    megatron_lm.maybe_setup_simulated_fault()
+    assert asked_for.call_args.args[0].simulated_fault_type == "rank_hung"
