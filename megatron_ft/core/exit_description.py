@@ -6,6 +6,7 @@ asked here is which end was the cause, and how to say it in one line.
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import math
 import signal
@@ -226,6 +227,11 @@ def _is_behind(other: RankView, verdict: HangVerdict) -> bool:
 
 
 def _as_verdict(other: RankView, found: HangVerdict) -> HangVerdict:
+    if found.kind in ("heartbeat", "initial_heartbeat"):
+        # its sections say nothing of its heartbeats; both ranks have been silent for about as long
+        return dataclasses.replace(
+            found, rank=other.rank, local_rank=other.local_rank, iteration=other.iteration, stopped=other.stopped
+        )
     return HangVerdict(
         rank=other.rank,
         local_rank=other.local_rank,

@@ -51,11 +51,11 @@ class ResolvedOptions:
         return {name: {"value": value, "source": source} for name, (value, source) in everything.items()}
 
     def summary(self) -> str:
-        """One line: the values that aren't defaults, each with its source."""
+        """One line: the values that aren't defaults, each with its source (the log directory has its own line)."""
         told = [
             f"{name}={as_text(value)} ({source})"
             for name, (value, source) in [*self.sources.items(), *self.options.items()]
-            if source != "default"
+            if source != "default" and name != "ft-log-dir"
         ]
         return f"configuration: {', '.join(told)}; else defaults" if told else "configuration: all defaults"
 

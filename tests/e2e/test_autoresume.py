@@ -15,6 +15,7 @@ import pytest
 
 from tests.support.launching import ROOT, clean_environment, command_line, marked, wait_until
 
+pytestmark = pytest.mark.timeout(300)
 SCRIPT = ROOT / "examples/autoresume/launch.sh"
 LAUNCHER = [sys.executable, "-m", "megatron_ft.launcher"]
 START_S = 60.0

@@ -7,6 +7,8 @@ import re
 import signal
 from collections.abc import Sequence
 
+import pytest
+
 from tests.support.launching import START_S, Finished, Launched, Launcher, launcher, wait_until
 from tests.support.nodes import meeting_place, nodes_waiting, rendezvous_settings, wait_for_all
 
@@ -100,7 +102,14 @@ def test_nodes_that_finish_at_different_times_restart_nothing(launcher: Launcher
         tell(launcher, f"finish-0-{rank}")
         nodes[rank].wait_for("all ranks of this node finished; waiting for")
     assert all(node.process.poll() is None for node in nodes)
+    # one is slow to hear that the job is over: the host of the rendezvous waits for it
+    slow = next(node for node in nodes if "is_host=0" in str(node.process.args) and node is not nodes[2])
+    slow.signal(signal.SIGSTOP)
     tell(launcher, "finish-0-2")
+    nodes[2].wait_for("all ranks of this node finished|all ranks finished")
+    with pytest.raises(AssertionError):
+        wait_until(lambda: any(node.process.poll() is not None for node in nodes), 1.0)
+    slow.signal(signal.SIGCONT)
     ended = wait_for_all(nodes)
     assert [finished.code for finished in ended] == [0, 0, 0]
     assert [finished.lines[-1] for finished in ended] == ["all ranks finished after 1 cycle"] * 3

@@ -196,3 +196,11 @@ def test_culprit_is_the_rank_an_iteration_behind_that_has_been_there_for_long() 
 def test_culprit_out_of_section() -> None:
     found = find_culprit(hang(1, kind="out_of_section", section=None), [view(0, stopped=True, section=None)])
     assert describe_hang(found) == "rank 0 hung out of section for 3.0 s (timeout 3.0 s, process stopped)"
+
+
+def test_culprit_of_a_missing_heartbeat_keeps_its_time() -> None:
+    found = find_culprit(
+        hang(1, kind="heartbeat", section=None, elapsed_s=1.1, timeout_s=1.0), [view(0, stopped=True, since_ns=0)]
+    )
+    assert (found.rank, found.kind, found.elapsed_s, found.timeout_s) == (0, "heartbeat", 1.1, 1.0)
+    assert describe_hang(found) == "rank 0 sent no heartbeat for 1.1 s (timeout 1.0 s, process stopped)"

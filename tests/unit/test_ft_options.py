@@ -214,6 +214,8 @@ def test_policy_timeouts_and_log_dir() -> None:
     assert options.workers_stop_timeout == 2.5
     assert options.workers_stop_timeout_was_set
     assert options.log_dir == "logs"
+    assert options.options["ft-log-dir"] == ("logs", "command line")
+    assert "logs" not in options.summary()
     assert read("--ft-restart-policy", "min-healthy").restart_policy == "min-healthy"
 
 
