@@ -1,5 +1,5 @@
 # make demo     a real Megatron GPT loses a rank twice and ends with the weights of an undisturbed run
-# make test     all tests                       make test TEST_ARGS="-k board"
+# make test     all tests, three at a time        make test TEST_ARGS="-k board" TEST_JOBS=0
 # make lint     ruff and mypy
 # make bench    what it costs, beside torchrun and nvidia-resiliency-ext
 # make clean    remove what the targets above made, .venv included
@@ -15,6 +15,8 @@ MAKEFLAGS += --no-print-directory
 
 PYTHON ?= python3
 BIN := .venv/bin
+# Most tests wait for processes more than they compute; those of one file stay together, for what they share.
+TEST_JOBS ?= 3
 PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
 INSTALLED := .venv/.installed
 BENCH_INSTALLED := .venv/.bench-installed
@@ -29,7 +31,7 @@ demo: $(INSTALLED)
 	@$(BIN)/python examples/demo.py $(DEMO_ARGS)
 
 test: $(INSTALLED)
-	@$(BIN)/python -m pytest $(TEST_ARGS)
+	@$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile $(TEST_ARGS)
 
 lint: $(INSTALLED)
 	@$(BIN)/ruff check --quiet $(CODE)

@@ -143,13 +143,12 @@ client.shutdown_workload_monitoring()
     assert "last words" in finished.out
 
 
-def test_other_requests_leave_the_decision_to_the_policy(launcher: Launcher) -> None:
+def test_continue_leaves_the_decision_to_the_policy(launcher: Launcher) -> None:
     script = (
         CLIENT
         + """
 if CYCLE == 0:
     client.send_workload_control_request(WorkloadControlRequest(WorkloadAction.Continue, "going on"))
-    client.send_workload_control_request(WorkloadControlRequest(WorkloadAction.ExcludeThisNode, "bad memory"))
     os._exit(1)
 client.shutdown_workload_monitoring()
 """
@@ -157,9 +156,8 @@ client.shutdown_workload_monitoring()
     launched = launcher.start(script, "--max-restarts=1")
     finished = launched.wait()
     assert finished.code == 0
-    (line,) = [line for line in finished.lines if "ExcludeThisNode" in line]
-    assert "bad memory" in line
-    assert [e["action"] for e in launched.events("workload_control")] == ["Continue", "ExcludeThisNode"]
+    assert any("going on" in line for line in finished.lines)
+    assert [e["action"] for e in launched.events("workload_control")] == ["Continue"]
 
 
 def test_garbage_on_the_control_socket_harms_nobody(launcher: Launcher) -> None:
