@@ -280,7 +280,8 @@ class FaultTolerantAgent(LocalElasticAgent):
             left = 0 if outcome is Outcome.EXCLUDED else None
         else:
             before = peers.restarts_before
-            excluded = peers.view.count(NodeState.EXCLUDED)
+            # our own exclusion may not have come back from the store yet
+            excluded = max(peers.view.count(NodeState.EXCLUDED), int(outcome is Outcome.EXCLUDED))
             if excluded:
                 waiting = self._node.blocking(self._handler.num_nodes_waiting)
                 left = len(peers.view.nodes) - excluded + waiting
