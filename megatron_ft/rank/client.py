@@ -44,6 +44,9 @@ class RankMonitorClient:
     monitor, and none fails because the monitor is dead or stopped (the launcher replaces it).
     """
 
+    CURRENT_TIMEOUTS_STATE_KEY = "current_timeouts"
+    """Where the timeouts are in ``state_dict()``; existing code reads it."""
+
     def __init__(self) -> None:
         """No I/O happens here."""
         self.is_initialized = False

@@ -25,6 +25,11 @@ from tests.support.lightning_job import Model
 from tests.support.training import clean_environment
 
 __all__ = ["clean_environment", "fits"]  # fixtures
+# Lightning's own: advice for real trainings, and a deprecated call of torch
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*LeafSpec"),
+]
 
 KINDS = ["sections", "heartbeats"]
 
