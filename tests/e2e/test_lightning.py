@@ -114,8 +114,7 @@ def test_heartbeats_max_time_and_a_hang(launcher: Launcher, tmp_path: Path) -> N
     # the time is up long before the steps: that is no end of the training
     first = jobs.run("heartbeats", package="pytorch_lightning", max_steps=10**6, max_time_s=1.0, save_every=1)
     assert first.code == 0, first.err
-    # torch's process group sometimes crashes while it is destroyed, and the job then needs one more cycle
-    assert first.lines[-1].startswith("all ranks finished after ")
+    assert first.lines[-1] == "all ranks finished after 1 cycle", first.err
     assert "the training isn't finished" in first.err
     assert not jobs.flag.exists()
     assert not (jobs.save / "ft" / "_ft_state.json").exists()  # no checkpoint was loaded

@@ -102,7 +102,7 @@ def assert_all_fired(launched: Launched, plan: Path) -> None:
     """Each was announced loudly and recorded, once, and nothing else was."""
     planned = resolve(read_fault_plan(plan), 2)
     fired = launched.events("fault_injected", role="rank")
-    assert not_fired(planned, fired) == []
+    assert not_fired(planned, fired) == [], launched.err
     assert len(fired) == len(planned)
     said = re.findall(r"FT: SIMULATED FAULT: (.*)", launched.err)
     assert sorted(said) == sorted(fault.describe() for fault in planned)
@@ -110,6 +110,7 @@ def assert_all_fired(launched: Launched, plan: Path) -> None:
 
 def test_every_fault_fires_and_is_dealt_with(launcher: Launcher, tmp_path: Path) -> None:
     plan, save = write_plan(tmp_path / "plan.yaml", CASES), tmp_path / "save"
+    save.mkdir()  # the ranks don't wait for each other, and only rank 0 would make it
     launched = launcher.start(LOOP, *TWO, "--max-restarts=20", *OPTIONS, script_args=[str(save), str(plan)])
     finished = launched.wait(100)
     assert finished.code == 0, finished.err
