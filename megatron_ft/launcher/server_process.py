@@ -149,6 +149,7 @@ def start_by_argv(imports: Sequence[str]) -> ServerProcess:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with theirs:
         argv = [sys.executable, "-u", "-m", SERVER_MODULE, *server_options(theirs.fileno(), os.getpid(), imports)]
+        argv += ["--room", " ".join(sys.orig_argv)]
         try:
             process = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True

@@ -24,8 +24,11 @@ from megatron_ft.ipc.wire import Channel, ChannelClosedError, Message, close_fds
 from megatron_ft.rank import forked_rank
 from megatron_ft.rank.forked_rank import NewRank
 from megatron_ft.rank.preloading import Wanted, import_all, own_changes, touches_cuda, why_unfit
+from megatron_ft.rank.process_title import set_command_line
 
 __all__ = ["ForkServer", "main"]
+
+_TITLE = "ft_launcher: fork server"
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -33,10 +36,12 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     parser = argparse.ArgumentParser()
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--launcher", type=int, required=True)
+    parser.add_argument("--room", help="ignored: ranks write their command line over this one's memory")
     parser.add_argument("--import", dest="modules", action="append", default=[])
     options = parser.parse_args(argv)
     _belong_to(options.launcher)
     interrupt = _be_deaf_to_interrupts()
+    set_command_line([_TITLE], name="ft_fork_server")
     server = ForkServer(Channel(socket.socket(fileno=options.fd)), launcher_pid=options.launcher, interrupt=interrupt)
     rank = server.run([Wanted(name) for name in options.modules])
     forked_rank.become(rank)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, NoReturn
 from megatron_ft.core.preload import RankCommand
 from megatron_ft.ipc.prctl import die_with_parent
 from megatron_ft.rank.import_recorder import ImportRecorder
+from megatron_ft.rank.process_title import set_command_line
 
 __all__ = ["NewRank", "become", "run"]
 
@@ -61,6 +62,7 @@ def become(rank: NewRank) -> None:
     _open_streams()
     _differ_from_siblings()
     sys.orig_argv = list(rank.argv)
+    set_command_line(rank.argv)
     if rank.report_fd is not None:
         ImportRecorder(rank.report_fd).install()
 
@@ -76,15 +78,18 @@ def run(rank: NewRank) -> NoReturn:
     main.__dict__.update(__builtins__=builtins, __annotations__={}, __cached__=None)
     _kept.append(sys.modules.get("__main__"))
     sys.modules["__main__"] = main
+    error: BaseException | None = None
     try:
         if command.is_module:
             _run_module(command, main)
         else:
             _run_script(command, main)
-    except SystemExit as ending:
-        ending.__context__ = None
+    except SystemExit:
         raise
-    except BaseException as error:  # noqa: BLE001 - whatever a script raises ends its process, as Python would do it
+    except BaseException as raised:  # noqa: BLE001 - whatever a script raises ends its process, as Python would do it
+        error = raised
+    # outside of the handler: an excepthook finds no exception being handled
+    if error is not None:
         _end_by(error)
     raise SystemExit(0)
 
@@ -121,15 +126,31 @@ def _put_first_in_path(directory: str) -> None:
 
 def _end_by(error: BaseException) -> NoReturn:
     """End as Python ends of an exception that nobody caught."""
-    traceback = error.__traceback__
-    while traceback is not None and traceback.tb_frame.f_globals.get("__name__") == __name__:
-        traceback = traceback.tb_next
-    error = error.with_traceback(traceback)
-    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, traceback
-    sys.excepthook(type(error), error, traceback)
+    told = _of_the_script(error)
+    sys.last_type, sys.last_value, sys.last_traceback = told
+    in_hook: BaseException | None = None
+    try:
+        sys.excepthook(*told)
+    except SystemExit:
+        raise
+    except BaseException as raised:  # noqa: BLE001 - a hook may raise anything; Python tells of both
+        in_hook = raised
+    if in_hook is not None:
+        print("Error in sys.excepthook:", file=sys.stderr)
+        sys.__excepthook__(*_of_the_script(in_hook))
+        print("\nOriginal exception was:", file=sys.stderr)
+        sys.__excepthook__(*told)
     if isinstance(error, KeyboardInterrupt):
         _end_by_interrupt()
     raise SystemExit(1)
+
+
+def _of_the_script(error: BaseException) -> tuple[type[BaseException], BaseException, types.TracebackType | None]:
+    """An exception without the frames of this module."""
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_frame.f_globals.get("__name__") == __name__:
+        traceback = traceback.tb_next
+    return type(error), error.with_traceback(traceback), traceback
 
 
 def _end_by_interrupt() -> NoReturn:
@@ -172,7 +193,7 @@ def _open_streams() -> None:
         buffer: Any = open(fd, "rb" if fd == 0 else "wb", buffering, closefd=False)  # noqa: SIM115
         (buffer.raw if fd == 0 else buffer).name = f"<{name}>"
         stream: Any = io.TextIOWrapper(
-            buffer, encoding=before.encoding, errors=before.errors, newline="\n", write_through=fd != 0
+            buffer, encoding=before.encoding, errors=before.errors, newline="\n", write_through=True
         )
         stream.mode = "r" if fd == 0 else "w"
         setattr(sys, name, stream)
