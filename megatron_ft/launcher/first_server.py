@@ -10,10 +10,12 @@ import itertools
 import os
 import re
 import runpy
+import signal
 import socket
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from megatron_ft.ipc.wire import Channel
 from megatron_ft.launcher.server_process import SERVER_MODULE, ServerProcess, server_options
@@ -23,11 +25,12 @@ __all__ = ["fork_first_server", "omp_threads_to_set"]
 _NPROC = re.compile(r"--nproc[-_]per[-_]node(?:=(.*))?")
 
 
-def fork_first_server(argv: Sequence[str]) -> ServerProcess | None:
+def fork_first_server(argv: Sequence[str], interrupt: Any) -> ServerProcess | None:
     """Import torch, and fork; None where this process is not one to fork, or not one that ranks should come from.
 
     Args:
         argv: the launcher's arguments, which nobody has checked yet.
+        interrupt: the handler of SIGINT that this process was started with.
     """
     if not _is_worth_it(argv) or not _is_like_a_rank():
         return None
@@ -45,6 +48,7 @@ def fork_first_server(argv: Sequence[str]) -> ServerProcess | None:
         sys.stderr.flush()
         pid = os.fork()
         if pid == 0:
+            signal.signal(signal.SIGINT, interrupt)
             ours.close()
             _become_server(theirs, launcher)
     finally:

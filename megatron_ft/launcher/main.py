@@ -27,9 +27,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     0: all ranks ended with 0. 1: the job failed for good, or was asked to stop and not all ranks then ended
     with 0 in time. 2: a mistake of the user; no rank was started. 130: stopped by SIGINT (Ctrl-C).
     """
-    # only a process of its own is forked, never one that merely calls this function
-    server = first_server.fork_first_server(sys.argv[1:]) if argv is None else None
+    interrupt = signal.getsignal(signal.SIGINT)
     with _ending_at_once_on_interrupt():
+        # only a process of its own is forked, never one that merely calls this function
+        server = first_server.fork_first_server(sys.argv[1:], interrupt) if argv is None else None
         try:
             code = _run(argv, server)
         except ConfigError as error:
