@@ -128,8 +128,6 @@ class Generations:
     def _take(self, server: ServerProcess) -> None:
         was_ready = server.is_ready
         server.read()
-        if server.channel.fileno() < 0:
-            self._reactor.unwatch(server.channel_fd)
         if server.is_ready and not was_ready:
             self._became_ready(server)
 
@@ -173,13 +171,15 @@ class Generations:
 
     def _watch(self, server: ServerProcess) -> None:
         self._log.write("fork_server", state="started", pid=server.pid)
+        server.on_channel_closed = lambda: self._reactor.unwatch(server.channel_fd)
         self._reactor.watch(server.channel_fd, lambda: self._take(server))
         self._reactor.watch(server.pidfd, lambda: self._ended(server), Priority.DEATH)
 
     def _ended(self, server: ServerProcess) -> None:
         self._reactor.unwatch(server.pidfd)
-        self._reactor.unwatch(server.channel_fd)
         server.read()  # its last words
+        if server.channel.fileno() >= 0:
+            self._reactor.unwatch(server.channel_fd)
         code = server.reap()
         self._log.write("fork_server", state="ended", pid=server.pid, exit_code=code)
         if server in self._old:

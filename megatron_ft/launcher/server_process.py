@@ -45,6 +45,8 @@ class ServerProcess:
         self.channel = channel
         self.channel_fd = channel.fileno()
         self.environment = dict(environment)
+        self.on_channel_closed: Callable[[], None] = lambda: None
+        """Called when the connection has closed itself: its number may soon be another's."""
         self.is_ready = False
         self.is_gone = False
         self.importing: str | None = None
@@ -66,6 +68,7 @@ class ServerProcess:
         try:
             received = self.channel.receive()
         except (ChannelClosedError, ProtocolError):
+            self.on_channel_closed()
             self.kill()  # it is ending anyway: its pidfd says when
             return
         for message, _ in received:
@@ -122,6 +125,8 @@ class ServerProcess:
             self.channel.send(request, fds)
             message = self.channel.wait_message(_ANSWER_S).message
         except (ChannelClosedError, ProtocolError, TimeoutError) as error:
+            if self.channel.fileno() < 0:
+                self.on_channel_closed()
             self.kill()
             raise ServerError(str(error)) from error
         if message["type"] != "forked":
