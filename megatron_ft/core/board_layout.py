@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-MAGIC = 0x4D46545F424F0001
+MAGIC = 0x4D46545F424F0002
 """'MFT_BO' and the layout's version: a board of another version isn't read."""
 NO_TIMEOUT = 2**64 - 1
 
@@ -41,6 +41,7 @@ W_EPOCH = 20  # (monitor) raised when the monitor had to renew a damaged board
 W_RING_HEAD = 21
 W_RANK = 22
 W_PID = 23
+W_FIRST_STEP_AT = 24  # when the second iteration began, and the first was over
 
 FLAG_INITIAL_IS_EXPLICIT = 1
 FLAG_SUBSEQUENT_IS_EXPLICIT = 2
@@ -111,6 +112,7 @@ class BoardSnapshot(NamedTuple):
     rank: int
     pid: int
     sections: tuple[SectionView, ...]
+    first_step_at_ns: int = 0
 
     @property
     def open_sections(self) -> tuple[SectionView, ...]:
@@ -137,6 +139,7 @@ def decode(raw: bytes | memoryview, now_ns: int) -> BoardSnapshot:
         raise BoardDamagedError(f"start of monitoring is {start}")
     for what, word in (
         ("first iteration", W_FIRST_ITERATION_AT),
+        ("first step", W_FIRST_STEP_AT),
         ("last heartbeat", W_LAST_HEARTBEAT),
         ("last transition", W_LAST_TRANSITION),
         ("last look", W_LAST_LOOK),
@@ -170,6 +173,7 @@ def decode(raw: bytes | memoryview, now_ns: int) -> BoardSnapshot:
         rank=words[W_RANK],
         pid=words[W_PID],
         sections=sections,
+        first_step_at_ns=words[W_FIRST_STEP_AT],
     )
 
 

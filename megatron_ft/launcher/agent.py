@@ -316,6 +316,8 @@ class FaultTolerantAgent(LocalElasticAgent):
     def _heard_of(self, local_rank: int, message: dict[str, Any]) -> None:
         if self._record is not None:
             self._record.told_by_monitor(local_rank, message)
+            if message["type"] == "trains":
+                announce.training_again(self._node, self._record)
 
     def _asked(self, request: ReceivedRequest) -> None:
         node, record, peers = self._node, self._record, self._peers

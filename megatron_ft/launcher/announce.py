@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import time
+
 from torch.distributed.elastic.agent.server.api import WorkerGroup
 
 from megatron_ft.core.exit_description import Cause, CauseKind
@@ -11,7 +14,7 @@ from megatron_ft.launcher.cycle_record import CycleRecord
 from megatron_ft.launcher.node import Node
 from megatron_ft.launcher.peers import Peers
 
-__all__ = ["cause_of", "cycle_ended", "cycle_started", "log_end"]
+__all__ = ["cause_of", "cycle_ended", "cycle_started", "log_end", "training_again"]
 
 
 def cycle_started(node: Node, record: CycleRecord, group: WorkerGroup, restarts_left: int) -> None:
@@ -36,7 +39,23 @@ def cycle_started(node: Node, record: CycleRecord, group: WorkerGroup, restarts_
         world_size=world_size,
         max_restarts=node.line.namespace.max_restarts,
         restarts_left=restarts_left,
+        met_ns=record.met_ns,
+        spawned_ns=record.spawned_ns,
     )
+
+
+def training_again(node: Node, record: CycleRecord) -> None:
+    """A rank is through its first step: say so once all of this node are, and where the time since the end went."""
+    phases, failure = record.phases_ns(), node.failure_ns
+    if phases is None or failure is None:
+        return
+    node.failure_ns = None
+    noticed_ns, stopped_ns = failure
+    moments = {"stop": stopped_ns, **phases}
+    durations = dict(zip(moments, (b - a for a, b in itertools.pairwise([noticed_ns, *moments.values()])), strict=True))
+    seconds = {name: duration / 1e9 for name, duration in durations.items()}
+    node.say(lines.training_again(cycle=record.cycle, seconds=seconds))
+    node.log.write("training_again", cycle=record.cycle, seconds=seconds)
 
 
 def cause_of(
@@ -76,6 +95,7 @@ def _membership(peers: Peers | None) -> str | None:
 
 def cycle_ended(node: Node, record: CycleRecord, outcome: Outcome, decision: Decision, cause: Cause) -> None:
     """A cycle has ended otherwise than well."""
+    node.failure_ns = (record.noticed_ns(), time.monotonic_ns())
     node.say(
         lines.cycle_ended(
             cycle=record.cycle,

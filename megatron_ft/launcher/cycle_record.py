@@ -43,6 +43,8 @@ class CycleRecord:
         log: EventLog,
     ) -> None:
         self.cycle = cycle
+        self.met_ns = time.monotonic_ns()
+        """When the nodes had met, which is when a record begins."""
         self.global_ranks = global_ranks
         """By local rank."""
         self.exits: dict[int, RankExit] = {}
@@ -51,6 +53,8 @@ class CycleRecord:
         """Local ranks that a monitor found hung (failed, however they end), and when it said so."""
         self.workers: dict[int, Worker] = {}
         self._finished_late: set[int] = set()
+        self._began_ns: list[int] = []
+        self._first_step_ns: dict[int, int] = {}
         self.error_files: dict[int, str] = {}
         self.shutdown_request: ReceivedRequest | None = None
         self.exclude_request: ReceivedRequest | None = None
@@ -101,9 +105,35 @@ class CycleRecord:
             number = getattr(signal.Signals, str(message.get("signal")), None)
             if number is not None and number != signal.SIGCONT:
                 worker.signals_sent.add(number)
+        elif message["type"] == "attached" and isinstance(message.get("user_code_ns"), int):
+            self._began_ns.append(message["user_code_ns"])
+        elif message["type"] == "trains" and message.get("cycle") == self.cycle:
+            self._first_step_ns[local_rank] = int(message["at_ns"])
         elif message["type"] == "verdict" and message.get("cycle") == self.cycle:
             self.hung.setdefault(local_rank, time.monotonic())
             self._verdicts.append(find_culprit(self._verdict(local_rank, message), self._views()))
+
+    @property
+    def spawned_ns(self) -> int | None:
+        """When the last rank was created."""
+        return max((worker.started_at_ns for worker in self.workers.values()), default=None)
+
+    def phases_ns(self) -> dict[str, int] | None:
+        """When each phase of the start was over (monotonic ns); None until all ranks here are through a step."""
+        if len(self._first_step_ns) < len(self.global_ranks):
+            return None
+        user_code = {"user code": max(self._began_ns)} if self._began_ns else {}
+        return {
+            "rendezvous": self.met_ns,
+            "ranks created": self.spawned_ns or self.met_ns,
+            **user_code,
+            "first step": max(self._first_step_ns.values()),
+        }
+
+    def noticed_ns(self) -> int:
+        """When it was known that this cycle has failed; now, if no rank of this node has."""
+        exits = [rank_exit.at_ns for local_rank, rank_exit in self.exits.items() if self.has_failed(local_rank)]
+        return min([*exits, *(verdict.at_ns for verdict in self._verdicts)], default=time.monotonic_ns())
 
     def found_hung(self, verdict: HangVerdict) -> None:
         """A rank that the launcher itself found hung, in what its monitor can't see."""

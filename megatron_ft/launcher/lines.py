@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from megatron_ft.core.exit_description import Cause, HangVerdict, describe_overdue
 from megatron_ft.core.restart_policy import Action, Decision, Outcome
@@ -34,6 +34,7 @@ __all__ = [
     "run_finished",
     "shut_down_between",
     "stopped",
+    "training_again",
     "user_mistake",
 ]
 
@@ -62,6 +63,12 @@ def cycle_ended(*, cycle: int, cause: Cause, decision: Decision, outcome: Outcom
     if outcome is Outcome.MEMBERSHIP:
         return f"{follows}, no restart used"
     return f"{follows}, {decision.restarts_left} of {_count(max_restarts, 'restart')} left"
+
+
+def training_again(*, cycle: int, seconds: Mapping[str, float]) -> str:
+    """The ranks of a new cycle are through their first step. ``seconds``: since the failure was noticed, by phase."""
+    parts = ", ".join(f"{name} {duration:.2f}" for name, duration in seconds.items())
+    return f"cycle {cycle} trains again {sum(seconds.values()):.2f} s after the failure was noticed ({parts})"
 
 
 def run_finished(cycles: int) -> str:

@@ -61,6 +61,8 @@ class Node:
         """Those of the cycle that runs, by local rank."""
         self.ranks_ended_well = False
         """All ranks of the last cycle ended with 0."""
+        self.failure_ns: tuple[int, int] | None = None
+        """Of a cycle that is being replaced: when that it failed was noticed, and when its ranks were gone."""
         self._told_stop = False
         become_subreaper()
         self.reactor = Reactor()

@@ -32,6 +32,8 @@ class Hello(NamedTuple):
     cycle: int
     rank: int
     warmup_iterations: int
+    user_code_ns: int
+    """When its script began (monotonic); 0 if that isn't known."""
 
 
 def accept(listener: socket.socket) -> Caller | None:
@@ -61,6 +63,7 @@ def parse(message: dict[str, object]) -> Hello:
         cycle=_number(message, "cycle", _MAX_CYCLE),
         rank=_number(message, "rank", _MAX_RANK),
         warmup_iterations=_number(message, "warmup_iterations", _MAX_CYCLE),
+        user_code_ns=_number({"user_code_ns": 0, **message}, "user_code_ns", time.monotonic_ns()),
     )
 
 

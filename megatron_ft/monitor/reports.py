@@ -51,9 +51,14 @@ class Reports:
         self._log.write("warning", text=text)
         self.tell("warning", text=text)
 
-    def attached(self, attached: AttachedRank) -> None:
+    def attached(self, attached: AttachedRank, user_code_ns: int) -> None:
         """A rank is watched from now on; the launcher gets what a replacement monitor would need."""
-        who = {"rank": attached.rank, "cycle": attached.cycle, "pid": attached.pid}
+        who = {
+            "rank": attached.rank,
+            "cycle": attached.cycle,
+            "pid": attached.pid,
+            "user_code_ns": user_code_ns or None,
+        }
         self._log.write("attached", **who)
         self.tell("attached", (attached.board_fd, attached.wake_fd, attached.pidfd), **who)
 
@@ -102,6 +107,11 @@ class Reports:
                 iteration=snapshot.first_iteration,
                 at_ns=snapshot.first_iteration_at_ns,
             )
+        if snapshot.first_step_at_ns and not watched.logged_first_step:
+            watched.logged_first_step = True
+            facts = {"rank": attached.rank, "cycle": attached.cycle, "at_ns": snapshot.first_step_at_ns}
+            self._log.write("first_step", **facts)
+            self.tell("trains", began_ns=snapshot.first_iteration_at_ns, **facts)
 
     def detached(self, attached: AttachedRank, at_ns: int) -> None:
         """A rank has ended its monitoring; its process still runs."""

@@ -33,6 +33,7 @@ class WatchedRank:
         self.was_stopped = False
         self.logged_timeouts_version = 0
         self.logged_first_iteration = False
+        self.logged_first_step = False
         self.told_detached = False
         self.last_good: BoardSnapshot | None = None
 

@@ -18,6 +18,7 @@ from megatron_ft.core.preload import RankCommand
 from megatron_ft.ipc.prctl import die_with_parent
 from megatron_ft.rank.import_recorder import ImportRecorder
 from megatron_ft.rank.process_title import set_command_line
+from megatron_ft.rank.user_code import note_user_code
 
 __all__ = ["NewRank", "become", "run"]
 
@@ -74,6 +75,7 @@ def run(rank: NewRank) -> NoReturn:
         SystemExit: when it has ended, for Python's own way out: atexit, threads, streams.
     """
     command = rank.command
+    note_user_code()
     main = types.ModuleType("__main__")
     main.__dict__.update(__builtins__=builtins, __annotations__={}, __cached__=None)
     _kept.append(sys.modules.get("__main__"))

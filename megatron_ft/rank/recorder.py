@@ -25,6 +25,7 @@ from megatron_ft.core.board_layout import (
     W_EPOCH,
     W_FIRST_ITERATION,
     W_FIRST_ITERATION_AT,
+    W_FIRST_STEP_AT,
     W_HEARTBEATS,
     W_ITERATION,
     W_ITERATIONS_SEEN,
@@ -57,6 +58,7 @@ class Recorder:
         self._idle_since = self._start_ns
         self._last_heartbeat = 0
         self._last_iteration = -1
+        self._in_first_step = False
         self._timeouts = timeouts
         self.longest_section: dict[str, int] = {}
         self.longest_out_of_section = -1
@@ -136,18 +138,22 @@ class Recorder:
         if words[W_EPOCH] != self._epoch:
             self._write_again()
 
-    def iteration(self, number: int) -> None:
-        """Say that the training iteration ``number`` (from 0) has begun."""
+    def iteration(self, number: int) -> bool:
+        """Say that the training iteration ``number`` (from 0) has begun; whether the first one is over by that."""
         if number < 0:
             raise RankMonitorClientError(f"iteration {number} is negative; iterations count from 0")
         if number == self._last_iteration:
-            return
+            return False
         words = self._words
         now = _monotonic_ns()
         words[W_ITERATION] = number + 1
         if self._last_iteration < 0:
             words[W_FIRST_ITERATION] = number + 1
             words[W_FIRST_ITERATION_AT] = now
+        ends_first = self._in_first_step
+        if ends_first:
+            words[W_FIRST_STEP_AT] = now
+        self._in_first_step = self._last_iteration < 0
         words[W_ITERATIONS_SEEN] += 1
         self._last_iteration = number
         head = self._head
@@ -157,6 +163,7 @@ class Recorder:
         self._head = words[W_RING_HEAD] = head + 1
         if words[W_EPOCH] != self._epoch:
             self._write_again()
+        return ends_first
 
     def observed(self) -> dict[str, int]:
         """Longest interval per section, and out of section under its own key; -1: none yet.

@@ -31,16 +31,23 @@ class RestartPhases:
     Args:
         notice: from the fault to the moment it was noticed.
         stop: until the ranks were gone and the cycle was over.
-        create: until the ranks of the next cycle were created (the rendezvous is in it).
-        start: until the last rank had connected to its monitor: imports, mostly.
-        resume: until the last rank began its first iteration: the load of the checkpoint is in it.
+        rendezvous: until all nodes of the next cycle had met.
+        spawn: until its ranks were created.
+        user_code: until the last rank's script began; None for fresh interpreters, which don't tell.
+        process_group: until the last rank had connected to its monitor. Imports are in it and, in the order of
+            Megatron's training scripts, the process group and the model.
+        setup: until the last rank began its first iteration: the load of the checkpoint is in it.
+        first_step: until that iteration was over on all ranks.
     """
 
     notice: float | None = None
     stop: float | None = None
-    create: float | None = None
-    start: float | None = None
-    resume: float | None = None
+    rendezvous: float | None = None
+    spawn: float | None = None
+    user_code: float | None = None
+    process_group: float | None = None
+    setup: float | None = None
+    first_step: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +137,8 @@ class _Cycle:
         self.number = number
         self._records = [(at, record) for at, record in records if record.get("cycle") == number]
         self.started_ns = max((at for at, _ in self._of("cycle_started")), default=None)
+        self.met_ns = max((moment for moment, _ in self._moments("cycle_started", "met_ns")), default=None)
+        self.spawned_ns = max((moment for moment, _ in self._moments("cycle_started", "spawned_ns")), default=None)
         self.attached_ns = max((at for at, _ in self._of("attached")), default=None)
         end = min(self._of("cycle_ended"), key=_importance, default=None)
         self.ended_ns = None if end is None else end[0]
@@ -170,14 +179,34 @@ class _Cycle:
             noticed_after_s=_seconds(fault_ns, noticed_ns),
             training_again_after_s=_seconds(origin_ns, again_ns),
             iterations_redone=self._redone(resumed),
-            phases=RestartPhases(
-                notice=_seconds(fault_ns, noticed_ns),
-                stop=_seconds(noticed_ns, self.ended_ns),
-                create=_seconds(self.ended_ns, following.started_ns if following else None),
-                start=_seconds(following.started_ns, following.attached_ns) if following else None,
-                resume=_seconds(following.attached_ns, following.all_training_ns()) if following else None,
-            ),
+            phases=self._phases(fault_ns, noticed_ns, following),
         )
+
+    def _phases(self, fault_ns: int | None, noticed_ns: int | None, following: _Cycle | None) -> RestartPhases:
+        notice, stop = _seconds(fault_ns, noticed_ns), _seconds(noticed_ns, self.ended_ns)
+        if following is None:
+            return RestartPhases(notice=notice, stop=stop)
+        began_ns = following.user_code_ns()
+        created_ns = following.spawned_ns or following.started_ns
+        return RestartPhases(
+            notice=notice,
+            stop=stop,
+            rendezvous=_seconds(self.ended_ns, following.met_ns),
+            spawn=_seconds(following.met_ns or self.ended_ns, created_ns),
+            user_code=_seconds(created_ns, began_ns),
+            process_group=_seconds(began_ns or created_ns, following.attached_ns),
+            setup=_seconds(following.attached_ns, following.all_training_ns()),
+            first_step=_seconds(following.all_training_ns(), following.first_step_ns()),
+        )
+
+    def user_code_ns(self) -> int | None:
+        """When the last rank's script began."""
+        return max((moment for moment, _ in self._moments("attached", "user_code_ns")), default=None)
+
+    def first_step_ns(self) -> int | None:
+        """When the last rank was through its first iteration; None if not all ranks were."""
+        ended = {record.get("rank"): moment for moment, record in self._moments("first_step", "at_ns")}
+        return max(ended.values()) if ended and ended.keys() >= self._ranks() else None
 
     def first_iteration(self) -> int | None:
         return min(_numbers(record.get("iteration") for _, record in self._of("first_iteration")), default=None)

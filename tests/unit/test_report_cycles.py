@@ -136,7 +136,7 @@ def test_the_phases_of_a_restart_add_up(tmp_path: Path) -> None:
     write_kill_then_hang(Logs(tmp_path))
     killed = only_run(tmp_path).cycles[0]
     phases = killed.phases
-    parts = [phases.notice, phases.stop, phases.create, phases.start, phases.resume]
+    parts = [phases.notice, phases.stop, phases.spawn, phases.process_group, phases.setup]
     assert parts == [pytest.approx(part) for part in (0.02, 0.02, 0.06, 0.9, 2.0)]
     assert sum(part for part in parts if part is not None) == pytest.approx(killed.training_again_after_s)
 
@@ -187,7 +187,7 @@ def test_a_cycle_that_fails_before_it_trains(tmp_path: Path) -> None:
     assert first.iterations_redone == 3
     assert second.training_again_after_s == pytest.approx(2.0)
     assert second.iterations_redone is None
-    assert first.phases.resume is None  # the next cycle never got so far
+    assert first.phases.setup is None  # the next cycle never got so far
 
 
 def test_training_goes_on_only_when_every_rank_trains(tmp_path: Path) -> None:
