@@ -1,0 +1,60 @@
+"""Where the time of a restart went: the launcher's line, its event log, and the report."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+
+from megatron_ft.report.cycles import summarize
+from megatron_ft.report.read import read_directory
+from tests.support.launching import Launcher, launcher
+
+__all__ = ["launcher"]
+
+SCRIPT = """
+from megatron_ft import RankMonitorClient
+client = RankMonitorClient()
+client.init_workload_monitoring()
+for iteration in range(3 * CYCLE, 6):
+    client.set_iteration(iteration)
+    time.sleep(0.02)
+    if (RANK, CYCLE, iteration) == (1, 0, 3):
+        os.kill(os.getpid(), signal.SIGKILL)
+while CYCLE == 0:
+    time.sleep(1)
+client.shutdown_workload_monitoring()
+"""
+
+
+@pytest.mark.parametrize("forked", [True, False])
+def test_every_phase_of_a_restart_is_told(launcher: Launcher, forked: bool) -> None:
+    options = () if forked else ("--ft-preload=none",)
+    launched = launcher.start(SCRIPT, "--nproc-per-node=2", "--max-restarts=1", *options)
+    finished = launched.wait()
+    assert finished.code == 0, finished.err
+    (line,) = re.findall(r"cycle 1 trains again (\d+\.\d+) s after the failure was noticed \((.*)\)", finished.err)
+    names = [part.rsplit(" ", 1)[0] for part in line[1].split(", ")]
+    user_code = ["user code"] if forked else []
+    assert names == ["stop", "rendezvous", "ranks created", *user_code, "first step"]
+    (event,) = launched.events("training_again")
+    assert list(event["seconds"]) == names
+    assert all(seconds >= 0 for seconds in event["seconds"].values())
+    assert event["seconds"]["first step"] >= 0.02
+    assert abs(sum(event["seconds"].values()) - float(line[0])) < 0.01
+
+    (run,) = summarize(read_directory(launched.log_dir))
+    phases = dataclasses.asdict(run.cycles[0].phases)
+    # the kernel doesn't tell when somebody's signal was sent
+    assert [name for name, seconds in phases.items() if seconds is None] == [
+        "notice",
+        *([] if forked else ["user_code"]),
+    ]
+    assert all(seconds is None or seconds >= 0 for seconds in phases.values())
+
+
+def test_a_job_without_a_failure_tells_of_none(launcher: Launcher) -> None:
+    launched = launcher.start(SCRIPT.replace("== (1, 0, 3)", "== (7, 0, 3)").replace("while CYCLE == 0", "while False"))
+    finished = launched.wait()
+    assert finished.lines == ["cycle 0 started: 1 rank on 1 node", "all ranks finished after 1 cycle"]
