@@ -45,14 +45,17 @@ def test_both_nodes_restart_and_agree_on_the_cycle(launcher: Launcher) -> None:
     assert [finished.code for finished in ended] == [0, 0]
     assert [cycles_of(node) for node in nodes] == [["0", "1"], ["0", "1"]]
     lines = [line for finished in ended for line in finished.lines]
-    assert len([line for line in lines if "rank 1 killed by SIGKILL (not by us); restarting as cycle 1" in line]) == 1
-    waiting = "1 node waiting to join (new, or restarting its ranks); restarting as cycle 1, no restart used"
-    assert f"cycle 0 ended: {waiting}" in lines
+    # both know at once why, and count the same restart
+    restarting = "rank 1 killed by SIGKILL (not by us); restarting as cycle 1, 0 of 1 restart left"
+    assert f"cycle 0 ended: {restarting}" in lines
+    assert f"cycle 0 ended: node 1 ({socket.gethostname()}): {restarting}" in lines
+    events = [event for node in nodes for event in node.events("cycle_ended") if event["cycle"] == 0]
+    assert [(event["cause"]["kind"], event["cause"]["rank"]) for event in events] == [("signal", 1)] * 2
     assert {"cycle 0 started: 2 ranks on 2 nodes, rank 0 here", "cycle 0 started: 2 ranks on 2 nodes, rank 1 here"} <= {
         *lines
     }
-    # torch's own count is another one on each node
-    assert {"restart 0", "restart 1"} == set(re.findall("restart .$", nodes[0].out + nodes[1].out, re.MULTILINE))
+    # torch's own count would be another one on each node
+    assert [re.findall("restart .$", node.out, re.MULTILINE) for node in nodes] == [["restart 0", "restart 1"]] * 2
 
 
 def test_late_node_joins(launcher: Launcher) -> None:
