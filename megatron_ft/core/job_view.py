@@ -120,6 +120,12 @@ class JobView:
                 return self._changed(node, report, judge)
         return self
 
+    def makes_needless(self, entry: Entry) -> bool:
+        """Whether an entry that isn't written yet needn't be: ranks fail everywhere when a cycle ends."""
+        if entry.get("ev") == "state":
+            return self.outcome is not None and entry["state"] == NodeState.UNHEALTHY.value
+        return self.outcome is not None and entry.get("ev") == "newcomers"
+
     def states(self) -> list[NodeState]:
         """By group rank."""
         return [report.state for report in self.nodes]

@@ -134,9 +134,9 @@ class JobLog:
     def _work(self) -> None:
         looked_s, next_tick_s = time.monotonic(), 0.0
         while not self._stop:
-            wrote = bool(self._queue)
+            wrote = False
             while self._queue:
-                self._write(self._queue[0])
+                wrote |= self._write(self._queue[0])
                 self._queue.popleft()
                 os.eventfd_write(self._wake_fd, 1)  # somebody may wait for that
             if wrote:
@@ -167,14 +167,16 @@ class JobLog:
     def _shared_store(self) -> Any:
         return getattr(self._store, "underlying_store", self._store)
 
-    def _write(self, entry: Entry) -> None:
+    def _write(self, entry: Entry) -> bool:
+        """Whether it was written: it isn't if those before it make it needless."""
         self._own += 1
         text = json.dumps({**entry, "id": f"{self._node}.{self._own}"}).encode()
-        while True:
+        while not self.view.makes_needless(entry):
             there = self._store.compare_set(self._key("log", self._next), "", text.decode())
             self._took(there)
             if there == text:
-                return
+                return True
+        return False
 
     def _took(self, text: bytes) -> None:
         self._next += 1

@@ -80,6 +80,20 @@ def test_newcomers_end_the_cycle_for_all() -> None:
     assert (view.outcome, view.decided_by, view.newcomers) == (Outcome.MEMBERSHIP, 2, 2)
 
 
+def test_only_what_nobody_needs_any_more_is_left_unsaid() -> None:
+    decided = fold([changed(1, NodeState.UNHEALTHY)], AnyFailed(3).judge_nodes)
+    for entry in (changed(0, NodeState.UNHEALTHY), newcomers(0, count=1)):
+        assert decided.makes_needless(entry)
+        assert not fold([]).makes_needless(entry)
+    for entry in (
+        changed(0, NodeState.LOST),
+        changed(0, NodeState.EXCLUDED),
+        gone(0),
+        shutdown_requested(0, name="", text=""),
+    ):
+        assert not decided.makes_needless(entry)
+
+
 def test_excluded_node_restarts_the_others_of_any_failed() -> None:
     assert fold([changed(1, NodeState.EXCLUDED)], AnyFailed(3).judge_nodes).outcome is Outcome.MEMBERSHIP
 
