@@ -34,9 +34,12 @@ def first_delay_s(nodes: int) -> float:
     return min(_MAX_POLL_S, 0.002 * (nodes - 1))
 
 
-def contention_s(nodes: int) -> float:
-    """Within this time, at random, a node tries again that was not the only one to write."""
-    return min(_MAX_POLL_S, 0.0005 * (nodes - 1))
+def contention_s(nodes: int, failures: int) -> float:
+    """Within this time, at random, a node tries again that was not the only one to write, ``failures`` times now.
+
+    The state is written as a whole, and only by who has read it as it is: with many writers at once nobody gets on.
+    """
+    return min(_MAX_POLL_S, 0.0005 * (nodes - 1) * 2 ** min(failures - 1, 5))
 
 
 @dataclass(frozen=True, kw_only=True)

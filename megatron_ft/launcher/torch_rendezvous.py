@@ -102,10 +102,15 @@ def quick_round(handler: Any, *, pace: Pace, look: Callable[[Seen], Verdict]) ->
             # each at its own time, else they all ask in the same moment
             time.sleep((0.75 + random.random() / 2) * gathering.poll_delay_s(pace.nodes, time.monotonic() - started_s))
 
+    failures = 0
+
     def look_and_sync() -> bool | None:
+        nonlocal failures
         has_set: bool | None = sync()
-        if has_set is False and pace.nodes > 1:
-            time.sleep(random.random() * gathering.contention_s(pace.nodes))
+        failures = failures + 1 if has_set is False else 0
+        if failures:
+            time.sleep(random.random() * gathering.contention_s(pace.nodes, failures))
+            sync()  # only who acts on what is there now has a chance
         _apply(holder, look(_seen(handler)), pace)
         return has_set
 
