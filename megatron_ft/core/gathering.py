@@ -39,7 +39,7 @@ def contention_s(nodes: int, failures: int) -> float:
 
     The state is written as a whole, and only by who has read it as it is: with many writers at once nobody gets on.
     """
-    return min(_MAX_POLL_S, 0.0005 * (nodes - 1) * 2 ** min(failures - 1, 5))
+    return min(_MAX_POLL_S, 0.0005 * (nodes - 1) * 2.0 ** min(failures - 1, 5))
 
 
 @dataclass(frozen=True, kw_only=True)
