@@ -122,6 +122,9 @@ def main() -> None:
     )
     if trainer.is_global_zero:
         print(f"step {trainer.global_step}: {trainer.callback_metrics.get('validation loss')}")
+    if torch.distributed.is_initialized():
+        # Lightning does this only for nccl; a gloo thread that is busy while Python ends aborts the process
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

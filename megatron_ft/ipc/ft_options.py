@@ -14,6 +14,7 @@ from megatron_ft.ipc.config_file import FaultToleranceConfig
 RESTART_POLICIES = ("any-failed", "min-healthy")
 DEFAULT_TERM_TIMEOUT = 1800.0
 DEFAULT_WORKERS_STOP_TIMEOUT = 5.0
+DEFAULT_PRELOAD_TIMEOUT = 60.0
 
 
 def add_ft_options(parser: argparse.ArgumentParser) -> None:
@@ -28,6 +29,7 @@ def add_ft_options(parser: argparse.ArgumentParser) -> None:
     _add_field_options(group)
     _add_file_options(group)
     _add_restart_options(group)
+    _add_preload_options(group)
     _add_watching_options(group)
     for name in (*REFERENCE_FIELDS, *REFERENCE_OPTIONS):
         if name != "restart_policy":  # which is an option of ours too
@@ -117,6 +119,26 @@ def _add_restart_options(group: argparse._ArgumentGroup) -> None:
         default=os.environ.get("PET_WORKERS_STOP_TIMEOUT"),
         help="From SIGTERM to SIGKILL for the ranks when the launcher restarts them. "
         f"Default: {DEFAULT_WORKERS_STOP_TIMEOUT:g}.",
+    )
+
+
+def _add_preload_options(group: argparse._ArgumentGroup) -> None:
+    _add(
+        group,
+        ["--ft-preload", "--ft_preload"],
+        dest="ft_preload",
+        metavar="MODULES",
+        default=os.environ.get("PET_FT_PRELOAD"),
+        help="Modules, as in a,b.c, that are imported once for all ranks of the node, before the first ones start. "
+        "Torch always is, and what the ranks import from installed packages is for the next ranks. none: ranks start "
+        "as fresh interpreters.",
+    )
+    _add(
+        group,
+        ["--ft-preload-timeout", "--ft_preload_timeout"],
+        dest="ft_preload_timeout",
+        metavar="SECONDS",
+        help=f"A module whose import takes longer is left out. Default: {DEFAULT_PRELOAD_TIMEOUT:g}.",
     )
 
 

@@ -11,8 +11,15 @@ from typing import Any
 from megatron_ft.core.config import Layer, strict_from_mapping
 from megatron_ft.core.config_fields import MAX_SECONDS, nearest, show
 from megatron_ft.core.errors import ConfigError
+from megatron_ft.core.preload import parse_preload
 from megatron_ft.ipc.config_file import FaultToleranceConfig, FileSection, command_line_values, read_section
-from megatron_ft.ipc.ft_options import DEFAULT_TERM_TIMEOUT, DEFAULT_WORKERS_STOP_TIMEOUT, RESTART_POLICIES, as_text
+from megatron_ft.ipc.ft_options import (
+    DEFAULT_PRELOAD_TIMEOUT,
+    DEFAULT_TERM_TIMEOUT,
+    DEFAULT_WORKERS_STOP_TIMEOUT,
+    RESTART_POLICIES,
+    as_text,
+)
 
 _NOT_FORWARDED = frozenset(
     {
@@ -42,6 +49,10 @@ class ResolvedOptions:
     observe_only: bool
     """Hung ranks are told of, none is ended."""
     forward_signals: tuple[signal.Signals, ...]
+    preload: tuple[str, ...] | None
+    """Modules that are imported once for all ranks of the node; None: ranks aren't forked."""
+    preload_timeout: float
+    """How long the import of one of them may take."""
     options: dict[str, tuple[Any, str]]
     """The launcher's own options by name ("term-timeout"): (JSON-able value, source)."""
 
@@ -94,6 +105,8 @@ def read_ft_options(namespace: argparse.Namespace) -> ResolvedOptions:
         "ft-exit-timeout": _limit("--ft-exit-timeout", namespace.ft_exit_timeout),
         "ft-observe-only": bool(namespace.ft_observe_only),
         "ft-forward-signals": _forward_signals(namespace.ft_forward_signals),
+        "ft-preload": parse_preload(namespace.ft_preload),
+        "ft-preload-timeout": _limit("--ft-preload-timeout", namespace.ft_preload_timeout) or DEFAULT_PRELOAD_TIMEOUT,
         "ft-log-dir": namespace.ft_log_dir,
     }
     return ResolvedOptions(
@@ -109,6 +122,8 @@ def read_ft_options(namespace: argparse.Namespace) -> ResolvedOptions:
         exit_timeout=ours["ft-exit-timeout"],
         observe_only=ours["ft-observe-only"],
         forward_signals=ours["ft-forward-signals"],
+        preload=ours["ft-preload"],
+        preload_timeout=ours["ft-preload-timeout"],
         options={name: (_plain(value), _source(namespace, name)) for name, value in ours.items()},
     )
 
@@ -176,7 +191,9 @@ def _forward_signals(given: str | None) -> tuple[signal.Signals, ...]:
 
 def _plain(value: Any) -> Any:
     """A launcher option's value as JSON holds it."""
-    return ",".join(number.name for number in value) if isinstance(value, tuple) else value
+    if isinstance(value, tuple):
+        return ",".join(each.name if isinstance(each, signal.Signals) else str(each) for each in value)
+    return value
 
 
 def _source(namespace: argparse.Namespace, name: str) -> str:
@@ -184,8 +201,8 @@ def _source(namespace: argparse.Namespace, name: str) -> str:
     value = getattr(namespace, dest if dest.startswith("ft_") else f"ft_{dest}")
     if value is None or value is False:
         return "default"
-    # torchrun's options have their defaults in the environment, and so have these two
+    # torchrun's options have their defaults in the environment, and so have these
     variable = f"PET_{dest.upper()}"
-    if name in ("term-timeout", "workers-stop-timeout") and os.environ.get(variable) == value:
+    if name in ("term-timeout", "workers-stop-timeout", "ft-preload") and os.environ.get(variable) == value:
         return variable
     return "command line"

@@ -187,6 +187,7 @@ class FaultTolerantAgent(LocalElasticAgent):
             spawner=self._node.spawner,
             reactor=self._node.reactor,
             end=self._node.ending.end,
+            on_start=lambda worker: self._node.monitors.rank_started(worker.local_rank, worker.pid),
             on_exit=self._ended,
             envs=envs,
             **torch_arguments,

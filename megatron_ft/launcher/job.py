@@ -23,12 +23,21 @@ from megatron_ft.launcher.agent import (
 )
 from megatron_ft.launcher.arguments import CommandLine
 from megatron_ft.launcher.node import Node, say
+from megatron_ft.launcher.server_process import ServerProcess
 
 __all__ = ["run"]
 
 
-def run(line: CommandLine, config: LaunchConfig, command: Sequence[str], *, log: EventLog, log_dir: str) -> int:
-    """Run the job and tidy up; the launcher's exit code.
+def run(
+    line: CommandLine,
+    config: LaunchConfig,
+    command: Sequence[str],
+    *,
+    log: EventLog,
+    log_dir: str,
+    server: ServerProcess | None = None,
+) -> int:
+    """Run the job and tidy up; the launcher's exit code. ``server`` forks ranks, if there is one already.
 
     Raises:
         ConfigError: a mistake of the user that shows only now; no rank was started.
@@ -40,7 +49,7 @@ def run(line: CommandLine, config: LaunchConfig, command: Sequence[str], *, log:
     if line.options.observe_only:
         say(lines.OBSERVING_ONLY)
     log.write("config", values=line.options.sources_for_log())
-    node = Node(line, ranks=config.nproc_per_node, log=log, log_dir=log_dir)
+    node = Node(line, ranks=config.nproc_per_node, log=log, log_dir=log_dir, server=server)
     try:
         code = _launch(node, config, command)
     finally:
@@ -53,7 +62,7 @@ def _launch(node: Node, config: LaunchConfig, command: Sequence[str]) -> int:
     entrypoint, *arguments = command
     torch_private.say_nothing_of_death_signals()
     try:
-        node.start()
+        node.start(command)
         with torch_private.agent_made_by(functools.partial(FaultTolerantAgent, node=node), node.blocking):
             # record: an error file of the root cause for a scheduler that asks for one, as torchrun has it
             record(elastic_launch(config, entrypoint))(*arguments)

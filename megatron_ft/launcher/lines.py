@@ -19,12 +19,16 @@ __all__ = [
     "cycle_started",
     "exit_code",
     "finished_late",
+    "fork_server_replaced",
     "forwarded",
+    "fresh_interpreters",
     "killing_at_once",
     "monitor_replaced",
+    "no_more_fork_servers",
     "nodes_waiting",
     "observed",
     "paused",
+    "preload_left_out",
     "rendezvous_failed",
     "resumed",
     "run_finished",
@@ -63,6 +67,26 @@ def cycle_ended(*, cycle: int, cause: Cause, decision: Decision, outcome: Outcom
 def run_finished(cycles: int) -> str:
     """The good end."""
     return f"all ranks finished after {_count(cycles, 'cycle')}"
+
+
+def fresh_interpreters(reason: str) -> str:
+    """Why ranks aren't forked; what each of them imports then costs its time at every restart."""
+    return f"ranks start as fresh interpreters: {reason}"
+
+
+def preload_left_out(module: str, reason: str) -> str:
+    """A module that the user asked for, and that no rank can be forked with."""
+    return f"--ft-preload: {module} is left out: {reason}"
+
+
+def fork_server_replaced(code: int) -> str:
+    """The fork server is gone, ranks aren't hurt."""
+    return f"the fork server ended ({exit_code(code)}), which hurts no rank; a new one is started"
+
+
+def no_more_fork_servers(deaths: int) -> str:
+    """Somebody keeps killing it."""
+    return f"the fork server died {deaths} times; ranks start as fresh interpreters"
 
 
 def shut_down_between(text: str) -> str:

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.launcher import lines
+from megatron_ft.launcher import first_server, lines
 from megatron_ft.launcher.reactor import THREAD_PREFIX
+from megatron_ft.launcher.server_process import ServerProcess
 
 __all__ = ["main"]
 
@@ -26,9 +27,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     0: all ranks ended with 0. 1: the job failed for good, or was asked to stop and not all ranks then ended
     with 0 in time. 2: a mistake of the user; no rank was started. 130: stopped by SIGINT (Ctrl-C).
     """
+    interrupt = signal.getsignal(signal.SIGINT)
     with _ending_at_once_on_interrupt():
+        # only a process of its own is forked, never one that merely calls this function
+        server = first_server.fork_first_server(sys.argv[1:], interrupt) if argv is None else None
         try:
-            code = _run(argv)
+            code = _run(argv, server)
         except ConfigError as error:
             print(lines.user_mistake(str(error)), file=sys.stderr)
             code = _EXIT_MISTAKE
@@ -62,7 +66,7 @@ def _ending_at_once_on_interrupt() -> Iterator[None]:
             signal.signal(signal.SIGINT, before)
 
 
-def _run(argv: Sequence[str] | None) -> int:
+def _run(argv: Sequence[str] | None, server: ServerProcess | None) -> int:
     # torch takes a second to import
     from megatron_ft.ipc.event_log import EventLog
     from megatron_ft.launcher import arguments, directories, job, torch_private
@@ -85,4 +89,4 @@ def _run(argv: Sequence[str] | None) -> int:
     except OSError as error:
         raise ConfigError(f"{log_dir} can't be written: {error.strerror}") from None
     with contextlib.closing(log):
-        return job.run(line, config, command, log=log, log_dir=log_dir)
+        return job.run(line, config, command, log=log, log_dir=log_dir, server=server)

@@ -64,6 +64,7 @@ class MonitorPlace:
         self._short_lives = 0
         self._seen_overdue = False
         self._paused_since_ns: int | None = None
+        self._rank_pid: int | None = None
 
     @property
     def pid(self) -> int | None:
@@ -132,6 +133,11 @@ class MonitorPlace:
             overdue = False
         self._seen_overdue = overdue
 
+    def rank_started(self, pid: int) -> None:
+        """Tell it, and one that comes in its place, which processes to end if the launcher dies: the rank's group."""
+        self._rank_pid = pid
+        self._order("rank_started", pid=pid)
+
     def pause(self, since_ns: int | None) -> None:
         """Let it judge nobody; a new process in its place is told, too. ``since_ns``: from when on (monotonic)."""
         self._paused_since_ns = since_ns
@@ -192,6 +198,8 @@ class MonitorPlace:
         self._started_at = time.monotonic()
         self._pidfd = os.pidfd_open(self._process.pid)
         self._channel = Channel(ours)
+        if self._rank_pid is not None:
+            self._order("rank_started", pid=self._rank_pid)
         if self._paused_since_ns is not None:
             self._order("pause", since_ns=self._paused_since_ns)  # it reads that before it looks at anybody
         self._reactor.watch(self._channel.fileno(), self.read)

@@ -85,6 +85,10 @@ class Monitors:
         """The rank's board in this cycle; None if it has none or it is damaged."""
         return self._places[local_rank].snapshot(cycle)
 
+    def rank_started(self, local_rank: int, pid: int) -> None:
+        """A rank's process was made."""
+        self._places[local_rank].rank_started(pid)
+
     def pause(self) -> bool:
         """Let nobody judge any rank of this node until ``resume``; False if that is so already."""
         if not self.paused.begin(time.monotonic_ns()):

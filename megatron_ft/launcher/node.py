@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from torch.distributed.elastic.multiprocessing import SignalException
@@ -20,9 +20,11 @@ from megatron_ft.launcher import descendants, directories, lines
 from megatron_ft.launcher.arguments import CommandLine
 from megatron_ft.launcher.control import ControlSocket
 from megatron_ft.launcher.ending import Ending
+from megatron_ft.launcher.forking import ForkingSpawner
 from megatron_ft.launcher.monitors import Monitors
 from megatron_ft.launcher.punctuality import Punctuality
 from megatron_ft.launcher.reactor import Priority, Reactor
+from megatron_ft.launcher.server_process import ServerProcess
 from megatron_ft.launcher.signals import SignalWatch
 from megatron_ft.launcher.workers import FreshInterpreterSpawner, Spawner, Worker
 
@@ -42,7 +44,9 @@ def say(text: str) -> None:
 class Node:
     """The services of this node's launcher."""
 
-    def __init__(self, line: CommandLine, *, ranks: int, log: EventLog, log_dir: str) -> None:
+    def __init__(
+        self, line: CommandLine, *, ranks: int, log: EventLog, log_dir: str, server: ServerProcess | None = None
+    ) -> None:
         """Take the signals and make the run directory; ``start`` does the rest.
 
         Raises:
@@ -53,7 +57,6 @@ class Node:
         self.say = say
         policy = MinHealthy if line.options.restart_policy == "min-healthy" else AnyFailed
         self.policy: RestartPolicy = policy(max_restarts=line.namespace.max_restarts, min_nodes=line.min_nodes)
-        self.spawner: Spawner = FreshInterpreterSpawner()
         self.workers: dict[int, Worker] = {}
         """Those of the cycle that runs, by local rank."""
         self.ranks_ended_well = False
@@ -67,6 +70,8 @@ class Node:
         self.signals.install()
         self.reactor.watch(self.signals.fileno(), self._woken, Priority.SIGNAL)
         self.run_dir = directories.make_run_directory()
+        self.forking = None if line.options.preload is None else self._make_forking(server)
+        self.spawner: Spawner = self.forking or FreshInterpreterSpawner()
         self.ending = Ending(
             self.reactor, known_children=self._known_children, in_a_hurry=self.signals.ask_to_kill, say=say
         )
@@ -96,8 +101,21 @@ class Node:
         )
         self.monitors.on_presence = self.punctuality.heard
 
-    def start(self) -> None:
-        """Listen and start the monitors.
+    def _make_forking(self, server: ServerProcess | None) -> ForkingSpawner:
+        options = self.line.options
+        assert options.preload is not None
+        return ForkingSpawner(
+            FreshInterpreterSpawner(),
+            server,
+            preload=options.preload,
+            preload_timeout_s=options.preload_timeout,
+            reactor=self.reactor,
+            log=self.log,
+            say=self.say,
+        )
+
+    def start(self, command: Sequence[str]) -> None:
+        """Listen, start the monitors, and have imported what the ranks' ``command`` may need.
 
         Raises:
             FaultToleranceError: that can't be done.
@@ -105,6 +123,8 @@ class Node:
         try:
             self.control.start()
             self.monitors.start()
+            if self.forking is not None:
+                self.forking.prepare(command)
         except OSError as error:
             raise FaultToleranceError(f"the rank monitors can't be started: {error}") from error
 
@@ -145,6 +165,8 @@ class Node:
 
     def close(self) -> None:
         """End the monitors and remove what was made."""
+        if self.forking is not None:
+            self.forking.close()
         self.monitors.stop()
         self.control.close()
         directories.remove_run_directory(self.run_dir)
@@ -168,6 +190,8 @@ class Node:
         for number in self.signals.take_to_forward():
             self._forward(number)
         self.monitors.check_states()
+        if self.forking is not None:
+            self.forking.check_states()
         known = self._known_children()
         descendants.reap_orphans(lambda pid: pid in known)
 
@@ -187,4 +211,5 @@ class Node:
 
     def _known_children(self) -> set[int]:
         ranks = {worker.pid for worker in self.workers.values() if not worker.reaped}
-        return ranks | self.monitors.pids()
+        servers = set() if self.forking is None else self.forking.pids()
+        return ranks | self.monitors.pids() | servers

@@ -163,6 +163,7 @@ class WorkerContext(PContext):
         spawner: Spawner,
         reactor: Reactor,
         end: Callable[[list[Worker], int, float], None],
+        on_start: Callable[[Worker], None],
         on_exit: Callable[[Worker], None],
         numa_options: Any = None,
         logs_specs: LogsSpecs,
@@ -172,6 +173,7 @@ class WorkerContext(PContext):
         self._spawner = spawner
         self._reactor = reactor
         self._end = end
+        self._on_start = on_start
         self._on_exit = on_exit
         self._numa_options = numa_options
         self.workers: dict[int, Worker] = {}
@@ -195,6 +197,7 @@ class WorkerContext(PContext):
             )
             worker.on_exit = self._ended
             self.workers[local_rank] = worker
+            self._on_start(worker)
             self._reactor.watch(worker.pidfd, worker.look, Priority.DEATH)
 
     def _ended(self, worker: Worker) -> None:

@@ -44,14 +44,15 @@ def end_orphans(socket_path: str, group: int | None) -> list[ProcessStat]:
     """End all that the rank of this monitor started, after its launcher has died; returns what is left.
 
     The rank itself dies of its parent-death signal; its data-loader workers and checkpoint writers don't.
-    They are known by the process group, and by the monitor's socket in the environment they inherited (its
-    path is unpredictable, so nobody else has it).
+    They are known by the process group or session (``group`` is the number of both), and programs that left
+    those by the monitor's socket in the environment they were started with (its path is unpredictable, so nobody
+    else has it).
     """
     marker = f"FT_RANK_MONITOR_IPC_SOCKET={socket_path}".encode()
     own = os.getpid()
 
     def belongs(stat: ProcessStat) -> bool:
-        return stat.pid != own and (stat.group == group or carries(stat.pid, marker))
+        return stat.pid != own and (group in (stat.group, stat.session) or carries(stat.pid, marker))
 
     left = kill_matching(belongs, _SWEEP_S)
     # a rank whose launcher died between spawning it and its first instructions may appear only now

@@ -98,6 +98,8 @@ class MonitorService:
         order = message["type"]
         if order == "stop":
             self._running = False
+        elif order == "rank_started":
+            self._group = int(message["pid"])  # it leads its own group, and its session
         elif order == "pause" and self._paused_at_ns is None:
             # to one that replaces another, the launcher says since when that one was paused
             self._paused_at_ns = int(message.get("since_ns") or time.monotonic_ns())

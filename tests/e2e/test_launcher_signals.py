@@ -249,7 +249,9 @@ def test_killed_launcher_takes_ranks_without_monitors_with_it(launcher: Launcher
     launched.wait_for("^ready")
     # the monitor can't help: what ends the rank is the kernel, because its parent died
     (monitor,) = launched.monitor_pids().values()
-    (rank,) = [s.pid for s in launched.alive() if s.parent == launched.process.pid and s.pid != monitor]
+    wait_until(lambda: bool(launched.events("cycle_started")), 10)
+    (event,) = launched.events("cycle_started")
+    rank = event["ranks"][0]["pid"]
     os.kill(launched.process.pid, signal.SIGSTOP)
     os.kill(monitor, signal.SIGKILL)
     launched.signal(signal.SIGKILL)

@@ -108,6 +108,9 @@ def main(job: dict[str, Any]) -> None:
     )
     trainer.fit(Model(job.get("step_s", 0.0)), ckpt_path="last")
     print(f"rank {trainer.global_rank} ended at step {trainer.global_step}", flush=True)
+    # else a gloo thread that lets go of the last all_reduce while Python ends aborts the process (pytorch#190489);
+    # Lightning itself does this only for nccl
+    torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

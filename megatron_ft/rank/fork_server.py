@@ -1,0 +1,228 @@
+"""The fork server: one process per node that has imported what ranks need, runs nothing, and is forked for each.
+
+``python -m megatron_ft.rank.fork_server --fd N --launcher PID [--imported]``: N is one end of a socket pair, the
+launcher holds the other. It takes three messages: "spawn" forks a rank, "grow" forks a server that imports more,
+"stop" (or the end of the connection) ends it. What it forks are children of the launcher, made by forking twice:
+the launcher is child subreaper, and adopts what the process in between leaves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from megatron_ft.core.preload import RankCommand
+from megatron_ft.ipc.prctl import die_with_parent
+from megatron_ft.ipc.wire import Channel, ChannelClosedError, Message, close_fds
+from megatron_ft.rank import forked_rank
+from megatron_ft.rank.forked_rank import NewRank
+from megatron_ft.rank.preloading import Wanted, import_all, own_changes, touches_cuda, why_unfit
+from megatron_ft.rank.process_title import set_command_line
+
+__all__ = ["ForkServer", "main"]
+
+_TITLE = "ft_launcher: fork server"
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Serve, and in the children that are forked: be the rank."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--launcher", type=int, required=True)
+    parser.add_argument("--room", help="ignored: ranks write their command line over this one's memory")
+    parser.add_argument("--import", dest="modules", action="append", default=[])
+    options = parser.parse_args(argv)
+    _belong_to(options.launcher)
+    interrupt = _be_deaf_to_interrupts()
+    set_command_line([_TITLE], name="ft_fork_server")
+    server = ForkServer(Channel(socket.socket(fileno=options.fd)), launcher_pid=options.launcher, interrupt=interrupt)
+    rank = server.run([Wanted(name) for name in options.modules])
+    forked_rank.become(rank)
+    forked_rank.run(rank)
+
+
+def _belong_to(launcher_pid: int) -> None:
+    """Live as long as the launcher, and out of reach of its terminal."""
+    die_with_parent()
+    if os.getppid() != launcher_pid:
+        os._exit(0)
+    if os.getsid(0) != os.getpid():
+        os.setsid()
+
+
+def _be_deaf_to_interrupts() -> Any:
+    """Ignore SIGINT from here on; returns its handler, which the ranks get back."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass  # a launcher without standard streams: what a rank is given must not take their numbers
+    os.close(fd)
+    return signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+class ForkServer:
+    """One generation of it; ``grow`` makes the next."""
+
+    def __init__(self, channel: Channel, *, launcher_pid: int, interrupt: Any) -> None:
+        self._channel = channel
+        self._interrupt = interrupt
+        self._launcher_pid = launcher_pid
+        self._environment = dict(os.environ)
+        """As the launcher has it; what imports change in it is applied to each rank's."""
+        self._script_dir: str | None = None
+
+    def run(self, first: Sequence[Wanted]) -> NewRank:
+        """Serve until the end of this process; returns only in a child that is to be a rank."""
+        imports = list(first)
+        while True:
+            if not self._import(imports):
+                os._exit(0)
+            child = self._serve()
+            if isinstance(child, NewRank):
+                return child
+            imports = child
+
+    def _import(self, wanted: Sequence[Wanted]) -> bool:
+        """Import, and tell the launcher what came of it; whether this process is fit to serve."""
+        if self._script_dir is not None and not getattr(sys.flags, "safe_path", False):
+            sys.path[0] = self._script_dir
+        result = import_all(wanted, lambda name: self._tell({"type": "importing", "name": name}))
+        reason = result.reason or ("it touched CUDA" if touches_cuda() else why_unfit())
+        if reason:
+            self._tell({"type": "unfit", "spoiled_by": result.spoiled_by, "reason": reason})
+            return False
+        gc.freeze()  # a collection in a rank would else copy every page that it looks at
+        self._tell(
+            {
+                "type": "ready",
+                "imported": result.imported,
+                "failed": result.failed,
+                "modules": sorted({name.partition(".")[0] for name in sys.modules} - set(sys.builtin_module_names)),
+            }
+        )
+        return True
+
+    def _tell(self, message: Mapping[str, Any]) -> None:
+        try:
+            self._channel.send(message)
+        except ChannelClosedError:
+            os._exit(0)
+
+    def _serve(self) -> NewRank | list[Wanted]:
+        """Answer requests; returns only in a child, with what it is to do."""
+        poller = select.poll()
+        poller.register(self._channel.fileno(), select.POLLIN)
+        while True:
+            poller.poll()
+            try:
+                received = self._channel.receive()
+            except ChannelClosedError:
+                os._exit(0)
+            for message, fds in received:
+                child = self._answer(message, fds)
+                if child is not None:
+                    return child
+                close_fds(fds)
+
+    def _answer(self, message: Message, fds: tuple[int, ...]) -> NewRank | list[Wanted] | None:
+        if message["type"] == "spawn":
+            if self._fork() == 0:
+                return self._new_rank(message, fds)
+        elif message["type"] == "grow":
+            if self._fork() == 0:
+                self._start_over(fds[0], message)
+                return [Wanted(name, origin) for name, origin in message["modules"]]
+        elif message["type"] == "stop":
+            os._exit(0)
+        return None
+
+    def _fork(self) -> int:
+        """Fork, and tell the launcher the child's number; 0 in the child, -1 if that isn't possible."""
+        try:
+            pid = _fork_twice()
+        except OSError as error:
+            self._tell({"type": "failed", "reason": str(error)})
+            return -1
+        if pid != 0:
+            self._tell({"type": "forked", "pid": pid})
+        return pid
+
+    def _new_rank(self, message: Message, fds: tuple[int, ...]) -> NewRank:
+        _close_sockets(self._channel)
+        go_fd, stdin, stdout, stderr, *report = fds
+        env = dict(message["env"])
+        # what a module sets while it is imported, it would set in the rank; the rank's own settings win
+        for name, value in own_changes(self._environment).items():
+            if env.get(name) == self._environment.get(name):
+                if value is None:
+                    env.pop(name, None)
+                else:
+                    env[name] = value
+        command = message["command"]
+        return NewRank(
+            argv=message["argv"],
+            command=RankCommand(command["script"], command["is_module"], tuple(command["arguments"])),
+            cwd=message["cwd"],
+            env=env,
+            go_fd=go_fd,
+            streams=(stdin, stdout, stderr),
+            report_fd=report[0] if report else None,
+            launcher_pid=self._launcher_pid,
+            interrupt=self._interrupt,
+        )
+
+    def _start_over(self, fd: int, message: Message) -> None:
+        """In the child: be a server of our own, on a connection of our own."""
+        os.setsid()
+        _close_sockets(self._channel)
+        self._channel = Channel(socket.socket(fileno=fd))
+        self._script_dir = message["script_dir"]
+        # the launcher says "go" when it has heard of us from the process that forked us: then it is our parent
+        poller = select.poll()
+        poller.register(fd, select.POLLIN)
+        poller.poll()
+        try:
+            self._channel.receive()
+        except ChannelClosedError:
+            os._exit(0)
+        die_with_parent()
+        if os.getppid() != self._launcher_pid:
+            os._exit(0)
+
+
+def _close_sockets(channel: Channel) -> None:
+    # by their Python objects: else one that is collected later closes a number that is another's by then
+    channel.close()
+
+
+def _fork_twice() -> int:
+    """Fork a process whose parent has ended, so that the launcher adopts it; 0 in that process."""
+    read_fd, write_fd = os.pipe()
+    between = os.fork()
+    if between == 0:
+        try:
+            pid = os.fork()
+        except OSError:
+            os._exit(1)
+        if pid != 0:
+            os.write(write_fd, pid.to_bytes(4, "little"))
+            os._exit(0)
+        os.close(read_fd)
+        os.close(write_fd)
+        return 0
+    os.close(write_fd)
+    number = os.read(read_fd, 4)
+    os.close(read_fd)
+    os.waitpid(between, 0)  # from here on the launcher is its parent
+    if len(number) < 4:
+        raise OSError("the rank could not be forked")
+    return int.from_bytes(number, "little")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,211 @@
+"""The fork server is safe or isn't used: bad preloads, servers that die or stand still, and a hundred restarts."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.launching import ROOT, Launched, Launcher, launcher, wait_until
+
+__all__ = ["launcher"]
+
+TWO = ("--nproc-per-node", "2")
+COMPUTES = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(3)
+dist.all_reduce(total)
+wide = torch.ones(600, 600, requires_grad=True)
+(wide @ wide).sum().backward()
+say(RANK, CYCLE, int(total[0]), os.environ["RANK"], *(name in sys.modules for name in sys.argv[1:]))
+dist.destroy_process_group()
+"""
+MODULES = {
+    "starts_thread": "import threading, time; threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()",
+    "runs_operation": "import torch; torch.ones(3000, 3000).sum(); torch.ones(2000, 2000) @ torch.ones(2000, 2000)",
+    "touches_cuda": "import torch; torch.cuda.is_initialized = lambda: True",
+    "reads_rank": "import os; RANK = int(os.environ.get('RANK', 0))",
+    "raises": "raise RuntimeError('not today')",
+    "exits": "raise SystemExit(3)",
+    "hangs": "import time\nwhile True: time.sleep(1)",
+    "kills_itself": "import os; os.kill(os.getpid(), 9)",
+    "harmless": "import os; os.environ['SET_BY_HARMLESS'] = 'yes'; VALUE = 17",
+}
+WHY = {
+    "starts_thread": "it started a thread",
+    "touches_cuda": "it touched CUDA",
+    "reads_rank": "it reads RANK while it is imported",
+    "raises": "RuntimeError: not today",
+    "exits": "SystemExit: 3",
+    "hangs": "its import took longer than 2 s",
+    "kills_itself": "the fork server died while it was imported",
+    "nowhere": "ModuleNotFoundError: No module named 'nowhere'",
+}
+
+
+@pytest.fixture
+def modules(tmp_path: Path) -> Path:
+    directory = tmp_path / "modules"
+    directory.mkdir()
+    for name, text in MODULES.items():
+        (directory / f"{name}.py").write_text(text)
+    return directory
+
+
+def states(launched: Launched, state: str) -> list[dict[str, Any]]:
+    return [event for event in launched.events("fork_server") if event["state"] == state]
+
+
+def path_with(directory: Path) -> dict[str, str]:
+    return {"PYTHONPATH": f"{directory}{os.pathsep}{ROOT}"}
+
+
+def left_out(launched: Launched) -> dict[str, str]:
+    return dict(re.findall(r"--ft-preload: (\S+) is left out: (.*)", launched.err))
+
+
+def test_bad_preloads_are_left_out_and_the_good_one_stays(launcher: Launcher, modules: Path) -> None:
+    names = [*WHY, "harmless"]
+    launched = launcher.start(
+        COMPUTES.replace("say(", "say(os.environ.get('SET_BY_HARMLESS'), "),
+        *(*TWO, f"--ft-preload={','.join(names)}", "--ft-preload-timeout=2"),
+        env=path_with(modules),
+        script_args=names,
+    )
+    finished = launched.wait(110)
+    launched.assert_nothing_left()
+    assert finished.code == 0, finished.err
+    assert left_out(launched) == WHY
+    flags = " ".join("True" if name == "harmless" else "False" for name in names)
+    assert sorted(finished.out.splitlines()) == [f"yes {rank} 0 2 {rank} {flags}" for rank in (0, 1)]
+    assert not launched.events("fork_failed")
+
+
+def test_an_operation_that_starts_threads_is_left_out(launcher: Launcher, modules: Path) -> None:
+    """Ranks that are forked behind one hang at their first operation."""
+    launched = launcher.start(
+        COMPUTES,
+        *(*TWO, "--ft-preload=runs_operation"),
+        env={**path_with(modules), "OMP_NUM_THREADS": "2"},
+        script_args=["runs_operation"],
+    )
+    finished = launched.wait()
+    assert finished.code == 0, finished.err
+    assert left_out(launched) == {"runs_operation": "it started a thread"}
+    assert sorted(finished.out.splitlines()) == ["0 0 2 0 False", "1 0 2 1 False"]
+    assert states(launched, "ready")
+
+
+RESTARTS = """
+open(f"pid.{RANK}.{CYCLE}", "w").write(str(os.getpid()))
+say("ready", RANK, CYCLE, "torch" in sys.modules)
+while not os.path.exists(f"go.{CYCLE}"):
+    time.sleep(0.005)
+if CYCLE < 2 and RANK == 1:
+    os._exit(7)
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
+def test_a_server_that_is_ended_or_stopped_is_replaced(launcher: Launcher, how: int) -> None:
+    launched = launcher.start(RESTARTS, *TWO, "--max-restarts=2")
+    launched.wait_for("^ready", count=2)
+    first = states(launched, "started")[0]["pid"]
+    os.kill(first, how)
+    wait_until(lambda: len(states(launched, "ready")) == 2, 60)
+    (launched.directory / "go.0").touch()
+    launched.wait_for("^ready", count=4)
+    # and in the very moment of a restart: then the ranks are fresh interpreters, or wait for the next server
+    os.kill(states(launched, "started")[-1]["pid"], how)
+    (launched.directory / "go.1").touch()
+    (launched.directory / "go.2").touch()
+    finished = launched.wait()
+    launched.assert_nothing_left()
+    assert finished.code == 0, finished.err
+    assert "ready 1 1 True" in finished.out
+    assert "ready 1 2" in finished.out
+    killed = "SIGTERM" if how == signal.SIGTERM else "SIGKILL"
+    assert f"the fork server ended ({killed}), which hurts no rank; a new one is started" in finished.lines
+
+
+def test_servers_that_keep_dying_are_given_up(launcher: Launcher) -> None:
+    launched = launcher.start(RESTARTS, *TWO, "--max-restarts=2")
+    launched.wait_for("^ready", count=2)
+    for count in range(1, 6):
+        wait_until(lambda count=count: len(states(launched, "started")) >= count, 30)
+        os.kill(states(launched, "started")[-1]["pid"], signal.SIGKILL)
+        wait_until(lambda count=count: len(states(launched, "ended")) >= count, 30)
+    for cycle in range(3):
+        (launched.directory / f"go.{cycle}").touch()
+    finished = launched.wait()
+    assert finished.code == 0, finished.err
+    assert "the fork server died 5 times; ranks start as fresh interpreters" in finished.lines
+    assert "ready 1 2 False" in finished.out
+
+
+@pytest.mark.parametrize(
+    ("options", "env", "reason"),
+    [
+        (["--no-python"], {}, "the ranks aren't run by this Python"),
+        ([], {"PYTHON_EXEC": "/usr/bin/env"}, "the ranks aren't run by this Python"),
+        (["--run-path"], {}, "the script isn't a file"),
+    ],
+)
+def test_what_only_a_fresh_interpreter_can_run(
+    launcher: Launcher, tmp_path: Path, options: list[str], env: dict[str, str], reason: str
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("print('ran')")
+    words = ["echo", "ran"] if options == ["--no-python"] else [str(script)]
+    launched = launcher.start(words, *options, env=env)
+    finished = launched.wait()
+    assert finished.lines[0] == f"ranks start as fresh interpreters: {reason}"
+    if not env:  # which doesn't know -u
+        assert (finished.code, finished.out) == (0, "ran\n")
+    assert not [stat for stat in launched.alive() if stat.comm == "ft_fork_server"]
+
+
+def test_a_file_beside_the_script_that_hides_an_imported_module(launcher: Launcher) -> None:
+    (launcher.directory / "queue.py").write_text("print('mine')")
+    script = launcher.directory / "hidden.py"
+    script.write_text("import queue")
+    launched = launcher.start([str(script)])
+    finished = launched.wait()
+    assert finished.out == "mine\n"
+    assert "ranks start as fresh interpreters: queue beside the script hides a module of that name" in finished.lines
+
+
+def test_a_hundred_restarts_leave_nothing(launcher: Launcher) -> None:
+    """No restart is lost, and neither processes, descriptors, ports, memory nor files pile up."""
+    script = """
+import socket
+if RANK == 0:
+    launcher = os.getppid()
+    fds = len(os.listdir(f"/proc/{launcher}/fd"))
+    children = len(open(f"/proc/{launcher}/task/{launcher}/children").read().split())
+    rss = int(open(f"/proc/{launcher}/statm").read().split()[1]) * 4
+    say(CYCLE, fds, children, rss)
+if CYCLE < 100:
+    if RANK == 1:
+        os._exit(1)
+    forever()
+"""
+    launched = launcher.start(script, *TWO, "--max-restarts=100")
+    finished = launched.wait(100)
+    launched.assert_nothing_left()
+    assert finished.code == 0, finished.err
+    assert finished.lines[-1] == "all ranks finished after 101 cycles"
+    rows = [tuple(map(int, line.split())) for line in finished.out.splitlines()]
+    cycles, fds, children, rss = zip(*rows, strict=True)
+    # the first rank may be ended before it has said anything: half of them will have
+    assert len(cycles) > 50
+    assert max(fds[len(fds) // 2 :]) <= max(fds[: len(fds) // 2])
+    assert max(children) <= 6
+    assert rss[-1] - rss[len(rss) // 5] < 20_000, "KiB"
+    assert states(launched, "started")[0] == states(launched, "started")[-1]
+    assert not launched.events("fork_failed")

@@ -1,0 +1,161 @@
+"""A rank that is forked from the fork server is like one that is a fresh interpreter."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.launching import ROOT, Launched, Launcher, clean_environment, launcher, wait_until
+
+__all__ = ["launcher"]
+
+SUPPORT = ROOT / "tests" / "support"
+TWO = ("--nproc-per-node", "2")
+FRESH = ("--ft-preload=none",)
+
+
+def was_forked(launched: Launched) -> bool:
+    states = [event["state"] for event in launched.events("fork_server")]
+    return "ready" in states and not launched.events("fork_failed") and not launched.events("fresh_interpreters")
+
+
+def torchrun(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The same under torchrun."""
+    (tmp_path / "torchrun").mkdir()
+    return subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *arguments],
+        cwd=tmp_path / "torchrun",
+        env={**clean_environment(), "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), "SEEDS": str(tmp_path)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+
+def normal(text: str, directory: Path) -> list[str]:
+    """Lines in an order of their own, without what no two runs have in common."""
+    text = text.replace(str(directory), "HERE")
+    text = re.sub(r"0x[0-9a-f]+", "0x", text)
+    text = re.sub(r"'(TORCHELASTIC|TMPDIR|FT_TEST|PYTHON|TORCH_NCCL)\w*', ", "", text)
+    return sorted(text.splitlines())
+
+
+def test_a_forked_rank_finds_what_a_fresh_one_finds(launcher: Launcher, tmp_path: Path) -> None:
+    script = str(SUPPORT / "fingerprint.py")
+    theirs = torchrun(tmp_path, *TWO, script, "a", "b c")
+    launched = launcher.start([script, "a", "b c"], *TWO, env={"SEEDS": str(tmp_path)})
+    ours = launched.wait(100)
+    launched.assert_nothing_left()
+    assert was_forked(launched)
+    assert (ours.code, theirs.returncode) == (0, 0), (ours.err, theirs.stderr)
+    for mine, other in zip(
+        normal(ours.out, launched.directory), normal(theirs.stdout, tmp_path / "torchrun"), strict=True
+    ):
+        assert mine == other
+    seeds = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
+    assert all(first != second for first, second in zip(*seeds, strict=True)), "ranks draw the same numbers"
+
+
+def test_a_forked_rank_ends_as_a_fresh_one_does(launcher: Launcher, tmp_path: Path) -> None:
+    """Exit codes, and what is printed: of exceptions, of hooks, of threads."""
+    script = str(SUPPORT / "endings.py")
+    count = len(re.findall(r'^    "[^"]+": ', (SUPPORT / "endings.py").read_text(), re.MULTILINE))
+    logs = tmp_path / "logs"
+    launched = launcher.start([script], f"--max-restarts={count}", "--redirects=3", "--log-dir", str(logs))
+    finished = launched.wait(100)
+    launched.assert_nothing_left()
+    assert finished.code == 0, finished.err
+    assert was_forked(launched)
+    exits = launched.events("rank_exited")
+    assert len(exits) == count == 15
+    for event in exits:
+        env = {**clean_environment(), "FT_CYCLE": str(event["cycle"])}
+        fresh = subprocess.run(
+            [sys.executable, "-u", script], env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True
+        )
+        (directory,) = logs.glob(f"*/attempt_{event['cycle']}/0")
+        assert event["exitcode"] == fresh.returncode
+        assert (directory / "stdout.log").read_text() == fresh.stdout
+        assert normal((directory / "stderr.log").read_text(), tmp_path) == normal(fresh.stderr, tmp_path)
+
+
+PACKAGE = """
+import sys
+print(__name__, __package__, __spec__.name, sys.argv[1:], sys.path[0] == __import__("os").getcwd(), __file__)
+if len(sys.argv) > 1:
+    raise ValueError(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("words", [["package"], ["package.module"], ["package.module", "x"], ["nothing"]])
+def test_a_module_runs_as_under_python(launcher: Launcher, tmp_path: Path, words: list[str]) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    for name, text in (("__init__", ""), ("__main__", PACKAGE), ("module", PACKAGE)):
+        (package / f"{name}.py").write_text(text)
+    env = {**clean_environment(), "PYTHONPATH": str(tmp_path)}
+    launched = launcher.start(words, "-m", env={"PYTHONPATH": f"{tmp_path}:{ROOT}"})
+    ours = launched.wait()
+    fresh = subprocess.run(
+        [sys.executable, "-u", "-m", *words], cwd=launched.directory, env=env, capture_output=True, text=True
+    )
+    assert was_forked(launched)
+    assert (ours.out, ours.code != 0) == (fresh.stdout, fresh.returncode != 0)
+    theirs = normal(fresh.stderr, tmp_path)
+    assert set(theirs) - set(normal(ours.err, tmp_path)) == set()
+
+
+def test_standard_input_and_redirected_streams(launcher: Launcher) -> None:
+    script = "sys.stderr.write('to stderr\\n'); sys.stdout.write('to stdout'); print(os.readlink('/proc/self/fd/1'))"
+    launched = launcher.start(script, "--redirects=1", "--tee=2", "--log-dir=logs")
+    assert launched.wait().code == 0
+    (log,) = launched.directory.glob("logs/*/attempt_0/0/stdout.log")
+    assert log.read_text() == f"to stdout{log}\n"
+    assert "]:to stderr" in launched.err
+
+
+def test_without_a_fork_server_on_request(launcher: Launcher) -> None:
+    launched = launcher.start("say('torch' in sys.modules)", "--ft-preload=none")
+    assert launched.wait().out == "False\n"
+    assert launched.events("fork_server") == []
+    launched = launcher.start("say('torch' in sys.modules)")
+    assert launched.wait().out == "True\n"
+
+
+def test_imports_of_the_ranks_are_learned(launcher: Launcher) -> None:
+    """What a rank imports from installed packages, the next ranks find imported; what is the user's they don't."""
+    script = """
+import mine
+before = {name: name in sys.modules for name in ("hypothesis", "psutil", "mine.deep", "megatron_ft.rank.client")}
+import hypothesis, psutil, mine.deep, megatron_ft.rank.client
+say(RANK, CYCLE, before)
+time.sleep(1.5 if RANK == 0 and CYCLE == 0 else 0)
+while CYCLE == 0 and not os.path.exists("go"):
+    time.sleep(0.01)
+if RANK == 0 and CYCLE == 0:
+    os._exit(1)
+"""
+    mine = launcher.directory / "0" / "mine"
+    launched = launcher.start(script, *TWO, "--max-restarts=1")
+    mine.mkdir()
+    (mine / "__init__.py").write_text("import time; stamp = time.monotonic()")
+    (mine / "deep.py").write_text("")
+    wait_until(lambda: len(states(launched, "ready")) >= 2, 60)
+    (launched.directory / "go").touch()
+    finished = launched.wait()
+    assert finished.code == 0, finished.err
+    said = sorted(finished.out.splitlines())
+    nothing = "{'hypothesis': False, 'psutil': False, 'mine.deep': False, 'megatron_ft.rank.client': False}"
+    learned = "{'hypothesis': True, 'psutil': True, 'mine.deep': False, 'megatron_ft.rank.client': True}"
+    assert said == [f"0 0 {nothing}", f"0 1 {learned}", f"1 0 {nothing}", f"1 1 {learned}"]
+    assert was_forked(launched)
+
+
+def states(launched: Launched, state: str) -> list[dict[str, object]]:
+    return [event for event in launched.events("fork_server") if event["state"] == state]
