@@ -39,6 +39,11 @@ def cycles_of(launched: Launched) -> list[str]:
     return re.findall(r"^cycle (\d+) of", launched.out, re.MULTILINE)
 
 
+def started(launched: Launched) -> list[int]:
+    """Cycles; a rank may be ended before it says anything."""
+    return [event["cycle"] for event in launched.events("cycle_started")]
+
+
 def test_both_nodes_restart_and_agree_on_the_cycle(launcher: Launcher) -> None:
     place = meeting_place("--nnodes=2", "--max-restarts=1")
     nodes = [launcher.start(SCRIPT, *place) for _ in range(2)]
@@ -98,7 +103,7 @@ def test_restarts_are_counted_once_for_the_job_and_all_give_up_together(launcher
     nodes = [launcher.start(script, *place) for _ in range(3)]
     ended = [node.wait() for node in nodes]
     assert [finished.code for finished in ended] == [1, 1, 1]
-    assert [cycles_of(node) for node in nodes] == [["0", "1", "2"]] * 3
+    assert [started(node) for node in nodes] == [[0, 1, 2]] * 3
     for finished in ended:
         ends = [line for line in finished.lines if " ended: " in line]
         assert [re.sub(r"node \d \(.+?\): ", "", line) for line in ends] == [
@@ -161,3 +166,16 @@ while not os.path.exists(sys.argv[1]):
     assert "no restart used" in nodes[0].err
     flag.touch()
     assert [node.wait().code for node in nodes] == [0, 0, 0]
+
+
+def test_static_rendezvous_restarts_on_all_nodes_in_step(launcher: Launcher) -> None:
+    # nobody can wait there to be noticed; the announcement is what the other node restarts for
+    script = "say('cycle', CYCLE, 'of', RANK)\nif CYCLE == 0:\n    sys.exit(7) if RANK == 1 else forever()\n"
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    place = ["--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={port}", "--max-restarts=1"]
+    nodes = [launcher.start(script, *place, f"--node-rank={number}") for number in range(2)]
+    assert [node.wait().code for node in nodes] == [0, 0]
+    assert [started(node) for node in nodes] == [[0, 1]] * 2
+    assert all("rank 1 exited with code 7; restarting as cycle 1, 0 of 1 restart left" in node.err for node in nodes)
