@@ -6,13 +6,23 @@ policy sees an end decides, and every node finds the same one.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from megatron_ft.core.restart_policy import NodeState, Outcome
 
-__all__ = ["Entry", "JobView", "NodeReport", "ShutdownRequest", "gone", "node_changed", "shutdown_requested"]
+__all__ = [
+    "Entry",
+    "JobView",
+    "NodeReport",
+    "ShutdownRequest",
+    "gone",
+    "newcomers",
+    "node_changed",
+    "shutdown_requested",
+]
 
 Entry = Mapping[str, Any]
 """One JSON object of the log."""
@@ -23,9 +33,24 @@ _FINAL = frozenset({NodeState.SUCCEEDED, NodeState.EXCLUDED})
 """What a node reaches by itself; that its launcher ends afterwards changes nothing."""
 
 
-def node_changed(node: int, state: NodeState, *, name: str, text: str) -> Entry:
-    """A node has another state; ``text`` says why."""
-    return {"ev": "state", "node": node, "name": name, "state": state.value, "text": text}
+def node_changed(
+    node: int, state: NodeState, *, name: str, text: str, kind: str = "", rank: int | None = None
+) -> Entry:
+    """A node has another state; ``text`` says why, ``kind`` (of cause) and ``rank`` where a rank did it."""
+    return {
+        "ev": "state",
+        "node": node,
+        "name": name,
+        "state": state.value,
+        "text": text,
+        "kind": kind,
+        "rank": rank,
+    }
+
+
+def newcomers(node: int, *, count: int) -> Entry:
+    """That node has seen so many nodes waiting to join, for whom all are to meet again."""
+    return {"ev": "newcomers", "node": node, "count": count}
 
 
 def shutdown_requested(node: int, *, name: str, text: str) -> Entry:
@@ -45,6 +70,10 @@ class NodeReport:
     state: NodeState = NodeState.HEALTHY
     name: str = ""
     text: str = ""
+    kind: str = ""
+    """The kind of the cause, as the event log has it; empty where no rank of the node is one."""
+    rank: int | None = None
+    """The rank that is the cause; None if none is known."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +93,10 @@ class JobView:
     shutdown: ShutdownRequest | None = None
     gone: frozenset[int] = frozenset()
     outcome: Outcome | None = None
+    decided_by: int | None = None
+    """The node whose entry was the one that ended the cycle."""
+    newcomers: int = 0
+    """Nodes that wait to join, where they ended the cycle."""
 
     def after(self, entry: Entry, judge: Judge) -> JobView:
         """The view after one more entry. Entries that say nothing (of an unknown node, of another version) don't."""
@@ -74,12 +107,24 @@ class JobView:
         match entry.get("ev"):
             case "shutdown":
                 view = replace(self, shutdown=self.shutdown or ShutdownRequest(node, name, text))
-                return replace(view, outcome=view.outcome or Outcome.STOPPED)
+                return view._decided(Outcome.STOPPED, node)
+            case "newcomers":
+                if self.outcome is not None:
+                    return self
+                return replace(self._decided(Outcome.MEMBERSHIP, node), newcomers=int(entry.get("count", 0)))
             case "gone":
                 return replace(self, gone=self.gone | {node})
             case "state":
-                return self._changed(node, NodeReport(NodeState(entry["state"]), name, text), judge)
+                kind, rank = str(entry.get("kind", "")), entry.get("rank")
+                report = NodeReport(NodeState(entry["state"]), name, text, kind, rank if type(rank) is int else None)
+                return self._changed(node, report, judge)
         return self
+
+    def makes_needless(self, entry: Entry) -> bool:
+        """Whether an entry that isn't written yet needn't be: ranks fail everywhere when a cycle ends."""
+        if entry.get("ev") == "state":
+            return self.outcome is not None and entry["state"] == NodeState.UNHEALTHY.value
+        return self.outcome is not None and entry.get("ev") == "newcomers"
 
     def states(self) -> list[NodeState]:
         """By group rank."""
@@ -93,10 +138,10 @@ class JobView:
         """Whether nobody is to be waited for any more."""
         return len(self.gone) == len(self.nodes)
 
-    def next_alive(self, node: int) -> int | None:
-        """The node after that one, in a ring of those that aren't gone; None if there is no other."""
-        ring = [*range(node + 1, len(self.nodes)), *range(node)]
-        return next((other for other in ring if other not in self.gone), None)
+    def next_alive(self, node: int, count: int = 1) -> list[int]:
+        """The ``count`` nodes after that one, in a ring of those that aren't gone; fewer if there are no more."""
+        ring = itertools.chain(range(node + 1, len(self.nodes)), range(node))
+        return list(itertools.islice((other for other in ring if other not in self.gone), count))
 
     def _changed(self, node: int, report: NodeReport, judge: Judge) -> JobView:
         absent = self.gone | {node} if report.state in (NodeState.LOST, NodeState.EXCLUDED) else self.gone
@@ -104,4 +149,9 @@ class JobView:
         if self.nodes[node].state in _FINAL:
             return view
         view = replace(view, nodes=(*self.nodes[:node], report, *self.nodes[node + 1 :]))
-        return view if view.outcome is not None else replace(view, outcome=judge(view.states()))
+        return view if self.outcome is not None else view._decided(judge(view.states()), node)
+
+    def _decided(self, outcome: Outcome | None, node: int) -> JobView:
+        if self.outcome is not None or outcome is None:
+            return self
+        return replace(self, outcome=outcome, decided_by=node)

@@ -61,8 +61,7 @@ class CycleEnd:
     """One cycle that is over.
 
     Args:
-        restarts_before: how many restarts the whole job had used before; policies that count for each launcher
-            alone don't look at it.
+        restarts_before: how many restarts the whole job had used before.
         nodes_left: how many nodes could take part in another cycle, those that wait to join included; None if
             no node was left out.
     """
@@ -110,7 +109,7 @@ class RestartPolicy(Protocol):
 
     @property
     def is_common(self) -> bool:
-        """Whether all nodes decide together (``judge_nodes`` alone counts where there are several)."""
+        """Whether ``judge_nodes`` alone counts where there are several nodes; else any of them may end the cycle."""
         ...
 
     def judge(self, view: GroupView) -> Outcome | None:
@@ -128,9 +127,9 @@ class RestartPolicy(Protocol):
 
 @dataclass(frozen=True)
 class AnyFailed:
-    """All ranks restart when any rank fails, at most ``max_restarts`` times. Membership changes cost nothing.
+    """All ranks of all nodes restart when any rank fails or a node is lost, at most ``max_restarts`` times.
 
-    Each launcher counts the failures of its own ranks.
+    Membership changes cost nothing. A restart is counted once for the job, whichever node it began on.
     """
 
     max_restarts: int
@@ -146,13 +145,20 @@ class AnyFailed:
         return Outcome.MEMBERSHIP if view.nodes_waiting else None
 
     def judge_nodes(self, nodes: Collection[NodeState]) -> Outcome | None:
-        """See the protocol. A node that fails or is lost makes itself felt otherwise: the others' ranks fail."""
+        """See the protocol. The others' ranks would fail, too, but only when their collectives do."""
+        if NodeState.UNHEALTHY in nodes or NodeState.LOST in nodes:
+            return Outcome.FAILED
         return Outcome.MEMBERSHIP if NodeState.EXCLUDED in nodes else None
 
     def decide(self, history: Sequence[CycleEnd]) -> Decision:
         """See the protocol."""
         assert history, "a decision needs a cycle that has ended"
-        used = sum(end.outcome is Outcome.FAILED for end in history)
+        last = history[-1]
+        # the job's count, for a launcher that came late; its own, where it can't ask the others
+        used = max(
+            last.restarts_before + (last.outcome is Outcome.FAILED),
+            sum(end.outcome is Outcome.FAILED for end in history),
+        )
         return _decide(history[-1], used=used, max_restarts=self.max_restarts, min_nodes=self.min_nodes)
 
 

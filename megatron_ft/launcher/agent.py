@@ -23,9 +23,11 @@ from megatron_ft.core.restart_policy import Action, CycleEnd, Decision, GroupVie
 from megatron_ft.launcher import announce, departure, lines, node_lines, stopping, torch_private
 from megatron_ft.launcher.control import ReceivedRequest
 from megatron_ft.launcher.cycle_record import CycleRecord
+from megatron_ft.launcher.doorbell import Doorbell
+from megatron_ft.launcher.meeting import Meetings
 from megatron_ft.launcher.node import Node
 from megatron_ft.launcher.peers import CutOffError, Peers
-from megatron_ft.launcher.rounds import MembershipWatch, agree_on_cycle, restarts_used
+from megatron_ft.launcher.rounds import MembershipWatch, of_the_run
 from megatron_ft.launcher.workers import Worker, WorkerContext
 
 _HUNG_AND_ALIVE_S = 20.0
@@ -59,6 +61,8 @@ class FaultTolerantAgent(LocalElasticAgent):
         self._handler: Any = self._worker_group.spec.rdzv_handler
         self._history: list[CycleEnd] = []
         self._cycle = 0
+        self._meetings = Meetings(node, self._handler)
+        self._bell: Doorbell | None = None
         self._peers: Peers | None = None
         self._ends_together = False
         self._record: CycleRecord | None = None
@@ -116,45 +120,33 @@ class FaultTolerantAgent(LocalElasticAgent):
             self._remaining_restarts = decision.restarts_left
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
-        node, nodes = self._node, self._node.line.max_nodes
-        self._node.ranks_ended_well = False
+        node, peers = self._node, self._peers
+        node.ranks_ended_well = False
         self._store = worker_group.store = None  # a store that nobody holds gives its port back
-        warning = torch_private.fresh_store(self._handler, nodes=nodes)
-        if warning and not self._history:
-            node.say(warning)
-        run_id, used = self._handler.get_run_id(), 0
-
-        def meet() -> int:
-            nonlocal used
-            if self._last_membership is not None:
-                self._last_membership.join()
-            with torch_private.quick_first_round(nodes=nodes):
-                super(FaultTolerantAgent, self)._rendezvous(worker_group)
-            if node.policy.is_common:
-                used = restarts_used(worker_group.store, run_id=run_id)
-            return agree_on_cycle(
-                worker_group.store,
-                backend=self._handler.get_backend(),
-                run_id=run_id,
-                group_rank=worker_group.group_rank or 0,
-                own_count=len(self._history),
-            )
-
         try:
-            self._cycle = node.reactor.call_blocking(meet, self._check_wanted)
+            met = self._meetings.meet(self._torch_rendezvous, worker_group, peers=peers, check=self._check_wanted)
         except RendezvousGracefulExitError as error:
             raise NodeNotNeededError(str(error)) from error
         except RendezvousClosedError:
-            if self._peers is not None:
+            if peers is not None:
                 self._check_wanted(wait_s=1.0)
             raise
-        if self._peers is not None:
-            self._peers.stop()
+        self._cycle = met.cycle
+        if peers is not None:
+            peers.stop()
             self._peers = None
-        if nodes > 1:
-            self._peers = Peers(node, worker_group, cycle=self._cycle, run_id=run_id, restarts_before=used)
-        if node.policy.is_common and self._peers is not None:
+        if node.line.max_nodes > 1:
+            run_id, used = self._handler.get_run_id(), met.restarts_used
+            self._bell = self._bell or Doorbell(of_the_run(worker_group.store), run_id=run_id)
+            self._peers = Peers(
+                node, worker_group, cycle=met.cycle, run_id=run_id, restarts_before=used, bell=self._bell
+            )
             self._remaining_restarts = max(0, node.line.namespace.max_restarts - used)
+
+    def _torch_rendezvous(self, worker_group: WorkerGroup) -> None:
+        if self._last_membership is not None:
+            self._last_membership.join()
+        super()._rendezvous(worker_group)
 
     def _check_wanted(self, wait_s: float = 0.0) -> None:
         """While the nodes meet: whether there is to be another cycle."""
@@ -246,9 +238,12 @@ class FaultTolerantAgent(LocalElasticAgent):
             nodes_waiting=0 if membership is None else membership.nodes_waiting,
         )
         if peers is not None and self._node.policy.is_common:
-            peers.tell(view.state, lambda: record.cause().line if failed else "")
+            peers.tell(view.state, lambda: record.cause() if failed else "")
             return None  # until all know it, in the order in which they hear of it
-        return self._node.policy.judge(view)
+        outcome = self._node.policy.judge(view)
+        if peers is not None and outcome in (Outcome.FAILED, Outcome.MEMBERSHIP):
+            return peers.end_for_all(outcome, cause=record.cause, nodes_waiting=view.nodes_waiting)
+        return outcome
 
     def _end_cycle(self, outcome: Outcome) -> Outcome:
         """End the ranks as the outcome asks for; the outcome after that."""
@@ -379,6 +374,7 @@ class FaultTolerantAgent(LocalElasticAgent):
             asked_by=received[0].name if received else None,
             peers=self._peers,
             min_nodes=self._node.policy.min_nodes,
+            is_common=self._node.policy.is_common,
         )
 
     def _succeeded(self, record: CycleRecord, decision: Decision) -> RunResult:

@@ -66,9 +66,15 @@ def cause_of(
     asked_by: str | None,
     peers: Peers | None,
     min_nodes: int,
+    is_common: bool,
 ) -> Cause:
-    """Why a cycle ended that didn't succeed; ``asked_by`` is the signal that asked the launcher to stop."""
+    """Why a cycle ended that didn't succeed.
+
+    ``asked_by`` is the signal that asked the launcher to stop; ``is_common`` as the policy has it.
+    """
     view = None if peers is None else peers.view
+    if outcome is Outcome.FAILED and peers is not None and not is_common:
+        return _first_told(peers) or record.cause()
     if outcome is Outcome.FAILED:
         if view is None or view.outcome is not Outcome.FAILED or len(view.nodes) == 1:
             return record.cause()
@@ -77,12 +83,26 @@ def cause_of(
         kind = CauseKind.MEMBERSHIP if own is None else own.kind
         return Cause(kind=kind, text=text, rank=None if own is None else own.rank)
     if outcome is Outcome.MEMBERSHIP:
-        return Cause(kind=CauseKind.MEMBERSHIP, text=_membership(peers) or lines.nodes_waiting(nodes_waiting))
+        told = 0 if view is None else view.newcomers
+        return Cause(kind=CauseKind.MEMBERSHIP, text=_membership(peers) or lines.nodes_waiting(told or nodes_waiting))
     if asked_by is not None:
         return Cause(kind=CauseKind.REQUEST, text=lines.stopped(asked_by, record.failures()))
     if outcome is Outcome.STOPPED and record.shutdown_request is None and peers is not None:
         return Cause(kind=CauseKind.REQUEST, text=peers.shutdown_text() or "another node asked for the end")
     return record.request_cause()
+
+
+def _first_told(peers: Peers) -> Cause | None:
+    """What ended the cycle on another node; None if that was a rank of this one."""
+    view = peers.view
+    if view.outcome is not Outcome.FAILED or view.decided_by is None:
+        return None
+    number, report = view.decided_by, view.nodes[view.decided_by]
+    if number == peers.number:
+        own = node_lines.lost_sight(report.text) if report.state is NodeState.LOST else None
+        return None if own is None else Cause(kind=CauseKind.MEMBERSHIP, text=own)
+    kind = CauseKind(report.kind) if report.kind else CauseKind.MEMBERSHIP
+    return Cause(kind=kind, text=node_lines.failed(number=number, report=report), rank=report.rank)
 
 
 def _membership(peers: Peers | None) -> str | None:

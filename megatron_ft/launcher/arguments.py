@@ -20,7 +20,7 @@ from megatron_ft.core.config_fields import nearest
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.ipc.ft_options import add_ft_options, with_hint
 from megatron_ft.ipc.resolved_options import ResolvedOptions, read_ft_options
-from megatron_ft.launcher import directories, signals, torch_private
+from megatron_ft.launcher import directories, signals, torch_rendezvous
 
 __all__ = ["CommandLine", "parse", "torch_launch_config"]
 
@@ -49,6 +49,11 @@ class CommandLine:
     def run_id(self) -> str:
         """torchrun's --rdzv-id, made up for a single node."""
         return str(self.namespace.rdzv_id)
+
+    def configures_rendezvous(self, *names: str) -> bool:
+        """Whether --rdzv-conf sets one of these."""
+        given = {pair.partition("=")[0].strip() for pair in str(self.namespace.rdzv_conf or "").split(",")}
+        return not given.isdisjoint(names)
 
     @property
     def ranks_are_python(self) -> bool:
@@ -163,7 +168,7 @@ def _fill_in_rendezvous(namespace: argparse.Namespace, max_nodes: int) -> None:
         namespace.rdzv_id = str(uuid.uuid4())
     if namespace.master_port is None:
         namespace.master_port = 29500
-    backends = torch_private.rendezvous_backends()
+    backends = torch_rendezvous.rendezvous_backends()
     if backends and namespace.rdzv_backend not in backends:
         raise ConfigError(
             f"--rdzv-backend: unknown {namespace.rdzv_backend!r}{nearest(namespace.rdzv_backend, backends)}"

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 
-from megatron_ft.launcher import node_lines, torch_private
+from megatron_ft.launcher import node_lines, torch_rendezvous
 from megatron_ft.launcher.node import Node
 
 __all__ = ["leave"]
@@ -30,15 +30,15 @@ def leave(node: Node, handler: Any) -> None:
     """
     handler.shutdown = lambda: True  # which would close it
     with contextlib.suppress(RendezvousError):
-        node.blocking(lambda: torch_private.leave_rendezvous(handler))
-    port = torch_private.store_port(handler)
+        node.blocking(lambda: torch_rendezvous.leave_rendezvous(handler))
+    port = torch_rendezvous.store_port(handler)
     if port is None or not _listens_at(port):
         return
     node.say(node_lines.kept_as_host())
     needed_s = time.monotonic()
     with contextlib.suppress(RendezvousError):
         while time.monotonic() - needed_s < _NOBODY_FOR_S:
-            nodes = node.blocking(lambda: torch_private.nodes_in_rendezvous(handler))
+            nodes = node.blocking(lambda: torch_rendezvous.nodes_in_rendezvous(handler))
             if nodes is None:
                 break  # closed: the job is over
             if nodes:

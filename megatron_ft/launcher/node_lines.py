@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from megatron_ft.core.job_view import JobView
+from collections.abc import Sequence
+
+from megatron_ft.core.job_view import JobView, NodeReport
 from megatron_ft.core.restart_policy import NodeState
 
 __all__ = [
     "GOOD",
     "excluded",
+    "failed",
     "kept_as_host",
+    "lost_between",
     "lost_sight",
     "node",
     "node_changed",
     "shut_down",
     "succeeded_without",
     "too_few_healthy",
+    "waiting_for_nodes",
     "waiting_for_others",
+    "waiting_to_join",
 ]
 
 GOOD = (NodeState.HEALTHY, NodeState.SUCCEEDED)
 """What counts for the minimum."""
+_SHOWN = 8
 
 
 def node(number: int, name: str) -> str:
@@ -54,6 +61,41 @@ def excluded(view: JobView) -> str | None:
     return "; ".join(f"{node(number, r.name)} leaves the job: {r.text}" for number, r in left) or None
 
 
+def failed(*, number: int, report: NodeReport) -> str:
+    """What ended the cycle on another node: for the place of the cause."""
+    return f"{node(number, report.name)}: {report.text}"
+
+
+def lost_between(*, number: int, report: NodeReport) -> str:
+    """A node is missed while the others meet again."""
+    return f"{node(number, report.name)} is lost: {report.text}; the other nodes meet without it"
+
+
+def waiting_for_nodes(
+    *, here: Sequence[str], more: int, missing: Sequence[str] = (), lost: Sequence[str] = (), cycle: int | None = None
+) -> str:
+    """A round of the rendezvous takes long.
+
+    ``more`` nodes are needed (0: none, but some may yet come); of the last cycle, ``cycle``, nodes are ``missing``
+    that live, as far as is known, or ``lost``.
+    """
+    parts = [f"{len(here)} {'of ' + str(len(here) + more) + ' ' if more else ''}{_are(len(here))} here"]
+    if here:
+        parts[0] += f": {_names(here)}"
+    if missing:
+        parts.append(f"missing since cycle {cycle}: {_names(missing)}")
+    if lost:
+        parts.append(f"lost in cycle {cycle}: {_names(lost)}")
+    needed = f"{more} more node{'' if more == 1 else 's'}" if more else "more nodes to come"
+    return f"waiting for {needed} ({'; '.join(parts)})"
+
+
+def waiting_to_join(running: int) -> str:
+    """The others train, without this node."""
+    nodes = "1 node runs" if running == 1 else f"{running} nodes run"
+    return f"waiting for the next cycle: {nodes} without this one"
+
+
 def lost_sight(text: str) -> str:
     """The others gave this node up: for the place of the cause."""
     return f"the other nodes took this one for lost ({text})"
@@ -82,3 +124,12 @@ def kept_as_host() -> str:
 def _good(view: JobView) -> str:
     number = view.count(*GOOD)
     return "1 good node" if number == 1 else f"{number} good nodes"
+
+
+def _are(number: int) -> str:
+    return "is" if number == 1 else "are"
+
+
+def _names(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_SHOWN])
+    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"

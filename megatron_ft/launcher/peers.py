@@ -12,9 +12,11 @@ from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
 
 from megatron_ft.core import job_view
 from megatron_ft.core.errors import FaultToleranceError
+from megatron_ft.core.exit_description import Cause
 from megatron_ft.core.job_view import JobView
 from megatron_ft.core.restart_policy import NodeState, Outcome
 from megatron_ft.launcher import node_lines
+from megatron_ft.launcher.doorbell import Doorbell
 from megatron_ft.launcher.job_log import CUT_OFF_AFTER_S, JobLog
 from megatron_ft.launcher.node import Node
 from megatron_ft.launcher.rounds import add_restart
@@ -23,6 +25,8 @@ __all__ = ["CutOffError", "Peers"]
 
 _LAST_WORDS_S = 2.0
 """To tell the others something on the way out."""
+_AGREE_S = 2.0
+"""A node that has told the others why the cycle ends waits so long for its own words; then it ends it alone."""
 _TOGETHER_S = 30.0
 """Beyond the time that ending ranks may take: how long the others are waited for at the end of the job."""
 
@@ -34,7 +38,9 @@ class CutOffError(FaultToleranceError):
 class Peers:
     """One cycle's other nodes, and this one as they see it."""
 
-    def __init__(self, node: Node, group: WorkerGroup, *, cycle: int, run_id: str, restarts_before: int) -> None:
+    def __init__(
+        self, node: Node, group: WorkerGroup, *, cycle: int, run_id: str, restarts_before: int, bell: Doorbell
+    ) -> None:
         self.cycle = cycle
         self.restarts_before = restarts_before
         self.number: int = group.group_rank or 0
@@ -42,10 +48,12 @@ class Peers:
         self._name = socket.gethostname()
         self._told = NodeState.HEALTHY
         self._asked_for_shutdown = False
+        self._asked_to_end_s: float | None = None
+        self._is_over = False
         policy, store = node.policy, group.store
 
         def decided(outcome: Outcome) -> None:
-            if policy.is_common and outcome is Outcome.FAILED:
+            if outcome is Outcome.FAILED:
                 add_restart(store, run_id=run_id, before=restarts_before)
 
         self._log = JobLog(
@@ -57,6 +65,7 @@ class Peers:
             interval_s=node.line.namespace.monitor_interval,
             judge=policy.judge_nodes,
             on_decided=decided,
+            bell=bell,
         )
         self._seen = self._log.view
         node.reactor.watch(self._log.fileno(), self._changed)
@@ -87,12 +96,38 @@ class Peers:
                 "this node gives up, the others go on without it"
             )
 
-    def tell(self, state: NodeState, text: Callable[[], str]) -> None:
+    def end_for_all(self, outcome: Outcome, *, cause: Callable[[], Cause], nodes_waiting: int) -> Outcome | None:
+        """End the cycle on all nodes, because of what this node alone has seen: it ``FAILED``, or ``MEMBERSHIP``.
+
+        ``view.outcome`` says when all know; then the first reason that somebody told is everybody's.
+
+        Returns:
+            ``outcome`` if the others can't be told, else None.
+        """
+        if self._asked_to_end_s is None:
+            self._asked_to_end_s = time.monotonic()
+            if outcome is Outcome.MEMBERSHIP:
+                self._log.append(job_view.newcomers(self.number, count=nodes_waiting))
+        if outcome is Outcome.FAILED:
+            self.tell(NodeState.UNHEALTHY, cause)
+        alone = self._log.error is not None or time.monotonic() - self._asked_to_end_s > _AGREE_S
+        return outcome if alone else None
+
+    def cycle_is_over(self) -> None:
+        """The nodes meet again: one that isn't heard of is soon found lost."""
+        self._is_over = True
+        self._log.cycle_is_over()
+
+    def tell(self, state: NodeState, why: Callable[[], Cause | str]) -> None:
         """Tell the others of this node's state, once for each."""
         if state is self._told:
             return
         self._told = state
-        self._log.append(job_view.node_changed(self.number, state, name=self._name, text=text()))
+        cause = why()
+        told: dict[str, Any] = {"text": cause}
+        if isinstance(cause, Cause):
+            told = {"text": cause.line, "kind": cause.kind.value, "rank": cause.rank}
+        self._log.append(job_view.node_changed(self.number, state, name=self._name, **told))
         others = self.view.count(NodeState.HEALTHY) - 1
         if state is NodeState.SUCCEEDED and others > 0:
             self._node.say(node_lines.waiting_for_others(cycle=self.cycle, others=others))
@@ -149,7 +184,9 @@ class Peers:
             if old.state is new.state:
                 continue
             self._log_state(number, new)
-            if self._node.policy.is_common and view.outcome is None and new.state not in node_lines.GOOD:
+            if self._is_over and new.state is NodeState.LOST and number != self.number:
+                self._node.say(node_lines.lost_between(number=number, report=new))
+            elif self._node.policy.is_common and view.outcome is None and new.state not in node_lines.GOOD:
                 self._node.say(
                     node_lines.node_changed(
                         cycle=self.cycle, number=number, view=view, min_nodes=self._node.policy.min_nodes

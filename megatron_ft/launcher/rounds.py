@@ -11,7 +11,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from megatron_ft.launcher.reactor import THREAD_PREFIX
 
-__all__ = ["MembershipWatch", "add_restart", "agree_on_cycle", "restarts_used"]
+__all__ = ["MembershipWatch", "add_restart", "agree_on_cycle", "of_the_run", "restarts_used"]
 
 _KEY = "megatron_ft/cycle"
 _RESTARTS_KEY = "megatron_ft/restarts"
@@ -36,15 +36,16 @@ def agree_on_cycle(store: Any, *, backend: str, run_id: str, group_rank: int, ow
 
 def restarts_used(store: Any, *, run_id: str) -> int:
     """How many restarts the whole job has used, for policies that count them so."""
-    return int(_of_the_run(store).add(f"{_RESTARTS_KEY}/{run_id}", 0))
+    return int(of_the_run(store).add(f"{_RESTARTS_KEY}/{run_id}", 0))
 
 
 def add_restart(store: Any, *, run_id: str, before: int) -> None:
     """One more than ``before``. Every node of the cycle writes it, the same number: no loss of a node loses it."""
-    _of_the_run(store).set(f"{_RESTARTS_KEY}/{run_id}", str(before + 1))
+    of_the_run(store).set(f"{_RESTARTS_KEY}/{run_id}", str(before + 1))
 
 
-def _of_the_run(store: Any) -> Any:
+def of_the_run(store: Any) -> Any:
+    """The store behind those of the rounds, the same for the whole job."""
     return store.underlying_store if isinstance(store, PrefixStore) else store
 
 

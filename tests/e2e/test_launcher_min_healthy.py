@@ -144,6 +144,7 @@ def test_late_node_disturbs_nobody_and_takes_part_in_the_next_cycle(launcher: La
     )
     late.wait_for("logs: ")
     wait_until(lambda: nodes_waiting(place) == 1, START_S)
+    late.wait_for("waiting for the next cycle: 1 node runs without this one")
     assert cycles_of(first) == ["0"]
     tell(launcher, "fail-0-0")
     for node in (first, late):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import socket
 
 from tests.support.launching import Launched, Launcher, launcher
@@ -38,6 +39,11 @@ def cycles_of(launched: Launched) -> list[str]:
     return re.findall(r"^cycle (\d+) of", launched.out, re.MULTILINE)
 
 
+def started(launched: Launched) -> list[int]:
+    """Cycles; a rank may be ended before it says anything."""
+    return [event["cycle"] for event in launched.events("cycle_started")]
+
+
 def test_both_nodes_restart_and_agree_on_the_cycle(launcher: Launcher) -> None:
     place = meeting_place("--nnodes=2", "--max-restarts=1")
     nodes = [launcher.start(SCRIPT, *place) for _ in range(2)]
@@ -45,14 +51,17 @@ def test_both_nodes_restart_and_agree_on_the_cycle(launcher: Launcher) -> None:
     assert [finished.code for finished in ended] == [0, 0]
     assert [cycles_of(node) for node in nodes] == [["0", "1"], ["0", "1"]]
     lines = [line for finished in ended for line in finished.lines]
-    assert len([line for line in lines if "rank 1 killed by SIGKILL (not by us); restarting as cycle 1" in line]) == 1
-    waiting = "1 node waiting to join (new, or restarting its ranks); restarting as cycle 1, no restart used"
-    assert f"cycle 0 ended: {waiting}" in lines
+    # both know at once why, and count the same restart
+    restarting = "rank 1 killed by SIGKILL (not by us); restarting as cycle 1, 0 of 1 restart left"
+    assert f"cycle 0 ended: {restarting}" in lines
+    assert f"cycle 0 ended: node 1 ({socket.gethostname()}): {restarting}" in lines
+    events = [event for node in nodes for event in node.events("cycle_ended") if event["cycle"] == 0]
+    assert [(event["cause"]["kind"], event["cause"]["rank"]) for event in events] == [("signal", 1)] * 2
     assert {"cycle 0 started: 2 ranks on 2 nodes, rank 0 here", "cycle 0 started: 2 ranks on 2 nodes, rank 1 here"} <= {
         *lines
     }
-    # torch's own count is another one on each node
-    assert {"restart 0", "restart 1"} == set(re.findall("restart .$", nodes[0].out + nodes[1].out, re.MULTILINE))
+    # torch's own count would be another one on each node
+    assert [re.findall("restart .$", node.out, re.MULTILINE) for node in nodes] == [["restart 0", "restart 1"]] * 2
 
 
 def test_late_node_joins(launcher: Launcher) -> None:
@@ -85,3 +94,88 @@ def test_host_of_the_rendezvous_is_lost(launcher: Launcher) -> None:
     assert finished.code == 1
     assert finished.lines[-1].startswith("the rendezvous failed: The connection to the C10d store has failed.")
     assert "Traceback" not in finished.err
+
+
+def test_restarts_are_counted_once_for_the_job_and_all_give_up_together(launcher: Launcher) -> None:
+    # one rank fails in each cycle, on another node each time; nobody else notices
+    script = "say('cycle', CYCLE, 'of', RANK)\nif RANK == CYCLE:\n    sys.exit(7)\nforever()\n"
+    place = meeting_place("--nnodes=3", "--max-restarts=2")
+    nodes = [launcher.start(script, *place) for _ in range(3)]
+    ended = [node.wait() for node in nodes]
+    assert [finished.code for finished in ended] == [1, 1, 1]
+    assert [started(node) for node in nodes] == [[0, 1, 2]] * 3
+    for finished in ended:
+        ends = [line for line in finished.lines if " ended: " in line]
+        assert [re.sub(r"node \d \(.+?\): ", "", line) for line in ends] == [
+            "cycle 0 ended: rank 0 exited with code 7; restarting as cycle 1, 1 of 2 restarts left",
+            "cycle 1 ended: rank 1 exited with code 7; restarting as cycle 2, 0 of 2 restarts left",
+            "cycle 2 ended: rank 2 exited with code 7; no restarts left, giving up",
+        ]
+        assert "Traceback" not in finished.err
+    # torch's table of failures is for the node whose rank it was
+    assert sorted("FAILED" in finished.err for finished in ended) == [False, False, True]
+
+
+def test_hang_is_known_on_the_other_node(launcher: Launcher) -> None:
+    script = """
+from megatron_ft import RankMonitorClient
+client = RankMonitorClient()
+client.init_workload_monitoring()
+say("cycle", CYCLE, "of", RANK)
+if CYCLE == 0:
+    if RANK == 1:
+        client.start_section("step")
+    forever()
+client.shutdown_workload_monitoring()
+"""
+    place = meeting_place("--nnodes=2", "--max-restarts=1", "--ft-rank-section-timeouts=step:1")
+    nodes = [launcher.start(script, *place) for _ in range(2)]
+    ended = [node.wait() for node in nodes]
+    assert [finished.code for finished in ended] == [0, 0]
+    for finished in ended:
+        [line] = [line for line in finished.lines if line.startswith("cycle 0 ended: ")]
+        assert re.match(r"cycle 0 ended: (node 1 \(.+\): )?rank 1 hung in 'step' for ", line)
+    kinds = [event["cause"]["kind"] for node in nodes for event in node.events("cycle_ended") if event["cycle"] == 0]
+    assert kinds == ["hang", "hang"]
+
+
+def test_launcher_that_was_frozen_is_done_without_and_comes_back(launcher: Launcher) -> None:
+    script = """
+say("cycle", CYCLE, "of", RANK, "in", os.environ["WORLD_SIZE"])
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.02)
+"""
+    place = meeting_place("--nnodes=2:3", "--max-restarts=1")
+    flag = launcher.directory / "finish"
+    nodes = [
+        launcher.start(script, *place, f"--rdzv-conf=is_host={int(not number)}", script_args=[str(flag)])
+        for number in range(3)
+    ]
+    for node in nodes:
+        node.wait_for("^cycle 0 of . in 3")
+    nodes[2].signal(signal.SIGSTOP)
+    for node in nodes[:2]:
+        node.wait_for(
+            r"cycle 0 ended: node \d \(.+\): its launcher was not heard of for 6 s; restarting as cycle 1, 0 of"
+        )
+        node.wait_for("^cycle 1 of . in 2")
+    nodes[2].signal(signal.SIGCONT)
+    for node in nodes:
+        node.wait_for("^cycle 2 of . in 3")
+    assert "the other nodes took this one for lost" in nodes[2].err
+    assert "no restart used" in nodes[0].err
+    flag.touch()
+    assert [node.wait().code for node in nodes] == [0, 0, 0]
+
+
+def test_static_rendezvous_restarts_on_all_nodes_in_step(launcher: Launcher) -> None:
+    # nobody can wait there to be noticed; the announcement is what the other node restarts for
+    script = "say('cycle', CYCLE, 'of', RANK)\nif CYCLE == 0:\n    sys.exit(7) if RANK == 1 else forever()\n"
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    place = ["--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={port}", "--max-restarts=1"]
+    nodes = [launcher.start(script, *place, f"--node-rank={number}") for number in range(2)]
+    assert [node.wait().code for node in nodes] == [0, 0]
+    assert [started(node) for node in nodes] == [[0, 1]] * 2
+    assert all("rank 1 exited with code 7; restarting as cycle 1, 0 of 1 restart left" in node.err for node in nodes)

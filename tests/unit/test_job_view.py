@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_ft.core.job_view import Entry, JobView, NodeReport, gone, node_changed, shutdown_requested
+from megatron_ft.core.job_view import Entry, JobView, NodeReport, gone, newcomers, node_changed, shutdown_requested
 from megatron_ft.core.restart_policy import AnyFailed, MinHealthy, NodeState, Outcome
 
 NODES = 3
@@ -30,6 +30,7 @@ states = st.builds(changed, st.integers(0, NODES - 1), st.sampled_from(NodeState
 entries = st.one_of(
     states,
     st.builds(gone, st.integers(0, NODES - 1)),
+    st.builds(lambda node: newcomers(node, count=1), st.integers(0, NODES - 1)),
     st.builds(lambda node: shutdown_requested(node, name="", text="enough"), st.integers(0, NODES - 1)),
 )
 
@@ -65,6 +66,34 @@ def test_request_to_shut_down_is_known_whatever_was_decided_before() -> None:
     assert late.shutdown.text == "rank 4 asked"
 
 
+@pytest.mark.parametrize("state", [NodeState.UNHEALTHY, NodeState.LOST])
+def test_first_one_told_ends_the_cycle_of_any_failed_for_all(state: NodeState) -> None:
+    judge = AnyFailed(3).judge_nodes
+    first = {**node_changed(1, state, name="b", text="rank 3 died", kind="signal", rank=3)}
+    view = fold([first, changed(0, NodeState.UNHEALTHY), newcomers(2, count=1)], judge)
+    assert (view.outcome, view.decided_by, view.newcomers) == (Outcome.FAILED, 1, 0)
+    assert view.nodes[1] == NodeReport(state, "b", "rank 3 died", "signal", 3)
+
+
+def test_newcomers_end_the_cycle_for_all() -> None:
+    view = fold([newcomers(2, count=2), changed(0, NodeState.UNHEALTHY)], AnyFailed(3).judge_nodes)
+    assert (view.outcome, view.decided_by, view.newcomers) == (Outcome.MEMBERSHIP, 2, 2)
+
+
+def test_only_what_nobody_needs_any_more_is_left_unsaid() -> None:
+    decided = fold([changed(1, NodeState.UNHEALTHY)], AnyFailed(3).judge_nodes)
+    for entry in (changed(0, NodeState.UNHEALTHY), newcomers(0, count=1)):
+        assert decided.makes_needless(entry)
+        assert not fold([]).makes_needless(entry)
+    for entry in (
+        changed(0, NodeState.LOST),
+        changed(0, NodeState.EXCLUDED),
+        gone(0),
+        shutdown_requested(0, name="", text=""),
+    ):
+        assert not decided.makes_needless(entry)
+
+
 def test_excluded_node_restarts_the_others_of_any_failed() -> None:
     assert fold([changed(1, NodeState.EXCLUDED)], AnyFailed(3).judge_nodes).outcome is Outcome.MEMBERSHIP
 
@@ -81,7 +110,13 @@ def test_excluded_node_restarts_the_others_of_any_failed() -> None:
     ],
 )
 def test_who_is_watched_by_whom(log: list[Entry], node: int, watched: int | None) -> None:
-    assert fold(log).next_alive(node) == watched
+    assert fold(log).next_alive(node) == ([] if watched is None else [watched])
+
+
+def test_several_are_watched_by_each_but_nobody_twice_or_by_itself() -> None:
+    assert fold([]).next_alive(1, 2) == [2, 0]
+    assert fold([]).next_alive(1, 5) == [2, 0]
+    assert fold([gone(2)]).next_alive(1, 2) == [0]
 
 
 @pytest.mark.parametrize("entry", [{}, {"ev": "state", "node": 7, "state": "lost"}, {"ev": "news", "node": 1}])

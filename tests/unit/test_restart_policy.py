@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -127,9 +129,34 @@ def test_min_healthy_succeeds_only_with_enough_and_never_goes_on_with_too_few(
         assert HEALTHY not in nodes
 
 
-def test_any_failed_is_moved_only_by_a_node_that_leaves() -> None:
-    assert AnyFailed(3).judge_nodes([HEALTHY, BAD, LOST, DONE]) is None
-    assert AnyFailed(3).judge_nodes([HEALTHY, OUT]) is M
+@pytest.mark.parametrize(
+    ("nodes", "outcome"),
+    [
+        ((HEALTHY, HEALTHY), None),
+        ((HEALTHY, DONE), None),
+        ((HEALTHY, BAD, DONE), F),
+        ((HEALTHY, LOST), F),
+        ((HEALTHY, OUT), M),
+    ],
+)
+def test_any_failed_judges_nodes(nodes: tuple[NodeState, ...], outcome: Outcome | None) -> None:
+    assert AnyFailed(3).judge_nodes(nodes) is outcome
+
+
+@pytest.mark.parametrize(
+    ("before", "outcomes", "action", "left"),
+    [
+        (2, (F,), Action.RESTART, 0),  # a launcher that came late
+        (3, (F,), Action.GIVE_UP, 0),
+        (1, (F, F), Action.RESTART, 1),
+        (0, (F, F), Action.RESTART, 1),  # the others couldn't be told of the first one
+        (2, (F, M), Action.RESTART, 1),
+    ],
+)
+def test_any_failed_counts_for_the_job(before: int, outcomes: tuple[Outcome, ...], action: Action, left: int) -> None:
+    *earlier, last = history(*outcomes)
+    decision = AnyFailed(3).decide([*earlier, dataclasses.replace(last, restarts_before=before)])
+    assert (decision.action, decision.restarts_left) == (action, left)
 
 
 @pytest.mark.parametrize(

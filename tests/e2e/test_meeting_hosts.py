@@ -1,0 +1,125 @@
+"""Three hosts with a network between them, the default policy: a failure is known at once, a dead host soon."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tests.support.launching import Launched, Launcher, launcher
+from tests.support.netns import Hosts, hosts
+from tests.support.nodes import wait_for_all
+
+__all__ = ["hosts", "launcher"]
+
+# ranks that notice nothing by themselves, and ranks that lose a peer as those of a collective do
+SCRIPT = """
+import pathlib, socket
+WHERE = pathlib.Path(sys.argv[1])
+say("cycle", CYCLE, "of", RANK, "in", os.environ["WORLD_SIZE"], "on", socket.gethostname())
+if "connected" in sys.argv:
+    if RANK == 0:
+        server = socket.create_server(("", 29777))
+        peers = [server.accept()[0] for _ in range(int(os.environ["WORLD_SIZE"]) - 1)]
+    else:
+        peers = []
+        while not peers:
+            try:
+                peers.append(socket.create_connection((os.environ["MASTER_ADDR"], 29777)))
+            except OSError:
+                time.sleep(0.02)
+    for peer in peers:
+        peer.setblocking(False)
+say("ready", CYCLE)
+while not (WHERE / "finish").exists():
+    if (WHERE / f"kill-{CYCLE}-{RANK}").exists():
+        os.kill(os.getpid(), signal.SIGKILL)
+    if "connected" in sys.argv:
+        for peer in peers:
+            try:
+                if not peer.recv(1):
+                    sys.exit("connection closed by peer")
+            except BlockingIOError:
+                pass
+    time.sleep(0.01)
+"""
+
+
+def start_on_each(launcher: Launcher, hosts: Hosts, *options: str, connected: bool = False) -> list[Launched]:
+    """In the order of the hosts; the first one hosts the rendezvous. All ranks run when this returns."""
+    place = ["--rdzv-backend=c10d", "--rdzv-endpoint=node1:29500", "--rdzv-id=job"]
+    words = [str(launcher.directory), *(["connected"] if connected else [])]
+    nodes = [
+        launcher.start(SCRIPT, *place, *options, script_args=words, prefix=hosts.enter(number)) for number in (1, 2, 3)
+    ]
+    for node in nodes:
+        node.wait_for("^ready 0")
+    return nodes
+
+
+def rank_of(node: Launched, cycle: int) -> int:
+    return int(node.wait_for(rf"^cycle {cycle} of (\d)")[0])
+
+
+def seconds_from(nodes: list[Launched], first: str, last: str, cycle: int) -> float:
+    """From the first record ``first`` of a cycle to the last one ``last`` of the next; one clock serves all hosts."""
+    begin = min(event["t"] for node in nodes for event in node.events(first) if event["cycle"] == cycle)
+    end = max(event["t"] for node in nodes for event in node.events(last) if event["cycle"] == cycle + 1)
+    return float(end - begin) / 1e9
+
+
+def test_failure_of_one_rank_restarts_all_hosts_at_once(launcher: Launcher, hosts: Hosts) -> None:
+    nodes = start_on_each(launcher, hosts, "--nnodes=3", "--max-restarts=5")
+    for cycle in range(3):
+        victim = nodes[(cycle + 1) % 3]
+        rank = rank_of(victim, cycle)
+        (launcher.directory / f"kill-{cycle}-{rank}").touch()
+        for node in nodes:
+            node.wait_for(f"^ready {cycle + 1}")
+        host = f"node{(cycle + 1) % 3 + 1}"
+        left = f"restarting as cycle {cycle + 1}, {4 - cycle} of 5 restarts left"
+        for node in nodes:
+            who = "" if node is victim else rf"node {rank} \({host}\): "
+            assert re.search(
+                rf"cycle {cycle} ended: {who}rank {rank} killed by SIGKILL \(not by us\); {left}", node.err
+            )
+        # nobody's rank notices anything by itself; torch alone would take seconds where it notices
+        assert seconds_from(nodes, "rank_exited", "cycle_started", cycle) < 3
+    (launcher.directory / "finish").touch()
+    ended = wait_for_all(nodes)
+    assert [finished.code for finished in ended] == [0, 0, 0]
+    assert ["waiting for" in finished.err for finished in ended] == [False] * 3
+
+
+def kill_all_of(node: Launched) -> None:
+    """The processes are gone in one moment, launcher and monitors included."""
+    node.destroy()
+    Path(node.temp_dir).mkdir()  # where the fixture looks for what is left
+
+
+def test_host_whose_processes_are_killed_is_soon_done_without(launcher: Launcher, hosts: Hosts) -> None:
+    nodes = start_on_each(launcher, hosts, "--nnodes=2:3", "--max-restarts=1", connected=True)
+    lost = next(node for node in nodes[1:] if rank_of(node, 0) != 0)
+    others = [node for node in nodes if node is not lost]
+    host = f"node{nodes.index(lost) + 1}"
+    kill_all_of(lost)
+    for node in others:
+        node.wait_for("^cycle 1 of . in 2 on")
+        assert re.search(rf"node \d \({host}\) is lost: its launcher was not heard of for 2 s", node.err)
+    # torch: 15 s and 30 s; wanted are less than 5
+    assert seconds_from(others, "rank_exited", "cycle_started", 0) < 10
+    (launcher.directory / "finish").touch()
+    assert [finished.code for finished in wait_for_all(others)] == [0, 0]
+
+
+def test_host_that_vanishes_is_missed_even_if_no_rank_notices(launcher: Launcher, hosts: Hosts) -> None:
+    nodes = start_on_each(launcher, hosts, "--nnodes=3", "--max-restarts=1")
+    hosts.cut(3)
+    kill_all_of(nodes[2])
+    others = nodes[:2]
+    for node in others:
+        node.wait_for(r"cycle 0 ended: node \d \(node3\): its launcher was not heard of for 6 s; restarting as cycle 1")
+        node.wait_for(r"waiting for 1 more node \(2 of 3 are here: node1, node2; lost in cycle 0: node3\)")
+    # without it the round isn't complete; the user ends it
+    for node in others:
+        node.process.terminate()
+    wait_for_all(others)
