@@ -5,18 +5,20 @@ from __future__ import annotations
 import importlib.util
 import sys
 import time
+from dataclasses import fields
 from typing import TYPE_CHECKING, TextIO
 
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.report.cycles import CycleSummary, RunSummary
+from megatron_ft.report.cycles import CycleSummary, RestartPhases, RunSummary
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["COLUMNS", "check_rich", "cycle_row", "print_run"]
+__all__ = ["COLUMNS", "check_rich", "cycle_row", "phases_row", "print_run"]
 
 COLUMNS = ("cycle", "how it ended", "rank", "noticed\nafter", "training\nagain after", "iterations\nredone")
 _LEAST_WIDTH = 160
+_PHASES = tuple(field.name for field in fields(RestartPhases))
 
 
 def check_rich() -> None:
@@ -41,6 +43,17 @@ def cycle_row(cycle: CycleSummary) -> tuple[str, ...]:
     )
 
 
+def phases_row(cycle: CycleSummary) -> tuple[str, ...] | None:
+    """Where the time went between the fault of this cycle and the end of the next one's first step.
+
+    In the order of ``RestartPhases``; None if no restart followed.
+    """
+    durations = [getattr(cycle.phases, name) for name in _PHASES]
+    if all(duration is None for duration in durations[2:]):
+        return None
+    return (f"{cycle.cycle} to {cycle.cycle + 1}", *map(_duration, durations))
+
+
 def print_run(run: RunSummary, file: TextIO | None = None) -> None:
     """Draw the table of one run, with a line on what its times mean.
 
@@ -58,6 +71,10 @@ def print_run(run: RunSummary, file: TextIO | None = None) -> None:
     console.print(_table(run))
     if any(cycle.noticed_after_s is not None for cycle in run.cycles):
         console.print("Times count from the fault; redone are iterations that had been finished before it.")
+    phases = _phases_table(run)
+    if phases is not None:
+        console.print()
+        console.print(phases)
     if run.passed_over:
         console.print(f"{run.passed_over} unreadable lines of the event logs were passed over.")
 
@@ -74,6 +91,20 @@ def _table(run: RunSummary) -> Table:
         table.add_column(column, justify="left" if column == "how it ended" else "right")
     for cycle in run.cycles:
         table.add_row(*cycle_row(cycle))
+    return table
+
+
+def _phases_table(run: RunSummary) -> Table | None:
+    from rich.table import Table
+
+    rows = [row for row in map(phases_row, run.cycles) if row is not None]
+    if not rows:
+        return None
+    table = Table(title="where the time of each restart went", title_justify="left", title_style="bold")
+    for column in ("cycle", *(name.replace("_", "\n") for name in _PHASES)):
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(*row)
     return table
 
 

@@ -311,7 +311,7 @@ def test_the_table(tmp_path: Path) -> None:
     out = io.StringIO()
     table.print_run(only_run(tmp_path), file=out)
     text = out.getvalue()
-    killed, hung, finished = (line for line in text.splitlines() if "│" in line)
+    killed, hung, finished, first, second = (line for line in text.splitlines() if "│" in line)
     assert "2 ranks, 2 restarts" in text
     assert [cell.strip() for cell in killed.strip("│").split("│")] == [
         "0",
@@ -324,6 +324,10 @@ def test_the_table(tmp_path: Path) -> None:
     assert "rank 0 hung in 'step' for 3.0 s (timeout 3.0 s) at iteration 37" in hung
     assert [cell.strip() for cell in hung.strip("│").split("│")][3:] == ["3.01 s", "5.00 s", "7"]
     assert [cell.strip() for cell in finished.strip("│").split("│")] == ["2", "finished", "-", "-", "-", "-"]
+    assert [cell.strip() for cell in first.strip("│").split("│")] == [
+        *("0 to 1", "20 ms", "20 ms", "-", "60 ms", "-", "900 ms", "2.00 s", "-")
+    ]
+    assert second.strip("│").split("│")[0].strip() == "1 to 2"
 
 
 def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
