@@ -7,7 +7,7 @@ import os
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from megatron_ft.core.preload import RankCommand, differing_variables, hidden_modules, read_command
@@ -17,7 +17,7 @@ from megatron_ft.launcher.generations import Generations
 from megatron_ft.launcher.learned_imports import LearnedImports
 from megatron_ft.launcher.reactor import Reactor
 from megatron_ft.launcher.server_process import ServerError, ServerProcess
-from megatron_ft.launcher.workers import Spawner, Worker
+from megatron_ft.launcher.workers import RankSpec, Spawner, Worker
 
 __all__ = ["ForkingSpawner"]
 
@@ -72,20 +72,17 @@ class ForkingSpawner:
             self._use_fresh(reason)
             self._generations.close()
 
-    def spawn(
-        self,
-        *,
-        local_rank: int,
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        stdout: str | None,
-        stderr: str | None,
-    ) -> Worker:
+    def spawn(self, specs: Sequence[RankSpec], on_spawned: Callable[[Worker], None]) -> None:
         """See the protocol."""
-        worker = self._fork(local_rank, argv, env, stdout, stderr)
-        if worker is not None:
-            return worker
-        return self._fresh.spawn(local_rank=local_rank, argv=argv, env=env, stdout=stdout, stderr=stderr)
+        left = list(specs)
+        server = self._server() if self._command is not None else None
+        if server is not None:
+            reason = self._why_not_from(server, specs)
+            if reason is None:
+                left = self._fork(server, specs, on_spawned)
+            else:
+                self._use_fresh(reason)
+        self._fresh.spawn(left, on_spawned)
 
     def pids(self) -> set[int]:
         """Of the servers."""
@@ -100,34 +97,6 @@ class ForkingSpawner:
         self._learned.close()
         self._generations.close()
 
-    def _fork(
-        self, local_rank: int, argv: Sequence[str], env: Mapping[str, str], stdout: str | None, stderr: str | None
-    ) -> Worker | None:
-        if self._command is None:
-            return None
-        command = read_command(argv, sys.executable)
-        if isinstance(command, str):
-            self._use_fresh(command)
-            return None
-        server = self._server()
-        if server is None:
-            return None
-        reason = self._why_not_from(server, command, env)
-        if reason is not None:
-            self._use_fresh(reason)
-            return None
-        request = {
-            "argv": list(argv),
-            "command": {"script": command.script, "is_module": command.is_module, "arguments": command.arguments},
-            "cwd": os.getcwd(),
-            "env": dict(env),
-        }
-        try:
-            return self._request(server, local_rank, request, stdout, stderr)
-        except ServerError as error:
-            self._log.write("fork_failed", local_rank=local_rank, pid=server.pid, reason=str(error))
-            return None
-
     def _server(self) -> ServerProcess | None:
         """The one to fork from now; waits for one that is about to be better."""
         wait_s = _LONGEST_WAIT_S
@@ -139,34 +108,59 @@ class ForkingSpawner:
         server = generations.current
         return server if server is not None and server.is_ready else None
 
-    def _why_not_from(self, server: ServerProcess, command: RankCommand, env: Mapping[str, str]) -> str | None:
-        differing = differing_variables(server.environment, env)
-        if differing:
-            return f"{', '.join(differing)} of the ranks differ from the launcher's"
-        if sum(len(name) + len(value) for name, value in env.items()) > _LARGEST_ENVIRONMENT:
-            return "their environment is too large"
-        hidden = hidden_modules(_modules_in(_script_directory(command)), server.modules)
+    def _why_not_from(self, server: ServerProcess, specs: Sequence[RankSpec]) -> str | None:
+        for spec in specs:
+            command = read_command(spec.argv, sys.executable)
+            if isinstance(command, str):
+                return command
+            differing = differing_variables(server.environment, spec.env)
+            if differing:
+                return f"{', '.join(differing)} of the ranks differ from the launcher's"
+            if sum(len(name) + len(value) for name, value in spec.env.items()) > _LARGEST_ENVIRONMENT:
+                return "their environment is too large"
+        assert self._command is not None
+        hidden = hidden_modules(_modules_in(_script_directory(self._command)), server.modules)
         return f"{hidden[0]} beside the script hides a module of that name" if hidden else None
 
-    def _request(
-        self, server: ServerProcess, local_rank: int, request: Mapping[str, Any], stdout: str | None, stderr: str | None
-    ) -> Worker:
+    def _fork(
+        self, server: ServerProcess, specs: Sequence[RankSpec], on_spawned: Callable[[Worker], None]
+    ) -> list[RankSpec]:
+        """Fork the ranks; returns those that could not be."""
+        left = []
         with contextlib.ExitStack() as stack:
-            out = stack.enter_context(open(stdout, "w")).fileno() if stdout else 1
-            err = stack.enter_context(open(stderr, "w")).fileno() if stderr else 2
-            go_read, go_write = os.pipe()
-            stack.callback(os.close, go_read)
-            # whatever happens here: a child that isn't told to go ends itself when this is closed
-            stack.callback(os.close, go_write)
-            fds = [go_read, _standard_input(stack), out, err]
-            if local_rank == 0:
-                report = self._learned.begin()
-                stack.callback(os.close, report)
-                fds.append(report)
-            pid = server.fork_rank(request, fds)
-            worker = Worker(local_rank, pid, os.pidfd_open(pid))
-            os.write(go_write, b"g")
-        return worker
+            prepared = [self._prepare(spec, stack) for spec in specs]
+            answers = server.fork_ranks([(request, fds) for request, fds, _ in prepared])
+            for spec, (_, _, go_fd), answer in zip(specs, prepared, answers, strict=True):
+                if isinstance(answer, ServerError):
+                    self._log.write("fork_failed", local_rank=spec.local_rank, pid=server.pid, reason=str(answer))
+                    left.append(spec)
+                    continue
+                worker = Worker(spec.local_rank, answer, os.pidfd_open(answer))
+                on_spawned(worker)
+                os.write(go_fd, b"g")
+        return left
+
+    def _prepare(self, spec: RankSpec, stack: contextlib.ExitStack) -> tuple[dict[str, Any], list[int], int]:
+        """A request, the descriptors that go with it, and the one that tells the new process to go on."""
+        out, err = _output(spec.stdout, 1, stack), _output(spec.stderr, 2, stack)
+        go_read, go_write = os.pipe()
+        stack.callback(os.close, go_read)
+        # whatever happens here: a child that isn't told to go ends itself when this is closed
+        stack.callback(os.close, go_write)
+        fds = [go_read, _standard_input(stack), out, err]
+        if spec.local_rank == 0:
+            report = self._learned.begin()
+            stack.callback(os.close, report)
+            fds.append(report)
+        command = read_command(spec.argv, sys.executable)
+        assert isinstance(command, RankCommand)
+        request = {
+            "argv": list(spec.argv),
+            "command": {"script": command.script, "is_module": command.is_module, "arguments": command.arguments},
+            "cwd": os.getcwd(),
+            "env": dict(spec.env),
+        }
+        return request, fds, go_write
 
     def _grow(self) -> None:
         """The first rank has stopped importing for a while: have its modules for the next ones."""
@@ -177,6 +171,10 @@ class ForkingSpawner:
             self._said.add(reason)
             self._say(lines.fresh_interpreters(reason))
             self._log.write("fresh_interpreters", reason=reason)
+
+
+def _output(path: str | None, own: int, stack: contextlib.ExitStack) -> int:
+    return own if path is None else stack.enter_context(open(path, "w")).fileno()
 
 
 def _standard_input(stack: contextlib.ExitStack) -> int:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from megatron_ft.core.errors import FaultToleranceError, ProtocolError
 from megatron_ft.ipc.processes import send_signal
-from megatron_ft.ipc.wire import Channel, ChannelClosedError, Message
+from megatron_ft.ipc.wire import Channel, ChannelClosedError, Message, Received
 from megatron_ft.launcher import descendants
 
 __all__ = ["SERVER_MODULE", "ServerError", "ServerProcess", "start_by_argv"]
@@ -74,24 +75,27 @@ class ServerProcess:
         for message, _ in received:
             self._take(message)
 
-    def fork_rank(self, request: Mapping[str, Any], fds: Sequence[int]) -> int:
-        """The process id of a new rank, a child of the launcher by now.
+    def fork_ranks(self, requests: Sequence[tuple[Mapping[str, Any], Sequence[int]]]) -> Iterator[int | ServerError]:
+        """For each request (what to run, descriptors to hand over) the process id of a new rank, or why there is none.
 
-        Raises:
-            ServerError: it can't fork, is gone, or doesn't answer; then it is killed.
+        The ranks are children of the launcher by then. A server that is gone or doesn't answer is killed, and the
+        rest of the requests fail.
         """
-        return self._ask({"type": "spawn", **request}, fds)
+        yield from self._ask([({"type": "spawn", **request}, fds) for request, fds in requests])
 
     def grow(self, modules: Sequence[tuple[str, str | None]], script_dir: str | None) -> ServerProcess:
         """A fork of it that goes on to import ``modules``, each from its file if one is given.
 
         Raises:
-            ServerError: see ``fork_rank``.
+            ServerError: it can't fork, is gone, or doesn't answer; then it is killed.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             with theirs:
-                pid = self._ask({"type": "grow", "modules": modules, "script_dir": script_dir}, [theirs.fileno()])
+                request = {"type": "grow", "modules": modules, "script_dir": script_dir}
+                (pid,) = self._ask([(request, [theirs.fileno()])])
+                if isinstance(pid, ServerError):
+                    raise pid
             child = ServerProcess(pid, Channel(ours), environment=self.environment)
         except (OSError, ServerError):
             ours.close()
@@ -117,21 +121,30 @@ class ServerProcess:
         os.close(self.pidfd)
         return code
 
-    def _ask(self, request: Mapping[str, Any], fds: Sequence[int]) -> int:
-        if self.is_gone or descendants.is_stopped(self.pid):
-            self.kill()
-            raise ServerError("it is stopped")
+    def _ask(self, requests: Sequence[tuple[Mapping[str, Any], Sequence[int]]]) -> Iterator[int | ServerError]:
+        unanswered = len(requests)
         try:
-            self.channel.send(request, fds)
-            message = self.channel.wait_message(_ANSWER_S).message
+            if self.is_gone or descendants.is_stopped(self.pid):
+                raise TimeoutError("it is stopped")
+            for request, fds in requests:
+                self.channel.send(request, fds)
+            while unanswered:
+                for message, _ in self._wait_for_answers():
+                    unanswered -= 1
+                    yield int(message["pid"]) if message["type"] == "forked" else ServerError(str(message["reason"]))
         except (ChannelClosedError, ProtocolError, TimeoutError) as error:
             if self.channel.fileno() < 0:
                 self.on_channel_closed()
             self.kill()
-            raise ServerError(str(error)) from error
-        if message["type"] != "forked":
-            raise ServerError(str(message.get("reason", message)))
-        return int(message["pid"])
+            for _ in range(unanswered):
+                yield ServerError(str(error))
+
+    def _wait_for_answers(self) -> list[Received]:
+        poller = select.poll()
+        poller.register(self.channel.fileno(), select.POLLIN)
+        if not poller.poll(_ANSWER_S * 1e3):
+            raise TimeoutError(f"no answer for {_ANSWER_S:g} s")
+        return self.channel.receive()
 
     def _take(self, message: Message) -> None:
         kind = message["type"]

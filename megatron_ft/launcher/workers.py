@@ -19,7 +19,7 @@ from megatron_ft.ipc.processes import send_signal
 from megatron_ft.launcher import descendants, torch_private
 from megatron_ft.launcher.reactor import Priority, Reactor
 
-__all__ = ["FreshInterpreterSpawner", "Spawner", "Worker", "WorkerContext"]
+__all__ = ["FreshInterpreterSpawner", "RankSpec", "Spawner", "Worker", "WorkerContext"]
 
 
 @dataclass
@@ -71,22 +71,25 @@ class Worker:
             self.on_reaped(self.exitcode)
 
 
+@dataclass(frozen=True, kw_only=True)
+class RankSpec:
+    """What a rank is to be; ``stdout`` and ``stderr`` are files to write, None is the launcher's own stream."""
+
+    local_rank: int
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    stdout: str | None
+    stderr: str | None
+
+
 class Spawner(Protocol):
     """A way to create ranks. Whoever it is, the rank is a child of the launcher and leads its own session."""
 
-    def spawn(
-        self,
-        *,
-        local_rank: int,
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        stdout: str | None,
-        stderr: str | None,
-    ) -> Worker:
-        """Start one rank; ``stdout`` and ``stderr`` are files to write, None is the launcher's own stream.
+    def spawn(self, specs: Sequence[RankSpec], on_spawned: Callable[[Worker], None]) -> None:
+        """Start ranks; ``on_spawned`` is called with each as soon as it is there.
 
         Raises:
-            OSError: it can't be started.
+            OSError: one can't be started; those before it were.
         """
         ...
 
@@ -97,22 +100,18 @@ class FreshInterpreterSpawner:
     def __init__(self) -> None:
         self._setpriv = _find_setpriv()
 
-    def spawn(
-        self,
-        *,
-        local_rank: int,
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        stdout: str | None,
-        stderr: str | None,
-    ) -> Worker:
+    def spawn(self, specs: Sequence[RankSpec], on_spawned: Callable[[Worker], None]) -> None:
         """See the protocol."""
+        for spec in specs:
+            on_spawned(self._spawn(spec))
+
+    def _spawn(self, spec: RankSpec) -> Worker:
         with contextlib.ExitStack() as files:
-            out = files.enter_context(open(stdout, "w")) if stdout else None
-            err = files.enter_context(open(stderr, "w")) if stderr else None
+            out = files.enter_context(open(spec.stdout, "w")) if spec.stdout else None
+            err = files.enter_context(open(spec.stderr, "w")) if spec.stderr else None
             process = subprocess.Popen(
-                [*self._setpriv, *argv],
-                env=dict(env),
+                [*self._setpriv, *spec.argv],
+                env=dict(spec.env),
                 stdout=out,
                 stderr=err,
                 start_new_session=True,
@@ -122,7 +121,7 @@ class FreshInterpreterSpawner:
         def on_reaped(code: int) -> None:
             process.returncode = code  # else Popen would wait for a number that may be another's by then
 
-        return Worker(local_rank, process.pid, os.pidfd_open(process.pid), on_reaped)
+        return Worker(spec.local_rank, process.pid, os.pidfd_open(process.pid), on_reaped)
 
 
 def _find_setpriv() -> list[str]:
@@ -186,19 +185,24 @@ class WorkerContext(PContext):
     def _start(self) -> None:
         assert not self.workers, "a group of ranks starts once"
         assert isinstance(self.entrypoint, str), "functions are started by torch itself"
-        for local_rank in range(self.nprocs):
-            argv = [self.entrypoint, *(str(arg) for arg in self.args[local_rank])]
-            worker = self._spawner.spawn(
-                local_rank=local_rank,
-                argv=torch_private.numa_bound_command(argv, local_rank=local_rank, numa_options=self._numa_options),
-                env={**os.environ, **self.envs[local_rank]},
-                stdout=self.stdouts[local_rank] or None,
-                stderr=self.stderrs[local_rank] or None,
-            )
-            worker.on_exit = self._ended
-            self.workers[local_rank] = worker
-            self._on_start(worker)
-            self._reactor.watch(worker.pidfd, worker.look, Priority.DEATH)
+        self._spawner.spawn([self._spec(local_rank) for local_rank in range(self.nprocs)], self._spawned)
+
+    def _spec(self, local_rank: int) -> RankSpec:
+        assert isinstance(self.entrypoint, str)
+        argv = [self.entrypoint, *(str(arg) for arg in self.args[local_rank])]
+        return RankSpec(
+            local_rank=local_rank,
+            argv=torch_private.numa_bound_command(argv, local_rank=local_rank, numa_options=self._numa_options),
+            env={**os.environ, **self.envs[local_rank]},
+            stdout=self.stdouts[local_rank] or None,
+            stderr=self.stderrs[local_rank] or None,
+        )
+
+    def _spawned(self, worker: Worker) -> None:
+        worker.on_exit = self._ended
+        self.workers[worker.local_rank] = worker
+        self._on_start(worker)
+        self._reactor.watch(worker.pidfd, worker.look, Priority.DEATH)
 
     def _ended(self, worker: Worker) -> None:
         self._reactor.unwatch(worker.pidfd)

@@ -13,6 +13,9 @@ from megatron_ft.core.monitor_state import Look, MonitorState, Step, Verdict, di
 from megatron_ft.ipc.board import Board, BoardTimeouts, create_memory
 from megatron_ft.ipc.monitor_process import AttachedRank
 
+_FIRST_STEP_LOOK_NS = 20_000_000
+_FIRST_STEP_SHARE = 8
+
 
 class Reading(NamedTuple):
     """A judged look: the snapshot, what follows from it, and why the board had to be renewed if it had."""
@@ -29,7 +32,8 @@ class WatchedRank:
         self.attached = attached
         self._config = config
         self.board = Board(attached.board_fd)
-        self.state = MonitorState(check_interval_ns=round(config.workload_check_interval * 1e9), last_look_ns=start_ns)
+        self._check_interval_ns = round(config.workload_check_interval * 1e9)
+        self.state = MonitorState(check_interval_ns=self._check_interval_ns, last_look_ns=start_ns)
         self.was_stopped = False
         self.logged_timeouts_version = 0
         self.logged_first_iteration = False
@@ -82,6 +86,7 @@ class WatchedRank:
             damage = str(error)
             self._renew()
             snapshot, now = self._snapshot()
+        self.state.check_interval_ns = min(self._check_interval_ns, _first_step_interval_ns(snapshot, now))
         outcome = look(self.state, snapshot, now, was_stopped=self.was_stopped)
         self.was_stopped = False
         self.last_good = snapshot
@@ -167,3 +172,13 @@ def timeouts_in_force(snapshot: BoardSnapshot) -> BoardTimeouts:
 def seconds(nanoseconds: int | None) -> float | None:
     """Nanoseconds to seconds; None stays None."""
     return None if nanoseconds is None else nanoseconds / 1e9
+
+
+def _first_step_interval_ns(snapshot: BoardSnapshot, now_ns: int) -> int:
+    """How soon to look again whether the rank trains, for those who wait for that.
+
+    A hook must not wake anybody, so it is looked for: soon at first, and the longer it takes the more seldom.
+    """
+    if snapshot.first_step_at_ns:
+        return layout.NO_TIMEOUT
+    return max(_FIRST_STEP_LOOK_NS, (now_ns - snapshot.start_ns) // _FIRST_STEP_SHARE)

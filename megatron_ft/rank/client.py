@@ -120,8 +120,7 @@ class RankMonitorClient:
         Raises:
             RankMonitorClientError: not initialised, or ``n`` is negative.
         """
-        if self._ready().iteration(n):
-            self._wake_monitor()  # once in a cycle: those who wait for the job to train again hear of it at once
+        self._ready().iteration(n)
 
     def start_section(self, section: str) -> None:
         """Open a section; sections may nest, and every open one is judged against its own timeout.

@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from megatron_ft.core.preload import RankCommand
 from megatron_ft.ipc.prctl import die_with_parent
@@ -123,34 +123,46 @@ class ForkServer:
                 received = self._channel.receive()
             except ChannelClosedError:
                 os._exit(0)
+            begun: list[_Begun | OSError] = []
             for message, fds in received:
-                child = self._answer(message, fds)
+                child = self._begin(message, fds, begun)
                 if child is not None:
                     return child
                 close_fds(fds)
+            # all were begun before the first is waited for: what is in between forks while we fork the next
+            for each in begun:
+                self._finish(each)
 
-    def _answer(self, message: Message, fds: tuple[int, ...]) -> NewRank | list[Wanted] | None:
-        if message["type"] == "spawn":
-            if self._fork() == 0:
-                return self._new_rank(message, fds)
-        elif message["type"] == "grow":
-            if self._fork() == 0:
-                self._start_over(fds[0], message)
-                return [Wanted(name, origin) for name, origin in message["modules"]]
-        elif message["type"] == "stop":
-            os._exit(0)
-        return None
-
-    def _fork(self) -> int:
-        """Fork, and tell the launcher the child's number; 0 in the child, -1 if that isn't possible."""
+    def _begin(
+        self, message: Message, fds: tuple[int, ...], begun: list[_Begun | OSError]
+    ) -> NewRank | list[Wanted] | None:
+        """Begin what a message asks for; returns only in the new process, with what it is to do."""
+        if message["type"] not in ("spawn", "grow"):
+            return None
         try:
-            pid = _fork_twice()
+            fork = _begin_fork()
+        except OSError as error:
+            begun.append(error)
+            return None
+        if fork is not None:
+            begun.append(fork)
+            return None
+        for other in begun:
+            if isinstance(other, _Begun):
+                os.close(other.read_fd)
+        if message["type"] == "spawn":
+            return self._new_rank(message, fds)
+        self._start_over(fds[0], message)
+        return [Wanted(name, origin) for name, origin in message["modules"]]
+
+    def _finish(self, begun: _Begun | OSError) -> None:
+        """Tell the launcher the number of a process that was begun, or why there is none."""
+        try:
+            if isinstance(begun, OSError):
+                raise begun
+            self._tell({"type": "forked", "pid": _finish_fork(begun)})
         except OSError as error:
             self._tell({"type": "failed", "reason": str(error)})
-            return -1
-        if pid != 0:
-            self._tell({"type": "forked", "pid": pid})
-        return pid
 
     def _new_rank(self, message: Message, fds: tuple[int, ...]) -> NewRank:
         _close_sockets(self._channel)
@@ -200,27 +212,50 @@ def _close_sockets(channel: Channel) -> None:
     channel.close()
 
 
-def _fork_twice() -> int:
-    """Fork a process whose parent has ended, so that the launcher adopts it; 0 in that process."""
+class _Begun(NamedTuple):
+    """A process in between: it forks the one that is wanted, writes its number to a pipe, and ends."""
+
+    pid: int
+    read_fd: int
+
+
+def _begin_fork() -> _Begun | None:
+    """Begin to fork a process whose parent ends, so that the launcher adopts it; None in that process.
+
+    Raises:
+        OSError: no process can be made.
+    """
     read_fd, write_fd = os.pipe()
-    between = os.fork()
-    if between == 0:
-        try:
-            pid = os.fork()
-        except OSError:
-            os._exit(1)
-        if pid != 0:
-            os.write(write_fd, pid.to_bytes(4, "little"))
-            os._exit(0)
-        os.close(read_fd)
+    try:
+        between = os.fork()
+    except OSError:
+        close_fds((read_fd, write_fd))
+        raise
+    if between != 0:
         os.close(write_fd)
-        return 0
-    os.close(write_fd)
-    number = os.read(read_fd, 4)
-    os.close(read_fd)
-    os.waitpid(between, 0)  # from here on the launcher is its parent
+        return _Begun(between, read_fd)
+    try:
+        pid = os.fork()
+    except OSError:
+        os._exit(1)
+    if pid != 0:
+        os.write(write_fd, pid.to_bytes(4, "little"))
+        os._exit(0)
+    close_fds((read_fd, write_fd))
+    return None
+
+
+def _finish_fork(begun: _Begun) -> int:
+    """The number of the process; the launcher is its parent from here on.
+
+    Raises:
+        OSError: it could not be made.
+    """
+    number = os.read(begun.read_fd, 4)
+    os.close(begun.read_fd)
+    os.waitpid(begun.pid, 0)
     if len(number) < 4:
-        raise OSError("the rank could not be forked")
+        raise OSError("the process could not be forked")
     return int.from_bytes(number, "little")
 
 

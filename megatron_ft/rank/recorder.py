@@ -138,20 +138,19 @@ class Recorder:
         if words[W_EPOCH] != self._epoch:
             self._write_again()
 
-    def iteration(self, number: int) -> bool:
-        """Say that the training iteration ``number`` (from 0) has begun; whether the first one is over by that."""
+    def iteration(self, number: int) -> None:
+        """Say that the training iteration ``number`` (from 0) has begun."""
         if number < 0:
             raise RankMonitorClientError(f"iteration {number} is negative; iterations count from 0")
         if number == self._last_iteration:
-            return False
+            return
         words = self._words
         now = _monotonic_ns()
         words[W_ITERATION] = number + 1
         if self._last_iteration < 0:
             words[W_FIRST_ITERATION] = number + 1
             words[W_FIRST_ITERATION_AT] = now
-        ends_first = self._in_first_step
-        if ends_first:
+        elif self._in_first_step:
             words[W_FIRST_STEP_AT] = now
         self._in_first_step = self._last_iteration < 0
         words[W_ITERATIONS_SEEN] += 1
@@ -163,7 +162,6 @@ class Recorder:
         self._head = words[W_RING_HEAD] = head + 1
         if words[W_EPOCH] != self._epoch:
             self._write_again()
-        return ends_first
 
     def observed(self) -> dict[str, int]:
         """Longest interval per section, and out of section under its own key; -1: none yet.

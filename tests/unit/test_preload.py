@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 import threading
@@ -157,6 +158,7 @@ def test_a_module_from_another_file_spoils(path: Path) -> None:
 
 def test_the_recorder_finds_what_the_others_find(path: Path) -> None:
     (path / "recorded_f.py").write_text("VALUE = 5")
+    (path / "looked_for_g.py").write_text("raise SystemExit")
     read_fd, write_fd = os.pipe()
     recorder = ImportRecorder(write_fd)
     before = list(sys.meta_path)
@@ -164,6 +166,7 @@ def test_the_recorder_finds_what_the_others_find(path: Path) -> None:
     try:
         import recorded_f  # type: ignore[import-not-found]
 
+        assert importlib.util.find_spec("looked_for_g") is not None
         with pytest.raises(ModuleNotFoundError):
             import recorded_g  # type: ignore[import-not-found]  # noqa: F401
         assert recorded_f.VALUE == 5
@@ -191,7 +194,7 @@ def test_the_recorder_hurts_nobody_when_its_reader_is_gone_or_slow(path: Path) -
         threading.Thread(target=lambda: (__import__("recorded_h0"), done.set())).start()
         assert done.wait(10)
         os.close(read_fd)
-        import recorded_h1  # type: ignore[import-not-found]  # noqa: F401
+        import recorded_h2  # type: ignore[import-not-found]  # noqa: F401
 
         assert recorder not in sys.meta_path
     finally:
