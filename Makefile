@@ -1,7 +1,7 @@
 # make demo     a real Megatron GPT loses a rank twice and ends with the weights of an undisturbed run
 # make test     all tests, three at a time        make test TEST_ARGS="-k board" TEST_JOBS=0
 # make lint     ruff and mypy
-# make bench    what it costs, beside torchrun and nvidia-resiliency-ext
+# make bench    what it costs and saves, beside torchrun and nvidia-resiliency-ext     BENCH_ARGS="--only hooks"
 # make clean    remove what the targets above made, .venv included
 #
 # Each target first installs what it needs into .venv; a second call finds it there. PYTHON=python3.12 picks another

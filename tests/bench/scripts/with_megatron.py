@@ -1,0 +1,20 @@
+"""The bare script, and the imports of a Megatron job. Not called megatron.py: that would hide the package."""
+
+# ruff: noqa: E402
+
+from __future__ import annotations
+
+from stamp import stamp
+
+stamp("user")
+import warnings
+
+warnings.simplefilter("ignore")
+import megatron.core
+import megatron.core.models.gpt  # noqa: F401
+
+stamp("imported")
+import steps
+
+if __name__ == "__main__":
+    steps.run()
