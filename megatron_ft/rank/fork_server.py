@@ -23,12 +23,15 @@ from megatron_ft.ipc.prctl import die_with_parent
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Message, close_fds
 from megatron_ft.rank import forked_rank
 from megatron_ft.rank.forked_rank import NewRank
+from megatron_ft.rank.huge_pages import collapse_memory
 from megatron_ft.rank.preloading import Wanted, import_all, own_changes, touches_cuda, why_unfit
 from megatron_ft.rank.process_title import set_command_line
 
 __all__ = ["ForkServer", "main"]
 
 _TITLE = "ft_launcher: fork server"
+_IDLE_MS: float = 100.0
+_DONE = object()
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -117,8 +120,14 @@ class ForkServer:
         """Answer requests; returns only in a child, with what it is to do."""
         poller = select.poll()
         poller.register(self._channel.fileno(), select.POLLIN)
+        idle_work = collapse_memory()
+        wait_ms: float | None = _IDLE_MS
         while True:
-            poller.poll()
+            if not poller.poll(wait_ms):
+                # nobody wants anything for now: make the next fork faster, and look again after each little step
+                wait_ms = 0 if next(idle_work, _DONE) is None else None
+                continue
+            wait_ms = _IDLE_MS
             try:
                 received = self._channel.receive()
             except ChannelClosedError:
