@@ -61,6 +61,7 @@ class FaultTolerantAgent(LocalElasticAgent):
         self._handler: Any = self._worker_group.spec.rdzv_handler
         self._history: list[CycleEnd] = []
         self._cycle = 0
+        self._grace_s = node.line.stop_timeout
         self._meetings = Meetings(node, self._handler)
         self._bell: Doorbell | None = None
         self._peers: Peers | None = None
@@ -173,7 +174,7 @@ class FaultTolerantAgent(LocalElasticAgent):
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: float | None = None) -> None:
         """Also for what nobody foresaw: whatever ends ``run``, no rank outlives it."""
-        torch_private.shut_down_agent(super()._shutdown, death_sig, self._node.line.stop_timeout)
+        torch_private.shut_down_agent(super()._shutdown, death_sig, self._grace_s)
         self._stop_membership()
 
     # -- one cycle ----------------------------------------------------------------------------------------
@@ -257,6 +258,8 @@ class FaultTolerantAgent(LocalElasticAgent):
             # those left of a node where others failed: they are about to finish, like all the other nodes' ranks
             node.ending.wait(workers, node.line.stop_timeout)
             node.ending.clear(workers, quietly=False)
+        is_restart = outcome is Outcome.FAILED and self._remaining_restarts > 0
+        self._grace_s = node.line.restart_grace if is_restart else node.line.stop_timeout
         self._stop_workers(self._worker_group)
         node.control.accept_all()
         node.ranks_ended_well = record.all_ended_well()

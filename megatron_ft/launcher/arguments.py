@@ -31,6 +31,8 @@ _RUN_PATH = (
     "from torch.distributed.run import run_script_path; record(run_script_path)(*sys.argv[1:])"
 )
 
+_RESTART_GRACE_S = 0.25
+
 
 @dataclass(frozen=True, kw_only=True)
 class CommandLine:
@@ -44,6 +46,9 @@ class CommandLine:
     max_nodes: int
     term_timeout: float
     stop_timeout: float
+    restart_grace: float
+    """``stop_timeout`` for ranks that are restarted because one of them has failed. Unless the user has said how long,
+    it is short: without that rank nothing can be saved together any more, and each second of it is one of the job's."""
 
     @property
     def run_id(self) -> str:
@@ -98,6 +103,7 @@ def parse(argv: Sequence[str] | None) -> CommandLine:
         max_nodes=max_nodes,
         term_timeout=_term_timeout(namespace, options),
         stop_timeout=options.workers_stop_timeout,
+        restart_grace=options.workers_stop_timeout if options.workers_stop_timeout_was_set else _RESTART_GRACE_S,
     )
 
 

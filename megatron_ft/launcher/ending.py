@@ -20,6 +20,7 @@ _KILL_WAIT_S = 10.0
 """How long a process may take to end by SIGKILL (a large one takes seconds) before it is given up."""
 _LEFTOVER_GRACE_S = 1.0
 """What a rank leaves behind may go by itself for so long: a resource tracker, say, that removes shared memory."""
+_LEAST_LEFTOVER_GRACE_S = 0.25
 
 
 class Ending:
@@ -44,7 +45,8 @@ class Ending:
         self.ask(workers, number, whole_group=True)
         self.wait(workers, grace_s)
         self.kill(workers)
-        self.clear(workers)
+        # who is in a hurry with the ranks is so with what they leave
+        self.clear(workers, leftover_grace_s=min(_LEFTOVER_GRACE_S, grace_s + _LEAST_LEFTOVER_GRACE_S))
 
     def ask(self, workers: list[Worker], number: int, *, whole_group: bool) -> None:
         """Signal those that live; a stopped one is continued, else the signal would wait with it."""

@@ -226,10 +226,31 @@ if CYCLE == 0:
         time.sleep(0.01)
     sys.exit(5)
 """
-    finished = launcher.run(script, *TWO, "--max-restarts=1")
+    finished = launcher.run(script, *TWO, "--max-restarts=1", "--workers-stop-timeout=5")
     assert finished.code == 0
     assert "saved" in finished.out
     assert "rank 1 exited with code 5" in finished.lines[1]
+
+
+def test_survivors_of_a_failure_have_little_time_unless_the_job_ends(launcher: Launcher) -> None:
+    """Nothing can be saved together any more, and the job waits; at its end there is no hurry."""
+    script = """
+if RANK == 0:
+    def obey(number, frame):
+        say("asked", CYCLE)
+        time.sleep(2)
+        say("obeyed", CYCLE)
+        sys.exit(0)
+    signal.signal(signal.SIGTERM, obey)
+    open(f"ready.{CYCLE}", "w")
+    forever()
+while not os.path.exists(f"ready.{CYCLE}"):
+    time.sleep(0.01)
+sys.exit(5)
+"""
+    finished = launcher.run(script, *TWO, "--max-restarts=1")
+    assert finished.code == 1
+    assert finished.out.splitlines() == ["asked 0", "asked 1", "obeyed 1"]
 
 
 def test_no_python_module_and_run_path(launcher: Launcher) -> None:
