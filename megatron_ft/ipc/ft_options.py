@@ -118,7 +118,7 @@ def _add_restart_options(group: argparse._ArgumentGroup) -> None:
         metavar="SECONDS",
         default=os.environ.get("PET_WORKERS_STOP_TIMEOUT"),
         help="From SIGTERM to SIGKILL for the ranks when the launcher restarts them. "
-        f"Default: {DEFAULT_WORKERS_STOP_TIMEOUT:g}, and a quarter of a second where one of them has failed, because "
+        f"Default: {DEFAULT_WORKERS_STOP_TIMEOUT:g}, and a tenth of a second where one of them has failed, because "
         "nothing can be saved together any more.",
     )
 

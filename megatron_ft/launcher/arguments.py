@@ -31,7 +31,7 @@ _RUN_PATH = (
     "from torch.distributed.run import run_script_path; record(run_script_path)(*sys.argv[1:])"
 )
 
-_RESTART_GRACE_S = 0.25
+_RESTART_GRACE_S = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 
 from megatron_ft.ipc.processes import ProcessStat, all_processes, read_stat
 
-__all__ = ["children", "exit_code_unreaped", "is_stopped", "left_behind", "reap", "reap_orphans"]
+__all__ = ["children", "exit_code_unreaped", "is_stopped", "left_behind", "reap", "reap_orphans", "tidies_up"]
 
 _KERNEL_LISTS_CHILDREN = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
 """Not every kernel is built so; without, all of /proc is read."""
@@ -42,6 +42,17 @@ def left_behind(leaders: Collection[int], known: Collection[int]) -> list[Proces
         for stat in all_processes()
         if stat.pid not in mine and stat.state not in "ZX" and not mine.isdisjoint((stat.group, stat.session))
     ]
+
+
+def tidies_up(stat: ProcessStat) -> bool:
+    """Whether it is a process that removes what others leave, shared memory say, and ends when they have ended."""
+    if stat.comm == "torch_shm_manag":  # of torch_shm_manager the kernel keeps 15 characters
+        return True
+    try:
+        with open(f"/proc/{stat.pid}/cmdline", "rb") as file:
+            return b"multiprocessing.resource_tracker" in file.read()
+    except OSError:
+        return False
 
 
 def exit_code_unreaped(pid: int) -> int | None:

@@ -20,7 +20,6 @@ _KILL_WAIT_S = 10.0
 """How long a process may take to end by SIGKILL (a large one takes seconds) before it is given up."""
 _LEFTOVER_GRACE_S = 1.0
 """What a rank leaves behind may go by itself for so long: a resource tracker, say, that removes shared memory."""
-_LEAST_LEFTOVER_GRACE_S = 0.25
 
 
 class Ending:
@@ -41,12 +40,17 @@ class Ending:
         self._say = say
 
     def end(self, workers: list[Worker], number: int, grace_s: float) -> None:
-        """Signal those that live, wait, SIGKILL those that still live, clear their groups, and let them go."""
+        """Signal those that live, wait, SIGKILL those that still live, clear their groups, and let them go.
+
+        With a grace of less than a second, what the ranks leave behind has no more time than they have.
+        """
+        is_quick = grace_s < _LEFTOVER_GRACE_S
         self.ask(workers, number, whole_group=True)
+        if is_quick:
+            _ask_group([worker for worker in workers if worker.look()])
         self.wait(workers, grace_s)
         self.kill(workers)
-        # who is in a hurry with the ranks is so with what they leave
-        self.clear(workers, leftover_grace_s=min(_LEFTOVER_GRACE_S, grace_s + _LEAST_LEFTOVER_GRACE_S))
+        self.clear(workers, ask=not is_quick, at_once=is_quick)
 
     def ask(self, workers: list[Worker], number: int, *, whole_group: bool) -> None:
         """Signal those that live; a stopped one is continued, else the signal would wait with it."""
@@ -80,6 +84,7 @@ class Ending:
         leftover_grace_s: float = _LEFTOVER_GRACE_S,
         ask: bool = True,
         quietly: bool = True,
+        at_once: bool = False,
     ) -> None:
         """End what the ranks that have ended left in their groups, then let the ranks go.
 
@@ -88,14 +93,15 @@ class Ending:
             ask: send SIGTERM to the groups of ranks that didn't end well (what follows a good end may be
                 finishing something); False if they had it already.
             quietly: don't tell of what must be killed.
+            at_once: only those that tidy up after the others have that time, the rest is killed.
         """
         ended = [worker for worker in workers if worker.look() and not worker.reaped]
         left = self._left_behind(ended)
         if left:
-            for worker in ended:
-                if ask and worker.exitcode != 0:
-                    worker.signal(signal.SIGTERM, whole_group=True)
-                    worker.signal(signal.SIGCONT, whole_group=True)
+            if ask:
+                _ask_group([worker for worker in ended if worker.exitcode != 0])
+            if at_once:
+                _kill([stat for stat in left if not descendants.tidies_up(stat)], {worker.pid for worker in ended})
             left = self._wait_gone(ended, left, leftover_grace_s, patient=False)
         if left and not quietly:
             names = ", ".join(f"{stat.pid} ({stat.comm})" for stat in left)
@@ -145,6 +151,13 @@ class Ending:
         self._reactor.unwatch(pidfd)
         os.close(pidfd)
         waiting.discard(pidfd)
+
+
+def _ask_group(ended: list[Worker]) -> None:
+    """SIGTERM for what ranks that have ended left in their groups."""
+    for worker in ended:
+        worker.signal(signal.SIGTERM, whole_group=True)
+        worker.signal(signal.SIGCONT, whole_group=True)
 
 
 def _all_ended(workers: list[Worker]) -> bool:
