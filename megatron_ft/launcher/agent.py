@@ -200,7 +200,7 @@ class FaultTolerantAgent(LocalElasticAgent):
         record.error_files = dict(context.error_files)
         try:
             context.start()
-            self._node.punctuality.begin(record)
+            self._node.ranks_started(record)
         except (OSError, subprocess.SubprocessError) as error:
             raise FaultToleranceError(f"the ranks can't be started: {error}") from error
         return context

@@ -71,10 +71,14 @@ class MonitorPlace:
         """Of the process that serves it now."""
         return None if self._process is None else self._process.pid
 
-    def start(self) -> None:
-        """Listen, and start the process."""
+    def listen(self) -> None:
+        """Make the socket: a rank can connect, and waits."""
         self._listener = listen(self.socket_path)
-        self._spawn()
+
+    def start(self) -> None:
+        """Start the process, unless it runs."""
+        if self._process is None:
+            self._spawn_again()
 
     def snapshot(self, cycle: int) -> BoardSnapshot | None:
         """See ``Monitors.snapshot``."""

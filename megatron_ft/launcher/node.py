@@ -19,6 +19,7 @@ from megatron_ft.ipc.processes import send_signal, would_end_by
 from megatron_ft.launcher import descendants, directories, lines
 from megatron_ft.launcher.arguments import CommandLine
 from megatron_ft.launcher.control import ControlSocket
+from megatron_ft.launcher.cycle_record import CycleRecord
 from megatron_ft.launcher.ending import Ending
 from megatron_ft.launcher.forking import ForkingSpawner
 from megatron_ft.launcher.monitors import Monitors
@@ -117,18 +118,23 @@ class Node:
         )
 
     def start(self, command: Sequence[str]) -> None:
-        """Listen, start the monitors, and have imported what the ranks' ``command`` may need.
+        """Listen, and have imported what the ranks' ``command`` may need.
 
         Raises:
             FaultToleranceError: that can't be done.
         """
         try:
             self.control.start()
-            self.monitors.start()
+            self.monitors.listen()
             if self.forking is not None:
                 self.forking.prepare(command)
         except OSError as error:
-            raise FaultToleranceError(f"the rank monitors can't be started: {error}") from error
+            raise FaultToleranceError(f"no sockets for the rank monitors can be made: {error}") from error
+
+    def ranks_started(self, record: CycleRecord) -> None:
+        """All ranks of a cycle were made."""
+        self.monitors.start()
+        self.punctuality.begin(record)
 
     def environment(self, local_rank: int, cycle: int) -> dict[str, str]:
         """What a rank finds in its environment beyond torchrun's."""
