@@ -9,6 +9,7 @@ from megatron_ft.core.errors import ConfigError
 
 __all__ = [
     "IDENTITY_VARIABLES",
+    "KNOWN_TO_READ_RANK",
     "LearnedImport",
     "RankCommand",
     "differing_variables",
@@ -31,6 +32,8 @@ IDENTITY_VARIABLES = frozenset(
 _READ_AT_IMPORT = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "TORCH")
 _READ_LATER = ("TORCHELASTIC_", "TORCH_ELASTIC_", "TORCH_NCCL_")
 _OURS = "megatron_ft"
+KNOWN_TO_READ_RANK = ("lightning", "lightning_fabric", "pytorch_lightning", "torchmetrics")
+"""Not learned: each of them would be found out at the price of all the imports before it."""
 
 
 @dataclass(frozen=True)

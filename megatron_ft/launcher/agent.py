@@ -184,6 +184,7 @@ class FaultTolerantAgent(LocalElasticAgent):
     ) -> PContext:
         for local_rank, env in envs.items():
             env.update(self._node.environment(local_rank, self._cycle))
+        self._node.ranks_start(restarts_left=self._remaining_restarts)
         context = WorkerContext(
             spawner=self._node.spawner,
             reactor=self._node.reactor,

@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -56,6 +57,12 @@ def fork_first_server(argv: Sequence[str], interrupt: Any) -> ServerProcess | No
     if threads is not None:
         del os.environ["OMP_NUM_THREADS"]
     theirs.close()
+    if not _has_one_thread():
+        # the import has started one, and what it held at the fork is held for ever in there
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        ours.close()
+        return None
     return ServerProcess(pid, Channel(ours), environment=environment)
 
 
@@ -93,8 +100,10 @@ def _is_worth_it(argv: Sequence[str]) -> bool:
     words = set(argv)
     if words & {"-h", "--help", "--no-python", "--no_python", "--run-path", "--run_path"}:
         return False
-    off = "--ft-preload=none" in words or os.environ.get("PET_FT_PRELOAD") == "none"
-    return not off and ("--ft-preload", "none") not in itertools.pairwise(argv)
+    given = [second for first, second in itertools.pairwise(argv) if first in ("--ft-preload", "--ft_preload")]
+    given += [word.partition("=")[2] for word in argv if word.startswith(("--ft-preload=", "--ft_preload="))]
+    given.append(os.environ.get("PET_FT_PRELOAD", ""))
+    return "none" not in (word.strip().lower() for word in given)
 
 
 def _is_like_a_rank() -> bool:
@@ -106,6 +115,15 @@ def _is_like_a_rank() -> bool:
         and threading.current_thread() is threading.main_thread()
         and len(os.listdir("/proc/self/task")) == 1
     )
+
+
+def _has_one_thread() -> bool:
+    """Libraries that mind forks have ended theirs before the fork; one that is just ending is given a moment."""
+    for _ in range(20):
+        if len(os.listdir("/proc/self/task")) == 1:
+            return True
+        time.sleep(0.001)
+    return False
 
 
 def _become_server(connection: socket.socket, launcher_pid: int) -> NoReturn:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import sysconfig
 import time
+import zipfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from megatron_ft.core.preload import RankCommand, differing_variables, hidden_modules, read_command
 from megatron_ft.ipc.event_log import EventLog
+from megatron_ft.ipc.installed import installed_roots
 from megatron_ft.launcher import lines
 from megatron_ft.launcher.generations import Generations
 from megatron_ft.launcher.learned_imports import LearnedImports
@@ -23,8 +24,8 @@ __all__ = ["ForkingSpawner"]
 
 _LONGEST_WAIT_S = 5.0
 """For a server that imports what the last ranks did: without it each rank does that work, at the same time."""
-_LARGEST_ENVIRONMENT = 700_000
-"""In bytes; beyond that a request would not be a message of ours."""
+_MOST_CHARACTERS = 150_000
+"""Of the environment and the command line, which JSON may write with six bytes each; a message has 1 MiB."""
 
 
 class ForkingSpawner:
@@ -40,14 +41,18 @@ class ForkingSpawner:
         reactor: Reactor,
         log: EventLog,
         say: Callable[[str], None],
+        check_stop: Callable[[], None],
     ) -> None:
         """``first``: a server that runs already; without one a fresh one is started.
 
         ``preload``: names of modules that the user asked for; the first ranks wait for them, at most
-        ``preload_timeout_s`` seconds for each.
+        ``preload_timeout_s`` seconds for each. ``check_stop`` raises if the launcher was asked to stop.
         """
+        self.expects_restart = True
+        """Whether another cycle may follow the one whose ranks are spawned next; else no server is needed after."""
         self._fresh = fresh
         self._say = say
+        self._check_stop = check_stop
         self._log = log
         self._reactor = reactor
         self._preload = tuple(preload)
@@ -83,6 +88,8 @@ class ForkingSpawner:
             else:
                 self._use_fresh(reason)
         self._fresh.spawn(left, on_spawned)
+        if not self.expects_restart:
+            self.close()
 
     def pids(self) -> set[int]:
         """Of the servers."""
@@ -104,7 +111,10 @@ class ForkingSpawner:
             wait_s = self._preload_timeout_s * len(self._preload) + _LONGEST_WAIT_S
         self._has_spawned = True
         generations = self._generations
-        self._reactor.run_until(lambda: not generations.is_growing, deadline_s=time.monotonic() + wait_s)
+        deadline_s = time.monotonic() + wait_s
+        while generations.is_growing and time.monotonic() < deadline_s:
+            self._check_stop()
+            self._reactor.run_once(deadline_s - time.monotonic())
         server = generations.current
         return server if server is not None and server.is_ready else None
 
@@ -116,8 +126,9 @@ class ForkingSpawner:
             differing = differing_variables(server.environment, spec.env)
             if differing:
                 return f"{', '.join(differing)} of the ranks differ from the launcher's"
-            if sum(len(name) + len(value) for name, value in spec.env.items()) > _LARGEST_ENVIRONMENT:
-                return "their environment is too large"
+            characters = sum(len(name) + len(value) for name, value in spec.env.items()) + 2 * sum(map(len, spec.argv))
+            if characters > _MOST_CHARACTERS:
+                return "their environment or command line is too large"
         assert self._command is not None
         hidden = hidden_modules(_modules_in(_script_directory(self._command)), server.modules)
         return f"{hidden[0]} beside the script hides a module of that name" if hidden else None
@@ -148,7 +159,7 @@ class ForkingSpawner:
         # whatever happens here: a child that isn't told to go ends itself when this is closed
         stack.callback(os.close, go_write)
         fds = [go_read, _standard_input(stack), out, err]
-        if spec.local_rank == 0:
+        if spec.local_rank == 0 and self.expects_restart:
             report = self._learned.begin()
             stack.callback(os.close, report)
             fds.append(report)
@@ -157,14 +168,14 @@ class ForkingSpawner:
         request = {
             "argv": list(spec.argv),
             "command": {"script": command.script, "is_module": command.is_module, "arguments": command.arguments},
-            "cwd": os.getcwd(),
+            "cwd": _working_directory(),
             "env": dict(spec.env),
         }
         return request, fds, go_write
 
     def _grow(self) -> None:
         """The first rank has stopped importing for a while: have its modules for the next ones."""
-        self._generations.grow(self._learned.modules, roots=_installed_roots())
+        self._generations.grow(self._learned.modules, roots=installed_roots())
 
     def _use_fresh(self, reason: str) -> None:
         if reason not in self._said:
@@ -185,22 +196,26 @@ def _standard_input(stack: contextlib.ExitStack) -> int:
     return 0
 
 
+def _working_directory() -> str | None:
+    with contextlib.suppress(OSError):
+        return os.getcwd()
+    return None  # it was removed; the ranks are there as we are
+
+
 def _script_directory(command: RankCommand) -> str:
     """What comes first in the ``sys.path`` of a rank."""
-    return os.getcwd() if command.is_module else os.path.dirname(os.path.realpath(command.script))
+    return _working_directory() or "" if command.is_module else os.path.dirname(os.path.realpath(command.script))
 
 
 def _why_no_fork(command: RankCommand) -> str | None:
     """A directory or an archive as script is for Python itself to make sense of."""
     if command.is_module:
         return None
-    try:
-        with open(command.script, "rb") as file:
-            return "the script is an archive" if file.read(4) == b"PK\x03\x04" else None
-    except IsADirectoryError:
+    if os.path.isdir(command.script):
         return "the script is a directory"
-    except OSError:
-        return None  # there is none (yet, or here): the rank says so
+    if zipfile.is_zipfile(command.script):
+        return "the script is an archive"
+    return "the script is compiled" if command.script.endswith(".pyc") else None
 
 
 def _modules_in(directory: str) -> set[str]:
@@ -212,11 +227,3 @@ def _modules_in(directory: str) -> set[str]:
             if suffix.endswith(("py", "so")) or os.path.exists(os.path.join(entry.path, "__init__.py")):
                 names.add(name)
     return names
-
-
-def _installed_roots() -> list[str]:
-    import site
-
-    paths = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    paths |= {*site.getsitepackages(), site.getusersitepackages()}
-    return sorted(path.rstrip(os.sep) + os.sep for path in paths if path)

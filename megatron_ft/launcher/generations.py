@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Collection, Sequence
 
-from megatron_ft.core.preload import LearnedImport, to_preload, without
+from megatron_ft.core.preload import KNOWN_TO_READ_RANK, LearnedImport, differing_variables, to_preload, without
 from megatron_ft.ipc.event_log import EventLog
 from megatron_ft.launcher import lines
 from megatron_ft.launcher.descendants import is_stopped
@@ -62,6 +63,10 @@ class Generations:
     def begin(self, script_dir: str) -> None:
         """The ranks' scripts lie there. Start a server if none runs, and have it import what the user asked for."""
         self._script_dir = script_dir
+        if self.current is not None and differing_variables(self.current.environment, os.environ):
+            self._old.append(self.current)  # made before anybody knew the number of ranks
+            self.current.kill()
+            self.current = None
         if self.current is None:
             self._start_fresh()
         self._grow_if_wanted()
@@ -96,7 +101,8 @@ class Generations:
 
     def _grow_if_wanted(self) -> None:
         wanted: list[tuple[str, str | None]] = [(name, None) for name in self._preload if name not in self._dropped]
-        learned = to_preload(self._learned, roots=self._roots, dropped=self._dropped)
+        left_out = {*self._dropped, *KNOWN_TO_READ_RANK}
+        learned = to_preload(self._learned, roots=self._roots, dropped=left_out)
         wanted += [(module.name, module.origin) for module in learned]
         is_new = bool(set(wanted).difference(self._wanted))
         if self._closed or self._next is not None or not is_new or self._attempts >= _MOST_ATTEMPTS:
@@ -105,7 +111,8 @@ class Generations:
         if server is None or not server.is_ready:
             return  # asked for again when it is
         try:
-            self._next = server.grow(wanted, self._script_dir)
+            expected = {module.name: module.origin for module in self._learned}
+            self._next = server.grow(wanted, expected=expected, script_dir=self._script_dir)
         except (ServerError, OSError) as error:
             self._log.write("fork_server", state="not grown", pid=server.pid, reason=str(error))
             return
@@ -202,6 +209,8 @@ class Generations:
         culprit, reason = failed.unfit or (failed.importing, "the fork server died while it was imported")
         if culprit is None:
             self._attempts = _MOST_ATTEMPTS
+            if self._preload:
+                self._say(lines.preload_left_out(", ".join(self._preload), reason))
             self._log.write("fork_server", state="stays as it is", reason=reason)
             return
         self._drop(without(culprit, self._preload), reason)

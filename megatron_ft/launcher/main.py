@@ -27,6 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     0: all ranks ended with 0. 1: the job failed for good, or was asked to stop and not all ranks then ended
     with 0 in time. 2: a mistake of the user; no rank was started. 130: stopped by SIGINT (Ctrl-C).
     """
+    if argv is None:
+        _open_standard_streams()
     interrupt = signal.getsignal(signal.SIGINT)
     with _ending_at_once_on_interrupt():
         # only a process of its own is forked, never one that merely calls this function
@@ -43,6 +45,13 @@ def main(argv: Sequence[str] | None = None) -> int:
                 stream.flush()
         os._exit(code)
     return code
+
+
+def _open_standard_streams() -> None:
+    """Started without them (by a daemon, say): else the first file that is opened takes the number of one."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)
 
 
 @contextlib.contextmanager

@@ -202,12 +202,12 @@ class MonitorPlace:
         self._started_at = time.monotonic()
         self._pidfd = os.pidfd_open(self._process.pid)
         self._channel = Channel(ours)
+        self._reactor.watch(self._channel.fileno(), self.read)
+        self._reactor.watch(self._pidfd, self._died, Priority.DEATH)
         if self._rank_pid is not None:
             self._order("rank_started", pid=self._rank_pid)
         if self._paused_since_ns is not None:
             self._order("pause", since_ns=self._paused_since_ns)  # it reads that before it looks at anybody
-        self._reactor.watch(self._channel.fileno(), self.read)
-        self._reactor.watch(self._pidfd, self._died, Priority.DEATH)
 
     def _died(self) -> None:
         assert self._process is not None

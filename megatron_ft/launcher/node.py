@@ -74,6 +74,8 @@ class Node:
         self.reactor.watch(self.signals.fileno(), self._woken, Priority.SIGNAL)
         self.run_dir = directories.make_run_directory()
         self.forking = None if line.options.preload is None else self._make_forking(server)
+        if self.forking is None and server is not None:
+            server.end()  # at a glance nobody saw that it isn't wanted
         self.spawner: Spawner = self.forking or FreshInterpreterSpawner()
         self.ending = Ending(
             self.reactor, known_children=self._known_children, in_a_hurry=self.signals.ask_to_kill, say=say
@@ -115,6 +117,7 @@ class Node:
             reactor=self.reactor,
             log=self.log,
             say=self.say,
+            check_stop=self.raise_if_asked_to_stop,
         )
 
     def start(self, command: Sequence[str]) -> None:
@@ -130,6 +133,11 @@ class Node:
                 self.forking.prepare(command)
         except OSError as error:
             raise FaultToleranceError(f"no sockets for the rank monitors can be made: {error}") from error
+
+    def ranks_start(self, *, restarts_left: int) -> None:
+        """The ranks of a cycle are about to be made; nodes that join or leave may restart them, too."""
+        if self.forking is not None:
+            self.forking.expects_restart = restarts_left > 0 or self.line.max_nodes > 1
 
     def ranks_started(self, record: CycleRecord) -> None:
         """All ranks of a cycle were made."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import signal
@@ -21,6 +22,7 @@ from megatron_ft.launcher import descendants
 __all__ = ["SERVER_MODULE", "ServerError", "ServerProcess", "start_by_argv"]
 
 SERVER_MODULE = "megatron_ft.rank.fork_server"
+_MOST_ROOM = 100_000  # the kernel takes no argument beyond 128 KiB
 _ANSWER_S = 3.0
 """A fork takes milliseconds; a server that needs longer is stopped, or stuck."""
 
@@ -83,17 +85,23 @@ class ServerProcess:
         """
         yield from self._ask([({"type": "spawn", **request}, fds) for request, fds in requests])
 
-    def grow(self, modules: Sequence[tuple[str, str | None]], script_dir: str | None) -> ServerProcess:
+    def grow(
+        self, modules: Sequence[tuple[str, str | None]], *, expected: Mapping[str, str], script_dir: str | None
+    ) -> ServerProcess:
         """A fork of it that goes on to import ``modules``, each from its file if one is given.
+
+        ``expected``: where the ranks import modules from; what comes from elsewhere makes that server unfit.
 
         Raises:
             ServerError: it can't fork, is gone, or doesn't answer; then it is killed.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            with theirs:
-                request = {"type": "grow", "modules": modules, "script_dir": script_dir}
-                (pid,) = self._ask([(request, [theirs.fileno()])])
+            with theirs, open(os.memfd_create("ft_imports"), "w+") as file:
+                # there may be more of it than fits into a message
+                json.dump({"modules": modules, "expected": expected, "script_dir": script_dir}, file)
+                file.seek(0)
+                (pid,) = self._ask([({"type": "grow"}, [theirs.fileno(), file.fileno()])])
                 if isinstance(pid, ServerError):
                     raise pid
             child = ServerProcess(pid, Channel(ours), environment=self.environment)
@@ -108,6 +116,12 @@ class ServerProcess:
         """End it, stopped or not; it has nothing to tidy up."""
         if not self.is_gone:
             send_signal(self.pidfd, signal.SIGKILL)
+
+    def end(self) -> None:
+        """End it, and wait for that."""
+        self.kill()
+        select.select([self.pidfd], [], [])
+        self.reap()
 
     def reap(self) -> int:
         """Let it go, once it has ended; how it ended, as subprocess has it."""
@@ -167,7 +181,7 @@ def start_by_argv(imports: Sequence[str]) -> ServerProcess:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with theirs:
         argv = [sys.executable, "-u", "-m", SERVER_MODULE, *server_options(theirs.fileno(), os.getpid(), imports)]
-        argv += ["--room", " ".join(sys.orig_argv)]
+        argv += ["--room", " ".join(sys.orig_argv)[:_MOST_ROOM]]
         try:
             process = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import os
 import select
 import signal
@@ -30,7 +31,8 @@ from megatron_ft.rank.process_title import set_command_line
 __all__ = ["ForkServer", "main"]
 
 _TITLE = "ft_launcher: fork server"
-_IDLE_MS: float = 100.0
+_IDLE_MS: float = 1000.0
+_PATIENCE_S = 3600.0
 _DONE = object()
 
 
@@ -43,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     parser.add_argument("--import", dest="modules", action="append", default=[])
     options = parser.parse_args(argv)
     _belong_to(options.launcher)
+    forked_rank.remember_first_in_path()
     interrupt = _be_deaf_to_interrupts()
     set_command_line([_TITLE], name="ft_fork_server")
     server = ForkServer(Channel(socket.socket(fileno=options.fd)), launcher_pid=options.launcher, interrupt=interrupt)
@@ -78,6 +81,7 @@ class ForkServer:
         self._environment = dict(os.environ)
         """As the launcher has it; what imports change in it is applied to each rank's."""
         self._script_dir: str | None = None
+        self._expected: dict[str, str] = {}
 
     def run(self, first: Sequence[Wanted]) -> NewRank:
         """Serve until the end of this process; returns only in a child that is to be a rank."""
@@ -92,9 +96,9 @@ class ForkServer:
 
     def _import(self, wanted: Sequence[Wanted]) -> bool:
         """Import, and tell the launcher what came of it; whether this process is fit to serve."""
-        if self._script_dir is not None and not getattr(sys.flags, "safe_path", False):
-            sys.path[0] = self._script_dir
-        result = import_all(wanted, lambda name: self._tell({"type": "importing", "name": name}))
+        if self._script_dir is not None:
+            forked_rank.put_first_in_path(self._script_dir)
+        result = import_all(wanted, lambda name: self._tell({"type": "importing", "name": name}), self._expected)
         reason = result.reason or ("it touched CUDA" if touches_cuda() else why_unfit())
         if reason:
             self._tell({"type": "unfit", "spoiled_by": result.spoiled_by, "reason": reason})
@@ -105,14 +109,23 @@ class ForkServer:
                 "type": "ready",
                 "imported": result.imported,
                 "failed": result.failed,
-                "modules": sorted({name.partition(".")[0] for name in sys.modules} - set(sys.builtin_module_names)),
+                "modules": sorted(self._found_later()),
             }
         )
         return True
 
+    def _found_later(self) -> set[str]:
+        """Top-level names of what was imported, but for what lies in the script's own directory."""
+        names = {name.partition(".")[0] for name in sys.modules} - set(sys.builtin_module_names)
+        origins = {name: getattr(getattr(sys.modules.get(name), "__spec__", None), "origin", None) for name in names}
+        places = {name: os.path.dirname(origin) for name, origin in origins.items() if origin is not None}
+        here = {self._script_dir}
+        return {name for name in names if not here & {places.get(name), os.path.dirname(places.get(name, ""))} - {""}}
+
     def _tell(self, message: Mapping[str, Any]) -> None:
         try:
-            self._channel.send(message)
+            # a launcher that is stopped reads nothing, and is waited for; one that is gone ends us
+            self._channel.send(message, timeout_s=_PATIENCE_S)
         except ChannelClosedError:
             os._exit(0)
 
@@ -161,8 +174,12 @@ class ForkServer:
                 os.close(other.read_fd)
         if message["type"] == "spawn":
             return self._new_rank(message, fds)
-        self._start_over(fds[0], message)
-        return [Wanted(name, origin) for name, origin in message["modules"]]
+        self._start_over(fds[0])
+        with open(fds[1], closefd=False) as file:
+            order = json.load(file)
+        close_fds(fds[1:])
+        self._script_dir, self._expected = order["script_dir"], order["expected"]
+        return [Wanted(name, origin) for name, origin in order["modules"]]
 
     def _finish(self, begun: _Begun | OSError) -> None:
         """Tell the launcher the number of a process that was begun, or why there is none."""
@@ -197,12 +214,11 @@ class ForkServer:
             interrupt=self._interrupt,
         )
 
-    def _start_over(self, fd: int, message: Message) -> None:
+    def _start_over(self, fd: int) -> None:
         """In the child: be a server of our own, on a connection of our own."""
         os.setsid()
         _close_sockets(self._channel)
         self._channel = Channel(socket.socket(fileno=fd))
-        self._script_dir = message["script_dir"]
         # the launcher says "go" when it has heard of us from the process that forked us: then it is our parent
         poller = select.poll()
         poller.register(fd, select.POLLIN)
@@ -248,8 +264,10 @@ def _begin_fork() -> _Begun | None:
     except OSError:
         os._exit(1)
     if pid != 0:
-        os.write(write_fd, pid.to_bytes(4, "little"))
-        os._exit(0)
+        try:
+            os.write(write_fd, pid.to_bytes(4, "little"))
+        finally:
+            os._exit(0)  # also if the server is gone, and nobody reads
     close_fds((read_fd, write_fd))
     return None
 

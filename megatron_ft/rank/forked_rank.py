@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import io
+import locale
 import os
 import runpy
 import signal
@@ -20,8 +22,11 @@ from megatron_ft.rank.import_recorder import ImportRecorder
 from megatron_ft.rank.process_title import set_command_line
 from megatron_ft.rank.user_code import note_user_code
 
-__all__ = ["NewRank", "become", "run"]
+__all__ = ["NewRank", "become", "put_first_in_path", "remember_first_in_path", "run"]
 
+_ERRORS = ("strict", "strict", "backslashreplace")
+
+_first_in_path: list[str] = []
 _kept: list[Any] = []
 """What the process had before and can't do without, though nothing refers to it any more."""
 
@@ -31,7 +36,7 @@ class NewRank(NamedTuple):
 
     argv: list[str]
     command: RankCommand
-    cwd: str
+    cwd: str | None
     env: dict[str, str]
     go_fd: int
     """Readable when the launcher knows this process; at its end when it doesn't want it any more."""
@@ -58,7 +63,9 @@ def become(rank: NewRank) -> None:
         if signal.getsignal(number) not in (signal.SIG_IGN, signal.SIG_DFL):
             signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, rank.interrupt)
-    os.chdir(rank.cwd)
+    with contextlib.suppress(OSError):  # it is gone, or was entered with other rights: as the launcher, we are there
+        if rank.cwd is not None and os.getcwd() != rank.cwd:
+            os.chdir(rank.cwd)
     _take_environment(rank.env)
     _open_streams()
     _differ_from_siblings()
@@ -99,7 +106,7 @@ def run(rank: NewRank) -> NoReturn:
 def _run_script(command: RankCommand, main: types.ModuleType) -> None:
     path = os.path.abspath(command.script)
     sys.argv = [command.script, *command.arguments]
-    _put_first_in_path(os.path.dirname(os.path.realpath(path)))
+    put_first_in_path(os.path.dirname(os.path.realpath(path)))
     main.__dict__.update(__file__=path, __loader__=SourceFileLoader("__main__", path))
     try:
         with io.open_code(path) as file:
@@ -116,14 +123,22 @@ def _run_script(command: RankCommand, main: types.ModuleType) -> None:
 
 def _run_module(command: RankCommand, main: types.ModuleType) -> None:
     sys.argv = ["-m", *command.arguments]
-    _put_first_in_path(os.getcwd())
+    put_first_in_path(os.getcwd())
     runpy._run_module_as_main(command.script)  # type: ignore[attr-defined]  # what `python -m` calls
 
 
-def _put_first_in_path(directory: str) -> None:
+def remember_first_in_path() -> None:
+    """The entry of ``sys.path`` that stands for the script's directory; imports may put others before it."""
+    _first_in_path[:] = sys.path[:1]
+
+
+def put_first_in_path(directory: str) -> None:
+    """Let that entry stand for this directory."""
     if getattr(sys.flags, "safe_path", False):
         return
-    sys.path[0] = directory
+    known = bool(_first_in_path) and _first_in_path[0] in sys.path
+    sys.path[sys.path.index(_first_in_path[0]) if known else 0] = directory
+    _first_in_path[:] = [directory]
 
 
 def _end_by(error: BaseException) -> NoReturn:
@@ -195,7 +210,11 @@ def _open_streams() -> None:
         buffer: Any = open(fd, "rb" if fd == 0 else "wb", buffering, closefd=False)  # noqa: SIM115
         (buffer.raw if fd == 0 else buffer).name = f"<{name}>"
         stream: Any = io.TextIOWrapper(
-            buffer, encoding=before.encoding, errors=before.errors, newline="\n", write_through=True
+            buffer,
+            encoding=locale.getpreferredencoding(False) if before is None else before.encoding,
+            errors=_ERRORS[fd] if before is None else before.errors,
+            newline="\n",
+            write_through=True,
         )
         stream.mode = "r" if fd == 0 else "w"
         setattr(sys, name, stream)

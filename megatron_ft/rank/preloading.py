@@ -8,10 +8,11 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
-from megatron_ft.core.preload import IDENTITY_VARIABLES
+from megatron_ft.core.preload import IDENTITY_VARIABLES, LearnedImport, may_be_preloaded
+from megatron_ft.ipc.installed import installed_roots
 
 __all__ = ["Preloaded", "Wanted", "import_all", "own_changes", "why_unfit"]
 
@@ -37,31 +38,69 @@ class Preloaded(NamedTuple):
     reason: str
 
 
-def import_all(wanted: Sequence[Wanted], on_begin: Callable[[str], None]) -> Preloaded:
+def import_all(
+    wanted: Sequence[Wanted], on_begin: Callable[[str], None], expected: Mapping[str, str] | None = None
+) -> Preloaded:
     """Import modules, and stop at the first one that makes this process unfit to be forked.
 
-    ``on_begin`` is told each name before its import, which may never come back.
+    Args:
+        wanted: the modules; one without a file is the user's wish.
+        on_begin: is told each name before its import, which may never come back.
+        expected: where the ranks import from, by name, as far as they told: what others import must come from there.
     """
     failed: dict[str, str] = {}
     count = 0
+    roots = tuple(installed_roots())
     for name, origin in wanted:
         if name in sys.modules:
             continue
         on_begin(name)
-        with _identity_watched() as read:
+        before, files = set(sys.modules), _open_files()
+        with _identity_watched() as read, _device_count_watched() as counted:
             try:
-                module = importlib.import_module(name)
+                importlib.import_module(name)
             except BaseException as error:  # noqa: BLE001 - a module may raise anything, SystemExit included
                 failed[name] = f"{type(error).__name__}: {error}"
-                module = None
-        reason = _why_spoiled(read)
-        found = getattr(getattr(module, "__spec__", None), "origin", None)
-        if reason is None and module is not None and origin is not None and found != origin:
-            reason = f"the ranks import it from {origin}, it came from {found}"
+        reason = _why_spoiled(read, counted) or _why_open(files)
+        if reason is None and origin is not None:
+            new = {new: found for new in sys.modules.keys() - before if (found := _origin(new)) is not None}
+            reason = _why_elsewhere(new, {**(expected or {}), name: origin}, roots)
         if reason is not None:
             return Preloaded(count, failed, name, reason)
-        count += module is not None
+        count += name not in failed
     return Preloaded(count, failed, None, "")
+
+
+def _origin(name: str) -> str | None:
+    """The file that a module came from; None where there is none, or it doesn't tell."""
+    spec = getattr(sys.modules.get(name), "__spec__", None)
+    return spec.origin if spec is not None and spec.has_location else None
+
+
+def _why_elsewhere(new: Mapping[str, str], expected: Mapping[str, str], roots: Sequence[str]) -> str | None:
+    """Whether something was imported that the ranks import from elsewhere, or that is the user's own."""
+    for name, found in new.items():
+        if expected.get(name, found) != found:
+            return f"the ranks import {name} from {expected[name]}, it came from {found}"
+        if not may_be_preloaded(LearnedImport(name, found), roots):
+            return f"it imports {name}, which isn't installed"
+    return None
+
+
+def _open_files() -> dict[str, str]:
+    found = {}
+    for fd in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # the one that listed them
+            found[fd] = os.readlink(f"/proc/self/fd/{fd}")
+    return found
+
+
+def _why_open(before: Mapping[str, str]) -> str | None:
+    """What an import keeps open: a rank begins without it, and the number would soon be another file's."""
+    new = [link for fd, link in _open_files().items() if before.get(fd) != link]
+    if any(link.startswith("/dev/nvidia") for link in new):
+        return "it touched CUDA"
+    return f"it keeps {min(new)} open" if new else None
 
 
 def why_unfit() -> str | None:
@@ -100,10 +139,10 @@ def own_changes(before: Mapping[str, str]) -> dict[str, str | None]:
     return {name: now.get(name) for name in before.keys() | now.keys() if before.get(name) != now.get(name)}
 
 
-def _why_spoiled(read: set[str]) -> str | None:
+def _why_spoiled(read: set[str], counted: list[bool]) -> str | None:
     if read:
         return f"it reads {min(read)} while it is imported"
-    if touches_cuda():
+    if counted or touches_cuda():
         return "it touched CUDA"
     if len(os.listdir(_THREADS)) > 1:
         return why_unfit()
@@ -140,3 +179,24 @@ def _identity_watched() -> Iterator[set[str]]:
         yield read
     finally:
         os.environ.__class__ = original
+
+
+@contextmanager
+def _device_count_watched() -> Iterator[list[bool]]:
+    """Collects whether CUDA is asked for its devices meanwhile: torch then refuses CUDA to all forks."""
+    counted: list[bool] = []
+    c_extension: Any = sys.modules.get("torch._C")
+    original = getattr(c_extension, "_cuda_getDeviceCount", None)
+    if original is None:
+        yield counted
+        return
+
+    def count_devices() -> Any:
+        counted.append(True)
+        return original()
+
+    c_extension._cuda_getDeviceCount = count_devices
+    try:
+        yield counted
+    finally:
+        c_extension._cuda_getDeviceCount = original

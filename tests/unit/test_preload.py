@@ -23,6 +23,7 @@ from megatron_ft.core.preload import (
     without,
 )
 from megatron_ft.launcher.first_server import omp_threads_to_set
+from megatron_ft.rank import preloading
 from megatron_ft.rank.import_recorder import ImportRecorder
 from megatron_ft.rank.preloading import Wanted, import_all
 
@@ -132,6 +133,7 @@ def test_the_number_of_threads_that_torchrun_will_set(
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(preloading, "why_unfit", lambda: None)  # what runs the tests may have threads
     return tmp_path
 
 
@@ -153,7 +155,49 @@ def test_a_module_from_another_file_spoils(path: Path) -> None:
     (path / "shadowed_e.py").write_text("")
     result = import_all([Wanted("shadowed_e", "/elsewhere/shadowed_e.py")], lambda _name: None)
     assert result.spoiled_by == "shadowed_e"
-    assert "the ranks import it from /elsewhere/shadowed_e.py" in result.reason
+    assert "the ranks import shadowed_e from /elsewhere/shadowed_e.py" in result.reason
+
+
+def test_what_a_module_imports_must_come_from_where_the_ranks_have_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkout that the script puts before the installed package is what the ranks import, and not preloaded."""
+    monkeypatch.setattr(preloading, "installed_roots", lambda: [f"{path}/"])
+    (path / "library_i.py").write_text("")
+    (path / "plugin_i.py").write_text("import library_i")
+    plugin = Wanted("plugin_i", str(path / "plugin_i.py"))
+    result = import_all([plugin], lambda _name: None, {"library_i": "/home/me/checkout/library_i.py"})
+    assert result.spoiled_by == "plugin_i"
+    assert "the ranks import library_i from /home/me/checkout/library_i.py" in result.reason
+
+
+def test_an_installed_module_that_imports_the_users_files_spoils(path: Path) -> None:
+    (path / "mine_j.py").write_text("")
+    (path / "plugin_j.py").write_text("import mine_j")
+    result = import_all([Wanted("plugin_j", str(path / "plugin_j.py"))], lambda _name: None)
+    assert result.spoiled_by == "plugin_j"
+    assert "which isn't installed" in result.reason
+
+
+def test_a_module_that_keeps_a_file_open_spoils(path: Path) -> None:
+    (path / "opens_k.py").write_text("FILE = open(__file__)")
+    result = import_all([Wanted("opens_k")], lambda _name: None)
+    sys.modules.pop("opens_k")
+    assert (result.spoiled_by, result.reason) == ("opens_k", f"it keeps {path / 'opens_k.py'} open")
+
+
+def test_a_module_that_counts_devices_spoils(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A torch with CUDA refuses it to all forks from then on."""
+    import torch
+
+    def count_devices() -> int:
+        return 0
+
+    monkeypatch.setattr(torch._C, "_cuda_getDeviceCount", count_devices, raising=False)
+    (path / "counts_l.py").write_text("import torch\nCOUNT = torch._C._cuda_getDeviceCount()")
+    result = import_all([Wanted("counts_l")], lambda _name: None)
+    assert (result.spoiled_by, result.reason) == ("counts_l", "it touched CUDA")
+    assert torch._C._cuda_getDeviceCount is count_devices
 
 
 def test_the_recorder_finds_what_the_others_find(path: Path) -> None:
