@@ -47,8 +47,9 @@ def fork_first_server(argv: Sequence[str], interrupt: Any) -> ServerProcess | No
     environment = dict(os.environ)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     launcher = os.getpid()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # a daemon's
+            stream.flush()
     pid = os.fork()
     if pid == 0:
         signal.signal(signal.SIGINT, interrupt)

@@ -108,8 +108,9 @@ def why_unfit() -> str | None:
 
     It is tried: libraries that mind forks (OpenBLAS) end their threads before one, so threads are counted after.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # a daemon's
+            stream.flush()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of threads that end before the fork
         pid = os.fork()

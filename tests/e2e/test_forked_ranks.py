@@ -120,6 +120,15 @@ def test_standard_input_and_redirected_streams(launcher: Launcher) -> None:
     assert "]:to stderr" in launched.err
 
 
+def test_a_launcher_without_standard_streams(launcher: Launcher) -> None:
+    """As a daemon starts it."""
+    script = "open('found', 'w').write(str([os.readlink(f'/proc/self/fd/{fd}') for fd in range(3)])); print('nowhere')"
+    launched = launcher.start(script, prefix=["bash", "-c", 'exec "$@" <&- >&- 2>&-', "bash"])
+    assert launched.wait().code == 0
+    assert (launched.directory / "found").read_text() == "['/dev/null', '/dev/null', '/dev/null']"
+    assert was_forked(launched)
+
+
 def test_without_a_fork_server_on_request(launcher: Launcher) -> None:
     launched = launcher.start("say('torch' in sys.modules)", "--ft-preload=none")
     assert launched.wait().out == "False\n"
