@@ -110,10 +110,8 @@ def main() -> None:
     if rank == 0:
         total = sum(parameter.detach().double().sum().item() for parameter in model.parameters())
         print(f"finished at iteration {iteration}, the weights sum up to {total:.12f}", flush=True)
-    # From here on this rank isn't watched, however long the rest takes.
-    client.shutdown_workload_monitoring()
-    # First: whoever lets go of a gloo group last waits for its threads, and this would wait with Python's lock held.
-    del ddp
+    client.shutdown_workload_monitoring()  # from here on this rank isn't watched, however long the rest takes
+    del ddp  # who lets go of a gloo group last waits for its threads, and the model would do so with Python's lock held
     dist.destroy_process_group()
 
 

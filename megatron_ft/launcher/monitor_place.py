@@ -76,9 +76,8 @@ class MonitorPlace:
         self._listener = listen(self.socket_path)
 
     def start(self) -> None:
-        """Start the process, unless it runs."""
-        if self._process is None:
-            self._spawn_again()
+        """Start the process."""
+        self._spawn()
 
     def snapshot(self, cycle: int) -> BoardSnapshot | None:
         """See ``Monitors.snapshot``."""

@@ -19,7 +19,6 @@ from megatron_ft.launcher.reactor import Reactor
 __all__ = ["Monitors", "hang_verdict"]
 
 _CHECK_S = 1.0
-_START_S = 0.3
 _STOP_WAIT_S = 2.0
 
 
@@ -63,28 +62,25 @@ class Monitors:
             )
             for local_rank in range(count)
         ]
-        self._started = False
         self._timer = reactor.call_later(_CHECK_S, self._check_looks)
 
     def listen(self) -> None:
         """Make their sockets. Ranks can connect from now on, whether their monitor is up yet or not.
-
-        The processes are started when the ranks were, or when the nodes take their time to meet: before, they would
-        only be in the way of the first ranks.
 
         Raises:
             OSError: a socket can't be made.
         """
         for place in self._places:
             place.listen()
-        self._reactor.call_later(_START_S, self.start)
 
     def start(self) -> None:
-        """Start those that don't run yet. One that can't be started is said, and tried again."""
-        if not self._started:
-            self._started = True
-            for place in self._places:
-                place.start()
+        """Start them all: before the ranks, whose groups they end if the launcher is killed.
+
+        Raises:
+            OSError: a process can't be started.
+        """
+        for place in self._places:
+            place.start()
 
     def socket_path(self, local_rank: int) -> str:
         """Where the rank finds its monitor."""

@@ -129,10 +129,11 @@ class Node:
         try:
             self.control.start()
             self.monitors.listen()
+            self.monitors.start()
             if self.forking is not None:
                 self.forking.prepare(command)
         except OSError as error:
-            raise FaultToleranceError(f"no sockets for the rank monitors can be made: {error}") from error
+            raise FaultToleranceError(f"the rank monitors can't be started: {error}") from error
 
     def ranks_start(self, *, restarts_left: int) -> None:
         """The ranks of a cycle are about to be made; nodes that join or leave may restart them, too."""
@@ -141,7 +142,6 @@ class Node:
 
     def ranks_started(self, record: CycleRecord) -> None:
         """All ranks of a cycle were made."""
-        self.monitors.start()
         self.punctuality.begin(record)
 
     def environment(self, local_rank: int, cycle: int) -> dict[str, str]:
