@@ -55,9 +55,13 @@ class Worker:
         if self.exitcode is None:
             self.signals_sent.add(number)
         if whole_group:
-            # not allowed if all of the group became another user's (sudo): that they live on is told later
-            with contextlib.suppress(ProcessLookupError, PermissionError):
+            try:
                 os.killpg(self.pid, number)
+            except PermissionError:
+                pass  # all of the group became another user's (sudo): that they live on is told later
+            except ProcessLookupError:
+                # forked a moment ago, and not the leader of its group yet; or nothing of it is left
+                send_signal(self.pidfd, number)
         else:
             send_signal(self.pidfd, number)
 

@@ -92,7 +92,7 @@ client.shutdown_workload_monitoring()
 
 
 def test_pause_and_resume(launcher: Launcher) -> None:
-    launched = launcher.start(CLIENT + UNTIL_GO, *TWO, "--rdzv-id=pause-me", "--rdzv-backend=c10d", *sections(1.0))
+    launched = launcher.start(CLIENT + UNTIL_GO, *TWO, "--rdzv-id=pause-me", "--rdzv-backend=c10d", *sections(3.0))
     launched.wait_for("^in step", count=2)
     asked = megatron_ft("pause", "--pid", str(launched.process.pid))
     assert (asked.returncode, asked.stderr) == (0, "")
@@ -101,7 +101,7 @@ def test_pause_and_resume(launcher: Launcher) -> None:
     )
     # more than the timeout, while nothing happens: there is no condition to wait for
     with pytest.raises(subprocess.TimeoutExpired):
-        launched.process.wait(1.5)
+        launched.process.wait(3.5)
     # a monitor that takes the place of another is told, too, and since when
     first = launched.monitor_pids()[0]
     os.kill(first, signal.SIGKILL)
@@ -109,12 +109,12 @@ def test_pause_and_resume(launcher: Launcher) -> None:
     again = megatron_ft("pause", "--job", "pause-me")
     assert again.stdout.startswith("was paused already: ")
     with pytest.raises(subprocess.TimeoutExpired):
-        launched.process.wait(1.5)
+        launched.process.wait(3.5)
     assert launched.events("verdict", role="monitor") == []
     resumed = megatron_ft("resume", "--pid", str(launched.process.pid))
     assert resumed.stdout.startswith("resumed: ")
     assert megatron_ft("resume", "--pid", str(launched.process.pid)).stdout.startswith("was not paused: ")
-    # the time of the pause counts for nobody: what is left of the second is enough to end well
+    # the time of the pause counts for nobody: what is left of the timeout is enough to end well
     go(launched)
     finished = launched.wait()
     assert (finished.code, finished.out.count("done")) == (0, 2)
@@ -126,14 +126,14 @@ def test_pause_and_resume(launcher: Launcher) -> None:
 
 
 def test_after_resume_ranks_are_found_hung_again(launcher: Launcher) -> None:
-    launched = launcher.start(CLIENT + UNTIL_GO, *sections(0.5))
+    launched = launcher.start(CLIENT + UNTIL_GO, *sections(3.0))
     launched.wait_for("^in step")
     pid = str(launched.process.pid)
     assert megatron_ft("pause", "--pid", pid).returncode == 0
     assert megatron_ft("resume", "--pid", pid).returncode == 0
     finished = launched.wait()
     assert finished.code == 1
-    assert "cycle 0 ended: rank 0 hung in 'step' for 0.5 s" in finished.err
+    assert "cycle 0 ended: rank 0 hung in 'step' for 3." in finished.err
 
 
 def test_jobs_that_are_not_clear(launcher: Launcher) -> None:
