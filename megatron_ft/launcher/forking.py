@@ -89,7 +89,8 @@ class ForkingSpawner:
                 self._use_fresh(reason)
         self._fresh.spawn(left, on_spawned)
         if not self.expects_restart:
-            self.close()
+            self._learned.close()
+            self._generations.retire()
 
     def pids(self) -> set[int]:
         """Of the servers."""

@@ -89,12 +89,16 @@ class Generations:
             for server in stopped:
                 server.kill()  # its end is seen like any other
 
-    def close(self) -> None:
-        """End all of them."""
+    def retire(self) -> None:
+        """End all of them, and don't wait for that."""
         self._closed = True
         self._cancel_timer()
         for server in self._all():
             server.kill()
+
+    def close(self) -> None:
+        """End all of them."""
+        self.retire()
         self._reactor.run_until(lambda: not self._all(), deadline_s=time.monotonic() + 5.0)
 
     # -- growing ------------------------------------------------------------------------------------------

@@ -113,11 +113,11 @@ client.init_workload_monitoring()
 client.shutdown_workload_monitoring()
 time.sleep(0.3)
 client.init_workload_monitoring()
-time.sleep(2)
+time.sleep(4)
 client.shutdown_workload_monitoring()
 """
     )
-    finished = launcher.run(script, "--ft-exit-timeout=1")
+    finished = launcher.run(script, "--ft-exit-timeout=3")
     assert (finished.code, finished.lines[1:]) == (0, ["all ranks finished after 1 cycle"])
 
 
