@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -26,6 +27,7 @@ from megatron_ft.ipc.event_log import EventLog
 from megatron_ft.ipc.wire import Message
 from megatron_ft.launcher import descendants
 from megatron_ft.launcher.control import ReceivedRequest
+from megatron_ft.launcher.monitors import hang_verdict
 from megatron_ft.launcher.workers import Worker
 
 __all__ = ["CycleRecord"]
@@ -207,18 +209,9 @@ class CycleRecord:
         return failures
 
     def _verdict(self, local_rank: int, message: Message) -> HangVerdict:
-        worker = self.workers.get(local_rank)
-        return HangVerdict(
-            rank=self.global_ranks[local_rank],
-            local_rank=local_rank,
-            kind=str(message["kind"]),
-            section=message.get("section"),
-            elapsed_s=float(message["elapsed_s"]),
-            timeout_s=float(message["timeout_s"]),
-            iteration=message.get("iteration"),
-            at_ns=int(message["at_ns"]),
-            stopped=message.get("state") == "T" or (worker is not None and descendants.is_stopped(worker.pid)),
-        )
+        worker, verdict = self.workers.get(local_rank), hang_verdict(message, local_rank=local_rank)
+        stopped = verdict.stopped or (worker is not None and descendants.is_stopped(worker.pid))
+        return dataclasses.replace(verdict, rank=self.global_ranks[local_rank], stopped=stopped)
 
     def _views(self) -> list[RankView]:
         views = (self._view(local_rank) for local_rank in range(len(self.global_ranks)))

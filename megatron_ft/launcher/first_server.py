@@ -16,10 +16,10 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
+from megatron_ft.ipc.processes import OWN_THREADS, thread_count
 from megatron_ft.ipc.wire import Channel
 from megatron_ft.launcher.server_process import SERVER_MODULE, ServerProcess, server_options
 
@@ -58,8 +58,9 @@ def fork_first_server(argv: Sequence[str], interrupt: Any) -> ServerProcess | No
     if threads is not None:
         del os.environ["OMP_NUM_THREADS"]
     theirs.close()
-    if not _has_one_thread():
-        # the import has started one, and what it held at the fork is held for ever in there
+    if thread_count() > 1:
+        # the import has started one (libraries that mind forks have ended theirs by now): what that held at the
+        # fork is held for ever in there
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         ours.close()
@@ -114,17 +115,8 @@ def _is_like_a_rank() -> bool:
         own_options in ([], ["-u"])
         and "torch" not in sys.modules
         and threading.current_thread() is threading.main_thread()
-        and len(os.listdir("/proc/self/task")) == 1
+        and len(os.listdir(OWN_THREADS)) == 1
     )
-
-
-def _has_one_thread() -> bool:
-    """Libraries that mind forks have ended theirs before the fork; one that is just ending is given a moment."""
-    for _ in range(20):
-        if len(os.listdir("/proc/self/task")) == 1:
-            return True
-        time.sleep(0.001)
-    return False
 
 
 def _become_server(connection: socket.socket, launcher_pid: int) -> NoReturn:

@@ -1,8 +1,8 @@
 """The fork server: one process per node that has imported what ranks need, runs nothing, and is forked for each.
 
-``python -m megatron_ft.rank.fork_server --fd N --launcher PID [--imported]``: N is one end of a socket pair, the
-launcher holds the other. It takes three messages: "spawn" forks a rank, "grow" forks a server that imports more,
-"stop" (or the end of the connection) ends it. What it forks are children of the launcher, made by forking twice:
+``python -m megatron_ft.rank.fork_server --fd N --launcher PID [--import MODULE]``: N is one end of a socket
+pair, the launcher holds the other. It takes two messages: "spawn" forks a rank, "grow" forks a server that imports
+more. The end of the connection ends it. What it forks are children of the launcher, made by forking twice:
 the launcher is child subreaper, and adopts what the process in between leaves.
 """
 
@@ -137,7 +137,7 @@ class ForkServer:
         wait_ms: float | None = _IDLE_MS
         while True:
             if not poller.poll(wait_ms):
-                # nobody wants anything for now: make the next fork faster, and look again after each little step
+                # nobody has asked for anything: make the next fork faster, and look again after each little step
                 wait_ms = 0 if next(idle_work, _DONE) is None else None
                 continue
             wait_ms = _IDLE_MS
@@ -191,7 +191,7 @@ class ForkServer:
             self._tell({"type": "failed", "reason": str(error)})
 
     def _new_rank(self, message: Message, fds: tuple[int, ...]) -> NewRank:
-        _close_sockets(self._channel)
+        self._channel.close()  # by its object: collected later, it would close a number that is another's by then
         go_fd, stdin, stdout, stderr, *report = fds
         env = dict(message["env"])
         # what a module sets while it is imported, it would set in the rank; the rank's own settings win
@@ -217,7 +217,7 @@ class ForkServer:
     def _start_over(self, fd: int) -> None:
         """In the child: be a server of our own, on a connection of our own."""
         os.setsid()
-        _close_sockets(self._channel)
+        self._channel.close()
         self._channel = Channel(socket.socket(fileno=fd))
         # the launcher says "go" when it has heard of us from the process that forked us: then it is our parent
         poller = select.poll()
@@ -230,11 +230,6 @@ class ForkServer:
         die_with_parent()
         if os.getppid() != self._launcher_pid:
             os._exit(0)
-
-
-def _close_sockets(channel: Channel) -> None:
-    # by their Python objects: else one that is collected later closes a number that is another's by then
-    channel.close()
 
 
 class _Begun(NamedTuple):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -13,10 +12,10 @@ from typing import Any, NamedTuple
 
 from megatron_ft.core.preload import IDENTITY_VARIABLES, LearnedImport, may_be_preloaded
 from megatron_ft.ipc.installed import installed_roots
+from megatron_ft.ipc.processes import OWN_THREADS, thread_count
 
 __all__ = ["Preloaded", "Wanted", "import_all", "own_changes", "why_unfit"]
 
-_THREADS = "/proc/self/task"
 _UNFIT_EXIT = 3
 
 
@@ -51,6 +50,7 @@ def import_all(
     failed: dict[str, str] = {}
     count = 0
     roots = tuple(installed_roots())
+    places = {**(expected or {}), **{name: origin for name, origin in wanted if origin is not None}}
     for name, origin in wanted:
         if name in sys.modules:
             continue
@@ -64,7 +64,7 @@ def import_all(
         reason = _why_spoiled(read, counted) or _why_open(files)
         if reason is None and origin is not None:
             new = {new: found for new in sys.modules.keys() - before if (found := _origin(new)) is not None}
-            reason = _why_elsewhere(new, {**(expected or {}), name: origin}, roots)
+            reason = _why_elsewhere(new, places, roots)
         if reason is not None:
             return Preloaded(count, failed, name, reason)
         count += name not in failed
@@ -124,16 +124,6 @@ def why_unfit() -> str | None:
     return None
 
 
-def thread_count() -> int:
-    """Threads of this process, those of C libraries included. One that has just ended is given a moment to go."""
-    for _ in range(20):
-        count = len(os.listdir(_THREADS))
-        if count == 1:
-            break
-        time.sleep(0.001)
-    return count
-
-
 def own_changes(before: Mapping[str, str]) -> dict[str, str | None]:
     """What imports did to the environment since ``before``: name to value, None for one that they removed."""
     now = dict(os.environ)
@@ -145,7 +135,7 @@ def _why_spoiled(read: set[str], counted: list[bool]) -> str | None:
         return f"it reads {min(read)} while it is imported"
     if counted or touches_cuda():
         return "it touched CUDA"
-    if len(os.listdir(_THREADS)) > 1:
+    if len(os.listdir(OWN_THREADS)) > 1:
         return why_unfit()
     return None
 
