@@ -116,7 +116,8 @@ class ForkServer:
 
     def _found_later(self) -> set[str]:
         """Top-level names of what was imported, but for what lies in the script's own directory."""
-        names = {name.partition(".")[0] for name in sys.modules} - set(sys.builtin_module_names)
+        # __main__ is whoever runs: it says nothing about a __main__.py beside the script
+        names = {name.partition(".")[0] for name in sys.modules} - {"__main__", *sys.builtin_module_names}
         origins = {name: getattr(getattr(sys.modules.get(name), "__spec__", None), "origin", None) for name in names}
         places = {name: os.path.dirname(origin) for name, origin in origins.items() if origin is not None}
         here = {self._script_dir}
