@@ -2,6 +2,7 @@
 # make test     all tests, three at a time        make test TEST_ARGS="-k board" TEST_JOBS=0
 # make lint     ruff and mypy
 # make bench    what it costs and saves, beside torchrun and nvidia-resiliency-ext     BENCH_ARGS="--only hooks"
+# make verdicts does the launcher name the rank that hung or died, and where     VERDICTS_ARGS="--runs 5"
 # make clean    remove what the targets above made, .venv included
 #
 # Each target first installs what it needs into .venv; a second call finds it there. PYTHON=python3.12 picks another
@@ -22,7 +23,7 @@ INSTALLED := .venv/.installed
 BENCH_INSTALLED := .venv/.bench-installed
 CODE := megatron_ft tests examples
 
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test lint bench verdicts clean
 
 help:
 	@sed -n 's/^# \(make [a-z]*\)/\1/p' Makefile
@@ -40,6 +41,9 @@ lint: $(INSTALLED)
 
 bench: $(BENCH_INSTALLED)
 	@$(BIN)/python tests/bench/run.py $(BENCH_ARGS)
+
+verdicts: $(INSTALLED)
+	@$(BIN)/python tests/verdicts/campaign.py $(VERDICTS_ARGS)
 
 clean:
 	@rm -rf .venv build dist out *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

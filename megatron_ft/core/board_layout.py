@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-MAGIC = 0x4D46545F424F0002
+MAGIC = 0x4D46545F424F0003
 """'MFT_BO' and the layout's version: a board of another version isn't read."""
 NO_TIMEOUT = 2**64 - 1
 
@@ -42,6 +42,9 @@ W_RING_HEAD = 21
 W_RANK = 22
 W_PID = 23
 W_FIRST_STEP_AT = 24  # when the second iteration began, and the first was over
+W_STACK_SIGNAL = 25  # the signal that makes this rank write its stacks; 0: none
+W_MAIN_THREAD = 26  # threading.get_ident() of its main thread
+W_LOGGED_HEAD = 27  # (monitor) events before this number are in the event log
 
 FLAG_INITIAL_IS_EXPLICIT = 1
 FLAG_SUBSEQUENT_IS_EXPLICIT = 2
@@ -113,6 +116,8 @@ class BoardSnapshot(NamedTuple):
     pid: int
     sections: tuple[SectionView, ...]
     first_step_at_ns: int = 0
+    stack_signal: int = 0
+    main_thread: int = 0
 
     @property
     def open_sections(self) -> tuple[SectionView, ...]:
@@ -174,6 +179,8 @@ def decode(raw: bytes | memoryview, now_ns: int) -> BoardSnapshot:
         pid=words[W_PID],
         sections=sections,
         first_step_at_ns=words[W_FIRST_STEP_AT],
+        stack_signal=words[W_STACK_SIGNAL],
+        main_thread=words[W_MAIN_THREAD],
     )
 
 

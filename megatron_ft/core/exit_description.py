@@ -24,6 +24,7 @@ __all__ = [
     "describe_overdue",
     "find_cause",
     "find_culprit",
+    "follows_from_another",
     "is_by_us",
 ]
 
@@ -31,6 +32,20 @@ _TIE_NS = 250_000_000
 """Ends that were seen within this time of the first one: the order in which they were seen says little."""
 _OWN_FAULTS = frozenset({"SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSYS", "SIGTRAP"})
 _MAX_ERROR_CHARACTERS = 200
+_LOST_A_PEER = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "connection was closed",
+    "connection refused",
+    "socket closed",
+    "broken pipe",
+    "remote process exited",
+    "nccl communicator was aborted",
+    "watchdog caught collective operation timeout",
+    "timed out waiting",
+    "application timeout caused pair closure",
+)
+"""What gloo, NCCL and torch's store say, in lower case, when the other side of a collective is gone."""
 
 
 class CauseKind(enum.Enum):
@@ -54,6 +69,7 @@ class RankExit:
         iteration: the last one it reported, None if it never did.
         error: type and message of the exception it recorded, None if there is none.
         error_at_s: wall-clock time of that exception (whole seconds), None if there is none.
+        where: in the user's code, "loader.py:88 next_batch"; empty if that isn't known.
     """
 
     rank: int
@@ -65,6 +81,7 @@ class RankExit:
     iteration: int | None = None
     error: str | None = None
     error_at_s: int | None = None
+    where: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,11 +124,16 @@ class Cause:
     text: str
     rank: int | None = None
     iteration: int | None = None
+    detail: str = ""
+    """What the evidence adds: where it was, and what the others did."""
+    follows: bool = False
+    """It only follows from the end of another rank, on another node."""
 
     @property
     def line(self) -> str:
-        """The text with the iteration, where it is known."""
-        return self.text if self.iteration is None else f"{self.text} at iteration {self.iteration}"
+        """The text with the iteration, where it is known, and the detail."""
+        line = self.text if self.iteration is None else f"{self.text} at iteration {self.iteration}"
+        return f"{line}, {self.detail}" if self.detail else line
 
 
 def is_by_us(rank_exit: RankExit) -> bool:
@@ -199,10 +221,31 @@ def find_cause(exits: Sequence[RankExit], verdicts: Sequence[HangVerdict]) -> Ca
     candidates = [rank_exit for rank_exit in failed if not is_by_us(rank_exit)] or failed
     if not candidates:
         return None
+    followed = [rank_exit for rank_exit in candidates if follows_from_another(rank_exit)]
+    candidates = [rank_exit for rank_exit in candidates if rank_exit not in followed] or candidates
     seen_first = min(rank_exit.at_ns for rank_exit in candidates)
     tied = [rank_exit for rank_exit in candidates if rank_exit.at_ns - seen_first <= _TIE_NS]
     cause = min(tied, key=_suspicion)
-    return Cause(kind=_kind_of(cause), text=describe_exit(cause), rank=cause.rank, iteration=cause.iteration)
+    parts = [f"in {cause.where}" if cause.where else ""]
+    if cause in followed:
+        parts.append("which another rank's end leads to")
+    elif followed:
+        parts.append(f"{len(followed)} other{'' if len(followed) == 1 else 's'} failed because of it")
+    detail = ", ".join(part for part in parts if part)
+    return Cause(
+        kind=_kind_of(cause),
+        text=describe_exit(cause),
+        rank=cause.rank,
+        iteration=cause.iteration,
+        detail=detail,
+        follows=cause in followed,
+    )
+
+
+def follows_from_another(rank_exit: RankExit) -> bool:
+    """Whether a rank only failed because it had lost another one, as its exception says."""
+    error = (rank_exit.error or "").lower()
+    return rank_exit.exitcode > 0 and any(sign in error for sign in _LOST_A_PEER)
 
 
 def _suspicion(rank_exit: RankExit) -> tuple[int, int, int, int]:

@@ -19,6 +19,8 @@ __all__ = [
     "NodeReport",
     "ShutdownRequest",
     "gone",
+    "hang_found",
+    "hang_seen",
     "newcomers",
     "node_changed",
     "shutdown_requested",
@@ -34,9 +36,12 @@ _FINAL = frozenset({NodeState.SUCCEEDED, NodeState.EXCLUDED})
 
 
 def node_changed(
-    node: int, state: NodeState, *, name: str, text: str, kind: str = "", rank: int | None = None
+    node: int, state: NodeState, *, name: str, text: str, kind: str = "", rank: int | None = None, follows: bool = False
 ) -> Entry:
-    """A node has another state; ``text`` says why, ``kind`` (of cause) and ``rank`` where a rank did it."""
+    """A node has another state; ``text`` says why, ``kind`` (of cause) and ``rank`` where a rank did it.
+
+    ``follows``: it did so only because it lost a rank of another node.
+    """
     return {
         "ev": "state",
         "node": node,
@@ -45,6 +50,7 @@ def node_changed(
         "text": text,
         "kind": kind,
         "rank": rank,
+        "follows": follows,
     }
 
 
@@ -56,6 +62,16 @@ def newcomers(node: int, *, count: int) -> Entry:
 def shutdown_requested(node: int, *, name: str, text: str) -> Entry:
     """A rank of that node asked for the end of the job."""
     return {"ev": "shutdown", "node": node, "name": name, "text": text}
+
+
+def hang_seen(node: int) -> Entry:
+    """A rank of that node was found hung; all are to tell what their ranks do, and that node decides who did it."""
+    return {"ev": "hang", "node": node}
+
+
+def hang_found(node: int, *, text: str, rank: int | None, iteration: int | None, detail: str) -> Entry:
+    """What that node has decided, as the fields of a cause."""
+    return {"ev": "finding", "node": node, "text": text, "rank": rank, "iteration": iteration, "detail": detail}
 
 
 def gone(node: int) -> Entry:
@@ -74,6 +90,8 @@ class NodeReport:
     """The kind of the cause, as the event log has it; empty where no rank of the node is one."""
     rank: int | None = None
     """The rank that is the cause; None if none is known."""
+    follows: bool = False
+    """That rank failed because it had lost one of another node."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +113,10 @@ class JobView:
     outcome: Outcome | None = None
     decided_by: int | None = None
     """The node whose entry was the one that ended the cycle."""
+    hang: int | None = None
+    """The node that was the first to find a rank hung."""
+    finding: Entry | None = None
+    """What it has decided of that (see ``hang_found``)."""
     newcomers: int = 0
     """Nodes that wait to join, where they ended the cycle."""
 
@@ -112,19 +134,36 @@ class JobView:
                 if self.outcome is not None:
                     return self
                 return replace(self._decided(Outcome.MEMBERSHIP, node), newcomers=int(entry.get("count", 0)))
+            case "hang":
+                return replace(self, hang=node) if self.hang is None else self
+            case "finding":
+                return replace(self, finding=dict(entry)) if self.finding is None and self.hang == node else self
             case "gone":
                 return replace(self, gone=self.gone | {node})
             case "state":
                 kind, rank = str(entry.get("kind", "")), entry.get("rank")
-                report = NodeReport(NodeState(entry["state"]), name, text, kind, rank if type(rank) is int else None)
+                state, rank, follows = (
+                    NodeState(entry["state"]),
+                    rank if type(rank) is int else None,
+                    bool(entry.get("follows")),
+                )
+                report = NodeReport(state, name, text, kind, rank, follows)
                 return self._changed(node, report, judge)
         return self
 
     def makes_needless(self, entry: Entry) -> bool:
         """Whether an entry that isn't written yet needn't be: ranks fail everywhere when a cycle ends."""
         if entry.get("ev") == "state":
-            return self.outcome is not None and entry["state"] == NodeState.UNHEALTHY.value
+            is_cause = self.decided_by is not None and self.nodes[self.decided_by].follows and not entry.get("follows")
+            return self.outcome is not None and entry["state"] == NodeState.UNHEALTHY.value and not is_cause
         return self.outcome is not None and entry.get("ev") == "newcomers"
+
+    def first_failure(self) -> int | None:
+        """The node that ended the cycle, or one whose end its own followed from, as far as that was told."""
+        if self.decided_by is None or not self.nodes[self.decided_by].follows:
+            return self.decided_by
+        causes = (n for n, r in enumerate(self.nodes) if r.state is NodeState.UNHEALTHY and not r.follows)
+        return next(causes, self.decided_by)
 
     def states(self) -> list[NodeState]:
         """By group rank."""

@@ -80,7 +80,9 @@ class Look(NamedTuple):
     verdict: Verdict | None
 
 
-class _Interval(NamedTuple):
+class Interval(NamedTuple):
+    """A time that is running against a timeout."""
+
     kind: HangKind
     section: str | None
     since_ns: int
@@ -90,7 +92,7 @@ class _Interval(NamedTuple):
 class _Suspect(NamedTuple):
     """An interval seen overdue once; only a second reading, not before this time, makes it a verdict."""
 
-    interval: _Interval
+    interval: Interval
     confirm_at_ns: int
 
 
@@ -104,7 +106,7 @@ class MonitorState:
     gaps: list[tuple[int, int]] = field(default_factory=list)
     """Spans in which the node may have stood still, in order, without overlap."""
     suspect: _Suspect | None = None
-    dismissed: _Interval | None = None
+    dismissed: Interval | None = None
     """Overdue, known, and left alone: it isn't judged again as long as it lasts."""
 
 
@@ -123,8 +125,8 @@ def look(state: MonitorState, board: BoardSnapshot, now_ns: int, *, was_stopped:
         return Look(Step.REST, None, None)
 
     nearest: int | None = None
-    overdue: tuple[int, _Interval] | None = None
-    for interval in _running_intervals(board):
+    overdue: tuple[int, Interval] | None = None
+    for interval in running_intervals(board):
         if interval == state.dismissed:
             continue
         deadline = interval.since_ns + interval.timeout_ns + _stood_still(state, interval.since_ns)
@@ -150,7 +152,7 @@ def dismiss(state: MonitorState, verdict: Verdict) -> None:
 
     Changes ``state``.
     """
-    state.dismissed = _Interval(verdict.kind, verdict.section, verdict.since_ns, verdict.timeout_ns)
+    state.dismissed = Interval(verdict.kind, verdict.section, verdict.since_ns, verdict.timeout_ns)
     state.suspect = None
     state.asked_ns = None
 
@@ -162,7 +164,7 @@ def excuse(state: MonitorState, since_ns: int, now_ns: int) -> None:
     state.asked_ns = None
 
 
-def _judge_overdue(state: MonitorState, board: BoardSnapshot, interval: _Interval, now_ns: int) -> Look:
+def _judge_overdue(state: MonitorState, board: BoardSnapshot, interval: Interval, now_ns: int) -> Look:
     verdict = Verdict(
         kind=interval.kind,
         section=interval.section,
@@ -180,8 +182,10 @@ def _judge_overdue(state: MonitorState, board: BoardSnapshot, interval: _Interva
     return Look(Step.CONFIRM, state.asked_ns, verdict)
 
 
-def _running_intervals(board: BoardSnapshot) -> Iterator[_Interval]:
-    """Everything that is being timed now and has a finite timeout."""
+def running_intervals(board: BoardSnapshot) -> Iterator[Interval]:
+    """Everything that is being timed now and has a finite timeout; nothing once the board is ``closing``."""
+    if board.closing:
+        return
     warming_up = _is_warming_up(board)
     any_open = any_opened = False
     for section in board.sections:
@@ -190,10 +194,10 @@ def _running_intervals(board: BoardSnapshot) -> Iterator[_Interval]:
             continue
         any_open = True
         if section.timeout_ns is not None and not (warming_up and section.name == STEP):
-            yield _Interval(HangKind.SECTION, section.name, section.opened_at_ns, section.timeout_ns)
+            yield Interval(HangKind.SECTION, section.name, section.opened_at_ns, section.timeout_ns)
     if not any_open and not warming_up and board.out_of_section_timeout_ns is not None:
         since = max(board.last_transition_ns, board.start_ns)
-        yield _Interval(HangKind.OUT_OF_SECTION, None, since, board.out_of_section_timeout_ns)
+        yield Interval(HangKind.OUT_OF_SECTION, None, since, board.out_of_section_timeout_ns)
 
     uses_heartbeats = board.heartbeats > 0 or not any_opened
     if board.heartbeats == 0:
@@ -204,7 +208,7 @@ def _running_intervals(board: BoardSnapshot) -> Iterator[_Interval]:
         explicit = board.heartbeat_flags & FLAG_SUBSEQUENT_IS_EXPLICIT
     # a heartbeat's count is written before its stamp: no stamp yet is not "since the epoch"
     if timeout is not None and (explicit or uses_heartbeats) and since:
-        yield _Interval(kind, None, since, timeout)
+        yield Interval(kind, None, since, timeout)
 
 
 def _is_warming_up(board: BoardSnapshot) -> bool:

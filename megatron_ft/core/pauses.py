@@ -30,5 +30,8 @@ class Pauses:
 
     def within(self, start_ns: int, now_ns: int) -> int:
         """How much of the time from ``start_ns`` to ``now_ns`` was paused."""
-        spans = [*self._over, *([] if self.since_ns is None else [(self.since_ns, now_ns)])]
-        return sum(max(0, min(end, now_ns) - max(start, start_ns)) for start, end in spans)
+        return sum(max(0, min(end, now_ns) - max(start, start_ns)) for start, end in self.spans(now_ns))
+
+    def spans(self, now_ns: int) -> list[tuple[int, int]]:
+        """From when to when each pause was, in order; one that isn't over ends with ``now_ns``."""
+        return [*self._over, *([] if self.since_ns is None else [(self.since_ns, now_ns)])]

@@ -44,13 +44,14 @@ def create_memory() -> int:
 class Board:
     """One mapped board. ``words`` is the live memory; what each word means stands in board_layout."""
 
-    def __init__(self, fd: int) -> None:
-        """Map the memory behind ``fd``, which stays the caller's.
+    def __init__(self, fd: int, *, writable: bool = True) -> None:
+        """Map the memory behind ``fd``, which stays the caller's; only to read it if not ``writable``.
 
         Raises:
             OSError, ValueError: it isn't a board's memory.
         """
-        self._map = mmap.mmap(fd, layout.BOARD_BYTES, mmap.MAP_SHARED)
+        access = mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ
+        self._map = mmap.mmap(fd, layout.BOARD_BYTES, mmap.MAP_SHARED, access)
         self.words: memoryview = memoryview(self._map).cast("Q")
 
     def initialise(
@@ -118,9 +119,12 @@ class Board:
         """A copy of the words before the ring, for ``board_layout.decode``."""
         return self._map[: 8 * layout.RING]
 
-    def events(self, since_head: int = 0) -> Iterator[RingEvent]:
-        """Entries of the ring from number ``since_head`` on, as far as they are still there, oldest first."""
-        head = self.words[layout.W_RING_HEAD]
+    def events(self, since_head: int = 0, head: int | None = None) -> Iterator[RingEvent]:
+        """Entries of the ring from number ``since_head`` on, as far as they are still there, oldest first.
+
+        ``head`` is the number of the first one that isn't wanted; None is the next that the rank will write.
+        """
+        head = self.words[layout.W_RING_HEAD] if head is None else head
         for number in range(max(since_head, head - layout.RING_EVENTS), head):
             at = layout.RING + 2 * (number & layout.RING_MASK)
             code = self.words[at + 1]

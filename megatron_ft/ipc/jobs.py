@@ -10,7 +10,7 @@ from megatron_ft.core.errors import FaultToleranceError, ProtocolError
 from megatron_ft.ipc.processes import all_processes
 from megatron_ft.ipc.wire import ChannelClosedError, Message, connect
 
-__all__ = ["RunningJob", "find_jobs", "order"]
+__all__ = ["RunningJob", "find_jobs", "launcher_socket", "order"]
 
 _LAUNCHER_SOCKET = "launcher.sock"
 _ANSWER_S = 5.0
@@ -47,6 +47,11 @@ def find_jobs() -> list[RunningJob]:
     return sorted(jobs.values(), key=lambda job: job.launcher_pid)
 
 
+def launcher_socket(job: RunningJob) -> str:
+    """Where its launcher hears orders and questions."""
+    return os.path.join(job.run_dir, _LAUNCHER_SOCKET)
+
+
 def order(job: RunningJob, what: str) -> Message:
     """Send "pause" or "resume" to a launcher; its answer.
 
@@ -54,7 +59,7 @@ def order(job: RunningJob, what: str) -> Message:
         FaultToleranceError: it is gone, or doesn't answer.
     """
     try:
-        channel = connect(os.path.join(job.run_dir, _LAUNCHER_SOCKET), _ANSWER_S)
+        channel = connect(launcher_socket(job), _ANSWER_S)
     except (OSError, ProtocolError) as error:
         raise FaultToleranceError(f"ft_launcher {job.launcher_pid} can't be reached: {error}") from None
     try:

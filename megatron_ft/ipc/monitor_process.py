@@ -20,9 +20,18 @@ class AttachedRank(NamedTuple):
     board_fd: int
     wake_fd: int
     pidfd: int
+    stack_fd: int
+    """A memory in which the rank writes its stacks when it is asked to, and its last exception."""
+    ask_fd: int
+    """A socket on which the rank answers what its collectives do."""
     pid: int
     rank: int
     cycle: int
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """All descriptors, in the order of the fields."""
+        return self[:5]
 
 
 def spawn(
@@ -59,7 +68,7 @@ def spawn(
         argv += ["--observe-only", "yes"]
     if attached is not None:
         argv += ["--attached", json.dumps(attached._asdict())]
-        fds += [attached.board_fd, attached.wake_fd, attached.pidfd]
+        fds += attached.fds
     return subprocess.Popen(
         argv,
         stdin=subprocess.DEVNULL,

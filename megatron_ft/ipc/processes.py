@@ -78,6 +78,20 @@ def send_signal(pidfd: int, number: int) -> bool:
     return True
 
 
+def signal_main_thread(pid: int, pidfd: int, number: int) -> bool:
+    """Signal the main thread of the process behind both; False if it is gone already.
+
+    A pidfd stands for all threads of a process. This goes by the number, which can't have gone to anybody else as
+    long as the process lives, which is looked at right before.
+    """
+    import ctypes
+
+    tgkill = {"x86_64": 234, "aarch64": 131}.get(os.uname().machine)
+    if is_gone(pidfd) or tgkill is None:
+        return False
+    return ctypes.CDLL(None).syscall(tgkill, pid, pid, number) == 0  # type: ignore[no-any-return]
+
+
 def would_end_by(pid: int, number: int) -> bool:
     """Whether a signal whose default action is the end of the process would meet just that: nobody handles it.
 

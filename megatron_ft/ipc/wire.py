@@ -24,7 +24,8 @@ from megatron_ft.core.errors import FaultToleranceError, ProtocolError
 PROTOCOL_VERSION = 1
 MAX_MESSAGE_BYTES = 1 << 20
 _LENGTH = struct.Struct(">I")
-_MAX_FDS = 8
+MAX_FDS = 8
+"""So many descriptors a message may carry; who has more to hand over sends several."""
 _PATH_LIMIT = 107  # sun_path of Linux, less the final zero
 _CHUNK = 1 << 16
 
@@ -82,7 +83,7 @@ def _parse(body: bytes) -> Message:
     if not isinstance(message, dict) or message.get("v") != PROTOCOL_VERSION:
         raise ProtocolError(f"message is not of protocol version {PROTOCOL_VERSION}")
     count = message.get("fds", 0)
-    if not isinstance(count, int) or not 0 <= count <= _MAX_FDS or not isinstance(message.get("type"), str):
+    if not isinstance(count, int) or not 0 <= count <= MAX_FDS or not isinstance(message.get("type"), str):
         raise ProtocolError("message has no valid 'type' or 'fds'")
     return message
 
@@ -134,7 +135,7 @@ class Channel:
         while True:
             try:
                 data, ancillary, _, _ = self._sock.recvmsg(
-                    _CHUNK, socket.CMSG_SPACE(_MAX_FDS * 4), socket.MSG_CMSG_CLOEXEC
+                    _CHUNK, socket.CMSG_SPACE(MAX_FDS * 4), socket.MSG_CMSG_CLOEXEC
                 )
             except BlockingIOError:
                 return received

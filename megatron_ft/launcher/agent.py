@@ -20,14 +20,15 @@ from megatron_ft.core.control import WorkloadAction
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.exit_description import Cause, CauseKind
 from megatron_ft.core.restart_policy import Action, CycleEnd, Decision, GroupView, NodeState, Outcome
-from megatron_ft.launcher import announce, departure, lines, node_lines, stopping, torch_private
+from megatron_ft.launcher import announce, crash_evidence, departure, lines, node_lines, stopping, torch_private
 from megatron_ft.launcher.control import ReceivedRequest
 from megatron_ft.launcher.cycle_record import CycleRecord
 from megatron_ft.launcher.doorbell import Doorbell
+from megatron_ft.launcher.inquest import Inquest
 from megatron_ft.launcher.meeting import Meetings
 from megatron_ft.launcher.node import Node
 from megatron_ft.launcher.peers import CutOffError, Peers
-from megatron_ft.launcher.rounds import MembershipWatch, of_the_run
+from megatron_ft.launcher.rounds import Newcomers, of_the_run
 from megatron_ft.launcher.workers import Worker, WorkerContext
 
 _HUNG_AND_ALIVE_S = 20.0
@@ -67,8 +68,8 @@ class FaultTolerantAgent(LocalElasticAgent):
         self._peers: Peers | None = None
         self._ends_together = False
         self._record: CycleRecord | None = None
-        self._membership: MembershipWatch | None = None
-        self._last_membership: MembershipWatch | None = None
+        self._inquest: Inquest | None = None
+        self._newcomers = Newcomers(node.reactor)
         node.monitors.on_message = self._heard_of
         node.control.on_request = self._asked
 
@@ -145,8 +146,7 @@ class FaultTolerantAgent(LocalElasticAgent):
             self._remaining_restarts = max(0, node.line.namespace.max_restarts - used)
 
     def _torch_rendezvous(self, worker_group: WorkerGroup) -> None:
-        if self._last_membership is not None:
-            self._last_membership.join()
+        self._newcomers.join()
         super()._rendezvous(worker_group)
 
     def _check_wanted(self, wait_s: float = 0.0) -> None:
@@ -164,7 +164,9 @@ class FaultTolerantAgent(LocalElasticAgent):
             [worker.global_rank for worker in worker_group.workers],
             snapshot=lambda local_rank: self._node.monitors.snapshot(local_rank, self._cycle),
             log=self._node.log,
+            last_words=lambda local_rank: crash_evidence.read_last_words(self._node, local_rank, self._cycle),
         )
+        self._inquest = Inquest(self._node, self._record, self._peers)
         with torch_private.workers_started_by(self._start_processes):
             pids: dict[int, Any] = super()._start_workers(worker_group)
         return pids
@@ -175,7 +177,7 @@ class FaultTolerantAgent(LocalElasticAgent):
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: float | None = None) -> None:
         """Also for what nobody foresaw: whatever ends ``run``, no rank outlives it."""
         torch_private.shut_down_agent(super()._shutdown, death_sig, self._grace_s)
-        self._stop_membership()
+        self._newcomers.end()
 
     # -- one cycle ----------------------------------------------------------------------------------------
 
@@ -198,7 +200,7 @@ class FaultTolerantAgent(LocalElasticAgent):
         self._node.workers = context.workers
         record = self._current()
         record.workers = context.workers
-        record.error_files = dict(context.error_files)
+        record.error_files, record.stderrs = dict(context.error_files), dict(context.stderrs)
         try:
             context.start()
             self._node.ranks_started(record)
@@ -209,20 +211,21 @@ class FaultTolerantAgent(LocalElasticAgent):
     def _watch(self) -> Outcome:
         """Serve until the cycle is over, and say how."""
         self._worker_group.state = WorkerState.HEALTHY
-        self._start_membership()
+        several = self._node.line.max_nodes > 1 and self._handler.get_backend() != "static"
         interval = self._node.line.namespace.monitor_interval
-        while (outcome := self._judge()) is None:
+        if several and not self._node.policy.is_common:
+            self._newcomers.begin(self._handler, interval)
+        while (outcome := self._judge()) is None or (outcome is Outcome.FAILED and self._cause_may_come()):
             self._node.reactor.run_once(interval)
         return outcome
 
     def _judge(self) -> Outcome | None:
-        record, membership, peers = self._current(), self._membership, self._peers
+        record, peers = self._current(), self._peers
         if self._node.signals.received or record.shutdown_request is not None:
             return Outcome.STOPPED
         if record.exclude_request is not None:
             return Outcome.EXCLUDED
-        if membership is not None and membership.error is not None:
-            raise membership.error
+        nodes_waiting = self._newcomers.waiting()
         if peers is not None:
             peers.check()
             if peers.view.outcome is not None:
@@ -230,6 +233,8 @@ class FaultTolerantAgent(LocalElasticAgent):
             if peers.view.nodes[peers.number].state is NodeState.LOST:
                 return Outcome.MEMBERSHIP
         self._check_none_is_stuck()
+        if self._cause_may_come():
+            return None
         failed = sum(map(record.has_failed, record.exits))
         if record.hung_for_s() > _HUNG_AND_ALIVE_S:
             failed += 1  # its monitor could not end it; what we can do is told below
@@ -237,7 +242,7 @@ class FaultTolerantAgent(LocalElasticAgent):
             running=len(record.global_ranks) - len(record.exits),
             succeeded=len(record.exits) - failed,
             failed=failed,
-            nodes_waiting=0 if membership is None else membership.nodes_waiting,
+            nodes_waiting=nodes_waiting,
         )
         if peers is not None and self._node.policy.is_common:
             peers.tell(view.state, lambda: record.cause() if failed else "")
@@ -311,10 +316,13 @@ class FaultTolerantAgent(LocalElasticAgent):
         self._node.control.accept_all()
         self._node.monitors.hear_all()
         self._current().ended(worker)
+        crash_evidence.tell(self._node, self._current(), worker.local_rank)
 
     def _heard_of(self, local_rank: int, message: dict[str, Any]) -> None:
         if self._record is not None:
             self._record.told_by_monitor(local_rank, message)
+            if self._inquest is not None:
+                self._inquest.heard(local_rank, message)
             if message["type"] == "trains":
                 announce.training_again(self._node, self._record)
 
@@ -339,6 +347,10 @@ class FaultTolerantAgent(LocalElasticAgent):
             if peers is not None:
                 peers.tell(NodeState.EXCLUDED, lambda: request.text)
 
+    def _cause_may_come(self) -> bool:
+        """A rank hangs, and all ranks are being looked at."""
+        return self._inquest is not None and self._inquest.is_open()
+
     def _check_none_is_stuck(self) -> None:
         """torch's TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT, off unless the user sets it."""
         timeout = getattr(self, "_uninterruptible_state_timeout", 0)
@@ -351,30 +363,16 @@ class FaultTolerantAgent(LocalElasticAgent):
         if stuck:
             raise FaultToleranceError(f"processes {stuck} can't be ended: this node doesn't restart")
 
-    def _start_membership(self) -> None:
-        several = self._node.line.max_nodes > 1 and self._handler.get_backend() != "static"
-        if several and not self._node.policy.is_common:
-            self._membership = MembershipWatch(self._handler, self._node.line.namespace.monitor_interval)
-            self._node.reactor.watch(self._membership.fileno(), self._membership.drain)
-
-    def _stop_membership(self) -> None:
-        if self._membership is not None:
-            self._node.reactor.unwatch(self._membership.fileno())
-            self._membership.stop()
-            # a question that is under way, to a host that is gone, may take a minute: the next round waits for it
-            self._last_membership, self._membership = self._membership, None
-
     def _current(self) -> CycleRecord:
         assert self._record is not None
         return self._record
 
     def _cause(self, outcome: Outcome) -> Cause:
-        waiting = 0 if self._last_membership is None else self._last_membership.nodes_waiting
         received = self._node.signals.received
         return announce.cause_of(
             outcome,
             self._current(),
-            nodes_waiting=waiting,
+            nodes_waiting=self._newcomers.waiting_at_end(),
             asked_by=received[0].name if received else None,
             peers=self._peers,
             min_nodes=self._node.policy.min_nodes,

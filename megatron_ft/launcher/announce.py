@@ -14,7 +14,7 @@ from megatron_ft.launcher.cycle_record import CycleRecord
 from megatron_ft.launcher.node import Node
 from megatron_ft.launcher.peers import Peers
 
-__all__ = ["cause_of", "cycle_ended", "cycle_started", "log_end", "training_again"]
+__all__ = ["cause_of", "cycle_ended", "cycle_started", "found_by", "log_end", "training_again"]
 
 
 def cycle_started(node: Node, record: CycleRecord, group: WorkerGroup, restarts_left: int) -> None:
@@ -42,6 +42,8 @@ def cycle_started(node: Node, record: CycleRecord, group: WorkerGroup, restarts_
         met_ns=record.met_ns,
         spawned_ns=record.spawned_ns,
     )
+    nodes = group.group_world_size or 1
+    node.status.cycle_started(record, nodes=nodes, world_size=world_size or 0, restarts_left=restarts_left)
 
 
 def training_again(node: Node, record: CycleRecord) -> None:
@@ -74,7 +76,7 @@ def cause_of(
     """
     view = None if peers is None else peers.view
     if outcome is Outcome.FAILED and peers is not None and not is_common:
-        return _first_told(peers) or record.cause()
+        return found_by(peers) or _first_told(peers) or record.cause()
     if outcome is Outcome.FAILED:
         if view is None or view.outcome is not Outcome.FAILED or len(view.nodes) == 1:
             return record.cause()
@@ -92,12 +94,27 @@ def cause_of(
     return record.request_cause()
 
 
+def found_by(peers: Peers) -> Cause | None:
+    """Who hangs, as the node has decided that looked at all ranks; None where nobody has."""
+    found = peers.view.finding
+    if found is None:
+        return None
+    return Cause(
+        kind=CauseKind.HANG,
+        text=found["text"],
+        rank=found["rank"],
+        iteration=found["iteration"],
+        detail=found["detail"],
+    )
+
+
 def _first_told(peers: Peers) -> Cause | None:
     """What ended the cycle on another node; None if that was a rank of this one."""
     view = peers.view
-    if view.outcome is not Outcome.FAILED or view.decided_by is None:
+    number = view.first_failure()
+    if view.outcome is not Outcome.FAILED or number is None:
         return None
-    number, report = view.decided_by, view.nodes[view.decided_by]
+    report = view.nodes[number]
     if number == peers.number:
         own = node_lines.lost_sight(report.text) if report.state is NodeState.LOST else None
         return None if own is None else Cause(kind=CauseKind.MEMBERSHIP, text=own)
@@ -130,11 +147,14 @@ def cycle_ended(node: Node, record: CycleRecord, outcome: Outcome, decision: Dec
 
 def log_end(node: Node, record: CycleRecord, outcome: Outcome, decision: Decision, cause: Cause | None) -> None:
     """Only the record: the end of a cycle, good or bad."""
+    node.status.cycle_ended(record, decision, cause)
     node.log.write(
         "cycle_ended",
         cycle=record.cycle,
         outcome=outcome.value,
-        cause=None if cause is None else {"rank": cause.rank, "kind": cause.kind.value, "text": cause.text},
+        cause=None
+        if cause is None
+        else {"rank": cause.rank, "kind": cause.kind.value, "text": cause.text, "detail": cause.detail},
         action=decision.action.value,
         iteration=record.last_iteration() if cause is None or cause.iteration is None else cause.iteration,
         restarts_left=decision.restarts_left,

@@ -16,6 +16,7 @@ from megatron_ft.launcher.reactor import Reactor
 __all__ = ["ControlSocket", "ReceivedRequest"]
 
 ORDERS = ("pause", "resume")
+QUESTIONS = ("status", "boards")
 _MOST_CONNECTIONS = 256
 _MAX_DESCRIPTION = 500
 
@@ -45,6 +46,8 @@ class ControlSocket:
         self.on_request: Callable[[ReceivedRequest], None] = lambda _request: None
         self.on_order: Callable[[str, int], bool] = lambda _order, _pid: False
         """``megatron-ft pause`` and ``resume``, with the process that sends it; whether it changes anything."""
+        self.on_question: Callable[[Message, Channel], None] = lambda _question, _channel: None
+        """`megatron-ft status`; answers on the channel, without waiting for a peer that doesn't read."""
         self._reactor = reactor
         self._say = say
         self._channels: dict[int, tuple[Channel, int]] = {}
@@ -101,7 +104,10 @@ class ControlSocket:
             for item in received:
                 close_fds(item.fds)
             answers = [self._take(item.message, pid) for item in received]
-            for answer in answers:
+            for item, answer in zip(received, answers, strict=True):
+                if answer is None:
+                    self.on_question(item.message, channel)
+                    continue
                 # the sender waits for that; one that has gone meanwhile was heard all the same
                 channel.send(answer, timeout_s=0.1)
         except ChannelClosedError:
@@ -110,8 +116,10 @@ class ControlSocket:
             self._say(f"process {pid} sent a request that can't be read: {error}")
             self._drop(fd)
 
-    def _take(self, message: Message, pid: int) -> Message:
-        """Act on one message; the answer."""
+    def _take(self, message: Message, pid: int) -> Message | None:
+        """Act on one message; the answer. Questions change nothing, and are answered when their turn comes."""
+        if message["type"] in QUESTIONS:
+            return None
         if message["type"] in ORDERS:
             return {"type": "ok", "changed": self.on_order(message["type"], pid)}
         self.on_request(_parse(message, pid))

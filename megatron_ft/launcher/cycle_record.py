@@ -23,6 +23,7 @@ from megatron_ft.core.exit_description import (
     find_culprit,
     is_by_us,
 )
+from megatron_ft.core.last_words import LastWords
 from megatron_ft.ipc.event_log import EventLog
 from megatron_ft.ipc.wire import Message
 from megatron_ft.launcher import descendants
@@ -43,6 +44,7 @@ class CycleRecord:
         *,
         snapshot: Callable[[int], BoardSnapshot | None],
         log: EventLog,
+        last_words: Callable[[int], LastWords] = lambda _local_rank: LastWords(),
     ) -> None:
         self.cycle = cycle
         self.met_ns = time.monotonic_ns()
@@ -58,11 +60,16 @@ class CycleRecord:
         self._began_ns: list[int] = []
         self._first_step_ns: dict[int, int] = {}
         self.error_files: dict[int, str] = {}
+        self.stderrs: dict[int, str] = {}
+        """Where standard error goes, of those that don't have the launcher's."""
         self.shutdown_request: ReceivedRequest | None = None
         self.exclude_request: ReceivedRequest | None = None
+        self.found: Cause | None = None
+        """Who hangs, once all ranks have been looked at; None as long as, or where, that isn't known."""
         self._verdicts: list[HangVerdict] = []
         self._snapshot = snapshot
         self._log = log
+        self._last_words = last_words
 
     def ended(self, worker: Worker) -> None:
         """A rank has ended."""
@@ -70,6 +77,7 @@ class CycleRecord:
         local_rank = worker.local_rank
         snapshot = self._snapshot(local_rank)
         error, error_at_s = _read_error(self.error_files.get(local_rank, ""))
+        words = self._last_words(local_rank)
         signals_sent = set(worker.signals_sent)
         if local_rank in self.hung and worker.exitcode < 0:
             # its monitor signals right after the verdict, and tells of it when the rank may have ended already
@@ -82,8 +90,9 @@ class CycleRecord:
             at_ns=worker.exited_at_ns,
             signals_sent=frozenset(signals_sent),
             iteration=None if snapshot is None else snapshot.iteration,
-            error=error,
+            error=error or words.error or None,
             error_at_s=error_at_s,
+            where=words.where,
         )
         self.exits[local_rank] = rank_exit
         self._log.write(
@@ -97,7 +106,7 @@ class CycleRecord:
             signal=-rank_exit.exitcode if rank_exit.exitcode < 0 else None,
             by_us=is_by_us(rank_exit),
             iteration=rank_exit.iteration,
-            error=error,
+            error=rank_exit.error,
         )
 
     def told_by_monitor(self, local_rank: int, message: Message) -> None:
@@ -181,6 +190,8 @@ class CycleRecord:
 
     def cause(self) -> Cause:
         """Why it failed."""
+        if self.found is not None:
+            return self.found
         cause = find_cause(list(self.exits.values()), self._verdicts)
         return cause or Cause(kind=CauseKind.CRASH, text="no rank of this node has ended, and none could be ended")
 
@@ -209,9 +220,7 @@ class CycleRecord:
         return failures
 
     def _verdict(self, local_rank: int, message: Message) -> HangVerdict:
-        worker, verdict = self.workers.get(local_rank), hang_verdict(message, local_rank=local_rank)
-        stopped = verdict.stopped or (worker is not None and descendants.is_stopped(worker.pid))
-        return dataclasses.replace(verdict, rank=self.global_ranks[local_rank], stopped=stopped)
+        return dataclasses.replace(hang_verdict(message, local_rank=local_rank), rank=self.global_ranks[local_rank])
 
     def _views(self) -> list[RankView]:
         views = (self._view(local_rank) for local_rank in range(len(self.global_ranks)))

@@ -34,6 +34,7 @@ LOST_AFTER_WHEN_OVER_S = 2.0
 _INTERVAL_WHEN_OVER_S = 0.5
 _S_PER_NODE = 0.001
 """The store serves all nodes, one after the other: with many of them each asks less often."""
+_GATHER_AGAIN_S = 0.03
 _WATCHED = 3
 """So many nodes each one watches: several may be lost together, as those of one rack."""
 
@@ -72,6 +73,9 @@ class JobLog:
         self._own = 0
         self._watched: dict[int, tuple[int, float]] = {}
         self._wake = threading.Event()
+        self._note: str | None = None
+        self._gathers = False
+        self.notes: dict[int, str] = {}
         self._stop = False
         self._is_over = False
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -92,6 +96,16 @@ class JobLog:
         """Empty the wake-up descriptor."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake_fd)
+
+    def publish(self, note: str) -> None:
+        """Lay something down for the node that asks for it; doesn't wait for it."""
+        self._note = note
+        self._wake.set()
+
+    def gather(self) -> None:
+        """Ask for what the other nodes lay down: it appears in ``notes``, by node, as it comes."""
+        self._gathers = True
+        self._wake.set()
 
     def append(self, entry: Entry) -> None:
         """Have an entry written; doesn't wait for it."""
@@ -141,6 +155,7 @@ class JobLog:
                 os.eventfd_write(self._wake_fd, 1)  # somebody may wait for that
             if wrote:
                 self._bell.ring(self._shared_store())
+            self._exchange_notes()
             while self._store.check([self._key("log", self._next)]):
                 self._took(self._store.get(self._key("log", self._next)))
             now, interval_s = time.monotonic(), self._interval_s()
@@ -150,8 +165,22 @@ class JobLog:
                 looked_s, next_tick_s = now, now + self._interval_s()
             self._last_answer_s = time.monotonic()
             wait_s = max(0.0, min(next_tick_s, looked_s + self._interval_s()) - self._last_answer_s)
+            wait_s = min(wait_s, _GATHER_AGAIN_S) if self._gathers else wait_s
             if self._wake.wait(wait_s if self._bell.is_heard else min(wait_s, self._poll_s)):
                 self._wake.clear()
+
+    def _exchange_notes(self) -> None:
+        if self._note is not None:
+            note, self._note = self._note, None
+            self._store.set(self._key("note", self._node), note)
+        if not self._gathers:
+            return
+        missing = [n for n in range(len(self.view.nodes)) if n not in self.notes and n != self._node]
+        for node in missing:
+            if self._store.check([self._key("note", node)]):
+                self.notes[node] = self._store.get(self._key("note", node)).decode()
+        self._gathers = len(self.notes) < len(self.view.nodes) - 1
+        os.eventfd_write(self._wake_fd, 1)
 
     def _interval_s(self) -> float:
         """Between two signs of life."""

@@ -30,6 +30,7 @@ _STOPPED_FOR_S = 0.1
 _SHORT_LIFE_S = 2.0
 _LONGEST_PAUSE_S = 5.0
 _STOP_WAIT_S = 2.0
+_MAX_LAST_WORDS_BYTES = 1 << 20
 
 
 class MonitorPlace:
@@ -78,6 +79,10 @@ class MonitorPlace:
     def start(self) -> None:
         """Start the process."""
         self._spawn()
+
+    def board_fd(self, cycle: int) -> int | None:
+        """See ``Monitors.board_fd``."""
+        return None if self._attached is None or self._attached.cycle != cycle else self._attached.board_fd
 
     def snapshot(self, cycle: int) -> BoardSnapshot | None:
         """See ``Monitors.snapshot``."""
@@ -140,6 +145,24 @@ class MonitorPlace:
         """Tell it, and one that comes in its place, which processes to end if the launcher dies: the rank's group."""
         self._rank_pid = pid
         self._order("rank_started", pid=pid)
+
+    def last_words(self, cycle: int) -> str:
+        """See ``Monitors.last_words``."""
+        if self._attached is None or not self.watches(cycle):
+            return ""
+        return os.pread(self._attached.stack_fd, _MAX_LAST_WORDS_BYTES, 0).decode(errors="replace")
+
+    def watches(self, cycle: int) -> bool:
+        """See ``Monitors.watches``."""
+        return self._attached is not None and self._attached.cycle == cycle
+
+    def collect(self, *, passive: bool, deadline_ns: int) -> None:
+        """See ``Monitors.collect``."""
+        self._order("collect", passive=passive, deadline_ns=deadline_ns)
+
+    def release(self) -> None:
+        """See ``Monitors.release``."""
+        self._order("release")
 
     def pause(self, since_ns: int | None) -> None:
         """Let it judge nobody; a new process in its place is told, too. ``since_ns``: from when on (monotonic)."""
@@ -261,7 +284,7 @@ class MonitorPlace:
 
     def _take(self, item: Received) -> None:
         message, fds = item
-        if message["type"] == "attached" and len(fds) == 3:
+        if message["type"] == "attached" and len(fds) == 5:
             self._attach(message, fds)
         else:
             close_fds(fds)
@@ -271,11 +294,10 @@ class MonitorPlace:
 
     def _attach(self, message: Message, fds: tuple[int, ...]) -> None:
         self._forget_rank()
-        board_fd, wake_fd, pidfd = fds
-        self._attached = AttachedRank(
-            board_fd, wake_fd, pidfd, int(message["pid"]), int(message["rank"]), int(message["cycle"])
-        )
-        self._board = Board(board_fd)
+        board, wake, pidfd, stack, ask = fds
+        who = (int(message[name]) for name in ("pid", "rank", "cycle"))
+        self._attached = AttachedRank(board, wake, pidfd, stack, ask, *who)
+        self._board = Board(self._attached.board_fd)
         self._seen_overdue = False
 
     def _living_rank(self) -> AttachedRank | None:
@@ -288,7 +310,7 @@ class MonitorPlace:
             self._board.close()
             self._board = None
         if self._attached is not None:
-            close_fds((self._attached.board_fd, self._attached.wake_fd, self._attached.pidfd))
+            close_fds(self._attached.fds)
             self._attached = None
 
     def _rank(self) -> int | None:

@@ -94,9 +94,30 @@ class Monitors:
         """The rank's board in this cycle; None if it has none or it is damaged."""
         return self._places[local_rank].snapshot(cycle)
 
+    def board_fd(self, local_rank: int, cycle: int) -> int | None:
+        """The memory of the rank's board in this cycle, which stays ours; None if it has none yet."""
+        return self._places[local_rank].board_fd(cycle)
+
     def rank_started(self, local_rank: int, pid: int) -> None:
         """A rank's process was made."""
         self._places[local_rank].rank_started(pid)
+
+    def last_words(self, local_rank: int, cycle: int) -> str:
+        """What the rank of this cycle wrote of its stacks and of its end; empty if it never connected."""
+        return self._places[local_rank].last_words(cycle)
+
+    def watches(self, local_rank: int, cycle: int) -> bool:
+        """Whether the rank of this cycle has connected to its monitor."""
+        return self._places[local_rank].watches(cycle)
+
+    def collect(self, local_rank: int, *, passive: bool, deadline_ns: int) -> None:
+        """Let a monitor tell what its rank does; the answer is a message "evidence"."""
+        self._places[local_rank].collect(passive=passive, deadline_ns=deadline_ns)
+
+    def release(self) -> None:
+        """Everything has been seen: ranks that were found hung may be ended now."""
+        for place in self._places:
+            place.release()
 
     def pause(self) -> bool:
         """Let nobody judge any rank of this node until ``resume``; False if that is so already."""

@@ -22,6 +22,7 @@ from megatron_ft.launcher.control import ControlSocket
 from megatron_ft.launcher.cycle_record import CycleRecord
 from megatron_ft.launcher.ending import Ending
 from megatron_ft.launcher.forking import ForkingSpawner
+from megatron_ft.launcher.job_status import JobStatus
 from megatron_ft.launcher.monitors import Monitors
 from megatron_ft.launcher.punctuality import Punctuality
 from megatron_ft.launcher.reactor import Priority, Reactor
@@ -93,6 +94,8 @@ class Node:
             say=say,
             observe_only=line.options.observe_only,
         )
+        self.status = JobStatus(line, log_dir=log_dir, monitors=self.monitors)
+        self.control.on_question = self.status.answer
         self.punctuality = Punctuality(
             startup_timeout_s=line.options.startup_timeout,
             exit_timeout_s=line.options.exit_timeout,

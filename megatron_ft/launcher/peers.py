@@ -126,11 +126,35 @@ class Peers:
         cause = why()
         told: dict[str, Any] = {"text": cause}
         if isinstance(cause, Cause):
-            told = {"text": cause.line, "kind": cause.kind.value, "rank": cause.rank}
+            told = {"text": cause.line, "kind": cause.kind.value, "rank": cause.rank, "follows": cause.follows}
         self._log.append(job_view.node_changed(self.number, state, name=self._name, **told))
         others = self.view.count(NodeState.HEALTHY) - 1
         if state is NodeState.SUCCEEDED and others > 0:
             self._node.say(node_lines.waiting_for_others(cycle=self.cycle, others=others))
+
+    def hang_seen(self) -> None:
+        """Let every node look at its ranks, because one of this node hangs. The first node to say so decides."""
+        self._log.append(job_view.hang_seen(self.number))
+
+    def publish(self, note: str) -> None:
+        """Let the node that decides know what this one has seen."""
+        self._log.publish(note)
+
+    def gather(self) -> None:
+        """Ask the other nodes for what they have seen."""
+        self._log.gather()
+
+    def notes(self) -> dict[int, str]:
+        """What has come of it, by node."""
+        return dict(self._log.notes)
+
+    def hang_found(self, cause: Cause) -> None:
+        """Tell all nodes who hangs."""
+        self._log.append(
+            job_view.hang_found(
+                self.number, text=cause.text, rank=cause.rank, iteration=cause.iteration, detail=cause.detail
+            )
+        )
 
     def ask_for_shutdown(self, text: str) -> None:
         """Ask all nodes to end the job."""

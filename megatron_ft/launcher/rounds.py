@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-from megatron_ft.launcher.reactor import THREAD_PREFIX
+from megatron_ft.launcher.reactor import THREAD_PREFIX, Reactor
 
 __all__ = ["MembershipWatch", "add_restart", "agree_on_cycle", "of_the_run", "restarts_used"]
 
@@ -47,6 +47,49 @@ def add_restart(store: Any, *, run_id: str, before: int) -> None:
 def of_the_run(store: Any) -> Any:
     """The store behind those of the rounds, the same for the whole job."""
     return store.underlying_store if isinstance(store, PrefixStore) else store
+
+
+class Newcomers:
+    """The nodes that wait to join, watched for during each cycle."""
+
+    def __init__(self, reactor: Reactor) -> None:
+        self._reactor = reactor
+        self._watch: MembershipWatch | None = None
+        self._last: MembershipWatch | None = None
+
+    def begin(self, handler: Any, interval_s: float) -> None:
+        """A cycle has begun."""
+        self._watch = MembershipWatch(handler, interval_s)
+        self._reactor.watch(self._watch.fileno(), self._watch.drain)
+
+    def end(self) -> None:
+        """A cycle is over; calling it again does nothing."""
+        if self._watch is not None:
+            self._reactor.unwatch(self._watch.fileno())
+            self._watch.stop()
+            # a question that is under way, to a host that is gone, may take a minute: the next round waits for it
+            self._last, self._watch = self._watch, None
+
+    def join(self) -> None:
+        """Wait for a question that is under way: the rendezvous serves one caller at a time."""
+        if self._last is not None:
+            self._last.join()
+
+    def waiting(self) -> int:
+        """So many nodes wait.
+
+        Raises:
+            Exception: whatever the rendezvous raised, which can't be asked any more.
+        """
+        if self._watch is None:
+            return 0
+        if self._watch.error is not None:
+            raise self._watch.error
+        return self._watch.nodes_waiting
+
+    def waiting_at_end(self) -> int:
+        """So many waited when the last cycle ended."""
+        return 0 if self._last is None else self._last.nodes_waiting
 
 
 class MembershipWatch:

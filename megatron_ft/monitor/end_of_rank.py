@@ -16,16 +16,18 @@ _SECOND_LOOK_S = 0.1
 
 
 class Ending:
-    """SIGCONT and the termination signal now, SIGKILL after the grace; ``advance`` never waits."""
+    """SIGCONT and the termination signal at ``due_at``, SIGKILL after the grace; ``advance`` never waits."""
 
-    def __init__(self, pidfd: int, first_signal: signal.Signals) -> None:
+    def __init__(self, pidfd: int, first_signal: signal.Signals, *, due_at: float) -> None:
         self._pidfd = pidfd
         self._next = first_signal
         self._killed = False
-        self.due_at: float | None = time.monotonic()
+        self.due_at: float | None = due_at
+        self._has_begun = False
 
     def advance(self) -> list[signal.Signals]:
         """Send what is due now and return it; an empty list means that even SIGKILL has had no effect."""
+        self._has_begun = True
         if self._killed:
             self.due_at = None
             return []
@@ -38,6 +40,11 @@ class Ending:
         self._next = signal.SIGKILL
         self.due_at = time.monotonic() + GRACE_S
         return sent
+
+    def hurry(self) -> None:
+        """Nothing is to be waited for any more before the first signal."""
+        if not self._has_begun:
+            self.due_at = time.monotonic()
 
 
 def end_orphans(socket_path: str, group: int | None) -> list[ProcessStat]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from megatron_ft.core.board_layout import BoardSnapshot
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.monitor_state import Verdict
+from megatron_ft.core.rank_note import RankNote
 from megatron_ft.ipc.event_log import EventLog
 from megatron_ft.ipc.monitor_process import AttachedRank
 from megatron_ft.ipc.processes import read_stat
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received
+from megatron_ft.monitor.progress import next_batch, taken
 from megatron_ft.monitor.watched_rank import WatchedRank, seconds
 
 
@@ -60,7 +63,7 @@ class Reports:
             "user_code_ns": user_code_ns or None,
         }
         self._log.write("attached", **who)
-        self.tell("attached", (attached.board_fd, attached.wake_fd, attached.pidfd), **who)
+        self.tell("attached", attached.fds, **who)
 
     def verdict(self, attached: AttachedRank, verdict: Verdict, at_ns: int, *, observed_only: bool) -> None:
         """A rank hangs; said before it is signalled, or, ``observed_only``, without that it is."""
@@ -82,6 +85,27 @@ class Reports:
         }
         self._log.write("verdict", **facts)
         self.tell("verdict", **facts)
+
+    def evidence(
+        self, log_dir: str | None, attached: AttachedRank, note: RankNote, document: Mapping[str, Any]
+    ) -> None:
+        """What was seen of a rank: a note for the launcher, a file for people."""
+        self.seen(attached, note)
+        if log_dir is None:
+            return
+        from megatron_ft.ipc.evidence_files import write_evidence
+
+        try:
+            path = write_evidence(log_dir, document)
+        except OSError as error:
+            self.warn(f"the evidence on rank {note.rank} can't be written: {error.strerror}")
+            return
+        facts = {"file": path, "summary": document["summary"], "took_s": document["took_s"]}
+        self._log.write("evidence", rank=attached.rank, cycle=attached.cycle, **facts)
+
+    def seen(self, attached: AttachedRank, note: RankNote) -> None:
+        """The note alone."""
+        self.tell("evidence", rank=attached.rank, cycle=attached.cycle, note=note.to_dict())
 
     def news(self, watched: WatchedRank, snapshot: BoardSnapshot) -> None:
         """Log what the board shows for the first time: new timeouts, the first iteration of the cycle."""
@@ -112,6 +136,13 @@ class Reports:
             facts = {"rank": attached.rank, "cycle": attached.cycle, "at_ns": snapshot.first_step_at_ns}
             self._log.write("first_step", **facts)
             self.tell("trains", began_ns=snapshot.first_iteration_at_ns, **facts)
+
+    def progress(self, watched: WatchedRank, snapshot: BoardSnapshot, *, at_once: bool = False) -> None:
+        """Log the section events since the last time, if there are enough of them or it is high time."""
+        batch = next_batch(watched.board, snapshot, time.monotonic_ns(), at_once=at_once)
+        if batch is not None:
+            self._log.write("progress", rank=watched.attached.rank, cycle=watched.attached.cycle, **batch)
+            taken(watched.board, snapshot)
 
     def detached(self, attached: AttachedRank, at_ns: int) -> None:
         """A rank has ended its monitoring; its process still runs."""

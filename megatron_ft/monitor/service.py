@@ -8,10 +8,11 @@ import signal
 import socket
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 
 from megatron_ft.core.board_layout import BoardDamagedError
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.monitor_state import Step
+from megatron_ft.core.monitor_state import Step, Verdict
 from megatron_ft.ipc.monitor_process import AttachedRank
 from megatron_ft.ipc.wire import ChannelClosedError, Message
 from megatron_ft.monitor import hello
@@ -21,6 +22,8 @@ from megatron_ft.monitor.reports import Reports
 from megatron_ft.monitor.settings import Settings
 from megatron_ft.monitor.watched_rank import WatchedRank
 
+BOUND_S = 2.0
+"""From a verdict to the first signal at the latest: so long what can be seen of a rank is collected."""
 _MAX_CALLERS = 16
 _DAMAGED_AGAIN_NS = 100_000_000
 
@@ -100,6 +103,12 @@ class MonitorService:
             self._running = False
         elif order == "rank_started":
             self._group = int(message["pid"])  # it leads its own group, and its session
+        elif order == "collect" and self._watched is not None:
+            self._examine(
+                self._watched, None, passive=bool(message["passive"]), deadline_ns=int(message["deadline_ns"])
+            )
+        elif order == "release" and self._ending is not None:
+            self._ending.hurry()
         elif order == "pause" and self._paused_at_ns is None:
             # to one that replaces another, the launcher says since when that one was paused
             self._paused_at_ns = int(message.get("since_ns") or time.monotonic_ns())
@@ -185,7 +194,9 @@ class MonitorService:
             "log_dir": self._settings.log_dir,
             "run_id": self._settings.run_id,
         }
-        self._answer(caller, welcome, (watched.attached.board_fd, watched.attached.wake_fd))
+        attached = watched.attached
+        self._answer(caller, welcome, (attached.board_fd, attached.wake_fd, attached.stack_fd, watched.answers_fd))
+        watched.hand_over()
         self._dismiss(caller)
 
     def _answer(self, caller: Caller, message: Mapping[str, object], fds: tuple[int, ...] = ()) -> None:
@@ -233,22 +244,49 @@ class MonitorService:
                 " renewed, and what was open is judged again from the rank's next section event"
             )
         self._reports.news(watched, reading.snapshot)
+        self._reports.progress(watched, reading.snapshot, at_once=reading.outcome.step is Step.END_RANK)
         self._next_look_ns = reading.outcome.next_look_ns
         if reading.snapshot.closing and not watched.told_detached:
             watched.told_detached = True
             self._reports.detached(watched.attached, time.monotonic_ns())
         if reading.outcome.step is Step.END_RANK:
             assert reading.outcome.verdict is not None
-            observe_only = self._settings.observe_only
-            self._reports.verdict(
-                watched.attached, reading.outcome.verdict, time.monotonic_ns(), observed_only=observe_only
-            )
-            if observe_only:
-                watched.dismiss(reading.outcome.verdict)
-                self._next_look_ns = time.monotonic_ns()
-                return
-            self._ending = Ending(watched.attached.pidfd, self._settings.config.rank_termination_signal)
-            self._go_on_ending(self._ending)
+            self._found_hung(watched, reading.outcome.verdict)
+
+    def _found_hung(self, watched: WatchedRank, verdict: Verdict) -> None:
+        """From here on the rank is ended, whatever can or can't be seen of it."""
+        observe_only, now_ns = self._settings.observe_only, time.monotonic_ns()
+        self._reports.verdict(watched.attached, verdict, now_ns, observed_only=observe_only)
+        deadline_ns = now_ns + round(BOUND_S * 1e9)
+        self._examine(watched, verdict, passive=observe_only, deadline_ns=deadline_ns)
+        if observe_only:
+            watched.dismiss(verdict)
+            self._next_look_ns = time.monotonic_ns()
+            return
+        # the launcher says when it has seen the other ranks, who would fall if this one did
+        due_at = deadline_ns / 1e9 if self._settings.launcher_fd is not None else time.monotonic()
+        signal_first = self._settings.config.rank_termination_signal
+        self._ending = Ending(watched.attached.pidfd, signal_first, due_at=due_at)
+
+    def _examine(self, watched: WatchedRank, verdict: Verdict | None, *, passive: bool, deadline_ns: int) -> None:
+        from megatron_ft.monitor.evidence import collect  # only then: most monitors never need it
+
+        if watched.note is not None:
+            # once only: what was looked at may have moved since, because of that
+            watched.note = replace(watched.note, found_hung=watched.note.found_hung or verdict is not None)
+            self._reports.seen(watched.attached, watched.note)
+            return
+        note, document = collect(
+            watched.attached,
+            watched.board,
+            watched.final_snapshot(),
+            verdict,
+            local_rank=self._settings.local_rank,
+            passive=passive,
+            deadline_ns=deadline_ns,
+        )
+        watched.note = None if passive else note
+        self._reports.evidence(self._settings.log_dir, watched.attached, note, document)
 
     def _go_on_ending(self, ending: Ending) -> None:
         if ending.due_at is None or time.monotonic() < ending.due_at:
@@ -268,6 +306,7 @@ class MonitorService:
         attached, snapshot = self._watched.attached, self._watched.final_snapshot()
         if snapshot is not None:
             self._reports.news(self._watched, snapshot)
+            self._reports.progress(self._watched, snapshot, at_once=True)
         self._reports.rank_gone(attached, snapshot)
         self._leave_rank()
 

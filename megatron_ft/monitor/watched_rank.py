@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ from megatron_ft.core import board_layout as layout
 from megatron_ft.core.board_layout import BoardDamagedError, BoardSnapshot
 from megatron_ft.core.config import ConfigValues
 from megatron_ft.core.monitor_state import Look, MonitorState, Step, Verdict, dismiss, excuse, look
+from megatron_ft.core.rank_note import RankNote
 from megatron_ft.ipc.board import Board, BoardTimeouts, create_memory
 from megatron_ft.ipc.monitor_process import AttachedRank
 
@@ -40,6 +42,10 @@ class WatchedRank:
         self.logged_first_step = False
         self.told_detached = False
         self.last_good: BoardSnapshot | None = None
+        self.note: RankNote | None = None
+        """What was seen of it, once it was looked at as one that is about to be ended."""
+        self.answers_fd = -1
+        """The rank's end of the socket behind ``ask_fd``, until it has it."""
 
     @classmethod
     def attach(
@@ -53,7 +59,11 @@ class WatchedRank:
         start_ns = time.monotonic_ns()
         board_fd = create_memory()
         wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        watched = cls(AttachedRank(board_fd, wake_fd, pidfd, pid, rank, cycle), config, start_ns=start_ns)
+        stack_fd = os.memfd_create("megatron_ft_stacks", os.MFD_CLOEXEC)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        fds = (board_fd, wake_fd, pidfd, stack_fd, ours.detach())
+        watched = cls(AttachedRank(*fds, pid, rank, cycle), config, start_ns=start_ns)
+        watched.answers_fd = theirs.detach()
         watched.board.initialise(
             cycle=cycle,
             rank=rank,
@@ -119,8 +129,15 @@ class WatchedRank:
     def close(self) -> None:
         """Give everything back to the kernel."""
         self.board.close()
-        for fd in (self.attached.board_fd, self.attached.wake_fd, self.attached.pidfd):
+        self.hand_over()
+        for fd in self.attached.fds:
             os.close(fd)
+
+    def hand_over(self) -> None:
+        """The rank has its end of the socket, or never will."""
+        if self.answers_fd >= 0:
+            os.close(self.answers_fd)
+            self.answers_fd = -1
 
     def _snapshot(self) -> tuple[BoardSnapshot, int]:
         raw = self.board.raw()
@@ -140,6 +157,10 @@ class WatchedRank:
             timeouts=timeouts,
             epoch=time.monotonic_ns(),
         )
+        if known is not None:  # the rank writes these once only
+            self.board.words[layout.W_STACK_SIGNAL] = known.stack_signal
+            self.board.words[layout.W_MAIN_THREAD] = known.main_thread
+            self.board.words[layout.W_LOGGED_HEAD] = known.ring_head
 
 
 def configured_timeouts(config: ConfigValues) -> BoardTimeouts:

@@ -33,6 +33,7 @@ from megatron_ft.ipc.event_log import EventLog, NullEventLog
 from megatron_ft.rank.collective import max_over_ranks
 from megatron_ft.rank.connection import LAUNCHER_SOCKET, MONITOR_SOCKET, Welcome, ask_launcher, say_hello
 from megatron_ft.rank.recorder import Recorder
+from megatron_ft.rank.witness import Witness
 
 _clients: weakref.WeakSet[RankMonitorClient] = weakref.WeakSet()
 
@@ -57,6 +58,7 @@ class RankMonitorClient:
         self._recorder: Recorder | None = None
         self._board: Board | None = None
         self._wake_fd = -1
+        self._witness = Witness()
         self._loaded: Mapping[str, Any] | None = None
         self._log: EventLog = NullEventLog()
         self._log_place: tuple[str, str] | None = None
@@ -104,6 +106,7 @@ class RankMonitorClient:
         self._wake_fd = welcome.wake_fd
         self._log_place = None if welcome.log_dir is None else (welcome.log_dir, welcome.run_id)
         self._recorder = Recorder(self._board, self.section_timeouts)
+        self._witness.begin(self._board, welcome.stack_fd, welcome.ask_fd)
         self.is_initialized = True
 
     def send_heartbeat(self) -> None:
@@ -357,6 +360,7 @@ class RankMonitorClient:
         if self._wake_fd >= 0:
             os.close(self._wake_fd)
             self._wake_fd = -1
+        self._witness.end()
         self._log.close()
         self._log = NullEventLog()
 
@@ -372,6 +376,7 @@ def _seconds(ns: int) -> float:
 def _disarm_in_child() -> None:
     """A forked child (a data-loader worker) has no monitor: its hooks must not speak for the rank."""
     for client in list(_clients):
+        client._witness.forget_in_child()
         client._disconnect()
 
 

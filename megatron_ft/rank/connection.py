@@ -23,11 +23,13 @@ _RETRY_S = 0.02
 
 
 class Welcome(NamedTuple):
-    """What a monitor gives to its rank; ``wake_fd`` is the receiver's to close."""
+    """What a monitor gives to its rank; the descriptors are the receiver's to close."""
 
     config: FaultToleranceConfig
     board: Board
     wake_fd: int
+    stack_fd: int
+    ask_fd: int
     log_dir: str | None
     run_id: str
 
@@ -94,13 +96,13 @@ def _read_welcome(answer: Received) -> Welcome:
     if message["type"] == "refused":
         close_fds(fds)
         raise RankMonitorClientError(f"the rank monitor refused: {message.get('reason')}")
-    if message["type"] != "welcome" or len(fds) != 2:
+    if message["type"] != "welcome" or len(fds) != 4:
         close_fds(fds)
-        raise ProtocolError(f"expected a welcome with 2 descriptors, got {message['type']!r} with {len(fds)}")
-    board_fd, wake_fd = fds
+        raise ProtocolError(f"expected a welcome with 4 descriptors, got {message['type']!r} with {len(fds)}")
+    board_fd, wake_fd, stack_fd, ask_fd = fds
     try:
         board = Board(board_fd)
     finally:
         os.close(board_fd)  # the mapping holds the memory from here on
     config = FaultToleranceConfig.from_dict(message["config"])
-    return Welcome(config, board, wake_fd, message.get("log_dir"), message.get("run_id", ""))
+    return Welcome(config, board, wake_fd, stack_fd, ask_fd, message.get("log_dir"), message.get("run_id", ""))

@@ -9,15 +9,11 @@ from typing import Any, NoReturn
 
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.ipc.ft_options import with_hint
-from megatron_ft.report import check_config, pausing
-from megatron_ft.report.cycles import summarize
-from megatron_ft.report.read import read_directory
-from megatron_ft.report.table import check_rich, print_run
+from megatron_ft.report import check_config, command, pausing, status
 
 __all__ = ["main"]
 
 _MISTAKE = 2
-_NOTHING_FOUND = 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,27 +48,11 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="megatron-ft", description="Tools for runs of ft_launcher.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
-    report = commands.add_parser("report", help="what happened, cycle by cycle", description=_report.__doc__)
-    report.add_argument("log_dir", metavar="LOG_DIR", help="the directory that ft_launcher names as 'logs:'")
-    report.set_defaults(run=_report)
+    command.add_command(commands)
     check_config.add_command(commands)
     pausing.add_commands(commands)
+    status.add_command(commands)
     return parser
-
-
-def _report(args: argparse.Namespace) -> int:
-    """Print a table of the cycles of each run whose event logs are in a directory."""
-    check_rich()
-    try:
-        files = read_directory(args.log_dir)
-    except OSError as error:
-        raise ConfigError(f"{args.log_dir} can't be read: {error.strerror}") from None
-    if not files:
-        print(f"megatron-ft: no event logs in {args.log_dir}", file=sys.stderr)
-        return _NOTHING_FOUND
-    for run in summarize(files):
-        print_run(run)
-    return 0
 
 
 if __name__ == "__main__":

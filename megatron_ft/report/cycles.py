@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from megatron_ft.report.read import EventLogFile, Record
 from megatron_ft.report.runs import RunLogs, split_runs
 
-__all__ = ["CycleSummary", "InjectedFault", "RestartPhases", "RunSummary", "summarize", "summarize_run"]
+__all__ = [
+    "CycleSummary",
+    "InjectedFault",
+    "RestartPhases",
+    "RunSummary",
+    "records_by_cycle",
+    "summarize",
+    "summarize_run",
+]
 
 TimedRecord = tuple[int, Record]
 """Wall time in ns since the epoch, and a record."""
@@ -115,8 +123,8 @@ def summarize(files: Sequence[EventLogFile]) -> list[RunSummary]:
 def summarize_run(run: RunLogs) -> RunSummary:
     """One run, cycle by cycle."""
     records = run.records()
-    numbers = sorted({record.get("cycle") for _, record in records if isinstance(record.get("cycle"), int)})
-    cycles = [_Cycle(number, records) for number in numbers]
+    of_cycle = records_by_cycle(records)
+    cycles = [_Cycle(number, of_cycle[number]) for number in sorted(of_cycle)]
     exit_codes = [record.get("exit_code") for _, record in records if record.ev == "run_ended"]
     sizes = [record.get("world_size") for _, record in records if record.ev == "cycle_started"]
     return RunSummary(
@@ -130,12 +138,22 @@ def summarize_run(run: RunLogs) -> RunSummary:
     )
 
 
+def records_by_cycle(records: Iterable[TimedRecord]) -> dict[int, list[TimedRecord]]:
+    """The records that belong to a cycle."""
+    found: dict[int, list[TimedRecord]] = {}
+    for at, record in records:
+        cycle = record.get("cycle")
+        if isinstance(cycle, int):
+            found.setdefault(cycle, []).append((at, record))
+    return found
+
+
 class _Cycle:
     """The records of one cycle, and what they say about it. All times are wall ns."""
 
     def __init__(self, number: int, records: Iterable[TimedRecord]) -> None:
         self.number = number
-        self._records = [(at, record) for at, record in records if record.get("cycle") == number]
+        self._records = list(records)
         self.started_ns = max((at for at, _ in self._of("cycle_started")), default=None)
         self.met_ns = max((moment for moment, _ in self._moments("cycle_started", "met_ns")), default=None)
         self.spawned_ns = max((moment for moment, _ in self._moments("cycle_started", "spawned_ns")), default=None)

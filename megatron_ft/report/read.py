@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import copyreg
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import multiprocessing
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from megatron_ft.report.progress import ProgressCollector, ProgressEvents
+
 __all__ = ["EventLogFile", "Record", "parse_log", "read_directory"]
+
+_MUCH = 50_000_000  # bytes: fewer are read before other processes have started
+_EV = re.compile(r'"ev" *: *"(\w*)("?)')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +51,9 @@ class EventLogFile:
     Args:
         header: the fields of its first record: schema, role, host, pid, run_id, wall_ns and more.
         opened: nanoseconds of CLOCK_MONOTONIC when it was opened; ``header["wall_ns"]`` is the same moment.
+        records: all but the `progress` records, which are by far the most.
         passed_over: lines that couldn't be read: cut off by a crash, torn by a full disk, or not ours.
+        progress: what the `progress` records tell, for each rank and cycle in the file.
     """
 
     name: str
@@ -49,6 +61,7 @@ class EventLogFile:
     opened: int
     records: tuple[Record, ...]
     passed_over: int
+    progress: tuple[ProgressEvents, ...] = ()
 
     @property
     def host(self) -> str:
@@ -61,65 +74,118 @@ class EventLogFile:
         return int(self.header["wall_ns"]) - self.opened
 
 
-def read_directory(directory: str | Path) -> list[EventLogFile]:
+def read_directory(directory: str | Path, *, processes: int = 1) -> list[EventLogFile]:
     """All event logs directly in ``directory``, in the order in which they were opened.
 
     Files that aren't event logs are left out, and so are those that can't be read any more.
 
+    Args:
+        processes: so many read at the same time, if there is much to read; the caller's ``__main__`` must bear to be
+            imported by them.
+
     Raises:
         OSError: the directory itself can't be read.
     """
-    files = []
-    for path in sorted(Path(directory).iterdir()):
-        if path.suffix != ".jsonl":
-            continue
-        try:
-            text = path.read_bytes().decode(errors="replace")
-        except OSError:
-            continue  # removed since, or somebody else's: the other logs still tell most of it
-        log = parse_log(path.name, text.splitlines())
-        if log is not None:
-            files.append(log)
-    return sorted(files, key=lambda log: (log.header["wall_ns"], log.name))
+    paths = [path for path in sorted(Path(directory).iterdir()) if path.suffix == ".jsonl"]
+    processes = min(processes, len(paths))
+    if processes > 1 and _bytes_in(paths) >= _MUCH:
+        # fresh interpreters: numpy has threads, which a forked process wouldn't
+        with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+            logs = list(pool.map(_read_file, paths))
+    else:
+        logs = [_read_file(path) for path in paths]
+    return sorted((log for log in logs if log is not None), key=lambda log: (log.header["wall_ns"], log.name))
+
+
+def _bytes_in(paths: Iterable[Path]) -> int:
+    total = 0
+    for path in paths:
+        with contextlib.suppress(OSError):
+            total += path.stat().st_size
+    return total
+
+
+def _read_file(path: Path) -> EventLogFile | None:
+    try:
+        # line by line: the log of a long run has hundreds of megabytes
+        with path.open("rb") as file:
+            return parse_log(path.name, (line.decode(errors="replace") for line in file))
+    except OSError:
+        return None  # removed since, or somebody else's: the other logs still tell most of it
+
+
+def _pickled(proxy: MappingProxyType[str, Any]) -> tuple[Any, ...]:
+    return _proxy, (dict(proxy),)
+
+
+def _proxy(fields: dict[str, Any]) -> MappingProxyType[str, Any]:
+    return MappingProxyType(fields)
+
+
+copyreg.pickle(MappingProxyType, _pickled)  # Python can't by itself; the processes hand back what they have read
 
 
 def parse_log(name: str, lines: Iterable[str]) -> EventLogFile | None:
     """One event log from its lines; None if it doesn't begin with a header that we know."""
-    documents, passed_over = _parse_lines(lines)
-    if not documents or documents[0].get("ev") != "log_opened":
+    lines = iter(lines)
+    header, passed_over = _first_document(lines)
+    if header is None or header.get("ev") != "log_opened":
         return None
-    header = documents[0]
     if not all(_is_whole(header.get(key)) for key in ("t", "wall_ns", "pid")):
         return None
     origin = {"host": str(header.get("host", "")), "role": str(header.get("role", "")), "pid": header["pid"]}
+    records = []
+    progress = ProgressCollector()
+    for line in lines:
+        document = _document(line)
+        if document is None:
+            passed_over += bool(line.strip())
+            if _may_be_progress(line):
+                progress.missing()
+        elif document["ev"] == "progress":
+            progress.add(document)
+        else:
+            fields = MappingProxyType(document)
+            records.append(Record(t=document["t"], ev=document["ev"], fields=fields, **origin))
+    tracks = progress.finished()
     return EventLogFile(
         name=name,
         header=MappingProxyType(header),
         opened=header["t"],
-        records=tuple(
-            Record(t=document["t"], ev=document["ev"], fields=MappingProxyType(document), **origin)
-            for document in documents[1:]
-        ),
-        passed_over=passed_over,
+        records=tuple(records),
+        passed_over=passed_over + progress.passed_over,
+        progress=tracks,
     )
 
 
-def _parse_lines(lines: Iterable[str]) -> tuple[Sequence[dict[str, Any]], int]:
-    documents: list[dict[str, Any]] = []
+def _first_document(lines: Iterator[str]) -> tuple[dict[str, Any] | None, int]:
+    """The first line that is a record, and how many unreadable ones were before it."""
     passed_over = 0
     for line in lines:
-        if not line.strip():
-            continue
-        try:
-            document = json.loads(line)
-        except ValueError:
-            passed_over += 1
-            continue
-        if isinstance(document, dict) and _is_whole(document.get("t")) and isinstance(document.get("ev"), str):
-            documents.append(document)
-        else:
-            passed_over += 1
-    return documents, passed_over
+        document = _document(line)
+        if document is not None:
+            return document, passed_over
+        passed_over += bool(line.strip())
+    return None, passed_over
+
+
+def _document(line: str) -> dict[str, Any] | None:
+    try:
+        document = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if isinstance(document, dict) and _is_whole(document.get("t")) and isinstance(document.get("ev"), str):
+        return document
+    return None
+
+
+def _may_be_progress(line: str) -> bool:
+    """Whether an unreadable line may be what is left of a `progress` record."""
+    said = _EV.search(line)
+    if said is None:
+        return bool(line.strip())
+    name, end = said.groups()
+    return name == "progress" if end else "progress".startswith(name)
 
 
 def _is_whole(value: object) -> bool:

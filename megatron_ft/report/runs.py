@@ -23,14 +23,19 @@ class RunLogs:
     opened_wall_ns: int
     files: tuple[EventLogFile, ...]
 
-    def records(self) -> list[tuple[int, Record]]:
-        """All records with their wall time (ns since the epoch), in that order.
+    def wall_offsets_ns(self) -> dict[str, int]:
+        """For each host, what to add to its monotonic clock to get nanoseconds since the epoch.
 
         One offset serves each host, so that times of its processes differ by exactly what its clock showed.
         """
         offsets: dict[str, int] = {}
         for log in sorted(self.files, key=lambda log: log.header.get("role") != "launcher"):
             offsets.setdefault(log.host, log.wall_offset_ns)
+        return offsets
+
+    def records(self) -> list[tuple[int, Record]]:
+        """All records with their wall time (ns since the epoch), in that order."""
+        offsets = self.wall_offsets_ns()
         timed = [(record.t + offsets[log.host], record) for log in self.files for record in log.records]
         return sorted(timed, key=lambda pair: pair[0])
 

@@ -9,16 +9,18 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, TextIO
 
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.report.cycles import CycleSummary, RestartPhases, RunSummary
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
-__all__ = ["COLUMNS", "check_rich", "cycle_row", "phases_row", "print_run"]
+    # `megatron-ft status` goes through this module: it must not wait for what reads the logs (numpy)
+    from megatron_ft.report.cycles import CycleSummary, RestartPhases, RunSummary
+
+__all__ = ["COLUMNS", "check_rich", "cycle_row", "duration", "phases_row", "print_run", "terminal"]
 
 COLUMNS = ("cycle", "how it ended", "rank", "noticed\nafter", "training\nagain after", "iterations\nredone")
 _LEAST_WIDTH = 160
-_PHASES = tuple(field.name for field in fields(RestartPhases))
 
 
 def check_rich() -> None:
@@ -37,8 +39,8 @@ def cycle_row(cycle: CycleSummary) -> tuple[str, ...]:
         str(cycle.cycle),
         _how(cycle),
         _or_dash(cycle.rank),
-        _duration(cycle.noticed_after_s),
-        _duration(cycle.training_again_after_s),
+        duration(cycle.noticed_after_s),
+        duration(cycle.training_again_after_s),
         _or_dash(cycle.iterations_redone),
     )
 
@@ -48,14 +50,32 @@ def phases_row(cycle: CycleSummary) -> tuple[str, ...] | None:
 
     In the order of ``RestartPhases``; None if no restart followed.
     """
-    durations = [getattr(cycle.phases, name) for name in _PHASES]
-    if all(duration is None for duration in durations[2:]):
+    durations = [getattr(cycle.phases, name) for name in _names(cycle.phases)]
+    if all(seconds is None for seconds in durations[2:]):
         return None
-    return (f"{cycle.cycle} to {cycle.cycle + 1}", *map(_duration, durations))
+    return (f"{cycle.cycle} to {cycle.cycle + 1}", *map(duration, durations))
 
 
 def print_run(run: RunSummary, file: TextIO | None = None) -> None:
     """Draw the table of one run, with a line on what its times mean.
+
+    Raises:
+        ConfigError: rich is missing.
+    """
+    console = terminal(file)
+    console.print(_table(run))
+    if any(cycle.noticed_after_s is not None for cycle in run.cycles):
+        console.print("Times count from the fault; redone are iterations that had been finished before it.")
+    phases = _phases_table(run)
+    if phases is not None:
+        console.print()
+        console.print(phases)
+    if run.passed_over:
+        console.print(f"{run.passed_over} unreadable lines of the event logs were passed over.")
+
+
+def terminal(file: TextIO | None = None) -> Console:
+    """Where tables are drawn; stdout if ``file`` is None.
 
     Raises:
         ConfigError: rich is missing.
@@ -68,15 +88,7 @@ def print_run(run: RunSummary, file: TextIO | None = None) -> None:
     if not console.is_terminal and console.width < _LEAST_WIDTH:
         # 80 columns is only what rich assumes of a pipe; there, lines may be as long as they are.
         console = Console(file=file, highlight=False, width=_LEAST_WIDTH)
-    console.print(_table(run))
-    if any(cycle.noticed_after_s is not None for cycle in run.cycles):
-        console.print("Times count from the fault; redone are iterations that had been finished before it.")
-    phases = _phases_table(run)
-    if phases is not None:
-        console.print()
-        console.print(phases)
-    if run.passed_over:
-        console.print(f"{run.passed_over} unreadable lines of the event logs were passed over.")
+    return console
 
 
 def _table(run: RunSummary) -> Table:
@@ -101,11 +113,15 @@ def _phases_table(run: RunSummary) -> Table | None:
     if not rows:
         return None
     table = Table(title="where the time of each restart went", title_justify="left", title_style="bold")
-    for column in ("cycle", *(name.replace("_", "\n") for name in _PHASES)):
+    for column in ("cycle", *(name.replace("_", "\n") for name in _names(run.cycles[0].phases))):
         table.add_column(column, justify="right")
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def _names(phases: RestartPhases) -> list[str]:
+    return [field.name for field in fields(phases)]
 
 
 def _how(cycle: CycleSummary) -> str:
@@ -121,7 +137,8 @@ def _or_dash(value: int | None) -> str:
     return "-" if value is None else str(value)
 
 
-def _duration(seconds: float | None) -> str:
+def duration(seconds: float | None) -> str:
+    """Milliseconds below one second; a dash for None."""
     if seconds is None:
         return "-"
     if seconds < 0.9995:

@@ -17,7 +17,7 @@ from megatron_ft import FaultToleranceConfig, RankMonitorClient, RankMonitorClie
 from megatron_ft.ipc import wire
 from tests.support.monitored import PRELUDE, expect, monitor, rank, wait_until
 
-FOREVER = "signal.pause()"
+FOREVER = "while True: signal.pause()"  # the signal that asks for the stacks ends one of them
 
 
 def pss_kib(pid: int) -> int:
@@ -107,14 +107,17 @@ def test_a_rank_with_nothing_overdue_is_left_alone(tmp_path: Path, fields: dict[
 
 
 def test_a_healthy_rank_close_to_its_timeout_survives_stops_of_everything(tmp_path: Path) -> None:
-    """Real time: the rank runs for 90 % of its timeout each time, and both are stopped and continued meanwhile."""
+    """Real time: the rank runs for 90 % of its timeout each time, and both are stopped and continued meanwhile.
+
+    On a loaded machine one sleep counts up to 0.1 s: the last one may end at 95 %.
+    """
     script = """
 client.init_workload_monitoring()
 say('ready')
-for i in range(6):
+for i in range(3):
     with client.section('step'):
         running, last = 0.0, time.monotonic()
-        while running < 0.9:
+        while running < 1.8:
             time.sleep(0.01)
             now = time.monotonic()
             # a stop shows as one long sleep: it isn't time in which this process ran
@@ -122,7 +125,7 @@ for i in range(6):
 say('done')
 """
     with (
-        monitor(tmp_path / "s", rank_section_timeouts={"step": 1.0}, rank_out_of_section_timeout=1.0) as handle,
+        monitor(tmp_path / "s", rank_section_timeouts={"step": 2.0}, rank_out_of_section_timeout=2.0) as handle,
         rank(tmp_path / "s", script) as process,
     ):
         expect(process, "ready")
@@ -400,7 +403,14 @@ os.write(1, b'end')
     trace = tmp_path / "trace"
     with monitor(tmp_path / "s", rank_section_timeouts={"step": 60}):
         subprocess.run(
-            ["strace", "-f", "-o", str(trace), sys.executable, "-c", script],
+            [
+                "strace",
+                "-o",  # the thread of the hooks alone
+                str(trace),
+                sys.executable,
+                "-c",
+                script,
+            ],
             env={**os.environ, "FT_RANK_MONITOR_IPC_SOCKET": str(tmp_path / "s")},
             check=True,
             capture_output=True,
@@ -419,7 +429,7 @@ def sockets_of(pid: int) -> int:
 
 
 def test_monitors_do_not_talk_to_each_other(tmp_path: Path) -> None:
-    """All that a monitor holds open is the socket it listens at (and, under a launcher, that to the launcher)."""
+    """A monitor holds open the socket it listens at, one to its rank, and, under a launcher, one to that."""
     script = f"client.init_workload_monitoring()\nsay('there')\n{FOREVER}"
     with (
         monitor(tmp_path / "a") as first,
@@ -431,4 +441,4 @@ def test_monitors_do_not_talk_to_each_other(tmp_path: Path) -> None:
         expect(other, "there")
         for handle in (first, second):
             # the connection of the hello may just be closing
-            wait_until(lambda handle=handle: sockets_of(handle.pid) == 1, 5)
+            wait_until(lambda handle=handle: sockets_of(handle.pid) == 2, 5)

@@ -21,6 +21,9 @@ pytest.importorskip("megatron.core")
 pytest.importorskip("psutil")  # without it megatron-core's saves hang for ever
 from torch.distributed import TCPStore
 
+from tests.support.forked_script import ForkedScript, server_pid, start_server
+
+Process = subprocess.Popen[bytes] | ForkedScript
 SCRIPT = Path(__file__).parents[2] / "examples" / "train_gpt.py"
 MARK = "TRAIN_GPT_TEST"
 SMALL = ["--hidden-size=32", "--seq-length=16", "--vocab-size=32", "--train-iters=20", "--log-interval=10"]
@@ -58,43 +61,40 @@ class Trainer:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._mark = uuid.uuid4().hex
+        # no GPU, on a machine that has them, too: two ranks may have but one of them
+        self.environment = {MARK: self._mark, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         self._store: TCPStore | None = None
 
-    def run(self, save: Path, *args: str, ranks: int = 2) -> Finished:
+    def run(self, save: Path, *args: str, ranks: int = 2, fresh: bool = False) -> Finished:
         """Train, and wait for the end."""
-        processes, log = self.start(save, *args, ranks=ranks)
+        processes, log = self.start(save, *args, ranks=ranks, fresh=fresh)
         codes = _wait_for_all(processes)
         assert codes == [0] * ranks, log.read_text()
         return Finished(save=save, output=log.read_text())
 
-    def start(self, save: Path, *args: str, ranks: int) -> tuple[list[subprocess.Popen[bytes]], Path]:
+    def start(self, save: Path, *args: str, ranks: int, fresh: bool) -> tuple[list[Process], Path]:
         """Start the processes that torchrun would start, and name the file of their output.
 
+        They are forks of one process that has imported Megatron, or ``fresh`` interpreters.
         The store is ours, at a port that the kernel chose: no other test can be given the same.
         """
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         environment = {
             **os.environ,
-            MARK: self._mark,
+            **self.environment,
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(self._store.port),
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             "WORLD_SIZE": str(ranks),
-            "OMP_NUM_THREADS": "1",
-            "CUDA_VISIBLE_DEVICES": "",  # on a machine with GPUs, too: two ranks may have but one of them
         }
         log = self.directory / f"{uuid.uuid4().hex}.log"
+        words = ["--no-ft", "--save", str(save), *SMALL, *args]
+        environments = [{**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+        if not fresh:
+            return [ForkedScript(SCRIPT, words, env, log) for env in environments], log
         with log.open("w") as output:
-            processes = [
-                subprocess.Popen(
-                    [sys.executable, "-u", str(SCRIPT), "--no-ft", "--save", str(save), *SMALL, *args],
-                    env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                )
-                for rank in range(ranks)
-            ]
-        return processes, log
+            command = [sys.executable, "-u", str(SCRIPT), *words]
+            return [subprocess.Popen(command, env=env, stdout=output, stderr=output) for env in environments], log
 
     def copy_of_10(self, straight: Finished) -> Path:
         """A save directory with the first checkpoint of another run as its last."""
@@ -113,7 +113,7 @@ class Trainer:
 
     def crash_in_the_save_of_20(self, save: Path, *args: str) -> None:
         """Kill a run of one rank in its first save, which lasts a second or two."""
-        processes, log = self.start(save, *args, ranks=1)
+        processes, log = self.start(save, *args, ranks=1, fresh=True)
         try:
             deadline = time.monotonic() + DEADLINE_S
             while not (save / "iter_0000020").exists():
@@ -131,6 +131,8 @@ class Trainer:
         wanted = f"{MARK}={self._mark}".encode()
         for entry in Path("/proc").iterdir():
             try:
+                if entry.name == str(server_pid()):
+                    continue  # it serves until this process ends
                 if entry.name.isdigit() and wanted in (entry / "environ").read_bytes().split(b"\0"):
                     found.append(int(entry.name))
             except OSError:
@@ -143,7 +145,7 @@ class Trainer:
                 os.kill(pid, signal.SIGKILL)
 
 
-def _wait_for_all(processes: list[subprocess.Popen[bytes]]) -> list[int | None]:
+def _wait_for_all(processes: list[Process]) -> list[int | None]:
     """Exit codes; when one fails or time is up, the others are killed."""
     deadline = time.monotonic() + DEADLINE_S
     try:
@@ -162,6 +164,10 @@ def _wait_for_all(processes: list[subprocess.Popen[bytes]]) -> list[int | None]:
 @pytest.fixture(scope="module")
 def trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainer]:
     trainer = Trainer(tmp_path_factory.mktemp("train_gpt"))
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in trainer.environment.items():
+            patch.setenv(name, value)
+        start_server()  # the mark of its forks is the one it was started with
     yield trainer
     deadline = time.monotonic() + 20
     while trainer.leftovers() and time.monotonic() < deadline:  # helpers of a rank end a moment after it
@@ -174,7 +180,7 @@ def trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainer]:
 @pytest.fixture(scope="module")
 def straight(trainer: Trainer) -> Finished:
     """Twenty iterations of two data-parallel ranks, with dropout, without a disturbance."""
-    straight = trainer.run(trainer.directory / "straight", "--hash-file", str(trainer.directory / "hash"))
+    straight = trainer.run(trainer.directory / "straight", "--hash-file", str(trainer.directory / "hash"), fresh=True)
     assert (trainer.directory / "hash").read_text() == straight.weights + "\n"
     assert straight.last_iteration == 20
     assert "runs without CUDA; the CPU stands in for" in straight.output

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,7 @@ class Bench:
 
     def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.tmp_path = tmp_path
+        self._monitors_ends: list[socket.socket] = []
         self.config = FaultToleranceConfig(calculated_timeout_floor=0.5)
         monkeypatch.setenv("FT_RANK_MONITOR_IPC_SOCKET", str(tmp_path / "socket"))
         monkeypatch.setattr(client_module, "say_hello", self._welcome)
@@ -185,7 +187,10 @@ class Bench:
         )
         logs = self.tmp_path / "logs"
         logs.mkdir(exist_ok=True)
-        return Welcome(config, board, os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC), str(logs), "run")
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._monitors_ends.append(ours)
+        fds = (os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC), os.memfd_create("stacks"), theirs.detach())
+        return Welcome(config, board, *fds, str(logs), "run")
 
     @property
     def state_file(self) -> Path:

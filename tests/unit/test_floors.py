@@ -38,7 +38,7 @@ FLOORS = {
     "ipc": Floor(inside=("core",)),
     "monitor": Floor(inside=("core", "ipc")),
     "rank": Floor(inside=("core", "ipc"), outside_in_functions=("torch",)),
-    "report": Floor(inside=("core", "ipc"), outside=("rich",), outside_in_functions=("matplotlib",)),
+    "report": Floor(inside=("core", "ipc"), outside=("rich", "numpy"), outside_in_functions=("matplotlib", "plotly")),
     "launcher": Floor(inside=("core", "ipc"), outside=("torch",)),
     "fault_tolerance": Floor(inside=("core", "ipc", "rank"), outside_in_functions=("torch",)),
     "integrations": Floor(
@@ -154,7 +154,11 @@ def loaded_by(*folders: str) -> set[str]:
 
 
 def test_nothing_below_the_ranks_loads_torch_or_numpy() -> None:
-    assert not {"torch", "numpy"} & loaded_by("core", "ipc", "monitor", "report")
+    assert not {"torch", "numpy"} & loaded_by("core", "ipc", "monitor")
+
+
+def test_the_report_loads_no_torch_and_no_plotting_before_it_draws() -> None:
+    assert not {"torch", "matplotlib", "plotly", "rich"} & loaded_by("report")
 
 
 def test_a_monitor_loads_little() -> None:
@@ -199,6 +203,7 @@ def copy(tmp_path: Path) -> Path:
         ("rank/planted.py", "from megatron_ft.monitor import service", "may not import megatron_ft.monitor"),
         ("rank/planted.py", "def f():\n    import numpy", "may not import numpy"),
         ("report/planted.py", "def f():\n    import torch", "may not import torch"),
+        ("report/planted.py", "import plotly", "may not import plotly"),
         ("report/planted.py", "from megatron_ft import rank", "may not import megatron_ft.rank"),
         ("launcher/planted.py", "def f():\n    import megatron_ft.monitor.service", "may not import megatron_ft.mon"),
         ("launcher/planted.py", "from megatron_ft.rank import client", "may not import megatron_ft.rank"),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.report import cli, table
+from megatron_ft.report import cli, read, table
 from megatron_ft.report.cycles import RunSummary, summarize
 from megatron_ft.report.read import parse_log, read_directory
 
@@ -297,6 +297,18 @@ def test_damaged_logs_are_read_as_far_as_they_go(tmp_path: Path) -> None:
     run = only_run(tmp_path)
     assert len(run.cycles) == 3
     assert run.passed_over == 6
+
+
+def test_several_processes_read_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_kill_then_hang(Logs(tmp_path))
+    (tmp_path / "gone.jsonl").symlink_to(tmp_path / "nowhere")
+    alone = read_directory(tmp_path)
+    monkeypatch.setattr(read, "_MUCH", 0)
+    monkeypatch.setattr(read, "parse_log", None)  # here nothing is read
+    together = read_directory(tmp_path, processes=2)
+    assert [log.name for log in together] == [log.name for log in alone]
+    assert [log.records for log in together] == [log.records for log in alone]
+    assert summarize(together) == summarize(alone)
 
 
 @pytest.mark.parametrize("broken", [{"wall_ns": None}, {"t": "0"}, {"pid": True}, {"ev": "opened"}])

@@ -1,0 +1,77 @@
+"""The evidence on one rank as a page that a person reads at night: what, since when, where. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+__all__ = ["evidence_text"]
+
+
+def evidence_text(document: Mapping[str, Any]) -> str:
+    """The readable form of an evidence document (see ``monitor.evidence`` and ``launcher.crash_evidence``)."""
+    return "\n".join(line.rstrip() for line in _lines(document)) + "\n"
+
+
+def _lines(document: Mapping[str, Any]) -> Iterator[str]:
+    yield document.get("summary", "")
+    yield ""
+    for name in ("rank", "local_rank", "host", "pid", "cycle", "iteration", "exit", "error"):
+        if document.get(name) not in (None, ""):
+            yield f"{name + ':':<14}{document[name]}"
+    board = document.get("board") or {}
+    for section in board.get("open_sections") or ():
+        timeout = section.get("timeout_s")
+        bound = "no timeout" if timeout is None else f"timeout {timeout:g} s"
+        yield f"{'section:':<14}{section['name']}, open for {section['open_for_s']:.3f} s ({bound})"
+    if board and not board.get("open_sections"):
+        yield f"{'section:':<14}none, since {board.get('quiet_s', 0.0):.3f} s"
+    yield from _process(document.get("process") or {})
+    yield from _collectives(document.get("collectives") or {})
+    yield from _stacks(document.get("stacks") or {})
+    for title in ("fatal_error", "exception", "stderr"):
+        if document.get(title):
+            yield ""
+            yield f"{title.replace('_', ' ')}:"
+            yield from (f"  {line}" for line in str(document[title]).splitlines())
+    events = board.get("last_events") or ()
+    if events:
+        yield ""
+        yield "last events (seconds before this was written):"
+        yield from (f"  {age:10.3f}  {what}" for age, what in events)
+    if document.get("missing"):
+        yield ""
+        yield "could not be had:"
+        yield from (f"  {text}" for text in document["missing"])
+    if document.get("took_s") is not None:
+        yield ""
+        yield f"collected in {document['took_s']:.3f} s"
+
+
+def _process(facts: Mapping[str, Any]) -> Iterator[str]:
+    if not facts:
+        return
+    wchan = f" in {facts['wchan']}" if facts.get("wchan") not in (None, "", "0") else ""
+    yield f"{'process:':<14}state {facts.get('state', '?')}{wchan}, {len(facts.get('threads') or ())} threads"
+    yield f"{'command:':<14}{facts.get('cmdline', '')}"
+
+
+def _collectives(answer: Mapping[str, Any]) -> Iterator[str]:
+    if "error" in answer or not answer:
+        return
+    yield ""
+    yield "collectives in flight (torch's flight recorder):"
+    for each in answer.get("in_flight") or ():
+        ranks = (answer.get("ranks") or {}).get(each["group"])
+        of = "" if ranks is None else f", ranks {', '.join(map(str, ranks))}"
+        yield f"  {each['op']} {each['seq']} of group {each['description'] or each['group']}{of}"
+    if not answer.get("in_flight"):
+        yield "  none"
+
+
+def _stacks(stacks: Mapping[str, Any]) -> Iterator[str]:
+    for thread in stacks.get("threads") or ():
+        yield ""
+        name = "main thread" if thread.get("main") else f"thread {thread.get('name') or hex(thread['ident'])}"
+        yield f"{name} (innermost call first, by {stacks['source']}):"
+        yield from (f'  File "{file}", line {line}, in {function}' for file, line, function in thread["frames"])

@@ -1,0 +1,165 @@
+"""Who hangs, and who only waits for it: from one note on each rank of a job. Pure.
+
+A rank waits for those of its collective's group that haven't entered it. Who is waited for and waits for nobody is the
+cause. Where all wait for each other (two ranks went different ways), the cause is the one rank without whose wait all
+the others' would be explained. A wrong accusation is worse than none: where this leaves several, all are named as
+candidates, and none as the cause.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from megatron_ft.core.rank_note import Collective, RankNote, place
+
+__all__ = ["Finding", "find", "waits_for"]
+
+Waits = Mapping[int, frozenset[int]]
+"""Rank -> those it waits for; ranks that wait for nobody have an empty set."""
+
+_MOST = 0.5
+"""A cause has been where it is for at least this share of the time that the overdue rank has."""
+_SHOWN = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What the notes come to.
+
+    Args:
+        rank: the cause; None if the notes don't tell one.
+        candidates: those among whom they don't decide; empty where ``rank`` is known.
+        waiting: ranks that wait for the cause, or for others who do.
+        text: where the cause is, and what the others do: "in loader.py:88 next_batch; 7 others wait in all_reduce".
+    """
+
+    rank: int | None
+    candidates: tuple[int, ...] = ()
+    waiting: tuple[int, ...] = ()
+    text: str = ""
+
+
+def find(notes: Sequence[RankNote], *, elapsed_s: float) -> Finding:
+    """Decide. ``elapsed_s``: for how long the rank that was found hung first has been."""
+    waits = waits_for(notes)
+    suspects = _suspects(notes, waits, elapsed_s)
+    waiting = tuple(sorted(rank for rank, others in waits.items() if others and rank not in suspects))
+    by_rank = {note.rank: note for note in notes}
+    if len(suspects) == 1:
+        (rank,) = suspects
+        told = [place(by_rank[rank]), _others(waiting, by_rank)]
+        return Finding(rank=rank, waiting=waiting, text="; ".join(part for part in told if part))
+    named = suspects or {note.rank for note in notes if note.found_hung}
+    return Finding(rank=None, candidates=tuple(sorted(named)), waiting=waiting, text=_undecided(sorted(named), by_rank))
+
+
+def waits_for(notes: Iterable[RankNote]) -> dict[int, frozenset[int]]:
+    """For whom each rank waits, as its collectives tell, or, where it couldn't tell them, its stack."""
+    by_rank = {note.rank: note for note in notes}
+    in_collective = {note.rank for note in by_rank.values() if note.in_flight or note.waits_in}
+    waits = {}
+    for note in by_rank.values():
+        missing = {rank for each in note.in_flight for rank in _missing(note, each, by_rank)}
+        if note.waits_in and not note.in_flight:
+            missing = by_rank.keys() - in_collective
+        waits[note.rank] = frozenset(missing - {note.rank}) if not (note.gone or note.is_stopped) else frozenset()
+    return waits
+
+
+def _missing(note: RankNote, collective: Collective, by_rank: Mapping[int, RankNote]) -> set[int]:
+    """Those of its group who aren't in this collective, or are in another one under the same number."""
+    if collective.peer is not None:
+        return {collective.peer} & by_rank.keys()
+    members = set(collective.ranks or by_rank) & by_rank.keys()
+    return {rank for rank in members if _is_missing(by_rank[rank], collective)}
+
+
+def _is_missing(other: RankNote, collective: Collective) -> bool:
+    if other.gone or not other.has_collectives:
+        return not other.waits_in
+    key = (collective.group, collective.seq, collective.p2p)
+    same = [each for each in other.in_flight if (each.group, each.seq, each.p2p) == key]
+    if same:
+        return all(each.op != collective.op for each in same)
+    return other.enqueued.get(collective.group, 0) < collective.seq
+
+
+def _suspects(notes: Sequence[RankNote], waits: Waits, elapsed_s: float) -> set[int]:
+    """One rank if the notes tell; several if they don't tell among whom; none if they tell nothing."""
+    held = {note.rank for note in notes if note.is_stopped or note.is_stuck_in_kernel}
+    if held:
+        return held
+    waited_for = frozenset().union(*waits.values())
+    if not waited_for:
+        return _overdue(notes, elapsed_s)
+    roots = {rank for rank in waited_for if not waits[rank]}
+    if roots:
+        return _narrowed([note for note in notes if note.rank in roots], elapsed_s)
+    explaining = {rank for rank in waits if waits[rank] and _explains(rank, waits)}
+    outside = {note.rank for note in notes if note.rank in explaining and not note.waits_in}
+    return outside if len(outside) == 1 else explaining
+
+
+def _explains(rank: int, waits: Waits) -> bool:
+    """Whether everybody waits for this rank in the end, and for no circle, if this rank itself waits for nobody."""
+    left = {each: others for each, others in waits.items() if each != rank and others}
+    done = {rank}
+    while left:
+        freed = {each for each, others in left.items() if others <= done}
+        if not freed:
+            return False
+        done |= freed
+        left = {each: others for each, others in left.items() if each not in freed}
+    return True
+
+
+def _narrowed(roots: Sequence[RankNote], elapsed_s: float) -> set[int]:
+    """Of several that are waited for: those that have been where they are for long; of these, those that are behind."""
+    still = [note for note in roots if note.found_hung or note.quiet_s >= _MOST * elapsed_s] or roots
+    iterations = [note.iteration for note in still if note.iteration is not None]
+    if len(iterations) == len(still):
+        still = [note for note in still if note.iteration == min(iterations)]
+    return {note.rank for note in still}
+
+
+def _overdue(notes: Sequence[RankNote], elapsed_s: float) -> set[int]:
+    """Where nobody is seen to wait: who was found hung, unless somebody has been an iteration behind for most of it."""
+    hung = [note for note in notes if note.found_hung]
+    known = [note.iteration for note in hung if note.iteration is not None]
+    if known:
+        behind = [
+            note
+            for note in notes
+            if note.iteration is not None
+            and note.iteration < min(known)
+            and note.quiet_s >= _MOST * elapsed_s
+            and not (note.closing or note.gone)
+        ]
+        if behind:
+            return {note.rank for note in behind if note.iteration == min(n.iteration or 0 for n in behind)}
+        hung = [note for note in hung if note.iteration in (None, min(known))]
+    # where a rank waits in a collective and nobody is missing from it, the rank isn't the cause of that
+    return {note.rank for note in hung if not (note.in_flight or note.waits_in)}
+
+
+def _others(waiting: Sequence[int], by_rank: Mapping[int, RankNote]) -> str:
+    """What those do who wait: "7 others wait in all_reduce"."""
+    ops = Counter(_waits_in(by_rank[rank]) for rank in waiting)
+    if not ops:
+        return ""
+    (op, _), *more = ops.most_common()
+    who = f"rank {waiting[0]} waits" if len(waiting) == 1 else f"{len(waiting)} others wait"
+    return f"{who} in {op}" + (" and other collectives" if more else "")
+
+
+def _waits_in(note: RankNote) -> str:
+    return note.in_flight[0].name if note.in_flight else note.waits_in
+
+
+def _undecided(ranks: Sequence[int], by_rank: Mapping[int, RankNote]) -> str:
+    """The candidates and where they are."""
+    told = "; ".join(f"rank {rank} {place(by_rank[rank])}" for rank in ranks[:_SHOWN])
+    more = f"; and {len(ranks) - _SHOWN} more" if len(ranks) > _SHOWN else ""
+    return f"the evidence doesn't tell who began it: {told}{more}"

@@ -1,0 +1,186 @@
+"""What is known of one rank of a job that hangs: short enough to be sent to the launcher that decides. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from megatron_ft.core.stack_dump import Frame
+
+__all__ = ["Collective", "RankNote", "collectives_of", "is_in_checkpoint_write", "place", "stack_wait"]
+
+_PEER = re.compile(r"^(?:send|recv) (\d+)\s*(?:->|<-)\s*(\d+)$")
+_NEAR = 10
+"""So many innermost calls are looked at for what a thread waits in."""
+_C10D = "torch/distributed/distributed_c10d.py"
+_CHECKPOINTS = ("/dist_checkpointing/", "torch/distributed/checkpoint/")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collective:
+    """One that a rank has entered and not left.
+
+    Args:
+        group: torch's name of its process group, the same on all its ranks.
+        seq: its number in that group, from 1; for a point-to-point operation among those of the pair.
+        op: "all_reduce"; for a point-to-point operation "recv 0<-1", with ranks of the group.
+        ranks: the global ranks of the group.
+    """
+
+    group: str
+    seq: int
+    op: str
+    ranks: tuple[int, ...] = ()
+    p2p: bool = False
+    description: str = ""
+
+    @property
+    def peer(self) -> int | None:
+        """The global rank on the other side of a point-to-point operation, where that is told."""
+        found = _PEER.match(self.op)
+        if found is None:
+            return None
+        index = int(found[2])
+        return self.ranks[index] if index < len(self.ranks) else None
+
+    @property
+    def name(self) -> str:
+        """For people: "all_reduce #412 of group tp"."""
+        group = self.description or self.group
+        return f"{self.op} #{self.seq}" + ("" if group in ("", "0", "default_pg") else f" of group {group}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankNote:
+    """One rank, at the moment at which somebody was found hung.
+
+    Args:
+        section: the outermost one that is open; open_s: for how long it is, or how long none is open.
+        quiet_s: seconds since its last section event.
+        found_hung: its own monitor found it overdue.
+        state: of its process as /proc has it: "R", "S", "D", "T"; empty where that isn't known.
+        is_busy: its main thread used its processor while it was looked at.
+        has_stack: a stack could be had; frame and inner are of its main thread.
+        frame: the innermost call in the user's code, "loader.py:88 next_batch"; inner: the innermost at all.
+        waits_in: the collective that its stack shows it in, empty if none.
+        has_collectives: it told its collectives; a rank that holds Python's lock can't.
+        enqueued: group -> number of the last collective it has entered.
+        closing: it had ended its monitoring; gone: its process had ended.
+    """
+
+    rank: int
+    local_rank: int = 0
+    host: str = ""
+    pid: int = 0
+    iteration: int | None = None
+    section: str | None = None
+    open_s: float = 0.0
+    quiet_s: float = 0.0
+    found_hung: bool = False
+    state: str = ""
+    is_busy: bool = False
+    has_stack: bool = False
+    frame: str = ""
+    inner: str = ""
+    waits_in: str = ""
+    is_saving: bool = False
+    has_collectives: bool = False
+    in_flight: tuple[Collective, ...] = ()
+    enqueued: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    closing: bool = False
+    gone: bool = False
+
+    @property
+    def is_stopped(self) -> bool:
+        """By a signal, or by a debugger."""
+        return self.state in ("T", "t")
+
+    @property
+    def is_stuck_in_kernel(self) -> bool:
+        """In uninterruptible sleep: a dead file server, a driver."""
+        return self.state == "D"
+
+    def to_dict(self) -> dict[str, Any]:
+        """For a message; what is at its default is left out."""
+        default = RankNote(rank=-1)
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        document = {name: value for name, value in values.items() if value != getattr(default, name)}
+        if self.in_flight:
+            document["in_flight"] = [dataclasses.asdict(each) for each in self.in_flight]
+        return document
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> RankNote:
+        """The other way; names that this version doesn't know are passed over."""
+        known = {field.name for field in dataclasses.fields(cls)}
+        values = {name: value for name, value in document.items() if name in known}
+        values["in_flight"] = tuple(
+            Collective(**{**each, "ranks": tuple(each.get("ranks", ()))}) for each in document.get("in_flight", ())
+        )
+        return cls(**values)
+
+
+def collectives_of(answer: Mapping[str, Any]) -> tuple[Collective, ...]:
+    """The collectives in flight from what ``rank.flight_recorder`` tells."""
+    ranks = answer.get("ranks") or {}
+    return tuple(
+        Collective(
+            group=str(each["group"]),
+            seq=int(each["seq"]),
+            op=str(each["op"]),
+            ranks=tuple(ranks.get(each["group"], ())),
+            p2p=bool(each.get("p2p")),
+            description=str(each.get("description", "")).lower(),
+        )
+        for each in answer.get("in_flight") or ()
+    )
+
+
+def stack_wait(frames: Sequence[Frame]) -> str:
+    """The collective that a stack (innermost call first) is in: "all_reduce"; empty if it is in none."""
+    for frame in frames[:_NEAR]:
+        if frame.file.endswith(_C10D) and not frame.function.startswith("_"):
+            return frame.function
+    return ""
+
+
+def is_in_checkpoint_write(frames: Sequence[Frame]) -> bool:
+    """Whether a stack is in one of torch's or Megatron's checkpoint writers."""
+    return any(
+        any(part in frame.file for part in _CHECKPOINTS)
+        or (frame.file.endswith("torch/serialization.py") and frame.function == "save")
+        for frame in frames
+    )
+
+
+def place(note: RankNote) -> str:
+    """Where a rank is, in words: "in loader.py:88 next_batch"."""
+    where = f"in {note.frame}" if note.frame else ""
+    if note.inner and note.inner != note.frame:
+        where += f" ({note.inner})"
+    if note.gone:
+        return "has ended"
+    if note.is_stopped:
+        return where or "its process is stopped"
+    if note.is_stuck_in_kernel:
+        return _joined("in uninterruptible sleep", where)
+    if note.in_flight:
+        return _joined(f"in {note.in_flight[0].name}", where)
+    if note.waits_in:
+        return _joined(f"in {note.waits_in}", where)
+    if note.is_saving:
+        return _joined("in a checkpoint write", where)
+    if note.closing:
+        return _joined("has ended its training", where)
+    if not note.has_stack:
+        return "no stack could be had"
+    if not note.has_collectives:
+        return _joined(where, "with Python's lock held")
+    return _joined(where, "computing") if note.is_busy else where
+
+
+def _joined(*parts: str) -> str:
+    return ", ".join(part for part in parts if part)

@@ -1,0 +1,123 @@
+"""Python stacks as `faulthandler` and py-spy write them, and which frame of one a person wants to see. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+__all__ = [
+    "Frame",
+    "ThreadStack",
+    "frame_that_tells",
+    "last_dump",
+    "main_stack",
+    "parse_faulthandler",
+    "parse_py_spy",
+    "trimmed",
+]
+
+_THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+)(?: \[.*\])? \(most recent call first\):(?: (<.*>))?$")
+_FRAME = re.compile(r'^  File "(.*)", line (\d+|\?+) in (.*)$')
+_FORKED = "megatron_ft/rank/forked_rank.py"
+_LIBRARY = ("/site-packages/", "/dist-packages/", "<frozen ")
+
+
+class Frame(NamedTuple):
+    """One call: where it is just now. ``line`` is 0 where that isn't known."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        """As people quote it: "data_loader.py:88 next_batch"."""
+        name = self.file.rpartition("/")[2]
+        return f"{name}:{self.line} {self.function}"
+
+
+class ThreadStack(NamedTuple):
+    """One thread, the innermost call first. ``ident`` is ``threading.get_ident()`` of that thread."""
+
+    ident: int
+    frames: tuple[Frame, ...]
+    name: str = ""
+
+
+def parse_faulthandler(text: str) -> list[ThreadStack]:
+    """The threads of one dump; lines that are none of it are passed over."""
+    stacks: list[ThreadStack] = []
+    ident, frames = None, list[Frame]()
+    for line in text.splitlines():
+        if head := _THREAD.match(line):
+            if ident is not None:
+                stacks.append(ThreadStack(ident, trimmed(frames)))
+            ident, frames = int(head[1], 16), []
+        elif ident is not None and (found := _FRAME.match(line)):
+            number = int(found[2]) if found[2].isdigit() else 0
+            frames.append(Frame(found[1], number, found[3]))
+    if ident is not None:
+        stacks.append(ThreadStack(ident, trimmed(frames)))
+    return stacks
+
+
+def parse_py_spy(document: Any) -> list[ThreadStack]:
+    """The threads in what ``py-spy dump --json`` prints; an empty list if it is nothing of the kind.
+
+    Their ``ident`` is the kernel's number: that of the main thread is the process's.
+    """
+    stacks = []
+    for thread in document if isinstance(document, list) else ():
+        if not isinstance(thread, Mapping):
+            continue
+        frames = [
+            Frame(str(frame.get("filename", "")), _number(frame.get("line")), str(frame.get("name", "")))
+            for frame in thread.get("frames") or ()
+            if isinstance(frame, Mapping)
+        ]
+        stacks.append(
+            ThreadStack(_number(thread.get("os_thread_id")), trimmed(frames), str(thread.get("thread_name") or ""))
+        )
+    return stacks
+
+
+def main_stack(stacks: Sequence[ThreadStack], main_ident: int) -> tuple[Frame, ...]:
+    """The calls of the thread with this number, innermost first; empty if it isn't among them."""
+    for stack in stacks:
+        if stack.ident == main_ident:
+            return stack.frames
+    return ()
+
+
+def trimmed(frames: Sequence[Frame]) -> tuple[Frame, ...]:
+    """Without the outermost calls of a rank that was forked: they are ours, and say nothing."""
+    ours = next((index for index, frame in enumerate(frames) if frame.file.endswith(_FORKED)), len(frames))
+    return tuple(frames[:ours] or frames)
+
+
+def frame_that_tells(frames: Sequence[Frame], *, library: Iterable[str] = ()) -> Frame | None:
+    """The innermost call in the user's own code, which he can act on; if there is none, the innermost at all.
+
+    ``library`` are directories whose files aren't the user's, beside those of installed packages.
+    """
+    places = tuple(library)
+    own = (frame for frame in frames if not is_library(frame.file, places))
+    return next(own, frames[0] if frames else None)
+
+
+def is_library(file: str, places: Sequence[str]) -> bool:
+    """Whether a file belongs to Python, to an installed package, or to one of ``places``."""
+    return any(mark in file for mark in _LIBRARY) or any(file.startswith(place + "/") for place in places)
+
+
+def last_dump(text: str, main_ident: int) -> str:
+    """The last whole dump in a text that holds several; empty as long as it lacks the main thread.
+
+    The main thread's block comes last in a dump, because it is the oldest thread.
+    """
+    head = text.rfind(f"Thread 0x{main_ident:016x}"), text.rfind(f"Current thread 0x{main_ident:016x}")
+    return text if max(head) >= 0 else ""
+
+
+def _number(value: Any) -> int:
+    return value if isinstance(value, int) else 0

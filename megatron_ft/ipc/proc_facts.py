@@ -1,0 +1,59 @@
+"""What the kernel tells of a process that hangs, from /proc: each part as far as it may be read."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from megatron_ft.ipc.processes import read_stat
+
+__all__ = ["handles", "process_facts"]
+
+_MAX_THREADS = 256
+_MAX_TEXT = 4096
+
+
+def process_facts(pid: int) -> dict[str, Any]:
+    """State, waiting channel, command line and threads of a process; what can't be read is left out."""
+    stat = read_stat(pid)
+    if stat is None:
+        return {}
+    facts: dict[str, Any] = {"state": stat.state, "comm": stat.comm}
+    facts["cmdline"] = _read(f"/proc/{pid}/cmdline").replace("\0", " ").strip()
+    facts["wchan"] = _read(f"/proc/{pid}/wchan")
+    facts["syscall"] = _read(f"/proc/{pid}/syscall").strip()
+    facts["threads"] = _threads(pid)
+    return {name: value for name, value in facts.items() if value not in ("", None)}
+
+
+def handles(pid: int, number: int) -> bool:
+    """Whether a process catches this signal and doesn't block it in its main thread."""
+    masks = {}
+    for line in _read(f"/proc/{pid}/status").splitlines():
+        name, _, value = line.partition(":")
+        if name in ("SigCgt", "SigBlk"):
+            masks[name] = int(value, 16)
+    bit = 1 << (number - 1)
+    return bool(masks.get("SigCgt", 0) & bit) and not masks.get("SigBlk", bit) & bit
+
+
+def _threads(pid: int) -> list[dict[str, Any]]:
+    try:
+        tids = sorted(map(int, os.listdir(f"/proc/{pid}/task")))
+    except OSError:
+        return []
+    found = []
+    for tid in tids[:_MAX_THREADS]:
+        head, _, tail = _read(f"/proc/{pid}/task/{tid}/stat").rpartition(")")
+        if tail:
+            comm, wchan = head.partition("(")[2], _read(f"/proc/{pid}/task/{tid}/wchan")
+            found.append({"tid": tid, "comm": comm, "state": tail.split()[0], "wchan": wchan})
+    return found
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            return file.read(_MAX_TEXT).decode(errors="replace")
+    except OSError:
+        return ""  # gone meanwhile, or not ours to read

@@ -1,0 +1,189 @@
+"""A rank was found hung: have all ranks looked at, in bounded time, and find which of them is the cause.
+
+The monitor that spoke the verdict ends its rank when this is over, or when its own bound is: nobody waits for what
+can't be had. In a job of several nodes that restart together, the first node that finds a rank hung lets all others
+look at theirs, and decides for all. Where nodes decide for themselves (``min-healthy``), ranks that weren't found hung
+may go on living, so nothing is sent to them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+
+from megatron_ft.core.exit_description import Cause, CauseKind, HangVerdict, describe_overdue
+from megatron_ft.core.finding import Finding, find
+from megatron_ft.core.rank_note import RankNote
+from megatron_ft.ipc.wire import Message
+from megatron_ft.launcher.announce import found_by
+from megatron_ft.launcher.cycle_record import CycleRecord
+from megatron_ft.launcher.monitors import hang_verdict
+from megatron_ft.launcher.node import Node
+from megatron_ft.launcher.peers import Peers
+
+__all__ = ["Inquest"]
+
+_BOUND_S = 2.0
+_LAST_NOTES_S = 0.15
+"""Before the bound is over, what has come of the other nodes has to do."""
+_FINDING_S = 0.5
+"""After the bound, for the finding of the node that decides to arrive."""
+
+
+class Inquest:
+    """Of one cycle on this node. Times are ``time.monotonic`` seconds."""
+
+    def __init__(self, node: Node, record: CycleRecord, peers: Peers | None) -> None:
+        self._node = node
+        self._record = record
+        self._peers = None if node.policy.is_common else peers
+        self._notes: dict[int, RankNote] = {}
+        """By local rank."""
+        self._verdict: HangVerdict | None = None
+        """The first of this node."""
+        self._bound_s: float | None = None
+        self._asked: set[int] = set()
+        self._published = False
+        self._over = False
+
+    def heard(self, local_rank: int, message: Message) -> None:
+        """What a monitor says."""
+        if message.get("cycle") != self._record.cycle or self._record.shutdown_request is not None:
+            return
+        if message["type"] == "verdict" and not message.get("observed_only"):
+            verdict = hang_verdict(message, local_rank=local_rank)
+            self._verdict = self._verdict or verdict
+            self._begin(at_s=verdict.at_ns / 1e9, known={local_rank})
+        elif message["type"] == "evidence":
+            self._notes[local_rank] = RankNote.from_dict(message["note"])
+            self._go_on()
+
+    def is_open(self) -> bool:
+        """Whether the cause may still become known, so that the cycle is not yet to be ended."""
+        if self._peers is not None and self._peers.view.hang is not None and self._bound_s is None:
+            self._begin(at_s=time.monotonic(), known=set())
+        if self._bound_s is None:
+            return False
+        if not self._over:
+            self._go_on()
+        return not self._over
+
+    def _begin(self, *, at_s: float, known: set[int]) -> None:
+        """Have all ranks looked at that nobody has looked at; ``known`` are looked at already."""
+        if self._bound_s is not None:
+            return
+        self._bound_s = at_s + _BOUND_S
+        if self._peers is not None and self._peers.view.hang is None:
+            self._peers.hang_seen()
+        self._asked = self._alive()
+        for local_rank in self._asked - known:
+            passive = self._node.policy.is_common
+            self._node.monitors.collect(local_rank, passive=passive, deadline_ns=round(self._bound_s * 1e9))
+        for delay_s in (_BOUND_S - _LAST_NOTES_S, _BOUND_S, _BOUND_S + _FINDING_S):
+            self._node.reactor.call_later(delay_s, self._go_on)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Do what can be done by now."""
+        if self._over:
+            self._node.monitors.release()  # of a rank that was found hung later
+            return
+        if self._bound_s is None:
+            return
+        now = time.monotonic()
+        here = self._asked & self._alive() <= self._notes.keys() or now >= self._bound_s - _LAST_NOTES_S
+        if self._peers is None:
+            if here:
+                self._decide(list(self._local()))
+        elif here and not self._published:
+            self._published = True
+            self._peers.publish(json.dumps([note.to_dict() for note in self._local()]))
+            self._peers.gather()
+        elif self._peers.view.hang == self._peers.number:
+            self._decide_for_all(now, self._peers)
+        if self._peers is not None and not self._over:
+            self._hear_of_it(now, self._peers)
+
+    def _decide_for_all(self, now: float, peers: Peers) -> None:
+        assert self._bound_s is not None
+        told = peers.notes()
+        others = len(peers.view.nodes) - 1 - len(peers.view.gone - {peers.number})
+        if not self._published or (len(told) < others and now < self._bound_s - _LAST_NOTES_S):
+            return
+        if self._record.found is None:
+            notes = [RankNote.from_dict(each) for text in told.values() for each in json.loads(text)]
+            self._record.found = self._cause([*self._local(), *notes])
+            if self._record.found is not None:
+                peers.hang_found(self._record.found)
+
+    def _hear_of_it(self, now: float, peers: Peers) -> None:
+        assert self._bound_s is not None
+        found = found_by(peers)
+        if found is not None or now >= self._bound_s + _FINDING_S:
+            self._record.found = found
+            self._end()
+
+    def _decide(self, notes: list[RankNote]) -> None:
+        self._record.found = self._cause(notes)
+        self._end()
+
+    def _end(self) -> None:
+        self._over = True
+        self._node.monitors.release()
+
+    def _cause(self, notes: list[RankNote]) -> Cause | None:
+        """What the notes come to, in words; None if there are none."""
+        first = self._verdict
+        if first is None or not any(note.has_stack or note.state for note in notes):
+            return None
+        finding = find(notes, elapsed_s=first.elapsed_s)
+        self._node.log.write("finding", cycle=self._record.cycle, **dataclasses.asdict(finding))
+        if finding.rank is None:
+            text = f"a hang, seen first on rank {first.rank}, which {describe_overdue(first)}"
+            return Cause(kind=CauseKind.HANG, text=text, iteration=first.iteration, detail=finding.text)
+        note = next(note for note in notes if note.rank == finding.rank)
+        return self._blamed(finding, note, first)
+
+    def _blamed(self, finding: Finding, note: RankNote, first: HangVerdict) -> Cause:
+        verdict = first if note.rank == first.rank else _verdict_on(note, first)
+        verdict = dataclasses.replace(verdict, stopped=note.is_stopped)
+        several = self._peers is not None and len(self._peers.view.nodes) > 1
+        where = f" ({note.host})" if several and note.host else ""
+        text = f"rank {note.rank}{where} {describe_overdue(verdict)}"
+        return Cause(kind=CauseKind.HANG, text=text, rank=note.rank, iteration=verdict.iteration, detail=finding.text)
+
+    def _alive(self) -> set[int]:
+        """Local ranks whose processes run and whose monitors watch them."""
+        running = self._record.workers.keys() - self._record.exits.keys()
+        return {local_rank for local_rank in running if self._node.monitors.watches(local_rank, self._record.cycle)}
+
+    def _local(self) -> list[RankNote]:
+        """A note on each rank of this node, with what is known of those that nobody could look at."""
+        return [self._notes.get(local_rank) or self._little(local_rank) for local_rank in self._record.workers]
+
+    def _little(self, local_rank: int) -> RankNote:
+        worker = self._record.workers[local_rank]
+        return RankNote(
+            rank=self._record.global_ranks[local_rank],
+            local_rank=local_rank,
+            pid=worker.pid,
+            iteration=self._record.iteration_of(local_rank),
+            gone=local_rank in self._record.exits,
+        )
+
+
+def _verdict_on(note: RankNote, first: HangVerdict) -> HangVerdict:
+    """A rank that is the cause, and that its own monitor hasn't found overdue (yet)."""
+    if first.kind in ("heartbeat", "initial_heartbeat"):
+        # its sections say nothing of its heartbeats; both ranks have been silent for about as long
+        return dataclasses.replace(first, rank=note.rank, local_rank=note.local_rank, iteration=note.iteration)
+    return dataclasses.replace(
+        first,
+        rank=note.rank,
+        local_rank=note.local_rank,
+        kind="out_of_section" if note.section is None else "section",
+        section=note.section,
+        elapsed_s=note.open_s,
+        iteration=note.iteration,
+    )

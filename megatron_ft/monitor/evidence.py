@@ -1,0 +1,248 @@
+"""Collecting what can be known of a rank before it is ended: bounded in time, never an obstacle.
+
+The verdict has been spoken when this begins, and nothing here is asked whether it was right: what it takes (a signal
+interrupts a sleep in C) may itself wake the rank. A rank that may go on living is looked at ``passive``-ly: nothing is
+sent to it but the question that a thread of its own answers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+from megatron_ft.core import board_facts
+from megatron_ft.core import board_layout as layout
+from megatron_ft.core.board_layout import BoardSnapshot
+from megatron_ft.core.monitor_state import Verdict
+from megatron_ft.core.rank_note import RankNote, collectives_of, is_in_checkpoint_write, place, stack_wait
+from megatron_ft.core.stack_dump import ThreadStack, frame_that_tells, last_dump, main_stack, parse_faulthandler
+from megatron_ft.ipc import proc_facts
+from megatron_ft.ipc.board import Board
+from megatron_ft.ipc.evidence_files import LIBRARIES
+from megatron_ft.ipc.monitor_process import AttachedRank
+from megatron_ft.ipc.processes import is_gone, read_stat, send_signal, signal_main_thread
+from megatron_ft.monitor import py_spy
+
+__all__ = ["collect"]
+
+_STACK_S = 1.0
+_ANSWER_S = 0.4
+"""A thread that gets Python's lock at all gets it within some milliseconds."""
+_LOOK_AGAIN_S = 0.004
+_LOOK_SOON_S = 0.0005
+_MAX_DUMP_BYTES = 1 << 20
+_LAST_EVENTS = 40
+
+
+def collect(
+    attached: AttachedRank,
+    board: Board,
+    snapshot: BoardSnapshot | None,
+    verdict: Verdict | None,
+    *,
+    local_rank: int,
+    passive: bool,
+    deadline_ns: int,
+) -> tuple[RankNote, dict[str, Any]]:
+    """Look at one rank until ``deadline_ns`` (monotonic) at the latest.
+
+    Returns:
+        A note for the launcher, and the whole evidence, for a file.
+    """
+    began_ns = time.monotonic_ns()
+    missing: list[str] = []
+    facts = proc_facts.process_facts(attached.pid)
+    state = str(facts.get("state", ""))
+    looks = _Looks(attached, snapshot, deadline_ns, freeze=verdict is not None and not passive)
+    # the collectives first: the signal for the stacks may wake the rank, which then enters the next one
+    answer = looks.collectives(state, missing)
+    stacks, source = ([], "") if passive else looks.stacks(state, missing)
+    if not stacks and not is_gone(attached.pidfd):
+        stacks, source = (
+            py_spy.dump(attached.pid, nonblocking=passive or state in "Tt", left_s=looks.left_s()),
+            "py-spy",
+        )
+    by_rank = 0 if snapshot is None else snapshot.main_thread
+    frames = main_stack(stacks, attached.pid if source == "py-spy" else by_rank)
+    told, inner = frame_that_tells(frames, library=LIBRARIES), frames[0] if frames else None
+    now_ns = time.monotonic_ns()
+    note = RankNote(
+        rank=attached.rank,
+        local_rank=local_rank,
+        host=socket.gethostname(),
+        pid=attached.pid,
+        **board_facts.for_note(snapshot, began_ns),
+        found_hung=verdict is not None,
+        state=state,
+        is_busy=_is_busy(attached.pid, state),
+        has_stack=bool(frames),
+        frame="" if told is None else str(told),
+        inner="" if inner is None else str(inner),
+        waits_in=stack_wait(frames),
+        is_saving=is_in_checkpoint_write(frames),
+        has_collectives="error" not in answer or answer["error"] in _HARMLESS,
+        in_flight=collectives_of(answer),
+        enqueued=answer.get("enqueued") or {},
+        gone=is_gone(attached.pidfd),
+    )
+    document = {
+        "schema": 1,
+        "summary": f"rank {attached.rank}: {place(note)}",
+        **note.to_dict(),
+        "cycle": attached.cycle,
+        "verdict": None if verdict is None else board_facts.of_verdict(verdict),
+        "board": {**board_facts.of_snapshot(snapshot, now_ns), "last_events": _last_events(board, snapshot, now_ns)},
+        "process": facts,
+        "stacks": {
+            "source": source,
+            "threads": [
+                {"ident": s.ident, "name": s.name, "main": s.frames is frames, "frames": list(s.frames)} for s in stacks
+            ],
+        },
+        "collectives": answer,
+        "missing": missing,
+        "took_s": round((time.monotonic_ns() - began_ns) / 1e9, 4),
+    }
+    return note, document
+
+
+_NO_GROUP = "there is no process group"
+_HARMLESS = (_NO_GROUP, "torch.distributed isn't imported")
+"""Reasons to tell no collectives that aren't a sign of trouble."""
+
+
+class _Looks:
+    """Asking one rank, within one bound."""
+
+    def __init__(
+        self, attached: AttachedRank, snapshot: BoardSnapshot | None, deadline_ns: int, *, freeze: bool
+    ) -> None:
+        """``freeze``: stop a rank that has written its stacks, which may have woken it; it is ended soon."""
+        self._freeze = freeze
+        self._attached = attached
+        self._snapshot = snapshot
+        self._deadline_ns = deadline_ns
+
+    def left_s(self) -> float:
+        """Until the bound."""
+        return max(0.0, (self._deadline_ns - time.monotonic_ns()) / 1e9)
+
+    def stacks(self, state: str, missing: list[str]) -> tuple[list[ThreadStack], str]:
+        """Of all threads, by the rank's own handler; empty if it has none, or doesn't get to it."""
+        number = 0 if self._snapshot is None else self._snapshot.stack_signal
+        if not signal.SIGRTMIN <= number <= signal.SIGRTMAX or not proc_facts.handles(self._attached.pid, number):
+            missing.append("stacks by faulthandler: the rank has no handler (ready) for it")
+            return [], ""
+        begin = os.fstat(self._attached.stack_fd).st_size
+        is_stopped = state in ("T", "t")
+        if is_stopped:
+            # waiting for the main thread, the signal comes before anything else that runs; any other thread might be
+            # slower. Then it is stopped again: the others are still to be looked at
+            signal_main_thread(self._attached.pid, self._attached.pidfd, number)
+            send_signal(self._attached.pidfd, signal.SIGCONT)
+        else:
+            send_signal(self._attached.pidfd, number)
+        text = self._wait_dump(begin, _LOOK_SOON_S if is_stopped or self._freeze else _LOOK_AGAIN_S)
+        if is_stopped or self._freeze:
+            send_signal(self._attached.pidfd, signal.SIGSTOP)
+        if not text:
+            missing.append("stacks by faulthandler: the rank didn't get to its handler")
+        return parse_faulthandler(text), "faulthandler"
+
+    def _wait_dump(self, begin: int, interval_s: float) -> str:
+        assert self._snapshot is not None
+        ident, last = self._snapshot.main_thread, ""
+
+        def whole() -> bool:
+            nonlocal last
+            text = os.pread(self._attached.stack_fd, _MAX_DUMP_BYTES, begin).decode(errors="replace")
+            is_whole = text == last and bool(last_dump(text, ident))
+            last = text
+            return is_whole
+
+        self._until(whole, min(_STACK_S, self.left_s()), interval_s)
+        return last
+
+    def collectives(self, state: str, missing: list[str]) -> dict[str, Any]:
+        """In flight, by the rank's own thread; with an ``error`` if it doesn't answer."""
+        if state in ("T", "t"):
+            return {"error": "the rank is stopped"}
+        number = time.monotonic_ns()
+        with socket.socket(fileno=os.dup(self._attached.ask_fd)) as channel:
+            answer: dict[str, Any] = {}
+
+            def answered() -> bool:
+                answer.update(_receive(channel, number))
+                return bool(answer)
+
+            try:
+                channel.send(json.dumps({"id": number}).encode(), socket.MSG_DONTWAIT)
+                self._until(answered, min(_ANSWER_S, self.left_s()), _ANSWER_S, channel)
+            except OSError as error:
+                answer["error"] = f"the rank can't be asked any more ({error.strerror})"
+        answer.pop("id", None)
+        if not answer:
+            answer["error"] = "the rank didn't answer: who holds Python's lock doesn't give it away"
+        if "error" in answer:
+            missing.append(f"collectives: {answer['error']}")
+        return answer
+
+    def _until(
+        self, done: Callable[[], bool], bound_s: float, interval_s: float, channel: socket.socket | None = None
+    ) -> None:
+        """Look whether it is ``done``, again and again, until the bound is over or the rank is gone."""
+        poller = select.poll()
+        poller.register(self._attached.pidfd, select.POLLIN)
+        if channel is not None:
+            poller.register(channel.fileno(), select.POLLIN)
+        end = time.monotonic() + bound_s
+        while not done() and (left := end - time.monotonic()) > 0 and not is_gone(self._attached.pidfd):
+            poller.poll(1e3 * min(left, interval_s))
+
+
+def _receive(channel: socket.socket, number: int) -> dict[str, Any]:
+    """The answer to this question, if it has come; those to earlier ones are thrown away."""
+    while True:
+        try:
+            raw = channel.recv(1 << 20, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return {}
+        if not raw:
+            raise OSError(0, "it has ended its monitoring")
+        try:
+            answer = json.loads(raw)
+        except ValueError:
+            continue
+        if isinstance(answer, dict) and answer.get("id") == number:
+            return answer
+
+
+def _last_events(board: Board, snapshot: BoardSnapshot | None, now_ns: int) -> list[tuple[float, str]]:
+    """Seconds before ``now_ns``, and what happened; oldest first."""
+    if snapshot is None:
+        return []
+    names = [section.name for section in snapshot.sections]
+    found = []
+    for event in board.events(max(0, snapshot.ring_head - _LAST_EVENTS)):
+        name = names[event.section_index] if event.section_index < len(names) else f"section {event.section_index}"
+        what = {
+            layout.EVENT_START: f"{name} begins",
+            layout.EVENT_END: f"{name} ends",
+            layout.EVENT_HEARTBEAT: "heartbeat",
+            layout.EVENT_ITERATION: f"iteration {event.value}",
+        }.get(event.kind)
+        if what is not None:  # else the rank has written over it
+            found.append(((now_ns - event.at_ns) / 1e9, what))
+    return found
+
+
+def _is_busy(pid: int, state: str) -> bool:
+    """Whether the process ran when it was looked at, and does so now."""
+    stat = read_stat(pid)
+    return state == "R" and stat is not None and stat.state == "R"

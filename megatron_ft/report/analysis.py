@@ -1,0 +1,35 @@
+"""Everything that is known of one run, computed once for all the ways to show it. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megatron_ft.report.cycles import RunSummary, summarize_run
+from megatron_ft.report.goodput import Goodput, goodput_of
+from megatron_ft.report.intervals import Interval, intervals_of, timeouts_in_force
+from megatron_ft.report.runs import RunLogs
+from megatron_ft.report.timeline import Timeline, build_timeline
+
+__all__ = ["Analysis", "analyze"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Analysis:
+    """One run; ``goodput`` is None where no iterations were recorded, ``intervals`` is empty without sections."""
+
+    summary: RunSummary
+    timeline: Timeline
+    goodput: Goodput | None
+    intervals: tuple[Interval, ...]
+
+
+def analyze(run: RunLogs) -> Analysis:
+    """All of it."""
+    summary = summarize_run(run)
+    timeline = build_timeline(run, summary)
+    return Analysis(
+        summary=summary,
+        timeline=timeline,
+        goodput=goodput_of(timeline),
+        intervals=tuple(intervals_of(timeline, timeouts_in_force(run))),
+    )

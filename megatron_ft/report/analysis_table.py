@@ -1,0 +1,71 @@
+"""Goodput, and the timeouts beside the observed intervals, for the terminal; needs rich (the extra `report`)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TextIO
+
+from megatron_ft.report.analysis import Analysis
+from megatron_ft.report.goodput import Goodput
+from megatron_ft.report.intervals import Interval
+from megatron_ft.report.table import duration, terminal
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["INTERVAL_COLUMNS", "goodput_line", "interval_row", "print_analysis"]
+
+INTERVAL_COLUMNS = ("section", "timeout", "longest", "of rank", "median", "99 %", "observed", "hangs", "margin")
+_TIGHT = 1.5  # as the update rules of the learned timeouts: less room than this isn't much
+
+
+def goodput_line(goodput: Goodput | None) -> str:
+    """One line; a dash where it isn't known."""
+    if goodput is None:
+        return "goodput -: no iterations were recorded"
+    redone = "" if not goodput.redone else f", {duration(goodput.redone_s)} in {goodput.redone} done twice"
+    return (
+        f"goodput {goodput.share:.1%}: of {duration(goodput.wall_s)}, {duration(goodput.counted_s)} in "
+        f"{goodput.iterations} iterations that counted{redone}, {duration(goodput.down_s)} in failures and restarts"
+    )
+
+
+def interval_row(interval: Interval) -> tuple[str, ...]:
+    """The cells of one timeout, in the order of ``INTERVAL_COLUMNS``; what isn't known is a dash."""
+    margin = interval.margin
+    return (
+        interval.name,
+        duration(interval.timeout_s),
+        duration(interval.longest_s),
+        "-" if interval.longest_rank is None else str(interval.longest_rank),
+        duration(interval.median_s),
+        duration(interval.p99_s),
+        str(interval.count),
+        str(interval.hangs),
+        "-" if margin is None else f"{margin:.1f} x",
+    )
+
+
+def print_analysis(analysis: Analysis, file: TextIO | None = None) -> None:
+    """Draw what comes after the tables of the cycles."""
+    console = terminal(file)
+    console.print(goodput_line(analysis.goodput), markup=False)
+    if analysis.intervals:
+        console.print()
+        console.print(_table(analysis))
+    lost = analysis.timeline.lost
+    if lost:
+        console.print(f"{lost} events were overwritten before a monitor read them; spans around them are left out.")
+
+
+def _table(analysis: Analysis) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title="timeouts beside the observed intervals", title_justify="left", title_style="bold")
+    for index, column in enumerate(INTERVAL_COLUMNS):
+        table.add_column(column, justify="right" if index else "left")
+    for interval in analysis.intervals:
+        tight = interval.margin is not None and interval.margin < _TIGHT
+        # Text: a section's name in square brackets is no markup
+        table.add_row(*(Text(cell, style="red" if tight else "") for cell in interval_row(interval)))
+    return table

@@ -1,0 +1,291 @@
+"""A run as ranks over time: who lived when, in which section, and what happened meanwhile. Pure.
+
+All times are wall ns since the epoch, so that nodes can be put side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from megatron_ft.report.cycles import RunSummary, TimedRecord, records_by_cycle
+from megatron_ft.report.progress import ProgressEvents, join
+from megatron_ft.report.read import Record
+from megatron_ft.report.runs import RunLogs
+from megatron_ft.report.spans import RankSpans, spans_of
+
+__all__ = ["CycleLife", "Evidence", "Hang", "Mark", "Timeline", "Track", "build_timeline"]
+
+_Who = tuple[int, int]  # rank and cycle
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hang:
+    """A verdict that ended a rank; ``section`` is None if no section was open (or by heartbeats)."""
+
+    since_ns: int
+    at_ns: int
+    section: str | None
+    kind: str = "section"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Track:
+    """One rank in one cycle.
+
+    Args:
+        begin_ns, end_ns: the life of its process as far as it is known; ``end_ns`` may be the end of the logs.
+        spans: its sections, indices into ``Timeline.names``; None if its log has no `progress` records.
+        hang: the verdict that ended it; None if there was none, or it was only observed.
+    """
+
+    rank: int
+    cycle: int
+    host: str
+    begin_ns: int
+    end_ns: int
+    spans: RankSpans | None
+    hang: Hang | None
+    lost: int = 0
+
+    def still_open(self) -> list[tuple[int, int]]:
+        """Section and beginning of those that ended with the rank."""
+        return [] if self.spans is None else list(self.spans.still_open)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CycleLife:
+    """When a cycle began and ended; ``text`` is why it ended, "" if it isn't in the logs."""
+
+    number: int
+    begin_ns: int
+    end_ns: int
+    failed: bool
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """Something that happened: ``kind`` is "fault", "verdict", "exit" or "finding"; rank None: all or none."""
+
+    at_ns: int
+    kind: str
+    cycle: int | None
+    rank: int | None
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What a monitor saved before it ended a rank; ``file`` is relative to the log directory."""
+
+    at_ns: int
+    cycle: int | None
+    rank: int | None
+    file: str
+    summary: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline:
+    """One run. ``names`` are those of all sections; ``tracks`` are in the order of cycles, then ranks."""
+
+    summary: RunSummary
+    begin_ns: int
+    end_ns: int
+    names: tuple[str, ...]
+    tracks: tuple[Track, ...]
+    cycles: tuple[CycleLife, ...]
+    marks: tuple[Mark, ...]
+    evidence: tuple[Evidence, ...]
+
+    @property
+    def ranks(self) -> list[int]:
+        """All ranks of which something is known."""
+        return sorted({track.rank for track in self.tracks})
+
+    @property
+    def lost(self) -> int:
+        """Events that no monitor could read in time."""
+        return sum(track.lost for track in self.tracks)
+
+
+def build_timeline(run: RunLogs, summary: RunSummary) -> Timeline:
+    """The timeline of a run; ``summary`` is of the same."""
+    records = run.records()
+    events = _events(run)
+    last_ns = [int(each.at_ns[-1]) for _, each in events.values() if len(each.at_ns)]
+    end_ns = max((*(at for at, _ in records), *last_ns), default=run.opened_wall_ns)
+    cycles = _cycles(records, summary, end_ns)
+    tracks = _tracks(records, events, {cycle.number: cycle for cycle in cycles}, end_ns)
+    names = tuple(dict.fromkeys(name for track in tracks if track.spans is not None for name in track.spans.names))
+    begin_ns = min((*(cycle.begin_ns for cycle in cycles), *(track.begin_ns for track in tracks)), default=None)
+    return Timeline(
+        summary=summary,
+        begin_ns=run.opened_wall_ns if begin_ns is None else begin_ns,
+        end_ns=end_ns,
+        names=names,
+        tracks=tuple(_renumbered(track, names) for track in tracks),
+        cycles=tuple(cycles),
+        marks=tuple(_marks(records)),
+        evidence=tuple(_evidence(records)),
+    )
+
+
+def _events(run: RunLogs) -> dict[_Who, tuple[str, ProgressEvents]]:
+    """The host and the events, in wall time, of each rank and cycle."""
+    offsets = run.wall_offsets_ns()
+    parts: dict[_Who, list[tuple[str, ProgressEvents]]] = {}
+    for log in run.files:
+        for part in log.progress:
+            parts.setdefault((part.rank, part.cycle), []).append((log.host, part))
+    found = {}
+    for who, of in parts.items():
+        host = of[0][0]
+        whole = join([part for at, part in of if at == host])
+        found[who] = (host, replace(whole, at_ns=whole.at_ns + offsets[host]))
+    return found
+
+
+@dataclass
+class _Life:
+    """What the records tell of one rank in one cycle, wall ns."""
+
+    host: str = ""
+    begins: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    hang: Hang | None = None
+
+
+def _lives(records: Iterable[TimedRecord]) -> dict[_Who, _Life]:
+    lives: dict[_Who, _Life] = {}
+    for at, record in records:
+        cycle = record.get("cycle")
+        if not isinstance(cycle, int):
+            continue
+        if record.ev == "cycle_started":
+            for each in record.get("ranks") or []:
+                if isinstance(each, dict) and isinstance(each.get("rank"), int):
+                    lives.setdefault((each["rank"], cycle), _Life(host=record.host)).begins.append(at)
+        rank = record.get("rank")
+        if record.ev not in ("attached", "rank_gone", "rank_exited", "verdict") or not isinstance(rank, int):
+            continue
+        life = lives.setdefault((rank, cycle), _Life(host=record.host))
+        if record.ev == "attached":
+            life.begins.append(at)
+        elif record.ev in ("rank_gone", "rank_exited"):
+            life.ends.append(at)
+        elif not record.get("observed_only") and life.hang is None:
+            shift = at - record.t
+            since, judged = record.get("since_ns"), record.get("at_ns")
+            if isinstance(since, int) and isinstance(judged, int):
+                life.hang = Hang(since_ns=since + shift, at_ns=judged + shift, **_what(record))
+    return lives
+
+
+def _what(record: Record) -> dict[str, Any]:
+    section = record.get("section")
+    return {"section": None if section is None else str(section), "kind": str(record.get("kind"))}
+
+
+def _tracks(
+    records: Sequence[TimedRecord],
+    events: Mapping[_Who, tuple[str, ProgressEvents]],
+    cycles: Mapping[int, CycleLife],
+    end_of_logs_ns: int,
+) -> list[Track]:
+    lives = _lives(records)
+    tracks = []
+    for rank, cycle in sorted({*lives, *events}, key=lambda who: (who[1], who[0])):
+        life = lives.get((rank, cycle), _Life())
+        host, of = events.get((rank, cycle), (life.host, None))
+        seen = [] if of is None or not len(of.at_ns) else [int(of.at_ns[0]), int(of.at_ns[-1])]
+        ended = min(life.ends, default=cycles[cycle].end_ns if cycle in cycles else end_of_logs_ns)
+        begun = min([*life.begins, *seen], default=ended)
+        tracks.append(
+            Track(
+                rank=rank,
+                cycle=cycle,
+                host=host,
+                begin_ns=begun,
+                end_ns=max([ended, begun, *seen]),
+                spans=None if of is None else spans_of(of),
+                hang=life.hang,
+                lost=0 if of is None else of.lost,
+            )
+        )
+    return tracks
+
+
+def _renumbered(track: Track, names: Sequence[str]) -> Track:
+    """The same track with sections as indices into ``names``."""
+    spans = track.spans
+    if spans is None or spans.names == tuple(names):
+        return track
+    numbers = np.array([names.index(name) for name in spans.names] or [0], dtype=np.uint16)
+    closed = replace(spans.closed, sections=numbers[spans.closed.sections])
+    still_open = tuple((int(numbers[section]), at) for section, at in spans.still_open)
+    return replace(track, spans=replace(spans, names=tuple(names), closed=closed, still_open=still_open))
+
+
+def _cycles(records: Sequence[TimedRecord], summary: RunSummary, end_of_logs_ns: int) -> list[CycleLife]:
+    lives = []
+    of_cycle = records_by_cycle(records)
+    for cycle in summary.cycles:
+        mine = of_cycle[cycle.cycle]
+        started = [at for at, record in mine if record.ev == "cycle_started"]
+        ended = [at for at, record in mine if record.ev == "cycle_ended"]
+        lives.append(
+            CycleLife(
+                number=cycle.cycle,
+                begin_ns=min(started or [at for at, _ in mine]),
+                end_ns=max(ended, default=end_of_logs_ns),
+                failed=cycle.outcome == "failed",
+                text=cycle.text or ("" if cycle.outcome == "unknown" else cycle.outcome),
+            )
+        )
+    return lives
+
+
+def _marks(records: Iterable[TimedRecord]) -> Iterable[Mark]:
+    said = set()
+    for at, record in records:
+        rank, cycle = record.get("rank"), record.get("cycle")
+        rank = rank if isinstance(rank, int) else None
+        if record.ev == "fault_injected":
+            yield Mark(at_ns=at, kind="fault", cycle=cycle, rank=rank, text=f"fault injected: {record.get('type')}")
+        elif record.ev == "verdict":
+            yield Mark(at_ns=at, kind="verdict", cycle=cycle, rank=rank, text=_verdict(record.fields))
+        elif record.ev == "rank_exited" and not record.get("by_us") and record.get("exitcode") not in (0, None):
+            code = record.get("exitcode")
+            how = f"killed by signal {-code}" if isinstance(code, int) and code < 0 else f"exited with code {code}"
+            yield Mark(at_ns=at, kind="exit", cycle=cycle, rank=rank, text=f"rank {rank} {how}")
+        elif record.ev == "finding" and (cycle, record.get("text")) not in said:
+            said.add((cycle, record.get("text")))  # every node's launcher may say it
+            yield Mark(at_ns=at, kind="finding", cycle=cycle, rank=rank, text=str(record.get("text")))
+
+
+def _verdict(fields: Mapping[str, object]) -> str:
+    section, elapsed, timeout = fields.get("section"), fields.get("elapsed_s"), fields.get("timeout_s")
+    where = f"in '{section}'" if section else f"({fields.get('kind')})"
+    text = f"rank {fields.get('rank')} hung {where}"
+    if isinstance(elapsed, int | float):
+        text += f" for {elapsed:.1f} s"
+    if isinstance(timeout, int | float):
+        text += f" (timeout {timeout:.1f} s)"
+    return text + (", only observed" if fields.get("observed_only") else "")
+
+
+def _evidence(records: Iterable[TimedRecord]) -> Iterable[Evidence]:
+    for at, record in records:
+        if record.ev == "evidence" and isinstance(record.get("file"), str):
+            yield Evidence(
+                at_ns=at,
+                cycle=record.get("cycle"),
+                rank=record.get("rank"),
+                file=record.get("file"),
+                summary=str(record.get("summary") or ""),
+            )

@@ -1,0 +1,245 @@
+"""`megatron-ft status` beside a real job: what it shows, and what it does when there is nobody to ask."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+from tests.support.launching import ROOT, Launched, Launcher, launcher, wait_until
+
+__all__ = ["launcher"]
+
+TWO = ("--nproc-per-node", "2")
+NAMED = ("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--rdzv-id")
+TIMEOUTS = ("--ft-param-rank_section_timeouts=step:60,save:30", "--ft-param-rank_out_of_section_timeout=50")
+SCRIPT = """
+from megatron_ft import RankMonitorClient
+def until(name):
+    while not os.path.exists(name):
+        time.sleep(0.01)
+say("begun", RANK)
+if RANK == 1:
+    until("attach")
+client = RankMonitorClient()
+client.init_workload_monitoring()
+client.set_iteration(7 + RANK)
+client.start_section("step")
+if RANK == 1:
+    client.start_section("save")
+say("in step", RANK)
+if CYCLE == 0 and RANK == 1:
+    until("crash")
+    os._exit(3)
+until("go")
+client.end_all_sections()
+client.shutdown_workload_monitoring()
+say("closed", RANK)
+until("end")
+"""
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "megatron_ft.report.cli", "status", *words]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+def status(*words: str) -> subprocess.CompletedProcess[str]:
+    return run(command(*words))
+
+
+def python_code(code: str, *words: str) -> subprocess.CompletedProcess[str]:
+    return run([sys.executable, "-c", code, *words])
+
+
+def run(words: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=60, check=False)
+
+
+def job_of(launched: Launched) -> dict[str, Any]:
+    shown = status("--json", "--pid", str(launched.process.pid))
+    assert (shown.returncode, shown.stderr) == (0, "")
+    (job,) = json.loads(shown.stdout)["jobs"]
+    assert isinstance(job, dict)
+    return job
+
+
+def states(launched: Launched) -> list[str]:
+    return [rank["state"] for rank in job_of(launched)["ranks"]]
+
+
+def touch(launched: Launched, *names: str) -> None:
+    for name in names:
+        (launched.directory / name).touch()
+
+
+def finish(launched: Launched) -> None:
+    touch(launched, "go", "end")
+    assert launched.wait().code == 0
+
+
+def test_a_job_from_its_start_to_its_end(launcher: Launcher) -> None:
+    name = f"look-at-me-{os.getpid()}"  # another copy of this test may run beside this one
+    launched = launcher.start(SCRIPT, *TWO, *TIMEOUTS, "--max-restarts=2", *NAMED, name)
+    launched.wait_for("^in step 0")
+    launched.wait_for("^begun 1")
+    assert states(launched) == ["running", "not_attached"]
+    touch(launched, "attach")
+    launched.wait_for("^in step 1")
+
+    job = job_of(launched)
+    assert (job["run_id"], job["launcher_pid"]) == (name, launched.process.pid)
+    assert (job["phase"], job["cycle"], job["restarts_left"], job["max_restarts"]) == ("running", 0, 2, 2)
+    assert (job["log_dir"], job["world_size"], job["nodes"]) == (str(launched.log_dir), 2, 1)
+    assert job["last_cause"] is None
+    first, second = job["ranks"]
+    assert (first["rank"], first["state"], first["iteration"]) == (0, "running", 7)
+    assert [section["name"] for section in first["sections"]] == ["step"]
+    assert [section["name"] for section in second["sections"]] == ["step", "save"]
+    assert 0 < first["sections"][0]["open_s"] < job["uptime_s"]
+    use = second["timeout"]
+    assert (use["kind"], use["section"], use["timeout_s"]) == ("section", "save", 30.0)
+    assert 0 < use["share"] == use["used_s"] / 30 < 1
+
+    shown = status("--once", "--job", name)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert f"job {name}  ft_launcher {launched.process.pid}, up " in shown.stdout
+    assert re.search(r"^cycle 0 running for [\d.]+ s, 2 ranks, 2 of 2 restarts left$", shown.stdout, re.MULTILINE)
+    assert re.search(r"^ +0 +step +[\d.]+ s +7 .* % of 1 min 00 s +running *$", shown.stdout, re.MULTILINE)
+    assert re.search(r"^ +1 +step > save +[\d.]+ s +8 .* % of 30 s +running *$", shown.stdout, re.MULTILINE)
+    # a pipe is no terminal: without --once it ends, too
+    assert status("--pid", str(launched.process.pid)).returncode == 0
+
+    os.kill(first["pid"], signal.SIGSTOP)
+    wait_until(lambda: states(launched) == ["stopped", "running"], 10)
+    os.kill(first["pid"], signal.SIGCONT)
+    touch(launched, "crash")
+    launched.wait_for("^in step 1", count=2)
+    job = job_of(launched)
+    assert (job["cycle"], job["phase"], job["restarts_left"]) == (1, "running", 1)
+    assert (job["last_cause"]["cycle"], job["last_cause"]["rank"]) == (0, 1)
+    assert job["last_cause"]["text"].startswith("rank 1 exited with code 3")
+    touch(launched, "go")
+    launched.wait_for("^closed", count=2)
+    assert states(launched) == ["closing", "closing"]
+    finish(launched)
+
+
+def test_nobody_to_look_at() -> None:
+    # other tests may run jobs beside this one, so that a job of that name is asked for, or of a user without any
+    nobody = status("--pid", "1")
+    assert nobody.returncode == 2
+    assert nobody.stderr.startswith("megatron-ft: error: no ft_launcher of yours on this node has --pid 1")
+    code = (
+        "import sys, megatron_ft.report.status as status; from megatron_ft.report.cli import main;"
+        "status.find_jobs = list; sys.exit(main(sys.argv[1:]))"
+    )
+    for words, out in ((("--once",), ""), ((), ""), (("--json",), '{\n  "jobs": []\n}\n')):
+        shown = python_code(code, "status", *words)
+        assert (shown.returncode, shown.stdout) == (1, out)
+        assert shown.stderr == "megatron-ft: no ft_launcher of yours runs on this node\n"
+
+
+def test_scripts_need_no_rich_and_others_are_told() -> None:
+    code = (
+        "import sys; sys.modules['rich'] = None; import megatron_ft.report.status as status;"
+        "from megatron_ft.report.cli import main; status.find_jobs = list; sys.exit(main(sys.argv[1:]))"
+    )
+    for word, exit_code, line in (
+        ("--json", 1, "megatron-ft: no ft_launcher of yours runs on this node\n"),
+        ("--once", 2, "megatron-ft: error: "),
+    ):
+        shown = python_code(code, "status", word)
+        assert (shown.returncode, shown.stderr.count("\n")) == (exit_code, 1)
+        assert shown.stderr.startswith(line)
+    assert "pip install 'megatron-ft[report]'" in shown.stderr
+
+
+def test_a_stopped_launcher_is_told_in_one_line_and_in_time(launcher: Launcher) -> None:
+    launched = launcher.start(SCRIPT, *TIMEOUTS, *NAMED, "asleep")
+    launched.wait_for("^in step")
+    launched.signal(signal.SIGSTOP)
+    try:
+        for how in ("--once", "--json"):
+            began = time.monotonic()
+            shown = status(how, "--pid", str(launched.process.pid))
+            assert time.monotonic() - began < 15  # 2 s, and the start of an interpreter on a loaded machine
+            assert shown.returncode == 1
+            assert shown.stderr == f"megatron-ft: ft_launcher {launched.process.pid}, job asleep, is stopped\n"
+        assert json.loads(shown.stdout) == {"jobs": []}
+    finally:
+        launched.signal(signal.SIGCONT)
+    finish(launched)
+
+
+class Terminal:
+    """A live view in a terminal of its own."""
+
+    def __init__(self, *words: str) -> None:
+        self.main, theirs = pty.openpty()
+        env = {**environment(), "COLUMNS": "120", "LINES": "40", "TERM": "xterm"}
+        self.process = subprocess.Popen(
+            command(*words), env=env, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+        )
+        os.close(theirs)
+        self.text = ""
+
+    def wait_for(self, pattern: str, timeout_s: float = 30.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        self.text = ""
+        while not re.search(pattern, self.text):
+            assert time.monotonic() < deadline, f"no {pattern!r} in {self.text[-3000:]}"
+            self._read(0.1)
+
+    def wait(self) -> int:
+        """Until it has ended; its exit code."""
+        deadline = time.monotonic() + 30
+        while self.process.poll() is None:
+            assert time.monotonic() < deadline, self.text
+            self._read(0.1)
+        self._read(0.1)
+        os.close(self.main)
+        return self.process.returncode
+
+    def _read(self, wait_s: float) -> None:
+        if select.select([self.main], [], [], wait_s)[0]:
+            try:
+                self.text += os.read(self.main, 1 << 16).decode(errors="replace")
+            except OSError:
+                time.sleep(wait_s)  # nobody is at the other end any more
+
+
+def test_the_live_view_follows_the_job_and_ends_with_it_or_before(launcher: Launcher) -> None:
+    launched = launcher.start(SCRIPT, *TWO, *TIMEOUTS, "--max-restarts=2", *NAMED, "live")
+    touch(launched, "attach")
+    launched.wait_for("^in step", count=2)
+    pid = str(launched.process.pid)
+    stays, leaves = Terminal("--pid", pid), Terminal("--pid", pid)
+    for terminal in (stays, leaves):
+        terminal.wait_for("cycle 0 running for")
+    leaves.process.send_signal(signal.SIGINT)
+    assert leaves.wait() == 0
+    assert "Traceback" not in leaves.text
+    touch(launched, "crash")
+    stays.wait_for(r"cycle 1 running for .*\r\n.*cycle 0 ended: rank 1 exited with code 3")
+    stays.wait_for(r"(?s)step > save .*running")
+    launched.signal(signal.SIGSTOP)
+    try:
+        stays.wait_for(f"ft_launcher {pid}, job live, is stopped: ")
+    finally:
+        launched.signal(signal.SIGCONT)
+    touch(launched, "go")
+    stays.wait_for("monitoring ended")
+    finish(launched)
+    assert stays.wait() == 0
+    assert f"job live: ft_launcher {pid} has ended" in stays.text

@@ -1,0 +1,146 @@
+"""Who did it, and where: the short form of ``make verdicts``, and what stays behind as evidence."""
+
+from __future__ import annotations
+
+import json
+import socket
+import stat
+from typing import Any
+
+import pytest
+
+from tests.support.launching import Launched, Launcher, launcher
+from tests.support.nodes import meeting_place
+from tests.verdicts.campaign import CRASHES, HANGS, KINDS, Fault, Verdict, arguments, draw, read_verdicts
+
+__all__ = ["launcher"]
+
+SEED = 17
+BOUND_S = 2.0
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """One job of 4 ranks that meets each kind of fault once: its launch, and a verdict for each of them."""
+    launcher = Launcher(tmp_path_factory.mktemp("verdicts"))
+    faults = draw(KINDS, 1, SEED)
+    try:
+        launched = launcher.start(arguments(faults, launcher.directory))
+        finished = launched.wait(110)
+        assert finished.code == 0, finished.err
+        launched.assert_nothing_left()
+        yield launched, read_verdicts(faults, launched.log_dir)
+    finally:
+        for launched in launcher.launches:
+            launched.destroy()
+
+
+def evidence(launched: Launched, cycle: int) -> dict[int, dict[str, Any]]:
+    """By rank."""
+    documents = [
+        json.loads(path.read_text()) for path in (launched.log_dir / "evidence").glob(f"*-cycle{cycle}-*.json")
+    ]
+    return {document["rank"]: document for document in documents}
+
+
+def test_every_fault_is_blamed_on_its_rank_and_frame(job: tuple[Launched, list[Verdict]]) -> None:
+    _, verdicts = job
+    wrong = [verdict for verdict in verdicts if not verdict.is_right or verdict.frame_is_right is False]
+    assert wrong == []
+
+
+def test_a_hang_leaves_evidence_on_every_rank(job: tuple[Launched, list[Verdict]]) -> None:
+    launched, verdicts = job
+    for cycle, verdict in enumerate(verdicts[: len(HANGS)]):
+        documents = evidence(launched, cycle)
+        assert documents.keys() == {0, 1, 2, 3}
+        culprit = documents[verdict.fault.rank]
+        assert culprit["frame"].endswith(f"fault_{verdict.fault.kind}")
+        assert any(thread["main"] for thread in culprit["stacks"]["threads"])
+        others = [document for rank, document in documents.items() if rank != verdict.fault.rank]
+        assert all(document["in_flight"] or document["waits_in"] for document in others), others
+
+
+def test_a_crash_leaves_evidence_on_the_rank_that_did_it(job: tuple[Launched, list[Verdict]]) -> None:
+    launched, verdicts = job
+    for cycle, verdict in list(enumerate(verdicts))[len(HANGS) :]:
+        document = evidence(launched, cycle)[verdict.fault.rank]
+        assert document["iteration"] == verdict.fault.iteration
+        assert document["exitcode"] == {"killed": -9, "exception": 1, "segfault": -11, "exit": 3}[verdict.fault.kind]
+        assert ("ValueError: the batch is empty" in document["exception"]) == (verdict.fault.kind == "exception")
+        assert ("in fault_segfault" in document["fatal_error"]) == (verdict.fault.kind == "segfault")
+        # an exception leaves the section, on its way to the end of the process
+        left = [] if verdict.fault.kind == "exception" else ["step"]
+        assert [section["name"] for section in document["board"]["open_sections"]] == left
+    assert len(CRASHES) == 4
+
+
+def test_collecting_is_bounded_and_never_keeps_a_hung_rank_alive(job: tuple[Launched, list[Verdict]]) -> None:
+    _, verdicts = job
+    for verdict in verdicts[: len(HANGS)]:
+        assert max(verdict.collected_s) <= BOUND_S
+        assert verdict.kill_after_s is not None
+        assert verdict.kill_after_s <= BOUND_S + 2.0  # a loaded machine
+
+
+def test_evidence_is_for_its_owner_and_for_people(job: tuple[Launched, list[Verdict]]) -> None:
+    launched, verdicts = job
+    directory = launched.log_dir / "evidence"
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in directory.iterdir()} == {0o600}
+    told = {event["file"] for event in launched.events("evidence", "monitor") + launched.events("evidence")}
+    assert {launched.log_dir / name for name in told} == set(directory.glob("*.txt"))
+    page = next(directory.glob(f"rank{verdicts[1].fault.rank}-cycle1-*.txt")).read_text()
+    for words in ("in job.py:", "section:      step, open for", "main thread (innermost call first, by faulthandler):"):
+        assert words in page
+
+
+def test_a_section_s_events_are_in_the_log(job: tuple[Launched, list[Verdict]]) -> None:
+    """Batch by batch, all of a cycle that ended well."""
+    launched, verdicts = job
+    records = [r for r in launched.events("progress", "monitor") if (r["cycle"], r["rank"]) == (len(verdicts), 0)]
+    iterations = [number for record in records for number in record["iterations"]]
+    assert iterations == list(range(12))
+    codes = [code for record in records for code in record["code"]]
+    names = records[0]["names"]
+    assert codes.count(1 << 8 | names.index("step")) == codes.count(2 << 8 | names.index("step")) == 12
+    assert sum(record["lost"] for record in records) == 0
+
+
+def test_the_launchers_of_two_nodes_tell_the_same_cause(launcher: Launcher) -> None:
+    """Whichever node's monitor was first: the evidence of both is put together."""
+    faults = [Fault(kind=kind, rank=rank, iteration=2) for kind, rank in (("sleep", 3), ("exception", 0), ("gil", 1))]
+    options = [*meeting_place("--nnodes=2"), *arguments(faults, launcher.directory, nodes=2)]
+    nodes = [launcher.start(options) for _ in range(2)]
+    ended = [node.wait() for node in nodes]
+    assert [finished.code for finished in ended] == [0, 0], ended
+    for node in nodes:
+        causes = [event["cause"] for event in node.events("cycle_ended") if event["cause"]]
+        assert [cause["rank"] for cause in causes] == [3, 0, 1]
+        assert [cause["kind"] for cause in causes] == ["hang", "crash", "hang"]
+    for cycle, rank in ((0, 3), (2, 1)):
+        lines = {line for finished in ended for line in finished.lines if line.startswith(f"cycle {cycle} ended")}
+        assert len(lines) == 1, lines
+        assert f"rank {rank} ({socket.gethostname()}) hung in 'step'" in lines.pop()
+
+
+def test_observing_only_signals_nobody_and_still_tells(launcher: Launcher) -> None:
+    script = """
+from megatron_ft import RankMonitorClient
+client = RankMonitorClient()
+client.init_workload_monitoring()
+client.start_section("step")
+deadline = time.monotonic() + 30
+while not os.path.exists("seen") and time.monotonic() < deadline:
+    time.sleep(0.05)
+client.end_section("step")
+client.shutdown_workload_monitoring()
+"""
+    launched = launcher.start(script, "--ft-observe-only", "--ft-param-rank_section_timeouts=step:0.5")
+    launched.wait_for("would have been ended")
+    (launched.directory / "seen").touch()
+    assert launched.wait().code == 0
+    (document,) = evidence(launched, 0).values()
+    assert document["section"] == "step"
+    assert document["stacks"]["threads"] == [] or document["stacks"]["source"] == "py-spy"
+    assert launched.events("signalled", "monitor") == []

@@ -1,0 +1,238 @@
+"""Event logs of a job that never ran, with as many ranks and steps as wanted; `python -m ... DIR RANKS STEPS` too."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Fault", "GeneratedJob", "progress_record", "write_job"]
+
+S = 1_000_000_000
+NAMES = ["setup", "step", "checkpointing", "write shards"]
+SETUP, STEP, CHECKPOINT, SHARDS = range(4)
+START, END, HEARTBEAT, ITERATION = 1, 2, 3, 4
+TIMEOUTS = {"setup": 60.0, "step": 5.0, "checkpointing": 20.0, "write shards": 18.0}
+
+Event = tuple[int, int, int]
+"""ns on the host's clock, kind, and the section or the iteration's number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """In that cycle, the rank hangs in (or is killed at) that iteration."""
+
+    cycle: int
+    rank: int
+    iteration: int
+    kind: str = "hang"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratedJob:
+    """Times are in seconds; every ``checkpoint_every`` iterations there is a checkpoint, from which a cycle resumes."""
+
+    ranks: int = 4
+    steps: int = 60
+    ranks_per_node: int = 8
+    step_s: float = 0.5
+    batch_s: float = 5.0
+    checkpoint_every: int = 20
+    faults: tuple[Fault, ...] = ()
+    seed: int = 0
+    sections: tuple[str, ...] = tuple(NAMES)
+    lost_before_batch: int | None = None
+
+    def host(self, rank: int) -> str:
+        return f"node-{rank // self.ranks_per_node}"
+
+
+def progress_record(rank: int, cycle: int, names: list[str], from_ns: int, events: list[Event], lost: int = 0) -> Any:
+    """One `progress` record as a monitor writes it."""
+    at_us = [0, *((at - from_ns) // 1000 for at, _, _ in events)]
+    return {
+        "t": (events[-1][0] if events else from_ns) + S,
+        "ev": "progress",
+        "rank": rank,
+        "cycle": cycle,
+        "names": names,
+        "from_ns": from_ns,
+        "dt_us": [b - a for a, b in itertools.pairwise(at_us)],
+        "code": [kind * 256 + (0 if kind >= HEARTBEAT else what) for _, kind, what in events],
+        "iterations": [what for _, kind, what in events if kind == ITERATION],
+        "lost": lost,
+    }
+
+
+def write_job(directory: Path, job: GeneratedJob) -> None:
+    """Write the logs of launchers and monitors of a whole run."""
+    boot_ns = {job.host(rank): (1000 + 77 * rank) * S for rank in range(0, job.ranks, job.ranks_per_node)}
+    plan = list(_cycles(job))
+    for host, boot in boot_ns.items():
+        _write(directory, job, "launcher", host, "", boot, _launcher_records(job, host, boot, plan))
+    for rank in range(job.ranks):
+        host = job.host(rank)
+        records = _monitor_records(job, rank, boot_ns[host], plan)
+        _write(directory, job, "monitor", host, f"local{rank % job.ranks_per_node}", boot_ns[host], records)
+    for fault in job.faults:
+        if fault.kind == "hang":
+            path = directory / evidence_file(job, fault)
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(f"rank {fault.rank} is stopped\n  data_loader.py:88 next_batch <b>&</b>\n" * 12)
+
+
+def evidence_file(job: GeneratedJob, fault: Fault) -> str:
+    """Relative to the directory."""
+    return f"evidence/rank{fault.rank}-cycle{fault.cycle}-{job.host(fault.rank)}-{5000 + fault.rank}.txt"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Cycle:
+    """Times are seconds since the start of the run."""
+
+    number: int
+    start: float
+    first: int
+    last: int
+    stops: float
+    ends: float
+    fault: Fault | None
+
+
+def _cycles(job: GeneratedJob) -> Iterator[_Cycle]:
+    start, first = 0.5, 0
+    for number in range(len(job.faults) + 1):
+        fault = next((fault for fault in job.faults if fault.cycle == number), None)
+        last = job.steps - 1 if fault is None else fault.iteration
+        checkpoints = (last + 1 if fault is None else last) // job.checkpoint_every - first // job.checkpoint_every
+        stops = start + 3.0 + (last - first + 0.5) * job.step_s + checkpoints * 3 * job.step_s
+        if fault is None:
+            stops += 0.5 * job.step_s
+        noticed = stops + (TIMEOUTS["step"] if fault is not None and fault.kind == "hang" else 0.05)
+        yield _Cycle(number=number, start=start, first=first, last=last, stops=stops, ends=noticed + 0.3, fault=fault)
+        if fault is None:
+            return
+        start, first = noticed + 0.8, last // job.checkpoint_every * job.checkpoint_every
+
+
+def _cause(job: GeneratedJob, cycle: _Cycle) -> dict[str, Any] | None:
+    if cycle.fault is None:
+        return None
+    rank, hang = cycle.fault.rank, cycle.fault.kind == "hang"
+    hung = f"rank {rank} hung in '{job.sections[STEP]}' for 5.0 s (timeout 5.0 s)"
+    text = hung if hang else f"rank {rank} killed by SIGKILL"
+    return {"rank": rank, "kind": "hang" if hang else "signal", "text": text}
+
+
+def _launcher_records(job: GeneratedJob, host: str, boot: int, plan: list[_Cycle]) -> Iterator[dict[str, Any]]:
+    ranks = [rank for rank in range(job.ranks) if job.host(rank) == host]
+    pids = [{"rank": rank, "local_rank": rank % job.ranks_per_node, "pid": 5000 + rank} for rank in ranks]
+    for cycle in plan:
+        began = {"cycle": cycle.number, "ranks": pids, "world_size": job.ranks}
+        yield {"t": boot + int(cycle.start * S), "ev": "cycle_started", **began}
+        end = boot + int(cycle.ends * S)
+        for rank in ranks:
+            guilty = cycle.fault is not None and cycle.fault.rank == rank and cycle.fault.kind != "hang"
+            code = 0 if cycle.fault is None else -9
+            exited = {"cycle": cycle.number, "rank": rank, "exitcode": code, "by_us": bool(code) and not guilty}
+            yield {"t": end - (S // 4 if guilty else S // 10), "ev": "rank_exited", **exited}
+        if cycle.fault is not None:
+            waiting = [rank for rank in range(job.ranks) if rank != cycle.fault.rank][:16]
+            text = f"rank {cycle.fault.rank} stopped first; {job.ranks - 1} others wait in all_reduce"
+            finding = {"cycle": cycle.number, "rank": cycle.fault.rank, "candidates": [cycle.fault.rank]}
+            yield {"t": end - S // 20, "ev": "finding", **finding, "text": text, "waiting": waiting}
+        outcome = "succeeded" if cycle.fault is None else "failed"
+        ended = {"cycle": cycle.number, "outcome": outcome, "cause": _cause(job, cycle), "iteration": cycle.last}
+        yield {"t": end, "ev": "cycle_ended", **ended}
+    yield {"t": boot + int((plan[-1].ends + 0.1) * S), "ev": "run_ended", "exit_code": 0}
+
+
+def _monitor_records(job: GeneratedJob, rank: int, boot: int, plan: list[_Cycle]) -> Iterator[dict[str, Any]]:
+    for cycle in plan:
+        who = {"rank": rank, "cycle": cycle.number}
+        begin = boot + int((cycle.start + 0.4) * S)
+        yield {"t": begin, "ev": "attached", **who, "pid": 5000 + rank}
+        sections = {name: TIMEOUTS[known] for name, known in zip(job.sections, NAMES, strict=True)}
+        yield {"t": begin, "ev": "timeouts", **who, "sections": sections, "out_of_section": 10.0, "heartbeat": None}
+        events = [event for event in _events(job, rank, boot, cycle) if event[0] < boot + int(cycle.ends * S)]
+        starts = [at for at, kind, _ in events if kind == ITERATION]
+        if starts:
+            yield {"t": starts[0] + S, "ev": "first_iteration", **who, "iteration": cycle.first, "at_ns": starts[0]}
+        yield from _batches(job, rank, cycle.number, begin, events)
+        end = boot + int((cycle.ends - 0.1) * S)
+        if cycle.fault is not None and cycle.fault.rank == rank:
+            yield from _hung(job, cycle, rank, events[-1][0])
+        yield {"t": end, "ev": "detached" if cycle.fault is None else "rank_gone", **who, "iteration": cycle.last}
+
+
+def _hung(job: GeneratedJob, cycle: _Cycle, rank: int, since: int) -> Iterator[dict[str, Any]]:
+    assert cycle.fault is not None
+    if cycle.fault.kind != "hang":
+        return
+    who = {"rank": rank, "cycle": cycle.number}
+    at = since + int(TIMEOUTS["step"] * S)
+    times = {"since_ns": since, "at_ns": at, "elapsed_s": 5.0, "timeout_s": 5.0, "observed_only": False}
+    yield {"t": at, "ev": "verdict", **who, "kind": "section", "section": job.sections[STEP], **times}
+    file = evidence_file(job, cycle.fault)
+    summary = f"rank {rank} is in next_batch (data_loader.py:88), a poll that never returns"
+    yield {"t": at + S // 20, "ev": "evidence", **who, "file": file, "summary": summary}
+
+
+def _events(job: GeneratedJob, rank: int, boot: int, cycle: _Cycle) -> Iterator[Event]:
+    """What the rank's board saw; a rank that hangs or waits for one that does never ends its step."""
+    chance = random.Random(f"{job.seed} {rank} {cycle.number}")
+    base = boot + int((cycle.start + 0.5) * S)
+    yield base, START, SETUP
+    yield base + 2 * S + chance.randrange(S // 4), END, SETUP
+    at = base + int(2.5 * S)
+    for iteration in range(cycle.first, cycle.last + 1):
+        yield at, ITERATION, iteration
+        begin = at + int(chance.uniform(0.01, 0.03) * job.step_s * S)
+        yield begin, START, STEP
+        if cycle.fault is not None and iteration == cycle.fault.iteration:
+            return
+        at += int(job.step_s * S)
+        yield at - int(chance.uniform(0.02, 0.3) * job.step_s * S), END, STEP
+        if (iteration + 1) % job.checkpoint_every == 0:
+            long = int(3 * job.step_s * S)
+            yield at, START, CHECKPOINT
+            yield at + long // 10, START, SHARDS
+            yield at + int(long * chance.uniform(0.7, 0.9)), END, SHARDS
+            yield at + int(long * 0.95), END, CHECKPOINT
+            at += long
+
+
+def _batches(job: GeneratedJob, rank: int, cycle: int, begin: int, events: list[Event]) -> Iterator[dict[str, Any]]:
+    names, last, batch, number = list(job.sections), begin, list[Event](), 0
+    for event in [*events, None]:
+        if event is None or (batch and event[0] - last > job.batch_s * S):
+            lost = 0
+            if job.lost_before_batch is not None and number == job.lost_before_batch:
+                lost, batch = len(batch) // 2, batch[len(batch) // 2 :]
+            yield progress_record(rank, cycle, names, last, batch, lost)
+            last, batch, number = batch[-1][0] if batch else last, [], number + 1
+        if event is not None:
+            batch.append(event)
+
+
+def _write(
+    directory: Path, job: GeneratedJob, role: str, host: str, name: str, boot: int, records: Iterator[dict[str, Any]]
+) -> None:
+    wall = 1_790_000_000 * S
+    header = {"t": boot, "ev": "log_opened", "schema": 1, "role": role, "host": host, "pid": 7, "run_id": "generated"}
+    path = directory / f"{role}-{host}-{name}-{wall}.jsonl"
+    with path.open("w") as file:
+        for record in [{**header, "wall_ns": wall}, *records]:
+            file.write(json.dumps(record, separators=(",", ":")) + "\n")
+
+
+if __name__ == "__main__":
+    into, ranks, steps = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    into.mkdir(parents=True, exist_ok=True)
+    half = Fault(cycle=0, rank=ranks // 3, iteration=steps * 6 // 10 + 3)
+    write_job(into, GeneratedJob(ranks=ranks, steps=steps, faults=(half,), checkpoint_every=max(5, steps // 20)))

@@ -1,0 +1,71 @@
+"""Boards and facts of a job for tests of `megatron-ft status`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from megatron_ft.core.board_layout import BoardSnapshot, SectionView
+from megatron_ft.core.job_facts import JobFacts, LastCause, Phase, RankFacts
+
+S = 1_000_000_000
+START = 1000 * S
+NOW = START + 100 * S
+
+
+def snapshot(**changes: Any) -> BoardSnapshot:
+    """A rank that has been out of section for 1 s, of 8 s that it may."""
+    values: dict[str, Any] = {
+        "cycle": 0,
+        "start_ns": START,
+        "iteration": 12,
+        "iterations_seen": 12,
+        "first_iteration": 0,
+        "first_iteration_at_ns": START + S,
+        "heartbeats": 0,
+        "last_heartbeat_ns": 0,
+        "last_transition_ns": NOW - S,
+        "closing": False,
+        "last_look_ns": NOW,
+        "next_look_ns": NOW,
+        "timeouts_version": 1,
+        "initial_heartbeat_timeout_ns": 3600 * S,
+        "heartbeat_timeout_ns": 2700 * S,
+        "heartbeat_flags": 0,
+        "out_of_section_timeout_ns": 8 * S,
+        "warmup_iterations": 0,
+        "epoch": 0,
+        "ring_head": 0,
+        "rank": 5,
+        "pid": 77,
+        "sections": (SectionView("step", 0, 3, 10 * S), SectionView("save", 0, 1, 40 * S)),
+    }
+    return BoardSnapshot(**{**values, **changes})
+
+
+def rank_facts(**changes: Any) -> RankFacts:
+    """Rank 5, which runs and has a board."""
+    values: dict[str, Any] = {"rank": 5, "local_rank": 1, "pid": 77, "exit_code": None, "hung": False, "board": 9}
+    return RankFacts(**{**values, **changes})
+
+
+def job_facts(*ranks: RankFacts, **changes: Any) -> JobFacts:
+    """A job in its second cycle."""
+    values: dict[str, Any] = {
+        "run_id": "demo",
+        "launcher_pid": 70,
+        "log_dir": "/logs",
+        "started_ns": START - 5 * S,
+        "phase": Phase.RUNNING,
+        "cycle": 1,
+        "cycle_started_ns": START,
+        "nodes": 1,
+        "world_size": 2,
+        "max_restarts": 3,
+        "restarts_left": 2,
+        "observe_only": False,
+        "paused_since_ns": None,
+        "pauses": (),
+        "last_cause": LastCause(cycle=0, text="rank 1 hung", rank=1, kind="hang"),
+        "ranks": ranks,
+    }
+    return JobFacts(**{**values, **changes})

@@ -1,0 +1,298 @@
+"""Collecting evidence from a process, whatever state it is in: bounded, and without a signal it isn't ready for."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatron_ft.core.evidence_text import evidence_text
+from megatron_ft.core.last_words import last_words
+from megatron_ft.core.monitor_state import HangKind, Verdict
+from megatron_ft.core.rank_note import RankNote
+from megatron_ft.ipc.board import Board, BoardTimeouts, create_memory
+from megatron_ft.ipc.evidence_files import write_evidence
+from megatron_ft.ipc.monitor_process import AttachedRank
+from megatron_ft.ipc.processes import read_stat, wait_gone
+from megatron_ft.monitor import py_spy
+from megatron_ft.monitor.evidence import collect
+from tests.support.launching import ROOT, wait_until
+
+BOUND_S = 2.0
+SCRIPT = """
+import ctypes, os, signal, sys, threading, time
+sys.path.insert(0, {root!r})
+from megatron_ft.ipc.board import Board
+from megatron_ft.rank.witness import Witness
+board, stack_fd, ask_fd = Board(int(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3])
+witness = Witness()
+def begin():
+    witness.begin(board, stack_fd, ask_fd)
+    ready()
+def ready():
+    os.write(int(sys.argv[4]), b"x")
+def sleeping():
+    time.sleep(100)
+def spinning():
+    while True:
+        pass
+def holding():
+    ctypes.PyDLL(None).poll(None, 0, 100_000)
+    ctypes.PyDLL(None).poll(None, 0, 100_000)
+"""
+
+
+@dataclass
+class Subject:
+    process: subprocess.Popen[bytes]
+    attached: AttachedRank
+    board: Board
+
+    def collect(
+        self, *, passive: bool = False, bound_s: float = BOUND_S, verdict: Verdict | None = None
+    ) -> tuple[RankNote, dict[str, Any]]:
+        deadline_ns = time.monotonic_ns() + round(bound_s * 1e9)
+        return collect(
+            self.attached,
+            self.board,
+            self.board.snapshot(),
+            verdict,
+            local_rank=0,
+            passive=passive,
+            deadline_ns=deadline_ns,
+        )
+
+    def written(self) -> str:
+        return os.pread(self.attached.stack_fd, 1 << 20, 0).decode()
+
+
+class Subjects:
+    """Starts processes with a witness, as a monitor would have it; ends them."""
+
+    def __init__(self) -> None:
+        self.all: list[Subject] = []
+
+    def start(self, body: str) -> Subject:
+        board_fd, stack_fd = create_memory(), os.memfd_create("stacks")
+        board = Board(board_fd)
+        timeouts = BoardTimeouts(None, None, 0, {"step": 1.0}, None)
+        board.initialise(cycle=0, rank=3, pid=0, start_ns=time.monotonic_ns(), warmup_iterations=0, timeouts=timeouts)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ready, tell = os.pipe()
+        fds = (board_fd, stack_fd, theirs.fileno(), tell)
+        command = [sys.executable, "-c", SCRIPT.format(root=str(ROOT)) + body, *map(str, fds)]
+        process = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        theirs.close()
+        os.close(tell)
+        pidfd = os.pidfd_open(process.pid)
+        wake_fd = os.eventfd(0)
+        subject = Subject(
+            process, AttachedRank(board_fd, wake_fd, pidfd, stack_fd, ours.detach(), process.pid, 3, 0), board
+        )
+        self.all.append(subject)
+        poller = select.poll()
+        poller.register(ready, select.POLLIN)
+        assert poller.poll(30_000)
+        assert os.read(ready, 1) == b"x", "the subject didn't get ready"
+        os.close(ready)
+        time.sleep(0.1)  # it is a call or two away from where it shall be
+        return subject
+
+    def end(self) -> None:
+        for subject in self.all:
+            subject.process.kill()
+            subject.process.wait()
+            subject.board.close()
+            for fd in subject.attached.fds:
+                os.close(fd)
+
+
+@pytest.fixture
+def subjects() -> Iterator[Subjects]:
+    factory = Subjects()
+    yield factory
+    factory.end()
+
+
+def functions(document: dict[str, Any]) -> list[str]:
+    """Of the main thread, innermost first."""
+    return [frame[2] for thread in document["stacks"]["threads"] if thread["main"] for frame in thread["frames"]]
+
+
+@pytest.mark.parametrize("what", ["sleeping", "spinning"])
+def test_where_a_rank_is_in_python(subjects: Subjects, what: str) -> None:
+    note, document = subjects.start(f"begin(); {what}()").collect()
+    assert functions(document)[:1] == [what]
+    assert note.frame.endswith(f" {what}")
+    assert note.has_collectives  # it told that it has none
+    assert note.is_busy == (what == "spinning")
+    assert not document["missing"] or "torch.distributed isn't imported" in document["missing"][0]
+
+
+def test_a_rank_that_holds_the_lock_writes_its_stack_and_tells_no_collectives(subjects: Subjects) -> None:
+    began = time.monotonic()
+    note, document = subjects.start("begin(); holding()").collect()
+    assert time.monotonic() - began < BOUND_S + 1.0
+    assert functions(document)[:1] == ["holding"]
+    assert not note.has_collectives
+    assert "didn't answer" in document["missing"][0]
+
+
+def test_a_stopped_rank_is_read_where_it_was_stopped_and_stays_so(subjects: Subjects) -> None:
+    subject = subjects.start("begin(); os.kill(os.getpid(), signal.SIGSTOP); spinning()")
+    note, document = subject.collect()
+    assert note.is_stopped
+    assert functions(document) == ["<module>"]
+    wait_until(lambda: (stat := read_stat(subject.attached.pid)) is not None and stat.state == "T", 5.0)
+
+
+def test_a_hung_rank_that_the_signal_wakes_gets_no_further(subjects: Subjects) -> None:
+    """It would train on, and so would those that wait for it, while they are looked at."""
+    subject = subjects.start("begin(); signal.pause(); spinning()")
+    verdict = Verdict(HangKind.SECTION, "step", 1, 2, 3, None, ("step",))
+    _, document = subject.collect(verdict=verdict)
+    assert functions(document) == ["<module>"]
+    wait_until(lambda: (stat := read_stat(subject.attached.pid)) is not None and stat.state == "T", 5.0)
+
+
+def test_a_rank_without_a_handler_gets_no_signal(subjects: Subjects) -> None:
+    """A real-time signal that nobody handles ends a process."""
+    subject = subjects.start("ready(); sleeping()")
+    for number in (0, 1, signal.SIGRTMIN + 5, 2**63):
+        subject.board.words[25] = number
+        note, document = subject.collect(bound_s=0.2)
+        assert document["stacks"]["threads"] == [] or document["stacks"]["source"] == "py-spy"
+        assert any("no handler" in text for text in document["missing"])
+        assert not note.gone
+    assert subject.process.poll() is None
+
+
+PY_SPY = """#!{python}
+import json, sys
+assert sys.argv[1:] == ["dump", "--json", "--pid", "{{pid}}", *{options!r}], sys.argv
+frames = [{{{{"filename": "/home/u/loader.py", "line": 88, "name": "next_batch"}}}}]
+print(json.dumps([{{{{"os_thread_id": {{pid}}, "thread_name": None, "frames": frames}}}}]))
+"""
+
+
+@pytest.mark.parametrize("passive", [False, True])
+def test_py_spy_reads_what_the_rank_can_t_write(
+    subjects: Subjects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, passive: bool
+) -> None:
+    subject = subjects.start("ready(); sleeping()")
+    program = tmp_path / "py-spy"
+    text = PY_SPY.format(python=sys.executable, options=["--nonblocking"] if passive else [])
+    program.write_text(text.format(pid=subject.attached.pid))
+    program.chmod(0o755)
+    monkeypatch.setattr(py_spy, "_places", lambda: [str(tmp_path)])
+    note, document = subject.collect(passive=passive)
+    assert note.frame == "loader.py:88 next_batch"
+    assert document["stacks"]["source"] == "py-spy"
+
+
+@pytest.mark.parametrize("body", ["exit 3", "sleep 60", "echo no json", "echo '{}'"])
+def test_a_py_spy_that_fails_or_is_slow(
+    subjects: Subjects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str
+) -> None:
+    (tmp_path / "py-spy").write_text(
+        f"#!/bin/sh\nexec {body}\n" if body.startswith("sleep") else f"#!/bin/sh\n{body}\n"
+    )
+    (tmp_path / "py-spy").chmod(0o755)
+    monkeypatch.setattr(py_spy, "_places", lambda: [str(tmp_path)])
+    began = time.monotonic()
+    note, _ = subjects.start("ready(); sleeping()").collect(bound_s=0.5)
+    assert not note.has_stack
+    assert time.monotonic() - began < 10.0
+
+
+def test_looking_passively_sends_no_signal(subjects: Subjects) -> None:
+    subject = subjects.start("begin(); sleeping()")
+    note, _ = subject.collect(passive=True)
+    assert subject.written() == ""
+    assert note.has_collectives
+
+
+def test_a_rank_that_is_gone_keeps_nobody_waiting(subjects: Subjects) -> None:
+    subject = subjects.start("begin(); sleeping()")
+    subject.process.kill()
+    assert wait_gone(subject.attached.pidfd, 5.0)
+    began = time.monotonic()
+    note, _ = subject.collect()
+    assert time.monotonic() - began < 1.0
+    assert note.gone
+
+
+def test_a_rank_that_has_ended_its_monitoring_still_writes_its_stack(subjects: Subjects) -> None:
+    note, document = subjects.start("begin(); witness.end(); sleeping()").collect()
+    assert functions(document)[:1] == ["sleeping"]
+    assert not note.has_collectives
+
+
+def test_answers_to_older_questions_are_thrown_away(subjects: Subjects) -> None:
+    subject = subjects.start("begin(); sleeping()")
+    asker = socket.socket(fileno=os.dup(subject.attached.ask_fd))
+    for _ in range(3):
+        asker.send(json.dumps({"id": 5}).encode())
+    asker.send(b"no JSON")
+    asker.close()
+    note, document = subject.collect()
+    assert note.has_collectives
+    assert "id" not in document["collectives"]
+
+
+def test_an_exception_is_written_and_a_child_s_isn_t(subjects: Subjects) -> None:
+    body = """
+witness.begin(board, stack_fd, ask_fd)
+if os.fork() == 0:
+    witness.forget_in_child()
+    ready()
+    raise KeyError("of the child")
+os.wait()
+def failing():
+    raise ValueError("two\\nlines")
+failing()
+"""
+    subject = subjects.start(body)
+    assert subject.process.wait(10) == 1
+    words = last_words(subject.written())
+    assert words.error == "ValueError: two lines"
+    assert words.where.endswith(" failing")
+    assert "of the child" not in subject.written()
+
+
+def test_the_stacks_at_a_fatal_signal(subjects: Subjects) -> None:
+    subject = subjects.start("begin()\ndef failing():\n    ctypes.string_at(0)\nfailing()")
+    assert subject.process.wait(10) == -signal.SIGSEGV
+    words = last_words(subject.written())
+    assert words.fatal_error.startswith("Fatal Python error: Segmentation fault")
+
+
+def test_a_script_s_own_faulthandler_stays_its_own(subjects: Subjects) -> None:
+    subject = subjects.start("import faulthandler; faulthandler.enable(); begin(); ctypes.string_at(0)")
+    assert subject.process.wait(10) == -signal.SIGSEGV
+    assert subject.written() == ""
+
+
+def test_the_files_are_the_owner_s_and_no_link_is_followed(tmp_path: Path) -> None:
+    document = {"rank": 3, "cycle": 0, "pid": 12, "summary": "rank 3: in x.py:1 f", "took_s": 0.1}
+    path = write_evidence(str(tmp_path), document)
+    assert json.loads((tmp_path / path).with_suffix(".json").read_text()) == document
+    assert (tmp_path / path).read_text() == evidence_text(document)
+    assert (tmp_path / path).stat().st_mode & 0o777 == 0o600
+    (tmp_path / path).unlink()
+    (tmp_path / "elsewhere").write_text("mine")
+    (tmp_path / path).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="symbolic"):
+        write_evidence(str(tmp_path), document)
+    assert (tmp_path / "elsewhere").read_text() == "mine"

@@ -1,0 +1,209 @@
+"""Who hangs and who waits for it. Pure."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from megatron_ft.core.finding import find, waits_for
+from megatron_ft.core.rank_note import Collective, RankNote, place
+
+WORLD = (0, 1, 2, 3)
+
+
+def note(rank: int, **fields: Any) -> RankNote:
+    """A rank that has stood still for 10 s and tells its collectives."""
+    usual = {
+        "iteration": 7,
+        "quiet_s": 10.0,
+        "has_stack": True,
+        "has_collectives": True,
+        "frame": f"train.py:{rank} step",
+    }
+    return RankNote(rank=rank, **{**usual, **fields})
+
+
+def inside(
+    rank: int, *, group: str = "0", seq: int = 6, op: str = "all_reduce", ranks: tuple[int, ...] = WORLD, **fields: Any
+) -> RankNote:
+    """A rank that waits in a collective."""
+    entered = {**fields.pop("enqueued", {}), group: seq}
+    one = Collective(group=group, seq=seq, op=op, ranks=ranks)
+    return note(rank, in_flight=(one,), enqueued=entered, waits_in=op, **fields)
+
+
+def outside(rank: int, *, seq: int = 5, **fields: Any) -> RankNote:
+    """A rank that hasn't entered what the others wait in."""
+    return note(rank, **{"enqueued": {"0": seq}, **fields})
+
+
+@pytest.mark.parametrize("culprit", WORLD)
+@pytest.mark.parametrize("first", WORLD)
+def test_the_rank_that_isn_t_in_the_collective_is_named_whoever_was_found_first(culprit: int, first: int) -> None:
+    notes = [(outside if rank == culprit else inside)(rank, found_hung=rank == first) for rank in WORLD]
+    finding = find(notes, elapsed_s=10.0)
+    assert finding.rank == culprit
+    assert finding.waiting == tuple(rank for rank in WORLD if rank != culprit)
+    assert finding.text == f"in train.py:{culprit} step; 3 others wait in all_reduce #6"
+
+
+def test_who_waits_for_one_that_waits_is_no_cause() -> None:
+    """Tensor pairs (0, 1), (2, 3), data pairs (0, 2), (1, 3): 3 hangs, 2 waits for it, 0 for 2, 1 for 3 or 0."""
+    notes = [
+        inside(0, group="dp0", ranks=(0, 2), seq=4, found_hung=True),
+        inside(1, group="dp1", ranks=(1, 3), seq=4),
+        inside(2, group="tp1", ranks=(2, 3), seq=8, enqueued={"dp0": 3}),
+        note(3, enqueued={"tp1": 7, "dp1": 3}),
+    ]
+    assert waits_for(notes) == {0: {2}, 1: {3}, 2: {3}, 3: frozenset()}
+    assert find(notes, elapsed_s=10.0).rank == 3
+
+
+def test_a_pipeline_s_neighbours() -> None:
+    """1 waits to receive from 0, 2 from 1, and 0 is in Python."""
+
+    def receiving(rank: int) -> RankNote:
+        one = Collective(group="pp", seq=3, op=f"recv {rank}<-{rank - 1}", ranks=(0, 1, 2), p2p=True)
+        return note(rank, in_flight=(one,))
+
+    finding = find([note(0), receiving(1), receiving(2)], elapsed_s=10.0)
+    assert (finding.rank, finding.waiting) == (0, (1, 2))
+    assert finding.text.endswith("2 others wait in recv 1<-0 #3 of group pp and other collectives")
+
+
+@pytest.mark.parametrize("odd", WORLD)
+def test_one_in_another_collective_than_all_others(odd: int) -> None:
+    """Everybody waits for somebody; only the odd one's wait explains all the others."""
+    notes = [
+        inside(rank, group="9", seq=1, op="barrier", enqueued={"0": 5}) if rank == odd else inside(rank)
+        for rank in WORLD
+    ]
+    assert find(notes, elapsed_s=10.0).rank == odd
+
+
+def test_another_operation_under_the_same_number() -> None:
+    notes = [inside(rank, op="barrier" if rank == 2 else "all_reduce") for rank in WORLD]
+    assert find(notes, elapsed_s=10.0).rank == 2
+
+
+def test_two_ranks_that_wait_for_each_other_are_both_candidates() -> None:
+    notes = [inside(0, ranks=(0, 1)), inside(1, group="9", seq=1, ranks=(0, 1), enqueued={"0": 5}, found_hung=True)]
+    finding = find(notes, elapsed_s=10.0)
+    assert (finding.rank, finding.candidates) == (None, (0, 1))
+    assert "the evidence doesn't tell who began it" in finding.text
+
+
+def test_all_in_the_same_collective_accuses_nobody() -> None:
+    finding = find([inside(rank, found_hung=rank < 2) for rank in WORLD], elapsed_s=10.0)
+    assert finding.rank is None
+    assert finding.candidates == (0, 1)
+
+
+@pytest.mark.parametrize("state", ["T", "t", "D"])
+def test_a_stopped_or_stuck_process_is_the_cause(state: str) -> None:
+    notes = [outside(rank, found_hung=rank == 0) for rank in (0, 1, 2)] + [note(3, state=state, has_collectives=False)]
+    assert find(notes, elapsed_s=10.0).rank == 3
+
+
+def test_several_stopped_ones_are_candidates() -> None:
+    finding = find([note(0, state="T"), note(1, state="T"), inside(2, found_hung=True)], elapsed_s=10.0)
+    assert (finding.rank, finding.candidates) == (None, (0, 1))
+
+
+def test_of_several_absent_ranks_the_one_that_is_behind() -> None:
+    notes = [inside(0, found_hung=True), inside(1), outside(2), outside(3, iteration=6)]
+    assert find(notes, elapsed_s=10.0).rank == 3
+    notes[3] = outside(3)
+    assert find(notes, elapsed_s=10.0).candidates == (2, 3)
+
+
+def test_an_absent_rank_that_has_just_moved_is_no_cause() -> None:
+    notes = [inside(0, found_hung=True), inside(1), outside(2), outside(3, quiet_s=0.1, iteration=6)]
+    assert find(notes, elapsed_s=10.0).rank == 2
+
+
+def test_a_rank_whose_lock_is_held_is_told_by_its_absence() -> None:
+    notes = [inside(0, found_hung=True), inside(1), inside(2), note(3, has_collectives=False)]
+    finding = find(notes, elapsed_s=10.0)
+    assert finding.rank == 3
+    assert "with Python's lock held" in finding.text
+
+
+def test_without_the_flight_recorder_the_stacks_tell() -> None:
+    notes = [note(rank, has_collectives=False, waits_in="all_reduce", found_hung=rank == 0) for rank in (0, 1, 2)]
+    assert find([*notes, note(3, has_collectives=False)], elapsed_s=10.0).rank == 3
+    assert find([*notes, note(3, has_collectives=False, waits_in="barrier")], elapsed_s=10.0).rank is None
+
+
+def test_a_rank_that_has_left_is_what_the_others_wait_for() -> None:
+    assert (
+        find([inside(0, found_hung=True), inside(1), note(2, gone=True, has_collectives=False)], elapsed_s=10.0).rank
+        == 2
+    )
+    finding = find([inside(0, found_hung=True), inside(1), outside(2, closing=True)], elapsed_s=10.0)
+    assert finding.rank == 2
+    assert finding.text.startswith("has ended its training")
+
+
+def test_nobody_waits_in_a_collective() -> None:
+    """The one that is overdue; or one that has been an iteration behind for most of that time."""
+    assert find([outside(0), outside(1, found_hung=True)], elapsed_s=10.0).rank == 1
+    assert find([outside(0, iteration=6), outside(1, found_hung=True)], elapsed_s=10.0).rank == 0
+    assert find([outside(0, iteration=6, quiet_s=1.0), outside(1, found_hung=True)], elapsed_s=10.0).rank == 1
+    assert find([outside(0, iteration=6, closing=True), outside(1, found_hung=True)], elapsed_s=10.0).rank == 1
+    assert find([outside(0, found_hung=True), outside(1, found_hung=True)], elapsed_s=10.0).candidates == (0, 1)
+
+
+def test_a_thousand_ranks_with_one_that_hangs() -> None:
+    world = tuple(range(1000))
+    notes = [
+        (outside if rank == 613 else inside)(rank, found_hung=rank == 5)
+        if rank == 613
+        else inside(rank, ranks=world, found_hung=rank == 5)
+        for rank in world
+    ]
+    finding = find(notes, elapsed_s=10.0)
+    assert finding.rank == 613
+    assert finding.text.endswith("999 others wait in all_reduce #6")
+
+
+def test_no_circle_of_random_waits_lets_the_search_run_on() -> None:
+    chance = random.Random(5)
+    for _ in range(300):
+        notes = []
+        for rank in WORLD:
+            groups = {str(g): chance.randrange(4) for g in range(3)}
+            group = str(chance.randrange(3))
+            flying = (Collective(group=group, seq=groups[group] or 1, op=chance.choice(["a", "b"]), ranks=WORLD),)
+            notes.append(
+                note(rank, in_flight=flying if chance.random() < 0.8 else (), enqueued=groups, found_hung=rank == 0)
+            )
+        finding = find(notes, elapsed_s=10.0)
+        assert (finding.rank is None) == bool(finding.candidates)
+
+
+def test_a_note_survives_its_message() -> None:
+    for one in (inside(1, found_hung=True, state="S"), note(2, gone=True), RankNote(rank=0)):
+        document = one.to_dict()
+        assert RankNote.from_dict({**document, "new_field": 1}) == one
+    assert RankNote(rank=0).to_dict() == {"rank": 0}
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, "in train.py:1 step"),
+        ({"inner": "queue.py:171 get"}, "in train.py:1 step (queue.py:171 get)"),
+        ({"is_busy": True}, "in train.py:1 step, computing"),
+        ({"state": "D"}, "in uninterruptible sleep, in train.py:1 step"),
+        ({"state": "T"}, "in train.py:1 step"),
+        ({"is_saving": True}, "in a checkpoint write, in train.py:1 step"),
+        ({"gone": True}, "has ended"),
+        ({"has_stack": False, "frame": ""}, "no stack could be had"),
+        ({"waits_in": "barrier"}, "in barrier, in train.py:1 step"),
+    ],
+)
+def test_where_a_rank_is_in_words(fields: dict[str, Any], words: str) -> None:
+    assert place(note(1, **fields)) == words

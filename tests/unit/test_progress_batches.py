@@ -1,0 +1,108 @@
+"""Section events go from a rank's ring into the event log: all of them once, and what was lost is counted."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from itertools import accumulate
+
+import pytest
+
+from megatron_ft.core import board_layout as layout
+from megatron_ft.core.timeouts import SectionTimeouts
+from megatron_ft.ipc.board import Board, BoardTimeouts, create_memory
+from megatron_ft.monitor.progress import EVERY_NS, next_batch, taken
+from megatron_ft.rank.recorder import Recorder
+
+SECTIONS: dict[str, float | None] = {"setup": 600.0, "step": 1.5}
+START, END, BEAT, ITERATION = (kind << 8 for kind in (1, 2, 3, 4))
+
+
+@pytest.fixture
+def board() -> Iterator[Board]:
+    fd = create_memory()
+    board = Board(fd)
+    os.close(fd)
+    timeouts = BoardTimeouts(None, None, 0, SECTIONS, None)
+    board.initialise(cycle=0, rank=0, pid=1, start_ns=time.monotonic_ns(), warmup_iterations=0, timeouts=timeouts)
+    yield board
+    board.close()
+
+
+@pytest.fixture
+def recorder(board: Board) -> Recorder:
+    return Recorder(board, SectionTimeouts(dict(SECTIONS), None))
+
+
+def take(board: Board, *, at_once: bool = True, later_ns: int = 0) -> dict[str, list[int]] | None:
+    snapshot = board.snapshot()
+    batch = next_batch(board, snapshot, time.monotonic_ns() + later_ns, at_once=at_once)
+    if batch is not None:
+        taken(board, snapshot)
+    return batch
+
+
+def test_a_batch_says_what_the_rank_did_and_when(board: Board, recorder: Recorder) -> None:
+    before = time.monotonic_ns()
+    recorder.iteration(41)
+    recorder.start("step")
+    recorder.heartbeat()
+    recorder.end("step")
+    after = time.monotonic_ns()
+    batch = take(board)
+    assert batch is not None
+    assert batch["names"] == ["setup", "step"]
+    assert batch["code"] == [ITERATION, START | 1, BEAT, END | 1]
+    assert batch["iterations"] == [41]
+    assert batch["lost"] == 0
+    ends_ns = [batch["from_ns"] + 1000 * us for us in accumulate(batch["dt_us"])]
+    assert before <= ends_ns[0]
+    assert ends_ns == sorted(ends_ns)
+    assert ends_ns[-1] <= after
+    assert take(board) is None
+
+
+def test_each_event_is_in_one_batch_whichever_monitor_takes_it(board: Board, recorder: Recorder) -> None:
+    """What was taken stands on the board."""
+    seen = []
+    for number in range(50):
+        recorder.iteration(number)
+        if number % 7 == 0:
+            seen += (take(board) or {"iterations": []})["iterations"]
+    seen += (take(board) or {"iterations": []})["iterations"]
+    assert seen == list(range(50))
+
+
+def test_a_rank_that_is_too_fast_loses_its_oldest_events(board: Board, recorder: Recorder) -> None:
+    for number in range(layout.RING_EVENTS + 100):
+        recorder.iteration(number)
+    batch = take(board)
+    assert batch is not None
+    assert batch["lost"] == 100
+    assert batch["iterations"] == list(range(100, layout.RING_EVENTS + 100))
+
+
+def test_a_batch_is_written_when_it_is_old_or_large(board: Board, recorder: Recorder) -> None:
+    recorder.iteration(1)
+    assert take(board, at_once=False) is None
+    assert take(board, at_once=False, later_ns=EVERY_NS + 1) is not None
+    for number in range(2, 2000):
+        recorder.iteration(number)
+    batch = take(board, at_once=False)
+    assert batch is not None
+    assert batch["iterations"][0] == 2
+
+
+def test_nothing_of_a_damaged_ring_is_logged(board: Board, recorder: Recorder) -> None:
+    recorder.iteration(1)
+    recorder.iteration(2)
+    board.words[layout.RING] = 5  # long before the start of monitoring
+    board.words[layout.RING + 3] = 0xFFFF << layout.SECTION_SHIFT  # no kind of event
+    damaged = take(board)
+    assert damaged is not None
+    assert (damaged["code"], damaged["lost"]) == ([], 2)
+    recorder.iteration(3)
+    batch = take(board)
+    assert batch is not None
+    assert batch["iterations"] == [3]

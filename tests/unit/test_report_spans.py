@@ -1,0 +1,284 @@
+"""From `progress` records to spans: what is known is told, what isn't is not invented."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from megatron_ft.report import progress
+from megatron_ft.report.progress import ProgressCollector, ProgressEvents, join
+from megatron_ft.report.read import EventLogFile, parse_log
+from megatron_ft.report.spans import RankSpans, spans_of
+from tests.support.generated_logs import progress_record
+
+S = 1_000_000_000
+NAMES = ["outer", "inner", "other"]
+START, END, HEARTBEAT, ITERATION = 1, 2, 3, 4
+OUTER, INNER, OTHER = 0, 1, 2
+
+
+def record(*events: tuple[float, int, int], lost: int = 0, begin: float = 0.0, names: Any = NAMES) -> dict[str, Any]:
+    """Of rank 3 in cycle 1; times in seconds."""
+    whole = [(int(at * S), kind, what) for at, kind, what in events]
+    document: dict[str, Any] = progress_record(3, 1, list(names), int(begin * S), whole, lost)
+    return document
+
+
+def events_of(*records: dict[str, Any]) -> ProgressEvents:
+    collector = ProgressCollector()
+    for each in records:
+        collector.add(each)
+    (events,) = collector.finished()
+    assert collector.passed_over == 0
+    return events
+
+
+def spans(*records: dict[str, Any]) -> RankSpans:
+    return spans_of(events_of(*records))
+
+
+def closed(found: RankSpans) -> list[tuple[str, float, float, int]]:
+    of = found.closed
+    rows = zip(of.sections.tolist(), of.begin_ns.tolist(), of.end_ns.tolist(), of.depths.tolist(), strict=True)
+    return [(found.names[section], begin / S, end / S, depth) for section, begin, end, depth in rows]
+
+
+def outside(found: RankSpans) -> list[tuple[float, float]]:
+    return [(begin / S, end / S) for begin, end in found.outside.T.tolist()]
+
+
+def test_sections_nest() -> None:
+    found = spans(
+        record(
+            *[(1, START, OUTER), (2, START, INNER), (3, END, INNER), (3.5, START, INNER), (4, END, INNER)],
+            *[(5, END, OUTER), (6, START, OTHER), (7, END, OTHER)],
+        )
+    )
+    assert closed(found) == [("outer", 1, 5, 0), ("inner", 2, 3, 1), ("inner", 3.5, 4, 1), ("other", 6, 7, 0)]
+    assert outside(found) == [(5, 6)]
+    assert found.still_open == ()
+    assert found.last_end_ns == 7 * S
+
+
+def test_a_section_may_close_in_a_later_record() -> None:
+    found = spans(
+        record((1, START, OUTER), (2, START, INNER)),
+        record((5, END, INNER), begin=2),
+        record(begin=5),
+        record((9, END, OUTER), begin=5),
+    )
+    assert closed(found) == [("outer", 1, 9, 0), ("inner", 2, 5, 1)]
+
+
+def test_a_section_that_never_closes_is_no_span() -> None:
+    found = spans(record((1, START, OUTER), (2, END, OUTER), (3, START, OUTER), (4, START, INNER)))
+    assert closed(found) == [("outer", 1, 2, 0)]
+    assert found.still_open == ((OUTER, 3 * S), (INNER, 4 * S))
+    assert outside(found) == [(2, 3)]
+
+
+def test_nothing_is_invented_across_lost_events() -> None:
+    """What was open may have closed and opened again; only what begins and ends on one side is known."""
+    found = spans(
+        record((1, START, OUTER), (2, START, INNER), (3, END, INNER), (4, START, INNER)),
+        record((10, END, INNER), (11, START, INNER), (12, END, INNER), (13, END, OUTER), begin=10, lost=7),
+    )
+    assert closed(found) == [("inner", 2, 3, 1), ("inner", 11, 12, 1)]
+    assert found.unknown == ((4 * S, 10 * S),)
+    assert found.still_open == ()
+    assert outside(found) == []
+
+
+def test_out_of_section_is_unknown_while_a_section_may_have_been_opened_unseen() -> None:
+    before = record((1, START, OUTER), (2, END, OUTER), (3, START, OUTER), (4, END, OUTER))
+    after = record((10, START, OUTER), (11, END, OUTER), (12, START, OUTER), (13, END, OUTER), begin=9, lost=1)
+    assert outside(spans(before, after)) == [(2, 3)]  # "inner" and "other" may be open
+    known = record(
+        *[(10, END, OTHER), (10.5, START, INNER), (11, END, INNER), (12, START, OUTER), (13, END, OUTER)],
+        begin=9,
+        lost=1,
+    )
+    assert outside(spans(before, known)) == [(2, 3), (10, 10.5), (11, 12)]
+
+
+def test_what_was_open_when_the_last_events_were_lost_is_unknown() -> None:
+    found = spans(record((1, START, OUTER)), record(begin=1, lost=3))
+    assert (closed(found), found.still_open) == ([], ())
+    first = spans(record((5, END, OUTER), (6, START, OTHER), (7, END, OTHER), lost=4))
+    assert closed(first) == [("other", 6, 7, 0)]
+
+
+def test_an_end_never_closes_another_section() -> None:
+    """After a loss: one section is still open, of another only the end is known."""
+    found = spans(record((5, END, INNER), (6, START, OUTER), lost=9))
+    assert closed(found) == []
+    assert found.still_open == ((OUTER, 6 * S),)
+
+
+def test_heartbeats_and_iterations() -> None:
+    found = spans(
+        record((1, HEARTBEAT, 0), (2, ITERATION, 40), (3, HEARTBEAT, 0)),
+        record((6, ITERATION, 41), (7, HEARTBEAT, 0), begin=3),
+        record((20, HEARTBEAT, 0), (21, HEARTBEAT, 0), (22, ITERATION, 60), begin=19, lost=100),
+    )
+    assert (found.heartbeat_gaps_ns / S).tolist() == [2, 4, 1]
+    assert found.iterations.tolist() == [40, 41, 60]
+    assert (found.iteration_begin_ns / S).tolist() == [2, 6, 22]
+
+
+def test_names_may_grow_and_move() -> None:
+    found = spans(
+        record((1, START, 0), (2, END, 0), names=["a"]),
+        record((3, START, 1), (4, END, 1), (5, START, 0), (6, END, 0), begin=2, names=["b", "a"]),
+        record((7, START, 2), (8, END, 2), begin=6, names=["b"]),
+    )
+    assert [name for name, *_ in closed(found)] == ["a", "a", "b", "section #2"]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"dt_us": [1]},
+        {"code": ["x", 258]},
+        {"code": [0, 258]},
+        {"code": [256, 99 * 256]},
+        {"dt_us": [-5, 1]},
+        {"iterations": [1]},
+        {"iterations": "many"},
+        {"from_ns": None},
+        {"from_ns": 10**30},
+        {"rank": "3"},
+        {"lost": -1},
+        {"lost": None},
+        {"names": None},
+    ],
+)
+def test_a_record_that_makes_no_sense_is_passed_over_and_the_others_are_not(broken: dict[str, Any]) -> None:
+    collector = ProgressCollector()
+    whole = [record((at, START, OUTER), (at + 1, END, OUTER), begin=at) for at in (1, 4, 7)]
+    for each in (whole[0], {**whole[1], **broken}, whole[2]):
+        collector.add(each)
+    (events,) = collector.finished()
+    assert collector.passed_over == 1
+    assert [row[1:3] for row in closed(spans_of(events))] == [(1, 2), (7, 8)]
+
+
+def test_the_monitor_was_replaced() -> None:
+    first = events_of(record((1, START, OUTER), (2, ITERATION, 5), (3, END, OUTER), (4, START, OUTER)))
+    overlapping = record((3, END, OUTER), (4, START, OUTER), (5, ITERATION, 6), (6, END, OUTER), begin=3)
+    found = spans_of(join([events_of(overlapping), first]))
+    assert closed(found) == [("outer", 1, 3, 0), ("outer", 4, 6, 0)]
+    assert found.iterations.tolist() == [5, 6]
+    later = record((8, END, OUTER), (9, START, INNER), (10, END, INNER), begin=8, names=["inner", "outer", "x"])
+    later["code"] = [END * 256 + 1, START * 256, END * 256]
+    found = spans_of(join([first, events_of(later)]))
+    assert closed(found) == [("outer", 1, 3, 0), ("outer", 4, 8, 0), ("inner", 9, 10, 0)]
+    found = spans_of(join([first, events_of({**later, "lost": 2})]))
+    assert closed(found) == [("outer", 1, 3, 0), ("inner", 9, 10, 0)]
+    assert found.unknown == ((4 * S, 8 * S),)
+
+
+def test_the_monitor_was_replaced_and_a_record_was_written_twice() -> None:
+    """The same events, told from another moment on: their times differ by less than a microsecond."""
+    times = [1.0, 1.5, 2.0000002, 2.5000009, 3.0]
+    kinds = [(START, OUTER), (END, OUTER), (ITERATION, 1), (START, OUTER), (END, OUTER)]
+    events = [(at, *what) for at, what in zip(times, kinds, strict=True)]
+    first, again = events_of(record(*events[:4])), events_of(record(*events[2:], begin=times[2]))
+    assert first.at_ns[3] < again.at_ns[1]
+    joined = join([first, again])
+    assert len(joined.at_ns) == 5
+    assert joined.iterations.tolist() == [1]
+    assert [name for name, *_ in closed(spans_of(joined))] == ["outer", "outer"]
+
+
+def log_of(*lines: str) -> EventLogFile:
+    header = {"t": 0, "ev": "log_opened", "wall_ns": 10**18, "pid": 1, "host": "a", "role": "monitor"}
+    log = parse_log("log", [json.dumps(header), *lines])
+    assert log is not None
+    return log
+
+
+def test_a_log_that_is_cut_off_in_a_line() -> None:
+    lines = [json.dumps(record((at, START, OUTER), (at + 1, END, OUTER), begin=at)) for at in (1, 4)]
+    log = log_of(lines[0], lines[1][:-20])
+    assert log.passed_over == 1
+    assert log.records == ()
+    (events,) = log.progress
+    assert [row[1:3] for row in closed(spans_of(events))] == [(1, 2)]
+
+
+@pytest.mark.parametrize("damage", ["torn", "broken", "mad"])
+def test_a_record_that_cannot_be_read_leaves_a_gap(damage: str) -> None:
+    """What was in it may have closed the section; that the rank was in it all the time would be invented."""
+    pieces = [record((1, START, OUTER)), record((2, END, OUTER), (7, START, OUTER), begin=1), record((8, END, OUTER))]
+    middle = json.dumps(pieces[1])
+    bad = {
+        "torn": middle[:-9],
+        "broken": json.dumps({**pieces[1], "code": None}),
+        "mad": json.dumps({**pieces[1], "code": [7, 7]}),
+    }
+    log = log_of(json.dumps(pieces[0]), bad[damage], json.dumps(pieces[2]))
+    assert log.passed_over == 1
+    assert closed(spans_of(log.progress[0])) == []
+    other = log_of(json.dumps(pieces[0]), '{"t":5,"ev":"warning","te', json.dumps(pieces[2]))
+    assert closed(spans_of(other.progress[0])) == [("outer", 1, 8, 0)]  # what is torn is no progress record
+
+
+def test_the_first_record_cannot_be_read() -> None:
+    log = log_of('{"t":5,"ev":"prog', json.dumps(record((8, START, INNER), (9, END, INNER))))
+    assert 0 in log.progress[0].gaps
+    log = log_of("garbage", json.dumps(record((8, START, INNER), (9, END, INNER))))
+    assert 0 in log.progress[0].gaps
+    log = log_of("[" * 100_000, json.dumps(record((8, START, INNER), (9, END, INNER))))
+    assert log.passed_over == 1
+
+
+def test_many_records_come_out_as_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records become arrays many at a time; where the batches are cut makes no difference."""
+    chance = random.Random(7)
+    at, records = 0.0, []
+    for number in range(300):
+        begin, events = at, []
+        for _ in range(chance.randrange(4)):
+            at += chance.randrange(1, 1000) / 1000
+            events.append((at, chance.choice([HEARTBEAT, ITERATION]), number))
+        records.append(record(*events, begin=begin, lost=int(number % 50 == 49)))
+    found = []
+    for at_once in (1, 10, 100_000):
+        monkeypatch.setattr(progress, "_AT_ONCE", at_once)
+        found.append(events_of(*records))
+    for each in found[1:]:
+        assert np.array_equal(each.at_ns, found[0].at_ns)
+        assert np.array_equal(each.iterations, found[0].iterations)
+        assert each.gaps == found[0].gaps
+    assert abs(int(found[0].at_ns[-1]) - at * S) < 1000 * S / 1e6
+
+
+def test_any_nesting_is_found_again() -> None:
+    """Random well-nested sections, cut into records anywhere."""
+    for seed in range(30):
+        chance = random.Random(seed)
+        events, expected, stack, begin = [], [], [], {}
+        for at in range(1, 120):
+            closable = stack[-1] if stack else None
+            free = [name for name in range(3) if name not in stack]
+            if closable is not None and (not free or chance.random() < 0.5):
+                stack.pop()
+                events.append((at, END, closable))
+                expected.append((NAMES[closable], *begin.pop(closable), at))
+            else:
+                name = chance.choice(free)
+                events.append((at, START, name))
+                begin[name] = (len(stack), at)
+                stack.append(name)
+        cuts = sorted(chance.sample(range(len(events)), 6))
+        pieces = [events[a:b] for a, b in zip([0, *cuts], [*cuts, len(events)], strict=True)]
+        starts = [0.0, *(float(piece[-1][0]) if piece else 0.0 for piece in pieces)]
+        records = [record(*piece, begin=max(starts[: n + 1])) for n, piece in enumerate(pieces)]
+        found = spans(*records)
+        assert [(n, d, b, e) for n, b, e, d in closed(found)] == sorted(expected, key=lambda row: row[2])
+        assert [section for section, _ in found.still_open] == stack

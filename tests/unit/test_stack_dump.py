@@ -1,0 +1,121 @@
+"""Reading stacks and last words, and picking the frame that tells."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import threading
+
+from megatron_ft.core.last_words import EXCEPTION_MARK, last_words
+from megatron_ft.core.stack_dump import (
+    Frame,
+    ThreadStack,
+    frame_that_tells,
+    last_dump,
+    main_stack,
+    parse_faulthandler,
+    parse_py_spy,
+    trimmed,
+)
+
+DUMP = """Thread 0x00007f01 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 324 in wait
+  File "/usr/lib/python3.11/threading.py", line 622 in run
+
+Current thread 0x00007f02 (most recent call first):
+  File "/usr/lib/python3.11/queue.py", line 171 in get
+  File "/home/u/my loader.py", line 88 in next_batch
+  File "/home/u/train.py", line ??? in <module>
+"""
+
+
+def test_a_dump_becomes_threads_and_frames() -> None:
+    worker, main = parse_faulthandler(DUMP)
+    assert (worker.ident, main.ident) == (0x7F01, 0x7F02)
+    assert [str(frame) for frame in main.frames] == [
+        "queue.py:171 get",
+        "my loader.py:88 next_batch",
+        "train.py:0 <module>",
+    ]
+    assert main_stack([worker, main], 0x7F02) == main.frames
+    assert main_stack([worker, main], 0x7F03) == ()
+
+
+def test_what_is_no_dump_is_no_thread() -> None:
+    for text in ("", "nonsense\n", '  File "x", line 3 in f\n', "Thread 0xzz (most recent call first):\n"):
+        assert parse_faulthandler(text) == []
+
+
+def test_this_process_s_own_dump_is_read() -> None:
+    fd = os.memfd_create("dump")
+    faulthandler.dump_traceback(file=fd)
+    text = os.pread(fd, 1 << 20, 0).decode()
+    os.close(fd)
+    ident = threading.main_thread().ident or 0
+    assert last_dump(text, ident) == text
+    assert last_dump(text.replace(f"{ident:016x}", f"{ident + 1:016x}"), ident) == ""
+    frames = main_stack(parse_faulthandler(text), ident)
+    assert frames[0].function == "test_this_process_s_own_dump_is_read"
+    assert frames[0].file == __file__
+
+
+def test_the_frame_that_tells_is_the_user_s() -> None:
+    (frames,) = (stack.frames for stack in parse_faulthandler(DUMP)[1:])
+    assert str(frame_that_tells(frames, library=["/usr/lib/python3.11"])) == "my loader.py:88 next_batch"
+    assert str(frame_that_tells(frames)) == "queue.py:171 get"
+    in_package = Frame("/v/site-packages/torch/x.py", 1, "f")
+    assert frame_that_tells([in_package]) == in_package
+    assert frame_that_tells([]) is None
+
+
+def test_the_frames_below_a_forked_script_are_cut() -> None:
+    ours = [Frame("/p/megatron_ft/rank/forked_rank.py", 1, "run"), Frame("/p/megatron_ft/launcher/main.py", 2, "main")]
+    own = Frame("/home/u/train.py", 3, "<module>")
+    assert trimmed([own, *ours]) == (own,)
+    assert trimmed(ours) == tuple(ours)
+
+
+def test_py_spy_s_json() -> None:
+    frames = [{"filename": "/a.py", "line": 3, "name": "f"}, "junk"]
+    document = [{"thread_id": 99, "os_thread_id": 5, "thread_name": "MainThread", "frames": frames}, 7]
+    assert parse_py_spy(document) == [ThreadStack(5, (Frame("/a.py", 3, "f"),), "MainThread")]
+    assert main_stack(parse_py_spy(document), 5) == (Frame("/a.py", 3, "f"),)
+    for wrong in (None, {}, [{"frames": 3}] and "x", [{"frames": None}]):
+        assert all(stack.frames == () for stack in parse_py_spy(wrong))
+
+
+TRACEBACK = """Traceback (most recent call last):
+  File "/home/u/train.py", line 10, in <module>
+    step()
+KeyError: 'x'
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "/home/u/train.py", line 12, in <module>
+    load()
+  File "/home/u/loader.py", line 5, in load
+    json.loads(text)
+  File "/usr/lib/python3.11/json/__init__.py", line 346, in loads
+ValueError: bad
+"""
+
+
+def test_an_exception_tells_its_line_and_place() -> None:
+    words = last_words(f"{DUMP}\n{EXCEPTION_MARK}\nValueError: bad\n{TRACEBACK}", library=["/usr/lib/python3.11"])
+    assert words.error == "ValueError: bad"
+    assert words.where == "loader.py:5 load"
+    assert words.exception == TRACEBACK.strip()
+    assert words.fatal_error == ""
+
+
+def test_a_fatal_signal_tells_the_thread_that_died() -> None:
+    words = last_words(f"{DUMP}Fatal Python error: Segmentation fault\n\n{DUMP}", library=["/usr/lib/python3.11"])
+    assert words.where == "my loader.py:88 next_batch"
+    assert words.fatal_error.startswith("Fatal Python error: Segmentation fault")
+    assert words.error == ""
+
+
+def test_no_words() -> None:
+    assert last_words(DUMP) == last_words("") == ("", "", "", "")
+    assert last_words(f"{EXCEPTION_MARK}\n").error == ""

@@ -1,0 +1,145 @@
+"""From boards and facts to rows: what is open, how much of which timeout is used, and in what state a rank is."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from megatron_ft.core.board_layout import FLAG_SUBSEQUENT_IS_EXPLICIT, BoardSnapshot, SectionView
+from megatron_ft.core.errors import ProtocolError
+from megatron_ft.core.job_facts import JobFacts, RankFacts
+from megatron_ft.core.monitor_state import MonitorState, Step, look
+from megatron_ft.core.status_rows import RankReading, RankRow, RankState, TimeoutUse, make_rows, most_urgent
+from tests.support.status_facts import NOW, S, job_facts, rank_facts, snapshot
+
+
+def row_of(
+    board: BoardSnapshot | None, *, job: dict[str, Any] | None = None, rank: RankFacts | None = None, **reading: Any
+) -> RankRow:
+    facts = job_facts(rank or rank_facts(), **(job or {}))
+    (row,) = make_rows(facts, {1: RankReading(board, **reading)}, NOW)
+    return row
+
+
+def test_the_most_advanced_of_all_open_sections_counts() -> None:
+    sections = (SectionView("step", NOW - 4 * S, 3, 10 * S), SectionView("save", NOW - 12 * S, 1, 40 * S))
+    row = row_of(snapshot(sections=sections))
+    assert [(s.name, s.open_s, s.timeout_s) for s in row.sections] == [("save", 12.0, 40.0), ("step", 4.0, 10.0)]
+    assert row.timeout == TimeoutUse("section", "step", 4.0, 10.0)
+    assert row.timeout.share == pytest.approx(0.4)
+    assert (row.state, row.iteration, row.out_of_section_s) == (RankState.RUNNING, 12, None)
+
+
+def test_out_of_section() -> None:
+    row = row_of(snapshot())
+    assert (row.sections, row.out_of_section_s) == ((), 1.0)
+    assert row.timeout == TimeoutUse("out_of_section", None, 1.0, 8.0)
+
+
+def test_heartbeats_that_the_user_set_count_beside_sections_and_default_ones_do_not() -> None:
+    sections = (SectionView("step", NOW - S, 3, 10 * S),)
+    beats = {"heartbeats": 0, "initial_heartbeat_timeout_ns": 101 * S}
+    by_default = row_of(snapshot(sections=sections, **beats))
+    assert by_default.timeout is not None
+    assert by_default.timeout.kind == "section"
+    beats = {"heartbeats": 4, "last_heartbeat_ns": NOW - 30 * S, "heartbeat_timeout_ns": 40 * S}
+    row = row_of(snapshot(sections=sections, heartbeat_flags=FLAG_SUBSEQUENT_IS_EXPLICIT, **beats))
+    assert row.timeout == TimeoutUse("heartbeat", None, 30.0, 40.0)
+    assert row.heartbeat_s == 30.0
+
+
+def test_nothing_runs_without_timeouts_and_nothing_of_step_while_warming_up() -> None:
+    none = {"out_of_section_timeout_ns": None, "initial_heartbeat_timeout_ns": None}
+    assert row_of(snapshot(**none)).timeout is None
+    warming = {"warmup_iterations": 20, "sections": (SectionView("step", 0, 0, 10 * S),)}
+    assert row_of(snapshot(**warming, initial_heartbeat_timeout_ns=None)).timeout is None
+
+
+@pytest.mark.parametrize("elapsed_s", [1, 9, 10, 11])
+def test_the_share_is_one_when_the_monitor_finds_it_hung(elapsed_s: int) -> None:
+    board = snapshot(sections=(SectionView("step", NOW - elapsed_s * S, 3, 10 * S),))
+    row = row_of(board)
+    assert row.timeout is not None
+    judged = look(MonitorState(check_interval_ns=S, last_look_ns=NOW), board, NOW)
+    assert (row.timeout.share >= 1) == (judged.step is Step.CONFIRM)
+
+
+def test_pauses_count_for_nobody() -> None:
+    board = snapshot(sections=(SectionView("step", NOW - 9 * S, 3, 10 * S),))
+    pauses = ((NOW - 20 * S, NOW - 8 * S), (NOW - 3 * S, NOW - S))
+    row = row_of(board, job={"pauses": pauses})
+    assert row.timeout is not None
+    assert (row.timeout.used_s, row.state) == (6.0, RankState.RUNNING)
+    assert row.sections[0].open_s == 9.0
+    # the pause that lasts goes on after the launcher has told of it
+    row = row_of(board, job={"pauses": pauses, "paused_since_ns": NOW - 3 * S})
+    assert row.timeout is not None
+    assert (row.timeout.used_s, row.state) == (5.0, RankState.PAUSED)
+
+
+@pytest.mark.parametrize(
+    ("board", "rank", "reading", "state"),
+    [
+        (None, {"board": None}, {}, RankState.NOT_ATTACHED),
+        (snapshot(closing=True), {}, {}, RankState.CLOSING),
+        (None, {}, {"damaged": True}, RankState.DAMAGED),
+        (snapshot(), {}, {"process_state": "T"}, RankState.STOPPED),
+        (snapshot(), {}, {"process_state": "t"}, RankState.STOPPED),
+        (None, {"board": None}, {"process_state": "T"}, RankState.STOPPED),
+        (snapshot(), {}, {"process_state": None}, RankState.EXITED),
+        (snapshot(), {"exit_code": 0}, {}, RankState.EXITED),
+        (snapshot(), {"exit_code": -9, "hung": True}, {}, RankState.EXITED),
+        (snapshot(), {"hung": True}, {"process_state": "T"}, RankState.HUNG),
+    ],
+)
+def test_states(board: BoardSnapshot | None, rank: dict[str, Any], reading: dict[str, Any], state: RankState) -> None:
+    row = row_of(board, rank=rank_facts(**rank), **reading)
+    assert row.state is state
+    if state in (RankState.EXITED, RankState.CLOSING, RankState.DAMAGED, RankState.NOT_ATTACHED):
+        assert (row.timeout, row.sections, row.out_of_section_s) == (None, (), None)
+
+
+def test_nothing_runs_against_a_rank_that_is_closing_whatever_else_is_said_of_it() -> None:
+    sections = (SectionView("step", NOW - 9 * S, 3, 10 * S),)
+    row = row_of(snapshot(closing=True, sections=sections), process_state="T")
+    assert (row.state, row.timeout) == (RankState.STOPPED, None)
+
+
+def test_a_rank_that_ended_keeps_its_iteration() -> None:
+    assert row_of(snapshot(), rank=rank_facts(exit_code=1)).iteration == 12
+
+
+def test_rows_come_by_rank_and_ranks_that_were_not_read_are_there() -> None:
+    facts = job_facts(rank_facts(rank=9, local_rank=0), rank_facts(rank=5))
+    rows = make_rows(facts, {1: RankReading(snapshot())}, NOW)
+    assert [(row.rank, row.state) for row in rows] == [(5, RankState.RUNNING), (9, RankState.NOT_ATTACHED)]
+
+
+def test_trouble_and_used_timeouts_are_seen_first_in_the_old_order() -> None:
+    def row(rank: int, used_s: float | None, state: RankState = RankState.RUNNING) -> RankRow:
+        use = None if used_s is None else TimeoutUse("section", "step", used_s, 10.0)
+        return RankRow(rank=rank, local_rank=rank, pid=1, state=state, timeout=use)
+
+    rows = [row(0, 1), row(1, 5), row(2, None, RankState.DAMAGED), row(3, None), row(4, 9)]
+    assert [r.rank for r in most_urgent(rows, 3)] == [1, 2, 4]
+    assert [r.rank for r in most_urgent(rows, 1)] == [2]
+    assert most_urgent(rows, 5) == rows
+
+
+def test_facts_travel_as_json() -> None:
+    facts = job_facts(rank_facts(), rank_facts(local_rank=2, exit_code=-9), pauses=((1, 2), (3, 4)), paused_since_ns=3)
+    assert JobFacts.from_message({"v": 1, "type": "status", **json.loads(json.dumps(facts.to_message()))}) == facts
+    pauses = facts.judgement_pauses()
+    assert (pauses.since_ns, pauses.within(0, 10)) == (3, 1 + 7)
+
+
+@pytest.mark.parametrize("wrong", [{"ranks": [{}]}, {"phase": "unheard of"}, {"last_cause": {"x": 1}}, {"pauses": [1]}])
+def test_facts_of_another_version_are_refused(wrong: dict[str, Any]) -> None:
+    message = job_facts(rank_facts()).to_message()
+    with pytest.raises(ProtocolError, match="another version"):
+        JobFacts.from_message({**message, **wrong})
+    del message["run_id"]
+    with pytest.raises(ProtocolError, match="run_id"):
+        JobFacts.from_message(message)

@@ -1,0 +1,237 @@
+"""How status looks: the table, in room or without, and the JSON with the keys that are promised."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from megatron_ft.core.board_layout import SectionView
+from megatron_ft.core.job_facts import JobFacts, Phase
+from megatron_ft.core.status_rows import RankReading, make_rows
+from megatron_ft.ipc.board import Board, BoardTimeouts, create_memory
+from megatron_ft.report import status_table
+from megatron_ft.report.status_json import job_object
+from megatron_ft.report.status_table import Frame, duration, job_frame
+from tests.support.status_facts import NOW, S, job_facts, rank_facts, snapshot
+
+
+def draw(frame: Frame, *, width: int = 140, lines: int | None = None, ascii_only: bool = False) -> str:
+    file = io.StringIO()
+    console = Console(file=file, width=width, highlight=False)
+    console.print(job_frame(frame, width=width, lines=lines, ascii_only=ascii_only))
+    return file.getvalue()
+
+
+def frame_of(facts: JobFacts, *readings: RankReading, note: str | None = None) -> Frame:
+    by_local_rank = dict(zip((rank.local_rank for rank in facts.ranks), readings, strict=False))
+    return Frame(facts, make_rows(facts, by_local_rank, NOW), NOW, note)
+
+
+def cells(drawn: str, rank: int) -> list[str]:
+    (line,) = [line for line in drawn.splitlines() if line.split()[:1] == [str(rank)]]
+    return [cell.strip() for cell in line.split("  ") if cell.strip()]
+
+
+def test_a_job_at_a_glance() -> None:
+    sections = (SectionView("step", NOW - 7 * S, 3, 10 * S), SectionView("save", NOW - 2 * S, 1, None))
+    facts = job_facts(rank_facts(), rank_facts(rank=6, local_rank=2, board=None), world_size=16, nodes=2)
+    drawn = draw(frame_of(facts, RankReading(snapshot(sections=sections))))
+    assert drawn.splitlines()[:4] == [
+        "job demo  ft_launcher 70, up 1 min 45 s",
+        "cycle 1 running for 1 min 40 s, 2 of 16 ranks here on 2 nodes, 2 of 3 restarts left",
+        "cycle 0 ended: rank 1 hung",
+        "logs: /logs",
+    ]
+    bar = "\u2501" * 7 + "\u2500" * 3
+    assert cells(drawn, 5) == ["5", "step > save", "2.0 s", "12", bar, "70 % of 10 s, step", "running"]
+    assert cells(drawn, 6) == ["6", "-", "-", "-", "-", "not attached yet"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"cycle": None, "cycle_started_ns": None, "ranks": ()}, "no rank was started yet, 2 of 3 restarts left"),
+        ({"phase": Phase.RESTARTING}, "cycle 1 ended, the next one is starting, 1 of 2 ranks here on 1 node, 2 of"),
+        ({"phase": Phase.ENDING}, "cycle 1 ended, the job is ending"),
+        ({"observe_only": True}, "observing only: hung ranks are told of, none is ended"),
+        ({"paused_since_ns": NOW - 30 * S}, "paused for 30 s: no rank is found hung until `megatron-ft resume`"),
+    ],
+)
+def test_the_lines_above_the_table(changes: dict[str, Any], line: str) -> None:
+    assert line in draw(frame_of(job_facts(rank_facts(), **{"ranks": (rank_facts(),), **changes})))
+
+
+@pytest.mark.parametrize(
+    ("rank", "reading", "words"),
+    [
+        ({"exit_code": 0}, RankReading(), "finished"),
+        ({"exit_code": 3}, RankReading(), "exited with code 3"),
+        ({"exit_code": -9}, RankReading(), "ended by SIGKILL"),
+        ({"exit_code": -63}, RankReading(), "ended by signal 63"),
+        ({}, RankReading(process_state=None), "exited"),
+        ({}, RankReading(damaged=True), "board damaged"),
+        ({}, RankReading(snapshot(closing=True)), "monitoring ended"),
+        ({}, RankReading(snapshot(), process_state="T"), "process stopped"),
+        ({"hung": True}, RankReading(snapshot()), "hung, being ended"),
+    ],
+)
+def test_states_in_words(rank: dict[str, Any], reading: RankReading, words: str) -> None:
+    assert cells(draw(frame_of(job_facts(rank_facts(**rank)), reading)), 5)[-1] == words
+
+
+def test_what_comes_from_outside_is_neither_markup_nor_an_order_to_the_terminal() -> None:
+    sections = (SectionView("[b]x[/b]\x1b[2J", NOW - S, 1, 10 * S),)
+    facts = job_facts(rank_facts(), run_id="a\nb\x1b[31m", log_dir="/l\x07")
+    drawn = draw(frame_of(facts, RankReading(snapshot(sections=sections))))
+    assert "\x1b" not in drawn
+    assert "\x07" not in drawn
+    assert "[b]x[/b] [2J" in drawn
+    assert drawn.startswith("job a b [31m  ft_launcher 70")
+
+
+def test_where_there_is_no_room_the_ranks_in_trouble_are_seen() -> None:
+    ranks = [rank_facts(rank=number, local_rank=number) for number in range(64)]
+    boards = [
+        snapshot(sections=(SectionView("step", NOW - (9 if n in (7, 60) else 2) * S, 1, 10 * S),)) for n in range(64)
+    ]
+    readings = [RankReading(board, damaged=n == 33) for n, board in enumerate(boards)]
+    drawn = draw(frame_of(job_facts(*ranks), *readings), lines=24)
+    assert len(drawn.splitlines()) <= 24
+    for rank in (7, 33, 60):
+        cells(drawn, rank)
+    shown = [line for line in drawn.splitlines() if line.split()[:1] and line.split()[0].isdigit()]
+    assert f"and {64 - len(shown)} more ranks, none of them beyond 20 % of its timeout" in drawn
+    assert len(shown) == 24 - 10
+    assert "more rank" not in draw(frame_of(job_facts(*ranks), *readings))
+
+
+@pytest.mark.parametrize("width", [72, 80, 100, 119])
+def test_narrow_terminals(width: int) -> None:
+    sections = (SectionView("a_section_with_a_long_name", NOW - S, 1, 10 * S),)
+    drawn = draw(frame_of(job_facts(rank_facts()), RankReading(snapshot(sections=sections))), width=width)
+    assert max(map(len, drawn.splitlines())) <= width
+    assert cells(drawn, 5)[0] == "5"
+    assert "10 % of 10 s" in drawn
+    assert "running" in drawn.splitlines()[-2]
+
+
+def test_columns_stand_still_where_there_is_room() -> None:
+    frames = [
+        frame_of(job_facts(rank_facts()), RankReading(snapshot(iteration=iteration, sections=sections)))
+        for iteration, sections in ((None, ()), (99_999, (SectionView("checkpoint", NOW - S, 1, 9999 * S),)))
+    ]
+    heads = [draw(frame, width=120).splitlines()[5] for frame in frames]
+    assert heads[0].rstrip() == heads[1].rstrip()
+
+
+def test_terminals_without_such_characters_and_the_note() -> None:
+    note = "ft_launcher 70, job demo, is stopped"
+    drawn = draw(frame_of(job_facts(rank_facts()), RankReading(snapshot()), note=note), ascii_only=True)
+    assert drawn.isascii()
+    assert "#.........  12 % of 8 s" in drawn
+    assert note in drawn
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0.0 s"),
+        (9.99, "9.9 s"),
+        (10, "10 s"),
+        (59.9, "59 s"),
+        (200, "3 min 20 s"),
+        (7500, "2 h 05 min"),
+        (273700, "3 d 4 h"),
+    ],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_json_has_the_promised_keys() -> None:
+    """They stand in docs/specification.md: scripts rely on them."""
+    sections = (SectionView("step", NOW - 4 * S, 3, 10 * S),)
+    facts = job_facts(rank_facts(), pauses=((NOW - 3 * S, NOW),), paused_since_ns=NOW - 3 * S)
+    rows = make_rows(facts, {1: RankReading(snapshot(sections=sections))}, NOW)
+    assert json.loads(json.dumps(job_object(facts, rows, NOW))) == {
+        "run_id": "demo",
+        "launcher_pid": 70,
+        "log_dir": "/logs",
+        "phase": "running",
+        "uptime_s": 105.0,
+        "cycle": 1,
+        "cycle_s": 100.0,
+        "nodes": 1,
+        "world_size": 2,
+        "max_restarts": 3,
+        "restarts_left": 2,
+        "observe_only": False,
+        "paused_s": 3.0,
+        "last_cause": {"cycle": 0, "kind": "hang", "rank": 1, "text": "rank 1 hung"},
+        "ranks": [
+            {
+                "rank": 5,
+                "local_rank": 1,
+                "pid": 77,
+                "state": "paused",
+                "exit_code": None,
+                "iteration": 12,
+                "sections": [{"name": "step", "open_s": 4.0, "timeout_s": 10.0}],
+                "out_of_section_s": None,
+                "heartbeat_s": None,
+                "timeout": {"kind": "section", "section": "step", "used_s": 1.0, "timeout_s": 10.0, "share": 0.1},
+            }
+        ],
+    }
+
+
+@pytest.fixture
+def boards() -> Iterator[list[Board]]:
+    """Of 64 ranks, with ten sections each, two of them open."""
+    boards = []
+    start_ns = time.monotonic_ns()
+    for rank in range(64):
+        fd = create_memory()
+        boards.append(Board(fd))
+        os.close(fd)
+        timeouts = BoardTimeouts(3600.0, 2700.0, 0, {f"section_{n}": 10.0 * (n + 1) for n in range(10)}, 30.0)
+        values: dict[str, Any] = {"cycle": 0, "rank": rank, "pid": os.getpid(), "warmup_iterations": 0}
+        boards[-1].initialise(start_ns=start_ns, timeouts=timeouts, **values)
+        for index in (2, rank % 10):
+            boards[-1].words[status_board_slot(index)] = time.monotonic_ns()
+    yield boards
+    for board in boards:
+        board.close()
+
+
+def status_board_slot(index: int) -> int:
+    from megatron_ft.core import board_layout as layout
+
+    return layout.slot(index) + layout.S_OPENED_AT
+
+
+def test_64_ranks_are_drawn_in_a_moment(boards: list[Board]) -> None:
+    facts = job_facts(*(rank_facts(rank=number, local_rank=number) for number in range(64)))
+    seconds = []
+    for _ in range(3):
+        began = time.perf_counter()
+        readings = {number: RankReading(board.snapshot()) for number, board in enumerate(boards)}
+        now_ns = time.monotonic_ns()
+        drawn = draw(Frame(facts, make_rows(facts, readings, now_ns), now_ns))
+        seconds.append(time.perf_counter() - began)
+    assert drawn.count(" running") == 64 + 1  # the cycle runs, too
+    print(f"64 ranks read and drawn in {min(seconds) * 1e3:.1f} ms")
+    assert min(seconds) < 1.0
+
+
+def test_every_state_has_its_words() -> None:
+    from megatron_ft.core.status_rows import RankState
+
+    assert set(status_table._WORDS) == set(RankState) - {RankState.EXITED}
