@@ -7,6 +7,8 @@ from typing import Any
 
 __all__ = ["evidence_text"]
 
+_WITNESS = "megatron_ft/rank/witness.py"
+
 
 def evidence_text(document: Mapping[str, Any]) -> str:
     """The readable form of an evidence document (see ``monitor.evidence`` and ``launcher.crash_evidence``)."""
@@ -70,7 +72,10 @@ def _collectives(answer: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _stacks(stacks: Mapping[str, Any]) -> Iterator[str]:
-    for thread in stacks.get("threads") or ():
+    threads = sorted(stacks.get("threads") or (), key=lambda thread: not thread.get("main"))
+    for thread in threads:
+        if any(function == "_answer" and file.endswith(_WITNESS) for file, _, function in thread["frames"]):
+            continue  # ours, asleep
         yield ""
         name = "main thread" if thread.get("main") else f"thread {thread.get('name') or hex(thread['ident'])}"
         yield f"{name} (innermost call first, by {stacks['source']}):"

@@ -65,7 +65,7 @@ class CycleSummary:
     Args:
         outcome: "succeeded", "failed" or "stopped"; "unknown" if its end isn't in the logs (it may still run).
         kind: of the cause: "hang", "crash", "signal", "request", "membership"; None if nothing failed.
-        text: the cause in words, as the launcher printed it.
+        text: the cause in words, as the launcher printed it; detail: what the evidence added, None if nothing.
         rank: who caused the end; None if unknown or nobody.
         iteration: of that rank at that time.
         first_iteration, last_iteration: of the whole cycle; None if no iteration began in it.
@@ -80,6 +80,7 @@ class CycleSummary:
     outcome: str
     kind: str | None = None
     text: str | None = None
+    detail: str | None = None
     rank: int | None = None
     iteration: int | None = None
     first_iteration: int | None = None
@@ -189,6 +190,7 @@ class _Cycle:
             outcome=str(self._end.get("outcome")) if self._end is not None else "unknown",
             kind=cause.get("kind"),
             text=cause.get("text"),
+            detail=cause.get("detail") or None,
             rank=cause.get("rank"),
             iteration=self._end.get("iteration") if self._end is not None else None,
             first_iteration=self.first_iteration(),

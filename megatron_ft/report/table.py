@@ -127,7 +127,8 @@ def _names(phases: RestartPhases) -> list[str]:
 def _how(cycle: CycleSummary) -> str:
     if cycle.text:
         where = f" at iteration {cycle.iteration}" if cycle.iteration is not None else ""
-        return cycle.text if "at iteration" in cycle.text else cycle.text + where
+        text = cycle.text if "at iteration" in cycle.text else cycle.text + where
+        return f"{text},\n{cycle.detail}" if cycle.detail else text
     if cycle.outcome == "succeeded":
         return "finished"
     return "no end in the logs" if cycle.outcome == "unknown" else cycle.outcome
