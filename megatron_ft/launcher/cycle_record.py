@@ -66,6 +66,8 @@ class CycleRecord:
         self.exclude_request: ReceivedRequest | None = None
         self.found: Cause | None = None
         """Who hangs, once all ranks have been looked at; None as long as, or where, that isn't known."""
+        self.places: dict[int, str] = {}
+        """Where ranks were that the launcher itself found hung, in words, by global rank."""
         self._verdicts: list[HangVerdict] = []
         self._snapshot = snapshot
         self._log = log
@@ -193,6 +195,8 @@ class CycleRecord:
         if self.found is not None:
             return self.found
         cause = find_cause(list(self.exits.values()), self._verdicts)
+        if cause is not None and cause.kind is CauseKind.HANG and cause.rank in self.places:
+            return dataclasses.replace(cause, detail=self.places[cause.rank])
         return cause or Cause(kind=CauseKind.CRASH, text="no rank of this node has ended, and none could be ended")
 
     def request_cause(self) -> Cause:

@@ -40,7 +40,7 @@ class Monitors:
     ) -> None:
         self.on_message: Callable[[int, Message], None] = lambda _local_rank, _message: None
         self.on_presence: Callable[[int, Message], None] = lambda _local_rank, _message: None
-        """Gets only that a rank has begun or ended its monitoring ("attached", "detached")."""
+        """Gets only that a rank has begun or ended its monitoring ("attached", "detached"), or was looked at."""
         self.paused = Pauses()
         self._reactor = reactor
         self._log = log
@@ -155,7 +155,7 @@ class Monitors:
             place.end(deadline)
 
     def _hear(self, local_rank: int, message: Message) -> None:
-        if message["type"] in ("attached", "detached"):
+        if message["type"] in ("attached", "detached", "evidence"):
             self.on_presence(local_rank, message)
         if message["type"] == "verdict" and message.get("observed_only"):
             self._tell_observed(local_rank, message)

@@ -24,7 +24,7 @@ from megatron_ft.launcher.ending import Ending
 from megatron_ft.launcher.forking import ForkingSpawner
 from megatron_ft.launcher.job_status import JobStatus
 from megatron_ft.launcher.monitors import Monitors
-from megatron_ft.launcher.punctuality import Punctuality
+from megatron_ft.launcher.punctuality import EVIDENCE_S, Punctuality
 from megatron_ft.launcher.reactor import Priority, Reactor
 from megatron_ft.launcher.server_process import ServerProcess
 from megatron_ft.launcher.signals import SignalWatch
@@ -103,6 +103,7 @@ class Node:
             observe_only=line.options.observe_only,
             pauses=self.monitors.paused,
             is_stopping=lambda: bool(self.signals.received),
+            look_at=self._look_at,
             reactor=self.reactor,
             log=log,
             say=say,
@@ -192,6 +193,13 @@ class Node:
         descendants.reap_orphans(lambda _pid: False)
         self.signals.close()
         self.reactor.close()
+
+    def _look_at(self, local_rank: int, cycle: int) -> bool:
+        """Have evidence collected on one rank."""
+        if not self.monitors.watches(local_rank, cycle):
+            return False
+        self.monitors.collect(local_rank, passive=False, deadline_ns=time.monotonic_ns() + round(EVIDENCE_S * 1e9))
+        return True
 
     def _ordered(self, order: str, pid: int) -> bool:
         """``megatron-ft pause`` and ``resume``."""

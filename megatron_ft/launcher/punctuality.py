@@ -27,6 +27,8 @@ __all__ = ["Punctuality"]
 _LATE_NS = 500_000_000
 """A timer that comes so much later than asked: the node stood still, and the ranks with it."""
 _GRACE_S = 5.0
+EVIDENCE_S = 2.0
+"""So long a rank is looked at before it is ended."""
 _PAUSED_S = 0.2
 
 
@@ -59,8 +61,15 @@ class Punctuality:
         reactor: Reactor,
         log: EventLog,
         say: Callable[[str], None],
+        look_at: Callable[[int, int], bool] = lambda _local_rank, _cycle: False,
     ) -> None:
-        """``is_stopping``: the launcher was asked to stop, so that nobody need start any more."""
+        """``is_stopping``: the launcher was asked to stop, so that nobody need start any more.
+
+        ``look_at`` (local rank, cycle) has evidence collected on a rank, which ``heard`` gets; False if nobody can.
+        """
+        self._look_at = look_at
+        self._seen_soon: dict[int, Worker] = {}
+        """Ranks that are ended when they have been looked at."""
         self._startup_timeout_s = startup_timeout_s
         self._exit_timeout_s = exit_timeout_s
         self._first_signal = first_signal
@@ -77,6 +86,7 @@ class Punctuality:
         """The ranks of a cycle have been started."""
         self._record = record
         self._awaited.clear()
+        self._seen_soon.clear()
         if self._startup_timeout_s is not None:
             for local_rank, worker in record.workers.items():
                 self._await("startup", local_rank, worker.started_at_ns, self._startup_timeout_s)
@@ -86,7 +96,11 @@ class Punctuality:
         record = self._record
         if record is None or message.get("cycle") != record.cycle or local_rank not in record.workers:
             return
-        if message["type"] == "attached":
+        if message["type"] == "evidence" and local_rank in self._seen_soon:
+            if frame := message["note"].get("frame"):
+                record.places[record.global_ranks[local_rank]] = f"in {frame}"
+            self._end_seen(local_rank)
+        elif message["type"] == "attached":
             self._awaited.pop(local_rank, None)  # also one that was at its end and begins again
         elif message["type"] == "detached" and self._exit_timeout_s is not None:
             if local_rank not in self._awaited:  # a monitor that replaces another says it again
@@ -147,7 +161,17 @@ class Punctuality:
             self._say(lines.finished_late(verdict))
         else:
             record.found_hung(verdict)
-        self._end(worker)
+        if not self._look_at(worker.local_rank, record.cycle):
+            self._end(worker)
+            return
+        self._seen_soon[worker.local_rank] = worker
+        self._reactor.call_later(EVIDENCE_S, lambda: self._end_seen(worker.local_rank))
+
+    def _end_seen(self, local_rank: int) -> None:
+        """A rank has been looked at, or the time for that is over."""
+        worker = self._seen_soon.pop(local_rank, None)
+        if worker is not None and not worker.look():
+            self._end(worker)
 
     def _write(self, verdict: HangVerdict, appointment: _Appointment) -> None:
         self._log.write(

@@ -60,7 +60,8 @@ if CYCLE == 0:
     (ended,) = [line for line in finished.lines if line.startswith("cycle 0 ended")]
     assert ended[:21] in ("cycle 0 ended: rank 0", "cycle 0 ended: rank 1")
     assert ended[21:] == (
-        " did not exit within 2 s after its shutdown at iteration 9; restarting as cycle 1, 0 of 1 restart left"
+        " did not exit within 2 s after its shutdown at iteration 9, in script.py:8 forever;"
+        " restarting as cycle 1, 0 of 1 restart left"
     )
 
 
@@ -102,7 +103,9 @@ if CYCLE == 0 and RANK == 1:
     )
     finished = launcher.run(script, "--nproc-per-node=3", "--ft-exit-timeout=2", "--max-restarts=1")
     assert finished.code == 0
-    assert finished.lines[1].startswith("cycle 0 ended: rank 1 did not exit within 2 s after its shutdown; restarting")
+    assert finished.lines[1].startswith(
+        "cycle 0 ended: rank 1 did not exit within 2 s after its shutdown, in script.py:"
+    )
 
 
 def test_monitoring_that_begins_again_is_no_exit(launcher: Launcher) -> None:

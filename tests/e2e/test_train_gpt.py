@@ -21,7 +21,7 @@ pytest.importorskip("megatron.core")
 pytest.importorskip("psutil")  # without it megatron-core's saves hang for ever
 from torch.distributed import TCPStore
 
-from tests.support.forked_script import ForkedScript, server_pid, start_server
+from tests.support.forked_script import ForkedScript, server_pids, start_server
 
 Process = subprocess.Popen[bytes] | ForkedScript
 SCRIPT = Path(__file__).parents[2] / "examples" / "train_gpt.py"
@@ -131,8 +131,8 @@ class Trainer:
         wanted = f"{MARK}={self._mark}".encode()
         for entry in Path("/proc").iterdir():
             try:
-                if entry.name == str(server_pid()):
-                    continue  # it serves until this process ends
+                if entry.name.isdigit() and int(entry.name) in server_pids():
+                    continue
                 if entry.name.isdigit() and wanted in (entry / "environ").read_bytes().split(b"\0"):
                     found.append(int(entry.name))
             except OSError:

@@ -10,11 +10,11 @@ import os
 import runpy
 import sys
 from collections.abc import Mapping, Sequence
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 
-__all__ = ["ForkedScript", "context", "server_pid", "start_server"]
+__all__ = ["ForkedScript", "context", "server_pids", "start_server"]
 
 _IMPORTS = "tests.support.megatron_imports"
 
@@ -55,10 +55,9 @@ def start_server() -> None:
     forkserver.ensure_running()
 
 
-def server_pid() -> int | None:
-    """Of the process that forks; None if nothing was forked yet."""
-    pid: int | None = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
-    return pid
+def server_pids() -> set[int | None]:
+    """Of the process that forks, and of the one that cleans up after it; they serve until this process ends."""
+    return {forkserver._forkserver._forkserver_pid, resource_tracker._resource_tracker._pid}  # type: ignore[attr-defined]
 
 
 def _run(script: str, argv: list[str], env: dict[str, str], output: str) -> None:
