@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from megatron_ft.core.advance import Reached
 from megatron_ft.core.restart_policy import NodeState, Outcome
 
 __all__ = [
@@ -36,11 +37,19 @@ _FINAL = frozenset({NodeState.SUCCEEDED, NodeState.EXCLUDED})
 
 
 def node_changed(
-    node: int, state: NodeState, *, name: str, text: str, kind: str = "", rank: int | None = None, follows: bool = False
+    node: int,
+    state: NodeState,
+    *,
+    name: str,
+    text: str,
+    kind: str = "",
+    rank: int | None = None,
+    follows: bool = False,
+    reached: Reached | None = None,
 ) -> Entry:
     """A node has another state; ``text`` says why, ``kind`` (of cause) and ``rank`` where a rank did it.
 
-    ``follows``: it did so only because it lost a rank of another node.
+    ``follows``: it did so only because it lost a rank of another node. ``reached``: how far its ranks had got.
     """
     return {
         "ev": "state",
@@ -51,6 +60,7 @@ def node_changed(
         "kind": kind,
         "rank": rank,
         "follows": follows,
+        "reached": reached,
     }
 
 
@@ -92,6 +102,8 @@ class NodeReport:
     """The rank that is the cause; None if none is known."""
     follows: bool = False
     """That rank failed because it had lost one of another node."""
+    reached: Reached | None = None
+    """How far its ranks had got, as far as that was told."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +131,8 @@ class JobView:
     """What it has decided of that (see ``hang_found``)."""
     newcomers: int = 0
     """Nodes that wait to join, where they ended the cycle."""
+    reached: Reached | None = None
+    """How far the node had got that ended the cycle."""
 
     def after(self, entry: Entry, judge: Judge) -> JobView:
         """The view after one more entry. Entries that say nothing (of an unknown node, of another version) don't."""
@@ -141,14 +155,7 @@ class JobView:
             case "gone":
                 return replace(self, gone=self.gone | {node})
             case "state":
-                kind, rank = str(entry.get("kind", "")), entry.get("rank")
-                state, rank, follows = (
-                    NodeState(entry["state"]),
-                    rank if type(rank) is int else None,
-                    bool(entry.get("follows")),
-                )
-                report = NodeReport(state, name, text, kind, rank, follows)
-                return self._changed(node, report, judge)
+                return self._changed(node, _report(entry), judge)
         return self
 
     def makes_needless(self, entry: Entry) -> bool:
@@ -193,4 +200,17 @@ class JobView:
     def _decided(self, outcome: Outcome | None, node: int) -> JobView:
         if self.outcome is not None or outcome is None:
             return self
-        return replace(self, outcome=outcome, decided_by=node)
+        return replace(self, outcome=outcome, decided_by=node, reached=self.nodes[node].reached)
+
+
+def _report(entry: Entry) -> NodeReport:
+    rank, reached = entry.get("rank"), entry.get("reached")
+    return NodeReport(
+        state=NodeState(entry["state"]),
+        name=str(entry.get("name", "")),
+        text=str(entry.get("text", "")),
+        kind=str(entry.get("kind", "")),
+        rank=rank if type(rank) is int else None,
+        follows=bool(entry.get("follows")),
+        reached=None if reached is None else Reached(*map(int, reached)),
+    )

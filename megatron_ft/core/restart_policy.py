@@ -64,12 +64,14 @@ class CycleEnd:
         restarts_before: how many restarts the whole job had used before.
         nodes_left: how many nodes could take part in another cycle, those that wait to join included; None if
             no node was left out.
+        stalled: for how many failed cycles in a row, this one included, the job has got no further.
     """
 
     cycle: int
     outcome: Outcome
     restarts_before: int = 0
     nodes_left: int | None = None
+    stalled: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +82,8 @@ class Decision:
     restarts_left: int
     reason: str
     """Why, for the end of the launcher's line; empty where the cause of the cycle's end says it all."""
+    no_progress: bool = False
+    """It gives up because another cycle would fail where the last ones did."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +138,8 @@ class AnyFailed:
 
     max_restarts: int
     min_nodes: int = 1
+    max_stalled: int = 0
+    """So many failed cycles in a row may get no further than the job has been; 0 is any number."""
     is_common = False
 
     def judge(self, view: GroupView) -> Outcome | None:
@@ -159,7 +165,7 @@ class AnyFailed:
             last.restarts_before + (last.outcome is Outcome.FAILED),
             sum(end.outcome is Outcome.FAILED for end in history),
         )
-        return _decide(history[-1], used=used, max_restarts=self.max_restarts, min_nodes=self.min_nodes)
+        return _decide(last, self, used=used)
 
 
 @dataclass(frozen=True)
@@ -173,6 +179,8 @@ class MinHealthy:
 
     max_restarts: int
     min_nodes: int
+    max_stalled: int = 0
+    """As for ``AnyFailed``."""
     is_common = True
 
     def judge(self, view: GroupView) -> Outcome | None:
@@ -192,11 +200,12 @@ class MinHealthy:
         assert history, "a decision needs a cycle that has ended"
         last = history[-1]
         used = last.restarts_before + (last.outcome is Outcome.FAILED)
-        return _decide(last, used=used, max_restarts=self.max_restarts, min_nodes=self.min_nodes)
+        return _decide(last, self, used=used)
 
 
-def _decide(last: CycleEnd, *, used: int, max_restarts: int, min_nodes: int) -> Decision:
+def _decide(last: CycleEnd, policy: AnyFailed | MinHealthy, *, used: int) -> Decision:
     """``used`` restarts, if the one that may follow is made."""
+    max_restarts, min_nodes = policy.max_restarts, policy.min_nodes
     left = max(0, max_restarts - used)
     too_few = last.nodes_left is not None and last.nodes_left < min_nodes
     match last.outcome:
@@ -212,6 +221,10 @@ def _decide(last: CycleEnd, *, used: int, max_restarts: int, min_nodes: int) -> 
         case _ if too_few:
             reason = f"{last.nodes_left} of at least {min_nodes} nodes left, giving up"
             return Decision(action=Action.GIVE_UP, restarts_left=left, reason=reason)
+        case Outcome.FAILED if 0 < policy.max_stalled <= last.stalled:
+            cycles = "1 cycle" if last.stalled == 1 else f"{last.stalled} cycles"
+            reason = f"no progress in {cycles}, giving up"
+            return Decision(action=Action.GIVE_UP, restarts_left=left, reason=reason, no_progress=True)
         case Outcome.FAILED if used > max_restarts:
             reason = "no restarts left, giving up" if max_restarts else "no restarts allowed, giving up"
             return Decision(action=Action.GIVE_UP, restarts_left=0, reason=reason)

@@ -15,6 +15,8 @@ RESTART_POLICIES = ("any-failed", "min-healthy")
 DEFAULT_TERM_TIMEOUT = 1800.0
 DEFAULT_WORKERS_STOP_TIMEOUT = 5.0
 DEFAULT_PRELOAD_TIMEOUT = 60.0
+DEFAULT_MAX_NO_PROGRESS_CYCLES = 3
+DEFAULT_NO_RESTART_EXIT_CODE = 93
 
 
 def add_ft_options(parser: argparse.ArgumentParser) -> None:
@@ -29,11 +31,14 @@ def add_ft_options(parser: argparse.ArgumentParser) -> None:
     _add_field_options(group)
     _add_file_options(group)
     _add_restart_options(group)
+    _add_progress_options(group)
     _add_preload_options(group)
     _add_watching_options(group)
     for name in (*REFERENCE_FIELDS, *REFERENCE_OPTIONS):
-        if name != "restart_policy":  # which is an option of ours too
-            group.add_argument(*_field_spellings(name), action=_Ignore, help=argparse.SUPPRESS)
+        # some are options of ours, too, in some of their spellings
+        spellings = [word for word in _field_spellings(name) if word not in parser._option_string_actions]
+        if name != "restart_policy":
+            group.add_argument(*spellings, action=_Ignore, help=argparse.SUPPRESS)
 
 
 def with_hint(message: str, parser: argparse.ArgumentParser) -> str:
@@ -120,6 +125,26 @@ def _add_restart_options(group: argparse._ArgumentGroup) -> None:
         help="From SIGTERM to SIGKILL for the ranks when the launcher restarts them. "
         f"Default: {DEFAULT_WORKERS_STOP_TIMEOUT:g}, and a tenth of a second where one of them has failed, because "
         "nothing can be saved together any more.",
+    )
+
+
+def _add_progress_options(group: argparse._ArgumentGroup) -> None:
+    _add(
+        group,
+        ["--ft-max-no-progress-cycles", "--ft_max_no_progress_cycles"],
+        dest="ft_max_no_progress_cycles",
+        metavar="N",
+        help="End the job when so many failed cycles in a row got no further than the job has been, neither in "
+        "iterations nor in the iteration they went on from; 0 never does. Only for jobs that tell their iterations. "
+        f"Default: {DEFAULT_MAX_NO_PROGRESS_CYCLES}.",
+    )
+    _add(
+        group,
+        ["--ft-no-restart-exit-code", "--ft_no_restart_exit_code"],
+        dest="ft_no_restart_exit_code",
+        metavar="CODE",
+        help="The launcher's exit code then, for schedulers that would start the job again. "
+        f"Default: {DEFAULT_NO_RESTART_EXIT_CODE}.",
     )
 
 

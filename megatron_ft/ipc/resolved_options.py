@@ -14,6 +14,8 @@ from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.preload import parse_preload
 from megatron_ft.ipc.config_file import FaultToleranceConfig, FileSection, command_line_values, read_section
 from megatron_ft.ipc.ft_options import (
+    DEFAULT_MAX_NO_PROGRESS_CYCLES,
+    DEFAULT_NO_RESTART_EXIT_CODE,
     DEFAULT_PRELOAD_TIMEOUT,
     DEFAULT_TERM_TIMEOUT,
     DEFAULT_WORKERS_STOP_TIMEOUT,
@@ -42,6 +44,8 @@ class ResolvedOptions:
     workers_stop_timeout: float
     workers_stop_timeout_was_set: bool
     log_dir: str | None
+    max_no_progress_cycles: int
+    no_restart_exit_code: int
     startup_timeout: float | None
     """From the start of a rank's process to the start of its monitoring."""
     exit_timeout: float | None
@@ -101,6 +105,18 @@ def read_ft_options(namespace: argparse.Namespace) -> ResolvedOptions:
         "workers-stop-timeout": _seconds(
             "--workers-stop-timeout", namespace.ft_workers_stop_timeout, DEFAULT_WORKERS_STOP_TIMEOUT
         ),
+        "ft-max-no-progress-cycles": _whole(
+            "--ft-max-no-progress-cycles",
+            namespace.ft_max_no_progress_cycles,
+            DEFAULT_MAX_NO_PROGRESS_CYCLES,
+            range(10**6),
+        ),
+        "ft-no-restart-exit-code": _whole(
+            "--ft-no-restart-exit-code",
+            namespace.ft_no_restart_exit_code,
+            DEFAULT_NO_RESTART_EXIT_CODE,
+            range(1, 256),
+        ),
         "ft-startup-timeout": _limit("--ft-startup-timeout", namespace.ft_startup_timeout),
         "ft-exit-timeout": _limit("--ft-exit-timeout", namespace.ft_exit_timeout),
         "ft-observe-only": bool(namespace.ft_observe_only),
@@ -118,6 +134,8 @@ def read_ft_options(namespace: argparse.Namespace) -> ResolvedOptions:
         workers_stop_timeout=ours["workers-stop-timeout"],
         workers_stop_timeout_was_set=namespace.ft_workers_stop_timeout is not None,
         log_dir=ours["ft-log-dir"],
+        max_no_progress_cycles=ours["ft-max-no-progress-cycles"],
+        no_restart_exit_code=ours["ft-no-restart-exit-code"],
         startup_timeout=ours["ft-startup-timeout"],
         exit_timeout=ours["ft-exit-timeout"],
         observe_only=ours["ft-observe-only"],
@@ -162,6 +180,15 @@ def _seconds(option: str, given: str | None, default: float) -> float:
     if not 0 <= seconds <= MAX_SECONDS:  # false for nan too
         raise ConfigError(f"{option} {show(given)}: must be a number of seconds from 0 to {MAX_SECONDS:.0e}")
     return seconds
+
+
+def _whole(option: str, given: str | None, default: int, allowed: range) -> int:
+    if given is None:
+        return default
+    number = int(given) if given.strip().isdecimal() else -1
+    if number not in allowed:
+        raise ConfigError(f"{option} {show(given)}: must be a whole number from {allowed.start} to {allowed.stop - 1}")
+    return number
 
 
 def _limit(option: str, given: str | None) -> float | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import signal
 import subprocess
 from typing import Any, NoReturn
@@ -19,8 +18,9 @@ from torch.distributed.elastic.rendezvous.api import (
 from megatron_ft.core.control import WorkloadAction
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.exit_description import Cause, CauseKind
-from megatron_ft.core.restart_policy import Action, CycleEnd, Decision, GroupView, NodeState, Outcome
+from megatron_ft.core.restart_policy import Action, Decision, GroupView, NodeState, Outcome
 from megatron_ft.launcher import announce, crash_evidence, departure, lines, node_lines, stopping, torch_private
+from megatron_ft.launcher.accounts import Accounts
 from megatron_ft.launcher.control import ReceivedRequest
 from megatron_ft.launcher.cycle_record import CycleRecord
 from megatron_ft.launcher.doorbell import Doorbell
@@ -60,7 +60,6 @@ class FaultTolerantAgent(LocalElasticAgent):
         super().__init__(**torch_arguments)
         self._node = node
         self._handler: Any = self._worker_group.spec.rdzv_handler
-        self._history: list[CycleEnd] = []
         self._cycle = 0
         self._grace_s = node.line.stop_timeout
         self._meetings = Meetings(node, self._handler)
@@ -70,6 +69,7 @@ class FaultTolerantAgent(LocalElasticAgent):
         self._record: CycleRecord | None = None
         self._inquest: Inquest | None = None
         self._newcomers = Newcomers(node.reactor)
+        self._accounts = Accounts(node, lambda: node.blocking(self._handler.num_nodes_waiting))
         node.monitors.on_message = self._heard_of
         node.control.on_request = self._asked
 
@@ -100,8 +100,7 @@ class FaultTolerantAgent(LocalElasticAgent):
                 self._log_lost(error)
                 raise
             record = self._current()
-            self._history.append(self._cycle_end(record, outcome))
-            decision = self._decide()
+            decision = self._accounts.close(record, outcome, self._peers)
             if outcome is Outcome.SUCCEEDED:
                 return self._succeeded(record, decision)
             cause = self._cause(outcome)
@@ -115,6 +114,8 @@ class FaultTolerantAgent(LocalElasticAgent):
                 self._exclude_this_node()
             self._check_all_are_gone()
             if decision.action is Action.GIVE_UP:
+                if decision.no_progress:
+                    self._node.failure_code = self._node.line.options.no_restart_exit_code
                 self._ends_together = self._peers is not None and self._peers.view.outcome is not None
                 if self._peers is not None and self._peers.blames_others():
                     raise JobEndedError(cause.text)
@@ -141,7 +142,14 @@ class FaultTolerantAgent(LocalElasticAgent):
             run_id, used = self._handler.get_run_id(), met.restarts_used
             self._bell = self._bell or Doorbell(of_the_run(worker_group.store), run_id=run_id)
             self._peers = Peers(
-                node, worker_group, cycle=met.cycle, run_id=run_id, restarts_before=used, bell=self._bell
+                node,
+                worker_group,
+                cycle=met.cycle,
+                run_id=run_id,
+                restarts_before=used,
+                advance_before=met.advance,
+                reached=lambda: self._current().reached(),
+                bell=self._bell,
             )
             self._remaining_restarts = max(0, node.line.namespace.max_restarts - used)
 
@@ -278,30 +286,9 @@ class FaultTolerantAgent(LocalElasticAgent):
                 return Outcome.EXCLUDED
         return outcome
 
-    def _cycle_end(self, record: CycleRecord, outcome: Outcome) -> CycleEnd:
-        peers, left = self._peers, None
-        if peers is None:
-            before = sum(end.outcome is Outcome.FAILED for end in self._history)
-            left = 0 if outcome is Outcome.EXCLUDED else None
-        else:
-            before = peers.restarts_before
-            # our own exclusion may not have come back from the store yet
-            excluded = max(peers.view.count(NodeState.EXCLUDED), int(outcome is Outcome.EXCLUDED))
-            if excluded:
-                waiting = self._node.blocking(self._handler.num_nodes_waiting)
-                left = len(peers.view.nodes) - excluded + waiting
-        return CycleEnd(cycle=record.cycle, outcome=outcome, restarts_before=before, nodes_left=left)
-
-    def _decide(self) -> Decision:
-        decision, received = self._node.policy.decide(self._history), self._node.signals.received
-        if decision.action is Action.RESTART and received:
-            self._node.tell_asked_to_stop(ranks=0)
-            return dataclasses.replace(decision, action=Action.GIVE_UP, reason="not restarting")
-        return decision
-
     def _exclude_this_node(self) -> NoReturn:
         """Leave the others to themselves."""
-        end = self._history[-1]
+        end = self._accounts.last()
         job_ends = end.nodes_left is not None and end.nodes_left < self._node.policy.min_nodes
         if job_ends:
             self._ends_together = True
@@ -388,7 +375,7 @@ class FaultTolerantAgent(LocalElasticAgent):
             without = node_lines.succeeded_without(self._peers.view)
         elif (self._worker_group.group_world_size or 1) > 1:
             self._node.reactor.call_blocking(self._exit_barrier, self._check_wanted)
-        self._node.say(without or lines.run_finished(len(self._history)))
+        self._node.say(without or lines.run_finished(self._accounts.cycles))
         return RunResult(state=WorkerState.SUCCEEDED, return_values=dict.fromkeys(record.global_ranks))
 
     def _log_lost(self, error: RendezvousError) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from torch.distributed.elastic.multiprocessing import ProcessFailure
 
+from megatron_ft.core.advance import Reached
 from megatron_ft.core.board_layout import BoardSnapshot
 from megatron_ft.core.exit_description import (
     Cause,
@@ -209,6 +210,13 @@ class CycleRecord:
         """The furthest iteration that a rank of this node reported."""
         snapshots = map(self._snapshot, range(len(self.global_ranks)))
         return max((s.iteration for s in snapshots if s is not None and s.iteration is not None), default=None)
+
+    def reached(self) -> Reached:
+        """How far the ranks of this node got."""
+        snapshots = [s for s in map(self._snapshot, range(len(self.global_ranks))) if s is not None]
+        began = [s.first_iteration for s in snapshots if s.first_iteration is not None]
+        last = self.last_iteration()
+        return Reached(first=min(began, default=-1), last=-1 if last is None else last)
 
     def torch_failures(self, cause: Cause) -> dict[int, ProcessFailure]:
         """The same for torch's report, which takes the one with the earliest time for the root cause."""

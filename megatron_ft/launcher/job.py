@@ -69,13 +69,13 @@ def _launch(node: Node, config: LaunchConfig, command: Sequence[str]) -> int:
     except ChildFailedError as error:
         # torch's table of the failures, without a traceback of ours and with the script's name in its title
         print(ChildFailedError(node.line.namespace.training_script, error.failures), file=sys.stderr, flush=True)
-        return 1
+        return node.failure_code
     except SignalException as error:
         if error.sigval == signal.SIGINT:
             return 128 + signal.SIGINT
         return 0 if node.ranks_ended_well else 1
     except JobEndedError:
-        return 1
+        return node.failure_code
     except NodeExcludedError as error:
         # 0: a scheduler that ends the whole job when one node's task fails would undo what was asked for
         return 1 if error.job_ends else 0

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from megatron_ft.core.job_view import Entry, JobView, Judge, NodeReport, node_changed
-from megatron_ft.core.restart_policy import NodeState, Outcome
+from megatron_ft.core.restart_policy import NodeState
 from megatron_ft.launcher.doorbell import Doorbell
 from megatron_ft.launcher.reactor import THREAD_PREFIX
 
@@ -52,7 +52,7 @@ class JobLog:
         name: str,
         interval_s: float,
         judge: Judge,
-        on_decided: Callable[[Outcome], None],
+        on_decided: Callable[[JobView], None],
         bell: Doorbell,
     ) -> None:
         """``on_decided`` is called once, in the thread, before anybody else hears of the outcome.
@@ -211,7 +211,7 @@ class JobLog:
         self._next += 1
         view = self.view.after(json.loads(text), self._judge)
         if view.outcome is not None and self.view.outcome is None:
-            self._on_decided(view.outcome)
+            self._on_decided(view)
         self.view = view
         os.eventfd_write(self._wake_fd, 1)
 

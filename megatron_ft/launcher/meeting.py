@@ -9,13 +9,14 @@ from typing import Any
 
 from torch.distributed.elastic.agent.server.api import WorkerGroup
 
+from megatron_ft.core.advance import Advance
 from megatron_ft.core.gathering import Gathering, Seen, Verdict
 from megatron_ft.core.restart_policy import NodeState
 from megatron_ft.launcher import node_lines, torch_rendezvous
 from megatron_ft.launcher.node import Node
 from megatron_ft.launcher.peers import Peers
 from megatron_ft.launcher.reactor import Timer
-from megatron_ft.launcher.rounds import agree_on_cycle, restarts_used
+from megatron_ft.launcher.rounds import agree_on_cycle, read_advance, restarts_used
 from megatron_ft.launcher.torch_rendezvous import Pace
 
 __all__ = ["Meetings", "Met"]
@@ -26,10 +27,11 @@ _TELL_AGAIN_FACTOR = 10.0
 
 @dataclass(frozen=True)
 class Met:
-    """What the nodes agree on: the number of the cycle, and the restarts that the job has used."""
+    """What the nodes agree on: the number of the cycle, the restarts that the job has used, and how far it has got."""
 
     cycle: int
     restarts_used: int
+    advance: Advance
 
 
 class Meetings:
@@ -114,7 +116,7 @@ class Meetings:
             group_rank=group.group_rank or 0,
             own_count=self._count,
         )
-        return Met(cycle, used)
+        return Met(cycle, used, read_advance(group.store, run_id=run_id) if several else Advance())
 
     def _tell_in(self, seconds: float, gathering: Gathering, peers: Peers | None) -> None:
         """Say for whom the round waits; again after ten times as long."""

@@ -58,13 +58,19 @@ class Node:
         self.line = line
         self.say = say
         policy = MinHealthy if line.options.restart_policy == "min-healthy" else AnyFailed
-        self.policy: RestartPolicy = policy(max_restarts=line.namespace.max_restarts, min_nodes=line.min_nodes)
+        self.policy: RestartPolicy = policy(
+            max_restarts=line.namespace.max_restarts,
+            min_nodes=line.min_nodes,
+            max_stalled=line.options.max_no_progress_cycles,
+        )
         self.workers: dict[int, Worker] = {}
         """Those of the cycle that runs, by local rank."""
         self.ranks_ended_well = False
         """All ranks of the last cycle ended with 0."""
         self.failure_ns: tuple[int, int] | None = None
         """Of a cycle that is being replaced: when that it failed was noticed, and when its ranks were gone."""
+        self.failure_code = 1
+        """The launcher's exit code if the job fails for good."""
         self._told_stop = False
         become_subreaper()
         self.reactor = Reactor()

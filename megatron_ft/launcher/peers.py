@@ -11,6 +11,7 @@ from torch.distributed.elastic.agent.server.api import WorkerGroup
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
 
 from megatron_ft.core import job_view
+from megatron_ft.core.advance import Advance, Reached
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.exit_description import Cause
 from megatron_ft.core.job_view import JobView
@@ -19,7 +20,7 @@ from megatron_ft.launcher import node_lines
 from megatron_ft.launcher.doorbell import Doorbell
 from megatron_ft.launcher.job_log import CUT_OFF_AFTER_S, JobLog
 from megatron_ft.launcher.node import Node
-from megatron_ft.launcher.rounds import add_restart
+from megatron_ft.launcher.rounds import add_restart, write_advance
 
 __all__ = ["CutOffError", "Peers"]
 
@@ -39,10 +40,22 @@ class Peers:
     """One cycle's other nodes, and this one as they see it."""
 
     def __init__(
-        self, node: Node, group: WorkerGroup, *, cycle: int, run_id: str, restarts_before: int, bell: Doorbell
+        self,
+        node: Node,
+        group: WorkerGroup,
+        *,
+        cycle: int,
+        run_id: str,
+        restarts_before: int,
+        advance_before: Advance,
+        reached: Callable[[], Reached],
+        bell: Doorbell,
     ) -> None:
+        """``reached`` is asked when this node tells the others that it has failed."""
         self.cycle = cycle
         self.restarts_before = restarts_before
+        self.advance_before = advance_before
+        self._reached = reached
         self.number: int = group.group_rank or 0
         self._node = node
         self._name = socket.gethostname()
@@ -52,9 +65,10 @@ class Peers:
         self._is_over = False
         policy, store = node.policy, group.store
 
-        def decided(outcome: Outcome) -> None:
-            if outcome is Outcome.FAILED:
+        def decided(view: JobView) -> None:
+            if view.outcome is Outcome.FAILED:
                 add_restart(store, run_id=run_id, before=restarts_before)
+                write_advance(store, run_id=run_id, advance=advance_before.after(view.reached))
 
         self._log = JobLog(
             store,
@@ -127,7 +141,8 @@ class Peers:
         told: dict[str, Any] = {"text": cause}
         if isinstance(cause, Cause):
             told = {"text": cause.line, "kind": cause.kind.value, "rank": cause.rank, "follows": cause.follows}
-        self._log.append(job_view.node_changed(self.number, state, name=self._name, **told))
+        reached = self._reached() if state is NodeState.UNHEALTHY else None
+        self._log.append(job_view.node_changed(self.number, state, name=self._name, reached=reached, **told))
         others = self.view.count(NodeState.HEALTHY) - 1
         if state is NodeState.SUCCEEDED and others > 0:
             self._node.say(node_lines.waiting_for_others(cycle=self.cycle, others=others))

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import json
 import os
 import threading
 from typing import Any
 
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
+from megatron_ft.core.advance import Advance
 from megatron_ft.launcher.reactor import THREAD_PREFIX, Reactor
 
-__all__ = ["MembershipWatch", "add_restart", "agree_on_cycle", "of_the_run", "restarts_used"]
+__all__ = [
+    "MembershipWatch",
+    "Newcomers",
+    "add_restart",
+    "agree_on_cycle",
+    "of_the_run",
+    "read_advance",
+    "restarts_used",
+    "write_advance",
+]
 
 _KEY = "megatron_ft/cycle"
 _RESTARTS_KEY = "megatron_ft/restarts"
+_ADVANCE_KEY = "megatron_ft/advance"
 
 
 def agree_on_cycle(store: Any, *, backend: str, run_id: str, group_rank: int, own_count: int) -> int:
@@ -42,6 +55,17 @@ def restarts_used(store: Any, *, run_id: str) -> int:
 def add_restart(store: Any, *, run_id: str, before: int) -> None:
     """One more than ``before``. Every node of the cycle writes it, the same number: no loss of a node loses it."""
     of_the_run(store).set(f"{_RESTARTS_KEY}/{run_id}", str(before + 1))
+
+
+def read_advance(store: Any, *, run_id: str) -> Advance:
+    """How far the job has got in all cycles so far."""
+    shared, key = of_the_run(store), f"{_ADVANCE_KEY}/{run_id}"
+    return Advance(**json.loads(shared.get(key))) if shared.check([key]) else Advance()
+
+
+def write_advance(store: Any, *, run_id: str, advance: Advance) -> None:
+    """Every node of the cycle writes it, the same: as with ``add_restart``."""
+    of_the_run(store).set(f"{_ADVANCE_KEY}/{run_id}", json.dumps(dataclasses.asdict(advance)))
 
 
 def of_the_run(store: Any) -> Any:

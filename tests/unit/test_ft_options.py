@@ -222,6 +222,7 @@ def test_policy_timeouts_and_log_dir() -> None:
 def test_living_with_it() -> None:
     options = read()
     assert (options.startup_timeout, options.exit_timeout) == (None, None)
+    assert (options.max_no_progress_cycles, options.no_restart_exit_code) == (3, 93)
     assert (options.observe_only, options.forward_signals) == (False, ())
     options = read(
         "--ft-startup-timeout=30", "--ft-exit-timeout", "1.5", "--ft-observe-only", "--ft-forward-signals=usr1, SIGUSR2"
@@ -235,6 +236,22 @@ def test_living_with_it() -> None:
     logged = json.loads(json.dumps(options.sources_for_log()))
     assert logged["ft-forward-signals"] == {"value": "SIGUSR1,SIGUSR2", "source": "command line"}
     assert read("--ft-startup-timeout=null", "--ft_exit_timeout=none").exit_timeout is None
+
+
+@pytest.mark.parametrize(
+    ("option", "allowed"),
+    [
+        ("--ft-max-no-progress-cycles=-1", "0 to 999999"),
+        ("--ft-max-no-progress-cycles=2.5", "0 to 999999"),
+        ("--ft-no-restart-exit-code=0", "1 to 255"),
+        ("--ft-no-restart-exit-code=256", "1 to 255"),
+        ("--ft-no-restart-exit-code=x", "1 to 255"),
+    ],
+)
+def test_whole_numbers_within_bounds(option: str, allowed: str) -> None:
+    name, _, value = option.partition("=")
+    with pytest.raises(ConfigError, match=f"^{name} '{value}': must be a whole number from {allowed}$"):
+        read(option)
 
 
 def test_help_names_all_of_it_in_its_group() -> None:

@@ -34,7 +34,7 @@ class Job:
     def __init__(self) -> None:
         self.host: Any = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.logs: list[JobLog] = []
-        self.decided: list[Outcome] = []
+        self.decided: list[Outcome | None] = []
 
     def node(self, number: int, nodes: int, *, bell: Doorbell | None = None) -> JobLog:
         store = self.connection()
@@ -46,7 +46,7 @@ class Job:
             name=f"host{number}",
             interval_s=NEVER_S,
             judge=AnyFailed(3).judge_nodes,
-            on_decided=self.decided.append,
+            on_decided=lambda view: self.decided.append(view.outcome),
             bell=bell or Doorbell(store, run_id="job"),
         )
         self.logs.append(log)

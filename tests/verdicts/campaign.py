@@ -76,7 +76,13 @@ def arguments(faults: Sequence[Fault], directory: Path, *, nodes: int = 1) -> li
     """Of each launcher, for one job that meets these faults, one in each cycle; writes its configuration."""
     config = directory / "verdicts.yaml"
     config.write_text(f"fault_tolerance:\n  rank_section_timeouts: {{step: {TIMEOUT_S}, checkpointing: {TIMEOUT_S}}}\n")
-    options = [f"--nproc-per-node={RANKS // nodes}", f"--max-restarts={len(faults)}", f"--fault-tol-cfg-path={config}"]
+    # each of its cycles begins at iteration 0
+    options = [
+        f"--nproc-per-node={RANKS // nodes}",
+        f"--max-restarts={len(faults)}",
+        "--ft-max-no-progress-cycles=0",
+        f"--fault-tol-cfg-path={config}",
+    ]
     return [*options, str(Path(__file__).with_name("job.py")), json.dumps([asdict(fault) for fault in faults])]
 
 

@@ -1,0 +1,39 @@
+"""Whether a job gets on from cycle to cycle, or fails at the same place for ever. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+__all__ = ["Advance", "Reached"]
+
+
+class Reached(NamedTuple):
+    """How far one cycle got: the iteration that it went on from, and the last one it began; -1 where it had none."""
+
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Advance:
+    """How far the job has ever got, and for how many failed cycles in a row it has got no further.
+
+    A cycle gets further if it begins an iteration beyond all before, or goes on from a later one: then a checkpoint
+    was saved that none before had.
+    """
+
+    first: int = -1
+    last: int = -1
+    stalled: int = 0
+
+    def after(self, reached: Reached | None) -> Advance:
+        """After one more cycle that failed; None is one of which nothing is known.
+
+        A job that has never told an iteration isn't judged; a cycle without one is, in a job that had some before.
+        """
+        if reached is None or (self.last < 0 and reached.last < 0):
+            return self
+        if reached.last > self.last or reached.first > self.first:
+            return Advance(max(self.first, reached.first), max(self.last, reached.last))
+        return replace(self, stalled=self.stalled + 1)

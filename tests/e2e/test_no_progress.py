@@ -1,0 +1,65 @@
+"""A bad day is told from a bad job: who fails at the same iteration for ever is ended, who gets on isn't."""
+
+from __future__ import annotations
+
+from tests.support.launching import Launcher, launcher
+from tests.support.nodes import meeting_place
+
+__all__ = ["launcher"]
+
+TWO = ("--nproc-per-node", "2")
+JOB = """
+from megatron_ft import RankMonitorClient
+client = RankMonitorClient()
+client.init_workload_monitoring()
+saved = CYCLE // {cycles_per_checkpoint} * 5
+for iteration in range(saved, saved + 20):
+    client.set_iteration(iteration)
+    if RANK == 1 and iteration == saved + 3 and CYCLE < {failures}:
+        os._exit(7)
+    if CYCLE < {failures}:
+        time.sleep(0.02)
+client.shutdown_workload_monitoring()
+"""
+NO_PROGRESS = "no progress in {} cycles, giving up"
+
+
+def test_a_job_that_fails_at_the_same_iteration_for_ever_ends_with_its_own_code(launcher: Launcher) -> None:
+    script = JOB.format(cycles_per_checkpoint=1000, failures=1000)
+    launched = launcher.start(script, *TWO, "--max-restarts=500")
+    finished = launched.wait()
+    launched.assert_nothing_left()
+    assert finished.code == 93
+    ends = [line for line in finished.lines if " ended: " in line]
+    assert len(ends) == 4
+    assert ends[-1] == f"cycle 3 ended: rank 1 exited with code 7 at iteration 3; {NO_PROGRESS.format(3)}"
+    assert launched.events("run_ended")[0]["exit_code"] == 93
+
+
+def test_its_bounds_are_options(launcher: Launcher) -> None:
+    script = JOB.format(cycles_per_checkpoint=1000, failures=6)
+    codes = ["--ft-max-no-progress-cycles=2", "--ft-no-restart-exit-code=17"]
+    assert launcher.run(script, *TWO, "--max-restarts=500", *codes).code == 17
+    finished = launcher.run(script, *TWO, "--max-restarts=500", "--ft-max-no-progress-cycles=0")
+    assert (finished.code, finished.lines[-1]) == (0, "all ranks finished after 7 cycles")
+
+
+def test_a_job_that_saves_something_in_between_goes_on(launcher: Launcher) -> None:
+    script = JOB.format(cycles_per_checkpoint=3, failures=20)
+    finished = launcher.run(script, *TWO, "--max-restarts=20")
+    assert (finished.code, finished.lines[-1]) == (0, "all ranks finished after 21 cycles")
+
+
+def test_a_job_that_tells_no_iterations_is_not_judged(launcher: Launcher) -> None:
+    finished = launcher.run("sys.exit(CYCLE < 8)", *TWO, "--max-restarts=8")
+    assert (finished.code, finished.lines[-1]) == (0, "all ranks finished after 9 cycles")
+
+
+def test_two_nodes_end_together(launcher: Launcher) -> None:
+    script = JOB.format(cycles_per_checkpoint=1000, failures=1000)
+    place = meeting_place("--nnodes=2", "--max-restarts=500")
+    nodes = [launcher.start(script, *place) for _ in range(2)]
+    for node in nodes:
+        finished = node.wait()
+        assert finished.code == 93
+        assert finished.lines[-1].endswith(NO_PROGRESS.format(3))
