@@ -33,19 +33,21 @@ _TIE_NS = 250_000_000
 _OWN_FAULTS = frozenset({"SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSYS", "SIGTRAP"})
 _MAX_ERROR_CHARACTERS = 200
 _LOST_A_PEER = (
-    "connection closed by peer",
-    "connection reset by peer",
+    "closed by peer",
+    "reset by peer",
     "connection was closed",
     "connection refused",
     "socket closed",
     "broken pipe",
     "remote process exited",
-    "nccl communicator was aborted",
+    "communicator was aborted",
     "watchdog caught collective operation timeout",
-    "timed out waiting",
-    "application timeout caused pair closure",
+    "timed out",
+    "timeout",
 )
 """What gloo, NCCL and torch's store say, in lower case, when the other side of a collective is gone."""
+_OF_A_COLLECTIVE = ("gloo", "nccl", "c10d", "tcpstore", "processgroup", "distbackenderror", "distnetworkerror")
+"""Only with one of these is it theirs: a user's own connections break, too."""
 
 
 class CauseKind(enum.Enum):
@@ -222,14 +224,17 @@ def find_cause(exits: Sequence[RankExit], verdicts: Sequence[HangVerdict]) -> Ca
     if not candidates:
         return None
     followed = [rank_exit for rank_exit in candidates if follows_from_another(rank_exit)]
-    candidates = [rank_exit for rank_exit in candidates if rank_exit not in followed] or candidates
+    first_followed = min((rank_exit.at_ns for rank_exit in followed), default=0)
+    others = [rank_exit for rank_exit in candidates if rank_exit not in followed]
+    if any(rank_exit.at_ns <= first_followed + _TIE_NS for rank_exit in others):
+        candidates = others  # one that ended much later can't be what they followed from
     seen_first = min(rank_exit.at_ns for rank_exit in candidates)
     tied = [rank_exit for rank_exit in candidates if rank_exit.at_ns - seen_first <= _TIE_NS]
     cause = min(tied, key=_suspicion)
     parts = [f"in {cause.where}" if cause.where else ""]
     if cause in followed:
         parts.append("which another rank's end leads to")
-    elif followed:
+    elif followed and cause in others:
         parts.append(f"{len(followed)} other{'' if len(followed) == 1 else 's'} failed because of it")
     detail = ", ".join(part for part in parts if part)
     return Cause(
@@ -245,7 +250,8 @@ def find_cause(exits: Sequence[RankExit], verdicts: Sequence[HangVerdict]) -> Ca
 def follows_from_another(rank_exit: RankExit) -> bool:
     """Whether a rank only failed because it had lost another one, as its exception says."""
     error = (rank_exit.error or "").lower()
-    return rank_exit.exitcode > 0 and any(sign in error for sign in _LOST_A_PEER)
+    is_theirs = any(name in error for name in _OF_A_COLLECTIVE)
+    return rank_exit.exitcode > 0 and is_theirs and any(sign in error for sign in _LOST_A_PEER)
 
 
 def _suspicion(rank_exit: RankExit) -> tuple[int, int, int, int]:

@@ -44,62 +44,82 @@ class Finding:
 def find(notes: Sequence[RankNote], *, elapsed_s: float) -> Finding:
     """Decide. ``elapsed_s``: for how long the rank that was found hung first has been."""
     waits = waits_for(notes)
-    suspects = _suspects(notes, waits, elapsed_s)
+    suspects, is_certain = _suspects(notes, waits, elapsed_s)
     waiting = tuple(sorted(rank for rank, others in waits.items() if others and rank not in suspects))
     by_rank = {note.rank: note for note in notes}
-    if len(suspects) == 1:
+    if len(suspects) == 1 and is_certain:
         (rank,) = suspects
         told = [place(by_rank[rank]), _others(waiting, by_rank)]
         return Finding(rank=rank, waiting=waiting, text="; ".join(part for part in told if part))
-    named = suspects or {note.rank for note in notes if note.found_hung}
-    return Finding(rank=None, candidates=tuple(sorted(named)), waiting=waiting, text=_undecided(sorted(named), by_rank))
+    named = sorted(suspects or {note.rank for note in notes if note.found_hung})
+    return Finding(rank=None, candidates=tuple(named), waiting=waiting, text=_undecided(named, by_rank))
 
 
 def waits_for(notes: Iterable[RankNote]) -> dict[int, frozenset[int]]:
-    """For whom each rank waits, as its collectives tell, or, where it couldn't tell them, its stack."""
+    """For whom each rank waits, as its collectives tell, or, where it couldn't tell them, its stack.
+
+    Ranks of which there is no note may be among them, where nobody else is missing.
+    """
     by_rank = {note.rank: note for note in notes}
     in_collective = {note.rank for note in by_rank.values() if note.in_flight or note.waits_in}
     waits = {}
     for note in by_rank.values():
         missing = {rank for each in note.in_flight for rank in _missing(note, each, by_rank)}
         if note.waits_in and not note.in_flight:
-            missing = by_rank.keys() - in_collective
+            missing = {rank for rank in by_rank.keys() - in_collective if not _may_wait(by_rank[rank])}
         waits[note.rank] = frozenset(missing - {note.rank}) if not (note.gone or note.is_stopped) else frozenset()
     return waits
 
 
 def _missing(note: RankNote, collective: Collective, by_rank: Mapping[int, RankNote]) -> set[int]:
     """Those of its group who aren't in this collective, or are in another one under the same number."""
-    if collective.peer is not None:
-        return {collective.peer} & by_rank.keys()
-    members = set(collective.ranks or by_rank) & by_rank.keys()
-    return {rank for rank in members if _is_missing(by_rank[rank], collective)}
+    if collective.p2p:
+        peer = collective.peer
+        if peer is None or (peer in by_rank and _meets(by_rank[peer], note.rank)):
+            return set()
+        return {peer}
+    members = set(collective.ranks or by_rank) - {note.rank}
+    missing = {rank for rank in members & by_rank.keys() if _is_missing(by_rank[rank], collective)}
+    return missing or members - by_rank.keys()
+
+
+def _meets(note: RankNote, rank: int) -> bool:
+    """Whether a rank is in a point-to-point operation with another one."""
+    return any(each.p2p and each.peer == rank for each in note.in_flight)
 
 
 def _is_missing(other: RankNote, collective: Collective) -> bool:
-    if other.gone or not other.has_collectives:
-        return not other.waits_in
-    key = (collective.group, collective.seq, collective.p2p)
-    same = [each for each in other.in_flight if (each.group, each.seq, each.p2p) == key]
+    if other.gone:
+        return True
+    if not other.has_collectives:
+        return not (other.waits_in or _may_wait(other))
+    key = (collective.key, collective.seq)
+    same = [each for each in other.in_flight if not each.p2p and (each.key, each.seq) == key]
     if same:
         return all(each.op != collective.op for each in same)
-    return other.enqueued.get(collective.group, 0) < collective.seq
+    return other.enqueued.get(collective.key, 0) < collective.seq
 
 
-def _suspects(notes: Sequence[RankNote], waits: Waits, elapsed_s: float) -> set[int]:
-    """One rank if the notes tell; several if they don't tell among whom; none if they tell nothing."""
+def _may_wait(note: RankNote) -> bool:
+    """Whether a rank that told no collectives may be in one all the same: it is somewhere in a library, or nowhere."""
+    return not (note.gone or note.is_stopped or note.has_collectives) and (not note.has_stack or note.is_in_library)
+
+
+def _suspects(notes: Sequence[RankNote], waits: Waits, elapsed_s: float) -> tuple[set[int], bool]:
+    """Those who may be the cause, none if the notes tell nothing, and whether one that is alone is it for certain."""
     held = {note.rank for note in notes if note.is_stopped or note.is_stuck_in_kernel}
     if held:
-        return held
+        return held, True
     waited_for = frozenset().union(*waits.values())
     if not waited_for:
-        return _overdue(notes, elapsed_s)
-    roots = {rank for rank in waited_for if not waits[rank]}
+        return _overdue(notes, elapsed_s), True
+    roots = {rank for rank in waited_for if not waits.get(rank)}
+    unknown = roots - waits.keys()
+    if unknown:
+        return roots, False
     if roots:
         return _narrowed([note for note in notes if note.rank in roots], elapsed_s)
-    explaining = {rank for rank in waits if waits[rank] and _explains(rank, waits)}
-    outside = {note.rank for note in notes if note.rank in explaining and not note.waits_in}
-    return outside if len(outside) == 1 else explaining
+    return {rank for rank in waits if waits[rank] and _explains(rank, waits)}, True
 
 
 def _explains(rank: int, waits: Waits) -> bool:
@@ -115,13 +135,18 @@ def _explains(rank: int, waits: Waits) -> bool:
     return True
 
 
-def _narrowed(roots: Sequence[RankNote], elapsed_s: float) -> set[int]:
-    """Of several that are waited for: those that have been where they are for long; of these, those that are behind."""
-    still = [note for note in roots if note.found_hung or note.quiet_s >= _MOST * elapsed_s] or roots
+def _narrowed(roots: Sequence[RankNote], elapsed_s: float) -> tuple[set[int], bool]:
+    """Of several that are waited for: those that have been where they are for long; of these, those that are behind.
+
+    One that has moved a moment ago is no cause for certain, though it be the only one.
+    """
+    still = [note for note in roots if note.gone or note.found_hung or note.quiet_s >= _MOST * elapsed_s]
+    if not still:
+        return {note.rank for note in roots}, False
     iterations = [note.iteration for note in still if note.iteration is not None]
     if len(iterations) == len(still):
         still = [note for note in still if note.iteration == min(iterations)]
-    return {note.rank for note in still}
+    return {note.rank for note in still}, True
 
 
 def _overdue(notes: Sequence[RankNote], elapsed_s: float) -> set[int]:
@@ -160,6 +185,7 @@ def _waits_in(note: RankNote) -> str:
 
 def _undecided(ranks: Sequence[int], by_rank: Mapping[int, RankNote]) -> str:
     """The candidates and where they are."""
-    told = "; ".join(f"rank {rank} {place(by_rank[rank])}" for rank in ranks[:_SHOWN])
+    places = {rank: place(by_rank[rank]) if rank in by_rank else "of which nothing is known" for rank in ranks[:_SHOWN]}
+    told = "; ".join(f"rank {rank} {where}" for rank, where in places.items())
     more = f"; and {len(ranks) - _SHOWN} more" if len(ranks) > _SHOWN else ""
     return f"the evidence doesn't tell who began it: {told}{more}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from megatron_ft.core.errors import ProtocolError
@@ -88,15 +88,15 @@ class JobFacts:
             ProtocolError: something is missing, as in the answer of a launcher of another version.
         """
         try:
-            known = {name: message[name] for name in cls.__dataclass_fields__}
+            known = _known(cls, message)
             cause = known["last_cause"]
             return cls(
                 **{
                     **known,
                     "phase": Phase(known["phase"]),
                     "pauses": tuple((int(start), int(end)) for start, end in known["pauses"]),
-                    "last_cause": None if cause is None else LastCause(**cause),
-                    "ranks": tuple(RankFacts(**rank) for rank in known["ranks"]),
+                    "last_cause": None if cause is None else LastCause(**_known(LastCause, cause)),
+                    "ranks": tuple(RankFacts(**_known(RankFacts, rank)) for rank in known["ranks"]),
                 }
             )
         except (KeyError, TypeError, ValueError) as error:
@@ -110,3 +110,8 @@ class JobFacts:
             if start_ns != self.paused_since_ns:
                 pauses.end(end_ns)
         return pauses
+
+
+def _known(kind: type, message: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a dataclass, all of them; what a newer launcher says beside them is passed over."""
+    return {field.name: message[field.name] for field in fields(kind)}

@@ -151,7 +151,7 @@ class JobView:
             case "hang":
                 return replace(self, hang=node) if self.hang is None else self
             case "finding":
-                return replace(self, finding=dict(entry)) if self.finding is None and self.hang == node else self
+                return replace(self, finding=_finding(entry)) if self.finding is None and self.hang == node else self
             case "gone":
                 return replace(self, gone=self.gone | {node})
             case "state":
@@ -201,6 +201,16 @@ class JobView:
         if self.outcome is not None or outcome is None:
             return self
         return replace(self, outcome=outcome, decided_by=node, reached=self.nodes[node].reached)
+
+
+def _finding(entry: Entry) -> Entry:
+    rank, iteration = (value if type(value := entry.get(name)) is int else None for name in ("rank", "iteration"))
+    return {
+        "text": str(entry.get("text", "")),
+        "detail": str(entry.get("detail", "")),
+        "rank": rank,
+        "iteration": iteration,
+    }
 
 
 def _report(entry: Entry) -> NodeReport:

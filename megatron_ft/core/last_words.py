@@ -35,8 +35,9 @@ def last_words(text: str, *, library: Iterable[str] = ()) -> LastWords:
     exception_at, fatal_at = text.rfind(EXCEPTION_MARK), text.rfind(_FATAL_MARK)
     if fatal_at > exception_at:
         fatal = text[fatal_at:].strip()
-        # the thread that died is the current one, which is written like the others
-        stacks = parse_faulthandler(fatal[max(0, fatal.find("Current thread")) :])
+        # the thread that died is the current one; if that isn't one of Python's, nothing tells where it was
+        at = fatal.find("Current thread 0x")
+        stacks = parse_faulthandler(fatal[at:]) if at >= 0 else []
         frame = frame_that_tells(stacks[0].frames, library=places) if stacks else None
         return LastWords(where="" if frame is None else str(frame), fatal_error=fatal)
     if exception_at < 0:

@@ -10,7 +10,15 @@ from typing import Any
 
 from megatron_ft.core.stack_dump import Frame
 
-__all__ = ["Collective", "RankNote", "collectives_of", "is_in_checkpoint_write", "place", "stack_wait"]
+__all__ = [
+    "Collective",
+    "RankNote",
+    "collectives_of",
+    "is_in_checkpoint_write",
+    "is_in_library",
+    "place",
+    "stack_wait",
+]
 
 _PEER = re.compile(r"^(?:send|recv) (\d+)\s*(?:->|<-)\s*(\d+)$")
 _NEAR = 10
@@ -36,6 +44,12 @@ class Collective:
     ranks: tuple[int, ...] = ()
     p2p: bool = False
     description: str = ""
+    backend: str = ""
+
+    @property
+    def key(self) -> str:
+        """Names the counter that ``seq`` is of: a group may have one for each of two backends."""
+        return f"{self.backend}/{self.group}"
 
     @property
     def peer(self) -> int | None:
@@ -67,7 +81,9 @@ class RankNote:
         frame: the innermost call in the user's code, "loader.py:88 next_batch"; inner: the innermost at all.
         waits_in: the collective that its stack shows it in, empty if none.
         has_collectives: it told its collectives; a rank that holds Python's lock can't.
-        enqueued: group -> number of the last collective it has entered.
+        is_in_library: its innermost call is in torch or Megatron, where it may wait in C.
+        timeout_s: of the outermost open section, or out of section; None is none.
+        enqueued: "backend/group" -> number of the last collective it has entered.
         closing: it had ended its monitoring; gone: its process had ended.
     """
 
@@ -87,6 +103,8 @@ class RankNote:
     inner: str = ""
     waits_in: str = ""
     is_saving: bool = False
+    is_in_library: bool = False
+    timeout_s: float | None = None
     has_collectives: bool = False
     in_flight: tuple[Collective, ...] = ()
     enqueued: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -109,16 +127,18 @@ class RankNote:
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         document = {name: value for name, value in values.items() if value != getattr(default, name)}
         if self.in_flight:
-            document["in_flight"] = [dataclasses.asdict(each) for each in self.in_flight]
+            document["groups"] = {each.group: _packed(each.ranks) for each in self.in_flight}
+            document["in_flight"] = [{**dataclasses.asdict(each), "ranks": ()} for each in self.in_flight]
         return document
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> RankNote:
         """The other way; names that this version doesn't know are passed over."""
-        known = {field.name for field in dataclasses.fields(cls)}
-        values = {name: value for name, value in document.items() if name in known}
+        groups = {name: _unpacked(ranks) for name, ranks in document.get("groups", {}).items()}
+        values = _known(cls, document)
         values["in_flight"] = tuple(
-            Collective(**{**each, "ranks": tuple(each.get("ranks", ()))}) for each in document.get("in_flight", ())
+            Collective(**{**_known(Collective, each), "ranks": groups.get(each["group"], ())})
+            for each in document.get("in_flight", ())
         )
         return cls(**values)
 
@@ -134,9 +154,30 @@ def collectives_of(answer: Mapping[str, Any]) -> tuple[Collective, ...]:
             ranks=tuple(ranks.get(each["group"], ())),
             p2p=bool(each.get("p2p")),
             description=str(each.get("description", "")).lower(),
+            backend=str(each.get("backend", "")),
         )
         for each in answer.get("in_flight") or ()
     )
+
+
+def _known(kind: type, document: Mapping[str, Any]) -> dict[str, Any]:
+    return {field.name: document[field.name] for field in dataclasses.fields(kind) if field.name in document}
+
+
+def _packed(ranks: tuple[int, ...]) -> list[int] | dict[str, list[int]]:
+    """Groups of thousands of ranks are nearly always evenly spaced."""
+    if len(ranks) > 2 and ranks == tuple(range(ranks[0], ranks[-1] + 1, (ranks[1] - ranks[0]) or 1)):
+        return {"range": [ranks[0], ranks[-1] + 1, ranks[1] - ranks[0]]}
+    return list(ranks)
+
+
+def _unpacked(ranks: Any) -> tuple[int, ...]:
+    return tuple(range(*ranks["range"])) if isinstance(ranks, Mapping) else tuple(ranks)
+
+
+def is_in_library(frames: Sequence[Frame]) -> bool:
+    """Whether the innermost call of a stack is torch's or Megatron's, which may wait in C."""
+    return bool(frames) and any(part in frames[0].file for part in ("/torch/", "/megatron/"))
 
 
 def stack_wait(frames: Sequence[Frame]) -> str:

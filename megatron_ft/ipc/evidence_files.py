@@ -17,11 +17,12 @@ LIBRARIES = (os.path.dirname(os.__file__), os.path.dirname(os.path.dirname(os.pa
 """Whose frames nobody wants to see first: Python's, and ours."""
 
 
-def write_evidence(log_dir: str, document: Mapping[str, Any]) -> str:
+def write_evidence(log_dir: str, document: Mapping[str, Any], *, suffix: str = "") -> str:
     """Write both files, readable for their owner only; a second one of the same rank and cycle replaces the first.
 
     Args:
         document: at least ``rank``, ``cycle`` and ``pid``.
+        suffix: tells files on the same rank and cycle apart.
 
     Returns:
         The text's path, relative to the log directory.
@@ -31,7 +32,7 @@ def write_evidence(log_dir: str, document: Mapping[str, Any]) -> str:
     """
     os.makedirs(os.path.join(log_dir, DIRECTORY), mode=0o700, exist_ok=True)
     host = socket.gethostname()
-    stem = f"{DIRECTORY}/rank{document['rank']}-cycle{document['cycle']}-{host}-{document['pid']}"
+    stem = f"{DIRECTORY}/rank{document['rank']}-cycle{document['cycle']}-{host}-{document['pid']}{suffix}"
     _write(os.path.join(log_dir, f"{stem}.json"), json.dumps(document, indent=1) + "\n")
     _write(os.path.join(log_dir, f"{stem}.txt"), evidence_text(document))
     return f"{stem}.txt"

@@ -124,8 +124,10 @@ class Channel:
                 raise ChannelClosedError(f"the peer is gone ({error.strerror})") from None
             data, ancillary = data[sent:], []
 
-    def receive(self) -> list[Received]:
+    def receive(self, *, everything: bool = True) -> list[Received]:
         """All messages that are whole now; an empty list if there are none.
+
+        Unless ``everything`` is wanted, those that one read brings: a peer that never pauses keeps nobody busy.
 
         Raises:
             ChannelClosedError: the peer is gone and everything it sent was returned before.
@@ -150,11 +152,15 @@ class Channel:
             try:
                 for message in self._decoder.feed(data):
                     received.append(Received(message, self._take_fds(message["fds"])))
+                if len(self._fds) > MAX_FDS:
+                    raise ProtocolError(f"{len(self._fds)} descriptors came that no message announced")
             except ProtocolError:
                 for item in received:
                     close_fds(item.fds)
                 self.close()
                 raise
+            if received and not everything:
+                return received
 
     def wait_message(self, timeout_s: float) -> Received:
         """The next message, waited for. Only for peers that send one message at a time.

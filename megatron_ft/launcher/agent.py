@@ -264,6 +264,8 @@ class FaultTolerantAgent(LocalElasticAgent):
         """End the ranks as the outcome asks for; the outcome after that."""
         node, record = self._node, self._current()
         workers = list(record.workers.values())
+        if self._inquest is not None:
+            self._inquest.close()
         if outcome is Outcome.STOPPED and node.signals.received:
             stopping.stop_as_asked(node, workers)
         elif outcome in (Outcome.STOPPED, Outcome.EXCLUDED):

@@ -100,7 +100,7 @@ class ControlSocket:
     def _read(self, fd: int) -> None:
         channel, pid = self._channels[fd]
         try:
-            received = channel.receive()
+            received = channel.receive(everything=False)  # the others have their turn, too
             for item in received:
                 close_fds(item.fds)
             answers = [self._take(item.message, pid) for item in received]

@@ -53,7 +53,7 @@ def tell(node: Node, record: CycleRecord, local_rank: int) -> None:
         "took_s": round((time.monotonic_ns() - now_ns) / 1e9, 4),
     }
     try:
-        path = write_evidence(os.path.dirname(node.log.path), document)
+        path = write_evidence(os.path.dirname(node.log.path), document, suffix="-end")
     except OSError as error:
         node.say(f"the evidence on rank {rank_exit.rank} can't be written: {error.strerror}")
         return

@@ -123,7 +123,7 @@ class CycleRecord:
             self._began_ns.append(message["user_code_ns"])
         elif message["type"] == "trains" and message.get("cycle") == self.cycle:
             self._first_step_ns[local_rank] = int(message["at_ns"])
-        elif message["type"] == "verdict" and message.get("cycle") == self.cycle:
+        elif message["type"] == "verdict" and message.get("cycle") == self.cycle and local_rank not in self.hung:
             self.hung.setdefault(local_rank, time.monotonic())
             self._verdicts.append(find_culprit(self._verdict(local_rank, message), self._views()))
 
@@ -247,7 +247,8 @@ class CycleRecord:
         return RankView(
             rank=self.global_ranks[local_rank],
             local_rank=local_rank,
-            stopped=descendants.is_stopped(worker.pid),
+            # one that hangs may have been stopped by its monitor
+            stopped=local_rank not in self.hung and descendants.is_stopped(worker.pid),
             iteration=snapshot.iteration,
             section=None if section is None else section.name,
             since_ns=snapshot.last_transition_ns if section is None else section.opened_at_ns,

@@ -21,6 +21,7 @@ from megatron_ft.launcher.cycle_record import CycleRecord
 from megatron_ft.launcher.monitors import hang_verdict
 from megatron_ft.launcher.node import Node
 from megatron_ft.launcher.peers import Peers
+from megatron_ft.launcher.reactor import Timer
 
 __all__ = ["Inquest"]
 
@@ -46,32 +47,51 @@ class Inquest:
         self._asked: set[int] = set()
         self._published = False
         self._over = False
+        self._timers: list[Timer] = []
 
     def heard(self, local_rank: int, message: Message) -> None:
         """What a monitor says."""
-        if message.get("cycle") != self._record.cycle or self._record.shutdown_request is not None:
+        if message["type"] not in ("verdict", "evidence") or message.get("cycle") != self._record.cycle:
             return
-        if message["type"] == "verdict" and not message.get("observed_only"):
+        if self._is_moot():
+            self._node.monitors.release()
+        elif message["type"] == "evidence":
+            note, before = RankNote.from_dict(message["note"]), self._notes.get(local_rank)
+            if before is not None:
+                # what was looked at first counts: since then a rank may have been stopped by its monitor
+                note = dataclasses.replace(before, found_hung=before.found_hung or note.found_hung)
+            self._notes[local_rank] = note
+            self._go_on()
+        elif not message.get("observed_only"):
             verdict = hang_verdict(message, local_rank=local_rank)
             self._verdict = self._verdict or verdict
             self._begin(at_s=verdict.at_ns / 1e9, known={local_rank})
-        elif message["type"] == "evidence":
-            self._notes[local_rank] = RankNote.from_dict(message["note"])
-            self._go_on()
+
+    def close(self) -> None:
+        """The cycle is being ended: nobody is looked at any more, and who was found hung needn't wait for that."""
+        for timer in self._timers:
+            timer.cancel()
+        self._end()
 
     def is_open(self) -> bool:
         """Whether the cause may still become known, so that the cycle is not yet to be ended."""
+        if self._over or self._is_moot():
+            return False
         if self._peers is not None and self._peers.view.hang is not None and self._bound_s is None:
             self._begin(at_s=time.monotonic(), known=set())
-        if self._bound_s is None:
-            return False
-        if not self._over:
+        if self._bound_s is not None:
             self._go_on()
-        return not self._over
+        return self._bound_s is not None and not self._over
+
+    def _is_moot(self) -> bool:
+        """The ranks are about to end for another reason, and may be saving something: they are left alone."""
+        record = self._record
+        asked = record.shutdown_request is not None or record.exclude_request is not None
+        return asked or bool(self._node.signals.received)
 
     def _begin(self, *, at_s: float, known: set[int]) -> None:
         """Have all ranks looked at that nobody has looked at; ``known`` are looked at already."""
-        if self._bound_s is not None:
+        if self._bound_s is not None or self._over:
             return
         self._bound_s = at_s + _BOUND_S
         if self._peers is not None and self._peers.view.hang is None:
@@ -81,7 +101,7 @@ class Inquest:
             passive = self._node.policy.is_common
             self._node.monitors.collect(local_rank, passive=passive, deadline_ns=round(self._bound_s * 1e9))
         for delay_s in (_BOUND_S - _LAST_NOTES_S, _BOUND_S, _BOUND_S + _FINDING_S):
-            self._node.reactor.call_later(delay_s, self._go_on)
+            self._timers.append(self._node.reactor.call_later(delay_s, self._go_on))
         self._go_on()
 
     def _go_on(self) -> None:
@@ -99,8 +119,8 @@ class Inquest:
         elif here and not self._published:
             self._published = True
             self._peers.publish(json.dumps([note.to_dict() for note in self._local()]))
+        if self._peers is not None and self._published and self._peers.view.hang == self._peers.number:
             self._peers.gather()
-        elif self._peers.view.hang == self._peers.number:
             self._decide_for_all(now, self._peers)
         if self._peers is not None and not self._over:
             self._hear_of_it(now, self._peers)
@@ -109,10 +129,10 @@ class Inquest:
         assert self._bound_s is not None
         told = peers.notes()
         others = len(peers.view.nodes) - 1 - len(peers.view.gone - {peers.number})
-        if not self._published or (len(told) < others and now < self._bound_s - _LAST_NOTES_S):
+        if len(told) < others and now < self._bound_s - _LAST_NOTES_S:
             return
         if self._record.found is None:
-            notes = [RankNote.from_dict(each) for text in told.values() for each in json.loads(text)]
+            notes = [note for text in told.values() for note in _read(text)]
             self._record.found = self._cause([*self._local(), *notes])
             if self._record.found is not None:
                 peers.hang_found(self._record.found)
@@ -121,7 +141,7 @@ class Inquest:
         assert self._bound_s is not None
         found = found_by(peers)
         if found is not None or now >= self._bound_s + _FINDING_S:
-            self._record.found = found
+            self._record.found = found or self._record.found
             self._end()
 
     def _decide(self, notes: list[RankNote]) -> None:
@@ -130,6 +150,8 @@ class Inquest:
 
     def _end(self) -> None:
         self._over = True
+        if self._peers is not None:
+            self._peers.stop_gathering()
         self._node.monitors.release()
 
     def _cause(self, notes: list[RankNote]) -> Cause | None:
@@ -150,7 +172,8 @@ class Inquest:
         verdict = dataclasses.replace(verdict, stopped=note.is_stopped)
         several = self._peers is not None and len(self._peers.view.nodes) > 1
         where = f" ({note.host})" if several and note.host else ""
-        text = f"rank {note.rank}{where} {describe_overdue(verdict)}"
+        did = "is what the others wait for" if note.gone else describe_overdue(verdict)
+        text = f"rank {note.rank}{where} {did}"
         return Cause(kind=CauseKind.HANG, text=text, rank=note.rank, iteration=verdict.iteration, detail=finding.text)
 
     def _alive(self) -> set[int]:
@@ -173,6 +196,14 @@ class Inquest:
         )
 
 
+def _read(text: str) -> list[RankNote]:
+    """The notes of another node; none if they are of a launcher that speaks otherwise."""
+    try:
+        return [RankNote.from_dict(each) for each in json.loads(text)]
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return []
+
+
 def _verdict_on(note: RankNote, first: HangVerdict) -> HangVerdict:
     """A rank that is the cause, and that its own monitor hasn't found overdue (yet)."""
     if first.kind in ("heartbeat", "initial_heartbeat"):
@@ -185,5 +216,6 @@ def _verdict_on(note: RankNote, first: HangVerdict) -> HangVerdict:
         kind="out_of_section" if note.section is None else "section",
         section=note.section,
         elapsed_s=note.open_s,
+        timeout_s=first.timeout_s if note.timeout_s is None else note.timeout_s,
         iteration=note.iteration,
     )

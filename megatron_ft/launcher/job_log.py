@@ -74,7 +74,7 @@ class JobLog:
         self._watched: dict[int, tuple[int, float]] = {}
         self._wake = threading.Event()
         self._note: str | None = None
-        self._gathers = False
+        self._gathers = self._gathered = False
         self.notes: dict[int, str] = {}
         self._stop = False
         self._is_over = False
@@ -104,8 +104,14 @@ class JobLog:
 
     def gather(self) -> None:
         """Ask for what the other nodes lay down: it appears in ``notes``, by node, as it comes."""
-        self._gathers = True
-        self._wake.set()
+        if not self._gathers and not self._gathered:
+            self._gathers = True
+            self._wake.set()
+
+    def stop_gathering(self) -> None:
+        """Ask no more."""
+        self._gathers = False
+        self._gathered = True
 
     def append(self, entry: Entry) -> None:
         """Have an entry written; doesn't wait for it."""
@@ -179,7 +185,8 @@ class JobLog:
         for node in missing:
             if self._store.check([self._key("note", node)]):
                 self.notes[node] = self._store.get(self._key("note", node)).decode()
-        self._gathers = len(self.notes) < len(self.view.nodes) - 1
+        if len(self.notes) >= len(self.view.nodes) - 1:
+            self.stop_gathering()
         os.eventfd_write(self._wake_fd, 1)
 
     def _interval_s(self) -> float:

@@ -18,8 +18,9 @@ from megatron_ft.launcher.monitors import Monitors
 __all__ = ["JobStatus"]
 
 _LONGEST_TEXT = 2000
-_SEND_S = 0.05
+_SEND_S = 0.0
 """An answer fits into the socket; a peer that doesn't read doesn't hold the launcher up, it is dropped."""
+_MOST_PAUSES = 1000
 
 
 class JobStatus:
@@ -68,6 +69,9 @@ class JobStatus:
 
     def _facts(self) -> JobFacts:
         now_ns, record, paused = time.monotonic_ns(), self._record, self._monitors.paused
+        began_ns = 0 if record is None else record.met_ns
+        # earlier ones are no time of any board that there is
+        pauses = [span for span in paused.spans(now_ns) if span[1] > began_ns]
         return JobFacts(
             run_id=self._line.run_id,
             launcher_pid=os.getpid(),
@@ -82,7 +86,7 @@ class JobStatus:
             restarts_left=self._restarts_left,
             observe_only=self._line.options.observe_only,
             paused_since_ns=paused.since_ns,
-            pauses=tuple(paused.spans(now_ns)),
+            pauses=tuple(pauses[-_MOST_PAUSES:]),
             last_cause=self._last_cause,
             ranks=() if record is None else tuple(self._rank(record, local_rank) for local_rank in record.workers),
         )

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.launcher import first_server, lines
+from megatron_ft.launcher import first_server, lines, resolver
 from megatron_ft.launcher.reactor import THREAD_PREFIX
 from megatron_ft.launcher.server_process import ServerProcess
 
@@ -32,6 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     interrupt = signal.getsignal(signal.SIGINT)
     with _ending_at_once_on_interrupt():
         # only a process of its own is forked, never one that merely calls this function
+        if argv is None:
+            resolver.ask_again_soon()
         server = first_server.fork_first_server(sys.argv[1:], interrupt) if argv is None else None
         try:
             code = _run(argv, server)

@@ -158,11 +158,13 @@ class MonitorPlace:
 
     def collect(self, *, passive: bool, deadline_ns: int) -> None:
         """See ``Monitors.collect``."""
-        self._order("collect", passive=passive, deadline_ns=deadline_ns)
+        if self._attached is not None:
+            self._order("collect", cycle=self._attached.cycle, passive=passive, deadline_ns=deadline_ns)
 
     def release(self) -> None:
         """See ``Monitors.release``."""
-        self._order("release")
+        if self._attached is not None:
+            self._order("release", cycle=self._attached.cycle)
 
     def pause(self, since_ns: int | None) -> None:
         """Let it judge nobody; a new process in its place is told, too. ``since_ns``: from when on (monotonic)."""

@@ -159,6 +159,10 @@ class Peers:
         """Ask the other nodes for what they have seen."""
         self._log.gather()
 
+    def stop_gathering(self) -> None:
+        """What hasn't come by now isn't waited for."""
+        self._log.stop_gathering()
+
     def notes(self) -> dict[int, str]:
         """What has come of it, by node."""
         return dict(self._log.notes)

@@ -20,20 +20,27 @@ from megatron_ft.core import board_facts
 from megatron_ft.core import board_layout as layout
 from megatron_ft.core.board_layout import BoardSnapshot
 from megatron_ft.core.monitor_state import Verdict
-from megatron_ft.core.rank_note import RankNote, collectives_of, is_in_checkpoint_write, place, stack_wait
-from megatron_ft.core.stack_dump import ThreadStack, frame_that_tells, last_dump, main_stack, parse_faulthandler
+from megatron_ft.core.rank_note import (
+    RankNote,
+    collectives_of,
+    is_in_checkpoint_write,
+    is_in_library,
+    place,
+    stack_wait,
+)
+from megatron_ft.core.stack_dump import Frame, ThreadStack, frame_that_tells, last_dump, main_stack, parse_faulthandler
 from megatron_ft.ipc import proc_facts
 from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.evidence_files import LIBRARIES
 from megatron_ft.ipc.monitor_process import AttachedRank
-from megatron_ft.ipc.processes import is_gone, read_stat, send_signal, signal_main_thread
+from megatron_ft.ipc.processes import ProcessStat, is_gone, read_stat, send_signal, signal_main_thread
 from megatron_ft.monitor import py_spy
 
 __all__ = ["collect"]
 
 _STACK_S = 1.0
-_ANSWER_S = 0.4
-"""A thread that gets Python's lock at all gets it within some milliseconds."""
+_ANSWER_S = 0.8
+"""On a starved machine, too, a thread that gets Python's lock at all gets it within some milliseconds."""
 _LOOK_AGAIN_S = 0.004
 _LOOK_SOON_S = 0.0005
 _MAX_DUMP_BYTES = 1 << 20
@@ -58,20 +65,12 @@ def collect(
     began_ns = time.monotonic_ns()
     missing: list[str] = []
     facts = proc_facts.process_facts(attached.pid)
-    state = str(facts.get("state", ""))
     looks = _Looks(attached, snapshot, deadline_ns, freeze=verdict is not None and not passive)
     # the collectives first: the signal for the stacks may wake the rank, which then enters the next one
-    answer = looks.collectives(state, missing)
-    stacks, source = ([], "") if passive else looks.stacks(state, missing)
-    if not stacks and not is_gone(attached.pidfd):
-        stacks, source = (
-            py_spy.dump(attached.pid, nonblocking=passive or state in "Tt", left_s=looks.left_s()),
-            "py-spy",
-        )
-    by_rank = 0 if snapshot is None else snapshot.main_thread
-    frames = main_stack(stacks, attached.pid if source == "py-spy" else by_rank)
+    answer = looks.collectives(str(facts.get("state", "")), missing)
+    state, is_busy = _settled(str(facts.get("state", "")), read_stat(attached.pid))
+    stacks, source, frames = looks.all_stacks(state, missing, passive=passive)
     told, inner = frame_that_tells(frames, library=LIBRARIES), frames[0] if frames else None
-    now_ns = time.monotonic_ns()
     note = RankNote(
         rank=attached.rank,
         local_rank=local_rank,
@@ -80,36 +79,45 @@ def collect(
         **board_facts.for_note(snapshot, began_ns),
         found_hung=verdict is not None,
         state=state,
-        is_busy=_is_busy(attached.pid, state),
+        is_busy=is_busy,
         has_stack=bool(frames),
         frame="" if told is None else str(told),
         inner="" if inner is None else str(inner),
         waits_in=stack_wait(frames),
         is_saving=is_in_checkpoint_write(frames),
+        is_in_library=is_in_library(frames),
         has_collectives="error" not in answer or answer["error"] in _HARMLESS,
         in_flight=collectives_of(answer),
         enqueued=answer.get("enqueued") or {},
         gone=is_gone(attached.pidfd),
     )
+    threads = [{"ident": s.ident, "name": s.name, "main": s.frames is frames, "frames": list(s.frames)} for s in stacks]
     document = {
         "schema": 1,
         "summary": f"rank {attached.rank}: {place(note)}",
         **note.to_dict(),
         "cycle": attached.cycle,
         "verdict": None if verdict is None else board_facts.of_verdict(verdict),
-        "board": {**board_facts.of_snapshot(snapshot, now_ns), "last_events": _last_events(board, snapshot, now_ns)},
-        "process": facts,
-        "stacks": {
-            "source": source,
-            "threads": [
-                {"ident": s.ident, "name": s.name, "main": s.frames is frames, "frames": list(s.frames)} for s in stacks
-            ],
+        "board": {
+            **board_facts.of_snapshot(snapshot, began_ns),
+            "last_events": _last_events(board, snapshot, began_ns),
         },
+        "process": facts,
+        "stacks": {"source": source, "threads": threads},
         "collectives": answer,
         "missing": missing,
         "took_s": round((time.monotonic_ns() - began_ns) / 1e9, 4),
     }
     return note, document
+
+
+def _settled(first: str, later: ProcessStat | None) -> tuple[str, bool]:
+    """The state of a process from two looks, and whether it ran at both.
+
+    Anybody is in uninterruptible sleep for a moment now and then: a page fault, a write.
+    """
+    second = first if later is None else later.state
+    return (second if first == "D" else first), first == second == "R"
 
 
 _NO_GROUP = "there is no process group"
@@ -133,12 +141,25 @@ class _Looks:
         """Until the bound."""
         return max(0.0, (self._deadline_ns - time.monotonic_ns()) / 1e9)
 
-    def stacks(self, state: str, missing: list[str]) -> tuple[list[ThreadStack], str]:
-        """Of all threads, by the rank's own handler; empty if it has none, or doesn't get to it."""
+    def all_stacks(
+        self, state: str, missing: list[str], *, passive: bool
+    ) -> tuple[list[ThreadStack], str, tuple[Frame, ...]]:
+        """Those of all threads, who wrote them, and that of the main thread."""
+        stacks = [] if passive else self._own_stacks(state, missing)
+        frames = main_stack(stacks, 0 if self._snapshot is None else self._snapshot.main_thread)
+        # the rank writes a hundred threads at most, the main one last
+        if frames or is_gone(self._attached.pidfd):
+            return stacks, "faulthandler", frames
+        pid = self._attached.pid
+        found = py_spy.dump(pid, nonblocking=passive or state in ("T", "t"), left_s=self.left_s())
+        return (found, "py-spy", main_stack(found, pid)) if found else (stacks, "faulthandler", frames)
+
+    def _own_stacks(self, state: str, missing: list[str]) -> list[ThreadStack]:
+        """By the rank's own handler; empty if it has none, or doesn't get to it."""
         number = 0 if self._snapshot is None else self._snapshot.stack_signal
         if not signal.SIGRTMIN <= number <= signal.SIGRTMAX or not proc_facts.handles(self._attached.pid, number):
             missing.append("stacks by faulthandler: the rank has no handler (ready) for it")
-            return [], ""
+            return []
         begin = os.fstat(self._attached.stack_fd).st_size
         is_stopped = state in ("T", "t")
         if is_stopped:
@@ -153,7 +174,7 @@ class _Looks:
             send_signal(self._attached.pidfd, signal.SIGSTOP)
         if not text:
             missing.append("stacks by faulthandler: the rank didn't get to its handler")
-        return parse_faulthandler(text), "faulthandler"
+        return parse_faulthandler(text)
 
     def _wait_dump(self, begin: int, interval_s: float) -> str:
         assert self._snapshot is not None
@@ -240,9 +261,3 @@ def _last_events(board: Board, snapshot: BoardSnapshot | None, now_ns: int) -> l
         if what is not None:  # else the rank has written over it
             found.append(((now_ns - event.at_ns) / 1e9, what))
     return found
-
-
-def _is_busy(pid: int, state: str) -> bool:
-    """Whether the process ran when it was looked at, and does so now."""
-    stat = read_stat(pid)
-    return state == "R" and stat is not None and stat.state == "R"

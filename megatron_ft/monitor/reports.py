@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from megatron_ft.core.board_layout import BoardSnapshot
 from megatron_ft.core.errors import ProtocolError
@@ -17,6 +17,11 @@ from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received
 from megatron_ft.monitor.progress import next_batch, taken
 from megatron_ft.monitor.watched_rank import WatchedRank, seconds
 
+if TYPE_CHECKING:
+    import threading
+
+_WRITING_S = 1.0
+
 
 class Reports:
     """Sends and writes; a launcher that is gone or takes nothing is never waited for longer than a second."""
@@ -26,6 +31,7 @@ class Reports:
         self._launcher = launcher
         self._local_rank = local_rank
         self.launcher_is_gone = False
+        self._writer: threading.Thread | None = None
 
     def tell(self, message_type: str, fds: Sequence[int] = (), /, **fields: Any) -> None:
         """Send one message to the launcher."""
@@ -93,15 +99,27 @@ class Reports:
         self.seen(attached, note)
         if log_dir is None:
             return
+        import threading
+
+        # a file server that doesn't answer must not keep the rank alive
+        self._writer = threading.Thread(target=self._write_evidence, args=(log_dir, attached, document), daemon=True)
+        self._writer.start()
+
+    def finish_writing(self) -> None:
+        """Wait for what is being written, within bounds."""
+        if self._writer is not None:
+            self._writer.join(_WRITING_S)
+
+    def _write_evidence(self, log_dir: str, attached: AttachedRank, document: Mapping[str, Any]) -> None:
         from megatron_ft.ipc.evidence_files import write_evidence
 
+        who = {"rank": attached.rank, "cycle": attached.cycle}
         try:
             path = write_evidence(log_dir, document)
         except OSError as error:
-            self.warn(f"the evidence on rank {note.rank} can't be written: {error.strerror}")
+            self._log.write("warning", text=f"the evidence on rank {attached.rank} can't be written: {error.strerror}")
             return
-        facts = {"file": path, "summary": document["summary"], "took_s": document["took_s"]}
-        self._log.write("evidence", rank=attached.rank, cycle=attached.cycle, **facts)
+        self._log.write("evidence", **who, file=path, summary=document["summary"], took_s=document["took_s"])
 
     def seen(self, attached: AttachedRank, note: RankNote) -> None:
         """The note alone."""

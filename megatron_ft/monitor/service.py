@@ -103,6 +103,8 @@ class MonitorService:
             self._running = False
         elif order == "rank_started":
             self._group = int(message["pid"])  # it leads its own group, and its session
+        elif order in ("collect", "release") and not self._is_of_this_cycle(message):
+            return  # it was meant for the rank before
         elif order == "collect" and self._watched is not None:
             self._examine(
                 self._watched, None, passive=bool(message["passive"]), deadline_ns=int(message["deadline_ns"])
@@ -258,15 +260,21 @@ class MonitorService:
         observe_only, now_ns = self._settings.observe_only, time.monotonic_ns()
         self._reports.verdict(watched.attached, verdict, now_ns, observed_only=observe_only)
         deadline_ns = now_ns + round(BOUND_S * 1e9)
-        self._examine(watched, verdict, passive=observe_only, deadline_ns=deadline_ns)
+        if not observe_only:
+            # the launcher says when it has seen the other ranks, who would fall if this one did
+            due_at = deadline_ns / 1e9 if self._settings.launcher_fd is not None else now_ns / 1e9
+            signal_first = self._settings.config.rank_termination_signal
+            self._ending = Ending(watched.attached.pidfd, signal_first, due_at=due_at)
+        try:
+            self._examine(watched, verdict, passive=observe_only, deadline_ns=deadline_ns)
+        except Exception as error:  # noqa: BLE001 - whatever can't be seen of a rank, it is ended
+            self._reports.warn(f"the evidence on rank {watched.attached.rank} can't be had: {error!r}")
         if observe_only:
             watched.dismiss(verdict)
             self._next_look_ns = time.monotonic_ns()
-            return
-        # the launcher says when it has seen the other ranks, who would fall if this one did
-        due_at = deadline_ns / 1e9 if self._settings.launcher_fd is not None else time.monotonic()
-        signal_first = self._settings.config.rank_termination_signal
-        self._ending = Ending(watched.attached.pidfd, signal_first, due_at=due_at)
+
+    def _is_of_this_cycle(self, message: Message) -> bool:
+        return self._watched is not None and message.get("cycle") == self._watched.attached.cycle
 
     def _examine(self, watched: WatchedRank, verdict: Verdict | None, *, passive: bool, deadline_ns: int) -> None:
         from megatron_ft.monitor.evidence import collect  # only then: most monitors never need it
@@ -329,6 +337,7 @@ class MonitorService:
         remove_run_directory(self._settings.socket_path)
 
     def _stop(self) -> None:
+        self._reports.finish_writing()
         self._leave_rank()
         for caller in list(self._callers.values()):
             self._dismiss(caller)

@@ -10,7 +10,7 @@ import json
 import sys
 from typing import Any
 
-__all__ = ["collectives"]
+__all__ = ["collectives", "digest"]
 
 _MAX_IN_FLIGHT = 20
 _MAX_GROUPS = 300
@@ -20,8 +20,8 @@ def collectives() -> dict[str, Any]:
     """What the process groups of this process do.
 
     Returns:
-        ``in_flight``: not over yet, the earliest first, of each {group, seq, op, p2p, sizes};
-        ``enqueued``: group -> number of the last collective that this rank has entered;
+        ``in_flight``: not over yet, the earliest first, of each {group, description, backend, seq, op, p2p, sizes};
+        ``enqueued``: "backend/group" -> number of the last collective that this rank has entered;
         ``ranks``: group -> its global ranks. Groups are named alike on all their ranks.
         ``error``: in place of all these, why nothing can be told.
     """
@@ -39,18 +39,39 @@ def _collectives() -> dict[str, Any]:
 
     if not dist.is_initialized():
         return {"error": "there is no process group"}
-    dump = getattr(c10d, "_dump_fr_trace_json", None) or getattr(c10d, "_dump_nccl_trace_json", None)
-    if dump is None:
+    # each of them knows the collectives of one recorder: of NCCL on a GPU, of all others
+    dumps = [getattr(c10d, name) for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json") if hasattr(c10d, name)]
+    if not dumps:
         return {"error": "this torch has no flight recorder"}
-    entries = json.loads(dump(includeCollectives=True, onlyActive=False)).get("entries") or []
+    traces = [json.loads(dump(includeCollectives=True, onlyActive=False)) for dump in dumps]
+    return {**digest([entry for trace in traces for entry in trace.get("entries") or []]), "ranks": _groups()}
+
+
+def digest(entries: list[dict[str, Any]]) -> dict[str, Any]:
+    """What is under way, and how far each group has got, from the entries of torch's dumps, oldest first. Pure."""
     enqueued: dict[str, int] = {}
-    for entry in entries:
+    last_done: dict[tuple[str, str], int] = {}
+    for index, entry in enumerate(entries):
+        backend, _, _ = str(entry.get("profiling_name", "")).rpartition(":")
+        key = backend, str(entry["process_group"][0])
         if not entry.get("is_p2p"):
-            name = str(entry["process_group"][0])
+            name = "/".join(key)
             enqueued[name] = max(enqueued.get(name, 0), int(entry["collective_seq_id"]))
+        if _is_done(entry):
+            last_done[key] = index
+    active = []
+    for index, entry in enumerate(entries):
+        short = _short(entry)
+        # the parts of a batch of NCCL's are never retired, though the batch, which comes later, is
+        is_part = short["p2p"] and short["backend"] == "nccl"
+        if not _is_done(entry) and not (is_part and index < last_done.get((short["backend"], short["group"]), -1)):
+            active.append(short)
+    return {"in_flight": active[-_MAX_IN_FLIGHT:], "enqueued": enqueued}
+
+
+def _is_done(entry: dict[str, Any]) -> bool:
     # what gloo has finished is retired, and keeps the state "scheduled"
-    active = [entry for entry in entries if not entry.get("retired") and entry.get("state") != "completed"]
-    return {"in_flight": [_short(entry) for entry in active[:_MAX_IN_FLIGHT]], "enqueued": enqueued, "ranks": _groups()}
+    return bool(entry.get("retired")) or entry.get("state") == "completed"
 
 
 def _groups() -> dict[str, list[int]]:
@@ -69,11 +90,13 @@ def _short(entry: dict[str, Any]) -> dict[str, Any]:
     """What another rank needs to know of one; the names of torch's dump shortened to ours."""
     name, description = entry["process_group"][:2]
     is_p2p = bool(entry.get("is_p2p"))
+    backend, _, op = str(entry.get("profiling_name", "")).rpartition(":")
     return {
         "group": str(name),
         "description": "" if description == "undefined" else str(description),
         "seq": int(entry["p2p_seq_id" if is_p2p else "collective_seq_id"]),
-        "op": str(entry.get("profiling_name", "")).rpartition(":")[2] or "a collective",
+        "op": op or "a collective",
+        "backend": backend,
         "p2p": is_p2p,
         "sizes": str(entry.get("input_sizes", ""))[:60],
     }

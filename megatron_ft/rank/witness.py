@@ -68,7 +68,9 @@ class Witness:
             self._tells_of_crashes = True
         self._previous_hook = sys.excepthook
         sys.excepthook = self._note_exception
-        threading.Thread(target=_answer, args=(self._socket,), name="megatron_ft_witness", daemon=True).start()
+        thread = threading.Thread(target=_answer, args=(self._socket,), name="megatron_ft_witness", daemon=True)
+        with contextlib.suppress(RuntimeError):  # no more threads are allowed: then it tells no collectives
+            thread.start()
 
     def end(self) -> None:
         """No more questions. Stacks can still be had: a rank may hang after it has ended its monitoring."""

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from megatron_ft.report.cycles import RunSummary, summarize_run
 from megatron_ft.report.goodput import Goodput, goodput_of
 from megatron_ft.report.intervals import Interval, intervals_of, timeouts_in_force
+from megatron_ft.report.look import Happening, happenings
 from megatron_ft.report.runs import RunLogs
 from megatron_ft.report.timeline import Timeline, build_timeline
+from megatron_ft.report.windows import Window, windows_of
 
 __all__ = ["Analysis", "analyze"]
 
@@ -21,6 +23,8 @@ class Analysis:
     timeline: Timeline
     goodput: Goodput | None
     intervals: tuple[Interval, ...]
+    happenings: tuple[Happening, ...]
+    windows: tuple[Window, ...]
 
 
 def analyze(run: RunLogs) -> Analysis:
@@ -32,4 +36,6 @@ def analyze(run: RunLogs) -> Analysis:
         timeline=timeline,
         goodput=goodput_of(timeline),
         intervals=tuple(intervals_of(timeline, timeouts_in_force(run))),
+        happenings=tuple(happenings(timeline)),
+        windows=tuple(windows_of(timeline)),
     )

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.ipc.ft_options import add_ft_options, as_text
 from megatron_ft.ipc.resolved_options import ResolvedOptions, read_ft_options
+from megatron_ft.report.terminal import terminal
 
 __all__ = ["add_command", "rows"]
 
 _COLUMNS = ("name", "value", "from")
-_WIDTH = 160
 
 
 def add_command(commands: Any) -> None:
@@ -65,7 +64,6 @@ def _print(table: Sequence[tuple[str, str, str]]) -> None:
         for row in (_COLUMNS, *table):
             print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
         return
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -74,7 +72,4 @@ def _print(table: Sequence[tuple[str, str, str]]) -> None:
         drawn.add_column(column)
     for row in table:
         drawn.add_row(*(Text(cell, style="dim" if row[2] == "default" else "") for cell in row))
-    console = Console(file=sys.stdout, highlight=False)
-    if not console.is_terminal:
-        console = Console(file=sys.stdout, highlight=False, width=_WIDTH)  # 80 is only what rich assumes of a pipe
-    console.print(drawn)
+    terminal().print(drawn)

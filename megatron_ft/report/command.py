@@ -6,19 +6,19 @@ Nothing heavy is imported before the command runs: `megatron-ft pause` goes thro
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from megatron_ft.core.errors import ConfigError
+from megatron_ft.report.terminal import check_extra
 
 if TYPE_CHECKING:
     from megatron_ft.report.analysis import Analysis
     from megatron_ft.report.runs import RunLogs
 
-__all__ = ["add_command", "check_extra"]
+__all__ = ["add_command"]
 
 _NOTHING_FOUND = 1
 _MOST_PROCESSES = 8
@@ -56,16 +56,6 @@ def add_command(commands: Any) -> None:
     parser.set_defaults(run=_report)
 
 
-def check_extra(package: str, what: str) -> None:
-    """Look whether a package of the extra `report` is there.
-
-    Raises:
-        ConfigError: it is missing; the message names the extra that brings it.
-    """
-    if importlib.util.find_spec(package) is None:
-        raise ConfigError(f"{what} needs {package}: pip install 'megatron-ft[report]'")
-
-
 def _report(args: argparse.Namespace) -> int:
     from megatron_ft.report.runs import split_runs
 
@@ -80,10 +70,8 @@ def _report(args: argparse.Namespace) -> int:
 
 def _check_extras(args: argparse.Namespace) -> None:
     """Before minutes may go into reading."""
-    from megatron_ft.report.table import check_rich
-
     if not args.json:
-        check_rich()
+        check_extra("rich", "drawing tables")
     if args.html is not None:
         check_extra("plotly", "--html")
     if args.png is not None:
@@ -149,7 +137,7 @@ def _html(analysis: Analysis, log_dir: str, path: str) -> str:
 def _png(analysis: Analysis, log_dir: str, path: str) -> str:
     from megatron_ft.report.draw_png import draw_png
 
-    draw_png(analysis.timeline, analysis.goodput, path)
+    draw_png(analysis, path)
     return ""
 
 

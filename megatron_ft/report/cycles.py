@@ -5,29 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from megatron_ft.report.read import EventLogFile, Record
-from megatron_ft.report.runs import RunLogs, split_runs
+from megatron_ft.report.read import EventLogFile
+from megatron_ft.report.runs import RunLogs, TimedRecord, split_runs
 
 __all__ = [
     "CycleSummary",
     "InjectedFault",
     "RestartPhases",
     "RunSummary",
-    "records_by_cycle",
     "summarize",
     "summarize_run",
 ]
 
-TimedRecord = tuple[int, Record]
-"""Wall time in ns since the epoch, and a record."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class InjectedFault:
-    """A fault that a plan or a simulation caused; ``iteration`` is None where that wasn't known."""
+    """A fault that a plan or a simulation caused; None is what isn't known."""
 
-    type: str
-    rank: int
+    type: str | None
+    rank: int | None
     iteration: int | None
     at_ns: int
 
@@ -63,6 +59,7 @@ class CycleSummary:
     """One life of the worker group.
 
     Args:
+        begin_ns, end_ns: wall ns; the end is that of the launcher that knows the cause best, None if no log has it.
         outcome: "succeeded", "failed" or "stopped"; "unknown" if its end isn't in the logs (it may still run).
         kind: of the cause: "hang", "crash", "signal", "request", "membership"; None if nothing failed.
         text: the cause in words, as the launcher printed it; detail: what the evidence added, None if nothing.
@@ -77,6 +74,8 @@ class CycleSummary:
     """
 
     cycle: int
+    begin_ns: int
+    end_ns: int | None
     outcome: str
     kind: str | None = None
     text: str | None = None
@@ -123,8 +122,8 @@ def summarize(files: Sequence[EventLogFile]) -> list[RunSummary]:
 
 def summarize_run(run: RunLogs) -> RunSummary:
     """One run, cycle by cycle."""
-    records = run.records()
-    of_cycle = records_by_cycle(records)
+    records = run.records
+    of_cycle = _by_cycle(records)
     cycles = [_Cycle(number, of_cycle[number]) for number in sorted(of_cycle)]
     exit_codes = [record.get("exit_code") for _, record in records if record.ev == "run_ended"]
     sizes = [record.get("world_size") for _, record in records if record.ev == "cycle_started"]
@@ -132,19 +131,18 @@ def summarize_run(run: RunLogs) -> RunSummary:
         run_id=run.run_id,
         opened_wall_ns=run.opened_wall_ns,
         hosts=tuple(sorted({log.host for log in run.files})),
-        world_size=next((size for size in reversed(sizes) if isinstance(size, int)), None),
-        exit_code=max((code for code in exit_codes if isinstance(code, int)), default=None),
+        world_size=next((size for size in reversed(sizes) if size is not None), None),
+        exit_code=max((code for code in exit_codes if code is not None), default=None),
         cycles=tuple(cycle.summary(cycles[index + 1 :]) for index, cycle in enumerate(cycles)),
         passed_over=sum(log.passed_over for log in run.files),
     )
 
 
-def records_by_cycle(records: Iterable[TimedRecord]) -> dict[int, list[TimedRecord]]:
-    """The records that belong to a cycle."""
+def _by_cycle(records: Iterable[TimedRecord]) -> dict[int, list[TimedRecord]]:
     found: dict[int, list[TimedRecord]] = {}
     for at, record in records:
         cycle = record.get("cycle")
-        if isinstance(cycle, int):
+        if cycle is not None:
             found.setdefault(cycle, []).append((at, record))
     return found
 
@@ -155,7 +153,9 @@ class _Cycle:
     def __init__(self, number: int, records: Iterable[TimedRecord]) -> None:
         self.number = number
         self._records = list(records)
-        self.started_ns = max((at for at, _ in self._of("cycle_started")), default=None)
+        started = [at for at, _ in self._of("cycle_started")]
+        self.begin_ns = min(started or [at for at, _ in self._records])
+        self.started_ns = max(started, default=None)
         self.met_ns = max((moment for moment, _ in self._moments("cycle_started", "met_ns")), default=None)
         self.spawned_ns = max((moment for moment, _ in self._moments("cycle_started", "spawned_ns")), default=None)
         self.attached_ns = max((at for at, _ in self._of("attached")), default=None)
@@ -169,15 +169,13 @@ class _Cycle:
     def _moments(self, ev: str, name: str) -> list[TimedRecord]:
         """Records of this name, each with the moment that its field ``name`` (monotonic ns) tells."""
         return [
-            (at - record.t + record.get(name), record)
-            for at, record in self._of(ev)
-            if isinstance(record.get(name), int)
+            (at - record.t + record.get(name), record) for at, record in self._of(ev) if record.get(name) is not None
         ]
 
     def summary(self, later: Sequence[_Cycle]) -> CycleSummary:
-        cause = self._end.get("cause") if self._end is not None else None
-        cause = cause if isinstance(cause, dict) else {}
-        failed = bool(cause) or (self._end is not None and self._end.get("outcome") == "failed")
+        outcome = "unknown" if self._end is None else self._end.get("outcome") or "unknown"
+        cause = (self._end.get("cause") if self._end is not None else None) or {}
+        failed = bool(cause) or outcome == "failed"
         fault = self._fault()
         noticed_ns = self._noticed_ns() if failed else None
         fault_ns = self._fault_ns(fault, noticed_ns) if failed else None
@@ -187,7 +185,9 @@ class _Cycle:
         following = later[0] if later else None
         return CycleSummary(
             cycle=self.number,
-            outcome=str(self._end.get("outcome")) if self._end is not None else "unknown",
+            begin_ns=self.begin_ns,
+            end_ns=self.ended_ns,
+            outcome=outcome,
             kind=cause.get("kind"),
             text=cause.get("text"),
             detail=cause.get("detail") or None,
@@ -241,7 +241,7 @@ class _Cycle:
         ranks = {record.get("rank") for _, record in self._of("attached")}
         for _, record in self._of("cycle_started"):
             ranks |= {rank.get("rank") for rank in record.get("ranks") or []}
-        return ranks
+        return ranks - {None}
 
     def _last_iteration(self) -> int | None:
         return max(_numbers(record.get("iteration") for _, record in self._records), default=None)
@@ -249,7 +249,7 @@ class _Cycle:
     def _fault(self) -> InjectedFault | None:
         for at, record in self._of("fault_injected"):
             return InjectedFault(
-                type=str(record.get("type")),
+                type=record.get("type"),
                 rank=record.get("rank"),
                 iteration=record.get("iteration"),
                 at_ns=at,
@@ -282,12 +282,11 @@ def _importance(pair: TimedRecord) -> tuple[bool, bool, int]:
     """Of the ends that several launchers recorded for one cycle the one that knows the cause comes first."""
     at, record = pair
     cause = record.get("cause")
-    known = isinstance(cause, dict)
-    return not known, known and cause.get("kind") == "membership", at
+    return cause is None, cause is not None and cause.get("kind") == "membership", at
 
 
-def _numbers(values: Iterable[object]) -> list[int]:
-    return [value for value in values if isinstance(value, int)]
+def _numbers(values: Iterable[int | None]) -> list[int]:
+    return [value for value in values if value is not None]
 
 
 def _seconds(begin_ns: int | None, end_ns: int | None) -> float | None:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
+from megatron_ft.ipc.whole_file import write_whole
 from megatron_ft.report import look
 from megatron_ft.report.analysis import Analysis
-from megatron_ft.report.analysis_table import INTERVAL_COLUMNS, goodput_line, interval_row
+from megatron_ft.report.analysis_table import INTERVAL_COLUMNS, goodput_line, interval_notes, interval_row
 from megatron_ft.report.evidence import EvidenceText, read_evidence
 from megatron_ft.report.goodput import DEFINITION
 from megatron_ft.report.html_figures import distributions_figure, timeline_figure
 from megatron_ft.report.html_template import PAGE
 from megatron_ft.report.raster import state_names
 from megatron_ft.report.table import COLUMNS, cycle_row
-from megatron_ft.report.windows import windows_of
 
 __all__ = ["page", "write_page"]
+
+_MOST_MARKS = 2000
 
 
 def write_page(analysis: Analysis, log_dir: str, path: str) -> str:
@@ -30,11 +33,21 @@ def write_page(analysis: Analysis, log_dir: str, path: str) -> str:
     Raises:
         OSError: the file can't be written.
     """
-    evidence = read_evidence(log_dir, analysis.timeline.evidence)
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(page(analysis, evidence))
+    evidence = read_evidence(log_dir, analysis.timeline.evidence, _culprits(analysis))
+    text = page(analysis, evidence)
+    if os.path.exists(path) and not os.path.isfile(path):
+        with open(path, "w", encoding="utf-8") as file:  # a pipe can't be replaced
+            file.write(text)
+    else:
+        write_whole(path, text)
     cut = sum(bool(each.note) for each in evidence)
     return f" ({cut} of {len(evidence)} pieces of evidence are cut or missing in it, and say so)" if cut else ""
+
+
+def _culprits(analysis: Analysis) -> set[tuple[int | None, int | None]]:
+    """Ranks that a verdict, a finding or the cause of a cycle's end names, each with its cycle."""
+    named = {(mark.rank, mark.cycle) for mark in analysis.timeline.marks if mark.kind in ("verdict", "finding")}
+    return named | {(cycle.rank, cycle.cycle) for cycle in analysis.summary.cycles}
 
 
 def page(analysis: Analysis, evidence: Sequence[EvidenceText]) -> str:
@@ -46,9 +59,10 @@ def page(analysis: Analysis, evidence: Sequence[EvidenceText]) -> str:
         "goodput": escape(goodput_line(analysis.goodput)),
         "definition": escape(DEFINITION),
         "data": _json(_data(analysis, evidence)),
-        "timeline": _figure(timeline_figure(timeline), "timeline", with_library=True),
+        "timeline": _figure(timeline_figure(analysis), "timeline", with_library=True),
         "cycles": _table((*COLUMNS, ""), [(*cycle_row(cycle), "") for cycle in analysis.summary.cycles], "cycles"),
         "timeouts": _table(INTERVAL_COLUMNS, map(interval_row, analysis.intervals), "timeouts"),
+        "notes": "".join(f'<p class="hint">{escape(note)}</p>' for note in interval_notes(analysis)),
         "distributions": (
             "<p>No section was observed from its beginning to its end.</p>"
             if distributions is None
@@ -101,14 +115,14 @@ def _data(analysis: Analysis, evidence: Sequence[EvidenceText]) -> dict[str, Any
             {"number": each.number, "begin": since(each.begin_ns), "end": since(each.end_ns), "text": each.text}
             for each in timeline.cycles
         ],
-        "windows": {each.cycle: [since(each.begin_ns), since(each.end_ns)] for each in windows_of(timeline)},
+        "windows": {each.cycle: [since(each.begin_ns), since(each.end_ns)] for each in analysis.windows},
         "failures": [
             {"number": each.number, "cycle": each.cycle, "rank": each.rank, "text": each.text}
-            for each in look.happenings(timeline)
+            for each in analysis.happenings
         ],
         "marks": [
             {"at": since(each.at_ns), "cycle": each.cycle, "rank": each.rank, "text": each.text}
-            for each in timeline.marks[:2000]
+            for each in timeline.marks[-_MOST_MARKS:]
         ],
         "evidence": [
             {

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from megatron_ft.report import look
-from megatron_ft.report.goodput import Goodput
+from megatron_ft.report.analysis import Analysis
 from megatron_ft.report.raster import ABSENT, Grid, edges_ns, rasterize, state_names
+from megatron_ft.report.terminal import plain
 from megatron_ft.report.timeline import Timeline
-from megatron_ft.report.windows import windows_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,7 +28,7 @@ _SMALL = 8  # a window this many times smaller than the run is shown once more, 
 _LINE = 150  # characters of a text below the picture
 
 
-def draw_png(timeline: Timeline, goodput: Goodput | None, path: str) -> None:
+def draw_png(analysis: Analysis, path: str) -> None:
     """Write the picture: the whole run and, where it is long, what was around its last failure.
 
     Raises:
@@ -37,10 +37,10 @@ def draw_png(timeline: Timeline, goodput: Goodput | None, path: str) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    timeline, happenings, goodput = analysis.timeline, analysis.happenings, analysis.goodput
     whole = look.unit_of((timeline.end_ns - timeline.begin_ns) / 1e9)
-    happenings = look.happenings(timeline)
     texts = _texts(happenings, whole)
-    grids = [rasterize(timeline, edges_ns(begin, end, _COLUMNS)) for begin, end in _stretches(timeline)]
+    grids = [rasterize(timeline, edges_ns(begin, end, _COLUMNS)) for begin, end in _stretches(analysis)]
     rows_in = float(np.clip(0.35 * len(grids[0].ranks), 1.2, 7.5 if len(grids) == 1 else 4.5))
     below_in = 0.3 + 0.2 * len(texts)
     height_in = _TITLE_IN + len(grids) * (rows_in + _AROUND_IN) + below_in
@@ -59,15 +59,15 @@ def draw_png(timeline: Timeline, goodput: Goodput | None, path: str) -> None:
         else:
             _draw_legend(axes, grids, timeline, has_faults=bool(happenings))
     share = "" if goodput is None else f", goodput {goodput.share:.1%}"
-    figure.text(0.06, 1 - 0.32 / height_in, _plain(look.title(timeline) + share), fontsize=14, weight="bold")
+    figure.text(0.06, 1 - 0.32 / height_in, _escaped(look.title(timeline) + share), fontsize=14, weight="bold")
     for index, text in enumerate(texts):
-        figure.text(0.06, (below_in - 0.25 - 0.2 * index) / height_in, _plain(text), fontsize=9.5, color="#333333")
+        figure.text(0.06, (below_in - 0.25 - 0.2 * index) / height_in, _escaped(text), fontsize=9.5, color="#333333")
     figure.savefig(path, format="png")
 
 
-def _stretches(timeline: Timeline) -> list[tuple[int, int]]:
+def _stretches(analysis: Analysis) -> list[tuple[int, int]]:
     """What is shown: all of the run, and the last failure if it is small in that."""
-    windows = windows_of(timeline)
+    timeline, windows = analysis.timeline, analysis.windows
     found = [(timeline.begin_ns, timeline.end_ns)]
     if windows and _SMALL * (windows[-1].end_ns - windows[-1].begin_ns) < timeline.end_ns - timeline.begin_ns:
         found.append((windows[-1].begin_ns, windows[-1].end_ns))
@@ -134,7 +134,7 @@ def _draw_faults(
     axes: Axes, grid: Grid, timeline: Timeline, happenings: Sequence[look.Happening], unit: look.Unit
 ) -> None:
     """A numbered mark at each: the texts are below the picture."""
-    for rank, since_s, until_s in look.hung_lines(timeline):
+    for rank, since_s, until_s in look.hung_lines(timeline, happenings):
         line = [grid.ranks.index(rank)] * 2
         axes.plot(
             [since_s / unit.seconds, until_s / unit.seconds],
@@ -179,9 +179,10 @@ def _draw_legend(axes: Axes, grids: Sequence[Grid], timeline: Timeline, *, has_f
 
     names, colors = state_names(timeline.names), look.colors(len(timeline.names))
     states = np.unique(np.concatenate([grid.states.ravel() for grid in grids]))
-    seen = [int(state) for state in states if state < len(names) and state != ABSENT]
+    seen = [int(state) for state in states if state != ABSENT]
     entries: list[Any] = [
-        Patch(facecolor=colors[state], edgecolor="#888888", label=_plain(_shorten(names[state], 24))) for state in seen
+        Patch(facecolor=colors[state], edgecolor="#888888", label=_escaped(_shorten(names[state], 24)))
+        for state in seen
     ]
     if has_faults:
         style: dict[str, Any] = {"markerfacecolor": look.BACKGROUND, "markeredgecolor": look.FAULT}
@@ -205,6 +206,6 @@ def _shorten(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
-def _plain(text: str) -> str:
+def _escaped(text: str) -> str:
     """Matplotlib takes what is between two dollars for a formula."""
-    return text.replace("$", r"\$")
+    return plain(text).replace("$", r"\$")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,11 +23,17 @@ class EvidenceText:
     note: str
 
 
-def read_evidence(log_dir: str, found: Sequence[Evidence]) -> list[EvidenceText]:
-    """The texts, the newest first: where there are too many, the last failure is what one looks for."""
+def read_evidence(
+    log_dir: str, found: Sequence[Evidence], culprits: Collection[tuple[int | None, int | None]] = ()
+) -> list[EvidenceText]:
+    """The texts: where there are too many, those of the culprits and then of the last failure are what one looks for.
+
+    Args:
+        culprits: ranks, each with the cycle, that somebody named; their texts come first, then the newest.
+    """
     left = MOST_BYTES_IN_ALL
     texts = []
-    for each in sorted(found, key=lambda each: each.at_ns, reverse=True):
+    for each in sorted(found, key=lambda each: ((each.rank, each.cycle) not in culprits, -each.at_ns)):
         most = min(MOST_BYTES, left)
         read, note = _read(Path(log_dir), each.file, most)
         left -= len(read)

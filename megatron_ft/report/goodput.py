@@ -107,6 +107,9 @@ def _cycle(timeline: Timeline, number: int) -> _Cycle | None:
         return _Cycle(begin_ns=begin_ns, numbers=numbers, end_ns=last_ns, finished=last)
     closed_ns = track.spans.last_end_ns
     end_ns = closed_ns if closed_ns is not None and closed_ns > last_ns else track.end_ns
+    if track.hang is not None:
+        # it stood still from then on; woken to be ended, it may even have closed its section
+        end_ns = max(last_ns, min(end_ns, track.hang.since_ns))
     return _Cycle(begin_ns=begin_ns, numbers=numbers, end_ns=end_ns, finished=last + 1)
 
 

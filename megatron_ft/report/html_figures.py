@@ -17,7 +17,7 @@ from megatron_ft.report.analysis_table import interval_row
 from megatron_ft.report.intervals import Interval, durations_s
 from megatron_ft.report.raster import ABSENT, Grid, edges_ns, rasterize, state_names
 from megatron_ft.report.timeline import Timeline
-from megatron_ft.report.windows import Window, windows_of
+from megatron_ft.report.windows import Window
 
 __all__ = ["COARSE", "distributions_figure", "timeline_figure"]
 
@@ -31,17 +31,18 @@ _BINS = 80
 _MOST_DISTRIBUTIONS = 16
 
 
-def timeline_figure(timeline: Timeline) -> Any:
+def timeline_figure(analysis: Analysis) -> Any:
     """Ranks over time, coloured by state; seconds since the beginning on the x axis, rows of the grid on the y axis."""
     from plotly import graph_objects
 
     figure = graph_objects.Figure()
+    timeline = analysis.timeline
     ranks = timeline.ranks
     columns = int(np.clip(_MOST_CELLS // max(1, len(ranks)), _LEAST_COLUMNS, _MOST_COLUMNS))
     whole = rasterize(timeline, edges_ns(timeline.begin_ns, timeline.end_ns, columns))
     figure.add_trace(_heatmap(whole, timeline))
     seen = set(np.unique(whole.states).tolist())
-    for window in windows_of(timeline)[-_MOST_DETAILS:]:
+    for window in analysis.windows[-_MOST_DETAILS:]:
         grid = _detail(timeline, window, whole)
         if grid is not None:
             seen |= set(np.unique(grid.states).tolist())
@@ -55,7 +56,7 @@ def timeline_figure(timeline: Timeline) -> Any:
         marker = {"color": colors[state], "size": 14, "symbol": "square", "line": {"color": "#888", "width": 1}}
         figure.add_scatter(x=[None], y=[None], mode="markers", marker=marker, name=escape(names[state]))
     _add_cycles(figure, timeline)
-    _add_happenings(figure, timeline)
+    _add_happenings(figure, analysis)
     figure.update_layout(**_timeline_layout(timeline))
     return figure
 
@@ -72,7 +73,7 @@ def _detail(timeline: Timeline, window: Window, whole: Grid) -> Grid | None:
 def _heatmap(grid: Grid, timeline: Timeline, *, meta: str | None = None) -> Any:
     from plotly import graph_objects
 
-    colors = look.colors(len(timeline.names))[:255]
+    colors = look.colors(len(timeline.names))
     count = len(colors)
     scale = [(edge / count, colors[index]) for index in range(count) for edge in (index, index + 1)]
     begin_s = (int(grid.edges_ns[0]) - timeline.begin_ns) / 1e9
@@ -110,12 +111,12 @@ def _add_cycles(figure: Any, timeline: Timeline) -> None:
         )
 
 
-def _add_happenings(figure: Any, timeline: Timeline) -> None:
-    found = look.happenings(timeline)
+def _add_happenings(figure: Any, analysis: Analysis) -> None:
+    timeline, found = analysis.timeline, analysis.happenings
     if not found:
         return
     rows = {rank: row for row, rank in enumerate(timeline.ranks)}
-    for rank, since_s, until_s in look.hung_lines(timeline):
+    for rank, since_s, until_s in look.hung_lines(timeline, found):
         line = {"color": look.FAULT, "width": 3}
         figure.add_scatter(
             x=[since_s, until_s], y=[rows[rank]] * 2, mode="lines", line=line, showlegend=False, hoverinfo="skip"

@@ -45,6 +45,7 @@ its evidence, below.</p>
 <p class="hint">Times count from the fault; redone are iterations that had been finished before it.</p>
 <h2>Timeouts beside the observed intervals</h2>
 @@timeouts@@
+@@notes@@
 <p class="hint">The margin is how many times the longest observed interval fits into the timeout. A section that never
 ended (its rank hung, was ended, or died) is no observed interval.</p>
 <h2>How long sections took</h2>

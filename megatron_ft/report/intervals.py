@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from megatron_ft.core.monitor_state import STEP
 from megatron_ft.report.progress import Int64s
 from megatron_ft.report.runs import RunLogs
 from megatron_ft.report.timeline import Timeline, Track
@@ -26,6 +28,9 @@ class Interval:
         name: of the section, or OUT_OF_SECTION, or HEARTBEATS.
         timeout_s: in force at the end of the run; the smallest, where ranks differ; None: none, or not logged.
         longest_rank, longest_cycle: where the longest interval was.
+        known: the share of the recorded time on which it rests; below 1 for OUT_OF_SECTION after a loss of events,
+            because one of the sections may have been open.
+        left_out_s: for OUT_OF_SECTION, the longest time between a rank's first iteration and its first "step".
         hangs: how often a rank was ended for it; such an interval isn't among the observed.
     """
 
@@ -38,6 +43,8 @@ class Interval:
     median_s: float | None
     p99_s: float | None
     hangs: int
+    known: float = 1.0
+    left_out_s: float | None = None
 
     @property
     def margin(self) -> float | None:
@@ -59,23 +66,23 @@ def durations_s(timeline: Timeline, name: str) -> np.ndarray[tuple[int], np.dtyp
 
 
 def timeouts_in_force(run: RunLogs) -> dict[str, float]:
-    """Seconds by name, from the last `timeouts` record of each rank; the smallest, where ranks differ."""
-    last: dict[object, dict[str, float]] = {}
-    for _, record in run.records():
-        if record.ev == "timeouts":
-            sections = record.get("sections")
-            of = dict(sections) if isinstance(sections, dict) else {}
+    """Seconds by name, from the last `timeouts` record of each rank; the smallest, where ranks differ.
+
+    Only those of the last cycle that has any count: before, ranks may have had others.
+    """
+    told = [record for _, record in run.records if record.ev == "timeouts" and record.get("cycle") is not None]
+    last_cycle = max((record.get("cycle") for record in told), default=None)
+    last: dict[int | None, dict[str, float]] = {}
+    for record in told:
+        if record.get("cycle") == last_cycle:
+            of = dict(record.get("sections") or {})
             of |= {OUT_OF_SECTION: record.get("out_of_section"), HEARTBEATS: record.get("heartbeat")}
-            last[record.get("rank")] = {str(name): value for name, value in of.items() if _is_limit(value)}
+            last[record.get("rank")] = {name: value for name, value in of.items() if value and 0 < value < _LIMIT_S}
     found: dict[str, float] = {}
     for timeouts in last.values():
         for name, seconds in timeouts.items():
             found[name] = min(seconds, found.get(name, seconds))
     return found
-
-
-def _is_limit(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < _LIMIT_S
 
 
 def _interval(timeline: Timeline, name: str, timeout_s: float | None) -> Interval:
@@ -92,6 +99,7 @@ def _interval(timeline: Timeline, name: str, timeout_s: float | None) -> Interva
         median_s=None if seconds is None else float(np.median(seconds)),
         p99_s=None if seconds is None else float(np.percentile(seconds, 99)),
         hangs=sum(track.hang is not None and _judged(track) == name for track in timeline.tracks),
+        **(_of_outside(timeline) if name == OUT_OF_SECTION else {}),
     )
 
 
@@ -105,6 +113,7 @@ def _judged(track: Track) -> str:
 def _pieces(timeline: Timeline, name: str) -> Iterator[tuple[Track, Int64s]]:
     """For each track its intervals of one name, ns."""
     number = timeline.names.index(name) if name in timeline.names else None
+    has_steps = name == OUT_OF_SECTION and _has_steps(timeline)
     for track in timeline.tracks:
         if track.spans is None:
             continue
@@ -112,7 +121,7 @@ def _pieces(timeline: Timeline, name: str) -> Iterator[tuple[Track, Int64s]]:
             if len(track.spans.heartbeat_gaps_ns):
                 yield track, track.spans.heartbeat_gaps_ns
         elif name == OUT_OF_SECTION:
-            begin_ns, end_ns = track.spans.outside
+            begin_ns, end_ns, _ = _outside(timeline, track, has_steps=has_steps)
             if len(begin_ns):
                 yield track, _before_verdict(track, begin_ns, end_ns)
         elif number is not None:
@@ -125,3 +134,50 @@ def _before_verdict(track: Track, begin_ns: Int64s, end_ns: Int64s) -> Int64s:
     """A rank that is being ended may wake and close its section: that isn't how long it takes."""
     took = end_ns - begin_ns
     return took if track.hang is None else took[end_ns <= track.hang.at_ns]
+
+
+def _outside(timeline: Timeline, track: Track, *, has_steps: bool) -> tuple[Int64s, Int64s, int]:
+    """Beginnings and ends of the times out of section, and the longest that was left out, ns.
+
+    That of the rank's warm-up, from its first iteration to its first "step", is left out: it may not be judged. The
+    time from the attachment to the first section is.
+    """
+    assert track.spans is not None
+    begin_ns, end_ns = track.spans.outside
+    attached_ns, first_ns = track.attached_ns, track.spans.first_start_ns
+    if attached_ns is not None and first_ns is not None and attached_ns < first_ns:
+        begin_ns, end_ns = np.insert(begin_ns, 0, attached_ns), np.insert(end_ns, 0, first_ns)
+    if not has_steps or not len(track.spans.iteration_begin_ns) or not len(begin_ns):
+        return begin_ns, end_ns, 0
+    iteration_ns = int(track.spans.iteration_begin_ns[0])
+    step_ns = min(_begins(timeline, track, STEP), default=int(end_ns[-1]) + 1)
+    warming_up = (end_ns > iteration_ns) & (begin_ns < step_ns)
+    left_out_ns = (end_ns - np.maximum(begin_ns, iteration_ns))[warming_up].max(initial=0)
+    end_ns = np.where(warming_up, np.minimum(end_ns, iteration_ns), end_ns)
+    kept = ~warming_up | (end_ns > begin_ns)
+    return begin_ns[kept], end_ns[kept], int(left_out_ns)
+
+
+def _begins(timeline: Timeline, track: Track, name: str) -> list[int]:
+    """When this section was opened for the first time, and when it was for the last one if it is open."""
+    if track.spans is None or name not in timeline.names:
+        return []
+    number, closed = timeline.names.index(name), track.spans.closed
+    first = closed.begin_ns[closed.sections == number][:1]
+    return [*first.tolist(), *(at for section, at in track.still_open() if section == number)]
+
+
+def _has_steps(timeline: Timeline) -> bool:
+    """Whether "step" was opened at all; else nothing is known of a warm-up."""
+    return any(_begins(timeline, track, STEP) for track in timeline.tracks)
+
+
+def _of_outside(timeline: Timeline) -> dict[str, Any]:
+    has_steps = _has_steps(timeline)
+    left_out_ns = recorded_ns = unknown_ns = 0
+    for track in timeline.tracks:
+        if track.spans is not None:
+            left_out_ns = max(left_out_ns, _outside(timeline, track, has_steps=has_steps)[2])
+            unknown_ns += track.spans.recorded_ns - track.spans.outside_known_ns
+            recorded_ns += track.spans.recorded_ns
+    return {"known": 1 - unknown_ns / max(1, recorded_ns), "left_out_s": left_out_ns / 1e9 or None}

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from megatron_ft.report.raster import MOST_SECTIONS
 from megatron_ft.report.timeline import Timeline
 
 __all__ = [
@@ -28,6 +29,7 @@ _SECTIONS = (
     *("#4e79a7", "#f2b134", "#59a14f", "#b07aa1", "#76b7b2", "#9c755f", "#edc948", "#a0cbe8", "#8cd17d", "#d4a6c8"),
     *("#6b4c9a", "#2f6f6f", "#c49c94", "#86bcb6"),
 )
+_OTHERS = "#444444"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +62,8 @@ class Happening:
 
 def colors(sections: int) -> list[str]:
     """One for each state of the raster."""
-    return [*_SPECIAL, *(_SECTIONS[index % len(_SECTIONS)] for index in range(sections))]
+    own = [_SECTIONS[index % len(_SECTIONS)] for index in range(min(sections, MOST_SECTIONS))]
+    return [*_SPECIAL, *own, *([_OTHERS] if sections > MOST_SECTIONS else [])]
 
 
 def unit_of(seconds: float) -> Unit:
@@ -81,12 +84,12 @@ def title(timeline: Timeline) -> str:
     return f"run of {opened}: {size} rank{'' if size == 1 else 's'}{nodes}, {restarts}{end}"
 
 
-def hung_lines(timeline: Timeline) -> list[tuple[int, float, float]]:
+def hung_lines(timeline: Timeline, found: Sequence[Happening]) -> list[tuple[int, float, float]]:
     """Rank, beginning and end (seconds since the beginning) of the hangs that ended a cycle.
 
     Among hundreds of ranks, one row is thinner than a line must be to be seen.
     """
-    named = {(each.rank, each.cycle) for each in happenings(timeline)}
+    named = {(each.rank, each.cycle) for each in found}
     return [
         (track.rank, (track.hang.since_ns - timeline.begin_ns) / 1e9, (track.end_ns - timeline.begin_ns) / 1e9)
         for track in timeline.tracks

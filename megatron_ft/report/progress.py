@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["HEARTBEAT", "ITERATION", "SECTION_END", "SECTION_START", "ProgressCollector", "ProgressEvents", "join"]
+from megatron_ft.core.board_layout import EVENT_END, EVENT_ITERATION, KIND_SHIFT, SECTION_SHIFT
+from megatron_ft.report.fields import is_moment, is_sound
 
-SECTION_START, SECTION_END, HEARTBEAT, ITERATION = 1, 2, 3, 4
-_KIND = 256  # an event's code is kind * 256 + index of the section
+__all__ = ["Int64s", "ProgressCollector", "ProgressEvents", "join"]
+
+_KIND = 1 << (KIND_SHIFT - SECTION_SHIFT)  # an event's code is kind * 256 + index of the section
 _AT_ONCE = 4096  # so many events wait as Python ints before they become arrays: one conversion for many records
 _PRECISION_NS = 1000  # the same event may be told a microsecond later by a record that begins elsewhere
 
@@ -30,7 +32,7 @@ class ProgressEvents:
     Args:
         names: of the sections.
         at_ns: when each event was, on the clock of the log they come from.
-        kinds: of each event: SECTION_START, SECTION_END, HEARTBEAT or ITERATION (an iteration begins).
+        kinds: of each event, the EVENT_... of the board's layout; EVENT_ITERATION: one begins.
         sections: of each event, an index into ``names``; without meaning for the last two kinds.
         iterations: the numbers of the iterations that begin, one for each event of that kind.
         gaps: indices of events right before which others were lost; an index past the end means after the last.
@@ -86,28 +88,30 @@ class ProgressCollector:
 
 
 def join(parts: Sequence[ProgressEvents]) -> ProgressEvents:
-    """The events of one rank and cycle from several logs of the same clock: its monitor was replaced.
+    """The events of one rank and cycle from several logs of the same clock, as they were opened.
 
-    The new monitor goes on where the old one was, and its records say what was lost. What the earlier log has already
-    isn't taken again: the old one may have died before it could say how far it was.
+    Its monitor was replaced. The new one goes on where the old one was, and its records say what was lost. What the
+    earlier log has already isn't taken again: the old monitor may have died before it could say how far it was.
     """
-    first, *rest = sorted(parts, key=lambda part: int(part.at_ns[0]) if len(part.at_ns) else 0)
-    for part in rest:
-        first = _join_two(first, part)
-    return first
+    begins, begin = [], 0
+    for part in parts:  # one without events stays behind the one before it
+        begin = int(part.at_ns[0]) if len(part.at_ns) else begin
+        begins.append(begin)
+    first, *rest = sorted(range(len(parts)), key=begins.__getitem__)
+    whole = parts[first]
+    for index in rest:
+        whole = _join_two(whole, parts[index])
+    return whole
 
 
 def _join_two(first: ProgressEvents, second: ProgressEvents) -> ProgressEvents:
-    if not len(second.at_ns) or not len(first.at_ns):
-        return first if len(first.at_ns) else second
-    end, fresh = int(first.at_ns[-1]), 0
-    if int(second.at_ns[0]) <= end:
-        fresh = int(np.searchsorted(second.at_ns, end + _PRECISION_NS, side="right"))
     names = list(dict.fromkeys((*first.names, *second.names)))
     renumbered = np.array([names.index(name) for name in second.names] or [0], dtype=np.uint16)
-    old_iterations = int(np.count_nonzero(second.kinds[:fresh] == ITERATION))
+    fresh = _told_again(first, second, renumbered)
+    old_iterations = int(np.count_nonzero(second.kinds[:fresh] == EVENT_ITERATION))
     length = len(first.at_ns)
-    gaps = [*first.gaps, *(length + gap - fresh for gap in second.gaps if gap >= fresh)]
+    # what was lost among the events that both tell stays lost
+    gaps = [*first.gaps, *(max(0, length + gap - fresh) for gap in second.gaps)]
     return ProgressEvents(
         rank=first.rank,
         cycle=first.cycle,
@@ -119,6 +123,28 @@ def _join_two(first: ProgressEvents, second: ProgressEvents) -> ProgressEvents:
         gaps=tuple(sorted(set(gaps))),
         lost=first.lost + second.lost,
     )
+
+
+def _told_again(first: ProgressEvents, second: ProgressEvents, renumbered: npt.NDArray[np.uint16]) -> int:
+    """How many events at the beginning of the second are the last ones of the first.
+
+    A section that closes and another that opens right after it are closer to each other than times are precise: what
+    the events are decides.
+    """
+    if not len(first.at_ns) or not len(second.at_ns):
+        return 0
+    end_ns = int(first.at_ns[-1])
+    least, most = (
+        int(np.searchsorted(second.at_ns, end_ns + shift, side="right")) for shift in (-_PRECISION_NS, _PRECISION_NS)
+    )
+    for count in range(min(most, len(first.at_ns)), max(least, 1) - 1, -1):
+        kinds, sections = second.kinds[:count], renumbered[second.sections[:count]]
+        is_same = np.abs(first.at_ns[-count:] - second.at_ns[:count]) <= _PRECISION_NS
+        is_same &= (first.kinds[-count:] == kinds) & ((kinds > EVENT_END) | (first.sections[-count:] == sections))
+        if is_same.all():
+            return count
+    # not the same events, or none: times alone tell what the first has already
+    return int(np.searchsorted(second.at_ns, end_ns, side="left"))
 
 
 class _Track:
@@ -172,19 +198,25 @@ class _Track:
         iterations = _ints([record["iterations"] for record in records])
         kinds = codes // _KIND
         firsts = np.cumsum(lengths) - lengths
-        begun = np.concatenate([[0], np.cumsum(kinds == ITERATION)])
+        begun = np.concatenate([[0], np.cumsum(kinds == EVENT_ITERATION)])
         if not np.array_equal(begun[firsts + lengths] - begun[firsts], [len(r["iterations"]) for r in records]):
             raise ValueError("not as many numbers as iterations")
-        if len(codes) and (codes.min() < _KIND or codes.max() >= (ITERATION + 1) * _KIND or gaps_us.min() < 0):
+        if len(codes) and (codes.min() < _KIND or codes.max() >= (EVENT_ITERATION + 1) * _KIND or gaps_us.min() < 0):
             raise ValueError("no such code or time")
         # within a record, times are sums of differences: those of all records at once, less what was before each
+        if not is_moment(1000 * round(gaps_us.sum(dtype=np.float64))):
+            raise ValueError("such a time is longer than anything runs")
         passed = np.concatenate([[0], np.cumsum(gaps_us)])
         origin = np.array([record["from_ns"] for record in records], dtype=np.int64) - passed[firsts] * 1000
-        self._gaps += [self._length + int(at) for at, r in zip(firsts, records, strict=True) if r["lost"]]
+        at_ns = passed[1:] * 1000 + np.repeat(origin, lengths)
+        sections = self._known_by_name(np.where(kinds <= EVENT_END, codes % _KIND, -1), lengths, records)
+        gaps = [self._length + int(at) for at, r in zip(firsts, records, strict=True) if r["lost"]]
+        # nothing can fail from here on: all of these records are taken, or none
+        self._gaps += gaps
         self._lost += sum(record["lost"] for record in records)
-        self._at_ns.append(passed[1:] * 1000 + np.repeat(origin, lengths))
+        self._at_ns.append(at_ns)
         self._kinds.append(kinds.astype(np.uint8))
-        self._sections.append(self._known_by_name(np.where(kinds <= SECTION_END, codes % _KIND, -1), lengths, records))
+        self._sections.append(sections)
         self._iterations.append(iterations)
         self._length += len(codes)
 
@@ -206,11 +238,11 @@ class _Track:
         tables_by_event = np.repeat(np.array(table_of_record, dtype=np.int64), lengths)
         return np.array(tables, dtype=np.uint16)[tables_by_event, np.maximum(indices, 0)]
 
-    def _table(self, names: Sequence[Any], width: int) -> list[int]:
+    def _table(self, names: Sequence[str], width: int) -> list[int]:
         """Our number of each of the first ``width`` sections; all get one: those not seen yet may be open, too."""
         for name in names:
-            self._names.setdefault(str(name), len(self._names))
-        known = [str(name) for name in names[:width]]
+            self._names.setdefault(name, len(self._names))
+        known = list(names[:width])
         known += [f"section #{index}" for index in range(len(known), width)]
         return [self._names.setdefault(name, len(self._names)) for name in known]
 
@@ -234,16 +266,17 @@ def _ints(lists: Sequence[list[int]]) -> Int64s:
     flat: list[int] = []
     for each in lists:
         flat += each
-    return np.array(flat, dtype=np.int64)
+    if not flat:
+        return np.empty(0, dtype=np.int64)
+    found = np.array(flat)  # no dtype: it would make whole numbers of others
+    if found.ndim != 1 or found.dtype != np.int64:
+        raise ValueError("not a list of whole numbers")
+    return found
 
 
 def _has_shape(record: Mapping[str, Any]) -> bool:
     """Whether the fields are there and of the right kinds; what is in the lists is seen when they are converted."""
-    try:
-        wholes = (record["rank"], record["cycle"], record["from_ns"], record["lost"])
-        lists = (record["names"], record["dt_us"], record["code"], record["iterations"])
-    except KeyError:
-        return False
-    if {*map(type, wholes)} != {int} or {*map(type, lists)} != {list}:
+    fields = ("rank", "cycle", "from_ns", "lost", "names", "dt_us", "code", "iterations")
+    if not all(is_sound(record, name) for name in fields):
         return False
     return bool(record["lost"] >= 0) and len(record["dt_us"]) == len(record["code"])

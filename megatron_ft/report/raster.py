@@ -15,11 +15,23 @@ import numpy.typing as npt
 from megatron_ft.report.progress import Int64s
 from megatron_ft.report.timeline import Timeline, Track
 
-__all__ = ["ABSENT", "FIRST_SECTION", "HUNG", "OUTSIDE", "SILENT", "Grid", "edges_ns", "rasterize", "state_names"]
+__all__ = [
+    "ABSENT",
+    "FIRST_SECTION",
+    "HUNG",
+    "MOST_SECTIONS",
+    "OUTSIDE",
+    "SILENT",
+    "Grid",
+    "edges_ns",
+    "rasterize",
+    "state_names",
+]
 
 ABSENT, HUNG, SILENT, OUTSIDE, FIRST_SECTION = range(5)
 _SPECIAL = ("no process", "hung", "nothing recorded", "out of section")
-_MOST_SECTIONS = 250  # a state is a byte
+MOST_SECTIONS = 250
+"""That have a state of their own, which is a byte; the others share one."""
 _RARE, _SALIENT = 0.05, 0.1  # a section open for less than this share of a rank's life shows in a column from that on
 
 Shares = npt.NDArray[np.float64]
@@ -31,7 +43,8 @@ class Grid:
 
     Args:
         states: ABSENT, HUNG (from the beginning of what the verdict is about), SILENT (no `progress` records, or
-            some were lost), OUTSIDE, or FIRST_SECTION + the section's index. The innermost section counts.
+            some were lost), OUTSIDE, or FIRST_SECTION + the section's index (MOST_SECTIONS if it is more). The
+            innermost section counts.
         edges_ns: of the columns, wall ns: one more than there are columns.
     """
 
@@ -42,7 +55,7 @@ class Grid:
 
 def state_names(names: Sequence[str]) -> list[str]:
     """What the numbers in ``Grid.states`` mean."""
-    return [*_SPECIAL, *names[:_MOST_SECTIONS]]
+    return [*_SPECIAL, *names[:MOST_SECTIONS], *(["other sections"] if len(names) > MOST_SECTIONS else [])]
 
 
 def edges_ns(begin_ns: int, end_ns: int, columns: int) -> Int64s:
@@ -113,7 +126,7 @@ def _paint_sections(states: npt.NDArray[np.uint8], track: Track, edges: Int64s, 
 
 
 def _state(section: npt.ArrayLike) -> npt.NDArray[np.uint8]:
-    return np.minimum(np.asarray(section, dtype=np.int64) + FIRST_SECTION, 255).astype(np.uint8)
+    return (np.minimum(np.asarray(section, dtype=np.int64), MOST_SECTIONS) + FIRST_SECTION).astype(np.uint8)
 
 
 def _levels(track: Track) -> list[dict[int, tuple[Int64s, Int64s]]]:

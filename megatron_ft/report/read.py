@@ -14,6 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from megatron_ft.report.fields import checked, is_sound
 from megatron_ft.report.progress import ProgressCollector, ProgressEvents
 
 __all__ = ["EventLogFile", "Record", "parse_log", "read_directory"]
@@ -29,7 +30,7 @@ class Record:
     Args:
         t: nanoseconds of that host's CLOCK_MONOTONIC; comparable within a host, not between hosts.
         ev: the event's name.
-        fields: what else was written with it.
+        fields: what else was written with it, each of the type that ``report/fields.py`` says, or None.
     """
 
     t: int
@@ -52,7 +53,7 @@ class EventLogFile:
         header: the fields of its first record: schema, role, host, pid, run_id, wall_ns and more.
         opened: nanoseconds of CLOCK_MONOTONIC when it was opened; ``header["wall_ns"]`` is the same moment.
         records: all but the `progress` records, which are by far the most.
-        passed_over: lines that couldn't be read: cut off by a crash, torn by a full disk, or not ours.
+        passed_over: lines that couldn't be read, or not wholly: cut off by a crash, torn by a full disk, or not ours.
         progress: what the `progress` records tell, for each rank and cycle in the file.
     """
 
@@ -66,11 +67,11 @@ class EventLogFile:
     @property
     def host(self) -> str:
         """The node's name."""
-        return str(self.header.get("host", ""))
+        return str(self.header.get("host") or "")
 
     @property
     def wall_offset_ns(self) -> int:
-        """What to add to this host's monotonic clock to get nanoseconds since the epoch."""
+        """What to add to this host's monotonic clock to get nanoseconds since the epoch, as this process saw it."""
         return int(self.header["wall_ns"]) - self.opened
 
 
@@ -128,12 +129,12 @@ copyreg.pickle(MappingProxyType, _pickled)  # Python can't by itself; the proces
 def parse_log(name: str, lines: Iterable[str]) -> EventLogFile | None:
     """One event log from its lines; None if it doesn't begin with a header that we know."""
     lines = iter(lines)
-    header, passed_over = _first_document(lines)
-    if header is None or header.get("ev") != "log_opened":
+    first, passed_over = _first_document(lines)
+    if first is None or first["ev"] != "log_opened" or not all(is_sound(first, key) for key in ("wall_ns", "pid")):
         return None
-    if not all(_is_whole(header.get(key)) for key in ("t", "wall_ns", "pid")):
-        return None
-    origin = {"host": str(header.get("host", "")), "role": str(header.get("role", "")), "pid": header["pid"]}
+    header, is_wrong = checked(first)
+    passed_over += is_wrong
+    origin = {"host": header.get("host") or "", "role": header.get("role") or "", "pid": header["pid"]}
     records = []
     progress = ProgressCollector()
     for line in lines:
@@ -145,8 +146,9 @@ def parse_log(name: str, lines: Iterable[str]) -> EventLogFile | None:
         elif document["ev"] == "progress":
             progress.add(document)
         else:
-            fields = MappingProxyType(document)
-            records.append(Record(t=document["t"], ev=document["ev"], fields=fields, **origin))
+            fields, is_wrong = checked(document)
+            passed_over += is_wrong
+            records.append(Record(t=document["t"], ev=document["ev"], fields=MappingProxyType(fields), **origin))
     tracks = progress.finished()
     return EventLogFile(
         name=name,
@@ -174,9 +176,7 @@ def _document(line: str) -> dict[str, Any] | None:
         document = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    if isinstance(document, dict) and _is_whole(document.get("t")) and isinstance(document.get("ev"), str):
-        return document
-    return None
+    return document if isinstance(document, dict) and is_sound(document, "t") and is_sound(document, "ev") else None
 
 
 def _may_be_progress(line: str) -> bool:
@@ -186,7 +186,3 @@ def _may_be_progress(line: str) -> bool:
         return bool(line.strip())
     name, end = said.groups()
     return name == "progress" if end else "progress".startswith(name)
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

@@ -4,10 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from megatron_ft.report.read import EventLogFile, Record
 
-__all__ = ["RunLogs", "split_runs"]
+__all__ = ["Clock", "RunLogs", "TimedRecord", "split_runs"]
+
+_SAME_CLOCK_NS = 60_000_000_000  # a wall clock may be set while a run goes on, but not by much
+
+TimedRecord = tuple[int, Record]
+"""Wall time in ns since the epoch, and a record."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clock:
+    """A monotonic clock: of a host, since it was started. Two containers, or a host before and after a reboot, may
+    have the same name.
+
+    Args:
+        offset_ns: what to add to it to get nanoseconds since the epoch.
+    """
+
+    host: str
+    offset_ns: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,21 +42,32 @@ class RunLogs:
     opened_wall_ns: int
     files: tuple[EventLogFile, ...]
 
-    def wall_offsets_ns(self) -> dict[str, int]:
-        """For each host, what to add to its monotonic clock to get nanoseconds since the epoch.
+    @cached_property
+    def clocks(self) -> tuple[Clock, ...]:
+        """The clock of each of the ``files``.
 
-        One offset serves each host, so that times of its processes differ by exactly what its clock showed.
+        One offset serves all logs of a clock, so that times of its processes differ by exactly what it showed. A log
+        whose own offset is further than a minute from those of its host's known clocks is of another clock.
         """
-        offsets: dict[str, int] = {}
-        for log in sorted(self.files, key=lambda log: log.header.get("role") != "launcher"):
-            offsets.setdefault(log.host, log.wall_offset_ns)
-        return offsets
+        known: dict[str, list[Clock]] = {}
+        found: dict[int, Clock] = {}
+        launchers_first = sorted(enumerate(self.files), key=lambda pair: pair[1].header.get("role") != "launcher")
+        for index, log in launchers_first:
+            of_host = known.setdefault(log.host, [])
+            mine = Clock(host=log.host, offset_ns=log.wall_offset_ns)
+            nearest = min(of_host, key=lambda clock: abs(clock.offset_ns - mine.offset_ns), default=None)
+            if nearest is None or abs(nearest.offset_ns - mine.offset_ns) > _SAME_CLOCK_NS:
+                of_host.append(mine)
+                nearest = mine
+            found[index] = nearest
+        return tuple(found[index] for index in range(len(self.files)))
 
-    def records(self) -> list[tuple[int, Record]]:
+    @cached_property
+    def records(self) -> tuple[TimedRecord, ...]:
         """All records with their wall time (ns since the epoch), in that order."""
-        offsets = self.wall_offsets_ns()
-        timed = [(record.t + offsets[log.host], record) for log in self.files for record in log.records]
-        return sorted(timed, key=lambda pair: pair[0])
+        logs = zip(self.files, self.clocks, strict=True)
+        timed = [(record.t + clock.offset_ns, record) for log, clock in logs for record in log.records]
+        return tuple(sorted(timed, key=lambda pair: pair[0]))
 
 
 def split_runs(files: Sequence[EventLogFile]) -> list[RunLogs]:
@@ -47,8 +77,8 @@ def split_runs(files: Sequence[EventLogFile]) -> list[RunLogs]:
     a new run begins with a launcher that starts after all earlier launchers have written their last.
     """
     runs = []
-    for run_id in sorted({str(log.header.get("run_id", "")) for log in files}):
-        mine = [log for log in files if str(log.header.get("run_id", "")) == run_id]
+    for run_id in sorted({_run_id(log) for log in files}):
+        mine = [log for log in files if _run_id(log) == run_id]
         begins = _begins([log for log in mine if log.header.get("role") == "launcher"])
         groups: dict[int, list[EventLogFile]] = {}
         for log in mine:
@@ -58,6 +88,10 @@ def split_runs(files: Sequence[EventLogFile]) -> list[RunLogs]:
             opened = min(log.header["wall_ns"] for log in group)
             runs.append(RunLogs(run_id=run_id, opened_wall_ns=opened, files=tuple(group)))
     return sorted(runs, key=lambda run: run.opened_wall_ns)
+
+
+def _run_id(log: EventLogFile) -> str:
+    return log.header.get("run_id") or ""
 
 
 def _begins(launchers: Sequence[EventLogFile]) -> list[int]:

@@ -14,7 +14,8 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from megatron_ft.report.progress import HEARTBEAT, ITERATION, SECTION_END, SECTION_START, Int64s, ProgressEvents
+from megatron_ft.core.board_layout import EVENT_END, EVENT_HEARTBEAT, EVENT_ITERATION, EVENT_START
+from megatron_ft.report.progress import Int64s, ProgressEvents
 
 __all__ = ["RankSpans", "Spans", "spans_of"]
 
@@ -44,6 +45,9 @@ class RankSpans:
         closed: sections with a beginning and an end, in the order of their beginnings.
         still_open: section and beginning of those that never ended, outermost first.
         outside: beginnings and ends of the times between two sections when none was open, as two rows.
+        recorded_ns, outside_known_ns: from the first event to the last, and how much of that it is known whether a
+            section was open: after a loss it may not be.
+        first_start_ns: when the first section was opened; None if none was, or it isn't known because of a loss.
         unknown: beginnings and ends of the times in which events were lost.
         heartbeats: when they were; ``heartbeat_gaps_ns`` are the intervals between two that follow each other.
         iteration_begin_ns, iterations: when each iteration began, and its number.
@@ -54,6 +58,9 @@ class RankSpans:
     closed: Spans
     still_open: tuple[tuple[int, int], ...]
     outside: Int64s
+    recorded_ns: int
+    outside_known_ns: int
+    first_start_ns: int | None
     unknown: tuple[tuple[int, int], ...]
     heartbeat_gaps_ns: Int64s
     iteration_begin_ns: Int64s
@@ -71,13 +78,16 @@ def spans_of(events: ProgressEvents) -> RankSpans:
         stretches.add(events, first, end)
     if len(events.at_ns) in events.gaps:
         stretches.forget()
-    is_iteration, is_end = events.kinds == ITERATION, events.kinds == SECTION_END
+    is_iteration, is_end = events.kinds == EVENT_ITERATION, events.kinds == EVENT_END
     ends = events.at_ns[is_end]
     return RankSpans(
         names=events.names,
         closed=stretches.closed(),
         still_open=tuple(stretches.still_open),
         outside=_joined(stretches.outside, np.empty((2, 0), dtype=np.int64)),
+        recorded_ns=_length_ns(events.at_ns),
+        outside_known_ns=stretches.known_ns,
+        first_start_ns=_first_start_ns(events),
         unknown=_unknown(events),
         heartbeat_gaps_ns=_joined(stretches.heartbeat_gaps, np.empty(0, dtype=np.int64)),
         iteration_begin_ns=events.at_ns[is_iteration],
@@ -100,6 +110,7 @@ class _Stretches:
     sections: list[npt.NDArray[np.uint16]] = field(default_factory=list)
     depths: list[npt.NDArray[np.uint8]] = field(default_factory=list)
     outside: list[Int64s] = field(default_factory=list)
+    known_ns: int = 0
     heartbeat_gaps: list[Int64s] = field(default_factory=list)
     still_open: list[tuple[int, int]] = field(default_factory=list)
     maybe_open: set[int] = field(default_factory=set)
@@ -107,9 +118,9 @@ class _Stretches:
     def add(self, events: ProgressEvents, first: int, end: int) -> None:
         """The next stretch: events ``first`` to ``end`` (exclusive), none of which is lost."""
         kinds = events.kinds[first:end]
-        self.heartbeat_gaps.append(np.diff(events.at_ns[first:end][kinds == HEARTBEAT]))
-        which = np.nonzero(kinds <= SECTION_END)[0]
-        at_ns, starts = events.at_ns[first:end][which], kinds[which] == SECTION_START
+        self.heartbeat_gaps.append(np.diff(events.at_ns[first:end][kinds == EVENT_HEARTBEAT]))
+        which = np.nonzero(kinds <= EVENT_END)[0]
+        at_ns, starts = events.at_ns[first:end][which], kinds[which] == EVENT_START
         sections = events.sections[first:end][which]
         pairs = _pair(sections, starts)
         depth_before, depth_after = _depths(len(which), pairs)
@@ -123,6 +134,7 @@ class _Stretches:
         if not self.maybe_open:  # else it isn't known when no section was open
             free = np.nonzero((depth_after[:-1] == 0) & ~starts[:-1] & starts[1:])[0]
             self.outside.append(np.stack([at_ns[free], at_ns[free + 1]]))
+            self.known_ns += _length_ns(events.at_ns[first:end])
         self.still_open = [(int(sections[at]), int(at_ns[at])) for at in np.sort(pairs.open)]
 
     def forget(self) -> None:
@@ -177,6 +189,17 @@ def _depths(length: int, pairs: _Pairs) -> tuple[Int64s, Int64s]:
     change[pairs.orphans] = -1
     after = np.cumsum(change) + len(pairs.orphans)
     return after - change, after
+
+
+def _length_ns(at_ns: Int64s) -> int:
+    return int(at_ns[-1] - at_ns[0]) if len(at_ns) else 0
+
+
+def _first_start_ns(events: ProgressEvents) -> int | None:
+    which = np.nonzero(events.kinds <= EVENT_END)[0]
+    if not len(which) or events.kinds[which[0]] != EVENT_START or any(gap <= which[0] for gap in events.gaps):
+        return None
+    return int(events.at_ns[which[0]])
 
 
 def _unknown(events: ProgressEvents) -> tuple[tuple[int, int], ...]:

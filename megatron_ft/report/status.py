@@ -17,7 +17,7 @@ from megatron_ft.ipc.jobs import RunningJob, find_jobs
 from megatron_ft.report.pausing import choose
 from megatron_ft.report.status_json import job_object
 from megatron_ft.report.status_table import Frame, job_frame
-from megatron_ft.report.table import check_rich
+from megatron_ft.report.terminal import check_extra, plain, terminal
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
@@ -27,7 +27,6 @@ __all__ = ["add_command"]
 _NOTHING_SEEN = 1
 _INTERRUPTED = 130
 _REDRAW_S = 0.5
-_LEAST_WIDTH = 160
 _TEXT = "show where the ranks of this node's jobs are now, and how much of their timeouts is used"
 
 
@@ -50,7 +49,7 @@ def add_command(commands: Any) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     if not args.json:
-        check_rich()
+        check_extra("rich", "drawing tables")
     jobs = find_jobs()
     if args.job is not None or args.pid is not None:
         jobs = choose(jobs, run_id=args.job, pid=args.pid)
@@ -107,15 +106,10 @@ def _object(watch: JobWatch) -> dict[str, Any]:
 
 
 def _show(watches: list[JobWatch], *, once: bool) -> None:
-    from rich.console import Console
-
-    console = Console(highlight=False)
+    console = terminal()
     if console.is_terminal and not console.is_dumb_terminal and not once:
         _live(watches, console)
         return
-    if not console.is_terminal and console.width < _LEAST_WIDTH:
-        # 80 columns is only what rich assumes of a pipe; there, lines may be as long as they are
-        console = Console(highlight=False, width=_LEAST_WIDTH)
     console.print(_draw(watches, console, lines=None))
 
 
@@ -130,7 +124,7 @@ def _live(watches: list[JobWatch], console: Console) -> None:
                 live.update(_draw(running, console, lines=console.height // len(running)), refresh=True)
                 for watch, reason in _serve(running, time.monotonic() + _REDRAW_S):
                     running.remove(watch)
-                    live.console.print(f"job {watch.job.run_id}: {reason}", markup=False)
+                    live.console.print(f"job {plain(watch.job.run_id)}: {reason}", markup=False)
         except KeyboardInterrupt:
             return  # that is how one leaves it
 

@@ -1,6 +1,6 @@
 """The ranks of a running job as a table for the terminal; needs the package's extra `report` (rich).
 
-Everything that comes from outside (names of sections, texts of errors) goes through ``_plain``: it may hold what a
+Everything that comes from outside (names of sections, texts of errors) goes through ``plain``: it may hold what a
 terminal would obey.
 """
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from megatron_ft.core.job_facts import JobFacts, Phase
 from megatron_ft.core.monitor_state import HangKind
 from megatron_ft.core.status_rows import RankRow, RankState, TimeoutUse, most_urgent
+from megatron_ft.report.terminal import plain
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -102,7 +103,7 @@ def _head(frame: Frame) -> Iterator[Text]:
     facts, now_ns = frame.facts, frame.now_ns
     up = duration((now_ns - facts.started_ns) / 1e9)
     yield Text.assemble(
-        (f"job {_plain(facts.run_id)}", "bold"), f"  ft_launcher {facts.launcher_pid}, up {up}", overflow="fold"
+        (f"job {plain(facts.run_id)}", "bold"), f"  ft_launcher {facts.launcher_pid}, up {up}", overflow="fold"
     )
     yield Text(_where_it_is(facts, now_ns))
     if facts.paused_since_ns is not None:
@@ -111,8 +112,8 @@ def _head(frame: Frame) -> Iterator[Text]:
     if facts.observe_only:
         yield Text("observing only: hung ranks are told of, none is ended", style="yellow")
     if facts.last_cause is not None:
-        yield Text(f"cycle {facts.last_cause.cycle} ended: {_plain(facts.last_cause.text)}")
-    yield Text(f"logs: {_plain(facts.log_dir)}", style="dim", overflow="fold")
+        yield Text(f"cycle {facts.last_cause.cycle} ended: {plain(facts.last_cause.text)}")
+    yield Text(f"logs: {plain(facts.log_dir)}", style="dim", overflow="fold")
     if frame.note is not None:
         yield Text(frame.note, style="bold red")
 
@@ -180,7 +181,7 @@ def _section(row: RankRow) -> Text:
     from rich.text import Text
 
     if row.sections:
-        return Text(" > ".join(_plain(section.name) for section in row.sections))
+        return Text(" > ".join(plain(section.name) for section in row.sections))
     return Text("out of section" if row.out_of_section_s is not None else "-", style="dim")
 
 
@@ -211,7 +212,7 @@ def _name(row: RankRow, use: TimeoutUse) -> str:
     if use.section is None:
         return "" if use.kind == HangKind.OUT_OF_SECTION.value else _HEARTBEATS[use.kind]
     is_here = bool(row.sections) and row.sections[-1].name == use.section
-    name = _plain(use.section)
+    name = plain(use.section)
     return "" if is_here else name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 3] + "..."
 
 
@@ -244,7 +245,3 @@ def _limit(seconds: float) -> str:
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
-
-
-def _plain(text: str) -> str:
-    return "".join(char if char.isprintable() else " " for char in text)

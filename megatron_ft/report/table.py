@@ -2,35 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, TextIO
 
-from megatron_ft.core.errors import ConfigError
+from megatron_ft.report.terminal import plain, terminal
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
 
-    # `megatron-ft status` goes through this module: it must not wait for what reads the logs (numpy)
     from megatron_ft.report.cycles import CycleSummary, RestartPhases, RunSummary
 
-__all__ = ["COLUMNS", "check_rich", "cycle_row", "duration", "phases_row", "print_run", "terminal"]
+__all__ = ["COLUMNS", "add_rows", "cycle_row", "phases_row", "print_run", "took"]
 
 COLUMNS = ("cycle", "how it ended", "rank", "noticed\nafter", "training\nagain after", "iterations\nredone")
-_LEAST_WIDTH = 160
-
-
-def check_rich() -> None:
-    """Look whether the table can be drawn.
-
-    Raises:
-        ConfigError: rich is missing; the message names the extra that brings it.
-    """
-    if importlib.util.find_spec("rich") is None:
-        raise ConfigError("the report's tables need rich: pip install 'megatron-ft[report]'")
 
 
 def cycle_row(cycle: CycleSummary) -> tuple[str, ...]:
@@ -39,8 +25,8 @@ def cycle_row(cycle: CycleSummary) -> tuple[str, ...]:
         str(cycle.cycle),
         _how(cycle),
         _or_dash(cycle.rank),
-        duration(cycle.noticed_after_s),
-        duration(cycle.training_again_after_s),
+        took(cycle.noticed_after_s),
+        took(cycle.training_again_after_s),
         _or_dash(cycle.iterations_redone),
     )
 
@@ -53,7 +39,7 @@ def phases_row(cycle: CycleSummary) -> tuple[str, ...] | None:
     durations = [getattr(cycle.phases, name) for name in _names(cycle.phases)]
     if all(seconds is None for seconds in durations[2:]):
         return None
-    return (f"{cycle.cycle} to {cycle.cycle + 1}", *map(duration, durations))
+    return (f"{cycle.cycle} to {cycle.cycle + 1}", *map(took, durations))
 
 
 def print_run(run: RunSummary, file: TextIO | None = None) -> None:
@@ -71,24 +57,7 @@ def print_run(run: RunSummary, file: TextIO | None = None) -> None:
         console.print()
         console.print(phases)
     if run.passed_over:
-        console.print(f"{run.passed_over} unreadable lines of the event logs were passed over.")
-
-
-def terminal(file: TextIO | None = None) -> Console:
-    """Where tables are drawn; stdout if ``file`` is None.
-
-    Raises:
-        ConfigError: rich is missing.
-    """
-    check_rich()
-    from rich.console import Console
-
-    file = sys.stdout if file is None else file
-    console = Console(file=file, highlight=False)
-    if not console.is_terminal and console.width < _LEAST_WIDTH:
-        # 80 columns is only what rich assumes of a pipe; there, lines may be as long as they are.
-        console = Console(file=file, highlight=False, width=_LEAST_WIDTH)
-    return console
+        console.print(f"{run.passed_over} lines of the event logs couldn't be read, or not wholly.")
 
 
 def _table(run: RunSummary) -> Table:
@@ -101,8 +70,7 @@ def _table(run: RunSummary) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold")
     for column in COLUMNS:
         table.add_column(column, justify="left" if column == "how it ended" else "right")
-    for cycle in run.cycles:
-        table.add_row(*cycle_row(cycle))
+    add_rows(table, map(cycle_row, run.cycles))
     return table
 
 
@@ -115,9 +83,16 @@ def _phases_table(run: RunSummary) -> Table | None:
     table = Table(title="where the time of each restart went", title_justify="left", title_style="bold")
     for column in ("cycle", *(name.replace("_", "\n") for name in _names(run.cycles[0].phases))):
         table.add_column(column, justify="right")
-    for row in rows:
-        table.add_row(*row)
+    add_rows(table, rows)
     return table
+
+
+def add_rows(table: Table, rows: Iterable[Sequence[str]], style: str = "") -> None:
+    """Add rows of texts that may come from anywhere."""
+    from rich.text import Text
+
+    for row in rows:
+        table.add_row(*(Text(plain(cell, keep_lines=True), style=style) for cell in row))
 
 
 def _names(phases: RestartPhases) -> list[str]:
@@ -138,7 +113,7 @@ def _or_dash(value: int | None) -> str:
     return "-" if value is None else str(value)
 
 
-def duration(seconds: float | None) -> str:
+def took(seconds: float | None) -> str:
     """Milliseconds below one second; a dash for None."""
     if seconds is None:
         return "-"

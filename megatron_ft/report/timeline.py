@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from megatron_ft.report.cycles import RunSummary, TimedRecord, records_by_cycle
+from megatron_ft.report.cycles import RunSummary
 from megatron_ft.report.progress import ProgressEvents, join
-from megatron_ft.report.read import Record
-from megatron_ft.report.runs import RunLogs
+from megatron_ft.report.runs import Clock, RunLogs, TimedRecord
 from megatron_ft.report.spans import RankSpans, spans_of
 
 __all__ = ["CycleLife", "Evidence", "Hang", "Mark", "Timeline", "Track", "build_timeline"]
@@ -38,6 +37,7 @@ class Track:
 
     Args:
         begin_ns, end_ns: the life of its process as far as it is known; ``end_ns`` may be the end of the logs.
+        attached_ns: when its monitor began to watch it; None if no log has it.
         spans: its sections, indices into ``Timeline.names``; None if its log has no `progress` records.
         hang: the verdict that ended it; None if there was none, or it was only observed.
     """
@@ -49,6 +49,7 @@ class Track:
     end_ns: int
     spans: RankSpans | None
     hang: Hang | None
+    attached_ns: int | None = None
     lost: int = 0
 
     def still_open(self) -> list[tuple[int, int]]:
@@ -115,11 +116,11 @@ class Timeline:
 
 def build_timeline(run: RunLogs, summary: RunSummary) -> Timeline:
     """The timeline of a run; ``summary`` is of the same."""
-    records = run.records()
+    records = run.records
     events = _events(run)
     last_ns = [int(each.at_ns[-1]) for _, each in events.values() if len(each.at_ns)]
     end_ns = max((*(at for at, _ in records), *last_ns), default=run.opened_wall_ns)
-    cycles = _cycles(records, summary, end_ns)
+    cycles = _cycles(summary, end_ns)
     tracks = _tracks(records, events, {cycle.number: cycle for cycle in cycles}, end_ns)
     names = tuple(dict.fromkeys(name for track in tracks if track.spans is not None for name in track.spans.names))
     begin_ns = min((*(cycle.begin_ns for cycle in cycles), *(track.begin_ns for track in tracks)), default=None)
@@ -137,16 +138,15 @@ def build_timeline(run: RunLogs, summary: RunSummary) -> Timeline:
 
 def _events(run: RunLogs) -> dict[_Who, tuple[str, ProgressEvents]]:
     """The host and the events, in wall time, of each rank and cycle."""
-    offsets = run.wall_offsets_ns()
-    parts: dict[_Who, list[tuple[str, ProgressEvents]]] = {}
-    for log in run.files:
+    parts: dict[_Who, list[tuple[Clock, ProgressEvents]]] = {}
+    for log, clock in zip(run.files, run.clocks, strict=True):
         for part in log.progress:
-            parts.setdefault((part.rank, part.cycle), []).append((log.host, part))
+            parts.setdefault((part.rank, part.cycle), []).append((clock, part))
     found = {}
     for who, of in parts.items():
-        host = of[0][0]
-        whole = join([part for at, part in of if at == host])
-        found[who] = (host, replace(whole, at_ns=whole.at_ns + offsets[host]))
+        clock = of[0][0]
+        whole = join([part for its, part in of if its == clock])
+        found[who] = (clock.host, replace(whole, at_ns=whole.at_ns + clock.offset_ns))
     return found
 
 
@@ -157,6 +157,7 @@ class _Life:
     host: str = ""
     begins: list[int] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
+    attached_ns: int | None = None
     hang: Hang | None = None
 
 
@@ -164,31 +165,28 @@ def _lives(records: Iterable[TimedRecord]) -> dict[_Who, _Life]:
     lives: dict[_Who, _Life] = {}
     for at, record in records:
         cycle = record.get("cycle")
-        if not isinstance(cycle, int):
+        if cycle is None:
             continue
         if record.ev == "cycle_started":
             for each in record.get("ranks") or []:
-                if isinstance(each, dict) and isinstance(each.get("rank"), int):
+                if each.get("rank") is not None:
                     lives.setdefault((each["rank"], cycle), _Life(host=record.host)).begins.append(at)
         rank = record.get("rank")
-        if record.ev not in ("attached", "rank_gone", "rank_exited", "verdict") or not isinstance(rank, int):
+        if record.ev not in ("attached", "rank_gone", "rank_exited", "verdict") or rank is None:
             continue
         life = lives.setdefault((rank, cycle), _Life(host=record.host))
         if record.ev == "attached":
             life.begins.append(at)
+            life.attached_ns = at if life.attached_ns is None else life.attached_ns
         elif record.ev in ("rank_gone", "rank_exited"):
             life.ends.append(at)
         elif not record.get("observed_only") and life.hang is None:
             shift = at - record.t
             since, judged = record.get("since_ns"), record.get("at_ns")
-            if isinstance(since, int) and isinstance(judged, int):
-                life.hang = Hang(since_ns=since + shift, at_ns=judged + shift, **_what(record))
+            if since is not None and judged is not None:
+                section, kind = record.get("section"), record.get("kind") or ""
+                life.hang = Hang(since_ns=since + shift, at_ns=judged + shift, section=section, kind=kind)
     return lives
-
-
-def _what(record: Record) -> dict[str, Any]:
-    section = record.get("section")
-    return {"section": None if section is None else str(section), "kind": str(record.get("kind"))}
 
 
 def _tracks(
@@ -214,6 +212,7 @@ def _tracks(
                 end_ns=max([ended, begun, *seen]),
                 spans=None if of is None else spans_of(of),
                 hang=life.hang,
+                attached_ns=life.attached_ns,
                 lost=0 if of is None else of.lost,
             )
         )
@@ -225,67 +224,63 @@ def _renumbered(track: Track, names: Sequence[str]) -> Track:
     spans = track.spans
     if spans is None or spans.names == tuple(names):
         return track
-    numbers = np.array([names.index(name) for name in spans.names] or [0], dtype=np.uint16)
+    known = {name: number for number, name in enumerate(names)}
+    numbers = np.array([known[name] for name in spans.names] or [0], dtype=np.uint16)
     closed = replace(spans.closed, sections=numbers[spans.closed.sections])
     still_open = tuple((int(numbers[section]), at) for section, at in spans.still_open)
     return replace(track, spans=replace(spans, names=tuple(names), closed=closed, still_open=still_open))
 
 
-def _cycles(records: Sequence[TimedRecord], summary: RunSummary, end_of_logs_ns: int) -> list[CycleLife]:
-    lives = []
-    of_cycle = records_by_cycle(records)
-    for cycle in summary.cycles:
-        mine = of_cycle[cycle.cycle]
-        started = [at for at, record in mine if record.ev == "cycle_started"]
-        ended = [at for at, record in mine if record.ev == "cycle_ended"]
-        lives.append(
-            CycleLife(
-                number=cycle.cycle,
-                begin_ns=min(started or [at for at, _ in mine]),
-                end_ns=max(ended, default=end_of_logs_ns),
-                failed=cycle.outcome == "failed",
-                text=cycle.text or ("" if cycle.outcome == "unknown" else cycle.outcome),
-            )
+def _cycles(summary: RunSummary, end_of_logs_ns: int) -> list[CycleLife]:
+    return [
+        CycleLife(
+            number=cycle.cycle,
+            begin_ns=cycle.begin_ns,
+            end_ns=end_of_logs_ns if cycle.end_ns is None else cycle.end_ns,
+            failed=cycle.outcome == "failed",
+            text=cycle.text or ("" if cycle.outcome == "unknown" else cycle.outcome),
         )
-    return lives
+        for cycle in summary.cycles
+    ]
 
 
 def _marks(records: Iterable[TimedRecord]) -> Iterable[Mark]:
     said = set()
     for at, record in records:
         rank, cycle = record.get("rank"), record.get("cycle")
-        rank = rank if isinstance(rank, int) else None
         if record.ev == "fault_injected":
-            yield Mark(at_ns=at, kind="fault", cycle=cycle, rank=rank, text=f"fault injected: {record.get('type')}")
+            yield Mark(
+                at_ns=at, kind="fault", cycle=cycle, rank=rank, text=f"fault injected: {record.get('type') or '?'}"
+            )
         elif record.ev == "verdict":
             yield Mark(at_ns=at, kind="verdict", cycle=cycle, rank=rank, text=_verdict(record.fields))
         elif record.ev == "rank_exited" and not record.get("by_us") and record.get("exitcode") not in (0, None):
             code = record.get("exitcode")
-            how = f"killed by signal {-code}" if isinstance(code, int) and code < 0 else f"exited with code {code}"
+            how = f"killed by signal {-code}" if code < 0 else f"exited with code {code}"
             yield Mark(at_ns=at, kind="exit", cycle=cycle, rank=rank, text=f"rank {rank} {how}")
         elif record.ev == "finding" and (cycle, record.get("text")) not in said:
             said.add((cycle, record.get("text")))  # every node's launcher may say it
-            yield Mark(at_ns=at, kind="finding", cycle=cycle, rank=rank, text=str(record.get("text")))
+            yield Mark(at_ns=at, kind="finding", cycle=cycle, rank=rank, text=record.get("text") or "")
 
 
-def _verdict(fields: Mapping[str, object]) -> str:
+def _verdict(fields: Mapping[str, Any]) -> str:
     section, elapsed, timeout = fields.get("section"), fields.get("elapsed_s"), fields.get("timeout_s")
     where = f"in '{section}'" if section else f"({fields.get('kind')})"
     text = f"rank {fields.get('rank')} hung {where}"
-    if isinstance(elapsed, int | float):
+    if elapsed is not None:
         text += f" for {elapsed:.1f} s"
-    if isinstance(timeout, int | float):
+    if timeout is not None:
         text += f" (timeout {timeout:.1f} s)"
     return text + (", only observed" if fields.get("observed_only") else "")
 
 
 def _evidence(records: Iterable[TimedRecord]) -> Iterable[Evidence]:
     for at, record in records:
-        if record.ev == "evidence" and isinstance(record.get("file"), str):
+        if record.ev == "evidence" and record.get("file") is not None:
             yield Evidence(
                 at_ns=at,
                 cycle=record.get("cycle"),
                 rank=record.get("rank"),
                 file=record.get("file"),
-                summary=str(record.get("summary") or ""),
+                summary=record.get("summary") or "",
             )

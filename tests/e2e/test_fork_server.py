@@ -184,30 +184,40 @@ def test_a_file_beside_the_script_that_hides_an_imported_module(launcher: Launch
 def test_a_hundred_restarts_leave_nothing(launcher: Launcher) -> None:
     """No restart is lost, and neither processes, descriptors, ports, memory nor files pile up."""
     script = """
-import socket
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(1))
 if RANK == 0:
     launcher = os.getppid()
-    fds = len(os.listdir(f"/proc/{launcher}/fd"))
+    fds = os.listdir(f"/proc/{launcher}/fd")
+    inodes = {os.readlink(f"/proc/{launcher}/fd/{fd}") for fd in fds if os.path.lexists(f"/proc/{launcher}/fd/{fd}")}
+    tables = [line.split() for name in ("tcp", "tcp6") for line in open(f"/proc/{launcher}/net/{name}")]
+    ports = sum(words[3] == "0A" and f"socket:[{words[9]}]" in inodes for words in tables)
     children = len(open(f"/proc/{launcher}/task/{launcher}/children").read().split())
     rss = int(open(f"/proc/{launcher}/statm").read().split()[1]) * 4
-    say(CYCLE, fds, children, rss)
+    say(CYCLE, len(fds), ports, children, rss)
+dist.barrier()
 if CYCLE < 100:
     if RANK == 1:
         os._exit(1)
-    forever()
+    dist.barrier()
+dist.destroy_process_group()
 """
-    launched = launcher.start(script, *TWO, "--max-restarts=100")
+    launched = launcher.start(script, *TWO, "--standalone", "--max-restarts=100")
     finished = launched.wait(100)
     launched.assert_nothing_left()
     assert finished.code == 0, finished.err
     assert finished.lines[-1] == "all ranks finished after 101 cycles"
     rows = [tuple(map(int, line.split())) for line in finished.out.splitlines()]
-    cycles, fds, children, rss = zip(*rows, strict=True)
-    # the first rank may be ended before it has said anything: half of them will have
-    assert len(cycles) > 50
+    cycles, fds, ports, children, rss = zip(*rows, strict=True)
+    assert list(cycles) == list(range(101))
     # a few come and go, like those of a server that is being made
     assert max(fds[len(fds) // 2 :]) <= max(fds[: len(fds) // 2]) + 5
+    assert max(ports) == 2  # of the rendezvous, and of this round
     assert max(children) <= 6
+    pids = {rank["pid"] for event in launched.events("cycle_started") for rank in event["ranks"]}
+    assert len(pids) == 202
+    assert [name for name in os.listdir("/dev/shm") if any(str(pid) in name for pid in pids)] == []
     assert rss[-1] - rss[len(rss) // 5] < 20_000, "KiB"
     assert states(launched, "started")[0] == states(launched, "started")[-1]
     assert not launched.events("fork_failed")

@@ -111,7 +111,9 @@ def assert_all_fired(launched: Launched, plan: Path) -> None:
 def test_every_fault_fires_and_is_dealt_with(launcher: Launcher, tmp_path: Path) -> None:
     plan, save = write_plan(tmp_path / "plan.yaml", CASES), tmp_path / "save"
     save.mkdir()  # the ranks don't wait for each other, and only rank 0 would make it
-    launched = launcher.start(LOOP, *TWO, "--max-restarts=20", "--ft-max-no-progress-cycles=0", *OPTIONS, script_args=[str(save), str(plan)])
+    launched = launcher.start(
+        LOOP, *TWO, "--max-restarts=20", "--ft-max-no-progress-cycles=0", *OPTIONS, script_args=[str(save), str(plan)]
+    )
     finished = launched.wait(115)
     assert finished.code == 0, finished.err
     assert_all_fired(launched, plan)

@@ -11,12 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Fault", "GeneratedJob", "progress_record", "write_job"]
+from megatron_ft.core.board_layout import EVENT_END as END
+from megatron_ft.core.board_layout import EVENT_HEARTBEAT as HEARTBEAT
+from megatron_ft.core.board_layout import EVENT_ITERATION as ITERATION
+from megatron_ft.core.board_layout import EVENT_START as START
+from megatron_ft.core.board_layout import KIND_SHIFT, SECTION_SHIFT
+
+__all__ = ["END", "HEARTBEAT", "ITERATION", "START", "Fault", "GeneratedJob", "progress_record", "write_job"]
 
 S = 1_000_000_000
 NAMES = ["setup", "step", "checkpointing", "write shards"]
 SETUP, STEP, CHECKPOINT, SHARDS = range(4)
-START, END, HEARTBEAT, ITERATION = 1, 2, 3, 4
 TIMEOUTS = {"setup": 60.0, "step": 5.0, "checkpointing": 20.0, "write shards": 18.0}
 
 Event = tuple[int, int, int]
@@ -63,7 +68,7 @@ def progress_record(rank: int, cycle: int, names: list[str], from_ns: int, event
         "names": names,
         "from_ns": from_ns,
         "dt_us": [b - a for a, b in itertools.pairwise(at_us)],
-        "code": [kind * 256 + (0 if kind >= HEARTBEAT else what) for _, kind, what in events],
+        "code": [(kind << KIND_SHIFT - SECTION_SHIFT) + (0 if kind >= HEARTBEAT else what) for _, kind, what in events],
         "iterations": [what for _, kind, what in events if kind == ITERATION],
         "lost": lost,
     }

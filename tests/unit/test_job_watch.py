@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
 import subprocess
@@ -16,9 +17,9 @@ from typing import Any, cast
 import pytest
 
 from megatron_ft.core.board_layout import W_SECTION_COUNT
-from megatron_ft.core.errors import FaultToleranceError
+from megatron_ft.core.errors import FaultToleranceError, ProtocolError
 from megatron_ft.core.exit_description import Cause, CauseKind
-from megatron_ft.core.job_facts import Phase
+from megatron_ft.core.job_facts import JobFacts, Phase
 from megatron_ft.core.pauses import Pauses
 from megatron_ft.core.restart_policy import Action, Decision
 from megatron_ft.core.status_rows import RankState, make_rows
@@ -66,6 +67,7 @@ class FakeLauncher:
         """That many ranks, all of them this process; who has a board says ``fds``."""
         record = SimpleNamespace(
             cycle=cycle,
+            met_ns=time.monotonic_ns(),
             spawned_ns=time.monotonic_ns(),
             global_ranks=[10 + local_rank for local_rank in range(ranks)],
             workers={local_rank: SimpleNamespace(pid=os.getpid()) for local_rank in range(ranks)},
@@ -290,3 +292,15 @@ def test_a_launcher_that_ends_while_it_is_watched(tmp_path: Path) -> None:
         watch.step()
     assert states(watch) == [RankState.RUNNING]  # of its memory, to the last
     watch.close()
+
+
+def test_what_a_newer_launcher_says_beside_is_passed_over(fake: FakeLauncher) -> None:
+    fake.add_boards(1)
+    fake.cycle_started(2)
+    message = fake.status._facts().to_message()
+    facts = JobFacts.from_message(message)
+    message["ranks"][0]["colour"] = message["colour"] = "blue"
+    assert JobFacts.from_message(json.loads(json.dumps(message))) == facts
+    del message["ranks"][0]["pid"]
+    with pytest.raises(ProtocolError, match="another version"):
+        JobFacts.from_message(message)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import html.parser
 import json
+import os
 import re
 import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from megatron_ft.report import draw_html
 from megatron_ft.report import evidence as evidence_module
 from megatron_ft.report.draw_html import page, write_page
 from megatron_ft.report.evidence import read_evidence
@@ -97,6 +100,53 @@ def test_evidence_is_bounded_and_says_what_was_cut(tmp_path: Path, monkeypatch: 
     assert (len(b.text), b.note) == (140_000 - 2 * 65536, "cut after 8928 of 100000 bytes; see b")
     assert a.text == ""
     assert a.note.startswith("left out: this page holds")
+
+
+def test_the_evidence_on_the_culprit_is_never_what_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of the other ranks left some, after it."""
+    monkeypatch.setattr(evidence_module, "MOST_BYTES_IN_ALL", 3000)
+    write_job(tmp_path, GeneratedJob(ranks=8, steps=60, faults=(HANG,)))
+    launcher = next(tmp_path.glob("launcher-*"))
+    last = json.loads(launcher.read_text().splitlines()[-1])["t"]
+    with launcher.open("a") as file:
+        for rank in (0, 1, 3, 4, 5, 6, 7):
+            (tmp_path / "evidence" / str(rank)).write_text("x" * 1000)
+            fields = {"rank": rank, "cycle": 0, "file": f"evidence/{rank}", "summary": ""}
+            file.write(json.dumps({"t": last + rank, "ev": "evidence", **fields}) + "\n")
+    path = tmp_path / "out.html"
+    assert "pieces of evidence are cut or missing" in write_page(only(tmp_path), str(tmp_path), str(path))
+    told = [(each["rank"], bool(each["note"])) for each in data_of(path)["evidence"]]  # type: ignore[attr-defined]
+    assert told[:4] == [(2, False), (7, False), (6, False), (5, True)]
+
+
+def test_of_too_many_marks_the_newest_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draw_html, "_MOST_MARKS", 2)
+    faults = tuple(Fault(cycle=cycle, rank=0, iteration=10 * cycle + 5, kind="signal") for cycle in range(4))
+    path = write(tmp_path, GeneratedJob(ranks=2, steps=60, faults=faults))
+    assert [mark["cycle"] for mark in data_of(path)["marks"]] == [3, 3]  # type: ignore[attr-defined]
+
+
+def test_a_page_that_cannot_be_made_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path, GeneratedJob(ranks=2, steps=30))
+    old = path.read_text()
+
+    def fail(*args: object) -> str:
+        raise RuntimeError("a bug of ours")
+
+    monkeypatch.setattr(draw_html, "page", fail)
+    with pytest.raises(RuntimeError):
+        write_page(only(tmp_path / "logs"), str(tmp_path / "logs"), str(path))
+    assert path.read_text() == old
+    assert [each.name for each in tmp_path.iterdir() if each.name != "logs"] == ["out.html"]
+
+
+def test_a_page_may_go_into_a_pipe(tmp_path: Path) -> None:
+    write_job(tmp_path, GeneratedJob(ranks=2, steps=30))
+    os.mkfifo(tmp_path / "pipe")
+    with ThreadPoolExecutor(1) as pool:
+        read = pool.submit((tmp_path / "pipe").read_text)
+        write_page(only(tmp_path), str(tmp_path), str(tmp_path / "pipe"))
+        assert read.result(timeout=60).endswith("</html>\n")
 
 
 def test_only_files_of_the_log_directory_get_into_the_page(tmp_path: Path) -> None:
@@ -203,7 +253,7 @@ def test_plotly_gets_no_tag_from_a_log(tmp_path: Path) -> None:
     analysis = only(tmp_path)
     texts = [
         text
-        for figure in (timeline_figure(analysis.timeline), distributions_figure(analysis))
+        for figure in (timeline_figure(analysis), distributions_figure(analysis))
         for text in strings_of(figure.to_plotly_json()["data"]) + strings_of(figure.to_plotly_json()["layout"])
     ]
     assert sum("evil.example" in text for text in texts) >= 4

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.report import analysis_table, cli, command, look, trace
-from megatron_ft.report.analysis import analyze
+from megatron_ft.report import analysis_table, cli, look, raster, terminal, trace
 from megatron_ft.report.draw_png import draw_png
+from megatron_ft.report.html_figures import timeline_figure
 from megatron_ft.report.read import read_directory
 from megatron_ft.report.runs import split_runs
-from tests.support.generated_logs import Fault, GeneratedJob, write_job
+from tests.support.generated_logs import END, START, Fault, GeneratedJob, write_job
 from tests.unit.test_report_cycles import Logs, started, write_kill_then_hang
-from tests.unit.test_report_timeline import only
+from tests.unit.test_report_timeline import only, progress
 
 HANG = Fault(cycle=0, rank=2, iteration=33)
 NASTY = ("setup", "</script><b>$x_1$", "[red]save[/red]", "<img src=http://evil/x>")
@@ -48,7 +48,7 @@ def share_of(pixels: Any, color: str) -> float:
 def test_the_picture_shows_sections_and_the_hang(tmp_path: Path, ranks: int, rank: int) -> None:
     write_job(tmp_path, GeneratedJob(ranks=ranks, steps=40, faults=(Fault(cycle=0, rank=rank, iteration=33),)))
     analysis = only(tmp_path)
-    draw_png(analysis.timeline, analysis.goodput, str(tmp_path / "out.png"))
+    draw_png(analysis, str(tmp_path / "out.png"))
     pixels = image_of(tmp_path / "out.png")
     assert pixels.shape[1] == 2400
     assert 400 < pixels.shape[0] < 2400
@@ -63,12 +63,12 @@ def test_the_picture_shows_sections_and_the_hang(tmp_path: Path, ranks: int, ran
 def test_the_picture_of_a_job_without_sections_or_with_nasty_names(tmp_path: Path) -> None:
     write_kill_then_hang(Logs(tmp_path))
     analysis = only(tmp_path)
-    draw_png(analysis.timeline, analysis.goodput, str(tmp_path / "out.png"))
+    draw_png(analysis, str(tmp_path / "out.png"))
     assert share_of(image_of(tmp_path / "out.png"), "#bfbfbf") > 0.1
     (tmp_path / "nasty").mkdir()
     write_job(tmp_path / "nasty", GeneratedJob(ranks=2, steps=30, faults=(HANG,), sections=NASTY))
     analysis = only(tmp_path / "nasty")
-    draw_png(analysis.timeline, analysis.goodput, str(tmp_path / "nasty.png"))
+    draw_png(analysis, str(tmp_path / "nasty.png"))
 
 
 def trace_of(directory: Path, **options: Any) -> tuple[dict[str, Any], str]:
@@ -207,10 +207,10 @@ def test_a_missing_extra_is_one_line(
     option: str,
     package: str,
 ) -> None:
-    found = command.importlib.util.find_spec
-    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None if name == package else found(name))
+    found = terminal.importlib.util.find_spec
+    monkeypatch.setattr(terminal.importlib.util, "find_spec", lambda name: None if name == package else found(name))
     with pytest.raises(ConfigError, match=r"pip install 'megatron-ft\[report\]'"):
-        command.check_extra(package, option)
+        terminal.check_extra(package, option)
     assert cli.main(["report", str(hung), option, str(tmp_path / "x")]) == 2
     captured = capsys.readouterr()
     assert captured.err.count("\n") == 1
@@ -227,14 +227,56 @@ def test_a_file_that_cannot_be_written_is_one_line(
     assert err.count("\n") == 1
 
 
-def test_everything_works_on_logs_that_are_cut_off_anywhere(hung: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("share", [0.05, 0.3, 0.61, 0.9])
+def test_everything_works_on_logs_that_are_cut_off_anywhere(
+    hung: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], share: float
+) -> None:
     """A directory that is still written to, or was copied while it was."""
     whole = {path: path.read_bytes() for path in hung.glob("*.jsonl")}
-    for share in (0.02, 0.3, 0.61, 0.9):
-        for path, data in whole.items():
-            path.write_bytes(data[: int(len(data) * share)])
-        for option in ("--html", "--png", "--trace", "--json"):
-            file = [] if option == "--json" else [str(tmp_path / "out")]
-            assert cli.main(["report", str(hung), option, *file]) in (0, 1)
-    for run in split_runs(read_directory(hung)):
-        analyze(run)
+    kept = {path: data[: int(len(data) * share)] for path, data in whole.items()}
+    for path, data in kept.items():
+        path.write_bytes(data)
+    with_header = [data for data in kept.values() if b"\n" in data]
+    assert with_header  # else there would be nothing to report
+    for option in ("--html", "--png", "--trace"):
+        file = tmp_path / f"out{option}"
+        assert cli.main(["report", str(hung), option, str(file)]) == 0
+        assert file.stat().st_size > 1000
+    capsys.readouterr()
+    assert cli.main(["report", str(hung), "--json"]) == 0
+    (run,) = json.loads(capsys.readouterr().out)
+    # the rest of a line that was cut off, and nothing else
+    assert run["passed_over"] == sum(not data.endswith(b"\n") for data in with_header)
+    assert len(run["cycles"]) == (1 if share < 0.6 else 2)
+
+
+def test_nothing_but_beginnings_of_headers_is_no_run(hung: Path) -> None:
+    for path in hung.glob("*.jsonl"):
+        path.write_bytes(path.read_bytes()[:50])
+    assert cli.main(["report", str(hung)]) == 1
+
+
+def test_more_sections_than_there_are_states(tmp_path: Path) -> None:
+    """Nobody tells 300 colours from each other, and a state is a byte: the last ones share theirs."""
+    logs = Logs(tmp_path)
+    names = [f"section {number}" for number in range(300)]
+    for number, of in enumerate((names[:200], names[200:])):
+        events = [(10.0 * at, kind, at - 1 - (kind == END)) for at in range(1, 101) for kind in (END, START)][1:]
+        t, ev, fields = progress(number, 0, 1.0, *events)
+        logs.write("monitor", (t, ev, {**fields, "names": of}))
+    analysis = only(tmp_path)
+    assert len(analysis.timeline.names) == 300
+    grid = raster.rasterize(
+        analysis.timeline, raster.edges_ns(analysis.timeline.begin_ns, analysis.timeline.end_ns, 99)
+    )
+    states = raster.state_names(analysis.timeline.names)
+    assert states[-1] == "other sections"
+    assert len(look.colors(300)) == len(states) == int(grid.states.max()) + 1
+    figure = timeline_figure(analysis)
+    legend = [trace.name for trace in figure.data]
+    assert "other sections" in legend
+    assert "section 249" in legend
+    assert "section 250" not in legend
+    draw_png(analysis, str(tmp_path / "out.png"))
+    assert share_of(image_of(tmp_path / "out.png"), look.colors(300)[-1]) > 0.05
+    assert len(look.colors(250)) == len(raster.state_names(names[:250])) == 254

@@ -13,11 +13,10 @@ from megatron_ft.report import progress
 from megatron_ft.report.progress import ProgressCollector, ProgressEvents, join
 from megatron_ft.report.read import EventLogFile, parse_log
 from megatron_ft.report.spans import RankSpans, spans_of
-from tests.support.generated_logs import progress_record
+from tests.support.generated_logs import END, HEARTBEAT, ITERATION, START, progress_record
 
 S = 1_000_000_000
 NAMES = ["outer", "inner", "other"]
-START, END, HEARTBEAT, ITERATION = 1, 2, 3, 4
 OUTER, INNER, OTHER = 0, 1, 2
 
 
@@ -155,6 +154,18 @@ def test_names_may_grow_and_move() -> None:
         {"lost": -1},
         {"lost": None},
         {"names": None},
+        {"names": [1]},
+        {"names": ["\ud800"]},
+        {"dt_us": [1.5, 2]},
+        {"dt_us": [0, 2**60]},
+        {"dt_us": [[1], [2]]},
+        {"code": [[256], [512]]},
+        {"code": [256.0, 512.0]},
+        {"code": ["256", "512"]},
+        {"code": [256, 10**30]},
+        {"code": [256, float("nan")]},
+        {"iterations": [[]]},
+        {"cycle": True},
     ],
 )
 def test_a_record_that_makes_no_sense_is_passed_over_and_the_others_are_not(broken: dict[str, Any]) -> None:
@@ -193,6 +204,58 @@ def test_the_monitor_was_replaced_and_a_record_was_written_twice() -> None:
     assert len(joined.at_ns) == 5
     assert joined.iterations.tolist() == [1]
     assert [name for name, *_ in closed(spans_of(joined))] == ["outer", "outer"]
+
+
+def test_an_event_that_is_told_again_a_little_later_is_taken_once() -> None:
+    """The only event that both logs have; by the other one's clock it is after the end of the first."""
+    first = events_of(record((1, START, OUTER), (2.0000009, ITERATION, 5)))
+    again = events_of(record((2.0000009, ITERATION, 5), (3, END, OUTER), begin=2.0000009))
+    assert int(first.at_ns[-1]) < int(again.at_ns[0])
+    joined = join([first, again])
+    assert joined.iterations.tolist() == [5]
+    assert joined.kinds.tolist() == [START, ITERATION, END]
+
+
+@pytest.mark.parametrize("at", [2.0, 2.000001])
+def test_another_event_right_after_the_last_one_is_taken(at: float) -> None:
+    """A section that closes and the next one that opens are less than a microsecond from each other."""
+    first = events_of(record((1, START, OUTER), (2, END, OUTER)))
+    other = events_of(record((at, START, INNER), (3, END, INNER), begin=at))
+    assert closed(spans_of(join([first, other]))) == [("outer", 1, 2, 0), ("inner", at, 3, 0)]
+
+
+def test_names_in_another_order_are_the_same_sections_when_logs_are_joined() -> None:
+    first = events_of(record((1, START, OUTER), (2, END, OUTER)))
+    again = record((2, END, 2), (3, START, 0), (4, END, 0), begin=2, names=["other", "inner", "outer"])
+    assert closed(spans_of(join([first, events_of(again)]))) == [("outer", 1, 2, 0), ("other", 3, 4, 0)]
+
+
+def test_a_loss_is_not_forgotten_when_logs_are_joined() -> None:
+    first = events_of(record((1, START, OUTER), (2, END, OUTER), (3, START, OUTER)))
+    only_lost = events_of(record(begin=3.5, lost=7))
+    for parts in ([first, only_lost], [only_lost, first]):
+        joined = join(parts)
+        assert (joined.lost, len(joined.at_ns)) == (7, 3)
+        assert joined.gaps
+    assert spans_of(join([first, only_lost])).still_open == ()
+    # among the events that both tell, the second log's are the same but it says that others were lost between them
+    again = events_of(record((2, END, OUTER), begin=2), record((3, START, OUTER), (9, END, OUTER), begin=3, lost=2))
+    joined = join([first, again])
+    assert (joined.lost, joined.gaps, len(joined.at_ns)) == (2, (2,), 4)
+    assert closed(spans_of(joined)) == [("outer", 1, 2, 0), ("outer", 3, 9, 0)]
+
+
+def test_a_record_is_taken_whole_or_not_at_all() -> None:
+    """It has more sections than have numbers; that shows when everything else of it is known."""
+    many = [f"section {number}" for number in range(2**16)]
+    bad = record((4, START, 0), (4.5, ITERATION, 9), (5, END, 0), begin=4, names=["one more"], lost=2)
+    collector = ProgressCollector()
+    for each in (record((1, START, 0), (2, END, 0), names=many), bad, record((7, START, 0), (8, END, 0), names=many)):
+        collector.add(each)
+    (events,) = collector.finished()
+    assert collector.passed_over == 1
+    assert len(events.at_ns) == len(events.kinds) == len(events.sections) == 4
+    assert (events.iterations.tolist(), events.lost, events.gaps) == ([], 0, (2,))
 
 
 def log_of(*lines: str) -> EventLogFile:

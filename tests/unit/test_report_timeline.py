@@ -13,15 +13,22 @@ import pytest
 from megatron_ft.report import raster
 from megatron_ft.report.analysis import Analysis, analyze
 from megatron_ft.report.intervals import HEARTBEATS, OUT_OF_SECTION, Interval
-from megatron_ft.report.look import happenings, unit_of
+from megatron_ft.report.look import unit_of
 from megatron_ft.report.read import read_directory
 from megatron_ft.report.runs import split_runs
-from megatron_ft.report.windows import windows_of
-from tests.support.generated_logs import Fault, GeneratedJob, progress_record, write_job
+from tests.support.generated_logs import (
+    END,
+    HEARTBEAT,
+    ITERATION,
+    START,
+    Fault,
+    GeneratedJob,
+    progress_record,
+    write_job,
+)
 from tests.unit.test_report_cycles import Logs, ended, first_iteration, started
 
 S = 1_000_000_000
-START, END, HEARTBEAT, ITERATION = 1, 2, 3, 4
 
 
 def only(directory: Path) -> Analysis:
@@ -146,8 +153,9 @@ def test_timeouts_beside_the_observed_intervals(tmp_path: Path) -> None:
     assert step.longest_s == pytest.approx(0.6)
     assert step.margin == pytest.approx(5.0)
     outside = row(analysis, OUT_OF_SECTION)
-    assert (outside.timeout_s, outside.margin, outside.count) == (None, None, 9 + 9)
-    assert outside.longest_s == pytest.approx(0.4)
+    assert (outside.timeout_s, outside.margin, outside.count) == (None, None, 9 + 9 + 2)
+    assert outside.longest_s == pytest.approx(8.0)  # from the attachment to the first section
+    assert outside.median_s == pytest.approx(0.4)
     never = row(analysis, "save")
     assert (never.timeout_s, never.count, never.longest_s, never.margin) == (5.0, 0, None, None)
     assert HEARTBEATS not in [each.name for each in analysis.intervals]
@@ -222,9 +230,9 @@ def test_the_grid_shows_a_hang_however_short_and_what_is_unknown(tmp_path: Path)
     expected = ["step", "save", "nothing recorded", "nothing recorded", "step", "hung"]
     assert states(analysis, [4, 9, 20, 30, 40, 44.9, 60]) == expected
     assert states(analysis, [3, 30, 60], rank=1) == ["nothing recorded"] * 2
-    (failure,) = happenings(analysis.timeline)
+    (failure,) = analysis.happenings
     assert (failure.rank, failure.cycle, failure.at_s) == (0, 0, 50.0)
-    (window,) = windows_of(analysis.timeline)
+    (window,) = analysis.windows
     assert window.begin_ns < analysis.timeline.begin_ns + 49 * S
     assert window.end_ns == analysis.timeline.end_ns  # where the logs end
 
@@ -285,7 +293,7 @@ def test_sixty_four_ranks_and_five_hundred_steps(tmp_path: Path) -> None:
     step = row(analysis, "step")
     assert step.count == 64 * (500 + 30 + 1)
     assert (step.hangs, step.timeout_s) == (1, 5.0)
-    assert [each.rank for each in happenings(analysis.timeline)] == [5, 63]
+    assert [each.rank for each in analysis.happenings] == [5, 63]
 
 
 def test_losses_are_counted_and_nothing_else_changes(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -217,18 +218,35 @@ def status_board_slot(index: int) -> int:
     return layout.slot(index) + layout.S_OPENED_AT
 
 
-def test_64_ranks_are_drawn_in_a_moment(boards: list[Board]) -> None:
-    facts = job_facts(*(rank_facts(rank=number, local_rank=number) for number in range(64)))
-    seconds = []
-    for _ in range(3):
-        began = time.perf_counter()
+def test_a_rank_costs_the_same_among_many(boards: list[Board]) -> None:
+    """Counted in calls: seconds would tell how loaded the machine is."""
+    calls = {count: calls_to_draw(boards[:count]) for count in (8, 32, 64)}
+    each_of_few, each_of_many = (calls[32] - calls[8]) / 24, (calls[64] - calls[32]) / 32
+    assert 100 < each_of_many < 1.1 * each_of_few
+
+
+def calls_to_draw(boards: list[Board]) -> int:
+    facts = job_facts(*(rank_facts(rank=number, local_rank=number) for number in range(len(boards))))
+
+    def look_and_draw() -> str:
         readings = {number: RankReading(board.snapshot()) for number, board in enumerate(boards)}
         now_ns = time.monotonic_ns()
-        drawn = draw(Frame(facts, make_rows(facts, readings, now_ns), now_ns))
-        seconds.append(time.perf_counter() - began)
-    assert drawn.count(" running") == 64 + 1  # the cycle runs, too
-    print(f"64 ranks read and drawn in {min(seconds) * 1e3:.1f} ms")
-    assert min(seconds) < 1.0
+        return draw(Frame(facts, make_rows(facts, readings, now_ns), now_ns))
+
+    assert look_and_draw().count(" running") == len(boards) + 1  # the cycle runs, too
+    calls = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        look_and_draw()
+    finally:
+        sys.setprofile(before)
+    return calls
 
 
 def test_every_state_has_its_words() -> None:

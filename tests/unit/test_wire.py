@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import socket
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.ipc.wire import Channel, ChannelClosedError, Decoder, connect, encode, listen
+from megatron_ft.ipc.wire import MAX_FDS, Channel, ChannelClosedError, Decoder, connect, encode, listen
 
 
 @pytest.fixture
@@ -146,3 +147,26 @@ def test_peers_of_another_user_are_refused(pair: tuple[Channel, Channel], monkey
     else:
         with pytest.raises(ProtocolError):
             wire.check_peer(pair[0]._sock)
+
+
+def test_descriptors_that_no_message_announces_end_the_connection(pair: tuple[Channel, Channel]) -> None:
+    """Else a peer could fill our table of descriptors."""
+    ours, theirs = pair
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(ProtocolError, match="no message announced"):
+        for _ in range(MAX_FDS + 1):
+            with socket.socket(fileno=os.dup(theirs.fileno())) as rogue:
+                socket.send_fds(rogue, [encode({"type": "hello"})], [0])
+            ours.receive()
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_a_peer_that_never_pauses_gets_no_more_than_its_turn(pair: tuple[Channel, Channel]) -> None:
+    ours, theirs = pair
+    sent = 0
+    with contextlib.suppress(ChannelClosedError):
+        for sent in range(100_000):  # noqa: B007 - how many there was room for
+            theirs.send({"type": "status", "padding": "x" * 1000}, timeout_s=0.0)
+    first = ours.receive(everything=False)
+    assert 0 < len(first) < sent
+    assert len(first) + len(ours.receive()) >= sent

@@ -1,0 +1,52 @@
+"""What all that is drawn for a terminal shares; needs rich (the package's extra `report`) only when it draws."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from typing import TYPE_CHECKING, TextIO
+
+from megatron_ft.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["check_extra", "plain", "terminal"]
+
+_LEAST_WIDTH = 160
+
+
+def check_extra(package: str, what: str) -> None:
+    """Look whether a package of the extra `report` is there.
+
+    Raises:
+        ConfigError: it is missing; the message names the extra that brings it.
+    """
+    if importlib.util.find_spec(package) is None:
+        raise ConfigError(f"{what} needs {package}: pip install 'megatron-ft[report]'")
+
+
+def terminal(file: TextIO | None = None) -> Console:
+    """Where tables are drawn; stdout if ``file`` is None.
+
+    Raises:
+        ConfigError: rich is missing.
+    """
+    check_extra("rich", "drawing tables")
+    from rich.console import Console
+
+    file = sys.stdout if file is None else file
+    console = Console(file=file, highlight=False)
+    if not console.is_terminal and console.width < _LEAST_WIDTH:
+        # 80 columns is only what rich assumes of a pipe; there, lines may be as long as they are
+        console = Console(file=file, highlight=False, width=_LEAST_WIDTH)
+    return console
+
+
+def plain(text: str, *, keep_lines: bool = False) -> str:
+    """A text that comes from outside, without what a terminal would obey; in one line unless ``keep_lines``.
+
+    Give it to rich as ``Text``: of a plain str it would take what is in square brackets for markup.
+    """
+    kept = "\n" if keep_lines else ""
+    return "".join(char if char.isprintable() or char in kept else " " for char in text)

@@ -1,0 +1,175 @@
+"""Logs in which a field is of another type than it should be: every output still comes, and the record is counted."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatron_ft.report import draw_png, fields, html_figures
+from megatron_ft.report.analysis import Analysis, analyze
+from megatron_ft.report.analysis_table import print_analysis
+from megatron_ft.report.draw_html import write_page
+from megatron_ft.report.read import EventLogFile, parse_log
+from megatron_ft.report.runs import split_runs
+from megatron_ft.report.summary_json import summary_document
+from megatron_ft.report.table import print_run
+from megatron_ft.report.trace import write_trace
+from tests.support.generated_logs import Fault, GeneratedJob, write_job
+
+NAN, HUGE, SURROGATE = float("nan"), 10**30, "\udc80"
+VALUES: tuple[Any, ...] = (None, [], {}, "x", 1.5, NAN, HUGE, SURROGATE)
+JOB = GeneratedJob(
+    ranks=2,
+    steps=5,
+    checkpoint_every=3,
+    faults=(Fault(cycle=0, rank=1, iteration=4), Fault(cycle=1, rank=0, iteration=4, kind="signal")),
+)
+INJECTED = {"ev": "fault_injected", "type": "rank_hung", "rank": 1, "cycle": 0, "iteration": 4}
+KNOWN = {*fields._SOUND, "cause", "ranks", "sections"}
+
+Records = dict[str, list[dict[str, Any]]]
+Place = tuple[str | int, ...]
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Records:
+    directory = tmp_path_factory.mktemp("logs")
+    write_job(directory, JOB)
+    found = {path.name: list(map(json.loads, path.read_text().splitlines())) for path in directory.glob("*.jsonl")}
+    for of in found.values():
+        if of[0]["role"] == "monitor":
+            of.append({**INJECTED, "t": of[-1]["t"]})
+            for record in of:
+                if record["ev"] == "timeouts":
+                    record["heartbeat"] = 30.0
+    return found
+
+
+def places(record: dict[str, Any]) -> Iterator[Place]:
+    """Of each field of a record, and of what is in it."""
+    for name, value in record.items():
+        yield (name,)
+        if isinstance(value, dict):
+            yield from ((name, key) for key in value)
+        elif isinstance(value, list) and value:
+            yield (name, 0)
+            yield from ((name, 0, key) for key in (value[0] if isinstance(value[0], dict) else ()))
+
+
+def one_of_each(of: list[dict[str, Any]]) -> list[int]:
+    """Of each kind of record the one that says most."""
+    best: dict[str, int] = {}
+    for index, record in enumerate(of):
+        least = best.setdefault(record["ev"], index)
+        if len(json.dumps(record)) > len(json.dumps(of[least])):
+            best[record["ev"]] = index
+    return sorted(best.values())
+
+
+def with_value(record: dict[str, Any], place: Place, value: Any) -> dict[str, Any]:
+    changed: dict[str, Any] = json.loads(json.dumps(record))
+    inside: Any = changed
+    for step in place[:-1]:
+        inside = inside[step]
+    inside[place[-1]] = value
+    return changed
+
+
+def log_of(name: str, of: list[dict[str, Any]]) -> EventLogFile | None:
+    return parse_log(name, map(json.dumps, of))
+
+
+def write_all(analysis: Analysis, directory: Path, drawn: set[str]) -> None:
+    """Every output, of what wasn't written yet."""
+    if repr(analysis) in drawn:
+        return
+    drawn.add(repr(analysis))
+    out = io.StringIO()
+    print_run(analysis.summary, out)
+    print_analysis(analysis, out)
+    out.getvalue().encode()
+    json.dumps(summary_document(analysis), allow_nan=False).encode()
+    write_trace(analysis.timeline, str(directory / "trace"))
+    write_page(analysis, str(directory), str(directory / "page"))
+    draw_png.draw_png(analysis, str(directory / "png"))
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures of few columns: what they are drawn of is what counts here."""
+    for name in ("_MOST_COLUMNS", "_LEAST_COLUMNS", "_MOST_DETAIL_COLUMNS", "_SCREEN_COLUMNS"):
+        monkeypatch.setattr(html_figures, name, 20)
+    monkeypatch.setattr(draw_png, "_COLUMNS", 20)
+    monkeypatch.setattr(draw_png, "_DPI", 20)
+
+
+@pytest.mark.parametrize("role", ["launcher", "monitor"])
+def test_any_field_may_be_of_any_type(records: Records, tmp_path: Path, role: str, small: None) -> None:
+    drawn: set[str] = set()
+    tried = 0
+    name = sorted(name for name in records if name.startswith(role))[-1]
+    others = [log for other, of in records.items() if other != name and (log := log_of(other, of)) is not None]
+    for index in one_of_each(records[name]):
+        for place in places(records[name][index]):
+            for value in VALUES:
+                changed = list(records[name])
+                changed[index] = with_value(changed[index], place, value)
+                log = log_of(name, changed)
+                for run in split_runs([*others, *([] if log is None else [log])]):
+                    write_all(analyze(run), tmp_path, drawn)
+                if value in (HUGE, SURROGATE) or value is NAN:  # wrong in any place
+                    in_known = place[0] in KNOWN and (place[-1] in KNOWN or place[0] in ("sections", "names"))
+                    assert not in_known or log is None or log.passed_over == 1, (changed[index], place)
+                tried += 1
+    print(f"{tried} changes, {len(drawn)} different reports")
+    assert tried > 200
+    assert len(drawn) > 10
+
+
+def test_good_records_are_not_counted(records: Records) -> None:
+    for name, of in records.items():
+        log = log_of(name, of)
+        assert log is not None
+        assert log.passed_over == 0
+
+
+def test_a_wrong_field_is_none_and_the_others_stay() -> None:
+    cause = {"rank": [1], "kind": "hang", "text": SURROGATE, "detail": None}
+    record = {"t": 1, "ev": "cycle_ended", "cycle": 3, "iteration": 1.5, "cause": cause, "else": [1]}
+    found, is_wrong = fields.checked(record)
+    assert is_wrong
+    assert found == {
+        **record,
+        "iteration": None,
+        "cause": {"rank": None, "kind": "hang", "text": None, "detail": None},
+    }
+    found, is_wrong = fields.checked(
+        {"t": 1, "ev": "timeouts", "sections": {"a": 1.0, "b": "x", "c": None, "\ud800": 2}}
+    )
+    assert (found["sections"], is_wrong) == ({"a": 1.0}, True)
+    found, is_wrong = fields.checked({"t": 1, "ev": "cycle_started", "ranks": [{"rank": 1}, {"rank": {}}]})
+    assert (found["ranks"], is_wrong) == ([{"rank": 1}, {"rank": None}], True)
+    # in a record that the report doesn't read, a field of that name may mean anything
+    assert not fields.checked({"t": 1, "ev": "stop_requested", "ranks": 2})[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        ("rank", [0, -1, 2**62], [True, 2**62 + 1, 1.0, "1"]),
+        ("at_ns", [0, 2**60], [-1, 2**60 + 1, 1.0]),
+        ("elapsed_s", [1, 1.5], [NAN, float("inf"), "1", True, 10**400]),
+        ("text", ["", "\n\x1b\U0001f600"], ["a\udc80", 1, ["a"]]),
+        ("by_us", [True, False], [0, "no"]),
+        ("names", [[], ["a"]], [["a", 1], "ab", ["\ud800"]]),
+    ],
+)
+def test_what_is_sound(name: str, good: list[Any], bad: list[Any]) -> None:
+    assert all(fields.is_sound({name: value}, name) for value in good)
+    assert not any(fields.is_sound({name: value}, name) for value in bad)
+    assert not fields.is_sound({}, name)
