@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import stat
 from typing import Any
 
 import pytest
 
-from tests.support.launching import Launched, Launcher, launcher
+from megatron_ft.ipc.processes import read_stat
+from tests.support.launching import Launched, Launcher, launcher, wait_until
 from tests.support.nodes import meeting_place
 from tests.verdicts.campaign import CRASHES, HANGS, KINDS, Fault, Verdict, arguments, draw, read_verdicts
 
@@ -144,3 +146,56 @@ client.shutdown_workload_monitoring()
     assert document["section"] == "step"
     assert document["stacks"]["threads"] == [] or document["stacks"]["source"] == "py-spy"
     assert launched.events("signalled", "monitor") == []
+
+
+def test_ranks_that_are_asked_to_stop_are_left_alone(launcher: Launcher) -> None:
+    """They may be saving something: a verdict on one of them doesn't touch the others."""
+    script = """
+from megatron_ft import RankMonitorClient
+client = RankMonitorClient()
+client.init_workload_monitoring()
+stopping = []
+signal.signal(signal.SIGTERM, lambda *_: stopping.append(1))
+client.start_section("step")
+say("in step", RANK)
+while not stopping:
+    time.sleep(0.05)
+    client.end_section("step")
+    client.start_section("step")
+if RANK == 0:
+    forever()
+client.end_section("step")
+for _ in range(40):
+    client.start_section("step")
+    time.sleep(0.05)
+    client.end_section("step")
+say("saved")
+client.shutdown_workload_monitoring()
+"""
+    launched = launcher.start(script, "--nproc-per-node=2", "--ft-param-rank_section_timeouts=step:1")
+    launched.wait_for("in step", count=2)
+    launched.signal(signal.SIGTERM)
+    finished = launched.wait()
+    assert "saved" in finished.out
+    assert evidence(launched, 0).keys() == {0}
+    (ended,) = [event for event in launched.events("rank_exited") if event["rank"] == 0]
+    assert ended["signal"] == signal.SIGKILL
+
+
+def test_a_stopped_launcher_keeps_no_hung_rank_alive(launcher: Launcher) -> None:
+    script = """
+from megatron_ft import RankMonitorClient
+client = RankMonitorClient()
+client.init_workload_monitoring()
+client.start_section("step")
+say("pid", os.getpid())
+forever()
+"""
+    launched = launcher.start(script, "--ft-param-rank_section_timeouts=step:1")
+    (pid,) = launched.wait_for(r"pid (\d+)")
+    launched.signal(signal.SIGSTOP)
+    try:
+        wait_until(lambda: (found := read_stat(int(pid))) is None or found.state == "Z", 20.0)
+    finally:
+        launched.signal(signal.SIGCONT)
+    assert launched.wait().code == 1

@@ -17,6 +17,7 @@ from megatron_ft.core.exit_description import (
     describe_hang,
     find_cause,
     find_culprit,
+    follows_from_another,
     is_by_us,
 )
 
@@ -204,3 +205,43 @@ def test_culprit_of_a_missing_heartbeat_keeps_its_time() -> None:
     )
     assert (found.rank, found.kind, found.elapsed_s, found.timeout_s) == (0, "heartbeat", 1.1, 1.0)
     assert describe_hang(found) == "rank 0 sent no heartbeat for 1.1 s (timeout 1.0 s, process stopped)"
+
+
+LOST = "RuntimeError: [third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer"
+
+
+@pytest.mark.parametrize(
+    ("error", "follows"),
+    [
+        (LOST, True),
+        ("DistBackendError: NCCL communicator was aborted on rank 2.", True),
+        ("DistNetworkError: The client socket has timed out after 60000ms", True),
+        # a user's own connections break, too
+        ("ConnectionRefusedError: [Errno 111] Connection refused", False),
+        ("HTTPError: broken pipe, timed out waiting for s3://bucket", False),
+        ("RuntimeError: shape mismatch in nccl_check", False),
+    ],
+)
+def test_who_lost_a_peer_is_a_consequence(error: str, follows: bool) -> None:
+    assert follows_from_another(ended(1, 1, error=error)) == follows
+    assert not follows_from_another(ended(1, -9, error=error))
+
+
+def test_a_consequence_that_was_seen_first_is_not_the_cause() -> None:
+    cause = find_cause([ended(0, 1, 0, error=LOST), ended(1, 7, 200, where="loader.py:88 next_batch")], [])
+    assert cause is not None
+    assert cause.line == "rank 1 exited with code 7, in loader.py:88 next_batch, 1 other failed because of it"
+    assert not cause.follows
+
+
+def test_what_ended_much_later_is_not_what_others_followed_from() -> None:
+    cause = find_cause([ended(0, 1, 0, error=LOST), ended(1, -6, 5000)], [])
+    assert cause is not None
+    assert cause.rank == 0
+
+
+def test_one_that_followed_a_rank_of_another_node_says_so() -> None:
+    cause = find_cause([ended(0, 1, error=LOST)], [])
+    assert cause is not None
+    assert cause.follows
+    assert cause.line.endswith("which another rank's end leads to")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from typing import Any
 
@@ -29,14 +30,14 @@ def inside(
     rank: int, *, group: str = "0", seq: int = 6, op: str = "all_reduce", ranks: tuple[int, ...] = WORLD, **fields: Any
 ) -> RankNote:
     """A rank that waits in a collective."""
-    entered = {**fields.pop("enqueued", {}), group: seq}
+    entered = {**fields.pop("enqueued", {}), f"/{group}": seq}
     one = Collective(group=group, seq=seq, op=op, ranks=ranks)
     return note(rank, in_flight=(one,), enqueued=entered, waits_in=op, **fields)
 
 
 def outside(rank: int, *, seq: int = 5, **fields: Any) -> RankNote:
     """A rank that hasn't entered what the others wait in."""
-    return note(rank, **{"enqueued": {"0": seq}, **fields})
+    return note(rank, **{"enqueued": {"/0": seq}, **fields})
 
 
 @pytest.mark.parametrize("culprit", WORLD)
@@ -54,8 +55,8 @@ def test_who_waits_for_one_that_waits_is_no_cause() -> None:
     notes = [
         inside(0, group="dp0", ranks=(0, 2), seq=4, found_hung=True),
         inside(1, group="dp1", ranks=(1, 3), seq=4),
-        inside(2, group="tp1", ranks=(2, 3), seq=8, enqueued={"dp0": 3}),
-        note(3, enqueued={"tp1": 7, "dp1": 3}),
+        inside(2, group="tp1", ranks=(2, 3), seq=8, enqueued={"/dp0": 3}),
+        note(3, enqueued={"/tp1": 7, "/dp1": 3}),
     ]
     assert waits_for(notes) == {0: {2}, 1: {3}, 2: {3}, 3: frozenset()}
     assert find(notes, elapsed_s=10.0).rank == 3
@@ -77,7 +78,7 @@ def test_a_pipeline_s_neighbours() -> None:
 def test_one_in_another_collective_than_all_others(odd: int) -> None:
     """Everybody waits for somebody; only the odd one's wait explains all the others."""
     notes = [
-        inside(rank, group="9", seq=1, op="barrier", enqueued={"0": 5}) if rank == odd else inside(rank)
+        inside(rank, group="9", seq=1, op="barrier", enqueued={"/0": 5}) if rank == odd else inside(rank)
         for rank in WORLD
     ]
     assert find(notes, elapsed_s=10.0).rank == odd
@@ -89,7 +90,7 @@ def test_another_operation_under_the_same_number() -> None:
 
 
 def test_two_ranks_that_wait_for_each_other_are_both_candidates() -> None:
-    notes = [inside(0, ranks=(0, 1)), inside(1, group="9", seq=1, ranks=(0, 1), enqueued={"0": 5}, found_hung=True)]
+    notes = [inside(0, ranks=(0, 1)), inside(1, group="9", seq=1, ranks=(0, 1), enqueued={"/0": 5}, found_hung=True)]
     finding = find(notes, elapsed_s=10.0)
     assert (finding.rank, finding.candidates) == (None, (0, 1))
     assert "the evidence doesn't tell who began it" in finding.text
@@ -174,9 +175,9 @@ def test_no_circle_of_random_waits_lets_the_search_run_on() -> None:
     for _ in range(300):
         notes = []
         for rank in WORLD:
-            groups = {str(g): chance.randrange(4) for g in range(3)}
+            groups = {f"/{g}": chance.randrange(4) for g in range(3)}
             group = str(chance.randrange(3))
-            flying = (Collective(group=group, seq=groups[group] or 1, op=chance.choice(["a", "b"]), ranks=WORLD),)
+            flying = (Collective(group=group, seq=groups[f"/{group}"] or 1, op=chance.choice(["a", "b"]), ranks=WORLD),)
             notes.append(
                 note(rank, in_flight=flying if chance.random() < 0.8 else (), enqueued=groups, found_hung=rank == 0)
             )
@@ -207,3 +208,65 @@ def test_a_note_survives_its_message() -> None:
 )
 def test_where_a_rank_is_in_words(fields: dict[str, Any], words: str) -> None:
     assert place(note(1, **fields)) == words
+
+
+def test_nobody_is_blamed_for_a_rank_of_which_nothing_is_known() -> None:
+    """0 waits for 2, of another node; 1 for 0."""
+    notes = [
+        inside(0, group="dp0", ranks=(0, 2), found_hung=True, enqueued={"/tp0": 3}),
+        inside(1, group="tp0", ranks=(0, 1), seq=4),
+    ]
+    finding = find(notes, elapsed_s=10.0)
+    assert (finding.rank, finding.candidates) == (None, (2,))
+    assert finding.text.endswith("rank 2 of which nothing is known")
+    # where somebody is known to be missing, the others needn't be
+    assert find([inside(0, found_hung=True), outside(1)], elapsed_s=10.0).rank == 1
+
+
+def test_two_ranks_in_each_other_s_way_are_not_told_apart_by_their_stacks() -> None:
+    """`work.wait()` shows no collective in the stack."""
+    notes = [
+        note(0, in_flight=(Collective(group="0", seq=6, op="all_reduce", ranks=(0, 1)),), enqueued={"/0": 6}),
+        inside(1, group="9", seq=1, ranks=(0, 1), enqueued={"/0": 5}, found_hung=True),
+    ]
+    assert find(notes, elapsed_s=10.0).candidates == (0, 1)
+
+
+def test_neighbours_that_meet_wait_for_nobody() -> None:
+    def between(rank: int, op: str) -> RankNote:
+        return note(rank, in_flight=(Collective(group="pp", seq=3, op=op, ranks=(0, 1), p2p=True),), found_hung=True)
+
+    waits = waits_for([between(0, "send 0->1"), between(1, "recv 1<-0")])
+    assert waits == {0: frozenset(), 1: frozenset()}
+    # a batch of them names no peer
+    assert waits_for([between(0, "coalesced"), note(1)]) == {0: frozenset(), 1: frozenset()}
+
+
+def test_a_silent_rank_somewhere_in_torch_may_wait_like_the_others() -> None:
+    silent = note(3, has_collectives=False, is_in_library=True)
+    finding = find([inside(0, found_hung=True), inside(1), inside(2), silent], elapsed_s=10.0)
+    assert finding.rank is None
+
+
+def test_the_counters_of_two_backends_are_two() -> None:
+    of_gpu = Collective(group="0", seq=3, op="all_reduce", ranks=(0, 1), backend="nccl")
+    waiting = note(0, in_flight=(of_gpu,), enqueued={"nccl/0": 3, "gloo/0": 9}, found_hung=True)
+    assert find([waiting, note(1, enqueued={"nccl/0": 2, "gloo/0": 9})], elapsed_s=10.0).rank == 1
+
+
+def test_a_single_suspect_that_has_just_moved_is_only_a_candidate() -> None:
+    finding = find([inside(0, found_hung=True), outside(1, quiet_s=0.01)], elapsed_s=10.0)
+    assert (finding.rank, finding.candidates) == (None, (1,))
+
+
+@pytest.mark.parametrize("ranks", [(), (3,), (0, 1), tuple(range(0, 9000, 8)), (0, 1, 3), (5, 4, 3), (1, 1, 1)])
+def test_large_groups_travel_short(ranks: tuple[int, ...]) -> None:
+    one = inside(0, ranks=ranks)
+    assert RankNote.from_dict(json.loads(json.dumps(one.to_dict()))) == one
+    assert len(json.dumps(one.to_dict())) < 700
+
+
+def test_what_a_newer_version_says_of_a_collective_is_passed_over() -> None:
+    document = inside(0).to_dict()
+    document["in_flight"][0]["colour"] = "blue"
+    assert RankNote.from_dict(document) == inside(0)

@@ -119,3 +119,10 @@ def test_a_fatal_signal_tells_the_thread_that_died() -> None:
 def test_no_words() -> None:
     assert last_words(DUMP) == last_words("") == ("", "", "", "")
     assert last_words(f"{EXCEPTION_MARK}\n").error == ""
+
+
+def test_a_signal_in_a_thread_that_is_none_of_python_s_has_no_place() -> None:
+    dump = DUMP.replace("Current thread", "Thread")
+    words = last_words(f"Fatal Python error: Aborted\n\n{dump}")
+    assert words.where == ""
+    assert words.fatal_error.startswith("Fatal Python error: Aborted")
