@@ -53,7 +53,7 @@ class Inquest:
         """What a monitor says."""
         if message["type"] not in ("verdict", "evidence") or message.get("cycle") != self._record.cycle:
             return
-        if self._is_moot():
+        if self._over:
             self._node.monitors.release()
         elif message["type"] == "evidence":
             note, before = RankNote.from_dict(message["note"]), self._notes.get(local_rank)
@@ -68,26 +68,23 @@ class Inquest:
             self._begin(at_s=verdict.at_ns / 1e9, known={local_rank})
 
     def close(self) -> None:
-        """The cycle is being ended: nobody is looked at any more, and who was found hung needn't wait for that."""
+        """The cycle is being ended: nobody is looked at any more, and who was found hung needn't wait for that.
+
+        Its ranks may be saving something, if that is because somebody asked for it: they are left alone.
+        """
         for timer in self._timers:
             timer.cancel()
         self._end()
 
     def is_open(self) -> bool:
         """Whether the cause may still become known, so that the cycle is not yet to be ended."""
-        if self._over or self._is_moot():
+        if self._over:
             return False
         if self._peers is not None and self._peers.view.hang is not None and self._bound_s is None:
             self._begin(at_s=time.monotonic(), known=set())
         if self._bound_s is not None:
             self._go_on()
         return self._bound_s is not None and not self._over
-
-    def _is_moot(self) -> bool:
-        """The ranks are about to end for another reason, and may be saving something: they are left alone."""
-        record = self._record
-        asked = record.shutdown_request is not None or record.exclude_request is not None
-        return asked or bool(self._node.signals.received)
 
     def _begin(self, *, at_s: float, known: set[int]) -> None:
         """Have all ranks looked at that nobody has looked at; ``known`` are looked at already."""
