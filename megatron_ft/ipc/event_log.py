@@ -14,19 +14,40 @@ import time
 from typing import Any
 
 SCHEMA = 1
+SUFFIX = ".jsonl"
+OLDER_SUFFIX = ".before.jsonl"  # sorted before the newer one
+DEFAULT_LOG_MAX_BYTES = 200_000_000
+"""Of one process. A step of training takes its monitor about 20 bytes."""
 
 
 class EventLog:
-    """Appends records, each one ``write`` of a whole line; a full disk loses records, never the caller."""
+    """Appends records, each one ``write`` of a whole line; a full disk loses records, never the caller.
 
-    def __init__(self, fd: int, path: str) -> None:
+    A file that has become too large makes place for a new one with the same header; the one before that goes.
+    """
+
+    def __init__(self, fd: int, path: str, max_bytes: int = 0) -> None:
         self._fd = fd
         self.path = path
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._header = b""
         self._warned = False
 
     @classmethod
-    def open(cls, directory: str, *, role: str, run_id: str, name: str = "", **header: Any) -> EventLog:
+    def open(
+        cls,
+        directory: str,
+        *,
+        role: str,
+        run_id: str,
+        name: str = "",
+        max_bytes: int = DEFAULT_LOG_MAX_BYTES,
+        **header: Any,
+    ) -> EventLog:
         """Begin a new file in ``directory`` for this process; ``name`` tells it apart from its like.
+
+        ``max_bytes`` is what this process may keep in all, the oldest goes first; 0 is no bound.
 
         Raises:
             OSError: the directory can't be written.
@@ -34,9 +55,9 @@ class EventLog:
         host, pid = socket.gethostname(), os.getpid()
         wall_ns, now_ns = time.time_ns(), time.monotonic_ns()
         parts = [role, host, *([name] if name else []), str(pid), str(wall_ns)]
-        path = os.path.join(directory, "-".join(parts) + ".jsonl")
+        path = os.path.join(directory, "-".join(parts) + SUFFIX)
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        log = cls(fd, path)
+        log = cls(fd, path, max_bytes)
         log.write(
             "log_opened",
             t=now_ns,
@@ -62,10 +83,24 @@ class EventLog:
                 # a torn line would hide the next one too: end it, the reader passes over it
                 os.write(self._fd, b"\n")
                 raise OSError("disk full")
+            self._header = self._header or line
+            self._bytes += written
+            if 0 < self._max_bytes < 2 * self._bytes:
+                self._begin_anew()
         except OSError as error:
             if not self._warned:
                 self._warned = True
                 print(f"megatron_ft: event log {self.path} lost records: {error}", file=sys.stderr)
+
+    def _begin_anew(self) -> None:
+        """Go on in a new file; there are at most two."""
+        self._bytes = len(self._header)
+        os.replace(self.path, self.path.removesuffix(SUFFIX) + OLDER_SUFFIX)
+        new = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        # the header ties the clocks together, and says to which run the file belongs: it must stay what it was
+        os.write(new, self._header)
+        os.dup2(new, self._fd, inheritable=False)
+        os.close(new)
 
     def close(self) -> None:
         """No more records; calling it again does nothing."""

@@ -10,6 +10,7 @@ from typing import Any
 from megatron_ft.core.config_fields import FIELDS, nearest, plain
 from megatron_ft.core.reference_names import REFERENCE_FIELDS, REFERENCE_OPTIONS
 from megatron_ft.ipc.config_file import FaultToleranceConfig
+from megatron_ft.ipc.event_log import DEFAULT_LOG_MAX_BYTES
 
 RESTART_POLICIES = ("any-failed", "min-healthy")
 DEFAULT_TERM_TIMEOUT = 1800.0
@@ -96,6 +97,14 @@ def _add_file_options(group: argparse._ArgumentGroup) -> None:
         metavar="DIR",
         help="Directory of the event logs. Default: beside torchrun's --log-dir, else under the user's state "
         "directory.",
+    )
+    _add(
+        group,
+        ["--ft-log-max-bytes", "--ft_log_max_bytes"],
+        dest="ft_log_max_bytes",
+        metavar="BYTES",
+        help="What the event logs of one process (the launcher's, each monitor's) may take; the oldest records go "
+        f"first, evidence never. 0 is no bound. Default: {DEFAULT_LOG_MAX_BYTES}.",
     )
 
 

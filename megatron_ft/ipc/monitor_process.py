@@ -9,6 +9,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from megatron_ft.ipc.event_log import DEFAULT_LOG_MAX_BYTES
+
 # Isolated (-I) and without site (-S): neither the user's PYTHONPATH, nor a file named json.py in his working
 # directory, nor anything a .pth file imports gets into the monitor. It needs the standard library and us.
 _BOOT = "import sys; sys.path.append(sys.argv.pop(1)); from megatron_ft.monitor.__main__ import main; main()"
@@ -46,6 +48,7 @@ def spawn(
     attached: AttachedRank | None = None,
     env: Mapping[str, str] | None = None,
     observe_only: bool = False,
+    log_max_bytes: int = DEFAULT_LOG_MAX_BYTES,
 ) -> subprocess.Popen[bytes]:
     """Start the monitor of one local rank; it serves at once, because the caller already listens.
 
@@ -63,7 +66,7 @@ def spawn(
         argv += ["--launcher-fd", str(launcher_fd)]
         fds.append(launcher_fd)
     if log_dir is not None:
-        argv += ["--log-dir", log_dir]
+        argv += ["--log-dir", log_dir, "--log-max-bytes", str(log_max_bytes)]
     if observe_only:
         argv += ["--observe-only", "yes"]
     if attached is not None:

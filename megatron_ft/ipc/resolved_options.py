@@ -13,6 +13,7 @@ from megatron_ft.core.config_fields import MAX_SECONDS, nearest, show
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.preload import parse_preload
 from megatron_ft.ipc.config_file import FaultToleranceConfig, FileSection, command_line_values, read_section
+from megatron_ft.ipc.event_log import DEFAULT_LOG_MAX_BYTES
 from megatron_ft.ipc.ft_options import (
     DEFAULT_MAX_NO_PROGRESS_CYCLES,
     DEFAULT_NO_RESTART_EXIT_CODE,
@@ -44,6 +45,7 @@ class ResolvedOptions:
     workers_stop_timeout: float
     workers_stop_timeout_was_set: bool
     log_dir: str | None
+    log_max_bytes: int
     max_no_progress_cycles: int
     no_restart_exit_code: int
     startup_timeout: float | None
@@ -124,6 +126,9 @@ def read_ft_options(namespace: argparse.Namespace) -> ResolvedOptions:
         "ft-preload": parse_preload(namespace.ft_preload),
         "ft-preload-timeout": _limit("--ft-preload-timeout", namespace.ft_preload_timeout) or DEFAULT_PRELOAD_TIMEOUT,
         "ft-log-dir": namespace.ft_log_dir,
+        "ft-log-max-bytes": _whole(
+            "--ft-log-max-bytes", namespace.ft_log_max_bytes, DEFAULT_LOG_MAX_BYTES, range(2**62)
+        ),
     }
     return ResolvedOptions(
         config=config,
@@ -134,6 +139,7 @@ def read_ft_options(namespace: argparse.Namespace) -> ResolvedOptions:
         workers_stop_timeout=ours["workers-stop-timeout"],
         workers_stop_timeout_was_set=namespace.ft_workers_stop_timeout is not None,
         log_dir=ours["ft-log-dir"],
+        log_max_bytes=ours["ft-log-max-bytes"],
         max_no_progress_cycles=ours["ft-max-no-progress-cycles"],
         no_restart_exit_code=ours["ft-no-restart-exit-code"],
         startup_timeout=ours["ft-startup-timeout"],

@@ -96,7 +96,8 @@ def _run(argv: Sequence[str] | None, server: ServerProcess | None) -> int:
             directories.remove_if_empty(log_dir)
         raise
     try:
-        log = EventLog.open(log_dir, role="launcher", run_id=line.run_id)
+        max_bytes = line.options.log_max_bytes
+        log = EventLog.open(log_dir, role="launcher", run_id=line.run_id, max_bytes=max_bytes)
     except OSError as error:
         raise ConfigError(f"{log_dir} can't be written: {error.strerror}") from None
     with contextlib.closing(log):

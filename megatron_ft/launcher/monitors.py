@@ -10,7 +10,7 @@ from typing import Any
 from megatron_ft.core.board_layout import BoardSnapshot
 from megatron_ft.core.exit_description import HangVerdict, describe_hang
 from megatron_ft.core.pauses import Pauses
-from megatron_ft.ipc.event_log import EventLog
+from megatron_ft.ipc.event_log import DEFAULT_LOG_MAX_BYTES, EventLog
 from megatron_ft.ipc.wire import Message
 from megatron_ft.launcher import lines
 from megatron_ft.launcher.monitor_place import MonitorPlace
@@ -37,6 +37,7 @@ class Monitors:
         log: EventLog,
         say: Callable[[str], None],
         observe_only: bool = False,
+        log_max_bytes: int = DEFAULT_LOG_MAX_BYTES,
     ) -> None:
         self.on_message: Callable[[int, Message], None] = lambda _local_rank, _message: None
         self.on_presence: Callable[[int, Message], None] = lambda _local_rank, _message: None
@@ -54,6 +55,7 @@ class Monitors:
                     "log_dir": log_dir,
                     "run_id": run_id,
                     "observe_only": observe_only,
+                    "log_max_bytes": log_max_bytes,
                 },
                 reactor=reactor,
                 log=log,

@@ -99,6 +99,7 @@ class Node:
             log=log,
             say=say,
             observe_only=line.options.observe_only,
+            log_max_bytes=line.options.log_max_bytes,
         )
         self.status = JobStatus(line, log_dir=log_dir, monitors=self.monitors)
         self.control.on_question = self.status.answer

@@ -65,6 +65,7 @@ def _open_log(settings: command_line.Settings) -> EventLog:
             role="monitor",
             run_id=settings.run_id,
             name=f"local{settings.local_rank}",
+            max_bytes=settings.log_max_bytes,
             local_rank=settings.local_rank,
         )
     except OSError as error:

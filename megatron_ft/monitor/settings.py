@@ -19,6 +19,7 @@ class Settings(NamedTuple):
     config: FaultToleranceConfig
     launcher_fd: int | None
     log_dir: str | None
+    log_max_bytes: int
     run_id: str
     parent: int
     observe_only: bool
@@ -38,6 +39,7 @@ def parse(argv: Sequence[str]) -> Settings:
         config=FaultToleranceConfig.from_dict(json.loads(given.pop("--config"))),
         launcher_fd=None if launcher_fd is None else int(launcher_fd),
         log_dir=given.pop("--log-dir", None),
+        log_max_bytes=int(given.pop("--log-max-bytes", "0")),
         run_id=given.pop("--run-id", ""),
         parent=int(given.pop("--parent")),
         observe_only=given.pop("--observe-only", "no") == "yes",
