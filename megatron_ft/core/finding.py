@@ -44,7 +44,7 @@ class Finding:
 def find(notes: Sequence[RankNote], *, elapsed_s: float) -> Finding:
     """Decide. ``elapsed_s``: for how long the rank that was found hung first has been."""
     waits = waits_for(notes)
-    suspects, is_certain = _suspects(notes, waits, elapsed_s)
+    suspects, is_certain = _suspects(notes, waits, elapsed_s) if len(notes) > 1 else ({notes[0].rank}, True)
     waiting = tuple(sorted(rank for rank, others in waits.items() if others and rank not in suspects))
     by_rank = {note.rank: note for note in notes}
     if len(suspects) == 1 and is_certain:
@@ -61,11 +61,11 @@ def waits_for(notes: Iterable[RankNote]) -> dict[int, frozenset[int]]:
     Ranks of which there is no note may be among them, where nobody else is missing.
     """
     by_rank = {note.rank: note for note in notes}
-    in_collective = {note.rank for note in by_rank.values() if note.in_flight or note.waits_in}
+    in_collective = {note.rank for note in by_rank.values() if note.in_flight or note.seems_to_wait}
     waits = {}
     for note in by_rank.values():
         missing = {rank for each in note.in_flight for rank in _missing(note, each, by_rank)}
-        if note.waits_in and not note.in_flight:
+        if note.seems_to_wait and not note.in_flight:
             missing = {rank for rank in by_rank.keys() - in_collective if not _may_wait(by_rank[rank])}
         waits[note.rank] = frozenset(missing - {note.rank}) if not (note.gone or note.is_stopped) else frozenset()
     return waits
@@ -166,7 +166,7 @@ def _overdue(notes: Sequence[RankNote], elapsed_s: float) -> set[int]:
             return {note.rank for note in behind if note.iteration == min(n.iteration or 0 for n in behind)}
         hung = [note for note in hung if note.iteration in (None, min(known))]
     # where a rank waits in a collective and nobody is missing from it, the rank isn't the cause of that
-    return {note.rank for note in hung if not (note.in_flight or note.waits_in)}
+    return {note.rank for note in hung if not (note.in_flight or note.seems_to_wait)}
 
 
 def _others(waiting: Sequence[int], by_rank: Mapping[int, RankNote]) -> str:
@@ -180,7 +180,7 @@ def _others(waiting: Sequence[int], by_rank: Mapping[int, RankNote]) -> str:
 
 
 def _waits_in(note: RankNote) -> str:
-    return note.in_flight[0].name if note.in_flight else note.waits_in
+    return note.in_flight[0].name if note.in_flight else note.waits_in or note.inner
 
 
 def _undecided(ranks: Sequence[int], by_rank: Mapping[int, RankNote]) -> str:

@@ -117,6 +117,14 @@ class RankNote:
         return self.state in ("T", "t")
 
     @property
+    def seems_to_wait(self) -> bool:
+        """Its stack is in a collective, or idle somewhere in torch or Megatron, as in `request.wait()` of a pipeline.
+
+        Gloo's point-to-point operations aren't in torch's flight recorder.
+        """
+        return bool(self.waits_in) or (self.is_in_library and not (self.is_busy or self.is_saving))
+
+    @property
     def is_stuck_in_kernel(self) -> bool:
         """In uninterruptible sleep: a dead file server, a driver."""
         return self.state == "D"

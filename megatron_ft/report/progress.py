@@ -116,7 +116,8 @@ def _join_two(first: ProgressEvents, second: ProgressEvents) -> ProgressEvents:
         rank=first.rank,
         cycle=first.cycle,
         names=tuple(names),
-        at_ns=np.concatenate([first.at_ns, second.at_ns[fresh:]]),
+        # the second may tell its first events a little too early
+        at_ns=np.maximum.accumulate(np.concatenate([first.at_ns, second.at_ns[fresh:]])),
         kinds=np.concatenate([first.kinds, second.kinds[fresh:]]),
         sections=np.concatenate([first.sections, renumbered[second.sections[fresh:]]]),
         iterations=np.concatenate([first.iterations, second.iterations[old_iterations:]]),

@@ -270,3 +270,24 @@ def test_what_a_newer_version_says_of_a_collective_is_passed_over() -> None:
     document = inside(0).to_dict()
     document["in_flight"][0]["colour"] = "blue"
     assert RankNote.from_dict(document) == inside(0)
+
+
+@pytest.mark.parametrize("culprit", [0, 1])
+@pytest.mark.parametrize("has_lock", [True, False])
+def test_a_pipeline_over_gloo_whose_waits_only_the_stacks_show(culprit: int, has_lock: bool) -> None:
+    """Found hung first is the one that waits; the other is in Python, or holds its lock."""
+    waiting = note(1 - culprit, found_hung=True, is_in_library=True, inner="p2p_communication.py:392 _communicate")
+    finding = find([waiting, note(culprit, has_collectives=has_lock)], elapsed_s=10.0)
+    assert finding.rank == culprit
+    assert finding.text.endswith(f"rank {1 - culprit} waits in p2p_communication.py:392 _communicate")
+
+
+def test_who_computes_or_saves_in_a_library_waits_for_nobody() -> None:
+    for fields in ({"is_busy": True}, {"is_saving": True}):
+        assert find([note(0, found_hung=True, is_in_library=True, **fields), outside(1)], elapsed_s=10.0).rank == 0
+    both = [note(0, found_hung=True, is_in_library=True), note(1, is_in_library=True)]
+    assert find(both, elapsed_s=10.0).candidates == (0,)
+
+
+def test_a_job_of_one_rank_has_one_suspect() -> None:
+    assert find([note(0, found_hung=True, is_in_library=True)], elapsed_s=10.0).rank == 0

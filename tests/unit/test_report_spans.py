@@ -216,6 +216,15 @@ def test_an_event_that_is_told_again_a_little_later_is_taken_once() -> None:
     assert joined.kinds.tolist() == [START, ITERATION, END]
 
 
+def test_time_never_goes_back_where_logs_are_joined() -> None:
+    """The second log's times are whole microseconds after an earlier moment: a little too early."""
+    first = events_of(record((1, HEARTBEAT, 0)), record((2.0000009, ITERATION, 5), begin=2.0000009))
+    again = events_of(record((2.0000009, ITERATION, 5), (2.00000095, START, OUTER), (3, END, OUTER), begin=1))
+    joined = join([first, again])
+    assert joined.kinds.tolist() == [HEARTBEAT, ITERATION, START, END]
+    assert (np.diff(joined.at_ns) >= 0).all()
+
+
 @pytest.mark.parametrize("at", [2.0, 2.000001])
 def test_another_event_right_after_the_last_one_is_taken(at: float) -> None:
     """A section that closes and the next one that opens are less than a microsecond from each other."""
