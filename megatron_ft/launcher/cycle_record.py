@@ -212,11 +212,12 @@ class CycleRecord:
         return max((s.iteration for s in snapshots if s is not None and s.iteration is not None), default=None)
 
     def reached(self) -> Reached:
-        """How far the ranks of this node got."""
+        """How far all ranks of this node got that told an iteration."""
         snapshots = [s for s in map(self._snapshot, range(len(self.global_ranks))) if s is not None]
-        began = [s.first_iteration for s in snapshots if s.first_iteration is not None]
-        last = self.last_iteration()
-        return Reached(first=min(began, default=-1), last=-1 if last is None else last)
+        # the one that is behind: the others may have gone on for a moment after a rank had failed
+        known = [(s.first_iteration, s.iteration) for s in snapshots if s.first_iteration is not None]
+        first = min((first for first, _ in known), default=-1)
+        return Reached(first=first, last=min((-1 if last is None else last for _, last in known), default=-1))
 
     def torch_failures(self, cause: Cause) -> dict[int, ProcessFailure]:
         """The same for torch's report, which takes the one with the earliest time for the root cause."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 from collections.abc import Sequence
 
 import pytest
 
+from megatron_ft.launcher.job_log import LOST_AFTER_S
 from tests.support.launching import START_S, Finished, Launched, Launcher, launcher, wait_until
 from tests.support.nodes import meeting_place, nodes_waiting, rendezvous_settings, wait_for_all
 
@@ -97,22 +99,35 @@ def test_one_node_lost_of_three_disturbs_nobody_a_second_one_restarts_all(launch
 
 
 def test_nodes_that_finish_at_different_times_restart_nothing(launcher: Launcher) -> None:
+    # on a loaded machine it may take so long to finish that the slow node is lost, as it should: then once more
+    assert any(one_node_is_slow_to_hear_of_the_end(launcher, attempt) for attempt in range(4))
+
+
+def one_node_is_slow_to_hear_of_the_end(launcher: Launcher, attempt: int) -> bool:
+    """Whether the others finished before it could be taken for lost."""
+    launcher.directory = launcher.directory / f"attempt{attempt}"
+    launcher.directory.mkdir()
     nodes = by_rank(start_three(launcher))
     for rank in (0, 1):  # one of them hosts the rendezvous, maybe
         tell(launcher, f"finish-0-{rank}")
         nodes[rank].wait_for("all ranks of this node finished; waiting for")
     assert all(node.process.poll() is None for node in nodes)
-    # one is slow to hear that the job is over: the host of the rendezvous waits for it
+    # the host of the rendezvous waits for it
     slow = next(node for node in nodes if "is_host=0" in str(node.process.args) and node is not nodes[2])
+    began = time.monotonic()
     slow.signal(signal.SIGSTOP)
     tell(launcher, "finish-0-2")
     nodes[2].wait_for("all ranks of this node finished|all ranks finished")
-    with pytest.raises(AssertionError):
-        wait_until(lambda: any(node.process.poll() is not None for node in nodes), 1.0)
+    in_time = time.monotonic() - began < LOST_AFTER_S - 3.0
+    if in_time:
+        with pytest.raises(AssertionError):
+            wait_until(lambda: any(node.process.poll() is not None for node in nodes), 1.0)
     slow.signal(signal.SIGCONT)
     ended = wait_for_all(nodes)
-    assert [finished.code for finished in ended] == [0, 0, 0]
-    assert [finished.lines[-1] for finished in ended] == ["all ranks finished after 1 cycle"] * 3
+    if in_time:
+        assert [finished.code for finished in ended] == [0, 0, 0]
+        assert [finished.lines[-1] for finished in ended] == ["all ranks finished after 1 cycle"] * 3
+    return in_time
 
 
 def test_surviving_rank_of_an_unhealthy_node_goes_on(launcher: Launcher) -> None:

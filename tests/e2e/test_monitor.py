@@ -107,9 +107,9 @@ def test_a_rank_with_nothing_overdue_is_left_alone(tmp_path: Path, fields: dict[
 
 
 def test_a_healthy_rank_close_to_its_timeout_survives_stops_of_everything(tmp_path: Path) -> None:
-    """Real time: the rank runs for 90 % of its timeout each time, and both are stopped and continued meanwhile.
+    """Real time: the rank runs for 80 % of its timeout each time, and both are stopped and continued meanwhile.
 
-    On a loaded machine one sleep counts up to 0.1 s: the last one may end at 95 %.
+    A sleep of less than the shortest stop is the machine's load, and counts: the last one may end at 99 %.
     """
     script = """
 client.init_workload_monitoring()
@@ -117,11 +117,11 @@ say('ready')
 for i in range(3):
     with client.section('step'):
         running, last = 0.0, time.monotonic()
-        while running < 1.8:
+        while running < 1.6:
             time.sleep(0.01)
             now = time.monotonic()
             # a stop shows as one long sleep: it isn't time in which this process ran
-            running, last = running + min(now - last, 0.1), now
+            running, last = running + (now - last if now - last < 0.38 else 0.0), now
 say('done')
 """
     with (

@@ -17,8 +17,8 @@ for iteration in range(saved, saved + 20):
     client.set_iteration(iteration)
     if RANK == 1 and iteration == saved + 3 and CYCLE < {failures}:
         os._exit(7)
-    if CYCLE < {failures}:
-        time.sleep(0.02)
+    if CYCLE < {failures}:  # the other rank is further each time, and nobody cares
+        time.sleep(0.02 if RANK else 0.012 / (1 + CYCLE))
 client.shutdown_workload_monitoring()
 """
 NO_PROGRESS = "no progress in {} cycles, giving up"

@@ -92,7 +92,8 @@ client.shutdown_workload_monitoring()
 
 
 def test_pause_and_resume(launcher: Launcher) -> None:
-    launched = launcher.start(CLIENT + UNTIL_GO, *TWO, "--rdzv-id=pause-me", "--rdzv-backend=c10d", *sections(3.0))
+    meeting = ("--rdzv-id=pause-me", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0")
+    launched = launcher.start(CLIENT + UNTIL_GO, *TWO, *meeting, *sections(3.0))
     launched.wait_for("^in step", count=2)
     asked = megatron_ft("pause", "--pid", str(launched.process.pid))
     assert (asked.returncode, asked.stderr) == (0, "")
