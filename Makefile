@@ -16,7 +16,8 @@ MAKEFLAGS += --no-print-directory
 
 PYTHON ?= python3
 BIN := .venv/bin
-# Most tests wait for processes more than they compute; those of one file stay together, for what they share.
+# Most tests wait for processes more than they compute; those of one file stay together, for what they share. The order
+# is that of the folders: the long ones of tests/e2e first, so that none is left alone at the end.
 TEST_JOBS ?= 3
 PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
 INSTALLED := .venv/.installed
@@ -32,7 +33,7 @@ demo: $(INSTALLED)
 	@$(BIN)/python examples/demo.py $(DEMO_ARGS)
 
 test: $(INSTALLED)
-	@$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile $(TEST_ARGS)
+	@$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder $(TEST_ARGS)
 
 lint: $(INSTALLED)
 	@$(BIN)/ruff check --quiet $(CODE)
