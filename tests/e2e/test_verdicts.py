@@ -60,6 +60,8 @@ def test_a_hang_leaves_evidence_on_every_rank(job: tuple[Launched, list[Verdict]
         assert culprit["frame"].endswith(f"fault_{verdict.fault.kind}")
         assert any(thread["main"] for thread in culprit["stacks"]["threads"])
         others = [document for rank, document in documents.items() if rank != verdict.fault.rank]
+        if verdict.fault.kind == "stopped":
+            continue  # it is continued for a moment, to write its stacks: the others may get a step further
         assert all(document.get("in_flight") or document.get("waits_in") for document in others), others
 
 
