@@ -152,7 +152,8 @@ if CYCLE == 0:
     os.kill(os.getpid(), signal.SIGKILL)
 os._exit(0)
 """
-    launched = launcher.start(script, "--max-restarts=1")
+    # without it, who tidies up has a tenth of a second
+    launched = launcher.start(script, "--max-restarts=1", "--workers-stop-timeout=5")
     finished = launched.wait()
     assert finished.code == 0
     pids = [int(word) for line in re.findall(r"children (.*)", finished.out) for word in line.split()]
