@@ -19,6 +19,7 @@ __all__ = [
     "HangVerdict",
     "RankExit",
     "RankView",
+    "as_verdict",
     "describe_exit",
     "describe_hang",
     "describe_overdue",
@@ -200,10 +201,10 @@ def find_culprit(verdict: HangVerdict, others: Sequence[RankView]) -> HangVerdic
     candidates = [other for other in others if other.rank != verdict.rank and not other.closing]
     stopped = [other for other in candidates if other.stopped]
     if stopped:
-        return _as_verdict(min(stopped, key=lambda other: other.rank), verdict)
+        return as_verdict(min(stopped, key=lambda other: other.rank), verdict)
     behind = [other for other in candidates if _is_behind(other, verdict)]
     if behind:
-        return _as_verdict(min(behind, key=lambda other: (other.iteration or 0, other.rank)), verdict)
+        return as_verdict(min(behind, key=lambda other: (other.iteration or 0, other.rank)), verdict)
     return verdict
 
 
@@ -275,7 +276,8 @@ def _is_behind(other: RankView, verdict: HangVerdict) -> bool:
     return verdict.at_ns - other.since_ns >= verdict.elapsed_s * 0.5e9
 
 
-def _as_verdict(other: RankView, found: HangVerdict) -> HangVerdict:
+def as_verdict(other: RankView, found: HangVerdict) -> HangVerdict:
+    """A verdict on another rank than the one that was found: the time it has been where it is."""
     if found.kind in ("heartbeat", "initial_heartbeat"):
         # its sections say nothing of its heartbeats; both ranks have been silent for about as long
         return dataclasses.replace(

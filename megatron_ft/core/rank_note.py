@@ -11,6 +11,7 @@ from typing import Any
 from megatron_ft.core.stack_dump import Frame
 
 __all__ = [
+    "LOOK_S",
     "Collective",
     "RankNote",
     "collectives_of",
@@ -20,6 +21,8 @@ __all__ = [
     "stack_wait",
 ]
 
+LOOK_S = 2.0
+"""So long ranks are looked at after a verdict, at most: the monitor that spoke it and the launcher must agree."""
 _PEER = re.compile(r"^(?:send|recv) (\d+)\s*(?:->|<-)\s*(\d+)$")
 _NEAR = 10
 """So many innermost calls are looked at for what a thread waits in."""

@@ -10,7 +10,7 @@ __all__ = [
     "Frame",
     "ThreadStack",
     "frame_that_tells",
-    "last_dump",
+    "has_main_thread",
     "main_stack",
     "parse_faulthandler",
     "parse_py_spy",
@@ -110,13 +110,9 @@ def is_library(file: str, places: Sequence[str]) -> bool:
     return any(mark in file for mark in _LIBRARY) or any(file.startswith(place + "/") for place in places)
 
 
-def last_dump(text: str, main_ident: int) -> str:
-    """The last whole dump in a text that holds several; empty as long as it lacks the main thread.
-
-    The main thread's block comes last in a dump, because it is the oldest thread.
-    """
-    head = text.rfind(f"Thread 0x{main_ident:016x}"), text.rfind(f"Current thread 0x{main_ident:016x}")
-    return text if max(head) >= 0 else ""
+def has_main_thread(text: str, main_ident: int) -> bool:
+    """Whether a dump has come to the main thread, which is its last one, because it is the oldest."""
+    return f"hread 0x{main_ident:016x}" in text
 
 
 def _number(value: Any) -> int:

@@ -1,4 +1,4 @@
-"""Looking at a running job: the launcher's facts, asked for now and then, and its ranks' boards, mapped to be read.
+"""Looking at a running job: the launcher's facts, asked for at intervals, and its ranks' boards, mapped to be read.
 
 Nothing here waits but ``wait``, and nothing disturbs the job: the boards are memory, and the launcher answers a
 question a second.

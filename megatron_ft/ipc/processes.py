@@ -105,11 +105,6 @@ def would_end_by(pid: int, number: int) -> bool:
     return not any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
 
 
-def group_members(group: int) -> list[ProcessStat]:
-    """Living processes of a process group (zombies only wait to be reaped and don't count)."""
-    return [stat for stat in all_processes() if stat.group == group and stat.state not in "ZX"]
-
-
 def carries(pid: int, marker: bytes) -> bool:
     """Whether a process was started with ``marker`` in its environment."""
     try:

@@ -12,9 +12,9 @@ import dataclasses
 import json
 import time
 
-from megatron_ft.core.exit_description import Cause, CauseKind, HangVerdict, describe_overdue
+from megatron_ft.core.exit_description import Cause, CauseKind, HangVerdict, RankView, as_verdict, describe_overdue
 from megatron_ft.core.finding import Finding, find
-from megatron_ft.core.rank_note import RankNote
+from megatron_ft.core.rank_note import LOOK_S, RankNote
 from megatron_ft.ipc.wire import Message
 from megatron_ft.launcher.announce import found_by
 from megatron_ft.launcher.cycle_record import CycleRecord
@@ -25,7 +25,6 @@ from megatron_ft.launcher.reactor import Timer
 
 __all__ = ["Inquest"]
 
-_BOUND_S = 2.0
 _LAST_NOTES_S = 0.15
 """Before the bound is over, what has come of the other nodes has to do."""
 _FINDING_S = 0.5
@@ -90,14 +89,14 @@ class Inquest:
         """Have all ranks looked at that nobody has looked at; ``known`` are looked at already."""
         if self._bound_s is not None or self._over:
             return
-        self._bound_s = at_s + _BOUND_S
+        self._bound_s = at_s + LOOK_S
         if self._peers is not None and self._peers.view.hang is None:
             self._peers.hang_seen()
         self._asked = self._alive()
         for local_rank in self._asked - known:
             passive = self._node.policy.is_common
             self._node.monitors.collect(local_rank, passive=passive, deadline_ns=round(self._bound_s * 1e9))
-        for delay_s in (_BOUND_S - _LAST_NOTES_S, _BOUND_S, _BOUND_S + _FINDING_S):
+        for delay_s in (LOOK_S - _LAST_NOTES_S, LOOK_S, LOOK_S + _FINDING_S):
             self._timers.append(self._node.reactor.call_later(delay_s, self._go_on))
         self._go_on()
 
@@ -165,7 +164,7 @@ class Inquest:
         return self._blamed(finding, note, first)
 
     def _blamed(self, finding: Finding, note: RankNote, first: HangVerdict) -> Cause:
-        verdict = first if note.rank == first.rank else _verdict_on(note, first)
+        verdict = first if note.rank == first.rank else as_verdict(_view(note, first.at_ns), first)
         verdict = dataclasses.replace(verdict, stopped=note.is_stopped)
         several = self._peers is not None and len(self._peers.view.nodes) > 1
         where = f" ({note.host})" if several and note.host else ""
@@ -201,18 +200,15 @@ def _read(text: str) -> list[RankNote]:
         return []
 
 
-def _verdict_on(note: RankNote, first: HangVerdict) -> HangVerdict:
-    """A rank that is the cause, and that its own monitor hasn't found overdue (yet)."""
-    if first.kind in ("heartbeat", "initial_heartbeat"):
-        # its sections say nothing of its heartbeats; both ranks have been silent for about as long
-        return dataclasses.replace(first, rank=note.rank, local_rank=note.local_rank, iteration=note.iteration)
-    return dataclasses.replace(
-        first,
+def _view(note: RankNote, at_ns: int) -> RankView:
+    """A note as the view of a rank that some other one's verdict, spoken at ``at_ns``, is turned on."""
+    return RankView(
         rank=note.rank,
         local_rank=note.local_rank,
-        kind="out_of_section" if note.section is None else "section",
-        section=note.section,
-        elapsed_s=note.open_s,
-        timeout_s=first.timeout_s if note.timeout_s is None else note.timeout_s,
+        stopped=note.is_stopped,
         iteration=note.iteration,
+        section=note.section,
+        since_ns=at_ns - round(note.open_s * 1e9),
+        timeout_s=note.timeout_s,
+        closing=note.closing,
     )

@@ -12,6 +12,7 @@ from typing import TypeVar
 from torch.distributed.elastic.multiprocessing import SignalException
 
 from megatron_ft.core.errors import FaultToleranceError
+from megatron_ft.core.rank_note import LOOK_S
 from megatron_ft.core.restart_policy import AnyFailed, MinHealthy, RestartPolicy
 from megatron_ft.ipc.event_log import EventLog
 from megatron_ft.ipc.prctl import become_subreaper
@@ -24,7 +25,7 @@ from megatron_ft.launcher.ending import Ending
 from megatron_ft.launcher.forking import ForkingSpawner
 from megatron_ft.launcher.job_status import JobStatus
 from megatron_ft.launcher.monitors import Monitors
-from megatron_ft.launcher.punctuality import EVIDENCE_S, Punctuality
+from megatron_ft.launcher.punctuality import Punctuality
 from megatron_ft.launcher.reactor import Priority, Reactor
 from megatron_ft.launcher.server_process import ServerProcess
 from megatron_ft.launcher.signals import SignalWatch
@@ -205,7 +206,7 @@ class Node:
         """Have evidence collected on one rank."""
         if not self.monitors.watches(local_rank, cycle):
             return False
-        self.monitors.collect(local_rank, passive=False, deadline_ns=time.monotonic_ns() + round(EVIDENCE_S * 1e9))
+        self.monitors.collect(local_rank, passive=False, deadline_ns=time.monotonic_ns() + round(LOOK_S * 1e9))
         return True
 
     def _ordered(self, order: str, pid: int) -> bool:

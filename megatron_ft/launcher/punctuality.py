@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from megatron_ft.core.exit_description import HangVerdict, describe_hang
 from megatron_ft.core.pauses import Pauses
+from megatron_ft.core.rank_note import LOOK_S
 from megatron_ft.ipc.event_log import EventLog
 from megatron_ft.ipc.wire import Message
 from megatron_ft.launcher import descendants, lines
@@ -27,8 +28,6 @@ __all__ = ["Punctuality"]
 _LATE_NS = 500_000_000
 """A timer that comes so much later than asked: the node stood still, and the ranks with it."""
 _GRACE_S = 5.0
-EVIDENCE_S = 2.0
-"""So long a rank is looked at before it is ended."""
 _PAUSED_S = 0.2
 
 
@@ -165,7 +164,7 @@ class Punctuality:
             self._end(worker)
             return
         self._seen_soon[worker.local_rank] = worker
-        self._reactor.call_later(EVIDENCE_S, lambda: self._end_seen(worker.local_rank))
+        self._reactor.call_later(LOOK_S, lambda: self._end_seen(worker.local_rank))
 
     def _end_seen(self, local_rank: int) -> None:
         """A rank has been looked at, or the time for that is over."""

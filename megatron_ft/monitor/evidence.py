@@ -28,7 +28,14 @@ from megatron_ft.core.rank_note import (
     place,
     stack_wait,
 )
-from megatron_ft.core.stack_dump import Frame, ThreadStack, frame_that_tells, last_dump, main_stack, parse_faulthandler
+from megatron_ft.core.stack_dump import (
+    Frame,
+    ThreadStack,
+    frame_that_tells,
+    has_main_thread,
+    main_stack,
+    parse_faulthandler,
+)
 from megatron_ft.ipc import proc_facts
 from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.evidence_files import LIBRARIES
@@ -183,7 +190,7 @@ class _Looks:
         def whole() -> bool:
             nonlocal last
             text = os.pread(self._attached.stack_fd, _MAX_DUMP_BYTES, begin).decode(errors="replace")
-            is_whole = text == last and bool(last_dump(text, ident))
+            is_whole = text == last and has_main_thread(text, ident)
             last = text
             return is_whole
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from megatron_ft.core.board_layout import BoardDamagedError
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.monitor_state import Step, Verdict
+from megatron_ft.core.rank_note import LOOK_S
 from megatron_ft.ipc.monitor_process import AttachedRank
 from megatron_ft.ipc.wire import ChannelClosedError, Message
 from megatron_ft.monitor import hello
@@ -22,8 +23,6 @@ from megatron_ft.monitor.reports import Reports
 from megatron_ft.monitor.settings import Settings
 from megatron_ft.monitor.watched_rank import WatchedRank
 
-BOUND_S = 2.0
-"""From a verdict to the first signal at the latest: so long what can be seen of a rank is collected."""
 _MAX_CALLERS = 16
 _DAMAGED_AGAIN_NS = 100_000_000
 
@@ -259,7 +258,7 @@ class MonitorService:
         """From here on the rank is ended, whatever can or can't be seen of it."""
         observe_only, now_ns = self._settings.observe_only, time.monotonic_ns()
         self._reports.verdict(watched.attached, verdict, now_ns, observed_only=observe_only)
-        deadline_ns = now_ns + round(BOUND_S * 1e9)
+        deadline_ns = now_ns + round(LOOK_S * 1e9)
         if not observe_only:
             # the launcher says when it has seen the other ranks, who would fall if this one did
             due_at = deadline_ns / 1e9 if self._settings.launcher_fd is not None else now_ns / 1e9

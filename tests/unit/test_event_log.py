@@ -6,6 +6,8 @@ import json
 import os
 from pathlib import Path
 
+import pytest
+
 from megatron_ft.ipc.event_log import EventLog
 from megatron_ft.report.read import read_directory
 
@@ -50,7 +52,9 @@ def test_no_bound(tmp_path: Path) -> None:
     assert numbers(tmp_path) == list(range(3000))
 
 
-def test_a_directory_that_is_gone_costs_records_and_nothing_else(tmp_path: Path) -> None:
+def test_a_directory_that_is_gone_costs_records_and_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     directory = tmp_path / "logs"
     directory.mkdir()
     log = EventLog.open(str(directory), role="launcher", run_id="x", max_bytes=2000)
@@ -59,3 +63,5 @@ def test_a_directory_that_is_gone_costs_records_and_nothing_else(tmp_path: Path)
     for number in range(200):
         log.write("tick", number=number)
     log.close()
+    assert capsys.readouterr().err.count("lost records") == 1
+    assert not directory.exists()
