@@ -10,7 +10,6 @@ __all__ = [
     "Frame",
     "ThreadStack",
     "frame_that_tells",
-    "has_main_thread",
     "main_stack",
     "parse_faulthandler",
     "parse_py_spy",
@@ -108,11 +107,6 @@ def frame_that_tells(frames: Sequence[Frame], *, library: Iterable[str] = ()) ->
 def is_library(file: str, places: Sequence[str]) -> bool:
     """Whether a file belongs to Python, to an installed package, or to one of ``places``."""
     return any(mark in file for mark in _LIBRARY) or any(file.startswith(place + "/") for place in places)
-
-
-def has_main_thread(text: str, main_ident: int) -> bool:
-    """Whether a dump has come to the main thread, which is its last one, because it is the oldest."""
-    return f"hread 0x{main_ident:016x}" in text
 
 
 def _number(value: Any) -> int:

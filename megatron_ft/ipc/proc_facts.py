@@ -7,7 +7,7 @@ from typing import Any
 
 from megatron_ft.ipc.processes import read_stat
 
-__all__ = ["handles", "process_facts"]
+__all__ = ["blocking_threads", "handles", "process_facts"]
 
 _MAX_THREADS = 256
 _MAX_TEXT = 4096
@@ -28,27 +28,37 @@ def process_facts(pid: int) -> dict[str, Any]:
 
 def handles(pid: int, number: int) -> bool:
     """Whether a process catches this signal and doesn't block it in its main thread."""
-    masks = {}
-    for line in _read(f"/proc/{pid}/status").splitlines():
-        name, _, value = line.partition(":")
-        if name in ("SigCgt", "SigBlk"):
-            masks[name] = int(value, 16)
+    masks = _signal_masks(f"/proc/{pid}/status")
     bit = 1 << (number - 1)
     return bool(masks.get("SigCgt", 0) & bit) and not masks.get("SigBlk", bit) & bit
 
 
+def blocking_threads(pid: int, number: int) -> set[int]:
+    """Those threads of a process that block this signal; one that is in its handler does so meanwhile."""
+    bit = 1 << (number - 1)
+    return {tid for tid in _tids(pid) if _signal_masks(f"/proc/{pid}/task/{tid}/status").get("SigBlk", 0) & bit}
+
+
+def _signal_masks(path: str) -> dict[str, int]:
+    lines = (line.partition(":") for line in _read(path).splitlines())
+    return {name: int(value, 16) for name, _, value in lines if name in ("SigCgt", "SigBlk")}
+
+
 def _threads(pid: int) -> list[dict[str, Any]]:
-    try:
-        tids = sorted(map(int, os.listdir(f"/proc/{pid}/task")))
-    except OSError:
-        return []
     found = []
-    for tid in tids[:_MAX_THREADS]:
+    for tid in _tids(pid)[:_MAX_THREADS]:
         head, _, tail = _read(f"/proc/{pid}/task/{tid}/stat").rpartition(")")
         if tail:
             comm, wchan = head.partition("(")[2], _read(f"/proc/{pid}/task/{tid}/wchan")
             found.append({"tid": tid, "comm": comm, "state": tail.split()[0], "wchan": wchan})
     return found
+
+
+def _tids(pid: int) -> list[int]:
+    try:
+        return sorted(map(int, os.listdir(f"/proc/{pid}/task")))
+    except OSError:
+        return []  # gone meanwhile
 
 
 def _read(path: str) -> str:

@@ -32,7 +32,6 @@ from megatron_ft.core.stack_dump import (
     Frame,
     ThreadStack,
     frame_that_tells,
-    has_main_thread,
     main_stack,
     parse_faulthandler,
 )
@@ -168,6 +167,7 @@ class _Looks:
             missing.append("stacks by faulthandler: the rank has no handler (ready) for it")
             return []
         begin = os.fstat(self._attached.stack_fd).st_size
+        deaf = proc_facts.blocking_threads(self._attached.pid, number)
         is_stopped = state in ("T", "t")
         if is_stopped:
             # waiting for the main thread, the signal comes before anything else that runs; any other thread might be
@@ -176,26 +176,28 @@ class _Looks:
             send_signal(self._attached.pidfd, signal.SIGCONT)
         else:
             send_signal(self._attached.pidfd, number)
-        text = self._wait_dump(begin, _LOOK_SOON_S if is_stopped or self._freeze else _LOOK_AGAIN_S)
+        text = self._wait_dump(number, begin, deaf, _LOOK_SOON_S if is_stopped or self._freeze else _LOOK_AGAIN_S)
         if is_stopped or self._freeze:
             send_signal(self._attached.pidfd, signal.SIGSTOP)
         if not text:
             missing.append("stacks by faulthandler: the rank didn't get to its handler")
         return parse_faulthandler(text)
 
-    def _wait_dump(self, begin: int, interval_s: float) -> str:
-        assert self._snapshot is not None
-        ident, last = self._snapshot.main_thread, ""
+    def _wait_dump(self, number: int, begin: int, deaf: set[int], interval_s: float) -> str:
+        """What the handler writes from ``begin`` on; ``deaf`` are threads that blocked its signal already.
+
+        A rank that shares its processor may stand in the middle of it for long: it has written all once no thread is
+        in the handler any more.
+        """
+
+        def written() -> bytes:
+            return os.pread(self._attached.stack_fd, _MAX_DUMP_BYTES, begin)
 
         def whole() -> bool:
-            nonlocal last
-            text = os.pread(self._attached.stack_fd, _MAX_DUMP_BYTES, begin).decode(errors="replace")
-            is_whole = text == last and has_main_thread(text, ident)
-            last = text
-            return is_whole
+            return bool(written()) and proc_facts.blocking_threads(self._attached.pid, number) <= deaf
 
         self._until(whole, min(_STACK_S, self.left_s()), interval_s)
-        return last
+        return written().decode(errors="replace")
 
     def collectives(self, state: str, missing: list[str]) -> dict[str, Any]:
         """In flight, by the rank's own thread; with an ``error`` if it doesn't answer."""

@@ -131,7 +131,7 @@ def test_every_fault_fires_and_is_dealt_with(launcher: Launcher, tmp_path: Path)
             rf"cycle {cycle} ended: rank {rank} {case.line} at iteration {iteration}(, in script\.py:.*)?; "
             rf"restarting as cycle {cycle + 1}"
         )
-        assert re.search(line, finished.err), (line, finished.lines)
+        assert re.search(line, finished.err), (line, finished.err)
         assert ended[cycle]["cause"]["rank"] == rank
     assert "OSError: [Errno 28] No space left on device (simulated)" in finished.err
 

@@ -166,6 +166,24 @@ def test_a_hung_rank_that_the_signal_wakes_gets_no_further(subjects: Subjects) -
     wait_until(lambda: (stat := read_stat(subject.attached.pid)) is not None and stat.state == "T", 5.0)
 
 
+def test_a_rank_that_stands_in_the_middle_of_its_dump_is_waited_for(subjects: Subjects) -> None:
+    """It shares its processor with others: its handler may be put off for longer than two looks take."""
+    subject = subjects.start("""
+begin()
+head = f"Current thread 0x{threading.main_thread().ident:016x} (most recent call first):\\n"
+def handler(number):
+    for line in (head, '  File "a.py", line 1 in inner\\n', '  File "b.py", line 2 in <module>\\n'):
+        os.write(stack_fd, line.encode())
+        ctypes.CDLL(None).usleep(100_000)
+handler_in_c = ctypes.CFUNCTYPE(None, ctypes.c_int)(handler)
+ctypes.CDLL(None).signal(board.words[25], handler_in_c)
+sleeping()
+""")
+    verdict = Verdict(HangKind.SECTION, "step", 1, 2, 3, None, ("step",))
+    _, document = subject.collect(verdict=verdict)
+    assert functions(document) == ["inner", "<module>"]
+
+
 def test_a_rank_without_a_handler_gets_no_signal(subjects: Subjects) -> None:
     """A real-time signal that nobody handles ends a process."""
     subject = subjects.start("ready(); sleeping()")

@@ -11,7 +11,6 @@ from megatron_ft.core.stack_dump import (
     Frame,
     ThreadStack,
     frame_that_tells,
-    has_main_thread,
     main_stack,
     parse_faulthandler,
     parse_py_spy,
@@ -52,8 +51,6 @@ def test_this_process_s_own_dump_is_read() -> None:
     text = os.pread(fd, 1 << 20, 0).decode()
     os.close(fd)
     ident = threading.main_thread().ident or 0
-    assert has_main_thread(text, ident)
-    assert not has_main_thread(text.replace(f"{ident:016x}", f"{ident + 1:016x}"), ident)
     frames = main_stack(parse_faulthandler(text), ident)
     assert frames[0].function == "test_this_process_s_own_dump_is_read"
     assert frames[0].file == __file__
