@@ -192,6 +192,7 @@ class FaultTolerantAgent(LocalElasticAgent):
     def _start_processes(
         self, *, envs: dict[int, dict[str, str]], start_method: str = "", **torch_arguments: Any
     ) -> PContext:
+        self._node.mend_run_dir()
         for local_rank, env in envs.items():
             env.update(self._node.environment(local_rank, self._cycle))
         self._node.ranks_start(restarts_left=self._remaining_restarts)

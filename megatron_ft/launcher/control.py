@@ -62,6 +62,22 @@ class ControlSocket:
         self._listener = listen(self.path)
         self._reactor.watch(self._listener.fileno(), self.accept_all)
 
+    def is_lost(self) -> bool:
+        """Somebody has removed it."""
+        return self._listener is not None and not os.path.lexists(self.path)
+
+    def listen_again(self) -> None:
+        """If it is lost, make it again; who is connected stays so.
+
+        Raises:
+            OSError: the path can't be used.
+        """
+        if self._listener is not None and self.is_lost():
+            self._reactor.unwatch(self._listener.fileno())
+            self._listener.close()
+            self._listener = None
+            self.start()
+
     def accept_all(self) -> None:
         """Take every connection that waits, and what was sent on it."""
         while self._listener is not None:

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import shutil
+import stat
 import tempfile
 import time
 
 from megatron_ft.core.errors import ConfigError
 
-__all__ = ["TORCH_LOGS", "make_log_directory", "make_run_directory", "remove_if_empty", "remove_run_directory"]
+__all__ = [
+    "TORCH_LOGS",
+    "make_log_directory",
+    "make_run_directory",
+    "remake_run_directory",
+    "remove_if_empty",
+    "remove_run_directory",
+]
 
 TORCH_LOGS = "ranks"
 """Under the log directory: torch's error files, where the user gave no --log-dir."""
@@ -38,6 +47,19 @@ def make_run_directory() -> str:
         except OSError as error:
             tried.append(f"{base}: {error.strerror}")
     raise ConfigError(f"no directory for sockets can be made ({'; '.join(tried)}); set TMPDIR")
+
+
+def remake_run_directory(path: str) -> None:
+    """Make it again, by the name that the ranks know, after somebody removed it: cleaners of /tmp do, on long jobs.
+
+    Raises:
+        OSError: that can't be done, or something of another user is there meanwhile.
+    """
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+    found = os.lstat(path)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise PermissionError(errno.EPERM, "something else has its name", path)
 
 
 def remove_run_directory(path: str) -> None:

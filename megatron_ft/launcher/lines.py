@@ -31,6 +31,8 @@ __all__ = [
     "preload_left_out",
     "rendezvous_failed",
     "resumed",
+    "run_dir_lost",
+    "run_dir_removed",
     "run_finished",
     "shut_down_between",
     "stopped",
@@ -143,6 +145,16 @@ def monitor_replaced(whose: str, reason: str, pause_s: float) -> str:
     """A monitor that didn't do its work any more."""
     when = "it is replaced" if not pause_s else f"a new one is started in {pause_s:g} s, unwatched until then"
     return f"the monitor of {whose} {reason}; {when}"
+
+
+def run_dir_removed(path: str) -> str:
+    """Somebody removed the directory of the sockets, or what is in it."""
+    return f"{path} was removed, in which ranks find their monitors: it is made again"
+
+
+def run_dir_lost(reason: str) -> str:
+    """It can't be made again."""
+    return f"it can't be made again ({reason}): ranks that aren't connected yet will fail"
 
 
 def observed(verdict: HangVerdict) -> str:

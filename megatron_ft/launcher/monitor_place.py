@@ -76,6 +76,22 @@ class MonitorPlace:
         """Make the socket: a rank can connect, and waits."""
         self._listener = listen(self.socket_path)
 
+    def is_lost(self) -> bool:
+        """Somebody has removed its socket."""
+        return self._listener is not None and not os.path.lexists(self.socket_path)
+
+    def listen_again(self) -> None:
+        """Make the socket again, and a process that serves it.
+
+        Raises:
+            OSError: it can't be made.
+        """
+        lost, self._listener = self._listener, listen(self.socket_path)
+        if lost is not None:
+            lost.close()
+        if self._process is not None:  # else one is about to be started
+            self._replace("has lost its socket")
+
     def start(self) -> None:
         """Start the process."""
         self._spawn()

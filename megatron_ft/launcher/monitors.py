@@ -64,6 +64,8 @@ class Monitors:
             )
             for local_rank in range(count)
         ]
+        self.on_check: Callable[[], None] = lambda: None
+        """Called every second, before they are looked at."""
         self._timer = reactor.call_later(_CHECK_S, self._check_looks)
 
     def listen(self) -> None:
@@ -74,6 +76,20 @@ class Monitors:
         """
         for place in self._places:
             place.listen()
+
+    def are_lost(self) -> bool:
+        """Somebody has removed a socket of theirs."""
+        return any(place.is_lost() for place in self._places)
+
+    def listen_again(self) -> None:
+        """Make those sockets again that are lost.
+
+        Raises:
+            OSError: one can't be made.
+        """
+        for place in self._places:
+            if place.is_lost():
+                place.listen_again()
 
     def start(self) -> None:
         """Start them all: before the ranks, whose groups they end if the launcher is killed.
@@ -178,6 +194,7 @@ class Monitors:
         )
 
     def _check_looks(self) -> None:
+        self.on_check()
         for place in self._places:
             place.replace_if_overdue()
         self._timer = self._reactor.call_later(_CHECK_S, self._check_looks)

@@ -73,6 +73,7 @@ class Node:
         self.failure_code = 1
         """The launcher's exit code if the job fails for good."""
         self._told_stop = False
+        self._told_run_dir = False
         become_subreaper()
         self.reactor = Reactor()
         self.signals = SignalWatch(
@@ -117,6 +118,7 @@ class Node:
             say=say,
         )
         self.monitors.on_presence = self.punctuality.heard
+        self.monitors.on_check = self.mend_run_dir
 
     def _make_forking(self, server: ServerProcess | None) -> ForkingSpawner:
         options = self.line.options
@@ -146,6 +148,22 @@ class Node:
                 self.forking.prepare(command)
         except OSError as error:
             raise FaultToleranceError(f"the rank monitors can't be started: {error}") from error
+
+    def mend_run_dir(self) -> None:
+        """Make the sockets again that somebody removed: ranks that are still to connect would find nobody."""
+        if not (self.control.is_lost() or self.monitors.are_lost()):
+            self._told_run_dir = False
+            return
+        if not self._told_run_dir:
+            self.say(lines.run_dir_removed(self.run_dir))
+        try:
+            directories.remake_run_directory(self.run_dir)
+            self.control.listen_again()
+            self.monitors.listen_again()
+        except OSError as error:
+            if not self._told_run_dir:
+                self.say(lines.run_dir_lost(str(error)))
+        self._told_run_dir = True
 
     def ranks_start(self, *, restarts_left: int) -> None:
         """The ranks of a cycle are about to be made; nodes that join or leave may restart them, too."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -207,6 +209,35 @@ forever()
         r"cycle 0 ended: rank 0 hung in 'step' for \d\.\d s \(timeout 1\.0 s\) at iteration 11", finished.lines[-1]
     )
     assert len(launched.events("monitor_replaced")) == 1
+
+
+def test_a_run_directory_that_is_removed_is_made_again(launcher: Launcher) -> None:
+    """Cleaners of /tmp do that to long jobs: a rank that connects later would find nobody, in every cycle anew."""
+    script = (
+        CLIENT
+        + """
+client.set_iteration(7)
+client.start_section("step")
+say("ready", CYCLE)
+while CYCLE == 0 and not os.path.exists("go"):
+    time.sleep(0.01)
+if CYCLE == 1:
+    forever()
+sys.exit(3 if CYCLE == 0 else 0)
+"""
+    )
+    launched = launcher.start(script, *sections(1), "--max-restarts=2")
+    launched.wait_for("^ready 0")
+    (run_dir,) = Path(launched.temp_dir).glob("megatron_ft-*")
+    shutil.rmtree(run_dir)
+    launched.wait_for(rf"^\[ft_launcher\] {run_dir} was removed, in which ranks find their monitors: it is made again$")
+    wait_until(lambda: {path.name for path in run_dir.iterdir()} == {"launcher.sock", "monitor-0.sock"}, 10)
+    assert run_dir.stat().st_mode & 0o777 == 0o700
+    (launched.directory / "go").touch()
+    finished = launched.wait()
+    assert finished.code == 0, finished.err
+    # the ranks of the next cycle are watched
+    assert any(line.startswith("cycle 1 ended: rank 0 hung in 'step'") for line in finished.lines)
 
 
 def test_monitors_live_as_long_as_the_job(launcher: Launcher) -> None:
