@@ -240,6 +240,8 @@ class Node:
 
     def _woken(self) -> None:
         self.signals.drain()
+        if self.signals.take_continued():
+            self.punctuality.stood_still()
         for number in self.signals.take_to_forward():
             self._forward(number)
         self.monitors.check_states()

@@ -105,6 +105,17 @@ class Punctuality:
             if local_rank not in self._awaited:  # a monitor that replaces another says it again
                 self._await("exit", local_rank, int(message["at_ns"]), self._exit_timeout_s)
 
+    def stood_still(self) -> None:
+        """The launcher was stopped and continued, and so were its ranks, if somebody did that to the whole node.
+
+        It may have been at any moment since each was last looked at: none of that time counts. A timer that comes
+        late tells the same, but a stop that is over before the timer is due delays nothing.
+        """
+        now = time.monotonic_ns()
+        for appointment in self._awaited.values():
+            appointment.excused_ns += now - appointment.asked_ns
+            appointment.asked_ns = now
+
     def _await(self, kind: str, local_rank: int, since_ns: int, timeout_s: float) -> None:
         assert self._record is not None
         worker = self._record.workers[local_rank]

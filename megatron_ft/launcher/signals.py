@@ -33,7 +33,7 @@ def parse_signals(text: str) -> tuple[signal.Signals, ...]:
 class SignalWatch:
     """Takes note of signals that ask the launcher to stop, and of others that are ``forwarded`` to the ranks.
 
-    ``fileno`` is readable after one, and after SIGCHLD.
+    ``fileno`` is readable after one, and after SIGCHLD and SIGCONT.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class SignalWatch:
         self._write.setblocking(False)
         self.received: list[signal.Signals] = []
         """Requests to stop, in the order they came."""
+        self._was_continued = False
 
     def fileno(self) -> int:
         """For the reactor."""
@@ -69,6 +70,8 @@ class SignalWatch:
             signal.signal(number, lambda number, _frame: self._to_forward.append(signal.Signals(number)))
         # a handler is needed for the wake-up: a child that stopped or ended is then looked at at once
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+        if signal.SIGCONT not in (*self._numbers, *self._forwarded):
+            signal.signal(signal.SIGCONT, self._note_continued)
 
     def drain(self) -> None:
         """Empty the wake-up descriptor."""
@@ -83,6 +86,11 @@ class SignalWatch:
             taken.append(self._to_forward.pop(0))  # one at a time: a handler may add to it between two lines
         return taken
 
+    def take_continued(self) -> bool:
+        """Whether this process was stopped, with others maybe, and continued since the last call."""
+        taken, self._was_continued = self._was_continued, False
+        return taken
+
     def ask_to_kill(self) -> bool:
         """Whether nobody is to be waited for any more: SIGINT or SIGTERM came twice."""
         return sum(number in (signal.SIGINT, signal.SIGTERM) for number in self.received) >= 2
@@ -90,9 +98,13 @@ class SignalWatch:
     def close(self) -> None:
         """Ignore further requests (the launcher is on its last steps) and give the descriptors back."""
         signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for number in (signal.SIGCHLD, signal.SIGCONT):
+            signal.signal(number, signal.SIG_DFL)
         self._read.close()
         self._write.close()
+
+    def _note_continued(self, _number: int, _frame: FrameType | None) -> None:
+        self._was_continued = True
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         self.received.append(signal.Signals(number))

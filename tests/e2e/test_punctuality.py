@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
+
 from tests.support.launching import Launcher, launcher
 
 __all__ = ["launcher"]
@@ -140,3 +144,26 @@ while not os.path.exists("go"):
     assert launched.wait().code == 0
     (verdict,) = launched.events("verdict")
     assert verdict["observed_only"] is True
+
+
+def test_time_in_which_the_whole_node_was_stopped_counts_for_nobody(launcher: Launcher) -> None:
+    """It is over before the launcher's timer is due, so no timer of its is late."""
+    script = (
+        CLIENT
+        + """
+client.init_workload_monitoring()
+client.shutdown_workload_monitoring()
+say("leaving")
+for _ in range(100):
+    time.sleep(0.01)  # stopped in it, the rank still has all the others before it
+"""
+    )
+    launched = launcher.start(script, "--nproc-per-node=1", "--ft-exit-timeout=4")
+    launched.wait_for("^leaving")
+    everybody = [stat.pid for stat in launched.alive()]
+    for number in (signal.SIGSTOP, signal.SIGCONT):
+        for pid in everybody:
+            os.kill(pid, number)
+        time.sleep(3.5 * (number == signal.SIGSTOP))
+    finished = launched.wait()
+    assert finished.code == 0, finished.err
