@@ -10,7 +10,7 @@ import dataclasses
 import enum
 import math
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 __all__ = [
@@ -23,6 +23,8 @@ __all__ = [
     "describe_exit",
     "describe_hang",
     "describe_overdue",
+    "hang_of_nobody",
+    "hang_of_one",
     "find_cause",
     "find_culprit",
     "follows_from_another",
@@ -188,6 +190,26 @@ def describe_overdue(verdict: HangVerdict) -> str:
         case "exit":
             return f"did not exit within {verdict.timeout_s:g} s after its shutdown{stopped}"
     return f"hung out of section for {elapsed} {note}"
+
+
+def hang_of_nobody(first: HangVerdict, *, detail: str) -> Cause:
+    """The cause where nothing tells who began it; ``first`` was found first, and may only wait."""
+    text = f"a hang, seen first on rank {first.rank}, which {describe_overdue(first)}"
+    return Cause(kind=CauseKind.HANG, text=text, iteration=first.iteration, detail=detail)
+
+
+def hang_of_one(verdict: HangVerdict, places: Mapping[int, str]) -> Cause:
+    """The cause where one of several hangs; it is known if its process is stopped, and then ``places`` holds it alone.
+
+    ``places``: rank -> where it is, in words; empty where that isn't known.
+    """
+    if len(places) == 1:
+        ((rank, detail),) = places.items()
+        verdict = dataclasses.replace(verdict, rank=rank, stopped=True)
+        text = describe_hang(verdict)
+        return Cause(kind=CauseKind.HANG, text=text, rank=rank, iteration=verdict.iteration, detail=detail)
+    told = "; ".join(f"rank {rank} {place}".rstrip() for rank, place in places.items())
+    return hang_of_nobody(verdict, detail=f"the evidence doesn't tell who began it: {told}")
 
 
 def find_culprit(verdict: HangVerdict, others: Sequence[RankView]) -> HangVerdict:

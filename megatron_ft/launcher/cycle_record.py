@@ -22,6 +22,7 @@ from megatron_ft.core.exit_description import (
     describe_exit,
     find_cause,
     find_culprit,
+    hang_of_one,
     is_by_us,
 )
 from megatron_ft.core.last_words import LastWords
@@ -67,6 +68,8 @@ class CycleRecord:
         self.exclude_request: ReceivedRequest | None = None
         self.found: Cause | None = None
         """Who hangs, once all ranks have been looked at; None as long as, or where, that isn't known."""
+        self.suspects: tuple[HangVerdict, list[int]] | None = None
+        """What the launcher itself found first, and the local ranks of which one hangs, where it isn't just that."""
         self.places: dict[int, str] = {}
         """Where ranks were that the launcher itself found hung, in words, by global rank."""
         self._verdicts: list[HangVerdict] = []
@@ -195,6 +198,10 @@ class CycleRecord:
         """Why it failed."""
         if self.found is not None:
             return self.found
+        if self.suspects is not None:
+            verdict, local_ranks = self.suspects
+            ranks = sorted(self.global_ranks[local_rank] for local_rank in local_ranks)
+            return hang_of_one(verdict, {rank: self.places.get(rank, "") for rank in ranks})
         cause = find_cause(list(self.exits.values()), self._verdicts)
         if cause is not None and cause.kind is CauseKind.HANG and cause.rank in self.places:
             return dataclasses.replace(cause, detail=self.places[cause.rank])

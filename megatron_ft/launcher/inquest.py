@@ -12,7 +12,15 @@ import dataclasses
 import json
 import time
 
-from megatron_ft.core.exit_description import Cause, CauseKind, HangVerdict, RankView, as_verdict, describe_overdue
+from megatron_ft.core.exit_description import (
+    Cause,
+    CauseKind,
+    HangVerdict,
+    RankView,
+    as_verdict,
+    describe_overdue,
+    hang_of_nobody,
+)
 from megatron_ft.core.finding import Finding, find
 from megatron_ft.core.rank_note import LOOK_S, RankNote
 from megatron_ft.ipc.wire import Message
@@ -158,8 +166,7 @@ class Inquest:
         finding = find(notes, elapsed_s=first.elapsed_s)
         self._node.log.write("finding", cycle=self._record.cycle, **dataclasses.asdict(finding))
         if finding.rank is None:
-            text = f"a hang, seen first on rank {first.rank}, which {describe_overdue(first)}"
-            return Cause(kind=CauseKind.HANG, text=text, iteration=first.iteration, detail=finding.text)
+            return hang_of_nobody(first, detail=finding.text)
         note = next(note for note in notes if note.rank == finding.rank)
         return self._blamed(finding, note, first)
 

@@ -220,11 +220,12 @@ class Node:
         self.signals.close()
         self.reactor.close()
 
-    def _look_at(self, local_rank: int, cycle: int) -> bool:
-        """Have evidence collected on one rank."""
+    def _look_at(self, local_rank: int, cycle: int, ends: bool) -> bool:
+        """Have evidence collected on one rank; one that may go on living is sent no signal for it."""
         if not self.monitors.watches(local_rank, cycle):
             return False
-        self.monitors.collect(local_rank, passive=False, deadline_ns=time.monotonic_ns() + round(LOOK_S * 1e9))
+        deadline_ns = time.monotonic_ns() + round(LOOK_S * 1e9)
+        self.monitors.collect(local_rank, passive=self.policy.is_common and not ends, deadline_ns=deadline_ns)
         return True
 
     def _ordered(self, order: str, pid: int) -> bool:

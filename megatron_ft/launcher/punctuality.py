@@ -60,15 +60,17 @@ class Punctuality:
         reactor: Reactor,
         log: EventLog,
         say: Callable[[str], None],
-        look_at: Callable[[int, int], bool] = lambda _local_rank, _cycle: False,
+        look_at: Callable[[int, int, bool], bool] = lambda _local_rank, _cycle, _ends: False,
     ) -> None:
         """``is_stopping``: the launcher was asked to stop, so that nobody need start any more.
 
-        ``look_at`` (local rank, cycle) has evidence collected on a rank, which ``heard`` gets; False if nobody can.
+        ``look_at`` (local rank, cycle, whether it is about to be ended) has evidence collected on a rank, which
+        ``heard`` gets; False if nobody can.
         """
         self._look_at = look_at
-        self._seen_soon: dict[int, Worker] = {}
-        """Ranks that are ended when they have been looked at."""
+        self._seen_soon: list[Worker] = []
+        """Ranks that are ended when all that are ``_asked`` have been looked at."""
+        self._asked: set[int] = set()
         self._startup_timeout_s = startup_timeout_s
         self._exit_timeout_s = exit_timeout_s
         self._first_signal = first_signal
@@ -86,6 +88,7 @@ class Punctuality:
         self._record = record
         self._awaited.clear()
         self._seen_soon.clear()
+        self._asked.clear()
         if self._startup_timeout_s is not None:
             for local_rank, worker in record.workers.items():
                 self._await("startup", local_rank, worker.started_at_ns, self._startup_timeout_s)
@@ -95,10 +98,12 @@ class Punctuality:
         record = self._record
         if record is None or message.get("cycle") != record.cycle or local_rank not in record.workers:
             return
-        if message["type"] == "evidence" and local_rank in self._seen_soon:
+        if message["type"] == "evidence" and local_rank in self._asked:
             if frame := message["note"].get("frame"):
                 record.places[record.global_ranks[local_rank]] = f"in {frame}"
-            self._end_seen(local_rank)
+            self._asked.discard(local_rank)
+            if not self._asked:
+                self._end_seen()
         elif message["type"] == "attached":
             self._awaited.pop(local_rank, None)  # also one that was at its end and begins again
         elif message["type"] == "detached" and self._exit_timeout_s is not None:
@@ -171,17 +176,41 @@ class Punctuality:
             self._say(lines.finished_late(verdict))
         else:
             record.found_hung(verdict)
-        if not self._look_at(worker.local_rank, record.cycle):
+            self._blame(verdict, appointment)
+        if not self._ask(worker.local_rank, ends=True):
             self._end(worker)
             return
-        self._seen_soon[worker.local_rank] = worker
-        self._reactor.call_later(LOOK_S, lambda: self._end_seen(worker.local_rank))
+        self._seen_soon.append(worker)
+        self._reactor.call_later(LOOK_S, self._end_seen)
 
-    def _end_seen(self, local_rank: int) -> None:
-        """A rank has been looked at, or the time for that is over."""
-        worker = self._seen_soon.pop(local_rank, None)
-        if worker is not None and not worker.look():
-            self._end(worker)
+    def _ask(self, local_rank: int, *, ends: bool) -> bool:
+        """Have evidence collected on a rank, once; False if nobody can. ``ends``: it is about to be ended."""
+        assert self._record is not None
+        if local_rank not in self._asked and self._look_at(local_rank, self._record.cycle, ends):
+            self._asked.add(local_rank)
+        return local_rank in self._asked
+
+    def _blame(self, verdict: HangVerdict, late: _Appointment) -> None:
+        """Accuse nobody who may only wait for another one: no board tells them apart. One that is stopped is it."""
+        awaited = [each.worker for each in self._awaited.values() if each.kind == late.kind]
+        others = [worker for worker in awaited if not worker.look()]
+        if not others or late.record.suspects is not None:
+            return
+        suspects = [late.worker, *others]
+        stopped = [worker for worker in suspects if descendants.is_stopped(worker.pid)]
+        if len(stopped) == 1:
+            suspects = stopped
+        late.record.suspects = (verdict, [worker.local_rank for worker in suspects])
+        for worker in others:
+            self._ask(worker.local_rank, ends=False)
+
+    def _end_seen(self) -> None:
+        """Everybody has been looked at, or the time for that is over."""
+        self._asked.clear()
+        while self._seen_soon:
+            worker = self._seen_soon.pop()
+            if not worker.look():
+                self._end(worker)
 
     def _write(self, verdict: HangVerdict, appointment: _Appointment) -> None:
         self._log.write(
