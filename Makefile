@@ -3,6 +3,7 @@
 # make lint     ruff and mypy
 # make bench    what it costs and saves, beside torchrun and nvidia-resiliency-ext     BENCH_ARGS="--only hooks"
 # make verdicts does the launcher name the rank that hung or died, and where     VERDICTS_ARGS="--runs 5"
+# make chaos    hundreds of faults at odd moments of a real job, on one host and on three     CHAOS_ARGS="--runs 20"
 # make clean    remove what the targets above made, .venv included
 #
 # Each target first installs what it needs into .venv; a second call finds it there. PYTHON=python3.12 picks another
@@ -24,7 +25,7 @@ INSTALLED := .venv/.installed
 BENCH_INSTALLED := .venv/.bench-installed
 CODE := megatron_ft tests examples
 
-.PHONY: help demo test lint bench verdicts clean
+.PHONY: help demo test lint bench verdicts chaos clean
 
 help:
 	@sed -n 's/^# \(make [a-z]*\)/\1/p' Makefile
@@ -45,6 +46,9 @@ bench: $(BENCH_INSTALLED)
 
 verdicts: $(INSTALLED)
 	@$(BIN)/python tests/verdicts/campaign.py $(VERDICTS_ARGS)
+
+chaos: $(INSTALLED)
+	@$(BIN)/python tests/chaos/run.py $(CHAOS_ARGS)
 
 clean:
 	@rm -rf .venv build dist out *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 
 __all__ = ["Hosts", "hosts"]
 
+_made = itertools.count()
 _BECOME = 'hostname "$1"; mount --bind "$2" /etc/hosts; shift 2; exec "$@"'
 
 
@@ -19,7 +21,7 @@ class Hosts:
     """``node1`` to ``nodeN`` of a network of their own."""
 
     def __init__(self, directory: Path, count: int) -> None:
-        self._tag = f"ft{os.getpid()}"
+        self._tag = f"ft{os.getpid()}{next(_made)}"
         self._count = count
         self._hosts_file = directory / "hosts"
         # a subnet of a network that is nobody's (RFC 2544); only these namespaces know it
@@ -62,6 +64,10 @@ class Hosts:
     def cut(self, number: int) -> None:
         """Nothing gets there or comes from there any more; nobody is told."""
         _ip("link", "set", self._link(number), "down")
+
+    def heal(self, number: int) -> None:
+        """The network is there again."""
+        _ip("link", "set", self._link(number), "up")
 
     def _name(self, number: int) -> str:
         return f"{self._tag}n{number}"

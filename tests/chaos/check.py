@@ -1,0 +1,181 @@
+"""What has to be true after each chaos run. Pure: from what was seen to a list of what is wrong."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.chaos.plan import HOSTS, Event, Outcome, Plan, expected_cause
+
+__all__ = ["CHECKS", "HOST_CHECKS", "Launch", "Seen", "problems"]
+
+Record = Mapping[str, Any]
+_EXIT_CODES = {"launcher_killed": (-9,), "launcher_int": (130,), "launcher_term": (0, 1)}
+"""After SIGTERM it ends with 0 if all ranks do, which save and end then."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """One launcher.
+
+    Args:
+        number: of the job that it belongs to, among those of one run; on one host each launcher has its own.
+        code: its exit code (None: it had to be ended).
+        records: of its event log.
+    """
+
+    number: int
+    host: int = 1
+    code: int | None
+    records: Sequence[Record] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """One run of a plan.
+
+    Args:
+        trace: what the ranks have noted, in the order of time (see ``job.Rank.note``).
+        weights: the hash of the final ones, None if there is none; undisturbed: that of the run without faults.
+        left: what was still there after the end.
+    """
+
+    plan: Plan
+    launches: Sequence[Launch]
+    trace: Sequence[Record]
+    weights: str | None
+    undisturbed: str
+    left: Sequence[str] = field(default=())
+
+    def fired(self, launch: int, cycle: int) -> list[Event]:
+        """The faults of that cycle that have happened."""
+        happened = {record["number"] for record in self.trace if record["what"] == "fault"}
+        events = enumerate(self.plan.events)
+        return [e for number, e in events if number in happened and (e.launch, e.cycle) == (launch, cycle)]
+
+    def ended(self) -> Iterator[tuple[int, Record]]:
+        """The ends of cycles: number of the job, record."""
+        for launch in self.launches:
+            yield from ((launch.number, record) for record in launch.records if record["ev"] == "cycle_ended")
+
+
+def problems(seen: Seen) -> list[str]:
+    """All that isn't as it has to be."""
+    checks = HOST_CHECKS if seen.plan.layout == "dp3" else CHECKS
+    return [problem for check in checks for problem in check(seen)]
+
+
+def every_fault_happened(seen: Seen) -> Iterator[str]:
+    """Else nothing was tested."""
+    happened = {record["number"] for record in seen.trace if record["what"] == "fault"}
+    twins = _twins(seen.plan.events)
+    for number, event in enumerate(seen.plan.events):
+        # of two ranks that die at once the first may take the other with it
+        if number not in happened and not twins.get(number, set()) & happened:
+            yield f"this fault never happened: {event.describe()}"
+
+
+def it_ended_as_it_should(seen: Seen) -> Iterator[str]:
+    """The last launcher with 0, those before it as their fault has it."""
+    left_by = {event.launch: event for event in seen.plan.events if event.outcome == Outcome.LEAVES}
+    for launch in seen.launches:
+        asked = left_by.get(launch.number)
+        allowed = (0,) if asked is None else _EXIT_CODES[asked.fault]
+        if asked is not None and asked.is_at_end:
+            allowed = (*allowed, 0)  # all ranks were done before they heard of it
+        if launch.code not in allowed:
+            what = "didn't end" if launch.code is None else f"ended with code {launch.code}"
+            yield f"launch {launch.number} {what}, and not with {' or '.join(map(str, allowed))}"
+    if seen.launches[-1].code != 0:
+        yield "the last launch didn't end well"
+
+
+def all_hosts_ended_well(seen: Seen) -> Iterator[str]:
+    """The last launcher of each host with 0: earlier ones may have been killed, or have lost the others."""
+    for host in range(1, HOSTS + 1):
+        codes = [launch.code for launch in seen.launches if launch.host == host]
+        if not codes or codes[-1] != 0:
+            yield f"the launchers of host {host} ended with {codes}, and not the last one with 0"
+
+
+def the_weights_are_those_of_the_undisturbed_run(seen: Seen) -> Iterator[str]:
+    """To the last bit."""
+    if seen.weights != seen.undisturbed:
+        yield f"the final weights are {seen.weights}, not {seen.undisturbed}"
+
+
+def nothing_saved_is_redone(seen: Seen) -> Iterator[str]:
+    """A cycle goes on from the last checkpoint that was final before it began."""
+    saved = 0
+    for record in seen.trace:
+        if record["what"] == "saved":
+            saved = max(saved, record["iteration"])
+        elif record["what"] == "began" and record["iteration"] < saved:
+            at = f"cycle {record['cycle']} of launch {record['launch']}"
+            yield f"{at} began at iteration {record['iteration']}, though {saved} was saved"
+
+
+def every_cause_is_named(seen: Seen) -> Iterator[str]:
+    """A fault that ends its cycle ends it, and is what the launcher says it was."""
+    for event in seen.plan.events:
+        fired = [e for e in seen.fired(event.launch, event.cycle) if e.outcome in (Outcome.ENDS, Outcome.MAY_END)]
+        if event not in fired or event.outcome != Outcome.ENDS:
+            continue
+        place = (event.launch, event.cycle)
+        ended = [record for launch, record in seen.ended() if (launch, record["cycle"]) == place]
+        if not ended:
+            yield f"no end of its cycle is logged: {event.describe()}"
+        elif all(record["outcome"] == "succeeded" for record in ended):
+            yield f"its cycle succeeded: {event.describe()}"
+        elif not any(_is_named(each, record) for each in fired for record in ended):
+            causes = sorted({_cause(record) for record in ended})
+            yield f"{event.describe()}: but the cause that is named is {' and '.join(map(repr, causes))}"
+
+
+def nobody_healthy_is_killed(seen: Seen) -> Iterator[str]:
+    """A cycle doesn't fail without a fault that ends it."""
+    for launch, record in seen.ended():
+        fired = seen.fired(launch, record["cycle"])
+        if record["outcome"] == "succeeded" or any(event.outcome != Outcome.NOTHING for event in fired):
+            continue
+        rendezvous = seen.fired(launch, record["cycle"] + 1)
+        if not any(e.phase == "rendezvous" and e.outcome == Outcome.LEAVES for e in rendezvous):
+            did = ", ".join(event.fault for event in fired) or "no fault"
+            yield f"cycle {record['cycle']} of launch {launch} ended with {did}: {_cause(record)!r}"
+
+
+def nothing_is_left(seen: Seen) -> Iterator[str]:
+    """No process, file or shared memory."""
+    yield from (f"left: {what}" for what in seen.left)
+
+
+_COMMON = (
+    every_fault_happened,
+    the_weights_are_those_of_the_undisturbed_run,
+    nothing_saved_is_redone,
+    every_cause_is_named,
+    nobody_healthy_is_killed,
+    nothing_is_left,
+)
+CHECKS = (*_COMMON, it_ended_as_it_should)
+HOST_CHECKS = (*_COMMON, all_hosts_ended_well)
+
+
+def _is_named(event: Event, record: Record) -> bool:
+    return re.fullmatch(f"(?:{expected_cause(event)}).*", _cause(record), re.DOTALL) is not None
+
+
+def _cause(record: Record) -> str:
+    cause = record.get("cause") or {}
+    return ", ".join(filter(None, (cause.get("text"), cause.get("detail"))))
+
+
+def _twins(events: Sequence[Event]) -> dict[int, set[int]]:
+    """Numbers of the faults that happen at once with another."""
+    place = [(e.launch, e.cycle, e.phase, e.iteration) for e in events]
+    return {
+        number: {other for other in range(len(events)) if other != number and place[other] == place[number]}
+        for number in range(len(events))
+    }

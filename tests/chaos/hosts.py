@@ -1,0 +1,151 @@
+"""One chaos run on three hosts, network namespaces of this machine, whose scheduler starts again what has ended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.chaos import job
+from tests.chaos.check import Launch, Seen
+from tests.chaos.one import LAUNCH_S, MEGATRON, TIMEOUTS, Run, read_records, training
+from tests.chaos.plan import HOSTS, Event, Plan
+from tests.support.launching import ROOT, clean_environment, marked
+from tests.support.netns import Hosts
+
+__all__ = ["HostsRun"]
+
+_HOST = "FT_CHAOS_HOST"
+_STARTED_AGAIN_S = 0.5
+_MOST_LAUNCHES = 20
+_CUT_S = {"cut_for_a_moment": 1.0, "cut_for_long": 12.0, "host_off": 9.0}
+
+
+class HostsRun(Run):
+    """Host 1 is that of the rendezvous. ``Seen.launches`` are those of all hosts; the last ones end with 0."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan, clock_library=None)
+        self._hosts = Hosts(self.directory, HOSTS)
+        self._running: dict[int, subprocess.Popen[bytes]] = {}
+        self._started: list[tuple[int, int, Path]] = []
+        """Host, number of the job, logs."""
+        self._codes: dict[int, int | None] = {}
+        """By number of the launch."""
+        self._heal_at: dict[int, float] = {}
+        self._start_at: dict[int, float] = {}
+        self._generation = -1
+        """How often the host of the rendezvous was started, from 0: each is a job of its own."""
+
+    def __enter__(self) -> HostsRun:
+        super().__enter__()
+        self._hosts.up()
+        return self
+
+    def __exit__(self, *more: object) -> None:
+        super().__exit__(*more)
+        for process in self._running.values():
+            process.wait()
+        self._hosts.down()
+
+    def perform(self, undisturbed: str) -> Seen:
+        """Until each host's last launcher has ended well."""
+        self._start_at = dict.fromkeys(range(1, HOSTS + 1), 0.0)
+        end = time.monotonic() + LAUNCH_S
+        while (self._running or self._start_at) and time.monotonic() < end and len(self._started) < _MOST_LAUNCHES:
+            if select.select([self._orders], [], [], 0.02)[0]:
+                self._obey()
+            now = time.monotonic()
+            for host in [host for host, at in self._heal_at.items() if at <= now]:
+                del self._heal_at[host]
+                self._hosts.heal(host)
+            for host in [host for host, at in self._start_at.items() if at <= now and host not in self._heal_at]:
+                del self._start_at[host]
+                self._start(host)
+            for number, process in list(self._running.items()):
+                if process.poll() is not None:
+                    self._codes[number] = process.returncode
+                    del self._running[number]
+                    if process.returncode != 0:
+                        self._start_at[self._started[number][0]] = now + _STARTED_AGAIN_S
+        if self._running:
+            self._kill_all()  # nobody waits for ever
+        return Seen(
+            plan=self.plan,
+            launches=[self._read(number) for number in range(len(self._started))],
+            trace=list(read_records(self.directory / "trace.jsonl")),
+            weights=self._weights(),
+            undisturbed=undisturbed,
+            left=self._left(),
+        )
+
+    def _start(self, host: int) -> None:
+        if host == 1:
+            self._generation += 1
+        number = len(self._started)
+        logs = self.directory / f"logs-{number}"
+        self._started.append((host, max(0, self._generation), logs))
+        name, _, value = self.mark.partition("=")
+        environment = {
+            **clean_environment(),
+            "PYTHONPATH": str(ROOT),
+            "TMPDIR": str(self.directory / "tmp"),
+            name: value,
+            _HOST: f"{value}-{host}",
+            job.LAUNCH: str(max(0, self._generation)),
+        }
+        command = [*self._hosts.enter(host), sys.executable, "-m", "megatron_ft.launcher", "--nproc-per-node=1"]
+        command += [f"--nnodes={HOSTS}", "--max-restarts=10", f"--ft-log-dir={logs}", "--rdzv-backend=c10d"]
+        command += ["--rdzv-endpoint=node1:29500", "--rdzv-id=chaos", *TIMEOUTS, f"--ft-preload={MEGATRON}"]
+        with (self.directory / f"launch-{number}-host{host}.err").open("wb") as stream:
+            self._running[number] = subprocess.Popen(
+                [*command, *training(self.plan, self.directory)],
+                cwd=self.directory,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                start_new_session=True,
+            )
+
+    def _read(self, number: int) -> Launch:
+        host, job_number, logs = self._started[number]
+        records = [record for path in logs.glob("launcher-*.jsonl") for record in read_records(path)]
+        return Launch(number=job_number, host=host, code=self._codes.get(number), records=records)
+
+    def _obey(self) -> None:
+        connection, _ = self._orders.accept()
+        with connection, contextlib.suppress(OSError, ValueError):  # who asked may be gone already
+            order = json.loads(connection.recv(4096))
+            host = next(host for host in range(1, HOSTS + 1) if order["pid"] in self._pids(host))
+            self._do_to(host, self.plan.events[order["number"]])
+            connection.send(b"done")
+
+    def _do_to(self, host: int, event: Event) -> None:
+        if event.fault in _CUT_S:
+            self._hosts.cut(host)
+            self._heal_at[host] = time.monotonic() + _CUT_S[event.fault]
+        if event.fault in ("host_killed", "host_off"):
+            # also those that they start meanwhile
+            while pids := self._pids(host):
+                self._signal_all(pids, signal.SIGKILL)
+                time.sleep(0.01)
+        elif event.fault == "host_suspended":
+            pids = self._pids(host)
+            self._signal_all(pids, signal.SIGSTOP)
+            time.sleep(self._chance.uniform(0.2, 2.5))
+            self._signal_all(pids, signal.SIGCONT)
+
+    def _pids(self, host: int) -> list[int]:
+        return [stat.pid for stat in marked(f"{_HOST}={self.directory.name}-{host}")]
+
+    def _signal_all(self, pids: list[int], number: int) -> None:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)

@@ -1,0 +1,176 @@
+"""`examples/train_gpt.py`, unchanged, whose rank meets the faults of a chaos plan and notes what it has done.
+
+Arguments: a directory of the campaign, then those of the example. The directory holds ``plan.json`` (a list of
+events), ``trace.jsonl`` (what happened, one line each, by all ranks) and ``orders`` (a socket: the faults that a rank
+can't do to itself are done by the campaign while the rank waits).
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import multiprocessing.spawn
+import os
+import random
+import runpy
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
+LAUNCH = "FT_CHAOS_LAUNCH"
+SKIP_LOAD = "FT_CHAOS_SKIP_LOAD"
+"""A planted violation, for the test of the campaign: what was saved isn't loaded."""
+
+
+class Rank:
+    """This one."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._rank, self._cycle = int(os.environ["RANK"]), int(os.environ["FT_CYCLE"])
+        self._launch = int(os.environ[LAUNCH])
+        events = enumerate(json.loads((directory / "plan.json").read_text()))
+        mine = {"rank": self._rank, "cycle": self._cycle, "launch": self._launch}
+        self._events = {number: event for number, event in events if event.items() >= mine.items()}
+        self._began = False
+        self._full: list[int] = []
+        self.iteration = -1
+
+    def reach(self, phase: str, iteration: int = -1) -> None:
+        """Meet what is planned for here."""
+        for number, event in list(self._events.items()):
+            if (event["phase"], event["iteration"]) == (phase, iteration):
+                del self._events[number]
+                self.note("fault", number=number)
+                self._meet(number, event["fault"])
+
+    def leave(self) -> None:
+        """Its monitoring has ended, its process hasn't."""
+        for number in self._full:
+            self._order(number, "over")
+        self.reach("exit")
+
+    def step(self, iteration: int) -> None:
+        """A training step begins."""
+        self.iteration = iteration
+        if not self._began:
+            self._began = True
+            self.note("began", iteration=iteration)
+        self.reach("step", iteration)
+
+    def note(self, what: str, **more: Any) -> None:
+        """Write into the trace, in one piece."""
+        told = {"t": time.monotonic_ns(), "what": what, "rank": self._rank, "cycle": self._cycle, **more}
+        line = json.dumps({**told, "launch": self._launch}) + "\n"
+        fd = os.open(self._directory / "trace.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.write(fd, line.encode())
+        os.close(fd)
+
+    def _meet(self, number: int, fault: str) -> None:
+        from tests.chaos.plan import BY_RANK
+
+        if fault == "board":
+            _spoil_boards()
+        elif fault in BY_RANK:
+            from megatron_ft.rank.faults import inject
+
+            inject(fault, exit_code=3)
+        else:
+            if fault == "state_disk_full":
+                self._full.append(number)
+            self._order(number, "begin")
+
+    def _order(self, number: int, what: str) -> None:
+        """Have the campaign do it, and wait until it has."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as orders:
+            orders.connect(str(self._directory / "orders"))
+            orders.send(json.dumps({"number": number, "what": what, "pid": os.getpid()}).encode())
+            orders.recv(64)
+
+
+def _lighten_spawn() -> None:
+    """Let the helper process that megatron-core spawns for its first save not import this script, torch and Megatron.
+
+    It needs nothing of them, and in hundreds of runs it would be most of the work.
+    """
+    prepare = multiprocessing.spawn.get_preparation_data
+
+    def prepare_less(name: str) -> dict[str, Any]:
+        return {key: value for key, value in prepare(name).items() if not key.startswith("init_main")}
+
+    multiprocessing.spawn.get_preparation_data = prepare_less  # type: ignore[assignment]
+
+
+def _spoil_boards() -> None:
+    from megatron_ft.ipc.board import Board
+
+    boards = [each for each in gc.get_objects() if isinstance(each, Board)]
+    assert boards, "there is a board to spoil"
+    for board in boards:
+        for index in range(len(board.words)):
+            board.words[index] = random.getrandbits(64)
+
+
+def main() -> None:
+    rank = Rank(Path(sys.argv[1]))
+    rank.reach("start")
+    _lighten_spawn()
+    sys.path.insert(0, str(EXAMPLES))
+    sys.argv = [str(EXAMPLES / "train_gpt.py"), *sys.argv[2:]]
+    import cpu_stand_in
+
+    cpu_stand_in.install()
+    import gpt_checkpoint
+    import gpt_utils
+
+    from megatron_ft import fault_tolerance as ft
+
+    def before(module: Any, name: str, meet: Callable[..., None]) -> None:
+        function = getattr(module, name)
+
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            meet(*args, **kwargs)
+            return function(*args, **kwargs)
+
+        setattr(module, name, wrapped)
+
+    def after(module: Any, name: str, meet: Callable[..., None]) -> None:
+        function = getattr(module, name)
+
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            returned = function(*args, **kwargs)
+            meet(*args, **kwargs)
+            return returned
+
+        setattr(module, name, wrapped)
+
+    after(ft, "setup", lambda *_: rank.reach("setup"))
+    before(gpt_checkpoint, "load_checkpoint", lambda *_: rank.reach("load"))
+    after(ft, "on_training_step_start", lambda state: rank.step(state.train_state.step))
+    after(ft, "on_eval_step_start", lambda _: rank.reach("evaluation", rank.iteration + 1))
+    before(gpt_checkpoint, "save_checkpoint", lambda iteration, *_: rank.reach("save", iteration))
+    before(
+        gpt_checkpoint,
+        "maybe_finalize_async_save",
+        lambda *, blocking: rank.reach("finalization", rank.iteration + 1),
+    )
+    # all ranks have written; the rank that makes it final hasn't
+    before(gpt_checkpoint, "_write_tracker", lambda _, iteration: rank.reach("written", iteration))
+    after(gpt_checkpoint, "_write_tracker", lambda _, iteration: rank.note("saved", iteration=iteration))
+    before(ft, "shutdown", lambda _: rank.reach("shutdown"))
+    after(ft, "shutdown", lambda _: rank.leave())
+    after(gpt_utils, "print_weights_hash", lambda *_: rank.note("finished"))
+    if os.environ.get(SKIP_LOAD):
+        gpt_checkpoint._read_tracker = lambda _: None
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+# megatron-core starts a helper of its checkpoint writer by spawn, which imports the main module again
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    main()

@@ -1,0 +1,248 @@
+"""What a chaos run does to its job, drawn from a seed: which faults, each at which phase of which rank. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+__all__ = [
+    "FAULTS",
+    "HOSTS",
+    "HOST_FAULTS",
+    "ITERATIONS",
+    "LAYOUTS",
+    "RANKS",
+    "Event",
+    "Outcome",
+    "Plan",
+    "draw",
+    "draw_for_hosts",
+    "expected_cause",
+]
+
+RANKS = 2
+ITERATIONS = 10
+SAVE_INTERVAL = 3
+EVAL_INTERVAL = 4
+
+
+class Outcome:
+    """What a fault has to come to."""
+
+    ENDS = "the cycle ends, and its rank is the cause"
+    NOTHING = "training goes on"
+    MAY_END = "the rank is ended as hung, or counts as finished, as the others are"
+    LEAVES = "the launcher ends, with the job; the same command goes on from the last checkpoint"
+
+
+_HANG = r"rank {rank} hung |a hang, seen first on rank \d+, .*the evidence doesn't tell who began it: .*rank {rank}\b"
+FAULTS: dict[str, tuple[str, str]] = {
+    # by the rank itself
+    "rank_killed": (Outcome.ENDS, r"rank {rank} killed by SIGKILL \(not by us\)"),
+    "rank_hung": (Outcome.ENDS, _HANG),
+    "sleep": (Outcome.ENDS, _HANG),
+    "gil": (Outcome.ENDS, _HANG),
+    "exception": (Outcome.ENDS, r"rank {rank} raised InjectedFault"),
+    "segfault": (Outcome.ENDS, r"rank {rank} crashed with SIGSEGV"),
+    "exit": (Outcome.ENDS, r"rank {rank} exited with code 3"),
+    "board": (Outcome.NOTHING, ""),
+    # by the campaign, while the rank waits
+    "monitor_killed": (Outcome.NOTHING, ""),
+    "monitor_stopped": (Outcome.NOTHING, ""),
+    "server_killed": (Outcome.NOTHING, ""),
+    "server_stopped": (Outcome.NOTHING, ""),
+    "node_suspended": (Outcome.NOTHING, ""),
+    "clock_stepped": (Outcome.NOTHING, ""),
+    "run_dir_removed": (Outcome.NOTHING, ""),
+    "state_disk_full": (Outcome.NOTHING, ""),
+    "disk_full": (Outcome.ENDS, r"rank \d+ (raised|exited with) "),
+    "launcher_term": (Outcome.LEAVES, ""),
+    "launcher_int": (Outcome.LEAVES, ""),
+    "launcher_killed": (Outcome.LEAVES, ""),
+}
+"""Fault -> what it has to come to, and the cause that the launcher has to name."""
+BY_RANK = ("rank_killed", "rank_hung", "sleep", "gil", "exception", "segfault", "exit", "board")
+HANGS = ("rank_hung", "sleep", "gil")
+_BETWEEN = ("server_killed", "server_stopped", "launcher_term", "launcher_int", "launcher_killed", "node_suspended")
+"""What can happen while there is no rank that waits for it: at the rendezvous."""
+HOSTS = 3
+HOST_FAULTS: dict[str, tuple[str, str]] = {
+    **{name: FAULTS[name] for name in ("rank_killed", "rank_hung", "sleep", "exception")},
+    "host_killed": (Outcome.ENDS, r".*(is lost|lost its connection).*"),
+    "host_off": (Outcome.ENDS, r".*(is lost|lost its connection).*"),
+    "cut_for_long": (Outcome.MAY_END, ""),
+    "cut_for_a_moment": (Outcome.NOTHING, ""),
+    "host_suspended": (Outcome.NOTHING, ""),
+}
+"""What happens on three hosts with one rank each: to a rank, to all processes of a host, to its network."""
+_WEIGHTS = {"rank_killed": 3, "exception": 2, "launcher_killed": 2}
+
+_BEFORE_TRAINING = ("start", "setup", "load")
+_AT_END = ("shutdown", "exit")
+_WITHOUT_BOARD = ("start", "exit")
+"""Else "step", "evaluation", "save", "written" (the files of a save are there and aren't final), "finalization"."""
+LAYOUTS: Mapping[str, Sequence[str]] = {
+    "dp": (),
+    "async": ("--async-save",),
+    "tp": ("--tensor-model-parallel-size=2",),
+    "pp": ("--pipeline-model-parallel-size=2",),
+    "dp3": ("--global-batch-size=6",),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """One fault. ``iteration`` is -1 where the phase has none.
+
+    Args:
+        launch: of which launcher, from 0; cycle: of its cycles.
+        rank: whose phase it is; of a fault of the node the rank that tells when.
+    """
+
+    fault: str
+    phase: str
+    launch: int
+    cycle: int
+    rank: int
+    iteration: int = -1
+
+    @property
+    def outcome(self) -> str:
+        """What it has to come to."""
+        if self.phase == "exit" and self.fault in HANGS:
+            return Outcome.MAY_END
+        return (FAULTS | HOST_FAULTS)[self.fault][0]
+
+    @property
+    def is_at_end(self) -> bool:
+        """All iterations are done and saved."""
+        return self.phase in _AT_END
+
+    def describe(self) -> str:
+        """One line."""
+        at = f"{self.phase}, iteration {self.iteration}" if self.iteration >= 0 else self.phase
+        return f"{self.fault} of rank {self.rank} at {at}, in cycle {self.cycle} of launch {self.launch}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One run. ``preload``: the launcher's --ft-preload; ``learns``: with --calc-ft-timeouts."""
+
+    seed: int
+    layout: str
+    preload: str
+    learns: bool
+    events: tuple[Event, ...] = field(default=())
+
+    @property
+    def needs_small_disk(self) -> bool:
+        """Its checkpoints are to be on a file system of their own, that can be filled."""
+        return any(event.fault in ("disk_full", "state_disk_full") for event in self.events)
+
+    @property
+    def steps_clock(self) -> bool:
+        """Its wall clock isn't the machine's."""
+        return any(event.fault == "clock_stepped" for event in self.events)
+
+    def describe(self) -> str:
+        """One line."""
+        more = f", --ft-preload {self.preload}" + (", learns" if self.learns else "")
+        return f"seed {self.seed} ({self.layout}{more}): " + "; ".join(event.describe() for event in self.events)
+
+
+def expected_cause(event: Event) -> str:
+    """The pattern that the cause of its cycle has to match."""
+    return (FAULTS | HOST_FAULTS)[event.fault][1].format(rank=event.rank)
+
+
+def draw(seed: int) -> Plan:
+    """The run of that seed: one to three faults, of which some hit both ranks at once."""
+    chance = random.Random(seed)
+    layout = chance.choice(("dp", "dp", "dp", "async", "async", "tp", "pp"))
+    learns = chance.random() < 0.4
+    preload = chance.choice((*["megatron"] * 6, "default", "none"))
+    events: list[Event] = []
+    launch = cycle = 0
+    for _ in range(chance.choice((1, 1, 1, 2, 2, 3))):
+        drawn = _event(chance, layout, learns, launch, cycle, events)
+        events += drawn
+        if drawn[0].outcome == Outcome.ENDS:
+            cycle += 1
+        elif drawn[0].outcome == Outcome.LEAVES:
+            launch, cycle = launch + 1, 0
+        elif drawn[0].outcome == Outcome.MAY_END:
+            break
+    return Plan(seed=seed, layout=layout, preload=preload, learns=learns, events=tuple(events))
+
+
+def draw_for_hosts(seed: int) -> Plan:
+    """The run of that seed on three hosts: one or two faults, each in a cycle of its own."""
+    chance = random.Random(seed)
+    events: list[Event] = []
+    for _ in range(chance.choice((1, 1, 2))):
+        phases = ("setup", "load", "step", "step", "save", "evaluation")
+        phase = chance.choice(phases[2:] if events else phases)
+        iteration = -1
+        if phase not in _BEFORE_TRAINING:
+            phase, iteration = _place(chance, "dp", events)
+            if phase in (*_AT_END, "written"):
+                break
+        fault = chance.choice([name for name in HOST_FAULTS if not events or name not in ("host_killed", "host_off")])
+        events.append(
+            Event(fault=fault, phase=phase, launch=0, cycle=0, rank=chance.randrange(HOSTS), iteration=iteration)
+        )
+        if events[-1].outcome != Outcome.NOTHING:
+            break
+    return Plan(seed=seed, layout="dp3", preload="megatron", learns=False, events=tuple(events))
+
+
+def _event(
+    chance: random.Random, layout: str, learns: bool, launch: int, cycle: int, before: Sequence[Event]
+) -> list[Event]:
+    """One fault, which may hit both ranks, after those ``before``."""
+    now = {"launch": launch, "cycle": cycle}
+    is_first = not any((event.launch, event.cycle) == (launch, cycle) for event in before)
+    if before and is_first and cycle > 0 and chance.random() < 0.2:
+        return [Event(fault=chance.choice(_BETWEEN), phase="rendezvous", rank=0, **now)]
+    if is_first and chance.random() < (0.4 if before else 0.2):
+        phase, iteration = chance.choice(_BEFORE_TRAINING), -1
+    else:
+        phase, iteration = _place(chance, layout, before)
+    fault = _fault(chance, phase, learns=learns)
+    rank = 0 if phase == "written" else chance.randrange(RANKS)
+    event = Event(fault=fault, phase=phase, rank=rank, iteration=iteration, **now)
+    is_double = fault == "rank_killed" and phase != "written" and chance.random() < 0.25
+    return [event, dataclasses.replace(event, rank=1 - rank)] if is_double else [event]
+
+
+def _place(chance: random.Random, layout: str, before: Sequence[Event]) -> tuple[str, int]:
+    """A phase and an iteration that a rank comes to that goes on from the last checkpoint before all these."""
+    if any(event.phase in _AT_END for event in before):
+        return "exit" if before[-1].phase in _AT_END and before[-1].outcome == Outcome.NOTHING else "shutdown", -1
+    least = max((event.iteration for event in before), default=-1)
+    phases = ["step", "step", "save", "evaluation", "shutdown", "exit"]
+    # an asynchronous save may be final long after its iteration: then "written" is anywhere
+    phase = chance.choice([*phases, *(["finalization"] * 2 if layout == "async" else ["written"])])
+    saves = [*range(SAVE_INTERVAL, ITERATIONS, SAVE_INTERVAL), ITERATIONS]
+    places = {
+        "step": range(ITERATIONS),
+        "evaluation": range(EVAL_INTERVAL, ITERATIONS, EVAL_INTERVAL),
+        "save": saves,
+        "written": saves,
+        "finalization": [save + more for save in saves for more in (0, 1) if save + more <= ITERATIONS],
+    }
+    later = [iteration for iteration in places.get(phase, ()) if iteration > least]
+    return (phase, chance.choice(later)) if later else (phase if phase in _AT_END else "shutdown", -1)
+
+
+def _fault(chance: random.Random, phase: str, *, learns: bool) -> str:
+    faults = {name: _WEIGHTS.get(name, 1) for name in FAULTS}
+    for name, where in (("disk_full", "save"), ("state_disk_full", "shutdown")):
+        if phase != where or (name == "state_disk_full" and not learns):
+            del faults[name]
+    if phase in _WITHOUT_BOARD:
+        for name in ("board", "monitor_killed", "monitor_stopped"):
+            del faults[name]
+    return chance.choices(list(faults), list(faults.values()))[0]

@@ -1,0 +1,42 @@
+"""What a campaign has shown, as a table for the docs: fault, what happens, at which phases, how often, how long."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tests.chaos.check import Seen
+from tests.chaos.plan import FAULTS, HOST_FAULTS
+
+__all__ = ["back_after_s", "table"]
+
+
+def back_after_s(seen: Seen) -> list[float | None]:
+    """For each event, seconds from the fault to the first step of a later cycle or launch; None if there was none."""
+    at = {record["number"]: record["t"] for record in seen.trace if record["what"] == "fault"}
+    found: list[float | None] = []
+    for number, event in enumerate(seen.plan.events):
+        begun = [
+            record["t"]
+            for record in seen.trace
+            if record["what"] == "began" and (record["launch"], record["cycle"]) > (event.launch, event.cycle)
+        ]
+        later = [t for t in begun if number in at and t > at[number]]
+        found.append(round((min(later) - at[number]) / 1e9, 2) if later else None)
+    return found
+
+
+def table(results: Sequence[Mapping[str, Any]]) -> str:
+    """In Markdown. Every fault that a run planned and that happened is in it."""
+    head = "| fault | what happens | phases | times | training again after, median (most) |\n|---|---|---|---|---|\n"
+    lines = []
+    for fault, (outcome, _) in {**FAULTS, **HOST_FAULTS}.items():
+        met = [event for result in results for event in result["faults"] if event[0] == fault]
+        if not met:
+            continue
+        phases = ", ".join(dict.fromkeys(sorted(phase for _, phase, _ in met)))
+        times = sorted(back for _, _, back in met if back is not None)
+        back = f"{statistics.median(times):.2f} s ({times[-1]:.1f} s)" if times else ""
+        lines.append(f"| `{fault}` | {outcome} | {phases} | {len(met)} | {back} |")
+    return head + "\n".join(lines) + "\n"
