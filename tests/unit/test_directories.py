@@ -118,7 +118,7 @@ def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "~")  # what expanduser makes of a user that isn't in the password file
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
-    with pytest.raises(ConfigError, match="no home directory.*--ft-log-dir"):
+    with pytest.raises(ConfigError, match=r"no home directory.*--ft-log-dir"):
         default_place()
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_STATE_HOME", "relative")  # to be ignored
