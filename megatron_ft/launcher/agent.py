@@ -125,6 +125,7 @@ class FaultTolerantAgent(LocalElasticAgent):
                     raise JobEndedError(cause.text)
                 return RunResult(state=WorkerState.FAILED, failures=record.torch_failures(cause))
             self._remaining_restarts = decision.restarts_left
+            self._node.device_memory.begin(self._node.ending.take_let_go())
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         node, peers = self._node, self._peers
@@ -198,6 +199,7 @@ class FaultTolerantAgent(LocalElasticAgent):
     ) -> PContext:
         for local_rank, env in envs.items():
             env.update(self._node.environment(local_rank, self._cycle))
+        self._node.device_memory.wait(self._node.raise_if_asked_to_stop)
         self._node.ranks_start(restarts_left=self._remaining_restarts)
         context = WorkerContext(
             spawner=self._node.spawner,

@@ -42,6 +42,7 @@ class Ending:
         """Ranks that outlived SIGKILL: nobody waits for them again."""
         self._left: list[ProcessStat] = []
         """The same of what ranks left in their groups."""
+        self._let_go: set[int] = set()
 
     def end(self, workers: list[Worker], number: int, grace_s: float) -> None:
         """Signal those that live, wait, SIGKILL those that still live, clear their groups, and let them go.
@@ -93,6 +94,11 @@ class Ending:
         self._left = [stat for stat in now if before.get(stat.pid) == stat.session]
         return [stat for stat in now if stat.pid in self._given_up or stat in self._left]
 
+    def take_let_go(self) -> set[int]:
+        """Process ids of the ranks, and of what they left, that were let go since the last call."""
+        let_go, self._let_go = self._let_go, set()
+        return let_go
+
     def _hoped_for(self, workers: list[Worker]) -> list[Worker]:
         return [worker for worker in workers if worker.pid not in self._given_up]
 
@@ -116,6 +122,8 @@ class Ending:
         """
         ended = [worker for worker in workers if worker.look() and not worker.reaped]
         left = self._left_behind(ended)
+        self._let_go.update(worker.pid for worker in ended)
+        self._let_go.update(stat.pid for stat in left)
         if left:
             if ask:
                 _ask_group([worker for worker in ended if worker.exitcode != 0])

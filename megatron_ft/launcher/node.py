@@ -21,6 +21,7 @@ from megatron_ft.launcher import descendants, directories, lines
 from megatron_ft.launcher.arguments import CommandLine
 from megatron_ft.launcher.control import ControlSocket
 from megatron_ft.launcher.cycle_record import CycleRecord
+from megatron_ft.launcher.device_memory import DeviceMemory
 from megatron_ft.launcher.ending import Ending
 from megatron_ft.launcher.forking import ForkingSpawner
 from megatron_ft.launcher.job_status import JobStatus
@@ -88,6 +89,7 @@ class Node:
         self.ending = Ending(
             self.reactor, known_children=self._known_children, in_a_hurry=self.signals.ask_to_kill, say=say
         )
+        self.device_memory = DeviceMemory(self.reactor, log=log, say=say)
         self.control = ControlSocket(os.path.join(self.run_dir, "launcher.sock"), self.reactor, say=say)
         self.control.on_order = self._ordered
         self.monitors = Monitors(
