@@ -74,6 +74,7 @@ class Node:
         self.failure_code = 1
         """The launcher's exit code if the job fails for good."""
         self._told_stop = False
+        self._orphans = descendants.Orphans()
         become_subreaper()
         self.reactor = Reactor()
         self.signals = SignalWatch(
@@ -200,7 +201,7 @@ class Node:
         self.monitors.stop()
         self.control.close()
         directories.remove_run_directory(self.run_dir)
-        descendants.reap_orphans(lambda _pid: False)
+        self._orphans.reap(lambda _pid: False)
         self.signals.close()
         self.reactor.close()
 
@@ -230,7 +231,7 @@ class Node:
         if self.forking is not None:
             self.forking.check_states()
         known = self._known_children()
-        descendants.reap_orphans(lambda pid: pid in known)
+        self._orphans.reap(lambda pid: pid in known)
 
     def _forward(self, number: signal.Signals) -> None:
         """Pass a signal on to the ranks themselves; one that it would only end, because no handler is there, isn't."""
