@@ -65,6 +65,7 @@ class CycleEnd:
         nodes_left: how many nodes could take part in another cycle, those that wait to join included; None if
             no node was left out.
         stalled: for how many failed cycles in a row, this one included, the job has got no further.
+        stuck: processes of this node's ranks that can't be ended, in words; empty if there are none.
     """
 
     cycle: int
@@ -72,6 +73,7 @@ class CycleEnd:
     restarts_before: int = 0
     nodes_left: int | None = None
     stalled: int = 0
+    stuck: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +86,8 @@ class Decision:
     """Why, for the end of the launcher's line; empty where the cause of the cycle's end says it all."""
     no_progress: bool = False
     """It gives up because another cycle would fail where the last ones did."""
+    leaves: bool = False
+    """Only this node gives up: the others restart, if they are enough."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,7 +222,7 @@ def _decide(last: CycleEnd, policy: AnyFailed | MinHealthy, *, used: int) -> Dec
             if too_few:
                 reason += f", which ends: {last.nodes_left} of at least {min_nodes} nodes left"
             return Decision(action=Action.GIVE_UP, restarts_left=left, reason=reason)
-        case _ if too_few:
+        case _ if too_few and not last.stuck:
             reason = f"{last.nodes_left} of at least {min_nodes} nodes left, giving up"
             return Decision(action=Action.GIVE_UP, restarts_left=left, reason=reason)
         case Outcome.FAILED if 0 < policy.max_stalled <= last.stalled:
@@ -228,5 +232,10 @@ def _decide(last: CycleEnd, policy: AnyFailed | MinHealthy, *, used: int) -> Dec
         case Outcome.FAILED if used > max_restarts:
             reason = "no restarts left, giving up" if max_restarts else "no restarts allowed, giving up"
             return Decision(action=Action.GIVE_UP, restarts_left=0, reason=reason)
+        case Outcome.MEMBERSHIP | Outcome.FAILED if last.stuck:
+            # what they hold (devices, memory, ports) new ranks would need
+            follows = "giving up" if last.nodes_left == 0 else "this node leaves the job"
+            reason = f"{last.stuck} can't be ended, {follows}"
+            return Decision(action=Action.GIVE_UP, restarts_left=left, reason=reason, leaves=last.nodes_left != 0)
         case Outcome.MEMBERSHIP | Outcome.FAILED:
             return Decision(action=Action.RESTART, restarts_left=left, reason="")

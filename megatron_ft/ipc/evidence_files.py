@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -30,15 +31,29 @@ def write_evidence(log_dir: str, document: Mapping[str, Any], *, suffix: str = "
     Raises:
         OSError: they can't be written.
     """
-    os.makedirs(os.path.join(log_dir, DIRECTORY), mode=0o700, exist_ok=True)
+    path = os.path.join(log_dir, DIRECTORY)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o700)
     host = socket.gethostname()
-    stem = f"{DIRECTORY}/rank{document['rank']}-cycle{document['cycle']}-{host}-{document['pid']}{suffix}"
-    _write(os.path.join(log_dir, f"{stem}.json"), json.dumps(document, indent=1) + "\n")
-    _write(os.path.join(log_dir, f"{stem}.txt"), evidence_text(document))
-    return f"{stem}.txt"
+    stem = f"rank{document['rank']}-cycle{document['cycle']}-{host}-{document['pid']}{suffix}"
+    # by its descriptor, and never through a link: the log directory may be one that others can write
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        _write(folder, f"{stem}.json", json.dumps(document, indent=1) + "\n")
+        _write(folder, f"{stem}.txt", evidence_text(document))
+    finally:
+        os.close(folder)
+    return f"{DIRECTORY}/{stem}.txt"
 
 
-def _write(path: str, text: str) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    with open(fd, "w", errors="replace") as file:
-        file.write(text)
+def _write(folder: int, name: str, text: str) -> None:
+    """A new file in place of whatever is there: to open that (a pipe, say) could wait for ever."""
+    temporary = f".{os.getpid()}-{os.urandom(4).hex()}.tmp"
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
+    try:
+        with open(fd, "w", errors="replace") as file:
+            file.write(text)
+        os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:  # whatever ended it, an interrupt included, the temporary file has to go
+        os.unlink(temporary, dir_fd=folder)
+        raise

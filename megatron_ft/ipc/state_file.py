@@ -65,7 +65,8 @@ def write_state(path: str, document: object) -> None:
     Raises:
         OSError: it can't be written; no temporary file is left.
     """
-    write_whole(path, json.dumps(document, indent=2, allow_nan=False) + "\n", fsync=True)
+    # whatever the umask, no stranger sets the timeouts by which ranks are ended
+    write_whole(path, json.dumps(document, indent=2, allow_nan=False) + "\n", fsync=True, mode=0o664)
     _remove_stale_temporaries(path)
 
 

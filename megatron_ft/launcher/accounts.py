@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 from megatron_ft.core.advance import Advance
 from megatron_ft.core.restart_policy import Action, CycleEnd, Decision, NodeState, Outcome
+from megatron_ft.ipc.proc_facts import process_facts
+from megatron_ft.launcher import lines
 from megatron_ft.launcher.cycle_record import CycleRecord
 from megatron_ft.launcher.node import Node
 from megatron_ft.launcher.peers import Peers
@@ -45,10 +47,15 @@ class Accounts:
 
     def _end(self, record: CycleRecord, outcome: Outcome, peers: Peers | None) -> CycleEnd:
         left: int | None = None
+        stuck = [] if outcome is Outcome.SUCCEEDED else self._node.ending.still_there(record.workers.values())
+        if stuck:
+            self._node.log.write(
+                "stuck", cycle=record.cycle, processes=[{"pid": stat.pid, **process_facts(stat.pid)} for stat in stuck]
+            )
         advance, reached = self._advance, peers.view.reached if peers is not None else record.reached()
         if peers is None:
             before = sum(end.outcome is Outcome.FAILED for end in self._history)
-            left = 0 if outcome is Outcome.EXCLUDED else None
+            left = 0 if outcome is Outcome.EXCLUDED or stuck else None
         else:
             before = peers.restarts_before
             # our own exclusion may not have come back from the store yet
@@ -63,4 +70,5 @@ class Accounts:
             restarts_before=before,
             nodes_left=left,
             stalled=self._advance.stalled,
+            stuck=lines.stuck(stuck) if stuck else "",
         )

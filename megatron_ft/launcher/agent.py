@@ -46,7 +46,7 @@ class NodeNotNeededError(FaultToleranceError):
 
 
 class NodeExcludedError(FaultToleranceError):
-    """A rank of this node asked for the node to be left out. ``job_ends``: the others are too few without it."""
+    """This node leaves, because a rank asked for it or can't be ended. ``job_ends``: the others are too few without."""
 
     def __init__(self, *, job_ends: bool) -> None:
         super().__init__("this node was left out")
@@ -112,7 +112,11 @@ class FaultTolerantAgent(LocalElasticAgent):
                 raise JobEndedError(cause.text)
             if outcome is Outcome.EXCLUDED:
                 self._exclude_this_node()
-            self._check_all_are_gone()
+            if decision.leaves and self._peers is not None:
+                self._ends_together = departure.leave_stuck(
+                    self._node, self._handler, self._peers, why=f"{self._accounts.last().stuck} can't be ended"
+                )
+                raise NodeExcludedError(job_ends=self._ends_together)
             if decision.action is Action.GIVE_UP:
                 if decision.no_progress:
                     self._node.failure_code = self._node.line.options.no_restart_exit_code
@@ -121,6 +125,7 @@ class FaultTolerantAgent(LocalElasticAgent):
                     raise JobEndedError(cause.text)
                 return RunResult(state=WorkerState.FAILED, failures=record.torch_failures(cause))
             self._remaining_restarts = decision.restarts_left
+            self._node.device_memory.begin(self._node.ending.take_let_go())
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         node, peers = self._node, self._peers
@@ -195,6 +200,7 @@ class FaultTolerantAgent(LocalElasticAgent):
         self._node.mend_run_dir()
         for local_rank, env in envs.items():
             env.update(self._node.environment(local_rank, self._cycle))
+        self._node.device_memory.wait(self._node.raise_if_asked_to_stop)
         self._node.ranks_start(restarts_left=self._remaining_restarts)
         context = WorkerContext(
             spawner=self._node.spawner,
@@ -346,12 +352,6 @@ class FaultTolerantAgent(LocalElasticAgent):
         timeout = getattr(self, "_uninterruptible_state_timeout", 0)
         if timeout > 0 and self._check_uninterruptible_state_timeout(self._worker_group, timeout) is not None:
             raise FaultToleranceError(f"a rank was stuck in the kernel for {timeout:g} s: this node gives up")
-
-    def _check_all_are_gone(self) -> None:
-        """A rank that can't be ended holds what a new one would need."""
-        stuck = [worker.pid for worker in self._current().workers.values() if not worker.reaped]
-        if stuck:
-            raise FaultToleranceError(f"processes {stuck} can't be ended: this node doesn't restart")
 
     def _current(self) -> CycleRecord:
         assert self._record is not None

@@ -9,14 +9,19 @@ from typing import Any
 
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 
+from megatron_ft.core.restart_policy import NodeState
 from megatron_ft.launcher import node_lines, torch_rendezvous
 from megatron_ft.launcher.node import Node
+from megatron_ft.launcher.peers import Peers
 
-__all__ = ["leave"]
+__all__ = ["leave", "leave_stuck"]
 
 _LOOK_S = 1.0
 _NOBODY_FOR_S = 20.0
 """Nodes that restart are in no round for a moment."""
+_COUNT_FOR_S = 3.0
+"""The same, where they are counted only: they don't need this launcher any more, or they do."""
+_COUNT_AGAIN_S = 0.2
 
 
 def leave(node: Node, handler: Any) -> None:
@@ -31,6 +36,39 @@ def leave(node: Node, handler: Any) -> None:
     handler.shutdown = lambda: True  # which would close it
     with contextlib.suppress(RendezvousError):
         node.blocking(lambda: torch_rendezvous.leave_rendezvous(handler))
+    _stay_as_host(node, handler)
+
+
+def leave_stuck(node: Node, handler: Any, peers: Peers, *, why: str) -> bool:
+    """Leave because of processes that can't be ended, when the others may be meeting already. Whether the job ends.
+
+    It does where too few are left: they are told, else they would wait for another node.
+
+    Raises:
+        SignalException: the launcher was asked to stop meanwhile.
+    """
+    peers.tell(NodeState.EXCLUDED, lambda: why)
+    min_nodes, left = node.policy.min_nodes, 0
+    with contextlib.suppress(RendezvousError):
+        node.blocking(lambda: torch_rendezvous.leave_rendezvous(handler))
+        deadline_s = time.monotonic() + _COUNT_FOR_S
+        while left < min_nodes and time.monotonic() < deadline_s:
+            left = node.blocking(lambda: torch_rendezvous.nodes_in_rendezvous(handler)) or 0
+            if left < min_nodes:
+                again_s = time.monotonic() + _COUNT_AGAIN_S
+                node.reactor.run_until(lambda: bool(node.signals.received), deadline_s=again_s)
+                node.raise_if_asked_to_stop()
+    if left < min_nodes:
+        node.say(node_lines.too_few_left(left=left, min_nodes=min_nodes))
+        peers.ask_for_shutdown(f"{why}; {node_lines.too_few_left(left=left, min_nodes=min_nodes)}")
+        return True
+    handler.shutdown = lambda: True
+    _stay_as_host(node, handler)
+    return False
+
+
+def _stay_as_host(node: Node, handler: Any) -> None:
+    """A store that lives in this launcher stays until nobody needs it."""
     port = torch_rendezvous.store_port(handler)
     if port is None or not _listens_at(port):
         return

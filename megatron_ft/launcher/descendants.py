@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Collection
 
 from megatron_ft.ipc.processes import ProcessStat, all_processes, read_stat
 
-__all__ = ["children", "exit_code_unreaped", "is_stopped", "left_behind", "reap", "reap_orphans", "tidies_up"]
+__all__ = ["Orphans", "children", "exit_code_unreaped", "is_stopped", "left_behind", "reap", "tidies_up"]
 
 _KERNEL_LISTS_CHILDREN = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
 """Not every kernel is built so; without, all of /proc is read."""
@@ -78,17 +79,34 @@ def reap(pid: int) -> None:
         os.waitid(os.P_PID, pid, os.WEXITED)
 
 
-def reap_orphans(is_known: Callable[[int], bool]) -> None:
-    """Let adopted processes that have ended go, one by one.
+class Orphans:
+    """Adopted processes that have ended are let go, one by one.
 
     Never with ``waitpid(-1)``: that would take the end of a rank from those who wait for it. What some library
-    of this process started is left to it: only what belongs to another session can be an orphan of a rank.
+    of this process started is left to it: only what belongs to another session must be an orphan. As process 1 of a
+    container this process adopts everybody's, also those of its own session (what ``docker exec`` leaves): there,
+    what nobody has asked for in ``LIBRARY_S`` seconds is an orphan, too.
     """
-    own_session = os.getsid(0)
-    for pid in children():
-        if is_known(pid):
-            continue
-        stat = read_stat(pid)
-        if stat is not None and stat.state == "Z" and stat.session != own_session:
+
+    LIBRARY_S = 5.0
+
+    def __init__(self) -> None:
+        self._seen_s: dict[int, float] = {}
+        """Those of our own session: since when each has been seen ended (time.monotonic)."""
+
+    def reap(self, is_known: Callable[[int], bool]) -> None:
+        """Let go those that have ended and aren't known."""
+        own_session, now_s = os.getsid(0), time.monotonic()
+        seen_s, self._seen_s = self._seen_s, {}
+        for pid in children():
+            if is_known(pid):
+                continue
+            stat = read_stat(pid)
+            if stat is None or stat.state != "Z":
+                continue
+            if stat.session == own_session:
+                since_s = self._seen_s[pid] = seen_s.get(pid, now_s)
+                if os.getpid() != 1 or now_s - since_s < self.LIBRARY_S:
+                    continue
             with contextlib.suppress(ChildProcessError):
                 os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import pwd
 import re
 import shutil
 import stat
@@ -15,6 +16,7 @@ from megatron_ft.core.errors import ConfigError
 
 __all__ = [
     "TORCH_LOGS",
+    "doubt_about",
     "make_log_directory",
     "make_run_directory",
     "remake_run_directory",
@@ -25,6 +27,7 @@ __all__ = [
 TORCH_LOGS = "ranks"
 """Under the log directory: torch's error files, where the user gave no --log-dir."""
 
+_STATE = "the user's state directory (choose one with --ft-log-dir)"
 _LONGEST_SOCKET_NAME = len("/monitor-99999.sock")
 _SOCKET_PATH_LIMIT = 107  # sun_path of Linux, less the final zero
 
@@ -32,13 +35,14 @@ _SOCKET_PATH_LIMIT = 107  # sun_path of Linux, less the final zero
 def make_run_directory() -> str:
     """A private directory of an unpredictable name, short enough for sockets.
 
-    It isn't in XDG_RUNTIME_DIR, which goes when the user logs out, under a job that was to go on.
+    It isn't in XDG_RUNTIME_DIR, which goes when the user logs out, under a job that was to go on. A place where
+    another user could rename it, and put something else there, is the last that is taken.
 
     Raises:
         ConfigError: no place can be written.
     """
     tried = []
-    for base in dict.fromkeys((tempfile.gettempdir(), "/tmp", "/dev/shm")):
+    for base in sorted(dict.fromkeys((tempfile.gettempdir(), "/tmp", "/dev/shm")), key=_is_open_to_others):
         name_bytes = len(os.fsencode(os.path.join(base, "megatron_ft-12345678")))
         if name_bytes + _LONGEST_SOCKET_NAME > _SOCKET_PATH_LIMIT:
             continue
@@ -77,12 +81,30 @@ def make_log_directory(*, ft_log_dir: str | None, torch_log_dir: str | None, run
         return _make(os.path.abspath(ft_log_dir), "--ft-log-dir")
     if torch_log_dir and torch_log_dir != os.devnull:
         return _make(os.path.join(os.path.abspath(torch_log_dir), "megatron_ft"), "--log-dir")
-    state = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
     stamp = time.strftime("%Y%m%d-%H%M%S")
     # a run id may hold anything; what is kept of it is for the eye, the stamp and the number make it unique
     name = f"{stamp}-{re.sub(r'[^A-Za-z0-9._-]+', '_', run_id)[:40]}"
-    base = _make(os.path.join(state, "megatron_ft"), "the user's state directory (choose one with --ft-log-dir)")
-    return _make_new(os.path.join(base, name))
+    state = _state_directory()
+    try:
+        _make_directories(state, mode=0o700)
+        own = os.path.join(state, "megatron_ft")
+        if _is_taken(own, state):
+            own = tempfile.mkdtemp(prefix="megatron_ft-", dir=state)
+    except OSError as error:
+        raise ConfigError(f"{_STATE}: {state} can't be written: {error.strerror}") from None
+    return _make_new(os.path.join(_make(own, _STATE), name))
+
+
+def doubt_about(log_dir: str) -> str | None:
+    """Who else may remove or replace what is written there, for a warning; None if nobody may but root."""
+    with contextlib.suppress(OSError):
+        owners = {os.lstat(log_dir).st_uid, os.stat(log_dir).st_uid} - {0, os.geteuid()}
+        what = "who may remove and replace what is written there, but not read it"
+        if owners:
+            return f"the log directory {log_dir} belongs to another user ({_user_name(min(owners))}), {what}"
+        if _is_open_to_others(log_dir):
+            return f"the log directory {log_dir} can be written by all users, {what}"
+    return None
 
 
 def remove_if_empty(path: str) -> None:
@@ -94,7 +116,7 @@ def remove_if_empty(path: str) -> None:
 
 def _make(path: str, source: str) -> str:
     try:
-        os.makedirs(path, mode=0o700, exist_ok=True)
+        _make_directories(path, mode=0o700)
         # a probe, because access() knows nothing of full quotas and read-only mounts
         with tempfile.TemporaryFile(dir=path):
             pass
@@ -116,3 +138,62 @@ def _make_new(path: str) -> str:
             raise ConfigError(f"{candidate} can't be made: {error.strerror}") from None
         return candidate
     raise ConfigError(f"{path} and its next 999 names are taken")
+
+
+def _make_directories(path: str, *, mode: int) -> None:
+    """``os.makedirs`` whose new directories are nobody else's to write, whatever the umask; it heeds no ``mode`` above
+    the last one.
+
+    Raises:
+        OSError: that can't be done; FileExistsError if something else is there.
+    """
+    try:
+        os.mkdir(path, mode)
+    except FileNotFoundError:
+        parent = os.path.dirname(path)
+        if os.path.isdir(parent):  # /proc and its like
+            raise
+        _make_directories(parent, mode=0o755)
+        _make_directories(path, mode=mode)
+    except FileExistsError:
+        if not os.path.isdir(path):
+            raise
+
+
+def _state_directory() -> str:
+    """Where programs of this user keep what is to last.
+
+    Raises:
+        ConfigError: the user has no home.
+    """
+    given = os.environ.get("XDG_STATE_HOME", "")
+    if os.path.isabs(given):  # another is to be ignored, says the specification
+        return os.path.normpath(given)
+    home = os.path.expanduser("~")
+    if not os.path.isabs(home):
+        raise ConfigError("there is no home directory to write logs to: choose a place with --ft-log-dir")
+    return os.path.join(home, ".local", "state")
+
+
+def _is_taken(path: str, parent: str) -> bool:
+    """Whether somebody else has put something there: neither root, nor whose the directory around it is."""
+    try:
+        return os.lstat(path).st_uid not in (0, os.geteuid(), os.stat(parent).st_uid)
+    except FileNotFoundError:
+        return False
+
+
+def _is_open_to_others(path: str) -> bool:
+    """Whether another user (not root) may rename or remove what this one makes there."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return True
+    is_everybodys = bool(status.st_mode & stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX
+    return is_everybodys or status.st_uid not in (0, os.geteuid())
+
+
+def _user_name(uid: int) -> str:
+    with contextlib.suppress(KeyError):
+        return pwd.getpwuid(uid).pw_name
+    return f"uid {uid}"

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection
 
 from megatron_ft.ipc.processes import ProcessStat, read_stat, send_signal
-from megatron_ft.launcher import descendants
+from megatron_ft.launcher import descendants, lines
 from megatron_ft.launcher.reactor import Reactor
 from megatron_ft.launcher.workers import Worker
 
@@ -38,6 +38,11 @@ class Ending:
         self._known_children = known_children
         self._in_a_hurry = in_a_hurry
         self._say = say
+        self._given_up: set[int] = set()
+        """Ranks that outlived SIGKILL: nobody waits for them again."""
+        self._left: list[ProcessStat] = []
+        """The same of what ranks left in their groups."""
+        self._let_go: set[int] = set()
 
     def end(self, workers: list[Worker], number: int, grace_s: float) -> None:
         """Signal those that live, wait, SIGKILL those that still live, clear their groups, and let them go.
@@ -62,8 +67,9 @@ class Ending:
 
     def wait(self, workers: list[Worker], grace_s: float) -> None:
         """Until all have ended, the grace is over, or somebody is in a hurry."""
+        hoped_for = self._hoped_for(workers)
         self._reactor.run_until(
-            lambda: self._in_a_hurry() or _all_ended(workers), deadline_s=time.monotonic() + grace_s
+            lambda: self._in_a_hurry() or _all_ended(hoped_for), deadline_s=time.monotonic() + grace_s
         )
 
     def kill(self, workers: list[Worker]) -> None:
@@ -71,11 +77,30 @@ class Ending:
         stubborn = [worker for worker in workers if not worker.look()]
         for worker in stubborn:
             worker.signal(signal.SIGKILL, whole_group=True)
-        if not self._reactor.run_until(lambda: _all_ended(stubborn), deadline_s=time.monotonic() + _KILL_WAIT_S):
-            pids = ", ".join(str(worker.pid) for worker in stubborn if not worker.look())
-            self._say(
-                f"process {pids} did not end {_KILL_WAIT_S:g} s after SIGKILL (stuck in the kernel?), it is left behind"
-            )
+        hoped_for = self._hoped_for(stubborn)
+        self._reactor.run_until(lambda: _all_ended(hoped_for), deadline_s=time.monotonic() + _KILL_WAIT_S)
+        stuck = [worker.pid for worker in hoped_for if not worker.look()]
+        if stuck:
+            self._given_up.update(stuck)
+            self._say(lines.did_not_end(_stats(stuck), waited_s=_KILL_WAIT_S))
+
+    def still_there(self, workers: Collection[Worker]) -> list[ProcessStat]:
+        """What could not be ended of these ranks and of their groups, and lives; what has ended meanwhile is let go."""
+        if self._given_up or self._left:
+            self.clear([worker for worker in workers if not worker.reaped])
+            self._given_up.intersection_update(worker.pid for worker in workers if not worker.reaped)
+        now = _stats([*self._given_up, *(stat.pid for stat in self._left)])
+        before = {stat.pid: stat.session for stat in self._left}
+        self._left = [stat for stat in now if before.get(stat.pid) == stat.session]
+        return [stat for stat in now if stat.pid in self._given_up or stat in self._left]
+
+    def take_let_go(self) -> set[int]:
+        """Process ids of the ranks, and of what they left, that were let go since the last call."""
+        let_go, self._let_go = self._let_go, set()
+        return let_go
+
+    def _hoped_for(self, workers: list[Worker]) -> list[Worker]:
+        return [worker for worker in workers if worker.pid not in self._given_up]
 
     def clear(
         self,
@@ -97,6 +122,8 @@ class Ending:
         """
         ended = [worker for worker in workers if worker.look() and not worker.reaped]
         left = self._left_behind(ended)
+        self._let_go.update(worker.pid for worker in ended)
+        self._let_go.update(stat.pid for stat in left)
         if left:
             if ask:
                 _ask_group([worker for worker in ended if worker.exitcode != 0])
@@ -118,6 +145,9 @@ class Ending:
                 worker.signal(signal.SIGKILL, whole_group=True)
             _kill(left, {worker.pid for worker in ended})
             left = self._wait_gone(ended, left, min(1.0, deadline - time.monotonic()), patient=True)
+        if left:
+            self._left += left
+            self._say(lines.did_not_end(_stats([stat.pid for stat in left]), waited_s=_KILL_WAIT_S))
 
     def _left_behind(self, ended: list[Worker]) -> list[ProcessStat]:
         return descendants.left_behind({worker.pid for worker in ended}, self._known_children())
@@ -162,6 +192,12 @@ def _ask_group(ended: list[Worker]) -> None:
 
 def _all_ended(workers: list[Worker]) -> bool:
     return all(worker.exitcode is not None for worker in workers)
+
+
+def _stats(pids: Collection[int]) -> list[ProcessStat]:
+    """Those of them that live, as they are now."""
+    stats = [read_stat(pid) for pid in pids]
+    return [stat for stat in stats if stat is not None and stat.state not in "ZX"]
 
 
 def _open_pidfds(stats: list[ProcessStat]) -> list[int]:

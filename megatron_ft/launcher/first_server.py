@@ -53,6 +53,8 @@ def fork_first_server(argv: Sequence[str], interrupt: Any) -> ServerProcess | No
     pid = os.fork()
     if pid == 0:
         signal.signal(signal.SIGINT, interrupt)
+        if launcher == 1:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # which the launcher handles only as process 1
         ours.close()
         _become_server(theirs, launcher)
     if threads is not None:

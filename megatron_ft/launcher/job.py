@@ -14,7 +14,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from megatron_ft.core.errors import ConfigError, FaultToleranceError
 from megatron_ft.ipc.event_log import EventLog
-from megatron_ft.launcher import lines, torch_private
+from megatron_ft.launcher import directories, lines, torch_private
 from megatron_ft.launcher.agent import (
     FaultTolerantAgent,
     JobEndedError,
@@ -46,6 +46,9 @@ def run(
         say(f"warning: {warning}")
     say(line.options.summary())
     say(f"logs: {log_dir}")
+    doubt = directories.doubt_about(log_dir)
+    if doubt is not None:
+        say(f"warning: {doubt}")
     if line.options.observe_only:
         say(lines.OBSERVING_ONLY)
     log.write("config", values=line.options.sources_for_log())

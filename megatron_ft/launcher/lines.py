@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from megatron_ft.core.exit_description import Cause, HangVerdict, describe_overdue
 from megatron_ft.core.restart_policy import Action, Decision, Outcome
+from megatron_ft.ipc.processes import ProcessStat
 
 PREFIX = "[ft_launcher] "
 OBSERVING_ONLY = "observing only: hung ranks are told of, none is ended"
@@ -17,6 +18,7 @@ __all__ = [
     "asked_to_stop",
     "cycle_ended",
     "cycle_started",
+    "did_not_end",
     "exit_code",
     "finished_late",
     "fork_server_replaced",
@@ -36,6 +38,7 @@ __all__ = [
     "run_finished",
     "shut_down_between",
     "stopped",
+    "stuck",
     "training_again",
     "user_mistake",
 ]
@@ -65,6 +68,17 @@ def cycle_ended(*, cycle: int, cause: Cause, decision: Decision, outcome: Outcom
     if outcome is Outcome.MEMBERSHIP:
         return f"{follows}, no restart used"
     return f"{follows}, {decision.restarts_left} of {_count(max_restarts, 'restart')} left"
+
+
+def stuck(stats: Sequence[ProcessStat]) -> str:
+    """Processes that SIGKILL doesn't end, with the state that they are in: D is a wait in the kernel."""
+    told = ", ".join(f"{stat.pid} ({stat.comm}, state {stat.state})" for stat in stats)
+    return f"process {told}" if len(stats) == 1 else f"processes {told}"
+
+
+def did_not_end(stats: Sequence[ProcessStat], *, waited_s: float) -> str:
+    """They hold what new ranks would need."""
+    return f"{stuck(stats)} did not end {waited_s:g} s after SIGKILL, and can only be left behind"
 
 
 def training_again(*, cycle: int, seconds: Mapping[str, float]) -> str:

@@ -18,7 +18,6 @@ from megatron_ft.launcher.server_process import ServerProcess
 __all__ = ["main"]
 
 _EXIT_MISTAKE = 2
-_EXIT_INTERRUPTED = 128 + signal.SIGINT
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,21 +59,24 @@ def _open_standard_streams() -> None:
 def _ending_at_once_on_interrupt() -> Iterator[None]:
     """Until the node takes the signals, Ctrl-C just ends us: nothing was started that would have to be tidied up.
 
-    A KeyboardInterrupt in the middle of the import of torch would end in whatever torch makes of it.
+    A KeyboardInterrupt in the middle of the import of torch would end in whatever torch makes of it. For process 1 of
+    a container the kernel drops SIGTERM as long as nobody handles it, so it is the same with that.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def end(_number: int, _frame: FrameType | None) -> None:
-        os._exit(_EXIT_INTERRUPTED)
+    def end(number: int, _frame: FrameType | None) -> None:
+        os._exit(128 + number)
 
-    before = signal.signal(signal.SIGINT, end)
+    numbers = [signal.SIGINT, signal.SIGTERM] if os.getpid() == 1 else [signal.SIGINT]
+    before = {number: signal.signal(number, end) for number in numbers}
     try:
         yield
     finally:
-        if signal.getsignal(signal.SIGINT) is end:
-            signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            if signal.getsignal(number) is end:
+                signal.signal(number, handler)
 
 
 def _run(argv: Sequence[str] | None, server: ServerProcess | None) -> int:

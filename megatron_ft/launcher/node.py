@@ -21,6 +21,7 @@ from megatron_ft.launcher import descendants, directories, lines
 from megatron_ft.launcher.arguments import CommandLine
 from megatron_ft.launcher.control import ControlSocket
 from megatron_ft.launcher.cycle_record import CycleRecord
+from megatron_ft.launcher.device_memory import DeviceMemory
 from megatron_ft.launcher.ending import Ending
 from megatron_ft.launcher.forking import ForkingSpawner
 from megatron_ft.launcher.job_status import JobStatus
@@ -74,6 +75,7 @@ class Node:
         """The launcher's exit code if the job fails for good."""
         self._told_stop = False
         self._told_run_dir = False
+        self._orphans = descendants.Orphans()
         become_subreaper()
         self.reactor = Reactor()
         self.signals = SignalWatch(
@@ -89,6 +91,7 @@ class Node:
         self.ending = Ending(
             self.reactor, known_children=self._known_children, in_a_hurry=self.signals.ask_to_kill, say=say
         )
+        self.device_memory = DeviceMemory(self.reactor, log=log, say=say)
         self.control = ControlSocket(os.path.join(self.run_dir, "launcher.sock"), self.reactor, say=say)
         self.control.on_order = self._ordered
         self.monitors = Monitors(
@@ -216,7 +219,7 @@ class Node:
         self.monitors.stop()
         self.control.close()
         directories.remove_run_directory(self.run_dir)
-        descendants.reap_orphans(lambda _pid: False)
+        self._orphans.reap(lambda _pid: False)
         self.signals.close()
         self.reactor.close()
 
@@ -249,7 +252,7 @@ class Node:
         if self.forking is not None:
             self.forking.check_states()
         known = self._known_children()
-        descendants.reap_orphans(lambda pid: pid in known)
+        self._orphans.reap(lambda pid: pid in known)
 
     def _forward(self, number: signal.Signals) -> None:
         """Pass a signal on to the ranks themselves; one that it would only end, because no handler is there, isn't."""

@@ -19,6 +19,7 @@ __all__ = [
     "shut_down",
     "succeeded_without",
     "too_few_healthy",
+    "too_few_left",
     "waiting_for_nodes",
     "waiting_for_others",
     "waiting_to_join",
@@ -48,6 +49,11 @@ def too_few_healthy(*, view: JobView, min_nodes: int) -> str:
     bad = [(number, report) for number, report in enumerate(view.nodes) if report.state not in GOOD]
     told = "; ".join(f"{node(number, r.name)} is {r.state.value}: {r.text}" for number, r in bad)
     return f"{_good(view)} of at least {min_nodes}: {told}"
+
+
+def too_few_left(*, left: int, min_nodes: int) -> str:
+    """A node has left, and the others can't go on."""
+    return f"{left} of at least {min_nodes} nodes left"
 
 
 def shut_down(*, number: int, name: str, text: str) -> str:

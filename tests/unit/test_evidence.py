@@ -302,15 +302,34 @@ def test_a_script_s_own_faulthandler_stays_its_own(subjects: Subjects) -> None:
     assert subject.written() == ""
 
 
-def test_the_files_are_the_owner_s_and_no_link_is_followed(tmp_path: Path) -> None:
+def test_the_files_are_the_owner_s(tmp_path: Path) -> None:
     document = {"rank": 3, "cycle": 0, "pid": 12, "summary": "rank 3: in x.py:1 f", "took_s": 0.1}
     path = write_evidence(str(tmp_path), document)
     assert json.loads((tmp_path / path).with_suffix(".json").read_text()) == document
     assert (tmp_path / path).read_text() == evidence_text(document)
     assert (tmp_path / path).stat().st_mode & 0o777 == 0o600
-    (tmp_path / path).unlink()
-    (tmp_path / "elsewhere").write_text("mine")
-    (tmp_path / path).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OSError, match="symbolic"):
+    assert len(os.listdir(tmp_path / "evidence")) == 2
+
+
+def test_what_lies_in_the_place_of_a_file_is_neither_followed_nor_waited_for(tmp_path: Path) -> None:
+    document = {"rank": 3, "cycle": 0, "pid": 12, "summary": "rank 3: in x.py:1 f", "took_s": 0.1}
+    text = tmp_path / write_evidence(str(tmp_path), document)
+    other, elsewhere = text.with_suffix(".json"), tmp_path / "elsewhere"
+    elsewhere.write_text("mine")
+    for path in (text, other):
+        path.unlink()
+    text.symlink_to(elsewhere)
+    os.mkfifo(other)  # to open it would wait for a reader, for ever
+    write_evidence(str(tmp_path), document)
+    assert text.read_text() == evidence_text(document)
+    assert json.loads(other.read_text()) == document
+    text.unlink()
+    text.mkdir()
+    with pytest.raises(OSError, match="directory"):
         write_evidence(str(tmp_path), document)
-    assert (tmp_path / "elsewhere").read_text() == "mine"
+    assert sorted(os.listdir(tmp_path / "evidence")) == sorted([text.name, other.name])
+    os.rename(tmp_path / "evidence", tmp_path / "real")
+    (tmp_path / "evidence").symlink_to(tmp_path / "real")
+    with pytest.raises(OSError, match=r"[Nn]ot a directory|symbolic"):
+        write_evidence(str(tmp_path), document)
+    assert elsewhere.read_text() == "mine"

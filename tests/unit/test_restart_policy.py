@@ -51,6 +51,27 @@ def test_any_failed(max_restarts: int, outcomes: tuple[Outcome, ...], action: Ac
     assert bool(decision.reason) == (action is Action.GIVE_UP)
 
 
+@pytest.mark.parametrize("policy", [AnyFailed(1), MinHealthy(1, 1)])
+@pytest.mark.parametrize(
+    ("end", "follows", "leaves"),
+    [
+        (CycleEnd(cycle=0, outcome=F, stuck="process 7"), "process 7 can't be ended, this node leaves the job", True),
+        (CycleEnd(cycle=0, outcome=M, stuck="process 7"), "process 7 can't be ended, this node leaves the job", True),
+        (CycleEnd(cycle=0, outcome=F, stuck="process 7", nodes_left=0), "process 7 can't be ended, giving up", False),
+        # what ends anyway ends as ever
+        (CycleEnd(cycle=0, outcome=F, stuck="process 7", restarts_before=1), "no restarts left, giving up", False),
+        (CycleEnd(cycle=0, outcome=X, stuck="process 7"), "not restarting", False),
+        (CycleEnd(cycle=0, outcome=S, stuck="process 7"), "", False),
+    ],
+)
+def test_a_node_with_a_stuck_process_never_restarts(
+    policy: RestartPolicy, end: CycleEnd, follows: str, leaves: bool
+) -> None:
+    decision = policy.decide([end])
+    assert decision.action is (Action.FINISH if end.outcome is S else Action.GIVE_UP)
+    assert (decision.reason, decision.leaves) == (follows, leaves)
+
+
 @given(st.integers(0, 5), st.lists(st.sampled_from([F, M]), min_size=1, max_size=20))
 def test_restarts_are_never_more_than_allowed(max_restarts: int, outcomes: list[Outcome]) -> None:
     policy, restarts, ends = AnyFailed(max_restarts), 0, history(*outcomes)

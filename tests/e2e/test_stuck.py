@@ -1,0 +1,107 @@
+"""Processes that SIGKILL doesn't end, as in a wait for a dead file server: their node is out, the job isn't."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.support.holding import held
+from tests.support.launching import Launched, Launcher, launcher
+from tests.support.nodes import meeting_place, rendezvous_settings
+
+__all__ = ["launcher"]
+
+SCRIPT = """
+child = os.fork() if os.environ.get("LEAVES_CHILD") else -1
+if child == 0:
+    forever()
+say("cycle", CYCLE, "of", RANK, "in", os.environ["WORLD_SIZE"], "pid", os.getpid(), "child", child)
+while CYCLE == 0 and not os.path.exists(sys.argv[1]):
+    time.sleep(0.02)
+if CYCLE == 0:
+    sys.exit(7) if os.environ.get("FAILS") else forever()
+"""
+
+
+def stuck_pid(launched: Launched, name: str = "pid") -> int:
+    return int(launched.wait_for(rf"^cycle 0 of .*\b{name} (\d+)")[0])
+
+
+@pytest.mark.parametrize("what", ["pid", "child"])
+def test_the_only_node_gives_up_in_bounded_time(launcher: Launcher, what: str) -> None:
+    flag = launcher.directory / "flag"
+    env = {"FAILS": "1", "LEAVES_CHILD": "1"}
+    # the rank itself hangs, and its node is told by another; or it ends, and leaves a child in its group
+    ranks = "2" if what == "pid" else "1"
+    script = SCRIPT.replace('os.environ.get("FAILS")', "RANK == 0") if what == "pid" else SCRIPT
+    launched = launcher.start(
+        script,
+        f"--nproc-per-node={ranks}",
+        "--max-restarts=3",
+        "--workers-stop-timeout=1",
+        script_args=[str(flag)],
+        env=env,
+    )
+    launched.wait_for("^cycle 0 of", count=int(ranks))
+    pid = int(re.findall(rf"^cycle 0 of {int(ranks) - 1} .*\b{what} (\d+)", launched.out, re.MULTILINE)[0])
+    with held(pid):
+        flag.touch()
+        finished = launched.wait(40)
+        stuck = rf"process {pid} \(\S+, state t\)"
+        assert finished.code == 1
+        assert len(finished.lines) == 3, finished.lines
+        assert re.fullmatch(rf"{stuck} did not end 10 s after SIGKILL, and can only be left behind", finished.lines[1])
+        assert re.fullmatch(
+            rf"cycle 0 ended: rank 0 exited with code 7; {stuck} can't be ended, giving up", finished.lines[2]
+        )
+        assert "cycle 1" not in finished.out
+        (event,) = launched.events("stuck")
+        assert [process["pid"] for process in event["processes"]] == [pid]
+    launched.assert_nothing_left()
+
+
+@pytest.mark.parametrize(("nnodes", "policy"), [("1:2", "any-failed"), ("2", "min-healthy")])
+def test_a_node_with_a_stuck_rank_leaves_and_the_job_goes_on_if_it_can(
+    launcher: Launcher, nnodes: str, policy: str
+) -> None:
+    flag, goes_on = launcher.directory / "flag", nnodes == "1:2"
+    place = meeting_place(
+        f"--nnodes={nnodes}", f"--restart-policy={policy}", "--max-restarts=3", "--workers-stop-timeout=1"
+    )
+    nodes = [
+        launcher.start(
+            SCRIPT,
+            *place,
+            rendezvous_settings(is_host=not number, last_call_s=6),
+            script_args=[str(flag)],
+            env={} if number else {"FAILS": "1"},
+        )
+        for number in range(2)
+    ]
+    for node in nodes:
+        node.wait_for("^cycle 0 of . in 2")
+    pid = stuck_pid(nodes[1])
+    with held(pid):
+        flag.touch()
+        good, stuck = [node.wait() for node in nodes]
+        words = rf"process {pid} \(\S+, state t\)"
+        (ended,) = [line for line in stuck.lines if line.startswith("cycle 0 ended")]
+        assert re.fullmatch(
+            rf"cycle 0 ended: .* exited with code 7; {words} can't be ended, this node leaves the job", ended
+        )
+        assert "cycle 1" not in stuck.out
+        assert "Traceback" not in good.err + stuck.err
+        assert "rendezvous failed" not in good.err + stuck.err
+        if goes_on:
+            assert (good.code, stuck.code) == (0, 0)
+            assert "cycle 1 of 0 in 1" in good.out
+        else:
+            assert (good.code, stuck.code) == (1, 1)
+            assert "cycle 1" not in good.out
+            assert stuck.lines[-1] == "1 of at least 2 nodes left"
+            assert re.search(
+                rf"on node . \(.+\) {words} can't be ended; 1 of at least 2 nodes left; the job ends", good.err
+            )
+    for node in nodes:
+        node.assert_nothing_left()

@@ -1,0 +1,138 @@
+"""Where the launcher writes: whose it must be, and what other users can have put there before."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from megatron_ft.core.errors import ConfigError
+from megatron_ft.ipc.state_file import write_state
+from megatron_ft.launcher import directories
+
+STRANGER = 12345
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make what belongs to another user")
+
+
+@pytest.fixture
+def generous_umask() -> Iterator[None]:
+    """Who has it leaves everything open to everybody that isn't closed on purpose."""
+    old = os.umask(0)
+    yield
+    os.umask(old)
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's state directory, not there yet."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home" / "state"))
+    return tmp_path / "home" / "state"
+
+
+def mode(path: str | Path) -> int:
+    return stat.S_IMODE(os.stat(path).st_mode)
+
+
+def default_place() -> str:
+    return directories.make_log_directory(ft_log_dir=None, torch_log_dir=None, run_id="a/b c")
+
+
+@pytest.mark.usefixtures("generous_umask")
+def test_nothing_that_is_made_can_be_written_by_others(tmp_path: Path, state: Path) -> None:
+    asked = tmp_path / "a" / "b" / "c"
+    assert directories.make_log_directory(ft_log_dir=str(asked), torch_log_dir=None, run_id="") == str(asked)
+    assert (mode(asked), mode(asked.parent), mode(asked.parent.parent)) == (0o700, 0o755, 0o755)
+    default = Path(default_place())
+    assert default.parent.parent == state
+    assert [mode(default), mode(default.parent), mode(state), mode(state.parent)] == [0o700, 0o700, 0o700, 0o755]
+    directories.remove_run_directory(run_dir := directories.make_run_directory())
+    assert not os.path.exists(run_dir)
+    write_state(str(tmp_path / "ft_state.json"), {})
+    assert not mode(tmp_path / "ft_state.json") & stat.S_IWOTH
+
+
+def test_the_directory_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o770)
+    (tmp_path / "link").symlink_to("shared")
+    for name in ("shared", "link"):
+        path = directories.make_log_directory(ft_log_dir=str(tmp_path / name), torch_log_dir=None, run_id="")
+        assert path == str(tmp_path / name)
+        assert directories.doubt_about(path) is None
+    assert mode(tmp_path / "shared") == 0o770
+    (tmp_path / "dangling").symlink_to("nowhere")
+    (tmp_path / "file").touch()
+    for name in ("dangling", "file", "file/below"):
+        with pytest.raises(ConfigError, match=r"--ft-log-dir: .*(is no directory|can't be written)"):
+            directories.make_log_directory(ft_log_dir=str(tmp_path / name), torch_log_dir=None, run_id="")
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_log_directory_for_all_users_is_told_of(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    assert "can be written by all users" in (directories.doubt_about(str(tmp_path)) or "")
+    tmp_path.chmod(0o1777)  # as /tmp: each may remove only what is his
+    assert directories.doubt_about(str(tmp_path)) is None
+
+
+@needs_root
+def test_a_log_directory_of_another_user_is_told_of(tmp_path: Path) -> None:
+    (tmp_path / "his").mkdir(mode=0o700)
+    os.chown(tmp_path / "his", STRANGER, STRANGER)
+    os.symlink(tmp_path, tmp_path / "link")
+    os.chown(tmp_path / "link", STRANGER, STRANGER, follow_symlinks=False)
+    for name in ("his", "link"):
+        assert f"belongs to another user (uid {STRANGER})" in (directories.doubt_about(str(tmp_path / name)) or "")
+
+
+@needs_root
+@pytest.mark.parametrize("kind", ["directory", "link", "file"])
+def test_the_name_in_the_state_directory_is_taken_by_another_user(state: Path, tmp_path: Path, kind: str) -> None:
+    state.mkdir(parents=True)
+    state.chmod(0o1777)  # XDG_STATE_HOME=/tmp, say
+    taken, trap = state / "megatron_ft", tmp_path / "trap"
+    trap.mkdir()
+    make = {"directory": taken.mkdir, "link": lambda: taken.symlink_to(trap), "file": taken.touch}
+    make[kind]()
+    os.chown(taken, STRANGER, STRANGER, follow_symlinks=False)
+    logs = Path(default_place())
+    assert logs.parent.parent == state
+    assert logs.parent != taken
+    assert mode(logs.parent) == 0o700
+    assert os.listdir(trap) == []
+
+
+@needs_root
+def test_whose_the_state_directory_is_may_have_made_the_one_in_it(state: Path) -> None:
+    (state / "megatron_ft").mkdir(parents=True)
+    for path in (state, state / "megatron_ft"):  # root, with the environment of a user (sudo -E)
+        os.chown(path, STRANGER, STRANGER)
+    assert Path(default_place()).parent == state / "megatron_ft"
+
+
+def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "~")  # what expanduser makes of a user that isn't in the password file
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    with pytest.raises(ConfigError, match=r"no home directory.*--ft-log-dir"):
+        default_place()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_STATE_HOME", "relative")  # to be ignored
+    assert default_place().startswith(f"{tmp_path}/home/.local/state/megatron_ft/")
+    assert os.listdir(tmp_path) == ["home"]
+
+
+def test_sockets_go_where_nobody_can_put_others_in_their_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for bits, is_safe in ((0o777, False), (0o1777, True), (0o700, True)):
+        # pytest's directories are too long for sockets
+        with tempfile.TemporaryDirectory(dir="/tmp") as given:
+            os.chmod(given, bits)
+            monkeypatch.setattr(tempfile, "tempdir", given)
+            run_dir = directories.make_run_directory()
+            assert (os.path.dirname(run_dir) == given) == is_safe
+            assert mode(run_dir) == 0o700
+            directories.remove_run_directory(run_dir)
