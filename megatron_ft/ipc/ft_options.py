@@ -32,6 +32,7 @@ def add_ft_options(parser: argparse.ArgumentParser) -> None:
     _add_field_options(group)
     _add_file_options(group)
     _add_restart_options(group)
+    _add_membership_options(group)
     _add_progress_options(group)
     _add_preload_options(group)
     _add_watching_options(group)
@@ -134,6 +135,18 @@ def _add_restart_options(group: argparse._ArgumentGroup) -> None:
         help="From SIGTERM to SIGKILL for the ranks when the launcher restarts them. "
         f"Default: {DEFAULT_WORKERS_STOP_TIMEOUT:g}, and a tenth of a second where one of them has failed, because "
         "nothing can be saved together any more.",
+    )
+
+
+def _add_membership_options(group: argparse._ArgumentGroup) -> None:
+    _add(
+        group,
+        ["--ft-scale-up-at-once", "--ft_scale_up_at_once"],
+        dest="ft_scale_up_at_once",
+        action="store_true",
+        default=False,
+        help="Restart all ranks as soon as a node waits to join, as torchrun does. Without, it stands by for the next "
+        "restart.",
     )
 
 

@@ -41,6 +41,8 @@ class ResolvedOptions:
     sources: dict[str, tuple[Any, str]]  # field -> (JSON-able value, "default", "command line" or "ft.yaml:12")
     warnings: list[str]
     restart_policy: str
+    scale_up_at_once: bool
+    """A node that waits to join ends a healthy cycle."""
     term_timeout: float
     workers_stop_timeout: float
     workers_stop_timeout_was_set: bool
@@ -107,6 +109,7 @@ def read_ft_options(namespace: argparse.Namespace) -> ResolvedOptions:
         "workers-stop-timeout": _seconds(
             "--workers-stop-timeout", namespace.ft_workers_stop_timeout, DEFAULT_WORKERS_STOP_TIMEOUT
         ),
+        "ft-scale-up-at-once": bool(namespace.ft_scale_up_at_once),
         "ft-max-no-progress-cycles": _whole(
             "--ft-max-no-progress-cycles",
             namespace.ft_max_no_progress_cycles,
@@ -135,6 +138,7 @@ def read_ft_options(namespace: argparse.Namespace) -> ResolvedOptions:
         sources=sources,
         warnings=warnings,
         restart_policy=ours["restart-policy"],
+        scale_up_at_once=ours["ft-scale-up-at-once"],
         term_timeout=ours["term-timeout"],
         workers_stop_timeout=ours["workers-stop-timeout"],
         workers_stop_timeout_was_set=namespace.ft_workers_stop_timeout is not None,

@@ -18,6 +18,7 @@ from torch.distributed.elastic.rendezvous.api import (
 from megatron_ft.core.control import WorkloadAction
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.exit_description import Cause, CauseKind
+from megatron_ft.core.membership import Admission
 from megatron_ft.core.restart_policy import Action, Decision, GroupView, NodeState, Outcome
 from megatron_ft.launcher import announce, crash_evidence, departure, lines, node_lines, stopping, torch_private
 from megatron_ft.launcher.accounts import Accounts
@@ -25,6 +26,7 @@ from megatron_ft.launcher.control import ReceivedRequest
 from megatron_ft.launcher.cycle_record import CycleRecord
 from megatron_ft.launcher.doorbell import Doorbell
 from megatron_ft.launcher.inquest import Inquest
+from megatron_ft.launcher.job_errors import JobEndedError, NodeExcludedError, NodeNotNeededError
 from megatron_ft.launcher.meeting import Meetings
 from megatron_ft.launcher.node import Node
 from megatron_ft.launcher.peers import CutOffError, Peers
@@ -34,23 +36,7 @@ from megatron_ft.launcher.workers import Worker, WorkerContext
 _HUNG_AND_ALIVE_S = 20.0
 """After a verdict the monitor signals, and kills after a grace of 5 s; then its rank should be gone."""
 
-__all__ = ["FaultTolerantAgent", "JobEndedError", "NodeExcludedError", "NodeNotNeededError"]
-
-
-class JobEndedError(FaultToleranceError):
-    """The job ends, and no failure of this node's ranks is why: a rank asked for it, or other nodes failed."""
-
-
-class NodeNotNeededError(FaultToleranceError):
-    """The job ended without ever needing this node."""
-
-
-class NodeExcludedError(FaultToleranceError):
-    """A rank of this node asked for the node to be left out. ``job_ends``: the others are too few without it."""
-
-    def __init__(self, *, job_ends: bool) -> None:
-        super().__init__("this node was left out")
-        self.job_ends = job_ends
+__all__ = ["FaultTolerantAgent"]
 
 
 class FaultTolerantAgent(LocalElasticAgent):
@@ -68,7 +54,9 @@ class FaultTolerantAgent(LocalElasticAgent):
         self._ends_together = False
         self._record: CycleRecord | None = None
         self._inquest: Inquest | None = None
-        self._newcomers = Newcomers(node.reactor)
+        policy, at_once = node.policy, node.line.options.scale_up_at_once
+        admission = Admission(at_once=at_once, goes_on_without=policy.is_common)
+        self._newcomers = Newcomers(node.reactor, admission, lambda nodes: announce.standing_by(node, nodes))
         self._accounts = Accounts(node, lambda: node.blocking(self._handler.num_nodes_waiting))
         node.monitors.on_message = self._heard_of
         node.control.on_request = self._asked
@@ -88,6 +76,8 @@ class FaultTolerantAgent(LocalElasticAgent):
                     self._handler.shutdown()
                     self._handler.shutdown = lambda: True
                 self._peers.leave(together=self._ends_together)
+            if self._newcomers.anybody_at_end() and not self._node.signals.received:
+                departure.close_for_standby(self._node, self._handler)
 
     def _run_cycles(self) -> RunResult:
         while True:
@@ -133,6 +123,8 @@ class FaultTolerantAgent(LocalElasticAgent):
         except RendezvousClosedError:
             if peers is not None:
                 self._check_wanted(wait_s=1.0)
+            if self._meetings.stands_by():
+                raise NodeNotNeededError("others ran it to its end") from None
             raise
         self._cycle = met.cycle
         if peers is not None:
@@ -221,8 +213,8 @@ class FaultTolerantAgent(LocalElasticAgent):
         self._worker_group.state = WorkerState.HEALTHY
         several = self._node.line.max_nodes > 1 and self._handler.get_backend() != "static"
         interval = self._node.line.namespace.monitor_interval
-        if several and not self._node.policy.is_common:
-            self._newcomers.begin(self._handler, interval)
+        if several:
+            self._newcomers.begin(self._handler, interval, self._meetings.nodes)
         while (outcome := self._judge()) is None or (outcome is Outcome.FAILED and self._cause_may_come()):
             self._node.reactor.run_once(interval)
         return outcome
@@ -254,6 +246,8 @@ class FaultTolerantAgent(LocalElasticAgent):
         )
         if peers is not None and self._node.policy.is_common:
             peers.tell(view.state, lambda: record.cause() if failed else "")
+            if nodes_waiting:
+                return peers.end_for_all(Outcome.MEMBERSHIP, cause=record.cause, nodes_waiting=nodes_waiting)
             return None  # until all know it, in the order in which they hear of it
         outcome = self._node.policy.judge(view)
         if peers is not None and outcome in (Outcome.FAILED, Outcome.MEMBERSHIP):

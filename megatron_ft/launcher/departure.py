@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from typing import Any
 
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 
+from megatron_ft.core.gathering import poll_delay_s
 from megatron_ft.launcher import node_lines, torch_rendezvous
 from megatron_ft.launcher.node import Node
 
-__all__ = ["leave"]
+__all__ = ["close_for_standby", "hosts", "leave"]
 
 _LOOK_S = 1.0
+_HEAR_S = 0.4
+"""Beyond the time between two questions."""
 _NOBODY_FOR_S = 20.0
 """Nodes that restart are in no round for a moment."""
 
@@ -31,8 +35,7 @@ def leave(node: Node, handler: Any) -> None:
     handler.shutdown = lambda: True  # which would close it
     with contextlib.suppress(RendezvousError):
         node.blocking(lambda: torch_rendezvous.leave_rendezvous(handler))
-    port = torch_rendezvous.store_port(handler)
-    if port is None or not _listens_at(port):
+    if not hosts(handler):
         return
     node.say(node_lines.kept_as_host())
     needed_s = time.monotonic()
@@ -45,6 +48,24 @@ def leave(node: Node, handler: Any) -> None:
                 needed_s = time.monotonic()
             node.reactor.run_until(lambda: bool(node.signals.received), deadline_s=time.monotonic() + _LOOK_S)
             node.raise_if_asked_to_stop()
+
+
+def close_for_standby(node: Node, handler: Any) -> None:
+    """The job ends, and nodes stand by that ask from time to time whether they are needed: let them hear it.
+
+    Else all they would see is that the host of the rendezvous is gone, which may be a disaster.
+    """
+    handler.shutdown()
+    handler.shutdown = lambda: True
+    if hosts(handler):
+        wait_s = _HEAR_S + 1.25 * poll_delay_s(node.line.max_nodes, math.inf)
+        node.reactor.run_until(lambda: bool(node.signals.received), deadline_s=time.monotonic() + wait_s)
+
+
+def hosts(handler: Any) -> bool:
+    """Whether the store of the rendezvous is in this process: without it the others can't go on."""
+    port = torch_rendezvous.store_port(handler)
+    return port is not None and _listens_at(port)
 
 
 def _listens_at(port: int) -> bool:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import WorkerGroup
+from torch.distributed.elastic.rendezvous.api import RendezvousTimeoutError
 
 from megatron_ft.core.advance import Advance
 from megatron_ft.core.gathering import Gathering, Seen, Verdict
@@ -52,6 +53,16 @@ class Meetings:
         self._last_round: dict[Any, int] = {}
         self._seen: Seen | None = None
         self._timer: Timer | None = None
+
+    @property
+    def nodes(self) -> Collection[Any]:
+        """Of the round that was met last, by what the rendezvous knows them by."""
+        return self._last_round
+
+    def stands_by(self) -> bool:
+        """Whether a cycle runs without this node, as far as it was seen."""
+        seen = self._seen
+        return seen is not None and seen.complete and seen.me not in seen.participants
 
     def meet(
         self,
@@ -103,8 +114,15 @@ class Meetings:
             self._seen = seen
             return gathering.look(seen, absent=_absent(peers), now_s=time.monotonic())
 
-        with torch_rendezvous.quick_round(self._handler, pace=self._pace, look=look):
-            rendezvous(group)
+        while True:
+            try:
+                with torch_rendezvous.quick_round(self._handler, pace=self._pace, look=look):
+                    rendezvous(group)
+                break
+            except RendezvousTimeoutError:
+                if not self.stands_by():
+                    raise
+                # torch's time to join is for nodes that are missing; here nobody is, and the cycle may run for weeks
         self._last_number, nodes = torch_rendezvous.last_round(self._handler)
         self._last_round = dict(nodes)
         run_id, several = self._handler.get_run_id(), self._node.line.max_nodes > 1
@@ -133,7 +151,7 @@ class Meetings:
             return node_lines.waiting_for_nodes(here=[], more=min_nodes)
         is_last = seen.round == self._last_number and bool(self._last_round)
         if seen.complete and not is_last:
-            return node_lines.waiting_to_join(len(seen.participants))
+            return node_lines.standing_by(len(seen.participants))
         absent = _absent(peers)
         missing = gathering.missing(seen, absent=absent)
         lost = [node for node in gathering.missing(seen) if node not in missing]

@@ -16,12 +16,13 @@ __all__ = [
     "lost_sight",
     "node",
     "node_changed",
+    "others_stand_by",
     "shut_down",
     "succeeded_without",
     "too_few_healthy",
     "waiting_for_nodes",
     "waiting_for_others",
-    "waiting_to_join",
+    "standing_by",
 ]
 
 GOOD = (NodeState.HEALTHY, NodeState.SUCCEEDED)
@@ -90,10 +91,16 @@ def waiting_for_nodes(
     return f"waiting for {needed} ({'; '.join(parts)})"
 
 
-def waiting_to_join(running: int) -> str:
+def standing_by(running: int) -> str:
     """The others train, without this node."""
     nodes = "1 node runs" if running == 1 else f"{running} nodes run"
-    return f"waiting for the next cycle: {nodes} without this one"
+    return f"standing by for the next restart: {nodes} without this one"
+
+
+def others_stand_by(names: Sequence[str]) -> str:
+    """Nodes wait to join, and the ones that run aren't disturbed."""
+    nodes = "1 node stands" if len(names) == 1 else f"{len(names)} nodes stand"
+    return f"{nodes} by for the next restart: {_names(names)}"
 
 
 def lost_sight(text: str) -> str:

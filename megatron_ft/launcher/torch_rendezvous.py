@@ -10,7 +10,7 @@ import contextlib
 import os
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
@@ -22,6 +22,7 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCP
 
 from megatron_ft.core import gathering
 from megatron_ft.core.gathering import Seen, Verdict
+from megatron_ft.core.membership import Waiting
 
 __all__ = [
     "Pace",
@@ -30,6 +31,7 @@ __all__ = [
     "last_round",
     "leave_rendezvous",
     "nodes_in_rendezvous",
+    "nodes_waiting",
     "quick_round",
     "rendezvous_backends",
     "slow_because",
@@ -205,6 +207,21 @@ def nodes_in_rendezvous(handler: Any) -> int | None:
     state = getattr(getattr(handler, "_state_holder", None), "state", None)
     groups = (getattr(state, name, ()) for name in ("participants", "wait_list", "redundancy_list"))
     return sum(map(len, groups))
+
+
+def nodes_waiting(handler: Any, met: Collection[Any]) -> Waiting:
+    """Who waits; ``met`` are the nodes of the round that was met last.
+
+    Raises:
+        RendezvousError: the host of the rendezvous is gone.
+    """
+    count = handler.num_nodes_waiting()
+    if not isinstance(handler, dynamic_rendezvous.DynamicRendezvousHandler) or _missing(handler):
+        return Waiting(unknown=count)
+    state = handler._state_holder.state
+    waiting, spare = frozenset(state.wait_list), frozenset(getattr(state, "redundancy_list", ()))
+    members = frozenset(met)
+    return Waiting(returning=waiting & members, joining=waiting - members, spare=spare - members)
 
 
 def store_port(handler: Any) -> int | None:

@@ -224,6 +224,10 @@ def test_living_with_it() -> None:
     assert (options.startup_timeout, options.exit_timeout) == (None, None)
     assert (options.max_no_progress_cycles, options.no_restart_exit_code) == (3, 93)
     assert (options.observe_only, options.forward_signals) == (False, ())
+    assert not options.scale_up_at_once
+    assert read("--ft-scale-up-at-once").summary() == (
+        "configuration: ft-scale-up-at-once=yes (command line); else defaults"
+    )
     options = read(
         "--ft-startup-timeout=30", "--ft-exit-timeout", "1.5", "--ft-observe-only", "--ft-forward-signals=usr1, SIGUSR2"
     )
