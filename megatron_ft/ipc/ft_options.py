@@ -16,6 +16,7 @@ RESTART_POLICIES = ("any-failed", "min-healthy")
 DEFAULT_TERM_TIMEOUT = 1800.0
 DEFAULT_WORKERS_STOP_TIMEOUT = 5.0
 DEFAULT_PRELOAD_TIMEOUT = 60.0
+DEFAULT_NODE_HEALTH_TIMEOUT = 60.0
 DEFAULT_MAX_NO_PROGRESS_CYCLES = 3
 DEFAULT_NO_RESTART_EXIT_CODE = 93
 
@@ -33,6 +34,7 @@ def add_ft_options(parser: argparse.ArgumentParser) -> None:
     _add_file_options(group)
     _add_restart_options(group)
     _add_membership_options(group)
+    _add_health_options(group)
     _add_progress_options(group)
     _add_preload_options(group)
     _add_watching_options(group)
@@ -147,6 +149,24 @@ def _add_membership_options(group: argparse._ArgumentGroup) -> None:
         default=False,
         help="Restart all ranks as soon as a node waits to join, as torchrun does. Without, it stands by for the next "
         "restart.",
+    )
+
+
+def _add_health_options(group: argparse._ArgumentGroup) -> None:
+    _add(
+        group,
+        ["--ft-node-health-command", "--ft_node_health_command"],
+        dest="ft_node_health_command",
+        metavar="COMMAND",
+        help="A shell command that is run before this node joins a round. If it doesn't end with 0 the node stands "
+        "aside, and it is tried again. Default: none.",
+    )
+    _add(
+        group,
+        ["--ft-node-health-timeout", "--ft_node_health_timeout"],
+        dest="ft_node_health_timeout",
+        metavar="SECONDS",
+        help=f"It is killed if it takes longer, and has failed. Default: {DEFAULT_NODE_HEALTH_TIMEOUT:g}.",
     )
 
 

@@ -25,6 +25,7 @@ from megatron_ft.launcher.accounts import Accounts
 from megatron_ft.launcher.control import ReceivedRequest
 from megatron_ft.launcher.cycle_record import CycleRecord
 from megatron_ft.launcher.doorbell import Doorbell
+from megatron_ft.launcher.fitness import Fitness
 from megatron_ft.launcher.inquest import Inquest
 from megatron_ft.launcher.job_errors import JobEndedError, NodeExcludedError, NodeNotNeededError
 from megatron_ft.launcher.meeting import Meetings
@@ -49,6 +50,8 @@ class FaultTolerantAgent(LocalElasticAgent):
         self._cycle = 0
         self._grace_s = node.line.stop_timeout
         self._meetings = Meetings(node, self._handler)
+        health, ranks = node.health, self._worker_group.spec.local_world_size
+        self._fitness = None if health is None else Fitness(node, self._handler, health, ranks=ranks)
         self._bell: Doorbell | None = None
         self._peers: Peers | None = None
         self._ends_together = False
@@ -76,8 +79,8 @@ class FaultTolerantAgent(LocalElasticAgent):
                     self._handler.shutdown()
                     self._handler.shutdown = lambda: True
                 self._peers.leave(together=self._ends_together)
-            if self._newcomers.anybody_at_end() and not self._node.signals.received:
-                departure.close_for_standby(self._node, self._handler)
+            if not self._node.signals.received:
+                departure.close_for_standby(self._node, self._handler, anybody=self._newcomers.anybody_at_end())
 
     def _run_cycles(self) -> RunResult:
         while True:
@@ -116,6 +119,13 @@ class FaultTolerantAgent(LocalElasticAgent):
         node, peers = self._node, self._peers
         node.ranks_ended_well = False
         self._store = worker_group.store = None  # a store that nobody holds gives its port back
+        if peers is not None:
+            peers.cycle_is_over()
+        if self._fitness is not None:
+            self._fitness.wait_for(
+                own_count=self._meetings.count, check=self._check_wanted, stand_aside=self._stand_aside
+            )
+            peers = self._peers
         try:
             met = self._meetings.meet(self._torch_rendezvous, worker_group, peers=peers, check=self._check_wanted)
         except RendezvousGracefulExitError as error:
@@ -148,6 +158,13 @@ class FaultTolerantAgent(LocalElasticAgent):
     def _torch_rendezvous(self, worker_group: WorkerGroup) -> None:
         self._newcomers.join()
         super()._rendezvous(worker_group)
+
+    def _stand_aside(self) -> None:
+        """Let the others meet without this node."""
+        self._meetings.forget()
+        if self._peers is not None:
+            self._peers.leave(together=False)
+            self._peers = None
 
     def _check_wanted(self, wait_s: float = 0.0) -> None:
         """While the nodes meet: whether there is to be another cycle."""

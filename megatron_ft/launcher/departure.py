@@ -13,8 +13,9 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 from megatron_ft.core.gathering import poll_delay_s
 from megatron_ft.launcher import node_lines, torch_rendezvous
 from megatron_ft.launcher.node import Node
+from megatron_ft.launcher.rounds import LOOK_ASIDE_S, anybody_aside
 
-__all__ = ["close_for_standby", "hosts", "leave"]
+__all__ = ["close_for_standby", "hosts", "leave", "step_out"]
 
 _LOOK_S = 1.0
 _HEAR_S = 0.4
@@ -33,8 +34,7 @@ def leave(node: Node, handler: Any) -> None:
         SignalException: the launcher was asked to stop meanwhile.
     """
     handler.shutdown = lambda: True  # which would close it
-    with contextlib.suppress(RendezvousError):
-        node.blocking(lambda: torch_rendezvous.leave_rendezvous(handler))
+    step_out(node, handler)
     if not hosts(handler):
         return
     node.say(node_lines.kept_as_host())
@@ -50,15 +50,26 @@ def leave(node: Node, handler: Any) -> None:
             node.raise_if_asked_to_stop()
 
 
-def close_for_standby(node: Node, handler: Any) -> None:
-    """The job ends, and nodes stand by that ask from time to time whether they are needed: let them hear it.
+def step_out(node: Node, handler: Any) -> None:
+    """Take part in no round, for now.
 
-    Else all they would see is that the host of the rendezvous is gone, which may be a disaster.
+    Raises:
+        SignalException: the launcher was asked to stop meanwhile.
     """
-    handler.shutdown()
-    handler.shutdown = lambda: True
-    if hosts(handler):
-        wait_s = _HEAR_S + 1.25 * poll_delay_s(node.line.max_nodes, math.inf)
+    with contextlib.suppress(RendezvousError):
+        node.blocking(lambda: torch_rendezvous.leave_rendezvous(handler))
+
+
+def close_for_standby(node: Node, handler: Any, *, anybody: bool) -> None:
+    """The job ends, and nodes stand by or aside that ask from time to time whether it lives: let them hear it.
+
+    Else all they would see is that the host of the rendezvous is gone, which may be a disaster. ``anybody``:
+    whether some stand by.
+    """
+    if node.line.max_nodes > 1 and hosts(handler) and (anybody or anybody_aside(handler)):
+        handler.shutdown()
+        handler.shutdown = lambda: True
+        wait_s = _HEAR_S + max(LOOK_ASIDE_S, 1.25 * poll_delay_s(node.line.max_nodes, math.inf))
         node.reactor.run_until(lambda: bool(node.signals.received), deadline_s=time.monotonic() + wait_s)
 
 

@@ -59,6 +59,15 @@ class Meetings:
         """Of the round that was met last, by what the rendezvous knows them by."""
         return self._last_round
 
+    @property
+    def count(self) -> int:
+        """So many rounds were met."""
+        return self._count
+
+    def forget(self) -> None:
+        """This node stands aside: what it knows of the last round says nothing about the next one it takes part in."""
+        self._last_round, self._last_number = {}, 0
+
     def stands_by(self) -> bool:
         """Whether a cycle runs without this node, as far as it was seen."""
         seen = self._seen
@@ -82,8 +91,6 @@ class Meetings:
         """
         self._warn(torch_rendezvous.fresh_store(self._handler, nodes=self._node.line.max_nodes))
         self._warn(torch_rendezvous.slow_because(self._handler))
-        if peers is not None:
-            peers.cycle_is_over()
         gathering = Gathering(
             last_round=self._last_round,
             last_number=self._last_number,

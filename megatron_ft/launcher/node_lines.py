@@ -8,6 +8,7 @@ from megatron_ft.core.job_view import JobView, NodeReport
 from megatron_ft.core.restart_policy import NodeState
 
 __all__ = [
+    "ENDED_WHILE_ASIDE",
     "GOOD",
     "excluded",
     "failed",
@@ -27,6 +28,8 @@ __all__ = [
 
 GOOD = (NodeState.HEALTHY, NodeState.SUCCEEDED)
 """What counts for the minimum."""
+ENDED_WHILE_ASIDE = "it stood aside"
+"""Why a node wasn't needed: for the end of the line."""
 _SHOWN = 8
 
 

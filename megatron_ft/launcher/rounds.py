@@ -18,10 +18,14 @@ from megatron_ft.launcher import torch_rendezvous
 from megatron_ft.launcher.reactor import THREAD_PREFIX, Reactor
 
 __all__ = [
+    "LOOK_ASIDE_S",
     "MembershipWatch",
     "Newcomers",
     "add_restart",
     "agree_on_cycle",
+    "anybody_aside",
+    "cycles_begun",
+    "note_aside",
     "of_the_run",
     "read_advance",
     "restarts_used",
@@ -31,6 +35,10 @@ __all__ = [
 _KEY = "megatron_ft/cycle"
 _RESTARTS_KEY = "megatron_ft/restarts"
 _ADVANCE_KEY = "megatron_ft/advance"
+_ASIDE_KEY = "megatron_ft/aside"
+
+LOOK_ASIDE_S = 1.0
+"""So often a node that stands aside looks whether the job still lives."""
 
 
 def agree_on_cycle(store: Any, *, backend: str, run_id: str, group_rank: int, own_count: int) -> int:
@@ -48,6 +56,29 @@ def agree_on_cycle(store: Any, *, backend: str, run_id: str, group_rank: int, ow
         store.set(_KEY, str(cycle))
         return cycle
     return int(store.get(_KEY))
+
+
+def cycles_begun(handler: Any) -> int | None:
+    """How many cycles the job has begun, all nodes taken together; None where the rendezvous can't be asked."""
+    return _add(handler, _KEY, 0)
+
+
+def note_aside(handler: Any, change: int) -> None:
+    """So many more nodes (fewer, if negative) stand aside, and ask from time to time whether the job still lives."""
+    _add(handler, _ASIDE_KEY, change)
+
+
+def anybody_aside(handler: Any) -> bool:
+    """Whether nodes stand aside, as far as is known: one that was killed there counts, too."""
+    return bool(_add(handler, _ASIDE_KEY, 0))
+
+
+def _add(handler: Any, key: str, change: int) -> int | None:
+    store = torch_rendezvous.shared_store(handler)
+    try:
+        return None if store is None else int(store.add(f"{key}/{handler.get_run_id()}", change))
+    except RuntimeError:
+        return None  # its host is gone, which the next round says better
 
 
 def restarts_used(store: Any, *, run_id: str) -> int:
