@@ -205,7 +205,8 @@ class Peers:
         """
         node, log = self._node, self._log
         signalled = bool(node.signals.received)
-        if signalled and node.policy.is_common:
+        # ranks that ended with 0 did what they were asked to, together with the others, which are about to end, too
+        if signalled and (node.policy.is_common or not node.ranks_ended_well):
             self.tell(NodeState.LOST, lambda: f"stopped by {node.signals.received[0].name}")
         log.append(job_view.gone(self.number))
         bound_s = _TOGETHER_S + 3 * node.line.stop_timeout if together and not signalled else _LAST_WORDS_S
