@@ -170,6 +170,8 @@ class FaultTolerantAgent(LocalElasticAgent):
         """While the nodes meet: whether there is to be another cycle."""
         self._node.raise_if_asked_to_stop()
         text = None if self._peers is None else self._peers.shutdown_text(wait_s=wait_s)
+        if self._peers is not None and text is None and not wait_s:
+            self._peers.check()
         if text is not None:
             self._node.say(lines.shut_down_between(text))
             self._ends_together = True

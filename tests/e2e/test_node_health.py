@@ -67,6 +67,7 @@ def test_one_that_takes_too_long_is_killed_with_all_it_started(reactor: Reactor,
     script = f"trap '' TERM; sleep 600 & echo $! > {child}; echo looking; wait"
     found = checked(reactor, script, timeout_s=0.5)
     assert (found.ended, found.code, found.last_line) == ("took longer than 0.5 s", None, "looking")
+    assert 0.5 <= found.seconds < 15
     wait_until(lambda: is_gone(child), 10)
 
 
