@@ -73,6 +73,9 @@ class Meetings:
         seen = self._seen
         return seen is not None and seen.complete and seen.me not in seen.participants
 
+    def _have_met_without_this(self) -> bool:
+        return self.stands_by() and self._seen is not None and self._seen.round != self._last_number
+
     def meet(
         self,
         rendezvous: Callable[[WorkerGroup], None],
@@ -99,8 +102,14 @@ class Meetings:
         )
         self._seen = None
         self._tell_in(_TELL_AFTER_S, gathering, peers)
+
+        def look() -> None:
+            if peers is not None and self._have_met_without_this():
+                peers.stop()  # they tell each other elsewhere now, and would seem lost
+            check()
+
         try:
-            met = self._node.reactor.call_blocking(lambda: self._meet(rendezvous, group, gathering, peers), check)
+            met = self._node.reactor.call_blocking(lambda: self._meet(rendezvous, group, gathering, peers), look)
         finally:
             if self._timer is not None:
                 self._timer.cancel()

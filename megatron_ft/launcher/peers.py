@@ -65,6 +65,7 @@ class Peers:
         self._asked_for_shutdown = False
         self._asked_to_end_s: float | None = None
         self._is_over = False
+        self._is_stopped = False
         self._silence = Silence(_LONGEST_LOOK_S)
         policy, store = node.policy, group.store
 
@@ -103,6 +104,8 @@ class Peers:
             RendezvousConnectionError: the host of the rendezvous is gone, and the nodes only decide together.
             CutOffError: it doesn't answer.
         """
+        if self._is_stopped:
+            return
         is_common, error = self._node.policy.is_common, self._log.error
         if error is not None:
             if is_common:
@@ -112,7 +115,7 @@ class Peers:
         if self._silence.look(self._log.last_answer_s, time.monotonic()) > bound_s:
             raise CutOffError(
                 f"the rendezvous doesn't answer for {bound_s:g} s (the network, or its host?): "
-                "this node gives up, the others go on without it"
+                "this node gives up; others that reach it go on without this one"
             )
 
     def end_for_all(self, outcome: Outcome, *, cause: Callable[[], Cause], nodes_waiting: int) -> Outcome | None:
@@ -199,9 +202,11 @@ class Peers:
         return node_lines.shut_down(number=request.node, name=request.name, text=request.text)
 
     def stop(self) -> None:
-        """Hear of them no more."""
-        self._node.reactor.unwatch(self._log.fileno())
-        self._log.stop()
+        """Hear of them no more; calling it again does nothing."""
+        if not self._is_stopped:
+            self._is_stopped = True
+            self._node.reactor.unwatch(self._log.fileno())
+            self._log.stop()
 
     def leave(self, *, together: bool) -> None:
         """The end of the job on this node. ``together``: on all nodes; they wait for each other.
@@ -209,6 +214,8 @@ class Peers:
         The store lives in the launcher of one of them, which must not end before all know what was decided.
         """
         node, log = self._node, self._log
+        if self._is_stopped:
+            return
         signalled = bool(node.signals.received)
         # ranks that ended with 0 did what they were asked to, together with the others, which are about to end, too
         if signalled and (node.policy.is_common or not node.ranks_ended_well):

@@ -124,6 +124,9 @@ def test_a_launcher_that_was_frozen_is_done_without_and_stands_by(launcher: Laun
     assert "the other nodes took this one for lost" in nodes[2].err
     for node in nodes[:2]:
         node.wait_for("1 node stands by for the next restart: ")
+    # they are none of its cycle any more, so it misses none of them
+    with pytest.raises(AssertionError):
+        wait_until(lambda: "the other nodes meet without it" in nodes[2].err, 2)
     tell(launcher, "fail-1-0")
     for node in nodes:
         node.wait_for("^cycle 2 of . in 3")
