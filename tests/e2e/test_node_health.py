@@ -122,6 +122,20 @@ def test_stopped_in_the_middle_of_a_check(launcher: Launcher) -> None:
     launched.assert_nothing_left()
 
 
+def test_others_that_need_it_wait_for_it(launcher: Launcher) -> None:
+    well = launcher.directory / "well"
+    place = meeting_place("--nnodes=2")
+    first = launcher.start("say('ran')", *place, "--rdzv-conf=is_host=1")
+    ill = launcher.start(
+        "say('ran')", *place, "--rdzv-conf=is_host=0", f"--ft-node-health-command=test -e {well} || exit 5"
+    )
+    ill.wait_for("this node stands aside: its health check ended with code 5; ")
+    first.wait_for("waiting for 1 more node ")
+    well.touch()
+    ended = wait_for_all([first, ill])
+    assert [(finished.code, finished.out) for finished in ended] == [(0, "ran\n")] * 2
+
+
 def start(launcher: Launcher, number: int, *options: str) -> Launched:
     """Its health is what the file of its number says; there is none as long as it is well."""
     ill = launcher.directory / f"ill{number}"
