@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -125,9 +126,13 @@ class Meetings:
         peers: Peers | None,
     ) -> Met:
         """In a thread of its own."""
+        stood_by_s = -math.inf
 
         def look(seen: Seen) -> Verdict:
+            nonlocal stood_by_s
             self._seen = seen
+            if self.stands_by():
+                stood_by_s = time.monotonic()
             return gathering.look(seen, absent=_absent(peers), now_s=time.monotonic())
 
         while True:
@@ -136,9 +141,11 @@ class Meetings:
                     rendezvous(group)
                 break
             except RendezvousTimeoutError:
-                if not self.stands_by():
+                waited_s = time.monotonic() - stood_by_s
+                if waited_s > torch_rendezvous.join_timeout_s(self._handler):
                     raise
-                # torch's time to join is for nodes that are missing; here nobody is, and the cycle may run for weeks
+                # torch's time to join is for nodes that are missing. It runs while this node stands by, too, for weeks
+                # maybe, and may end when the next round has just begun: that would close the rendezvous for all.
         self._last_number, nodes = torch_rendezvous.last_round(self._handler)
         self._last_round = dict(nodes)
         run_id, several = self._handler.get_run_id(), self._node.line.max_nodes > 1

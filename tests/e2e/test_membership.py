@@ -25,8 +25,8 @@ while not (WHERE / "finish").exists():
 STANDS_BY = "standing by for the next restart: {} without this one"
 
 
-def start(launcher: Launcher, *options: str, is_host: bool) -> Launched:
-    settings = rendezvous_settings(is_host=is_host, last_call_s=1) + ",join_timeout=4"
+def start(launcher: Launcher, *options: str, is_host: bool, join_s: int = 600) -> Launched:
+    settings = f"{rendezvous_settings(is_host=is_host, last_call_s=1)},join_timeout={join_s}"
     return launcher.start(SCRIPT, *options, settings, script_args=[str(launcher.directory)])
 
 
@@ -38,11 +38,11 @@ def cycles_of(launched: Launched) -> list[str]:
     return re.findall(r"^cycle (\d+) of", launched.out, re.MULTILINE)
 
 
-def starts_a_first_and_a_late_one(launcher: Launcher, *options: str) -> tuple[Launched, Launched]:
+def starts_a_first_and_a_late_one(launcher: Launcher, *options: str, join_s: int = 600) -> tuple[Launched, Launched]:
     place = meeting_place("--nnodes=1:2", "--max-restarts=1", *options)
     first = start(launcher, *place, is_host=True)
     first.wait_for("^cycle 0 of 0 in 1")
-    return first, start(launcher, *place, is_host=False)
+    return first, start(launcher, *place, is_host=False, join_s=join_s)
 
 
 def test_a_late_node_stands_by_until_the_next_restart(launcher: Launcher) -> None:
@@ -75,7 +75,7 @@ def test_on_request_it_is_used_at_once(launcher: Launcher, policy: str) -> None:
 
 
 def test_a_node_that_was_never_needed_ends_well_with_the_job(launcher: Launcher) -> None:
-    first, late = starts_a_first_and_a_late_one(launcher)
+    first, late = starts_a_first_and_a_late_one(launcher, join_s=4)
     late.wait_for(STANDS_BY.format("1 node runs"))
     # nobody is missing, so the time that a round waits for missing nodes isn't meant
     with pytest.raises(AssertionError):
