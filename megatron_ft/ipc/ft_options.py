@@ -16,6 +16,7 @@ RESTART_POLICIES = ("any-failed", "min-healthy")
 DEFAULT_TERM_TIMEOUT = 1800.0
 DEFAULT_WORKERS_STOP_TIMEOUT = 5.0
 DEFAULT_PRELOAD_TIMEOUT = 60.0
+DEFAULT_NODE_HEALTH_TIMEOUT = 60.0
 DEFAULT_MAX_NO_PROGRESS_CYCLES = 3
 DEFAULT_NO_RESTART_EXIT_CODE = 93
 
@@ -32,6 +33,8 @@ def add_ft_options(parser: argparse.ArgumentParser) -> None:
     _add_field_options(group)
     _add_file_options(group)
     _add_restart_options(group)
+    _add_membership_options(group)
+    _add_health_options(group)
     _add_progress_options(group)
     _add_preload_options(group)
     _add_watching_options(group)
@@ -134,6 +137,36 @@ def _add_restart_options(group: argparse._ArgumentGroup) -> None:
         help="From SIGTERM to SIGKILL for the ranks when the launcher restarts them. "
         f"Default: {DEFAULT_WORKERS_STOP_TIMEOUT:g}, and a tenth of a second where one of them has failed, because "
         "nothing can be saved together any more.",
+    )
+
+
+def _add_membership_options(group: argparse._ArgumentGroup) -> None:
+    _add(
+        group,
+        ["--ft-scale-up-at-once", "--ft_scale_up_at_once"],
+        dest="ft_scale_up_at_once",
+        action="store_true",
+        default=False,
+        help="Restart all ranks as soon as a node waits to join, as torchrun does. Without, it stands by for the next "
+        "restart.",
+    )
+
+
+def _add_health_options(group: argparse._ArgumentGroup) -> None:
+    _add(
+        group,
+        ["--ft-node-health-command", "--ft_node_health_command"],
+        dest="ft_node_health_command",
+        metavar="COMMAND",
+        help="A shell command that is run before this node joins a round. If it doesn't end with 0 the node stands "
+        "aside, and it is tried again. Default: none.",
+    )
+    _add(
+        group,
+        ["--ft-node-health-timeout", "--ft_node_health_timeout"],
+        dest="ft_node_health_timeout",
+        metavar="SECONDS",
+        help=f"It is killed if it takes longer, and has failed. Default: {DEFAULT_NODE_HEALTH_TIMEOUT:g}.",
     )
 
 

@@ -17,6 +17,7 @@ from megatron_ft.ipc.event_log import DEFAULT_LOG_MAX_BYTES
 from megatron_ft.ipc.ft_options import (
     DEFAULT_MAX_NO_PROGRESS_CYCLES,
     DEFAULT_NO_RESTART_EXIT_CODE,
+    DEFAULT_NODE_HEALTH_TIMEOUT,
     DEFAULT_PRELOAD_TIMEOUT,
     DEFAULT_TERM_TIMEOUT,
     DEFAULT_WORKERS_STOP_TIMEOUT,
@@ -41,6 +42,11 @@ class ResolvedOptions:
     sources: dict[str, tuple[Any, str]]  # field -> (JSON-able value, "default", "command line" or "ft.yaml:12")
     warnings: list[str]
     restart_policy: str
+    scale_up_at_once: bool
+    """A node that waits to join ends a healthy cycle."""
+    node_health_command: str | None
+    """Run before the node joins a round."""
+    node_health_timeout: float
     term_timeout: float
     workers_stop_timeout: float
     workers_stop_timeout_was_set: bool
@@ -107,6 +113,10 @@ def read_ft_options(namespace: argparse.Namespace) -> ResolvedOptions:
         "workers-stop-timeout": _seconds(
             "--workers-stop-timeout", namespace.ft_workers_stop_timeout, DEFAULT_WORKERS_STOP_TIMEOUT
         ),
+        "ft-scale-up-at-once": bool(namespace.ft_scale_up_at_once),
+        "ft-node-health-command": _command("--ft-node-health-command", namespace.ft_node_health_command),
+        "ft-node-health-timeout": _limit("--ft-node-health-timeout", namespace.ft_node_health_timeout)
+        or DEFAULT_NODE_HEALTH_TIMEOUT,
         "ft-max-no-progress-cycles": _whole(
             "--ft-max-no-progress-cycles",
             namespace.ft_max_no_progress_cycles,
@@ -135,6 +145,9 @@ def read_ft_options(namespace: argparse.Namespace) -> ResolvedOptions:
         sources=sources,
         warnings=warnings,
         restart_policy=ours["restart-policy"],
+        scale_up_at_once=ours["ft-scale-up-at-once"],
+        node_health_command=ours["ft-node-health-command"],
+        node_health_timeout=ours["ft-node-health-timeout"],
         term_timeout=ours["term-timeout"],
         workers_stop_timeout=ours["workers-stop-timeout"],
         workers_stop_timeout_was_set=namespace.ft_workers_stop_timeout is not None,
@@ -195,6 +208,14 @@ def _whole(option: str, given: str | None, default: int, allowed: range) -> int:
     if number not in allowed:
         raise ConfigError(f"{option} {show(given)}: must be a whole number from {allowed.start} to {allowed.stop - 1}")
     return number
+
+
+def _command(option: str, given: str | None) -> str | None:
+    if given is None:
+        return None
+    if not given.strip():
+        raise ConfigError(f"{option} {show(given)}: must be a shell command")
+    return given
 
 
 def _limit(option: str, given: str | None) -> float | None:

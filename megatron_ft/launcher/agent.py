@@ -18,13 +18,16 @@ from torch.distributed.elastic.rendezvous.api import (
 from megatron_ft.core.control import WorkloadAction
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.exit_description import Cause, CauseKind
+from megatron_ft.core.membership import Admission
 from megatron_ft.core.restart_policy import Action, Decision, GroupView, NodeState, Outcome
 from megatron_ft.launcher import announce, crash_evidence, departure, lines, node_lines, stopping, torch_private
 from megatron_ft.launcher.accounts import Accounts
 from megatron_ft.launcher.control import ReceivedRequest
 from megatron_ft.launcher.cycle_record import CycleRecord
 from megatron_ft.launcher.doorbell import Doorbell
+from megatron_ft.launcher.fitness import Fitness
 from megatron_ft.launcher.inquest import Inquest
+from megatron_ft.launcher.job_errors import JobEndedError, NodeExcludedError, NodeNotNeededError
 from megatron_ft.launcher.meeting import Meetings
 from megatron_ft.launcher.node import Node
 from megatron_ft.launcher.peers import CutOffError, Peers
@@ -34,23 +37,7 @@ from megatron_ft.launcher.workers import Worker, WorkerContext
 _HUNG_AND_ALIVE_S = 20.0
 """After a verdict the monitor signals, and kills after a grace of 5 s; then its rank should be gone."""
 
-__all__ = ["FaultTolerantAgent", "JobEndedError", "NodeExcludedError", "NodeNotNeededError"]
-
-
-class JobEndedError(FaultToleranceError):
-    """The job ends, and no failure of this node's ranks is why: a rank asked for it, or other nodes failed."""
-
-
-class NodeNotNeededError(FaultToleranceError):
-    """The job ended without ever needing this node."""
-
-
-class NodeExcludedError(FaultToleranceError):
-    """This node leaves, because a rank asked for it or can't be ended. ``job_ends``: the others are too few without."""
-
-    def __init__(self, *, job_ends: bool) -> None:
-        super().__init__("this node was left out")
-        self.job_ends = job_ends
+__all__ = ["FaultTolerantAgent"]
 
 
 class FaultTolerantAgent(LocalElasticAgent):
@@ -63,12 +50,16 @@ class FaultTolerantAgent(LocalElasticAgent):
         self._cycle = 0
         self._grace_s = node.line.stop_timeout
         self._meetings = Meetings(node, self._handler)
+        health, ranks = node.health, self._worker_group.spec.local_world_size
+        self._fitness = None if health is None else Fitness(node, self._handler, health, ranks=ranks)
         self._bell: Doorbell | None = None
         self._peers: Peers | None = None
         self._ends_together = False
         self._record: CycleRecord | None = None
         self._inquest: Inquest | None = None
-        self._newcomers = Newcomers(node.reactor)
+        policy, at_once = node.policy, node.line.options.scale_up_at_once
+        admission = Admission(at_once=at_once, goes_on_without=policy.is_common)
+        self._newcomers = Newcomers(node.reactor, admission, lambda nodes: announce.standing_by(node, nodes))
         self._accounts = Accounts(node, lambda: node.blocking(self._handler.num_nodes_waiting))
         node.monitors.on_message = self._heard_of
         node.control.on_request = self._asked
@@ -88,6 +79,8 @@ class FaultTolerantAgent(LocalElasticAgent):
                     self._handler.shutdown()
                     self._handler.shutdown = lambda: True
                 self._peers.leave(together=self._ends_together)
+            if not self._node.signals.received:
+                departure.close_for_standby(self._node, self._handler, anybody=self._newcomers.anybody_at_end())
 
     def _run_cycles(self) -> RunResult:
         while True:
@@ -131,6 +124,13 @@ class FaultTolerantAgent(LocalElasticAgent):
         node, peers = self._node, self._peers
         node.ranks_ended_well = False
         self._store = worker_group.store = None  # a store that nobody holds gives its port back
+        if peers is not None:
+            peers.cycle_is_over()
+        if self._fitness is not None:
+            self._fitness.wait_for(
+                own_count=self._meetings.count, check=self._check_wanted, stand_aside=self._stand_aside
+            )
+            peers = self._peers
         try:
             met = self._meetings.meet(self._torch_rendezvous, worker_group, peers=peers, check=self._check_wanted)
         except RendezvousGracefulExitError as error:
@@ -138,6 +138,8 @@ class FaultTolerantAgent(LocalElasticAgent):
         except RendezvousClosedError:
             if peers is not None:
                 self._check_wanted(wait_s=1.0)
+            if self._meetings.stands_by():
+                raise NodeNotNeededError("others ran it to its end") from None
             raise
         self._cycle = met.cycle
         if peers is not None:
@@ -162,10 +164,19 @@ class FaultTolerantAgent(LocalElasticAgent):
         self._newcomers.join()
         super()._rendezvous(worker_group)
 
+    def _stand_aside(self) -> None:
+        """Let the others meet without this node."""
+        self._meetings.forget()
+        if self._peers is not None:
+            self._peers.leave(together=False)
+            self._peers = None
+
     def _check_wanted(self, wait_s: float = 0.0) -> None:
         """While the nodes meet: whether there is to be another cycle."""
         self._node.raise_if_asked_to_stop()
         text = None if self._peers is None else self._peers.shutdown_text(wait_s=wait_s)
+        if self._peers is not None and text is None and not wait_s:
+            self._peers.check()
         if text is not None:
             self._node.say(lines.shut_down_between(text))
             self._ends_together = True
@@ -228,8 +239,8 @@ class FaultTolerantAgent(LocalElasticAgent):
         self._worker_group.state = WorkerState.HEALTHY
         several = self._node.line.max_nodes > 1 and self._handler.get_backend() != "static"
         interval = self._node.line.namespace.monitor_interval
-        if several and not self._node.policy.is_common:
-            self._newcomers.begin(self._handler, interval)
+        if several:
+            self._newcomers.begin(self._handler, interval, self._meetings.nodes)
         while (outcome := self._judge()) is None or (outcome is Outcome.FAILED and self._cause_may_come()):
             self._node.reactor.run_once(interval)
         return outcome
@@ -261,6 +272,8 @@ class FaultTolerantAgent(LocalElasticAgent):
         )
         if peers is not None and self._node.policy.is_common:
             peers.tell(view.state, lambda: record.cause() if failed else "")
+            if nodes_waiting:
+                return peers.end_for_all(Outcome.MEMBERSHIP, cause=record.cause, nodes_waiting=nodes_waiting)
             return None  # until all know it, in the order in which they hear of it
         outcome = self._node.policy.judge(view)
         if peers is not None and outcome in (Outcome.FAILED, Outcome.MEMBERSHIP):
@@ -325,13 +338,7 @@ class FaultTolerantAgent(LocalElasticAgent):
     def _asked(self, request: ReceivedRequest) -> None:
         node, record, peers = self._node, self._record, self._peers
         action = request.action
-        node.log.write(
-            "workload_control",
-            action=action.value,
-            description=request.description,
-            rank=request.rank,
-            pid=request.pid,
-        )
+        announce.log_request(node, request)
         if action is WorkloadAction.Continue or record is None:
             node.say(request.text)
         elif action is WorkloadAction.ShutdownWorkload:

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import itertools
 import time
+from typing import Any
 
 from torch.distributed.elastic.agent.server.api import WorkerGroup
 
 from megatron_ft.core.exit_description import Cause, CauseKind
 from megatron_ft.core.restart_policy import Decision, NodeState, Outcome
-from megatron_ft.launcher import lines, node_lines
+from megatron_ft.launcher import lines, node_lines, torch_rendezvous
+from megatron_ft.launcher.control import ReceivedRequest
 from megatron_ft.launcher.cycle_record import CycleRecord
 from megatron_ft.launcher.node import Node
 from megatron_ft.launcher.peers import Peers
 
-__all__ = ["cause_of", "cycle_ended", "cycle_started", "found_by", "log_end", "training_again"]
+__all__ = [
+    "cause_of",
+    "cycle_ended",
+    "cycle_started",
+    "found_by",
+    "log_end",
+    "log_request",
+    "standing_by",
+    "training_again",
+]
 
 
 def cycle_started(node: Node, record: CycleRecord, group: WorkerGroup, restarts_left: int) -> None:
@@ -44,6 +55,13 @@ def cycle_started(node: Node, record: CycleRecord, group: WorkerGroup, restarts_
     )
     nodes = group.group_world_size or 1
     node.status.cycle_started(record, nodes=nodes, world_size=world_size or 0, restarts_left=restarts_left)
+
+
+def standing_by(node: Node, nodes: list[Any]) -> None:
+    """Nodes wait, and the cycle goes on without them."""
+    names = [torch_rendezvous.address_of(each) for each in nodes]
+    node.say(node_lines.others_stand_by(names))
+    node.log.write("standing_by", nodes=names)
 
 
 def training_again(node: Node, record: CycleRecord) -> None:
@@ -143,6 +161,12 @@ def cycle_ended(node: Node, record: CycleRecord, outcome: Outcome, decision: Dec
         )
     )
     log_end(node, record, outcome, decision, cause)
+
+
+def log_request(node: Node, request: ReceivedRequest) -> None:
+    """A rank asked for something."""
+    what = {"action": request.action.value, "description": request.description}
+    node.log.write("workload_control", **what, rank=request.rank, pid=request.pid)
 
 
 def log_end(node: Node, record: CycleRecord, outcome: Outcome, decision: Decision, cause: Cause | None) -> None:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from typing import Any
 
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 
+from megatron_ft.core.gathering import poll_delay_s
 from megatron_ft.core.restart_policy import NodeState
 from megatron_ft.launcher import node_lines, torch_rendezvous
 from megatron_ft.launcher.node import Node
 from megatron_ft.launcher.peers import Peers
+from megatron_ft.launcher.rounds import LOOK_ASIDE_S, anybody_aside
 
-__all__ = ["leave", "leave_stuck"]
+__all__ = ["close_for_standby", "hosts", "leave", "leave_stuck", "step_out"]
 
 _LOOK_S = 1.0
+_HEAR_S = 0.4
+"""Beyond the time between two questions."""
 _NOBODY_FOR_S = 20.0
 """Nodes that restart are in no round for a moment."""
 _COUNT_FOR_S = 3.0
@@ -34,8 +39,7 @@ def leave(node: Node, handler: Any) -> None:
         SignalException: the launcher was asked to stop meanwhile.
     """
     handler.shutdown = lambda: True  # which would close it
-    with contextlib.suppress(RendezvousError):
-        node.blocking(lambda: torch_rendezvous.leave_rendezvous(handler))
+    step_out(node, handler)
     _stay_as_host(node, handler)
 
 
@@ -69,8 +73,7 @@ def leave_stuck(node: Node, handler: Any, peers: Peers, *, why: str) -> bool:
 
 def _stay_as_host(node: Node, handler: Any) -> None:
     """A store that lives in this launcher stays until nobody needs it."""
-    port = torch_rendezvous.store_port(handler)
-    if port is None or not _listens_at(port):
+    if not hosts(handler):
         return
     node.say(node_lines.kept_as_host())
     needed_s = time.monotonic()
@@ -83,6 +86,35 @@ def _stay_as_host(node: Node, handler: Any) -> None:
                 needed_s = time.monotonic()
             node.reactor.run_until(lambda: bool(node.signals.received), deadline_s=time.monotonic() + _LOOK_S)
             node.raise_if_asked_to_stop()
+
+
+def step_out(node: Node, handler: Any) -> None:
+    """Take part in no round, for now.
+
+    Raises:
+        SignalException: the launcher was asked to stop meanwhile.
+    """
+    with contextlib.suppress(RendezvousError):
+        node.blocking(lambda: torch_rendezvous.leave_rendezvous(handler))
+
+
+def close_for_standby(node: Node, handler: Any, *, anybody: bool) -> None:
+    """The job ends, and nodes stand by or aside that ask from time to time whether it lives: let them hear it.
+
+    Else all they would see is that the host of the rendezvous is gone, which may be a disaster. ``anybody``:
+    whether some stand by.
+    """
+    if node.line.max_nodes > 1 and hosts(handler) and (anybody or anybody_aside(handler)):
+        handler.shutdown()
+        handler.shutdown = lambda: True
+        wait_s = _HEAR_S + max(LOOK_ASIDE_S, 1.25 * poll_delay_s(node.line.max_nodes, math.inf))
+        node.reactor.run_until(lambda: bool(node.signals.received), deadline_s=time.monotonic() + wait_s)
+
+
+def hosts(handler: Any) -> bool:
+    """Whether the store of the rendezvous is in this process: without it the others can't go on."""
+    port = torch_rendezvous.store_port(handler)
+    return port is not None and _listens_at(port)
 
 
 def _listens_at(port: int) -> bool:

@@ -15,13 +15,9 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from megatron_ft.core.errors import ConfigError, FaultToleranceError
 from megatron_ft.ipc.event_log import EventLog
 from megatron_ft.launcher import directories, lines, torch_private
-from megatron_ft.launcher.agent import (
-    FaultTolerantAgent,
-    JobEndedError,
-    NodeExcludedError,
-    NodeNotNeededError,
-)
+from megatron_ft.launcher.agent import FaultTolerantAgent
 from megatron_ft.launcher.arguments import CommandLine
+from megatron_ft.launcher.job_errors import JobEndedError, NodeExcludedError, NodeNotNeededError
 from megatron_ft.launcher.node import Node, say
 from megatron_ft.launcher.server_process import ServerProcess
 

@@ -21,7 +21,7 @@ from megatron_ft.core.restart_policy import NodeState
 from megatron_ft.launcher.doorbell import Doorbell
 from megatron_ft.launcher.reactor import THREAD_PREFIX
 
-__all__ = ["CUT_OFF_AFTER_S", "LOST_AFTER_S", "JobLog"]
+__all__ = ["CUT_OFF_AFTER_S", "CUT_OFF_ALONE_AFTER_S", "LOST_AFTER_S", "JobLog"]
 
 KEEP_ALIVE_INTERVAL_S = 1.0
 LOST_AFTER_S = 6.0
@@ -29,6 +29,8 @@ LOST_AFTER_S = 6.0
 CUT_OFF_AFTER_S = 15.0
 """A node that has no answer from the store for so long is cut off. Longer than the others take to find it lost: a
 store that is merely slow must not end every node."""
+CUT_OFF_ALONE_AFTER_S = 60.0
+"""The same where the ranks go on together with the others' as long as they can: torch's time for an answer."""
 LOST_AFTER_WHEN_OVER_S = 2.0
 """The same when the cycle is over, and the next one waits for that node."""
 _INTERVAL_WHEN_OVER_S = 0.5
@@ -127,9 +129,10 @@ class JobLog:
         """Whether everything is written, or can't be any more."""
         return not self._queue or self.error is not None
 
-    def silent_for_s(self) -> float:
-        """How long the store hasn't answered."""
-        return time.monotonic() - self._last_answer_s
+    @property
+    def last_answer_s(self) -> float:
+        """When the store answered last, by ``time.monotonic``."""
+        return self._last_answer_s
 
     def stop(self) -> None:
         """End the thread. One that waits for a host that is gone is left behind."""

@@ -10,6 +10,7 @@ from megatron_ft.core.restart_policy import Action, Decision, Outcome
 from megatron_ft.ipc.processes import ProcessStat
 
 PREFIX = "[ft_launcher] "
+_SHOWN = 200
 OBSERVING_ONLY = "observing only: hung ranks are told of, none is ended"
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "did_not_end",
     "exit_code",
     "finished_late",
+    "fit_again",
     "fork_server_replaced",
     "forwarded",
     "fresh_interpreters",
@@ -40,6 +42,8 @@ __all__ = [
     "stopped",
     "stuck",
     "training_again",
+    "unfit",
+    "unfit_for_good",
     "user_mistake",
 ]
 
@@ -90,6 +94,23 @@ def training_again(*, cycle: int, seconds: Mapping[str, float]) -> str:
 def run_finished(cycles: int) -> str:
     """The good end."""
     return f"all ranks finished after {_count(cycles, 'cycle')}"
+
+
+def unfit(ended: str, last_line: str, *, retry_s: float) -> str:
+    """Why this node doesn't join. ``ended`` as in "ended with code 3", ``last_line`` is what the check said."""
+    shown = last_line if len(last_line) <= _SHOWN else f"{last_line[: _SHOWN - 3]}..."
+    said = f" ({shown})" if shown else ""
+    return f"this node stands aside: its health check {ended}{said}; looking again in {retry_s:g} s"
+
+
+def fit_again(failures: int) -> str:
+    """It joins after all."""
+    return f"the health check of this node is good again after {_count(failures, 'failure')}: it joins"
+
+
+def unfit_for_good(seconds: float) -> str:
+    """Nobody is left who could do without this node."""
+    return f"the health check of this node fails, and no node has been there for {seconds:g} s: giving up"
 
 
 def fresh_interpreters(reason: str) -> str:

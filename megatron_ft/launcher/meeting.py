@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import WorkerGroup
+from torch.distributed.elastic.rendezvous.api import RendezvousTimeoutError
 
 from megatron_ft.core.advance import Advance
 from megatron_ft.core.gathering import Gathering, Seen, Verdict
@@ -53,6 +55,28 @@ class Meetings:
         self._seen: Seen | None = None
         self._timer: Timer | None = None
 
+    @property
+    def nodes(self) -> Collection[Any]:
+        """Of the round that was met last, by what the rendezvous knows them by."""
+        return self._last_round
+
+    @property
+    def count(self) -> int:
+        """So many rounds were met."""
+        return self._count
+
+    def forget(self) -> None:
+        """This node stands aside: what it knows of the last round says nothing about the next one it takes part in."""
+        self._last_round, self._last_number = {}, 0
+
+    def stands_by(self) -> bool:
+        """Whether a cycle runs without this node, as far as it was seen."""
+        seen = self._seen
+        return seen is not None and seen.complete and seen.me not in seen.participants
+
+    def _have_met_without_this(self) -> bool:
+        return self.stands_by() and self._seen is not None and self._seen.round != self._last_number
+
     def meet(
         self,
         rendezvous: Callable[[WorkerGroup], None],
@@ -71,8 +95,6 @@ class Meetings:
         """
         self._warn(torch_rendezvous.fresh_store(self._handler, nodes=self._node.line.max_nodes))
         self._warn(torch_rendezvous.slow_because(self._handler))
-        if peers is not None:
-            peers.cycle_is_over()
         gathering = Gathering(
             last_round=self._last_round,
             last_number=self._last_number,
@@ -81,8 +103,14 @@ class Meetings:
         )
         self._seen = None
         self._tell_in(_TELL_AFTER_S, gathering, peers)
+
+        def look() -> None:
+            if peers is not None and self._have_met_without_this():
+                peers.stop()  # they tell each other elsewhere now, and would seem lost
+            check()
+
         try:
-            met = self._node.reactor.call_blocking(lambda: self._meet(rendezvous, group, gathering, peers), check)
+            met = self._node.reactor.call_blocking(lambda: self._meet(rendezvous, group, gathering, peers), look)
         finally:
             if self._timer is not None:
                 self._timer.cancel()
@@ -98,13 +126,26 @@ class Meetings:
         peers: Peers | None,
     ) -> Met:
         """In a thread of its own."""
+        stood_by_s = -math.inf
 
         def look(seen: Seen) -> Verdict:
+            nonlocal stood_by_s
             self._seen = seen
+            if self.stands_by():
+                stood_by_s = time.monotonic()
             return gathering.look(seen, absent=_absent(peers), now_s=time.monotonic())
 
-        with torch_rendezvous.quick_round(self._handler, pace=self._pace, look=look):
-            rendezvous(group)
+        while True:
+            try:
+                with torch_rendezvous.quick_round(self._handler, pace=self._pace, look=look):
+                    rendezvous(group)
+                break
+            except RendezvousTimeoutError:
+                waited_s = time.monotonic() - stood_by_s
+                if waited_s > torch_rendezvous.join_timeout_s(self._handler):
+                    raise
+                # torch's time to join is for nodes that are missing. It runs while this node stands by, too, for weeks
+                # maybe, and may end when the next round has just begun: that would close the rendezvous for all.
         self._last_number, nodes = torch_rendezvous.last_round(self._handler)
         self._last_round = dict(nodes)
         run_id, several = self._handler.get_run_id(), self._node.line.max_nodes > 1
@@ -133,7 +174,7 @@ class Meetings:
             return node_lines.waiting_for_nodes(here=[], more=min_nodes)
         is_last = seen.round == self._last_number and bool(self._last_round)
         if seen.complete and not is_last:
-            return node_lines.waiting_to_join(len(seen.participants))
+            return node_lines.standing_by(len(seen.participants))
         absent = _absent(peers)
         missing = gathering.missing(seen, absent=absent)
         lost = [node for node in gathering.missing(seen) if node not in missing]

@@ -24,6 +24,7 @@ from megatron_ft.launcher.cycle_record import CycleRecord
 from megatron_ft.launcher.device_memory import DeviceMemory
 from megatron_ft.launcher.ending import Ending
 from megatron_ft.launcher.forking import ForkingSpawner
+from megatron_ft.launcher.health_check import HealthCheck
 from megatron_ft.launcher.job_status import JobStatus
 from megatron_ft.launcher.monitors import Monitors
 from megatron_ft.launcher.punctuality import Punctuality
@@ -92,6 +93,17 @@ class Node:
             self.reactor, known_children=self._known_children, in_a_hurry=self.signals.ask_to_kill, say=say
         )
         self.device_memory = DeviceMemory(self.reactor, log=log, say=say)
+        command = line.options.node_health_command
+        self.health = (
+            None
+            if command is None
+            else HealthCheck(
+                command,
+                timeout_s=line.options.node_health_timeout,
+                reactor=self.reactor,
+                known_children=self._known_children,
+            )
+        )
         self.control = ControlSocket(os.path.join(self.run_dir, "launcher.sock"), self.reactor, say=say)
         self.control.on_order = self._ordered
         self.monitors = Monitors(
@@ -214,6 +226,8 @@ class Node:
 
     def close(self) -> None:
         """End the monitors and remove what was made."""
+        if self.health is not None:
+            self.health.close()
         if self.forking is not None:
             self.forking.close()
         self.monitors.stop()
@@ -271,4 +285,5 @@ class Node:
     def _known_children(self) -> set[int]:
         ranks = {worker.pid for worker in self.workers.values() if not worker.reaped}
         servers = set() if self.forking is None else self.forking.pids()
-        return ranks | self.monitors.pids() | servers
+        checks = set() if self.health is None else self.health.pids()
+        return ranks | self.monitors.pids() | servers | checks

@@ -8,6 +8,7 @@ from megatron_ft.core.job_view import JobView, NodeReport
 from megatron_ft.core.restart_policy import NodeState
 
 __all__ = [
+    "ENDED_WHILE_ASIDE",
     "GOOD",
     "excluded",
     "failed",
@@ -16,17 +17,20 @@ __all__ = [
     "lost_sight",
     "node",
     "node_changed",
+    "others_stand_by",
     "shut_down",
     "succeeded_without",
     "too_few_healthy",
     "too_few_left",
     "waiting_for_nodes",
     "waiting_for_others",
-    "waiting_to_join",
+    "standing_by",
 ]
 
 GOOD = (NodeState.HEALTHY, NodeState.SUCCEEDED)
 """What counts for the minimum."""
+ENDED_WHILE_ASIDE = "it stood aside"
+"""Why a node wasn't needed: for the end of the line."""
 _SHOWN = 8
 
 
@@ -96,10 +100,16 @@ def waiting_for_nodes(
     return f"waiting for {needed} ({'; '.join(parts)})"
 
 
-def waiting_to_join(running: int) -> str:
+def standing_by(running: int) -> str:
     """The others train, without this node."""
     nodes = "1 node runs" if running == 1 else f"{running} nodes run"
-    return f"waiting for the next cycle: {nodes} without this one"
+    return f"standing by for the next restart: {nodes} without this one"
+
+
+def others_stand_by(names: Sequence[str]) -> str:
+    """Nodes wait to join, and the ones that run aren't disturbed."""
+    nodes = "1 node stands" if len(names) == 1 else f"{len(names)} nodes stand"
+    return f"{nodes} by for the next restart: {_names(names)}"
 
 
 def lost_sight(text: str) -> str:

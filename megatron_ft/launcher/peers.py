@@ -16,14 +16,16 @@ from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.exit_description import Cause
 from megatron_ft.core.job_view import JobView
 from megatron_ft.core.restart_policy import NodeState, Outcome
+from megatron_ft.core.silence import Silence
 from megatron_ft.launcher import node_lines
 from megatron_ft.launcher.doorbell import Doorbell
-from megatron_ft.launcher.job_log import CUT_OFF_AFTER_S, JobLog
+from megatron_ft.launcher.job_log import CUT_OFF_AFTER_S, CUT_OFF_ALONE_AFTER_S, JobLog
 from megatron_ft.launcher.node import Node
 from megatron_ft.launcher.rounds import add_restart, write_advance
 
 __all__ = ["CutOffError", "Peers"]
 
+_LONGEST_LOOK_S = 2.0
 _LAST_WORDS_S = 2.0
 """To tell the others something on the way out."""
 _AGREE_S = 2.0
@@ -63,6 +65,8 @@ class Peers:
         self._asked_for_shutdown = False
         self._asked_to_end_s: float | None = None
         self._is_over = False
+        self._is_stopped = False
+        self._silence = Silence(_LONGEST_LOOK_S)
         policy, store = node.policy, group.store
 
         def decided(view: JobView) -> None:
@@ -94,20 +98,24 @@ class Peers:
         return self.view.outcome is not None and self.view.nodes[self.number].state in node_lines.GOOD
 
     def check(self) -> None:
-        """See that the others can be reached; where each node decides for itself, they needn't be.
+        """See that the others can be reached. Call it at least once a second or so.
 
         Raises:
-            RendezvousConnectionError: the host of the rendezvous is gone.
+            RendezvousConnectionError: the host of the rendezvous is gone, and the nodes only decide together.
             CutOffError: it doesn't answer.
         """
-        if not self._node.policy.is_common:
+        if self._is_stopped:
             return
-        if self._log.error is not None:
-            raise RendezvousConnectionError("The connection to the rendezvous has failed.") from self._log.error
-        if self._log.silent_for_s() > CUT_OFF_AFTER_S:
+        is_common, error = self._node.policy.is_common, self._log.error
+        if error is not None:
+            if is_common:
+                raise RendezvousConnectionError("The connection to the rendezvous has failed.") from error
+            return  # who asks for nodes that wait hears it, too
+        bound_s = CUT_OFF_AFTER_S if is_common else CUT_OFF_ALONE_AFTER_S
+        if self._silence.look(self._log.last_answer_s, time.monotonic()) > bound_s:
             raise CutOffError(
-                f"the rendezvous doesn't answer for {CUT_OFF_AFTER_S:g} s (the network, or its host?): "
-                "this node gives up, the others go on without it"
+                f"the rendezvous doesn't answer for {bound_s:g} s (the network, or its host?): "
+                "this node gives up; others that reach it go on without this one"
             )
 
     def end_for_all(self, outcome: Outcome, *, cause: Callable[[], Cause], nodes_waiting: int) -> Outcome | None:
@@ -194,9 +202,11 @@ class Peers:
         return node_lines.shut_down(number=request.node, name=request.name, text=request.text)
 
     def stop(self) -> None:
-        """Hear of them no more."""
-        self._node.reactor.unwatch(self._log.fileno())
-        self._log.stop()
+        """Hear of them no more; calling it again does nothing."""
+        if not self._is_stopped:
+            self._is_stopped = True
+            self._node.reactor.unwatch(self._log.fileno())
+            self._log.stop()
 
     def leave(self, *, together: bool) -> None:
         """The end of the job on this node. ``together``: on all nodes; they wait for each other.
@@ -204,8 +214,11 @@ class Peers:
         The store lives in the launcher of one of them, which must not end before all know what was decided.
         """
         node, log = self._node, self._log
+        if self._is_stopped:
+            return
         signalled = bool(node.signals.received)
-        if signalled and node.policy.is_common:
+        # ranks that ended with 0 did what they were asked to, together with the others, which are about to end, too
+        if signalled and (node.policy.is_common or not node.ranks_ended_well):
             self.tell(NodeState.LOST, lambda: f"stopped by {node.signals.received[0].name}")
         log.append(job_view.gone(self.number))
         bound_s = _TOGETHER_S + 3 * node.line.stop_timeout if together and not signalled else _LAST_WORDS_S

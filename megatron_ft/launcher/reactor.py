@@ -17,6 +17,8 @@ __all__ = ["THREAD_PREFIX", "Priority", "Reactor", "Timer"]
 THREAD_PREFIX = "ft_launcher_"
 """Of the names of threads that may wait inside torch for longer than the launcher lives."""
 
+_CHECK_S = 1.0
+
 T = TypeVar("T")
 
 
@@ -95,7 +97,7 @@ class Reactor:
     def call_blocking(self, function: Callable[[], T], check: Callable[[], None] | None = None) -> T:
         """Run something that blocks in a thread of its own, and serve everything else meanwhile.
 
-        ``check`` is called after each event; if it raises, the thread is abandoned.
+        ``check`` is called after each event, and each second; if it raises, the thread is abandoned.
 
         Raises:
             whatever ``function`` or ``check`` raises.
@@ -107,7 +109,7 @@ class Reactor:
             while not call.finished:
                 if check is not None:
                     check()
-                self.run_once(None)
+                self.run_once(_CHECK_S)
         finally:
             self.unwatch(call.done_fd)
             if call.finished:

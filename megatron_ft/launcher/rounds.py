@@ -7,18 +7,25 @@ import dataclasses
 import json
 import os
 import threading
+from collections.abc import Callable, Collection
 from typing import Any
 
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from megatron_ft.core.advance import Advance
+from megatron_ft.core.membership import Admission, Waiting
+from megatron_ft.launcher import torch_rendezvous
 from megatron_ft.launcher.reactor import THREAD_PREFIX, Reactor
 
 __all__ = [
+    "LOOK_ASIDE_S",
     "MembershipWatch",
     "Newcomers",
     "add_restart",
     "agree_on_cycle",
+    "anybody_aside",
+    "cycles_begun",
+    "note_aside",
     "of_the_run",
     "read_advance",
     "restarts_used",
@@ -28,6 +35,10 @@ __all__ = [
 _KEY = "megatron_ft/cycle"
 _RESTARTS_KEY = "megatron_ft/restarts"
 _ADVANCE_KEY = "megatron_ft/advance"
+_ASIDE_KEY = "megatron_ft/aside"
+
+LOOK_ASIDE_S = 1.0
+"""So often a node that stands aside looks whether the job still lives."""
 
 
 def agree_on_cycle(store: Any, *, backend: str, run_id: str, group_rank: int, own_count: int) -> int:
@@ -45,6 +56,29 @@ def agree_on_cycle(store: Any, *, backend: str, run_id: str, group_rank: int, ow
         store.set(_KEY, str(cycle))
         return cycle
     return int(store.get(_KEY))
+
+
+def cycles_begun(handler: Any) -> int | None:
+    """How many cycles the job has begun, all nodes taken together; None where the rendezvous can't be asked."""
+    return _add(handler, _KEY, 0)
+
+
+def note_aside(handler: Any, change: int) -> None:
+    """So many more nodes (fewer, if negative) stand aside, and ask from time to time whether the job still lives."""
+    _add(handler, _ASIDE_KEY, change)
+
+
+def anybody_aside(handler: Any) -> bool:
+    """Whether nodes stand aside, as far as is known: one that was killed there counts, too."""
+    return bool(_add(handler, _ASIDE_KEY, 0))
+
+
+def _add(handler: Any, key: str, change: int) -> int | None:
+    store = torch_rendezvous.shared_store(handler)
+    try:
+        return None if store is None else int(store.add(f"{key}/{handler.get_run_id()}", change))
+    except RuntimeError:
+        return None  # its host is gone, which the next round says better
 
 
 def restarts_used(store: Any, *, run_id: str) -> int:
@@ -76,15 +110,24 @@ def of_the_run(store: Any) -> Any:
 class Newcomers:
     """The nodes that wait to join, watched for during each cycle."""
 
-    def __init__(self, reactor: Reactor) -> None:
+    def __init__(self, reactor: Reactor, admission: Admission, on_standby: Callable[[list[Any]], None]) -> None:
+        """``on_standby`` is called with nodes that stand by, once for each."""
         self._reactor = reactor
+        self._admission = admission
+        self._on_standby = on_standby
+        self._told: frozenset[Any] = frozenset()
         self._watch: MembershipWatch | None = None
         self._last: MembershipWatch | None = None
 
-    def begin(self, handler: Any, interval_s: float) -> None:
-        """A cycle has begun."""
-        self._watch = MembershipWatch(handler, interval_s)
-        self._reactor.watch(self._watch.fileno(), self._watch.drain)
+    def begin(self, handler: Any, interval_s: float, met: Collection[Any]) -> None:
+        """A cycle has begun, with the nodes ``met``."""
+        watch = self._watch = MembershipWatch(handler, interval_s, met)
+
+        def changed() -> None:
+            watch.drain()
+            self._tell(watch.waiting)
+
+        self._reactor.watch(watch.fileno(), changed)
 
     def end(self) -> None:
         """A cycle is over; calling it again does nothing."""
@@ -100,7 +143,7 @@ class Newcomers:
             self._last.join()
 
     def waiting(self) -> int:
-        """So many nodes wait.
+        """So many nodes wait that the cycle is to be ended for.
 
         Raises:
             Exception: whatever the rendezvous raised, which can't be asked any more.
@@ -109,22 +152,34 @@ class Newcomers:
             return 0
         if self._watch.error is not None:
             raise self._watch.error
-        return self._watch.nodes_waiting
+        return self._admission.wanted(self._watch.waiting)
 
     def waiting_at_end(self) -> int:
         """So many waited when the last cycle ended."""
-        return 0 if self._last is None else self._last.nodes_waiting
+        return 0 if self._last is None else self._admission.wanted(self._last.waiting)
+
+    def anybody_at_end(self) -> bool:
+        """Whether anybody waited when the last cycle ended."""
+        return self._last is not None and self._last.waiting != Waiting()
+
+    def _tell(self, waiting: Waiting) -> None:
+        fresh = self._admission.standing_by(waiting) - self._told
+        self._told |= fresh
+        if fresh:
+            self._on_standby(sorted(fresh, key=str))
 
 
 class MembershipWatch:
-    """Asks the rendezvous, in a thread of its own, whether nodes wait to join. ``fileno`` is readable when so."""
+    """Asks the rendezvous, in a thread of its own, who waits to join. ``fileno`` is readable when that changes."""
 
-    def __init__(self, handler: Any, interval_s: float) -> None:
+    def __init__(self, handler: Any, interval_s: float, met: Collection[Any]) -> None:
         self._handler = handler
         self._interval_s = interval_s
+        self._met = met
         self._stop = threading.Event()
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self.nodes_waiting = 0
+        self.waiting = Waiting()
+        """Replaced as a whole."""
         self.error: Exception | None = None
         """The rendezvous can't be asked any more: its host is gone."""
         self._thread = threading.Thread(target=self._run, name=f"{THREAD_PREFIX}membership", daemon=True)
@@ -151,11 +206,11 @@ class MembershipWatch:
             self._wake_fd = -1
 
     def _run(self) -> None:
-        while not self._stop.wait(self._interval_s):
+        while not self._stop.wait(self._interval_s) and self.error is None:
+            before = self.waiting
             try:
-                self.nodes_waiting = self._handler.num_nodes_waiting()
+                self.waiting = torch_rendezvous.nodes_waiting(self._handler, self._met)
             except Exception as error:  # noqa: BLE001 - handed to the launcher's thread, whatever it is
                 self.error = error
-            if self.nodes_waiting or self.error is not None:
+            if self.waiting != before or self.error is not None:
                 os.eventfd_write(self._wake_fd, 1)
-                return

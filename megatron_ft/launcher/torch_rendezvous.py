@@ -10,7 +10,7 @@ import contextlib
 import os
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
@@ -22,16 +22,20 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCP
 
 from megatron_ft.core import gathering
 from megatron_ft.core.gathering import Seen, Verdict
+from megatron_ft.core.membership import Waiting
 
 __all__ = [
     "Pace",
     "address_of",
     "fresh_store",
+    "join_timeout_s",
     "last_round",
     "leave_rendezvous",
     "nodes_in_rendezvous",
+    "nodes_waiting",
     "quick_round",
     "rendezvous_backends",
+    "shared_store",
     "slow_because",
     "store_port",
 ]
@@ -40,6 +44,7 @@ dynamic_rendezvous: Any = _dynamic_rendezvous
 
 _LEAVE_S = 10.0
 """A rendezvous that doesn't answer for so long is left without a word."""
+_JOIN_TIMEOUT_S = 600.0
 _LONG_AGO = datetime.min.replace(tzinfo=timezone.utc)
 _MODULE_NAMES = ("_delay", "get_method_name")
 _HANDLER_NAMES = ("_state_holder", "_this_node")
@@ -205,6 +210,35 @@ def nodes_in_rendezvous(handler: Any) -> int | None:
     state = getattr(getattr(handler, "_state_holder", None), "state", None)
     groups = (getattr(state, name, ()) for name in ("participants", "wait_list", "redundancy_list"))
     return sum(map(len, groups))
+
+
+def nodes_waiting(handler: Any, met: Collection[Any]) -> Waiting:
+    """Who waits; ``met`` are the nodes of the round that was met last.
+
+    Raises:
+        RendezvousError: the host of the rendezvous is gone.
+    """
+    count = handler.num_nodes_waiting()
+    if not isinstance(handler, dynamic_rendezvous.DynamicRendezvousHandler) or _missing(handler):
+        return Waiting(unknown=count)
+    state = handler._state_holder.state
+    waiting, spare = frozenset(state.wait_list), frozenset(getattr(state, "redundancy_list", ()))
+    members = frozenset(met)
+    return Waiting(returning=waiting & members, joining=waiting - members, spare=spare - members)
+
+
+def shared_store(handler: Any) -> Any:
+    """The store that all rounds share; None if there is none, or this torch doesn't tell."""
+    return (
+        getattr(handler, "_store", None) if isinstance(handler, dynamic_rendezvous.DynamicRendezvousHandler) else None
+    )
+
+
+def join_timeout_s(handler: Any) -> float:
+    """How long a round waits for nodes that it needs, in seconds."""
+    timeout = getattr(getattr(handler, "settings", None), "timeout", None)
+    join = getattr(timeout, "join", None)
+    return _JOIN_TIMEOUT_S if join is None else float(join.total_seconds())
 
 
 def store_port(handler: Any) -> int | None:

@@ -19,7 +19,7 @@ from megatron_ft.ipc.processes import send_signal
 from megatron_ft.launcher import descendants, torch_private
 from megatron_ft.launcher.reactor import Priority, Reactor
 
-__all__ = ["FreshInterpreterSpawner", "RankSpec", "Spawner", "Worker", "WorkerContext"]
+__all__ = ["FreshInterpreterSpawner", "RankSpec", "Spawner", "Worker", "WorkerContext", "find_setpriv"]
 
 
 @dataclass
@@ -102,7 +102,7 @@ class FreshInterpreterSpawner:
     """Starts the command itself. Ranks die with the launcher, even with one that is killed."""
 
     def __init__(self) -> None:
-        self._setpriv = _find_setpriv()
+        self._setpriv = find_setpriv()
 
     def spawn(self, specs: Sequence[RankSpec], on_spawned: Callable[[Worker], None]) -> None:
         """See the protocol."""
@@ -128,7 +128,7 @@ class FreshInterpreterSpawner:
         return Worker(spec.local_rank, process.pid, os.pidfd_open(process.pid), on_reaped)
 
 
-def _find_setpriv() -> list[str]:
+def find_setpriv() -> list[str]:
     """util-linux's setpriv, which asks for the parent-death signal and becomes the command; empty without one.
 
     Asking from Python needs a fork of this process, with all of torch in it: 7 ms for each rank on a quiet

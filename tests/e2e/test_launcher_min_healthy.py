@@ -159,7 +159,8 @@ def test_late_node_disturbs_nobody_and_takes_part_in_the_next_cycle(launcher: La
     )
     late.wait_for("logs: ")
     wait_until(lambda: nodes_waiting(place) == 1, START_S)
-    late.wait_for("waiting for the next cycle: 1 node runs without this one")
+    late.wait_for("standing by for the next restart: 1 node runs without this one")
+    first.wait_for("1 node stands by for the next restart: 127.0.0.1")
     assert cycles_of(first) == ["0"]
     tell(launcher, "fail-0-0")
     for node in (first, late):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-import signal
 import socket
+import time
 
 from tests.support.launching import Launched, Launcher, launcher
 
@@ -64,23 +64,6 @@ def test_both_nodes_restart_and_agree_on_the_cycle(launcher: Launcher) -> None:
     assert [re.findall("restart .$", node.out, re.MULTILINE) for node in nodes] == [["restart 0", "restart 1"]] * 2
 
 
-def test_late_node_joins(launcher: Launcher) -> None:
-    script = """
-say("cycle", CYCLE, "of", RANK, "in", os.environ["WORLD_SIZE"])
-if os.environ["WORLD_SIZE"] == "1":
-    forever()
-"""
-    place = meeting_place("--nnodes=1:2", "--rdzv-conf=last_call_timeout=1")
-    first = launcher.start(script, *place)
-    first.wait_for("^cycle 0 of 0 in 1")
-    second = launcher.start(script, *place)
-    assert first.wait().code == 0
-    assert second.wait().code == 0
-    assert "cycle 1 of" in first.out
-    assert "cycle 1 of" in second.out
-    assert first.events("cycle_ended")[0]["cause"]["kind"] == "membership"
-
-
 def test_host_of_the_rendezvous_is_lost(launcher: Launcher) -> None:
     place = meeting_place("--nnodes=2")
     host = launcher.start("say('ready')\nforever()", *place)
@@ -89,8 +72,10 @@ def test_host_of_the_rendezvous_is_lost(launcher: Launcher) -> None:
     host.wait_for("^ready")
     other.wait_for("^ready")
     host.process.kill()
+    killed_s = time.monotonic()
     host.process.wait()
     finished = other.wait()
+    assert time.monotonic() - killed_s < 15
     assert finished.code == 1
     assert finished.lines[-1].startswith("the rendezvous failed: The connection to the C10d store has failed.")
     assert "Traceback" not in finished.err
@@ -137,35 +122,6 @@ client.shutdown_workload_monitoring()
         assert re.match(r"cycle 0 ended: rank 1 \(.+\) hung in 'step' for .*, in script.py:8 forever; ", line)
     kinds = [event["cause"]["kind"] for node in nodes for event in node.events("cycle_ended") if event["cycle"] == 0]
     assert kinds == ["hang", "hang"]
-
-
-def test_launcher_that_was_frozen_is_done_without_and_comes_back(launcher: Launcher) -> None:
-    script = """
-say("cycle", CYCLE, "of", RANK, "in", os.environ["WORLD_SIZE"])
-while not os.path.exists(sys.argv[1]):
-    time.sleep(0.02)
-"""
-    place = meeting_place("--nnodes=2:3", "--max-restarts=1")
-    flag = launcher.directory / "finish"
-    nodes = [
-        launcher.start(script, *place, f"--rdzv-conf=is_host={int(not number)}", script_args=[str(flag)])
-        for number in range(3)
-    ]
-    for node in nodes:
-        node.wait_for("^cycle 0 of . in 3")
-    nodes[2].signal(signal.SIGSTOP)
-    for node in nodes[:2]:
-        node.wait_for(
-            r"cycle 0 ended: node \d \(.+\): its launcher was not heard of for 6 s; restarting as cycle 1, 0 of"
-        )
-        node.wait_for("^cycle 1 of . in 2")
-    nodes[2].signal(signal.SIGCONT)
-    for node in nodes:
-        node.wait_for("^cycle 2 of . in 3")
-    assert "the other nodes took this one for lost" in nodes[2].err
-    assert "no restart used" in nodes[0].err
-    flag.touch()
-    assert [node.wait().code for node in nodes] == [0, 0, 0]
 
 
 def test_static_rendezvous_restarts_on_all_nodes_in_step(launcher: Launcher) -> None:

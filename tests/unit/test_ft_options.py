@@ -141,6 +141,8 @@ def test_sections_of_the_command_line_replace_those_of_the_file(tmp_path: Path) 
         ("--workers-stop-timeout=-1", "--workers-stop-timeout '-1': must be"),
         ("--ft-startup-timeout=0", "--ft-startup-timeout '0': must be greater than 0 (null means no limit)"),
         ("--ft-exit-timeout=-3", "--ft-exit-timeout '-3': must be a number of seconds"),
+        ("--ft-node-health-command= ", "--ft-node-health-command ' ': must be a shell command"),
+        ("--ft-node-health-timeout=0", "--ft-node-health-timeout '0': must be greater than 0"),
         ("--ft-forward-signals=SIGUSR9", "--ft-forward-signals: 'SIGUSR9' is no signal"),
         ("--ft-forward-signals=SIGKILL", "--ft-forward-signals: SIGKILL can't be passed on"),
         ("--fault-tol-cfg-path=/nowhere/ft.yaml", "can't read /nowhere/ft.yaml: No such file"),
@@ -224,6 +226,13 @@ def test_living_with_it() -> None:
     assert (options.startup_timeout, options.exit_timeout) == (None, None)
     assert (options.max_no_progress_cycles, options.no_restart_exit_code) == (3, 93)
     assert (options.observe_only, options.forward_signals) == (False, ())
+    assert not options.scale_up_at_once
+    assert (options.node_health_command, options.node_health_timeout) == (None, 60.0)
+    checked = read("--ft-node-health-command=test -e /dev/x", "--ft_node_health_timeout=2")
+    assert (checked.node_health_command, checked.node_health_timeout) == ("test -e /dev/x", 2.0)
+    assert read("--ft-scale-up-at-once").summary() == (
+        "configuration: ft-scale-up-at-once=yes (command line); else defaults"
+    )
     options = read(
         "--ft-startup-timeout=30", "--ft-exit-timeout", "1.5", "--ft-observe-only", "--ft-forward-signals=usr1, SIGUSR2"
     )

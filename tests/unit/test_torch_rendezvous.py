@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from datetime import timedelta
@@ -9,12 +10,15 @@ from typing import Any
 
 import pytest
 from torch.distributed import HashStore
+from torch.distributed.elastic.rendezvous.api import RendezvousClosedError
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousTimeout
 
 from megatron_ft.core.gathering import Seen, Verdict
+from megatron_ft.core.membership import Waiting
 from megatron_ft.launcher import torch_rendezvous
 from megatron_ft.launcher.torch_rendezvous import Pace, dynamic_rendezvous
+from tests.support.launching import wait_until
 
 PACE = Pace(nodes=3, ends_last_call=True, removes_dead=True)
 
@@ -143,3 +147,47 @@ def test_what_the_user_has_set_is_left_to_torch(store: Any) -> None:
     with torch_rendezvous.quick_round(one, pace=pace, look=look):
         one._state_holder.sync()
     assert set(one._state_holder.state.participants) == {one._this_node, other._this_node}
+
+
+def test_who_waits_is_told_by_what_it_was(store: Any) -> None:
+    first, second, third = (handler(store, min_nodes=2, max_nodes=2) for _ in range(3))
+    joins(first, second)
+    _, met = torch_rendezvous.last_round(first)
+    assert torch_rendezvous.nodes_waiting(first, met) == Waiting()
+    threads = [begin_to_join(third)]
+    wait_until(lambda: torch_rendezvous.nodes_waiting(fresh(first), met) != Waiting(), 10)
+    assert torch_rendezvous.nodes_waiting(first, met) == Waiting(spare=frozenset([third._this_node]))
+    torch_rendezvous.leave_rendezvous(second)
+    threads.append(begin_to_join(second))
+    both = Waiting(returning=frozenset([second._this_node]), joining=frozenset([third._this_node]))
+    wait_until(lambda: torch_rendezvous.nodes_waiting(fresh(first), met) == both, 10)
+    first.set_closed()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def test_where_it_can_not_be_told_they_are_counted() -> None:
+    class Other:
+        def num_nodes_waiting(self) -> int:
+            return 2
+
+    assert torch_rendezvous.nodes_waiting(Other(), ["a"]) == Waiting(unknown=2)
+
+
+def fresh(one: Any) -> Any:
+    """With what is in the store now."""
+    one._state_holder._cache_duration = 0
+    return one
+
+
+def begin_to_join(one: Any) -> threading.Thread:
+    join = dynamic_rendezvous._RendezvousJoinOp()
+
+    def wait() -> None:
+        with contextlib.suppress(RendezvousClosedError):
+            one._op_executor.run(join, time.monotonic() + 30)
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    return thread

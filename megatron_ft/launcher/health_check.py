@@ -1,0 +1,160 @@
+"""The user's command that says whether this node is fit: run with a bound, and nothing of it left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+from megatron_ft.ipc.processes import kill_matching
+from megatron_ft.launcher import descendants, lines
+from megatron_ft.launcher.reactor import Priority, Reactor
+from megatron_ft.launcher.workers import find_setpriv
+
+__all__ = ["Checked", "HealthCheck", "last_line"]
+
+_SHELL = "/bin/sh"
+_NOT_STARTED = 127
+_GONE_WAIT_S = 2.0
+"""How long a process may take to end by SIGKILL; one that is stuck in the kernel isn't waited for."""
+_KEPT_BYTES = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """How the command ended."""
+
+    ended: str
+    """As in "ended with code 3"; empty if it ended with 0 in time."""
+    code: int | None
+    """As subprocess has it; None if it had to be killed."""
+    last_line: str
+    """The last line that it wrote, to standard output or error."""
+    seconds: float
+
+    @property
+    def is_good(self) -> bool:
+        """Whether the node is fit."""
+        return not self.ended
+
+
+class HealthCheck:
+    """Runs the command, one at a time, while everything else is served."""
+
+    def __init__(
+        self, command: str, *, timeout_s: float, reactor: Reactor, known_children: Callable[[], Collection[int]]
+    ) -> None:
+        """``known_children`` are no leftovers of it."""
+        self._command = command
+        self._timeout_s = timeout_s
+        self._reactor = reactor
+        self._known_children = known_children
+        self._setpriv = find_setpriv()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._output = b""
+
+    def pids(self) -> set[int]:
+        """Of the process that runs, if one does."""
+        return set() if self._process is None else {self._process.pid}
+
+    def run(self, environment: Mapping[str, str], check: Callable[[], None]) -> Checked:
+        """Run it; ``check`` is called after each event.
+
+        Raises:
+            whatever ``check`` raises; then the command is killed.
+        """
+        began_s = time.monotonic()
+
+        def checked(ended: str, code: int | None, told: str | None = None) -> Checked:
+            text = last_line(self._output) if told is None else told
+            return Checked(ended=ended, code=code, last_line=text, seconds=time.monotonic() - began_s)
+
+        if self._process is not None and not self._let_go():
+            return checked(f"can't run: process {self._process.pid} of the last one can't be ended", None, "")
+        self._output = b""
+        try:
+            process = subprocess.Popen(
+                [*self._setpriv, _SHELL, "-c", self._command],
+                env={**os.environ, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            return checked(f"ended with code {_NOT_STARTED}", _NOT_STARTED, str(error))
+        self._process = process
+        try:
+            code = self._wait(process, began_s + self._timeout_s, check)
+        finally:
+            self.close()
+        if code is None:
+            return checked(f"took longer than {self._timeout_s:g} s", None)
+        if code < 0:
+            return checked(f"was killed by {lines.exit_code(code)}", code)
+        return checked(f"ended with code {code}" if code else "", code)
+
+    def close(self) -> None:
+        """Kill what is left of it."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            deadline_s = time.monotonic() + _GONE_WAIT_S
+            while not self._let_go() and time.monotonic() < deadline_s:
+                time.sleep(0.005)
+
+    def _wait(self, process: subprocess.Popen[bytes], deadline_s: float, check: Callable[[], None]) -> int | None:
+        assert process.stdout is not None
+        out_fd, pidfd = process.stdout.fileno(), os.pidfd_open(process.pid)
+        os.set_blocking(out_fd, False)
+        timer = self._reactor.call_later(max(0.0, deadline_s - time.monotonic()), lambda: None)
+        self._reactor.watch(pidfd, lambda: None, Priority.DEATH)
+        self._reactor.watch(out_fd, lambda: self._read(out_fd))
+        try:
+            while (code := descendants.exit_code_unreaped(process.pid)) is None and time.monotonic() < deadline_s:
+                check()
+                self._reactor.run_once(None)
+            self._read(out_fd)
+            return code
+        finally:
+            timer.cancel()
+            self._reactor.unwatch(pidfd)
+            self._reactor.unwatch(out_fd)
+            os.close(pidfd)
+            process.stdout.close()
+
+    def _read(self, fd: int) -> None:
+        """Keep the end of what it writes. What somebody still writes who has left its session isn't waited for."""
+        with contextlib.suppress(BlockingIOError):
+            for _ in range(64):  # one that writes without end mustn't keep the launcher
+                data = os.read(fd, 65536)
+                if not data:
+                    self._reactor.unwatch(fd)
+                    return
+                self._output = (self._output + data)[-_KEPT_BYTES:]
+
+    def _let_go(self) -> bool:
+        """Whether nothing of it is left; then its number is given back."""
+        process = self._process
+        assert process is not None
+        code = descendants.exit_code_unreaped(process.pid)
+        if code is None:
+            return False
+        if descendants.left_behind([process.pid], self._known_children()):
+            kill_matching(lambda stat: process.pid in (stat.group, stat.session), 0.0)
+            if descendants.left_behind([process.pid], self._known_children()):
+                return False
+        descendants.reap(process.pid)
+        process.returncode = code  # else Popen would wait for a number that may be another's by then
+        self._process = None
+        return True
+
+
+def last_line(output: bytes) -> str:
+    """The last line that isn't empty, without what would disturb a terminal."""
+    found = [line for line in output.decode(errors="replace").splitlines() if line.strip()]
+    return "".join(c for c in found[-1].strip() if c.isprintable()) if found else ""

@@ -1,0 +1,23 @@
+"""Ways in which the job ends on this node that are no failure of its own ranks."""
+
+from __future__ import annotations
+
+from megatron_ft.core.errors import FaultToleranceError
+
+__all__ = ["JobEndedError", "NodeExcludedError", "NodeNotNeededError"]
+
+
+class JobEndedError(FaultToleranceError):
+    """The job ends, and no failure of this node's ranks is why: a rank asked for it, or other nodes failed."""
+
+
+class NodeNotNeededError(FaultToleranceError):
+    """The job ended without ever needing this node."""
+
+
+class NodeExcludedError(FaultToleranceError):
+    """This node leaves, because a rank asked for it or can't be ended. ``job_ends``: the others are too few without."""
+
+    def __init__(self, *, job_ends: bool) -> None:
+        super().__init__("this node was left out")
+        self.job_ends = job_ends

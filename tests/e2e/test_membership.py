@@ -1,0 +1,135 @@
+"""Nodes that leave, return, or arrive as a surplus: a healthy cycle isn't disturbed, the next restart uses them."""
+
+from __future__ import annotations
+
+import re
+import signal
+
+import pytest
+
+from tests.support.launching import Launched, Launcher, launcher, wait_until
+from tests.support.nodes import meeting_place, rendezvous_settings, wait_for_all
+
+__all__ = ["launcher"]
+
+# each rank does what the test's files tell it to
+SCRIPT = """
+import pathlib
+WHERE = pathlib.Path(sys.argv[1])
+say("cycle", CYCLE, "of", RANK, "in", os.environ["WORLD_SIZE"])
+while not (WHERE / "finish").exists():
+    if (WHERE / f"fail-{CYCLE}-{RANK}").exists():
+        sys.exit(7)
+    time.sleep(0.02)
+"""
+STANDS_BY = "standing by for the next restart: {} without this one"
+
+
+def start(launcher: Launcher, *options: str, is_host: bool, join_s: int = 600) -> Launched:
+    settings = f"{rendezvous_settings(is_host=is_host, last_call_s=1)},join_timeout={join_s}"
+    return launcher.start(SCRIPT, *options, settings, script_args=[str(launcher.directory)])
+
+
+def tell(launcher: Launcher, name: str) -> None:
+    (launcher.directory / name).touch()
+
+
+def cycles_of(launched: Launched) -> list[str]:
+    return re.findall(r"^cycle (\d+) of", launched.out, re.MULTILINE)
+
+
+def starts_a_first_and_a_late_one(launcher: Launcher, *options: str, join_s: int = 600) -> tuple[Launched, Launched]:
+    place = meeting_place("--nnodes=1:2", "--max-restarts=1", *options)
+    first = start(launcher, *place, is_host=True)
+    first.wait_for("^cycle 0 of 0 in 1")
+    return first, start(launcher, *place, is_host=False, join_s=join_s)
+
+
+def test_a_late_node_stands_by_until_the_next_restart(launcher: Launcher) -> None:
+    first, late = starts_a_first_and_a_late_one(launcher)
+    late.wait_for(STANDS_BY.format("1 node runs"))
+    first.wait_for("1 node stands by for the next restart: 127.0.0.1")
+    assert cycles_of(first) == ["0"]
+    tell(launcher, "fail-0-0")
+    for node in (first, late):
+        node.wait_for("^cycle 1 of . in 2")
+    tell(launcher, "finish")
+    assert [finished.code for finished in wait_for_all([first, late])] == [0, 0]
+    assert (cycles_of(first), cycles_of(late)) == (["0", "1"], ["1"])
+    assert first.err.count("stands by for the next restart") == 1
+    assert [event["outcome"] for event in first.events("cycle_ended")] == ["failed", "succeeded"]
+
+
+@pytest.mark.parametrize("policy", ["any-failed", "min-healthy"])
+def test_on_request_it_is_used_at_once(launcher: Launcher, policy: str) -> None:
+    nodes = starts_a_first_and_a_late_one(launcher, f"--restart-policy={policy}", "--ft-scale-up-at-once")
+    for node in nodes:
+        node.wait_for("^cycle 1 of . in 2")
+    tell(launcher, "finish")
+    assert [finished.code for finished in wait_for_all(nodes)] == [0, 0]
+    first = nodes[0]
+    assert "1 node waiting to join" in first.err
+    assert "restarting as cycle 1, no restart used" in first.err
+    assert "stands by" not in first.err
+    assert first.events("cycle_ended")[0]["cause"]["kind"] == "membership"
+
+
+def test_a_node_that_was_never_needed_ends_well_with_the_job(launcher: Launcher) -> None:
+    first, late = starts_a_first_and_a_late_one(launcher, join_s=4)
+    late.wait_for(STANDS_BY.format("1 node runs"))
+    # nobody is missing, so the time that a round waits for missing nodes isn't meant
+    with pytest.raises(AssertionError):
+        wait_until(lambda: late.process.poll() is not None, 3)
+    tell(launcher, "finish")
+    ended = wait_for_all([first, late])
+    assert [finished.code for finished in ended] == [0, 0]
+    assert "the job ended without needing this node" in ended[1].lines[-1]
+
+
+def test_a_spare_takes_the_place_of_a_node_that_dies(launcher: Launcher) -> None:
+    place = meeting_place("--nnodes=2", "--max-restarts=2")
+    nodes = [start(launcher, *place, is_host=not number) for number in range(2)]
+    for node in nodes:
+        node.wait_for("^cycle 0 of . in 2")
+    spare = start(launcher, *place, "--ft-scale-up-at-once", is_host=False)
+    spare.wait_for(STANDS_BY.format("2 nodes run"))
+    for node in nodes:
+        node.wait_for("1 node stands by for the next restart: 127.0.0.1")
+    assert [cycles_of(node) for node in nodes] == [["0"], ["0"]]
+    nodes[1].process.kill()
+    nodes[1].process.wait()
+    for node in (nodes[0], spare):
+        node.wait_for("^cycle 1 of . in 2")
+    nodes[0].wait_for(r"its launcher was not heard of for 6 s; restarting as cycle 1, 1 of 2")
+    tell(launcher, "finish")
+    assert [finished.code for finished in wait_for_all([nodes[0], spare])] == [0, 0]
+
+
+def test_a_launcher_that_was_frozen_is_done_without_and_stands_by(launcher: Launcher) -> None:
+    place = meeting_place("--nnodes=2:3", "--max-restarts=2")
+    nodes = [
+        launcher.start(SCRIPT, *place, f"--rdzv-conf=is_host={int(not number)}", script_args=[str(launcher.directory)])
+        for number in range(3)
+    ]
+    for node in nodes:
+        node.wait_for("^cycle 0 of . in 3")
+    nodes[2].signal(signal.SIGSTOP)
+    for node in nodes[:2]:
+        node.wait_for(
+            r"cycle 0 ended: node \d \(.+\): its launcher was not heard of for 6 s; restarting as cycle 1, 1 of 2"
+        )
+        node.wait_for("^cycle 1 of . in 2")
+    nodes[2].signal(signal.SIGCONT)
+    nodes[2].wait_for(STANDS_BY.format("2 nodes run"))
+    assert "the other nodes took this one for lost" in nodes[2].err
+    for node in nodes[:2]:
+        node.wait_for("1 node stands by for the next restart: ")
+    # they are none of its cycle any more, so it misses none of them
+    with pytest.raises(AssertionError):
+        wait_until(lambda: "the other nodes meet without it" in nodes[2].err, 2)
+    tell(launcher, "fail-1-0")
+    for node in nodes:
+        node.wait_for("^cycle 2 of . in 3")
+    tell(launcher, "finish")
+    assert [finished.code for finished in wait_for_all(nodes)] == [0, 0, 0]
+    assert [cycles_of(node) for node in nodes] == [["0", "1", "2"], ["0", "1", "2"], ["0", "2"]]

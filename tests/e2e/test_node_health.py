@@ -1,0 +1,179 @@
+"""``--ft-node-health-command``: a node that isn't fit stands aside, the others go on, and nothing of it is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from megatron_ft.ipc.processes import read_stat
+from megatron_ft.launcher.health_check import Checked, HealthCheck
+from megatron_ft.launcher.reactor import Reactor
+from tests.e2e.test_membership import SCRIPT, STANDS_BY, cycles_of, tell
+from tests.support.launching import Launched, Launcher, launcher, wait_until
+from tests.support.nodes import meeting_place, wait_for_all
+
+__all__ = ["launcher"]
+
+
+@pytest.fixture
+def reactor() -> Iterator[Reactor]:
+    made = Reactor()
+    yield made
+    made.close()
+
+
+def nothing() -> None:
+    pass
+
+
+def checked(reactor: Reactor, command: str, *, timeout_s: float = 30.0) -> Checked:
+    health = HealthCheck(command, timeout_s=timeout_s, reactor=reactor, known_children=set)
+    found = health.run({"FT_CYCLE": "7"}, nothing)
+    assert health.pids() == set()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("command", "ended", "code", "last_line"),
+    [
+        ('test "$FT_CYCLE" = 7 && echo fine', "", 0, "fine"),
+        ("echo one; echo two >&2; exit 3", "ended with code 3", 3, "two"),
+        ("kill -SEGV $$", "was killed by SIGSEGV", -11, ""),
+    ],
+)
+def test_how_a_command_ends(reactor: Reactor, command: str, ended: str, code: int, last_line: str) -> None:
+    found = checked(reactor, command)
+    assert (found.ended, found.code, found.last_line, found.is_good) == (ended, code, last_line, not ended)
+
+
+def test_a_command_that_is_not_there_has_failed_with_127(reactor: Reactor) -> None:
+    found = checked(reactor, "no-such-check --now")
+    assert (found.ended, found.code) == ("ended with code 127", 127)
+    assert "no-such-check" in found.last_line
+
+
+def is_gone(path: Path) -> bool:
+    stat = read_stat(int(path.read_text()))
+    return stat is None or stat.state in "ZX"
+
+
+def test_one_that_takes_too_long_is_killed_with_all_it_started(reactor: Reactor, tmp_path: Path) -> None:
+    child = tmp_path / "pid"
+    script = f"trap '' TERM; sleep 600 & echo $! > {child}; echo looking; wait"
+    found = checked(reactor, script, timeout_s=0.5)
+    assert (found.ended, found.code, found.last_line) == ("took longer than 0.5 s", None, "looking")
+    assert 0.5 <= found.seconds < 15
+    wait_until(lambda: is_gone(child), 10)
+
+
+def test_what_it_leaves_behind_is_killed_and_not_waited_for(reactor: Reactor, tmp_path: Path) -> None:
+    child = tmp_path / "pid"
+    found = checked(reactor, f"sleep 600 & echo $! > {child}; echo done")
+    assert (found.is_good, found.last_line) == (True, "done")
+    wait_until(lambda: is_gone(child), 10)
+
+
+def test_one_that_writes_without_end_is_bounded(reactor: Reactor) -> None:
+    found = checked(reactor, "yes", timeout_s=0.3)
+    assert (found.ended, found.last_line) == ("took longer than 0.3 s", "y")
+
+
+def test_before_each_round_and_again_until_it_is_good(launcher: Launcher) -> None:
+    rounds = launcher.directory / "rounds"
+    command = f"echo $FT_CYCLE of $TORCHELASTIC_RUN_ID on $LOCAL_WORLD_SIZE >> {rounds}; "
+    command += f"test $(wc -l < {rounds}) -gt 1 || {{ echo GPU 5 is missing >&2; exit 3; }}"
+    script = "sys.exit(7 if CYCLE == 0 else 0)"
+    finished = launcher.run(script, "--max-restarts=1", "--rdzv-id=job", f"--ft-node-health-command={command}")
+    assert finished.code == 0
+    assert [line.split(" of ")[0] for line in rounds.read_text().splitlines()] == ["0", "0", "1"]
+    assert all(line.endswith(" on 1") for line in rounds.read_text().splitlines())
+    assert finished.lines[:2] == [
+        "this node stands aside: its health check ended with code 3 (GPU 5 is missing); looking again in 2 s",
+        "the health check of this node is good again after 1 failure: it joins",
+    ]
+    events = launcher.launches[0].events("node_health")
+    assert [(event["cycle"], event["good"], event["exit_code"]) for event in events] == [
+        (0, False, 3),
+        (0, True, 0),
+        (1, True, 0),
+    ]
+
+
+def test_a_node_that_is_alone_gives_up_after_the_time_that_a_round_waits(launcher: Launcher) -> None:
+    finished = launcher.run("forever()", "--rdzv-conf=join_timeout=1", "--ft-node-health-command=exit 9")
+    assert finished.code == 1
+    assert finished.lines[0].startswith("this node stands aside: its health check ended with code 9; ")
+    assert finished.lines[-1] == ("the health check of this node fails, and no node has been there for 1 s: giving up")
+
+
+def test_stopped_in_the_middle_of_a_check(launcher: Launcher) -> None:
+    child = launcher.directory / "pid"
+    launched = launcher.start("forever()", f"--ft-node-health-command=sleep 600 & echo $! > {child}; wait")
+    wait_until(lambda: child.exists() and child.read_text().endswith("\n"), 60)
+    began = time.monotonic()
+    launched.signal(signal.SIGTERM)
+    assert launched.wait().code == 1
+    assert time.monotonic() - began < 20
+    launched.assert_nothing_left()
+
+
+def test_others_that_need_it_wait_for_it(launcher: Launcher) -> None:
+    well = launcher.directory / "well"
+    place = meeting_place("--nnodes=2")
+    first = launcher.start("say('ran')", *place, "--rdzv-conf=is_host=1")
+    ill = launcher.start(
+        "say('ran')", *place, "--rdzv-conf=is_host=0", f"--ft-node-health-command=test -e {well} || exit 5"
+    )
+    ill.wait_for("this node stands aside: its health check ended with code 5; ")
+    first.wait_for("waiting for 1 more node ")
+    well.touch()
+    ended = wait_for_all([first, ill])
+    assert [(finished.code, finished.out) for finished in ended] == [(0, "ran\n")] * 2
+
+
+def start(launcher: Launcher, number: int, *options: str) -> Launched:
+    """Its health is what the file of its number says; there is none as long as it is well."""
+    ill = launcher.directory / f"ill{number}"
+    return launcher.start(
+        SCRIPT,
+        *options,
+        f"--ft-node-health-command=test ! -e {ill} || {{ echo ill; exit 4; }}",
+        f"--rdzv-conf=is_host={int(not number)}",
+        script_args=[str(launcher.directory)],
+    )
+
+
+@pytest.mark.parametrize("ill", [0, 1])
+def test_the_others_go_on_and_use_it_again_at_the_next_restart(launcher: Launcher, ill: int) -> None:
+    place = meeting_place("--nnodes=1:2", "--max-restarts=3")
+    nodes = [start(launcher, number, *place) for number in range(2)]
+    for node in nodes:
+        node.wait_for("^cycle 0 of . in 2")
+    well = nodes[1 - ill]
+    tell(launcher, f"ill{ill}")
+    tell(launcher, "fail-0-0")
+    nodes[ill].wait_for(r"this node stands aside: its health check ended with code 4 \(ill\); looking again in 2 s")
+    well.wait_for("^cycle 1 of 0 in 1")
+    os.unlink(launcher.directory / f"ill{ill}")
+    nodes[ill].wait_for("the health check of this node is good again after . failure")
+    nodes[ill].wait_for(STANDS_BY.format("1 node runs"))
+    well.wait_for("1 node stands by for the next restart: 127.0.0.1")
+    assert cycles_of(well) == ["0", "1"]
+    tell(launcher, "fail-1-0")
+    for node in nodes:
+        node.wait_for("^cycle 2 of . in 2")
+    tell(launcher, f"ill{ill}")
+    tell(launcher, "fail-2-1")
+    well.wait_for("^cycle 3 of 0 in 1")
+    # the job ends without it, and it hears that, even if it is the host that all need
+    tell(launcher, "finish")
+    ended = wait_for_all(nodes)
+    assert [finished.code for finished in ended] == [0, 0]
+    assert ended[ill].lines[-1] == "the job ended without needing this node: it stood aside"
+    assert ended[1 - ill].lines[-1].startswith("all ranks finished after")
+    assert "is lost" not in ended[0].err + ended[1].err

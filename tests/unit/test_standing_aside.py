@@ -1,0 +1,28 @@
+"""When a node that stands aside is looked at again, and how often that is told."""
+
+from __future__ import annotations
+
+from megatron_ft.core.standing_aside import is_told, retry_delay_s
+from megatron_ft.launcher.health_check import last_line
+from megatron_ft.launcher.lines import unfit
+
+
+def test_soon_at_first_and_never_later_than_a_minute() -> None:
+    assert [retry_delay_s(failures) for failures in (1, 2, 3, 5, 6, 7, 100_000)] == [2, 4, 8, 32, 60, 60, 60]
+
+
+def test_what_goes_on_is_told_ever_more_seldom_and_what_is_new_at_once() -> None:
+    assert [failures for failures in range(1, 20) if is_told(failures, is_new=False)] == [1, 2, 4, 8, 16]
+    assert is_told(3, is_new=True)
+
+
+def test_the_line_is_one_line_and_bounded() -> None:
+    assert last_line(b"one\n\xff two \n\n  \n") == "\ufffd two"
+    assert last_line(b"\x1b[31mred\x1b[0m\n") == "[31mred[0m"
+    assert last_line(b" \n") == ""
+    assert unfit("ended with code 3", "", retry_s=2) == (
+        "this node stands aside: its health check ended with code 3; looking again in 2 s"
+    )
+    line = unfit("ended with code 3", "x" * 5000, retry_s=2)
+    assert 200 < len(line) < 300
+    assert "xxx...); looking again" in line
