@@ -165,8 +165,13 @@ def cycle_ended(node: Node, record: CycleRecord, outcome: Outcome, decision: Dec
 
 def log_request(node: Node, request: ReceivedRequest) -> None:
     """A rank asked for something."""
-    what = {"action": request.action.value, "description": request.description}
-    node.log.write("workload_control", **what, rank=request.rank, pid=request.pid)
+    node.log.write(
+        "workload_control",
+        action=request.action.value,
+        description=request.description,
+        rank=request.rank,
+        pid=request.pid,
+    )
 
 
 def log_end(node: Node, record: CycleRecord, outcome: Outcome, decision: Decision, cause: Cause | None) -> None:
