@@ -37,7 +37,7 @@ class Outcome:
     LEAVES = "the launcher ends, with the job; the same command goes on from the last checkpoint"
 
 
-_HANG = r"rank {rank} hung |a hang, seen first on rank \d+, .*the evidence doesn't tell who began it: .*rank {rank}\b"
+_HANG = r"rank {rank}( \(\w+\))? hung |a hang, seen first on rank \d+, .*the evidence doesn't tell who began it: .*rank {rank}\b"
 FAULTS: dict[str, tuple[str, str]] = {
     # by the rank itself
     "rank_killed": (Outcome.ENDS, r"rank {rank} killed by SIGKILL \(not by us\)"),
@@ -186,9 +186,9 @@ def draw_for_hosts(seed: int) -> Plan:
         phase = chance.choice(phases[2:] if events else phases)
         iteration = -1
         if phase not in _BEFORE_TRAINING:
-            phase, iteration = _place(chance, "dp", events)
-            if phase in (*_AT_END, "written"):
-                break
+            least = max((event.iteration for event in events), default=0)
+            later = [n for n in _iterations(phase) if n > least]
+            phase, iteration = (phase, chance.choice(later)) if later else ("step", ITERATIONS - 1)
         fault = chance.choice([name for name in HOST_FAULTS if not events or name not in ("host_killed", "host_off")])
         events.append(
             Event(fault=fault, phase=phase, launch=0, cycle=0, rank=chance.randrange(HOSTS), iteration=iteration)
@@ -225,16 +225,20 @@ def _place(chance: random.Random, layout: str, before: Sequence[Event]) -> tuple
     phases = ["step", "step", "save", "evaluation", "shutdown", "exit"]
     # an asynchronous save may be final long after its iteration: then "written" is anywhere
     phase = chance.choice([*phases, *(["finalization"] * 2 if layout == "async" else ["written"])])
+    later = [iteration for iteration in _iterations(phase) if iteration > least]
+    return (phase, chance.choice(later)) if later else (phase if phase in _AT_END else "shutdown", -1)
+
+
+def _iterations(phase: str) -> Sequence[int]:
+    """At which a rank comes to that phase."""
     saves = [*range(SAVE_INTERVAL, ITERATIONS, SAVE_INTERVAL), ITERATIONS]
-    places = {
+    return {
         "step": range(ITERATIONS),
         "evaluation": range(EVAL_INTERVAL, ITERATIONS, EVAL_INTERVAL),
         "save": saves,
         "written": saves,
         "finalization": [save + more for save in saves for more in (0, 1) if save + more <= ITERATIONS],
-    }
-    later = [iteration for iteration in places.get(phase, ()) if iteration > least]
-    return (phase, chance.choice(later)) if later else (phase if phase in _AT_END else "shutdown", -1)
+    }.get(phase, ())
 
 
 def _fault(chance: random.Random, phase: str, *, learns: bool) -> str:
