@@ -30,7 +30,7 @@ from typing import Any, NoReturn
 
 from megatron_ft.rank import process_title
 
-__all__ = ["ForkedLauncher", "start"]
+__all__ = ["ForkedLauncher", "end", "start"]
 
 ROOT = Path(__file__).parents[2]
 MODULE = "megatron_ft.launcher"
@@ -122,7 +122,7 @@ class _Server:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
-        atexit.register(self._end)
+        atexit.register(self.end)
 
     def fork(self, request: Mapping[str, Any], fds: Sequence[int]) -> int:
         """The process id of a new launcher."""
@@ -132,7 +132,8 @@ class _Server:
             socket.send_fds(self._socket, [b"fork"], [file.fileno(), *fds])
         return int(self._socket.recv(16))
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """It has nothing to tidy up but itself; a second call does nothing."""
         self._socket.close()
         self._process.wait()
 
@@ -162,6 +163,12 @@ def start(
     if key not in _servers:
         _servers[key] = _Server(base, f"{mark.partition('=')[0]}={'-' * len(mark.partition('=')[2])}", imports)
     return ForkedLauncher(_servers[key], words, env=env, mark=mark, cwd=cwd, output=output)
+
+
+def end(imports: Sequence[str]) -> None:
+    """Let go of the processes that have imported these."""
+    for key in [key for key in _servers if key[0] == tuple(imports)]:
+        _servers.pop(key).end()
 
 
 def _read_at_start(env: Mapping[str, str]) -> frozenset[tuple[str, str]]:

@@ -218,7 +218,10 @@ def launcher(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Launche
 
     A test module's ``IMPORTED_BEFORE`` names what its ranks would import at length, each and in every launch.
     """
-    with _gone_at_the_end(Launcher(tmp_path, getattr(request.module, "IMPORTED_BEFORE", ()))) as factory:
+    imported = getattr(request.module, "IMPORTED_BEFORE", ())
+    if imported:  # of no use to other modules
+        request.node.getparent(pytest.Module).addfinalizer(lambda: forked_launcher.end(imported))
+    with _gone_at_the_end(Launcher(tmp_path, imported)) as factory:
         yield factory
 
 
