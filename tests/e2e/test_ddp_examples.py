@@ -13,6 +13,7 @@ import torch
 from tests.support.launching import ROOT, Finished, Launched, Launcher, launcher
 
 __all__ = ["launcher"]
+IMPORTED_BEFORE = ("torch._dynamo",)  # as every optimizer does
 
 EXAMPLES = ("ddp_heartbeats", "ddp_sections")
 CONFIGURED_S = {"ddp_heartbeats": 600.0, "ddp_sections": 60.0}

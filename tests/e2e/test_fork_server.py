@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.launching import ROOT, Launched, Launcher, launcher, wait_until
+from tests.support.launching import ROOT, Launched, Launcher, fresh_launcher, launcher, wait_until
 
-__all__ = ["launcher"]
+__all__ = ["fresh_launcher", "launcher"]
 
 TWO = ("--nproc-per-node", "2")
 COMPUTES = """
@@ -171,11 +171,11 @@ def test_what_only_a_fresh_interpreter_can_run(
     assert not [stat for stat in launched.alive() if stat.comm == "ft_fork_server"]
 
 
-def test_a_file_beside_the_script_that_hides_an_imported_module(launcher: Launcher) -> None:
-    (launcher.directory / "queue.py").write_text("print('mine')")
-    script = launcher.directory / "hidden.py"
+def test_a_file_beside_the_script_that_hides_an_imported_module(fresh_launcher: Launcher) -> None:
+    (fresh_launcher.directory / "queue.py").write_text("print('mine')")
+    script = fresh_launcher.directory / "hidden.py"
     script.write_text("import queue")
-    launched = launcher.start([str(script)])
+    launched = fresh_launcher.start([str(script)])
     finished = launched.wait()
     assert finished.out == "mine\n"
     assert "ranks start as fresh interpreters: queue beside the script hides a module of that name" in finished.lines

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.launching import ROOT, Launched, Launcher, clean_environment, launcher, wait_until
+from tests.support.launching import ROOT, Launched, Launcher, clean_environment, wait_until
+from tests.support.launching import fresh_launcher as launcher
 
 __all__ = ["launcher"]
 

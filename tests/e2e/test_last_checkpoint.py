@@ -13,6 +13,7 @@ import pytest
 from tests.support.launching import ROOT, Finished, Launched, Launcher, launcher, wait_until
 
 __all__ = ["launcher"]
+IMPORTED_BEFORE = ("tests.support.megatron_imports",)
 
 pytest.importorskip("megatron.core")
 pytest.importorskip("psutil")  # without it megatron-core's saves hang for ever

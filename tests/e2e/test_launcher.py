@@ -6,19 +6,21 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from tests.support.launching import Launcher, launcher
+from tests.support.launching import Launcher, fresh_launcher, launcher
 
-__all__ = ["launcher"]
+__all__ = ["fresh_launcher", "launcher"]
 
 TWO = ("--nproc-per-node", "2")
 
 
-def test_success(launcher: Launcher) -> None:
-    launched = launcher.start("say('done', RANK)", *TWO)
+def test_success(fresh_launcher: Launcher) -> None:
+    launched = fresh_launcher.start("say('done', RANK)", *TWO)
     finished = launched.wait()
     assert finished.code == 0
     assert sorted(finished.out.split("\n")) == ["", "done 0", "done 1"]
@@ -32,7 +34,7 @@ def test_success(launcher: Launcher) -> None:
     assert run_ended["t"] - ended["t"] < 2e9  # monitors that don't end by themselves are killed after so long
 
 
-def test_environment_and_parent_of_ranks(launcher: Launcher) -> None:
+def test_environment_and_parent_of_ranks(fresh_launcher: Launcher) -> None:
     script = """
 import json, stat
 socket_path = os.environ["FT_RANK_MONITOR_IPC_SOCKET"]
@@ -45,7 +47,7 @@ say(json.dumps({
     "argv": sys.argv[1:],
 }))
 """
-    launched = launcher.start(script, *TWO, script_args=["--x", "1"])
+    launched = fresh_launcher.start(script, *TWO, script_args=["--x", "1"])
     finished = launched.wait()
     ranks = sorted(map(json.loads, finished.out.splitlines()), key=lambda rank: rank["env"]["RANK"])
     assert len(ranks) == 2
@@ -64,6 +66,38 @@ say(json.dumps({
         assert rank["pid"] == rank["group"] == rank["session"]
         assert rank["modes"] == ["0o700", "0o600", "0o600"]
         assert rank["argv"] == ["--x", "1"]
+
+
+def test_a_forked_launcher_is_like_a_fresh_one(launcher: Launcher, fresh_launcher: Launcher, tmp_path: Path) -> None:
+    """What most tests rely on: see ``tests/support/forked_launcher.py``."""
+    script = """
+import json
+def process(pid):
+    status = dict(line.split(":", 1) for line in open(f"/proc/{pid}/status"))
+    return {
+        "words": open(f"/proc/{pid}/cmdline").read().rstrip("\\0").split("\\0"),
+        "marked": os.environ["FT_TEST_MARK"] in open(f"/proc/{pid}/environ").read(),
+        "leads": os.getsid(pid) == os.getpgid(pid) == pid,
+        "cwd": os.readlink(f"/proc/{pid}/cwd"),
+        "streams": [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in range(3)],
+        **{name: status[name].split() for name in ("Name", "SigBlk", "SigIgn", "SigCgt", "Threads")},
+    }
+say(json.dumps({
+    "launcher": process(os.getppid()), "rank": process(os.getpid()), "environment": sorted(os.environ),
+    "python": [sys.argv, sys.orig_argv, sys.path, sys.warnoptions, repr(sys.flags)],
+    "modules": [name for name in sorted(sys.modules) if name.partition(".")[0] in ("torch", "megatron_ft", "tests")],
+}))
+"""
+    found = []
+    for factory in (launcher, fresh_launcher):
+        factory.directory = tmp_path / f"of_{factory.imported is None}"
+        factory.directory.mkdir()
+        launched = factory.start(script)
+        assert launched.wait().code == 0
+        assert isinstance(launched.process, subprocess.Popen) == (factory is fresh_launcher)
+        found.append(json.loads(launched.out.replace(str(launched.directory), "DIRECTORY")))
+    assert found[0] == found[1]
+    assert "megatron_ft.launcher.first_server" in found[0]["modules"]  # its rank comes from a fork of itself
 
 
 @pytest.mark.parametrize("path", [os.environ["PATH"], "/nonexistent"], ids=["setpriv", "no setpriv"])

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.launching import Launched, Launcher, launcher, wait_until
+from tests.support.launching import Launched, Launcher, fresh_launcher, launcher, wait_until
 
-__all__ = ["launcher"]
+__all__ = ["fresh_launcher", "launcher"]
 
 TWO = ("--nproc-per-node", "2")
 OBEYS = """
@@ -95,7 +95,7 @@ def test_second_request_kills_at_once(launcher: Launcher, second: int) -> None:
     assert f"asked again by {signal.Signals(second).name}: killing the ranks" in finished.lines
 
 
-def test_interrupt(launcher: Launcher) -> None:
+def test_interrupt(fresh_launcher: Launcher) -> None:
     script = """
 say("ready", RANK)
 try:
@@ -103,7 +103,7 @@ try:
 except KeyboardInterrupt:
     say("interrupted", RANK)
 """
-    launched = launcher.start(script, *TWO, "--max-restarts=3")
+    launched = fresh_launcher.start(script, *TWO, "--max-restarts=3")
     launched.wait_for("^ready", count=2)
     launched.signal(signal.SIGINT)
     finished = launched.wait()
@@ -112,8 +112,8 @@ except KeyboardInterrupt:
     assert "Traceback" not in finished.err
 
 
-def test_interrupt_while_torch_is_imported(launcher: Launcher) -> None:
-    launched = launcher.start("say('ready')")
+def test_interrupt_while_torch_is_imported(fresh_launcher: Launcher) -> None:
+    launched = fresh_launcher.start("say('ready')")
     maps = Path(f"/proc/{launched.process.pid}/maps")
     wait_until(lambda: "libtorch" in maps.read_text(), 60)
     launched.signal(signal.SIGINT)
@@ -263,10 +263,10 @@ def test_killed_launcher_takes_ranks_without_monitors_with_it(launcher: Launcher
         os.rmdir(os.path.join(launched.temp_dir, name))
 
 
-def test_hangup_that_nohup_ignores_stays_ignored(launcher: Launcher) -> None:
+def test_hangup_that_nohup_ignores_stays_ignored(fresh_launcher: Launcher) -> None:
     previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        launched = launcher.start(OBEYS)
+        launched = fresh_launcher.start(OBEYS)
         launched.wait_for("^ready")
     finally:
         signal.signal(signal.SIGHUP, previous)

@@ -142,6 +142,8 @@ client.shutdown_workload_monitoring()
 """
     launched = launcher.start(script, "--ft-observe-only", "--ft-param-rank_section_timeouts=step:0.5")
     launched.wait_for("would have been ended")
+    # the rank is looked at after that, and has to be in its step still
+    wait_until(lambda: bool(evidence(launched, 0)), 20)
     (launched.directory / "seen").touch()
     assert launched.wait().code == 0
     (document,) = evidence(launched, 0).values()

@@ -24,6 +24,7 @@ from typing import Any
 import pytest
 
 from megatron_ft.ipc.processes import ProcessStat, all_processes, carries
+from tests.support import forked_launcher
 
 ROOT = Path(__file__).parents[2]
 MARK_NAME = "FT_TEST_MARK"
@@ -63,8 +64,15 @@ class Launched:
     """A launcher that runs. Its output goes to files, so that nobody waits for a reader."""
 
     def __init__(
-        self, directory: Path, arguments: Sequence[str], env: Mapping[str, str], prefix: Sequence[str] = ()
+        self,
+        directory: Path,
+        arguments: Sequence[str],
+        env: Mapping[str, str],
+        prefix: Sequence[str] = (),
+        *,
+        imported: Sequence[str] | None = (),
     ) -> None:
+        """``imported``: what the interpreter that is forked has imported, besides torch; None: a new interpreter."""
         self.directory = directory
         self.mark = f"{MARK_NAME}={os.urandom(8).hex()}"
         # sockets need a short path, and pytest's directories are long
@@ -75,15 +83,24 @@ class Launched:
         command = [sys.executable, "-m", "megatron_ft.launcher", "--ft-log-dir", str(self.log_dir), *arguments]
         command = [*prefix, *command]
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+        base = {**clean_environment(), "PYTHONPATH": path}
+        environment = {**base, "TMPDIR": self.temp_dir, name: value, **env}
         self._started = time.monotonic()
+        self.process: subprocess.Popen[bytes] | forked_launcher.ForkedLauncher
         with self._out.open("w") as out, self._err.open("w") as err:
-            self.process = subprocess.Popen(
+            output = (out.fileno(), err.fileno())
+            forked = None
+            if imported is not None:
+                forked = forked_launcher.start(
+                    *(command, imported), env=environment, base=base, mark=self.mark, cwd=directory, output=output
+                )
+            self.process = forked or subprocess.Popen(
                 command,
                 cwd=directory,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
-                env={**clean_environment(), "PYTHONPATH": path, "TMPDIR": self.temp_dir, name: value, **env},
+                env=environment,
                 start_new_session=True,
             )
 
@@ -160,8 +177,9 @@ class Launched:
 class Launcher:
     """Makes launches in one directory; ``run`` waits for the end and checks that nothing is left."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, imported: Sequence[str] | None = ()) -> None:
         self.directory = directory
+        self.imported = imported
         self.launches: list[Launched] = []
 
     def start(
@@ -182,7 +200,7 @@ class Launcher:
             path = directory / "script.py"
             path.write_text(PRELUDE + script)
             script = [str(path)]
-        launched = Launched(directory, [*options, *script, *script_args], env or {}, prefix)
+        launched = Launched(directory, [*options, *script, *script_args], env or {}, prefix, imported=self.imported)
         self.launches.append(launched)
         return launched
 
@@ -195,9 +213,27 @@ class Launcher:
 
 
 @pytest.fixture
-def launcher(tmp_path: Path) -> Iterator[Launcher]:
-    """A factory of launches; at the end of the test each must be gone with everything it started."""
-    factory = Launcher(tmp_path)
+def launcher(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Launcher]:
+    """A factory of launches; at the end of the test each must be gone with everything it started.
+
+    A test module's ``IMPORTED_BEFORE`` names what its ranks would import at length, each and in every launch.
+    """
+    imported = getattr(request.module, "IMPORTED_BEFORE", ())
+    if imported:  # of no use to other modules
+        request.node.getparent(pytest.Module).addfinalizer(lambda: forked_launcher.end(imported))
+    with _gone_at_the_end(Launcher(tmp_path, imported)) as factory:
+        yield factory
+
+
+@pytest.fixture
+def fresh_launcher(tmp_path: Path) -> Iterator[Launcher]:
+    """The same, for tests of how a launcher starts, and of what its ranks inherit: each is a new interpreter."""
+    with _gone_at_the_end(Launcher(tmp_path, None)) as factory:
+        yield factory
+
+
+@contextlib.contextmanager
+def _gone_at_the_end(factory: Launcher) -> Iterator[Launcher]:
     try:
         yield factory
         for launched in factory.launches:
@@ -225,7 +261,8 @@ def marked(mark: str) -> list[ProcessStat]:
 def command_line(pid: int) -> list[str]:
     """The words of a process's command line; empty if it is gone."""
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+        # of a fork, zeros follow
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
     except OSError:
         return []
 

@@ -1,0 +1,265 @@
+"""Launchers forked from a process that has imported torch: most of what a short launch costs is that import.
+
+The fork takes on what a fresh ``python -m megatron_ft.launcher`` would have been given, and runs that module. It has
+imported nothing of ours, and finds no torch in ``sys.modules``, as a fresh one: its own import only takes no time. A
+launcher's start itself is tested with fresh ones.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+from megatron_ft.rank import process_title
+
+__all__ = ["ForkedLauncher", "end", "start"]
+
+ROOT = Path(__file__).parents[2]
+MODULE = "megatron_ft.launcher"
+_START_S = 60.0
+_ROOM = "-" * 4000
+"""In the command line of the process that forks; launchers, and then their fork servers, write over it."""
+_ENV_START, _ENV_END = 50, 51
+"""Fields of /proc/PID/stat, counted from 1."""
+_READ_AT_START = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "TORCH_", "LC_")
+
+
+class ForkedLauncher:
+    """One launcher, with what tests use of ``subprocess.Popen``."""
+
+    def __init__(
+        self,
+        server: _Server,
+        words: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        mark: str,
+        cwd: Path,
+        output: Sequence[int],
+    ) -> None:
+        """``mark``: an entry of ``env`` that /proc is to show. ``output``: for its standard output, and its errors."""
+        self.args = list(words)
+        self.returncode: int | None = None
+        self._status_fd, status = os.pipe()
+        request = {"argv": self.args, "env": dict(env), "cwd": str(cwd), "mark": mark}
+        try:
+            self.pid = server.fork(request, (*output, status))
+        finally:
+            os.close(status)
+
+    def __del__(self) -> None:
+        os.close(self._status_fd)
+
+    def poll(self) -> int | None:
+        """Its exit code, negative for a signal; None while it runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Until it has ended; its exit code.
+
+        Raises:
+            subprocess.TimeoutExpired: it runs after ``timeout`` seconds.
+        """
+        if self.returncode is None:
+            if not select.select([self._status_fd], [], [], timeout)[0]:
+                assert timeout is not None
+                raise subprocess.TimeoutExpired(self.args, timeout)
+            told = os.read(self._status_fd, 16)
+            assert told, "the process that forks launchers is gone"
+            self.returncode = int(told)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """If it still runs."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        """SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+
+class _Server:
+    """The process that forks, of this process; it ends with it."""
+
+    def __init__(self, env: Mapping[str, str], mark: str, imports: Sequence[str]) -> None:
+        """``mark``: as long as those that will be written over it. ``imports``: modules besides torch."""
+        temp_dir = tempfile.mkdtemp(prefix="ft")  # some modules make files there while they are imported
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.settimeout(_START_S)
+        name, _, value = mark.partition("=")
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__, str(theirs.fileno()), mark, ",".join(imports), _ROOM],
+                cwd=ROOT,
+                env={**env, name: value, "TMPDIR": temp_dir},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        atexit.register(self.end)
+
+    def fork(self, request: Mapping[str, Any], fds: Sequence[int]) -> int:
+        """The process id of a new launcher."""
+        with open(os.memfd_create("request"), "w+") as file:
+            json.dump(request, file)
+            file.flush()
+            socket.send_fds(self._socket, [b"fork"], [file.fileno(), *fds])
+        return int(self._socket.recv(16))
+
+    def end(self) -> None:
+        """It has nothing to tidy up but itself; a second call does nothing."""
+        self._socket.close()
+        self._process.wait()
+
+
+_servers: dict[tuple[tuple[str, ...], frozenset[tuple[str, str]]], _Server] = {}
+
+
+def start(
+    words: Sequence[str],
+    imports: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    base: Mapping[str, str],
+    mark: str,
+    cwd: Path,
+    output: Sequence[int],
+) -> ForkedLauncher | None:
+    """The launcher of that command line, if it is one that may be a fork; else None.
+
+    ``base``: what ``env`` was made from. An interpreter that would start in another way has to be a fresh one.
+    ``imports``: modules that ranks would import, each; the launcher has imported them once for all, as if it had been
+    asked to by ``--ft-preload``.
+    """
+    if list(words[:3]) != [sys.executable, "-m", MODULE] or _read_at_start(env) != _read_at_start(base):
+        return None
+    key = tuple(imports), _read_at_start(base)
+    if key not in _servers:
+        _servers[key] = _Server(base, f"{mark.partition('=')[0]}={'-' * len(mark.partition('=')[2])}", imports)
+    return ForkedLauncher(_servers[key], words, env=env, mark=mark, cwd=cwd, output=output)
+
+
+def end(imports: Sequence[str]) -> None:
+    """Let go of the processes that have imported these."""
+    for key in [key for key in _servers if key[0] == tuple(imports)]:
+        _servers.pop(key).end()
+
+
+def _read_at_start(env: Mapping[str, str]) -> frozenset[tuple[str, str]]:
+    return frozenset((name, value) for name, value in env.items() if name.startswith(_READ_AT_START))
+
+
+def serve(connection: socket.socket, imports: Sequence[str]) -> dict[str, Any]:
+    """Fork launchers until the other end closes; returns only in such a fork, with what it is to be."""
+    for name in ("torch", *imports):
+        importlib.import_module(name)
+    tempfile.tempdir = None  # each launcher has a TMPDIR of its own
+    gc.freeze()
+    running: dict[int, tuple[int, int]] = {}
+    while True:
+        ready, _, _ = select.select([connection, *running], [], [])
+        for pidfd in set(ready) - {connection}:
+            pid, status_fd = running.pop(pidfd)
+            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            with contextlib.suppress(BrokenPipeError):  # nobody wants to know any more
+                os.write(status_fd, str(code).encode())
+            os.close(pidfd)
+            os.close(status_fd)
+        if connection in ready:
+            data, fds, _, _ = socket.recv_fds(connection, 16, 4)
+            if not data:
+                shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True)
+                os._exit(0)
+            request_fd, *output, status_fd = fds
+            pid = os.fork()
+            if pid == 0:
+                for target, fd in enumerate(output, 1):
+                    os.dup2(fd, target)
+                with open(request_fd) as file:
+                    file.seek(0)
+                    request: dict[str, Any] = json.load(file)
+                return request
+            running[os.pidfd_open(pid)] = pid, status_fd
+            for fd in (request_fd, *output):
+                os.close(fd)
+
+
+def become(request: Mapping[str, Any], connection: socket.socket, old_mark: str) -> NoReturn:
+    """Be the launcher of that request, to the end of this process."""
+    os.setsid()
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    _write_over(old_mark, request["mark"])
+    process_title.set_command_line(request["argv"])
+    connection.send(str(os.getpid()).encode())
+    connection.close()
+    os.closerange(3, 1 + max(map(int, os.listdir("/proc/self/fd"))))
+    sys.orig_argv = list(request["argv"])
+    sys.argv = ["-m", *request["argv"][3:]]
+    sys.path[0] = request["cwd"]
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("megatron_ft", "tests")]:
+        del sys.modules[name]
+    sys.meta_path.insert(0, _HiddenTorch(sys.modules.pop("torch")))  # type: ignore[arg-type]
+    sys.modules["__main__"] = ModuleType("__main__")
+    runpy._run_module_as_main(MODULE)  # type: ignore[attr-defined]  # what `python -m` calls
+    raise SystemExit(0)
+
+
+class _HiddenTorch:
+    """Finds torch where it is: imported already."""
+
+    def __init__(self, torch: ModuleType) -> None:
+        self._torch = torch
+
+    def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> ModuleSpec | None:
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)  # type: ignore[arg-type]
+        return ModuleSpec(name, self)  # type: ignore[arg-type]
+
+    def create_module(self, _spec: ModuleSpec) -> None:
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        sys.modules[module.__name__] = self._torch
+
+
+def _write_over(old_mark: str, mark: str) -> None:
+    """Let /proc/PID/environ show ``mark``, as of a process that was started with it."""
+    with open("/proc/self/stat") as file:
+        fields = ["", "", "", *file.read().rpartition(")")[2].split()]
+    first, end = int(fields[_ENV_START]), int(fields[_ENV_END])
+    assert len(mark) == len(old_mark)
+    ctypes.memmove(first + ctypes.string_at(first, end - first).index(old_mark.encode()), mark.encode(), len(mark))
+
+
+if __name__ == "__main__":
+    CONNECTION = socket.socket(fileno=int(sys.argv[1]))
+    become(serve(CONNECTION, list(filter(None, sys.argv[3].split(",")))), CONNECTION, sys.argv[2])
