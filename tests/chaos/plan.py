@@ -37,7 +37,10 @@ class Outcome:
     LEAVES = "the launcher ends, with the job; the same command goes on from the last checkpoint"
 
 
-_HANG = r"rank {rank}( \(\w+\))? hung |a hang, seen first on rank \d+, .*the evidence doesn't tell who began it: .*rank {rank}\b"
+_HANG = (
+    r"rank {rank}( \(\w+\))? hung |"
+    r"a hang, seen first on rank \d+, .*the evidence doesn't tell who began it: .*rank {rank}\b"
+)
 FAULTS: dict[str, tuple[str, str]] = {
     # by the rank itself
     "rank_killed": (Outcome.ENDS, r"rank {rank} killed by SIGKILL \(not by us\)"),
