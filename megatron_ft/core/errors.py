@@ -17,6 +17,11 @@ class FaultToleranceError(Exception):
 class ConfigError(FaultToleranceError, ValueError):
     """A mistake of the user. The message is one line: what was given, and what is allowed."""
 
+    def __init__(self, message: str = "") -> None:
+        # what was given may hold anything, line feeds and what a terminal obeys included
+        shown = (each if each.isprintable() else each.encode("unicode_escape").decode() for each in message)
+        super().__init__("".join(shown))
+
 
 class RankMonitorClientError(FaultToleranceError):
     """A call of the client that can't be honoured; nothing was changed by it."""
