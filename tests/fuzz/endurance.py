@@ -145,7 +145,7 @@ def _send(control: str, monitor: str, first: int) -> None:
 def _compare(name: str, samples: Sequence[dict[str, int]]) -> None:
     quarter = max(1, len(samples) // 4)
     early, late = samples[quarter : 2 * quarter] or samples[:1], samples[-quarter:]
-    for key, most in (("pss_kib", _MORE_KIB), ("fds", _MORE_FDS), ("log_files", 0)):
+    for key, most in (("own_kib", _MORE_KIB), ("fds", _MORE_FDS), ("log_files", 0)):
         before = statistics.median(sample[key] for sample in early)
         after = statistics.median(sample[key] for sample in late)
         # a log that is bounded has two files from some moment on

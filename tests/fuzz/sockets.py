@@ -53,7 +53,7 @@ def attack_monitor(
         both.check()
         after = figures(both.monitor.pid, both.log_dir)
         say(f"the monitor before: {before}, after: {after}")
-        assert after["pss_kib"] < before["pss_kib"] + _MORE_KIB, (before, after)
+        assert after["own_kib"] < before["own_kib"] + _MORE_KIB, (before, after)
         assert after["fds"] <= before["fds"] + _CALLERS, (before, after)
         warnings = [message["text"] for message in both.said("warning")]
         assert any("refused a connection" in text for text in warnings), warnings
@@ -101,7 +101,7 @@ def attack_launcher(directory: Path, seed: int, say: Say, *, requests: int, hell
         for name, pid in pids.items():
             after = figures(pid, launched.log_dir)
             say(f"the {name} before: {before[name]}, after: {after}")
-            assert after["pss_kib"] < before[name]["pss_kib"] + 2 * _MORE_KIB, (before, after)
+            assert after["own_kib"] < before[name]["own_kib"] + 2 * _MORE_KIB, (before, after)
         flag.touch()
         finished = launched.wait(120)
         assert finished.code == 1, finished.err[-3000:]
