@@ -10,6 +10,9 @@ FaultToleranceError
 from __future__ import annotations
 
 
+_LONGEST_LINE = 1500
+
+
 class FaultToleranceError(Exception):
     """Base of all errors of this package."""
 
@@ -20,7 +23,9 @@ class ConfigError(FaultToleranceError, ValueError):
     def __init__(self, message: str = "") -> None:
         # what was given may hold anything, line feeds and what a terminal obeys included
         shown = (each if each.isprintable() else each.encode("unicode_escape").decode() for each in message)
-        super().__init__("".join(shown))
+        line = "".join(shown)
+        # argparse lists all options that an abbreviation may mean: more than anybody reads
+        super().__init__(line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}...")
 
 
 class RankMonitorClientError(FaultToleranceError):
