@@ -9,7 +9,6 @@ FaultToleranceError
 
 from __future__ import annotations
 
-
 _LONGEST_LINE = 1500
 
 
