@@ -4,6 +4,8 @@
 # make bench    what it costs and saves, beside torchrun and nvidia-resiliency-ext     BENCH_ARGS="--only hooks"
 # make verdicts does the launcher name the rank that hung or died, and where     VERDICTS_ARGS="--runs 5"
 # make chaos    hundreds of faults at odd moments of a real job, on one host and on three     CHAOS_ARGS="--runs 20"
+# make fuzz     hostile input to every socket, board and file     FUZZ_ARGS="--seed 7 --messages 1000000"
+# make endurance  10^7 section events, 10^5 control messages: nothing grows     ENDURANCE_ARGS="--events 1000000"
 # make clean    remove what the targets above made, .venv included
 #
 # Each target first installs what it needs into .venv; a second call finds it there. PYTHON=python3.12 picks another
@@ -25,7 +27,7 @@ INSTALLED := .venv/.installed
 BENCH_INSTALLED := .venv/.bench-installed
 CODE := megatron_ft tests examples
 
-.PHONY: help demo test lint bench verdicts chaos clean
+.PHONY: help demo test lint bench verdicts chaos fuzz endurance clean
 
 help:
 	@sed -n 's/^# \(make [a-z]*\)/\1/p' Makefile
@@ -49,6 +51,13 @@ verdicts: $(INSTALLED)
 
 chaos: $(INSTALLED)
 	@$(BIN)/python tests/chaos/run.py $(CHAOS_ARGS)
+
+fuzz: $(INSTALLED)
+	@$(BIN)/python tests/fuzz/run.py $(FUZZ_ARGS)
+	@$(BIN)/python -m pytest --timeout 0 --hypothesis-profile=fuzz tests/unit/test_fuzz_texts.py
+
+endurance: $(INSTALLED)
+	@$(BIN)/python tests/fuzz/endurance.py $(ENDURANCE_ARGS)
 
 clean:
 	@rm -rf .venv build dist out *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -7,4 +7,5 @@ from hypothesis import settings
 # No deadline for an example: on a loaded machine a healthy one takes seconds now and then. pytest-timeout
 # bounds the test.
 settings.register_profile("megatron_ft", deadline=None)
+settings.register_profile("fuzz", deadline=None, max_examples=4000)  # `make fuzz`
 settings.load_profile("megatron_ft")

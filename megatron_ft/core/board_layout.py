@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 MAGIC = 0x4D46545F424F0003
 """'MFT_BO' and the layout's version: a board of another version isn't read."""
-NO_TIMEOUT = 2**64 - 1
+WORD_MASK = 2**64 - 1
+NO_TIMEOUT = WORD_MASK
 
 W_MAGIC = 0
 W_CYCLE = 1
@@ -150,6 +151,8 @@ def decode(raw: bytes | memoryview, now_ns: int) -> BoardSnapshot:
         ("last look", W_LAST_LOOK),
     ):
         _check_stamp(what, words[word], start, now_ns)
+    if words[W_CLOSING] not in (0, 1):
+        raise BoardDamagedError(f"end of the monitoring is {words[W_CLOSING]:#x}")
     count = words[W_SECTION_COUNT]
     if count > MAX_SECTIONS:
         raise BoardDamagedError(f"section count is {count}")

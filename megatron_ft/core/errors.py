@@ -9,6 +9,8 @@ FaultToleranceError
 
 from __future__ import annotations
 
+_LONGEST_LINE = 1500
+
 
 class FaultToleranceError(Exception):
     """Base of all errors of this package."""
@@ -16,6 +18,13 @@ class FaultToleranceError(Exception):
 
 class ConfigError(FaultToleranceError, ValueError):
     """A mistake of the user. The message is one line: what was given, and what is allowed."""
+
+    def __init__(self, message: str = "") -> None:
+        # what was given may hold anything, line feeds and what a terminal obeys included
+        shown = (each if each.isprintable() else each.encode("unicode_escape").decode() for each in message)
+        line = "".join(shown)
+        # argparse lists all options that an abbreviation may mean: more than anybody reads
+        super().__init__(line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}...")
 
 
 class RankMonitorClientError(FaultToleranceError):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 __all__ = ["Pauses"]
 
+_MOST = 1000
+
 
 class Pauses:
     """Pauses of the judgement, one after the other. Times are nanoseconds of CLOCK_MONOTONIC."""
@@ -26,6 +28,9 @@ class Pauses:
             return False
         self._over.append((self.since_ns, now_ns))
         self.since_ns = None
+        if len(self._over) > _MOST:
+            # two oldest become one that also spans the time between them: errs towards patience
+            self._over[:2] = [(self._over[0][0], self._over[1][1])]
         return True
 
     def within(self, start_ns: int, now_ns: int) -> int:

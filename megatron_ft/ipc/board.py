@@ -106,6 +106,10 @@ class Board:
         self.words[layout.W_SECTION_COUNT] = index + 1
         return int(index)
 
+    def count_up(self, word: int) -> None:
+        """Add one, whatever is there."""
+        self.words[word] = (self.words[word] + 1) & layout.WORD_MASK
+
     def snapshot(self) -> BoardSnapshot:
         """Read everything but the ring.
 

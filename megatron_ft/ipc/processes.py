@@ -69,6 +69,12 @@ def wait_gone(pidfd: int, timeout_s: float) -> bool:
             return False
 
 
+def is_in(pid: int, group: int) -> bool:
+    """Whether a process is in this process group, or in the session of the same number."""
+    stat = read_stat(pid)
+    return stat is not None and group in (stat.group, stat.session)
+
+
 def send_signal(pidfd: int, number: int) -> bool:
     """Signal the process behind a pidfd; False if it is gone already."""
     try:

@@ -28,6 +28,7 @@ MAX_FDS = 8
 """So many descriptors a message may carry; who has more to hand over sends several."""
 _PATH_LIMIT = 107  # sun_path of Linux, less the final zero
 _CHUNK = 1 << 16
+_SHOWN = 100
 
 Message = dict[str, Any]
 
@@ -88,12 +89,24 @@ def _parse(body: bytes) -> Message:
     return message
 
 
+def shown(value: object) -> str:
+    """Something a peer sent, for a line that a person reads: plain ASCII, and short whatever it is."""
+    if value is None or isinstance(value, (bool, float)):
+        return str(value)
+    if isinstance(value, (int, str)):
+        text = ascii(value)
+        return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    return f"a {type(value).__name__}"  # it may be nested so deep that to write it would fail
+
+
 class Channel:
     """One end of a connection. Never blocks longer than asked."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, *, takes_fds: bool = True) -> None:
+        """Unless it ``takes_fds``, the kernel closes the descriptors that a peer sends: they fill nobody's table."""
         sock.setblocking(False)
         self._sock = sock
+        self._room_for_fds = socket.CMSG_SPACE(MAX_FDS * 4) if takes_fds else 0
         self._decoder = Decoder()
         self._fds: deque[int] = deque()
 
@@ -136,9 +149,7 @@ class Channel:
         received: list[Received] = []
         while True:
             try:
-                data, ancillary, _, _ = self._sock.recvmsg(
-                    _CHUNK, socket.CMSG_SPACE(MAX_FDS * 4), socket.MSG_CMSG_CLOEXEC
-                )
+                data, ancillary, _, _ = self._sock.recvmsg(_CHUNK, self._room_for_fds, socket.MSG_CMSG_CLOEXEC)
             except BlockingIOError:
                 return received
             except OSError:
@@ -151,7 +162,7 @@ class Channel:
                 raise ChannelClosedError("the peer is gone")
             try:
                 for message in self._decoder.feed(data):
-                    received.append(Received(message, self._take_fds(message["fds"])))
+                    received.append(Received(message, self._take_fds(message.get("fds", 0))))
                 if len(self._fds) > MAX_FDS:
                     raise ProtocolError(f"{len(self._fds)} descriptors came that no message announced")
             except ProtocolError:
@@ -172,11 +183,16 @@ class Channel:
         """
         deadline = time.monotonic() + timeout_s
         while True:
-            received = self.receive()
+            received = self.receive(everything=False)
+            if len(received) > 1:
+                for item in received:
+                    close_fds(item.fds)
+                self.close()
+                raise ProtocolError(f"{len(received)} messages came, one was expected")
             if received:
-                assert len(received) == 1, received
                 return received[0]
-            if not _wait(self._sock, select.POLLIN, deadline):
+            # a peer that sends a byte now and then is no answer, either
+            if not _wait(self._sock, select.POLLIN, deadline) or time.monotonic() >= deadline:
                 raise TimeoutError(f"no answer for {timeout_s:g} s")
 
     def close(self) -> None:

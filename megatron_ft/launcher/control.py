@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from megatron_ft.core.control import WorkloadAction
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.ipc.wire import Channel, ChannelClosedError, Message, check_peer, close_fds, listen
+from megatron_ft.core.moderation import Moderation
+from megatron_ft.ipc.wire import Channel, ChannelClosedError, Message, check_peer, listen, shown
 from megatron_ft.launcher.reactor import Reactor
 
 __all__ = ["ControlSocket", "ReceivedRequest"]
@@ -18,7 +20,9 @@ __all__ = ["ControlSocket", "ReceivedRequest"]
 ORDERS = ("pause", "resume")
 QUESTIONS = ("status", "boards")
 _MOST_CONNECTIONS = 256
+_BACKLOG = 128
 _MAX_DESCRIPTION = 500
+_MAX_RANK = 10**7
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,8 @@ class ControlSocket:
         self._say = say
         self._channels: dict[int, tuple[Channel, int]] = {}
         self._listener: socket.socket | None = None
+        self._complaints = Moderation()
+        self._idle_requests = Moderation()
 
     def start(self) -> None:
         """Begin to listen.
@@ -59,7 +65,7 @@ class ControlSocket:
         Raises:
             OSError: the path can't be used.
         """
-        self._listener = listen(self.path)
+        self._listener = listen(self.path, _BACKLOG)
         self._reactor.watch(self._listener.fileno(), self.accept_all)
 
     def is_lost(self) -> bool:
@@ -80,7 +86,9 @@ class ControlSocket:
 
     def accept_all(self) -> None:
         """Take every connection that waits, and what was sent on it."""
-        while self._listener is not None:
+        for _ in range(_BACKLOG + 1):  # those who come meanwhile have their turn later: others wait, too
+            if self._listener is None:
+                return
             try:
                 sock, _ = self._listener.accept()
             except OSError:
@@ -107,7 +115,7 @@ class ControlSocket:
             return
         if len(self._channels) >= _MOST_CONNECTIONS:
             self._drop(next(iter(self._channels)))
-        channel = Channel(sock)
+        channel = Channel(sock, takes_fds=False)
         fd = channel.fileno()
         self._channels[fd] = (channel, pid)
         self._reactor.watch(fd, lambda: self._read(fd))
@@ -117,19 +125,19 @@ class ControlSocket:
         channel, pid = self._channels[fd]
         try:
             received = channel.receive(everything=False)  # the others have their turn, too
-            for item in received:
-                close_fds(item.fds)
             answers = [self._take(item.message, pid) for item in received]
             for item, answer in zip(received, answers, strict=True):
                 if answer is None:
                     self.on_question(item.message, channel)
                     continue
-                # the sender waits for that; one that has gone meanwhile was heard all the same
-                channel.send(answer, timeout_s=0.1)
+                # one that has gone meanwhile was heard all the same; one that doesn't read holds nobody up
+                channel.send(answer, timeout_s=0.0)
         except ChannelClosedError:
             self._drop(fd)
         except ProtocolError as error:
-            self._say(f"process {pid} sent a request that can't be read: {error}")
+            text = self._complaints.admit(f"process {pid} sent a request that can't be read: {error}", time.monotonic())
+            if text is not None:
+                self._say(text)
             self._drop(fd)
 
     def _take(self, message: Message, pid: int) -> Message | None:
@@ -138,7 +146,10 @@ class ControlSocket:
             return None
         if message["type"] in ORDERS:
             return {"type": "ok", "changed": self.on_order(message["type"], pid)}
-        self.on_request(_parse(message, pid))
+        request = _parse(message, pid)
+        # "Continue" changes nothing: it is only told of, so that one that comes again and again need not be
+        if request.action is not WorkloadAction.Continue or self._idle_requests.admit("", time.monotonic()) is not None:
+            self.on_request(request)
         return {"type": "accepted"}
 
     def _drop(self, fd: int) -> None:
@@ -149,11 +160,15 @@ class ControlSocket:
 
 def _parse(message: Message, pid: int) -> ReceivedRequest:
     if message["type"] != "workload_control":
-        raise ProtocolError(f"unknown type {message['type']!r}")
+        raise ProtocolError(f"unknown type {shown(message['type'])}")
     try:
         action = WorkloadAction(message.get("action"))
     except ValueError:
-        raise ProtocolError(f"unknown action {message.get('action')!r}") from None
-    rank = message.get("rank")
-    description = " ".join(str(message.get("description", "")).split())[:_MAX_DESCRIPTION]
-    return ReceivedRequest(action, description, rank if isinstance(rank, int) else None, pid)
+        raise ProtocolError(f"unknown action {shown(message.get('action'))}") from None
+    rank, said = message.get("rank"), message.get("description", "")
+    if not isinstance(said, str):
+        raise ProtocolError(f"description is {shown(said)}, not text")
+    # what a terminal would obey, or no file can hold, isn't passed on
+    words = "".join(each if each.isprintable() else " " for each in said[: 2 * _MAX_DESCRIPTION]).split()
+    is_rank = type(rank) is int and 0 <= rank <= _MAX_RANK
+    return ReceivedRequest(action, " ".join(words)[:_MAX_DESCRIPTION], rank if is_rank else None, pid)

@@ -12,6 +12,7 @@ from typing import TypeVar
 from torch.distributed.elastic.multiprocessing import SignalException
 
 from megatron_ft.core.errors import FaultToleranceError
+from megatron_ft.core.moderation import Moderation
 from megatron_ft.core.rank_note import LOOK_S
 from megatron_ft.core.restart_policy import AnyFailed, MinHealthy, RestartPolicy
 from megatron_ft.ipc.event_log import EventLog
@@ -77,6 +78,7 @@ class Node:
         self._told_stop = False
         self._told_run_dir = False
         self._orphans = descendants.Orphans()
+        self._pause_lines = Moderation()
         become_subreaper()
         self.reactor = Reactor()
         self.signals = SignalWatch(
@@ -252,7 +254,10 @@ class Node:
         if not changed:
             return False
         pause_s = 0.0 if since_ns is None else (time.monotonic_ns() - since_ns) / 1e9
-        self.say(lines.paused(pid) if order == "pause" else lines.resumed(pid, pause_s))
+        line = lines.paused(pid) if order == "pause" else lines.resumed(pid, pause_s)
+        line_now = self._pause_lines.admit(line, time.monotonic())
+        if line_now is not None:
+            self.say(line_now)
         self.log.write(f"{order}d", by=pid)
         return True
 

@@ -79,7 +79,7 @@ def _channel(settings: command_line.Settings) -> Channel | None:
         return None
     import socket
 
-    return Channel(socket.socket(fileno=settings.launcher_fd))
+    return Channel(socket.socket(fileno=settings.launcher_fd), takes_fds=False)
 
 
 if __name__ == "__main__":

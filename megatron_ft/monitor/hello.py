@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.ipc.processes import is_gone
-from megatron_ft.ipc.wire import Channel, check_peer
+from megatron_ft.ipc.wire import Channel, check_peer, shown
 
 PATIENCE_S = 5.0
 """How long a connection may stay silent before it is closed."""
@@ -48,7 +48,7 @@ def accept(listener: socket.socket) -> Caller | None:
     except (ProtocolError, OSError):
         sock.close()
         return None
-    return Caller(Channel(sock), pid, pidfd, time.monotonic() + PATIENCE_S)
+    return Caller(Channel(sock, takes_fds=False), pid, pidfd, time.monotonic() + PATIENCE_S)
 
 
 def parse(message: dict[str, object]) -> Hello:
@@ -58,7 +58,7 @@ def parse(message: dict[str, object]) -> Hello:
         ProtocolError: it isn't one.
     """
     if message["type"] != "hello":
-        raise ProtocolError(f"expected a hello, got {message['type']!r}")
+        raise ProtocolError(f"expected a hello, got {shown(message['type'])}")
     return Hello(
         cycle=_number(message, "cycle", _MAX_CYCLE),
         rank=_number(message, "rank", _MAX_RANK),
@@ -67,15 +67,20 @@ def parse(message: dict[str, object]) -> Hello:
     )
 
 
-def refusal(hello: Hello, *, pid: int, pidfd: int, cycle: int, closing: bool) -> str | None:
+def refusal(hello: Hello, *, pid: int, pidfd: int, cycle: int, closing: bool, is_stranger: bool = False) -> str | None:
     """Why a hello is refused while another rank is attached; None if it isn't.
 
     A higher cycle wins: its predecessor is on its way out. In the same cycle the first one wins as long as it
-    lives and hasn't said goodbye.
+    lives and hasn't said goodbye, and so it does against a stranger: one that isn't of the processes that the
+    launcher has started last, while the attached one is.
     """
     if hello.cycle < cycle:
         return f"cycle {hello.cycle} is over, this monitor watches cycle {cycle}"
-    if hello.cycle > cycle or closing or is_gone(pidfd):
+    if closing or is_gone(pidfd):
+        return None
+    if is_stranger and hello.cycle > cycle:
+        return f"cycle {hello.cycle} has not begun, the launcher's rank of cycle {cycle} (process {pid}) still runs"
+    if hello.cycle > cycle:
         return None
     return f"process {pid} of cycle {cycle} is connected already"
 
@@ -83,5 +88,5 @@ def refusal(hello: Hello, *, pid: int, pidfd: int, cycle: int, closing: bool) ->
 def _number(message: dict[str, object], name: str, limit: int) -> int:
     value = message.get(name)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= limit:
-        raise ProtocolError(f"hello has {name}={value!r}")
+        raise ProtocolError(f"hello has {name}={shown(value)}")
     return value

@@ -37,7 +37,9 @@ def next_batch(board: Board, snapshot: BoardSnapshot, now_ns: int, *, at_once: b
     read = list(board.events(begin, head))
     # what the rank has overwritten while we read is no event any more
     oldest = board.words[layout.W_RING_HEAD] - layout.RING_EVENTS
-    events = [event for number, event in enumerate(read, begin) if number >= oldest and _is_sane(event, snapshot)]
+    events = [
+        event for number, event in enumerate(read, begin) if number >= oldest and _is_sane(event, snapshot, now_ns)
+    ]
     from_ns = events[0].at_ns if events else now_ns
     at_us = [(event.at_ns - from_ns) // 1000 for event in events]
     return {
@@ -61,5 +63,5 @@ def _age_ns(board: Board, number: int, now_ns: int) -> int:
     return now_ns - board.words[at]
 
 
-def _is_sane(event: RingEvent, snapshot: BoardSnapshot) -> bool:
-    return event.kind in _KINDS and snapshot.start_ns <= event.at_ns
+def _is_sane(event: RingEvent, snapshot: BoardSnapshot, now_ns: int) -> bool:
+    return event.kind in _KINDS and snapshot.start_ns <= event.at_ns <= now_ns

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from megatron_ft.core.board_layout import BoardSnapshot
 from megatron_ft.core.errors import ProtocolError
+from megatron_ft.core.moderation import Moderation
 from megatron_ft.core.monitor_state import Verdict
 from megatron_ft.core.rank_note import RankNote
 from megatron_ft.ipc.event_log import EventLog
@@ -32,6 +33,7 @@ class Reports:
         self._local_rank = local_rank
         self.launcher_is_gone = False
         self._writer: threading.Thread | None = None
+        self._complaints: dict[str, Moderation] = {}
 
     def tell(self, message_type: str, fds: Sequence[int] = (), /, **fields: Any) -> None:
         """Send one message to the launcher."""
@@ -46,7 +48,7 @@ class Reports:
         """Messages of the launcher; sets ``launcher_is_gone`` when it is."""
         assert self._launcher is not None
         try:
-            return self._launcher.receive()
+            return self._launcher.receive(everything=False)
         except (ChannelClosedError, ProtocolError):
             self.launcher_is_gone = True
             return []
@@ -59,6 +61,12 @@ class Reports:
         """Something a person should know: in the log and on the launcher's output."""
         self._log.write("warning", text=text)
         self.tell("warning", text=text)
+
+    def complain(self, kind: str, text: str) -> None:
+        """A warning that may come again and again: then it is said seldom, with how often it came."""
+        admitted = self._complaints.setdefault(kind, Moderation()).admit(text, time.monotonic())
+        if admitted is not None:
+            self.warn(admitted)
 
     def attached(self, attached: AttachedRank, user_code_ns: int) -> None:
         """A rank is watched from now on; the launcher gets what a replacement monitor would need."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -15,8 +16,9 @@ from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.monitor_state import Step, Verdict
 from megatron_ft.core.rank_note import LOOK_S
 from megatron_ft.ipc.monitor_process import AttachedRank
+from megatron_ft.ipc.processes import is_gone, is_in, wait_gone
 from megatron_ft.ipc.wire import ChannelClosedError, Message
-from megatron_ft.monitor import hello
+from megatron_ft.monitor import hello, orders
 from megatron_ft.monitor.end_of_rank import Ending, end_orphans, remove_run_directory
 from megatron_ft.monitor.hello import Caller
 from megatron_ft.monitor.reports import Reports
@@ -25,6 +27,8 @@ from megatron_ft.monitor.watched_rank import WatchedRank
 
 _MAX_CALLERS = 16
 _DAMAGED_AGAIN_NS = 100_000_000
+_LAUNCHER_ENDS_S = 3.0
+"""From the end of its sockets to the end of its process."""
 
 
 class MonitorService:
@@ -43,14 +47,19 @@ class MonitorService:
         self._group: int | None = None
         self._running = True
         self._paused_at_ns: int | None = None
+        self._started: int | None = None
+        """The process group of the rank that the launcher has started last."""
 
     def run(self) -> None:
         """Serve until stopped."""
         if self._settings.attached is not None:
             self._watch(WatchedRank.take_over(self._settings.attached, self._settings.config))
         while self._running:
+            watched = self._watched
             for fd, _ in self._poller().poll(self._timeout_ms()):
                 self._handle(fd)
+                if self._watched is not watched or not self._running:
+                    break  # what was polled is closed, and its numbers may be the next rank's
             if self._reports.launcher_is_gone:
                 self._launcher_is_gone()
             self._forget_silent_callers()
@@ -90,32 +99,36 @@ class MonitorService:
         elif fd in self._callers:
             self._hear(self._callers[fd])
         elif self._watched is not None and fd == self._watched.attached.wake_fd:
-            os.eventfd_read(fd)
+            with contextlib.suppress(BlockingIOError):  # the rank can read it, too
+                os.eventfd_read(fd)
             self._next_look_ns = time.monotonic_ns()
         elif self._watched is not None and fd == self._watched.attached.pidfd:
             self._rank_is_gone()
 
     def _obey(self, message: Message) -> None:
         """Do what the launcher says."""
-        order = message["type"]
-        if order == "stop":
+        try:
+            order = orders.parse(message)
+        except ProtocolError as error:
+            self._reports.complain("order", f"did not do what the launcher said: {error}")
+            return
+        if order.kind == "stop":
             self._running = False
-        elif order == "rank_started":
-            self._group = int(message["pid"])  # it leads its own group, and its session
-        elif order in ("collect", "release") and not self._is_of_this_cycle(message):
+        elif order.kind == "rank_started":
+            self._group = self._started = order.pid  # it leads its own group, and its session
+        elif order.kind in ("collect", "release") and not self._is_of_this_cycle(order):
             return  # it was meant for the rank before
-        elif order == "collect" and self._watched is not None:
-            self._examine(
-                self._watched, None, passive=bool(message["passive"]), deadline_ns=int(message["deadline_ns"])
-            )
-        elif order == "release" and self._ending is not None:
+        elif order.kind == "collect" and self._watched is not None:
+            self._examine(self._watched, None, passive=order.passive, deadline_ns=order.deadline_ns)
+        elif order.kind == "release" and self._ending is not None:
             self._ending.hurry()
-        elif order == "pause" and self._paused_at_ns is None:
+        elif order.kind == "pause" and self._paused_at_ns is None:
             # to one that replaces another, the launcher says since when that one was paused
-            self._paused_at_ns = int(message.get("since_ns") or time.monotonic_ns())
+            now_ns = time.monotonic_ns()
+            self._paused_at_ns = min(order.since_ns or now_ns, now_ns)
             if self._watched is not None:
                 self._watched.rest()
-        elif order == "resume" and self._paused_at_ns is not None:
+        elif order.kind == "resume" and self._paused_at_ns is not None:
             paused_at_ns, self._paused_at_ns = self._paused_at_ns, None
             if self._watched is not None:
                 self._watched.excuse_since(paused_at_ns)
@@ -138,38 +151,50 @@ class MonitorService:
 
     def _hear(self, caller: Caller) -> None:
         try:
-            received = caller.channel.receive()
+            received = caller.channel.receive(everything=False)  # one that never pauses keeps nobody busy
             if not received:
                 return
             greeting = hello.parse(received[0].message)
         except (ChannelClosedError, ProtocolError) as error:
             if isinstance(error, ProtocolError):
-                self._reports.warn(f"refused a connection of process {caller.pid}: {error}")
+                self._reports.complain("refused", f"refused a connection of process {caller.pid}: {error}")
             self._dismiss(caller)
             return
-        reason = self._why_not(greeting)
+        reason = self._why_not(greeting, caller)
         if reason is not None:
             self._answer(caller, {"type": "refused", "reason": reason})
             self._dismiss(caller)
             return
         self._welcome(caller, greeting)
 
-    def _why_not(self, greeting: hello.Hello) -> str | None:
+    def _why_not(self, greeting: hello.Hello, caller: Caller) -> str | None:
         if self._watched is None:
             return None
         attached = self._watched.attached
         snapshot = self._watched.final_snapshot()
-        return hello.refusal(
+        closing = snapshot is not None and snapshot.closing
+        started = self._started
+        is_stranger = started is not None and is_in(attached.pid, started) and not is_in(caller.pid, started)
+        reason = hello.refusal(
             greeting,
             pid=attached.pid,
             pidfd=attached.pidfd,
             cycle=attached.cycle,
-            closing=snapshot is not None and snapshot.closing,
+            closing=closing,
+            is_stranger=is_stranger,
         )
+        if reason is None and not closing and not is_gone(attached.pidfd):
+            self._reports.complain(
+                "displaced",
+                f"process {caller.pid} has come for cycle {greeting.cycle}: rank {attached.rank} of cycle"
+                f" {attached.cycle} (process {attached.pid}) still runs, and nobody watches it any more",
+            )
+        return reason
 
     def _welcome(self, caller: Caller, greeting: hello.Hello) -> None:
-        pidfd = os.dup(caller.pidfd)
+        pidfd = -1
         try:
+            pidfd = os.dup(caller.pidfd)
             watched = WatchedRank.attach(
                 self._settings.config,
                 pid=caller.pid,
@@ -179,9 +204,10 @@ class MonitorService:
                 warmup_iterations=greeting.warmup_iterations,
             )
         except OSError as error:
-            os.close(pidfd)
+            if pidfd >= 0:
+                os.close(pidfd)
             reason = f"no memory for the progress board ({error.strerror})"
-            self._reports.warn(reason)
+            self._reports.complain("no memory", reason)
             self._answer(caller, {"type": "refused", "reason": reason})
             self._dismiss(caller)
             return
@@ -237,12 +263,17 @@ class MonitorService:
         try:
             reading = watched.read()
         except BoardDamagedError:
-            self._next_look_ns = time.monotonic_ns() + _DAMAGED_AGAIN_NS  # it is being written over right now
+            self._next_look_ns = time.monotonic_ns() + _DAMAGED_AGAIN_NS
+            self._reports.complain(
+                "written over",
+                f"the progress board of rank {watched.attached.rank} is being written over: it can't be watched now",
+            )
             return
         if reading.damage is not None:
-            self._reports.warn(
+            self._reports.complain(
+                "damaged",
                 f"the progress board of rank {watched.attached.rank} was damaged ({reading.damage}); it was"
-                " renewed, and what was open is judged again from the rank's next section event"
+                " renewed, and what was open is judged again from the rank's next section event",
             )
         self._reports.news(watched, reading.snapshot)
         self._reports.progress(watched, reading.snapshot, at_once=reading.outcome.step is Step.END_RANK)
@@ -272,8 +303,8 @@ class MonitorService:
             watched.dismiss(verdict)
             self._next_look_ns = time.monotonic_ns()
 
-    def _is_of_this_cycle(self, message: Message) -> bool:
-        return self._watched is not None and message.get("cycle") == self._watched.attached.cycle
+    def _is_of_this_cycle(self, order: orders.Order) -> bool:
+        return self._watched is not None and order.cycle == self._watched.attached.cycle
 
     def _examine(self, watched: WatchedRank, verdict: Verdict | None, *, passive: bool, deadline_ns: int) -> None:
         from megatron_ft.monitor.evidence import collect  # only then: most monitors never need it
@@ -328,6 +359,10 @@ class MonitorService:
     def _launcher_is_gone(self) -> None:
         self._running = False
         if self._settings.launcher_fd is None:
+            return
+        if not is_gone(self._parent_pidfd) and not wait_gone(self._parent_pidfd, _LAUNCHER_ENDS_S):
+            # it lives, and will start another monitor when this one ends: no reason to end a rank
+            self._reports.write("warning", text="the launcher can't be heard any more: another monitor takes over")
             return
         self._reports.write("launcher_gone")
         left = end_orphans(self._settings.socket_path, self._group)

@@ -8,15 +8,18 @@ import time
 from typing import NamedTuple
 
 from megatron_ft.core import board_layout as layout
+from megatron_ft.core.board_doubt import contradiction
 from megatron_ft.core.board_layout import BoardDamagedError, BoardSnapshot
 from megatron_ft.core.config import ConfigValues
 from megatron_ft.core.monitor_state import Look, MonitorState, Step, Verdict, dismiss, excuse, look
 from megatron_ft.core.rank_note import RankNote
 from megatron_ft.ipc.board import Board, BoardTimeouts, create_memory
 from megatron_ft.ipc.monitor_process import AttachedRank
+from megatron_ft.ipc.wire import close_fds
 
 _FIRST_STEP_LOOK_NS = 20_000_000
 _FIRST_STEP_SHARE = 8
+_TORN_S = 0.002
 
 
 class Reading(NamedTuple):
@@ -42,6 +45,8 @@ class WatchedRank:
         self.logged_first_step = False
         self.told_detached = False
         self.last_good: BoardSnapshot | None = None
+        self._before: BoardSnapshot | None = None
+        """The last reading of this board since it was last renewed, which the next one can't contradict."""
         self.note: RankNote | None = None
         """What was seen of it, once it was looked at as one that is about to be ended."""
         self.answers_fd = -1
@@ -57,13 +62,19 @@ class WatchedRank:
             OSError: there is no memory for a board.
         """
         start_ns = time.monotonic_ns()
-        board_fd = create_memory()
-        wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        stack_fd = os.memfd_create("megatron_ft_stacks", os.MFD_CLOEXEC)
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        fds = (board_fd, wake_fd, pidfd, stack_fd, ours.detach())
-        watched = cls(AttachedRank(*fds, pid, rank, cycle), config, start_ns=start_ns)
-        watched.answers_fd = theirs.detach()
+        made: list[int] = []
+        try:
+            made.append(create_memory())
+            made.append(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
+            made.append(os.memfd_create("megatron_ft_stacks", os.MFD_CLOEXEC))
+            made += (end.detach() for end in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            board_fd, wake_fd, stack_fd, ask_fd, answers_fd = made
+            attached = AttachedRank(board_fd, wake_fd, pidfd, stack_fd, ask_fd, pid, rank, cycle)
+            watched = cls(attached, config, start_ns=start_ns)
+        except OSError:
+            close_fds(made)
+            raise
+        watched.answers_fd = answers_fd
         watched.board.initialise(
             cycle=cycle,
             rank=rank,
@@ -72,6 +83,7 @@ class WatchedRank:
             warmup_iterations=warmup_iterations,
             timeouts=configured_timeouts(config),
         )
+        watched.last_good = watched._before = watched.board.snapshot()  # nobody else has it yet
         return watched
 
     @classmethod
@@ -91,15 +103,20 @@ class WatchedRank:
         """Take one snapshot and judge it. A board that can't be right is renewed first, never judged."""
         damage = None
         try:
-            snapshot, now = self._snapshot()
+            try:
+                snapshot, now = self._snapshot()
+            except BoardDamagedError:
+                time.sleep(_TORN_S)  # it may have been in the middle of a change
+                snapshot, now = self._snapshot()
         except BoardDamagedError as error:
             damage = str(error)
             self._renew()
+            self._before = None
             snapshot, now = self._snapshot()
         self.state.check_interval_ns = min(self._check_interval_ns, _first_step_interval_ns(snapshot, now))
         outcome = look(self.state, snapshot, now, was_stopped=self.was_stopped)
         self.was_stopped = False
-        self.last_good = snapshot
+        self.last_good = self._before = snapshot
         words = self.board.words
         words[layout.W_LAST_LOOK] = now
         resting = outcome.step in (Step.REST, Step.END_RANK)
@@ -142,7 +159,12 @@ class WatchedRank:
     def _snapshot(self) -> tuple[BoardSnapshot, int]:
         raw = self.board.raw()
         now = time.monotonic_ns()  # after the bytes were read, so that no honest stamp lies in the future
-        return layout.decode(raw, now), now
+        snapshot = layout.decode(raw, now)
+        if self._before is not None:
+            why = contradiction(self._before, snapshot, self.state.last_look_ns)
+            if why is not None:
+                raise BoardDamagedError(why)
+        return snapshot, now
 
     def _renew(self) -> None:
         """Write a fresh board into the same memory; the new epoch makes the client stamp what it has open."""

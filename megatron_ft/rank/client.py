@@ -335,10 +335,11 @@ class RankMonitorClient:
         assert self._board is not None
         assert self.hb_timeouts is not None
         words = self._board.words
+        self._board.count_up(layout.W_TIMEOUTS_VERSION)  # before and after, see Recorder.write_timeouts
         words[layout.W_INITIAL_HEARTBEAT_TIMEOUT] = layout.timeout_word(self.hb_timeouts.initial)
         words[layout.W_HEARTBEAT_TIMEOUT] = layout.timeout_word(self.hb_timeouts.subsequent)
         words[layout.W_HEARTBEAT_FLAGS] = layout.FLAG_INITIAL_IS_EXPLICIT | layout.FLAG_SUBSEQUENT_IS_EXPLICIT
-        words[layout.W_TIMEOUTS_VERSION] += 1
+        self._board.count_up(layout.W_TIMEOUTS_VERSION)
         self._wake_monitor()
 
     def _wake_monitor(self) -> None:

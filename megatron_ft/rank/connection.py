@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from megatron_ft.core.control import WorkloadControlRequest
-from megatron_ft.core.errors import ProtocolError, RankMonitorClientError
+from megatron_ft.core.errors import ConfigError, ProtocolError, RankMonitorClientError
 from megatron_ft.core.rank_info import RankInfo
 from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.config_file import FaultToleranceConfig
-from megatron_ft.ipc.wire import ChannelClosedError, Received, close_fds, connect
+from megatron_ft.ipc.wire import ChannelClosedError, Received, close_fds, connect, shown
 from megatron_ft.rank.user_code import user_code_began_ns
 
 MONITOR_SOCKET = "FT_RANK_MONITOR_IPC_SOCKET"
@@ -98,11 +98,18 @@ def _read_welcome(answer: Received) -> Welcome:
         raise RankMonitorClientError(f"the rank monitor refused: {message.get('reason')}")
     if message["type"] != "welcome" or len(fds) != 4:
         close_fds(fds)
-        raise ProtocolError(f"expected a welcome with 4 descriptors, got {message['type']!r} with {len(fds)}")
+        raise ProtocolError(f"expected a welcome with 4 descriptors, got {shown(message['type'])} with {len(fds)}")
     board_fd, wake_fd, stack_fd, ask_fd = fds
+    log_dir, run_id = message.get("log_dir"), message.get("run_id", "")
     try:
+        if not isinstance(run_id, str) or not isinstance(log_dir, (str, type(None))):
+            raise ProtocolError("a welcome that names no run")
+        if not isinstance(message.get("config"), dict):
+            raise ProtocolError("a welcome without a configuration")
+        config = FaultToleranceConfig.from_dict(message["config"])
         board = Board(board_fd)
-    finally:
-        os.close(board_fd)  # the mapping holds the memory from here on
-    config = FaultToleranceConfig.from_dict(message["config"])
-    return Welcome(config, board, wake_fd, stack_fd, ask_fd, message.get("log_dir"), message.get("run_id", ""))
+    except (ProtocolError, ConfigError, OSError, ValueError) as error:
+        close_fds(fds)
+        raise ProtocolError(f"the welcome can't be used: {error}") from None
+    os.close(board_fd)  # the mapping holds the memory from here on
+    return Welcome(config, board, wake_fd, stack_fd, ask_fd, log_dir, run_id)

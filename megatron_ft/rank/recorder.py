@@ -2,7 +2,8 @@
 
 Nothing here is a system call (``time.monotonic_ns`` is read from a page the kernel shares), takes a lock or
 waits. The order of the stores matters where it is remarked: a monitor that reads between two of them must not
-see a rank that is later than it is.
+see a rank that is later than it is. What is counted on the board itself wraps around: a board that was written over
+may hold any number, and must not make a hook fail.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from megatron_ft.core.board_layout import (
     W_LAST_HEARTBEAT,
     W_LAST_TRANSITION,
     W_RING_HEAD,
+    WORD_MASK,
 )
 from megatron_ft.core.errors import RankMonitorClientError
 from megatron_ft.core.timeouts import OUT_OF_SECTION, SectionTimeouts
@@ -80,7 +82,7 @@ class Recorder:
             if idle > self.longest_out_of_section:
                 self.longest_out_of_section = idle
         opened[section] = now
-        words[slot + S_OPEN_COUNT] += 1
+        words[slot + S_OPEN_COUNT] = (words[slot + S_OPEN_COUNT] + 1) & WORD_MASK
         # open before the transition: the time out of section must not seem to go on when it is over
         words[slot + S_OPENED_AT] = now
         words[W_LAST_TRANSITION] = now
@@ -122,7 +124,7 @@ class Recorder:
         now = _monotonic_ns()
         # the stamp before the count: a first count without a stamp would mean "since ever"
         words[W_LAST_HEARTBEAT] = now
-        words[W_HEARTBEATS] += 1
+        words[W_HEARTBEATS] = (words[W_HEARTBEATS] + 1) & WORD_MASK
         head = self._head
         at = RING + ((head & RING_MASK) << 1)
         words[at] = now
@@ -153,7 +155,7 @@ class Recorder:
         elif self._in_first_step:
             words[W_FIRST_STEP_AT] = now
         self._in_first_step = self._last_iteration < 0
-        words[W_ITERATIONS_SEEN] += 1
+        words[W_ITERATIONS_SEEN] = (words[W_ITERATIONS_SEEN] + 1) & WORD_MASK
         self._last_iteration = number
         head = self._head
         at = RING + ((head & RING_MASK) << 1)
@@ -203,15 +205,18 @@ class Recorder:
         Raises:
             ValueError: the board's table is full.
         """
+        self._words[layout.W_SECTION_COUNT] = len(self._slots)  # the board may hold anything, if it was written over
         self._know(name, self._board.add_section(name, None))
 
     def write_timeouts(self, timeouts: SectionTimeouts) -> None:
         """Put the section timeouts in force on the board; the heartbeats' are the client's to write."""
         self._timeouts = timeouts
+        # before and after: timeouts that change without their version are none that anybody has set
+        self._board.count_up(layout.W_TIMEOUTS_VERSION)
         for name, timeout in self._timeouts.section.items():
             self._words[self._slots[name] + layout.S_TIMEOUT] = layout.timeout_word(timeout)
         self._words[layout.W_OUT_OF_SECTION_TIMEOUT] = layout.timeout_word(self._timeouts.out_of_section)
-        self._words[layout.W_TIMEOUTS_VERSION] += 1
+        self._board.count_up(layout.W_TIMEOUTS_VERSION)
 
     def _know(self, name: str, index: int) -> None:
         self._slots[name] = layout.slot(index)
@@ -241,7 +246,8 @@ class Recorder:
             words[W_ITERATION] = self._last_iteration + 1
         if self._last_heartbeat:
             words[W_LAST_HEARTBEAT] = max(self._last_heartbeat, start)
-            words[W_HEARTBEATS] += 1
+            words[W_HEARTBEATS] = (words[W_HEARTBEATS] + 1) & WORD_MASK
+        self._board.count_up(layout.W_TIMEOUTS_VERSION)
         words[layout.W_SECTION_COUNT] = 0
         for name, timeout in self._timeouts.section.items():
             self._board.add_section(name, timeout)

@@ -16,6 +16,7 @@ import contextlib
 import faulthandler
 import json
 import os
+import select
 import signal
 import socket
 import sys
@@ -126,7 +127,7 @@ def _answer(questions: socket.socket) -> None:
     while True:
         try:
             question = questions.recv(_MAX_QUESTION_BYTES)
-            if not question:
+            if not question and _is_over(questions):
                 questions.close()
                 return
             number = json.loads(question).get("id")
@@ -134,6 +135,13 @@ def _answer(questions: socket.socket) -> None:
             if len(answer) > _MAX_ANSWER_BYTES:
                 answer = json.dumps({"id": number, "error": f"{len(answer)} bytes are too many"}).encode()
             questions.send(answer, socket.MSG_DONTWAIT)
-        except (OSError, ValueError, AttributeError):
+        except (OSError, ValueError, AttributeError, RecursionError):
             if questions.fileno() < 0:
                 return
+
+
+def _is_over(questions: socket.socket) -> bool:
+    """Whether nobody will ask any more; an empty question reads like that, too."""
+    poller = select.poll()
+    poller.register(questions, 0)
+    return bool(poller.poll(0))

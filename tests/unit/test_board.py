@@ -232,3 +232,29 @@ def test_a_calculation_restarts_the_idle_time(board: Board, recorder: Recorder) 
     recorder.begin_anew()
     assert board.snapshot().last_transition_ns == stamp
     assert recorder.longest_out_of_section >= 0  # the idle time before it is remembered
+
+
+def test_no_hook_fails_on_a_board_that_was_written_over(board: Board, recorder: Recorder) -> None:
+    """A count that is all ones has no next number; a rank must not end because of it."""
+    hooks = [
+        lambda: recorder.iteration(recorder._last_iteration + 1),
+        lambda: recorder.start("step"),
+        recorder.heartbeat,
+        lambda: recorder.end("step"),
+        lambda: recorder.write_timeouts(SectionTimeouts(dict(SECTIONS), 0.25)),
+        lambda: recorder.add_section(f"more {recorder._last_iteration}"),
+    ]
+    for fill in (2**64 - 1, 2**64 - 2, 2**63):
+        for hook in hooks:
+            for word in range(layout.RING):
+                board.words[word] = fill
+            hook()
+
+
+def test_an_end_of_the_monitoring_is_written_as_one(board: Board) -> None:
+    board.words[layout.W_CLOSING] = 1
+    assert board.snapshot().closing
+    for garbage in (2, 2**63, 2**64 - 1):
+        board.words[layout.W_CLOSING] = garbage
+        with pytest.raises(BoardDamagedError, match="end of the monitoring"):
+            board.snapshot()

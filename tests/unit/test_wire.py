@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.ipc.wire import MAX_FDS, Channel, ChannelClosedError, Decoder, connect, encode, listen
+from megatron_ft.ipc.wire import MAX_FDS, Channel, ChannelClosedError, Decoder, connect, encode, listen, shown
 
 
 @pytest.fixture
@@ -170,3 +170,57 @@ def test_a_peer_that_never_pauses_gets_no_more_than_its_turn(pair: tuple[Channel
     first = ours.receive(everything=False)
     assert 0 < len(first) < sent
     assert len(first) + len(ours.receive()) >= sent
+
+
+def test_a_message_that_says_nothing_of_descriptors_has_none(pair: tuple[Channel, Channel]) -> None:
+    ours, theirs = pair
+    body = b'{"v":1,"type":"a"}'
+    theirs._sock.sendall(len(body).to_bytes(4, "big") + body)
+    (received,) = ours.receive()
+    assert received == ({"v": 1, "type": "a"}, ())
+
+
+def test_who_takes_no_descriptors_is_given_none() -> None:
+    a, b = socket.socketpair()
+    ours = Channel(a, takes_fds=False)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        socket.send_fds(b, [encode({"type": "hello"})], [0] * MAX_FDS)
+        assert [each.fds for each in ours.receive()] == [()]
+    assert len(os.listdir("/proc/self/fd")) == before
+    socket.send_fds(b, [encode({"type": "hello"}, 1)], [0])
+    with pytest.raises(ProtocolError, match="announces 1 descriptors, 0 came"):
+        ours.receive()
+    b.close()
+
+
+def test_two_answers_to_one_question_are_no_answer(pair: tuple[Channel, Channel]) -> None:
+    ours, theirs = pair
+    theirs._sock.sendall(encode({"type": "a"}) * 2)
+    with pytest.raises(ProtocolError, match="2 messages came"):
+        ours.wait_message(5.0)
+    assert ours.fileno() == -1
+
+
+def test_a_peer_that_sends_byte_after_byte_is_no_answer(
+    pair: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = pair
+    theirs._sock.sendall(b"\0\x0f\0\0")
+
+    def one_more(*_: object) -> bool:
+        theirs._sock.sendall(b" ")
+        return True
+
+    monkeypatch.setattr("megatron_ft.ipc.wire._wait", one_more)
+    # 983040 bytes are announced: who only waits for a pause gets them all, and finds that they are no message
+    with pytest.raises(TimeoutError):
+        ours.wait_message(0.05)
+
+
+def test_what_a_peer_sent_is_shown_short_and_plain() -> None:
+    assert shown("\x1b[2J\n\ud800é") == "'\\x1b[2J\\n\\ud800\\xe9'"
+    assert shown([[[]]]) == "a list"
+    assert shown(None) == "None"
+    assert len(shown("x" * 10**6)) < 120
+    assert len(shown(10**4000)) < 120

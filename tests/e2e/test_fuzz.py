@@ -1,0 +1,144 @@
+"""Hostile input to every socket and board, for seconds; `make fuzz` and `make endurance` do it at full size."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from megatron_ft.ipc import monitor_process
+from megatron_ft.ipc.config_file import FaultToleranceConfig
+from megatron_ft.ipc.monitor_process import AttachedRank
+from megatron_ft.ipc.wire import Channel, connect, encode
+from tests.fuzz.boards import fuzz_boards
+from tests.fuzz.endurance import endure
+from tests.fuzz.sockets import attack_launcher, attack_monitor, attack_wire
+from tests.fuzz.storm import exchange
+from tests.fuzz.stray_writes import attack_board
+from tests.fuzz.watched import CYCLE, figures, watched
+from tests.support.monitored import wait_until
+
+SEED = int(os.environ.get("FT_TEST_SEED", random.SystemRandom().randrange(2**32)))
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """What the parts tell; pytest shows it, and the seed, where a test fails."""
+    print(f"FT_TEST_SEED={SEED}")
+    return []
+
+
+def test_a_monitor_under_attack_watches_its_rank(tmp_path: Path, said: list[str]) -> None:
+    attack_monitor(tmp_path, SEED, said.append, hellos=3000, orders=1500, questions=1500, timeout_s=3.0)
+
+
+def test_a_launcher_under_attack_goes_on(tmp_path: Path, said: list[str]) -> None:
+    attack_launcher(tmp_path, SEED, said.append, requests=3000, hellos=500)
+
+
+def test_frames_in_any_pieces(said: list[str]) -> None:
+    attack_wire(SEED, said.append, messages=4000)
+
+
+def test_boards_of_garbage(said: list[str]) -> None:
+    fuzz_boards(SEED, 300, said.append)
+
+
+def test_a_rank_that_writes_over_its_own_board(tmp_path: Path, said: list[str]) -> None:
+    attack_board(tmp_path, SEED, said.append, writes=80, timeout_s=3.0)
+
+
+def test_nothing_grows_in_a_long_run(tmp_path: Path, said: list[str]) -> None:
+    endure(tmp_path, said.append, events=100_000, messages=1000)
+
+
+def test_a_monitor_that_cannot_read_its_launcher_ends_and_its_rank_does_not(tmp_path: Path) -> None:
+    """The next one takes over, and finds the rank when it hangs."""
+    with watched(tmp_path, timeout_s=3.0) as both:
+        raw = socket.socket(fileno=os.dup(both.channel.fileno()))
+        raw.send(b"\xff\xff\xff\xff")
+        raw.close()
+        assert both.monitor.wait(60) == 0
+        time.sleep(0.2)  # it would have been signalled before the end of the monitor
+        assert both.rank.poll() is None
+        both.said("warning")
+        ours, theirs = socket.socketpair()
+        both.channel.close()
+        both.channel = Channel(ours)
+        both.monitor = monitor_process.spawn(
+            listen_fd=both._listener.fileno(),
+            socket_path=both.path,
+            local_rank=0,
+            launcher_fd=theirs.fileno(),
+            config=FaultToleranceConfig(rank_section_timeouts={"step": 3.0}).to_dict(),
+            attached=AttachedRank(*both.fds, both.rank.pid, 0, CYCLE),
+        )
+        theirs.close()
+        assert both.hang()["section"] == "step"
+
+
+def test_a_stranger_cannot_take_the_place_of_the_launchers_rank(tmp_path: Path) -> None:
+    with watched(tmp_path, timeout_s=3.0) as both:
+        for cycle in (CYCLE, CYCLE + 1, 2**62):
+            answer = exchange(both.path, {"type": "hello", "cycle": cycle, "rank": 0, "warmup_iterations": 0})
+            assert b'"refused"' in answer, answer
+        both.hang()
+
+
+def test_a_rank_that_is_displaced_is_told_of(tmp_path: Path) -> None:
+    """The launcher has started another process since: that one may come, but not in silence."""
+    with watched(tmp_path, timeout_s=3.0) as both:
+        both.channel.send({"type": "rank_started", "pid": os.getpid()})
+        channel = connect(both.path, 30.0)
+        channel.send({"type": "hello", "cycle": CYCLE + 1, "rank": 0, "warmup_iterations": 0})
+        answer = channel.wait_message(30.0)
+        assert answer.message["type"] == "welcome"
+        for fd in answer.fds:
+            os.close(fd)
+        channel.close()
+        assert "nobody watches it any more" in both.wait_for("warning")["text"]
+        assert both.rank.poll() is None
+
+
+def test_descriptors_that_nobody_asked_for_are_not_kept(tmp_path: Path) -> None:
+    with watched(tmp_path, timeout_s=3.0) as both:
+        before = figures(both.monitor.pid, both.log_dir)["fds"]
+        for _ in range(20):
+            with socket.socket(socket.AF_UNIX) as sock:
+                sock.connect(both.path)
+                hello = {"type": "hello", "cycle": 0, "rank": 0, "warmup_iterations": 0}
+                socket.send_fds(sock, [encode(hello, 3)], [0, 1, 2])
+                sock.recv(1000)
+        wait_until(lambda: figures(both.monitor.pid, both.log_dir)["fds"] <= before)
+
+
+def test_a_peer_that_never_pauses_does_not_keep_the_monitor_from_its_rank(tmp_path: Path) -> None:
+    """Its messages are valid as far as the wire goes, and there is always one more."""
+    flood = """
+import socket, sys
+from megatron_ft.ipc.wire import encode
+data = encode({"type": "x"}) * 2000
+while True:
+    try:
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(sys.argv[1])
+            while True:
+                sock.sendall(data)
+    except OSError:
+        pass
+"""
+    with watched(tmp_path, timeout_s=2.0) as both:
+        flooder = subprocess.Popen([sys.executable, "-c", flood, both.path])
+        try:
+            time.sleep(0.3)
+            both.hang()
+        finally:
+            flooder.send_signal(signal.SIGKILL)
+            flooder.wait()

@@ -1,0 +1,184 @@
+"""Boards full of garbage, to everything that reads one: nothing of it may crash, end a healthy rank, or go unseen."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import struct
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from megatron_ft.core import board_facts
+from megatron_ft.core import board_layout as layout
+from megatron_ft.core.board_layout import BoardDamagedError, BoardSnapshot
+from megatron_ft.core.monitor_state import MonitorState, Step, look, running_intervals
+from megatron_ft.core.status_rows import RankReading, make_rows
+from megatron_ft.core.timeouts import SectionTimeouts
+from megatron_ft.ipc.config_file import FaultToleranceConfig
+from megatron_ft.monitor import watched_rank
+from megatron_ft.monitor.progress import next_batch
+from megatron_ft.monitor.watched_rank import WatchedRank
+from megatron_ft.rank.recorder import Recorder
+from megatron_ft.report.status_json import job_object
+from tests.support.status_facts import job_facts, rank_facts
+
+__all__ = ["fuzz_boards"]
+
+_SECTIONS = ("step", "outer", "save")
+_TIMEOUT_S = 600.0
+_WORDS_READ = layout.RING
+_JUDGED = layout.slot(len(_SECTIONS))
+"""The words behind these are nobody's."""
+_LEAST_RENEWED = 0.9
+_LONGEST_REASON = 400
+
+
+def fuzz_boards(seed: int, count: int, say: Callable[[str], None]) -> None:
+    """``count`` random boards to the readers, and as many stray writes on the board of a healthy rank.
+
+    Raises:
+        AssertionError: one was taken for something it isn't.
+    """
+    rng = random.Random(seed)
+    random_boards = Counter(_read_all(_random_board(rng), rng) for _ in range(count))
+    say(f"random boards: {dict(random_boards)}")
+    assert random_boards.keys() <= {"damaged", *(step.value for step in Step)}
+    healthy = _Healthy(rng)
+    try:
+        strayed = Counter(healthy.suffer() for _ in range(count))
+    finally:
+        healthy.close()
+    say(f"a healthy rank's board written over: {dict(strayed)}")
+    assert strayed["renewed"] >= _LEAST_RENEWED * (count - strayed["not judged"]), strayed
+
+
+def _random_board(rng: random.Random) -> bytes:
+    """All random, or with so much in order that the reader goes on."""
+    raw = bytearray(rng.randbytes(8 * layout.RING))
+    now = time.monotonic_ns()
+    kind = rng.randrange(4)
+    if kind:
+        _put(raw, layout.W_MAGIC, layout.MAGIC)
+        _put(raw, layout.W_START, now - rng.randrange(1, 10**12))
+        _put(raw, layout.W_CLOSING, rng.choice((0, 0, 0, 1, 2)))
+        for word in (layout.W_FIRST_ITERATION_AT, layout.W_FIRST_STEP_AT, layout.W_LAST_HEARTBEAT):
+            _put(raw, word, rng.choice((0, now, now - rng.randrange(10**12))))
+        for word in (layout.W_LAST_TRANSITION, layout.W_LAST_LOOK):
+            _put(raw, word, rng.choice((0, now, now - rng.randrange(10**9))))
+        _put(raw, layout.W_SECTION_COUNT, rng.choice((0, 1, 3, 64, 65, 2**63)))
+    for index in range(layout.MAX_SECTIONS if kind > 1 else 0):
+        at = layout.slot(index)
+        name = rng.choice(("step", "ü", "\x1b[2J", "a\nb", "x" * 63, f"s{index}", "")).encode()
+        raw[8 * at : 8 * at + layout.NAME_BYTES] = name.ljust(layout.NAME_BYTES, b"\0")
+        _put(raw, at + layout.S_OPENED_AT, rng.choice((0, now, now - rng.randrange(10**9))))
+        _put(raw, at + layout.S_TIMEOUT, rng.choice((1, 10**9, layout.NO_TIMEOUT, rng.getrandbits(64))))
+    return bytes(raw)
+
+
+def _read_all(raw: bytes, rng: random.Random) -> str:
+    now = time.monotonic_ns()
+    try:
+        snapshot = layout.decode(raw, now)
+    except BoardDamagedError as error:
+        reading = RankReading(damaged=True)
+        outcome = "damaged" if len(str(error)) < _LONGEST_REASON else f"damaged: {error}"
+    else:
+        reading = RankReading(snapshot)
+        outcome = _judge(snapshot, now, rng)
+    facts = job_facts(rank_facts(local_rank=0, rank=0))
+    json.dumps(job_object(facts, make_rows(facts, {0: reading}, now), now), allow_nan=False)
+    return outcome
+
+
+def _judge(snapshot: BoardSnapshot, now: int, rng: random.Random) -> str:
+    """Whatever it says, the judgement holds by its own words."""
+    state = MonitorState(check_interval_ns=rng.choice((1, 10**9, 5 * 10**9)), last_look_ns=now - 1)
+    for later in (0, 20_000_000):
+        found = look(state, snapshot, now + later)
+        assert found.next_look_ns is None or found.next_look_ns > now
+    json.dumps([board_facts.for_note(snapshot, now), board_facts.of_snapshot(snapshot, now)], allow_nan=False)
+    if found.verdict is not None:
+        assert found.verdict.elapsed_ns >= found.verdict.timeout_ns
+        assert not snapshot.closing
+    return found.step.value
+
+
+class _Healthy:
+    """A rank that is never late, on a board that is written over again and again."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        timeouts = dict.fromkeys(_SECTIONS, _TIMEOUT_S)
+        config = FaultToleranceConfig(rank_section_timeouts=timeouts, rank_out_of_section_timeout=_TIMEOUT_S)
+        self._torn_s, watched_rank._TORN_S = watched_rank._TORN_S, 0.0
+        pidfd = os.pidfd_open(os.getpid())
+        self._watched = WatchedRank.attach(config, pid=os.getpid(), pidfd=pidfd, rank=0, cycle=0, warmup_iterations=0)
+        self._recorder = Recorder(self._watched.board, SectionTimeouts(dict(timeouts), _TIMEOUT_S))
+        self._iteration = 0
+        self._recorder.start("outer")
+
+    def suffer(self) -> str:
+        """One stray write, what the monitor makes of it, and that afterwards all is as it should be."""
+        self._go_on()
+        before = self._watched.read()
+        assert before.damage is None, before.damage
+        assert before.outcome.step is Step.WATCH
+        honest = list(running_intervals(before.snapshot))
+        told = self._write_over()
+        try:
+            reading = self._watched.read()
+        except BoardDamagedError as error:
+            raise AssertionError(f"a fresh board can't be read: {error}") from None
+        assert reading.outcome.step is not Step.END_RANK, (told, reading)
+        assert not (reading.snapshot.closing and reading.damage is None), told
+        batch = next_batch(self._watched.board, reading.snapshot, time.monotonic_ns(), at_once=True)
+        json.dumps(batch, allow_nan=False)
+        outcome = "renewed" if reading.damage is not None else "judged rightly"
+        if reading.damage is None:
+            # a word that is nobody's, or not one that is judged
+            assert list(running_intervals(reading.snapshot)) == honest, (told, honest, reading.snapshot)
+            outcome = "not judged"
+        self._go_on()
+        after = self._watched.read()
+        assert after.damage is None, (told, after.damage)
+        assert [s.name for s in after.snapshot.open_sections] == self._recorder.open_sections, told
+        assert after.snapshot.out_of_section_timeout_ns == round(_TIMEOUT_S * 1e9), told
+        return outcome
+
+    def close(self) -> None:
+        """Give everything back."""
+        watched_rank._TORN_S = self._torn_s
+        self._watched.close()
+
+    def _go_on(self) -> None:
+        recorder, rng = self._recorder, self._rng
+        self._iteration += 1
+        recorder.iteration(self._iteration)
+        if "step" in recorder.open_sections:
+            recorder.end("step")
+        if rng.random() < 0.5:
+            recorder.start("step")
+        if rng.random() < 0.2:
+            recorder.heartbeat()
+
+    def _write_over(self) -> str:
+        """What a stray pointer writes: random words, text, a run of one byte. Returns where, for an error."""
+        rng, words = self._rng, self._watched.board.words
+        first = rng.randrange(rng.choice((layout.SECTION_TABLE, _JUDGED, layout.BOARD_WORDS)))
+        count = min(rng.choice((1, 2, 2, 5, 30, 1000, layout.BOARD_WORDS)), layout.BOARD_WORDS - first)
+        kind = rng.choice(("random", "text", "ones") if count == 1 else ("random", "text", "ones", "zeros"))
+        if kind == "random":
+            data = rng.randbytes(8 * count)
+        elif kind == "text":
+            data = (b"Traceback (most recent call last):\n" * (8 * count // 30 + 1))[: 8 * count]
+        else:
+            data = (b"\xff" if kind == "ones" else b"\0") * (8 * count)
+        words[first : first + count] = memoryview(data).cast("Q")
+        return f"{kind}: {count} words from {first} on"
+
+
+def _put(raw: bytearray, word: int, value: Any) -> None:
+    struct.pack_into("=Q", raw, 8 * word, value)

@@ -1,0 +1,180 @@
+"""The real monitor of a real rank, with the test in the launcher's place: it holds all that a launcher holds."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from megatron_ft.ipc import monitor_process
+from megatron_ft.ipc.config_file import FaultToleranceConfig
+from megatron_ft.ipc.wire import Channel, ChannelClosedError, Message, close_fds, listen
+from tests.support.monitored import PRELUDE
+
+__all__ = ["CYCLE", "Watched", "figures", "watched"]
+
+CYCLE = 1
+HEALTHY = """
+import threading
+client.init_workload_monitoring()
+told_to_hang = threading.Event()
+threading.Thread(target=lambda: (sys.stdin.readline(), told_to_hang.set()), daemon=True).start()
+say('ready')
+number = 0
+while not told_to_hang.is_set():
+    client.set_iteration(number)
+    with client.section('step'):
+        time.sleep(0.02)
+    number += 1
+client.start_section('step')
+say('hanging')
+while True: signal.pause()
+"""
+"""A rank that trains until it gets a line on its standard input; then it hangs."""
+
+
+class Watched:
+    """One rank, its monitor, and the launcher's end of their channel."""
+
+    def __init__(self, directory: Path, script: str, sections: dict[str, float], max_bytes: int) -> None:
+        self.path = str(directory / "monitor.sock")
+        self.log_dir = directory / "logs"
+        self.log_dir.mkdir()
+        self.heard: list[Message] = []
+        self.fds: tuple[int, ...] = ()
+        """Board, wake-up, pidfd, stacks, questions: once the rank is attached."""
+        self._listener = listen(self.path)
+        config = FaultToleranceConfig(rank_section_timeouts=sections, rank_out_of_section_timeout=sections["step"])
+        ours, theirs = socket.socketpair()
+        self.channel = Channel(ours)
+        self.monitor = monitor_process.spawn(
+            listen_fd=self._listener.fileno(),
+            socket_path=self.path,
+            local_rank=0,
+            launcher_fd=theirs.fileno(),
+            config=config.to_dict(),
+            log_dir=str(self.log_dir),
+            log_max_bytes=max_bytes,
+        )
+        theirs.close()
+        self.rank = subprocess.Popen(
+            [sys.executable, "-c", PRELUDE + script],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, "FT_RANK_MONITOR_IPC_SOCKET": self.path, "FT_CYCLE": str(CYCLE)},
+        )
+        self.channel.send({"type": "rank_started", "pid": self.rank.pid})
+
+    def said(self, kind: str) -> list[Message]:
+        """What the monitor has said of that kind until now."""
+        try:
+            for message, fds in self.channel.receive():
+                if message["type"] not in ("evidence", "trains"):
+                    self.heard.append(message)
+                if message["type"] == "attached":
+                    self.fds = fds
+                else:
+                    close_fds(fds)
+        except ChannelClosedError:
+            pass  # what it said before is kept
+        return [message for message in self.heard if message["type"] == kind]
+
+    def wait_for(self, kind: str, timeout_s: float = 60.0) -> Message:
+        """The first message of that kind."""
+        deadline = time.monotonic() + timeout_s
+        while not (found := self.said(kind)):
+            assert time.monotonic() < deadline, f"no {kind} came, only {[m['type'] for m in self.heard]}"
+            assert self.monitor.poll() is None, "the monitor has ended"
+            select.select([self.channel], [], [], 0.1)
+        return found[0]
+
+    def check(self) -> None:
+        """Both live, and nobody was found hung."""
+        assert self.monitor.poll() is None, f"the monitor ended with {self.monitor.returncode}"
+        assert self.rank.poll() is None, f"the rank ended with {self.rank.returncode}: {self.said('verdict')}"
+        assert not self.said("verdict"), self.said("verdict")
+
+    def hang(self) -> Message:
+        """Let the rank hang; the verdict on it, after which it is gone."""
+        self.check()
+        assert self.rank.stdin is not None
+        self.rank.stdin.write("\n")
+        self.rank.stdin.flush()
+        verdict = self.wait_for("verdict")
+        assert self.rank.wait(60) == -signal.SIGKILL
+        return verdict
+
+    def close(self) -> None:
+        """End both."""
+        with contextlib.suppress(ChannelClosedError):
+            self.channel.send({"type": "stop"})
+        self.rank.kill()
+        self.rank.wait()
+        for stream in (self.rank.stdin, self.rank.stdout):
+            if stream is not None:
+                stream.close()
+        try:
+            self.monitor.wait(30)
+        finally:
+            self.monitor.kill()
+            self.monitor.wait()
+            self.channel.close()
+            close_fds(self.fds)
+            self._listener.close()
+
+
+@contextlib.contextmanager
+def watched(
+    directory: Path,
+    script: str = HEALTHY,
+    *,
+    timeout_s: float = 5.0,
+    sections: dict[str, float] | None = None,
+    max_bytes: int = 2_000_000,
+) -> Iterator[Watched]:
+    """A rank and its monitor, attached; ended afterwards."""
+    directory.mkdir(parents=True, exist_ok=True)
+    both = Watched(directory, script, sections or {"step": timeout_s}, max_bytes)
+    try:
+        both.wait_for("attached")
+        yield both
+    finally:
+        both.close()
+
+
+def figures(pid: int, log_dir: Path) -> dict[str, int]:
+    """What must not grow: memory (KiB), descriptors, bytes and files of the logs.
+
+    "pss_kib" also moves with how many processes share torch's libraries at the moment; "own_kib" doesn't.
+    """
+    with open(f"/proc/{pid}/smaps_rollup") as file:
+        kib = {line.split()[0]: int(line.split()[1]) for line in file if line.endswith("kB\n")}
+    sizes = []
+    for entry in log_dir.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it has just made place for a newer one
+            sizes.append(entry.stat().st_size if entry.is_file() else 0)
+    return {
+        "pss_kib": kib["Pss:"],
+        "own_kib": kib["Anonymous:"],
+        "fds": len(os.listdir(f"/proc/{pid}/fd")),
+        "log_bytes": sum(sizes),
+        "log_files": len(sizes),
+    }
+
+
+def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> None:
+    """Wait for a condition, and say which one didn't come."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} didn't come in {timeout_s:g} s"
+        time.sleep(0.02)

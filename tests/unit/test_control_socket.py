@@ -1,0 +1,121 @@
+"""What comes over the launcher's control socket: what is passed on of it, what is said, and how often."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatron_ft.core.errors import ProtocolError
+from megatron_ft.ipc.wire import encode
+from megatron_ft.launcher.control import ControlSocket, ReceivedRequest
+from megatron_ft.launcher.reactor import Reactor
+from megatron_ft.monitor.hello import parse as parse_hello
+
+ASK: dict[str, Any] = {"type": "workload_control", "action": "Continue", "description": "going on", "rank": 3}
+
+
+class Served:
+    """A control socket, and what came of it."""
+
+    def __init__(self, path: Path) -> None:
+        self.said: list[str] = []
+        self.requests: list[ReceivedRequest] = []
+        self.reactor = Reactor()
+        self.control = ControlSocket(str(path), self.reactor, say=self.said.append)
+        self.control.on_request = self.requests.append
+        self.control.start()
+
+    def tell(self, *messages: dict[str, Any]) -> bytes:
+        """Send them on one connection; the raw answers."""
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(self.control.path)
+            sock.sendall(b"".join(encode(message) for message in messages))
+            for _ in range(3):
+                self.reactor.run_once(0.0)
+            sock.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                return sock.recv(1 << 20)
+        return b""
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    served = Served(tmp_path / "s")
+    yield served
+    served.control.close()
+    served.reactor.close()
+
+
+def test_a_description_is_one_plain_line_that_any_terminal_bears(served: Served) -> None:
+    served.tell({**ASK, "description": "a\n\x1b[2J\x07\ud800 b\u202e" + "x" * 10_000})
+    (request,) = served.requests
+    assert request.description.startswith("a [2J b xxx")
+    assert request.description.isprintable()
+    assert len(request.description) == 500
+
+
+@pytest.mark.parametrize("rank", [True, -1, 10**400, "3", [3], None, 1.0])
+def test_what_is_no_rank_is_not_called_one(served: Served, rank: object) -> None:
+    served.tell({**ASK, "rank": rank})
+    (request,) = served.requests
+    assert request.rank is None
+    assert request.text.startswith("process ")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"type": "x" * 100_000},
+        {"action": [[]]},
+        {"action": "\x1b" * 1000},
+        {"description": {"a": "\n"}},
+    ],
+)
+def test_what_is_no_request_is_told_of_in_one_short_line(served: Served, change: dict[str, Any]) -> None:
+    assert served.tell({**ASK, **change}) == b""
+    (line,) = served.said
+    assert line.isprintable()
+    assert len(line) < 250
+    assert not served.requests
+
+
+def test_a_flood_fills_no_terminal(served: Served) -> None:
+    for _ in range(100):
+        served.tell({**ASK, "action": "Nothing"})
+    assert len(served.said) == 8
+    for _ in range(100):
+        assert b"accepted" in served.tell(ASK)
+    assert len(served.requests) == 8
+    served.tell({**ASK, "action": "ShutdownWorkload"})
+    assert served.requests[-1].action.value == "ShutdownWorkload"  # that one is always passed on
+
+
+def test_peers_that_do_not_read_hold_nobody_up(served: Served) -> None:
+    began, data = time.monotonic(), encode(ASK) * 600
+    socks = []
+    for _ in range(30):
+        sock = socket.socket(socket.AF_UNIX)
+        sock.connect(served.control.path)
+        sock.sendall(data)
+        socks.append(sock)
+    for _ in range(30):
+        served.reactor.run_once(0.0)
+    took_s = time.monotonic() - began
+    for sock in socks:
+        sock.close()
+    assert took_s < 2.5, "a tenth of a second for each of them would be three seconds"
+
+
+def test_a_hello_that_is_none_is_told_of_in_a_short_line() -> None:
+    """A text as long as a message may be, written out with escapes, would be too long for one itself."""
+    for hello in ({"type": "é" * 400_000}, {"type": "hello", "cycle": "é" * 400_000}, {"type": "hello", "cycle": [[]]}):
+        with pytest.raises(ProtocolError) as caught:
+            parse_hello(hello)
+        assert len(json.dumps(str(caught.value))) < 1000
