@@ -51,7 +51,7 @@ def choose(jobs: list[RunningJob], *, run_id: str | None, pid: int | None) -> li
 
 
 def _list(jobs: list[RunningJob]) -> str:
-    return "".join(f"\n  {job.describe()}" for job in jobs)
+    return "".join(f"; {job.describe()}" for job in jobs)
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -146,8 +146,11 @@ def test_jobs_that_are_not_clear(launcher: Launcher) -> None:
         launched.wait_for("^in step")
     which = megatron_ft("pause")
     assert which.returncode == 2
-    assert "several jobs run on this node, choose one with --pid or --job\n" in which.stderr
+    assert which.stderr.startswith(
+        "megatron-ft: error: several jobs run on this node, choose one with --pid or --job; "
+    )
+    assert which.stderr.count("\n") == 1
     for launched in (one, two):
-        assert f"\n  ft_launcher {launched.process.pid}, job " in which.stderr
+        assert f"; ft_launcher {launched.process.pid}, job " in which.stderr
         go(launched)
     assert [launched.wait().code for launched in (one, two)] == [0, 0]
