@@ -29,6 +29,7 @@ __all__ = [
     "find_culprit",
     "follows_from_another",
     "is_by_us",
+    "tells_of_a_lost_peer",
 ]
 
 _TIE_NS = 250_000_000
@@ -272,9 +273,13 @@ def find_cause(exits: Sequence[RankExit], verdicts: Sequence[HangVerdict]) -> Ca
 
 def follows_from_another(rank_exit: RankExit) -> bool:
     """Whether a rank only failed because it had lost another one, as its exception says."""
-    error = (rank_exit.error or "").lower()
-    is_theirs = any(name in error for name in _OF_A_COLLECTIVE)
-    return rank_exit.exitcode > 0 and is_theirs and any(sign in error for sign in _LOST_A_PEER)
+    return rank_exit.exitcode > 0 and tells_of_a_lost_peer(rank_exit.error or "")
+
+
+def tells_of_a_lost_peer(error: str) -> bool:
+    """Whether an exception, "type: message", is what a collective raises when its other side is gone."""
+    text = error.lower()
+    return any(name in text for name in _OF_A_COLLECTIVE) and any(sign in text for sign in _LOST_A_PEER)
 
 
 def _suspicion(rank_exit: RankExit) -> tuple[int, int, int, int]:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from megatron_ft.core.exit_description import tells_of_a_lost_peer
 from megatron_ft.core.rank_note import Collective, RankNote, place
 
 __all__ = ["Finding", "find", "waits_for"]
@@ -67,7 +68,8 @@ def waits_for(notes: Iterable[RankNote]) -> dict[int, frozenset[int]]:
         missing = {rank for each in note.in_flight for rank in _missing(note, each, by_rank)}
         if note.seems_to_wait and not note.in_flight:
             missing = {rank for rank in by_rank.keys() - in_collective if not _may_wait(by_rank[rank])}
-        waits[note.rank] = frozenset(missing - {note.rank}) if not (note.gone or note.is_stopped) else frozenset()
+        is_idle = note.gone or note.is_stopped or note.raised
+        waits[note.rank] = frozenset() if is_idle else frozenset(missing - {note.rank})
     return waits
 
 
@@ -89,7 +91,7 @@ def _meets(note: RankNote, rank: int) -> bool:
 
 
 def _is_missing(other: RankNote, collective: Collective) -> bool:
-    if other.gone:
+    if other.gone or other.raised:
         return True
     if not other.has_collectives:
         return not (other.waits_in or _may_wait(other))
@@ -110,6 +112,9 @@ def _suspects(notes: Sequence[RankNote], waits: Waits, elapsed_s: float) -> tupl
     held = {note.rank for note in notes if note.is_stopped or note.is_stuck_in_kernel}
     if held:
         return held, True
+    raised = {note.rank for note in notes if note.raised and not tells_of_a_lost_peer(note.raised)}
+    if raised:
+        return raised, True
     waited_for = frozenset().union(*waits.values())
     if not waited_for:
         return _overdue(notes, elapsed_s), True

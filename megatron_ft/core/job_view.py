@@ -79,9 +79,10 @@ def hang_seen(node: int) -> Entry:
     return {"ev": "hang", "node": node}
 
 
-def hang_found(node: int, *, text: str, rank: int | None, iteration: int | None, detail: str) -> Entry:
-    """What that node has decided, as the fields of a cause."""
-    return {"ev": "finding", "node": node, "text": text, "rank": rank, "iteration": iteration, "detail": detail}
+def hang_found(node: int, *, text: str, rank: int | None, iteration: int | None, detail: str, crashed: bool) -> Entry:
+    """What that node has decided, as the fields of a cause. ``crashed``: the rank had raised, and didn't end."""
+    fields = {"text": text, "rank": rank, "iteration": iteration, "detail": detail, "crashed": crashed}
+    return {"ev": "finding", "node": node, **fields}
 
 
 def gone(node: int) -> Entry:
@@ -210,6 +211,7 @@ def _finding(entry: Entry) -> Entry:
         "detail": str(entry.get("detail", "")),
         "rank": rank,
         "iteration": iteration,
+        "crashed": entry.get("crashed") is True,
     }
 
 

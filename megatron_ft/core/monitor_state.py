@@ -195,9 +195,10 @@ def running_intervals(board: BoardSnapshot) -> Iterator[Interval]:
         any_open = True
         if section.timeout_ns is not None and not (warming_up and section.name == STEP):
             yield Interval(HangKind.SECTION, section.name, section.opened_at_ns, section.timeout_ns)
-    if not any_open and not warming_up and board.out_of_section_timeout_ns is not None:
+    out_of_section_ns = _longest_timeout(board) if _is_blank(board) else board.out_of_section_timeout_ns
+    if not any_open and not warming_up and out_of_section_ns is not None:
         since = max(board.last_transition_ns, board.start_ns)
-        yield Interval(HangKind.OUT_OF_SECTION, None, since, board.out_of_section_timeout_ns)
+        yield Interval(HangKind.OUT_OF_SECTION, None, since, out_of_section_ns)
 
     uses_heartbeats = board.heartbeats > 0 or not any_opened
     if board.heartbeats == 0:
@@ -209,6 +210,18 @@ def running_intervals(board: BoardSnapshot) -> Iterator[Interval]:
     # a heartbeat's count is written before its stamp: no stamp yet is not "since the epoch"
     if timeout is not None and (explicit or uses_heartbeats) and since:
         yield Interval(kind, None, since, timeout)
+
+
+def _is_blank(board: BoardSnapshot) -> bool:
+    """Whether a board was renewed because it was damaged, and the rank has written nothing on it yet."""
+    return board.epoch != 0 and board.last_transition_ns <= board.start_ns
+
+
+def _longest_timeout(board: BoardSnapshot) -> int | None:
+    """The longest of all, None if one is infinite: a rank may be in any section, or in none."""
+    timeouts = [board.out_of_section_timeout_ns, *(section.timeout_ns for section in board.sections)]
+    finite = [timeout for timeout in timeouts if timeout is not None]
+    return max(finite) if len(finite) == len(timeouts) else None
 
 
 def _is_warming_up(board: BoardSnapshot) -> bool:

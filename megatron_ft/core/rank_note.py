@@ -88,6 +88,7 @@ class RankNote:
         timeout_s: of the outermost open section, or out of section; None is none.
         enqueued: "backend/group" -> number of the last collective it has entered.
         closing: it had ended its monitoring; gone: its process had ended.
+        raised: the exception that it ends of, "type: message"; that may take it long, or for ever.
     """
 
     rank: int
@@ -113,6 +114,7 @@ class RankNote:
     enqueued: Mapping[str, int] = dataclasses.field(default_factory=dict)
     closing: bool = False
     gone: bool = False
+    raised: str = ""
 
     @property
     def is_stopped(self) -> bool:
@@ -215,6 +217,8 @@ def place(note: RankNote) -> str:
         where += f" ({note.inner})"
     if note.gone:
         return "has ended"
+    if note.raised:
+        return _joined("doesn't come to its end", where)
     if note.is_stopped:
         return where or "its process is stopped"
     if note.is_stuck_in_kernel:

@@ -118,7 +118,7 @@ def found_by(peers: Peers) -> Cause | None:
     if found is None:
         return None
     return Cause(
-        kind=CauseKind.HANG,
+        kind=CauseKind.CRASH if found["crashed"] else CauseKind.HANG,
         text=found["text"],
         rank=found["rank"],
         iteration=found["iteration"],

@@ -176,8 +176,11 @@ class Inquest:
         several = self._peers is not None and len(self._peers.view.nodes) > 1
         where = f" ({note.host})" if several and note.host else ""
         did = "is what the others wait for" if note.gone else describe_overdue(verdict)
+        kind = CauseKind.HANG
+        if note.raised:  # it would be a crash, if only it ended
+            did, kind = f"raised {note.raised}", CauseKind.CRASH
         text = f"rank {note.rank}{where} {did}"
-        return Cause(kind=CauseKind.HANG, text=text, rank=note.rank, iteration=verdict.iteration, detail=finding.text)
+        return Cause(kind=kind, text=text, rank=note.rank, iteration=verdict.iteration, detail=finding.text)
 
     def _alive(self) -> set[int]:
         """Local ranks whose processes run and whose monitors watch them."""

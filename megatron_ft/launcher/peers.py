@@ -13,7 +13,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
 from megatron_ft.core import job_view
 from megatron_ft.core.advance import Advance, Reached
 from megatron_ft.core.errors import FaultToleranceError
-from megatron_ft.core.exit_description import Cause
+from megatron_ft.core.exit_description import Cause, CauseKind
 from megatron_ft.core.job_view import JobView
 from megatron_ft.core.restart_policy import NodeState, Outcome
 from megatron_ft.core.silence import Silence
@@ -179,7 +179,12 @@ class Peers:
         """Tell all nodes who hangs."""
         self._log.append(
             job_view.hang_found(
-                self.number, text=cause.text, rank=cause.rank, iteration=cause.iteration, detail=cause.detail
+                self.number,
+                text=cause.text,
+                rank=cause.rank,
+                iteration=cause.iteration,
+                detail=cause.detail,
+                crashed=cause.kind is CauseKind.CRASH,
             )
         )
 

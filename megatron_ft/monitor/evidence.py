@@ -19,6 +19,7 @@ from typing import Any
 from megatron_ft.core import board_facts
 from megatron_ft.core import board_layout as layout
 from megatron_ft.core.board_layout import BoardSnapshot
+from megatron_ft.core.last_words import last_words
 from megatron_ft.core.monitor_state import Verdict
 from megatron_ft.core.rank_note import (
     RankNote,
@@ -96,6 +97,7 @@ def collect(
         in_flight=collectives_of(answer),
         enqueued=answer.get("enqueued") or {},
         gone=is_gone(attached.pidfd),
+        raised=last_words(os.pread(attached.stack_fd, _MAX_DUMP_BYTES, 0).decode(errors="replace")).error,
     )
     threads = [{"ident": s.ident, "name": s.name, "main": s.frames is frames, "frames": list(s.frames)} for s in stacks]
     document = {

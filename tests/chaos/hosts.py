@@ -82,7 +82,7 @@ class HostsRun(Run):
             trace=list(read_records(self.directory / "trace.jsonl")),
             weights=self._weights(),
             undisturbed=undisturbed,
-            left=self._left(),
+            left=self.left(),
         )
 
     def _start(self, host: int) -> None:

@@ -26,14 +26,14 @@ from tests.chaos.check import Launch, Seen
 from tests.chaos.plan import EVAL_INTERVAL, ITERATIONS, LAYOUTS, RANKS, SAVE_INTERVAL, Event, Outcome, Plan
 from tests.support.launching import ROOT, clean_environment, command_line, marked
 
-__all__ = ["LAUNCH_S", "MARK", "MEGATRON", "TIMEOUTS", "Run", "read_records", "training"]
+__all__ = ["LAUNCH_S", "LEFT_S", "MARK", "MEGATRON", "TIMEOUTS", "Run", "read_records", "training"]
 
 MEGATRON = "tests.support.megatron_on_cpu"
 """A module that imports Megatron."""
 MARK = "FT_CHAOS_RUN"
 LAUNCH_S = 150.0
 """No launch takes longer, on a loaded machine, too; the timeouts that hangs wait for are in it."""
-_LEFT_S = 10.0
+LEFT_S = 10.0
 _SUSPENDED_S = (0.2, 4.0)
 TIMEOUTS = (
     "--ft-rank-section-timeouts=setup:20,step:5,checkpointing:20",
@@ -97,7 +97,7 @@ class Run:
             trace=list(read_records(self.directory / "trace.jsonl")),
             weights=self._weights(),
             undisturbed=undisturbed,
-            left=self._left(),
+            left=self.left(),
         )
 
     def output(self) -> str:
@@ -243,13 +243,13 @@ class Run:
         return path.read_text().strip() if path.exists() else None
 
     def _wait_gone(self) -> None:
-        end = time.monotonic() + _LEFT_S
+        end = time.monotonic() + LEFT_S
         while marked(self.mark) and time.monotonic() < end:
             time.sleep(0.02)
 
-    def _left(self) -> list[str]:
+    def left(self) -> list[str]:
         """What is still there some seconds after the end."""
-        end = time.monotonic() + _LEFT_S
+        end = time.monotonic() + LEFT_S
         while True:
             left = [f"process {stat.pid} {' '.join(command_line(stat.pid))}" for stat in marked(self.mark)]
             names = [path.name for path in (self.directory / "tmp").iterdir()]

@@ -50,6 +50,41 @@ def test_a_job_that_saves_something_in_between_goes_on(launcher: Launcher) -> No
     assert (finished.code, finished.lines[-1]) == (0, "all ranks finished after 21 cycles")
 
 
+def test_fifty_random_faults_and_steady_progress(launcher: Launcher) -> None:
+    """Each cycle saves an iteration or two more than the last one, and is ended somehow."""
+    script = """
+import random
+from megatron_ft import RankMonitorClient
+client = RankMonitorClient()
+client.init_workload_monitoring()
+chance = random.Random(CYCLE)
+saved = sum(random.Random(cycle).randint(1, 2) for cycle in range(CYCLE))
+last = chance.randint(1, 2)
+fault, victim = chance.choice(["kill", "raise", "exit", "segv", "stop"]), chance.randrange(2)
+for iteration in range(saved, saved + last + 1):
+    client.set_iteration(iteration)
+    with client.section("step"):
+        time.sleep(0.005)
+        if iteration == saved + last and CYCLE < 50 and RANK == victim:
+            if fault == "raise":
+                raise ValueError("a bad batch")
+            if fault == "exit":
+                os._exit(3)
+            numbers = {"kill": signal.SIGKILL, "segv": signal.SIGSEGV, "stop": signal.SIGSTOP}
+            os.kill(os.getpid(), numbers[fault])
+if CYCLE < 50:
+    forever()
+client.shutdown_workload_monitoring()
+"""
+    section = "--ft-rank-section-timeouts=step:1"
+    launched = launcher.start(script, *TWO, section, "--max-restarts=50")
+    finished = launched.wait(100)
+    launched.assert_nothing_left()
+    assert (finished.code, finished.lines[-1]) == (0, "all ranks finished after 51 cycles")
+    causes = {event["cause"]["kind"] for event in launched.events("cycle_ended") if event["cause"]}
+    assert {"hang", "crash"} <= causes or {"hang", "signal"} <= causes
+
+
 def test_a_job_that_tells_no_iterations_is_not_judged(launcher: Launcher) -> None:
     finished = launcher.run("sys.exit(CYCLE < 8)", *TWO, "--max-restarts=8")
     assert (finished.code, finished.lines[-1]) == (0, "all ranks finished after 9 cycles")

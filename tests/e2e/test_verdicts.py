@@ -128,6 +128,30 @@ def test_the_launchers_of_two_nodes_tell_the_same_cause(launcher: Launcher) -> N
         assert f"rank {rank} ({socket.gethostname()}) hung in 'step'" in lines.pop()
 
 
+def test_a_rank_that_raises_and_does_not_end_has_crashed(launcher: Launcher) -> None:
+    """A thread that isn't a daemon keeps it, or a destructor that waits for the others."""
+    script = """
+import threading
+from megatron_ft import RankMonitorClient
+client = RankMonitorClient()
+client.init_workload_monitoring()
+client.set_iteration(4)
+client.start_section("step")
+if RANK == 1 and CYCLE == 0:
+    threading.Thread(target=forever).start()
+    raise ValueError("the batch is empty")
+if CYCLE == 0:
+    forever()
+"""
+    options = ["--nproc-per-node=2", "--max-restarts=1", "--ft-rank-section-timeouts=step:1"]
+    finished = launcher.run(script, *options)
+    assert finished.code == 0
+    (line,) = (line for line in finished.lines if line.startswith("cycle 0 ended"))
+    assert line.startswith(
+        "cycle 0 ended: rank 1 raised ValueError: the batch is empty at iteration 4, doesn't come to its end, in "
+    )
+
+
 def test_observing_only_signals_nobody_and_still_tells(launcher: Launcher) -> None:
     script = """
 from megatron_ft import RankMonitorClient

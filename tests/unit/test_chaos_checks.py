@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.chaos import one
 from tests.chaos.check import CHECKS, Launch, Seen, problems
+from tests.chaos.one import Run
 from tests.chaos.plan import FAULTS, ITERATIONS, Event, Outcome, Plan, draw
 
 KILL = Event(fault="rank_killed", phase="step", launch=0, cycle=0, rank=1, iteration=5)
@@ -141,6 +146,25 @@ def test_candidates_with_the_rank_are_no_accusation(right: Seen) -> None:
 def test_every_check_is_planted(right: Seen) -> None:
     seen_by = {check for check in CHECKS for plant, _ in PLANTED.values() if list(check(plant(right)))}
     assert seen_by == set(CHECKS)
+
+
+def test_what_is_left_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: a process in a session of its own, a file, shared memory."""
+    monkeypatch.setattr(one, "LEFT_S", 0.0)
+    plan = Plan(seed=0, layout="dp", preload="none", learns=False)
+    name = f"ft-chaos-{os.getpid()}"
+    with Run(plan, clock_library=None) as run:
+        assert run.left() == []
+        key, _, value = run.mark.partition("=")
+        process = subprocess.Popen(["sleep", "60"], env={**os.environ, key: value}, start_new_session=True)
+        (run.directory / "tmp" / "megatron_ft-x").mkdir()
+        memory = Path("/dev/shm", name)
+        memory.touch()
+        found = run.left()
+        memory.unlink()
+    run.remove()
+    process.wait()
+    assert found == [f"process {process.pid} sleep 60", "file megatron_ft-x", f"shared memory {name}"]
 
 
 def test_a_campaign_draws_all_there_is_and_the_same_again() -> None:

@@ -50,6 +50,24 @@ def test_the_rank_that_isn_t_in_the_collective_is_named_whoever_was_found_first(
     assert finding.text == f"in train.py:{culprit} step; 3 others wait in all_reduce #6"
 
 
+def test_a_rank_that_has_raised_and_doesn_t_end_is_the_cause() -> None:
+    """Its interpreter may take long to end, or wait for ever in a destructor, with the section still open."""
+    mine, theirs = "ValueError: the batch is empty", "RuntimeError: gloo: connection closed by peer"
+    notes = [
+        inside(0),
+        note(1, found_hung=True, raised=theirs),
+        note(2, raised=mine, frame="train.py:2 step", waits_in="barrier"),
+        inside(3),
+    ]
+    finding = find(notes, elapsed_s=10.0)
+    assert finding.rank == 2
+    assert finding.text.startswith("doesn't come to its end, in train.py:2 step; ")
+    assert RankNote.from_dict(json.loads(json.dumps(notes[2].to_dict()))) == notes[2]
+    # where all have only lost a peer, that decides nothing
+    notes[2] = note(2, raised=theirs)
+    assert find(notes, elapsed_s=10.0).rank is None
+
+
 def test_who_waits_for_one_that_waits_is_no_cause() -> None:
     """Tensor pairs (0, 1), (2, 3), data pairs (0, 2), (1, 3): 3 hangs, 2 waits for it, 0 for 2, 1 for 3 or 0."""
     notes = [

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import json
 import os
@@ -236,9 +237,9 @@ def _other_values(line: bytes, rng: random.Random) -> bytes:
         name = rng.choice(list(record))
         value = record[name]
         if isinstance(value, list) and value and rng.random() < 0.7:
-            value[rng.randrange(len(value))] = rng.choice(odd)
+            value[rng.randrange(len(value))] = copy.deepcopy(rng.choice(odd))
         elif isinstance(value, int) and rng.random() < 0.5:
             record[name] = value + rng.choice((-(10**12), 10**12, 1, -1, 10**17, -(10**17)))
         else:
-            record[name] = rng.choice(odd)
+            record[name] = copy.deepcopy(rng.choice(odd))
     return json.dumps(record).encode()

@@ -63,6 +63,24 @@ def state(check_interval: float = 5.0, at: int = START) -> MonitorState:
     return MonitorState(check_interval_ns=round(check_interval * S), last_look_ns=at)
 
 
+@pytest.mark.parametrize(("out_of_section", "longest", "bound"), [(5, 30.0, 30), (40, 30.0, 40), (5, None, None)])
+def test_on_a_renewed_board_a_rank_may_be_in_any_section(
+    out_of_section: int, longest: float | None, bound: int | None
+) -> None:
+    """What it had open when its board was damaged shows with its next event only, which may be far away."""
+    sections = (section(timeout=10.0, count=0), section("checkpointing", timeout=longest, count=0))
+    blank = board(sections=sections, out_of_section_timeout_ns=out_of_section * S, epoch=START)
+    watching = state()
+    for second in range(1, 100 if bound is None else bound):
+        assert look(watching, blank, START + second * S).step is Step.WATCH
+    if bound is not None:
+        assert look(watching, blank, START + bound * S).step is Step.CONFIRM
+        assert look(watching, blank, START + bound * S + CONFIRM_AFTER_NS).step is Step.END_RANK
+    written = blank._replace(last_transition_ns=START + S)
+    watching = state()
+    assert look(watching, written, START + (1 + out_of_section) * S).step is Step.CONFIRM
+
+
 def test_an_overdue_section_is_a_verdict_only_at_the_second_reading() -> None:
     snapshot = board(sections=(section(opened_at=START),))
     watching = state()
