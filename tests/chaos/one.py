@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from typing import Any
 from tests.chaos import job
 from tests.chaos.check import Launch, Seen
 from tests.chaos.plan import EVAL_INTERVAL, ITERATIONS, LAYOUTS, RANKS, SAVE_INTERVAL, Event, Outcome, Plan
+from tests.support import forked_launcher
 from tests.support.launching import ROOT, clean_environment, command_line, marked
 
 __all__ = ["LAUNCH_S", "LEFT_S", "MARK", "MEGATRON", "TIMEOUTS", "Run", "read_records", "training"]
@@ -49,15 +50,24 @@ _SMALL_DISK_BYTES = 64 << 20
 class Run:
     """Everything of it is under one short directory of its own, which goes with it."""
 
-    def __init__(self, plan: Plan, *, clock_library: Path | None, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        clock_library: Path | None,
+        environment: Mapping[str, str] | None = None,
+        forks: bool = False,
+    ) -> None:
+        """``forks``: launchers are forks of a process that has imported Megatron, where that is possible."""
         self.plan = plan
         self.directory = Path(tempfile.mkdtemp(prefix="ftc"))
         self.mark = f"{MARK}={self.directory.name}"
         self._environment = environment or {}
+        self._forks = forks
         self._clock_library = clock_library
         self._chance = random.Random(plan.seed)
         self._launches: list[Launch] = []
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | forked_launcher.ForkedLauncher | None = None
         self._ended_cycles = 0
         """Of the launch that runs."""
         self._shared_memory = set(os.listdir("/dev/shm"))
@@ -115,18 +125,29 @@ class Run:
         logs, output = self.directory / f"logs-{number}", self.directory / f"launch-{number}.err"
         name, _, value = self.mark.partition("=")
         preloaded = {"FT_CHAOS_CLOCK": str(self.directory / "clock"), "LD_PRELOAD": str(self._clock_library)}
+        base = {**clean_environment(), "PYTHONPATH": str(ROOT)}
         environment = {
-            **clean_environment(),
-            "PYTHONPATH": str(ROOT),
+            **base,
             "TMPDIR": str(self.directory / "tmp"),
             name: value,
             job.LAUNCH: str(number),
             **(preloaded if self._clock_library is not None and self.plan.steps_clock else {}),
             **self._environment,
         }
+        command, forked = self._command(logs), None
         with output.open("wb") as stream:
-            self._process = subprocess.Popen(
-                self._command(logs),
+            if self._forks:
+                streams = (stream.fileno(), stream.fileno())
+                forked = forked_launcher.start(
+                    *(command, [MEGATRON]),
+                    env=environment,
+                    base=base,
+                    mark=self.mark,
+                    cwd=self.directory,
+                    output=streams,
+                )
+            self._process = forked or subprocess.Popen(
+                command,
                 cwd=self.directory,
                 env=environment,
                 stdin=subprocess.DEVNULL,
