@@ -120,8 +120,9 @@ def _suspects(notes: Sequence[RankNote], waits: Waits, elapsed_s: float) -> tupl
         return _overdue(notes, elapsed_s), True
     roots = {rank for rank in waited_for if not waits.get(rank)}
     unknown = roots - waits.keys()
-    if unknown:
-        return roots, False
+    by_rank = {note.rank: note for note in notes}
+    if unknown or (roots and all(by_rank[rank].raised for rank in roots)):
+        return roots, False  # who raised because he had lost a peer isn't the cause
     if roots:
         return _narrowed([note for note in notes if note.rank in roots], elapsed_s)
     return {rank for rank in waits if waits[rank] and _explains(rank, waits)}, True

@@ -11,7 +11,7 @@ from megatron_ft.core.stack_dump import Frame, frame_that_tells, parse_faulthand
 __all__ = ["EXCEPTION_MARK", "LastWords", "last_words"]
 
 EXCEPTION_MARK = "Uncaught exception of the rank:"
-"""The line before the exception in one line, and its traceback."""
+"""Begins a line, with the time in nanoseconds, before the exception in one line, and its traceback."""
 _FATAL_MARK = "Fatal Python error: "
 _FRAME = re.compile(r'^ +File "(.*)", line (\d+), in (.*)$')
 
@@ -27,6 +27,8 @@ class LastWords(NamedTuple):
     """The traceback."""
     fatal_error: str = ""
     """The stacks that `faulthandler` wrote at a fatal signal."""
+    raised_at_ns: int = 0
+    """CLOCK_MONOTONIC; 0 where that isn't known."""
 
 
 def last_words(text: str, *, library: Iterable[str] = ()) -> LastWords:
@@ -42,9 +44,15 @@ def last_words(text: str, *, library: Iterable[str] = ()) -> LastWords:
         return LastWords(where="" if frame is None else str(frame), fatal_error=fatal)
     if exception_at < 0:
         return LastWords()
-    error, _, traceback = text[exception_at + len(EXCEPTION_MARK) :].strip().partition("\n")
+    stamp, _, told = text[exception_at + len(EXCEPTION_MARK) :].partition("\n")
+    error, _, traceback = told.strip().partition("\n")
     raised = traceback[max(0, traceback.rfind("Traceback (most recent call last):")) :]
     found = [_FRAME.match(line) for line in raised.splitlines()]
     frames = [Frame(match[1], int(match[2]), match[3]) for match in reversed(found) if match is not None]
-    told = frame_that_tells(frames, library=places)
-    return LastWords(error=error.strip(), where="" if told is None else str(told), exception=traceback.strip())
+    frame = frame_that_tells(frames, library=places)
+    return LastWords(
+        error=error.strip(),
+        where="" if frame is None else str(frame),
+        exception=traceback.strip(),
+        raised_at_ns=int(stamp) if stamp.strip().isdigit() else 0,
+    )

@@ -195,12 +195,13 @@ def running_intervals(board: BoardSnapshot) -> Iterator[Interval]:
         any_open = True
         if section.timeout_ns is not None and not (warming_up and section.name == STEP):
             yield Interval(HangKind.SECTION, section.name, section.opened_at_ns, section.timeout_ns)
-    out_of_section_ns = _longest_timeout(board) if _is_blank(board) else board.out_of_section_timeout_ns
+    out_of_section_ns = _longest_timeout(board) if is_blank(board) else board.out_of_section_timeout_ns
     if not any_open and not warming_up and out_of_section_ns is not None:
         since = max(board.last_transition_ns, board.start_ns)
         yield Interval(HangKind.OUT_OF_SECTION, None, since, out_of_section_ns)
 
-    uses_heartbeats = board.heartbeats > 0 or not any_opened
+    may_have_opened = any_opened or (is_blank(board) and bool(board.sections))
+    uses_heartbeats = board.heartbeats > 0 or not may_have_opened
     if board.heartbeats == 0:
         kind, since, timeout = HangKind.INITIAL_HEARTBEAT, board.start_ns, board.initial_heartbeat_timeout_ns
         explicit = board.heartbeat_flags & FLAG_INITIAL_IS_EXPLICIT
@@ -212,7 +213,7 @@ def running_intervals(board: BoardSnapshot) -> Iterator[Interval]:
         yield Interval(kind, None, since, timeout)
 
 
-def _is_blank(board: BoardSnapshot) -> bool:
+def is_blank(board: BoardSnapshot) -> bool:
     """Whether a board was renewed because it was damaged, and the rank has written nothing on it yet."""
     return board.epoch != 0 and board.last_transition_ns <= board.start_ns
 

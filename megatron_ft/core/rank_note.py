@@ -216,7 +216,7 @@ def place(note: RankNote) -> str:
     if note.inner and note.inner != note.frame:
         where += f" ({note.inner})"
     if note.gone:
-        return "has ended"
+        return (note.raised and where) or "has ended"
     if note.raised:
         return _joined("doesn't come to its end", where)
     if note.is_stopped:

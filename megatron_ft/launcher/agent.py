@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 from typing import Any, NoReturn
@@ -384,7 +385,8 @@ class FaultTolerantAgent(LocalElasticAgent):
             self._ends_together = True
             without = node_lines.succeeded_without(self._peers.view)
         elif (self._worker_group.group_world_size or 1) > 1:
-            self._node.reactor.call_blocking(self._exit_barrier, self._check_wanted)
+            with contextlib.suppress(CutOffError):  # as torch has it: what is done is done
+                self._node.reactor.call_blocking(self._exit_barrier, self._check_wanted)
         self._node.say(without or lines.run_finished(self._accounts.cycles))
         return RunResult(state=WorkerState.SUCCEEDED, return_values=dict.fromkeys(record.global_ranks))
 

@@ -78,11 +78,11 @@ class ControlSocket:
         Raises:
             OSError: the path can't be used.
         """
-        if self._listener is not None and self.is_lost():
-            self._reactor.unwatch(self._listener.fileno())
-            self._listener.close()
-            self._listener = None
+        lost = self._listener
+        if lost is not None and self.is_lost():
             self.start()
+            self._reactor.unwatch(lost.fileno())
+            lost.close()
 
     def accept_all(self) -> None:
         """Take every connection that waits, and what was sent on it."""

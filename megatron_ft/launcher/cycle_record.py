@@ -198,11 +198,11 @@ class CycleRecord:
         """Why it failed."""
         if self.found is not None:
             return self.found
-        if self.suspects is not None:
+        cause = find_cause(list(self.exits.values()), self._verdicts)
+        if self.suspects is not None and (cause is None or cause.rank == self.suspects[0].rank):
             verdict, local_ranks = self.suspects
             ranks = sorted(self.global_ranks[local_rank] for local_rank in local_ranks)
             return hang_of_one(verdict, {rank: self.places.get(rank, "") for rank in ranks})
-        cause = find_cause(list(self.exits.values()), self._verdicts)
         if cause is not None and cause.kind is CauseKind.HANG and cause.rank in self.places:
             return dataclasses.replace(cause, detail=self.places[cause.rank])
         return cause or Cause(kind=CauseKind.CRASH, text="no rank of this node has ended, and none could be ended")

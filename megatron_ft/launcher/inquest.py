@@ -22,8 +22,10 @@ from megatron_ft.core.exit_description import (
     hang_of_nobody,
 )
 from megatron_ft.core.finding import Finding, find
+from megatron_ft.core.last_words import LastWords
 from megatron_ft.core.rank_note import LOOK_S, RankNote
 from megatron_ft.ipc.wire import Message
+from megatron_ft.launcher import crash_evidence
 from megatron_ft.launcher.announce import found_by
 from megatron_ft.launcher.cycle_record import CycleRecord
 from megatron_ft.launcher.monitors import hang_verdict
@@ -193,12 +195,16 @@ class Inquest:
 
     def _little(self, local_rank: int) -> RankNote:
         worker = self._record.workers[local_rank]
+        gone = local_rank in self._record.exits
+        words = crash_evidence.read_last_words(self._node, local_rank, self._record.cycle) if gone else LastWords()
         return RankNote(
             rank=self._record.global_ranks[local_rank],
             local_rank=local_rank,
             pid=worker.pid,
             iteration=self._record.iteration_of(local_rank),
-            gone=local_rank in self._record.exits,
+            gone=gone,
+            raised=words.error,
+            frame=words.where,
         )
 
 

@@ -20,7 +20,7 @@ from megatron_ft.ipc.event_log import EventLog
 from megatron_ft.ipc.wire import Message
 from megatron_ft.launcher import descendants, lines
 from megatron_ft.launcher.cycle_record import CycleRecord
-from megatron_ft.launcher.reactor import Reactor
+from megatron_ft.launcher.reactor import Reactor, Timer
 from megatron_ft.launcher.workers import Worker
 
 __all__ = ["Punctuality"]
@@ -71,6 +71,7 @@ class Punctuality:
         self._seen_soon: list[Worker] = []
         """Ranks that are ended when all that are ``_asked`` have been looked at."""
         self._asked: set[int] = set()
+        self._timer: Timer | None = None
         self._startup_timeout_s = startup_timeout_s
         self._exit_timeout_s = exit_timeout_s
         self._first_signal = first_signal
@@ -88,7 +89,7 @@ class Punctuality:
         self._record = record
         self._awaited.clear()
         self._seen_soon.clear()
-        self._asked.clear()
+        self._forget_asked()
         if self._startup_timeout_s is not None:
             for local_rank, worker in record.workers.items():
                 self._await("startup", local_rank, worker.started_at_ns, self._startup_timeout_s)
@@ -181,7 +182,8 @@ class Punctuality:
             self._end(worker)
             return
         self._seen_soon.append(worker)
-        self._reactor.call_later(LOOK_S, self._end_seen)
+        if self._timer is None:
+            self._timer = self._reactor.call_later(LOOK_S, self._end_seen)
 
     def _ask(self, local_rank: int, *, ends: bool) -> bool:
         """Have evidence collected on a rank, once; False if nobody can. ``ends``: it is about to be ended."""
@@ -206,11 +208,17 @@ class Punctuality:
 
     def _end_seen(self) -> None:
         """Everybody has been looked at, or the time for that is over."""
-        self._asked.clear()
+        self._forget_asked()
         while self._seen_soon:
             worker = self._seen_soon.pop()
             if not worker.look():
                 self._end(worker)
+
+    def _forget_asked(self) -> None:
+        self._asked.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _write(self, verdict: HangVerdict, appointment: _Appointment) -> None:
         self._log.write(

@@ -19,7 +19,7 @@ from typing import Any
 from megatron_ft.core import board_facts
 from megatron_ft.core import board_layout as layout
 from megatron_ft.core.board_layout import BoardSnapshot
-from megatron_ft.core.last_words import last_words
+from megatron_ft.core.last_words import LastWords, last_words
 from megatron_ft.core.monitor_state import Verdict
 from megatron_ft.core.rank_note import (
     RankNote,
@@ -78,6 +78,7 @@ def collect(
     state, is_busy = _settled(str(facts.get("state", "")), read_stat(attached.pid))
     stacks, source, frames = looks.all_stacks(state, missing, passive=passive)
     told, inner = frame_that_tells(frames, library=LIBRARIES), frames[0] if frames else None
+    words = _last_words(attached, snapshot)
     note = RankNote(
         rank=attached.rank,
         local_rank=local_rank,
@@ -88,7 +89,7 @@ def collect(
         state=state,
         is_busy=is_busy,
         has_stack=bool(frames),
-        frame="" if told is None else str(told),
+        frame=words.where or ("" if told is None else str(told)),
         inner="" if inner is None else str(inner),
         waits_in=stack_wait(frames),
         is_saving=is_in_checkpoint_write(frames),
@@ -97,7 +98,7 @@ def collect(
         in_flight=collectives_of(answer),
         enqueued=answer.get("enqueued") or {},
         gone=is_gone(attached.pidfd),
-        raised=last_words(os.pread(attached.stack_fd, _MAX_DUMP_BYTES, 0).decode(errors="replace")).error,
+        raised=words.error,
     )
     threads = [{"ident": s.ident, "name": s.name, "main": s.frames is frames, "frames": list(s.frames)} for s in stacks]
     document = {
@@ -117,6 +118,14 @@ def collect(
         "took_s": round((time.monotonic_ns() - began_ns) / 1e9, 4),
     }
     return note, document
+
+
+def _last_words(attached: AttachedRank, snapshot: BoardSnapshot | None) -> LastWords:
+    """The exception that the rank ends of; none if it went on: not every exception that is printed ends a process."""
+    text = os.pread(attached.stack_fd, _MAX_DUMP_BYTES, 0).decode(errors="replace")
+    words = last_words(text, library=LIBRARIES)
+    moved_ns = 0 if snapshot is None else max(snapshot.last_transition_ns, snapshot.last_heartbeat_ns)
+    return words if words.error and words.raised_at_ns >= moved_ns else LastWords()
 
 
 def _settled(first: str, later: ProcessStat | None) -> tuple[str, bool]:

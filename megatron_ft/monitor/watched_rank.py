@@ -11,7 +11,7 @@ from megatron_ft.core import board_layout as layout
 from megatron_ft.core.board_doubt import contradiction
 from megatron_ft.core.board_layout import BoardDamagedError, BoardSnapshot
 from megatron_ft.core.config import ConfigValues
-from megatron_ft.core.monitor_state import Look, MonitorState, Step, Verdict, dismiss, excuse, look
+from megatron_ft.core.monitor_state import Look, MonitorState, Step, Verdict, dismiss, excuse, is_blank, look
 from megatron_ft.core.rank_note import RankNote
 from megatron_ft.ipc.board import Board, BoardTimeouts, create_memory
 from megatron_ft.ipc.monitor_process import AttachedRank
@@ -47,6 +47,8 @@ class WatchedRank:
         self.last_good: BoardSnapshot | None = None
         self._before: BoardSnapshot | None = None
         """The last reading of this board since it was last renewed, which the next one can't contradict."""
+        self._before_ns = start_ns
+        """When that was: not the last look's time, which a pause moves."""
         self.note: RankNote | None = None
         """What was seen of it, once it was looked at as one that is about to be ended."""
         self.answers_fd = -1
@@ -117,6 +119,7 @@ class WatchedRank:
         outcome = look(self.state, snapshot, now, was_stopped=self.was_stopped)
         self.was_stopped = False
         self.last_good = self._before = snapshot
+        self._before_ns = now
         words = self.board.words
         words[layout.W_LAST_LOOK] = now
         resting = outcome.step in (Step.REST, Step.END_RANK)
@@ -161,7 +164,7 @@ class WatchedRank:
         now = time.monotonic_ns()  # after the bytes were read, so that no honest stamp lies in the future
         snapshot = layout.decode(raw, now)
         if self._before is not None:
-            why = contradiction(self._before, snapshot, self.state.last_look_ns)
+            why = contradiction(self._before, snapshot, self._before_ns)
             if why is not None:
                 raise BoardDamagedError(why)
         return snapshot, now
@@ -170,19 +173,24 @@ class WatchedRank:
         """Write a fresh board into the same memory; the new epoch makes the client stamp what it has open."""
         known = self.last_good
         timeouts = configured_timeouts(self._config) if known is None else timeouts_in_force(known)
+        now = time.monotonic_ns()
         self.board.initialise(
             cycle=self.attached.cycle,
             rank=self.attached.rank,
             pid=self.attached.pid,
-            start_ns=time.monotonic_ns(),
+            # from the first renewal on: who writes over it again and again must not put the judgement off for ever
+            start_ns=known.start_ns if known is not None and is_blank(known) else now,
             warmup_iterations=0,
             timeouts=timeouts,
-            epoch=time.monotonic_ns(),
+            epoch=now,
         )
-        if known is not None:  # the rank writes these once only
-            self.board.words[layout.W_STACK_SIGNAL] = known.stack_signal
-            self.board.words[layout.W_MAIN_THREAD] = known.main_thread
-            self.board.words[layout.W_LOGGED_HEAD] = known.ring_head
+        if known is None:
+            return
+        words = self.board.words
+        # the rank writes these once only
+        words[layout.W_STACK_SIGNAL] = known.stack_signal
+        words[layout.W_MAIN_THREAD] = known.main_thread
+        words[layout.W_LOGGED_HEAD] = known.ring_head
 
 
 def configured_timeouts(config: ConfigValues) -> BoardTimeouts:

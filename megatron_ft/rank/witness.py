@@ -21,6 +21,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from types import TracebackType
 
@@ -108,7 +109,7 @@ class Witness:
         with contextlib.suppress(OSError, ValueError):
             line = " ".join(f"{kind.__name__}: {error}".split())
             text = "".join(traceback.format_exception(kind, error, where))
-            told = f"\n{EXCEPTION_MARK}\n{line[:_MAX_LINE]}\n{text[-_MAX_TRACEBACK:]}\n"
+            told = f"\n{EXCEPTION_MARK} {time.monotonic_ns()}\n{line[:_MAX_LINE]}\n{text[-_MAX_TRACEBACK:]}\n"
             os.write(self._stack_fd, told.encode(errors="replace"))
         self._previous_hook(kind, error, where)
 

@@ -212,7 +212,8 @@ def test_another_user_is_refused_and_the_job_runs_to_its_end(open_launcher: Laun
     os.chmod(launched.temp_dir, 0o1777)  # as /tmp
     (port, _) = launched.wait_for(r"^connected 0 \d (\d+)", count=2)
     (run_dir,) = [Path(path) for path in os.scandir(launched.temp_dir) if path.name.startswith("megatron_ft-")]
-    pids = [stat.pid for stat in launched.alive()]
+    alive = launched.alive()
+    pids = [stat.pid for stat in alive]
     assert len(pids) >= 6  # the launcher, its fork server, two monitors and two ranks
     assert len(boards_of(pids)) >= 2
 
@@ -240,7 +241,8 @@ def test_another_user_is_refused_and_the_job_runs_to_its_end(open_launcher: Laun
     for path in sockets:
         os.chmod(path, 0o666)
     assert as_stranger(lambda: flood(sockets)) == []
-    assert {read_stat(pid) is not None for pid in pids} == {True}
+    # fork servers come and go
+    assert {read_stat(stat.pid) is not None for stat in alive if stat.comm != "ft_fork_server"} == {True}
     os.chmod(run_dir, 0o700)
 
     flag.touch()

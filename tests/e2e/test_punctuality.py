@@ -103,12 +103,12 @@ if RANK == 1:
     forever()
 """
     )
-    launched = launcher.start(script, *TWO, "--ft-exit-timeout=1.5", "--max-restarts=1")
+    launched = launcher.start(script, *TWO, "--ft-exit-timeout=4", "--max-restarts=1")
     finished = launched.wait()
     assert finished.code == 0
     assert finished.lines == [
         FIRST_LINE,
-        "rank 1 did not exit within 1.5 s after its shutdown and is ended; the other ranks of this node have finished,"
+        "rank 1 did not exit within 4 s after its shutdown and is ended; the other ranks of this node have finished,"
         " so it counts as finished, too",
         "all ranks finished after 1 cycle",
     ]

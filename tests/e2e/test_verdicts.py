@@ -18,6 +18,8 @@ from tests.verdicts.campaign import CRASHES, HANGS, KINDS, Fault, Verdict, argum
 __all__ = ["launcher"]
 
 SEED = 17
+TIMEOUT_S = 3.0
+"""On a machine that is busy with other tests, too, no healthy step takes so long."""
 BOUND_S = 2.0
 
 
@@ -27,7 +29,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Any:
     launcher = Launcher(tmp_path_factory.mktemp("verdicts"))
     faults = draw(KINDS, 1, SEED)
     try:
-        launched = launcher.start(arguments(faults, launcher.directory))
+        launched = launcher.start(arguments(faults, launcher.directory, timeout_s=TIMEOUT_S))
         finished = launched.wait(110)
         assert finished.code == 0, finished.err
         launched.assert_nothing_left()
@@ -114,7 +116,7 @@ def test_a_section_s_events_are_in_the_log(job: tuple[Launched, list[Verdict]]) 
 def test_the_launchers_of_two_nodes_tell_the_same_cause(launcher: Launcher) -> None:
     """Whichever node's monitor was first: the evidence of both is put together."""
     faults = [Fault(kind=kind, rank=rank, iteration=2) for kind, rank in (("sleep", 3), ("exception", 0), ("gil", 1))]
-    options = [*meeting_place("--nnodes=2"), *arguments(faults, launcher.directory, nodes=2)]
+    options = [*meeting_place("--nnodes=2"), *arguments(faults, launcher.directory, nodes=2, timeout_s=TIMEOUT_S)]
     nodes = [launcher.start(options) for _ in range(2)]
     ended = [node.wait() for node in nodes]
     assert [finished.code for finished in ended] == [0, 0], ended
@@ -142,6 +144,7 @@ if RANK == 1 and CYCLE == 0:
     raise ValueError("the batch is empty")
 if CYCLE == 0:
     forever()
+client.shutdown_workload_monitoring()
 """
     options = ["--nproc-per-node=2", "--max-restarts=1", "--ft-rank-section-timeouts=step:1"]
     finished = launcher.run(script, *options)

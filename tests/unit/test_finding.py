@@ -66,6 +66,9 @@ def test_a_rank_that_has_raised_and_doesn_t_end_is_the_cause() -> None:
     # where all have only lost a peer, that decides nothing
     notes[2] = note(2, raised=theirs)
     assert find(notes, elapsed_s=10.0).rank is None
+    # one of them alone isn't it either: who it has lost may be on a node that tells nothing
+    alone = [inside(0, ranks=(), found_hung=True), note(1, raised=theirs)]
+    assert find(alone, elapsed_s=10.0).rank is None
 
 
 def test_who_waits_for_one_that_waits_is_no_cause() -> None:

@@ -6,7 +6,7 @@ import faulthandler
 import os
 import threading
 
-from megatron_ft.core.last_words import EXCEPTION_MARK, last_words
+from megatron_ft.core.last_words import EXCEPTION_MARK, LastWords, last_words
 from megatron_ft.core.stack_dump import (
     Frame,
     ThreadStack,
@@ -114,7 +114,7 @@ def test_a_fatal_signal_tells_the_thread_that_died() -> None:
 
 
 def test_no_words() -> None:
-    assert last_words(DUMP) == last_words("") == ("", "", "", "")
+    assert last_words(DUMP) == last_words("") == LastWords()
     assert last_words(f"{EXCEPTION_MARK}\n").error == ""
 
 

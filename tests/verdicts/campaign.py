@@ -72,10 +72,10 @@ def draw(kinds: Sequence[str], runs: int, seed: int) -> list[Fault]:
     ]
 
 
-def arguments(faults: Sequence[Fault], directory: Path, *, nodes: int = 1) -> list[str]:
+def arguments(faults: Sequence[Fault], directory: Path, *, nodes: int = 1, timeout_s: float = TIMEOUT_S) -> list[str]:
     """Of each launcher, for one job that meets these faults, one in each cycle; writes its configuration."""
     config = directory / "verdicts.yaml"
-    config.write_text(f"fault_tolerance:\n  rank_section_timeouts: {{step: {TIMEOUT_S}, checkpointing: {TIMEOUT_S}}}\n")
+    config.write_text(f"fault_tolerance:\n  rank_section_timeouts: {{step: {timeout_s}, checkpointing: {timeout_s}}}\n")
     # each of its cycles begins at iteration 0
     options = [
         f"--nproc-per-node={RANKS // nodes}",

@@ -1,0 +1,69 @@
+"""A monitor's eye on one board: what it takes for damage, and that damage hides no hang."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from megatron_ft.core import board_layout as layout
+from megatron_ft.core.monitor_state import HangKind, Step, running_intervals
+from megatron_ft.core.timeouts import SectionTimeouts
+from megatron_ft.ipc.config_file import FaultToleranceConfig
+from megatron_ft.monitor.watched_rank import WatchedRank
+from megatron_ft.rank.recorder import Recorder
+
+TIMEOUTS = {"step": 0.3, "checkpointing": 30.0}
+
+
+def watch(timeouts: dict[str, float], out_of_section: float | None) -> WatchedRank:
+    config = FaultToleranceConfig(rank_section_timeouts=timeouts, rank_out_of_section_timeout=out_of_section)
+    pidfd = os.pidfd_open(os.getpid())
+    return WatchedRank.attach(config, pid=os.getpid(), pidfd=pidfd, rank=0, cycle=0, warmup_iterations=3)
+
+
+@pytest.fixture
+def watched() -> Iterator[WatchedRank]:
+    made = watch(TIMEOUTS, 0.2)
+    yield made
+    made.close()
+
+
+def test_a_section_that_was_opened_in_a_pause_is_no_damage(watched: WatchedRank) -> None:
+    """Nobody looked meanwhile, so it may be open since any moment of the pause."""
+    recorder = Recorder(watched.board, SectionTimeouts(section=TIMEOUTS, out_of_section=0.2))
+    watched.read()
+    paused_ns = time.monotonic_ns()
+    recorder.start("checkpointing")
+    time.sleep(1.2)
+    watched.excuse_since(paused_ns)
+    reading = watched.read()
+    assert reading.damage is None
+    assert [section.name for section in reading.snapshot.open_sections] == ["checkpointing"]
+
+
+def test_who_writes_over_a_board_again_and_again_hides_no_hang() -> None:
+    watched = watch({"step": 0.3}, 0.2)
+    began, step = time.monotonic(), Step.WATCH
+    while step is not Step.END_RANK and time.monotonic() - began < 10:
+        watched.board.words[layout.W_LAST_TRANSITION] = 7
+        reading = watched.read()
+        assert reading.damage is not None
+        step = reading.outcome.step
+        time.sleep(0.01)
+    assert step is Step.END_RANK
+    assert time.monotonic() - began >= 0.3, "it may be in its section"
+    watched.close()
+
+
+def test_on_a_renewed_board_nobody_is_taken_for_one_that_sends_heartbeats(watched: WatchedRank) -> None:
+    """The default timeout of the first heartbeat isn't for ranks that use sections."""
+    recorder = Recorder(watched.board, SectionTimeouts(section=TIMEOUTS, out_of_section=0.2))
+    recorder.start("checkpointing")
+    watched.read()
+    watched.board.words[layout.W_LAST_TRANSITION] = 7
+    reading = watched.read()
+    assert reading.damage is not None
+    assert HangKind.INITIAL_HEARTBEAT not in {interval.kind for interval in running_intervals(reading.snapshot)}
