@@ -107,21 +107,24 @@ def test_a_rank_with_nothing_overdue_is_left_alone(tmp_path: Path, fields: dict[
 
 
 def test_a_healthy_rank_close_to_its_timeout_survives_stops_of_everything(tmp_path: Path) -> None:
-    """Real time: the rank runs for 80 % of its timeout each time, and both are stopped and continued meanwhile.
+    """Real time: the rank runs for 60 % of its timeout each time, and both are stopped and continued meanwhile.
 
-    A sleep of less than the shortest stop is the machine's load, and counts: the last one may end at 99 %.
+    A sleep in which it wasn't continued is the machine's load, however long, and counts. (What is closer to the timeout
+    is tested in simulated time: on a busy machine a process that was continued runs some tenths of a second later.)
     """
     script = """
+continued = []
+signal.signal(signal.SIGCONT, lambda *_: continued.append(True))
 client.init_workload_monitoring()
 say('ready')
 for i in range(3):
     with client.section('step'):
         running, last = 0.0, time.monotonic()
-        while running < 1.6:
+        while running < 1.2:
             time.sleep(0.01)
             now = time.monotonic()
-            # a stop shows as one long sleep: it isn't time in which this process ran
-            running, last = running + (now - last if now - last < 0.38 else 0.0), now
+            running, last = running + (0.0 if continued else now - last), now
+            continued.clear()
 say('done')
 """
     with (
