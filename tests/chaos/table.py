@@ -7,13 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tests.chaos.check import Seen
-from tests.chaos.plan import FAULTS, HOST_FAULTS
+from tests.chaos.plan import FAULTS, HOST_FAULTS, Outcome
 
 __all__ = ["back_after_s", "table"]
 
 
 def back_after_s(seen: Seen) -> list[float | None]:
-    """For each event, seconds from the fault to the first step of a later cycle or launch; None if there was none."""
+    """For each event that ends something, seconds from the fault to the first step of a later cycle or launch.
+
+    None where there is no such step.
+    """
     at = {record["number"]: record["t"] for record in seen.trace if record["what"] == "fault"}
     found: list[float | None] = []
     for number, event in enumerate(seen.plan.events):
@@ -22,7 +25,8 @@ def back_after_s(seen: Seen) -> list[float | None]:
             for record in seen.trace
             if record["what"] == "began" and (record["launch"], record["cycle"]) > (event.launch, event.cycle)
         ]
-        later = [t for t in begun if number in at and t > at[number]]
+        waits = event.outcome != Outcome.NOTHING and number in at
+        later = [t for t in begun if waits and t > at[number]]
         found.append(round((min(later) - at[number]) / 1e9, 2) if later else None)
     return found
 
