@@ -44,7 +44,8 @@ def test_a_stopped_rank_is_ended_too(tmp_path: Path) -> None:
         monitor(tmp_path / "s", rank_section_timeouts={"step": 0.3}, rank_termination_signal="SIGTERM"),
         rank(
             tmp_path / "s",
-            "client.init_workload_monitoring()\nclient.start_section('step')\nos.kill(os.getpid(), signal.SIGSTOP)",
+            "client.init_workload_monitoring()\nclient.start_section('step')\nos.kill(os.getpid(), signal.SIGSTOP)\n"
+            "while True: signal.pause()",  # it is continued for a moment, to write its stacks
         ) as process,
     ):
         assert process.wait(20) == -signal.SIGTERM

@@ -146,8 +146,10 @@ def _compare(name: str, samples: Sequence[dict[str, int]]) -> None:
     quarter = max(1, len(samples) // 4)
     early, late = samples[quarter : 2 * quarter] or samples[:1], samples[-quarter:]
     for key, most in (("own_kib", _MORE_KIB), ("fds", _MORE_FDS), ("log_files", 0)):
-        before = statistics.median(sample[key] for sample in early)
-        after = statistics.median(sample[key] for sample in late)
+        # connections that are just being closed come and go, on a busy machine dozens of them: a leak never goes
+        typical = min if key == "fds" else statistics.median
+        before = typical(sample[key] for sample in early)
+        after = typical(sample[key] for sample in late)
         # a log that is bounded has two files from some moment on
         allowed = most if key != "log_files" else 4
         assert after <= before + allowed, f"{key} of the {name} went from {before:g} to {after:g}"
