@@ -13,7 +13,12 @@ __all__ = ["contradiction"]
 _FIXED = ("cycle", "rank", "pid", "start_ns", "warmup_iterations", "epoch")
 _COUNTS = ("iterations_seen", "heartbeats", "ring_head", "timeouts_version")
 _STAMPS = ("last_heartbeat_ns", "last_transition_ns", "first_iteration_at_ns", "first_step_at_ns")
-_TIMEOUTS = (*("initial_heartbeat_timeout_ns", "heartbeat_timeout_ns", "heartbeat_flags", "out_of_section_timeout_ns"),)
+_TIMEOUTS = (
+    "initial_heartbeat_timeout_ns",
+    "heartbeat_timeout_ns",
+    "heartbeat_flags",
+    "out_of_section_timeout_ns",
+)
 _MOST_MORE = 2**40
 """No rank counts that far between two looks, nor in its life: after a renewal, the ring goes on where it was."""
 _LATE_NS = 1_000_000_000

@@ -89,7 +89,7 @@ def _stay_as_host(node: Node, handler: Any) -> None:
 
 
 def step_out(node: Node, handler: Any) -> None:
-    """Take part in no round, for now.
+    """Take part in no round until this node joins one again.
 
     Raises:
         SignalException: the launcher was asked to stop meanwhile.

@@ -95,17 +95,7 @@ class Node:
             self.reactor, known_children=self._known_children, in_a_hurry=self.signals.ask_to_kill, say=say
         )
         self.device_memory = DeviceMemory(self.reactor, log=log, say=say)
-        command = line.options.node_health_command
-        self.health = (
-            None
-            if command is None
-            else HealthCheck(
-                command,
-                timeout_s=line.options.node_health_timeout,
-                reactor=self.reactor,
-                known_children=self._known_children,
-            )
-        )
+        self.health = None if line.options.node_health_command is None else self._make_health_check()
         self.control = ControlSocket(os.path.join(self.run_dir, "launcher.sock"), self.reactor, say=say)
         self.control.on_order = self._ordered
         self.monitors = Monitors(
@@ -149,6 +139,16 @@ class Node:
             log=self.log,
             say=self.say,
             check_stop=self.raise_if_asked_to_stop,
+        )
+
+    def _make_health_check(self) -> HealthCheck:
+        options = self.line.options
+        assert options.node_health_command is not None
+        return HealthCheck(
+            options.node_health_command,
+            timeout_s=options.node_health_timeout,
+            reactor=self.reactor,
+            known_children=self._known_children,
         )
 
     def start(self, command: Sequence[str]) -> None:

@@ -12,11 +12,10 @@ import sys
 import time
 from pathlib import Path
 
-from tests.chaos import job
 from tests.chaos.check import Launch, Seen
-from tests.chaos.one import LAUNCH_S, MEGATRON, TIMEOUTS, Run, read_records, training
+from tests.chaos.one import LAUNCH_S, MEGATRON, TIMEOUTS, Run, launcher_records, read_records, training
 from tests.chaos.plan import HOSTS, Event, Plan
-from tests.support.launching import ROOT, clean_environment, marked
+from tests.support.launching import marked
 from tests.support.netns import Hosts
 
 __all__ = ["HostsRun"]
@@ -91,15 +90,7 @@ class HostsRun(Run):
         number = len(self._started)
         logs = self.directory / f"logs-{number}"
         self._started.append((host, max(0, self._generation), logs))
-        name, _, value = self.mark.partition("=")
-        environment = {
-            **clean_environment(),
-            "PYTHONPATH": str(ROOT),
-            "TMPDIR": str(self.directory / "tmp"),
-            name: value,
-            _HOST: f"{value}-{host}",
-            job.LAUNCH: str(max(0, self._generation)),
-        }
+        own = {_HOST: f"{self.directory.name}-{host}"}
         command = [*self._hosts.enter(host), sys.executable, "-m", "megatron_ft.launcher", "--nproc-per-node=1"]
         command += [f"--nnodes={HOSTS}", "--max-restarts=10", f"--ft-log-dir={logs}", "--rdzv-backend=c10d"]
         command += ["--rdzv-endpoint=node1:29500", "--rdzv-id=chaos", *TIMEOUTS, f"--ft-preload={MEGATRON}"]
@@ -107,7 +98,7 @@ class HostsRun(Run):
             self._running[number] = subprocess.Popen(
                 [*command, *training(self.plan, self.directory)],
                 cwd=self.directory,
-                env=environment,
+                env={**self.environment(max(0, self._generation)), **own},
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=stream,
@@ -116,8 +107,7 @@ class HostsRun(Run):
 
     def _read(self, number: int) -> Launch:
         host, job_number, logs = self._started[number]
-        records = [record for path in logs.glob("launcher-*.jsonl") for record in read_records(path)]
-        return Launch(number=job_number, host=host, code=self._codes.get(number), records=records)
+        return Launch(number=job_number, host=host, code=self._codes.get(number), records=launcher_records(logs))
 
     def _obey(self) -> None:
         connection, _ = self._orders.accept()

@@ -27,7 +27,7 @@ from tests.chaos.plan import EVAL_INTERVAL, ITERATIONS, LAYOUTS, RANKS, SAVE_INT
 from tests.support import forked_launcher
 from tests.support.launching import ROOT, clean_environment, command_line, marked
 
-__all__ = ["LAUNCH_S", "LEFT_S", "MARK", "MEGATRON", "TIMEOUTS", "Run", "read_records", "training"]
+__all__ = ["LAUNCH_S", "LEFT_S", "MARK", "MEGATRON", "TIMEOUTS", "Run", "launcher_records", "read_records", "training"]
 
 MEGATRON = "tests.support.megatron_on_cpu"
 """A module that imports Megatron."""
@@ -110,6 +110,12 @@ class Run:
             left=self.left(),
         )
 
+    def environment(self, launch: int) -> dict[str, str]:
+        """Of a launcher of that number."""
+        name, _, value = self.mark.partition("=")
+        own = {"TMPDIR": str(self.directory / "tmp"), name: value, job.LAUNCH: str(launch)}
+        return {**_base_environment(), **own}
+
     def output(self) -> str:
         """Of all launchers."""
         return "".join(path.read_text(errors="replace") for path in sorted(self.directory.glob("launch-*.err")))
@@ -123,14 +129,9 @@ class Run:
     def _launch(self) -> Launch:
         number, self._ended_cycles = len(self._launches), 0
         logs, output = self.directory / f"logs-{number}", self.directory / f"launch-{number}.err"
-        name, _, value = self.mark.partition("=")
         preloaded = {"FT_CHAOS_CLOCK": str(self.directory / "clock"), "LD_PRELOAD": str(self._clock_library)}
-        base = {**clean_environment(), "PYTHONPATH": str(ROOT)}
         environment = {
-            **base,
-            "TMPDIR": str(self.directory / "tmp"),
-            name: value,
-            job.LAUNCH: str(number),
+            **self.environment(number),
             **(preloaded if self._clock_library is not None and self.plan.steps_clock else {}),
             **self._environment,
         }
@@ -141,7 +142,7 @@ class Run:
                 forked = forked_launcher.start(
                     *(command, [MEGATRON]),
                     env=environment,
-                    base=base,
+                    base=_base_environment(),
                     mark=self.mark,
                     cwd=self.directory,
                     output=streams,
@@ -163,8 +164,7 @@ class Run:
         code = self._process.poll()
         if code is None:
             self._kill_all()
-        records = [record for path in logs.glob("launcher-*.jsonl") for record in read_records(path)]
-        return Launch(number=number, code=code, records=records)
+        return Launch(number=number, code=code, records=launcher_records(logs))
 
     def _command(self, logs: Path) -> list[str]:
         preload = {"megatron": [f"--ft-preload={MEGATRON}"], "default": [], "none": ["--ft-preload=none"]}
@@ -296,6 +296,15 @@ def training(plan: Plan, directory: Path) -> list[str]:
     command += [f"--hash-file={directory / 'weights'}", f"--train-iters={ITERATIONS}"]
     command += [f"--save-interval={SAVE_INTERVAL}", f"--eval-interval={EVAL_INTERVAL}", "--eval-iters=1"]
     return [*command, *LAYOUTS[plan.layout], *(["--calc-ft-timeouts"] if plan.learns else [])]
+
+
+def _base_environment() -> dict[str, str]:
+    return {**clean_environment(), "PYTHONPATH": str(ROOT)}
+
+
+def launcher_records(logs: Path) -> list[dict[str, Any]]:
+    """Of the launchers that wrote their event logs there."""
+    return [record for path in logs.glob("launcher-*.jsonl") for record in read_records(path)]
 
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
