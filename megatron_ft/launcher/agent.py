@@ -32,7 +32,7 @@ from megatron_ft.launcher.job_errors import JobEndedError, NodeExcludedError, No
 from megatron_ft.launcher.meeting import Meetings
 from megatron_ft.launcher.node import Node
 from megatron_ft.launcher.peers import CutOffError, Peers
-from megatron_ft.launcher.rounds import Newcomers, of_the_run
+from megatron_ft.launcher.rounds import Newcomers, note_heard, of_the_run
 from megatron_ft.launcher.workers import Worker, WorkerContext
 
 _HUNG_AND_ALIVE_S = 20.0
@@ -73,6 +73,9 @@ class FaultTolerantAgent(LocalElasticAgent):
         except CutOffError:
             self._handler.shutdown = lambda: True  # would wait for an answer, too
             raise
+        except NodeNotNeededError:
+            note_heard(self._handler)
+            raise
         finally:
             if self._peers is not None:
                 if self._ends_together and not self._node.signals.received:
@@ -81,7 +84,7 @@ class FaultTolerantAgent(LocalElasticAgent):
                     self._handler.shutdown = lambda: True
                 self._peers.leave(together=self._ends_together)
             if not self._node.signals.received:
-                departure.close_for_standby(self._node, self._handler, anybody=self._newcomers.anybody_at_end())
+                departure.close_for_standby(self._node, self._handler)
 
     def _run_cycles(self) -> RunResult:
         while True:

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import time
 from typing import Any
 
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 
-from megatron_ft.core.gathering import poll_delay_s
 from megatron_ft.core.restart_policy import NodeState
 from megatron_ft.launcher import node_lines, torch_rendezvous
 from megatron_ft.launcher.node import Node
 from megatron_ft.launcher.peers import Peers
-from megatron_ft.launcher.rounds import LOOK_ASIDE_S, anybody_aside
+from megatron_ft.launcher.rounds import heard_of_end, nodes_aside
 
 __all__ = ["close_for_standby", "hosts", "leave", "leave_stuck", "step_out"]
 
 _LOOK_S = 1.0
-_HEAR_S = 0.4
-"""Beyond the time between two questions."""
+_HEAR_S = 5.0
+"""They ask every second or oftener, and one that was killed while it stood by or aside never hears it."""
+_HEARD_AGAIN_S = 0.05
 _NOBODY_FOR_S = 20.0
 """Nodes that restart are in no round for a moment."""
 _COUNT_FOR_S = 3.0
@@ -98,17 +97,29 @@ def step_out(node: Node, handler: Any) -> None:
         node.blocking(lambda: torch_rendezvous.leave_rendezvous(handler))
 
 
-def close_for_standby(node: Node, handler: Any, *, anybody: bool) -> None:
+def close_for_standby(node: Node, handler: Any) -> None:
     """The job ends, and nodes stand by or aside that ask from time to time whether it lives: let them hear it.
 
-    Else all they would see is that the host of the rendezvous is gone, which may be a disaster. ``anybody``:
-    whether some stand by.
+    Else all they would see is that the host of the rendezvous is gone, which may be a disaster.
     """
-    if node.line.max_nodes > 1 and hosts(handler) and (anybody or anybody_aside(handler)):
-        handler.shutdown()
-        handler.shutdown = lambda: True
-        wait_s = _HEAR_S + max(LOOK_ASIDE_S, 1.25 * poll_delay_s(node.line.max_nodes, math.inf))
-        node.reactor.run_until(lambda: bool(node.signals.received), deadline_s=time.monotonic() + wait_s)
+    if node.line.max_nodes == 1 or not hosts(handler):
+        return
+    bystanders = nodes_aside(handler) + _nodes_standing_by(handler)
+    if not bystanders:
+        return
+    handler.shutdown()
+    handler.shutdown = lambda: True
+    until_s = time.monotonic() + _HEAR_S
+    while heard_of_end(handler) < bystanders and time.monotonic() < until_s and not node.signals.received:
+        node.reactor.run_once(_HEARD_AGAIN_S)
+
+
+def _nodes_standing_by(handler: Any) -> int:
+    try:
+        waiting = torch_rendezvous.nodes_waiting(handler, ())
+    except RendezvousError:
+        return 0
+    return len(waiting.joining | waiting.spare) + waiting.unknown
 
 
 def hosts(handler: Any) -> bool:

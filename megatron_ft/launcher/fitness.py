@@ -46,8 +46,9 @@ class Fitness:
             failures += 1
             if failures == 1:
                 stand_aside()
-                departure.step_out(self._node, self._handler)
+                # before it steps out: from then on the others may run the job to its end, and need to know who asks
                 self._node.blocking(lambda: note_aside(self._handler, 1))
+                departure.step_out(self._node, self._handler)
                 nobody_since_s = time.monotonic()
             delay_s = retry_delay_s(failures)
             if is_told(failures, is_new=checked.ended != last):

@@ -23,9 +23,11 @@ __all__ = [
     "Newcomers",
     "add_restart",
     "agree_on_cycle",
-    "anybody_aside",
     "cycles_begun",
+    "heard_of_end",
+    "nodes_aside",
     "note_aside",
+    "note_heard",
     "of_the_run",
     "read_advance",
     "restarts_used",
@@ -36,6 +38,7 @@ _KEY = "megatron_ft/cycle"
 _RESTARTS_KEY = "megatron_ft/restarts"
 _ADVANCE_KEY = "megatron_ft/advance"
 _ASIDE_KEY = "megatron_ft/aside"
+_HEARD_KEY = "megatron_ft/heard"
 
 LOOK_ASIDE_S = 1.0
 """So often a node that stands aside looks whether the job still lives."""
@@ -68,9 +71,19 @@ def note_aside(handler: Any, change: int) -> None:
     _add(handler, _ASIDE_KEY, change)
 
 
-def anybody_aside(handler: Any) -> bool:
-    """Whether nodes stand aside, as far as is known: one that was killed there counts, too."""
-    return bool(_add(handler, _ASIDE_KEY, 0))
+def nodes_aside(handler: Any) -> int:
+    """So many nodes stand aside, as far as is known: one that was killed there counts, too."""
+    return _add(handler, _ASIDE_KEY, 0) or 0
+
+
+def note_heard(handler: Any) -> None:
+    """A node that stood by or aside has heard that the job has ended, and needs the store no more."""
+    _add(handler, _HEARD_KEY, 1)
+
+
+def heard_of_end(handler: Any) -> int:
+    """So many nodes have."""
+    return _add(handler, _HEARD_KEY, 0) or 0
 
 
 def _add(handler: Any, key: str, change: int) -> int | None:
@@ -157,10 +170,6 @@ class Newcomers:
     def waiting_at_end(self) -> int:
         """So many waited when the last cycle ended."""
         return 0 if self._last is None else self._admission.wanted(self._last.waiting)
-
-    def anybody_at_end(self) -> bool:
-        """Whether anybody waited when the last cycle ended."""
-        return self._last is not None and self._last.waiting != Waiting()
 
     def _tell(self, waiting: Waiting) -> None:
         fresh = self._admission.standing_by(waiting) - self._told
