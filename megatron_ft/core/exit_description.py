@@ -75,6 +75,7 @@ class RankExit:
         iteration: the last one it reported, None if it never did.
         error: type and message of the exception it recorded, None if there is none.
         error_at_s: wall-clock time of that exception (whole seconds), None if there is none.
+        raised_at_ns: when it raised it (CLOCK_MONOTONIC), 0 where that isn't known.
         where: in the user's code, "loader.py:88 next_batch"; empty if that isn't known.
     """
 
@@ -87,6 +88,7 @@ class RankExit:
     iteration: int | None = None
     error: str | None = None
     error_at_s: int | None = None
+    raised_at_ns: int = 0
     where: str = ""
 
 
@@ -236,21 +238,22 @@ def find_cause(exits: Sequence[RankExit], verdicts: Sequence[HangVerdict]) -> Ca
 
     A verdict wins over every end, because what was found hung is ended by us. Else the first end that isn't our
     doing; among ends seen at the same time a signal from outside is likelier the cause than an error that the
-    loss of a peer would raise, too, and an error recorded earlier likelier than a later one.
+    loss of a peer would raise, too, and an error recorded earlier likelier than a later one. A rank that had raised
+    before any other had ended is no doing of ours, even if it took so long to end that we ended it.
     """
     if verdicts:
         # two monitors may find theirs in the same millisecond: a stopped rank is the cause, one that is an iteration
         # behind more likely so, whichever was told first
         first = min(verdicts, key=lambda v: (not v.stopped, math.inf if v.iteration is None else v.iteration, v.at_ns))
         return Cause(kind=CauseKind.HANG, text=describe_hang(first), rank=first.rank, iteration=first.iteration)
-    failed = [rank_exit for rank_exit in exits if rank_exit.exitcode != 0]
+    failed = _as_raised([rank_exit for rank_exit in exits if rank_exit.exitcode != 0])
     candidates = [rank_exit for rank_exit in failed if not is_by_us(rank_exit)] or failed
     if not candidates:
         return None
     followed = [rank_exit for rank_exit in candidates if follows_from_another(rank_exit)]
     first_followed = min((rank_exit.at_ns for rank_exit in followed), default=0)
     others = [rank_exit for rank_exit in candidates if rank_exit not in followed]
-    if any(rank_exit.at_ns <= first_followed + _TIE_NS for rank_exit in others):
+    if any((rank_exit.raised_at_ns or rank_exit.at_ns) <= first_followed + _TIE_NS for rank_exit in others):
         candidates = others  # one that ended much later can't be what they followed from
     seen_first = min(rank_exit.at_ns for rank_exit in candidates)
     tied = [rank_exit for rank_exit in candidates if rank_exit.at_ns - seen_first <= _TIE_NS]
@@ -269,6 +272,24 @@ def find_cause(exits: Sequence[RankExit], verdicts: Sequence[HangVerdict]) -> Ca
         detail=detail,
         follows=cause in followed,
     )
+
+
+def _as_raised(failed: Sequence[RankExit]) -> list[RankExit]:
+    """Ends with those that we ended while they were ending of their own exception as they would have been.
+
+    An interpreter may take a second to end, and lets go of its connections before that: the others can be quicker.
+    """
+    first_ns = min((rank_exit.at_ns for rank_exit in failed if not is_by_us(rank_exit)), default=0)
+
+    def was_ending(rank_exit: RankExit) -> bool:
+        return is_by_us(rank_exit) and rank_exit.error is not None and 0 < rank_exit.raised_at_ns < first_ns
+
+    return [
+        dataclasses.replace(each, exitcode=1, signals_sent=frozenset(), at_ns=each.raised_at_ns)
+        if was_ending(each)
+        else each
+        for each in failed
+    ]
 
 
 def follows_from_another(rank_exit: RankExit) -> bool:

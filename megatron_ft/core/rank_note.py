@@ -26,6 +26,7 @@ LOOK_S = 2.0
 _PEER = re.compile(r"^(?:send|recv) (\d+)\s*(?:->|<-)\s*(\d+)$")
 _NEAR = 10
 """So many innermost calls are looked at for what a thread waits in."""
+_MOST_RANKS = 1 << 20
 _C10D = "torch/distributed/distributed_c10d.py"
 _CHECKPOINTS = ("/dist_checkpointing/", "torch/distributed/checkpoint/")
 
@@ -146,7 +147,12 @@ class RankNote:
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> RankNote:
-        """The other way; names that this version doesn't know are passed over."""
+        """The other way; names that this version doesn't know are passed over.
+
+        Raises:
+            AttributeError, KeyError, OverflowError, TypeError, ValueError: it is none. What its fields hold isn't
+                checked.
+        """
         groups = {name: _unpacked(ranks) for name, ranks in document.get("groups", {}).items()}
         values = _known(cls, document)
         values["in_flight"] = tuple(
@@ -185,7 +191,12 @@ def _packed(ranks: tuple[int, ...]) -> list[int] | dict[str, list[int]]:
 
 
 def _unpacked(ranks: Any) -> tuple[int, ...]:
-    return tuple(range(*ranks["range"])) if isinstance(ranks, Mapping) else tuple(ranks)
+    if not isinstance(ranks, Mapping):
+        return tuple(ranks)
+    found = range(*ranks["range"])
+    if len(found) > _MOST_RANKS:
+        raise ValueError(f"a group of {len(found)} ranks")
+    return tuple(found)
 
 
 def is_in_library(frames: Sequence[Frame]) -> bool:

@@ -30,7 +30,7 @@ from megatron_ft.ipc.event_log import EventLog
 from megatron_ft.ipc.wire import Message
 from megatron_ft.launcher import descendants
 from megatron_ft.launcher.control import ReceivedRequest
-from megatron_ft.launcher.monitors import hang_verdict
+from megatron_ft.launcher.monitor_reports import hang_verdict
 from megatron_ft.launcher.workers import Worker
 
 __all__ = ["CycleRecord"]
@@ -98,6 +98,7 @@ class CycleRecord:
             iteration=None if snapshot is None else snapshot.iteration,
             error=error or words.error or None,
             error_at_s=error_at_s,
+            raised_at_ns=words.raised_at_ns,
             where=words.where,
         )
         self.exits[local_rank] = rank_exit

@@ -28,7 +28,7 @@ from megatron_ft.ipc.wire import Message
 from megatron_ft.launcher import crash_evidence
 from megatron_ft.launcher.announce import found_by
 from megatron_ft.launcher.cycle_record import CycleRecord
-from megatron_ft.launcher.monitors import hang_verdict
+from megatron_ft.launcher.monitor_reports import hang_verdict
 from megatron_ft.launcher.node import Node
 from megatron_ft.launcher.peers import Peers
 from megatron_ft.launcher.reactor import Timer

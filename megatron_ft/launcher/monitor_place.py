@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,6 +22,7 @@ from megatron_ft.ipc.monitor_process import AttachedRank
 from megatron_ft.ipc.processes import is_gone, send_signal, wait_gone
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Message, Received, close_fds, listen
 from megatron_ft.launcher import descendants, lines
+from megatron_ft.launcher.monitor_reports import check_report
 from megatron_ft.launcher.reactor import Priority, Reactor
 
 __all__ = ["MonitorPlace"]
@@ -111,22 +113,9 @@ class MonitorPlace:
 
     def read(self) -> None:
         """Take what the monitor has sent."""
-        if self._channel is None:
-            return
-        fd = self._channel.fileno()
-        try:
-            received = self._channel.receive()
-        except ChannelClosedError:
-            self._reactor.unwatch(fd)  # the process is ending: its pidfd says when
-            self._channel = None
-            return
-        except ProtocolError as error:
-            self._channel = None
-            self._reactor.unwatch(fd)
-            self._replace(f"sent what is no message: {error}")
-            return
-        for item in received:
-            self._take(item)
+        complaint = self._take_all()
+        if complaint is not None:
+            self._replace(complaint)
 
     def replace_if_stopped(self, *, again: bool = False) -> None:
         """A monitor that somebody stopped (SIGSTOP) watches nobody.
@@ -251,7 +240,7 @@ class MonitorPlace:
 
     def _died(self) -> None:
         assert self._process is not None
-        self.read()
+        self._take_all()
         self._let_go()
         assert self._process is not None
         self._replace(f"ended ({lines.exit_code(self._process.returncode)})")
@@ -271,7 +260,7 @@ class MonitorPlace:
 
     def _replace(self, reason: str) -> None:
         assert self._process is not None
-        self.read()
+        self._take_all()
         if self._process.returncode is None:
             send_signal(self._pidfd, signal.SIGKILL)
             self._let_go()
@@ -300,20 +289,46 @@ class MonitorPlace:
             self._say(lines.monitor_replaced(self._name(), f"can't be started: {error}", self._pause_s))
             self._reactor.call_later(self._pause_s, self._spawn_again)
 
+    def _take_all(self) -> str | None:
+        """Take what the monitor has sent; why it isn't to be listened to any more, if it isn't."""
+        if self._channel is None:
+            return None
+        fd, received = self._channel.fileno(), deque[Received]()
+        try:
+            received.extend(self._channel.receive())
+            while received:
+                self._take(received.popleft())
+            return None
+        except ChannelClosedError:
+            complaint = None  # the process is ending: its pidfd says when
+        except ProtocolError as error:
+            complaint = f"sent what is no message: {error}"
+        for _, fds in received:
+            close_fds(fds)
+        self._reactor.unwatch(fd)
+        self._channel.close()
+        self._channel = None
+        return complaint
+
     def _take(self, item: Received) -> None:
         message, fds = item
-        if message["type"] == "attached" and len(fds) == 5:
+        try:
+            check_report(message, len(fds))
+        except ProtocolError:
+            close_fds(fds)
+            raise
+        if message["type"] == "attached":
             self._attach(message, fds)
         else:
             close_fds(fds)
         if message["type"] == "warning":
-            self._say(str(message.get("text", "")))
+            self._say(message["text"])
         self._on_message(self.local_rank, message)
 
     def _attach(self, message: Message, fds: tuple[int, ...]) -> None:
         self._forget_rank()
         board, wake, pidfd, stack, ask = fds
-        who = (int(message[name]) for name in ("pid", "rank", "cycle"))
+        who = (message[name] for name in ("pid", "rank", "cycle"))
         self._attached = AttachedRank(board, wake, pidfd, stack, ask, *who)
         self._board = Board(self._attached.board_fd)
         self._seen_overdue = False

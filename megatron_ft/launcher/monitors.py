@@ -8,15 +8,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from megatron_ft.core.board_layout import BoardSnapshot
-from megatron_ft.core.exit_description import HangVerdict, describe_hang
+from megatron_ft.core.exit_description import describe_hang
 from megatron_ft.core.pauses import Pauses
 from megatron_ft.ipc.event_log import DEFAULT_LOG_MAX_BYTES, EventLog
 from megatron_ft.ipc.wire import Message
 from megatron_ft.launcher import lines
 from megatron_ft.launcher.monitor_place import MonitorPlace
+from megatron_ft.launcher.monitor_reports import hang_verdict
 from megatron_ft.launcher.reactor import Reactor
 
-__all__ = ["Monitors", "hang_verdict"]
+__all__ = ["Monitors"]
 
 _CHECK_S = 1.0
 _STOP_WAIT_S = 2.0
@@ -198,18 +199,3 @@ class Monitors:
         for place in self._places:
             place.replace_if_overdue()
         self._timer = self._reactor.call_later(_CHECK_S, self._check_looks)
-
-
-def hang_verdict(message: Message, *, local_rank: int) -> HangVerdict:
-    """A monitor's verdict as the launcher speaks of it."""
-    return HangVerdict(
-        rank=int(message["rank"]),
-        local_rank=local_rank,
-        kind=str(message["kind"]),
-        section=message.get("section"),
-        elapsed_s=float(message["elapsed_s"]),
-        timeout_s=float(message["timeout_s"]),
-        iteration=message.get("iteration"),
-        at_ns=int(message["at_ns"]),
-        stopped=message.get("state") == "T",
-    )

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from megatron_ft.ipc.wire import MAX_MESSAGE_BYTES, PROTOCOL_VERSION
 
-__all__ = ["HELLOS", "ORDERS", "REQUESTS", "Attack", "Hostile", "is_harmless"]
+__all__ = ["HELLOS", "ORDERS", "REPORTS", "REQUESTS", "Attack", "Hostile", "is_harmless"]
 
 Message = dict[str, Any]
 
@@ -38,6 +38,54 @@ ORDERS: tuple[Message, ...] = (
     {"type": "collect", "cycle": 1, "passive": False, "deadline_ns": 1},
 )
 """None ends a rank that isn't found hung, or looks at one: those do what they say, that is no fuzzing."""
+
+_NOTE: Message = {
+    "rank": 1,
+    "local_rank": 1,
+    "host": "n",
+    "pid": 77,
+    "iteration": 4,
+    "section": "step",
+    "open_s": 5.5,
+    "quiet_s": 5.5,
+    "found_hung": True,
+    "state": "S",
+    "has_stack": True,
+    "frame": "a.py:3 step",
+    "timeout_s": 5.0,
+    "has_collectives": True,
+    "enqueued": {"gloo/0": 3},
+    "waits_in": "all_reduce",
+    "groups": {"0": {"range": [0, 4, 1]}},
+    "in_flight": [{"group": "0", "seq": 3, "op": "all_reduce", "ranks": [], "backend": "gloo"}],
+}
+_VERDICT: Message = {
+    "type": "verdict",
+    "rank": 1,
+    "cycle": 0,
+    "pid": 77,
+    "kind": "section",
+    "section": "step",
+    "since_ns": 10**12,
+    "elapsed_s": 5.1,
+    "timeout_s": 5.0,
+    "iteration": 4,
+    "open_sections": ["step"],
+    "state": "S",
+    "at_ns": 10**12,
+}
+REPORTS: tuple[Message, ...] = (
+    {"type": "attached", "rank": 1, "cycle": 0, "pid": 77, "user_code_ns": 10**12},
+    {"type": "trains", "rank": 1, "cycle": 0, "at_ns": 10**12, "began_ns": 10**12},
+    _VERDICT,
+    {**_VERDICT, "section": None, "observed_only": True},
+    {"type": "evidence", "rank": 1, "cycle": 0, "note": _NOTE},
+    {"type": "evidence", "rank": 1, "cycle": 0, "note": {"rank": 1}},
+    {"type": "signalled", "pid": 77, "signal": "SIGTERM", "at_ns": 10**12},
+    {"type": "warning", "text": "the board was damaged"},
+    {"type": "detached", "rank": 1, "cycle": 0, "pid": 77, "at_ns": 10**12},
+)
+"""What a monitor tells its launcher."""
 
 _ENDS = ("ShutdownWorkload", "ExcludeThisNode")
 _WORDS = ("", "x", "\x00", "\x1b[2J", "\ud800", "é" * 40, "step", "NaN", "-1", "Continue", "\u202e", "a\nb", "x" * 5000)

@@ -240,6 +240,24 @@ def test_what_ended_much_later_is_not_what_others_followed_from() -> None:
     assert cause.rank == 0
 
 
+def test_a_rank_that_took_long_to_end_of_its_exception_is_the_cause_even_if_we_have_ended_it() -> None:
+    """Chaos seed 61: it had let go of its connections, so the other one ended first, and the cycle with it."""
+    first = ended(0, 1, 1000, error=LOST, raised_at_ns=900 * MS)
+    slow = ended(1, -15, 1050, sent=(15,), error="ValueError: x", raised_at_ns=50 * MS, where="a.py:3 step")
+    cause = find_cause([first, slow], [])
+    assert cause is not None
+    assert cause.line == "rank 1 raised ValueError: x, in a.py:3 step, 1 other failed because of it"
+    assert cause.kind is CauseKind.CRASH
+    # the same, but it has come to its end by itself
+    by_itself = ended(1, 1, 5000, error="ValueError: x", raised_at_ns=50 * MS)
+    assert find_cause([first, by_itself], []) == dataclasses.replace(cause, detail="1 other failed because of it")
+    # what it raises when we end it is our doing
+    asked = dataclasses.replace(slow, raised_at_ns=1010 * MS)
+    cause = find_cause([first, asked], [])
+    assert cause is not None
+    assert cause.rank == 0
+
+
 def test_one_that_followed_a_rank_of_another_node_says_so() -> None:
     cause = find_cause([ended(0, 1, error=LOST)], [])
     assert cause is not None

@@ -1,0 +1,147 @@
+"""A monitor that tells nonsense is replaced, and nothing that passes the check can hurt the launcher."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatron_ft.core.errors import ProtocolError
+from megatron_ft.core.exit_description import find_cause
+from megatron_ft.core.finding import find
+from megatron_ft.core.rank_note import RankNote
+from megatron_ft.ipc import monitor_process
+from megatron_ft.ipc.event_log import EventLog
+from megatron_ft.ipc.wire import encode
+from megatron_ft.launcher.monitor_place import MonitorPlace
+from megatron_ft.launcher.monitor_reports import check_report, hang_verdict
+from megatron_ft.launcher.reactor import Reactor
+from tests.fuzz.hostile import REPORTS, Hostile
+
+NONSENSE = (b"\0\0\0\2{}", encode({"type": "verdict", "cycle": 0}), encode({"type": "attached", "cycle": "x"}))
+
+
+@pytest.mark.parametrize("message", REPORTS, ids=lambda message: message["type"])
+def test_what_a_monitor_tells_passes(message: dict[str, Any]) -> None:
+    check_report(message, 5 if message["type"] == "attached" else 0)
+
+
+@pytest.mark.parametrize(
+    ("message", "complaint"),
+    [
+        ({**REPORTS[0], "pid": True}, "'attached' has pid = True"),
+        ({**REPORTS[1], "at_ns": 1.5}, "'trains' has at_ns = 1.5"),
+        ({**REPORTS[2], "elapsed_s": float("nan")}, "'verdict' has elapsed_s = nan"),
+        ({**REPORTS[2], "section": ["step"]}, "'verdict' has section = a list"),
+        ({"type": "evidence", "rank": 1, "cycle": 0}, "'evidence' has note = None"),
+        ({**REPORTS[5], "note": {"rank": 1, "frame": 3}}, "'evidence' has a note with frame = 3"),
+        ({**REPORTS[5], "note": {"rank": 1, "groups": {"0": {"range": [0, 1 << 62, 1]}}}}, "a note that is none"),
+        ({**REPORTS[5], "note": {}}, "'evidence' has a note that is none: TypeError"),
+    ],
+)
+def test_what_it_can_t_tell_is_refused(message: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ProtocolError, match=complaint):
+        check_report(message, 5)
+
+
+def test_attached_comes_with_its_descriptors() -> None:
+    with pytest.raises(ProtocolError, match="'attached' comes with 5 descriptors, not 4"):
+        check_report(REPORTS[0], 4)
+
+
+def test_what_passes_can_be_worked_with() -> None:
+    rng = random.Random(int(os.environ.get("FT_TEST_SEED", "6")))
+    hostile, passed = Hostile(rng, REPORTS), dict.fromkeys((message["type"] for message in REPORTS), 0)
+    for _ in range(20_000):
+        message = json.loads(hostile.framed()[4:])
+        try:
+            check_report(message, 5)
+        except ProtocolError:
+            continue
+        kind = message["type"]
+        if kind in passed:
+            passed[kind] += 1
+        if kind == "verdict":
+            assert find_cause([], [hang_verdict(message, local_rank=0)]) is not None
+        elif kind == "evidence":
+            note = RankNote.from_dict(message["note"])
+            json.dumps(note.to_dict())
+            find([note, RankNote(rank=note.rank + 1)], elapsed_s=1.0)
+    assert min(passed.values()) > 100, passed
+
+
+class Fake:
+    """Monitors that are played by the test; each process only waits for its end."""
+
+    def __init__(self) -> None:
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.ends: list[socket.socket] = []
+
+    def spawn(self, *, launcher_fd: int, **_options: object) -> subprocess.Popen[bytes]:
+        self.ends.append(socket.socket(fileno=os.dup(launcher_fd)))
+        self.processes.append(subprocess.Popen(["sleep", "600"]))
+        return self.processes[-1]
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
+    made = Fake()
+    monkeypatch.setattr(monitor_process, "spawn", made.spawn)
+    yield made
+    for process in made.processes:
+        process.kill()
+        process.wait()
+    for end in made.ends:
+        end.close()
+
+
+@pytest.fixture
+def reactor() -> Iterator[Reactor]:
+    made = Reactor()
+    yield made
+    made.close()
+
+
+def run_until(reactor: Reactor, is_so: Callable[[], bool]) -> None:
+    assert reactor.run_until(is_so, deadline_s=None) or is_so()
+
+
+@pytest.mark.parametrize("sent", NONSENSE)
+@pytest.mark.parametrize("dies", [False, True], ids=["lives", "dies"])
+def test_one_that_tells_nonsense_is_replaced_once(
+    reactor: Reactor, fake: Fake, tmp_path: Path, sent: bytes, dies: bool
+) -> None:
+    said: list[str] = []
+    heard: list[str] = []
+    place = MonitorPlace(
+        0,
+        socket_path=str(tmp_path / "socket"),
+        spawn_options={},
+        reactor=reactor,
+        log=EventLog.open(str(tmp_path), role="launcher", run_id="r"),
+        say=said.append,
+        on_message=lambda _rank, message: heard.append(message["type"]),
+    )
+    place.listen()
+    place.start()
+    fake.ends[0].sendall(encode({"type": "warning", "text": "one"}) + sent + encode({"type": "warning", "text": "two"}))
+    if dies:
+        fake.processes[0].kill()
+        os.waitid(os.P_PID, fake.processes[0].pid, os.WEXITED | os.WNOWAIT)
+    run_until(reactor, lambda: len(fake.processes) == 2)
+    fake.ends[1].sendall(encode({"type": "warning", "text": "three"}))
+    run_until(reactor, lambda: "three" in said)
+    assert len(fake.processes) == 2
+    # what can't even be read as messages takes with it what came in the same moment
+    assert heard == ["warning"] * (1 if sent is NONSENSE[0] else 2)
+    assert "two" not in said
+    assert fake.processes[0].returncode is not None
+    assert len([text for text in said if text.endswith("; it is replaced")]) == 1, said
+    place.end(0.0)
