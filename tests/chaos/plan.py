@@ -157,7 +157,10 @@ class Plan:
 
 def expected_cause(event: Event) -> str:
     """The pattern that the cause of its cycle has to match."""
-    return (FAULTS | HOST_FAULTS)[event.fault][1].format(rank=event.rank)
+    pattern = (FAULTS | HOST_FAULTS)[event.fault][1]
+    if event.phase == "start" and event.fault in HANGS:
+        pattern += r"|rank {rank}( \(\w+\))? did not start monitoring within "
+    return pattern.format(rank=event.rank)
 
 
 def draw(seed: int) -> Plan:

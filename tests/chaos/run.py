@@ -29,12 +29,14 @@ from tests.chaos.hosts import HostsRun
 from tests.chaos.one import Run
 from tests.chaos.plan import Plan, draw, draw_for_hosts
 from tests.chaos.table import back_after_s, table
+from tests.support.background import heed_the_terminal
 
 Result = dict[str, Any]
 
 
 def main() -> int:
     """Run what is still to be run; 1 if anything wasn't as it has to be."""
+    heed_the_terminal()
     args = _parse_args()
     out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)

@@ -137,6 +137,15 @@ def test_a_planted_violation_is_seen(right: Seen, what: str) -> None:
     assert any(said in problem for problem in found), found
 
 
+def test_what_is_planned_for_iterations_that_are_done_already_is_no_omission(right: Seen) -> None:
+    """Seed 103: the launcher was asked to stop at iteration 8 of 10, and the ranks were quicker."""
+    late = Event(fault="monitor_killed", phase="step", launch=1, cycle=0, rank=0, iteration=9)
+    plan = dataclasses.replace(right.plan, events=(*right.plan.events, late))
+    assert problems(dataclasses.replace(right, plan=plan)) == [f"this fault never happened: {late.describe()}"]
+    done = [*right.trace[:8], noted("saved", 2, iteration=10), noted("saved", 0, launch=1, iteration=10)]
+    assert problems(dataclasses.replace(right, plan=plan, trace=done)) == []
+
+
 def test_candidates_with_the_rank_are_no_accusation(right: Seen) -> None:
     detail = "the evidence doesn't tell who began it: rank 0 in a.py:1 f; rank 1 in b.py:2 g"
     text = "a hang, seen first on rank 1, which hung in 'setup' for 20.0 s (timeout 20.0 s)"
