@@ -192,7 +192,7 @@ class FaultTolerantAgent(LocalElasticAgent):
             [worker.global_rank for worker in worker_group.workers],
             snapshot=lambda local_rank: self._node.monitors.snapshot(local_rank, self._cycle),
             log=self._node.log,
-            last_words=lambda local_rank: crash_evidence.read_last_words(self._node, local_rank, self._cycle),
+            last_words=lambda local_rank: crash_evidence.read_last_words(self._node, self._current(), local_rank),
         )
         self._inquest = Inquest(self._node, self._record, self._peers)
         with torch_private.workers_started_by(self._start_processes):

@@ -8,7 +8,7 @@ import time
 
 from megatron_ft.core import board_facts
 from megatron_ft.core.exit_description import describe_exit, follows_from_another, is_by_us
-from megatron_ft.core.last_words import LastWords, last_words
+from megatron_ft.core.last_words import LastWords, last_words, words_of_error_file
 from megatron_ft.ipc.evidence_files import LIBRARIES, write_evidence
 from megatron_ft.launcher.cycle_record import CycleRecord
 from megatron_ft.launcher.node import Node
@@ -19,9 +19,16 @@ _LAST_LINES = 40
 _MAX_BYTES = 16_384
 
 
-def read_last_words(node: Node, local_rank: int, cycle: int) -> LastWords:
-    """What a rank that has ended wrote of its end."""
-    return last_words(node.monitors.last_words(local_rank, cycle), library=LIBRARIES)
+def read_last_words(node: Node, record: CycleRecord, local_rank: int) -> LastWords:
+    """What a rank that has ended wrote of its end, where its monitor reads it and where torch does."""
+    words = last_words(node.monitors.last_words(local_rank, record.cycle), library=LIBRARIES)
+    told = words_of_error_file(_content(record.error_files.get(local_rank, "")), library=LIBRARIES)
+    return words._replace(
+        error=told.error or words.error,
+        where=words.where or told.where,
+        exception=words.exception or told.exception,
+        raised_at_s=told.raised_at_s,
+    )
 
 
 def tell(node: Node, record: CycleRecord, local_rank: int) -> None:
@@ -29,7 +36,7 @@ def tell(node: Node, record: CycleRecord, local_rank: int) -> None:
     rank_exit, cycle = record.exits[local_rank], record.cycle
     if rank_exit.exitcode == 0 or is_by_us(rank_exit) or local_rank in record.hung:
         return
-    words = read_last_words(node, local_rank, cycle)
+    words = read_last_words(node, record, local_rank)
     snapshot, stderr = node.monitors.snapshot(local_rank, cycle), record.stderrs.get(local_rank, "")
     now_ns = time.monotonic_ns()
     document = {
@@ -58,6 +65,14 @@ def tell(node: Node, record: CycleRecord, local_rank: int) -> None:
         node.say(f"the evidence on rank {rank_exit.rank} can't be written: {error.strerror}")
         return
     node.log.write("evidence", rank=rank_exit.rank, cycle=cycle, file=path, summary=document["summary"])
+
+
+def _content(path: str) -> str:
+    try:
+        with open(path, errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
 
 
 def _last_lines(path: str) -> str:

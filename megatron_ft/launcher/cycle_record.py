@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import signal
 import time
@@ -82,7 +81,6 @@ class CycleRecord:
         assert worker.exitcode is not None
         local_rank = worker.local_rank
         snapshot = self._snapshot(local_rank)
-        error, error_at_s = _read_error(self.error_files.get(local_rank, ""))
         words = self._last_words(local_rank)
         signals_sent = set(worker.signals_sent)
         if local_rank in self.hung and worker.exitcode < 0:
@@ -96,8 +94,8 @@ class CycleRecord:
             at_ns=worker.exited_at_ns,
             signals_sent=frozenset(signals_sent),
             iteration=None if snapshot is None else snapshot.iteration,
-            error=error or words.error or None,
-            error_at_s=error_at_s,
+            error=words.error or None,
+            error_at_s=words.raised_at_s,
             raised_at_ns=words.raised_at_ns,
             where=words.where,
         )
@@ -264,18 +262,6 @@ class CycleRecord:
             timeout_s=None if timeout_ns is None else timeout_ns / 1e9,
             closing=snapshot.closing,
         )
-
-
-def _read_error(path: str) -> tuple[str | None, int | None]:
-    """What torch's error handler wrote for a rank that raised: "type: message", and when (whole seconds)."""
-    try:
-        with open(path) as file:
-            message = json.load(file)["message"]
-        if isinstance(message, str):
-            return message, None
-        return str(message["message"]), int(message["extraInfo"]["timestamp"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None, None  # none was written, or the rank was ended while it wrote
 
 
 def _process_failure(rank_exit: RankExit, error_file: str) -> ProcessFailure:

@@ -196,7 +196,7 @@ class Inquest:
     def _little(self, local_rank: int) -> RankNote:
         worker = self._record.workers[local_rank]
         gone = local_rank in self._record.exits
-        words = crash_evidence.read_last_words(self._node, local_rank, self._record.cycle) if gone else LastWords()
+        words = crash_evidence.read_last_words(self._node, self._record, local_rank) if gone else LastWords()
         return RankNote(
             rank=self._record.global_ranks[local_rank],
             local_rank=local_rank,

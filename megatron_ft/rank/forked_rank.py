@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from megatron_ft.core.preload import RankCommand
 from megatron_ft.ipc.prctl import die_with_parent
+from megatron_ft.rank.error_file import write_error_file
 from megatron_ft.rank.import_recorder import ImportRecorder
 from megatron_ft.rank.process_title import set_command_line
 from megatron_ft.rank.user_code import note_user_code
@@ -145,6 +146,7 @@ def _end_by(error: BaseException) -> NoReturn:
     """End as Python ends of an exception that nobody caught."""
     told = _of_the_script(error)
     sys.last_type, sys.last_value, sys.last_traceback = told
+    write_error_file(*told)
     in_hook: BaseException | None = None
     try:
         sys.excepthook(*told)

@@ -134,7 +134,7 @@ def every_cause_is_named(seen: Seen) -> Iterator[str]:
             yield f"no end of its cycle is logged: {event.describe()}"
         elif all(record["outcome"] == "succeeded" for record in ended):
             yield f"its cycle succeeded: {event.describe()}"
-        elif not any(_is_named(each, record) for each in fired for record in ended):
+        elif not any(_is_named(each, record, seen.plan) for each in fired for record in ended):
             causes = sorted({_cause(record) for record in ended})
             yield f"{event.describe()}: but the cause that is named is {' and '.join(map(repr, causes))}"
 
@@ -168,8 +168,9 @@ CHECKS = (*_COMMON, it_ended_as_it_should)
 HOST_CHECKS = (*_COMMON, all_hosts_ended_well)
 
 
-def _is_named(event: Event, record: Record) -> bool:
-    return re.fullmatch(f"(?:{expected_cause(event)}).*", _cause(record), re.DOTALL) is not None
+def _is_named(event: Event, record: Record, plan: Plan) -> bool:
+    expected = expected_cause(event, forked=plan.preload != "none")
+    return re.fullmatch(f"(?:{expected}).*", _cause(record), re.DOTALL) is not None
 
 
 def _cause(record: Record) -> str:

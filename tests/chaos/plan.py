@@ -155,11 +155,13 @@ class Plan:
         return f"seed {self.seed} ({self.layout}{more}): " + "; ".join(event.describe() for event in self.events)
 
 
-def expected_cause(event: Event) -> str:
-    """The pattern that the cause of its cycle has to match."""
+def expected_cause(event: Event, *, forked: bool) -> str:
+    """The pattern that the cause of its cycle has to match; ``forked``: ranks are forks of the launcher's server."""
     pattern = (FAULTS | HOST_FAULTS)[event.fault][1]
     if event.phase == "start" and event.fault in HANGS:
         pattern += r"|rank {rank}( \(\w+\))? did not start monitoring within "
+    if event.phase == "start" and event.fault == "exception" and not forked:
+        pattern = r"rank {rank} exited with code 1"  # a fresh interpreter that isn't monitored yet tells no more
     return pattern.format(rank=event.rank)
 
 

@@ -164,6 +164,16 @@ def test_restarts_run_out(launcher: Launcher) -> None:
     assert "Traceback (most recent call last)" not in finished.err
 
 
+def test_an_exception_before_monitoring_has_begun_is_named(launcher: Launcher) -> None:
+    """Chaos seed 127; torch's table has its traceback, too."""
+    finished = launcher.run("def main(): raise ValueError('no such file')\nmain()")
+    assert finished.code == 1
+    assert finished.lines[-1] == (
+        "cycle 0 ended: rank 0 raised ValueError: no such file, in script.py:9 main; no restarts allowed, giving up"
+    )
+    assert re.search(r"traceback : Traceback .*ValueError: no such file", finished.err, re.DOTALL)
+
+
 def test_failure_without_restarts(launcher: Launcher) -> None:
     finished = launcher.run("sys.exit(1)")
     assert finished.code == 1

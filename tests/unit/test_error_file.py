@@ -1,0 +1,103 @@
+"""The exception of a rank, as torch's error handler and ours write it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import TracebackType
+
+import pytest
+from torch.distributed.elastic.multiprocessing.errors.error_handler import ErrorHandler
+
+from megatron_ft.core.last_words import LastWords, words_of_error_file
+from megatron_ft.rank.error_file import write_error_file
+
+
+class Mute(Exception):
+    """It can't even say what is wrong."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def raised(error: BaseException) -> tuple[type[BaseException], BaseException, TracebackType | None]:
+    try:
+        raise error
+    except BaseException:  # noqa: BLE001 - any
+        kind, value, where = sys.exc_info()
+        assert kind is not None
+        assert value is not None
+        return kind, value, where
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    file = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
+    return file
+
+
+def test_ours_says_what_torchs_does(path: Path) -> None:
+    error = ValueError("the batch\nis empty")
+    written = []
+    for write in (lambda: write_error_file(*raised(error)), lambda: ErrorHandler().record_exception(error)):
+        path.unlink(missing_ok=True)
+        try:
+            raise error
+        except ValueError:
+            write()
+        written.append(json.loads(path.read_text())["message"])
+    assert written[0]["message"] == written[1]["message"] == "ValueError: the batch\nis empty"
+    assert written[0]["extraInfo"].keys() == written[1]["extraInfo"].keys()
+
+
+def test_it_is_read_again(path: Path) -> None:
+    write_error_file(*raised(KeyError("lost")))
+    words = words_of_error_file(path.read_text())
+    assert words.error == "KeyError: 'lost'"
+    assert words.where.startswith("test_error_file.py:")
+    assert words.where.endswith(" raised")
+    assert words.exception.startswith("Traceback (most recent call last):")
+    assert words.raised_at_s is not None
+    assert words.raised_at_s > 1_700_000_000
+
+
+def test_one_that_is_there_stays(path: Path) -> None:
+    path.write_text("torch's")
+    write_error_file(*raised(KeyError("later")))
+    assert path.read_text() == "torch's"
+
+
+def test_what_has_no_words(path: Path) -> None:
+    write_error_file(*raised(Mute()))
+    assert words_of_error_file(path.read_text()).error == "Mute: (its text can't be had)"
+
+
+def test_an_interrupt_is_no_exception_of_the_script(path: Path) -> None:
+    write_error_file(*raised(KeyboardInterrupt()))
+    assert not path.exists()
+
+
+def test_where_it_can_t_be_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path / "not" / "there"))
+    write_error_file(*raised(KeyError("x")))
+    monkeypatch.delenv("TORCHELASTIC_ERROR_FILE")
+    write_error_file(*raised(KeyError("x")))
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{", "[]", "null", "[" * 100_000),
+        *('{"message": 3}', '{"message": {"message": "x"}}', '{"message": {"message": 1, "extraInfo": []}}'),
+    ],
+)
+def test_what_is_none_says_nothing(text: str) -> None:
+    assert words_of_error_file(text) == LastWords()
+
+
+def test_an_older_form(path: Path) -> None:
+    path.write_text(json.dumps({"message": "SIGSEGV received"}))
+    assert words_of_error_file(path.read_text()).error == "SIGSEGV received"
