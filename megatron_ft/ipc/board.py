@@ -81,18 +81,17 @@ class Board:
         words[layout.W_HEARTBEAT_TIMEOUT] = layout.timeout_word(timeouts.heartbeat)
         words[layout.W_HEARTBEAT_FLAGS] = timeouts.heartbeat_flags
         words[layout.W_OUT_OF_SECTION_TIMEOUT] = layout.timeout_word(timeouts.out_of_section)
-        for name, timeout in timeouts.sections.items():
-            self.add_section(name, timeout)
+        for index, (name, timeout) in enumerate(timeouts.sections.items()):
+            self.put_section(index, name, timeout)
         words[layout.W_TIMEOUTS_VERSION] = 1
         words[layout.W_MAGIC] = layout.MAGIC
 
-    def add_section(self, name: str, timeout_s: float | None) -> int:
-        """Put one more section into the table and return its index; seconds, None is infinite.
+    def put_section(self, index: int, name: str, timeout_s: float | None) -> None:
+        """Put the next section into the table; seconds, None is infinite. What the board says of its count isn't read.
 
         Raises:
             ValueError: the table is full.
         """
-        index = self.words[layout.W_SECTION_COUNT]
         if index >= layout.MAX_SECTIONS:
             raise ValueError(f"section {name!r} is one too many: at most {layout.MAX_SECTIONS} are allowed")
         at = layout.slot(index)
@@ -104,7 +103,6 @@ class Board:
         self.words[at + layout.S_TIMEOUT] = layout.timeout_word(timeout_s)
         # the count comes last: until then nobody reads the entry
         self.words[layout.W_SECTION_COUNT] = index + 1
-        return int(index)
 
     def count_up(self, word: int) -> None:
         """Add one, whatever is there."""

@@ -205,8 +205,9 @@ class Recorder:
         Raises:
             ValueError: the board's table is full.
         """
-        self._words[layout.W_SECTION_COUNT] = len(self._slots)  # the board may hold anything, if it was written over
-        self._know(name, self._board.add_section(name, None))
+        index = len(self._slots)
+        self._board.put_section(index, name, None)
+        self._know(name, index)
 
     def write_timeouts(self, timeouts: SectionTimeouts) -> None:
         """Put the section timeouts in force on the board; the heartbeats' are the client's to write."""
@@ -249,8 +250,8 @@ class Recorder:
             words[W_HEARTBEATS] = (words[W_HEARTBEATS] + 1) & WORD_MASK
         self._board.count_up(layout.W_TIMEOUTS_VERSION)
         words[layout.W_SECTION_COUNT] = 0
-        for name, timeout in self._timeouts.section.items():
-            self._board.add_section(name, timeout)
+        for index, name in enumerate(self._slots):
+            self._board.put_section(index, name, self._timeouts.section.get(name))
         for name, since in self._opened.items():
             # never before the new start of monitoring: such a stamp would count as damage again
             words[self._slots[name] + S_OPEN_COUNT] = 1

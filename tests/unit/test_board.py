@@ -165,6 +165,23 @@ def test_a_renewed_board_gets_back_what_is_open(board: Board, recorder: Recorder
     assert board.snapshot().open_sections == ()
 
 
+def test_a_board_that_is_renewed_again_while_its_sections_are_given_back_stops_no_rank(
+    board: Board, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder.add_section("without a timeout")
+    put = board.put_section
+
+    def put_and_spoil(index: int, name: str, timeout_s: float | None) -> None:
+        put(index, name, timeout_s)
+        board.words[layout.W_SECTION_COUNT] = layout.MAX_SECTIONS if index == 0 else index + 1
+
+    board.words[layout.W_EPOCH] += 1
+    monkeypatch.setattr(board, "put_section", put_and_spoil)
+    recorder.start("without a timeout")
+    assert [s.name for s in board.snapshot().sections] == [*SECTIONS, "without a timeout"]
+    assert [s.name for s in board.snapshot().open_sections] == ["without a timeout"]
+
+
 def test_added_sections_fill_the_table_and_one_more_is_refused(board: Board, recorder: Recorder) -> None:
     for number in range(layout.MAX_SECTIONS - len(SECTIONS)):
         recorder.add_section(f"more-{number}")
