@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from megatron_ft.core.errors import ConfigError
 
 __all__ = [
+    "FORK_SERVER_NAME",
     "IDENTITY_VARIABLES",
     "KNOWN_TO_READ_RANK",
     "LearnedImport",
@@ -21,6 +22,8 @@ __all__ = [
     "without",
 ]
 
+FORK_SERVER_NAME = "ft_fork_server"
+"""Of the process, as the kernel has it; what it forks has it, too, until it is a rank."""
 IDENTITY_VARIABLES = frozenset(
     {
         *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "NODE_RANK"),

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import time
 from collections.abc import Callable, Collection
 
 from megatron_ft.ipc.processes import ProcessStat, all_processes, read_stat
 
-__all__ = ["Orphans", "children", "exit_code_unreaped", "is_stopped", "left_behind", "reap", "tidies_up"]
+__all__ = ["Orphans", "children", "end_strays", "exit_code_unreaped", "is_stopped", "left_behind", "reap", "tidies_up"]
 
+_STRAYS_S = 1.0
+"""One that is stuck in the kernel isn't waited for any longer."""
 _KERNEL_LISTS_CHILDREN = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
 """Not every kernel is built so; without, all of /proc is read."""
 
@@ -43,6 +46,20 @@ def left_behind(leaders: Collection[int], known: Collection[int]) -> list[Proces
         for stat in all_processes()
         if stat.pid not in mine and stat.state not in "ZX" and not mine.isdisjoint((stat.group, stat.session))
     ]
+
+
+def end_strays(name: str, known: Callable[[], Collection[int]]) -> None:
+    """Kill our children of this name that aren't known; what they leave becomes ours, and is looked at, too."""
+    deadline_s = time.monotonic() + _STRAYS_S
+    while time.monotonic() < deadline_s:
+        stats = map(read_stat, children().difference(known()))
+        strays = [stat for stat in stats if stat is not None and stat.comm == name and stat.state not in "ZX"]
+        if not strays:
+            return
+        for stat in strays:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(stat.pid, signal.SIGKILL)  # a child that nobody has reaped: the number is its own
+        time.sleep(0.001)
 
 
 def tidies_up(stat: ProcessStat) -> bool:

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from megatron_ft.core.preload import RankCommand, differing_variables, hidden_modules, read_command
@@ -42,11 +42,13 @@ class ForkingSpawner:
         log: EventLog,
         say: Callable[[str], None],
         check_stop: Callable[[], None],
+        known_children: Callable[[], Collection[int]],
     ) -> None:
         """``first``: a server that runs already; without one a fresh one is started.
 
         ``preload``: names of modules that the user asked for; the first ranks wait for them, at most
         ``preload_timeout_s`` seconds for each. ``check_stop`` raises if the launcher was asked to stop.
+        ``known_children``: of the launcher, the servers included.
         """
         self.expects_restart = True
         """Whether another cycle may follow the one whose ranks are spawned next; else no server is needed after."""
@@ -61,7 +63,13 @@ class ForkingSpawner:
         self._command: RankCommand | None = None
         self._has_spawned = False
         self._generations = Generations(
-            first, preload=self._preload, timeout_s=preload_timeout_s, reactor=reactor, log=log, say=say
+            first,
+            preload=self._preload,
+            timeout_s=preload_timeout_s,
+            reactor=reactor,
+            log=log,
+            say=say,
+            known_children=known_children,
         )
         self._learned = LearnedImports(reactor, on_pause=self._grow)
 

@@ -6,10 +6,17 @@ import os
 import time
 from collections.abc import Callable, Collection, Sequence
 
-from megatron_ft.core.preload import KNOWN_TO_READ_RANK, LearnedImport, differing_variables, to_preload, without
+from megatron_ft.core.preload import (
+    FORK_SERVER_NAME,
+    KNOWN_TO_READ_RANK,
+    LearnedImport,
+    differing_variables,
+    to_preload,
+    without,
+)
 from megatron_ft.ipc.event_log import EventLog
 from megatron_ft.launcher import lines
-from megatron_ft.launcher.descendants import is_stopped
+from megatron_ft.launcher.descendants import end_strays, is_stopped
 from megatron_ft.launcher.reactor import Priority, Reactor, Timer
 from megatron_ft.launcher.server_process import ServerError, ServerProcess, start_by_argv
 
@@ -34,8 +41,12 @@ class Generations:
         reactor: Reactor,
         log: EventLog,
         say: Callable[[str], None],
+        known_children: Callable[[], Collection[int]],
     ) -> None:
-        """``preload`` are the names that the user asked for; ``timeout_s`` is how long one import may take."""
+        """``preload`` are the names that the user asked for; ``timeout_s`` is how long one import may take.
+
+        ``known_children`` of the launcher, these servers included, are no strays.
+        """
         self.current: ServerProcess | None = None
         self._next: ServerProcess | None = None
         self._old: list[ServerProcess] = []
@@ -52,6 +63,7 @@ class Generations:
         self._reactor = reactor
         self._log = log
         self._say = say
+        self._known_children = known_children
         if first is not None:
             self._make_current(first)
 
@@ -192,6 +204,8 @@ class Generations:
         if server.channel.fileno() >= 0:
             self._reactor.unwatch(server.channel_fd)
         code = server.reap()
+        # what it had just forked, and we haven't heard of: it ends by itself, but not if it was stopped, too
+        end_strays(FORK_SERVER_NAME, self._known_children)
         self._log.write("fork_server", state="ended", pid=server.pid, exit_code=code)
         if server in self._old:
             self._old.remove(server)

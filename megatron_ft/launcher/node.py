@@ -139,6 +139,7 @@ class Node:
             log=self.log,
             say=self.say,
             check_stop=self.raise_if_asked_to_stop,
+            known_children=self._known_children,
         )
 
     def _make_health_check(self) -> HealthCheck:

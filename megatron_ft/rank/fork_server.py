@@ -19,7 +19,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-from megatron_ft.core.preload import RankCommand
+from megatron_ft.core.preload import FORK_SERVER_NAME, RankCommand
 from megatron_ft.ipc.prctl import die_with_parent
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Message, close_fds
 from megatron_ft.rank import forked_rank
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     _belong_to(options.launcher)
     forked_rank.remember_first_in_path()
     interrupt = _be_deaf_to_interrupts()
-    set_command_line([_TITLE], name="ft_fork_server")
+    set_command_line([_TITLE], name=FORK_SERVER_NAME)
     server = ForkServer(Channel(socket.socket(fileno=options.fd)), launcher_pid=options.launcher, interrupt=interrupt)
     rank = server.run([Wanted(name) for name in options.modules])
     forked_rank.become(rank)

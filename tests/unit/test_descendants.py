@@ -1,0 +1,34 @@
+"""Children that a fork server has made and nobody has heard of."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+from megatron_ft.launcher.descendants import end_strays
+from tests.support.launching import wait_until
+
+NAME = "ft_fork_server"
+
+
+def test_strays_are_killed_stopped_or_not_and_nobody_else(tmp_path: Path) -> None:
+    """Chaos seeds 258 and 293: a server was stopped with what it had just forked, before it could tell of it."""
+    program = tmp_path / NAME
+    shutil.copy(shutil.which("sleep") or "/bin/sleep", program)
+    command = [str(program), "600"]
+    stopped, running, known = (subprocess.Popen(command) for _ in range(3))
+    other = subprocess.Popen(["sleep", "600"])
+    try:
+        stopped.send_signal(signal.SIGSTOP)
+        names = [Path(f"/proc/{each.pid}/comm") for each in (stopped, running, known)]
+        wait_until(lambda: all(path.read_text().strip() == NAME for path in names), 10)
+        end_strays(NAME, lambda: {known.pid})
+        assert [stopped.wait(10), running.wait(10)] == [-signal.SIGKILL] * 2
+        assert known.poll() is None
+        assert other.poll() is None
+    finally:
+        for process in (stopped, running, known, other):
+            process.kill()
+            process.wait()
