@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -15,10 +14,10 @@ NAME = "ft_fork_server"
 
 def test_strays_are_killed_stopped_or_not_and_nobody_else(tmp_path: Path) -> None:
     """Chaos seeds 258 and 293: a server was stopped with what it had just forked, before it could tell of it."""
-    program = tmp_path / NAME
-    shutil.copy(shutil.which("sleep") or "/bin/sleep", program)
-    command = [str(program), "600"]
-    stopped, running, known = (subprocess.Popen(command) for _ in range(3))
+    program = tmp_path / NAME  # the kernel calls the process by the name of its script
+    program.write_text("#!/bin/sh\nread forever\n")
+    program.chmod(0o700)
+    stopped, running, known = (subprocess.Popen([str(program)], stdin=subprocess.PIPE) for _ in range(3))
     other = subprocess.Popen(["sleep", "600"])
     try:
         stopped.send_signal(signal.SIGSTOP)
@@ -31,4 +30,4 @@ def test_strays_are_killed_stopped_or_not_and_nobody_else(tmp_path: Path) -> Non
     finally:
         for process in (stopped, running, known, other):
             process.kill()
-            process.wait()
+            process.communicate()
