@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-MAGIC = 0x4D46545F424F0003
+MAGIC = 0x4D46545F424F0004
 """'MFT_BO' and the layout's version: a board of another version isn't read."""
 WORD_MASK = 2**64 - 1
 NO_TIMEOUT = WORD_MASK
@@ -28,7 +28,7 @@ W_FIRST_ITERATION_AT = 6
 W_HEARTBEATS = 7
 W_LAST_HEARTBEAT = 8
 W_LAST_TRANSITION = 9  # written by every section event
-W_CLOSING = 10  # not 0: the rank has ended its monitoring
+W_CLOSING = 10  # CLOSING: the rank has ended its monitoring
 W_LAST_LOOK = 11  # (monitor)
 W_NEXT_LOOK = 12  # (monitor) when it will look again at the latest
 W_TIMEOUTS_VERSION = 13
@@ -47,6 +47,8 @@ W_STACK_SIGNAL = 25  # the signal that makes this rank write its stacks; 0: none
 W_MAIN_THREAD = 26  # threading.get_ident() of its main thread
 W_LOGGED_HEAD = 27  # (monitor) events before this number are in the event log
 
+CLOSING = int.from_bytes(b"is over!", "little")
+"""No stray write makes that: a board that is renewed keeps it, because nobody would write it again."""
 FLAG_INITIAL_IS_EXPLICIT = 1
 FLAG_SUBSEQUENT_IS_EXPLICIT = 2
 
@@ -151,7 +153,7 @@ def decode(raw: bytes | memoryview, now_ns: int) -> BoardSnapshot:
         ("last look", W_LAST_LOOK),
     ):
         _check_stamp(what, words[word], start, now_ns)
-    if words[W_CLOSING] not in (0, 1):
+    if words[W_CLOSING] not in (0, CLOSING):
         raise BoardDamagedError(f"end of the monitoring is {words[W_CLOSING]:#x}")
     count = words[W_SECTION_COUNT]
     if count > MAX_SECTIONS:

@@ -214,8 +214,17 @@ def running_intervals(board: BoardSnapshot) -> Iterator[Interval]:
 
 
 def is_blank(board: BoardSnapshot) -> bool:
-    """Whether a board was renewed because it was damaged, and the rank has written nothing on it yet."""
-    return board.epoch != 0 and board.last_transition_ns <= board.start_ns
+    """Whether a board was renewed because it was damaged, and the rank has written nothing on it yet.
+
+    With the first thing that it writes, it gives back all that only it knows.
+    """
+    has_written = (
+        board.last_transition_ns > board.start_ns
+        or board.heartbeats > 0
+        or board.iteration is not None
+        or any(section.open_count for section in board.sections)
+    )
+    return board.epoch != 0 and not has_written
 
 
 def _longest_timeout(board: BoardSnapshot) -> int | None:

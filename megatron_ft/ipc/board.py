@@ -69,7 +69,8 @@ class Board:
         words = self.words
         words[layout.W_MAGIC] = 0
         for word in range(1, layout.SECTION_TABLE):
-            words[word] = 0
+            if word != layout.W_CLOSING or words[word] != layout.CLOSING:
+                words[word] = 0
         words[layout.W_CYCLE] = cycle
         words[layout.W_RANK] = rank
         words[layout.W_PID] = pid
@@ -83,11 +84,12 @@ class Board:
         words[layout.W_OUT_OF_SECTION_TIMEOUT] = layout.timeout_word(timeouts.out_of_section)
         for index, (name, timeout) in enumerate(timeouts.sections.items()):
             self.put_section(index, name, timeout)
+        words[layout.W_SECTION_COUNT] = len(timeouts.sections)
         words[layout.W_TIMEOUTS_VERSION] = 1
         words[layout.W_MAGIC] = layout.MAGIC
 
     def put_section(self, index: int, name: str, timeout_s: float | None) -> None:
-        """Put the next section into the table; seconds, None is infinite. What the board says of its count isn't read.
+        """Write a section's place in the table; seconds, None is infinite. Nobody reads it until the count includes it.
 
         Raises:
             ValueError: the table is full.
@@ -101,8 +103,6 @@ class Board:
         self.words[at + layout.S_OPENED_AT] = 0
         self.words[at + layout.S_OPEN_COUNT] = 0
         self.words[at + layout.S_TIMEOUT] = layout.timeout_word(timeout_s)
-        # the count comes last: until then nobody reads the entry
-        self.words[layout.W_SECTION_COUNT] = index + 1
 
     def count_up(self, word: int) -> None:
         """Add one, whatever is there."""

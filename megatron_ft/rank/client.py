@@ -266,7 +266,7 @@ class RankMonitorClient:
         if not self.is_initialized:
             return
         assert self._board is not None
-        self._board.words[layout.W_CLOSING] = 1
+        self._board.words[layout.W_CLOSING] = layout.CLOSING
         self._wake_monitor()
         self._disconnect()
 

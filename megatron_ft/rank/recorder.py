@@ -207,6 +207,7 @@ class Recorder:
         """
         index = len(self._slots)
         self._board.put_section(index, name, None)
+        self._words[layout.W_SECTION_COUNT] = index + 1
         self._know(name, index)
 
     def write_timeouts(self, timeouts: SectionTimeouts) -> None:
@@ -249,9 +250,10 @@ class Recorder:
             words[W_LAST_HEARTBEAT] = max(self._last_heartbeat, start)
             words[W_HEARTBEATS] = (words[W_HEARTBEATS] + 1) & WORD_MASK
         self._board.count_up(layout.W_TIMEOUTS_VERSION)
-        words[layout.W_SECTION_COUNT] = 0
         for index, name in enumerate(self._slots):
             self._board.put_section(index, name, self._timeouts.section.get(name))
+        # never lowered on the way, which the monitor would take for damage again
+        words[layout.W_SECTION_COUNT] = len(self._slots)
         for name, since in self._opened.items():
             # never before the new start of monitoring: such a stamp would count as damage again
             words[self._slots[name] + S_OPEN_COUNT] = 1

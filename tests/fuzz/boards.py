@@ -63,7 +63,7 @@ def _random_board(rng: random.Random) -> bytes:
     if kind:
         _put(raw, layout.W_MAGIC, layout.MAGIC)
         _put(raw, layout.W_START, now - rng.randrange(1, 10**12))
-        _put(raw, layout.W_CLOSING, rng.choice((0, 0, 0, 1, 2)))
+        _put(raw, layout.W_CLOSING, rng.choice((0, 0, 0, 1, layout.CLOSING)))
         for word in (layout.W_FIRST_ITERATION_AT, layout.W_FIRST_STEP_AT, layout.W_LAST_HEARTBEAT):
             _put(raw, word, rng.choice((0, now, now - rng.randrange(10**12))))
         for word in (layout.W_LAST_TRANSITION, layout.W_LAST_LOOK):

@@ -165,19 +165,24 @@ def test_a_renewed_board_gets_back_what_is_open(board: Board, recorder: Recorder
     assert board.snapshot().open_sections == ()
 
 
-def test_a_board_that_is_renewed_again_while_its_sections_are_given_back_stops_no_rank(
+def test_sections_are_given_back_in_their_places_whatever_the_count_says_meanwhile(
     board: Board, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The monitor may look, or renew the board again, in the middle of it."""
     recorder.add_section("without a timeout")
-    put = board.put_section
+    put, counts = board.put_section, []
 
-    def put_and_spoil(index: int, name: str, timeout_s: float | None) -> None:
+    def put_and_look(index: int, name: str, timeout_s: float | None) -> None:
+        counts.append(board.words[layout.W_SECTION_COUNT])
         put(index, name, timeout_s)
-        board.words[layout.W_SECTION_COUNT] = layout.MAX_SECTIONS if index == 0 else index + 1
+        if index == 1:
+            board.words[layout.W_SECTION_COUNT] = layout.MAX_SECTIONS
 
+    before = len(SECTIONS) + 1
     board.words[layout.W_EPOCH] += 1
-    monkeypatch.setattr(board, "put_section", put_and_spoil)
+    monkeypatch.setattr(board, "put_section", put_and_look)
     recorder.start("without a timeout")
+    assert counts == [before] * 2 + [layout.MAX_SECTIONS] * (before - 2)
     assert [s.name for s in board.snapshot().sections] == [*SECTIONS, "without a timeout"]
     assert [s.name for s in board.snapshot().open_sections] == ["without a timeout"]
 
@@ -269,7 +274,7 @@ def test_no_hook_fails_on_a_board_that_was_written_over(board: Board, recorder: 
 
 
 def test_an_end_of_the_monitoring_is_written_as_one(board: Board) -> None:
-    board.words[layout.W_CLOSING] = 1
+    board.words[layout.W_CLOSING] = layout.CLOSING
     assert board.snapshot().closing
     for garbage in (2, 2**63, 2**64 - 1):
         board.words[layout.W_CLOSING] = garbage

@@ -58,6 +58,40 @@ def test_who_writes_over_a_board_again_and_again_hides_no_hang() -> None:
     watched.close()
 
 
+def test_a_second_damage_finds_no_rank_that_has_sent_no_heartbeat_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A rank that uses heartbeats alone opens no section, ever: its board isn't one that it has written nothing on."""
+    config = FaultToleranceConfig(initial_rank_heartbeat_timeout=0.2, rank_heartbeat_timeout=30.0)
+    pidfd = os.pidfd_open(os.getpid())
+    watched = WatchedRank.attach(config, pid=os.getpid(), pidfd=pidfd, rank=0, cycle=0, warmup_iterations=0)
+    recorder = Recorder(watched.board, SectionTimeouts(section={}, out_of_section=None))
+    for _ in range(2):
+        watched.board.words[layout.W_LAST_TRANSITION] = 7
+        damaged = watched.read()
+        assert damaged.damage is not None
+        assert damaged.outcome.step is Step.WATCH
+        recorder.heartbeat()
+        assert watched.read().damage is None
+        time.sleep(0.3)
+    watched.close()
+
+
+def test_an_end_of_the_monitoring_outlives_a_renewal(watched: WatchedRank) -> None:
+    """Nobody would write it again: the rank would be judged by a board that says nothing."""
+    watched.read()
+    watched.board.words[layout.W_LAST_TRANSITION] = 7
+    watched.board.words[layout.W_CLOSING] = layout.CLOSING
+    reading = watched.read()
+    assert reading.damage is not None
+    assert reading.snapshot.closing
+    assert reading.outcome.step is Step.REST
+    # what a stray write has left there isn't one
+    for garbage in (1, layout.CLOSING + 1):
+        watched.board.words[layout.W_CLOSING] = garbage
+        assert not watched.read().snapshot.closing
+
+
 def test_on_a_renewed_board_nobody_is_taken_for_one_that_sends_heartbeats(watched: WatchedRank) -> None:
     """The default timeout of the first heartbeat isn't for ranks that use sections."""
     recorder = Recorder(watched.board, SectionTimeouts(section=TIMEOUTS, out_of_section=0.2))
