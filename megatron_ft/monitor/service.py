@@ -222,15 +222,20 @@ class MonitorService:
             "run_id": self._settings.run_id,
         }
         attached = watched.attached
-        self._answer(caller, welcome, (attached.board_fd, attached.wake_fd, attached.stack_fd, watched.answers_fd))
+        fds = (attached.board_fd, attached.wake_fd, attached.stack_fd, watched.answers_fd)
+        was_sent = self._answer(caller, welcome, fds)
         watched.hand_over()
         self._dismiss(caller)
+        if not was_sent and not is_gone(attached.pidfd):
+            self._leave_rank()  # it has given up waiting, because we stood still, and is about to try again
 
-    def _answer(self, caller: Caller, message: Mapping[str, object], fds: tuple[int, ...] = ()) -> None:
+    def _answer(self, caller: Caller, message: Mapping[str, object], fds: tuple[int, ...] = ()) -> bool:
+        """Whether it could be sent."""
         try:
             caller.channel.send(message, fds)
         except ChannelClosedError:
-            pass  # it died meanwhile; its pidfd tells the rest
+            return False
+        return True
 
     def _dismiss(self, caller: Caller) -> None:
         self._callers.pop(caller.channel.fileno(), None)

@@ -183,6 +183,34 @@ def test_a_restarted_rank_reconnects_at_once_and_a_later_cycle_wins(tmp_path: Pa
                     assert "cycle 0 is over" in expect(fourth, "refused")
 
 
+def test_a_rank_that_gave_up_on_a_monitor_that_stood_still_may_try_again(tmp_path: Path) -> None:
+    script = f"""
+import socket
+from megatron_ft.ipc.wire import encode
+first = socket.socket(socket.AF_UNIX)
+first.connect({str(tmp_path / "s")!r})
+first.sendall(encode({{"type": "hello", "cycle": 0, "rank": 0, "warmup_iterations": 0}}))
+first.close()
+say('gave up')
+sys.stdin.readline()
+client.init_workload_monitoring()
+client.start_section('step')
+say('there')
+{FOREVER}
+"""
+    with monitor(tmp_path / "s", rank_section_timeouts={"step": 0.5}) as handle:
+        assert handle.pid is not None
+        os.kill(handle.pid, signal.SIGSTOP)
+        with rank(tmp_path / "s", script) as process:
+            expect(process, "gave up")
+            os.kill(handle.pid, signal.SIGCONT)
+            assert process.stdin is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+            expect(process, "there")
+            assert process.wait(20) == -signal.SIGKILL  # and is monitored
+
+
 def test_init_shutdown_and_init_again_in_one_process(tmp_path: Path) -> None:
     script = f"""
 for _ in range(3):
