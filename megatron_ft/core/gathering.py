@@ -55,6 +55,13 @@ class Seen:
     beats: Mapping[Hashable, object]
     """The last sign of life of each node, in whatever unit: only whether it changes counts."""
 
+    def stands_by(self, last_number: int | None) -> bool:
+        """Whether others run a cycle without this node, which took part in round ``last_number`` (None: in none).
+
+        Nodes leave their last round one after the other, and until the last one has it still looks complete.
+        """
+        return self.complete and self.me not in self.participants and self.round != last_number
+
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
@@ -73,13 +80,13 @@ class Gathering:
     Args:
         last_round: the nodes of the last cycle with their group ranks; empty for a node's first round, of which
             it can say nothing.
-        last_number: the number of that round.
+        last_number: the number of that round; None for a node's first.
         min_nodes: so many nodes a round needs.
         max_nodes: with so many it is complete.
     """
 
     last_round: Mapping[Hashable, int]
-    last_number: int
+    last_number: int | None
     min_nodes: int
     max_nodes: int
     _beats: dict[Hashable, object] = field(default_factory=dict)

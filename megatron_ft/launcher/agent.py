@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import subprocess
 from typing import Any, NoReturn
@@ -74,7 +73,7 @@ class FaultTolerantAgent(LocalElasticAgent):
             self._handler.shutdown = lambda: True  # would wait for an answer, too
             raise
         except NodeNotNeededError:
-            note_heard(self._handler)
+            departure.briefly(self._node, lambda: note_heard(self._handler))
             raise
         finally:
             if self._peers is not None:
@@ -128,8 +127,7 @@ class FaultTolerantAgent(LocalElasticAgent):
         node, peers = self._node, self._peers
         node.ranks_ended_well = False
         self._store = worker_group.store = None  # a store that nobody holds gives its port back
-        if peers is not None:
-            peers.cycle_is_over()
+        self._meetings.cycle_is_over(peers)
         if self._fitness is not None:
             self._fitness.wait_for(
                 own_count=self._meetings.count, check=self._check_wanted, stand_aside=self._stand_aside
@@ -388,8 +386,10 @@ class FaultTolerantAgent(LocalElasticAgent):
             self._ends_together = True
             without = node_lines.succeeded_without(self._peers.view)
         elif (self._worker_group.group_world_size or 1) > 1:
-            with contextlib.suppress(CutOffError):  # as torch has it: what is done is done
+            try:
                 self._node.reactor.call_blocking(self._exit_barrier, self._check_wanted)
+            except CutOffError:
+                self._handler.shutdown = lambda: True  # as torch has it: what is done is done
         self._node.say(without or lines.run_finished(self._accounts.cycles))
         return RunResult(state=WorkerState.SUCCEEDED, return_values=dict.fromkeys(record.global_ranks))
 

@@ -118,7 +118,7 @@ class CycleRecord:
         """Something a monitor said."""
         worker = self.workers.get(local_rank)
         if message["type"] == "signalled" and worker is not None and worker.exitcode is None:
-            number = getattr(signal.Signals, str(message.get("signal")), None)
+            number = signal.Signals.__members__.get(message["signal"])
             if number is not None and number != signal.SIGCONT:
                 worker.signals_sent.add(number)
         elif message["type"] == "attached" and isinstance(message.get("user_code_ns"), int):

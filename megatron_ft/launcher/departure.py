@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 from torch.distributed.elastic.rendezvous.api import RendezvousError
@@ -15,12 +16,13 @@ from megatron_ft.launcher.node import Node
 from megatron_ft.launcher.peers import Peers
 from megatron_ft.launcher.rounds import heard_of_end, nodes_aside
 
-__all__ = ["close_for_standby", "hosts", "leave", "leave_stuck", "step_out"]
+__all__ = ["briefly", "close_for_standby", "hosts", "leave", "leave_stuck", "step_out"]
 
 _LOOK_S = 1.0
 _HEAR_S = 5.0
 """They ask every second or oftener, and one that was killed while it stood by or aside never hears it."""
 _HEARD_AGAIN_S = 0.05
+_BRIEFLY_S = 1.0
 _NOBODY_FOR_S = 20.0
 """Nodes that restart are in no round for a moment."""
 _COUNT_FOR_S = 3.0
@@ -76,12 +78,14 @@ def _stay_as_host(node: Node, handler: Any) -> None:
         return
     node.say(node_lines.kept_as_host())
     needed_s = time.monotonic()
+    # those that were killed there are counted, too: as long as a round waits for a missing node
+    aside_until_s = needed_s + torch_rendezvous.join_timeout_s(handler)
     with contextlib.suppress(RendezvousError):
         while time.monotonic() - needed_s < _NOBODY_FOR_S:
             nodes = node.blocking(lambda: torch_rendezvous.nodes_in_rendezvous(handler))
             if nodes is None:
                 break  # closed: the job is over
-            if nodes:
+            if nodes or (nodes_aside(handler) and time.monotonic() < aside_until_s):
                 needed_s = time.monotonic()
             node.reactor.run_until(lambda: bool(node.signals.received), deadline_s=time.monotonic() + _LOOK_S)
             node.raise_if_asked_to_stop()
@@ -107,7 +111,7 @@ def close_for_standby(node: Node, handler: Any) -> None:
     bystanders = nodes_aside(handler) + _nodes_standing_by(handler)
     if not bystanders:
         return
-    handler.shutdown()
+    torch_rendezvous.close(handler)
     handler.shutdown = lambda: True
     until_s = time.monotonic() + _HEAR_S
     while heard_of_end(handler) < bystanders and time.monotonic() < until_s and not node.signals.received:
@@ -120,6 +124,18 @@ def _nodes_standing_by(handler: Any) -> int:
     except RendezvousError:
         return 0
     return len(waiting.joining | waiting.spare) + waiting.unknown
+
+
+def briefly(node: Node, ask: Callable[[], None]) -> None:
+    """Tell the store something on the way out, if its host answers in time."""
+    until_s = time.monotonic() + _BRIEFLY_S
+
+    def check() -> None:
+        if time.monotonic() > until_s:
+            raise TimeoutError
+
+    with contextlib.suppress(TimeoutError):
+        node.reactor.call_blocking(ask, check)
 
 
 def hosts(handler: Any) -> bool:

@@ -16,8 +16,8 @@ from megatron_ft.launcher.rounds import LOOK_ASIDE_S, cycles_begun, note_aside
 
 __all__ = ["Fitness"]
 
-_LAST_WORDS_S = 2.0
-"""So long the host of the rendezvous stays when the job has ended: the others may still need it to say so."""
+_EXIT_BARRIER_S = 2.0
+"""So long the host of the rendezvous stays when the job has ended: the nodes that ran it meet in it once more."""
 
 
 class Fitness:
@@ -28,6 +28,7 @@ class Fitness:
         self._handler = handler
         self._health = health
         self._ranks = ranks
+        self._is_aside = False
 
     def wait_for(self, *, own_count: int, check: Callable[[], None], stand_aside: Callable[[], None]) -> None:
         """Return when the node is fit. ``check`` is called after each event.
@@ -41,6 +42,15 @@ class Fitness:
             RendezvousError: the host of the rendezvous is gone.
             whatever ``check`` raises.
         """
+        try:
+            self._wait_until_fit(own_count, check, stand_aside)
+        except NodeNotNeededError:
+            raise  # which the host of the rendezvous waits for
+        except BaseException:
+            self._take_back()
+            raise
+
+    def _wait_until_fit(self, own_count: int, check: Callable[[], None], stand_aside: Callable[[], None]) -> None:
         failures, last, nobody_since_s = 0, "", time.monotonic()
         while not (checked := self._look(own_count, check)).is_good:
             failures += 1
@@ -48,6 +58,7 @@ class Fitness:
                 stand_aside()
                 # before it steps out: from then on the others may run the job to its end, and need to know who asks
                 self._node.blocking(lambda: note_aside(self._handler, 1))
+                self._is_aside = True
                 departure.step_out(self._node, self._handler)
                 nobody_since_s = time.monotonic()
             delay_s = retry_delay_s(failures)
@@ -56,8 +67,14 @@ class Fitness:
             last = checked.ended
             nobody_since_s = self._wait(delay_s, nobody_since_s, check)
         if failures:
-            self._node.blocking(lambda: note_aside(self._handler, -1))
+            self._take_back()
             self._node.say(lines.fit_again(failures))
+
+    def _take_back(self) -> None:
+        """Not aside any more."""
+        if self._is_aside:
+            self._is_aside = False
+            departure.briefly(self._node, lambda: note_aside(self._handler, -1))
 
     def _look(self, own_count: int, check: Callable[[], None]) -> Checked:
         node = self._node
@@ -89,7 +106,7 @@ class Fitness:
             if nodes is None:
                 if departure.hosts(self._handler):
                     node.reactor.run_until(
-                        lambda: bool(node.signals.received), deadline_s=time.monotonic() + _LAST_WORDS_S
+                        lambda: bool(node.signals.received), deadline_s=time.monotonic() + _EXIT_BARRIER_S
                     )
                 raise NodeNotNeededError(node_lines.ENDED_WHILE_ASIDE)
             if nodes:

@@ -50,7 +50,7 @@ class Meetings:
         )
         self._count = 0
         self._last_cycle: int | None = None
-        self._last_number = 0
+        self._last_number: int | None = None
         self._last_round: dict[Any, int] = {}
         self._seen: Seen | None = None
         self._timer: Timer | None = None
@@ -67,15 +67,21 @@ class Meetings:
 
     def forget(self) -> None:
         """This node stands aside: what it knows of the last round says nothing about the next one it takes part in."""
-        self._last_round, self._last_number = {}, 0
+        self._last_round, self._last_number = {}, None
+
+    def cycle_is_over(self, peers: Peers | None) -> None:
+        """For this node, that is."""
+        if peers is None:
+            return
+        peers.cycle_is_over()
+        if self._node.policy.is_common and peers.view.nodes[peers.number].state is NodeState.LOST:
+            # the others go on with it, in the same round, and not at the pace of nodes that meet
+            peers.stop()
+            self.forget()
 
     def stands_by(self) -> bool:
         """Whether a cycle runs without this node, as far as it was seen."""
-        seen = self._seen
-        return seen is not None and seen.complete and seen.me not in seen.participants
-
-    def _have_met_without_this(self) -> bool:
-        return self.stands_by() and self._seen is not None and self._seen.round != self._last_number
+        return self._seen is not None and self._seen.stands_by(self._last_number)
 
     def meet(
         self,
@@ -105,7 +111,7 @@ class Meetings:
         self._tell_in(_TELL_AFTER_S, gathering, peers)
 
         def look() -> None:
-            if peers is not None and self._have_met_without_this():
+            if peers is not None and self.stands_by():
                 peers.stop()  # they tell each other elsewhere now, and would seem lost
             check()
 
@@ -172,8 +178,8 @@ class Meetings:
         seen, min_nodes = self._seen, self._node.policy.min_nodes
         if seen is None:
             return node_lines.waiting_for_nodes(here=[], more=min_nodes)
-        is_last = seen.round == self._last_number and bool(self._last_round)
-        if seen.complete and not is_last:
+        is_last = seen.round == self._last_number
+        if self.stands_by():
             return node_lines.standing_by(len(seen.participants))
         absent = _absent(peers)
         missing = gathering.missing(seen, absent=absent)

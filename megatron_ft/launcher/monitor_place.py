@@ -291,11 +291,12 @@ class MonitorPlace:
 
     def _take_all(self) -> str | None:
         """Take what the monitor has sent; why it isn't to be listened to any more, if it isn't."""
-        if self._channel is None:
+        channel = self._channel
+        if channel is None:
             return None
-        fd, received = self._channel.fileno(), deque[Received]()
+        fd, received = channel.fileno(), deque[Received]()
         try:
-            received.extend(self._channel.receive())
+            received.extend(channel.receive())
             while received:
                 self._take(received.popleft())
             return None
@@ -305,8 +306,10 @@ class MonitorPlace:
             complaint = f"sent what is no message: {error}"
         for _, fds in received:
             close_fds(fds)
+        if channel is not self._channel:
+            return None  # what was told has led to an order, which found it closed
         self._reactor.unwatch(fd)
-        self._channel.close()
+        channel.close()
         self._channel = None
         return complaint
 

@@ -27,6 +27,7 @@ from megatron_ft.core.membership import Waiting
 __all__ = [
     "Pace",
     "address_of",
+    "close",
     "fresh_store",
     "join_timeout_s",
     "last_round",
@@ -201,6 +202,11 @@ def leave_rendezvous(handler: Any) -> None:
     if exit_op is not None and hasattr(handler, "_op_executor") and hasattr(handler, "_stop_heartbeats"):
         handler._stop_heartbeats()
         handler._op_executor.run(exit_op(), time.monotonic() + _LEAVE_S)
+
+
+def close(handler: Any) -> None:
+    """End it for all nodes, also where ``shutdown`` was replaced because the others were to go on."""
+    type(handler).shutdown(handler)
 
 
 def nodes_in_rendezvous(handler: Any) -> int | None:

@@ -115,6 +115,15 @@ def test_what_was_known_of_the_last_cycle_says_nothing_of_the_next() -> None:
     assert dead(gathering(A, B, C), seen("abc", complete=True, number=5), {2}) == set()
 
 
+def test_who_stands_by() -> None:
+    """What a node has left, as the first one to do so, still looks complete; it is no cycle that runs without it."""
+    assert seen("bc", complete=True, number=5).stands_by(4)
+    assert seen("bc", complete=True, number=0).stands_by(None), "its first round, and the job's"
+    assert not seen("bc", complete=True, number=4).stands_by(4)
+    assert not seen("bc", number=5).stands_by(4)
+    assert not seen("abc", complete=True, number=5).stands_by(4)
+
+
 def test_who_is_missing() -> None:
     meeting = gathering(A, B, C, D)
     assert meeting.missing(seen("abcd", waiting="", complete=True, number=4)) == [A, B, C, D]

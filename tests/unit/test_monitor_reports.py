@@ -41,6 +41,7 @@ def test_what_a_monitor_tells_passes(message: dict[str, Any]) -> None:
         ({**REPORTS[2], "elapsed_s": float("nan")}, "'verdict' has elapsed_s = nan"),
         ({**REPORTS[2], "section": ["step"]}, "'verdict' has section = a list"),
         ({"type": "evidence", "rank": 1, "cycle": 0}, "'evidence' has note = None"),
+        ({"type": "detached", "rank": 1, "cycle": 0}, "'detached' has at_ns = None"),
         ({**REPORTS[5], "note": {"rank": 1, "frame": 3}}, "'evidence' has a note with frame = 3"),
         ({**REPORTS[5], "note": {"rank": 1, "groups": {"0": {"range": [0, 1 << 62, 1]}}}}, "a note that is none"),
         ({**REPORTS[5], "note": {}}, "'evidence' has a note that is none: TypeError"),
