@@ -34,6 +34,8 @@ __all__ = [
 
 _TIE_NS = 250_000_000
 """Ends that were seen within this time of the first one: the order in which they were seen says little."""
+_DYING_NS = 2_000_000_000
+"""So long a large process that was killed may take to end; its connections are closed before that."""
 _OWN_FAULTS = frozenset({"SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSYS", "SIGTRAP"})
 _MAX_ERROR_CHARACTERS = 200
 _LOST_A_PEER = (
@@ -253,7 +255,7 @@ def find_cause(exits: Sequence[RankExit], verdicts: Sequence[HangVerdict]) -> Ca
     followed = [rank_exit for rank_exit in candidates if follows_from_another(rank_exit)]
     first_followed = min((rank_exit.at_ns for rank_exit in followed), default=0)
     others = [rank_exit for rank_exit in candidates if rank_exit not in followed]
-    if any((rank_exit.raised_at_ns or rank_exit.at_ns) <= first_followed + _TIE_NS for rank_exit in others):
+    if any((rank_exit.raised_at_ns or rank_exit.at_ns) <= first_followed + _DYING_NS for rank_exit in others):
         candidates = others  # one that ended much later can't be what they followed from
     seen_first = min(rank_exit.at_ns for rank_exit in candidates)
     tied = [rank_exit for rank_exit in candidates if rank_exit.at_ns - seen_first <= _TIE_NS]
@@ -282,7 +284,8 @@ def _as_raised(failed: Sequence[RankExit]) -> list[RankExit]:
     first_ns = min((rank_exit.at_ns for rank_exit in failed if not is_by_us(rank_exit)), default=0)
 
     def was_ending(rank_exit: RankExit) -> bool:
-        return is_by_us(rank_exit) and rank_exit.error is not None and 0 < rank_exit.raised_at_ns < first_ns
+        own = rank_exit.error is not None and not tells_of_a_lost_peer(rank_exit.error)
+        return own and is_by_us(rank_exit) and 0 < rank_exit.raised_at_ns < first_ns
 
     return [
         dataclasses.replace(each, exitcode=1, signals_sent=frozenset(), at_ns=each.raised_at_ns)

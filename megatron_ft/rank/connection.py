@@ -12,7 +12,7 @@ from megatron_ft.core.errors import ConfigError, ProtocolError, RankMonitorClien
 from megatron_ft.core.rank_info import RankInfo
 from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.config_file import FaultToleranceConfig
-from megatron_ft.ipc.wire import ChannelClosedError, Received, close_fds, connect, shown
+from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received, close_fds, connect, shown
 from megatron_ft.rank.user_code import user_code_began_ns
 
 MONITOR_SOCKET = "FT_RANK_MONITOR_IPC_SOCKET"
@@ -20,6 +20,8 @@ LAUNCHER_SOCKET = "FT_LAUNCHER_IPC_SOCKET"
 _PATIENCE_S = 30.0
 _ANSWER_S = 10.0
 _RETRY_S = 0.02
+_MADE_AGAIN_S = 5.0
+"""The launcher looks each second whether its directory is still there, and makes it again."""
 
 
 class Welcome(NamedTuple):
@@ -83,12 +85,23 @@ def ask_launcher(path: str, request: WorkloadControlRequest, rank: int) -> None:
 
 
 def _exchange(path: str, message: Mapping[str, object], timeout_s: float) -> Received:
-    channel = connect(path, timeout_s)
+    channel = _connect(path, timeout_s)
     try:
         channel.send(message, timeout_s=timeout_s)
         return channel.wait_message(timeout_s)
     finally:
         channel.close()
+
+
+def _connect(path: str, timeout_s: float) -> Channel:
+    deadline = time.monotonic() + _MADE_AGAIN_S
+    while True:
+        try:
+            return connect(path, timeout_s)
+        except FileNotFoundError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_RETRY_S)
 
 
 def _read_welcome(answer: Received) -> Welcome:

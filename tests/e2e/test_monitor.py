@@ -183,6 +183,15 @@ def test_a_restarted_rank_reconnects_at_once_and_a_later_cycle_wins(tmp_path: Pa
                     assert "cycle 0 is over" in expect(fourth, "refused")
 
 
+def test_a_rank_waits_for_a_socket_that_is_just_being_made_again(tmp_path: Path) -> None:
+    """Chaos seed 434: a cleaner of /tmp removed the directory between the start of a rank and its hello."""
+    with rank(tmp_path / "s", "say('begins')\nclient.init_workload_monitoring()\nsay('there')") as process:
+        expect(process, "begins")
+        with monitor(tmp_path / "s"):
+            expect(process, "there")
+            assert process.wait(20) == 0
+
+
 def test_a_rank_that_gave_up_on_a_monitor_that_stood_still_may_try_again(tmp_path: Path) -> None:
     script = f"""
 import socket

@@ -251,6 +251,12 @@ def test_a_rank_that_took_long_to_end_of_its_exception_is_the_cause_even_if_we_h
     # the same, but it has come to its end by itself
     by_itself = ended(1, 1, 5000, error="ValueError: x", raised_at_ns=50 * MS)
     assert find_cause([first, by_itself], []) == dataclasses.replace(cause, detail="1 other failed because of it")
+    # one that has lost a peer is no cause, however slow the other one is to end: chaos seed 427
+    killed = ended(0, -9, 1000)
+    for waited in (ended(1, -15, 1050, sent=(15,), error=LOST, raised_at_ns=600 * MS), ended(1, 1, 600, error=LOST)):
+        cause = find_cause([killed, waited], [])
+        assert cause is not None
+        assert cause.rank == 0
     # what it raises when we end it is our doing
     asked = dataclasses.replace(slow, raised_at_ns=1010 * MS)
     cause = find_cause([first, asked], [])
