@@ -98,7 +98,7 @@ def _connect(path: str, timeout_s: float) -> Channel:
     while True:
         try:
             return connect(path, timeout_s)
-        except FileNotFoundError:
+        except (FileNotFoundError, ConnectionRefusedError):  # it isn't there, or isn't listened at yet
             if time.monotonic() > deadline:
                 raise
             time.sleep(_RETRY_S)
