@@ -15,6 +15,7 @@ import pytest
 
 from megatron_ft import FaultToleranceConfig, RankMonitorClient, RankMonitorClientError, RankMonitorServer
 from megatron_ft.ipc import wire
+from megatron_ft.rank import connection
 from tests.support.monitored import PRELUDE, expect, monitor, rank, wait_until
 
 FOREVER = "while True: signal.pause()"  # the signal that asks for the stacks ends one of them
@@ -405,6 +406,7 @@ def test_without_a_launcher_the_error_says_what_to_do(tmp_path: Path, monkeypatc
     with pytest.raises(RankMonitorClientError, match="start this script with ft_launcher"):
         RankMonitorClient().init_workload_monitoring()
     monkeypatch.setenv("FT_RANK_MONITOR_IPC_SOCKET", str(tmp_path / "nobody"))
+    monkeypatch.setattr(connection, "_MADE_AGAIN_S", 0.1)
     with pytest.raises(RankMonitorClientError, match="no rank monitor at"):
         RankMonitorClient().init_workload_monitoring()
 
