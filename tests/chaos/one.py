@@ -75,7 +75,8 @@ class Run:
     def __enter__(self) -> Run:
         for name in ("tmp", "save"):
             (self.directory / name).mkdir()
-        (self.directory / "plan.json").write_text(json.dumps([asdict(event) for event in self.plan.events]))
+        events = [{**asdict(event), "seed": self.plan.seed} for event in self.plan.events]
+        (self.directory / "plan.json").write_text(json.dumps(events))
         (self.directory / "trace.jsonl").touch()
         (self.directory / "clock").write_bytes(struct.pack("q", 0))
         self._orders = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
