@@ -3,7 +3,7 @@
 # make lint     ruff and mypy
 # make bench    what it costs and saves, beside torchrun and nvidia-resiliency-ext     BENCH_ARGS="--only hooks"
 # make verdicts does the launcher name the rank that hung or died, and where     VERDICTS_ARGS="--runs 5"
-# make chaos    hundreds of faults at odd moments of a real job, on one host and on three     CHAOS_ARGS="--runs 20"
+# make chaos    hundreds of faults at odd moments of a real job     CHAOS_ARGS="--runs 20", on three hosts "--hosts"
 # make fuzz     hostile input to every socket, board and file     FUZZ_ARGS="--seed 7 --messages 1000000"
 # make endurance  10^7 section events, 10^5 control messages: nothing grows     ENDURANCE_ARGS="--events 1000000"
 # make clean    remove what the targets above made, .venv included

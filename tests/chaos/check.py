@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,8 @@ __all__ = ["CHECKS", "HOST_CHECKS", "Launch", "Seen", "problems"]
 Record = Mapping[str, Any]
 _EXIT_CODES = {"launcher_killed": (-9,), "launcher_int": (130,), "launcher_term": (0, 1)}
 """After SIGTERM it ends with 0 if all ranks do, which save and end then."""
+_MAY_HIT_NOTHING = ("server_killed", "server_stopped")
+"""There may be no server: ranks that are fresh interpreters need none, nor does a launcher that won't restart them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +42,7 @@ class Seen:
         trace: what the ranks have noted, in the order of time (see ``job.Rank.note``).
         weights: the hash of the final ones, None if there is none; undisturbed: that of the run without faults.
         left: what was still there after the end.
+        missed: numbers of the faults that were done from outside and hit nothing: no process, no file.
     """
 
     plan: Plan
@@ -48,10 +51,19 @@ class Seen:
     weights: str | None
     undisturbed: str
     left: Sequence[str] = field(default=())
+    missed: Set[int] = field(default=frozenset())
+
+    def happened(self) -> set[int]:
+        """Numbers of the faults that were come to."""
+        return {record["number"] for record in self.trace if record["what"] == "fault"}
+
+    def hit(self) -> set[int]:
+        """Numbers of those that have also hit something."""
+        return self.happened() - self.missed
 
     def fired(self, launch: int, cycle: int) -> list[Event]:
         """The faults of that cycle that have happened."""
-        happened = {record["number"] for record in self.trace if record["what"] == "fault"}
+        happened = self.happened()
         events = enumerate(self.plan.events)
         return [e for number, e in events if number in happened and (e.launch, e.cycle) == (launch, cycle)]
 
@@ -69,22 +81,23 @@ def problems(seen: Seen) -> list[str]:
 
 def every_fault_happened(seen: Seen) -> Iterator[str]:
     """Else nothing was tested."""
-    happened = {record["number"] for record in seen.trace if record["what"] == "fault"}
-    # ranks that are asked to stop near the end may be done before they hear it: nothing is left for the next launch
-    saved = [record for record in seen.trace if record["what"] == "saved" and record["iteration"] == ITERATIONS]
-    done_in = min((record["launch"] for record in saved), default=len(seen.launches))
+    happened, needless = seen.happened(), _never_begun(seen) | _outrun(seen)
     twins = _twins(seen.plan.events)
     for number, event in enumerate(seen.plan.events):
-        # of two ranks that die at once the first may take the other with it
-        if event.launch > done_in and event.iteration >= 0:
+        if number in seen.hit() or number in needless:
             continue
-        if number not in happened and not twins.get(number, set()) & happened:
+        if number in happened:
+            if not _may_hit_nothing(seen, number):
+                yield f"this fault hit nothing: {event.describe()}"
+        elif not twins[number] & happened:  # of two ranks that die at once the first may take the other with it
             yield f"this fault never happened: {event.describe()}"
 
 
 def it_ended_as_it_should(seen: Seen) -> Iterator[str]:
     """The last launcher with 0, those before it as their fault has it."""
-    left_by = {event.launch: event for event in seen.plan.events if event.outcome == Outcome.LEAVES}
+    hit = seen.hit()
+    events = enumerate(seen.plan.events)
+    left_by = {event.launch: event for number, event in events if number in hit and event.outcome == Outcome.LEAVES}
     for launch in seen.launches:
         asked = left_by.get(launch.number)
         allowed = (0,) if asked is None else _EXIT_CODES[asked.fault]
@@ -176,6 +189,57 @@ def _is_named(event: Event, record: Record, plan: Plan) -> bool:
 def _cause(record: Record) -> str:
     cause = record.get("cause") or {}
     return ", ".join(filter(None, (cause.get("text"), cause.get("detail"))))
+
+
+def _never_begun(seen: Seen) -> set[int]:
+    """Numbers of the faults whose iteration, cycle or launch never came, because all iterations were done before."""
+    # ranks that are asked to stop near the end may be done before they hear it: nothing is left for the next launch
+    saved = [record for record in seen.trace if record["what"] == "saved" and record["iteration"] == ITERATIONS]
+    done_in = min((record["launch"] for record in saved), default=len(seen.launches))
+    events, hit = seen.plan.events, seen.hit()
+    found: set[int] = set()
+    for number, event in enumerate(events):
+        is_done = event.launch > done_in and event.iteration >= 0
+        # what was to end its cycle or launch didn't: there was no later one
+        before = any(_ends(events[other]) and _cycle(events[other]) < _cycle(event) for other in found)
+        if number not in hit and (is_done or before):
+            found.add(number)
+    return found
+
+
+def _outrun(seen: Seen) -> set[int]:
+    """Numbers of the faults at the end of a rank that another one's ended first: there ranks don't wait for each other.
+
+    Seed 212: rank 1 was past its ``shutdown`` and had the launcher killed before rank 0 came to its own.
+    """
+    hit = seen.hit()
+    ended = [e for number, e in enumerate(seen.plan.events) if number in hit and e.is_at_end and _ends(e)]
+    return {
+        number
+        for number, event in enumerate(seen.plan.events)
+        if number not in hit and event.is_at_end
+        if any(other.rank != event.rank and _cycle(other) == _cycle(event) for other in ended)
+    }
+
+
+def _ends(event: Event) -> bool:
+    return event.outcome in (Outcome.ENDS, Outcome.LEAVES)
+
+
+def _cycle(event: Event) -> tuple[int, int]:
+    return event.launch, event.cycle
+
+
+def _may_hit_nothing(seen: Seen, number: int) -> bool:
+    """Whether nothing may have been there."""
+    event = seen.plan.events[number]
+    if event.fault in _MAY_HIT_NOTHING:
+        return True
+    # the directory is made again when the next cycle begins
+    earlier = [seen.plan.events[other] for other in seen.hit() if other < number]
+    return event.fault == "run_dir_removed" and any(
+        other.fault == event.fault and _cycle(other) == _cycle(event) for other in earlier
+    )
 
 
 def _twins(events: Sequence[Event]) -> dict[int, set[int]]:

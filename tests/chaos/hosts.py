@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import select
 import signal
 import subprocess
@@ -13,7 +10,7 @@ import time
 from pathlib import Path
 
 from tests.chaos.check import Launch, Seen
-from tests.chaos.one import LAUNCH_S, MEGATRON, TIMEOUTS, Run, launcher_records, read_records, training
+from tests.chaos.one import LAUNCH_S, MEGATRON, TIMEOUTS, Run, launcher_records, next_order, signal_all, training
 from tests.chaos.plan import HOSTS, Event, Plan
 from tests.support.launching import marked
 from tests.support.netns import Hosts
@@ -75,14 +72,8 @@ class HostsRun(Run):
                         self._start_at[self._started[number][0]] = now + _STARTED_AGAIN_S
         if self._running:
             self._kill_all()  # nobody waits for ever
-        return Seen(
-            plan=self.plan,
-            launches=[self._read(number) for number in range(len(self._started))],
-            trace=list(read_records(self.directory / "trace.jsonl")),
-            weights=self._weights(),
-            undisturbed=undisturbed,
-            left=self.left(),
-        )
+        launches = [self._read(number) for number in range(len(self._started))]
+        return self._seen(launches, undisturbed, self.left())
 
     def _start(self, host: int) -> None:
         if host == 1:
@@ -110,32 +101,31 @@ class HostsRun(Run):
         return Launch(number=job_number, host=host, code=self._codes.get(number), records=launcher_records(logs))
 
     def _obey(self) -> None:
-        connection, _ = self._orders.accept()
-        with connection, contextlib.suppress(OSError, ValueError):  # who asked may be gone already
-            order = json.loads(connection.recv(4096))
-            host = next(host for host in range(1, HOSTS + 1) if order["pid"] in self._pids(host))
-            self._do_to(host, self.plan.events[order["number"]])
-            connection.send(b"done")
+        with next_order(self._orders) as order:
+            if order is None:
+                return
+            host = next((host for host in range(1, HOSTS + 1) if order["pid"] in self._pids(host)), None)
+            if host is not None:  # else who asked is gone already: there is nothing to do
+                self._hits[order["number"]] += self._do_to(host, self.plan.events[order["number"]])
 
-    def _do_to(self, host: int, event: Event) -> None:
+    def _do_to(self, host: int, event: Event) -> int:
+        """How many processes and networks it hit."""
+        hits = 0
         if event.fault in _CUT_S:
             self._hosts.cut(host)
+            hits += 1
             self._heal_at[host] = time.monotonic() + _CUT_S[event.fault]
         if event.fault in ("host_killed", "host_off"):
             # also those that they start meanwhile
             while pids := self._pids(host):
-                self._signal_all(pids, signal.SIGKILL)
+                hits += signal_all(pids, signal.SIGKILL)
                 time.sleep(0.01)
         elif event.fault == "host_suspended":
             pids = self._pids(host)
-            self._signal_all(pids, signal.SIGSTOP)
+            hits += signal_all(pids, signal.SIGSTOP)
             time.sleep(self._chance.uniform(0.2, 2.5))
-            self._signal_all(pids, signal.SIGCONT)
+            signal_all(pids, signal.SIGCONT)
+        return hits
 
     def _pids(self, host: int) -> list[int]:
         return [stat.pid for stat in marked(f"{_HOST}={self.directory.name}-{host}")]
-
-    def _signal_all(self, pids: list[int], number: int) -> None:
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)

@@ -1,8 +1,8 @@
 """`examples/train_gpt.py`, unchanged, whose rank meets the faults of a chaos plan and notes what it has done.
 
 Arguments: a directory of the campaign, then those of the example. The directory holds ``plan.json`` (a list of
-events), ``trace.jsonl`` (what happened, one line each, by all ranks) and ``orders`` (a socket: the faults that a rank
-can't do to itself are done by the campaign while the rank waits).
+events, each with the plan's seed), ``trace.jsonl`` (what happened, one line each, by all ranks) and ``orders`` (a
+socket: the faults that a rank can't do to itself are done by the campaign while the rank waits).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import runpy
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ class Rank:
             if (event["phase"], event["iteration"]) == (phase, iteration):
                 del self._events[number]
                 self.note("fault", number=number)
-                self._meet(number, event["fault"])
+                self._meet(number, event)
 
     def leave(self) -> None:
         """Its monitoring has ended, its process hasn't."""
@@ -72,11 +72,12 @@ class Rank:
         os.write(fd, line.encode())
         os.close(fd)
 
-    def _meet(self, number: int, fault: str) -> None:
+    def _meet(self, number: int, event: Mapping[str, Any]) -> None:
         from tests.chaos.plan import BY_RANK
 
+        fault = event["fault"]
         if fault == "board":
-            _spoil_boards()
+            _spoil_boards(random.Random(f"{event['seed']}, {number}"))
         elif fault in BY_RANK:
             from megatron_ft.rank.faults import inject
 
@@ -112,14 +113,14 @@ class _Results:
         return self._queue.get()
 
 
-def _spoil_boards() -> None:
+def _spoil_boards(chance: random.Random) -> None:
     from megatron_ft.ipc.board import Board
 
     boards = [each for each in gc.get_objects() if isinstance(each, Board)]
     assert boards, "there is a board to spoil"
     for board in boards:
         for index in range(len(board.words)):
-            board.words[index] = random.getrandbits(64)
+            board.words[index] = chance.getrandbits(64)
 
 
 def main() -> None:
@@ -178,7 +179,7 @@ def main() -> None:
     runpy.run_path(sys.argv[0], run_name="__main__")
 
 
-# megatron-core starts a helper of its checkpoint writer by spawn, which imports the main module again
+# the guard is needed: the campaign imports this, too
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
     main()

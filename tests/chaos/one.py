@@ -16,18 +16,31 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from tests.chaos import job
 from tests.chaos.check import Launch, Seen
-from tests.chaos.plan import EVAL_INTERVAL, ITERATIONS, LAYOUTS, RANKS, SAVE_INTERVAL, Event, Outcome, Plan
+from tests.chaos.plan import BY_RANK, EVAL_INTERVAL, ITERATIONS, LAYOUTS, RANKS, SAVE_INTERVAL, Event, Outcome, Plan
 from tests.support import forked_launcher
 from tests.support.launching import ROOT, clean_environment, command_line, marked
 
-__all__ = ["LAUNCH_S", "LEFT_S", "MARK", "MEGATRON", "TIMEOUTS", "Run", "launcher_records", "read_records", "training"]
+__all__ = [
+    "LAUNCH_S",
+    "LEFT_S",
+    "MARK",
+    "MEGATRON",
+    "TIMEOUTS",
+    "Run",
+    "launcher_records",
+    "next_order",
+    "read_records",
+    "signal_all",
+    "training",
+]
 
 MEGATRON = "tests.support.megatron_on_cpu"
 """A module that imports Megatron."""
@@ -36,6 +49,8 @@ LAUNCH_S = 150.0
 """No launch takes longer, on a loaded machine, too; the timeouts that hangs wait for are in it."""
 LEFT_S = 10.0
 _SUSPENDED_S = (0.2, 4.0)
+_MONITOR_S = 8.0
+"""The launcher may wait 5 s before it starts another monitor."""
 TIMEOUTS = (
     "--ft-rank-section-timeouts=setup:20,step:5,checkpointing:20",
     "--ft-rank-out-of-section-timeout=10",
@@ -70,12 +85,15 @@ class Run:
         self._process: subprocess.Popen[bytes] | forked_launcher.ForkedLauncher | None = None
         self._ended_cycles = 0
         """Of the launch that runs."""
+        self._hits: Counter[int] = Counter()
+        """By number of the event: how many processes or files were hit."""
         self._shared_memory = set(os.listdir("/dev/shm"))
 
     def __enter__(self) -> Run:
         for name in ("tmp", "save"):
             (self.directory / name).mkdir()
-        (self.directory / "plan.json").write_text(json.dumps([asdict(event) for event in self.plan.events]))
+        events = [{**asdict(event), "seed": self.plan.seed} for event in self.plan.events]
+        (self.directory / "plan.json").write_text(json.dumps(events))
         (self.directory / "trace.jsonl").touch()
         (self.directory / "clock").write_bytes(struct.pack("q", 0))
         self._orders = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -95,20 +113,14 @@ class Run:
     def perform(self, undisturbed: str) -> Seen:
         """All its launches, and what was seen of them."""
         leave = {(e.launch, number) for number, e in enumerate(self.plan.events) if e.outcome == Outcome.LEAVES}
+        left: list[str] = []
         for number in range(1 + len(leave)):
             self._launches.append(self._launch())
             trace = read_records(self.directory / "trace.jsonl")
             if not any((number, record["number"]) in leave for record in trace if record["what"] == "fault"):
                 break  # it wasn't asked to
-            self._wait_gone()
-        return Seen(
-            plan=self.plan,
-            launches=self._launches,
-            trace=list(read_records(self.directory / "trace.jsonl")),
-            weights=self._weights(),
-            undisturbed=undisturbed,
-            left=self.left(),
-        )
+            left += [f"{what}, after launch {number}" for what in self._wait_gone()]
+        return self._seen(self._launches, undisturbed, [*left, *self.left()])
 
     def environment(self, launch: int) -> dict[str, str]:
         """Of a launcher of that number."""
@@ -123,6 +135,20 @@ class Run:
     def remove(self) -> None:
         """Its directory."""
         shutil.rmtree(self.directory)
+
+    def _seen(self, launches: Sequence[Launch], undisturbed: str, left: Sequence[str]) -> Seen:
+        trace = list(read_records(self.directory / "trace.jsonl"))
+        told = {record["number"] for record in trace if record["what"] == "fault"}
+        ordered = {number for number in told if self.plan.events[number].fault not in BY_RANK}
+        return Seen(
+            plan=self.plan,
+            launches=launches,
+            trace=trace,
+            weights=self._weights(),
+            undisturbed=undisturbed,
+            left=left,
+            missed={number for number in ordered if not self._hits[number]},
+        )
 
     # the launch
 
@@ -184,70 +210,89 @@ class Run:
             if (event.phase, event.launch, event.cycle) == ("rendezvous", len(self._launches), ended):
                 time.sleep(self._chance.uniform(0.0, 0.1))
                 self._note(number, event)
-                self._do(event)
+                self._hits[number] += self._do(event)
 
     # the faults of the node
 
     def _obey(self) -> None:
-        connection, _ = self._orders.accept()
-        with connection, contextlib.suppress(OSError, ValueError):  # who asked may be gone already
-            order = json.loads(connection.recv(4096))
+        with next_order(self._orders) as order:
+            if order is None:
+                return
+            number = order["number"]
+            event = self.plan.events[number]
             if order["what"] == "over":
                 self._free_disk()
-            else:
-                self._do(self.plan.events[order["number"]])
-            connection.send(b"done")
+            elif event.launch == len(self._launches):  # else it waited until the next launcher ran
+                self._hits[number] += self._do(event)
 
-    def _do(self, event: Event) -> None:
+    def _do(self, event: Event) -> int:
+        """How many processes or files it hit."""
         assert self._process is not None
         match event.fault:
             case "monitor_killed" | "monitor_stopped":
-                self._signal(self._monitor(event.rank), event.fault)
+                return self._signal(self._monitor(event.rank), event.fault)
             case "server_killed" | "server_stopped":
-                for pid in [stat.pid for stat in marked(self.mark) if stat.comm == "ft_fork_server"]:
-                    self._signal(pid, event.fault)
+                servers = [stat.pid for stat in marked(self.mark) if stat.comm == "ft_fork_server"]
+                return self._signal(servers, event.fault)
             case "launcher_killed" | "launcher_term" | "launcher_int":
-                numbers = {"killed": signal.SIGKILL, "term": signal.SIGTERM, "int": signal.SIGINT}
-                self._process.send_signal(numbers[event.fault.removeprefix("launcher_")])
+                return self._end_launcher(event.fault)
             case "node_suspended":
-                self._suspend()
+                return self._suspend()
             case "clock_stepped":
                 step = self._chance.choice((-86_400, -60, 60, 86_400))
                 with (self.directory / "clock").open("r+b") as file:
                     file.write(struct.pack("q", step))
+                return int(self._clock_library is not None)
             case "run_dir_removed":
-                for path in (self.directory / "tmp").glob("megatron_ft-*"):
-                    shutil.rmtree(path)
+                found = list((self.directory / "tmp").glob("megatron_ft-*"))
+                for path in found:
+                    shutil.rmtree(path, ignore_errors=True)  # the launcher may remove some of it, too
+                return len(found)
             case "disk_full" | "state_disk_full":
-                self._fill_disk()
+                return self._fill_disk()
             case _:
                 raise AssertionError(event.fault)
 
-    def _signal(self, pid: int, fault: str) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGSTOP if fault.endswith("stopped") else signal.SIGKILL)
+    def _signal(self, pids: Iterable[int], fault: str) -> int:
+        return signal_all(pids, signal.SIGSTOP if fault.endswith("stopped") else signal.SIGKILL)
 
-    def _monitor(self, rank: int) -> int:
-        for stat in marked(self.mark):
-            words = command_line(stat.pid)
-            if "--listen-fd" in words and words[words.index("--local-rank") + 1] == str(rank):
-                return stat.pid
-        raise AssertionError(f"rank {rank} has no monitor")
+    def _end_launcher(self, fault: str) -> int:
+        assert self._process is not None
+        if self._process.poll() is not None:
+            return 0
+        numbers = {"killed": signal.SIGKILL, "term": signal.SIGTERM, "int": signal.SIGINT}
+        self._process.send_signal(numbers[fault.removeprefix("launcher_")])
+        return 1
 
-    def _suspend(self) -> None:
+    def _monitor(self, rank: int) -> list[int]:
+        """Its process id; none if there is none and none comes. A launcher replaces monitors after a pause."""
+        assert self._process is not None
+        end = time.monotonic() + _MONITOR_S
+        while True:
+            for stat in marked(self.mark):
+                words = command_line(stat.pid)
+                if "--listen-fd" in words and words[words.index("--local-rank") + 1] == str(rank):
+                    return [stat.pid]
+            if self._process.poll() is not None or time.monotonic() > end:
+                return []
+            time.sleep(0.05)
+
+    def _suspend(self) -> int:
         """As a hypervisor does: nobody is told, and time goes on."""
         found = [stat.pid for stat in marked(self.mark)]
-        for number in (signal.SIGSTOP, signal.SIGCONT):
-            for pid in found:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, number)
-            if number == signal.SIGSTOP:
-                time.sleep(self._chance.uniform(*_SUSPENDED_S))
+        stopped = signal_all(found, signal.SIGSTOP)
+        time.sleep(self._chance.uniform(*_SUSPENDED_S))
+        signal_all(found, signal.SIGCONT)
+        return stopped
 
-    def _fill_disk(self) -> None:
-        with (self.directory / "save" / ".filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+    def _fill_disk(self) -> int:
+        """How many pages went onto it."""
+        pages = 0
+        with contextlib.suppress(OSError), (self.directory / "save" / ".filler").open("wb", buffering=0) as file:
             while True:
                 file.write(bytes(4096))
+                pages += 1
+        return pages
 
     def _free_disk(self) -> None:
         (self.directory / "save" / ".filler").unlink(missing_ok=True)
@@ -263,28 +308,36 @@ class Run:
         path = self.directory / "weights"
         return path.read_text().strip() if path.exists() else None
 
-    def _wait_gone(self) -> None:
+    def _wait_gone(self) -> list[str]:
+        """Processes that are still there some seconds after a launcher that left."""
         end = time.monotonic() + LEFT_S
-        while marked(self.mark) and time.monotonic() < end:
+        while (left := self._processes()) and time.monotonic() < end:
             time.sleep(0.02)
+        return left
 
     def left(self) -> list[str]:
         """What is still there some seconds after the end."""
         end = time.monotonic() + LEFT_S
+        shared = self._new_shared_memory()
         while True:
-            left = [f"process {stat.pid} {' '.join(command_line(stat.pid))}" for stat in marked(self.mark)]
+            left = self._processes()
             names = [path.name for path in (self.directory / "tmp").iterdir()]
             left += [f"file {name}" for name in names if not name.startswith(_OF_OTHERS)]
-            left += [f"shared memory {name}" for name in set(os.listdir("/dev/shm")) - self._shared_memory]
+            shared &= self._new_shared_memory()  # what came later is of another run on this machine
+            left += [f"shared memory {name}" for name in sorted(shared)]
             if not left or time.monotonic() > end:
                 return left
             time.sleep(0.05)
 
+    def _processes(self) -> list[str]:
+        return [f"process {stat.pid} {' '.join(command_line(stat.pid))}" for stat in marked(self.mark)]
+
+    def _new_shared_memory(self) -> set[str]:
+        return set(os.listdir("/dev/shm")) - self._shared_memory
+
     def _kill_all(self) -> None:
         while found := marked(self.mark):
-            for stat in found:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(stat.pid, signal.SIGKILL)
+            signal_all([stat.pid for stat in found], signal.SIGKILL)
             time.sleep(0.01)
         if self._process is not None:
             self._process.wait()
@@ -296,6 +349,30 @@ def training(plan: Plan, directory: Path) -> list[str]:
     command += [f"--hash-file={directory / 'weights'}", f"--train-iters={ITERATIONS}"]
     command += [f"--save-interval={SAVE_INTERVAL}", f"--eval-interval={EVAL_INTERVAL}", "--eval-iters=1"]
     return [*command, *LAYOUTS[plan.layout], *(["--calc-ft-timeouts"] if plan.learns else [])]
+
+
+def signal_all(pids: Iterable[int], number: int) -> int:
+    """Signal processes that may be gone; how many weren't."""
+    reached = 0
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+            reached += 1
+    return reached
+
+
+@contextlib.contextmanager
+def next_order(orders: socket.socket) -> Iterator[dict[str, Any] | None]:
+    """What a rank asks for, which waits until it is done; None if it is gone before it has said it."""
+    connection, _ = orders.accept()
+    with connection:
+        try:
+            order = json.loads(connection.recv(4096))
+        except (OSError, ValueError):
+            order = None
+        yield order
+        with contextlib.suppress(OSError):  # it may be gone meanwhile
+            connection.send(b"done")
 
 
 def _base_environment() -> dict[str, str]:

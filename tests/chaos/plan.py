@@ -20,6 +20,7 @@ __all__ = [
     "draw",
     "draw_for_hosts",
     "expected_cause",
+    "outcome_of",
 ]
 
 RANKS = 2
@@ -114,9 +115,7 @@ class Event:
     @property
     def outcome(self) -> str:
         """What it has to come to."""
-        if self.phase == "exit" and self.fault in HANGS:
-            return Outcome.MAY_END
-        return (FAULTS | HOST_FAULTS)[self.fault][0]
+        return outcome_of(self.fault, self.phase)
 
     @property
     def is_at_end(self) -> bool:
@@ -153,6 +152,13 @@ class Plan:
         """One line."""
         more = f", --ft-preload {self.preload}" + (", learns" if self.learns else "")
         return f"seed {self.seed} ({self.layout}{more}): " + "; ".join(event.describe() for event in self.events)
+
+
+def outcome_of(fault: str, phase: str) -> str:
+    """What a fault has to come to at that phase."""
+    if phase == "exit" and fault in HANGS:
+        return Outcome.MAY_END
+    return (FAULTS | HOST_FAULTS)[fault][0]
 
 
 def expected_cause(event: Event, *, forked: bool) -> str:

@@ -4,7 +4,9 @@
     python tests/chaos/run.py --hosts ...      on three hosts, which are network namespaces
     python tests/chaos/run.py --only 17        one seed again, with all that was written kept
 
-A campaign goes on where it was left: seeds whose result is in ``<out>/results.jsonl`` aren't run again.
+A campaign goes on where it was left: seeds whose result is in ``<out>/results.jsonl`` aren't run again, and one that
+failed counts as long as its line is there. Of a run whose disk was filled the checkpoints aren't kept: their file
+system, of a size of its own, is in memory and goes with the run.
 """
 
 # ruff: noqa: E402
@@ -14,17 +16,20 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import json
+import os
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[0] = str(ROOT)  # this file is run as a script
-from tests.chaos.check import problems
+if __name__ == "__main__":
+    sys.path[0] = str(ROOT)
+from tests.chaos.check import Seen, problems
 from tests.chaos.hosts import HostsRun
 from tests.chaos.one import Run
 from tests.chaos.plan import Plan, draw, draw_for_hosts
@@ -32,13 +37,14 @@ from tests.chaos.table import back_after_s, table
 from tests.support.background import heed_the_terminal
 
 Result = dict[str, Any]
+HOSTS_LAYOUT = "dp3"
 
 
 def main() -> int:
-    """Run what is still to be run; 1 if anything wasn't as it has to be."""
+    """Run what is still to be run; 1 if anything of the campaign wasn't as it has to be, also before."""
     heed_the_terminal()
     args = _parse_args()
-    out = Path(args.out)
+    out = Path(args.out or ("out/chaos-hosts" if args.hosts else "out/chaos"))
     out.mkdir(parents=True, exist_ok=True)
     if args.table:
         print(table(read_results(out)), end="")
@@ -50,6 +56,7 @@ def main() -> int:
         done = {result["seed"] for result in read_results(out)}
         seeds = [seed for seed in range(args.seed, args.seed + args.runs) if seed not in done]
     plan_of = draw_for_hosts if args.hosts else draw
+    seeds = possible(seeds, plan_of)
     hashes = undisturbed(out, sorted({plan_of(seed).layout for seed in seeds}), library)
     end = time.monotonic() + 60.0 * args.minutes
     lock = threading.Lock()
@@ -67,31 +74,58 @@ def main() -> int:
 
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
         good = list(pool.map(one, seeds))
-    if args.only is None:
-        print(summary(read_results(out)))
-    return 0 if all(good) else 1
+    if args.only is not None:
+        return 0 if all(good) else 1
+    results = read_results(out)
+    print(summary(results))
+    return 1 if any(result["problems"] for result in results) else 0
+
+
+def possible(seeds: Sequence[int], plan_of: Callable[[int], Plan]) -> Sequence[int]:
+    """Those that this user may run: without root no file system can be mounted. Says which ones are left out."""
+    left_out = [seed for seed in seeds if plan_of(seed).needs_small_disk] if os.geteuid() != 0 else []
+    if left_out:
+        print(f"left out, because a small file system needs root: seeds {', '.join(map(str, left_out))}", flush=True)
+    return [seed for seed in seeds if seed not in left_out]
 
 
 def run_seed(plan: Plan, hashes: dict[str, str], library: Path | None, *, keep: bool) -> Result:
-    """One run, and what was wrong with it; its directory stays if anything was."""
-    began = time.monotonic()
-    with _run_of(plan, library) as run:
-        seen = run.perform(hashes[plan.layout])
-        wrong = problems(seen)
-    stays = keep or bool(wrong)
-    if not stays:
-        run.remove()
-    ends = [(record["cycle"], record["outcome"]) for _, record in seen.ended()]
+    """One run, and what was wrong with it, whatever that is; its directory stays if anything was."""
+    began, wrong = time.monotonic(), list[str]()
+    run: Run | None = None
+    seen: Seen | None = None
+    try:
+        run = _run_of(plan, library)
+        with run:
+            seen = run.perform(hashes[plan.layout])
+            wrong += problems(seen)
+        if not keep and not wrong:
+            run.remove()
+    except Exception as error:  # noqa: BLE001 - one run doesn't end a campaign
+        wrong.append(_raised(error))
     return {
         "seed": plan.seed,
         "layout": plan.layout,
-        "faults": [[e.fault, e.phase, back] for e, back in zip(plan.events, back_after_s(seen), strict=True)],
-        "cycles": len(ends),
+        "faults": _faults(seen) if seen is not None else [],
+        "cycles": len(list(seen.ended())) if seen is not None else 0,
         "seconds": round(time.monotonic() - began, 1),
         "problems": wrong,
-        "directory": str(run.directory) if stays else None,
+        "directory": str(run.directory) if run is not None and run.directory.exists() else None,
         "says": plan.describe(),
     }
+
+
+def _raised(error: Exception) -> str:
+    """The last line of its traceback, and where that was."""
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    said = traceback.format_exception_only(error)[-1].strip()
+    return f"the campaign itself raised, in line {where.lineno} of {where.filename}: {said}"
+
+
+def _faults(seen: Seen) -> list[list[Any]]:
+    """As ``table`` takes them."""
+    hit, backs = seen.hit(), back_after_s(seen)
+    return [[event.fault, event.phase, backs[number], number in hit] for number, event in enumerate(seen.plan.events)]
 
 
 def undisturbed(out: Path, layouts: Iterable[str], library: Path | None) -> dict[str, str]:
@@ -112,7 +146,7 @@ def undisturbed(out: Path, layouts: Iterable[str], library: Path | None) -> dict
 
 
 def _run_of(plan: Plan, library: Path | None) -> Run:
-    return HostsRun(plan) if plan.layout == "dp3" else Run(plan, clock_library=library)
+    return HostsRun(plan) if plan.layout == HOSTS_LAYOUT else Run(plan, clock_library=library)
 
 
 def clock_library(out: Path) -> Path:
@@ -136,7 +170,8 @@ def summary(results: Sequence[Result]) -> str:
     cycles, seconds = sum(r["cycles"] for r in results), sum(r["seconds"] for r in results)
     lines = [f"{len(results)} runs, {cycles} cycles, {seconds:.0f} s of runs, {len(bad)} not as they have to be"]
     for result in bad:
-        lines += [_line(result), f"    again: python tests/chaos/run.py --only {result['seed']}"]
+        hosts = "--hosts " if result["layout"] == HOSTS_LAYOUT else ""
+        lines += [_line(result), f"    again: python tests/chaos/run.py {hosts}--only {result['seed']}"]
     return "\n".join(lines)
 
 
@@ -152,7 +187,7 @@ def _parse_args() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="the first one; default: 0")
     parser.add_argument("--minutes", type=float, default=120.0, help="no run begins later than that; default: 120")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time; default: 2")
-    parser.add_argument("--out", default="out/chaos", help="default: out/chaos")
+    parser.add_argument("--out", help="default: out/chaos, with --hosts out/chaos-hosts")
     parser.add_argument("--table", action="store_true", help="print what was shown so far, and run nothing")
     parser.add_argument("--hosts", action="store_true", help="on three hosts")
     parser.add_argument("--only", type=int, nargs="+", metavar="SEED", help="these seeds, done or not")

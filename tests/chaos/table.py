@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tests.chaos.check import Seen
-from tests.chaos.plan import FAULTS, HOST_FAULTS, Outcome
+from tests.chaos.plan import FAULTS, HOST_FAULTS, Outcome, outcome_of
 
 __all__ = ["back_after_s", "table"]
 
@@ -32,15 +32,22 @@ def back_after_s(seen: Seen) -> list[float | None]:
 
 
 def table(results: Sequence[Mapping[str, Any]]) -> str:
-    """In Markdown. Every fault that a run planned and that happened is in it."""
+    """In Markdown. Every fault that a run planned, and that happened and hit something, is in it.
+
+    A fault in the results is its name, its phase, the seconds of ``back_after_s`` and whether it hit something; older
+    results don't have the last of these: theirs are taken to have.
+    """
     head = "| fault | what happens | phases | times | training again after, median (most) |\n|---|---|---|---|---|\n"
+    met: dict[tuple[str, str], list[tuple[str, float | None]]] = {}
+    for result in results:
+        for fault, phase, back, *hit in result["faults"]:
+            if all(hit):
+                met.setdefault((fault, outcome_of(fault, phase)), []).append((phase, back))
+    order = list({**FAULTS, **HOST_FAULTS})
     lines = []
-    for fault, (outcome, _) in {**FAULTS, **HOST_FAULTS}.items():
-        met = [event for result in results for event in result["faults"] if event[0] == fault]
-        if not met:
-            continue
-        phases = ", ".join(dict.fromkeys(sorted(phase for _, phase, _ in met)))
-        times = sorted(back for _, _, back in met if back is not None)
-        back = f"{statistics.median(times):.2f} s ({times[-1]:.1f} s)" if times else ""
-        lines.append(f"| `{fault}` | {outcome} | {phases} | {len(met)} | {back} |")
+    for (fault, outcome), events in sorted(met.items(), key=lambda item: (order.index(item[0][0]), item[0][1])):
+        phases = ", ".join(sorted({phase for phase, _ in events}))
+        times = sorted(back for _, back in events if back is not None)
+        most = f"{statistics.median(times):.2f} s ({times[-1]:.1f} s)" if times else ""
+        lines.append(f"| `{fault}` | {outcome} | {phases} | {len(events)} | {most} |")
     return head + "\n".join(lines) + "\n"

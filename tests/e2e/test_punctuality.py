@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -186,7 +187,8 @@ for _ in range(100):
     everybody = [stat.pid for stat in launched.alive()]
     for number in (signal.SIGSTOP, signal.SIGCONT):
         for pid in everybody:
-            os.kill(pid, number)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
         time.sleep(3.5 * (number == signal.SIGSTOP))
     finished = launched.wait()
     assert finished.code == 0, finished.err

@@ -10,9 +10,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from megatron_ft.ipc import monitor_process
 from megatron_ft.ipc.config_file import FaultToleranceConfig
@@ -170,11 +169,3 @@ def figures(pid: int, log_dir: Path) -> dict[str, int]:
         "log_bytes": sum(sizes),
         "log_files": len(sizes),
     }
-
-
-def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> None:
-    """Wait for a condition, and say which one didn't come."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} didn't come in {timeout_s:g} s"
-        time.sleep(0.02)

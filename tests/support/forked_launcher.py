@@ -108,7 +108,7 @@ class _Server:
 
     def __init__(self, env: Mapping[str, str], mark: str, imports: Sequence[str]) -> None:
         """``mark``: as long as those that will be written over it. ``imports``: modules besides torch."""
-        temp_dir = tempfile.mkdtemp(prefix="ft")  # some modules make files there while they are imported
+        self._temp_dir = tempfile.mkdtemp(prefix="ft")  # some modules make files there while they are imported
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.settimeout(_START_S)
         name, _, value = mark.partition("=")
@@ -116,7 +116,7 @@ class _Server:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", __name__, str(theirs.fileno()), mark, ",".join(imports), _ROOM],
                 cwd=ROOT,
-                env={**env, name: value, "TMPDIR": temp_dir},
+                env={**env, name: value, "TMPDIR": self._temp_dir},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
@@ -136,6 +136,12 @@ class _Server:
         """It has nothing to tidy up but itself; a second call does nothing."""
         self._socket.close()
         self._process.wait()
+
+    def kill(self) -> None:
+        """End it at once, whatever it does; a launcher that it has just forked finds nobody to answer, and ends."""
+        self._process.kill()
+        self.end()
+        shutil.rmtree(self._temp_dir, ignore_errors=True)
 
 
 _servers: dict[tuple[tuple[str, ...], frozenset[tuple[str, str]]], _Server] = {}
@@ -162,7 +168,11 @@ def start(
     key = tuple(imports), _read_at_start(base)
     if key not in _servers:
         _servers[key] = _Server(base, f"{mark.partition('=')[0]}={'-' * len(mark.partition('=')[2])}", imports)
-    return ForkedLauncher(_servers[key], words, env=env, mark=mark, cwd=cwd, output=output)
+    try:
+        return ForkedLauncher(_servers[key], words, env=env, mark=mark, cwd=cwd, output=output)
+    except TimeoutError:  # the answer may still come, and would be taken for that to the next request
+        _servers.pop(key).kill()
+        raise
 
 
 def end(imports: Sequence[str]) -> None:

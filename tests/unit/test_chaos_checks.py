@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
+import socket
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -90,6 +92,10 @@ def test_a_run_that_is_right(right: Seen) -> None:
 
 PLANTED = {
     "a fault that never fired": (lambda seen: without_trace(seen, 6), "this fault never happened: node_suspended"),
+    "a fault that hit nothing": (
+        lambda seen: dataclasses.replace(seen, missed={2}),
+        "this fault hit nothing: node_suspended",
+    ),
     "other weights": (lambda seen: dataclasses.replace(seen, weights="cd34"), "final weights are cd34"),
     "no weights": (lambda seen: dataclasses.replace(seen, weights=None), "final weights are None"),
     "a skipped restore": (lambda seen: with_trace(seen, 4, iteration=0), "began at iteration 0, though 3 was saved"),
@@ -144,6 +150,48 @@ def test_what_is_planned_for_iterations_that_are_done_already_is_no_omission(rig
     assert problems(dataclasses.replace(right, plan=plan)) == [f"this fault never happened: {late.describe()}"]
     done = [*right.trace[:8], noted("saved", 2, iteration=10), noted("saved", 0, launch=1, iteration=10)]
     assert problems(dataclasses.replace(right, plan=plan, trace=done)) == []
+    # nor is its launcher to end as it would have ended it, and no later one is missed
+    leaves = dataclasses.replace(late, fault="launcher_killed")
+    after = Event(fault="exception", phase="shutdown", launch=2, cycle=0, rank=1)
+    plan = dataclasses.replace(right.plan, events=(*right.plan.events, leaves, after))
+    assert problems(dataclasses.replace(right, plan=plan, trace=done)) == []
+    missing = [f"this fault never happened: {event.describe()}" for event in (leaves, after)]
+    assert problems(dataclasses.replace(right, plan=plan)) == missing
+
+
+@pytest.mark.parametrize(
+    ("rank", "phase", "said"),
+    [(1, "exit", []), (0, "exit", ["this fault never happened"]), (1, "step", ["this fault never happened"])],
+)
+def test_at_the_end_another_rank_may_have_ended_the_launch_first(rank: int, phase: str, said: list[str]) -> None:
+    """Seed 212: ranks don't wait for each other there."""
+    ends = Event(fault="launcher_killed", phase=phase, launch=0, cycle=0, rank=rank)
+    events = (Event(fault="monitor_stopped", phase="shutdown", launch=0, cycle=0, rank=0), ends)
+    plan = Plan(seed=212, layout="async", preload="megatron", learns=False, events=events)
+    trace = [noted("saved", 0, iteration=10), noted("fault", 0, number=1), noted("began", 0, launch=1, iteration=10)]
+    launches = [Launch(number=0, code=-9), Launch(number=1, code=0, records=[ended(0, "succeeded")])]
+    seen = Seen(plan=plan, launches=launches, trace=trace, weights=WEIGHTS, undisturbed=WEIGHTS)
+    assert [problem.partition(":")[0] for problem in problems(seen)] == said
+    # it may also come to it when there is nothing more to hit
+    late = dataclasses.replace(seen, trace=[*trace, noted("fault", 0, number=0)], missed={0})
+    assert bool(problems(late)) == bool(said)
+
+
+def test_where_nothing_may_be_there_a_fault_may_hit_nothing(right: Seen) -> None:
+    """Fresh interpreters have no server; the directory of the sockets is made again for the next cycle."""
+
+    def with_fault(fault: str, cycle: int) -> Seen:
+        events = list(right.plan.events)
+        events[2] = dataclasses.replace(SUSPENDED, fault=fault)
+        events.append(dataclasses.replace(events[2], cycle=cycle, iteration=8))
+        plan = dataclasses.replace(right.plan, events=tuple(events))
+        trace = [*right.trace, noted("fault", cycle, number=4)]
+        return dataclasses.replace(right, plan=plan, trace=trace, missed={4})
+
+    assert problems(with_fault("server_stopped", 2)) == []
+    assert problems(with_fault("run_dir_removed", 2)) == []
+    seen = with_fault("run_dir_removed", 1)
+    assert problems(seen) == [f"this fault hit nothing: {seen.plan.events[4].describe()}"]
 
 
 def test_candidates_with_the_rank_are_no_accusation(right: Seen) -> None:
@@ -170,10 +218,62 @@ def test_what_is_left_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         memory = Path("/dev/shm", name)
         memory.touch()
         found = run.left()
+        assert run._wait_gone() == found[:1]
         memory.unlink()
     run.remove()
     process.wait()
     assert found == [f"process {process.pid} sleep 60", "file megatron_ft-x", f"shared memory {name}"]
+
+
+def test_what_comes_to_shared_memory_meanwhile_is_of_another_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    later = iter([{"a", "b"}, {"b", "c"}, {"b", "c"}])
+    monkeypatch.setattr(one, "LEFT_S", 0.0)
+    with Run(Plan(seed=0, layout="dp", preload="none", learns=False), clock_library=None) as run:
+        monkeypatch.setattr(run, "_new_shared_memory", lambda: next(later))
+        assert run.left() == ["shared memory b"]
+    run.remove()
+
+
+def test_what_a_fault_hits_is_counted() -> None:
+    def fault(name: str) -> Event:
+        return Event(fault=name, phase="step", launch=0, cycle=0, rank=0, iteration=1)
+
+    with Run(Plan(seed=0, layout="dp", preload="none", learns=False), clock_library=None) as run:
+        key, _, value = run.mark.partition("=")
+        process = run._process = subprocess.Popen(["sleep", "60"], env={**os.environ, key: value})
+        assert run._do(fault("server_killed")) == 0
+        assert run._do(fault("clock_stepped")) == 0
+        assert run._do(fault("run_dir_removed")) == 0
+        (run.directory / "tmp" / "megatron_ft-x").mkdir()
+        assert run._do(fault("run_dir_removed")) == 1
+        assert run._do(fault("launcher_killed")) == 1
+        process.wait()
+        assert run._do(fault("launcher_killed")) == 0
+        assert run._do(fault("monitor_killed")) == 0
+    run.remove()
+
+
+@pytest.mark.parametrize(("launch", "hits"), [(0, 1), (1, 0)])
+def test_what_a_rank_asks_for_is_done_while_its_launcher_runs(launch: int, hits: int) -> None:
+    event = Event(fault="launcher_killed", phase="step", launch=launch, cycle=0, rank=0, iteration=1)
+    plan = Plan(seed=0, layout="dp", preload="none", learns=False, events=(event,))
+    order = json.dumps({"number": 0, "what": "begin", "pid": os.getpid()}).encode()
+    with Run(plan, clock_library=None) as run:
+        process = run._process = subprocess.Popen(["sleep", "60"])
+        for asks in (b"", order):  # who asks may be gone before it has said what for
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as rank:
+                rank.connect(str(run.directory / "orders"))
+                if asks:
+                    rank.send(asks)
+                else:
+                    rank.shutdown(socket.SHUT_RDWR)
+                run._obey()
+                assert rank.recv(64) == (b"done" if asks else b"")
+        assert run._hits[0] == hits
+        run._note(0, event)
+        assert run._seen([], "", []).missed == (set() if hits else {0})
+        process.kill()
+    run.remove()
 
 
 def test_a_campaign_draws_all_there_is_and_the_same_again() -> None:
