@@ -17,6 +17,11 @@ def die_with_parent(number: int = signal.SIGKILL) -> None:
     _prctl(_PR_SET_PDEATHSIG, number)
 
 
+def go_on_without_parent() -> None:
+    """Ask the kernel to continue this process, if it is stopped then, when the thread that made it ends."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
+
+
 def become_subreaper() -> None:
     """Orphans below this process become its children instead of those of process 1."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)

@@ -75,6 +75,15 @@ class HostsRun(Run):
         launches = [self._read(number) for number in range(len(self._started))]
         return self._seen(launches, undisturbed, self.left())
 
+    def left(self) -> list[str]:
+        """Of a host whose processes are all killed, the run directory is left: there is nobody to remove it."""
+        left = super().left()
+        for event in self.plan.events:
+            directory = next((what for what in left if what.startswith("file megatron_ft-")), None)
+            if event.fault in ("host_killed", "host_off") and directory is not None:
+                left.remove(directory)
+        return left
+
     def _start(self, host: int) -> None:
         if host == 1:
             self._generation += 1

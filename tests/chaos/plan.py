@@ -72,10 +72,12 @@ HANGS = ("rank_hung", "sleep", "gil")
 _BETWEEN = ("server_killed", "server_stopped", "launcher_term", "launcher_int", "launcher_killed", "node_suspended")
 """What can happen while there is no rank that waits for it: at the rendezvous."""
 HOSTS = 3
+_LOST_HOST = r".*(is lost|lost its connection|, which another rank's end leads to)"
+"""The ranks of the others see it before it can be known to be lost, which is told then."""
 HOST_FAULTS: dict[str, tuple[str, str]] = {
     **{name: FAULTS[name] for name in ("rank_killed", "rank_hung", "sleep", "exception")},
-    "host_killed": (Outcome.ENDS, r".*(is lost|lost its connection).*"),
-    "host_off": (Outcome.ENDS, r".*(is lost|lost its connection).*"),
+    "host_killed": (Outcome.ENDS, _LOST_HOST),
+    "host_off": (Outcome.ENDS, _LOST_HOST),
     "cut_for_long": (Outcome.MAY_END, ""),
     "cut_for_a_moment": (Outcome.NOTHING, ""),
     "host_suspended": (Outcome.NOTHING, ""),
@@ -168,6 +170,8 @@ def expected_cause(event: Event, *, forked: bool) -> str:
         pattern += r"|rank {rank}( \(\w+\))? did not start monitoring within "
     if event.phase == "start" and event.fault == "exception" and not forked:
         pattern = r"rank {rank} exited with code 1"  # a fresh interpreter that isn't monitored yet tells no more
+    if event.fault in ("host_killed", "host_off") and event.rank == 0:
+        pattern += r"|the rendezvous failed: "  # its store went with it
     return pattern.format(rank=event.rank)
 
 

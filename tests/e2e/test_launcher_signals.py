@@ -244,6 +244,18 @@ forever()
     launched.assert_nothing_left()
 
 
+def test_killed_launcher_leaves_no_monitor_that_is_stopped(launcher: Launcher) -> None:
+    """Chaos seed 212."""
+    launched = launcher.start("say('ready')\nforever()", *TWO)
+    launched.wait_for("^ready", count=2)
+    os.kill(launched.process.pid, signal.SIGSTOP)
+    for monitor in launched.monitor_pids().values():
+        os.kill(monitor, signal.SIGSTOP)
+    launched.signal(signal.SIGKILL)
+    launched.process.wait()
+    launched.assert_nothing_left()
+
+
 def test_killed_launcher_takes_ranks_without_monitors_with_it(launcher: Launcher) -> None:
     launched = launcher.start("say('ready')\nforever()")
     launched.wait_for("^ready")
