@@ -74,6 +74,7 @@ class RankExit:
         exitcode: as ``subprocess`` has it: negative is the number of the signal that ended it.
         at_ns: when the launcher saw it (CLOCK_MONOTONIC).
         signals_sent: what the launcher or the rank's monitor had sent it before.
+        signalled_at_ns: when the launcher sent the first of them, 0 if it sent none.
         iteration: the last one it reported, None if it never did.
         error: type and message of the exception it recorded, None if there is none.
         error_at_s: wall-clock time of that exception (whole seconds), None if there is none.
@@ -87,6 +88,7 @@ class RankExit:
     exitcode: int
     at_ns: int
     signals_sent: frozenset[int] = frozenset()
+    signalled_at_ns: int = 0
     iteration: int | None = None
     error: str | None = None
     error_at_s: int | None = None
@@ -138,6 +140,8 @@ class Cause:
     """What the evidence adds: where it was, and what the others did."""
     follows: bool = False
     """It only follows from the end of another rank, on another node."""
+    by_us: bool = False
+    """Its end was our doing: nothing tells more."""
 
     @property
     def line(self) -> str:
@@ -241,7 +245,7 @@ def find_cause(exits: Sequence[RankExit], verdicts: Sequence[HangVerdict]) -> Ca
     A verdict wins over every end, because what was found hung is ended by us. Else the first end that isn't our
     doing; among ends seen at the same time a signal from outside is likelier the cause than an error that the
     loss of a peer would raise, too, and an error recorded earlier likelier than a later one. A rank that had raised
-    before any other had ended is no doing of ours, even if it took so long to end that we ended it.
+    before we signalled it is no doing of ours, even if it took so long to end that we ended it.
     """
     if verdicts:
         # two monitors may find theirs in the same millisecond: a stopped rank is the cause, one that is an iteration
@@ -273,6 +277,7 @@ def find_cause(exits: Sequence[RankExit], verdicts: Sequence[HangVerdict]) -> Ca
         iteration=cause.iteration,
         detail=detail,
         follows=cause in followed,
+        by_us=is_by_us(cause),
     )
 
 
@@ -281,11 +286,10 @@ def _as_raised(failed: Sequence[RankExit]) -> list[RankExit]:
 
     An interpreter may take a second to end, and lets go of its connections before that: the others can be quicker.
     """
-    first_ns = min((rank_exit.at_ns for rank_exit in failed if not is_by_us(rank_exit)), default=0)
 
     def was_ending(rank_exit: RankExit) -> bool:
         own = rank_exit.error is not None and not tells_of_a_lost_peer(rank_exit.error)
-        return own and is_by_us(rank_exit) and 0 < rank_exit.raised_at_ns < first_ns
+        return own and is_by_us(rank_exit) and 0 < rank_exit.raised_at_ns < rank_exit.signalled_at_ns
 
     return [
         dataclasses.replace(each, exitcode=1, signals_sent=frozenset(), at_ns=each.raised_at_ns)

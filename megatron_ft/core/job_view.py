@@ -173,6 +173,11 @@ class JobView:
         causes = (n for n, r in enumerate(self.nodes) if r.state is NodeState.UNHEALTHY and not r.follows)
         return next(causes, self.decided_by)
 
+    def lacks_cause(self) -> bool:
+        """Whether only a consequence of another node's failure is known."""
+        decided_by = self.decided_by
+        return decided_by is not None and self.nodes[decided_by].follows and self.first_failure() == decided_by
+
     def states(self) -> list[NodeState]:
         """By group rank."""
         return [report.state for report in self.nodes]

@@ -94,6 +94,7 @@ def cause_of(
     """
     view = None if peers is None else peers.view
     if outcome is Outcome.FAILED and peers is not None and not is_common:
+        peers.settle_cause(record.own_failure)
         return found_by(peers) or _first_told(peers) or record.cause()
     if outcome is Outcome.FAILED:
         if view is None or view.outcome is not Outcome.FAILED or len(view.nodes) == 1:

@@ -93,6 +93,7 @@ class CycleRecord:
             exitcode=worker.exitcode,
             at_ns=worker.exited_at_ns,
             signals_sent=frozenset(signals_sent),
+            signalled_at_ns=worker.signalled_at_ns,
             iteration=None if snapshot is None else snapshot.iteration,
             error=words.error or None,
             error_at_s=words.raised_at_s,
@@ -205,6 +206,11 @@ class CycleRecord:
         if cause is not None and cause.kind is CauseKind.HANG and cause.rank in self.places:
             return dataclasses.replace(cause, detail=self.places[cause.rank])
         return cause or Cause(kind=CauseKind.CRASH, text="no rank of this node has ended, and none could be ended")
+
+    def own_failure(self) -> Cause | None:
+        """Of a rank of this node that failed by itself, if one did, and not only because it had lost another."""
+        own = None if self.hung else find_cause(list(self.exits.values()), [])
+        return own if own is not None and not (own.follows or own.by_us) else None
 
     def request_cause(self) -> Cause:
         """The request of a rank of this node that ended it, as a cause."""

@@ -30,6 +30,7 @@ _LAST_WORDS_S = 2.0
 """To tell the others something on the way out."""
 _AGREE_S = 2.0
 """A node that has told the others why the cycle ends waits so long for its own words; then it ends it alone."""
+_CAUSE_S = 0.3
 _TOGETHER_S = 30.0
 """Beyond the time that ending ranks may take: how long the others are waited for at the end of the job."""
 
@@ -134,6 +135,19 @@ class Peers:
             self.tell(NodeState.UNHEALTHY, cause)
         alone = self._log.error is not None or time.monotonic() - self._asked_to_end_s > _AGREE_S
         return outcome if alone else None
+
+    def settle_cause(self, own: Callable[[], Cause | None]) -> None:
+        """The cycle was ended because a rank had lost one of another node: hear why that one failed, if it is told.
+
+        It may have been slower to end than the others to notice. ``own``: the failure of a rank of this node.
+        """
+        if not self.view.lacks_cause() or self._log.error is not None:
+            return
+        cause = own()
+        if cause is not None:
+            self._told = NodeState.HEALTHY  # what this node has told before was the consequence
+            self.tell(NodeState.UNHEALTHY, lambda: cause)
+        self._node.reactor.run_until(lambda: not self.view.lacks_cause(), deadline_s=time.monotonic() + _CAUSE_S)
 
     def cycle_is_over(self) -> None:
         """The nodes meet again: one that isn't heard of is soon found lost."""

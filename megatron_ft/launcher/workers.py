@@ -38,6 +38,8 @@ class Worker:
     exited_at_ns: int = 0
     signals_sent: set[int] = field(default_factory=set)
     """By the launcher, and by the rank's monitor as far as it has said so."""
+    signalled_at_ns: int = 0
+    """When the launcher first sent it one that may end it (CLOCK_MONOTONIC)."""
     reaped: bool = False
 
     def look(self) -> bool:
@@ -54,6 +56,8 @@ class Worker:
         assert not self.reaped, "the number may be another's by now"
         if self.exitcode is None:
             self.signals_sent.add(number)
+            if number != signal.SIGCONT:
+                self.signalled_at_ns = self.signalled_at_ns or time.monotonic_ns()
         if whole_group:
             try:
                 os.killpg(self.pid, number)

@@ -72,8 +72,11 @@ HANGS = ("rank_hung", "sleep", "gil")
 _BETWEEN = ("server_killed", "server_stopped", "launcher_term", "launcher_int", "launcher_killed", "node_suspended")
 """What can happen while there is no rank that waits for it: at the rendezvous."""
 HOSTS = 3
-_LOST_HOST = r".*(is lost|lost its connection|, which another rank's end leads to)"
-"""The ranks of the others see it before it can be known to be lost, which is told then."""
+_LOST_HOST = (
+    r".*(is lost|its launcher was not heard of|lost its connection|, which another rank's end leads to)|"
+    r"a hang, seen first on rank \d+, .*the evidence doesn't tell who began it: rank {rank} of which nothing is known"
+)
+"""The ranks of the others may see it, or wait for too long, before it can be known to be lost, which is told then."""
 HOST_FAULTS: dict[str, tuple[str, str]] = {
     **{name: FAULTS[name] for name in ("rank_killed", "rank_hung", "sleep", "exception")},
     "host_killed": (Outcome.ENDS, _LOST_HOST),

@@ -124,6 +124,33 @@ client.shutdown_workload_monitoring()
     assert kinds == ["hang", "hang"]
 
 
+def test_a_rank_that_is_slow_to_end_of_its_exception_is_the_cause_on_all_nodes(launcher: Launcher) -> None:
+    """Chaos, three hosts, seeds 13 and 34: the others had lost it before its process had ended."""
+    script = f"""
+import atexit
+from megatron_ft import RankMonitorClient
+client = RankMonitorClient()
+client.init_workload_monitoring()
+raised = {str(launcher.directory / "raised")!r}
+if CYCLE == 0 and RANK == 1:
+    atexit.register(forever)
+    atexit.register(lambda: open(raised, "w").close())
+    raise ValueError("the batch is empty")
+if CYCLE == 0:
+    while not os.path.exists(raised):
+        time.sleep(0.01)
+    raise RuntimeError("gloo: Connection closed by peer")
+client.shutdown_workload_monitoring()
+"""
+    place = meeting_place("--nnodes=2", "--max-restarts=1")
+    nodes = [launcher.start(script, *place) for _ in range(2)]
+    ended = [node.wait() for node in nodes]
+    assert [finished.code for finished in ended] == [0, 0]
+    for finished in ended:
+        [line] = [line for line in finished.lines if line.startswith("cycle 0 ended: ")]
+        assert "rank 1 raised ValueError: the batch is empty, in script.py:" in line
+
+
 def test_static_rendezvous_restarts_on_all_nodes_in_step(launcher: Launcher) -> None:
     # nobody can wait there to be noticed; the announcement is what the other node restarts for
     script = "say('cycle', CYCLE, 'of', RANK)\nif CYCLE == 0:\n    sys.exit(7) if RANK == 1 else forever()\n"

@@ -243,7 +243,9 @@ def test_what_ended_much_later_is_not_what_others_followed_from() -> None:
 def test_a_rank_that_took_long_to_end_of_its_exception_is_the_cause_even_if_we_have_ended_it() -> None:
     """Chaos seed 61: it had let go of its connections, so the other one ended first, and the cycle with it."""
     first = ended(0, 1, 1000, error=LOST, raised_at_ns=900 * MS)
-    slow = ended(1, -15, 1050, sent=(15,), error="ValueError: x", raised_at_ns=50 * MS, where="a.py:3 step")
+    slow = ended(
+        1, -15, 1050, (15,), signalled_at_ns=1005 * MS, error="ValueError: x", raised_at_ns=50 * MS, where="a.py:3 step"
+    )
     cause = find_cause([first, slow], [])
     assert cause is not None
     assert cause.line == "rank 1 raised ValueError: x, in a.py:3 step, 1 other failed because of it"
@@ -253,7 +255,8 @@ def test_a_rank_that_took_long_to_end_of_its_exception_is_the_cause_even_if_we_h
     assert find_cause([first, by_itself], []) == dataclasses.replace(cause, detail="1 other failed because of it")
     # one that has lost a peer is no cause, however slow the other one is to end: chaos seed 427
     killed = ended(0, -9, 1000)
-    for waited in (ended(1, -15, 1050, sent=(15,), error=LOST, raised_at_ns=600 * MS), ended(1, 1, 600, error=LOST)):
+    ended_by_us = ended(1, -15, 1050, sent=(15,), signalled_at_ns=1005 * MS, error=LOST, raised_at_ns=600 * MS)
+    for waited in (ended_by_us, ended(1, 1, 600, error=LOST)):
         cause = find_cause([killed, waited], [])
         assert cause is not None
         assert cause.rank == 0
