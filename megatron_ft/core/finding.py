@@ -42,10 +42,11 @@ class Finding:
     text: str = ""
 
 
-def find(notes: Sequence[RankNote], *, elapsed_s: float) -> Finding:
-    """Decide. ``elapsed_s``: for how long the rank that was found hung first has been."""
+def find(notes: Sequence[RankNote], *, elapsed_s: float, are_all: bool = True) -> Finding:
+    """Decide. ``elapsed_s``: for how long the rank that was found hung first has been; ``are_all``: of the job."""
     waits = waits_for(notes)
-    suspects, is_certain = _suspects(notes, waits, elapsed_s) if len(notes) > 1 else ({notes[0].rank}, True)
+    is_alone = len(notes) == 1 and are_all
+    suspects, is_certain = ({notes[0].rank}, True) if is_alone else _suspects(notes, waits, elapsed_s)
     waiting = tuple(sorted(rank for rank, others in waits.items() if others and rank not in suspects))
     by_rank = {note.rank: note for note in notes}
     if len(suspects) == 1 and is_certain:

@@ -139,7 +139,7 @@ class Inquest:
             return
         if self._record.found is None:
             notes = [note for text in told.values() for note in _read(text)]
-            self._record.found = self._cause([*self._local(), *notes])
+            self._record.found = self._cause([*self._local(), *notes], are_all=len(told) == others)
             if self._record.found is not None:
                 peers.hang_found(self._record.found)
 
@@ -147,11 +147,12 @@ class Inquest:
         assert self._bound_s is not None
         found = found_by(peers)
         if found is not None or now >= self._bound_s + _FINDING_S:
-            self._record.found = found or self._record.found
+            # where the others can't be asked: who is seen to wait for them isn't accused
+            self._record.found = found or self._record.found or self._cause(self._local(), are_all=False)
             self._end()
 
     def _decide(self, notes: list[RankNote]) -> None:
-        self._record.found = self._cause(notes)
+        self._record.found = self._cause(notes, are_all=True)
         self._end()
 
     def _end(self) -> None:
@@ -160,12 +161,12 @@ class Inquest:
             self._peers.stop_gathering()
         self._node.monitors.release()
 
-    def _cause(self, notes: list[RankNote]) -> Cause | None:
-        """What the notes come to, in words; None if there are none."""
+    def _cause(self, notes: list[RankNote], *, are_all: bool) -> Cause | None:
+        """What the notes come to, in words; None if there are none. ``are_all``: none of the job's is missing."""
         first = self._verdict
         if first is None or not any(note.has_stack or note.state for note in notes):
             return None
-        finding = find(notes, elapsed_s=first.elapsed_s)
+        finding = find(notes, elapsed_s=first.elapsed_s, are_all=are_all)
         self._node.log.write("finding", cycle=self._record.cycle, **dataclasses.asdict(finding))
         if finding.rank is None:
             return hang_of_nobody(first, detail=finding.text)

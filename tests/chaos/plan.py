@@ -74,7 +74,7 @@ _BETWEEN = ("server_killed", "server_stopped", "launcher_term", "launcher_int", 
 HOSTS = 3
 _LOST_HOST = (
     r".*(is lost|its launcher was not heard of|lost its connection|, which another rank's end leads to)|"
-    r"a hang, seen first on rank \d+, .*the evidence doesn't tell who began it: rank {rank} of which nothing is known"
+    r"a hang, seen first on rank \d+, .*the evidence doesn't tell who began it: .*\brank {rank} of which nothing "
 )
 """The ranks of the others may see it, or wait for too long, before it can be known to be lost, which is told then."""
 HOST_FAULTS: dict[str, tuple[str, str]] = {

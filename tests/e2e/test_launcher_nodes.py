@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import socket
 import time
 
@@ -122,6 +124,36 @@ client.shutdown_workload_monitoring()
         assert re.match(r"cycle 0 ended: rank 1 \(.+\) hung in 'step' for .*, in script.py:8 forever; ", line)
     kinds = [event["cause"]["kind"] for node in nodes for event in node.events("cycle_ended") if event["cycle"] == 0]
     assert kinds == ["hang", "hang"]
+
+
+def test_who_waits_for_a_node_that_can_t_be_asked_is_not_accused(launcher: Launcher) -> None:
+    """Chaos, three hosts, seed 35: the host of the store was silent, by which the nodes tell what they have seen."""
+    script = """
+import torch
+from megatron_ft import RankMonitorClient
+client = RankMonitorClient()
+client.init_workload_monitoring()
+torch.distributed.init_process_group("gloo")
+torch.distributed.barrier()
+if sys.argv[1] == "waits":
+    client.start_section("step")
+    say("waits")
+    torch.distributed.all_reduce(torch.zeros(1))
+forever()
+"""
+    place = meeting_place("--nnodes=2", "--ft-rank-section-timeouts=step:2")
+    host = launcher.start(script, *place, "--rdzv-conf=is_host=1", script_args=["stands still"])
+    other = launcher.start(script, *place, "--rdzv-conf=is_host=0", script_args=["waits"])
+    other.wait_for("^waits")
+    for stat in host.alive():
+        os.kill(stat.pid, signal.SIGSTOP)
+    other.wait_for("cycle 0 ended: ")
+    (line,) = re.findall(r"cycle 0 ended: .*", other.err)
+    assert re.match(
+        r"cycle 0 ended: a hang, seen first on rank (\d), which hung in 'step' for .*, "
+        r"the evidence doesn't tell who began it: rank (?!\1)\d of which nothing is known; ",
+        line,
+    )
 
 
 def test_a_rank_that_is_slow_to_end_of_its_exception_is_the_cause_on_all_nodes(launcher: Launcher) -> None:

@@ -71,6 +71,17 @@ def test_a_rank_that_has_raised_and_doesn_t_end_is_the_cause() -> None:
     assert find(alone, elapsed_s=10.0).rank is None
 
 
+def test_one_rank_alone_is_accused_only_if_there_are_no_others() -> None:
+    """The other nodes can't be asked: then who is seen to wait isn't it."""
+    assert find([note(1, found_hung=True)], elapsed_s=10.0).rank == 1
+    assert find([inside(1, ranks=(1,), found_hung=True)], elapsed_s=10.0).rank == 1
+    waits = find([inside(1, found_hung=True)], elapsed_s=10.0, are_all=False)
+    assert (waits.rank, waits.candidates) == (None, (0, 2, 3))
+    blind = note(1, found_hung=True, has_collectives=False, waits_in="all_reduce")
+    assert find([blind], elapsed_s=10.0, are_all=False).rank is None
+    assert find([note(1, found_hung=True)], elapsed_s=10.0, are_all=False).rank == 1
+
+
 def test_who_waits_for_one_that_waits_is_no_cause() -> None:
     """Tensor pairs (0, 1), (2, 3), data pairs (0, 2), (1, 3): 3 hangs, 2 waits for it, 0 for 2, 1 for 3 or 0."""
     notes = [
