@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -16,8 +17,9 @@ import pytest
 
 from megatron_ft.ipc import processes
 from megatron_ft.ipc.processes import ProcessStat, kill_matching, read_stat, would_end_by
-from megatron_ft.launcher import descendants, ending, lines
+from megatron_ft.launcher import descendants, ending, health_check, lines
 from megatron_ft.launcher.ending import Ending
+from megatron_ft.launcher.health_check import HealthCheck
 from megatron_ft.launcher.reactor import Reactor
 from megatron_ft.launcher.workers import Worker
 from tests.support.launching import wait_until
@@ -98,6 +100,42 @@ def test_what_a_rank_left_and_cannot_be_signalled_is_told_of_and_not_waited_for_
     )
     assert len(said) == 1
     assert re.fullmatch(told, said[0])
+
+
+def test_a_health_check_that_left_such_a_process_cannot_run_again(
+    of_another_user: Makes, reactor: Reactor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "pid"
+    monkeypatch.setattr(health_check, "_GONE_WAIT_S", 0.3)
+    monkeypatch.setattr(descendants, "children", lambda: {int(path.read_text())})  # a subreaper's
+
+    def known() -> set[int]:
+        of_another_user(int(path.read_text()))
+        return set()
+
+    command = f"{shlex.join([sys.executable, '-S', '-c', LEAVES_ONE])} > {path}; until test -s {path}; do :; done"
+    health = HealthCheck(command, timeout_s=30.0, reactor=reactor, known_children=known)
+    assert health.run({}, lambda: None).is_good
+    pid = int(path.read_text())
+    again = health.run({}, lambda: None)
+    words = rf"can't run: process {pid} \(python\S*, state [RS], of another user\) of the last one can't be ended"
+    assert re.fullmatch(words, again.ended)
+    os.killpg(pid, signal.SIGKILL)
+    wait_until(lambda: (stat := read_stat(pid)) is None or stat.state == "Z", 10)
+    health.close()
+    assert health.pids() == set()
+
+
+def test_what_a_health_check_left_in_a_group_of_its_own_is_killed(
+    reactor: Reactor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "pid"
+    monkeypatch.setattr(descendants, "children", lambda: {int(path.read_text())})  # a subreaper's
+    command = f"{shlex.join([sys.executable, '-S', '-c', LEAVES_ONE])} > {path}; until test -s {path}; do :; done"
+    health = HealthCheck(command, timeout_s=30.0, reactor=reactor, known_children=set)
+    assert health.run({}, lambda: None).is_good
+    assert health.pids() == set()
+    wait_until(lambda: (stat := read_stat(int(path.read_text()))) is None or stat.state == "Z", 10)
 
 
 def test_a_hidden_process_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
