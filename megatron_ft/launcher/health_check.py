@@ -48,9 +48,9 @@ class HealthCheck:
     """Runs the command, one at a time, while everything else is served."""
 
     def __init__(
-        self, command: str, *, timeout_s: float, reactor: Reactor, known_children: Callable[[], Collection[int]]
+        self, command: str, *, timeout_s: float | None, reactor: Reactor, known_children: Callable[[], Collection[int]]
     ) -> None:
-        """``known_children`` are no leftovers of it."""
+        """A timeout of None is none; ``known_children`` are no leftovers of it."""
         self._command = command
         self._timeout_s = timeout_s
         self._reactor = reactor
@@ -83,7 +83,7 @@ class HealthCheck:
         except OSError as error:
             return checked(f"ended with code {_NOT_STARTED}", _NOT_STARTED, str(error))
         try:
-            code = self._wait(process, pidfd, began_s + self._timeout_s, check)
+            code = self._wait(process, pidfd, None if self._timeout_s is None else began_s + self._timeout_s, check)
         finally:
             self.close()
         if code is None:
@@ -126,22 +126,26 @@ class HealthCheck:
             raise
 
     def _wait(
-        self, process: subprocess.Popen[bytes], pidfd: int, deadline_s: float, check: Callable[[], None]
+        self, process: subprocess.Popen[bytes], pidfd: int, deadline_s: float | None, check: Callable[[], None]
     ) -> int | None:
+        """How it ended; None if its time was over first."""
         assert process.stdout is not None
         out_fd = process.stdout.fileno()
         os.set_blocking(out_fd, False)
-        timer = self._reactor.call_later(max(0.0, deadline_s - time.monotonic()), lambda: None)
+
+        def has_ended() -> bool:
+            if descendants.exit_code_unreaped(process.pid) is not None:
+                return True
+            check()
+            return False
+
         self._reactor.watch(pidfd, lambda: None, Priority.DEATH)
         self._reactor.watch(out_fd, lambda: self._read(out_fd))
         try:
-            while (code := descendants.exit_code_unreaped(process.pid)) is None and time.monotonic() < deadline_s:
-                check()
-                self._reactor.run_once(None)
+            self._reactor.run_until(has_ended, deadline_s)
             self._read(out_fd)
-            return code
+            return descendants.exit_code_unreaped(process.pid)
         finally:
-            timer.cancel()
             self._reactor.unwatch(pidfd)
             self._reactor.unwatch(out_fd)
             os.close(pidfd)

@@ -34,7 +34,7 @@ def nothing() -> None:
     pass
 
 
-def checked(reactor: Reactor, command: str, *, timeout_s: float = 30.0) -> Checked:
+def checked(reactor: Reactor, command: str, *, timeout_s: float | None = 30.0) -> Checked:
     health = HealthCheck(command, timeout_s=timeout_s, reactor=reactor, known_children=set)
     found = health.run({"FT_CYCLE": "7"}, nothing)
     assert health.pids() == set()
@@ -50,7 +50,7 @@ def checked(reactor: Reactor, command: str, *, timeout_s: float = 30.0) -> Check
     ],
 )
 def test_how_a_command_ends(reactor: Reactor, command: str, ended: str, code: int, last_line: str) -> None:
-    found = checked(reactor, command)
+    found = checked(reactor, command, timeout_s=None)
     assert (found.ended, found.code, found.last_line, found.is_good) == (ended, code, last_line, not ended)
 
 
