@@ -166,7 +166,8 @@ def _add_health_options(group: argparse._ArgumentGroup) -> None:
         ["--ft-node-health-timeout", "--ft_node_health_timeout"],
         dest="ft_node_health_timeout",
         metavar="SECONDS",
-        help=f"It is killed if it takes longer, and has failed. Default: {DEFAULT_NODE_HEALTH_TIMEOUT:g}.",
+        help="It is killed if it takes longer, and has failed; null: no limit. "
+        f"Default: {DEFAULT_NODE_HEALTH_TIMEOUT:g}.",
     )
 
 

@@ -26,14 +26,16 @@ class ProcessStat(NamedTuple):
     parent: int
     group: int
     session: int
+    is_anothers: bool = False
+    """Known to belong to another user (sudo), so that it can't be signalled."""
 
 
 def read_stat(pid: int) -> ProcessStat | None:
-    """What the kernel says of a process, or None if there is none."""
+    """What the kernel says of a process, or None if there is none (or it is another's and hidden: hidepid=1)."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             raw = file.read()
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
     # the name may hold anything, spaces and brackets included, so it ends at the last bracket
     head, _, tail = raw.rpartition(b")")
@@ -76,12 +78,23 @@ def is_in(pid: int, group: int) -> bool:
 
 
 def send_signal(pidfd: int, number: int) -> bool:
-    """Signal the process behind a pidfd; False if it is gone already."""
+    """Signal the process behind a pidfd; False if it is gone already, or has become another user's (sudo)."""
     try:
         signal.pidfd_send_signal(pidfd, number)
-    except ProcessLookupError:
+    except (ProcessLookupError, PermissionError):
         return False
     return True
+
+
+def with_owner(stat: ProcessStat) -> ProcessStat:
+    """The same, and whether it belongs to another user."""
+    try:
+        os.kill(stat.pid, 0)  # disturbs nobody, whoever has the number by now
+    except PermissionError:
+        return stat._replace(is_anothers=True)
+    except ProcessLookupError:
+        pass
+    return stat
 
 
 def signal_main_thread(pid: int, pidfd: int, number: int) -> bool:
@@ -101,12 +114,12 @@ def signal_main_thread(pid: int, pidfd: int, number: int) -> bool:
 def would_end_by(pid: int, number: int) -> bool:
     """Whether a signal whose default action is the end of the process would meet just that: nobody handles it.
 
-    False for a process that catches, blocks or ignores it, and for one that is gone.
+    False for a process that catches, blocks or ignores it, and for one that is gone or hidden.
     """
     try:
         with open(f"/proc/{pid}/status") as file:
             masks = [line.split()[1] for line in file if line.startswith(("SigBlk:", "SigIgn:", "SigCgt:"))]
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
         return False
     return not any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
 
@@ -129,11 +142,12 @@ def kill_matching(belongs: Callable[[ProcessStat], bool], timeout_s: float) -> l
         if not left or time.monotonic() > deadline:
             return left
         for stat in left:
-            _kill_if_still(stat, belongs)
+            kill_if_still(stat, belongs)
         time.sleep(0.01)
 
 
-def _kill_if_still(stat: ProcessStat, belongs: Callable[[ProcessStat], bool]) -> None:
+def kill_if_still(stat: ProcessStat, belongs: Callable[[ProcessStat], bool]) -> None:
+    """SIGKILL a process that was listed, if what has its number now belongs, too."""
     with contextlib.suppress(ProcessLookupError):
         pidfd = os.pidfd_open(stat.pid)
         try:

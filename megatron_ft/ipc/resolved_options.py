@@ -46,7 +46,7 @@ class ResolvedOptions:
     """A node that waits to join ends a healthy cycle."""
     node_health_command: str | None
     """Run before the node joins a round."""
-    node_health_timeout: float
+    node_health_timeout: float | None
     term_timeout: float
     workers_stop_timeout: float
     workers_stop_timeout_was_set: bool
@@ -115,8 +115,9 @@ def read_ft_options(namespace: argparse.Namespace) -> ResolvedOptions:
         ),
         "ft-scale-up-at-once": bool(namespace.ft_scale_up_at_once),
         "ft-node-health-command": _command("--ft-node-health-command", namespace.ft_node_health_command),
-        "ft-node-health-timeout": _limit("--ft-node-health-timeout", namespace.ft_node_health_timeout)
-        or DEFAULT_NODE_HEALTH_TIMEOUT,
+        "ft-node-health-timeout": _limit(
+            "--ft-node-health-timeout", namespace.ft_node_health_timeout, DEFAULT_NODE_HEALTH_TIMEOUT
+        ),
         "ft-max-no-progress-cycles": _whole(
             "--ft-max-no-progress-cycles",
             namespace.ft_max_no_progress_cycles,
@@ -134,7 +135,7 @@ def read_ft_options(namespace: argparse.Namespace) -> ResolvedOptions:
         "ft-observe-only": bool(namespace.ft_observe_only),
         "ft-forward-signals": _forward_signals(namespace.ft_forward_signals),
         "ft-preload": parse_preload(namespace.ft_preload),
-        "ft-preload-timeout": _limit("--ft-preload-timeout", namespace.ft_preload_timeout) or DEFAULT_PRELOAD_TIMEOUT,
+        "ft-preload-timeout": _bound("--ft-preload-timeout", namespace.ft_preload_timeout, DEFAULT_PRELOAD_TIMEOUT),
         "ft-log-dir": namespace.ft_log_dir,
         "ft-log-max-bytes": _whole(
             "--ft-log-max-bytes", namespace.ft_log_max_bytes, DEFAULT_LOG_MAX_BYTES, range(2**62)
@@ -218,12 +219,18 @@ def _command(option: str, given: str | None) -> str | None:
     return given
 
 
-def _limit(option: str, given: str | None) -> float | None:
-    if given is None or given.lower() in ("null", "none"):
+def _limit(option: str, given: str | None, default: float | None = None) -> float | None:
+    if given is None:
+        return default
+    if given.lower() in ("null", "none"):
         return None
-    seconds = _seconds(option, given, 0.0)
+    return _bound(option, given, 0.0, " (null means no limit)")
+
+
+def _bound(option: str, given: str | None, default: float, hint: str = "") -> float:
+    seconds = _seconds(option, given, default)
     if not seconds:
-        raise ConfigError(f"{option} {show(given)}: must be greater than 0 (null means no limit)")
+        raise ConfigError(f"{option} {show(given)}: must be greater than 0{hint}")
     return seconds
 
 

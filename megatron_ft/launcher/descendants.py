@@ -109,7 +109,12 @@ class Orphans:
 
     def __init__(self) -> None:
         self._seen_s: dict[int, float] = {}
-        """Those of our own session: since when each has been seen ended (time.monotonic)."""
+        """As process 1, those of our own session: since when each has been seen ended (time.monotonic)."""
+
+    @property
+    def are_awaited(self) -> bool:
+        """Some may be let go soon, and nobody says when: look again."""
+        return bool(self._seen_s)
 
     def reap(self, is_known: Callable[[int], bool]) -> None:
         """Let go those that have ended and aren't known."""
@@ -122,8 +127,11 @@ class Orphans:
             if stat is None or stat.state != "Z":
                 continue
             if stat.session == own_session:
-                since_s = self._seen_s[pid] = seen_s.get(pid, now_s)
-                if os.getpid() != 1 or now_s - since_s < self.LIBRARY_S:
+                if os.getpid() != 1:
+                    continue
+                since_s = seen_s.get(pid, now_s)
+                if now_s - since_s < self.LIBRARY_S:
+                    self._seen_s[pid] = since_s
                     continue
             with contextlib.suppress(ChildProcessError):
                 os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)

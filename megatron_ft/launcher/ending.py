@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Collection
 
-from megatron_ft.ipc.processes import ProcessStat, read_stat, send_signal
+from megatron_ft.ipc.processes import ProcessStat, kill_if_still, read_stat, with_owner
 from megatron_ft.launcher import descendants, lines
 from megatron_ft.launcher.reactor import Reactor
 from megatron_ft.launcher.workers import Worker
@@ -128,7 +128,7 @@ class Ending:
             if ask:
                 _ask_group([worker for worker in ended if worker.exitcode != 0])
             if at_once:
-                _kill([stat for stat in left if not descendants.tidies_up(stat)], {worker.pid for worker in ended})
+                _kill([stat for stat in left if not descendants.tidies_up(stat)], ended)
             left = self._wait_gone(ended, left, leftover_grace_s, patient=False)
         if left and not quietly:
             names = ", ".join(f"{stat.pid} ({stat.comm})" for stat in left)
@@ -143,7 +143,7 @@ class Ending:
             # the groups first: what forks while we look at it is hit, too
             for worker in ended:
                 worker.signal(signal.SIGKILL, whole_group=True)
-            _kill(left, {worker.pid for worker in ended})
+            _kill(left, ended)
             left = self._wait_gone(ended, left, min(1.0, deadline - time.monotonic()), patient=True)
         if left:
             self._left += left
@@ -197,7 +197,7 @@ def _all_ended(workers: list[Worker]) -> bool:
 def _stats(pids: Collection[int]) -> list[ProcessStat]:
     """Those of them that live, as they are now."""
     stats = [read_stat(pid) for pid in pids]
-    return [stat for stat in stats if stat is not None and stat.state not in "ZX"]
+    return [with_owner(stat) for stat in stats if stat is not None and stat.state not in "ZX"]
 
 
 def _open_pidfds(stats: list[ProcessStat]) -> list[int]:
@@ -208,15 +208,8 @@ def _open_pidfds(stats: list[ProcessStat]) -> list[int]:
     return pidfds
 
 
-def _kill(stats: list[ProcessStat], leaders: set[int]) -> None:
+def _kill(stats: list[ProcessStat], ended: list[Worker]) -> None:
     """SIGKILL through pidfds, for those of the session that made a group of their own."""
+    leaders = {worker.pid for worker in ended}
     for stat in stats:
-        with contextlib.suppress(ProcessLookupError):
-            pidfd = os.pidfd_open(stat.pid)
-            try:
-                # the number may have gone to another process since it was listed; the pidfd can't change any more
-                again = read_stat(stat.pid)
-                if again is not None and not leaders.isdisjoint((again.group, again.session)):
-                    send_signal(pidfd, signal.SIGKILL)
-            finally:
-                os.close(pidfd)
+        kill_if_still(stat, lambda now: not leaders.isdisjoint((now.group, now.session)))

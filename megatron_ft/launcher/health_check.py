@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from megatron_ft.ipc.processes import kill_matching
+from megatron_ft.ipc.processes import kill_if_still, read_stat, with_owner
 from megatron_ft.launcher import descendants, lines
 from megatron_ft.launcher.reactor import Priority, Reactor
 from megatron_ft.launcher.workers import find_setpriv
@@ -21,6 +21,8 @@ _SHELL = "/bin/sh"
 _NOT_STARTED = 127
 _GONE_WAIT_S = 2.0
 """How long a process may take to end by SIGKILL; one that is stuck in the kernel isn't waited for."""
+_LOOK_AGAIN_S = 0.01
+"""What isn't our child ends without a word to us."""
 _KEPT_BYTES = 4096
 
 
@@ -46,9 +48,9 @@ class HealthCheck:
     """Runs the command, one at a time, while everything else is served."""
 
     def __init__(
-        self, command: str, *, timeout_s: float, reactor: Reactor, known_children: Callable[[], Collection[int]]
+        self, command: str, *, timeout_s: float | None, reactor: Reactor, known_children: Callable[[], Collection[int]]
     ) -> None:
-        """``known_children`` are no leftovers of it."""
+        """A timeout of None is none; ``known_children`` are no leftovers of it."""
         self._command = command
         self._timeout_s = timeout_s
         self._reactor = reactor
@@ -74,22 +76,14 @@ class HealthCheck:
             return Checked(ended=ended, code=code, last_line=text, seconds=time.monotonic() - began_s)
 
         if self._process is not None and not self._let_go():
-            return checked(f"can't run: process {self._process.pid} of the last one can't be ended", None, "")
+            return checked(f"can't run: {self._left()} of the last one can't be ended", None, "")
         self._output = b""
         try:
-            process = subprocess.Popen(
-                [*self._setpriv, _SHELL, "-c", self._command],
-                env={**os.environ, **environment},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            process, pidfd = self._start(environment)
         except OSError as error:
             return checked(f"ended with code {_NOT_STARTED}", _NOT_STARTED, str(error))
-        self._process = process
         try:
-            code = self._wait(process, began_s + self._timeout_s, check)
+            code = self._wait(process, pidfd, None if self._timeout_s is None else began_s + self._timeout_s, check)
         finally:
             self.close()
         if code is None:
@@ -99,29 +93,59 @@ class HealthCheck:
         return checked(f"ended with code {code}" if code else "", code)
 
     def close(self) -> None:
-        """Kill what is left of it."""
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            deadline_s = time.monotonic() + _GONE_WAIT_S
-            while not self._let_go() and time.monotonic() < deadline_s:
-                time.sleep(0.005)
+        """Kill what is left of it, and serve everything else meanwhile."""
+        if self._process is None:
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        deadline_s = time.monotonic() + _GONE_WAIT_S
+        # what is served may have closed it, too
+        while self._process is not None and not self._let_go() and time.monotonic() < deadline_s:
+            self._reactor.run_once(_LOOK_AGAIN_S)
 
-    def _wait(self, process: subprocess.Popen[bytes], deadline_s: float, check: Callable[[], None]) -> int | None:
+    def _start(self, environment: Mapping[str, str]) -> tuple[subprocess.Popen[bytes], int]:
+        """Its process, and a pidfd of that.
+
+        Raises:
+            OSError: it can't be started, or not be waited for; then it is killed.
+        """
+        process = self._process = subprocess.Popen(
+            [*self._setpriv, _SHELL, "-c", self._command],
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            return process, os.pidfd_open(process.pid)
+        except OSError:
+            assert process.stdout is not None
+            process.stdout.close()
+            self.close()
+            raise
+
+    def _wait(
+        self, process: subprocess.Popen[bytes], pidfd: int, deadline_s: float | None, check: Callable[[], None]
+    ) -> int | None:
+        """How it ended; None if its time was over first."""
         assert process.stdout is not None
-        out_fd, pidfd = process.stdout.fileno(), os.pidfd_open(process.pid)
+        out_fd = process.stdout.fileno()
         os.set_blocking(out_fd, False)
-        timer = self._reactor.call_later(max(0.0, deadline_s - time.monotonic()), lambda: None)
+
+        def has_ended() -> bool:
+            if descendants.exit_code_unreaped(process.pid) is not None:
+                return True
+            check()
+            return False
+
         self._reactor.watch(pidfd, lambda: None, Priority.DEATH)
         self._reactor.watch(out_fd, lambda: self._read(out_fd))
         try:
-            while (code := descendants.exit_code_unreaped(process.pid)) is None and time.monotonic() < deadline_s:
-                check()
-                self._reactor.run_once(None)
+            self._reactor.run_until(has_ended, deadline_s)
             self._read(out_fd)
-            return code
+            return descendants.exit_code_unreaped(process.pid)
         finally:
-            timer.cancel()
             self._reactor.unwatch(pidfd)
             self._reactor.unwatch(out_fd)
             os.close(pidfd)
@@ -144,14 +168,25 @@ class HealthCheck:
         code = descendants.exit_code_unreaped(process.pid)
         if code is None:
             return False
-        if descendants.left_behind([process.pid], self._known_children()):
-            kill_matching(lambda stat: process.pid in (stat.group, stat.session), 0.0)
-            if descendants.left_behind([process.pid], self._known_children()):
-                return False
+        left = descendants.left_behind([process.pid], self._known_children())
+        for stat in left:  # a signal to the group doesn't reach those that made one of their own
+            kill_if_still(stat, lambda now: process.pid in (now.group, now.session))
+        if left:
+            return False
         descendants.reap(process.pid)
         process.returncode = code  # else Popen would wait for a number that may be another's by then
         self._process = None
         return True
+
+    def _left(self) -> str:
+        """What is left of it and can't be ended: its shell, or what that has left."""
+        assert self._process is not None
+        pid = self._process.pid
+        shell = read_stat(pid)
+        left = descendants.left_behind([pid], self._known_children())
+        if shell is not None and shell.state not in "ZX":
+            left.append(shell)
+        return lines.stuck([with_owner(stat) for stat in left]) if left else f"process {pid}"
 
 
 def last_line(output: bytes) -> str:

@@ -75,8 +75,9 @@ def cycle_ended(*, cycle: int, cause: Cause, decision: Decision, outcome: Outcom
 
 
 def stuck(stats: Sequence[ProcessStat]) -> str:
-    """Processes that SIGKILL doesn't end, with the state that they are in: D is a wait in the kernel."""
-    told = ", ".join(f"{stat.pid} ({stat.comm}, state {stat.state})" for stat in stats)
+    """Processes that SIGKILL doesn't end, or isn't allowed to, and their states: D is a wait in the kernel."""
+    owner = {True: ", of another user", False: ""}
+    told = ", ".join(f"{stat.pid} ({stat.comm}, state {stat.state}{owner[stat.is_anothers]})" for stat in stats)
     return f"process {told}" if len(stats) == 1 else f"processes {told}"
 
 

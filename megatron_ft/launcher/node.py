@@ -125,7 +125,7 @@ class Node:
             say=say,
         )
         self.monitors.on_presence = self.punctuality.heard
-        self.monitors.on_check = self.mend_run_dir
+        self.monitors.on_check = self._each_second
 
     def _make_forking(self, server: ServerProcess | None) -> ForkingSpawner:
         options = self.line.options
@@ -271,6 +271,14 @@ class Node:
         self.monitors.check_states()
         if self.forking is not None:
             self.forking.check_states()
+        self._reap_orphans()
+
+    def _each_second(self) -> None:
+        self.mend_run_dir()
+        if self._orphans.are_awaited:
+            self._reap_orphans()
+
+    def _reap_orphans(self) -> None:
         known = self._known_children()
         self._orphans.reap(lambda pid: pid in known)
 

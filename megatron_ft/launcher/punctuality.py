@@ -119,7 +119,7 @@ class Punctuality:
         """
         now = time.monotonic_ns()
         for appointment in self._awaited.values():
-            appointment.excused_ns += now - appointment.asked_ns
+            self._excuse(appointment, now)
             appointment.asked_ns = now
 
     def _await(self, kind: str, local_rank: int, since_ns: int, timeout_s: float) -> None:
@@ -145,7 +145,7 @@ class Punctuality:
             return
         now = time.monotonic_ns()
         if now - appointment.due_ns > _LATE_NS:
-            appointment.excused_ns += now - appointment.asked_ns  # it may have stood still at any moment of that
+            self._excuse(appointment, now)
         paused_ns = self._pauses.within(appointment.since_ns, now)
         elapsed_s = (now - appointment.since_ns - paused_ns - appointment.excused_ns) / 1e9
         if elapsed_s < appointment.timeout_s:
@@ -154,6 +154,11 @@ class Punctuality:
         del self._awaited[local_rank]
         if appointment.kind == "exit" or not self._is_stopping():
             self._is_late(appointment, elapsed_s, now)
+
+    def _excuse(self, appointment: _Appointment, now_ns: int) -> None:
+        """It may have stood still at any moment since it was last looked at. What was paused is taken off anyway."""
+        asked_ns = appointment.asked_ns
+        appointment.excused_ns += now_ns - asked_ns - self._pauses.within(asked_ns, now_ns)
 
     def _is_late(self, appointment: _Appointment, elapsed_s: float, now_ns: int) -> None:
         worker, record = appointment.worker, appointment.record

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import signal
 import time
@@ -14,6 +16,7 @@ from megatron_ft.ipc.processes import read_stat
 from megatron_ft.launcher.health_check import Checked, HealthCheck
 from megatron_ft.launcher.reactor import Reactor
 from tests.e2e.test_membership import SCRIPT, STANDS_BY, cycles_of, tell
+from tests.support.holding import held
 from tests.support.launching import Launched, Launcher, launcher, wait_until
 from tests.support.nodes import meeting_place, wait_for_all
 
@@ -31,7 +34,7 @@ def nothing() -> None:
     pass
 
 
-def checked(reactor: Reactor, command: str, *, timeout_s: float = 30.0) -> Checked:
+def checked(reactor: Reactor, command: str, *, timeout_s: float | None = 30.0) -> Checked:
     health = HealthCheck(command, timeout_s=timeout_s, reactor=reactor, known_children=set)
     found = health.run({"FT_CYCLE": "7"}, nothing)
     assert health.pids() == set()
@@ -47,7 +50,7 @@ def checked(reactor: Reactor, command: str, *, timeout_s: float = 30.0) -> Check
     ],
 )
 def test_how_a_command_ends(reactor: Reactor, command: str, ended: str, code: int, last_line: str) -> None:
-    found = checked(reactor, command)
+    found = checked(reactor, command, timeout_s=None)
     assert (found.ended, found.code, found.last_line, found.is_good) == (ended, code, last_line, not ended)
 
 
@@ -55,6 +58,18 @@ def test_a_command_that_is_not_there_has_failed_with_127(reactor: Reactor) -> No
     found = checked(reactor, "no-such-check --now")
     assert (found.ended, found.code) == ("ended with code 127", 127)
     assert "no-such-check" in found.last_line
+
+
+def test_one_that_cannot_be_waited_for_has_failed_like_one_that_cannot_be_started(
+    reactor: Reactor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_pid: int) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    found = checked(reactor, "sleep 600")
+    assert (found.ended, found.code) == ("ended with code 127", 127)
+    assert "Too many open files" in found.last_line
 
 
 def is_gone(path: Path) -> bool:
@@ -81,6 +96,23 @@ def test_what_it_leaves_behind_is_killed_and_not_waited_for(reactor: Reactor, tm
 def test_one_that_writes_without_end_is_bounded(reactor: Reactor) -> None:
     found = checked(reactor, "yes", timeout_s=0.3)
     assert (found.ended, found.last_line) == ("took longer than 0.3 s", "y")
+
+
+def test_everything_else_is_served_while_it_cannot_be_ended(reactor: Reactor) -> None:
+    health = HealthCheck("sleep 600", timeout_s=0.5, reactor=reactor, known_children=set)
+    with contextlib.ExitStack() as hold:
+
+        def hold_it() -> None:
+            hold.enter_context(held(*health.pids()))
+
+        def let_go() -> None:
+            hold.close()
+            health.close()  # as at the end of the launcher
+
+        reactor.call_later(0.0, hold_it)
+        reactor.call_later(1.0, let_go)
+        assert health.run({}, nothing).ended == "took longer than 0.5 s"
+        assert health.pids() == set()
 
 
 def test_before_each_round_and_again_until_it_is_good(launcher: Launcher) -> None:

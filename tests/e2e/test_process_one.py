@@ -90,6 +90,19 @@ def test_orphans_are_reaped_and_the_end_is_in_order(launcher: Launcher, number: 
     launched.assert_nothing_left()
 
 
+def test_orphans_of_its_own_session_are_reaped_also_when_nothing_else_ends(launcher: Launcher) -> None:
+    launched = launcher.start("say('runs')\nforever()", prefix=CONTAINER)
+    launched.wait_for("^runs$")
+    one = process_one(launched)
+    enter = ["nsenter", "--target", str(one), "--pid", "--mount"]
+    subprocess.run([*enter, "sh", "-c", "sleep 0.1 &"], check=True)
+    wait_until(lambda: bool(zombies(one)), 20)
+    wait_until(lambda: not zombies(one), Orphans.LIBRARY_S + 15)
+    os.kill(one, signal.SIGTERM)
+    assert launched.wait().code == 1  # the rank heeds no SIGTERM
+    launched.assert_nothing_left()
+
+
 def test_sigterm_before_anything_runs_is_not_lost(launcher: Launcher) -> None:
     launched = launcher.start("forever()", prefix=CONTAINER)
     one = process_one(launched)

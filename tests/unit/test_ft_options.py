@@ -143,6 +143,8 @@ def test_sections_of_the_command_line_replace_those_of_the_file(tmp_path: Path) 
         ("--ft-exit-timeout=-3", "--ft-exit-timeout '-3': must be a number of seconds"),
         ("--ft-node-health-command= ", "--ft-node-health-command ' ': must be a shell command"),
         ("--ft-node-health-timeout=0", "--ft-node-health-timeout '0': must be greater than 0"),
+        ("--ft-preload-timeout=0", "--ft-preload-timeout '0': must be greater than 0"),
+        ("--ft-preload-timeout=null", "--ft-preload-timeout 'null': must be a number of seconds"),
         ("--ft-forward-signals=SIGUSR9", "--ft-forward-signals: 'SIGUSR9' is no signal"),
         ("--ft-forward-signals=SIGKILL", "--ft-forward-signals: SIGKILL can't be passed on"),
         ("--fault-tol-cfg-path=/nowhere/ft.yaml", "can't read /nowhere/ft.yaml: No such file"),
@@ -230,6 +232,7 @@ def test_living_with_it() -> None:
     assert (options.node_health_command, options.node_health_timeout) == (None, 60.0)
     checked = read("--ft-node-health-command=test -e /dev/x", "--ft_node_health_timeout=2")
     assert (checked.node_health_command, checked.node_health_timeout) == ("test -e /dev/x", 2.0)
+    assert read("--ft-node-health-timeout=null").node_health_timeout is None
     assert read("--ft-scale-up-at-once").summary() == (
         "configuration: ft-scale-up-at-once=yes (command line); else defaults"
     )

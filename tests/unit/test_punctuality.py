@@ -142,6 +142,19 @@ def test_a_stand_still_that_was_over_before_the_timer_counts_for_nobody_either()
     assert setting.hung[0].elapsed_s >= 0.5
 
 
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_stand_still_in_a_pause_is_taken_off_once(monkeypatch: pytest.MonkeyPatch, is_told: bool) -> None:
+    """By SIGCONT or a late timer, and by the pause; the rank would have as much more time than it is given."""
+    setting, now = Setting(startup_timeout_s=0.2), time.monotonic_ns
+    setting.pauses.begin(now())
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now() + 60_000_000_000)
+    setting.pauses.end(time.monotonic_ns())
+    if is_told:
+        setting.punctuality.stood_still()
+    assert setting.serve(5)
+    assert 0.2 <= setting.hung[0].elapsed_s < 5
+
+
 def test_pauses() -> None:
     pauses = Pauses()
     assert not pauses.end(5)

@@ -1,0 +1,160 @@
+"""Processes that have become another user's (sudo), or are hidden: nobody may signal them, and nobody fails of that."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatron_ft.ipc import processes
+from megatron_ft.ipc.processes import ProcessStat, kill_matching, read_stat, would_end_by
+from megatron_ft.launcher import descendants, ending, health_check, lines
+from megatron_ft.launcher.ending import Ending
+from megatron_ft.launcher.health_check import HealthCheck
+from megatron_ft.launcher.reactor import Reactor
+from megatron_ft.launcher.workers import Worker
+from tests.support.launching import wait_until
+
+SLEEPS = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
+LEAVES_ONE = """
+import os, sys, time
+if os.fork() == 0:
+    os.setpgid(0, 0)  # out of reach of a signal to the group, and still in the session
+    print(os.getpid(), flush=True)
+    time.sleep(600)
+"""
+
+Makes = Callable[[int], None]
+
+
+@pytest.fixture
+def reactor() -> Iterator[Reactor]:
+    made = Reactor()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def of_another_user(monkeypatch: pytest.MonkeyPatch) -> Iterator[Makes]:
+    """Makes signals to a process fail as if it were another user's; it is killed in the end."""
+    pids: set[int] = set()
+    send, kill = signal.pidfd_send_signal, os.kill
+
+    def sent(pidfd: int, number: int) -> None:
+        found = re.search(r"^Pid:\s+(\d+)", Path(f"/proc/self/fdinfo/{pidfd}").read_text(), re.MULTILINE)
+        if found is not None and int(found[1]) in pids:
+            raise PermissionError
+        send(pidfd, number)
+
+    def killed(pid: int, number: int) -> None:
+        if pid in pids:
+            raise PermissionError
+        kill(pid, number)
+
+    monkeypatch.setattr(signal, "pidfd_send_signal", sent)
+    monkeypatch.setattr(os, "kill", killed)
+    yield pids.add
+    for pid in pids:
+        kill(pid, signal.SIGKILL)
+
+
+def test_the_others_are_killed_all_the_same(of_another_user: Makes) -> None:
+    sleeping = [subprocess.Popen(SLEEPS) for _ in range(3)]
+    pids = [process.pid for process in sleeping]
+    of_another_user(min(pids))
+    left = kill_matching(lambda stat: stat.pid in pids, 1.0)
+    assert [stat.pid for stat in left] == [min(pids)]
+    assert sorted(process.wait(10) for process in sleeping if process.pid != min(pids)) == [-signal.SIGKILL] * 2
+
+
+def test_what_a_rank_left_and_cannot_be_signalled_is_told_of_and_not_waited_for_again(
+    of_another_user: Makes, reactor: Reactor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ending, "_KILL_WAIT_S", 0.3)
+    rank = subprocess.Popen(
+        [sys.executable, "-S", "-c", LEAVES_ONE], start_new_session=True, stdout=subprocess.PIPE, text=True
+    )
+    assert rank.stdout is not None
+    pid = int(rank.stdout.readline())
+    monkeypatch.setattr(descendants, "children", lambda: {pid})  # a subreaper's
+    of_another_user(pid)
+    said: list[str] = []
+    end = Ending(reactor, known_children=set, in_a_hurry=lambda: False, say=said.append)
+    worker = Worker(0, rank.pid, os.pidfd_open(rank.pid), lambda code: setattr(rank, "returncode", code))
+    wait_until(worker.look, 10)
+    end.clear([worker], leftover_grace_s=0.1, ask=False)
+    assert worker.reaped
+    (stuck,) = end.still_there([worker])
+    assert (stuck.pid, stuck.is_anothers) == (pid, True)
+    told = (
+        rf"process {pid} \(python\S*, state [RS], of another user\) did not end 0.3 s after SIGKILL, and can only be .*"
+    )
+    assert len(said) == 1
+    assert re.fullmatch(told, said[0])
+
+
+def test_a_health_check_that_left_such_a_process_cannot_run_again(
+    of_another_user: Makes, reactor: Reactor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "pid"
+    monkeypatch.setattr(health_check, "_GONE_WAIT_S", 0.3)
+    monkeypatch.setattr(descendants, "children", lambda: {int(path.read_text())})  # a subreaper's
+
+    def known() -> set[int]:
+        of_another_user(int(path.read_text()))
+        return set()
+
+    command = f"{shlex.join([sys.executable, '-S', '-c', LEAVES_ONE])} > {path}; until test -s {path}; do :; done"
+    health = HealthCheck(command, timeout_s=30.0, reactor=reactor, known_children=known)
+    assert health.run({}, lambda: None).is_good
+    pid = int(path.read_text())
+    again = health.run({}, lambda: None)
+    words = rf"can't run: process {pid} \(python\S*, state [RS], of another user\) of the last one can't be ended"
+    assert re.fullmatch(words, again.ended)
+    os.killpg(pid, signal.SIGKILL)
+    wait_until(lambda: (stat := read_stat(pid)) is None or stat.state == "Z", 10)
+    health.close()
+    assert health.pids() == set()
+
+
+def test_what_a_health_check_left_in_a_group_of_its_own_is_killed(
+    reactor: Reactor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "pid"
+    monkeypatch.setattr(descendants, "children", lambda: {int(path.read_text())})  # a subreaper's
+    command = f"{shlex.join([sys.executable, '-S', '-c', LEAVES_ONE])} > {path}; until test -s {path}; do :; done"
+    health = HealthCheck(command, timeout_s=30.0, reactor=reactor, known_children=set)
+    assert health.run({}, lambda: None).is_good
+    assert health.pids() == set()
+    wait_until(lambda: (stat := read_stat(int(path.read_text()))) is None or stat.state == "Z", 10)
+
+
+def test_a_hidden_process_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With hidepid=1 of /proc, its directory is listed and can't be entered."""
+    real = builtins.open
+
+    def hiding(path: Any, *more: Any, **options: Any) -> Any:
+        if str(path).startswith(f"/proc/{os.getppid()}/"):
+            raise PermissionError
+        return real(path, *more, **options)
+
+    monkeypatch.setattr(builtins, "open", hiding)
+    assert read_stat(os.getppid()) is None
+    assert os.getpid() in {stat.pid for stat in processes.all_processes()}
+    assert not would_end_by(os.getppid(), signal.SIGTERM)
+
+
+def test_in_words() -> None:
+    stat = ProcessStat(7, "sudo", "S", 1, 7, 7)
+    assert lines.stuck([stat, stat._replace(is_anothers=True)]) == (
+        "processes 7 (sudo, state S), 7 (sudo, state S, of another user)"
+    )
