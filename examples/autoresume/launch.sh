@@ -41,10 +41,12 @@ if [[ -e $flag ]]; then
 fi
 
 stopped_by=
+passed_on=
 job_pid=
 stop() {
     stopped_by=$1
     if [[ -n $job_pid ]]; then
+        passed_on=$1
         say "passing SIG$1 on to the job"
         kill -s "$1" "$job_pid"
     fi
@@ -58,6 +60,8 @@ for ((job = 1; job <= max_jobs; job++)); do
     say "job $job starts"
     "$@" &
     job_pid=$!
+    # the signal may have come when there was a job, and not yet its number
+    [[ $stopped_by == "$passed_on" ]] || stop "$stopped_by"
     # A signal to this script ends `wait`, but not the job, which may have something to save.
     while
         wait "$job_pid"

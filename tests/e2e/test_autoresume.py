@@ -26,6 +26,7 @@ class Loop:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self.script = SCRIPT
         self.flag = directory / "finished"
         self.output = directory / "output"
         self.mark = f"FT_TEST_MARK={os.urandom(8).hex()}"
@@ -36,7 +37,7 @@ class Loop:
         name, _, value = self.mark.partition("=")
         with self.output.open("w") as output:
             self.process = subprocess.Popen(
-                [str(SCRIPT), *command],
+                [str(self.script), *command],
                 env={
                     **clean_environment(),
                     "PYTHONPATH": str(ROOT),
@@ -178,6 +179,20 @@ def test_jobs_stopped_on_purpose_are_no_failures(loop: Loop, tmp_path: Path) -> 
 def test_mistakes(loop: Loop, command: list[str], environment: dict[str, str]) -> None:
     assert loop.run(*command, **environment) == 2
     assert loop.says()[0].startswith("usage: ")
+
+
+def test_a_signal_that_comes_before_the_number_of_the_job_is_known_is_passed_on(loop: Loop) -> None:
+    loop.script = loop.directory / "launch.sh"
+    text = SCRIPT.read_text()
+    assert text.count("    job_pid=$!\n") == 1
+    loop.script.write_text(text.replace("    job_pid=$!\n", "    sleep 1\n    job_pid=$!\n"))
+    loop.script.chmod(0o700)
+    loop.start("bash", "-c", "trap 'echo saved; exit 0' TERM; echo ready; while :; do sleep 0.02; done")
+    loop.wait_for("ready")
+    assert loop.process is not None
+    os.kill(loop.process.pid, signal.SIGTERM)
+    assert loop.wait() == 143
+    assert loop.text().count("passing SIGTERM on to the job") == 1
 
 
 @pytest.mark.parametrize(("name", "code"), [("TERM", 143), ("INT", 130), ("HUP", 129)])
