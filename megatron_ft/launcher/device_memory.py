@@ -26,6 +26,8 @@ __all__ = ["DeviceMemory"]
 _TELL_AFTER_S = 1.0
 _DRIVER_S = 5.0
 """A driver that takes so much longer for an answer isn't asked again."""
+_OLD_S = 1.0
+"""A look that is older tells nothing of now: the node may have stood by meanwhile, for hours."""
 
 Query = Callable[[], list[Holding] | None]
 
@@ -65,6 +67,7 @@ class DeviceMemory:
         look, self._look = self._look, None
         if look is None:
             return
+        look.renew()
         if look.thread.is_alive():
             tell = self._reactor.call_later(_TELL_AFTER_S, lambda: self._say_waiting(look))
             try:
@@ -78,7 +81,7 @@ class DeviceMemory:
             self._tell(look)
 
     def _say_waiting(self, look: _Look) -> None:
-        if look.held:
+        if look.held and look.left_s():
             waiting = f"waiting for device memory of the last cycle, at most {LONGEST_WAIT_S:g} s"
             self._say(f"{waiting}: {describe(look.held)}")
 
@@ -98,21 +101,32 @@ class _Look:
     def __init__(self, ended: frozenset[int], query: Query) -> None:
         self._ended = ended
         self._query = query
-        self._began_s = time.monotonic()
+        self._began_s = self._looked_s = time.monotonic()
         self.held: list[Holding] = []
         self.saw_any = False
         self.waited_s = 0.0
-        self.thread = threading.Thread(target=self._run, name=f"{THREAD_PREFIX}device_memory", daemon=True)
-        self.thread.start()
+        """When it looked last, from the beginning."""
+        self.thread = self._start()
+
+    def renew(self) -> None:
+        """Look once more, if it gave up and that is long ago."""
+        if self.held and not self.thread.is_alive() and time.monotonic() - self._looked_s > _OLD_S:
+            self.thread = self._start()
 
     def left_s(self) -> float:
         """Until it gives up by itself."""
         return max(0.0, self._began_s + LONGEST_WAIT_S - time.monotonic())
 
+    def _start(self) -> threading.Thread:
+        thread = threading.Thread(target=self._run, name=f"{THREAD_PREFIX}device_memory", daemon=True)
+        thread.start()
+        return thread
+
     def _run(self) -> None:
         while True:
             self.held = held_by(self._query() or [], self._ended)
-            self.waited_s = time.monotonic() - self._began_s
+            self._looked_s = time.monotonic()
+            self.waited_s = self._looked_s - self._began_s
             self.saw_any = self.saw_any or bool(self.held)
             if judge(self.held, self.waited_s) is not Step.LOOK_AGAIN:
                 return

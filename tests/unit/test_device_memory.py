@@ -123,6 +123,26 @@ def test_memory_that_stays_held_is_told_of_and_left(waiting: Make, monkeypatch: 
     assert one.said[1].endswith("is still held: process 7 on GPU 0 (3.0 GiB); the ranks start all the same")
 
 
+@pytest.mark.parametrize("is_freed", [True, False])
+def test_what_was_seen_long_ago_is_looked_at_again(
+    waiting: Make, monkeypatch: pytest.MonkeyPatch, is_freed: bool
+) -> None:
+    """The node stood by after it had given up waiting."""
+    monkeypatch.setattr(core, "LONGEST_WAIT_S", 0.05)
+    monkeypatch.setattr(device_memory, "LONGEST_WAIT_S", 0.05)
+    monkeypatch.setattr(device_memory, "_OLD_S", 0.1)
+    held = [HELD]
+    one = waiting(lambda: held)
+    one.memory.begin([7])
+    time.sleep(0.5)
+    if is_freed:
+        held = []
+    one.memory.wait(lambda: None)
+    assert len(one.said) == int(not is_freed)
+    if not is_freed:
+        assert float(one.said[0].split()[1]) >= 0.5  # "after 0.5 s": now, not when it gave up
+
+
 def test_a_driver_that_does_not_answer_is_asked_once(waiting: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_memory, "LONGEST_WAIT_S", 0.05)
     monkeypatch.setattr(device_memory, "_DRIVER_S", 0.05)
