@@ -96,7 +96,9 @@ def make_log_directory(*, ft_log_dir: str | None, torch_log_dir: str | None, run
 
 
 def doubt_about(log_dir: str) -> str | None:
-    """Who else may remove or replace what is written there, for a warning; None if nobody may but root."""
+    """Who else may remove or replace what is written there, for a warning; None if nobody may but root, and the
+    directory's group where that may write: users that share a project have it so.
+    """
     with contextlib.suppress(OSError):
         owners = {os.lstat(log_dir).st_uid, os.stat(log_dir).st_uid} - {0, os.geteuid()}
         what = "who may remove and replace what is written there, but not read it"
