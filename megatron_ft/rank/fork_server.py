@@ -23,7 +23,7 @@ from megatron_ft.core.preload import FORK_SERVER_NAME, RankCommand
 from megatron_ft.ipc.prctl import die_with_parent
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Message, close_fds
 from megatron_ft.rank import forked_rank
-from megatron_ft.rank.forked_rank import NewRank
+from megatron_ft.rank.forked_rank import Interrupts, NewRank
 from megatron_ft.rank.huge_pages import collapse_memory
 from megatron_ft.rank.preloading import Wanted, import_all, own_changes, touches_cuda, why_unfit
 from megatron_ft.rank.process_title import set_command_line
@@ -46,9 +46,9 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     options = parser.parse_args(argv)
     _belong_to(options.launcher)
     forked_rank.remember_first_in_path()
-    interrupt = _be_deaf_to_interrupts()
+    interrupts = _be_deaf_to_interrupts()
     set_command_line([_TITLE], name=FORK_SERVER_NAME)
-    server = ForkServer(Channel(socket.socket(fileno=options.fd)), launcher_pid=options.launcher, interrupt=interrupt)
+    server = ForkServer(Channel(socket.socket(fileno=options.fd)), launcher_pid=options.launcher, interrupts=interrupts)
     rank = server.run([Wanted(name) for name in options.modules])
     forked_rank.become(rank)
     forked_rank.run(rank)
@@ -63,20 +63,24 @@ def _belong_to(launcher_pid: int) -> None:
         os.setsid()
 
 
-def _be_deaf_to_interrupts() -> Any:
-    """Ignore SIGINT from here on; returns its handler, which the ranks get back."""
+def _be_deaf_to_interrupts() -> Interrupts:
+    """Ignore SIGINT from here on; returns what the ranks get back.
+
+    It is blocked, too: one that comes to a rank before it has its handler back would be lost, and waits so.
+    """
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass  # a launcher without standard streams: what a rank is given must not take their numbers
     os.close(fd)
-    return signal.signal(signal.SIGINT, signal.SIG_IGN)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    return Interrupts(signal.signal(signal.SIGINT, signal.SIG_IGN), frozenset(mask))
 
 
 class ForkServer:
     """One generation of it; ``grow`` makes the next."""
 
-    def __init__(self, channel: Channel, *, launcher_pid: int, interrupt: Any) -> None:
+    def __init__(self, channel: Channel, *, launcher_pid: int, interrupts: Interrupts) -> None:
         self._channel = channel
-        self._interrupt = interrupt
+        self._interrupts = interrupts
         self._launcher_pid = launcher_pid
         self._environment = dict(os.environ)
         """As the launcher has it; what imports change in it is applied to each rank's."""
@@ -212,7 +216,7 @@ class ForkServer:
             streams=(stdin, stdout, stderr),
             report_fd=report[0] if report else None,
             launcher_pid=self._launcher_pid,
-            interrupt=self._interrupt,
+            interrupts=self._interrupts,
         )
 
     def _start_over(self, fd: int) -> None:

@@ -23,13 +23,20 @@ from megatron_ft.rank.import_recorder import ImportRecorder
 from megatron_ft.rank.process_title import set_command_line
 from megatron_ft.rank.user_code import note_user_code
 
-__all__ = ["NewRank", "become", "put_first_in_path", "remember_first_in_path", "run"]
+__all__ = ["Interrupts", "NewRank", "become", "put_first_in_path", "remember_first_in_path", "run"]
 
 _ERRORS = ("strict", "strict", "backslashreplace")
 
 _first_in_path: list[str] = []
 _kept: list[Any] = []
 """What the process had before and can't do without, though nothing refers to it any more."""
+
+
+class Interrupts(NamedTuple):
+    """How a fresh interpreter would take them here: the handler of SIGINT, and the signals that are blocked."""
+
+    handler: Any
+    blocked: frozenset[int]
 
 
 class NewRank(NamedTuple):
@@ -44,8 +51,7 @@ class NewRank(NamedTuple):
     streams: tuple[int, int, int]
     report_fd: int | None
     launcher_pid: int
-    interrupt: Any
-    """The handler of SIGINT that a fresh interpreter would have here."""
+    interrupts: Interrupts
 
 
 def become(rank: NewRank) -> None:
@@ -63,7 +69,7 @@ def become(rank: NewRank) -> None:
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD):
         if signal.getsignal(number) not in (signal.SIG_IGN, signal.SIG_DFL):
             signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, rank.interrupt)
+    signal.signal(signal.SIGINT, rank.interrupts.handler)
     with contextlib.suppress(OSError):  # it is gone, or was entered with other rights: as the launcher, we are there
         if rank.cwd is not None and os.getcwd() != rank.cwd:
             os.chdir(rank.cwd)
@@ -90,6 +96,7 @@ def run(rank: NewRank) -> NoReturn:
     sys.modules["__main__"] = main
     error: BaseException | None = None
     try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, rank.interrupts.blocked)  # an interrupt that has waited comes now
         if command.is_module:
             _run_module(command, main)
         else:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.launching import ROOT, Launched, Launcher, fresh_launcher, launcher, wait_until
+from tests.support.launching import ROOT, Launched, Launcher, clean_environment, fresh_launcher, launcher, wait_until
 
 __all__ = ["fresh_launcher", "launcher"]
 
@@ -131,6 +133,16 @@ def test_a_server_that_is_ended_or_stopped_is_replaced(launcher: Launcher, how: 
     assert "ready 1 2" in finished.out
     killed = "SIGTERM" if how == signal.SIGTERM else "SIGKILL"
     assert f"the fork server ended ({killed}), which hurts no rank; a new one is started" in finished.lines
+
+
+def test_an_interrupt_that_comes_before_a_rank_can_take_it_is_not_lost(tmp_path: Path) -> None:
+    """Chaos seed 156: the server ignores SIGINT, and so did a rank for a moment; then it waited for the others."""
+    script = tmp_path / "script.py"
+    script.write_text("import time\ntime.sleep(5)\nprint('went on')\n")
+    command = [sys.executable, "-m", "tests.support.early_interrupt", str(script)]
+    finished = subprocess.run(command, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=True)
+    assert finished.stdout == f"ended with {-signal.SIGINT}\n"
+    assert finished.stderr.endswith("KeyboardInterrupt\n")
 
 
 def test_servers_that_keep_dying_are_given_up(launcher: Launcher) -> None:

@@ -1,0 +1,38 @@
+"""A fork server's rank gets SIGINT before it has been told to go; says how it ended. An argument: its script."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+
+from megatron_ft.ipc.prctl import become_subreaper
+from megatron_ft.launcher.server_process import start_by_argv
+
+
+def main() -> None:
+    """Fork one rank."""
+    become_subreaper()
+    server = start_by_argv([])
+    while not server.is_ready:
+        select.select([server.channel_fd], [], [])
+        server.read()
+    go_read, go_write = os.pipe()
+    script = sys.argv[1]
+    request = {
+        "argv": [sys.executable, "-u", script],
+        "command": {"script": script, "is_module": False, "arguments": []},
+        "cwd": os.getcwd(),
+        "env": dict(os.environ),
+    }
+    (pid,) = server.fork_ranks([(request, [go_read, 0, 1, 2])])
+    assert isinstance(pid, int), pid
+    os.kill(pid, signal.SIGINT)
+    os.write(go_write, b"g")
+    status = os.waitpid(pid, 0)[1]
+    print("ended with", os.waitstatus_to_exitcode(status), flush=True)
+    server.end()
+
+
+main()
