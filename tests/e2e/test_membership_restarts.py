@@ -88,7 +88,8 @@ say("ready")
 forever()
 """
     place = meeting_place("--nnodes=2", "--max-restarts=3")
-    nodes = [launcher.start(script, *place) for _ in range(2)]
+    # the second one holds the rendezvous: without it the first one would have to end, too
+    nodes = [launcher.start(script, *place, f"--rdzv-conf=is_host={number}") for number in range(2)]
     for node in nodes:
         node.wait_for("^ready")
     nodes[0].signal(signal.SIGTERM)
