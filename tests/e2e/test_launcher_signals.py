@@ -248,8 +248,11 @@ def test_killed_launcher_leaves_no_monitor_that_is_stopped(launcher: Launcher) -
     """Chaos seed 212."""
     launched = launcher.start("say('ready')\nforever()", *TWO)
     launched.wait_for("^ready", count=2)
+    monitors = launched.monitor_pids().values()
+    # which they call themselves when they have asked the kernel for that
+    wait_until(lambda: all(Path(f"/proc/{pid}/comm").read_text().startswith("ft_monitor") for pid in monitors), 20)
     os.kill(launched.process.pid, signal.SIGSTOP)
-    for monitor in launched.monitor_pids().values():
+    for monitor in monitors:
         os.kill(monitor, signal.SIGSTOP)
     launched.signal(signal.SIGKILL)
     launched.process.wait()
