@@ -12,9 +12,9 @@ _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def die_with_parent(number: int = signal.SIGKILL) -> None:
-    """Ask the kernel to send ``number`` to this process when the *thread* that made it ends."""
-    _prctl(_PR_SET_PDEATHSIG, number)
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when the *thread* that made it ends."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def go_on_without_parent() -> None:

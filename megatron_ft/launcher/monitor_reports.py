@@ -12,7 +12,7 @@ from megatron_ft.ipc.wire import Message, shown
 
 __all__ = ["check_report", "hang_verdict"]
 
-ATTACHED_FDS = 5
+_ATTACHED_FDS = 5
 """The board, and what a monitor that comes in this one's place would need to go on with the rank."""
 _MOST = 1 << 63
 
@@ -24,8 +24,8 @@ def check_report(message: Message, fd_count: int) -> None:
         ProtocolError: a monitor that was damaged, or one of another version, which must not take the launcher with it.
     """
     kind = message["type"]
-    if kind == "attached" and fd_count != ATTACHED_FDS:
-        raise ProtocolError(f"'attached' comes with {ATTACHED_FDS} descriptors, not {fd_count}")
+    if kind == "attached" and fd_count != _ATTACHED_FDS:
+        raise ProtocolError(f"'attached' comes with {_ATTACHED_FDS} descriptors, not {fd_count}")
     for name, is_right in _FIELDS.get(kind, {}).items():
         if not is_right(message.get(name)):
             raise ProtocolError(f"{kind!r} has {name} = {shown(message.get(name))}")

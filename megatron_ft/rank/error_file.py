@@ -9,7 +9,7 @@ import time
 import traceback
 from types import TracebackType
 
-__all__ = ["write_error_file"]
+__all__ = ["told_by", "write_error_file"]
 
 _VARIABLE = "TORCHELASTIC_ERROR_FILE"
 
@@ -21,7 +21,7 @@ def write_error_file(kind: type[BaseException], error: BaseException, where: Tra
         return
     document = {
         "message": {
-            "message": f"{kind.__name__}: {_text_of(error)}",
+            "message": told_by(kind, error),
             "extraInfo": {
                 "py_callstack": "".join(traceback.format_exception(kind, error, where)),
                 "timestamp": str(int(time.time())),
@@ -32,8 +32,10 @@ def write_error_file(kind: type[BaseException], error: BaseException, where: Tra
         json.dump(document, file)
 
 
-def _text_of(error: BaseException) -> str:
+def told_by(kind: type[BaseException], error: BaseException) -> str:
+    """Type and message of an exception."""
     try:
-        return str(error)
+        text = str(error)
     except Exception:  # noqa: BLE001 - a user's class may raise anything here, and that would hide what it is about
-        return "(its text can't be had)"
+        text = "(its text can't be had)"
+    return f"{kind.__name__}: {text}"

@@ -29,6 +29,7 @@ from megatron_ft.core import board_layout as layout
 from megatron_ft.core.last_words import EXCEPTION_MARK
 from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.processes import would_end_by
+from megatron_ft.rank.error_file import told_by
 from megatron_ft.rank.flight_recorder import collectives
 
 __all__ = ["Witness"]
@@ -107,7 +108,7 @@ class Witness:
 
     def _note_exception(self, kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
         with contextlib.suppress(OSError, ValueError):
-            line = " ".join(f"{kind.__name__}: {error}".split())
+            line = " ".join(told_by(kind, error).split())
             text = "".join(traceback.format_exception(kind, error, where))
             told = f"\n{EXCEPTION_MARK} {time.monotonic_ns()}\n{line[:_MAX_LINE]}\n{text[-_MAX_TRACEBACK:]}\n"
             os.write(self._stack_fd, told.encode(errors="replace"))

@@ -7,7 +7,6 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,15 +18,9 @@ from tests.e2e.test_membership import SCRIPT, STANDS_BY, cycles_of, tell
 from tests.support.holding import held
 from tests.support.launching import Launched, Launcher, launcher, wait_until
 from tests.support.nodes import meeting_place, wait_for_all
+from tests.support.reactors import reactor
 
-__all__ = ["launcher"]
-
-
-@pytest.fixture
-def reactor() -> Iterator[Reactor]:
-    made = Reactor()
-    yield made
-    made.close()
+__all__ = ["launcher", "reactor"]
 
 
 def nothing() -> None:

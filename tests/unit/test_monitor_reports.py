@@ -24,6 +24,9 @@ from megatron_ft.launcher.monitor_place import MonitorPlace
 from megatron_ft.launcher.monitor_reports import check_report, hang_verdict
 from megatron_ft.launcher.reactor import Reactor
 from tests.fuzz.hostile import REPORTS, Hostile
+from tests.support.reactors import reactor
+
+__all__ = ["reactor"]
 
 NONSENSE = (b"\0\0\0\2{}", encode({"type": "verdict", "cycle": 0}), encode({"type": "attached", "cycle": "x"}))
 
@@ -101,13 +104,6 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
         process.wait()
     for end in made.ends:
         end.close()
-
-
-@pytest.fixture
-def reactor() -> Iterator[Reactor]:
-    made = Reactor()
-    yield made
-    made.close()
 
 
 def run_until(reactor: Reactor, is_so: Callable[[], bool]) -> None:

@@ -23,6 +23,9 @@ from megatron_ft.launcher.health_check import HealthCheck
 from megatron_ft.launcher.reactor import Reactor
 from megatron_ft.launcher.workers import Worker
 from tests.support.launching import wait_until
+from tests.support.reactors import reactor
+
+__all__ = ["reactor"]
 
 SLEEPS = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
 LEAVES_ONE = """
@@ -34,13 +37,6 @@ if os.fork() == 0:
 """
 
 Makes = Callable[[int], None]
-
-
-@pytest.fixture
-def reactor() -> Iterator[Reactor]:
-    made = Reactor()
-    yield made
-    made.close()
 
 
 @pytest.fixture

@@ -10,13 +10,9 @@ from collections.abc import Iterator
 import pytest
 
 from megatron_ft.launcher.reactor import THREAD_PREFIX, Priority, Reactor
+from tests.support.reactors import reactor
 
-
-@pytest.fixture
-def reactor() -> Iterator[Reactor]:
-    made = Reactor()
-    yield made
-    made.close()
+__all__ = ["reactor"]
 
 
 @pytest.fixture
