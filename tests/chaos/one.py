@@ -22,6 +22,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from megatron_ft.core.preload import FORK_SERVER_NAME
 from tests.chaos import job
 from tests.chaos.check import Launch, Seen
 from tests.chaos.plan import BY_RANK, EVAL_INTERVAL, ITERATIONS, LAYOUTS, RANKS, SAVE_INTERVAL, Event, Outcome, Plan
@@ -232,7 +233,7 @@ class Run:
             case "monitor_killed" | "monitor_stopped":
                 return self._signal(self._monitor(event.rank), event.fault)
             case "server_killed" | "server_stopped":
-                servers = [stat.pid for stat in marked(self.mark) if stat.comm == "ft_fork_server"]
+                servers = [stat.pid for stat in marked(self.mark) if stat.comm == FORK_SERVER_NAME]
                 return self._signal(servers, event.fault)
             case "launcher_killed" | "launcher_term" | "launcher_int":
                 return self._end_launcher(event.fault)
