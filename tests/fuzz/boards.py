@@ -62,20 +62,25 @@ def _random_board(rng: random.Random) -> bytes:
     kind = rng.randrange(4)
     if kind:
         _put(raw, layout.W_MAGIC, layout.MAGIC)
-        _put(raw, layout.W_START, now - rng.randrange(1, 10**12))
+        _put(raw, layout.W_START, _before(now, rng.randrange(1, 10**12)))
         _put(raw, layout.W_CLOSING, rng.choice((0, 0, 0, 1, layout.CLOSING)))
         for word in (layout.W_FIRST_ITERATION_AT, layout.W_FIRST_STEP_AT, layout.W_LAST_HEARTBEAT):
-            _put(raw, word, rng.choice((0, now, now - rng.randrange(10**12))))
+            _put(raw, word, rng.choice((0, now, _before(now, rng.randrange(10**12)))))
         for word in (layout.W_LAST_TRANSITION, layout.W_LAST_LOOK):
-            _put(raw, word, rng.choice((0, now, now - rng.randrange(10**9))))
+            _put(raw, word, rng.choice((0, now, _before(now, rng.randrange(10**9)))))
         _put(raw, layout.W_SECTION_COUNT, rng.choice((0, 1, 3, 64, 65, 2**63)))
     for index in range(layout.MAX_SECTIONS if kind > 1 else 0):
         at = layout.slot(index)
         name = rng.choice(("step", "ü", "\x1b[2J", "a\nb", "x" * 63, f"s{index}", "")).encode()
         raw[8 * at : 8 * at + layout.NAME_BYTES] = name.ljust(layout.NAME_BYTES, b"\0")
-        _put(raw, at + layout.S_OPENED_AT, rng.choice((0, now, now - rng.randrange(10**9))))
+        _put(raw, at + layout.S_OPENED_AT, rng.choice((0, now, _before(now, rng.randrange(10**9)))))
         _put(raw, at + layout.S_TIMEOUT, rng.choice((1, 10**9, layout.NO_TIMEOUT, rng.getrandbits(64))))
     return bytes(raw)
+
+
+def _before(now: int, ns: int) -> int:
+    """A board's clock starts with the machine: on one that was started a minute ago, nothing is an hour old."""
+    return max(1, now - ns)
 
 
 def _read_all(raw: bytes, rng: random.Random) -> str:
