@@ -8,6 +8,7 @@ This is a convenience of the example, no part of the `megatron_ft` package.
 from __future__ import annotations
 
 import logging
+import multiprocessing
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +31,7 @@ def install() -> list[str]:
         _replace_cuda_module()
         _replace_tensor_spots()
         _replace_random_helpers()
+        _replace_checkpoint_helper()
         _installed = True
     return [
         "torch.cuda (device, synchronize, random states)",
@@ -37,6 +39,7 @@ def install() -> list[str]:
         "Tensor.cuda and Tensor.type",
         "megatron-core's random helpers",
         "torch.compile",
+        "the process that megatron-core's first save spawns (a fork)",
     ]
 
 
@@ -123,3 +126,19 @@ def _replace_random_helpers() -> None:
     megatron_random._get_cuda_rng_state = get_state
     megatron_random._set_cuda_rng_state = set_state
     logging.getLogger(megatron_random.__name__).addFilter(worth_saying)
+
+
+def _replace_checkpoint_helper() -> None:
+    """Fork the process that holds the results of megatron-core's writers, instead of spawning it.
+
+    A fresh one imports this script, torch and Megatron, to hold one queue: the first save of every rank and every
+    cycle waits for it, some seconds on a small machine. The writers themselves are forks anyway.
+    """
+    from megatron.core.dist_checkpointing.strategies import filesystem_async
+
+    def results_queue() -> Any:
+        if filesystem_async._results_queue is None:
+            filesystem_async._results_queue = multiprocessing.get_context("fork").Manager().Queue()
+        return filesystem_async._results_queue
+
+    filesystem_async._get_write_results_queue = results_queue

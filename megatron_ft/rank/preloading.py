@@ -7,7 +7,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, NamedTuple
 
 from megatron_ft.core.preload import IDENTITY_VARIABLES, LearnedImport, may_be_preloaded
@@ -58,7 +58,8 @@ def import_all(
         before, files = set(sys.modules), _open_files()
         with _identity_watched() as read, _device_count_watched() as counted:
             try:
-                importlib.import_module(name)
+                with nullcontext() if origin is None else _warnings_unsaid():
+                    importlib.import_module(name)
             except BaseException as error:  # noqa: BLE001 - a module may raise anything, SystemExit included
                 failed[name] = f"{type(error).__name__}: {error}"
         reason = _why_spoiled(read, counted) or _why_open(files)
@@ -150,6 +151,28 @@ def _is_bad_fork() -> bool:
     cuda: Any = sys.modules.get("torch.cuda")
     is_bad = getattr(cuda, "_is_in_bad_fork", None)
     return touches_cuda() or bool(is_bad is not None and is_bad())
+
+
+@contextmanager
+def _warnings_unsaid() -> Iterator[None]:
+    """Keeps Python's warnings back meanwhile: the ranks, whose imports these were, have heard them, and chosen which.
+
+    Filters that a module sets stay, so ``warnings.catch_warnings`` won't do.
+    """
+    muted = True
+    original = warnings.showwarning
+
+    def show(*args: Any, **kwargs: Any) -> None:
+        if not muted:  # somebody has kept it, and calls it later
+            original(*args, **kwargs)
+
+    warnings.showwarning = show
+    try:
+        yield
+    finally:
+        muted = False
+        if warnings.showwarning is show:
+            warnings.showwarning = original
 
 
 @contextmanager

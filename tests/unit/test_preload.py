@@ -6,6 +6,7 @@ import importlib.util
 import os
 import sys
 import threading
+import warnings
 from pathlib import Path
 
 import pytest
@@ -184,6 +185,24 @@ def test_a_module_that_keeps_a_file_open_spoils(path: Path) -> None:
     result = import_all([Wanted("opens_k")], lambda _name: None)
     sys.modules.pop("opens_k")
     assert (result.spoiled_by, result.reason) == ("opens_k", f"it keeps {path / 'opens_k.py'} open")
+
+
+def test_the_ranks_have_heard_the_warnings_of_their_imports(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr(warnings, "showwarning", lambda message, *_args: shown.append(str(message)))
+    monkeypatch.setattr(preloading, "installed_roots", lambda: [f"{path}/"])
+    for name in ("theirs_m", "asked_for_n"):
+        (path / f"{name}.py").write_text(
+            f"import warnings\nwarnings.warn('{name} warns')\nwarnings.filterwarnings('error', 'a filter of {name}')"
+        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        import_all([Wanted("theirs_m", str(path / "theirs_m.py")), Wanted("asked_for_n")], lambda _name: None)
+        warnings.warn("a later one", stacklevel=1)
+        for name in ("theirs_m", "asked_for_n"):
+            with pytest.raises(UserWarning, match=name):
+                warnings.warn(f"a filter of {name}", stacklevel=1)
+    assert shown == ["asked_for_n warns", "a later one"]
 
 
 def test_a_module_that_counts_devices_spoils(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
