@@ -35,8 +35,11 @@ TIMEOUTS = [
     "--ft-param-rank_section_timeouts=setup:120,step:3,checkpointing:60",
     "--ft-param-rank_out_of_section_timeout=60",
 ]
-# Steps of some 100 ms: the first fault comes when the fork server has learned what the ranks import, as in a real job.
-TRAINING = ["--train-iters=60", "--save-interval=10", "--log-interval=10", "--global-batch-size=48"]
+TRAINING = [
+    *("--train-iters=60", "--save-interval=10", "--log-interval=10"),
+    # Steps of 100 ms or so: as in a real job, the fork server has learned the ranks' imports before the first fault.
+    *("--micro-batch-size=16", "--global-batch-size=64"),
+]
 # How a launcher's fault shows in the event log, by the type of the fault.
 EXPECTED_KIND = {"rank_killed": "signal", "rank_hung": "hang", "sleep": "hang", "spin": "hang"}
 _TRACEBACK = re.compile(rb"\[rank(\d+)\]:")

@@ -16,7 +16,7 @@ from tests.support.launching import ROOT, clean_environment
 @pytest.mark.timeout(300)
 def test_the_job_loses_two_ranks_and_ends_with_the_weights_of_an_undisturbed_run(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "examples/demo.py", "--out", str(tmp_path / "out"), "--async-save", "--global-batch-size=8"],
+        [sys.executable, "examples/demo.py", "--out", str(tmp_path / "out"), "--async-save"],
         cwd=ROOT,
         env={**clean_environment(), "TMPDIR": str(tmp_path), "COLUMNS": "160"},
         capture_output=True,
