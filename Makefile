@@ -35,7 +35,9 @@ help:
 demo: $(INSTALLED)
 	@$(BIN)/python examples/demo.py $(DEMO_ARGS)
 
+# Tests start hundreds of processes: with PYTHONDONTWRITEBYTECODE set, each would compile the sources anew.
 test: $(INSTALLED)
+	@$(BIN)/python -m compileall -q $(CODE)
 	@$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder $(TEST_ARGS)
 
 lint: $(INSTALLED)

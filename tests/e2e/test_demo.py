@@ -12,11 +12,13 @@ import pytest
 
 from tests.support.launching import ROOT, clean_environment
 
+SHORT_STEPS = ["--micro-batch-size=2", "--global-batch-size=8"]
+
 
 @pytest.mark.timeout(300)
 def test_the_job_loses_two_ranks_and_ends_with_the_weights_of_an_undisturbed_run(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "examples/demo.py", "--out", str(tmp_path / "out"), "--async-save"],
+        [sys.executable, "examples/demo.py", "--out", str(tmp_path / "out"), "--async-save", *SHORT_STEPS],
         cwd=ROOT,
         env={**clean_environment(), "TMPDIR": str(tmp_path), "COLUMNS": "160"},
         capture_output=True,

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.extras import skip_module_without
 from tests.support.launching import ROOT, Finished, Launched, Launcher, launcher, wait_until
 
 __all__ = ["launcher"]
 IMPORTED_BEFORE = ("tests.support.megatron_imports",)
 
-pytest.importorskip("megatron.core")
-pytest.importorskip("psutil")  # without it megatron-core's saves hang for ever
+skip_module_without("megatron", "psutil")  # without psutil megatron-core's saves hang for ever
 
 SCRIPT = str(ROOT / "examples" / "train_gpt.py")
 SMALL = ("--hidden-size=32", "--seq-length=16", "--vocab-size=32", "--lr-decay-iters=100", "--log-interval=5")

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("megatron.core")
-pytest.importorskip("psutil")  # without it megatron-core's saves hang for ever
 from torch.distributed import TCPStore
 
+from tests.support.extras import skip_module_without
 from tests.support.forked_script import ForkedScript, server_pids, start_server
+
+skip_module_without("megatron", "psutil")  # without psutil megatron-core's saves hang for ever
 
 Process = subprocess.Popen[bytes] | ForkedScript
 SCRIPT = Path(__file__).parents[2] / "examples" / "train_gpt.py"
