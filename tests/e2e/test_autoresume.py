@@ -100,7 +100,7 @@ def test_killed_killed_finished(loop: Loop, tmp_path: Path) -> None:
     """Three real jobs: of the first the launcher is killed, of the second a rank; the third comes to the end."""
     save = tmp_path / "save"
     command = [*LAUNCHER, "--nproc-per-node=2", "--ft-log-dir", str(tmp_path / "logs")]
-    train = [str(ROOT / "examples/autoresume/train.py"), "--save", str(save), "--train-iters=3000"]
+    train = [str(ROOT / "examples/autoresume/train.py"), "--save", str(save), "--train-iters=1000"]
     loop.start(*command, *train)
 
     loop.wait_for("saved iteration 50,")
@@ -120,14 +120,14 @@ def test_killed_killed_finished(loop: Loop, tmp_path: Path) -> None:
         "job 2 starts",
         "job 2 failed with exit code 1: failure 2 of at most 3",
         "job 3 starts",
-        f"job 3 ended with exit code 0, and {loop.flag} says: the training is finished: 3000 iterations",
+        f"job 3 ended with exit code 0, and {loop.flag} says: the training is finished: 1000 iterations",
     ]
     begins = [int(line.split()[-1]) for line in loop.text().splitlines() if line.startswith("training from iteration")]
     assert begins[0] == 0 < begins[1] < begins[2]
     # started again, it has nothing to do
     assert loop.run(*command, *train) == 0
     assert loop.says() == [
-        f"nothing to do: {loop.flag} says: the training is finished: 3000 iterations (remove it to train again)"
+        f"nothing to do: {loop.flag} says: the training is finished: 1000 iterations (remove it to train again)"
     ]
 
 
