@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 
 import pytest
 
@@ -93,15 +91,13 @@ def test_during_the_rendezvous_it_is_dropped(launcher: Launcher) -> None:
         ("SIGUSR2", "--ft-forward-signals: SIGUSR2 ends the job (it is one of --signals-to-handle)"),
     ],
 )
-def test_mistakes(given: str, words: str) -> None:
-    command = [sys.executable, "-m", "megatron_ft.launcher", f"--ft-forward-signals={given}"]
-    if given == "SIGUSR2":
-        command.append("--signals-to-handle=SIGTERM,SIGUSR2")
-    ended = subprocess.run([*command, __file__], capture_output=True, text=True, timeout=60, check=False)
-    assert ended.returncode == 2
-    assert ended.stderr.startswith("ft_launcher: error: ")
-    assert words in ended.stderr
-    assert ended.stderr.count("\n") == 1
+def test_mistakes(launcher: Launcher, given: str, words: str) -> None:
+    options = ["--signals-to-handle=SIGTERM,SIGUSR2"] if given == "SIGUSR2" else []
+    ended = launcher.run("pass", f"--ft-forward-signals={given}", *options)
+    assert ended.code == 2
+    assert ended.err.startswith("ft_launcher: error: ")
+    assert words in ended.err
+    assert ended.err.count("\n") == 1
 
 
 def test_who_would_end_by_a_signal() -> None:

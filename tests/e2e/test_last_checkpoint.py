@@ -19,6 +19,7 @@ IMPORTED_BEFORE = ("tests.support.megatron_imports",)
 skip_module_without("megatron", "psutil")  # without psutil megatron-core's saves hang for ever
 
 SCRIPT = str(ROOT / "examples" / "train_gpt.py")
+HELD_IN_SAVES = str(ROOT / "tests" / "support" / "held_save.py")
 SMALL = ("--hidden-size=32", "--seq-length=16", "--vocab-size=32", "--lr-decay-iters=100", "--log-interval=5")
 ENDLESS = ("--train-iters=1000000", "--save-interval=1000000", "--eval-interval=0")
 LAST = r"^  exiting at iteration (\d+)"
@@ -30,10 +31,10 @@ class Job:
     def __init__(self, launcher: Launcher, save: Path) -> None:
         self.launcher, self.save = launcher, save
 
-    def start(self, *args: str, options: tuple[str, ...] = ()) -> Launched:
+    def start(self, *args: str, options: tuple[str, ...] = (), script: str = SCRIPT) -> Launched:
         environment = {"CUDA_VISIBLE_DEVICES": ""}  # two ranks may have but one GPU
         return self.launcher.start(
-            [SCRIPT],
+            [script],
             "--nproc-per-node=2",
             "--term-timeout=60",
             *options,
@@ -81,7 +82,7 @@ def test_in_training_in_evaluation_and_in_a_save(launcher: Launcher, tmp_path: P
     assert f"leaving the evaluation at iteration {first + 1}\n" in finished.out
     assert saved_at(finished) == first + 1 == job.last_iteration
 
-    saving = job.start(*ENDLESS, f"--save-interval={first + 3}")
+    saving = job.start(*ENDLESS, f"--save-interval={first + 3}", script=HELD_IN_SAVES)
     wait_until(lambda: (job.save / f"iter_{first + 3:07d}").exists() or saving.process.poll() is not None, 60)
     # the save that was under way is the last checkpoint
     assert saved_at(asked_to_end(saving)) == first + 3 == job.last_iteration

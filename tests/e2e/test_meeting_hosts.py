@@ -49,7 +49,8 @@ def start_on_each(launcher: Launcher, hosts: Hosts, *options: str, connected: bo
     place = ["--rdzv-backend=c10d", "--rdzv-endpoint=node1:29500", "--rdzv-id=job"]
     words = [str(launcher.directory), *(["connected"] if connected else [])]
     nodes = [
-        launcher.start(SCRIPT, *place, *options, script_args=words, prefix=hosts.enter(number)) for number in (1, 2, 3)
+        launcher.start(SCRIPT, *place, *options, script_args=words, host=hosts.inhabitant(number))
+        for number in (1, 2, 3)
     ]
     for node in nodes:
         node.wait_for("^ready 0")

@@ -27,7 +27,7 @@ def start_on_each(launcher: Launcher, hosts: Hosts, *options: str) -> list[Launc
             *place,
             *options,
             script_args=[str(launcher.directory)],
-            prefix=hosts.enter(number),
+            host=hosts.inhabitant(number),
         )
         for number in (1, 2, 3)
     ]

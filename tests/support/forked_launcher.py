@@ -54,12 +54,16 @@ class ForkedLauncher:
         mark: str,
         cwd: Path,
         output: Sequence[int],
+        host: int | None = None,
     ) -> None:
-        """``mark``: an entry of ``env`` that /proc is to show. ``output``: for its standard output, and its errors."""
+        """``mark``: an entry of ``env`` that /proc is to show. ``output``: for its standard output, and its errors.
+
+        ``host``: a process whose network, host name and mounts are to be its own.
+        """
         self.args = list(words)
         self.returncode: int | None = None
         self._status_fd, status = os.pipe()
-        request = {"argv": self.args, "env": dict(env), "cwd": str(cwd), "mark": mark}
+        request = {"argv": self.args, "env": dict(env), "cwd": str(cwd), "mark": mark, "host": host}
         try:
             self.pid = server.fork(request, (*output, status))
         finally:
@@ -156,6 +160,7 @@ def start(
     mark: str,
     cwd: Path,
     output: Sequence[int],
+    host: int | None = None,
 ) -> ForkedLauncher | None:
     """The launcher of that command line, if it is one that may be a fork; else None.
 
@@ -169,7 +174,7 @@ def start(
     if key not in _servers:
         _servers[key] = _Server(base, f"{mark.partition('=')[0]}={'-' * len(mark.partition('=')[2])}", imports)
     try:
-        return ForkedLauncher(_servers[key], words, env=env, mark=mark, cwd=cwd, output=output)
+        return ForkedLauncher(_servers[key], words, env=env, mark=mark, cwd=cwd, output=output, host=host)
     except TimeoutError:  # the answer may still come, and would be taken for that to the next request
         _servers.pop(key).kill()
         raise
@@ -223,6 +228,8 @@ def serve(connection: socket.socket, imports: Sequence[str]) -> dict[str, Any]:
 def become(request: Mapping[str, Any], connection: socket.socket, old_mark: str) -> NoReturn:
     """Be the launcher of that request, to the end of this process."""
     os.setsid()
+    if request["host"] is not None:
+        _move_to(request["host"])
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
@@ -240,6 +247,14 @@ def become(request: Mapping[str, Any], connection: socket.socket, old_mark: str)
     sys.modules["__main__"] = ModuleType("__main__")
     runpy._run_module_as_main(MODULE)  # type: ignore[attr-defined]  # what `python -m` calls
     raise SystemExit(0)
+
+
+def _move_to(host: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    for name in ("net", "uts", "mnt"):
+        with open(f"/proc/{host}/ns/{name}") as namespace:
+            if libc.setns(namespace.fileno(), 0) != 0:
+                raise OSError(ctypes.get_errno(), f"can't move to the {name} namespace of process {host}")
 
 
 class _HiddenTorch:

@@ -71,8 +71,12 @@ class Launched:
         prefix: Sequence[str] = (),
         *,
         imported: Sequence[str] | None = (),
+        host: int | None = None,
     ) -> None:
-        """``imported``: what the interpreter that is forked has imported, besides torch; None: a new interpreter."""
+        """``imported``: what the interpreter that is forked has imported, besides torch; None: a new interpreter.
+
+        ``host``: a process on the host (``netns.Hosts``) that a fork is to run on.
+        """
         self.directory = directory
         self.mark = f"{MARK_NAME}={os.urandom(8).hex()}"
         # sockets need a short path, and pytest's directories are long
@@ -92,8 +96,15 @@ class Launched:
             forked = None
             if imported is not None:
                 forked = forked_launcher.start(
-                    *(command, imported), env=environment, base=base, mark=self.mark, cwd=directory, output=output
+                    *(command, imported),
+                    env=environment,
+                    base=base,
+                    mark=self.mark,
+                    cwd=directory,
+                    output=output,
+                    host=host,
                 )
+            assert host is None or forked, "a new interpreter gets there by a prefix"
             self.process = forked or subprocess.Popen(
                 command,
                 cwd=directory,
@@ -189,10 +200,12 @@ class Launcher:
         env: Mapping[str, str] | None = None,
         script_args: Sequence[str] = (),
         prefix: Sequence[str] = (),
+        host: int | None = None,
     ) -> Launched:
         """Start one. ``script`` is the text of a Python script, after ``PRELUDE``, or a command's words.
 
-        ``prefix`` are the words of a command that becomes the launcher, somewhere else.
+        ``prefix`` are the words of a command that becomes the launcher, somewhere else; ``host`` is a process that is
+        where a fork is to be.
         """
         directory = self.directory / str(len(self.launches))
         directory.mkdir()
@@ -200,7 +213,8 @@ class Launcher:
             path = directory / "script.py"
             path.write_text(PRELUDE + script)
             script = [str(path)]
-        launched = Launched(directory, [*options, *script, *script_args], env or {}, prefix, imported=self.imported)
+        arguments = [*options, *script, *script_args]
+        launched = Launched(directory, arguments, env or {}, prefix, imported=self.imported, host=host)
         self.launches.append(launched)
         return launched
 

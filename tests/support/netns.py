@@ -22,7 +22,7 @@ class Hosts:
 
     def __init__(self, directory: Path, count: int) -> None:
         self._tag = f"ft{os.getpid()}{next(_made)}"
-        self._count = count
+        self._inhabitants: list[subprocess.Popen[bytes]] = []
         self._hosts_file = directory / "hosts"
         # a subnet of a network that is nobody's (RFC 2544); only these namespaces know it
         self._addresses = {number: f"198.18.77.{number}" for number in range(1, count + 1)}
@@ -48,9 +48,17 @@ class Hosts:
             _ip("-n", name, "link", "set", "eth0", "up")
         # somebody must be able to enter them, too
         subprocess.run([*self.enter(1), "true"], check=True, capture_output=True)
+        for number in self._addresses:
+            words = [*self.enter(number), "sh", "-c", "echo entered; exec cat"]  # which ends with us
+            inhabitant = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            self._inhabitants.append(inhabitant)
+            assert inhabitant.stdout is not None
+            assert inhabitant.stdout.readline() == b"entered\n"
 
     def down(self) -> None:
         """Remove them, as far as they are there."""
+        for inhabitant in self._inhabitants:
+            inhabitant.communicate()
         for number in self._addresses:
             subprocess.run(["ip", "netns", "del", self._name(number)], capture_output=True)
             subprocess.run(["ip", "link", "del", self._link(number)], capture_output=True)
@@ -60,6 +68,10 @@ class Hosts:
         """Words of a command that becomes the one after it, on that host."""
         inside = ["unshare", "--uts", "--mount", "sh", "-c", _BECOME, "sh", f"node{number}", str(self._hosts_file)]
         return ["ip", "netns", "exec", self._name(number), *inside]
+
+    def inhabitant(self, number: int) -> int:
+        """A process that is there all the time: its namespaces are the host."""
+        return self._inhabitants[number - 1].pid
 
     def cut(self, number: int) -> None:
         """Nothing gets there or comes from there any more; nobody is told."""
