@@ -171,6 +171,8 @@ class MonitorService:
         if self._watched is None:
             return None
         attached = self._watched.attached
+        if greeting.is_again and attached.pid == caller.pid and not is_gone(attached.pidfd):
+            return None  # it was told of to the launcher, and the monitor before us died before it had answered
         snapshot = self._watched.final_snapshot()
         closing = snapshot is not None and snapshot.closing
         started = self._started

@@ -59,6 +59,7 @@ def say_hello(path: str, info: RankInfo, warmup_iterations: int) -> Welcome:
         except (ChannelClosedError, TimeoutError) as error:
             if time.monotonic() > deadline:
                 raise RankMonitorClientError(f"the rank monitor at {path} does not answer: {error}") from None
+            hello["again"] = True  # the one that has died may have told the launcher of us
             time.sleep(_RETRY_S)
         except (OSError, ProtocolError) as error:
             raise RankMonitorClientError(f"no rank monitor at {path}: {error}") from None

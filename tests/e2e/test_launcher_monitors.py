@@ -57,6 +57,40 @@ if CYCLE == 0:
     assert (killed["exitcode"], killed["by_us"]) == (-9, True)
 
 
+def test_monitor_that_dies_before_its_answer_has_come(launcher: Launcher, tmp_path: Path) -> None:
+    """The launcher knows of the rank then, and the next monitor takes it over: its hello is one of its own rank."""
+    script = """
+from megatron_ft import RankMonitorClient
+from megatron_ft.ipc.wire import ChannelClosedError, close_fds
+from megatron_ft.rank import connection
+exchange = connection._exchange
+def lost(*args):
+    connection._exchange = exchange
+    close_fds(exchange(*args).fds)
+    say("lost")
+    while not os.path.exists(sys.argv[1]):
+        time.sleep(0.01)
+    raise ChannelClosedError("its monitor has died")
+connection._exchange = lost
+client = RankMonitorClient()
+client.init_workload_monitoring()
+client.set_iteration(1)
+client.start_section("step")
+say("there")
+forever()
+"""
+    flag = tmp_path / "flag"
+    launched = launcher.start(script, *sections(1.0), script_args=[str(flag)])
+    launched.wait_for("^lost$")
+    os.kill(launched.monitor_pids()[0], signal.SIGKILL)
+    launched.wait_for(r"the monitor of rank 0 ended \(SIGKILL\); it is replaced")
+    flag.touch()
+    finished = launched.wait()
+    assert "there" in finished.out, finished.err
+    assert finished.lines[-1].startswith("cycle 0 ended: rank 0 hung in 'step' for 1.0 s"), finished.lines
+    launched.assert_nothing_left()
+
+
 def test_rank_that_waits_for_a_stopped_one_is_not_blamed(launcher: Launcher) -> None:
     # rank 1 enters the step first, so its monitor is the first to find its rank overdue
     script = (
