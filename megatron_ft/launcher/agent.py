@@ -327,6 +327,7 @@ class FaultTolerantAgent(LocalElasticAgent):
         self._node.control.accept_all()
         self._node.monitors.hear_all()
         self._current().ended(worker)
+        announce.training_again(self._node, self._current())
         crash_evidence.tell(self._node, self._current(), worker.local_rank)
 
     def _heard_of(self, local_rank: int, message: dict[str, Any]) -> None:
@@ -334,8 +335,7 @@ class FaultTolerantAgent(LocalElasticAgent):
             self._record.told_by_monitor(local_rank, message)
             if self._inquest is not None:
                 self._inquest.heard(local_rank, message)
-            if message["type"] == "trains":
-                announce.training_again(self._node, self._record)
+            announce.training_again(self._node, self._record)
 
     def _asked(self, request: ReceivedRequest) -> None:
         node, record, peers = self._node, self._record, self._peers

@@ -65,12 +65,14 @@ def standing_by(node: Node, nodes: list[Any]) -> None:
 
 
 def training_again(node: Node, record: CycleRecord) -> None:
-    """A rank is through its first step: say so once all of this node are, and where the time since the end went."""
+    """Say so once all ranks of this node are through their first step, and where the time since the end went."""
     phases, failure = record.phases_ns(), node.failure_ns
     if phases is None or failure is None:
         return
-    node.failure_ns = None
     noticed_ns, stopped_ns = failure
+    if phases["rendezvous"] < stopped_ns:
+        return  # it is the cycle that failed, of which something is still heard
+    node.failure_ns = None
     moments = {"stop": stopped_ns, **phases}
     durations = dict(zip(moments, (b - a for a, b in itertools.pairwise([noticed_ns, *moments.values()])), strict=True))
     seconds = {name: duration / 1e9 for name, duration in durations.items()}

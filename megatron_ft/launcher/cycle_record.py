@@ -81,6 +81,8 @@ class CycleRecord:
         assert worker.exitcode is not None
         local_rank = worker.local_rank
         snapshot = self._snapshot(local_rank)
+        if snapshot is not None and snapshot.first_step_at_ns:  # its monitor may not have looked since
+            self._first_step_ns.setdefault(local_rank, snapshot.first_step_at_ns)
         words = self._last_words(local_rank)
         signals_sent = set(worker.signals_sent)
         if local_rank in self.hung and worker.exitcode < 0:

@@ -1,0 +1,84 @@
+"""When a node trains again: from its monitors' words, and from the boards of ranks that have ended."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from megatron_ft.core.board_layout import BoardSnapshot
+from megatron_ft.ipc.event_log import NullEventLog
+from megatron_ft.launcher import announce
+from megatron_ft.launcher.cycle_record import CycleRecord
+from tests.unit.test_monitor_state import board
+
+
+class FakeNode:
+    """What is said goes to ``said``; the cycle before failed, and its ranks were gone ``ago_s`` seconds ago."""
+
+    def __init__(self, ago_s: float) -> None:
+        stopped_ns = time.monotonic_ns() - round(ago_s * 1e9)
+        self.failure_ns: tuple[int, int] | None = (stopped_ns - 1, stopped_ns)
+        self.said: list[str] = []
+        self.say = self.said.append
+        self.log = NullEventLog()
+
+
+def record_of(boards: dict[int, BoardSnapshot]) -> CycleRecord:
+    record = CycleRecord(3, [0, 1], snapshot=boards.get, log=NullEventLog())
+    for local_rank in (0, 1):
+        record.workers[local_rank] = worker(local_rank)
+    return record
+
+
+def worker(local_rank: int) -> Any:
+    now = time.monotonic_ns()
+    return SimpleNamespace(
+        local_rank=local_rank,
+        pid=100 + local_rank,
+        exitcode=0,
+        signals_sent=set(),
+        signalled_at_ns=None,
+        exited_at_ns=now,
+        started_at_ns=now,
+    )
+
+
+def trains(local_rank: int) -> dict[str, Any]:
+    return {"type": "trains", "cycle": 3, "rank": local_rank, "at_ns": time.monotonic_ns()}
+
+
+@pytest.mark.parametrize("ends", [(), (1,), (0, 1)])
+def test_a_rank_that_has_ended_says_on_its_board_whether_it_was_through_a_step(ends: tuple[int, ...]) -> None:
+    stepped = board(first_step_at_ns=time.monotonic_ns())
+    node, record = FakeNode(ago_s=1.0), record_of({0: stepped, 1: stepped})
+    for local_rank in (0, 1):
+        announce.training_again(node, record)  # type: ignore[arg-type]
+        assert node.said == []
+        if local_rank in ends:
+            record.ended(record.workers[local_rank])
+        else:
+            record.told_by_monitor(local_rank, trains(local_rank))
+    announce.training_again(node, record)  # type: ignore[arg-type]
+    announce.training_again(node, record)  # type: ignore[arg-type]
+    (line,) = node.said
+    assert line.startswith("cycle 3 trains again ")
+
+
+def test_a_rank_that_ended_before_its_first_step_trained_at_no_time() -> None:
+    node, record = FakeNode(ago_s=1.0), record_of({0: board(first_step_at_ns=time.monotonic_ns()), 1: board()})
+    for local_rank in (0, 1):
+        record.ended(record.workers[local_rank])
+        announce.training_again(node, record)  # type: ignore[arg-type]
+    assert node.said == []
+
+
+def test_what_is_heard_late_of_the_cycle_that_failed_is_no_training_again() -> None:
+    node, record = FakeNode(ago_s=-1.0), record_of({})
+    for local_rank in (0, 1):
+        record.told_by_monitor(local_rank, trains(local_rank))
+    announce.training_again(node, record)  # type: ignore[arg-type]
+    assert node.said == []
+    assert node.failure_ns is not None
