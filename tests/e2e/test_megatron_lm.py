@@ -95,8 +95,10 @@ def test_a_rank_hangs_and_the_run_goes_on_and_learns(launcher: Launcher, tmp_pat
     starts = {(e["cycle"], e["rank"]): e["iteration"] for e in launched.events("first_iteration", role="monitor")}
     assert starts[0, 0] == 0
     assert starts[1, 0] == starts[1, 1]
-    # the thread may strike after a save and before the next iteration is reported
-    assert starts[1, 0] in {count // 10 * 10 for count in (fault["iteration"], fault["iteration"] + 1)}
+    # between the announcement of the fault and its stroke some steps may be done; the board has the last one
+    assert fault["iteration"] <= first["iteration"]
+    # and it may strike after a save and before the next iteration is reported
+    assert starts[1, 0] in {count // 10 * 10 for count in (first["iteration"], first["iteration"] + 1)}
 
     document = json.loads((tmp_path / "save" / "ft_state.json").read_text())
     assert set(document["sections"]) == {"setup", "step", "checkpointing"}
