@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
+from megatron_ft.ipc.processes import carries
 from tests.chaos import one
 from tests.chaos.check import CHECKS, Launch, Seen, problems
 from tests.chaos.one import Run
 from tests.chaos.plan import FAULTS, ITERATIONS, Event, Outcome, Plan, draw
+from tests.support.launching import wait_until
 
 KILL = Event(fault="rank_killed", phase="step", launch=0, cycle=0, rank=1, iteration=5)
 HANG = Event(fault="sleep", phase="load", launch=0, cycle=1, rank=0)
@@ -214,6 +216,7 @@ def test_what_is_left_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         assert run.left() == []
         key, _, value = run.mark.partition("=")
         process = subprocess.Popen(["sleep", "60"], env={**os.environ, key: value}, start_new_session=True)
+        wait_until(lambda: carries(process.pid, run.mark.encode()), 10)  # its environment is there after it is
         (run.directory / "tmp" / "megatron_ft-x").mkdir()
         memory = Path("/dev/shm", name)
         memory.touch()
@@ -244,6 +247,7 @@ def test_what_a_fault_hits_is_counted() -> None:
         assert run._do(fault("server_killed")) == 0
         assert run._do(fault("clock_stepped")) == 0
         assert run._do(fault("run_dir_removed")) == 0
+        wait_until(lambda: carries(process.pid, run.mark.encode()), 10)  # its environment is there after it is
         (run.directory / "tmp" / "megatron_ft-x").mkdir()
         assert run._do(fault("run_dir_removed")) == 1
         assert run._do(fault("launcher_killed")) == 1
