@@ -66,12 +66,12 @@ def standing_by(node: Node, nodes: list[Any]) -> None:
 
 def training_again(node: Node, record: CycleRecord) -> None:
     """Say so once all ranks of this node are through their first step, and where the time since the end went."""
-    phases, failure = record.phases_ns(), node.failure_ns
-    if phases is None or failure is None:
+    if node.failure_ns is None:
         return
-    noticed_ns, stopped_ns = failure
-    if phases["rendezvous"] < stopped_ns:
-        return  # it is the cycle that failed, of which something is still heard
+    noticed_ns, stopped_ns = node.failure_ns
+    phases = record.phases_ns()
+    if phases is None or record.met_ns < stopped_ns:
+        return  # not yet; or it is the cycle that failed, of which something is still heard
     node.failure_ns = None
     moments = {"stop": stopped_ns, **phases}
     durations = dict(zip(moments, (b - a for a, b in itertools.pairwise([noticed_ns, *moments.values()])), strict=True))

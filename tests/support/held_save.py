@@ -21,13 +21,12 @@ def main() -> None:
 
     cpu_stand_in.install()
     import gpt_utils
-    from gpt_utils import ExitSignal
     from megatron.core.dist_checkpointing.strategies import filesystem_async
 
     asked: list[Any] = []
     begin_to_write = filesystem_async._get_write_results_queue
 
-    class Noting(ExitSignal):
+    class Noting(gpt_utils.ExitSignal):
         def _on_signal(self, *args: Any) -> None:
             super()._on_signal(*args)
             asked.append(args)
