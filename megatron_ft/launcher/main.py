@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import signal
@@ -9,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from types import FrameType
+from typing import NoReturn
 
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.launcher import first_server, lines, resolver
@@ -39,13 +41,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         except ConfigError as error:
             print(lines.user_mistake(str(error)), file=sys.stderr)
             code = _EXIT_MISTAKE
-    if any(thread.name.startswith(THREAD_PREFIX) for thread in threading.enumerate()):
-        # it waits inside torch for a node that doesn't answer, and Python can't shut down under it
-        for stream in (sys.stdout, sys.stderr):
+    if argv is None or any(thread.name.startswith(THREAD_PREFIX) for thread in threading.enumerate()):
+        _leave(code)
+    return code
+
+
+def _leave(code: int) -> NoReturn:
+    """End the process as Python does, but for the last part of its way: taking itself and torch down.
+
+    A thread of ours may wait inside torch for a node that doesn't answer; where one comes back from there while Python
+    is taken down under it, C++ ends the process by SIGABRT, and the exit code of a job that went well is lost.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that aren't daemons, as Python would
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # None: it was closed when Python started
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
-        os._exit(code)
-    return code
+    os._exit(code)
 
 
 def _open_standard_streams() -> None:
