@@ -1,17 +1,18 @@
 """Launchers forked from a process that has imported torch: most of what a short launch costs is that import.
 
-The fork takes on what a fresh ``python -m megatron_ft.launcher`` would have been given, and runs that module. It has
-imported nothing of ours, and finds no torch in ``sys.modules``, as a fresh one: its own import only takes no time. A
-launcher's start itself is tested with fresh ones.
+The fork takes on what a fresh ``python -m megatron_ft.launcher`` would have been given, and runs that module. It finds
+neither torch nor anything of ours in ``sys.modules``, as a fresh one: its own imports only take no time. A launcher's
+start itself is tested with fresh ones.
 """
 
 from __future__ import annotations
 
 import atexit
+import builtins
 import contextlib
 import ctypes
 import gc
-import importlib
+import importlib.util
 import json
 import os
 import runpy
@@ -22,7 +23,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -34,12 +35,29 @@ __all__ = ["ForkedLauncher", "end", "start"]
 
 ROOT = Path(__file__).parents[2]
 MODULE = "megatron_ft.launcher"
+_NEEDED = ("megatron_ft.launcher.job", "torch.distributed.elastic.rendezvous.static_tcp_rendezvous")
+"""Between them they import whatever a launcher does, but for its ``__main__``."""
+_READ_ANEW = ("megatron_ft", MODULE)
+"""Packages that runpy looks into, and that hold nothing but their modules."""
 _START_S = 60.0
 _ROOM = "-" * 4000
 """In the command line of the process that forks; launchers, and then their fork servers, write over it."""
 _ENV_START, _ENV_END = 50, 51
 """Fields of /proc/PID/stat, counted from 1."""
-_READ_AT_START = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "TORCH_", "LC_")
+_READ_AT_START = (
+    "PYTHON",
+    "LD_",
+    "MALLOC_",
+    "GLIBC_",
+    "OMP_",
+    "GOMP_",
+    "KMP_",
+    "MKL_",
+    "OPENBLAS_",
+    "TORCH_",
+    "LC_",
+    "LOGLEVEL",
+)
 
 
 class ForkedLauncher:
@@ -190,9 +208,15 @@ def _read_at_start(env: Mapping[str, str]) -> frozenset[tuple[str, str]]:
     return frozenset((name, value) for name, value in env.items() if name.startswith(_READ_AT_START))
 
 
-def serve(connection: socket.socket, imports: Sequence[str]) -> dict[str, Any]:
-    """Fork launchers until the other end closes; returns only in such a fork, with what it is to be."""
-    for name in ("torch", *imports):
+def serve(connection: socket.socket, imports: Sequence[str]) -> tuple[dict[str, Any], _Hidden]:
+    """Fork launchers until the other end closes; returns only in such a fork, with what it is to be and to import."""
+    importlib.import_module("torch")
+    known = {*sys.modules} - {"torch"}
+    with _noting_imports() as requested:
+        for name in _NEEDED:
+            importlib.import_module(name)
+    hidden = _Hidden({name: sys.modules[name] for name in sys.modules.keys() - known - {*_READ_ANEW}}, requested)
+    for name in imports:
         importlib.import_module(name)
     tempfile.tempdir = None  # each launcher has a TMPDIR of its own
     gc.freeze()
@@ -219,13 +243,13 @@ def serve(connection: socket.socket, imports: Sequence[str]) -> dict[str, Any]:
                 with open(request_fd) as file:
                     file.seek(0)
                     request: dict[str, Any] = json.load(file)
-                return request
+                return request, hidden
             running[os.pidfd_open(pid)] = pid, status_fd
             for fd in (request_fd, *output):
                 os.close(fd)
 
 
-def become(request: Mapping[str, Any], connection: socket.socket, old_mark: str) -> NoReturn:
+def become(request: Mapping[str, Any], hidden: _Hidden, connection: socket.socket, old_mark: str) -> NoReturn:
     """Be the launcher of that request, to the end of this process."""
     os.setsid()
     if request["host"] is not None:
@@ -241,9 +265,11 @@ def become(request: Mapping[str, Any], connection: socket.socket, old_mark: str)
     sys.orig_argv = list(request["argv"])
     sys.argv = ["-m", *request["argv"][3:]]
     sys.path[0] = request["cwd"]
-    for name in [name for name in sys.modules if name.partition(".")[0] in ("megatron_ft", "tests")]:
+    for name in [
+        name for name in sys.modules if name in hidden.modules or name.partition(".")[0] in ("megatron_ft", "tests")
+    ]:
         del sys.modules[name]
-    sys.meta_path.insert(0, _HiddenTorch(sys.modules.pop("torch")))  # type: ignore[arg-type]
+    sys.meta_path.insert(0, hidden)  # type: ignore[arg-type]
     sys.modules["__main__"] = ModuleType("__main__")
     runpy._run_module_as_main(MODULE)  # type: ignore[attr-defined]  # what `python -m` calls
     raise SystemExit(0)
@@ -257,23 +283,44 @@ def _move_to(host: int) -> None:
                 raise OSError(ctypes.get_errno(), f"can't move to the {name} namespace of process {host}")
 
 
-class _HiddenTorch:
-    """Finds torch where it is: imported already."""
+class _Hidden:
+    """Finds modules where they are, imported already; and with each those that it asks for itself."""
 
-    def __init__(self, torch: ModuleType) -> None:
-        self._torch = torch
+    def __init__(self, modules: Mapping[str, ModuleType], requested: Mapping[str, Sequence[str]]) -> None:
+        self.modules = modules
+        self._requested = requested
 
     def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> ModuleSpec | None:
-        if name != "torch":
-            return None
-        sys.meta_path.remove(self)  # type: ignore[arg-type]
-        return ModuleSpec(name, self)  # type: ignore[arg-type]
+        return ModuleSpec(name, self) if name in self.modules else None  # type: ignore[arg-type]
 
     def create_module(self, _spec: ModuleSpec) -> None:
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        sys.modules[module.__name__] = self._torch
+        sys.modules[module.__name__] = self.modules[module.__name__]
+        for name in self._requested.get(module.__name__, ()):
+            if name in self.modules:
+                importlib.import_module(name)
+
+
+@contextlib.contextmanager
+def _noting_imports() -> Iterator[Mapping[str, Sequence[str]]]:
+    """By the name of a module, what it has asked for: modules, and names in them, which may be modules."""
+    requested: dict[str, list[str]] = {}
+    real = builtins.__import__
+
+    def noting(name: str, namespace: Any = None, local: Any = None, names: Any = (), level: int = 0) -> ModuleType:
+        found = real(name, namespace, local, names, level)
+        by = namespace or {}
+        base = importlib.util.resolve_name("." * level + name, by["__package__"]) if level else name
+        requested.setdefault(by.get("__name__", ""), []).extend([base, *(f"{base}.{word}" for word in names or ())])
+        return found
+
+    builtins.__import__ = noting
+    try:
+        yield requested
+    finally:
+        builtins.__import__ = real
 
 
 def _write_over(old_mark: str, mark: str) -> None:
@@ -287,4 +334,4 @@ def _write_over(old_mark: str, mark: str) -> None:
 
 if __name__ == "__main__":
     CONNECTION = socket.socket(fileno=int(sys.argv[1]))
-    become(serve(CONNECTION, list(filter(None, sys.argv[3].split(",")))), CONNECTION, sys.argv[2])
+    become(*serve(CONNECTION, list(filter(None, sys.argv[3].split(",")))), CONNECTION, sys.argv[2])
