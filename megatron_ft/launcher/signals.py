@@ -93,7 +93,12 @@ class SignalWatch:
 
     def ask_to_kill(self) -> bool:
         """Whether nobody is to be waited for any more: SIGINT or SIGTERM came twice."""
-        return sum(number in (signal.SIGINT, signal.SIGTERM) for number in self.received) >= 2
+        return self.second_request() is not None
+
+    def second_request(self) -> signal.Signals | None:
+        """The signal that asked for that."""
+        requests = [number for number in self.received if number in (signal.SIGINT, signal.SIGTERM)]
+        return requests[1] if len(requests) > 1 else None
 
     def close(self) -> None:
         """Ignore further requests (the launcher is on its last steps) and give the descriptors back."""

@@ -28,11 +28,12 @@ def stop_as_asked(node: Node, workers: list[Worker]) -> None:
         nonlocal passed_on
         for number in node.signals.received[passed_on:]:
             passed_on += 1
-            if node.signals.ask_to_kill():
-                node.say(lines.killing_at_once(number.name))
+            if (second := node.signals.second_request()) is not None:
+                node.say(lines.killing_at_once(second.name))
                 return True
             node.ending.ask(workers, number, whole_group=not line.ranks_are_python)
-        return node.signals.ask_to_kill() or all(worker.exitcode is not None for worker in workers)
+        # a request that came in these lines has woken the loop, which asks again
+        return all(worker.exitcode is not None for worker in workers)
 
     deadline = time.monotonic() + line.term_timeout
     node.reactor.run_until(over, deadline_s=deadline)
