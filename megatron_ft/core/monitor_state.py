@@ -281,4 +281,9 @@ def _add_gap(state: MonitorState, start_ns: int, end_ns: int) -> None:
 
 def _stood_still(state: MonitorState, since_ns: int) -> int:
     """How much of the time from ``since_ns`` on lies in gaps."""
-    return sum(end - max(start, since_ns) for start, end in state.gaps if end > since_ns)
+    total_ns = 0
+    for start, end in reversed(state.gaps):  # in order: the ones before are older still
+        if end <= since_ns:
+            break
+        total_ns += end - max(start, since_ns)
+    return total_ns
