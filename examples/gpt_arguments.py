@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 
-from megatron_ft.core.fault_plan import FAULT_TYPES
+from megatron_ft.core.errors import ConfigError
+from megatron_ft.core.fault_plan import FAULT_TYPES, resolve
+from megatron_ft.ipc.fault_plan_file import read_fault_plan
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -144,4 +146,13 @@ def _complete(args: argparse.Namespace) -> str | None:
         return f"--max-position-embeddings {args.max_position_embeddings} is less than --seq-length {args.seq_length}"
     if args.enable_ft_package and not args.save:
         return "--save is missing: fault tolerance needs a directory for checkpoints (or say --no-ft)"
+    return _fault_plan_problem(args)
+
+
+def _fault_plan_problem(args: argparse.Namespace) -> str | None:
+    if args.fault_plan:
+        try:
+            resolve(read_fault_plan(args.fault_plan), args.world_size)
+        except ConfigError as error:
+            return str(error)
     return None

@@ -25,6 +25,7 @@ skip_module_without("megatron", "psutil")  # without psutil megatron-core's save
 
 Process = subprocess.Popen[bytes] | ForkedScript
 SCRIPT = Path(__file__).parents[2] / "examples" / "train_gpt.py"
+SHIPPED_PLAN = Path(__file__).parents[2] / "configs" / "faults" / "kill-then-hang.yaml"  # for two ranks
 HELD_IN_SAVES = Path(__file__).parents[1] / "support" / "held_save.py"
 MARK = "TRAIN_GPT_TEST"
 SMALL = ["--hidden-size=32", "--seq-length=16", "--vocab-size=32", "--train-iters=20", "--log-interval=10"]
@@ -261,6 +262,8 @@ def test_another_layout_drops_the_random_states_and_says_so(trainer: Trainer, st
         (["--pipeline-model-parallel-size=2"], "1 ranks can't be divided into groups of 1 (tensor) x 2 (pipeline)"),
         (["--enable-ft-package"], "--save is missing"),
         (["--train-iter=5"], "unrecognized arguments: --train-iter=5"),
+        (["--no-ft", "--fault-plan=/no/plan.yaml"], "error: /no/plan.yaml"),
+        (["--no-ft", f"--fault-plan={SHIPPED_PLAN}"], "below the number of ranks"),
     ],
 )
 def test_mistakes_get_one_line(args: list[str], message: str) -> None:
