@@ -27,6 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     0: all ranks ended with 0. 1: the job failed for good, or was asked to stop and not all ranks then ended
     with 0 in time. 2: a mistake of the user; no rank was started. 130: stopped by SIGINT (Ctrl-C).
+
+    Without ``argv`` it is the command itself, and ends the process instead of returning.
     """
     if argv is None:
         _open_standard_streams()
