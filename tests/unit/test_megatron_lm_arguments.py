@@ -87,7 +87,8 @@ def test_setup_before_megatron_lm_is_initialised(tmp_path: Path, megatron: Simpl
     assert [call for call in client.calls if call[0] == "iteration"] == [("iteration", 40)]
 
 
-def test_without_arguments_and_without_megatron_lm(client: FakeClient) -> None:
+def test_without_arguments_and_without_megatron_lm(monkeypatch: pytest.MonkeyPatch, client: FakeClient) -> None:
+    monkeypatch.setitem(sys.modules, "megatron.training", None)  # megatron-core 0.17 brings it along
     with pytest.raises(ConfigError, match=r"can't be imported.*give them, setup\(args\)") as error:
         megatron_lm.setup()
     assert "\n" not in str(error.value)
