@@ -146,13 +146,8 @@ def _complete(args: argparse.Namespace) -> str | None:
         return f"--max-position-embeddings {args.max_position_embeddings} is less than --seq-length {args.seq_length}"
     if args.enable_ft_package and not args.save:
         return "--save is missing: fault tolerance needs a directory for checkpoints (or say --no-ft)"
-    return _fault_plan_problem(args)
-
-
-def _fault_plan_problem(args: argparse.Namespace) -> str | None:
-    if args.fault_plan:
-        try:
-            resolve(read_fault_plan(args.fault_plan), args.world_size)
-        except ConfigError as error:
-            return str(error)
+    try:
+        args.planned_faults = resolve(read_fault_plan(args.fault_plan), args.world_size) if args.fault_plan else []
+    except ConfigError as error:
+        return str(error)
     return None

@@ -254,16 +254,13 @@ def main() -> None:
     state = ft.GlobalState.create(save=args.save, async_save=args.async_save, ft=settings)
     ft.setup(state.cfg, state)
     ft.maybe_setup_simulated_fault(settings)
-    injector = FaultInjector.disabled()
-    if args.fault_plan:
-        injector = FaultInjector.from_plan_file(
-            args.fault_plan,
-            rank=args.rank,
-            world_size=args.world_size,
-            cycle=int(os.environ.get("FT_CYCLE", "0")),
-            client=state.rank_monitor_client,
-            save_dir=args.save,
-        )
+    injector = FaultInjector(
+        args.planned_faults,
+        rank=args.rank,
+        cycle=int(os.environ.get("FT_CYCLE", "0")),
+        client=state.rank_monitor_client,
+        save_dir=args.save,
+    )
     model = get_model(args)
     optimizer, scheduler = get_optimizer_and_scheduler(model, args)
     args.consumed_train_samples = 0

@@ -27,8 +27,9 @@ launcher_main._run = lambda argv, server: threading.Thread(target=work).start() 
 """
 
 
-def end(last: str, code: int) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", SCRIPT + last, str(code)]
+def end(last: str, code: int, *, script: str = SCRIPT, redirection: str = "") -> subprocess.CompletedProcess[str]:
+    shell = ["sh", "-c", f'exec "$@" {redirection}', "sh"]
+    command = [*shell, sys.executable, "-c", script + last, str(code)]
     return subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=60)
 
 
@@ -47,11 +48,4 @@ def test_a_process_that_merely_calls_it_goes_its_own_way() -> None:
 @pytest.mark.parametrize("closed", ["1>&-", "1>/dev/full"])
 def test_output_that_nobody_takes(closed: str) -> None:
     script = SCRIPT.replace("sys.stdout.write", "(sys.stdout or sys.stderr).write")
-    command = [sys.executable, "-c", script + "sys.exit(launcher_main.main())", "0"]
-    ended = subprocess.run(
-        ["sh", "-c", f'exec "$@" {closed}', "sh", *command],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        timeout=60,
-    )
-    assert ended.returncode == 0
+    assert end("sys.exit(launcher_main.main())", 0, script=script, redirection=closed).returncode == 0
