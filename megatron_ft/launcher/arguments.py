@@ -107,8 +107,10 @@ def parse(argv: Sequence[str] | None) -> CommandLine:
     )
 
 
-def torch_launch_config(line: CommandLine, *, log_dir: str) -> tuple[LaunchConfig, list[str]]:
+def torch_launch_config(line: CommandLine, *, log_dir: str | None) -> tuple[LaunchConfig, list[str]]:
     """torch's configuration, and the command of a rank.
+
+    A ``log_dir`` of None, or a ``--log-dir`` that can't be made: the ranks write to the launcher's own output.
 
     Raises:
         ConfigError: a mistake of the user that torch found.
@@ -116,13 +118,18 @@ def torch_launch_config(line: CommandLine, *, log_dir: str) -> tuple[LaunchConfi
     namespace = line.namespace
     if namespace.log_dir is None and namespace.logs_specs is None:
         # else torch makes a directory in /tmp for the ranks' error files and leaves it there
-        namespace.log_dir = os.path.join(log_dir, directories.TORCH_LOGS)
+        namespace.log_dir = os.devnull if log_dir is None else os.path.join(log_dir, directories.TORCH_LOGS)
     try:
-        config, command, arguments = torchrun.config_from_args(namespace)
+        try:
+            config, command, arguments = torchrun.config_from_args(namespace)
+        except OSError as error:
+            if isinstance(error, (NotADirectoryError, FileExistsError)):
+                raise ConfigError(f"--log-dir: {error}") from error
+            line.options.warnings.append(f"the ranks' log files can't be made: {error}")
+            namespace.log_dir = os.devnull
+            config, command, arguments = torchrun.config_from_args(namespace)
     except (AssertionError, RuntimeError, ValueError) as error:
         raise ConfigError(str(error)) from error
-    except OSError as error:
-        raise ConfigError(f"--log-dir: {error}") from error
     if config.nproc_per_node < 1:
         raise ConfigError(f"--nproc-per-node: {config.nproc_per_node} ranks per node, at least 1 is needed")
     if namespace.run_path:

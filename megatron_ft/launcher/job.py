@@ -30,10 +30,12 @@ def run(
     command: Sequence[str],
     *,
     log: EventLog,
-    log_dir: str,
+    log_dir: str | None,
     server: ServerProcess | None = None,
 ) -> int:
     """Run the job and tidy up; the launcher's exit code. ``server`` forks ranks, if there is one already.
+
+    A ``log_dir`` of None: no logs are written, as one of the line's warnings says.
 
     Raises:
         ConfigError: a mistake of the user that shows only now; no rank was started.
@@ -41,10 +43,11 @@ def run(
     for warning in line.options.warnings:
         say(f"warning: {warning}")
     say(line.options.summary())
-    say(f"logs: {log_dir}")
-    doubt = directories.doubt_about(log_dir)
-    if doubt is not None:
-        say(f"warning: {doubt}")
+    if log_dir is not None:
+        say(f"logs: {log_dir}")
+        doubt = directories.doubt_about(log_dir)
+        if doubt is not None:
+            say(f"warning: {doubt}")
     if line.options.observe_only:
         say(lines.OBSERVING_ONLY)
     log.write("config", values=line.options.sources_for_log())

@@ -51,7 +51,7 @@ class Node:
     """The services of this node's launcher."""
 
     def __init__(
-        self, line: CommandLine, *, ranks: int, log: EventLog, log_dir: str, server: ServerProcess | None = None
+        self, line: CommandLine, *, ranks: int, log: EventLog, log_dir: str | None, server: ServerProcess | None = None
     ) -> None:
         """Take the signals and make the run directory; ``start`` does the rest.
 
@@ -59,6 +59,8 @@ class Node:
             ConfigError: there is no place for the run directory.
         """
         self.log = log
+        self.log_dir = log_dir
+        """None: no logs are written."""
         self.line = line
         self.say = say
         policy = MinHealthy if line.options.restart_policy == "min-healthy" else AnyFailed
@@ -183,8 +185,11 @@ class Node:
                 self.say(lines.run_dir_lost(str(error)))
         self._told_run_dir = True
 
-    def ranks_start(self, *, restarts_left: int) -> None:
-        """The ranks of a cycle are about to be made; nodes that join or leave may restart them, too."""
+    def ranks_start(self, envs: dict[int, dict[str, str]], *, cycle: int, restarts_left: int) -> None:
+        """The ranks of a cycle are about to be made, by local rank; nodes that join or leave may restart them, too."""
+        self.mend_run_dir()
+        for local_rank, env in envs.items():
+            env.update(self.environment(local_rank, cycle))
         if self.forking is not None:
             self.forking.expects_restart = restarts_left > 0 or self.line.max_nodes > 1
 

@@ -51,7 +51,6 @@ def mistake(capfd: pytest.CaptureFixture[str], script: Path, argv: Sequence[str]
         (["--local-ranks-filter=x"], ["local_ranks_filter"]),
         (["--log-dir", os.path.abspath(__file__)], ["--log-dir", os.path.basename(__file__)]),
         (["--ft-log-dir", os.path.abspath(__file__)], ["--ft-log-dir", "no directory"]),
-        (["--ft-log-dir=/proc/no"], ["--ft-log-dir", "/proc/no"]),
         (["--rdzv-backend=c10d", "--rdzv-endpoint=host:port"], ["--rdzv-endpoint", "host:port"]),
         (["--rdzv-backend=nothing"], ["--rdzv-backend", "nothing", "c10d"]),
         (["--rdzv-conf=a"], ["a"]),
@@ -110,10 +109,3 @@ def test_command_that_does_not_exist(
     assert "no such command" in mistake(capfd, script, ["--no-python", "no-such-command"])
     monkeypatch.setenv("PYTHON_EXEC", "/no/python")
     assert "/no/python: no such command" in mistake(capfd, script, [str(script)])
-
-
-def test_state_directory_that_cannot_be_made(
-    script: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(script))
-    assert "--ft-log-dir" in mistake(capfd, script, [str(script)])
