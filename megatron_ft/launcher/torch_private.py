@@ -22,6 +22,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import PContext
 
 from megatron_ft.core.errors import ConfigError
+from megatron_ft.launcher import static_rounds
 
 __all__ = [
     "agent_made_by",
@@ -99,6 +100,7 @@ class _PatientRegistry:
             handler = self._blocking(lambda: self._registry.get_rendezvous_handler(parameters))
         except ValueError as error:
             raise ConfigError(f"rendezvous: {error}") from error
+        handler = static_rounds.in_rounds(handler)
         shutdown = handler.shutdown
         handler.shutdown = lambda: self._blocking(shutdown)
         return handler
