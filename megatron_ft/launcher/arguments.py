@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+import torch
 from torch.distributed import run as torchrun
+from torch.distributed.elastic.events import get_logging_handler
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher.api import LaunchConfig
 
@@ -57,8 +59,7 @@ class CommandLine:
 
     def configures_rendezvous(self, *names: str) -> bool:
         """Whether --rdzv-conf sets one of these."""
-        given = {pair.partition("=")[0].strip() for pair in str(self.namespace.rdzv_conf or "").split(",")}
-        return not given.isdisjoint(names)
+        return not _rendezvous_settings(self.namespace).keys().isdisjoint(names)
 
     @property
     def ranks_are_python(self) -> bool:
@@ -130,6 +131,7 @@ def torch_launch_config(line: CommandLine, *, log_dir: str | None) -> tuple[Laun
             config, command, arguments = torchrun.config_from_args(namespace)
     except (AssertionError, RuntimeError, ValueError) as error:
         raise ConfigError(str(error)) from error
+    _check_what_torch_finds_too_late(namespace)
     if config.nproc_per_node < 1:
         raise ConfigError(f"--nproc-per-node: {config.nproc_per_node} ranks per node, at least 1 is needed")
     if namespace.run_path:
@@ -139,6 +141,24 @@ def torch_launch_config(line: CommandLine, *, log_dir: str | None) -> tuple[Laun
     if shutil.which(command) is None:
         raise ConfigError(f"{command}: no such command")
     return config, [command, *arguments]
+
+
+def _check_what_torch_finds_too_late(namespace: argparse.Namespace) -> None:
+    """And tells in a traceback, when the ranks are about to start."""
+    try:
+        get_logging_handler(namespace.event_log_handler)
+    except KeyError:
+        raise ConfigError(f"--event-log-handler: torch knows no {namespace.event_log_handler!r}") from None
+    if getattr(namespace, "numa_binding", None) is not None:
+        if not torch.cuda.is_available():
+            raise ConfigError("--numa-binding binds ranks to the CPUs of their GPUs, and torch finds no CUDA GPU here")
+        if shutil.which("numactl") is None:
+            raise ConfigError("--numa-binding needs the command numactl, which isn't installed here")
+
+
+def _rendezvous_settings(namespace: argparse.Namespace) -> dict[str, str]:
+    pairs = (pair.partition("=") for pair in str(namespace.rdzv_conf or "").split(","))
+    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def _check_sizes(namespace: argparse.Namespace) -> tuple[int, int]:
@@ -186,10 +206,13 @@ def _fill_in_rendezvous(namespace: argparse.Namespace, max_nodes: int) -> None:
         raise ConfigError(
             f"--rdzv-backend: unknown {namespace.rdzv_backend!r}{nearest(namespace.rdzv_backend, backends)}"
         )
+    if namespace.rdzv_backend == "c10d" and _rendezvous_settings(namespace).get("store_type", "").lower() == "file":
+        return  # the endpoint is a path
     try:
-        parse_rendezvous_endpoint(namespace.rdzv_endpoint, default_port=-1)
+        parse_rendezvous_endpoint(torchrun.get_rdzv_endpoint(namespace), default_port=-1)
     except ValueError as error:
-        raise ConfigError(f"--rdzv-endpoint: {error}") from None
+        option = "--rdzv-endpoint" if namespace.rdzv_endpoint else "--master-addr, --master-port"
+        raise ConfigError(f"{option}: {error}") from None
 
 
 def _check_script(namespace: argparse.Namespace) -> None:

@@ -48,8 +48,8 @@ def agree_on_cycle(store: Any, *, has_rounds: bool, run_id: str, group_rank: int
     """The number of the cycle that this round of the rendezvous begins.
 
     Each round has a store of its own, in front of one that all rounds share: there the first node counts. Where
-    a rendezvous has no rounds (``torch_rendezvous.has_rounds``), it is ``own_count``, how many cycles this launcher has begun before. Torch's restart count is no such number: it differs
-    between nodes.
+    a rendezvous has no rounds (``torch_rendezvous.has_rounds``), it is ``own_count``, how many cycles this launcher
+    has begun before. Torch's restart count is no such number: it differs between nodes.
     """
     if not has_rounds or not isinstance(store, PrefixStore):
         return own_count

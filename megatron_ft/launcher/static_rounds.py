@@ -1,7 +1,7 @@
 """``--rdzv-backend static`` with several nodes: rounds in which all nodes meet, and a fresh store for each cycle.
 
-torch's own has one store for the whole job and no rounds: the ranks of a cycle find the addresses of the last one there,
-and a node begins the next cycle whether the others are there or not.
+torch's own has one store for the whole job and no rounds: the ranks of a cycle find the addresses of the last one
+there, and a node begins the next cycle whether the others are there or not.
 """
 
 from __future__ import annotations

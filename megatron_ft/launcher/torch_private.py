@@ -98,7 +98,7 @@ class _PatientRegistry:
     def get_rendezvous_handler(self, parameters: Any) -> Any:
         try:
             handler = self._blocking(lambda: self._registry.get_rendezvous_handler(parameters))
-        except ValueError as error:
+        except (ImportError, ValueError) as error:  # etcd needs modules that torch doesn't bring along
             raise ConfigError(f"rendezvous: {error}") from error
         handler = static_rounds.in_rounds(handler)
         shutdown = handler.shutdown
