@@ -20,7 +20,7 @@ from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.exit_description import Cause, CauseKind
 from megatron_ft.core.membership import Admission
 from megatron_ft.core.restart_policy import Action, Decision, GroupView, NodeState, Outcome
-from megatron_ft.launcher import announce, crash_evidence, departure, lines, node_lines, static_rounds, stopping, torch_private
+from megatron_ft.launcher import announce, crash_evidence, departure, lines, node_lines, stopping, torch_private
 from megatron_ft.launcher.accounts import Accounts
 from megatron_ft.launcher.control import ReceivedRequest
 from megatron_ft.launcher.cycle_record import CycleRecord
@@ -48,7 +48,6 @@ class FaultTolerantAgent(LocalElasticAgent):
         super().__init__(**torch_arguments)
         self._node = node
         self._handler: Any = self._worker_group.spec.rdzv_handler
-        static_rounds.let_rounds_name_the_store(self._worker_group.spec)
         self._cycle = 0
         self._grace_s = node.line.stop_timeout
         self._meetings = Meetings(node, self._handler)

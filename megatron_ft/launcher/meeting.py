@@ -14,7 +14,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousTimeoutError
 from megatron_ft.core.advance import Advance
 from megatron_ft.core.gathering import Gathering, Seen, Verdict
 from megatron_ft.core.restart_policy import NodeState
-from megatron_ft.launcher import node_lines, torch_rendezvous
+from megatron_ft.launcher import node_lines, torch_private, torch_rendezvous
 from megatron_ft.launcher.node import Node
 from megatron_ft.launcher.peers import Peers
 from megatron_ft.launcher.reactor import Timer
@@ -121,6 +121,7 @@ class Meetings:
         finally:
             if self._timer is not None:
                 self._timer.cancel()
+        torch_private.warn_of_no_lost_connections()  # until now they say why a host can't be reached
         self._count += 1
         self._last_cycle = met.cycle
         return met
