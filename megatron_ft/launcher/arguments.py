@@ -10,11 +10,11 @@ import sys
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from torch.distributed import run as torchrun
-from torch.distributed.elastic.events import get_logging_handler
+from torch.distributed.elastic import events
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher.api import LaunchConfig
 
@@ -22,7 +22,8 @@ from megatron_ft.core.config_fields import nearest
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.ipc.ft_options import add_ft_options, with_hint
 from megatron_ft.ipc.resolved_options import ResolvedOptions, read_ft_options
-from megatron_ft.launcher import directories, signals, torch_rendezvous
+from megatron_ft.ipc.torchrun_options import DEFAULT_SIGNALS, check_forwarded, parse_signals, term_timeout
+from megatron_ft.launcher import directories, torch_rendezvous
 
 __all__ = ["CommandLine", "parse", "torch_launch_config"]
 
@@ -86,8 +87,8 @@ def parse(argv: Sequence[str] | None) -> CommandLine:
     namespace = parser.parse_args(None if argv is None else list(argv))
     options = read_ft_options(namespace)
     min_nodes, max_nodes = _check_sizes(namespace)
-    handled = signals.parse_signals(namespace.signals_to_handle)
-    _check_forwarded(options.forward_signals, handled)
+    handled = parse_signals(namespace.signals_to_handle)
+    check_forwarded(options.forward_signals, handled)
     _fill_in_rendezvous(namespace, max_nodes)
     if options.restart_policy != "any-failed" and max_nodes > 1 and namespace.rdzv_backend == "static":
         raise ConfigError(
@@ -99,10 +100,10 @@ def parse(argv: Sequence[str] | None) -> CommandLine:
         namespace=namespace,
         options=options,
         signals=handled,
-        signals_are_default=namespace.signals_to_handle == signals.TORCH_DEFAULT,
+        signals_are_default=namespace.signals_to_handle == DEFAULT_SIGNALS,
         min_nodes=min_nodes,
         max_nodes=max_nodes,
-        term_timeout=_term_timeout(namespace, options),
+        term_timeout=term_timeout(namespace, options),
         stop_timeout=options.workers_stop_timeout,
         restart_grace=options.workers_stop_timeout if options.workers_stop_timeout_was_set else _RESTART_GRACE_S,
     )
@@ -146,7 +147,7 @@ def torch_launch_config(line: CommandLine, *, log_dir: str | None) -> tuple[Laun
 def _check_what_torch_finds_too_late(namespace: argparse.Namespace) -> None:
     """And tells in a traceback, when the ranks are about to start."""
     try:
-        get_logging_handler(namespace.event_log_handler)
+        vars(events)["get_logging_handler"](namespace.event_log_handler)
     except KeyError:
         raise ConfigError(f"--event-log-handler: torch knows no {namespace.event_log_handler!r}") from None
     if getattr(namespace, "numa_binding", None) is not None:
@@ -178,15 +179,6 @@ def _check_sizes(namespace: argparse.Namespace) -> tuple[int, int]:
     return int(min_nodes), int(max_nodes)
 
 
-def _check_forwarded(forwarded: Sequence[signal.Signals], handled: Sequence[signal.Signals]) -> None:
-    for number in forwarded:
-        if number in handled:
-            raise ConfigError(
-                f"--ft-forward-signals: {number.name} ends the job (it is one of --signals-to-handle), so it can't be "
-                "passed on without ending anything"
-            )
-
-
 def _fill_in_rendezvous(namespace: argparse.Namespace, max_nodes: int) -> None:
     """What torchrun's ``run`` fills in: a rendezvous of its own for one node that names no place to meet."""
     names_no_place = (
@@ -208,8 +200,11 @@ def _fill_in_rendezvous(namespace: argparse.Namespace, max_nodes: int) -> None:
         )
     if namespace.rdzv_backend == "c10d" and _rendezvous_settings(namespace).get("store_type", "").lower() == "file":
         return  # the endpoint is a path
+    endpoint = namespace.rdzv_endpoint
+    if namespace.rdzv_backend == "static" and not endpoint:
+        endpoint = f"{namespace.master_addr}:{namespace.master_port}"
     try:
-        parse_rendezvous_endpoint(torchrun.get_rdzv_endpoint(namespace), default_port=-1)
+        parse_rendezvous_endpoint(endpoint, default_port=-1)
     except ValueError as error:
         option = "--rdzv-endpoint" if namespace.rdzv_endpoint else "--master-addr, --master-port"
         raise ConfigError(f"{option}: {error}") from None
@@ -223,21 +218,3 @@ def _check_script(namespace: argparse.Namespace) -> None:
     if script == "-" or "${" in script or os.path.exists(script):
         return
     raise ConfigError(f"there is no script {script}")
-
-
-def _term_timeout(namespace: argparse.Namespace, options: ResolvedOptions) -> float:
-    """Ours; if it isn't given, torchrun's --shutdown-timeout, which is the same; else our default."""
-    if namespace.ft_term_timeout is not None:
-        return options.term_timeout
-    given: Any = getattr(namespace, "shutdown_timeout", None)
-    if given is None:
-        given = os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
-    if given is None:
-        return options.term_timeout
-    try:
-        seconds = float(given)
-    except ValueError:
-        seconds = -1.0
-    if seconds < 0:
-        raise ConfigError(f"--shutdown-timeout: {given} is no number of seconds")
-    return seconds

@@ -8,31 +8,11 @@ import socket
 import time
 from types import FrameType
 
-from megatron_ft.core.errors import ConfigError
-
-__all__ = ["AGAIN_AFTER_S", "SignalWatch", "parse_signals"]
+__all__ = ["AGAIN_AFTER_S", "SignalWatch"]
 
 AGAIN_AFTER_S = 5.0
 """SIGINT or SIGTERM so long after the first one is a second request. Before, it is the same one: Slurm sends SIGTERM
 twice within milliseconds, and who presses Ctrl-C twice in a row hasn't read yet that the ranks are about to end."""
-
-TORCH_DEFAULT = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
-
-
-def parse_signals(text: str) -> tuple[signal.Signals, ...]:
-    """Signals of torchrun's ``--signals-to-handle``.
-
-    Raises:
-        ConfigError: a name that is no signal, or one that can't be handled.
-    """
-    numbers = []
-    for name in text.split(","):
-        number = getattr(signal.Signals, name.strip().upper(), None)
-        if number is None or number in (signal.SIGKILL, signal.SIGSTOP):
-            raise ConfigError(f"--signals-to-handle: {name.strip()!r} is no signal that can be handled")
-        numbers.append(number)
-    # without SIGTERM and SIGINT nobody could end the job in an orderly way
-    return tuple(dict.fromkeys([*numbers, signal.SIGTERM, signal.SIGINT]))
 
 
 class SignalWatch:
