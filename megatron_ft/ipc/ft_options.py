@@ -80,7 +80,7 @@ def _refuse_abbreviations(parser: argparse.ArgumentParser, group: argparse._Argu
     def find_others(text: str) -> list[Any]:
         return [found for found in find(text) if id(found[0]) not in ours]
 
-    parser._get_option_tuples = find_others  # type: ignore[method-assign]
+    parser._get_option_tuples = find_others  # type: ignore[assignment, method-assign]
 
 
 def _add_field_options(group: argparse._ArgumentGroup) -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
+from megatron_ft.ipc.open_files import give_back_to
 from megatron_ft.ipc.processes import kill_if_still, read_stat, with_owner
 from megatron_ft.launcher import descendants, lines
 from megatron_ft.launcher.reactor import Priority, Reactor
@@ -117,6 +118,8 @@ class HealthCheck:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+        if not self._setpriv:
+            give_back_to(process.pid)
         try:
             return process, os.pidfd_open(process.pid)
         except OSError:

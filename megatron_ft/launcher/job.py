@@ -13,6 +13,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from megatron_ft.core.errors import ConfigError, FaultToleranceError
+from megatron_ft.ipc import open_files
 from megatron_ft.ipc.event_log import EventLog
 from megatron_ft.launcher import directories, lines, torch_private
 from megatron_ft.launcher.agent import FaultTolerantAgent
@@ -51,11 +52,15 @@ def run(
     if line.options.observe_only:
         say(lines.OBSERVING_ONLY)
     log.write("config", values=line.options.sources_for_log())
-    node = Node(line, ranks=config.nproc_per_node, log=log, log_dir=log_dir, server=server)
+    open_files.take_all()
     try:
-        code = _launch(node, config, command)
+        node = Node(line, ranks=config.nproc_per_node, log=log, log_dir=log_dir, server=server)
+        try:
+            code = _launch(node, config, command)
+        finally:
+            node.close()
     finally:
-        node.close()
+        open_files.give_back()
     log.write("run_ended", exit_code=code)
     return code
 
