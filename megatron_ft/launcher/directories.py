@@ -14,6 +14,7 @@ import tempfile
 import time
 
 from megatron_ft.core.errors import ConfigError
+from megatron_ft.launcher.leftovers import remove_leftovers
 
 __all__ = [
     "TORCH_LOGS",
@@ -29,6 +30,7 @@ TORCH_LOGS = "ranks"
 """Under the log directory: torch's error files, where the user gave no --log-dir."""
 
 _STATE = "the user's state directory (choose one with --ft-log-dir)"
+_RUN_DIRECTORY = "megatron_ft-"
 _LONGEST_SOCKET_NAME = len("/monitor-99999.sock")
 _SOCKET_PATH_LIMIT = 107  # sun_path of Linux, less the final zero
 
@@ -37,18 +39,22 @@ def make_run_directory() -> str:
     """A private directory of an unpredictable name, short enough for sockets.
 
     It isn't in XDG_RUNTIME_DIR, which goes when the user logs out, under a job that was to go on. A place where
-    another user could rename it, and put something else there, is the last that is taken.
+    another user could rename it, and put something else there, is the last that is taken. Those that launchers of this
+    user have left in these places are removed.
 
     Raises:
         ConfigError: no place can be written.
     """
     tried = []
-    for base in sorted(dict.fromkeys((tempfile.gettempdir(), "/tmp", "/dev/shm")), key=_is_open_to_others):
+    bases = sorted(dict.fromkeys((tempfile.gettempdir(), "/tmp", "/dev/shm")), key=_is_open_to_others)
+    for base in bases:
+        remove_leftovers(base, _RUN_DIRECTORY)
+    for base in bases:
         name_bytes = len(os.fsencode(os.path.join(base, "megatron_ft-12345678")))
         if name_bytes + _LONGEST_SOCKET_NAME > _SOCKET_PATH_LIMIT:
             continue
         try:
-            return tempfile.mkdtemp(prefix="megatron_ft-", dir=base)
+            return tempfile.mkdtemp(prefix=_RUN_DIRECTORY, dir=base)
         except OSError as error:
             tried.append(f"{base}: {error.strerror}")
     raise ConfigError(f"no directory for sockets can be made ({'; '.join(tried)}); set TMPDIR")

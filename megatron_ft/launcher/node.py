@@ -18,7 +18,7 @@ from megatron_ft.core.restart_policy import AnyFailed, MinHealthy, RestartPolicy
 from megatron_ft.ipc.event_log import EventLog
 from megatron_ft.ipc.prctl import become_subreaper
 from megatron_ft.ipc.processes import send_signal, would_end_by
-from megatron_ft.launcher import descendants, directories, lines
+from megatron_ft.launcher import descendants, directories, leftovers, lines
 from megatron_ft.launcher.arguments import CommandLine
 from megatron_ft.launcher.control import ControlSocket
 from megatron_ft.launcher.cycle_record import CycleRecord
@@ -89,6 +89,7 @@ class Node:
         self.signals.install()
         self.reactor.watch(self.signals.fileno(), self._woken, Priority.SIGNAL)
         self.run_dir = directories.make_run_directory()
+        self._claim = leftovers.claim(self.run_dir)
         self.forking = None if line.options.preload is None else self._make_forking(server)
         if self.forking is None and server is not None:
             server.end()  # at a glance nobody saw that it isn't wanted
@@ -178,12 +179,18 @@ class Node:
             self.say(lines.run_dir_removed(self.run_dir))
         try:
             directories.remake_run_directory(self.run_dir)
+            self._claim_anew()
             self.control.listen_again()
             self.monitors.listen_again()
         except OSError as error:
             if not self._told_run_dir:
                 self.say(lines.run_dir_lost(str(error)))
         self._told_run_dir = True
+
+    def _claim_anew(self) -> None:
+        before, self._claim = self._claim, leftovers.claim(self.run_dir)
+        if before is not None:
+            os.close(before)
 
     def ranks_start(self, envs: dict[int, dict[str, str]], *, cycle: int, restarts_left: int) -> None:
         """The ranks of a cycle are about to be made, by local rank; nodes that join or leave may restart them, too."""
@@ -241,6 +248,8 @@ class Node:
         self.monitors.stop()
         self.control.close()
         directories.remove_run_directory(self.run_dir)
+        if self._claim is not None:
+            os.close(self._claim)
         self._orphans.reap(lambda _pid: False)
         self.signals.close()
         self.reactor.close()
