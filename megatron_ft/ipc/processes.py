@@ -31,17 +31,32 @@ class ProcessStat(NamedTuple):
 
 
 def read_stat(pid: int) -> ProcessStat | None:
-    """What the kernel says of a process, or None if there is none (or it is another's and hidden: hidepid=1)."""
+    """What the kernel says of a process, or None if there is none.
+
+    Of one that is another's and hidden (hidepid of /proc) that is little: its state is Z, or "?" if it lives.
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             raw = file.read()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return None
+        return _hidden_stat(pid)
     # the name may hold anything, spaces and brackets included, so it ends at the last bracket
     head, _, tail = raw.rpartition(b")")
     fields = tail.split()
     comm = head.partition(b"(")[2].decode(errors="replace")
     return ProcessStat(pid, comm, fields[0].decode(), int(fields[1]), int(fields[2]), int(fields[3]))
+
+
+def _hidden_stat(pid: int) -> ProcessStat | None:
+    try:
+        group, session = os.getpgid(pid), os.getsid(pid)
+    except OSError:
+        return None  # there is none
+    parent, state = 0, "?"
+    with contextlib.suppress(ChildProcessError):  # not ours
+        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        parent, state = os.getpid(), "?" if ended is None else "Z"
+    return ProcessStat(pid, "hidden", state, parent, group, session, is_anothers=True)
 
 
 def all_processes() -> Iterator[ProcessStat]:
@@ -147,8 +162,10 @@ def kill_matching(belongs: Callable[[ProcessStat], bool], timeout_s: float) -> l
 
 
 def kill_if_still(stat: ProcessStat, belongs: Callable[[ProcessStat], bool]) -> None:
-    """SIGKILL a process that was listed, if what has its number now belongs, too."""
-    with contextlib.suppress(ProcessLookupError):
+    """SIGKILL a process that was listed, if what has its number now belongs, too; it isn't where no descriptor is left
+    for that.
+    """
+    with contextlib.suppress(OSError):
         pidfd = os.pidfd_open(stat.pid)
         try:
             # the number may have gone to another process since it was listed; the pidfd can't change any more

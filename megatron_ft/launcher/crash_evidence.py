@@ -59,8 +59,10 @@ def tell(node: Node, record: CycleRecord, local_rank: int) -> None:
         "missing": [] if stderr else ["standard error: it isn't written to a file (--redirects, --tee)"],
         "took_s": round((time.monotonic_ns() - now_ns) / 1e9, 4),
     }
+    if node.log_dir is None:
+        return
     try:
-        path = write_evidence(os.path.dirname(node.log.path), document, suffix="-end")
+        path = write_evidence(node.log_dir, document, suffix="-end")
     except OSError as error:
         node.say(f"the evidence on rank {rank_exit.rank} can't be written: {error.strerror}")
         return

@@ -38,12 +38,16 @@ def left_behind(leaders: Collection[int], known: Collection[int]) -> list[Proces
     When a process ends, its children become ours (we are subreaper). So without a child that we don't know
     nothing can be left, and the walk through /proc is spared.
     """
-    if not children().difference(known, leaders):
+    unknown = children().difference(known, leaders)
+    if not unknown:
         return []
     mine = set(leaders)
+    listed = {stat.pid: stat for stat in all_processes()}
+    # with hidepid=2 /proc doesn't even list what is another user's; our own children we know all the same
+    hidden = [stat for pid in unknown - listed.keys() if (stat := read_stat(pid)) is not None]
     return [
         stat
-        for stat in all_processes()
+        for stat in (*listed.values(), *hidden)
         if stat.pid not in mine and stat.state not in "ZX" and not mine.isdisjoint((stat.group, stat.session))
     ]
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
+from megatron_ft.ipc.open_files import give_back_to
 from megatron_ft.ipc.processes import kill_if_still, read_stat, with_owner
 from megatron_ft.launcher import descendants, lines
 from megatron_ft.launcher.reactor import Priority, Reactor
@@ -58,6 +59,8 @@ class HealthCheck:
         self._setpriv = find_setpriv()
         self._process: subprocess.Popen[bytes] | None = None
         self._output = b""
+        self._is_stuck = False
+        """It has outlived SIGKILL."""
 
     def pids(self) -> set[int]:
         """Of the process that runs, if one does."""
@@ -93,15 +96,16 @@ class HealthCheck:
         return checked(f"ended with code {code}" if code else "", code)
 
     def close(self) -> None:
-        """Kill what is left of it, and serve everything else meanwhile."""
+        """Kill what is left of it, and serve everything else meanwhile. One that is stuck is waited for only once."""
         if self._process is None:
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        deadline_s = time.monotonic() + _GONE_WAIT_S
+        deadline_s = time.monotonic() + (0.0 if self._is_stuck else _GONE_WAIT_S)
         # what is served may have closed it, too
         while self._process is not None and not self._let_go() and time.monotonic() < deadline_s:
             self._reactor.run_once(_LOOK_AGAIN_S)
+        self._is_stuck = self._process is not None
 
     def _start(self, environment: Mapping[str, str]) -> tuple[subprocess.Popen[bytes], int]:
         """Its process, and a pidfd of that.
@@ -117,6 +121,8 @@ class HealthCheck:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+        if not self._setpriv:
+            give_back_to(process.pid)
         try:
             return process, os.pidfd_open(process.pid)
         except OSError:

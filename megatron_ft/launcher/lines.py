@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from megatron_ft.core.exit_description import Cause, HangVerdict, describe_overdue
 from megatron_ft.core.restart_policy import Action, Decision, Outcome
 from megatron_ft.ipc.processes import ProcessStat
+from megatron_ft.launcher.signals import AGAIN_AFTER_S
 
 PREFIX = "[ft_launcher] "
 _SHOWN = 200
@@ -150,7 +151,7 @@ def asked_to_stop(*, name: str, ranks: int, timeout_s: float) -> str:
         return f"asked to stop by {name}"
     return (
         f"asked to stop by {name}: passed on to {_count(ranks, 'rank')}, which may take {timeout_s:g} s "
-        "(another SIGINT or SIGTERM kills at once)"
+        f"(SIGINT or SIGTERM again after {AGAIN_AFTER_S:g} s to kill)"
     )
 
 

@@ -18,7 +18,7 @@ from megatron_ft.core.restart_policy import AnyFailed, MinHealthy, RestartPolicy
 from megatron_ft.ipc.event_log import EventLog
 from megatron_ft.ipc.prctl import become_subreaper
 from megatron_ft.ipc.processes import send_signal, would_end_by
-from megatron_ft.launcher import descendants, directories, lines
+from megatron_ft.launcher import descendants, directories, leftovers, lines
 from megatron_ft.launcher.arguments import CommandLine
 from megatron_ft.launcher.control import ControlSocket
 from megatron_ft.launcher.cycle_record import CycleRecord
@@ -51,7 +51,7 @@ class Node:
     """The services of this node's launcher."""
 
     def __init__(
-        self, line: CommandLine, *, ranks: int, log: EventLog, log_dir: str, server: ServerProcess | None = None
+        self, line: CommandLine, *, ranks: int, log: EventLog, log_dir: str | None, server: ServerProcess | None = None
     ) -> None:
         """Take the signals and make the run directory; ``start`` does the rest.
 
@@ -59,6 +59,8 @@ class Node:
             ConfigError: there is no place for the run directory.
         """
         self.log = log
+        self.log_dir = log_dir
+        """None: no logs are written."""
         self.line = line
         self.say = say
         policy = MinHealthy if line.options.restart_policy == "min-healthy" else AnyFailed
@@ -87,6 +89,7 @@ class Node:
         self.signals.install()
         self.reactor.watch(self.signals.fileno(), self._woken, Priority.SIGNAL)
         self.run_dir = directories.make_run_directory()
+        self._claim = leftovers.claim(self.run_dir)
         self.forking = None if line.options.preload is None else self._make_forking(server)
         if self.forking is None and server is not None:
             server.end()  # at a glance nobody saw that it isn't wanted
@@ -176,6 +179,7 @@ class Node:
             self.say(lines.run_dir_removed(self.run_dir))
         try:
             directories.remake_run_directory(self.run_dir)
+            self._claim_anew()
             self.control.listen_again()
             self.monitors.listen_again()
         except OSError as error:
@@ -183,8 +187,16 @@ class Node:
                 self.say(lines.run_dir_lost(str(error)))
         self._told_run_dir = True
 
-    def ranks_start(self, *, restarts_left: int) -> None:
-        """The ranks of a cycle are about to be made; nodes that join or leave may restart them, too."""
+    def _claim_anew(self) -> None:
+        before, self._claim = self._claim, leftovers.claim(self.run_dir)
+        if before is not None:
+            os.close(before)
+
+    def ranks_start(self, envs: dict[int, dict[str, str]], *, cycle: int, restarts_left: int) -> None:
+        """The ranks of a cycle are about to be made, by local rank; nodes that join or leave may restart them, too."""
+        self.mend_run_dir()
+        for local_rank, env in envs.items():
+            env.update(self.environment(local_rank, cycle))
         if self.forking is not None:
             self.forking.expects_restart = restarts_left > 0 or self.line.max_nodes > 1
 
@@ -236,6 +248,8 @@ class Node:
         self.monitors.stop()
         self.control.close()
         directories.remove_run_directory(self.run_dir)
+        if self._claim is not None:
+            os.close(self._claim)
         self._orphans.reap(lambda _pid: False)
         self.signals.close()
         self.reactor.close()

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from megatron_ft.core.errors import FaultToleranceError, ProtocolError
+from megatron_ft.ipc.open_files import give_back_to
 from megatron_ft.ipc.processes import send_signal
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Message, Received
 from megatron_ft.launcher import descendants
@@ -120,7 +121,9 @@ class ServerProcess:
     def end(self) -> None:
         """End it, and wait for that."""
         self.kill()
-        select.select([self.pidfd], [], [])
+        poller = select.poll()  # not select(): the number may be beyond 1023
+        poller.register(self.pidfd, select.POLLIN)
+        poller.poll()
         self.reap()
 
     def reap(self) -> int:
@@ -189,6 +192,7 @@ def start_by_argv(imports: Sequence[str]) -> ServerProcess:
         except OSError:
             ours.close()
             raise
+    give_back_to(process.pid)
 
     def on_reaped(code: int) -> None:
         process.returncode = code  # else Popen would wait for a number that may be another's by then

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import time
 
@@ -74,4 +75,6 @@ def remove_run_directory(socket_path: str) -> None:
         with contextlib.suppress(OSError):
             os.unlink(path)
     with contextlib.suppress(OSError):
-        os.rmdir(directory)
+        # what else the launcher keeps there is of no use to anybody now
+        if not any(name.endswith(".sock") for name in os.listdir(directory)):
+            shutil.rmtree(directory, ignore_errors=True)

@@ -265,7 +265,7 @@ sys.exit(3 if CYCLE == 0 else 0)
     (run_dir,) = Path(launched.temp_dir).glob("megatron_ft-*")
     shutil.rmtree(run_dir)
     launched.wait_for(rf"^\[ft_launcher\] {run_dir} was removed, in which ranks find their monitors: it is made again$")
-    wait_until(lambda: {path.name for path in run_dir.iterdir()} == {"launcher.sock", "monitor-0.sock"}, 10)
+    wait_until(lambda: {path.name for path in run_dir.iterdir()} == {"launcher.sock", "monitor-0.sock", "owner"}, 10)
     assert run_dir.stat().st_mode & 0o777 == 0o700
     (launched.directory / "go").touch()
     finished = launched.wait()
@@ -290,3 +290,17 @@ if CYCLE < 2:
         (launched.directory / f"go{cycle}").touch()
     assert launched.wait().code == 0
     assert seen[0] == seen[1]
+
+
+def test_what_was_killed_whole_is_tidied_up_by_the_next_launcher(launcher: Launcher) -> None:
+    first = launcher.start("say('ready')\nforever()")
+    first.wait_for("^ready")
+    (run_dir,) = Path(first.temp_dir).glob("megatron_ft-*")
+    for stat in first.alive():  # as a power cut: nobody has time for anything
+        os.kill(stat.pid, signal.SIGSTOP)
+    for stat in first.alive():
+        os.kill(stat.pid, signal.SIGKILL)
+    first.process.wait(30)
+    assert run_dir.exists()
+    launcher.run("pass", env={"TMPDIR": first.temp_dir})
+    assert not run_dir.exists()

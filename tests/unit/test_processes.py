@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import errno
 import os
 import re
 import shlex
@@ -35,6 +36,9 @@ if os.fork() == 0:
     print(os.getpid(), flush=True)
     time.sleep(600)
 """
+
+NOBODY = 2**22 - 1
+"""The highest number that there may be: as good as never used."""
 
 Makes = Callable[[int], None]
 
@@ -134,19 +138,72 @@ def test_what_a_health_check_left_in_a_group_of_its_own_is_killed(
     wait_until(lambda: (stat := read_stat(int(path.read_text()))) is None or stat.state == "Z", 10)
 
 
-def test_a_hidden_process_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With hidepid=1 of /proc, its directory is listed and can't be entered."""
+@pytest.fixture
+def hidden(monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """Process ids that are hidden: with hidepid=1 of /proc, their directories are listed and can't be entered."""
+    pids: set[int] = set()
     real = builtins.open
 
     def hiding(path: Any, *more: Any, **options: Any) -> Any:
-        if str(path).startswith(f"/proc/{os.getppid()}/"):
+        if str(path).startswith(tuple(f"/proc/{pid}/" for pid in pids)):
             raise PermissionError
         return real(path, *more, **options)
 
     monkeypatch.setattr(builtins, "open", hiding)
-    assert read_stat(os.getppid()) is None
-    assert os.getpid() in {stat.pid for stat in processes.all_processes()}
+    return pids
+
+
+def test_of_a_hidden_process_little_is_known(hidden: set[int]) -> None:
+    hidden.update((os.getppid(), NOBODY))
+    known = ProcessStat(os.getppid(), "hidden", "?", 0, os.getpgid(os.getppid()), os.getsid(os.getppid()), True)
+    assert read_stat(os.getppid()) == known
+    assert {os.getpid(), os.getppid()} <= {stat.pid for stat in processes.all_processes()}
     assert not would_end_by(os.getppid(), signal.SIGTERM)
+    assert read_stat(NOBODY) is None
+
+
+def test_a_hidden_child_is_ours_and_known_to_have_ended(hidden: set[int]) -> None:
+    child = subprocess.Popen(SLEEPS)
+    hidden.add(child.pid)
+    found = read_stat(child.pid)
+    assert found is not None
+    assert (found.parent, found.state) == (os.getpid(), "?")
+    os.kill(child.pid, signal.SIGKILL)
+    wait_until(lambda: (stat := read_stat(child.pid)) is not None and stat.state == "Z", 10)
+    child.wait()
+
+
+@pytest.mark.parametrize("lists_it", [True, False])  # hidepid=1, and 2
+def test_a_hidden_leftover_of_a_rank_is_seen(hidden: set[int], lists_it: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    leader = subprocess.Popen([*SLEEPS[:-1], "pass"], start_new_session=True)
+    left = subprocess.Popen(SLEEPS, preexec_fn=lambda: os.setpgid(0, 0))
+    try:
+        monkeypatch.setattr(os, "getsid", lambda pid: leader.pid if pid == left.pid else os.getpgid(pid))
+        hidden.add(left.pid)
+        if not lists_it:
+            real = os.listdir
+            monkeypatch.setattr(os, "listdir", lambda path: [name for name in real(path) if name != str(left.pid)])
+        (found,) = descendants.left_behind([leader.pid], set())
+        assert (found.pid, found.is_anothers) == (left.pid, True)
+    finally:
+        left.kill()
+        left.wait()
+        leader.wait()
+
+
+def test_without_descriptors_nothing_is_killed_and_nobody_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(_pid: int, _flags: int = 0) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with subprocess.Popen(SLEEPS) as child:
+        stat = read_stat(child.pid)
+        assert stat is not None
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "pidfd_open", none_left)
+            processes.kill_if_still(stat, lambda _stat: True)
+            assert ending._open_pidfds([stat]) == []
+        assert child.poll() is None
+        child.kill()
 
 
 def test_in_words() -> None:
