@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from megatron_ft.core.printable import printable
+
 __all__ = ["evidence_text"]
 
 _WITNESS = "megatron_ft/rank/witness.py"
@@ -12,7 +14,7 @@ _WITNESS = "megatron_ft/rank/witness.py"
 
 def evidence_text(document: Mapping[str, Any]) -> str:
     """The readable form of an evidence document (see ``monitor.evidence`` and ``launcher.crash_evidence``)."""
-    return "\n".join(line.rstrip() for line in _lines(document)) + "\n"
+    return "\n".join(printable(line).rstrip() for line in _lines(document)) + "\n"
 
 
 def _lines(document: Mapping[str, Any]) -> Iterator[str]:

@@ -230,3 +230,19 @@ forever()
     finally:
         launched.signal(signal.SIGCONT)
     assert launched.wait().code == 1
+
+
+def test_what_a_rank_raises_gives_the_launcher_s_terminal_no_orders(launcher: Launcher) -> None:
+    script = r"""
+raise ValueError("boom \x1b]0;pwned\x07 \x1b[2J\r\n[ft_launcher] all is well\r")
+"""
+    launched = launcher.start(script, "--redirects=3")
+    finished = launched.wait()
+    assert finished.code == 1
+    # the launcher's lines, and torch's table of the failures
+    assert all(char.isprintable() or char == "\n" for char in finished.err)
+    (line,) = (line for line in finished.lines if line.startswith("cycle 0 ended"))
+    assert r"rank 0 raised ValueError: boom \x1b]0;pwned\x07 \x1b[2J [ft_launcher] all is well" in line
+    assert "all is well" not in [line.strip() for line in finished.lines]
+    (page,) = (launched.log_dir / "evidence").glob("*.txt")
+    assert all(char.isprintable() or char == "\n" for char in page.read_text())

@@ -333,3 +333,13 @@ def test_what_lies_in_the_place_of_a_file_is_neither_followed_nor_waited_for(tmp
     with pytest.raises(OSError, match=r"[Nn]ot a directory|symbolic"):
         write_evidence(str(tmp_path), document)
     assert elsewhere.read_text() == "mine"
+
+
+def test_a_page_gives_a_terminal_no_orders() -> None:
+    said = "ValueError: boom \x1b]0;pwned\x07\n[ft_launcher] all is well\r"
+    document = {"summary": said, "error": said, "exception": f"Traceback\n{said}", "stderr": "\x1b[31mred\tapple\u202e"}
+    page = evidence_text({**document, "rank": 0, "process": {"state": "S", "cmdline": "a\x9bb"}})
+    assert all(char.isprintable() or char == "\n" for char in page)
+    assert r"boom \x1b]0;pwned\x07" in page
+    # what it wrote in a line of its own doesn't look like one of ours
+    assert not any(line.startswith("[ft_launcher]") for line in page.splitlines())
