@@ -30,6 +30,8 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
         yield f"{'section:':<14}{section['name']}, open for {section['open_for_s']:.3f} s ({bound})"
     if board and not board.get("open_sections"):
         yield f"{'section:':<14}none, since {board.get('quiet_s', 0.0):.3f} s"
+    for lost in document.get("lost") or ():
+        yield f"{'lost:':<14}{lost}"
     yield from _process(document.get("process") or {})
     yield from _collectives(document.get("collectives") or {})
     yield from _stacks(document.get("stacks") or {})
