@@ -97,9 +97,9 @@ def _is_table_of_counts(value: object) -> bool:
 
 _WHO: dict[str, Callable[[object], bool]] = {"rank": _is_count, "cycle": _is_count}
 _FIELDS: dict[str, dict[str, Callable[[object], bool]]] = {
-    "attached": {**_WHO, "pid": _is_count, "user_code_ns": _or_none(_is_count)},
+    "attached": {**_WHO, "pid": _is_count, "user_code_ns": _or_none(_is_count), "at_ns": _or_none(_is_count)},
     "detached": {**_WHO, "at_ns": _is_count},
-    "trains": {**_WHO, "at_ns": _is_count},
+    "trains": {**_WHO, "at_ns": _is_count, "began_ns": _or_none(_is_count)},
     "verdict": {
         **_WHO,
         "kind": _is_text,

@@ -216,7 +216,7 @@ class MonitorService:
         self._leave_rank()
         self._watch(watched)
         # the launcher first: a rank that is welcomed can be taken over from then on
-        self._reports.attached(watched.attached, greeting.user_code_ns)
+        self._reports.attached(watched.attached, greeting)
         welcome = {
             "type": "welcome",
             "config": self._settings.config.to_dict(),

@@ -39,8 +39,8 @@ class RestartPhases:
         rendezvous: until all nodes of the next cycle had met.
         spawn: until its ranks were created.
         user_code: until the last rank's script began; None for fresh interpreters, which don't tell.
-        process_group: until the last rank had connected to its monitor. Imports are in it and, in the order of
-            Megatron's training scripts, the process group and the model.
+        imports: until the last rank had connected to its monitor. What else its script did before is in it, too: in
+            Megatron's training scripts, the process group.
         setup: until the last rank began its first iteration: the load of the checkpoint is in it.
         first_step: until that iteration was over on all ranks.
     """
@@ -50,7 +50,7 @@ class RestartPhases:
     rendezvous: float | None = None
     spawn: float | None = None
     user_code: float | None = None
-    process_group: float | None = None
+    imports: float | None = None
     setup: float | None = None
     first_step: float | None = None
 
@@ -227,7 +227,7 @@ class _Cycle:
             rendezvous=_seconds(self.ended_ns, following.met_ns),
             spawn=_seconds(following.met_ns or self.ended_ns, created_ns),
             user_code=_seconds(created_ns, began_ns),
-            process_group=_seconds(began_ns or created_ns, following.attached_ns),
+            imports=_seconds(began_ns or created_ns, following.attached_ns),
             setup=_seconds(following.attached_ns, following.all_training_ns),
             first_step=_seconds(following.all_training_ns, following.first_step_ns()),
         )

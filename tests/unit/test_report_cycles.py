@@ -140,7 +140,7 @@ def test_the_phases_of_a_restart_add_up(tmp_path: Path) -> None:
     write_kill_then_hang(Logs(tmp_path))
     killed = only_run(tmp_path).cycles[0]
     phases = killed.phases
-    parts = [phases.notice, phases.stop, phases.spawn, phases.process_group, phases.setup]
+    parts = [phases.notice, phases.stop, phases.spawn, phases.imports, phases.setup]
     assert parts == [pytest.approx(part) for part in (0.02, 0.02, 0.06, 0.9, 2.0)]
     assert sum(part for part in parts if part is not None) == pytest.approx(killed.training_again_after_s)
 
