@@ -62,6 +62,48 @@ def test_all_memory_is_allocated_before_it_is_handed_out() -> None:
     os.close(fd)
 
 
+def test_the_second_step_says_that_a_rank_trains_where_no_iterations_are_told(board: Board, recorder: Recorder) -> None:
+    recorder.start("setup")
+    recorder.end("setup")
+    before = time.monotonic_ns()
+    recorder.start("step")
+    began = time.monotonic_ns()
+    recorder.end("step")
+    # an exception ends the first one, too: then the rank never trains
+    assert board.snapshot().first_step_at_ns == 0
+    recorder.start("step")
+    recorder.end("step")
+    recorder.start("step")
+    snapshot = board.snapshot()
+    assert before <= snapshot.first_iteration_at_ns <= began <= snapshot.first_step_at_ns
+    assert snapshot.first_iteration is None
+    third_began = snapshot.sections[1].opened_at_ns
+    assert snapshot.first_step_at_ns < third_began
+    # iterations that are told later don't change it
+    recorder.iteration(2)
+    recorder.iteration(3)
+    later = board.snapshot()
+    assert (later.first_iteration_at_ns, later.first_step_at_ns, later.first_iteration) == (
+        snapshot.first_iteration_at_ns,
+        snapshot.first_step_at_ns,
+        2,
+    )
+
+
+def test_iterations_tell_their_own_beginning_whatever_the_steps_do(board: Board, recorder: Recorder) -> None:
+    recorder.start("step")
+    recorder.iteration(0)
+    told = board.snapshot().first_iteration_at_ns
+    recorder.end("step")
+    recorder.iteration(1)
+    over = board.snapshot()
+    recorder.start("step")
+    assert told > 0
+    assert over.first_step_at_ns > told
+    after = board.snapshot()
+    assert (after.first_iteration_at_ns, after.first_step_at_ns) == (told, over.first_step_at_ns)
+
+
 def test_sections_iterations_and_heartbeats_show_on_the_board(board: Board, recorder: Recorder) -> None:
     before = time.monotonic_ns()
     recorder.iteration(4)
@@ -280,45 +322,3 @@ def test_an_end_of_the_monitoring_is_written_as_one(board: Board) -> None:
         board.words[layout.W_CLOSING] = garbage
         with pytest.raises(BoardDamagedError, match="end of the monitoring"):
             board.snapshot()
-
-
-def test_the_second_step_says_that_a_rank_trains_where_no_iterations_are_told(board: Board, recorder: Recorder) -> None:
-    recorder.start("setup")
-    recorder.end("setup")
-    before = time.monotonic_ns()
-    recorder.start("step")
-    began = time.monotonic_ns()
-    recorder.end("step")
-    # an exception ends the first one, too: then the rank never trains
-    assert board.snapshot().first_step_at_ns == 0
-    recorder.start("step")
-    recorder.end("step")
-    recorder.start("step")
-    snapshot = board.snapshot()
-    assert before <= snapshot.first_iteration_at_ns <= began <= snapshot.first_step_at_ns
-    assert snapshot.first_iteration is None
-    third_began = snapshot.sections[1].opened_at_ns
-    assert snapshot.first_step_at_ns < third_began
-    # iterations that are told later don't change it
-    recorder.iteration(2)
-    recorder.iteration(3)
-    later = board.snapshot()
-    assert (later.first_iteration_at_ns, later.first_step_at_ns, later.first_iteration) == (
-        snapshot.first_iteration_at_ns,
-        snapshot.first_step_at_ns,
-        2,
-    )
-
-
-def test_iterations_tell_their_own_beginning_whatever_the_steps_do(board: Board, recorder: Recorder) -> None:
-    recorder.start("step")
-    recorder.iteration(0)
-    told = board.snapshot().first_iteration_at_ns
-    recorder.end("step")
-    recorder.iteration(1)
-    over = board.snapshot()
-    recorder.start("step")
-    assert told > 0
-    assert over.first_step_at_ns > told
-    after = board.snapshot()
-    assert (after.first_iteration_at_ns, after.first_step_at_ns) == (told, over.first_step_at_ns)
