@@ -39,6 +39,7 @@ from megatron_ft.core.errors import RankMonitorClientError
 from megatron_ft.core.monitor_state import STEP
 from megatron_ft.core.timeouts import OUT_OF_SECTION, SectionTimeouts
 from megatron_ft.ipc.board import Board
+from megatron_ft.rank import user_code
 
 _monotonic_ns = time.monotonic_ns
 _HEARTBEAT_CODE = EVENT_HEARTBEAT << KIND_SHIFT
@@ -62,8 +63,8 @@ class Recorder:
         self._last_heartbeat = 0
         self._last_iteration = -1
         self._in_first_step = False
-        self._is_starting = True
-        """No second "step" has begun."""
+        self._is_starting = not user_code.tells_iterations()
+        """No second "step" has begun, which would say that the rank trains."""
         self._first_step_began = 0
         self._timeouts = timeouts
         self.longest_section: dict[str, int] = {}
@@ -233,7 +234,7 @@ class Recorder:
         self.longest_section.setdefault(name, -1)
 
     def _step_begins(self, now: int) -> None:
-        """When the second "step" begins, the rank trains, whether or not it tells its iterations.
+        """When the second "step" begins, the rank trains, where it isn't known to tell its iterations.
 
         Not when the first one ends: an exception ends it, too.
         """

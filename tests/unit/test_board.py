@@ -14,6 +14,7 @@ from megatron_ft.core.board_layout import BoardDamagedError
 from megatron_ft.core.errors import RankMonitorClientError
 from megatron_ft.core.timeouts import SectionTimeouts
 from megatron_ft.ipc.board import Board, BoardTimeouts, create_memory
+from megatron_ft.rank import user_code
 from megatron_ft.rank.recorder import Recorder
 
 SECTIONS = {"setup": 600.0, "step": 1.5, "ckpt": None}
@@ -37,7 +38,8 @@ def board() -> Iterator[Board]:
 
 
 @pytest.fixture
-def recorder(board: Board) -> Recorder:
+def recorder(board: Board, monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    monkeypatch.setattr(user_code, "_tells_iterations", False)
     return Recorder(board, SectionTimeouts(dict(SECTIONS), 0.25))
 
 
@@ -88,6 +90,20 @@ def test_the_second_step_says_that_a_rank_trains_where_no_iterations_are_told(bo
         snapshot.first_step_at_ns,
         2,
     )
+
+
+def test_where_iterations_will_be_told_steps_say_nothing(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An evaluation has its own, and may come first."""
+    monkeypatch.setattr(user_code, "_tells_iterations", True)
+    recorder = Recorder(board, SectionTimeouts(dict(SECTIONS), 0.25))
+    for _ in range(3):
+        recorder.start("step")
+        recorder.end("step")
+    assert board.snapshot().first_iteration_at_ns == board.snapshot().first_step_at_ns == 0
+    for iteration in (4, 5):
+        recorder.iteration(iteration)
+    snapshot = board.snapshot()
+    assert 0 < snapshot.first_iteration_at_ns < snapshot.first_step_at_ns
 
 
 def test_iterations_tell_their_own_beginning_whatever_the_steps_do(board: Board, recorder: Recorder) -> None:

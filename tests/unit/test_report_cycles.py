@@ -390,7 +390,8 @@ def instructions(run: RunLogs) -> int:
 def test_twice_as_many_cycles_take_twice_the_work(tmp_path: Path, trains: bool) -> None:
     """Also where no cycle ever trains: none is asked again and again whether it did."""
     taken = []
-    for cycles in (40, 80):
+    # Python 3.13 counts none of the first run that it traces
+    for cycles in (1, 40, 80):
         logs = Logs(tmp_path, run_id=str(cycles))
         exited = {"local_rank": 0, "pid": 1, "exitcode": 1, "signal": None, "by_us": False, "rank": 0}
         records: list[tuple[float, str, dict[str, Any]]] = []
@@ -409,4 +410,4 @@ def test_twice_as_many_cycles_take_twice_the_work(tmp_path: Path, trains: bool) 
         logs.write("monitor", *monitors)
         (run,) = (run for run in split_runs(read_directory(tmp_path)) if run.run_id == str(cycles))
         taken.append(instructions(run))
-    assert taken[1] < 2.1 * taken[0]
+    assert 0 < taken[2] < 2.1 * taken[1]
