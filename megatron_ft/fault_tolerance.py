@@ -30,7 +30,7 @@ from megatron_ft.core.control import WorkloadAction, WorkloadControlRequest
 from megatron_ft.core.errors import RankMonitorClientError
 from megatron_ft.core.timeouts import OUT_OF_SECTION
 from megatron_ft.core.update_rules import choose_update
-from megatron_ft.rank import agreement, learning, say, simulated_fault, tolerant
+from megatron_ft.rank import agreement, learning, say, simulated_fault, tolerant, user_code
 from megatron_ft.rank.client import RankMonitorClient
 from megatron_ft.rank.loop_state import (
     CheckpointConfig,
@@ -109,6 +109,7 @@ def setup(config: Any, global_state: Any) -> None:
     say.forget()
 
     client = RankMonitorClient()
+    user_code.note_iterations(type(getattr(getattr(global_state, "train_state", None), "step", None)) is int)
     warmup = configured_warmup(config)
     client.init_workload_monitoring(**({} if warmup is None else {"num_warmup_iters": warmup}))
     problem = why_unusable(save, create=get_rank_safe() == 0)

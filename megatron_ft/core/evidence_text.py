@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from megatron_ft.core.printable import printable
+
 __all__ = ["evidence_text"]
 
 _WITNESS = "megatron_ft/rank/witness.py"
@@ -12,7 +14,7 @@ _WITNESS = "megatron_ft/rank/witness.py"
 
 def evidence_text(document: Mapping[str, Any]) -> str:
     """The readable form of an evidence document (see ``monitor.evidence`` and ``launcher.crash_evidence``)."""
-    return "\n".join(line.rstrip() for line in _lines(document)) + "\n"
+    return "\n".join(printable(line).rstrip() for line in _lines(document)) + "\n"
 
 
 def _lines(document: Mapping[str, Any]) -> Iterator[str]:
@@ -28,6 +30,8 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
         yield f"{'section:':<14}{section['name']}, open for {section['open_for_s']:.3f} s ({bound})"
     if board and not board.get("open_sections"):
         yield f"{'section:':<14}none, since {board.get('quiet_s', 0.0):.3f} s"
+    for lost in document.get("lost") or ():
+        yield f"{'lost:':<14}{lost}"
     yield from _process(document.get("process") or {})
     yield from _collectives(document.get("collectives") or {})
     yield from _stacks(document.get("stacks") or {})

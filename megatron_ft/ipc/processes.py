@@ -14,7 +14,11 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+_EXIT_STATUS = 49
+"""Where a stat file has it, counted from the state on."""
 OWN_THREADS = "/proc/self/task"
+_KERNEL_LISTS_CHILDREN = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
+"""Not every kernel is built so; without, all of /proc is read."""
 
 
 class ProcessStat(NamedTuple):
@@ -28,6 +32,8 @@ class ProcessStat(NamedTuple):
     session: int
     is_anothers: bool = False
     """Known to belong to another user (sudo), so that it can't be signalled."""
+    exitcode: int = 0
+    """Of one that has ended and isn't reaped yet, as ``subprocess`` has it; 0 where it lives, or may not be read."""
 
 
 def read_stat(pid: int) -> ProcessStat | None:
@@ -44,7 +50,24 @@ def read_stat(pid: int) -> ProcessStat | None:
     head, _, tail = raw.rpartition(b")")
     fields = tail.split()
     comm = head.partition(b"(")[2].decode(errors="replace")
-    return ProcessStat(pid, comm, fields[0].decode(), int(fields[1]), int(fields[2]), int(fields[3]))
+    state, exitcode = fields[0].decode(), 0
+    if state == "Z" and len(fields) > _EXIT_STATUS:
+        exitcode = os.waitstatus_to_exitcode(int(fields[_EXIT_STATUS]))
+    return ProcessStat(pid, comm, state, int(fields[1]), int(fields[2]), int(fields[3]), exitcode=exitcode)
+
+
+def children(pid: int) -> set[int]:
+    """Process ids of the children of a process, zombies included; of our own, also the adopted ones."""
+    if not _KERNEL_LISTS_CHILDREN:
+        return {stat.pid for stat in all_processes() if stat.parent == pid}
+    found: set[int] = set()
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            # threads may end meanwhile; their children go to another of its threads
+            gone = contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError)
+            with gone, open(f"/proc/{pid}/task/{task}/children") as file:
+                found.update(int(child) for child in file.read().split())
+    return found
 
 
 def _hidden_stat(pid: int) -> ProcessStat | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from megatron_ft.core.control import WorkloadAction
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.moderation import Moderation
+from megatron_ft.core.printable import printable
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Message, check_peer, listen, shown
 from megatron_ft.launcher.reactor import Reactor
 
@@ -168,7 +169,7 @@ def _parse(message: Message, pid: int) -> ReceivedRequest:
     rank, said = message.get("rank"), message.get("description", "")
     if not isinstance(said, str):
         raise ProtocolError(f"description is {shown(said)}, not text")
-    # what a terminal would obey, or no file can hold, isn't passed on
-    words = "".join(each if each.isprintable() else " " for each in said[: 2 * _MAX_DESCRIPTION]).split()
+    # what a terminal would obey, or no file can hold, isn't passed on as it is
+    words = printable(said[: 2 * _MAX_DESCRIPTION]).split()
     is_rank = type(rank) is int and 0 <= rank <= _MAX_RANK
     return ReceivedRequest(action, " ".join(words)[:_MAX_DESCRIPTION], rank if is_rank else None, pid)

@@ -8,28 +8,18 @@ import signal
 import time
 from collections.abc import Callable, Collection
 
+from megatron_ft.ipc import processes
 from megatron_ft.ipc.processes import ProcessStat, all_processes, read_stat
 
 __all__ = ["Orphans", "children", "end_strays", "exit_code_unreaped", "is_stopped", "left_behind", "reap", "tidies_up"]
 
 _STRAYS_S = 1.0
 """One that is stuck in the kernel isn't waited for any longer."""
-_KERNEL_LISTS_CHILDREN = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
-"""Not every kernel is built so; without, all of /proc is read."""
 
 
 def children() -> set[int]:
     """Process ids of our children, adopted ones and zombies included."""
-    if not _KERNEL_LISTS_CHILDREN:
-        own = os.getpid()
-        return {stat.pid for stat in all_processes() if stat.parent == own}
-    found: set[int] = set()
-    for task in os.listdir("/proc/self/task"):
-        # threads may end meanwhile; their children go to another of our threads
-        gone = contextlib.suppress(FileNotFoundError, ProcessLookupError)
-        with gone, open(f"/proc/self/task/{task}/children") as file:
-            found.update(int(pid) for pid in file.read().split())
-    return found
+    return processes.children(os.getpid())
 
 
 def left_behind(leaders: Collection[int], known: Collection[int]) -> list[ProcessStat]:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
+from megatron_ft.core.printable import printable
 from megatron_ft.ipc.open_files import give_back_to
 from megatron_ft.ipc.processes import kill_if_still, read_stat, with_owner
 from megatron_ft.launcher import descendants, lines
@@ -196,6 +197,6 @@ class HealthCheck:
 
 
 def last_line(output: bytes) -> str:
-    """The last line that isn't empty, without what would disturb a terminal."""
+    """The last line that isn't empty, harmless for a terminal."""
     found = [line for line in output.decode(errors="replace").splitlines() if line.strip()]
-    return "".join(c for c in found[-1].strip() if c.isprintable()) if found else ""
+    return printable(found[-1].strip()) if found else ""

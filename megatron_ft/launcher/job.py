@@ -13,6 +13,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from megatron_ft.core.errors import ConfigError, FaultToleranceError
+from megatron_ft.core.printable import printable
 from megatron_ft.ipc import open_files
 from megatron_ft.ipc.event_log import EventLog
 from megatron_ft.launcher import directories, lines, torch_private
@@ -75,7 +76,8 @@ def _launch(node: Node, config: LaunchConfig, command: Sequence[str]) -> int:
             record(elastic_launch(config, entrypoint))(*arguments)
     except ChildFailedError as error:
         # torch's table of the failures, without a traceback of ours and with the script's name in its title
-        print(ChildFailedError(node.line.namespace.training_script, error.failures), file=sys.stderr, flush=True)
+        table = str(ChildFailedError(node.line.namespace.training_script, error.failures))
+        print("\n".join(map(printable, table.split("\n"))), file=sys.stderr, flush=True)
         return node.failure_code
     except SignalException as error:
         if error.sigval == signal.SIGINT:

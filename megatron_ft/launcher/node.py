@@ -13,6 +13,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.moderation import Moderation
+from megatron_ft.core.printable import printable
 from megatron_ft.core.rank_note import LOOK_S
 from megatron_ft.core.restart_policy import AnyFailed, MinHealthy, RestartPolicy
 from megatron_ft.ipc.event_log import EventLog
@@ -40,9 +41,9 @@ T = TypeVar("T")
 
 
 def say(text: str) -> None:
-    """Print one line for the user."""
+    """Print one line for the user, in which nothing of what came from elsewhere can act on a terminal."""
     try:
-        print(f"{lines.PREFIX}{text}", file=sys.stderr, flush=True)
+        print(f"{lines.PREFIX}{printable(text)}", file=sys.stderr, flush=True)
     except (OSError, ValueError):
         pass  # a terminal that is gone must not end the job; the event log has it
 

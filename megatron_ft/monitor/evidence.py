@@ -26,6 +26,8 @@ from megatron_ft.core.rank_note import (
     collectives_of,
     is_in_checkpoint_write,
     is_in_library,
+    is_waiting_for_process,
+    lost_process,
     place,
     stack_wait,
 )
@@ -72,6 +74,7 @@ def collect(
     began_ns = time.monotonic_ns()
     missing: list[str] = []
     facts = proc_facts.process_facts(attached.pid)
+    lost = proc_facts.lost_processes(attached.pid)
     looks = _Looks(attached, snapshot, deadline_ns, freeze=verdict is not None and not passive)
     # the collectives first: the signal for the stacks may wake the rank, which then enters the next one
     answer = looks.collectives(str(facts.get("state", "")), missing)
@@ -99,6 +102,8 @@ def collect(
         enqueued=answer.get("enqueued") or {},
         gone=is_gone(attached.pidfd),
         raised=words.error,
+        lost=tuple(lost_process(*each) for each in lost),
+        waits_for_process=is_waiting_for_process(frames),
     )
     threads = [{"ident": s.ident, "name": s.name, "main": s.frames is frames, "frames": list(s.frames)} for s in stacks]
     document = {

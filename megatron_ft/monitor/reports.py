@@ -15,6 +15,7 @@ from megatron_ft.ipc.event_log import EventLog
 from megatron_ft.ipc.monitor_process import AttachedRank
 from megatron_ft.ipc.processes import read_stat
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received
+from megatron_ft.monitor.hello import Hello
 from megatron_ft.monitor.progress import next_batch, taken
 from megatron_ft.monitor.watched_rank import WatchedRank, seconds
 
@@ -68,13 +69,15 @@ class Reports:
         if admitted is not None:
             self.warn(admitted)
 
-    def attached(self, attached: AttachedRank, user_code_ns: int) -> None:
+    def attached(self, attached: AttachedRank, greeting: Hello) -> None:
         """A rank is watched from now on; the launcher gets what a replacement monitor would need."""
         who = {
             "rank": attached.rank,
             "cycle": attached.cycle,
             "pid": attached.pid,
-            "user_code_ns": user_code_ns or None,
+            "user_code_ns": greeting.user_code_ns or None,
+            "has_group": greeting.has_group,
+            "at_ns": time.monotonic_ns(),
         }
         self._log.write("attached", **who)
         self.tell("attached", attached.fds, **who)

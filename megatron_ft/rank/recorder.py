@@ -36,8 +36,10 @@ from megatron_ft.core.board_layout import (
     WORD_MASK,
 )
 from megatron_ft.core.errors import RankMonitorClientError
+from megatron_ft.core.monitor_state import STEP
 from megatron_ft.core.timeouts import OUT_OF_SECTION, SectionTimeouts
 from megatron_ft.ipc.board import Board
+from megatron_ft.rank import user_code
 
 _monotonic_ns = time.monotonic_ns
 _HEARTBEAT_CODE = EVENT_HEARTBEAT << KIND_SHIFT
@@ -61,6 +63,9 @@ class Recorder:
         self._last_heartbeat = 0
         self._last_iteration = -1
         self._in_first_step = False
+        self._is_starting = not user_code.tells_iterations()
+        """No second "step" has begun, which would say that the rank trains."""
+        self._first_step_began = 0
         self._timeouts = timeouts
         self.longest_section: dict[str, int] = {}
         self.longest_out_of_section = -1
@@ -77,6 +82,8 @@ class Recorder:
             raise self._refusal(section, "open")
         words = self._words
         now = _monotonic_ns()
+        if self._is_starting and section == STEP:
+            self._step_begins(now)
         if not opened:
             idle = now - self._idle_since
             if idle > self.longest_out_of_section:
@@ -151,8 +158,8 @@ class Recorder:
         words[W_ITERATION] = number + 1
         if self._last_iteration < 0:
             words[W_FIRST_ITERATION] = number + 1
-            words[W_FIRST_ITERATION_AT] = now
-        elif self._in_first_step:
+            words[W_FIRST_ITERATION_AT] = words[W_FIRST_ITERATION_AT] or now
+        elif self._in_first_step and not words[W_FIRST_STEP_AT]:
             words[W_FIRST_STEP_AT] = now
         self._in_first_step = self._last_iteration < 0
         words[W_ITERATIONS_SEEN] = (words[W_ITERATIONS_SEEN] + 1) & WORD_MASK
@@ -225,6 +232,22 @@ class Recorder:
         self._start_codes[name] = EVENT_START << KIND_SHIFT | index << SECTION_SHIFT
         self._end_codes[name] = EVENT_END << KIND_SHIFT | index << SECTION_SHIFT
         self.longest_section.setdefault(name, -1)
+
+    def _step_begins(self, now: int) -> None:
+        """When the second "step" begins, the rank trains, where it isn't known to tell its iterations.
+
+        Not when the first one ends: an exception ends it, too.
+        """
+        words = self._words
+        if self.longest_section[STEP] < 0:
+            self._first_step_began = now
+            return
+        self._is_starting = False
+        if not words[W_FIRST_ITERATION_AT]:
+            # the monitor may have renewed the board since: no stamp lies before its start
+            words[W_FIRST_ITERATION_AT] = max(self._first_step_began, words[layout.W_START])
+        if not words[W_FIRST_STEP_AT]:
+            words[W_FIRST_STEP_AT] = now
 
     def _clear(self, section: str) -> None:
         # two threads may have raced in the same section: what nobody holds open must not look open for ever

@@ -14,6 +14,7 @@ from megatron_ft.core.board_layout import BoardDamagedError
 from megatron_ft.core.errors import RankMonitorClientError
 from megatron_ft.core.timeouts import SectionTimeouts
 from megatron_ft.ipc.board import Board, BoardTimeouts, create_memory
+from megatron_ft.rank import user_code
 from megatron_ft.rank.recorder import Recorder
 
 SECTIONS = {"setup": 600.0, "step": 1.5, "ckpt": None}
@@ -37,7 +38,8 @@ def board() -> Iterator[Board]:
 
 
 @pytest.fixture
-def recorder(board: Board) -> Recorder:
+def recorder(board: Board, monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    monkeypatch.setattr(user_code, "_tells_iterations", False)
     return Recorder(board, SectionTimeouts(dict(SECTIONS), 0.25))
 
 
@@ -60,6 +62,62 @@ def test_all_memory_is_allocated_before_it_is_handed_out() -> None:
     fd = create_memory()
     assert os.fstat(fd).st_blocks * 512 >= layout.BOARD_BYTES
     os.close(fd)
+
+
+def test_the_second_step_says_that_a_rank_trains_where_no_iterations_are_told(board: Board, recorder: Recorder) -> None:
+    recorder.start("setup")
+    recorder.end("setup")
+    before = time.monotonic_ns()
+    recorder.start("step")
+    began = time.monotonic_ns()
+    recorder.end("step")
+    # an exception ends the first one, too: then the rank never trains
+    assert board.snapshot().first_step_at_ns == 0
+    recorder.start("step")
+    recorder.end("step")
+    recorder.start("step")
+    snapshot = board.snapshot()
+    assert before <= snapshot.first_iteration_at_ns <= began <= snapshot.first_step_at_ns
+    assert snapshot.first_iteration is None
+    third_began = snapshot.sections[1].opened_at_ns
+    assert snapshot.first_step_at_ns < third_began
+    # iterations that are told later don't change it
+    recorder.iteration(2)
+    recorder.iteration(3)
+    later = board.snapshot()
+    assert (later.first_iteration_at_ns, later.first_step_at_ns, later.first_iteration) == (
+        snapshot.first_iteration_at_ns,
+        snapshot.first_step_at_ns,
+        2,
+    )
+
+
+def test_where_iterations_will_be_told_steps_say_nothing(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An evaluation has its own, and may come first."""
+    monkeypatch.setattr(user_code, "_tells_iterations", True)
+    recorder = Recorder(board, SectionTimeouts(dict(SECTIONS), 0.25))
+    for _ in range(3):
+        recorder.start("step")
+        recorder.end("step")
+    assert board.snapshot().first_iteration_at_ns == board.snapshot().first_step_at_ns == 0
+    for iteration in (4, 5):
+        recorder.iteration(iteration)
+    snapshot = board.snapshot()
+    assert 0 < snapshot.first_iteration_at_ns < snapshot.first_step_at_ns
+
+
+def test_iterations_tell_their_own_beginning_whatever_the_steps_do(board: Board, recorder: Recorder) -> None:
+    recorder.start("step")
+    recorder.iteration(0)
+    told = board.snapshot().first_iteration_at_ns
+    recorder.end("step")
+    recorder.iteration(1)
+    over = board.snapshot()
+    recorder.start("step")
+    assert told > 0
+    assert over.first_step_at_ns > told
+    after = board.snapshot()
+    assert (after.first_iteration_at_ns, after.first_step_at_ns) == (told, over.first_step_at_ns)
 
 
 def test_sections_iterations_and_heartbeats_show_on_the_board(board: Board, recorder: Recorder) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -333,3 +334,51 @@ def test_what_lies_in_the_place_of_a_file_is_neither_followed_nor_waited_for(tmp
     with pytest.raises(OSError, match=r"[Nn]ot a directory|symbolic"):
         write_evidence(str(tmp_path), document)
     assert elsewhere.read_text() == "mine"
+
+
+def test_a_page_gives_a_terminal_no_orders() -> None:
+    said = "ValueError: boom \x1b]0;pwned\x07\n[ft_launcher] all is well\r"
+    document = {"summary": said, "error": said, "exception": f"Traceback\n{said}", "stderr": "\x1b[31mred\tapple\u202e"}
+    page = evidence_text({**document, "rank": 0, "process": {"state": "S", "cmdline": "a\x9bb"}})
+    assert all(char.isprintable() or char == "\n" for char in page)
+    assert r"boom \x1b]0;pwned\x07" in page
+    # what it wrote in a line of its own doesn't look like one of ours
+    assert not any(line.startswith("[ft_launcher]") for line in page.splitlines())
+
+
+LOSES = """
+import multiprocessing
+def child(act):
+    pid = os.fork()
+    if not pid:
+        act()
+        os._exit(0)
+    return pid
+def ended(pid):
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+def kill():
+    os.kill(os.getpid(), signal.SIGKILL)
+def live():
+    os.close(keeps)
+    ended(child(kill))
+    os.write(tell, b"x")
+    os.read(alive, 1)  # as long as the subject lives
+(alive, keeps), (known, tell) = os.pipe(), os.pipe()
+for act in (lambda: None, lambda: os._exit(3), kill):
+    ended(child(act))
+child(live)
+os.read(known, 1)
+begin()
+multiprocessing.SimpleQueue().get()
+"""
+
+
+def test_the_processes_that_a_rank_has_lost_are_told(subjects: Subjects) -> None:
+    """Its own and those of its processes; one that ended well isn't lost."""
+    subject = subjects.start(LOSES)
+    note, document = subject.collect()
+    ends = [re.fullmatch(r"process \d+ \(python[\d.]*\), which (.*)", each) for each in note.lost]
+    assert [end and end[1] for end in ends] == ["exited with code 3", "was killed by SIGKILL", "was killed by SIGKILL"]
+    assert note.waits_for_process
+    assert document["summary"].startswith(f"rank 3: waits for its {note.lost[0]}, and 2 more, in ")
+    assert f"lost:         {note.lost[1]}\n" in evidence_text(document)

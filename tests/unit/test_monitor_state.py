@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from megatron_ft.core import board_facts
 from megatron_ft.core.board_layout import (
     FLAG_INITIAL_IS_EXPLICIT,
     FLAG_SUBSEQUENT_IS_EXPLICIT,
@@ -379,3 +380,21 @@ def test_time_in_which_nobody_was_to_judge_is_not_the_ranks() -> None:
     outcome = look(watching, stuck, START + 505 * S)
     assert outcome.step is Step.WATCH
     assert outcome.next_look_ns == START + 510 * S
+
+
+STEP = section("step", opened_at=START, timeout=3.0)
+
+
+@pytest.mark.parametrize(
+    ("shown", "left_s"),
+    [
+        (board(), None),
+        (board(sections=(STEP,)), 1.0),
+        (board(sections=(STEP, section("forward", opened_at=START + S, timeout=0.5))), -0.5),
+        (board(sections=(STEP,), heartbeats=1, last_heartbeat_ns=START, heartbeat_timeout_ns=2 * S), 0.0),
+        (board(out_of_section_timeout_ns=5 * S), 3.0),
+        (board(sections=(STEP,), closing=True), None),
+    ],
+)
+def test_a_note_says_how_long_its_rank_has_left(shown: BoardSnapshot, left_s: float | None) -> None:
+    assert board_facts.for_note(shown, START + 2 * S)["left_s"] == left_s
