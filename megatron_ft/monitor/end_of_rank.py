@@ -7,7 +7,7 @@ import os
 import signal
 import time
 
-from megatron_ft.ipc.processes import ProcessStat, carries, kill_matching, send_signal
+from megatron_ft.ipc.processes import ProcessStat, carries, kill_matching, send_signal, signal_main_thread
 
 GRACE_S = 5.0
 """From the termination signal to SIGKILL, and from SIGKILL to the complaint that it had no effect."""
@@ -16,9 +16,11 @@ _SECOND_LOOK_S = 0.1
 
 
 class Ending:
-    """SIGCONT and the termination signal at ``due_at``, SIGKILL after the grace; ``advance`` never waits."""
+    """The termination signal and SIGCONT at ``due_at``, SIGKILL after the grace; ``advance`` never waits."""
 
-    def __init__(self, pidfd: int, first_signal: signal.Signals, *, due_at: float) -> None:
+    def __init__(self, pid: int, pidfd: int, first_signal: signal.Signals, *, due_at: float) -> None:
+        """``pid`` and ``pidfd`` are of the same process; ``due_at``: ``time.monotonic`` seconds."""
+        self._pid = pid
         self._pidfd = pidfd
         self._next = first_signal
         self._killed = False
@@ -32,10 +34,11 @@ class Ending:
             self.due_at = None
             return []
         number = self._next
-        # a signal stays pending in a stopped process: it must go on to die of any but SIGKILL
-        sent = [signal.SIGCONT, number]
-        for each in sent:
-            send_signal(self._pidfd, each)
+        # Python runs a handler in the main thread only, and that may sleep on in C if another thread takes the signal:
+        # so it goes to the main thread, which finds it first thing when SIGCONT lets a stopped process go on to die
+        signal_main_thread(self._pid, self._pidfd, number)
+        send_signal(self._pidfd, signal.SIGCONT)
+        sent = [number, signal.SIGCONT]
         self._killed = number == signal.SIGKILL
         self._next = signal.SIGKILL
         self.due_at = time.monotonic() + GRACE_S

@@ -301,7 +301,7 @@ class MonitorService:
             # the launcher says when it has seen the other ranks, who would fall if this one did
             due_at = deadline_ns / 1e9 if self._settings.launcher_fd is not None else now_ns / 1e9
             signal_first = self._settings.config.rank_termination_signal
-            self._ending = Ending(watched.attached.pidfd, signal_first, due_at=due_at)
+            self._ending = Ending(watched.attached.pid, watched.attached.pidfd, signal_first, due_at=due_at)
         try:
             self._examine(watched, verdict, passive=observe_only, deadline_ns=deadline_ns)
         except Exception as error:  # noqa: BLE001 - whatever can't be seen of a rank, it is ended

@@ -52,6 +52,23 @@ def test_a_stopped_rank_is_ended_too(tmp_path: Path) -> None:
         assert process.wait(20) == -signal.SIGTERM
 
 
+def test_the_main_thread_gets_the_termination_signal_however_many_threads_there_are(tmp_path: Path) -> None:
+    """A rank is stopped for its evidence: whichever thread runs first, only the main one can call Python's handler."""
+    script = """
+import threading
+signal.signal(signal.SIGUSR1, lambda *_: sys.exit(123))
+for _ in range(16):
+    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+client.init_workload_monitoring()
+client.start_section("step")
+time.sleep(60)
+"""
+    with monitor(tmp_path / "s", rank_section_timeouts={"step": 0.2}, rank_termination_signal="SIGUSR1"):
+        for _ in range(4):
+            with rank(tmp_path / "s", script) as process:
+                assert process.wait(20) == 123
+
+
 def test_a_rank_that_ignores_the_termination_signal_gets_sigkill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
