@@ -6,8 +6,8 @@ Rules
 -----
 * Every open section is judged by ``now - opened at``; an overdue outer section is a hang even if an inner
   one is young. Only if none is open, ``now - last transition`` counts against the out-of-section timeout.
-* Heartbeat timeouts that the user set always apply. The default ones apply only to a rank that has sent a
-  heartbeat or has opened no section, so that a job with sections only isn't ended after the default hour.
+* Heartbeat timeouts, the user's like the default ones, apply to a rank that has sent a heartbeat or has opened no
+  section: one that opens sections and sends no heartbeat isn't judged by them.
 * During warm-up (see :func:`_is_warming_up`) "step" and the time out of section aren't judged.
 * A verdict is read twice, a moment apart, before it counts.
 * Time in which the whole node stood still isn't the rank's. The monitor can't see such time, but it notices
@@ -22,11 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from megatron_ft.core.board_layout import (
-    FLAG_INITIAL_IS_EXPLICIT,
-    FLAG_SUBSEQUENT_IS_EXPLICIT,
-    BoardSnapshot,
-)
+from megatron_ft.core.board_layout import BoardSnapshot
 
 CONFIRM_AFTER_NS = 10_000_000
 """From the first overdue reading to the second, which makes the verdict."""
@@ -201,15 +197,12 @@ def running_intervals(board: BoardSnapshot) -> Iterator[Interval]:
         yield Interval(HangKind.OUT_OF_SECTION, None, since, out_of_section_ns)
 
     may_have_opened = any_opened or (is_blank(board) and bool(board.sections))
-    uses_heartbeats = board.heartbeats > 0 or not may_have_opened
     if board.heartbeats == 0:
         kind, since, timeout = HangKind.INITIAL_HEARTBEAT, board.start_ns, board.initial_heartbeat_timeout_ns
-        explicit = board.heartbeat_flags & FLAG_INITIAL_IS_EXPLICIT
     else:
         kind, since, timeout = HangKind.HEARTBEAT, board.last_heartbeat_ns, board.heartbeat_timeout_ns
-        explicit = board.heartbeat_flags & FLAG_SUBSEQUENT_IS_EXPLICIT
     # a heartbeat's count is written before its stamp: no stamp yet is not "since the epoch"
-    if timeout is not None and (explicit or uses_heartbeats) and since:
+    if timeout is not None and since and (board.heartbeats or not may_have_opened):
         yield Interval(kind, None, since, timeout)
 
 

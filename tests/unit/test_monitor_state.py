@@ -161,16 +161,16 @@ def test_a_closed_board_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("heartbeats", "flags", "opened", "judged"),
+    ("heartbeats", "opened", "judged"),
     [
-        (0, 0, False, True),  # defaults: a rank that uses nothing yet
-        (0, 0, True, False),  # defaults: a sections-only job isn't ended after an hour
-        (0, FLAG_INITIAL_IS_EXPLICIT, True, True),  # set by the user: always
-        (1, 0, True, True),  # it does send heartbeats
-        (1, FLAG_SUBSEQUENT_IS_EXPLICIT, True, True),
+        (0, False, True),  # it uses nothing yet
+        (0, True, False),  # sections only
+        (1, True, True),  # both
+        (1, False, True),
     ],
 )
-def test_default_heartbeat_timeouts_spare_jobs_that_use_sections_only(
+@pytest.mark.parametrize("flags", [0, FLAG_INITIAL_IS_EXPLICIT | FLAG_SUBSEQUENT_IS_EXPLICIT], ids=["default", "set"])
+def test_heartbeat_timeouts_spare_a_rank_that_uses_sections_only_whoever_set_them(
     heartbeats: int, flags: int, opened: bool, judged: bool
 ) -> None:
     now = START + 8 * S
