@@ -193,7 +193,7 @@ def running_intervals(board: BoardSnapshot) -> Iterator[Interval]:
             yield Interval(HangKind.SECTION, section.name, section.opened_at_ns, section.timeout_ns)
     out_of_section_ns = _longest_timeout(board) if is_blank(board) else board.out_of_section_timeout_ns
     if not any_open and not warming_up and out_of_section_ns is not None:
-        since = max(board.last_transition_ns, board.start_ns)
+        since = max(board.last_transition_ns, board.start_ns, board.warm_up_over_ns)
         yield Interval(HangKind.OUT_OF_SECTION, None, since, out_of_section_ns)
 
     may_have_opened = any_opened or (is_blank(board) and bool(board.sections))
@@ -230,10 +230,10 @@ def _longest_timeout(board: BoardSnapshot) -> int | None:
 def _is_warming_up(board: BoardSnapshot) -> bool:
     """Whether the first iterations, which are slower (compilation, allocation), are still going on.
 
-    They end with the given number of reported iterations or with the first "step". A job that has neither
-    iterations nor a section "step" has no warm-up.
+    They end when the iteration after the given number of them begins (an iteration is reported as it begins), or with
+    the first "step". A job that has neither iterations nor a section "step" has no warm-up.
     """
-    if board.warmup_iterations == 0 or board.iterations_seen >= board.warmup_iterations:
+    if board.warmup_iterations == 0 or board.iterations_seen > board.warmup_iterations:
         return False
     steps = [section for section in board.sections if section.name == STEP]
     if any(section.open_count for section in steps):

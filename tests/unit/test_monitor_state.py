@@ -214,7 +214,10 @@ def test_the_two_mechanisms_are_independent() -> None:
         (0, 0, 0, True, True),
         (3, 0, 0, True, False),
         (3, 2, 0, True, False),
-        (3, 3, 0, True, True),
+        (3, 3, 0, True, False),  # the third one runs
+        (3, 4, 0, True, True),
+        (1, 1, 0, True, False),
+        (1, 2, 0, True, True),
         (3, 0, 1, True, True),  # the first "step" ends the warm-up
         (3, 0, 0, False, True),  # neither iterations nor "step": judged from the start
         (3, 1, 0, False, False),
@@ -230,6 +233,20 @@ def test_warm_up(warmup: int, seen: int, steps_opened: int, has_step: bool, judg
         sections=(section(name, count=steps_opened),),
     )
     assert (look(state(at=now), snapshot, now).step is Step.CONFIRM) == judged
+
+
+def test_the_time_out_of_section_begins_when_the_warm_up_is_over() -> None:
+    """Iterations are no transitions: the last one may be that of the setup, long before the warm-up ended."""
+    over = START + 100 * S
+    snapshot = board(
+        warmup_iterations=1,
+        iterations_seen=2,
+        warm_up_over_ns=over,
+        out_of_section_timeout_ns=7 * S,
+        last_transition_ns=START + S,
+    )
+    assert look(state(at=over), snapshot, over + 7 * S - 1).step is Step.WATCH
+    assert look(state(at=over), snapshot, over + 7 * S).step is Step.CONFIRM
 
 
 def test_a_late_wake_up_of_the_whole_node_is_not_the_ranks_time() -> None:
