@@ -237,7 +237,7 @@ class Recorder:
         self.longest_section.setdefault(name, -1)
 
     def _clear(self, section: str) -> None:
-        # two threads, or a signal handler, may have raced in the same section: what nobody holds open must not look open
+        # two threads, or a signal handler, may have raced in one section: what nobody holds open must not look so
         slot = self._slots.get(section)
         if slot is not None:
             self._words[slot + S_OPENED_AT] = 0
