@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 import time
 
 from megatron_ft.ipc.processes import ProcessStat, carries, kill_matching, send_signal, signal_main_thread
@@ -60,14 +61,28 @@ def end_orphans(socket_path: str, group: int | None) -> list[ProcessStat]:
     """
     marker = f"FT_RANK_MONITOR_IPC_SOCKET={socket_path}".encode()
     own = os.getpid()
+    left: list[ProcessStat] = []
 
-    def belongs(stat: ProcessStat) -> bool:
-        return stat.pid != own and (group in (stat.group, stat.session) or carries(stat.pid, marker))
+    def is_in_group(stat: ProcessStat) -> bool:
+        return stat.pid != own and group in (stat.group, stat.session)
 
-    left = kill_matching(belongs, _SWEEP_S)
+    def has_left_it(stat: ProcessStat) -> bool:
+        return stat.pid != own and group not in (stat.group, stat.session) and carries(stat.pid, marker)
+
+    def end_others() -> None:
+        left.extend(kill_matching(has_left_it, _SWEEP_S))
+        time.sleep(_SECOND_LOOK_S)
+        left.extend(kill_matching(has_left_it, _SWEEP_S))
+
+    left += kill_matching(is_in_group, _SWEEP_S)
+    # the environment of a process that is stuck in the kernel, of any job of this user, can't be read: that waits
+    others = threading.Thread(target=end_others, daemon=True)
+    others.start()
     # a rank whose launcher died between spawning it and its first instructions may appear only now
     time.sleep(_SECOND_LOOK_S)
-    return left + kill_matching(belongs, _SWEEP_S)
+    left += kill_matching(is_in_group, _SWEEP_S)
+    others.join(2 * _SWEEP_S + _SECOND_LOOK_S)
+    return left
 
 
 def remove_run_directory(socket_path: str) -> None:
