@@ -20,7 +20,7 @@ from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.exit_description import Cause, CauseKind
 from megatron_ft.core.membership import Admission
 from megatron_ft.core.restart_policy import Action, Decision, GroupView, NodeState, Outcome
-from megatron_ft.launcher import announce, crash_evidence, departure, lines, node_lines, stopping, torch_private
+from megatron_ft.launcher import announce, crash_evidence, departure, lines, logs, node_lines, stopping, torch_private
 from megatron_ft.launcher.accounts import Accounts
 from megatron_ft.launcher.control import ReceivedRequest
 from megatron_ft.launcher.cycle_record import CycleRecord
@@ -222,7 +222,7 @@ class FaultTolerantAgent(LocalElasticAgent):
             on_start=lambda worker: self._node.monitors.rank_started(worker.local_rank, worker.pid),
             on_exit=self._ended,
             envs=envs,
-            **torch_arguments,
+            **logs.prompt(torch_arguments, self._node.say),
         )
         self._pcontext = context  # before the start: if that fails midway, those that run are ended
         self._node.workers = context.workers

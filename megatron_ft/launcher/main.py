@@ -112,10 +112,6 @@ def _run(argv: Sequence[str] | None, server: ServerProcess | None) -> int:
         if line.options.log_dir is None:
             directories.remove_if_empty(log_dir)
         raise
-    try:
-        max_bytes = line.options.log_max_bytes
-        log = EventLog.open(log_dir, role="launcher", run_id=line.run_id, max_bytes=max_bytes)
-    except OSError as error:
-        raise ConfigError(f"{log_dir} can't be written: {error.strerror}") from None
+    log = EventLog.open(log_dir, role="launcher", run_id=line.run_id, max_bytes=line.options.log_max_bytes)
     with contextlib.closing(log):
         return job.run(line, config, command, log=log, log_dir=log_dir, server=server)

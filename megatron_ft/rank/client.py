@@ -289,12 +289,8 @@ class RankMonitorClient:
             directory, run_id = self._log_place
             info = self.rank_info
             who = {"rank": info.global_rank, "local_rank": info.local_rank, "cycle": info.cycle}
-            try:
-                self._log = EventLog.open(
-                    directory, role="rank", run_id=run_id, name=f"{info.global_rank}-cycle{info.cycle}", **who
-                )
-            except OSError:
-                self._log_place = None  # training matters more than writing about it
+            name = f"{info.global_rank}-cycle{info.cycle}"
+            self._log = EventLog.open(directory, role="rank", run_id=run_id, name=name, **who)
         self._log.write(ev, **fields)
 
     def _observed(self) -> dict[str, float]:
