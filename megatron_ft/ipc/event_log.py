@@ -87,7 +87,7 @@ class EventLog:
             self._lost += 1
             self._tell("full", "loses records: too many wait for its directory to answer")
         if self._files.stands_for_s() > _TELL_AFTER_S:
-            self._tell("silent", f"waits: its directory hasn't answered for {_TELL_AFTER_S:g} s; nobody waits for it")
+            self._tell("silent", f"can't be written: its directory hasn't answered for {_TELL_AFTER_S:g} s")
 
     def do(self, job: Callable[[], object]) -> None:
         """Have something else done with files, after what was written before."""
