@@ -46,6 +46,7 @@ W_FIRST_STEP_AT = 24  # when the second iteration or "step" began, and the first
 W_STACK_SIGNAL = 25  # the signal that makes this rank write its stacks; 0: none
 W_MAIN_THREAD = 26  # threading.get_ident() of its main thread
 W_LOGGED_HEAD = 27  # (monitor) events before this number are in the event log
+W_WARM_UP_OVER_AT = 28  # when the first iteration after those of the warm-up began
 
 CLOSING = int.from_bytes(b"is over!", "little")
 """No stray write makes that: a board that is renewed keeps it, because nobody would write it again."""
@@ -121,6 +122,7 @@ class BoardSnapshot(NamedTuple):
     first_step_at_ns: int = 0
     stack_signal: int = 0
     main_thread: int = 0
+    warm_up_over_ns: int = 0
 
     @property
     def open_sections(self) -> tuple[SectionView, ...]:
@@ -148,6 +150,7 @@ def decode(raw: bytes | memoryview, now_ns: int) -> BoardSnapshot:
     for what, word in (
         ("first iteration", W_FIRST_ITERATION_AT),
         ("first step", W_FIRST_STEP_AT),
+        ("end of the warm-up", W_WARM_UP_OVER_AT),
         ("last heartbeat", W_LAST_HEARTBEAT),
         ("last transition", W_LAST_TRANSITION),
         ("last look", W_LAST_LOOK),
@@ -186,6 +189,7 @@ def decode(raw: bytes | memoryview, now_ns: int) -> BoardSnapshot:
         first_step_at_ns=words[W_FIRST_STEP_AT],
         stack_signal=words[W_STACK_SIGNAL],
         main_thread=words[W_MAIN_THREAD],
+        warm_up_over_ns=words[W_WARM_UP_OVER_AT],
     )
 
 

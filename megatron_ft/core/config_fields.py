@@ -258,13 +258,14 @@ FIELDS: dict[str, FieldSpec] = {
         check=_timeout,
         read=_read_timeout,
         allowed=_TIMEOUT,
-        help="Longest time from the start of a rank to its first heartbeat, in seconds.",
+        help="Longest time from the start of a rank to its first heartbeat, in seconds. "
+        "Not for ranks that open sections and send no heartbeat.",
     ),
     "rank_heartbeat_timeout": FieldSpec(
         check=_timeout,
         read=_read_timeout,
         allowed=_TIMEOUT,
-        help="Longest time between two heartbeats of a rank, in seconds.",
+        help="Longest time between two heartbeats of a rank, in seconds. Only for ranks that send heartbeats.",
     ),
     "rank_section_timeouts": FieldSpec(
         check=_sections,

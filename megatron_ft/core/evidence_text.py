@@ -59,7 +59,6 @@ def _process(facts: Mapping[str, Any]) -> Iterator[str]:
         return
     wchan = f" in {facts['wchan']}" if facts.get("wchan") not in (None, "", "0") else ""
     yield f"{'process:':<14}state {facts.get('state', '?')}{wchan}, {len(facts.get('threads') or ())} threads"
-    yield f"{'command:':<14}{facts.get('cmdline', '')}"
 
 
 def _collectives(answer: Mapping[str, Any]) -> Iterator[str]:

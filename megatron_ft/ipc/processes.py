@@ -138,15 +138,16 @@ def with_owner(stat: ProcessStat) -> ProcessStat:
 def signal_main_thread(pid: int, pidfd: int, number: int) -> bool:
     """Signal the main thread of the process behind both; False if it is gone already.
 
-    A pidfd stands for all threads of a process. This goes by the number, which can't have gone to anybody else as
+    A pidfd stands for all threads of a process, and any of them may take what is sent through it; here that is done
+    only where the main thread blocks the signal. Else it goes by the number, which can't have gone to anybody else as
     long as the process lives, which is looked at right before.
     """
     import ctypes
 
     tgkill = {"x86_64": 234, "aarch64": 131}.get(os.uname().machine)
-    if is_gone(pidfd) or tgkill is None:
-        return False
-    return ctypes.CDLL(None).syscall(tgkill, pid, pid, number) == 0  # type: ignore[no-any-return]
+    if tgkill is None or number == signal.SIGKILL or _is_masked(pid, number, "SigBlk:") is not False:
+        return send_signal(pidfd, number)
+    return not is_gone(pidfd) and ctypes.CDLL(None).syscall(tgkill, pid, pid, number) == 0
 
 
 def would_end_by(pid: int, number: int) -> bool:
@@ -154,12 +155,17 @@ def would_end_by(pid: int, number: int) -> bool:
 
     False for a process that catches, blocks or ignores it, and for one that is gone or hidden.
     """
+    return _is_masked(pid, number, "SigBlk:", "SigIgn:", "SigCgt:") is False
+
+
+def _is_masked(pid: int, number: int, *names: str) -> bool | None:
+    """Whether a signal is in any of these sets of the main thread (proc(5)); None: the process is gone or hidden."""
     try:
         with open(f"/proc/{pid}/status") as file:
-            masks = [line.split()[1] for line in file if line.startswith(("SigBlk:", "SigIgn:", "SigCgt:"))]
+            masks = [line.split()[1] for line in file if line.startswith(names)]
     except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return False
-    return not any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
+        return None
+    return any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
 
 
 def carries(pid: int, marker: bytes) -> bool:

@@ -27,7 +27,7 @@ from megatron_ft.core.exit_description import (
 from megatron_ft.core.last_words import LastWords
 from megatron_ft.ipc.event_log import EventLog
 from megatron_ft.ipc.wire import Message
-from megatron_ft.launcher import descendants
+from megatron_ft.launcher import descendants, logs
 from megatron_ft.launcher.control import ReceivedRequest
 from megatron_ft.launcher.monitor_reports import hang_verdict
 from megatron_ft.launcher.workers import Worker
@@ -292,9 +292,10 @@ class CycleRecord:
 
 def _process_failure(rank_exit: RankExit, error_file: str) -> ProcessFailure:
     try:
-        failure = _failure_of(rank_exit, error_file)
+        failure = logs.call(lambda: _failure_of(rank_exit, error_file), None)
     except Exception:  # noqa: BLE001 - torch raises whatever a half-written file makes it raise
-        failure = _failure_of(rank_exit, "")
+        failure = None
+    failure = failure or _failure_of(rank_exit, "")
     if rank_exit.exitcode == 0:
         failure.message = "ended with 0, but its monitor had found it hung"
     return failure

@@ -9,12 +9,15 @@ import time
 from collections.abc import Callable, Collection
 
 from megatron_ft.ipc import processes
+from megatron_ft.ipc.file_thread import FileThread
 from megatron_ft.ipc.processes import ProcessStat, all_processes, read_stat
 
 __all__ = ["Orphans", "children", "end_strays", "exit_code_unreaped", "is_stopped", "left_behind", "reap", "tidies_up"]
 
 _STRAYS_S = 1.0
 """One that is stuck in the kernel isn't waited for any longer."""
+_READ_S = 1.0
+_reads = FileThread()
 
 
 def children() -> set[int]:
@@ -60,11 +63,16 @@ def tidies_up(stat: ProcessStat) -> bool:
     """Whether it is a process that removes what others leave, shared memory say, and ends when they have ended."""
     if stat.comm == "torch_shm_manag":  # of torch_shm_manager the kernel keeps 15 characters
         return True
+    # of a process that is stuck in the kernel it can't be read: that waits, for ever maybe
+    return _reads.call(lambda: b"multiprocessing.resource_tracker" in _command_line(stat.pid), False, bound_s=_READ_S)
+
+
+def _command_line(pid: int) -> bytes:
     try:
-        with open(f"/proc/{stat.pid}/cmdline", "rb") as file:
-            return b"multiprocessing.resource_tracker" in file.read()
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read()
     except OSError:
-        return False
+        return b""
 
 
 def exit_code_unreaped(pid: int) -> int | None:

@@ -52,7 +52,7 @@ def run(
             say(f"warning: {doubt}")
     if line.options.observe_only:
         say(lines.OBSERVING_ONLY)
-    log.write("config", values=line.options.sources_for_log())
+    log.write("config", values=line.options.sources_for_log(), command=list(command))
     open_files.take_all()
     try:
         node = Node(line, ranks=config.nproc_per_node, log=log, log_dir=log_dir, server=server)

@@ -117,12 +117,7 @@ def _run(argv: Sequence[str] | None, server: ServerProcess | None) -> int:
         if line.options.log_dir is None and log_dir is not None:
             directories.remove_if_empty(log_dir)
         raise
-    try:
-        if log_dir is not None:
-            max_bytes = line.options.log_max_bytes
-            log = EventLog.open(log_dir, role="launcher", run_id=line.run_id, max_bytes=max_bytes)
-    except OSError as error:
-        line.options.warnings.append(f"no logs are written: {log_dir}: {error.strerror}")
-        log_dir = None
+    if log_dir is not None:
+        log = EventLog.open(log_dir, role="launcher", run_id=line.run_id, max_bytes=line.options.log_max_bytes)
     with contextlib.closing(log):
         return job.run(line, config, command, log=log, log_dir=log_dir, server=server)

@@ -8,10 +8,14 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 
+from megatron_ft.launcher import logs
+
 __all__ = ["CycleLogs"]
 
 _ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+_MAKE_S = 5.0
+"""A file server that merely is slow, with all nodes of a job asking at once, makes a few directories in that time."""
 
 
 class CycleLogs(LogsSpecs):
@@ -20,7 +24,7 @@ class CycleLogs(LogsSpecs):
     torch names their directory ``attempt_N`` by the restarts that were used, and empties it first: a restart that isn't
     counted would delete the files of the cycle before. Here N is the cycle.
 
-    Files that can't be made (a full disk, a directory that somebody has removed) end no job: then the ranks write to
+    Files that can't be made (a full disk, a directory that was removed or doesn't answer) end no job: then the ranks write to
     the launcher's own output, and their error files are in ``run_dir``.
     """
 
@@ -39,11 +43,13 @@ class CycleLogs(LogsSpecs):
         """Make the directory and the files; ``envs``, by local rank, have FT_CYCLE, and are given the error file."""
         cycle = envs[0]["FT_CYCLE"]
         numbered = {local_rank: {**env, _ATTEMPT: cycle} for local_rank, env in envs.items()}
+        files, why = None, "their directory doesn't answer"
         try:
-            files = self._specs.reify(numbered)
-            _make_files(files)
+            files = logs.call(lambda: self._made(numbered), None, bound_s=_MAKE_S)
         except OSError as error:
-            self._say(f"warning: the ranks' log files can't be made, they write to the launcher's output: {error}")
+            why = str(error)
+        if files is None:
+            self._say(f"warning: the ranks' log files can't be made, they write to the launcher's output: {why}")
             files = _no_files(len(envs))
         for local_rank, env in envs.items():
             if files.error_files[local_rank] == os.devnull:  # why a rank ended badly is to be known all the same
@@ -51,16 +57,17 @@ class CycleLogs(LogsSpecs):
             env[_ERROR_FILE] = files.error_files[local_rank]
         return files
 
+    def _made(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        """The files are made now, where the ranks can still do without them.
 
-def _make_files(files: LogsDest) -> None:
-    """Now, where the ranks can still do without them.
-
-    Raises:
-        OSError: one can't be made.
-    """
-    for path in {*files.stdouts.values(), *files.stderrs.values()} - {"", os.devnull}:
-        with open(path, "a"):
-            pass
+        Raises:
+            OSError: one can't be made.
+        """
+        files = self._specs.reify(envs)
+        for path in {*files.stdouts.values(), *files.stderrs.values()} - {"", os.devnull}:
+            with open(path, "a"):
+                pass
+        return files
 
 
 def _no_files(count: int) -> LogsDest:

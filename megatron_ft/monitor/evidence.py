@@ -1,5 +1,7 @@
 """Collecting what can be known of a rank before it is ended: bounded in time, never an obstacle.
 
+Nothing is asked here of the rank or of the kernel that might keep this process waiting longer than its bound.
+
 The verdict has been spoken when this begins, and nothing here is asked whether it was right: what it takes (a signal
 interrupts a sleep in C) may itself wake the rank. A rank that may go on living is looked at ``passive``-ly: nothing is
 sent to it but the question that a thread of its own answers.

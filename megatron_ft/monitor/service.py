@@ -295,13 +295,13 @@ class MonitorService:
     def _found_hung(self, watched: WatchedRank, verdict: Verdict) -> None:
         """From here on the rank is ended, whatever can or can't be seen of it."""
         observe_only, now_ns = self._settings.observe_only, time.monotonic_ns()
-        self._reports.verdict(watched.attached, verdict, now_ns, observed_only=observe_only)
         deadline_ns = now_ns + round(LOOK_S * 1e9)
         if not observe_only:
             # the launcher says when it has seen the other ranks, who would fall if this one did
             due_at = deadline_ns / 1e9 if self._settings.launcher_fd is not None else now_ns / 1e9
             signal_first = self._settings.config.rank_termination_signal
-            self._ending = Ending(watched.attached.pidfd, signal_first, due_at=due_at)
+            self._ending = Ending(watched.attached.pid, watched.attached.pidfd, signal_first, due_at=due_at)
+        self._reports.verdict(watched.attached, verdict, now_ns, observed_only=observe_only)
         try:
             self._examine(watched, verdict, passive=observe_only, deadline_ns=deadline_ns)
         except Exception as error:  # noqa: BLE001 - whatever can't be seen of a rank, it is ended

@@ -70,9 +70,9 @@ class RankMonitorClient:
         """Connect to this rank's monitor and receive the configuration; monitoring starts here.
 
         Args:
-            num_warmup_iters: "step" and the time out of section aren't judged before that many iterations of
-                this cycle were reported (:meth:`set_iteration`) or the first "step" was opened. A job without
-                iterations and without a section "step" is judged from the start. None is 0.
+            num_warmup_iters: "step" and the time out of section aren't judged in that many iterations of this
+                cycle: until the next one begins (:meth:`set_iteration`) or the first "step" is opened. A job
+                without iterations and without a section "step" is judged from the start. None is 0.
 
         Raises:
             NotUnderLauncherError: the script wasn't started with ``ft_launcher``.
@@ -289,12 +289,8 @@ class RankMonitorClient:
             directory, run_id = self._log_place
             info = self.rank_info
             who = {"rank": info.global_rank, "local_rank": info.local_rank, "cycle": info.cycle}
-            try:
-                self._log = EventLog.open(
-                    directory, role="rank", run_id=run_id, name=f"{info.global_rank}-cycle{info.cycle}", **who
-                )
-            except OSError:
-                self._log_place = None  # training matters more than writing about it
+            name = f"{info.global_rank}-cycle{info.cycle}"
+            self._log = EventLog.open(directory, role="rank", run_id=run_id, name=name, **who)
         self._log.write(ev, **fields)
 
     def _observed(self) -> dict[str, float]:

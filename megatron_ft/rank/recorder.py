@@ -33,6 +33,8 @@ from megatron_ft.core.board_layout import (
     W_LAST_HEARTBEAT,
     W_LAST_TRANSITION,
     W_RING_HEAD,
+    W_WARM_UP_OVER_AT,
+    W_WARMUP_ITERATIONS,
     WORD_MASK,
 )
 from megatron_ft.core.errors import RankMonitorClientError
@@ -100,11 +102,13 @@ class Recorder:
         self._head = words[W_RING_HEAD] = head + 1
         if words[W_EPOCH] != self._epoch:
             self._write_again()
+        if section not in opened:
+            self._clear(section)  # a signal handler has closed it since
 
     def end(self, section: str) -> None:
         """Close a section; see ``RankMonitorClient.end_section``."""
         opened = self._opened
-        since = opened.pop(section, None)
+        since = opened.get(section)
         if since is None:
             self._clear(section)
             raise self._refusal(section, "closed")
@@ -118,6 +122,8 @@ class Recorder:
         words[at] = now
         words[at + 1] = self._end_codes[section]
         self._head = words[W_RING_HEAD] = head + 1
+        # not before: of an exception that a signal handler raises in between, it can still be closed
+        opened.pop(section, None)
         if not opened:
             self._idle_since = now
         if now - since > self.longest_section[section]:
@@ -162,7 +168,11 @@ class Recorder:
         elif self._in_first_step and not words[W_FIRST_STEP_AT]:
             words[W_FIRST_STEP_AT] = now
         self._in_first_step = self._last_iteration < 0
-        words[W_ITERATIONS_SEEN] = (words[W_ITERATIONS_SEEN] + 1) & WORD_MASK
+        seen = words[W_ITERATIONS_SEEN]
+        if seen and seen == words[W_WARMUP_ITERATIONS]:
+            # before the count: the time out of section, which is judged from then on, begins here
+            words[W_WARM_UP_OVER_AT] = now
+        words[W_ITERATIONS_SEEN] = (seen + 1) & WORD_MASK
         self._last_iteration = number
         head = self._head
         at = RING + ((head & RING_MASK) << 1)
@@ -250,7 +260,7 @@ class Recorder:
             words[W_FIRST_STEP_AT] = now
 
     def _clear(self, section: str) -> None:
-        # two threads may have raced in the same section: what nobody holds open must not look open for ever
+        # two threads, or a signal handler, may have raced in one section: what nobody holds open must not look so
         slot = self._slots.get(section)
         if slot is not None:
             self._words[slot + S_OPENED_AT] = 0

@@ -52,6 +52,23 @@ def test_a_stopped_rank_is_ended_too(tmp_path: Path) -> None:
         assert process.wait(20) == -signal.SIGTERM
 
 
+def test_the_main_thread_gets_the_termination_signal_however_many_threads_there_are(tmp_path: Path) -> None:
+    """A rank is stopped for its evidence: whichever thread runs first, only the main one can call Python's handler."""
+    script = """
+import threading
+signal.signal(signal.SIGUSR1, lambda *_: sys.exit(123))
+for _ in range(16):
+    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+client.init_workload_monitoring()
+client.start_section("step")
+time.sleep(60)
+"""
+    with monitor(tmp_path / "s", rank_section_timeouts={"step": 0.2}, rank_termination_signal="SIGUSR1"):
+        for _ in range(4):
+            with rank(tmp_path / "s", script) as process:
+                assert process.wait(20) == 123
+
+
 def test_a_rank_that_ignores_the_termination_signal_gets_sigkill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,8 +112,12 @@ def test_each_kind_of_hang_is_noticed(tmp_path: Path, fields: dict[str, object],
         ({"rank_out_of_section_timeout": 0.2, "rank_section_timeouts": {"a": None}}, "client.start_section('a')"),
         ({"rank_section_timeouts": {"a": 0.2}}, "client.start_section('a')\nclient.shutdown_workload_monitoring()"),
         ({"rank_section_timeouts": {"a": 0.2}}, "client.start_section('a')\nclient.end_all_sections()"),
+        (
+            {"initial_rank_heartbeat_timeout": 0.5, "rank_heartbeat_timeout": 0.5, "rank_section_timeouts": {"a": 60}},
+            "client.start_section('a')",
+        ),
     ],
-    ids=["null", "closed", "in a section", "shut down", "end all"],
+    ids=["null", "closed", "in a section", "shut down", "end all", "sections only"],
 )
 def test_a_rank_with_nothing_overdue_is_left_alone(tmp_path: Path, fields: dict[str, object], script: str) -> None:
     with (
@@ -105,7 +126,7 @@ def test_a_rank_with_nothing_overdue_is_left_alone(tmp_path: Path, fields: dict[
     ):
         expect(process, "there")
         with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(1.0)  # five times the timeouts that must not apply
+            process.wait(1.0)  # much longer than the timeouts that must not apply
 
 
 def test_a_healthy_rank_close_to_its_timeout_survives_stops_of_everything(tmp_path: Path) -> None:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import itertools
 import os
 import random
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -14,6 +20,7 @@ from megatron_ft.core.board_layout import BoardDamagedError
 from megatron_ft.core.errors import RankMonitorClientError
 from megatron_ft.core.timeouts import SectionTimeouts
 from megatron_ft.ipc.board import Board, BoardTimeouts, create_memory
+from megatron_ft.rank import recorder as recorder_module
 from megatron_ft.rank import user_code
 from megatron_ft.rank.recorder import Recorder
 
@@ -338,3 +345,95 @@ def test_an_end_of_the_monitoring_is_written_as_one(board: Board) -> None:
         board.words[layout.W_CLOSING] = garbage
         with pytest.raises(BoardDamagedError, match="end of the monitoring"):
             board.snapshot()
+
+
+class Interrupted(Exception):
+    """What a signal handler raises."""
+
+
+def interrupted(call: Callable[[], None], at: int, handler: Callable[[], None]) -> bool:
+    """Make a call in which a signal is handled before its instruction number ``at``; False if it has fewer."""
+    passed = 0
+
+    def trace(frame: FrameType, event: str, _argument: object) -> Callable[..., Any] | None:
+        nonlocal passed
+        if frame.f_code.co_filename != recorder_module.__file__:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            passed += 1
+            if passed == at:
+                sys.settrace(None)
+                handler()
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return passed >= at
+
+
+def close_all(recorder: Recorder) -> None:
+    for section in reversed(recorder.open_sections):
+        recorder.end(section)
+
+
+@pytest.mark.parametrize("raises", [False, True], ids=["returns", "raises"])
+@pytest.mark.parametrize("what", ["start", "end"])
+def test_a_signal_handler_that_closes_all_leaves_nothing_open(
+    board: Board, recorder: Recorder, what: str, raises: bool
+) -> None:
+    def handler() -> None:
+        close_all(recorder)
+        if raises:
+            raise Interrupted
+
+    call = functools.partial(getattr(recorder, what), "step")
+    for at in itertools.count(1):
+        if what == "end":
+            recorder.start("step")
+        has_raised = was_interrupted = False
+        try:
+            was_interrupted = interrupted(call, at, handler)
+        except (Interrupted, RankMonitorClientError):  # the latter: it was closed before this could do it
+            has_raised = was_interrupted = True
+        assert [section.name for section in board.snapshot().open_sections] == recorder.open_sections, at
+        assert recorder.open_sections == [] or (what == "start" and not has_raised), at
+        close_all(recorder)
+        if not was_interrupted:
+            assert at > 50
+            break
+
+
+def test_an_exception_in_the_middle_leaves_what_can_still_be_closed(board: Board, recorder: Recorder) -> None:
+    def fail() -> None:
+        raise Interrupted
+
+    for what in ("start", "end"):
+        at = 1
+        while True:
+            with contextlib.suppress(Interrupted):
+                if not interrupted(functools.partial(getattr(recorder, what), "step"), at, fail):
+                    break
+            close_all(recorder)
+            assert board.snapshot().open_sections == (), f"{what}, instruction {at}"
+            if what == "end":
+                recorder.start("step")
+            at += 1
+        assert at > 50
+
+
+def test_the_end_of_the_warm_up_is_stamped(board: Board, recorder: Recorder) -> None:
+    """Two iterations are the warm-up here, and each is told as it begins."""
+    for number in (7, 8):
+        recorder.iteration(number)
+        assert board.snapshot().warm_up_over_ns == 0
+    before = time.monotonic_ns()
+    recorder.iteration(9)
+    over = board.snapshot().warm_up_over_ns
+    assert before <= over <= time.monotonic_ns()
+    recorder.iteration(10)
+    assert board.snapshot().warm_up_over_ns == over

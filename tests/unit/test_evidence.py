@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import json
 import os
 import re
@@ -233,6 +234,49 @@ def test_a_py_spy_that_fails_or_is_slow(
     note, _ = subjects.start("ready(); sleeping()").collect(bound_s=0.5)
     assert not note.has_stack
     assert time.monotonic() - began < 10.0
+
+
+def test_a_py_spy_that_gets_stuck_in_the_kernel_is_left_behind(
+    subjects: Subjects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it reads a process that is stuck there; then not even SIGKILL ends it soon."""
+
+    waited = []
+
+    def wait(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+        assert timeout is not None, "nobody may wait for it without a bound"
+        waited.append(timeout)
+        raise subprocess.TimeoutExpired(process.args, timeout)
+
+    subject = subjects.start("ready(); sleeping()")
+    (tmp_path / "py-spy").write_text("#!/bin/sh\nexec sleep 60\n")
+    (tmp_path / "py-spy").chmod(0o755)
+    monkeypatch.setattr(py_spy, "_places", lambda: [str(tmp_path)])
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess.Popen, "wait", wait)
+        note, _ = subject.collect(bound_s=1.5)  # half of it goes by until it is asked
+    assert waited
+    assert not note.has_stack
+
+
+@pytest.mark.parametrize("passive", [False, True])
+def test_nothing_is_read_that_waits_for_a_lock_of_the_rank(
+    subjects: Subjects, monkeypatch: pytest.MonkeyPatch, passive: bool
+) -> None:
+    """The memory map of a process that is stuck in a driver may be locked, and ``cmdline``, say, waits for it."""
+    subject = subjects.start("begin(); sleeping()")
+    opened = set()
+    real_open = builtins.open
+
+    def open_(path: Any, *args: Any, **kwargs: Any) -> Any:
+        if str(path).startswith(f"/proc/{subject.attached.pid}/"):
+            opened.add(os.path.basename(path))
+        return real_open(path, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "open", open_)
+    _, document = subject.collect(passive=passive)
+    assert document["process"]["state"] == "S"
+    assert {"stat", "wchan"} <= opened <= {"stat", "status", "wchan"}
 
 
 def test_looking_passively_sends_no_signal(subjects: Subjects) -> None:

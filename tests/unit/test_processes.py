@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from megatron_ft.ipc import processes
-from megatron_ft.ipc.processes import ProcessStat, kill_matching, read_stat, would_end_by
+from megatron_ft.ipc.processes import ProcessStat, kill_matching, read_stat, signal_main_thread, would_end_by
 from megatron_ft.launcher import descendants, ending, health_check, lines
 from megatron_ft.launcher.ending import Ending
 from megatron_ft.launcher.health_check import HealthCheck
@@ -211,3 +211,33 @@ def test_in_words() -> None:
     assert lines.stuck([stat, stat._replace(is_anothers=True)]) == (
         "processes 7 (sudo, state S), 7 (sudo, state S, of another user)"
     )
+
+
+WAITS = """
+import signal, sys, threading
+def take():
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    print("thread" if signal.sigtimedwait([signal.SIGUSR1], 3) else "nobody", flush=True)
+signal.signal(signal.SIGUSR1, lambda *_: print("main thread", flush=True) or sys.exit())
+if sys.argv[1] == "blocked":
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+thread = threading.Thread(target=take, daemon=True)
+thread.start()
+print("ready", flush=True)
+thread.join()
+"""
+
+
+@pytest.mark.parametrize(("mask", "who"), [("open", "main thread"), ("blocked", "thread")])
+def test_a_signal_reaches_the_main_thread_unless_that_blocks_it(mask: str, who: str) -> None:
+    """A script may leave a signal to a thread of its own, which waits for it."""
+    command = [sys.executable, "-S", "-c", WAITS, mask]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        pidfd = os.pidfd_open(process.pid)
+        assert signal_main_thread(process.pid, pidfd, signal.SIGUSR1)
+        assert process.stdout.readline() == f"{who}\n"
+        process.wait(20)
+        assert not signal_main_thread(process.pid, pidfd, signal.SIGUSR1)
+        os.close(pidfd)
