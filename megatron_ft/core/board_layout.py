@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-MAGIC = 0x4D46545F424F0004
+MAGIC = 0x4D46545F424F0005
 """'MFT_BO' and the layout's version: a board of another version isn't read."""
 WORD_MASK = 2**64 - 1
 NO_TIMEOUT = WORD_MASK
@@ -55,7 +55,7 @@ FLAG_SUBSEQUENT_IS_EXPLICIT = 2
 
 SECTION_TABLE = 32
 SECTION_WORDS = 16
-MAX_SECTIONS = 64
+MAX_SECTIONS = 64 + 8  # as many as may be configured, and those that our hooks add
 NAME_BYTES = 64
 S_OPENED_AT = 8  # after the 8 words of the name
 S_OPEN_COUNT = 9

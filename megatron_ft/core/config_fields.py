@@ -290,7 +290,7 @@ FIELDS: dict[str, FieldSpec] = {
         check=_floor,
         read=_read_number,
         allowed=f"a number of seconds from 0 to {MAX_SECONDS:.0e}",
-        help="A learned timeout is never below this, in seconds: no rank is killed for being fast.",
+        help="No learned timeout is enforced below this, in seconds: no rank is killed for being fast.",
     ),
     "workload_check_interval": FieldSpec(
         check=_seconds,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from megatron_ft.core.iterations import when
 from megatron_ft.core.printable import printable
 
 __all__ = ["evidence_text"]
@@ -21,8 +22,9 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
     yield document.get("summary", "")
     yield ""
     for name in ("rank", "local_rank", "host", "pid", "cycle", "iteration", "exit", "error"):
-        if document.get(name) not in (None, ""):
-            yield f"{name + ':':<14}{document[name]}"
+        value = document.get(name)
+        if value not in (None, ""):
+            yield f"{name + ':':<14}{when(value) if name == 'iteration' and type(value) is int else value}"
     board = document.get("board") or {}
     for section in board.get("open_sections") or ():
         timeout = section.get("timeout_s")

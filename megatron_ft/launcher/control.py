@@ -39,7 +39,7 @@ class ReceivedRequest:
     def text(self) -> str:
         """Who asked for what, in words."""
         who = f"process {self.pid}" if self.rank is None else f"rank {self.rank}"
-        text = f"{who} asked for {self.action.value}"
+        text = f"{who} asked for {self.action.name}"
         return f"{text}: {self.description}" if self.description else text
 
 
@@ -163,8 +163,8 @@ def _parse(message: Message, pid: int) -> ReceivedRequest:
     if message["type"] != "workload_control":
         raise ProtocolError(f"unknown type {shown(message['type'])}")
     try:
-        action = WorkloadAction(message.get("action"))
-    except ValueError:
+        action = WorkloadAction[message["action"]]
+    except (KeyError, TypeError):  # none, another one, or no text at all
         raise ProtocolError(f"unknown action {shown(message.get('action'))}") from None
     rank, said = message.get("rank"), message.get("description", "")
     if not isinstance(said, str):

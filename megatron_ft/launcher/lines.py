@@ -6,6 +6,7 @@ import signal
 from collections.abc import Mapping, Sequence
 
 from megatron_ft.core.exit_description import Cause, HangVerdict, describe_overdue
+from megatron_ft.core.iterations import when
 from megatron_ft.core.restart_policy import Action, Decision, Outcome
 from megatron_ft.ipc.processes import ProcessStat
 from megatron_ft.launcher.signals import AGAIN_AFTER_S
@@ -196,7 +197,7 @@ def run_dir_lost(reason: str) -> str:
 
 def observed(verdict: HangVerdict) -> str:
     """A rank that hangs under ``--ft-observe-only``."""
-    where = "" if verdict.iteration is None else f" at iteration {verdict.iteration}"
+    where = "" if verdict.iteration is None else f" {when(verdict.iteration)}"
     return f"rank {verdict.rank} would have been ended: {describe_overdue(verdict)}{where}, observing only"
 
 

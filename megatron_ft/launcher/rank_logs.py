@@ -24,8 +24,8 @@ class CycleLogs(LogsSpecs):
     torch names their directory ``attempt_N`` by the restarts that were used, and empties it first: a restart that isn't
     counted would delete the files of the cycle before. Here N is the cycle.
 
-    Files that can't be made (a full disk, a directory that was removed or doesn't answer) end no job: then the ranks write to
-    the launcher's own output, and their error files are in ``run_dir``.
+    Files that can't be made (a full disk, a directory that was removed or doesn't answer) end no job: then the ranks
+    write to the launcher's own output, and their error files are in ``run_dir``.
     """
 
     def __init__(self, specs: LogsSpecs, *, run_dir: str, say: Callable[[str], None]) -> None:

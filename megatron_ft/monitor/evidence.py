@@ -21,6 +21,7 @@ from typing import Any
 from megatron_ft.core import board_facts
 from megatron_ft.core import board_layout as layout
 from megatron_ft.core.board_layout import BoardSnapshot
+from megatron_ft.core.iterations import begins
 from megatron_ft.core.last_words import LastWords, last_words
 from megatron_ft.core.monitor_state import Verdict
 from megatron_ft.core.rank_note import (
@@ -283,7 +284,7 @@ def _last_events(board: Board, snapshot: BoardSnapshot | None, now_ns: int) -> l
             layout.EVENT_START: f"{name} begins",
             layout.EVENT_END: f"{name} ends",
             layout.EVENT_HEARTBEAT: "heartbeat",
-            layout.EVENT_ITERATION: f"iteration {event.value}",
+            layout.EVENT_ITERATION: begins(event.value),
         }.get(event.kind)
         if what is not None:  # else the rank has written over it
             found.append(((now_ns - event.at_ns) / 1e9, what))

@@ -75,7 +75,7 @@ def ask_launcher(path: str, request: WorkloadControlRequest, rank: int) -> None:
     """
     message = {
         "type": "workload_control",
-        "action": request.action.value,
+        "action": request.action.name,
         "description": request.description,
         "rank": rank,
         "pid": os.getpid(),

@@ -183,18 +183,15 @@ class Recorder:
             self._write_again()
 
     def observed(self) -> dict[str, int]:
-        """Longest interval per section, and out of section under its own key; -1: none yet.
+        """Longest interval that has ended, per section and out of section under its own key; -1: none yet."""
+        return {**self.longest_section, OUT_OF_SECTION: self.longest_out_of_section}
 
-        What is running now counts: the time between the last section and the end of a run never closes, and a
-        timeout below the age of an open section would end the rank the moment it takes force.
-        """
+    def going_on(self) -> dict[str, int]:
+        """Age of each open section, or of the time out of section; the last one of a run never ends."""
         now = _monotonic_ns()
-        longest = {**self.longest_section, OUT_OF_SECTION: self.longest_out_of_section}
-        for name, since in self._opened.items():
-            longest[name] = max(longest[name], now - since)
         if not self._opened:
-            longest[OUT_OF_SECTION] = max(longest[OUT_OF_SECTION], now - self._idle_since)
-        return longest
+            return {OUT_OF_SECTION: now - self._idle_since}
+        return {name: now - since for name, since in self._opened.items()}
 
     def begin_anew(self) -> None:
         """Time out of section and since the last heartbeat starts again: a collective that ended is progress.
@@ -204,8 +201,9 @@ class Recorder:
         """
         now = _monotonic_ns()
         if not self._opened:
-            self.longest_out_of_section = max(self.longest_out_of_section, now - self._idle_since)
-            self._idle_since = now
+            if self.longest_out_of_section >= 0:  # before the first section the whole time counts, once it has ended
+                self.longest_out_of_section = max(self.longest_out_of_section, now - self._idle_since)
+                self._idle_since = now
             self._words[W_LAST_TRANSITION] = now
         if self._last_heartbeat:
             self._last_heartbeat = now

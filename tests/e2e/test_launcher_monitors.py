@@ -48,7 +48,7 @@ if CYCLE == 0:
     finished = launched.wait()
     assert finished.code == 0
     assert finished.lines[1] == (
-        "cycle 0 ended: rank 1 hung in 'step' for 0.5 s (timeout 0.5 s) at iteration 5, in script.py:8 forever;"
+        "cycle 0 ended: rank 1 hung in 'step' for 0.5 s (timeout 0.5 s) after iteration 5, in script.py:8 forever;"
         " restarting as cycle 1, 2 of 3 restarts left"
     )
     ended = launched.events("cycle_ended")[0]
@@ -113,7 +113,7 @@ client.shutdown_workload_monitoring()
     finished = launcher.run(script, *TWO, "--max-restarts=1", *sections(1))
     assert finished.code == 0
     assert finished.lines[1].startswith("cycle 0 ended: rank 0 hung in 'step' for ")
-    assert "(timeout 1.0 s, process stopped) at iteration 3, in script.py:" in finished.lines[1]
+    assert "(timeout 1.0 s, process stopped) after iteration 3, in script.py:" in finished.lines[1]
 
 
 def test_rank_that_outlives_its_verdict_with_code_0_has_failed(launcher: Launcher) -> None:
@@ -240,7 +240,7 @@ forever()
     finished = launched.wait()
     assert finished.code == 1
     assert re.match(
-        r"cycle 0 ended: rank 0 hung in 'step' for \d\.\d s \(timeout 1\.0 s\) at iteration 11", finished.lines[-1]
+        r"cycle 0 ended: rank 0 hung in 'step' for \d\.\d s \(timeout 1\.0 s\) after iteration 11", finished.lines[-1]
     )
     assert len(launched.events("monitor_replaced")) == 1
 

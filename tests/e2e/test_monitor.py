@@ -302,6 +302,69 @@ say('took', time.monotonic() - began)
         os.kill(handle.pid, signal.SIGCONT) if number == signal.SIGSTOP else None
 
 
+def test_a_client_that_nobody_holds_any_more_ends_its_monitoring(tmp_path: Path) -> None:
+    script = """
+def short_lived():
+    client = RankMonitorClient()
+    client.init_workload_monitoring()
+    client.start_section('step')
+short_lived()
+time.sleep(1.0)
+say('alive')
+"""
+    with monitor(tmp_path / "s", rank_section_timeouts={"step": 0.2}), rank(tmp_path / "s", script) as process:
+        expect(process, "alive")
+        assert process.wait(20) == 0
+
+
+WRAPPED = """
+client.init_workload_monitoring()
+ours = sys.excepthook
+def theirs(*args):
+    ours(*args)
+sys.excepthook = theirs
+for _ in range(2):
+    client.shutdown_workload_monitoring()
+    client.init_workload_monitoring()
+stacks = client._witness._stack_fd
+"""
+
+
+def test_an_excepthook_that_somebody_has_wrapped_ends_and_tells_once(tmp_path: Path) -> None:
+    script = f"""
+{WRAPPED}
+import io
+sys.stderr = io.StringIO()
+sys.excepthook(ValueError, ValueError('the real error'), None)
+told = os.pread(stacks, 65536, 0).count(b'\\nValueError: the real error\\n')
+say(sys.stderr.getvalue().count('the real error'), told)
+pid = os.fork()
+if pid == 0:
+    try:
+        sys.excepthook(ValueError, ValueError('of a child'), None)
+    finally:
+        os._exit(0)
+os.waitpid(pid, 0)
+say(os.pread(stacks, 65536, 0).count(b'of a child'))
+"""
+    with monitor(tmp_path / "s"), rank(tmp_path / "s", script) as process:
+        expect(process, "1 1")
+        expect(process, "0")
+        assert process.wait(20) == 0
+
+
+def test_variables_for_a_monitor_are_added_to_the_callers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OF_THE_CALLER", "1")
+    handle = RankMonitorServer.run_in_subprocess(FaultToleranceConfig(), str(tmp_path / "s"), env={"ADDED": "2"})
+    try:
+        # a process that is just being started has none yet
+        environ = Path(f"/proc/{handle.pid}/environ")
+        wait_until(lambda: {b"OF_THE_CALLER=1", b"ADDED=2"} <= set(environ.read_bytes().split(b"\0")))
+    finally:
+        handle.terminate()
+        handle.join(10)
+
+
 def test_forked_children_are_disarmed(tmp_path: Path) -> None:
     script = """
 client.init_workload_monitoring()
@@ -335,7 +398,12 @@ say('hung', time.monotonic())
 {FOREVER}
 """
     with (
-        monitor(tmp_path / "s", rank_section_timeouts={"step": 600.0}, workload_check_interval=60.0),
+        monitor(
+            tmp_path / "s",
+            rank_section_timeouts={"step": 600.0},
+            workload_check_interval=60.0,
+            calculated_timeout_floor=0.0,
+        ),
         rank(tmp_path / "s", script) as process,
     ):
         began = float(expect(process, "hung"))

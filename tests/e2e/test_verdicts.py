@@ -152,7 +152,7 @@ client.shutdown_workload_monitoring()
     assert finished.code == 0
     (line,) = (line for line in finished.lines if line.startswith("cycle 0 ended"))
     assert line.startswith(
-        "cycle 0 ended: rank 1 raised ValueError: the batch is empty at iteration 4, doesn't come to its end, in "
+        "cycle 0 ended: rank 1 raised ValueError: the batch is empty after iteration 4, doesn't come to its end, in "
     )
 
 

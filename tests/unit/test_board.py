@@ -17,6 +17,7 @@ import pytest
 
 from megatron_ft.core import board_layout as layout
 from megatron_ft.core.board_layout import BoardDamagedError
+from megatron_ft.core.config_fields import MAX_SECTIONS
 from megatron_ft.core.errors import RankMonitorClientError
 from megatron_ft.core.timeouts import SectionTimeouts
 from megatron_ft.ipc.board import Board, BoardTimeouts, create_memory
@@ -255,7 +256,7 @@ def test_sections_are_given_back_in_their_places_whatever_the_count_says_meanwhi
 def test_added_sections_fill_the_table_and_one_more_is_refused(board: Board, recorder: Recorder) -> None:
     for number in range(layout.MAX_SECTIONS - len(SECTIONS)):
         recorder.add_section(f"more-{number}")
-    with pytest.raises(ValueError, match="at most 64"):
+    with pytest.raises(ValueError, match="at most 72"):
         recorder.add_section("one too many")
     assert len(board.snapshot().sections) == layout.MAX_SECTIONS
 
@@ -270,7 +271,7 @@ def test_added_sections_fill_the_table_and_one_more_is_refused(board: Board, rec
         (layout.W_LAST_TRANSITION, 1),
         (layout.W_LAST_HEARTBEAT, 2**64 - 1),
         (layout.W_FIRST_ITERATION_AT, 5),
-        (layout.W_SECTION_COUNT, 65),
+        (layout.W_SECTION_COUNT, layout.MAX_SECTIONS + 1),
         (layout.W_SECTION_COUNT, 9),
         (layout.W_OUT_OF_SECTION_TIMEOUT, 0),
         (layout.slot(1) + layout.S_OPENED_AT, 2**62),
@@ -297,15 +298,33 @@ def test_random_boards_never_crash_the_reader() -> None:
             continue
 
 
-def test_what_is_running_counts_as_observed(recorder: Recorder) -> None:
-    """Else the way from the last section to the end of a run is never learned, and the next run dies on it."""
+def test_what_goes_on_is_told_apart_from_what_has_ended(recorder: Recorder) -> None:
+    """The way from the last section to the end of a run never ends, and the next run would die on it."""
+    assert set(recorder.observed().values()) == {-1}
+    assert set(recorder.going_on()) == {"out_of_section"}
     recorder.start("step")
     time.sleep(0.02)
-    assert recorder.observed()["step"] >= 20_000_000
+    assert recorder.observed()["step"] == -1
+    assert recorder.observed()["out_of_section"] >= 0
+    assert recorder.going_on().keys() == {"step"}
+    assert recorder.going_on()["step"] >= 20_000_000
     recorder.end("step")
+    assert recorder.observed()["step"] >= 20_000_000
     time.sleep(0.02)
-    assert recorder.longest_out_of_section < 20_000_000
+    assert recorder.observed()["out_of_section"] < 20_000_000
+    assert recorder.going_on()["out_of_section"] >= 20_000_000
+
+
+def test_the_time_before_the_first_section_has_not_ended_by_a_calculation(recorder: Recorder) -> None:
+    time.sleep(0.02)
+    recorder.begin_anew()  # one of heartbeat timeouts
+    assert recorder.observed()["out_of_section"] == -1
+    recorder.start("step")
     assert recorder.observed()["out_of_section"] >= 20_000_000
+
+
+def test_the_table_holds_what_may_be_configured_and_what_hooks_add() -> None:
+    assert MAX_SECTIONS + len(("setup", "step", "checkpointing")) <= layout.MAX_SECTIONS
 
 
 def test_a_calculation_restarts_the_idle_time(board: Board, recorder: Recorder) -> None:

@@ -94,7 +94,7 @@ def test_a_flood_fills_no_terminal(served: Served) -> None:
         assert b"accepted" in served.tell(ASK)
     assert len(served.requests) == 8
     served.tell({**ASK, "action": "ShutdownWorkload"})
-    assert served.requests[-1].action.value == "ShutdownWorkload"  # that one is always passed on
+    assert served.requests[-1].action.name == "ShutdownWorkload"  # that one is always passed on
 
 
 def test_peers_that_do_not_read_hold_nobody_up(served: Served) -> None:

@@ -73,7 +73,7 @@ def test_a_plan_file(tmp_path: Path, injected: list[tuple[str, int]], capfd: pyt
     injector = FaultInjector.from_plan_file(file, rank=1, world_size=2, cycle=0)
     injector.on_iteration(2)
     assert injected == [("exit", 7)]
-    assert capfd.readouterr().err == "FT: SIMULATED FAULT: rank 1 exits with code 7 at iteration 2 of cycle 0\n"
+    assert capfd.readouterr().err == "FT: SIMULATED FAULT: rank 1 exits with code 7 after iteration 2 of cycle 0\n"
     with pytest.raises(ConfigError, match="below the number of ranks"):
         FaultInjector.from_plan_file(file, rank=0, world_size=1, cycle=0)
 

@@ -331,13 +331,13 @@ def test_the_table(tmp_path: Path) -> None:
     assert "2 ranks, 2 restarts" in text
     assert [cell.strip() for cell in killed.strip("│").split("│")] == [
         "0",
-        "rank 1 killed by SIGKILL (not by us) at iteration 25",
+        "rank 1 killed by SIGKILL (not by us) after iteration 25",
         "1",
         "20 ms",
         "3.00 s",
         "5",
     ]
-    assert "rank 0 hung in 'step' for 3.0 s (timeout 3.0 s) at iteration 37" in hung
+    assert "rank 0 hung in 'step' for 3.0 s (timeout 3.0 s) after iteration 37" in hung
     assert [cell.strip() for cell in hung.strip("│").split("│")][3:] == ["3.01 s", "5.00 s", "7"]
     assert [cell.strip() for cell in finished.strip("│").split("│")] == ["2", "finished", "-", "-", "-", "-"]
     assert [cell.strip() for cell in first.strip("│").split("│")] == [
