@@ -94,6 +94,10 @@ class EventLog:
         if not self._is_closed:
             self._files.do(job)
 
+    def flush(self, bound_s: float = FLUSH_S) -> bool:
+        """Wait until all is written, ``bound_s`` seconds at most; whether it is."""
+        return self._files.wait(bound_s)
+
     def close(self, bound_s: float = FLUSH_S) -> None:
         """No more records; what isn't written within ``bound_s`` seconds is lost. Again, it does nothing."""
         if self._is_closed:

@@ -81,14 +81,21 @@ class FileThread:
         began_s = self._began_s
         return 0.0 if began_s is None else time.monotonic() - began_s
 
+    def wait(self, bound_s: float) -> bool:
+        """Wait until all jobs are done, ``bound_s`` seconds at most; whether they are."""
+        if self._is_anothers():
+            return True
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._jobs, bound_s)
+
     def finish(self, bound_s: float) -> bool:
-        """Take no more jobs, and wait until all are done, ``bound_s`` seconds at most; whether they are."""
+        """Take no more jobs, and wait for those that there are."""
         if self._is_anothers():
             return True
         with self._changed:
             self._ends = True
             self._changed.notify_all()
-            return self._changed.wait_for(lambda: not self._jobs, bound_s)
+        return self.wait(bound_s)
 
     def _is_anothers(self) -> bool:
         """Whether this is a fork of the process whose thread it is, which may have held the lock then."""

@@ -48,10 +48,11 @@ def prepare(client: Any, sections: Iterable[str]) -> list[str]:
 
 
 def log_event(client: Any, ev: str, **fields: Any) -> None:
-    """Append to the event log of this rank, if there is one."""
+    """Append to the event log of this rank, if there is one, and see it written: a fault may end the rank now."""
     mine = ours(client)
     if mine is not None:
         mine._log_event(ev, **fields)
+        mine._log.flush()
 
 
 def current_iteration(client: Any) -> int | None:

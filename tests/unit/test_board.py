@@ -371,7 +371,10 @@ class Interrupted(Exception):
 
 
 def interrupted(call: Callable[[], None], at: int, handler: Callable[[], None]) -> bool:
-    """Make a call in which a signal is handled before its instruction number ``at``; False if it has fewer."""
+    """Make a call in which a signal is handled before its line or instruction ``at``; False if it has fewer.
+
+    Python 3.12 tells of lines only.
+    """
     passed = 0
 
     def trace(frame: FrameType, event: str, _argument: object) -> Callable[..., Any] | None:
@@ -379,7 +382,7 @@ def interrupted(call: Callable[[], None], at: int, handler: Callable[[], None]) 
         if frame.f_code.co_filename != recorder_module.__file__:
             return None
         frame.f_trace_opcodes = True
-        if event == "opcode":
+        if event in ("line", "opcode"):
             passed += 1
             if passed == at:
                 sys.settrace(None)
@@ -423,7 +426,7 @@ def test_a_signal_handler_that_closes_all_leaves_nothing_open(
         assert recorder.open_sections == [] or (what == "start" and not has_raised), at
         close_all(recorder)
         if not was_interrupted:
-            assert at > 50
+            assert at > 10
             break
 
 
@@ -442,7 +445,7 @@ def test_an_exception_in_the_middle_leaves_what_can_still_be_closed(board: Board
             if what == "end":
                 recorder.start("step")
             at += 1
-        assert at > 50
+        assert at > 10
 
 
 def test_the_end_of_the_warm_up_is_stamped(board: Board, recorder: Recorder) -> None:

@@ -16,7 +16,6 @@ import pytest
 from megatron_ft.ipc import event_log
 from megatron_ft.ipc.event_log import EventLog
 from megatron_ft.report.read import read_directory
-from tests.support.monitored import wait_until
 
 
 def numbers(directory: Path) -> list[int]:
@@ -67,7 +66,7 @@ def test_a_directory_that_is_gone_costs_records_and_nothing_else(
     directory = tmp_path / "logs"
     directory.mkdir()
     log = EventLog.open(str(directory), role="launcher", run_id="x", max_bytes=2000)
-    wait_until(lambda: any(directory.iterdir()))
+    assert log.flush(30)
     next(directory.iterdir()).unlink()
     directory.rmdir()
     for number in range(200):
@@ -99,9 +98,10 @@ def test_a_directory_that_does_not_answer_keeps_nobody_waiting(
     for number in range(100):
         log.write("tick", number=number, padding="x" * 200_000)
     assert os.listdir(tmp_path) == []
+    assert not log.flush(0.01)
     assert capsys.readouterr().err.count("loses records: too many wait") == 1
     answers.set()
-    wait_until(lambda: log._files._bytes == 0)
+    assert log.flush(30)
     log.write("tick", number=100)
     log.close()
     (read,) = read_directory(tmp_path)
