@@ -276,7 +276,7 @@ def test_nothing_is_read_that_waits_for_a_lock_of_the_rank(
     monkeypatch.setattr(builtins, "open", open_)
     _, document = subject.collect(passive=passive)
     assert document["process"]["state"] == "S"
-    assert {"stat", "wchan"} <= opened <= {"stat", "status", "wchan"}
+    assert {"stat", "wchan"} <= opened <= {"children", "stat", "status", "wchan"}
 
 
 def test_looking_passively_sends_no_signal(subjects: Subjects) -> None:

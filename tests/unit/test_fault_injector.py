@@ -82,7 +82,7 @@ def test_it_is_logged_before_it_happens(bench: Bench, monkeypatch: pytest.Monkey
     state = bench.start()
     at_the_time: list[list[dict[str, object]]] = []
     monkeypatch.setattr(
-        fault_injector, "inject", lambda kind, **more: at_the_time.append(bench.events("fault_injected"))
+        fault_injector, "inject", lambda kind, **more: at_the_time.append(bench.events("fault_injected", 0))
     )
     injector = FaultInjector(FAULTS, rank=1, cycle=0, client=state.rank_monitor_client)
     injector.on_iteration(25)

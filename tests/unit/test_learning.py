@@ -187,14 +187,14 @@ def test_learned_timeouts_are_kept_and_used_by_the_next_run(bench: Bench) -> Non
     assert words[layout.W_OUT_OF_SECTION_TIMEOUT] == timeout_word(0.5)
     (event,) = bench.events("state_loaded")
     assert event["timeouts"] == dict.fromkeys(ALL, 0.5)
-    assert len(bench.events("timeouts_learned")) == 2
+    assert len(bench.events("timeouts_learned", 2)) == 2
     ft.shutdown(state)
 
 
 def test_every_learned_timeout_is_logged_with_its_margin(bench: Bench) -> None:
     bench.config.rank_section_timeouts = {"step": 30.0}
     bench.learn()
-    logged = bench.events("timeouts_learned")
+    logged = bench.events("timeouts_learned", 2)
     step = logged[0]["timeouts"]["step"]
     assert step.keys() == {"timeout_s", "previous_s", "max_observed_s", "margin_s", "rank_of_max"}
     assert (step["previous_s"], step["timeout_s"], step["rank_of_max"]) == (30.0, 0.5, 0)
@@ -224,7 +224,7 @@ def test_another_size_or_layout_is_said(
         "with 1 rank (tensor 2, pipeline 1, context 1, expert 1, data 4), and this run has 16 ranks (tensor 4" in line
     )
     assert bench.in_force(state) == dict.fromkeys(ALL, 0.5)  # they are used all the same
-    assert bench.events("state_loaded")[-1]["layout"]["tensor"] == 2
+    assert bench.events("state_loaded", 2)[-1]["layout"]["tensor"] == 2
     ft.shutdown(state)
 
 
