@@ -105,7 +105,8 @@ class EventLog:
         self._is_closed = True
         atexit.unregister(self.close)
         self._files.do(self._shut)
-        if not self._files.finish(bound_s):
+        # one that hasn't answered for so long already isn't waited for
+        if not self._files.finish(max(0.0, bound_s - self._files.stands_for_s())):
             self._tell("unwritten", "lost its last records: its directory doesn't answer")
 
     def _append(self, lines: bytes) -> bool:
