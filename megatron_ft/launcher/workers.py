@@ -16,7 +16,7 @@ from torch.distributed.elastic.multiprocessing import LogsSpecs, PContext, RunPr
 
 from megatron_ft.ipc.open_files import give_back, given_soft_limit
 from megatron_ft.ipc.prctl import die_with_parent
-from megatron_ft.ipc.processes import send_signal
+from megatron_ft.ipc.processes import send_signal, signal_main_thread
 from megatron_ft.launcher import descendants, torch_private
 from megatron_ft.launcher.reactor import Priority, Reactor
 
@@ -68,7 +68,7 @@ class Worker:
                 # forked a moment ago, and not the leader of its group yet; or nothing of it is left
                 send_signal(self.pidfd, number)
         else:
-            send_signal(self.pidfd, number)
+            signal_main_thread(self.pid, self.pidfd, number)
 
     def reap(self) -> None:
         """Let the process go, once it has ended and nothing of its group is left."""
