@@ -303,7 +303,8 @@ FIELDS: dict[str, FieldSpec] = {
         check=_signal,
         read=_read_name_or_number,
         allowed="the name or number of a signal, for example SIGKILL or 9",
-        help="What ends a hung rank, by name or number. A rank that outlives it by 5 seconds gets SIGKILL.",
+        help="What ends a hung rank, by name or number. A rank that outlives it by 5 seconds gets SIGKILL. Up to 60 "
+        "seconds in which it waited for a CPU don't count.",
     ),
     "log_level": FieldSpec(
         check=_log_level,

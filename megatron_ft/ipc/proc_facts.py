@@ -3,7 +3,7 @@
 Only what can't wait for that process is read. The memory map of one that is stuck in a driver may be locked for good,
 and ``cmdline``, ``environ``, ``maps``, ``smaps`` and ``auxv`` wait for that lock (proc_pid_cmdline_read and mm_access
 in the kernel); ``syscall``, ``stack`` and ``personality`` wait for one that is in the middle of an exec
-(exec_update_lock). ``stat``, ``status``, ``wchan`` and the list of threads take spin locks only.
+(exec_update_lock). ``stat``, ``status``, ``wchan`` and the list of threads take spin locks only, ``schedstat`` none.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from megatron_ft.ipc.processes import children, read_stat
 
-__all__ = ["blocking_threads", "handles", "lost_processes", "process_facts"]
+__all__ = ["blocking_threads", "handles", "lost_processes", "process_facts", "run_delays_ns"]
 
 _MAX_THREADS = 256
 _MAX_PROCESSES = 256
@@ -60,6 +60,19 @@ def blocking_threads(pid: int, number: int) -> set[int]:
     """Those threads of a process that block this signal; one that is in its handler does so meanwhile."""
     bit = 1 << (number - 1)
     return {tid for tid in _tids(pid) if _signal_masks(f"/proc/{pid}/task/{tid}/status").get("SigBlk", 0) & bit}
+
+
+def run_delays_ns(pid: int) -> dict[int, int]:
+    """By thread of a process, how long it has been runnable and had no CPU, in its life.
+
+    A wait that isn't over yet isn't in it. All are 0 where the kernel doesn't count that.
+    """
+    found = {}
+    for tid in _tids(pid)[:_MAX_THREADS]:
+        fields = _read(f"/proc/{pid}/task/{tid}/schedstat").split()
+        if len(fields) > 1:
+            found[tid] = int(fields[1])
+    return found
 
 
 def _signal_masks(path: str) -> dict[str, int]:

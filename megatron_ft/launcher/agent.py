@@ -35,9 +35,6 @@ from megatron_ft.launcher.rank_logs import CycleLogs
 from megatron_ft.launcher.rounds import Newcomers, note_heard, of_the_run
 from megatron_ft.launcher.workers import Worker, WorkerContext
 
-_HUNG_AND_ALIVE_S = 20.0
-"""After a verdict the monitor signals, and kills after a grace of 5 s; then its rank should be gone."""
-
 __all__ = ["FaultTolerantAgent"]
 
 
@@ -263,7 +260,7 @@ class FaultTolerantAgent(LocalElasticAgent):
         if self._cause_may_come():
             return None
         failed = sum(map(record.has_failed, record.exits))
-        if record.hung_for_s() > _HUNG_AND_ALIVE_S:
+        if record.has_outlived_its_end():
             failed += 1  # its monitor could not end it; what we can do is told below
         view = GroupView(
             running=len(record.global_ranks) - len(record.exits),

@@ -24,8 +24,10 @@ from megatron_ft.core.exit_description import (
     hang_of_one,
     is_by_us,
 )
+from megatron_ft.core.grace import Grace
 from megatron_ft.core.last_words import LastWords
 from megatron_ft.ipc.event_log import EventLog
+from megatron_ft.ipc.proc_facts import run_delays_ns
 from megatron_ft.ipc.wire import Message
 from megatron_ft.launcher import descendants, logs
 from megatron_ft.launcher.control import ReceivedRequest
@@ -33,6 +35,9 @@ from megatron_ft.launcher.monitor_reports import hang_verdict
 from megatron_ft.launcher.workers import Worker
 
 __all__ = ["CycleRecord"]
+
+_HUNG_AND_ALIVE_S = 20.0
+"""After a verdict the monitor signals, and kills after a grace of 5 s; then its rank should be gone."""
 
 
 class CycleRecord:
@@ -54,8 +59,8 @@ class CycleRecord:
         """By local rank."""
         self.exits: dict[int, RankExit] = {}
         """By local rank."""
-        self.hung: dict[int, float] = {}
-        """Local ranks that a monitor found hung (failed, however they end), and when it said so."""
+        self.hung: dict[int, Grace] = {}
+        """Local ranks that were found hung (failed, however they end), and when they should be gone."""
         self.workers: dict[int, Worker] = {}
         self._finished_late: set[int] = set()
         self._began_ns: list[int] = []
@@ -134,7 +139,7 @@ class CycleRecord:
         elif message["type"] == "trains" and message.get("cycle") == self.cycle:
             self._first_step_ns[local_rank] = int(message.get("began_ns") or 0), int(message["at_ns"])
         elif message["type"] == "verdict" and message.get("cycle") == self.cycle and local_rank not in self.hung:
-            self.hung.setdefault(local_rank, time.monotonic())
+            self._should_end(local_rank)
             self._verdicts.append(find_culprit(self._verdict(local_rank, message), self._views()))
 
     @property
@@ -174,7 +179,7 @@ class CycleRecord:
 
     def found_hung(self, verdict: HangVerdict) -> None:
         """A rank that the launcher itself found hung, in what its monitor can't see."""
-        self.hung.setdefault(verdict.local_rank, time.monotonic())
+        self._should_end(verdict.local_rank)
         self._verdicts.append(verdict)
 
     def finished_late(self, local_rank: int) -> None:
@@ -201,10 +206,16 @@ class CycleRecord:
             return False
         return rank_exit.exitcode != 0 or local_rank in self.hung
 
-    def hung_for_s(self) -> float:
-        """How long ago the first verdict on a rank came that still lives; 0 if there is none."""
-        alive = self.hung.keys() - self.exits.keys()
-        return max((time.monotonic() - self.hung[local_rank] for local_rank in alive), default=0.0)
+    def has_outlived_its_end(self) -> bool:
+        """Whether a rank still lives that was found hung, and should have been ended by now."""
+        now = time.monotonic()
+        late = {lr for lr, grace in self.hung.items() if now >= grace.due_s} - self.exits.keys()
+        return any(self.hung[lr].is_over(now, run_delays_ns(self.workers[lr].pid)) for lr in late)
+
+    def _should_end(self, local_rank: int) -> None:
+        if local_rank not in self.hung:
+            run_delays = run_delays_ns(self.workers[local_rank].pid)
+            self.hung[local_rank] = Grace(time.monotonic() + _HUNG_AND_ALIVE_S, run_delays)
 
     def all_ended_well(self) -> bool:
         """Whether every rank has ended with 0."""

@@ -14,9 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from megatron_ft.core.exit_description import HangVerdict, describe_hang
+from megatron_ft.core.grace import Grace
 from megatron_ft.core.pauses import Pauses
 from megatron_ft.core.rank_note import LOOK_S
 from megatron_ft.ipc.event_log import EventLog
+from megatron_ft.ipc.proc_facts import run_delays_ns
 from megatron_ft.ipc.wire import Message
 from megatron_ft.launcher import descendants, lines
 from megatron_ft.launcher.cycle_record import CycleRecord
@@ -246,12 +248,18 @@ class Punctuality:
 
     def _end(self, worker: Worker) -> None:
         """As its monitor would: the rank alone, SIGKILL after a grace."""
+        grace = Grace(time.monotonic() + _GRACE_S, run_delays_ns(worker.pid))
         worker.signal(self._first_signal, whole_group=False)  # the main thread finds it when SIGCONT lets it go on
         worker.signal(signal.SIGCONT, whole_group=False)
         worker.signals_sent.discard(signal.SIGCONT)  # nobody ends of that
 
         def insist() -> None:
-            if not worker.look():
+            if worker.look():
+                return
+            now = time.monotonic()
+            if grace.is_over(now, run_delays_ns(worker.pid)):
                 worker.signal(signal.SIGKILL, whole_group=False)
+            else:
+                self._reactor.call_later(grace.due_s - now, insist)
 
         self._reactor.call_later(_GRACE_S, insist)

@@ -9,10 +9,15 @@ import signal
 import threading
 import time
 
+from megatron_ft.core.grace import Grace
+from megatron_ft.ipc.proc_facts import run_delays_ns
 from megatron_ft.ipc.processes import ProcessStat, carries, kill_matching, send_signal, signal_main_thread
 
 GRACE_S = 5.0
-"""From the termination signal to SIGKILL, and from SIGKILL to the complaint that it had no effect."""
+"""From the termination signal to SIGKILL, and from SIGKILL to the complaint that it had no effect.
+
+What the rank waits for a CPU isn't counted: a handler on a busy machine isn't one that hangs.
+"""
 _SWEEP_S = 2.0
 _SECOND_LOOK_S = 0.1
 
@@ -26,12 +31,22 @@ class Ending:
         self._pidfd = pidfd
         self._next = first_signal
         self._killed = False
+        self._grace: Grace | None = None
         self.due_at: float | None = due_at
-        self._has_begun = False
+
+    def is_due(self) -> bool:
+        """Whether to ``advance`` now; puts that off where the rank got no CPU to end with."""
+        now = time.monotonic()
+        if self.due_at is None or now < self.due_at:
+            return False
+        if self._grace is None:
+            return True
+        is_over = self._grace.is_over(now, run_delays_ns(self._pid))
+        self.due_at = self._grace.due_s
+        return is_over
 
     def advance(self) -> list[signal.Signals]:
         """Send what is due now and return it; an empty list means that even SIGKILL has had no effect."""
-        self._has_begun = True
         if self._killed:
             self.due_at = None
             return []
@@ -44,11 +59,12 @@ class Ending:
         self._killed = number == signal.SIGKILL
         self._next = signal.SIGKILL
         self.due_at = time.monotonic() + GRACE_S
+        self._grace = Grace(self.due_at, run_delays_ns(self._pid))
         return sent
 
     def hurry(self) -> None:
         """Nothing is to be waited for any more before the first signal."""
-        if not self._has_begun:
+        if self._grace is None:
             self.due_at = time.monotonic()
 
 

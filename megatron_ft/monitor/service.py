@@ -334,7 +334,7 @@ class MonitorService:
         self._reports.evidence(self._settings.log_dir, watched.attached, note, document)
 
     def _go_on_ending(self, ending: Ending) -> None:
-        if ending.due_at is None or time.monotonic() < ending.due_at:
+        if not ending.is_due():
             return
         assert self._watched is not None
         attached = self._watched.attached

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from megatron_ft.core.board_layout import BoardSnapshot
+from megatron_ft.core.exit_description import HangVerdict
 from megatron_ft.ipc.event_log import NullEventLog
-from megatron_ft.launcher import announce
+from megatron_ft.launcher import announce, cycle_record
 from megatron_ft.launcher.cycle_record import CycleRecord
 from tests.unit.test_monitor_state import board
 
@@ -82,6 +83,25 @@ def test_what_is_heard_late_of_the_cycle_that_failed_is_no_training_again() -> N
     announce.training_again(node, record)  # type: ignore[arg-type]
     assert node.said == []
     assert node.failure_ns is not None
+
+
+def test_a_hung_rank_that_should_be_gone_and_lives_counts_as_failed_unless_it_got_no_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waited_ns = 0
+    monkeypatch.setattr(cycle_record, "_HUNG_AND_ALIVE_S", 0.05)
+    monkeypatch.setattr(cycle_record, "run_delays_ns", lambda pid: {pid: waited_ns})
+    record = record_of({})
+    hang = {"rank": 1, "local_rank": 1, "kind": "section", "section": "step", "elapsed_s": 2.0, "timeout_s": 1.0}
+    record.found_hung(HangVerdict(**hang, iteration=3, at_ns=time.monotonic_ns()))  # type: ignore[arg-type]
+    found = time.monotonic()
+    assert not record.has_outlived_its_end()
+    waited_ns = 300_000_000
+    while not record.has_outlived_its_end():
+        time.sleep(0.01)
+    assert time.monotonic() - found >= 0.3
+    record.ended(record.workers[1])
+    assert not record.has_outlived_its_end()
 
 
 @pytest.mark.parametrize("has_group", [False, True])

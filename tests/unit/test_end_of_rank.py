@@ -1,8 +1,9 @@
-"""What a monitor does when its launcher has died: everything that its rank started is ended, and nobody waited for."""
+"""How a monitor ends its rank: a hung one with patience for a busy machine, an orphan with all that it started."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -10,8 +11,10 @@ import time
 
 import pytest
 
+from megatron_ft.ipc.proc_facts import run_delays_ns
 from megatron_ft.ipc.processes import carries
 from megatron_ft.monitor import end_of_rank
+from megatron_ft.monitor.end_of_rank import Ending
 
 SLEEPS = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
 
@@ -53,3 +56,45 @@ def test_what_has_left_the_group_is_known_by_its_environment() -> None:
         for process in (rank, left_it, other):
             process.kill()
             process.wait()
+
+
+def test_a_rank_that_gets_no_cpu_has_more_time_before_sigkill(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited_ns = 0
+    monkeypatch.setattr(end_of_rank, "GRACE_S", 0.05)
+    monkeypatch.setattr(end_of_rank, "run_delays_ns", lambda pid: {pid: waited_ns})
+    rank = subprocess.Popen(SLEEPS)
+    pidfd = os.pidfd_open(rank.pid)
+    try:
+        ending = Ending(rank.pid, pidfd, signal.SIGURG, due_at=0.0)  # which it ignores
+        assert ending.is_due()
+        signalled = time.monotonic()
+        assert ending.advance() == [signal.SIGURG, signal.SIGCONT]
+        waited_ns = 400_000_000
+        while not ending.is_due():
+            time.sleep(0.01)
+        assert time.monotonic() - signalled >= 0.45
+        assert ending.advance() == [signal.SIGKILL, signal.SIGCONT]
+        assert rank.wait(20) == -signal.SIGKILL
+    finally:
+        os.close(pidfd)
+        rank.kill()
+        rank.wait()
+
+
+def test_how_long_a_process_waits_for_a_cpu_is_known() -> None:
+    """Two that never pause share one CPU."""
+    if not any(run_delays_ns(os.getpid()).values()):
+        pytest.skip("this kernel doesn't count it")
+    cpu = min(os.sched_getaffinity(0))
+    spin = [sys.executable, "-S", "-c", f"import os; os.sched_setaffinity(0, {{{cpu}}})\nwhile True: pass"]
+    processes = [subprocess.Popen(spin) for _ in range(2)]
+    try:
+        deadline = time.monotonic() + 60
+        while any(run_delays_ns(process.pid)[process.pid] < 200_000_000 for process in processes):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert run_delays_ns(processes[0].pid) == {}

@@ -19,6 +19,7 @@ import pytest
 from megatron_ft.core.board_layout import W_SECTION_COUNT
 from megatron_ft.core.errors import FaultToleranceError, ProtocolError
 from megatron_ft.core.exit_description import Cause, CauseKind
+from megatron_ft.core.grace import Grace
 from megatron_ft.core.job_facts import JobFacts, Phase
 from megatron_ft.core.pauses import Pauses
 from megatron_ft.core.restart_policy import Action, Decision
@@ -187,7 +188,7 @@ def test_ends_and_verdicts_of_ranks(fake: FakeLauncher, watch: JobWatch) -> None
     fake.add_boards(3)
     record = fake.cycle_started(3)
     record.exits[0] = SimpleNamespace(exitcode=-9)
-    record.hung[2] = 1.0
+    record.hung[2] = Grace(1.0, {})
     watch.wait()
     assert watch.facts is not None
     assert [rank.exit_code for rank in watch.facts.ranks] == [-9, None, None]

@@ -12,7 +12,7 @@ import pytest
 from megatron_ft.core.exit_description import HangVerdict
 from megatron_ft.core.pauses import Pauses
 from megatron_ft.ipc.event_log import NullEventLog
-from megatron_ft.launcher import descendants
+from megatron_ft.launcher import descendants, punctuality
 from megatron_ft.launcher.punctuality import Punctuality
 from megatron_ft.launcher.reactor import Reactor
 
@@ -51,8 +51,13 @@ class Setting:
             found_hung=self.hung.append,
         )
         self.punctuality = Punctuality(
-            **{"startup_timeout_s": None, "exit_timeout_s": None, "observe_only": False, **options},
-            first_signal=signal.SIGKILL,
+            **{
+                "startup_timeout_s": None,
+                "exit_timeout_s": None,
+                "first_signal": signal.SIGKILL,
+                "observe_only": False,
+                **options,
+            },
             pauses=self.pauses,
             is_stopping=lambda: self.stopping,
             reactor=self.reactor,
@@ -153,6 +158,17 @@ def test_a_stand_still_in_a_pause_is_taken_off_once(monkeypatch: pytest.MonkeyPa
         setting.punctuality.stood_still()
     assert setting.serve(5)
     assert 0.2 <= setting.hung[0].elapsed_s < 5
+
+
+def test_a_rank_that_gets_no_cpu_has_more_time_before_sigkill(monkeypatch: pytest.MonkeyPatch) -> None:
+    setting, waited_ns = Setting(startup_timeout_s=0.05, first_signal=signal.SIGTERM), 0
+    monkeypatch.setattr(punctuality, "_GRACE_S", 0.05)
+    monkeypatch.setattr(punctuality, "run_delays_ns", lambda pid: {pid: waited_ns})
+    assert setting.serve(5)
+    signalled, waited_ns = time.monotonic(), 400_000_000
+    assert setting.rank.received == [signal.SIGCONT, signal.SIGTERM]
+    assert setting.reactor.run_until(setting.rank.look, time.monotonic() + 20)
+    assert time.monotonic() - signalled >= 0.4
 
 
 def test_pauses() -> None:
