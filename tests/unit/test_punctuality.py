@@ -166,7 +166,7 @@ def test_a_rank_that_gets_no_cpu_has_more_time_before_sigkill(monkeypatch: pytes
     monkeypatch.setattr(punctuality, "run_delays_ns", lambda pid: {pid: waited_ns})
     assert setting.serve(5)
     signalled, waited_ns = time.monotonic(), 400_000_000
-    assert setting.rank.received == [signal.SIGCONT, signal.SIGTERM]
+    assert setting.rank.received == [signal.SIGTERM, signal.SIGCONT]
     assert setting.reactor.run_until(setting.rank.look, time.monotonic() + 20)
     assert time.monotonic() - signalled >= 0.4
 
