@@ -102,11 +102,13 @@ class EventLog:
         """No more records; what isn't written within ``bound_s`` seconds is lost. Again, it does nothing."""
         if self._is_closed:
             return
+        # one that hasn't answered for so long already isn't waited for
+        until_s = time.monotonic() + max(0.0, bound_s - self._files.stands_for_s())
+        self._files.wait(until_s - time.monotonic())  # first of all: what is being done may write a record, too
         self._is_closed = True
         atexit.unregister(self.close)
         self._files.do(self._shut)
-        # one that hasn't answered for so long already isn't waited for
-        if not self._files.finish(max(0.0, bound_s - self._files.stands_for_s())):
+        if not self._files.finish(max(0.0, until_s - time.monotonic())):
             self._tell("unwritten", "lost its last records: its directory doesn't answer")
 
     def _append(self, lines: bytes) -> bool:

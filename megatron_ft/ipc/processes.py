@@ -61,11 +61,11 @@ def children(pid: int) -> set[int]:
     if not _KERNEL_LISTS_CHILDREN:
         return {stat.pid for stat in all_processes() if stat.parent == pid}
     found: set[int] = set()
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+    unreadable = (FileNotFoundError, ProcessLookupError, PermissionError)  # it is gone, or hidden
+    with contextlib.suppress(*unreadable):
         for task in os.listdir(f"/proc/{pid}/task"):
             # threads may end meanwhile; their children go to another of its threads
-            gone = contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError)
-            with gone, open(f"/proc/{pid}/task/{task}/children") as file:
+            with contextlib.suppress(*unreadable), open(f"/proc/{pid}/task/{task}/children") as file:
                 found.update(int(child) for child in file.read().split())
     return found
 

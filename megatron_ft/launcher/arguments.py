@@ -146,10 +146,12 @@ def torch_launch_config(line: CommandLine, *, log_dir: str | None) -> tuple[Laun
 
 def _check_what_torch_finds_too_late(namespace: argparse.Namespace) -> None:
     """And tells in a traceback, when the ranks are about to start."""
-    try:
-        vars(events)["get_logging_handler"](namespace.event_log_handler)
-    except KeyError:
-        raise ConfigError(f"--event-log-handler: torch knows no {namespace.event_log_handler!r}") from None
+    handler = getattr(namespace, "event_log_handler", None)  # torch 2.6 and 2.7 have no such option
+    if handler is not None:
+        try:
+            vars(events)["get_logging_handler"](handler)
+        except KeyError:
+            raise ConfigError(f"--event-log-handler: torch knows no {handler!r}") from None
     if getattr(namespace, "numa_binding", None) is not None:
         if not torch.cuda.is_available():
             raise ConfigError("--numa-binding binds ranks to the CPUs of their GPUs, and torch finds no CUDA GPU here")

@@ -13,7 +13,7 @@ from types import FrameType
 from typing import NoReturn
 
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.launcher import first_server, lines, resolver
+from megatron_ft.launcher import first_server, lines, logs, resolver
 from megatron_ft.launcher.reactor import THREAD_PREFIX
 from megatron_ft.launcher.server_process import ServerProcess
 
@@ -54,7 +54,8 @@ def _leave(code: int) -> NoReturn:
     A thread of ours may wait inside torch for a node that doesn't answer; where one comes back from there while Python
     is taken down under it, C++ ends the process by SIGABRT, and the exit code of a job that went well is lost.
     """
-    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that aren't daemons, as Python would
+    if logs.are_copied():  # else torch's threads, which copy the ranks' output, wait for a file server
+        threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that aren't daemons, as Python would
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:  # None: it was closed when Python started

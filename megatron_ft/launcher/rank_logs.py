@@ -64,17 +64,22 @@ class CycleLogs(LogsSpecs):
             OSError: one can't be made.
         """
         files = self._specs.reify(envs)
+        for name in _filtered():
+            if os.path.dirname(getattr(files, name)) == os.devnull:  # as torch has it where there is no directory
+                setattr(files, name, os.devnull)
         for path in {*files.stdouts.values(), *files.stderrs.values()} - {"", os.devnull}:
             with open(path, "a"):
                 pass
         return files
 
 
+def _filtered() -> list[str]:
+    """The files of ``--duplicate-stdout-filters``; torch 2.6 has none."""
+    return [name for name in ("filtered_stdout", "filtered_stderr") if name in LogsDest.__dataclass_fields__]
+
+
 def _no_files(count: int) -> LogsDest:
-    # torch 2.6 has neither
-    filtered: dict[str, Any] = {
-        name: os.devnull for name in ("filtered_stdout", "filtered_stderr") if name in LogsDest.__dataclass_fields__
-    }
+    filtered: dict[str, Any] = dict.fromkeys(_filtered(), os.devnull)
     return LogsDest(
         stdouts=dict.fromkeys(range(count), ""),
         stderrs=dict.fromkeys(range(count), ""),

@@ -33,6 +33,7 @@ __all__ = [
     "say_nothing_of_death_signals",
     "shut_down_agent",
     "start_tail_logs",
+    "stop_tail_logs",
     "warn_of_no_lost_connections",
     "workers_started_by",
 ]
@@ -155,6 +156,16 @@ def start_tail_logs(context: PContext) -> None:
     """What ``PContext.start`` does after the ranks are started (before, it would take our signal handlers)."""
     for tail_log in context._tail_logs:
         tail_log.start()
+
+
+def stop_tail_logs(context: PContext) -> None:
+    """What ``PContext.close`` does after the ranks are ended: wait until all that they wrote is copied."""
+    for tail_log in context._tail_logs:
+        tail_log.stop()
+    for name in ("filtered_stdout", "filtered_stderr"):
+        file = getattr(context, name, None)  # torch 2.6 has neither
+        if file is not None:
+            file.close()
 
 
 def shut_down_agent(shutdown: Callable[..., None], death_signal: signal.Signals, timeout_s: float) -> None:

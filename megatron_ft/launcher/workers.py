@@ -17,7 +17,7 @@ from torch.distributed.elastic.multiprocessing import LogsSpecs, PContext, RunPr
 from megatron_ft.ipc.open_files import give_back, given_soft_limit
 from megatron_ft.ipc.prctl import die_with_parent
 from megatron_ft.ipc.processes import send_signal, signal_main_thread
-from megatron_ft.launcher import descendants, torch_private
+from megatron_ft.launcher import descendants, logs, torch_private
 from megatron_ft.launcher.reactor import Priority, Reactor
 
 __all__ = ["FreshInterpreterSpawner", "RankSpec", "Spawner", "Worker", "WorkerContext", "find_setpriv"]
@@ -199,6 +199,11 @@ class WorkerContext(PContext):
         """Start all ranks, then what copies their output. Signal handlers stay ours."""
         self._start()
         torch_private.start_tail_logs(self)
+
+    def close(self, death_sig: signal.Signals | None = None, timeout: int = 30) -> None:
+        """End all ranks, then give what copies their output a moment to do so. It goes on by itself."""
+        self._close(death_sig or signal.SIGTERM, timeout)
+        logs.copying_ends(lambda: torch_private.stop_tail_logs(self))
 
     def _start(self) -> None:
         assert not self.workers, "a group of ranks starts once"

@@ -10,10 +10,12 @@ import subprocess
 import sys
 
 from megatron_ft.core.stack_dump import ThreadStack, parse_py_spy
+from megatron_ft.ipc.file_thread import FileThread
 
 __all__ = ["dump"]
 
 _KILLED_S = 0.1
+_runs = FileThread()
 
 
 def dump(pid: int, *, nonblocking: bool, left_s: float) -> list[ThreadStack]:
@@ -21,8 +23,15 @@ def dump(pid: int, *, nonblocking: bool, left_s: float) -> list[ThreadStack]:
 
     ``nonblocking``: don't stop the process while it is read, so that a frame may be a wrong one.
     """
+    if left_s <= 0:
+        return []
+    # the program is looked for and loaded from a file system, which may not answer either
+    return _runs.call(lambda: _dump(pid, nonblocking=nonblocking, left_s=left_s), [], bound_s=left_s + 2 * _KILLED_S)
+
+
+def _dump(pid: int, *, nonblocking: bool, left_s: float) -> list[ThreadStack]:
     program = next(filter(None, (shutil.which("py-spy", path=place) for place in _places())), None)
-    if program is None or left_s <= 0:
+    if program is None:
         return []
     command = [program, "dump", "--json", "--pid", str(pid), *(["--nonblocking"] if nonblocking else [])]
     try:

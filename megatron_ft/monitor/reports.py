@@ -13,6 +13,7 @@ from megatron_ft.core.moderation import Moderation
 from megatron_ft.core.monitor_state import Verdict
 from megatron_ft.core.rank_note import RankNote
 from megatron_ft.ipc.event_log import EventLog
+from megatron_ft.ipc.evidence_files import write_evidence
 from megatron_ft.ipc.monitor_process import AttachedRank
 from megatron_ft.ipc.processes import read_stat
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received
@@ -114,8 +115,6 @@ class Reports:
         self._log.close(_WRITING_S)
 
     def _write_evidence(self, log_dir: str, attached: AttachedRank, document: Mapping[str, Any]) -> None:
-        from megatron_ft.ipc.evidence_files import write_evidence
-
         who = {"rank": attached.rank, "cycle": attached.cycle}
         try:
             path = write_evidence(log_dir, document)

@@ -20,6 +20,7 @@ from megatron_ft.ipc.processes import is_gone, is_in, wait_gone
 from megatron_ft.ipc.wire import ChannelClosedError, Message
 from megatron_ft.monitor import hello, orders
 from megatron_ft.monitor.end_of_rank import Ending, end_orphans, remove_run_directory
+from megatron_ft.monitor.evidence import collect
 from megatron_ft.monitor.hello import Caller
 from megatron_ft.monitor.reports import Reports
 from megatron_ft.monitor.settings import Settings
@@ -314,8 +315,6 @@ class MonitorService:
         return self._watched is not None and order.cycle == self._watched.attached.cycle
 
     def _examine(self, watched: WatchedRank, verdict: Verdict | None, *, passive: bool, deadline_ns: int) -> None:
-        from megatron_ft.monitor.evidence import collect  # only then: most monitors never need it
-
         if watched.note is not None:
             # once only: what was looked at may have moved since, because of that
             watched.note = replace(watched.note, found_hung=watched.note.found_hung or verdict is not None)

@@ -54,9 +54,10 @@ def test_nobody_waits_for_the_log_directory(fresh_launcher: Launcher, tmp_path: 
         "--max-restarts=2",
         "--ft-rank-section-timeouts=step:1",
         "--ft-preload=none",
+        "--tee=3",
     ]
     launched = fresh_launcher.start(SCRIPT, *options, env=environment, script_args=[str(go)])
-    launched.wait_for("^ready 0$")
+    launched.wait_for("ready 0$")
     silent.touch()
     os.kill(launched.monitor_pids()[0], signal.SIGKILL)
     launched.wait_for(r"the monitor of rank 0 ended \(SIGKILL\); it is replaced", timeout_s=PROMPTLY_S)

@@ -1,5 +1,5 @@
-/* A directory whose file server doesn't answer: as long as $SILENT_FLAG exists, whoever opens, makes or writes something
-   under $SILENT_DIRECTORY waits. To be preloaded. */
+/* A directory whose file server doesn't answer: as long as $SILENT_FLAG exists, whoever opens, makes, reads or writes
+   something under $SILENT_DIRECTORY waits. To be preloaded. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -16,8 +16,7 @@ static void wait_for_answer(const char *path) {
         while (access(flag, F_OK) == 0) usleep(10000);
 }
 
-ssize_t write(int fd, const void *data, size_t size) {
-    static ssize_t (*real)(int, const void *, size_t);
+static void wait_for_answer_about(int fd) {
     char link[64], path[4096];
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
     ssize_t length = readlink(link, path, sizeof path - 1);
@@ -25,6 +24,18 @@ ssize_t write(int fd, const void *data, size_t size) {
         path[length] = 0;
         wait_for_answer(path);
     }
+}
+
+ssize_t read(int fd, void *data, size_t size) {
+    static ssize_t (*real)(int, void *, size_t);
+    wait_for_answer_about(fd);
+    if (!real) real = dlsym(RTLD_NEXT, "read");
+    return real(fd, data, size);
+}
+
+ssize_t write(int fd, const void *data, size_t size) {
+    static ssize_t (*real)(int, const void *, size_t);
+    wait_for_answer_about(fd);
     if (!real) real = dlsym(RTLD_NEXT, "write");
     return real(fd, data, size);
 }

@@ -76,6 +76,14 @@ def test_a_directory_that_is_gone_costs_records_and_nothing_else(
     assert not directory.exists()
 
 
+def test_what_is_done_with_files_before_the_end_has_its_record(tmp_path: Path) -> None:
+    log, go = EventLog.open(str(tmp_path), role="launcher", run_id="x"), threading.Event()
+    log.do(lambda: go.wait(30) and log.write("tick", number=1))
+    threading.Timer(0.1, go.set).start()
+    log.close(30)
+    assert numbers(tmp_path) == [1]
+
+
 def silent_directory(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Until it is set, no event log can be opened."""
     answers, real_open = threading.Event(), os.open

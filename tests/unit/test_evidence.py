@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from megatron_ft.core.monitor_state import HangKind, Verdict
 from megatron_ft.core.rank_note import RankNote
 from megatron_ft.ipc.board import Board, BoardTimeouts, create_memory
 from megatron_ft.ipc.evidence_files import write_evidence
+from megatron_ft.ipc.file_thread import FileThread
 from megatron_ft.ipc.monitor_process import AttachedRank
 from megatron_ft.ipc.processes import read_stat, wait_gone
 from megatron_ft.monitor import py_spy
@@ -258,6 +260,24 @@ def test_a_py_spy_that_gets_stuck_in_the_kernel_is_left_behind(
         note, _ = subject.collect(bound_s=1.5)  # half of it goes by until it is asked
     assert waited
     assert not note.has_stack
+
+
+def test_a_py_spy_on_a_file_system_that_does_not_answer_is_not_waited_for(
+    subjects: Subjects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers, asked = threading.Event(), threading.Event()
+
+    def which(*_args: str, **_options: str) -> None:
+        asked.set()
+        assert answers.wait(60), "somebody has waited for it"
+
+    monkeypatch.setattr(py_spy, "_runs", FileThread())
+    with monkeypatch.context() as patch:
+        patch.setattr(py_spy.shutil, "which", which)
+        note, _ = subjects.start("ready(); sleeping()").collect(bound_s=1.5)
+        assert asked.is_set()
+        assert not note.has_stack
+        answers.set()
 
 
 @pytest.mark.parametrize("passive", [False, True])

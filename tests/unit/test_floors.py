@@ -166,6 +166,15 @@ def test_a_monitor_loads_little() -> None:
     assert not {"torch", "numpy", "yaml", "logging", "argparse", "asyncio", "rich"} & loaded_by("monitor")
 
 
+def test_a_monitor_loads_all_of_its_code_when_it_starts() -> None:
+    """Later the file system that it is installed on may not answer any more: a hung rank would live on."""
+    needed = {f"{PACKAGE.name}.monitor.{path.stem}" for path in (PACKAGE / "monitor").glob("*.py")}
+    needed = {name.removesuffix(".__init__") for name in needed} | {f"{PACKAGE.name}.ipc.evidence_files"}
+    script = f"import sys, {PACKAGE.name}.monitor.__main__\nprint(*sys.modules)"
+    result = subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.PIPE, text=True)
+    assert needed - set(result.stdout.split()) == set()
+
+
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
     """A copy of the package without violations, to plant one in."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from megatron_ft.core.errors import ConfigError
+from megatron_ft.launcher import arguments
 from megatron_ft.launcher.arguments import parse
 from megatron_ft.launcher.main import main
 
@@ -136,3 +138,8 @@ def test_a_file_store_has_a_path_for_an_endpoint(script: Path) -> None:
     line = parse([*options, "--rdzv-conf=timeout=9, store_type = file", str(script)])
     assert line.configures_rendezvous("store_type")
     assert line.namespace.rdzv_endpoint == f"{script.parent}/store"
+
+
+def test_a_torch_without_the_newer_options_is_no_mistake() -> None:
+    """torch 2.6, say, which is allowed."""
+    arguments._check_what_torch_finds_too_late(argparse.Namespace())

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.ipc import processes
+from megatron_ft.ipc import proc_facts, processes
 from megatron_ft.ipc.processes import ProcessStat, kill_matching, read_stat, signal_main_thread, would_end_by
 from megatron_ft.launcher import descendants, ending, health_check, lines
 from megatron_ft.launcher.ending import Ending
@@ -142,14 +142,17 @@ def test_what_a_health_check_left_in_a_group_of_its_own_is_killed(
 def hidden(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     """Process ids that are hidden: with hidepid=1 of /proc, their directories are listed and can't be entered."""
     pids: set[int] = set()
-    real = builtins.open
 
-    def hiding(path: Any, *more: Any, **options: Any) -> Any:
-        if str(path).startswith(tuple(f"/proc/{pid}/" for pid in pids)):
-            raise PermissionError
-        return real(path, *more, **options)
+    def hiding(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(path: Any, *more: Any, **options: Any) -> Any:
+            if str(path).startswith(tuple(f"/proc/{pid}/" for pid in pids)):
+                raise PermissionError
+            return real(path, *more, **options)
 
-    monkeypatch.setattr(builtins, "open", hiding)
+        return call
+
+    monkeypatch.setattr(builtins, "open", hiding(open))
+    monkeypatch.setattr(os, "listdir", hiding(os.listdir))
     return pids
 
 
@@ -171,6 +174,18 @@ def test_a_hidden_child_is_ours_and_known_to_have_ended(hidden: set[int]) -> Non
     os.kill(child.pid, signal.SIGKILL)
     wait_until(lambda: (stat := read_stat(child.pid)) is not None and stat.state == "Z", 10)
     child.wait()
+
+
+def test_of_a_rank_whose_child_is_hidden_the_lost_processes_are_known(hidden: set[int]) -> None:
+    failed, child = subprocess.Popen(["false"]), subprocess.Popen(SLEEPS)
+    hidden.add(child.pid)
+    try:
+        wait_until(lambda: (stat := read_stat(failed.pid)) is not None and stat.state == "Z", 10)
+        assert (failed.pid, "false", 1) in proc_facts.lost_processes(os.getpid())
+    finally:
+        child.kill()
+        child.wait()
+        failed.wait()
 
 
 @pytest.mark.parametrize("lists_it", [True, False])  # hidepid=1, and 2

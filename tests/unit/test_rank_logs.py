@@ -56,3 +56,4 @@ def test_without_a_log_directory_errors_are_known_all_the_same(tmp_path: Path) -
     files = reify(DefaultLogsSpecs(log_dir=os.devnull), tmp_path, cycle=2, restarts=0, said=said)
     assert list(files.error_files.values()) == [str(tmp_path / "run" / f"error-2-{each}.json") for each in range(2)]
     assert (files.stdouts, said) == ({0: "", 1: ""}, [])
+    assert {getattr(files, name, os.devnull) for name in ("filtered_stdout", "filtered_stderr")} == {os.devnull}
