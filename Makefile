@@ -4,6 +4,7 @@
 # make bench    what it costs and saves, beside torchrun and nvidia-resiliency-ext     BENCH_ARGS="--only hooks"
 # make verdicts does the launcher name the rank that hung or died, and where     VERDICTS_ARGS="--runs 5"
 # make chaos    hundreds of faults at odd moments of a real job     CHAOS_ARGS="--runs 20", on three hosts "--hosts"
+# make simulate thousands of simulated jobs, each from a seed     SIMULATE_ARGS="--runs 100000", "--only 1234"
 # make fuzz     hostile input to every socket, board and file     FUZZ_ARGS="--seed 7 --messages 1000000"
 # make endurance  10^7 section events, 10^5 control messages: nothing grows     ENDURANCE_ARGS="--events 1000000"
 # make clean    remove what the targets above made, .venv included
@@ -27,7 +28,7 @@ INSTALLED := .venv/.installed
 BENCH_INSTALLED := .venv/.bench-installed
 CODE := megatron_ft tests examples
 
-.PHONY: help demo test lint bench verdicts chaos fuzz endurance clean
+.PHONY: help demo test lint bench verdicts chaos simulate fuzz endurance clean
 
 help:
 	@sed -n 's/^# \(make [a-z]*\)/\1/p' Makefile
@@ -53,6 +54,9 @@ verdicts: $(INSTALLED)
 
 chaos: $(INSTALLED)
 	@$(BIN)/python tests/chaos/run.py $(CHAOS_ARGS)
+
+simulate: $(INSTALLED)
+	@$(BIN)/python tests/simulation/run.py $(SIMULATE_ARGS)
 
 fuzz: $(INSTALLED)
 	@$(BIN)/python tests/fuzz/run.py $(FUZZ_ARGS)

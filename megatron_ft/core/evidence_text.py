@@ -7,10 +7,12 @@ from typing import Any
 
 from megatron_ft.core.iterations import when
 from megatron_ft.core.printable import printable
+from megatron_ft.core.rank_note import unpacked
 
 __all__ = ["evidence_text"]
 
 _WITNESS = "megatron_ft/rank/witness.py"
+_LONG = 16
 
 
 def evidence_text(document: Mapping[str, Any]) -> str:
@@ -70,10 +72,17 @@ def _collectives(answer: Mapping[str, Any]) -> Iterator[str]:
     yield "collectives in flight (torch's flight recorder):"
     for each in answer.get("in_flight") or ():
         ranks = (answer.get("ranks") or {}).get(each["group"])
-        of = "" if ranks is None else f", ranks {', '.join(map(str, ranks))}"
+        of = "" if ranks is None else f", ranks {_members(ranks)}"
         yield f"  {each['op']} {each['seq']} of group {each['description'] or each['group']}{of}"
     if not answer.get("in_flight"):
         yield "  none"
+
+
+def _members(ranks: Any) -> str:
+    group = unpacked(ranks)
+    if isinstance(group, range) and len(group) > _LONG:
+        return f"{group[0]} to {group[-1]}" + (f" in steps of {group.step}" if group.step > 1 else "")
+    return ", ".join(map(str, group))
 
 
 def _stacks(stacks: Mapping[str, Any]) -> Iterator[str]:

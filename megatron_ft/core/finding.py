@@ -8,6 +8,7 @@ candidates, and none as the cause.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ _ALIKE, _ALIKE_S = 0.1, 0.25
 """Found hung by its own monitor within this share of the overdue rank's time, or these seconds, a rank is stuck as long
 as that one: ranks reach the same line some milliseconds apart, and steps and pauses differ by more."""
 _SHOWN = 4
+_MOST_CANDIDATES = 64
+_NOBODY: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,27 +69,62 @@ def waits_for(notes: Iterable[RankNote]) -> dict[int, frozenset[int]]:
     Ranks of which there is no note may be among them, where nobody else is missing.
     """
     by_rank = {note.rank: note for note in notes}
-    in_collective = {note.rank for note in by_rank.values() if note.in_flight or note.seems_to_wait}
+    absent = _Absent(by_rank)
     waits = {}
     for note in by_rank.values():
-        missing = {rank for each in note.in_flight for rank in _missing(note, each, by_rank)}
-        if note.seems_to_wait and not note.in_flight:
-            missing = {rank for rank in by_rank.keys() - in_collective if not _may_wait(by_rank[rank])}
-        is_idle = note.gone or note.is_stopped or note.raised
-        waits[note.rank] = frozenset() if is_idle else frozenset(missing - {note.rank})
+        if note.gone or note.is_stopped or note.raised:
+            missing = _NOBODY
+        elif note.in_flight:
+            sets = [_missing(note, each, absent) for each in note.in_flight]
+            missing = sets[0] if len(sets) == 1 else frozenset().union(*sets)
+        else:
+            missing = absent.from_any if note.seems_to_wait else _NOBODY
+        # of thousands of ranks that wait for the same ones, all share one set
+        waits[note.rank] = missing - {note.rank} if note.rank in missing else missing
     return waits
 
 
-def _missing(note: RankNote, collective: Collective, by_rank: Mapping[int, RankNote]) -> set[int]:
+class _Absent:
+    """Who isn't in a collective: found once for each, however many ranks are in it."""
+
+    def __init__(self, by_rank: Mapping[int, RankNote]) -> None:
+        self.by_rank = by_rank
+        self._found: dict[tuple[str, int, str, int], frozenset[int]] = {}
+        self._groups: dict[Sequence[int], int] = {}
+        self._known: dict[int, int] = {}
+
+    @functools.cached_property
+    def from_any(self) -> frozenset[int]:
+        """Ranks that are in none, as far as their stacks tell."""
+        outside = (note for note in self.by_rank.values() if not (note.in_flight or note.seems_to_wait))
+        return frozenset(note.rank for note in outside if not _may_wait(note))
+
+    def from_one(self, collective: Collective) -> frozenset[int]:
+        """Members of its group that aren't in it; if there are none, those of which there is no note."""
+        key = (collective.key, collective.seq, collective.op, self._group(collective.ranks))
+        if key not in self._found:
+            members = frozenset(collective.ranks or self.by_rank)
+            known = members & self.by_rank.keys()
+            missing = frozenset(rank for rank in known if _is_missing(self.by_rank[rank], collective))
+            self._found[key] = missing or members - known
+        return self._found[key]
+
+    def _group(self, ranks: Sequence[int]) -> int:
+        """A number for each group; to compare thousands of long lists would take longer than all the rest."""
+        number = self._known.get(id(ranks))
+        if number is None:
+            number = self._known[id(ranks)] = self._groups.setdefault(ranks, len(self._groups))
+        return number
+
+
+def _missing(note: RankNote, collective: Collective, absent: _Absent) -> frozenset[int]:
     """Those of its group who aren't in this collective, or are in another one under the same number."""
-    if collective.p2p:
-        peer = collective.peer
-        if peer is None or (peer in by_rank and _meets(by_rank[peer], note.rank)):
-            return set()
-        return {peer}
-    members = set(collective.ranks or by_rank) - {note.rank}
-    missing = {rank for rank in members & by_rank.keys() if _is_missing(by_rank[rank], collective)}
-    return missing or members - by_rank.keys()
+    if not collective.p2p:
+        return absent.from_one(collective)
+    peer, by_rank = collective.peer, absent.by_rank
+    if peer is None or (peer in by_rank and _meets(by_rank[peer], note.rank)):
+        return _NOBODY
+    return frozenset((peer,))
 
 
 def _meets(note: RankNote, rank: int) -> bool:
@@ -122,7 +160,7 @@ def _suspects(notes: Sequence[RankNote], waits: Waits, elapsed_s: float) -> tupl
     bereft = {note.rank for note in notes if note.lost and note.waits_for_process and _is_still(note, elapsed_s)}
     if bereft:
         return bereft, True
-    waited_for = frozenset().union(*waits.values())
+    waited_for = frozenset().union(*{id(others): others for others in waits.values()}.values())
     if not waited_for:
         return _overdue(notes, elapsed_s), True
     roots = {rank for rank in waited_for if not waits.get(rank)}
@@ -132,7 +170,17 @@ def _suspects(notes: Sequence[RankNote], waits: Waits, elapsed_s: float) -> tupl
         return roots, False  # who raised because he had lost a peer isn't the cause
     if roots:
         return _narrowed([note for note in notes if note.rank in roots], elapsed_s)
-    return {rank for rank in waits if waits[rank] and _explains(rank, waits)}, True
+    return _explanations(waits), True
+
+
+def _explanations(waits: Waits) -> set[int]:
+    """Where all wait for each other: the ranks without whose wait everybody else's would be explained."""
+    waiting = [rank for rank, others in waits.items() if others]
+    # the first whose wait is explained by one rank waits for that one alone
+    candidates = {next(iter(waits[rank])) for rank in waiting if len(waits[rank]) == 1} if len(waiting) > 1 else waiting
+    if len(candidates) > _MOST_CANDIDATES:
+        return set(candidates)  # a circle that large: no single one
+    return {rank for rank in candidates if waits.get(rank) and _explains(rank, waits)}
 
 
 def _explains(rank: int, waits: Waits) -> bool:

@@ -20,8 +20,10 @@ __all__ = [
     "is_in_library",
     "is_waiting_for_process",
     "lost_process",
+    "packed",
     "place",
     "stack_wait",
+    "unpacked",
 ]
 
 LOOK_S = 2.0
@@ -43,16 +45,19 @@ class Collective:
         group: torch's name of its process group, the same on all its ranks.
         seq: its number in that group, from 1; for a point-to-point operation among those of the pair.
         op: "all_reduce"; for a point-to-point operation "recv 0<-1", with ranks of the group.
-        ranks: the global ranks of the group.
+        ranks: the global ranks of the group, as a ``range`` where they are evenly spaced, else a tuple.
     """
 
     group: str
     seq: int
     op: str
-    ranks: tuple[int, ...] = ()
+    ranks: Sequence[int] = ()
     p2p: bool = False
     description: str = ""
     backend: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ranks", _spaced(self.ranks) or tuple(self.ranks))
 
     @property
     def key(self) -> str:
@@ -151,8 +156,8 @@ class RankNote:
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         document = {name: value for name, value in values.items() if value != getattr(default, name)}
         if self.in_flight:
-            document["groups"] = {each.group: _packed(each.ranks) for each in self.in_flight}
-            document["in_flight"] = [{**dataclasses.asdict(each), "ranks": ()} for each in self.in_flight]
+            document["groups"] = {each.group: packed(each.ranks) for each in self.in_flight}
+            document["in_flight"] = [_without_ranks(each) for each in self.in_flight]
         return document
 
     @classmethod
@@ -163,7 +168,7 @@ class RankNote:
             AttributeError, KeyError, OverflowError, TypeError, ValueError: it is none. What its fields hold isn't
                 checked.
         """
-        groups = {name: _unpacked(ranks) for name, ranks in document.get("groups", {}).items()}
+        groups = {name: unpacked(ranks) for name, ranks in document.get("groups", {}).items()}
         values = _known(cls, document)
         values["lost"] = tuple(document.get("lost", ()))
         values["in_flight"] = tuple(
@@ -181,7 +186,7 @@ def collectives_of(answer: Mapping[str, Any]) -> tuple[Collective, ...]:
             group=str(each["group"]),
             seq=int(each["seq"]),
             op=str(each["op"]),
-            ranks=tuple(ranks.get(each["group"], ())),
+            ranks=unpacked(ranks.get(each["group"], ())),
             p2p=bool(each.get("p2p")),
             description=str(each.get("description", "")).lower(),
             backend=str(each.get("backend", "")),
@@ -190,24 +195,42 @@ def collectives_of(answer: Mapping[str, Any]) -> tuple[Collective, ...]:
     )
 
 
+def _without_ranks(collective: Collective) -> dict[str, Any]:
+    names = (field.name for field in dataclasses.fields(collective) if field.name != "ranks")
+    return {name: getattr(collective, name) for name in names}
+
+
 def _known(kind: type, document: Mapping[str, Any]) -> dict[str, Any]:
     return {field.name: document[field.name] for field in dataclasses.fields(kind) if field.name in document}
 
 
-def _packed(ranks: tuple[int, ...]) -> list[int] | dict[str, list[int]]:
-    """Groups of thousands of ranks are nearly always evenly spaced."""
-    if len(ranks) > 2 and ranks == tuple(range(ranks[0], ranks[-1] + 1, (ranks[1] - ranks[0]) or 1)):
-        return {"range": [ranks[0], ranks[-1] + 1, ranks[1] - ranks[0]]}
-    return list(ranks)
+def packed(ranks: Sequence[int]) -> list[int] | dict[str, list[int]]:
+    """A group for JSON: those of thousands of ranks are nearly always evenly spaced."""
+    spaced = _spaced(ranks)
+    return list(ranks) if spaced is None else {"range": [spaced.start, spaced.stop, spaced.step]}
 
 
-def _unpacked(ranks: Any) -> tuple[int, ...]:
-    if not isinstance(ranks, Mapping):
-        return tuple(ranks)
-    found = range(*ranks["range"])
-    if len(found) > _MOST_RANKS:
-        raise ValueError(f"a group of {len(found)} ranks")
-    return tuple(found)
+def unpacked(ranks: Any) -> Sequence[int]:
+    """The other way: a ``range`` where it can be, which takes no room however large the group is.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is none.
+    """
+    if isinstance(ranks, Mapping):
+        found = range(*ranks["range"])
+        if len(found) > _MOST_RANKS:
+            raise ValueError(f"a group of {len(found)} ranks")
+        return found
+    return tuple(ranks)
+
+
+def _spaced(ranks: Sequence[int]) -> range | None:
+    if isinstance(ranks, range):
+        return ranks
+    if len(ranks) <= 2:
+        return None
+    found = range(ranks[0], ranks[-1] + 1, (ranks[1] - ranks[0]) or 1)
+    return found if len(found) == len(ranks) and all(map(int.__eq__, ranks, found)) else None
 
 
 def is_in_library(frames: Sequence[Frame]) -> bool:

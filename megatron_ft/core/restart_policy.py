@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -128,6 +129,10 @@ class RestartPolicy(Protocol):
         """How the running cycle has ended for all nodes; None if it goes on. Asked after each change of a state."""
         ...
 
+    def judge_counts(self, nodes: Mapping[NodeState, int]) -> Outcome | None:
+        """The same from how many nodes are in each state."""
+        ...
+
     def decide(self, history: Sequence[CycleEnd]) -> Decision:
         """What follows from all cycles of this launcher, the last one just ended."""
         ...
@@ -156,9 +161,15 @@ class AnyFailed:
 
     def judge_nodes(self, nodes: Collection[NodeState]) -> Outcome | None:
         """See the protocol. The others' ranks would fail, too, but only when their collectives do."""
-        if NodeState.UNHEALTHY in nodes or NodeState.LOST in nodes:
+        return self.judge_counts(Counter(nodes))
+
+    def judge_counts(self, nodes: Mapping[NodeState, int]) -> Outcome | None:
+        """See the protocol."""
+        if nodes.get(NodeState.UNHEALTHY) or nodes.get(NodeState.LOST):
             return Outcome.FAILED
-        return Outcome.MEMBERSHIP if NodeState.EXCLUDED in nodes else None
+        if nodes.get(NodeState.EXCLUDED):
+            return Outcome.MEMBERSHIP
+        return None if nodes.get(NodeState.HEALTHY) else Outcome.SUCCEEDED
 
     def decide(self, history: Sequence[CycleEnd]) -> Decision:
         """See the protocol."""
@@ -193,8 +204,11 @@ class MinHealthy:
 
     def judge_nodes(self, nodes: Collection[NodeState]) -> Outcome | None:
         """See the protocol."""
-        healthy = sum(state is NodeState.HEALTHY for state in nodes)
-        succeeded = sum(state is NodeState.SUCCEEDED for state in nodes)
+        return self.judge_counts(Counter(nodes))
+
+    def judge_counts(self, nodes: Mapping[NodeState, int]) -> Outcome | None:
+        """See the protocol."""
+        healthy, succeeded = nodes.get(NodeState.HEALTHY, 0), nodes.get(NodeState.SUCCEEDED, 0)
         if healthy + succeeded < self.min_nodes:
             return Outcome.FAILED
         return None if healthy else Outcome.SUCCEEDED

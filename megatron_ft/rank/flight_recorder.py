@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Collection
 from typing import Any
+
+from megatron_ft.core.rank_note import packed
 
 __all__ = ["collectives", "digest"]
 
 _MAX_IN_FLIGHT = 20
-_MAX_GROUPS = 300
 
 
 def collectives() -> dict[str, Any]:
@@ -22,7 +24,8 @@ def collectives() -> dict[str, Any]:
     Returns:
         ``in_flight``: not over yet, the earliest first, of each {group, description, backend, seq, op, p2p, sizes};
         ``enqueued``: "backend/group" -> number of the last collective that this rank has entered;
-        ``ranks``: group -> its global ranks. Groups are named alike on all their ranks.
+        ``ranks``: group -> its global ranks, as `core.rank_note.packed` has them, of groups that are in flight.
+        Groups are named alike on all their ranks.
         ``error``: in place of all these, why nothing can be told.
     """
     if "torch.distributed" not in sys.modules:
@@ -44,7 +47,8 @@ def _collectives() -> dict[str, Any]:
     if not dumps:
         return {"error": "this torch has no flight recorder"}
     traces = [json.loads(dump(includeCollectives=True, onlyActive=False)) for dump in dumps]
-    return {**digest([entry for trace in traces for entry in trace.get("entries") or []]), "ranks": _groups()}
+    found = digest([entry for trace in traces for entry in trace.get("entries") or []])
+    return {**found, "ranks": _groups({each["group"] for each in found["in_flight"]})}
 
 
 def digest(entries: list[dict[str, Any]]) -> dict[str, Any]:
@@ -74,15 +78,16 @@ def _is_done(entry: dict[str, Any]) -> bool:
     return bool(entry.get("retired")) or entry.get("state") == "completed"
 
 
-def _groups() -> dict[str, list[int]]:
-    """The groups that this rank is in, by torch's name."""
+def _groups(wanted: Collection[str]) -> dict[str, Any]:
+    """The groups of these names, of torch's. A rank of a large job is in dozens, most of which nobody asks about."""
     from torch.distributed import distributed_c10d
 
     names = distributed_c10d._world.pg_names
     members = distributed_c10d._world.pg_group_ranks
     found = {}
-    for group, name in list(names.items())[:_MAX_GROUPS]:
-        found[str(name)] = sorted(members.get(group, {}))
+    for group, name in list(names.items()):
+        if str(name) in wanted:
+            found[str(name)] = packed(sorted(members.get(group, {})))
     return found
 
 

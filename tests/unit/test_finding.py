@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from typing import Any
 
 import pytest
@@ -391,3 +392,42 @@ def test_who_waits_for_a_process_that_has_died_is_the_cause() -> None:
 def test_a_stack_that_waits_for_a_process(file: str, waits: bool) -> None:
     inner, outer = Frame("/usr/lib/python3.12/selectors.py", 415, "select"), Frame("/home/me/train.py", 8, "step")
     assert is_waiting_for_process((inner, Frame(file, 1, "wait"), outer)) is waits
+
+
+@pytest.mark.parametrize("size", [1, 128])
+def test_a_verdict_among_thousands_of_ranks_is_quick_and_their_notes_take_little_room(size: int) -> None:
+    """``size`` groups: all ranks wait in one collective, or each in that of its data-parallel group."""
+    ranks, culprit = 4096, 2048
+
+    def told(rank: int) -> RankNote:
+        group = rank % size
+        seq = 99 if rank == culprit else 100
+        one = Collective(group=str(group), seq=100, op="all_reduce", ranks=range(group, ranks, size))
+        return note(rank, in_flight=() if rank == culprit else (one,), enqueued={f"/{group}": seq}, found_hung=True)
+
+    texts = [json.dumps(told(rank).to_dict()) for rank in range(ranks)]
+    assert max(map(len, texts)) < 700
+    notes = [RankNote.from_dict(json.loads(text)) for text in texts]
+    assert all(isinstance(each.ranks, range) for one in notes for each in one.in_flight)
+    began_s = time.process_time()
+    finding = find(notes, elapsed_s=10.0)
+    assert finding.rank == culprit
+    assert time.process_time() - began_s < 5.0  # of this process alone; 0.1 s, and it was 26 s
+
+
+def test_ranks_that_wait_for_the_same_ones_share_one_set() -> None:
+    waits = waits_for([*(inside(rank, ranks=tuple(range(200))) for rank in range(100)), outside(150), outside(151)])
+    sets = {id(waits[rank]) for rank in range(100)}
+    assert waits[5] == {150, 151}
+    assert len(sets) == 1
+
+
+def test_a_circle_of_thousands_has_no_single_cause_and_is_soon_over() -> None:
+    def sends(rank: int) -> RankNote:
+        pair = (rank, (rank + 1) % 5000)
+        one = Collective(group=f"p{rank}", seq=1, op="send 0->1", ranks=pair, p2p=True)
+        return note(rank, in_flight=(one,), found_hung=rank == 3)
+
+    finding = find([sends(rank) for rank in range(5000)], elapsed_s=10.0)
+    assert finding.rank is None
+    assert len(finding.candidates) == 5000

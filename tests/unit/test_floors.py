@@ -37,6 +37,7 @@ FLOORS = {
     "core": Floor(pure=True),
     "ipc": Floor(inside=("core",)),
     "monitor": Floor(inside=("core", "ipc")),
+    "coordinator": Floor(inside=("core", "ipc")),
     "rank": Floor(inside=("core", "ipc"), outside_in_functions=("torch",)),
     "report": Floor(inside=("core", "ipc"), outside=("rich", "numpy"), outside_in_functions=("matplotlib", "plotly")),
     "launcher": Floor(inside=("core", "ipc"), outside=("torch",)),
@@ -147,18 +148,24 @@ def test_no_file_is_longer_than_the_ceiling() -> None:
 def loaded_by(*folders: str) -> set[str]:
     """The top-level modules that a fresh process has loaded after importing everything in these folders."""
     paths = [path for folder in folders for path in sorted((PACKAGE / folder).glob("*.py"))]
-    modules = [f"{PACKAGE.name}.{path.parent.name}.{path.stem}" for path in paths if path.stem != "__main__"]
+    names = [".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts) for path in paths]
+    modules = [name for name in names if not name.endswith("__main__")]
     script = f"import sys, importlib\nfor m in {modules!r}: importlib.import_module(m)\nprint(*sys.modules)"
     result = subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.PIPE, text=True)
     return {name.split(".")[0] for name in result.stdout.split()}
 
 
 def test_nothing_below_the_ranks_loads_torch_or_numpy() -> None:
-    assert not {"torch", "numpy"} & loaded_by("core", "ipc", "monitor")
+    assert not {"torch", "numpy"} & loaded_by("core", "core/job", "ipc", "monitor", "coordinator")
 
 
 def test_the_report_loads_no_torch_and_no_plotting_before_it_draws() -> None:
     assert not {"torch", "matplotlib", "plotly", "rich"} & loaded_by("report")
+
+
+def test_a_coordinator_loads_little() -> None:
+    """It is started when the one before it has died: each tenth of a second is one of the job's."""
+    assert not {"torch", "numpy", "yaml", "logging", "asyncio", "rich"} & loaded_by("coordinator")
 
 
 def test_a_monitor_loads_little() -> None:
@@ -203,6 +210,7 @@ def copy(tmp_path: Path) -> Path:
         ("ipc/planted.py", "import psutil", "may not import psutil"),
         ("ipc/planted.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch", "import torch"),
         ("monitor/planted.py", "def f():\n    import torch", "may not import torch"),
+        ("coordinator/planted.py", "from megatron_ft.launcher import main", "may not import megatron_ft.launcher"),
         ("monitor/planted.py", "class A:\n    def f(self):\n        import numpy as np", "may not import numpy"),
         ("monitor/planted.py", "import importlib\nimportlib.import_module('torch.cuda')", "import torch.cuda"),
         ("monitor/planted.py", "__import__('torch')", "may not import torch"),

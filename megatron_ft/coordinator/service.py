@@ -1,0 +1,177 @@
+"""The coordinator's machine on sockets: one thread, one selector, as many connections as there are launchers."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import time
+
+from megatron_ft.core.errors import ProtocolError
+from megatron_ft.core.job.codec import parse, to_message
+from megatron_ft.core.job.coordinator import Coordinator
+from megatron_ft.core.job.edge import Broken, CoordinatorEffect, Drop, Heard, Quit, Send
+from megatron_ft.core.job.messages import Beat, Hello
+from megatron_ft.ipc.secret import Asking
+from megatron_ft.ipc.tcp import Peer
+from megatron_ft.ipc.wire import Message, encode
+
+__all__ = ["Service"]
+
+_BEAT = encode(to_message(Beat()))
+_GREETING_S = 10.0
+"""Who has connected has so long to say who it is."""
+_ACCEPTED_AT_ONCE = 1000
+
+
+class _Link:
+    """One launcher's connection."""
+
+    def __init__(self, number: int, peer: Peer, secret: bytes | None, now_s: float) -> None:
+        self.number = number
+        self.peer = peer
+        self.asking = Asking(secret)
+        self.greeted = False
+        self.since_s = now_s
+        self.waits_for_room = False
+
+
+class Service:
+    """``owner`` is a pidfd of the launcher that has started it, None if nobody has. Counts what it sends and gets."""
+
+    def __init__(
+        self, listener: socket.socket, machine: Coordinator, *, secret: bytes | None, owner: int | None
+    ) -> None:
+        self.bytes_sent = self.messages_heard = 0
+        self._machine = machine
+        self._secret = secret
+        self._listener = listener
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ, None)
+        self._owner = owner
+        if owner is not None:
+            self._selector.register(owner, selectors.EVENT_READ, owner)
+        self._links: dict[int, _Link] = {}
+        self._strangers: dict[int, _Link] = {}
+        self._dirty: set[int] = set()
+        self._next = 1
+        self._is_over = False
+
+    def run(self) -> None:
+        """Serve until nobody needs a coordinator any more."""
+        while not self._is_over:
+            self.run_once(max(0.0, self._machine.alarm_s - time.monotonic()))
+        self._close()
+
+    def run_once(self, timeout_s: float) -> None:
+        """Wait for something, and do what follows."""
+        for key, events in self._selector.select(timeout_s):
+            if key.data is None:
+                self._accept()
+            elif isinstance(key.data, _Link):
+                if events & selectors.EVENT_WRITE:
+                    self._dirty.add(key.data.number)
+                if events & selectors.EVENT_READ:
+                    self._read(key.data)
+            else:
+                self._selector.unregister(key.data)
+                self._machine.orphaned()
+        now_s = time.monotonic()
+        if self._machine.needs_settling or now_s >= self._machine.alarm_s:
+            self._do(self._machine.settle(now_s))
+            self._drop_strangers(now_s)
+        self._flush()
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return  # nobody is left in the queue; or there are too many for now
+            link = _Link(self._next, Peer(sock), self._secret, time.monotonic())
+            self._next += 1
+            self._links[link.number] = self._strangers[link.number] = link
+            self._selector.register(sock, selectors.EVENT_READ, link)
+            first = link.asking.first()
+            if first is not None:
+                self._write(link, encode(first))
+
+    def _read(self, link: _Link) -> None:
+        try:
+            for message in link.peer.read():
+                self._heard(link, message)
+        except ProtocolError:
+            link.peer.is_open = (
+                False  # a port scanner, a launcher of another version: it sees the end of the connection
+            )
+        if not link.peer.is_open:
+            self._forget(link)
+
+    def _heard(self, link: _Link, message: Message) -> None:
+        self.messages_heard += 1
+        if not link.asking.is_done:
+            self._write(link, encode(link.asking.answer(message)))
+            return
+        parsed = parse(message)
+        if link.greeted is isinstance(parsed, Hello):
+            raise ProtocolError("a hello in another place than the first")
+        link.greeted = True
+        self._strangers.pop(link.number, None)
+        self._do(self._machine.handle(Heard(link.number, parsed), time.monotonic()))
+
+    def _drop_strangers(self, now_s: float) -> None:
+        for link in list(self._strangers.values()):
+            if now_s - link.since_s > _GREETING_S:
+                self._forget(link)
+
+    def _forget(self, link: _Link) -> None:
+        if self._links.pop(link.number, None) is None:
+            return
+        self._strangers.pop(link.number, None)
+        self._selector.unregister(link.peer.sock)
+        link.peer.close()
+        if link.greeted:
+            self._do(self._machine.handle(Broken(link.number), time.monotonic()))
+
+    def _do(self, effects: list[CoordinatorEffect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Send):
+                data = _BEAT if isinstance(effect.message, Beat) else encode(to_message(effect.message))
+                for number in effect.links:
+                    if (link := self._links.get(number)) is not None:
+                        self._write(link, data)
+            elif isinstance(effect, Drop):
+                if (link := self._links.get(effect.link)) is not None:
+                    link.peer.flush()
+                    link.greeted = False  # the machine knows
+                    self._forget(link)
+            elif isinstance(effect, Quit):
+                self._is_over = True
+
+    def _write(self, link: _Link, data: bytes) -> None:
+        link.peer.write(data)
+        self.bytes_sent += len(data)
+        self._dirty.add(link.number)
+
+    def _flush(self) -> None:
+        dirty, self._dirty = self._dirty, set()
+        for number in dirty:
+            link = self._links.get(number)
+            if link is None:
+                continue
+            waits = not link.peer.flush()
+            if not link.peer.is_open:
+                self._forget(link)
+            elif waits is not link.waits_for_room:
+                link.waits_for_room = waits
+                events = selectors.EVENT_READ | (selectors.EVENT_WRITE if waits else 0)
+                self._selector.modify(link.peer.sock, events, link)
+
+    def _close(self) -> None:
+        for link in self._links.values():
+            link.peer.flush()
+            link.peer.close()
+        self._selector.close()
+        self._listener.close()
+        if self._owner is not None:
+            os.close(self._owner)

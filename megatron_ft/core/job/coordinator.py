@@ -1,0 +1,358 @@
+"""The coordinator of a job, without I/O: it hears the launchers, and says what is to be sent to whom.
+
+``handle`` takes one event. ``settle`` draws the conclusions: call it after each batch of events, if it
+``needs_settling``, and when ``alarm_s`` is over. Times are seconds of any clock that doesn't go back. What a
+coordinator knows, the launchers could tell another one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from megatron_ft.core.job import messages as m
+from megatron_ft.core.job.council import Council, Proposal
+from megatron_ft.core.job.cycle import Cycle
+from megatron_ft.core.job.edge import Broken, CoordinatorEffect, CoordinatorEvent, Drop, Judged, Quit, Send
+from megatron_ft.core.job.lobby import GRACE_S, Node, beat_s, lost_s
+from megatron_ft.core.job.roll import Held, Kind
+from megatron_ft.core.job.rounds import Rounds
+from megatron_ft.core.restart_policy import NodeState, Outcome
+
+__all__ = ["Coordinator"]
+
+_LONGEST_GAP_S = 2.0
+"""A longer time without being asked is one in which this process, or its host, stood still: nobody was silent in it."""
+_LINGER_S = 5.0
+"""After the end, for launchers that are still to hear of it."""
+
+
+class Coordinator:
+    """See above. ``word`` is this coordinator's own, ``founds`` whether it is the one that may begin a job.
+
+    ``elsewhere``: where its launcher is led; launchers that know of no job yet are sent there.
+    """
+
+    def __init__(self, word: str, *, founds: bool, owned: bool = True, elsewhere: str = "", now_s: float = 0.0) -> None:
+        self._out: list[CoordinatorEffect] = []
+        self._council = Council(word, founds=founds, owned=owned, emit=self._out.append, decided=self._decided)
+        self._rules: m.Rules | None = None
+        self._job = ""
+        self._nodes: dict[str, Node] = {}
+        self._links: dict[int, Node] = {}
+        self._absent: dict[str, Node] = {}
+        """Whose connection has ended a moment ago."""
+        self._arrivals = 0
+        self._last_s = now_s
+        self._now_s = 0.0
+        """Of its own clock, which stands still while it does."""
+        self._sweep_s = 0.0
+        self._alarms: list[float] = []
+        self._cycle: Cycle | None = None
+        self._rounds = Rounds(self._council, self._nodes)
+        self._over_s: float | None = None
+        self._lingers = False
+        """Nodes of the last cycle haven't heard that the job has ended, and may yet come."""
+        self._is_orphan = False
+        self.needs_settling = False
+        """Something was heard of which something may follow."""
+        self._elsewhere = elsewhere
+
+    @property
+    def alarm_s(self) -> float:
+        """When ``settle`` is to be called at the latest, by the caller's clock."""
+        return self._last_s + max(0.0, min([self._sweep_s, *self._alarms]) - self._now_s)
+
+    @property
+    def leads(self) -> bool:
+        """Whether it coordinates."""
+        return self._council.leads
+
+    @property
+    def connections(self) -> int:
+        """So many launchers are connected."""
+        return len(self._links)
+
+    # -- what is heard ----------------------------------------------------------------------------------------
+
+    def handle(self, event: CoordinatorEvent, now_s: float) -> list[CoordinatorEffect]:
+        """Take an event; what is to be done at once."""
+        self._pass_time(now_s)
+        self.needs_settling |= isinstance(event, Broken) or not isinstance(event.message, m.Beat)
+        if isinstance(event, Broken):
+            node = self._links.get(event.link)
+            if node is not None:
+                self._gone(node, silent=event.silent)
+        elif isinstance(event.message, m.Hello):
+            self._hello(event.link, event.message)
+        elif (node := self._links.get(event.link)) is not None:
+            node.heard_s = self._now_s
+            self._heard(node, event.link, event.message)
+        return self._take()
+
+    def _pass_time(self, now_s: float) -> None:
+        passed_s, self._last_s = max(0.0, now_s - self._last_s), now_s
+        self._now_s += min(passed_s, _LONGEST_GAP_S)
+
+    def _take(self) -> list[CoordinatorEffect]:
+        taken = self._out[:]
+        self._out.clear()
+        return taken
+
+    def _hello(self, link: int, hello: m.Hello) -> None:
+        if self._rules is None:
+            self._rules, self._job = hello.rules, hello.job
+        node = self._nodes.get(hello.instance)
+        refusal = self._refusal(hello)
+        if refusal is not None or (node is not None and hello.session < node.session):
+            self._out += [Drop(link)] if refusal is None else [Send([link], refusal), Drop(link)]
+            return
+        if node is None:
+            self._arrivals += 1
+            node = Node(hello.instance, hello.name, hello.address, hello.rank, hello.owns, self._arrivals)
+        elif node.link is not None:
+            self._out.append(Drop(node.link))
+            self._gone(node, silent=False)
+        self._absent.pop(hello.instance, None)
+        self._nodes[hello.instance] = self._links[link] = node
+        node.link, node.session, node.heard_s, node.owns = link, hello.session, self._now_s, hello.owns
+        node.memory, node.standing, node.phase = hello.memory, hello.standing, hello.standing.phase
+        self._council.arrived(node, self._nodes.values())
+        self._seat(node)
+        if self._over_s is not None:
+            self._out.append(Send([link], self._council.news()))
+
+    def _refusal(self, hello: m.Hello) -> m.Dismiss | m.Elsewhere | None:
+        if hello.job != self._job:
+            return m.Dismiss(2, "another job meets at this address: give each job its own --rdzv-endpoint")
+        if hello.rules != self._rules:
+            return m.Dismiss(2, "the options of this launcher differ from those of the others")
+        if self._elsewhere and hello.memory.decided is None and not self._council.leads:
+            return m.Elsewhere(self._elsewhere)
+        return None
+
+    def _heard(self, node: Node, link: int, message: m.FromMember) -> None:
+        match message:
+            case m.Beat():
+                self._out.append(Send([link], message))
+            case m.Follow(term):
+                if self._council.followed(node, term):
+                    self._bring_up_to_date(node, link)
+            case m.Newer(term):
+                self._council.newer(term)
+            case m.Accept(ballot, store):
+                self._council.accepted(node, ballot, store)
+            case m.Ready():
+                node.phase = m.Phase.READY
+            case m.Aside():
+                node.phase = m.Phase.ASIDE
+            case m.Goodbye():
+                self._goodbye(node, link, message)
+            case _:
+                self._heard_of_cycle(node, message)
+
+    def _heard_of_cycle(self, node: Node, message: m.FromMember) -> None:
+        cycle, place = self._cycle, node.place
+        if cycle is None:
+            return
+        if isinstance(message, m.Shutdown):
+            cycle.shutdown = cycle.shutdown or (place, message.text)
+        if place is None or cycle.seats[place].instance != node.instance:
+            return
+        if isinstance(message, m.Report):
+            cycle.changed(place, message)
+        elif isinstance(message, m.Hang) and message.cycle == cycle.decision.cycle:
+            seated = {n.place: n.link for n in self._nodes.values() if n.place is not None and n.link is not None}
+            asked = [p for p in seated if p is not None and cycle.seats[p].state is not NodeState.LOST]
+            if cycle.hang(place, message, asked=asked, now_s=self._now_s):
+                links = [link for p in asked if (link := seated[p]) is not None]
+                self._out.append(Send(links, m.Collect(message.cycle)))
+        elif isinstance(message, m.Notes) and message.cycle == cycle.decision.cycle:
+            cycle.noted(place, message)
+
+    def _goodbye(self, node: Node, link: int, goodbye: m.Goodbye) -> None:
+        cycle, place = self._cycle, node.place
+        if cycle is not None and place is not None and cycle.seats[place].instance == node.instance:
+            if node.votes:
+                self._council.left.add(place)
+            cycle.farewell(place, goodbye, self._now_s)
+        self._gone(node, silent=True)
+        del self._nodes[node.instance], self._absent[node.instance]
+        ends = goodbye.excluded and len(self._links) < (0 if self._rules is None else self._rules.min_nodes)
+        self._out.append(Send([link], m.Dismiss(1 if ends else 0, goodbye.text)))
+        self._rounds.lost_s = self._now_s
+
+    def _gone(self, node: Node, *, silent: bool) -> None:
+        assert node.link is not None
+        del self._links[node.link]
+        node.link, node.silent, node.gone_s = None, silent, self._now_s
+        self._absent[node.instance] = node
+        self._council.went(node)
+
+    def _seat(self, node: Node) -> None:
+        """Give a node its place in the last cycle back, with what it says of that."""
+        cycle, standing = self._cycle, node.standing
+        if cycle is None:
+            return
+        if standing.shutdown:
+            cycle.shutdown = cycle.shutdown or (node.place, standing.shutdown)
+        if node.place is None or not cycle.occupied(node.place, node.instance, node.name):
+            return
+        self._rounds.has_place(node)
+        cycle.restored(node.place, standing, self._now_s)
+
+    def _decided(self, proposal: Proposal | None) -> None:
+        """The last decision is another one: by this coordinator's own proposal, or one that a launcher told."""
+        decision, rules = self._council.decision, self._rules
+        assert decision is not None
+        assert rules is not None
+        if decision.kind is Kind.END:
+            self._over_s = self._now_s + _LINGER_S
+            self._lingers = proposal is None or len(proposal.members) < decision.world
+        self._rounds.lost_s = None
+        before = self._cycle
+        if before is not None and before.decision.cycle == decision.cycle and decision.kind is not Kind.CYCLE:
+            before.decision = decision
+            return
+        cycle = self._cycle = Cycle(rules, decision)
+        known = {} if proposal is None else proposal.members
+        for place in range(decision.world):
+            member = known.get(place)
+            if member is None:
+                cycle.missing(place, self._now_s)
+            else:
+                cycle.occupied(place, member.instance, member.name)
+                member.phase = m.Phase.RUNNING
+        self._rounds.cycle_began(decision, proposal)
+        if proposal is None or not proposal.is_new:
+            for node in self._nodes.values():
+                if node.link is not None:
+                    self._seat(node)
+                if node.follows and node.place is not None and decision.kind is Kind.CYCLE:
+                    node.phase = m.Phase.RUNNING  # it is told so now
+
+    # -- what follows -----------------------------------------------------------------------------------------
+
+    def settle(self, now_s: float) -> list[CoordinatorEffect]:
+        """Do what follows from all that was heard."""
+        self.needs_settling = False
+        self._pass_time(now_s)
+        self._alarms = []
+        self._look_for_lost()
+        if self._council.look(self._nodes.values()):
+            self._took_over()
+        if self._council.leads:
+            if self._council.commit(self._nodes.values()) is not None:
+                self._alarms.append(self._now_s)
+            self._conclude()
+            self._go_on()
+        if self._over_s is not None:
+            self._alarms.append(self._over_s)
+        if self._is_needless():
+            self._out.append(Quit())
+        return self._take()
+
+    def _is_needless(self) -> bool:
+        if self._over_s is not None:
+            return self._now_s >= self._over_s or not (self._links or self._lingers)
+        return self._is_orphan and (self._council.decision is None or not self._links)
+
+    def orphaned(self) -> None:
+        """The launcher that has started this coordinator has ended: it stays as long as others need it."""
+        self._is_orphan = self.needs_settling = True
+
+    def _look_for_lost(self) -> None:
+        limit_s = lost_s(len(self._nodes))
+        if self._now_s >= self._sweep_s:
+            self._sweep_s = self._now_s + beat_s(len(self._nodes))
+            for link, node in list(self._links.items()):
+                if self._now_s - node.heard_s >= limit_s:
+                    self._out.append(Drop(link))
+                    self._gone(node, silent=True)
+        for node in list(self._absent.values()):
+            until_s = node.gone_s + (0.0 if node.silent else GRACE_S)
+            if self._now_s < until_s:
+                self._alarms.append(until_s)
+                continue
+            del self._absent[node.instance], self._nodes[node.instance]
+            cycle = self._cycle
+            if cycle is None or node.place is None or cycle.seats[node.place].instance != node.instance:
+                continue
+            if not self._council.leads:
+                cycle.missing(node.place, self._now_s)
+                continue
+            silent = f"its launcher was not heard of for {limit_s:.0f} s"
+            cycle.lose(node.place, silent if node.silent else "its launcher has ended")
+            self._rounds.lost_s = self._now_s
+
+    def _took_over(self) -> None:
+        """It leads from now on: who isn't here is waited for as long as for somebody who has fallen silent."""
+        cycle, self._rounds.lost_s = self._cycle, self._now_s
+        if cycle is not None:
+            here = {node.instance for node in self._nodes.values()}
+            for place, seat in enumerate(cycle.seats):
+                if seat.instance not in here:
+                    cycle.missing(place, self._now_s)
+
+    def _bring_up_to_date(self, node: Node, link: int) -> None:
+        """Tell a node that follows now what it may have missed."""
+        decision, cycle = self._council.decision, self._cycle
+        if decision is None or cycle is None:
+            return
+        seated = node.place is not None and cycle.seats[node.place].instance == node.instance
+        seated = seated and cycle.seats[node.place or 0].state is not NodeState.LOST
+        if node.memory.number < decision.number:
+            held = node.held(decision) or Held(decision)
+            node.memory = replace(node.memory, decided=held, accepted=None)
+            self._out.append(Send([link], self._council.news()))
+            if seated and decision.kind is Kind.CYCLE:
+                node.phase = m.Phase.RUNNING
+        if not seated:
+            if node.phase is m.Phase.RUNNING:
+                node.phase = m.Phase.BUSY
+                self._out.append(Send([link], m.End(node.standing.cycle, Outcome.MEMBERSHIP, True, lost=True)))
+            return
+        if cycle.outcome is not None:
+            self._end_for([node], cycle)
+        if cycle.verdict is not None and node.standing.verdict != cycle.verdict:
+            self._out.append(Send([link], cycle.verdict))
+        if cycle.inquest is not None and cycle.outcome is None:
+            self._out.append(Send([link], m.Collect(decision.cycle)))
+
+    def _conclude(self) -> None:
+        """See whether the cycle is over, and why."""
+        cycle, rules = self._cycle, self._rules
+        if cycle is None or rules is None:
+            return
+        cycle.lose_missing(lost_s(len(self._nodes)), self._now_s)
+        nodes = self._nodes.values() if rules.at_once else ()
+        ready = sum(node.phase is m.Phase.READY and node.follows for node in nodes)
+        room = rules.max_nodes - cycle.decision.world + cycle.lost
+        if cycle.conclude(self._now_s, joining=max(0, min(ready, room))) or cycle.is_news:
+            if cycle.outcome is not None:
+                self._end_for(list(self._nodes.values()), cycle)
+            if cycle.verdict is not None:
+                self._out.append(Send(list(self._links), cycle.verdict))
+            cycle.is_news = False
+        verdict = cycle.judge(self._now_s, nodes_left=len(self._links))
+        if verdict is not None:
+            self._out += [Judged(verdict), Send(list(self._links), verdict)]
+        if cycle.alarm_s is not None:
+            self._alarms.append(cycle.alarm_s)
+
+    def _go_on(self) -> None:
+        if self._rules is None or self._over_s is not None:
+            return
+        self._rounds.go_on(
+            self._rules, self._cycle, arrivals=self._arrivals, has_absent=bool(self._absent), now_s=self._now_s
+        )
+        if self._rounds.alarm_s is not None:
+            self._alarms.append(self._rounds.alarm_s)
+
+    def _end_for(self, nodes: list[Node], cycle: Cycle) -> None:
+        assert cycle.outcome is not None
+        running = [node for node in nodes if node.phase is m.Phase.RUNNING and node.link is not None]
+        for node in running:
+            node.phase = m.Phase.BUSY
+        links = [node.link for node in running if node.link is not None]
+        restarts = cycle.restarts(nodes_left=len(self._links))
+        self._out.append(Send(links, m.End(cycle.decision.cycle, cycle.outcome, restarts)))

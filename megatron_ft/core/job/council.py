@@ -1,0 +1,330 @@
+"""The coordinator's half of an agreement: whether it leads, and what becomes of what it proposes. Pure.
+
+It knows the last decision that any of its nodes knows, leads while enough voters of that one follow its term, and may
+then propose the next one. What a lost coordinator may have brought about already, it proposes again first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field, replace
+
+from megatron_ft.core.advance import Advance
+from megatron_ft.core.job.edge import CoordinatorEffect, Decided, Send
+from megatron_ft.core.job.lobby import Node
+from megatron_ft.core.job.messages import Commit, Lead, Propose, Wait
+from megatron_ft.core.job.roll import Accepted, Ballot, Decision, Held, Kind, Memory, Term, is_quorum
+
+__all__ = ["Council", "Proposal"]
+
+_CANDIDATES = 8
+
+
+@dataclass(slots=True)
+class Proposal:
+    """Something that a majority is asked to accept.
+
+    Args:
+        members: who has a place in it, by place.
+        waiting: who has to accept it beside the majority: all whom it is about.
+        is_new: this coordinator has made it up; else it may have been decided already.
+        voters: places in the last decision of those that have accepted; founder: the launcher that began the job has.
+    """
+
+    ballot: Ballot
+    decision: Decision
+    members: dict[int, Node]
+    waiting: set[Node]
+    is_new: bool = True
+    voters: set[int] = field(default_factory=set)
+    founder: bool = False
+    store: str = ""
+    places: dict[Node, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.places = {node: place for place, node in self.members.items()}
+
+
+class Council:
+    """``word`` is the coordinator's own; ``founds``: it may make a job's first decision; ``owned``: a launcher runs it.
+
+    ``emit`` takes effects, ``decided`` is called when the last decision is another one.
+    """
+
+    def __init__(
+        self,
+        word: str,
+        *,
+        founds: bool,
+        owned: bool,
+        emit: Callable[[CoordinatorEffect], None],
+        decided: Callable[[Proposal | None], None],
+    ) -> None:
+        self.word = word
+        self.decision: Decision | None = None
+        self.store = ""
+        self.leads = False
+        self.term: Term | None = None
+        self.proposal: Proposal | None = None
+        self.left: set[int] = set()
+        """Places of voters that have said farewell."""
+        self._founds = founds
+        self._owned = owned
+        self._emit = emit
+        self._decided = decided
+        self._here: dict[int, Node] = {}
+        self._following: set[int] = set()
+        self._owner: Node | None = None
+        self._seen: Term = (-1, "")
+        self._attempt = 0
+        self._has_asked = False
+        self._unasked: list[Node] = []
+        self._untold: list[Node] = []
+
+    # -- who is here ------------------------------------------------------------------------------------------
+
+    def arrived(self, node: Node, everybody: Iterable[Node]) -> None:
+        """A launcher has said hello, and what it remembers."""
+        node.follows = False
+        self._seen = max(self._seen, node.memory.promised)
+        decided = node.memory.decided
+        if decided is not None and decided.decision.number > (-1 if self.decision is None else self.decision.number):
+            self.leads, self.proposal = False, None
+            nodes = list(everybody)
+            self._adopt(decided.decision, decided.store, nodes)
+            self._follow_anew(nodes)  # and hear, each, what it has missed
+            self._decided(None)
+        self._place(node)
+        if node.owns:
+            self._owner = node
+        self._unasked.append(node)
+        self._untold.append(node)
+
+    def went(self, node: Node) -> None:
+        """A connection has ended."""
+        node.follows = False
+        if node.place is not None and self._here.get(node.place) is node:
+            del self._here[node.place]
+            self._following.discard(node.place)
+        if self._owner is node:
+            self._owner = None
+        proposal = self.proposal
+        if proposal is not None and proposal.is_new and (node in proposal.waiting or node in proposal.places):
+            self.proposal = None  # with another attempt it can be proposed without that node
+
+    def followed(self, node: Node, term: Term) -> bool:
+        """A launcher follows; whether that is this coordinator's term, and news."""
+        if term != self.term or node.follows:
+            return False
+        node.follows = True
+        node.memory = replace(node.memory, promised=term)
+        if node.place is not None and self._here.get(node.place) is node:
+            self._following.add(node.place)
+        return True
+
+    def newer(self, term: Term) -> None:
+        """A launcher follows another coordinator, or did."""
+        self._seen = max(self._seen, term)
+
+    def missing_places(self) -> int:
+        """So many voters of the last decision aren't here."""
+        return 0 if self.decision is None else self.decision.size - len(self._here) - len(self.left)
+
+    def voters(self) -> dict[int, Node]:
+        """By place, those that are here."""
+        return self._here
+
+    def _place(self, node: Node) -> None:
+        held = None if self.decision is None else node.held(self.decision)
+        node.place = None if held is None else held.place
+        node.votes = held is not None and held.votes
+        if node.place is not None and node.votes and node.place not in self.left:
+            self._here[node.place] = node
+
+    def _adopt(self, decision: Decision, store: str, everybody: Iterable[Node]) -> None:
+        same_cycle = self.decision is not None and self.decision.cycle == decision.cycle
+        self.decision, self.store = decision, store or (self.store if same_cycle else "")
+        self._here.clear()
+        self._following.clear()
+        self.left = set()
+        for node in everybody:
+            if node.link is not None:
+                self._place(node)
+                if node.place is not None and node.votes and node.follows:
+                    self._following.add(node.place)
+
+    # -- leading ----------------------------------------------------------------------------------------------
+
+    def look(self, everybody: Iterable[Node]) -> bool:
+        """See whether this coordinator leads; whether it has just begun to."""
+        if not self._suffices(self._here.keys(), self._owner is not None):
+            self.leads, self.proposal = False, None
+            if self._has_asked:  # who follows is to know that it follows nobody any more
+                self._has_asked = False
+                self._follow_anew(everybody)
+                self._untold = list(self._unasked)
+            self._tell_waiting()
+            return False
+        if self.term is None or self._seen > self.term:
+            self.leads, self.proposal = False, None
+            self.term, self._attempt = (self._seen[0] + 1, self.word), 0
+            self._seen = self.term
+            self._follow_anew(everybody)
+        links = [node.link for node in self._unasked if node.link is not None]
+        if links:
+            self._has_asked = True
+            self._emit(Send(links, Lead(self.term)))
+        self._unasked = []
+        before = self.leads
+        self.leads = self._suffices(self._following, self._owner is not None and self._owner.follows)
+        if not self.leads:
+            self.proposal = None
+        elif not before:
+            self._untold = []
+            self._recover(everybody)
+        return self.leads and not before
+
+    def _follow_anew(self, everybody: Iterable[Node]) -> None:
+        """Nobody follows any more before it has been asked again."""
+        self._following.clear()
+        self._unasked = [node for node in everybody if node.link is not None]
+        for node in self._unasked:
+            node.follows = False
+
+    def _suffices(self, places: Collection[int], owner: bool) -> bool:
+        if self.decision is None:
+            return self._founds and (owner or not self._owned)
+        return is_quorum(places, self.decision, self.left)
+
+    def _tell_waiting(self) -> None:
+        links = [node.link for node in self._untold if node.link is not None]
+        self._untold = []
+        if links:
+            here, size = len(self._here), 0 if self.decision is None else self.decision.size
+            soon = 4 * here >= size > 0 or (self.decision is None and self._founds)
+            self._emit(Send(links, Wait(here, size, soon)))
+
+    # -- proposing --------------------------------------------------------------------------------------------
+
+    def propose(
+        self,
+        kind: Kind,
+        members: dict[int, Node],
+        others: Iterable[Node],
+        *,
+        cycle: int,
+        world: int,
+        restarts: int,
+        advance: Advance,
+        code: int = 0,
+        text: str = "",
+    ) -> None:
+        """Ask for a decision. ``members`` have places in it, ``others`` only vote on it, or are told of it."""
+        assert self.leads, "only who leads proposes"
+        voters = sorted(members) if kind is not Kind.END else sorted(self._here)
+        decision = Decision(
+            number=0 if self.decision is None else self.decision.number + 1,
+            value=self._ballot(),
+            kind=kind,
+            cycle=cycle,
+            world=world,
+            size=len(voters),
+            head=voters[0] if voters else 0,
+            restarts=restarts,
+            advance=advance,
+            code=code,
+            text=text,
+        )
+        founder = [self._owner] if self._owner is not None and self.decision is None else []
+        everybody = list(dict.fromkeys([*members.values(), *others, *founder]))
+        waiting = set(everybody if kind is Kind.END else members.values())
+        self._ask(Proposal(decision.value, decision, dict(members), waiting), everybody)
+
+    def accepted(self, node: Node, ballot: Ballot, store: str) -> None:
+        """A launcher has accepted a proposal."""
+        proposal = self.proposal
+        if proposal is None or proposal.ballot != ballot or not node.follows:
+            return
+        held = self._held(proposal, node)
+        node.memory = replace(node.memory, accepted=Accepted(ballot, held))
+        if node.place is not None and self._here.get(node.place) is node:
+            proposal.voters.add(node.place)
+        proposal.founder |= node.owns
+        proposal.waiting.discard(node)
+        if held.place == 0:
+            proposal.store = store
+
+    def commit(self, everybody: Iterable[Node]) -> Proposal | None:
+        """Make the proposal a decision, if it has been accepted."""
+        proposal = self.proposal
+        if proposal is None or proposal.waiting or not self._suffices(proposal.voters, proposal.founder):
+            return None
+        self.proposal = None
+        nodes = list(everybody)
+        for node in nodes:
+            held = node.memory.held(proposal.decision)
+            if held is not None and node.follows:
+                node.memory = Memory(node.memory.promised, decided=replace(held, store=proposal.store or held.store))
+        decision = proposal.decision
+        self._adopt(decision, proposal.store, nodes)
+        self._emit(
+            Decided(
+                Held(decision, store=self.store),
+                tuple(n.instance if (n := proposal.members.get(place)) else "" for place in range(decision.world)),
+            )
+        )
+        links = [node.link for node in nodes if node.link is not None and node.follows]
+        self._emit(Send(links, self.news()))
+        self._decided(proposal)
+        return proposal
+
+    def news(self) -> Commit:
+        """The last decision, for a node that doesn't know it."""
+        assert self.decision is not None
+        first = (self._here[place] for place in sorted(self._here)[: 2 * _CANDIDATES])
+        addresses = tuple(node.address for node in first if node.address)[:_CANDIDATES]
+        return Commit(self.decision, self.store, addresses)
+
+    def _recover(self, everybody: Iterable[Node]) -> None:
+        """Propose again what may have been decided: the last that any voter has accepted."""
+        number = 0 if self.decision is None else self.decision.number + 1
+        nodes = [node for node in everybody if node.link is not None and node.follows]
+        found = [
+            accepted
+            for node in nodes
+            if (accepted := node.memory.accepted) is not None and accepted.held.decision.number == number
+        ]
+        if not found:
+            return
+        last = max(found, key=lambda accepted: accepted.ballot).held.decision
+        members: dict[int, Node] = {}
+        for node in nodes:
+            held = node.held(last)
+            if held is not None and held.place is not None:
+                members[held.place] = node
+        self._ask(Proposal(self._ballot(), last, members, set(), is_new=False), nodes)
+
+    def _ballot(self) -> Ballot:
+        assert self.term is not None
+        self._attempt += 1
+        return (*self.term, self._attempt)
+
+    def _ask(self, proposal: Proposal, nodes: Iterable[Node]) -> None:
+        self.proposal = proposal
+        outside: list[int] = []
+        for node in nodes:
+            if node.link is None:
+                continue
+            held = self._held(proposal, node)
+            if held.place is None:
+                outside.append(node.link)
+            else:
+                self._emit(Send([node.link], Propose(proposal.ballot, proposal.decision, held.place, held.votes)))
+        if outside:
+            self._emit(Send(outside, Propose(proposal.ballot, proposal.decision, None, False)))
+
+    def _held(self, proposal: Proposal, node: Node) -> Held:
+        place = proposal.places.get(node)
+        if place is not None and proposal.is_new:
+            return Held(proposal.decision, place, votes=True, store=self.store)
+        return node.held(proposal.decision) or Held(proposal.decision)

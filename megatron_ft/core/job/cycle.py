@@ -1,0 +1,237 @@
+"""One cycle as the coordinator sees it: its nodes' states, how it ended, and why. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from megatron_ft.core.advance import Advance, Reached
+from megatron_ft.core.exit_description import CauseKind, describe_hang
+from megatron_ft.core.job.inquest import Inquest
+from megatron_ft.core.job.messages import Goodbye, Hang, Notes, Report, Rules, Standing, Verdict
+from megatron_ft.core.job.roll import Decision
+from megatron_ft.core.job.verdict import Seat, first_failure, verdict_on
+from megatron_ft.core.restart_policy import Action, NodeState, Outcome
+
+__all__ = ["Cycle"]
+
+_FAREWELL_S = 3.0
+"""After a node has left whose ranks had all ended with 0: the others may be doing the same."""
+_CAUSE_S = 0.3
+"""So long after a consequence its cause is waited for."""
+_GONE = (NodeState.LOST, NodeState.EXCLUDED)
+
+
+@dataclass(slots=True)
+class Cycle:
+    """``seats`` by place. Times are seconds of the coordinator's own clock."""
+
+    rules: Rules
+    decision: Decision
+    seats: list[Seat] = field(default_factory=list)
+    outcome: Outcome | None = None
+    verdict: Verdict | None = None
+    is_news: bool = False
+    """One launcher has told how it ended, and the others may not have heard it."""
+    shutdown: tuple[int | None, str] | None = None
+    decided_by: int | None = None
+    inquest: Inquest | None = None
+    lost: int = 0
+    """So many seats were lost."""
+    alarm_s: float | None = None
+    """When something is to be looked at again, at the latest."""
+    _ended_s: float = 0.0
+    _farewell_s: float | None = None
+    _judged: tuple[Outcome, int] | None = None
+    _counts: Counter[NodeState] = field(default_factory=Counter)
+    _reached: Reached | None = None
+    _joining: int = 0
+    _missing: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        if not self.seats:
+            healthy = Report(self.decision.cycle, NodeState.HEALTHY)
+            self.seats = [Seat(healthy) for _ in range(self.decision.world)]
+        self._counts.update(seat.state for seat in self.seats)
+
+    # -- what is heard of its nodes ---------------------------------------------------------------------------
+
+    def occupied(self, place: int, instance: str, name: str) -> bool:
+        """A launcher has that place; False if it can't have it any more."""
+        seat = self.seats[place]
+        if seat.state is NodeState.LOST or seat.instance not in ("", instance):
+            return False
+        seat.instance, seat.name, seat.missing_s = instance, name, None
+        self._missing.discard(place)
+        return True
+
+    def restored(self, place: int, standing: Standing, now_s: float) -> None:
+        """What a launcher says of its place to a coordinator that may not know it."""
+        if standing.cycle != self.decision.cycle:
+            return
+        if standing.report is not None:
+            self.changed(place, standing.report)
+        if standing.ended is not None and self.outcome is None:
+            self.outcome, self._ended_s, self.is_news = standing.ended, now_s, True
+        if self.verdict is None and standing.verdict is not None:
+            self.verdict, self.is_news = standing.verdict, True
+
+    def changed(self, place: int, report: Report) -> None:
+        """A node reports another state."""
+        seat = self.seats[place]
+        if report.cycle != self.decision.cycle:
+            return
+        if self.outcome is not None:
+            if self.verdict is None and not report.follows and report.state is not NodeState.SUCCEEDED:
+                seat.change(report)  # it was slower to tell its failure than those that it made fail
+            return
+        before = seat.state
+        if seat.change(report):
+            self._counts[before] -= 1
+            self._counts[report.state] += 1
+            self.lost += report.state in (NodeState.LOST, NodeState.EXCLUDED)
+            judged = None if self._judged is not None else self.rules.policy.judge_counts(self._counts)
+            if judged is not None:
+                self._judged = judged, place
+
+    def missing(self, place: int, now_s: float) -> None:
+        """Nobody is connected who has that place."""
+        if self.seats[place].state not in _GONE:
+            self.seats[place].missing_s = now_s
+            self._missing.add(place)
+
+    def lose(self, place: int, text: str) -> None:
+        """That node is gone."""
+        self._missing.discard(place)
+        if self.inquest is not None:
+            self.inquest.lost(place)
+        self.changed(place, Report(self.decision.cycle, NodeState.LOST, text))
+
+    def lose_missing(self, after_s: float, now_s: float) -> None:
+        """Give up who has been missing for so long; the first thing in each look."""
+        self.alarm_s = None
+        for place in sorted(self._missing):
+            since_s = self.seats[place].missing_s or 0.0
+            if now_s >= since_s + after_s:
+                self.lose(place, f"its launcher was not heard of for {after_s:.0f} s")
+            else:
+                self._wake(since_s + after_s)
+
+    def farewell(self, place: int, goodbye: Goodbye, now_s: float) -> None:
+        """That node leaves."""
+        state = NodeState.EXCLUDED if goodbye.excluded else NodeState.LOST
+        if goodbye.well and not goodbye.excluded and self.outcome is None:
+            # the others may have been asked to end, too: then the job has ended as it was asked to
+            self.seats[place].leaving = goodbye.text
+            self._farewell_s = now_s + _FAREWELL_S
+            return
+        self.changed(place, Report(self.decision.cycle, state, goodbye.text))
+
+    def hang(self, place: int, hang: Hang, *, asked: Sequence[int], now_s: float) -> bool:
+        """A rank of that node hangs; whether everybody is to look at its ranks now."""
+        if self.inquest is not None or self.outcome is not None or self.rules.min_healthy:
+            return False
+        self.inquest = Inquest(hang.verdict, hang.reached, place, asked=asked, now_s=now_s)
+        return True
+
+    def noted(self, place: int, notes: Notes) -> None:
+        """What that node has seen."""
+        if self.inquest is not None:
+            self.inquest.told(place, notes.notes)
+
+    # -- how it ends ------------------------------------------------------------------------------------------
+
+    def conclude(self, now_s: float, *, joining: int) -> bool:
+        """Whether the cycle has just ended. ``joining`` nodes wait, for whom it is to be ended."""
+        if self.outcome is not None:
+            return False
+        if self.shutdown is not None:
+            self.outcome = Outcome.STOPPED
+        elif self.inquest is not None and self.inquest.is_open(now_s):
+            self._wake(self.inquest.bound_s)
+        elif self.inquest is not None:
+            self.outcome, self.decided_by, self._reached = Outcome.FAILED, self.inquest.asker, self.inquest.reached
+            hung = Report(self.decision.cycle, NodeState.UNHEALTHY, describe_hang(self.inquest.first), CauseKind.HANG)
+            self.seats[self.inquest.asker].change(replace(hung, rank=self.inquest.first.rank))
+        elif self._judged is not None:
+            self.outcome, self.decided_by = self._judged
+        elif joining:
+            self.outcome, self._joining = Outcome.MEMBERSHIP, joining
+        elif self._farewell_s is not None:
+            self._farewells(now_s)
+        if self.outcome is not None:
+            self._ended_s = now_s
+        return self.outcome is not None
+
+    def restarts(self, *, nodes_left: int) -> bool:
+        """Whether another cycle is to follow, as far as is known now."""
+        return self._judge(nodes_left).action is Action.RESTART
+
+    def judge(self, now_s: float, *, nodes_left: int) -> Verdict | None:
+        """Why it ended and what follows, once that is known; None before, and when it was told already."""
+        if self.outcome is None or self.verdict is not None:
+            return None
+        if self.outcome is Outcome.FAILED and self.decided_by is None:
+            if self._missing:
+                return None  # the end was told before this coordinator came, and somebody who is missing may know why
+            self.decided_by = first_failure(self.seats, None)
+        if self.decided_by is not None and self.inquest is None and self.seats[self.decided_by].report.follows:
+            place = first_failure(self.seats, self.decided_by)
+            if place == self.decided_by and now_s < self._ended_s + _CAUSE_S:
+                self._wake(self._ended_s + _CAUSE_S)
+                return None
+        self.verdict = self._judge(nodes_left)
+        return self.verdict
+
+    @property
+    def awaited(self) -> int:
+        """So many places may yet be claimed by the launchers that had them."""
+        return len(self._missing)
+
+    @property
+    def advance(self) -> Advance:
+        """How far the job has got, this cycle included."""
+        before = self.decision.advance
+        if self.outcome is not Outcome.FAILED or self.decided_by is None:
+            return before
+        return before.after(self._reached or self.seats[self.decided_by].report.reached)
+
+    @property
+    def restarts_used(self) -> int:
+        """By the job, the one that this cycle's end asks for included."""
+        return self.decision.restarts + (self.outcome is Outcome.FAILED)
+
+    def _judge(self, nodes_left: int) -> Verdict:
+        assert self.outcome is not None
+        found = None if self.inquest is None else self.inquest.cause(several=len(self.seats) > 1)
+        return verdict_on(
+            self.rules,
+            self.seats,
+            self.outcome,
+            cycle=self.decision.cycle,
+            restarts=self.decision.restarts,
+            stalled=self.advance.stalled,
+            decided_by=self.decided_by,
+            found=found if self.outcome is Outcome.FAILED else None,
+            shutdown=self.shutdown,
+            nodes_left=nodes_left,
+            joining=self._joining,
+        )
+
+    def _farewells(self, now_s: float) -> None:
+        states = Counter(NodeState.SUCCEEDED if seat.leaving else seat.state for seat in self.seats)
+        if self.rules.policy.judge_counts(states) is Outcome.SUCCEEDED:
+            self.outcome = Outcome.SUCCEEDED
+        elif now_s < (self._farewell_s or 0.0):
+            self._wake(self._farewell_s or 0.0)
+        else:
+            self._farewell_s = None
+            for place, seat in enumerate(self.seats):
+                if seat.leaving:
+                    self.changed(place, Report(self.decision.cycle, NodeState.LOST, seat.leaving))
+            if self._judged is not None:
+                self.outcome, self.decided_by = self._judged
+
+    def _wake(self, at_s: float) -> None:
+        self.alarm_s = at_s if self.alarm_s is None else min(self.alarm_s, at_s)

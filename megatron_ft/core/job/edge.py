@@ -1,0 +1,164 @@
+"""What the machines of the control plane are told, and what they ask for: their events and effects."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from megatron_ft.core.job.messages import End, FromMember, ToMember, Verdict
+from megatron_ft.core.job.roll import Held
+
+# -- the coordinator ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A message came. ``link`` numbers connections, and is never used again."""
+
+    link: int
+    message: FromMember
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A connection ended. ``silent``: no end of it came, only nothing any more."""
+
+    link: int
+    silent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send one message to each of these."""
+
+    links: Sequence[int]
+    message: ToMember
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Close a connection."""
+
+    link: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """A decision has been made: for the log, and for whoever checks that nobody else makes another one."""
+
+    held: Held
+    members: tuple[str, ...]
+    """Who takes part, by place; empty where this coordinator doesn't know it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A cycle is over: for the log."""
+
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Quit:
+    """Nobody needs this coordinator any more."""
+
+
+CoordinatorEvent = Heard | Broken
+CoordinatorEffect = Send | Drop | Decided | Judged | Quit
+
+# -- a launcher's side ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """Connect to ``host:port``, and give up the connection before, if there is one."""
+
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnect:
+    """Close the connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transmit:
+    """Send a message on the connection."""
+
+    message: FromMember
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStore:
+    """This node is at place 0: open a store for the ranks, and say where with ``Member.store_opened``."""
+
+    held: Held
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """A cycle begins: start this node's ranks."""
+
+    held: Held
+
+
+@dataclass(frozen=True, slots=True)
+class EndRanks:
+    """End this node's ranks, and say ``Member.ready`` when a new cycle may begin."""
+
+    end: End
+
+
+@dataclass(frozen=True, slots=True)
+class Conclude:
+    """Why the last cycle ended, for the user and the log."""
+
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class LookAtRanks:
+    """Say with ``Member.noticed`` what the ranks do."""
+
+    cycle: int
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """A line for the user."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """This launcher's job is over, with this exit code."""
+
+    code: int
+    text: str = ""
+
+
+MemberEffect = Connect | Disconnect | Transmit | OpenStore | Begin | EndRanks | Conclude | LookAtRanks | Say | Leave
+
+__all__ = [
+    "Begin",
+    "Conclude",
+    "Connect",
+    "CoordinatorEffect",
+    "CoordinatorEvent",
+    "Decided",
+    "Disconnect",
+    "Drop",
+    "EndRanks",
+    "Heard",
+    "Broken",
+    "Judged",
+    "Leave",
+    "LookAtRanks",
+    "MemberEffect",
+    "OpenStore",
+    "Quit",
+    "Say",
+    "Send",
+    "Transmit",
+]

@@ -1,0 +1,103 @@
+"""A rank hangs: what all nodes have seen, put side by side, in bounded time. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from megatron_ft.core.advance import Reached
+from megatron_ft.core.exit_description import (
+    Cause,
+    CauseKind,
+    HangVerdict,
+    RankView,
+    as_verdict,
+    describe_overdue,
+    hang_of_nobody,
+)
+from megatron_ft.core.finding import Finding, find
+from megatron_ft.core.rank_note import LOOK_S, RankNote
+
+__all__ = ["Inquest", "blamed"]
+
+_NETWORK_S = 0.3
+"""Beyond the time in which ranks are looked at, for what was seen to arrive."""
+
+
+class Inquest:
+    """Of one cycle. ``asker`` is the place of the node that found a rank hung, and ``first`` what it found."""
+
+    def __init__(self, first: HangVerdict, reached: Reached | None, asker: int, *, asked: Iterable[int], now_s: float):
+        self.first = first
+        self.reached = reached
+        self.asker = asker
+        self.bound_s = now_s + LOOK_S + _NETWORK_S
+        self._awaited = set(asked)
+        self._are_all = True
+        self._notes: list[RankNote] = []
+        self._found: tuple[Cause | None] | None = None
+
+    def told(self, place: int, notes: Sequence[Mapping[str, Any]]) -> None:
+        """What one node has seen; of a launcher that speaks otherwise, nothing."""
+        if place not in self._awaited:
+            return
+        self._awaited.discard(place)
+        try:
+            self._notes += [RankNote.from_dict(each) for each in notes]
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
+            self._are_all = False
+
+    def lost(self, place: int) -> None:
+        """That node can't be asked any more."""
+        if place in self._awaited:
+            self._awaited.discard(place)
+            self._are_all = False
+
+    def is_open(self, now_s: float) -> bool:
+        """Whether the cause may still become known."""
+        return bool(self._awaited) and now_s < self.bound_s
+
+    def cause(self, *, several: bool) -> Cause | None:
+        """What the notes come to; None if they tell nothing. ``several``: there are several nodes, which is told."""
+        if self._found is None:
+            are_all = self._are_all and not self._awaited
+            self._found = (blamed(self._notes, self.first, are_all=are_all, several=several),)
+        return self._found[0]
+
+
+def blamed(notes: Sequence[RankNote], first: HangVerdict, *, are_all: bool, several: bool) -> Cause | None:
+    """The cause that notes come to; None if there is no evidence. ``are_all``: no rank's of the job is missing."""
+    if not any(note.has_stack or note.state for note in notes):
+        return None
+    finding = find(notes, elapsed_s=first.elapsed_s, are_all=are_all)
+    if finding.rank is None:
+        return hang_of_nobody(first, detail=finding.text)
+    note = next(note for note in notes if note.rank == finding.rank)
+    return _of_one(finding, note, first, several=several)
+
+
+def _of_one(finding: Finding, note: RankNote, first: HangVerdict, *, several: bool) -> Cause:
+    verdict = first if note.rank == first.rank else as_verdict(_view(note, first.at_ns), first)
+    verdict = dataclasses.replace(verdict, stopped=note.is_stopped)
+    where = f" ({note.host})" if several and note.host else ""
+    did = "is what the others wait for" if note.gone else describe_overdue(verdict)
+    kind = CauseKind.HANG
+    if note.raised:  # it would be a crash, if only it ended
+        did, kind = f"raised {note.raised}", CauseKind.CRASH
+    text = f"rank {note.rank}{where} {did}"
+    return Cause(kind=kind, text=text, rank=note.rank, iteration=verdict.iteration, detail=finding.text)
+
+
+def _view(note: RankNote, at_ns: int) -> RankView:
+    """A note as the view of a rank that some other one's verdict, spoken at ``at_ns``, is turned on."""
+    return RankView(
+        rank=note.rank,
+        local_rank=note.local_rank,
+        stopped=note.is_stopped,
+        iteration=note.iteration,
+        section=note.section,
+        since_ns=at_ns - round(note.open_s * 1e9),
+        timeout_s=note.timeout_s,
+        closing=note.closing,
+    )

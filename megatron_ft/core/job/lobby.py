@@ -1,0 +1,101 @@
+"""Who is connected to the coordinator, and who is to have which place in the next cycle. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from megatron_ft.core.job.messages import Phase, Standing
+from megatron_ft.core.job.roll import Decision, Held, Memory
+
+__all__ = ["GRACE_S", "Node", "Slot", "beat_s", "choose", "lost_s"]
+
+GRACE_S = 0.3
+"""A launcher whose connection has ended is dead, or back within this time."""
+
+
+def beat_s(nodes: int) -> float:
+    """Between two signs of life, in a job of so many nodes."""
+    return min(5.0, max(1.0, nodes / 2000))
+
+
+def lost_s(nodes: int) -> float:
+    """Who is silent for so long is gone; the kernel may notice sooner that no packet is answered any more."""
+    return 3 * beat_s(nodes) + 3.0
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """One launcher, connected or missing for a moment only. Times are those of the coordinator's own clock."""
+
+    instance: str
+    name: str
+    address: str
+    rank: int | None
+    owns: bool
+    arrived: int
+    link: int | None = None
+    session: int = -1
+    heard_s: float = 0.0
+    gone_s: float = 0.0
+    silent: bool = False
+    follows: bool = False
+    phase: Phase = Phase.BUSY
+    memory: Memory = field(default_factory=Memory)
+    standing: Standing = field(default_factory=Standing)
+    place: int | None = None
+    """In the last decision."""
+    votes: bool = False
+
+    def held(self, decision: Decision) -> Held | None:
+        """That decision as this node has it, if it has heard of it."""
+        return self.memory.held(decision)
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Who has or last had a place, in the order of places; a place that nobody has is kept for who comes back."""
+
+    instance: str
+    name: str
+    rank: int | None = None
+
+    @staticmethod
+    def of(node: Node) -> Slot:
+        """That node's."""
+        return Slot(node.instance, node.name, node.rank)
+
+    def fits(self, node: Node) -> bool:
+        """Whether a launcher that isn't the one that had the place has come in its stead."""
+        return node.rank == self.rank if self.rank is not None else node.name == self.name
+
+
+def choose(slots: Sequence[Slot], ready: Iterable[Node], max_nodes: int) -> tuple[list[Node], list[Slot]]:
+    """Who takes part, by place, and the slots after that.
+
+    Who had a place keeps it, or comes after the same ones as before; who comes back gets its own; spares fill gaps.
+    """
+    free = {node.instance: node for node in sorted(ready, key=_first_order)}
+    filled: list[Node | None] = [free.pop(slot.instance, None) for slot in slots]
+    room = max_nodes - sum(node is not None for node in filled)
+    for returns in (True, False):
+        for index, slot in enumerate(slots):
+            if filled[index] is not None or room <= 0 or not free:
+                continue
+            node = next((each for each in free.values() if slot.fits(each)), None) if returns else _first(free)
+            if node is not None:
+                filled[index] = free.pop(node.instance)
+                room -= 1
+    chosen = [node for node in filled if node is not None]
+    more = list(free.values())[: max(0, room)]
+    kept = [slot if node is None else Slot.of(node) for slot, node in zip(slots, filled, strict=True)]
+    return [*chosen, *more], [*kept, *map(Slot.of, more)][-2 * max_nodes :]
+
+
+def _first(nodes: dict[str, Node]) -> Node:
+    return next(iter(nodes.values()))
+
+
+def _first_order(node: Node) -> tuple[bool, int, int]:
+    """As the user or the scheduler says, else as they came."""
+    return node.rank is None, node.rank or 0, node.arrived

@@ -1,0 +1,399 @@
+"""A launcher's side of the control plane, without I/O: it finds the coordinator, and follows it.
+
+The socket is elsewhere: ``opened``, ``failed``, ``broken`` and ``heard`` tell of it, ``tick`` is to be called when
+``alarm_s`` is over. So are the ranks: ``report``, ``ready`` and the like tell of them. Each returns what is to be done.
+Training goes on while there is no coordinator, for ``CUT_OFF_S``: then the others must be taken to go on without this
+node, and its ranks are ended.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from megatron_ft.core.advance import Reached
+from megatron_ft.core.exit_description import HangVerdict
+from megatron_ft.core.job import edge
+from megatron_ft.core.job import messages as m
+from megatron_ft.core.job.lobby import beat_s, lost_s
+from megatron_ft.core.job.roll import Accepted, Held, Kind, Memory, Term
+from megatron_ft.core.restart_policy import Action, NodeState, Outcome
+
+__all__ = ["CUT_OFF_S", "Identity", "Member"]
+
+CUT_OFF_S = 15.0
+"""Beyond the time in which silence is noticed: another coordinator has taken over by then, if there can be one."""
+GIVE_UP_S = 60.0
+"""A node that was part of the job has no coordinator for so long: the job can't go on, not from here."""
+_CONNECT_S = 2.0
+_PATIENCE_S = (2.0, 4.0)
+"""So long a coordinator is waited for that can't lead: at random, so that all meet at one in the end."""
+_IMPATIENCE_S = (0.1, 0.5)
+"""The same for one that few have reached."""
+_SILENT_S = 2.0
+_RETRY_S = (0.02, 0.2)
+_LONGEST_GAP_S = 2.0
+"""A longer time without a tick is one in which this process stood still: nobody was silent in it."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who this launcher is; as in `messages.Hello`. ``endpoints``: where the job is coordinated at first."""
+
+    job: str
+    rules: m.Rules
+    instance: str
+    name: str
+    address: str
+    endpoints: tuple[str, ...]
+    rank: int | None = None
+
+
+class Member:
+    """One launcher's. Times are seconds of any clock that doesn't go back."""
+
+    def __init__(self, identity: Identity, *, now_s: float, chance: random.Random) -> None:
+        self.identity = identity
+        self.memory = Memory()
+        self.standing = m.Standing()
+        self.is_led = False
+        self._owned = ""
+        """The address of the coordinator that this launcher has started."""
+        self._chance = chance
+        self._last_s = now_s
+        self._now_s = 0.0
+        self._out: list[edge.MemberEffect] = []
+        self._addresses: tuple[str, ...] = identity.endpoints
+        self._address = ""
+        self._home = identity.endpoints[0]
+        self._ways: list[str] = []
+        """Addresses that are to be tried next."""
+        self._is_first = True
+        """None has answered yet in this pass."""
+        self._silent: dict[str, tuple[float, int]] = {}
+        """Addresses that didn't answer: until when that is held against them, and how often it was so."""
+        self._session = 0
+        self._is_open = self._is_answered = False
+        self._retry_s: float | None = 0.0
+        self._until_s: float | None = None
+        self._heard_s = self._beat_s = self._unled_s = 0.0
+        self._leaving: m.Goodbye | None = None
+        self._leave_s: float | None = None
+        self._is_over = False
+        self._is_cut_off = False
+
+    @property
+    def alarm_s(self) -> float:
+        """When ``tick`` is to be called at the latest, by the caller's clock."""
+        times = [self._retry_s, self._until_s, self._leave_s]
+        if self._is_open:
+            times += [self._beat_s, self._heard_s + self._lost_s]
+        if not self.is_led:
+            times.append(self._unled_s + (self._patience_s() if self._is_cut_off else self._lost_s + CUT_OFF_S))
+        return self._last_s + max(0.0, min(time for time in times if time is not None) - self._now_s)
+
+    @property
+    def led_at(self) -> str:
+        """The address of the coordinator that this launcher follows; empty if it follows none."""
+        return self._home if self.is_led else ""
+
+    @property
+    def place(self) -> int | None:
+        """In the last cycle."""
+        return None if self.memory.decided is None else self.memory.decided.place
+
+    # -- the connection ---------------------------------------------------------------------------------------
+
+    def tick(self, now_s: float) -> list[edge.MemberEffect]:
+        """Time has passed."""
+        self._pass_time(now_s)
+        now = self._now_s
+        if self._leave_s is not None and now >= self._leave_s:
+            self._leave(1, "")
+        if self._retry_s is not None and now >= self._retry_s:
+            self._connect()
+        elif self._until_s is not None and now >= self._until_s:
+            if not self._is_answered:
+                times = self._silent.get(self._address, (0.0, 0))[1] + 1
+                self._silent[self._address] = now + _SILENT_S * 2.0 ** min(times - 1, 2), times
+            self._seek()
+        elif self._is_open and now >= self._heard_s + self._lost_s:
+            self._seek()
+        elif self._is_open and now >= self._beat_s:
+            self._beat_s = now + beat_s(self._nodes)
+            self._out.append(edge.Transmit(m.Beat()))
+        if not self.is_led:
+            self._look_whether_cut_off()
+        return self._take()
+
+    def opened(self, now_s: float) -> list[edge.MemberEffect]:
+        """The connection that was asked for is there."""
+        self._pass_time(now_s)
+        self._is_open = True
+        self._heard_s = self._now_s
+        self._beat_s = self._now_s + beat_s(self._nodes)
+        self._until_s, self._is_answered = self._now_s + _CONNECT_S, False
+        self._session += 1
+        who = self.identity
+        hello = m.Hello(
+            job=who.job,
+            rules=who.rules,
+            instance=who.instance,
+            session=self._session,
+            name=who.name,
+            address=who.address,
+            rank=who.rank,
+            owns=self._address == self._owned,
+            memory=self.memory,
+            standing=self.standing,
+        )
+        self._out.append(edge.Transmit(hello))
+        if self._leaving is not None:
+            self._out.append(edge.Transmit(self._leaving))
+        return self._take()
+
+    def failed(self, now_s: float) -> list[edge.MemberEffect]:
+        """The connection can't be had."""
+        self._pass_time(now_s)
+        self._seek()
+        return self._take()
+
+    def broken(self, now_s: float) -> list[edge.MemberEffect]:
+        """The connection has ended."""
+        self._pass_time(now_s)
+        was_led, self._is_open = self.is_led, False
+        if was_led:
+            self._ways = []  # its coordinator may be replaced already, at the same address
+        self._seek(at_once=was_led)
+        return self._take()
+
+    def owns(self, address: str) -> None:
+        """This launcher has started a coordinator at that address; empty if it is gone."""
+        self._owned = address
+
+    def _seek(self, *, at_once: bool = False) -> None:
+        """Try the next address."""
+        if self._is_open:
+            self._out.append(edge.Disconnect())
+        self._is_first = self._is_first and not self._is_answered
+        self._unled()
+        self._is_open, self._until_s = False, None
+        wait_s = 0.0 if at_once else self._chance.uniform(*_RETRY_S)
+        self._retry_s = self._now_s + wait_s
+
+    def _connect(self) -> None:
+        if not self._ways:
+            self._ways = self._pass()
+            self._is_first = True
+        self._address = self._ways.pop(0)
+        self._retry_s, self._until_s, self._is_answered = None, self._now_s + _CONNECT_S, False
+        self._out.append(edge.Connect(self._address))
+
+    def _pass(self) -> list[str]:
+        """All addresses, in the same order for all launchers, and before each the one where the job was led last.
+
+        Who doesn't answer is left out for a while.
+        """
+        founds = self.memory.decided is None and self.identity.address == self.identity.endpoints[0]
+        others = [address for address in self._addresses if address != self._home]
+        if founds or not others:
+            return [self._home]
+        answering = [address for address in others if self._is_worth(address)] or others
+        if not self._is_worth(self._home):
+            return answering
+        return [self._home, *(way for address in answering for way in (address, self._home))]
+
+    def _is_worth(self, address: str) -> bool:
+        return self._silent.get(address, (0.0, 0))[0] <= self._now_s
+
+    def _unled(self) -> None:
+        if self.is_led:
+            self.is_led, self._unled_s = False, self._now_s
+
+    def _look_whether_cut_off(self) -> None:
+        unled_s = self._now_s - self._unled_s
+        if not self._is_cut_off and unled_s >= self._lost_s + CUT_OFF_S:
+            self._is_cut_off = True
+            if self.standing.phase is m.Phase.RUNNING:
+                text = f"no coordinator could be reached for {unled_s:.0f} s (the network, or too few nodes?)"
+                report = m.Report(self.standing.cycle, NodeState.UNHEALTHY, text, follows=True)
+                self.standing = replace(self.standing, phase=m.Phase.BUSY, report=report)
+                self._out.append(edge.Say(f"{text}: ending the ranks of this node; others may go on without it"))
+                end = m.End(self.standing.cycle, Outcome.MEMBERSHIP, restarts=True, lost=True)
+                self._out.append(edge.EndRanks(end))
+        if unled_s >= self._patience_s():
+            self._give_up()
+
+    def _patience_s(self) -> float:
+        bound_s = self.identity.rules.join_timeout_s
+        return bound_s if self.memory.decided is None else min(bound_s, GIVE_UP_S)
+
+    def _give_up(self) -> None:
+        accepted, verdict = self.memory.accepted, self.standing.verdict
+        if accepted is not None and accepted.held.decision.kind is Kind.END:
+            self._leave(accepted.held.decision.code, accepted.held.decision.text)
+        elif verdict is not None and verdict.action is not Action.RESTART:
+            self._leave(verdict.code, verdict.text)
+        else:
+            text = "no coordinator could be reached that can go on with the job: start it again"
+            self._leave(self.identity.rules.try_again_code, text)
+
+    def _leave(self, code: int, text: str) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._out.append(edge.Leave(code, text))
+
+    # -- what the coordinator says ------------------------------------------------------------------------------
+
+    def heard(self, message: m.ToMember, now_s: float) -> list[edge.MemberEffect]:
+        """A message of the coordinator's."""
+        self._pass_time(now_s)
+        self._heard_s, self._is_answered = self._now_s, True
+        match message:
+            case m.Lead(term):
+                self._follow(term)
+            case m.Wait(soon=soon):
+                self._unled()
+                is_patient = soon or (self._is_first and self.memory.decided is not None)
+                self._until_s = self._now_s + self._chance.uniform(*(_PATIENCE_S if is_patient else _IMPATIENCE_S))
+            case m.Propose():
+                self._proposed(message)
+            case m.Commit():
+                self._committed(message)
+            case m.Elsewhere(address):
+                self._addresses = tuple(dict.fromkeys((address, *self._addresses)))
+                self._home, self._ways = address, []
+                self._seek(at_once=True)
+            case m.Dismiss(code, text):
+                self._leave(code, text)
+            case _:
+                self._heard_of_cycle(message)
+        return self._take()
+
+    def _heard_of_cycle(self, message: m.ToMember) -> None:
+        match message:
+            case m.End():
+                self._ended(message)
+            case m.Verdict():
+                if message.cycle == self.standing.cycle:
+                    self.standing = replace(self.standing, verdict=message)
+                self._out.append(edge.Conclude(message))
+            case m.Collect(cycle):
+                if cycle == self.standing.cycle and self.standing.phase is m.Phase.RUNNING:
+                    self._out.append(edge.LookAtRanks(cycle))
+            case m.Tell(text):
+                self._out.append(edge.Say(text))
+
+    def _follow(self, term: Term) -> None:
+        if term < self.memory.promised:
+            self._out.append(edge.Transmit(m.Newer(self.memory.promised)))
+            return
+        self.memory = replace(self.memory, promised=term)
+        self.is_led, self._is_cut_off, self._until_s = True, False, None
+        self._home, self._ways = self._address, []
+        self._silent.pop(self._address, None)
+        self._out.append(edge.Transmit(m.Follow(term)))
+
+    def _proposed(self, proposal: m.Propose) -> None:
+        if proposal.ballot[:2] < self.memory.promised or proposal.decision.number <= self.memory.number:
+            return
+        accepted = self.memory.accepted
+        if accepted is not None and accepted.ballot > proposal.ballot:
+            return
+        held = Held(proposal.decision, proposal.place, proposal.votes)
+        self.memory = replace(self.memory, accepted=Accepted(proposal.ballot, held))
+        if held.place == 0 and held.decision.kind is Kind.CYCLE:
+            self._out.append(edge.OpenStore(held))
+        else:
+            self._out.append(edge.Transmit(m.Accept(proposal.ballot)))
+
+    def store_opened(self, held: Held, address: str, now_s: float) -> list[edge.MemberEffect]:
+        """What ``OpenStore`` asked for."""
+        self._pass_time(now_s)
+        accepted = self.memory.accepted
+        if accepted is not None and accepted.held.decision == held.decision and self._is_open:
+            self._out.append(edge.Transmit(m.Accept(accepted.ballot, address)))
+        return self._take()
+
+    def _committed(self, commit: m.Commit) -> None:
+        decision = commit.decision
+        self._addresses = tuple(dict.fromkeys((*commit.candidates, *self.identity.endpoints)))
+        if decision.number <= self.memory.number:
+            return
+        held = replace(self.memory.held(decision) or Held(decision), store=commit.store)
+        self.memory = replace(self.memory, decided=held, accepted=None)
+        if decision.kind is Kind.END:
+            self._leave(decision.code, decision.text)
+        elif held.place is not None and decision.kind is Kind.CYCLE:
+            self.standing = m.Standing(phase=m.Phase.RUNNING, cycle=decision.cycle)
+            self._out.append(edge.Begin(held))
+
+    def _ended(self, end: m.End) -> None:
+        if end.cycle != self.standing.cycle:
+            return
+        ended = None if end.lost else end.outcome
+        was_running = self.standing.phase is m.Phase.RUNNING
+        self.standing = replace(self.standing, ended=ended or self.standing.ended)
+        if was_running:
+            self.standing = replace(self.standing, phase=m.Phase.BUSY)
+            self._out.append(edge.EndRanks(end))
+
+    # -- what this node says ----------------------------------------------------------------------------------
+
+    def report(self, report: m.Report, now_s: float) -> list[edge.MemberEffect]:
+        """This node is in another state."""
+        self.standing = replace(self.standing, report=report)
+        return self._say(report, now_s)
+
+    def ready(self, now_s: float) -> list[edge.MemberEffect]:
+        """None of the ranks is left, and the next cycle may begin."""
+        self.standing = replace(self.standing, phase=m.Phase.READY)
+        return self._say(m.Ready(), now_s)
+
+    def aside(self, text: str, now_s: float) -> list[edge.MemberEffect]:
+        """This node isn't fit."""
+        self.standing = replace(self.standing, phase=m.Phase.ASIDE)
+        return self._say(m.Aside(text), now_s)
+
+    def hang(self, verdict: HangVerdict, reached: Reached | None, now_s: float) -> list[edge.MemberEffect]:
+        """A rank of this node hangs."""
+        return self._say(m.Hang(self.standing.cycle, verdict, reached), now_s)
+
+    def noticed(self, notes: Sequence[dict[str, object]], now_s: float) -> list[edge.MemberEffect]:
+        """What the ranks do."""
+        return self._say(m.Notes(self.standing.cycle, tuple(notes)), now_s)
+
+    def shutdown(self, text: str, rank: int | None, now_s: float) -> list[edge.MemberEffect]:
+        """A rank asks for the end of the job."""
+        self.standing = replace(self.standing, shutdown=text)
+        return self._say(m.Shutdown(text, rank), now_s)
+
+    def goodbye(self, goodbye: m.Goodbye, within_s: float, now_s: float) -> list[edge.MemberEffect]:
+        """This node leaves; ``Leave`` comes within that time."""
+        self._pass_time(now_s)
+        self._leaving, self._leave_s = goodbye, self._now_s + within_s
+        return self._say(goodbye, now_s)
+
+    def _say(self, message: m.FromMember, now_s: float) -> list[edge.MemberEffect]:
+        self._pass_time(now_s)
+        if self._is_open:  # else the next hello says it
+            self._out.append(edge.Transmit(message))
+        return self._take()
+
+    @property
+    def _nodes(self) -> int:
+        return 0 if self.memory.decided is None else self.memory.decided.decision.world
+
+    @property
+    def _lost_s(self) -> float:
+        return lost_s(self._nodes)
+
+    def _pass_time(self, now_s: float) -> None:
+        passed_s, self._last_s = max(0.0, now_s - self._last_s), now_s
+        self._now_s += min(passed_s, _LONGEST_GAP_S)
+
+    def _take(self) -> list[edge.MemberEffect]:
+        taken = self._out[:]
+        self._out.clear()
+        return taken

@@ -1,0 +1,329 @@
+"""Every message between a launcher and the coordinator, defined once; `docs/control-plane.md` has the conversation."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from megatron_ft.core.advance import Reached
+from megatron_ft.core.exit_description import CauseKind, HangVerdict
+from megatron_ft.core.job.roll import Ballot, Decision, Memory, Term
+from megatron_ft.core.restart_policy import Action, AnyFailed, MinHealthy, NodeState, Outcome, RestartPolicy
+
+__all__ = [
+    "Accept",
+    "Aside",
+    "Beat",
+    "Collect",
+    "Commit",
+    "Elsewhere",
+    "Dismiss",
+    "End",
+    "Follow",
+    "FromMember",
+    "Goodbye",
+    "Hang",
+    "Hello",
+    "Lead",
+    "Newer",
+    "Notes",
+    "Phase",
+    "Propose",
+    "Ready",
+    "Report",
+    "Shutdown",
+    "Rules",
+    "Standing",
+    "Tell",
+    "ToMember",
+    "Verdict",
+    "Wait",
+]
+
+
+class Phase(enum.Enum):
+    """What a node is about."""
+
+    BUSY = "busy"
+    """It has no part in a running cycle, and isn't ready for the next one: its ranks end, or it is being checked."""
+    RUNNING = "running"
+    READY = "ready"
+    ASIDE = "aside"
+    """Its health check has failed: nobody waits for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A node's state in a cycle; ``text`` says why, ``kind`` (of cause), ``rank`` and the rest where a rank did it.
+
+    Args:
+        follows: a rank failed only because it had lost one of another node.
+        reached: how far the node's ranks had got; None where that isn't known.
+    """
+
+    cycle: int
+    state: NodeState
+    text: str = ""
+    kind: CauseKind | None = None
+    rank: int | None = None
+    follows: bool = False
+    reached: Reached | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Why a cycle ended, and what follows. ``node`` is the place of the node whose fault it was, None if nobody's."""
+
+    cycle: int
+    outcome: Outcome
+    text: str
+    action: Action
+    restarts_left: int
+    reason: str = ""
+    kind: CauseKind = CauseKind.MEMBERSHIP
+    node: int | None = None
+    rank: int | None = None
+    iteration: int | None = None
+    detail: str = ""
+    code: int = 0
+    """The launchers' exit code, if there is no other cycle."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a node stands, for a coordinator that has just taken over.
+
+    Args:
+        cycle: the one that ``report`` and ``ended`` are of; -1 before the first.
+        ended: the coordinator has ended that cycle for everybody, in this way.
+        verdict: why, where that was told, too.
+    """
+
+    phase: Phase = Phase.BUSY
+    cycle: int = -1
+    report: Report | None = None
+    ended: Outcome | None = None
+    verdict: Verdict | None = None
+    shutdown: str = ""
+    """A rank of this node has asked for the end of the job, in these words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What all launchers of a job were told on their command lines, the same for all. Times are seconds.
+
+    Args:
+        last_call_s: so long a round is open for more nodes after there are enough; None: 30 s for the first one, 1 s
+            for a later one that has lost a node or gained one.
+        join_timeout_s: so long a round waits for nodes that it needs.
+        no_progress_code, try_again_code: exit codes of the launchers, where another cycle would fail where the last
+            ones did, and where the job can't go on, but could be started again.
+    """
+
+    min_nodes: int
+    max_nodes: int
+    min_healthy: bool = False
+    max_restarts: int = 0
+    max_stalled: int = 0
+    at_once: bool = False
+    last_call_s: float | None = None
+    join_timeout_s: float = 600.0
+    no_progress_code: int = 93
+    try_again_code: int = 94
+
+    @property
+    def policy(self) -> RestartPolicy:
+        """When a cycle ends, and what follows."""
+        kind = MinHealthy if self.min_healthy else AnyFailed
+        return kind(max_restarts=self.max_restarts, min_nodes=self.min_nodes, max_stalled=self.max_stalled)
+
+
+# -- from a launcher ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The first message on each connection.
+
+    Args:
+        job: what tells this job from all others; a launcher of another one is refused.
+        rules: a launcher that has others is refused, too.
+        instance: a word of this launcher's own, made when it started.
+        session: counts its connections: a later one replaces those before.
+        name: of its host.
+        address: where it can coordinate, ``host:port``; empty if it can't.
+        rank: the place it is meant to have, by the command line or the scheduler; None if nobody said.
+        owns: it has started this very coordinator.
+    """
+
+    job: str
+    rules: Rules
+    instance: str
+    session: int
+    name: str
+    address: str = ""
+    rank: int | None = None
+    owns: bool = False
+    memory: Memory = field(default_factory=Memory)
+    standing: Standing = field(default_factory=Standing)
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """The answer to ``Lead``: a promise to accept nothing of a lesser term."""
+
+    term: Term
+
+
+@dataclass(frozen=True, slots=True)
+class Newer:
+    """The other answer to ``Lead``: this node has followed a greater term."""
+
+    term: Term
+
+
+@dataclass(frozen=True, slots=True)
+class Accept:
+    """The answer to ``Propose``. ``store``: where the ranks are to meet, from the node at place 0."""
+
+    ballot: Ballot
+    store: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """This node would take part in the next cycle; none of its ranks is left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Aside:
+    """This node isn't fit, and is to be done without."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hang:
+    """A rank of this node was found hung: every node is to look at its ranks."""
+
+    cycle: int
+    verdict: HangVerdict
+    reached: Reached | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Notes:
+    """What a node has seen of its ranks, one `RankNote` each."""
+
+    cycle: int
+    notes: tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    """A rank of this node asked for the end of the job."""
+
+    text: str
+    rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Goodbye:
+    """This node leaves, and never comes back. It waits for its ``Dismiss``.
+
+    Args:
+        excluded: it is left out, which costs no restart; else it was stopped.
+        well: all its ranks have ended with 0.
+    """
+
+    text: str
+    excluded: bool = False
+    well: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """A sign of life, in both directions."""
+
+
+# -- from the coordinator -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """Follow me."""
+
+    term: Term
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """This coordinator can't lead: ``here`` voters of ``size`` are connected. ``soon``: it may be different soon."""
+
+    here: int
+    size: int
+    soon: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Propose:
+    """Accept this. ``place``: this node's; None if it only votes."""
+
+    ballot: Ballot
+    decision: Decision
+    place: int | None
+    votes: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """This was decided. Who has a place in it trains; ``candidates`` can coordinate if this one is lost."""
+
+    decision: Decision
+    store: str = ""
+    candidates: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The cycle is over: end the ranks. ``lost``: only for this node, which the others have given up."""
+
+    cycle: int
+    outcome: Outcome
+    restarts: bool
+    lost: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Collect:
+    """A rank hangs somewhere: look at yours, and say what you see."""
+
+    cycle: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """A line for the user."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """The job is coordinated at another address, as far as is known here."""
+
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dismiss:
+    """Nobody needs this launcher any more."""
+
+    code: int
+    text: str = ""
+
+
+FromMember = Hello | Follow | Newer | Accept | Report | Ready | Aside | Hang | Notes | Shutdown | Goodbye | Beat
+ToMember = Lead | Wait | Propose | Commit | End | Verdict | Collect | Tell | Elsewhere | Dismiss | Beat

@@ -1,0 +1,117 @@
+"""What the nodes of a job have agreed on, one decision after the other, and how many must agree. Pure.
+
+Decisions are numbered. The voters of decision ``n - 1`` decide on number ``n``, by single-decree Paxos: a coordinator
+first gets a majority to follow its term (and hears what they have accepted), then a majority to accept its proposal.
+Whatever the number, two coordinators can't both succeed, because two majorities have a node in common.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from megatron_ft.core.advance import Advance
+
+__all__ = ["Accepted", "Ballot", "Decision", "Held", "Kind", "Memory", "Term", "is_quorum"]
+
+Term = tuple[int, str]
+"""A count, and the coordinator's own word: no two coordinators ever have the same. The greater one wins."""
+Ballot = tuple[int, str, int]
+"""A term, and how many things its coordinator has proposed in it."""
+
+
+class Kind(enum.Enum):
+    """What is decided."""
+
+    CYCLE = "cycle"
+    """These nodes train together, in this order."""
+    ROLL = "roll"
+    """The same cycle goes on (or waits for its successor), and some of its nodes vote no more: they are lost."""
+    END = "end"
+    """The job ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One, without the names of its nodes: each node knows its own place, and nobody needs them all.
+
+    Args:
+        number: of decisions, from 0.
+        value: the ballot in which it was proposed first, which tells it from others of the same number.
+        world: so many nodes train in ``cycle``; their places are 0 to ``world - 1``.
+        size: so many of them vote on the next decision.
+        head: the place whose node tips the scales where exactly half of them agree.
+        restarts: used by the job before this cycle began.
+        code: for the end: the launchers' exit code, with the reason in ``text``.
+    """
+
+    number: int
+    value: Ballot
+    kind: Kind
+    cycle: int
+    world: int
+    size: int
+    head: int
+    restarts: int = 0
+    advance: Advance = Advance()  # noqa: RUF009 - frozen
+    code: int = 0
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A decision as one node has it. ``place`` is None for a node that doesn't take part."""
+
+    decision: Decision
+    place: int | None = None
+    votes: bool = False
+    store: str = ""
+    """Where the ranks of the cycle meet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """What a node has accepted, and doesn't know to be decided."""
+
+    ballot: Ballot
+    held: Held
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What a node must not forget: a coordinator that takes over is told it."""
+
+    promised: Term = (-1, "")
+    """It follows nobody with a lesser one."""
+    decided: Held | None = None
+    accepted: Accepted | None = None
+
+    @property
+    def number(self) -> int:
+        """Of the last decision that it knows; -1 if it knows none."""
+        return -1 if self.decided is None else self.decided.decision.number
+
+    def held(self, decision: Decision) -> Held | None:
+        """A decision as this node has it; None if it has no part in it, as far as it knows.
+
+        A node that missed a decision about its cycle still has its place there, but no vote on what comes next.
+        """
+        decided, accepted = self.decided, self.accepted
+        if decided is not None and decided.decision.value == decision.value:
+            return decided
+        if accepted is not None and accepted.held.decision.value == decision.value:
+            return accepted.held
+        if decided is not None and decision.kind is not Kind.CYCLE and decided.decision.cycle == decision.cycle:
+            return replace(decided, decision=decision, votes=False)
+        return None
+
+
+def is_quorum(places: Collection[int], decision: Decision, left: Collection[int] = ()) -> bool:
+    """Whether these voters can decide what comes after ``decision``: more than half, or half of them with its head.
+
+    ``left`` are voters that have said farewell. They never vote again, so they needn't be outvoted.
+    """
+    size = decision.size - len(left)
+    here = len(places)
+    return 2 * here > size or (2 * here == size > 0 and decision.head in places)

@@ -1,0 +1,157 @@
+"""What is proposed, and when: the next cycle, the end of the job, and that lost nodes vote no more. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from megatron_ft.core.advance import Advance
+from megatron_ft.core.job.council import Council, Proposal
+from megatron_ft.core.job.cycle import Cycle
+from megatron_ft.core.job.forming import Forming
+from megatron_ft.core.job.lobby import Node, Slot, choose
+from megatron_ft.core.job.messages import Phase, Rules
+from megatron_ft.core.job.roll import Decision, Kind
+from megatron_ft.core.restart_policy import Action, NodeState, Outcome
+
+__all__ = ["Rounds", "seated"]
+
+_SHRINK_S = 1.0
+"""After the last loss: several nodes may be lost together."""
+
+
+class Rounds:
+    """Of one coordinator. ``nodes`` are all launchers by their words. Times are seconds of the coordinator's clock."""
+
+    def __init__(self, council: Council, nodes: Mapping[str, Node]) -> None:
+        self.alarm_s: float | None = None
+        """When to go on at the latest, of ``go_on``."""
+        self.lost_s: float | None = None
+        """When the last node was lost that may still be a voter."""
+        self._council = council
+        self._nodes = nodes
+        self._forming = Forming()
+        self._slots: list[Slot] = []
+        self._next_slots: list[Slot] = []
+        self._slots_are_places = False
+        """Nobody but those that have one now is known to have had a place."""
+
+    def has_place(self, node: Node) -> None:
+        """A launcher says that it has a place in the last cycle; nobody else has told who was where."""
+        if self._slots_are_places and node.place is not None:
+            self._slots[node.place] = Slot.of(node)
+
+    def cycle_began(self, decision: Decision, proposal: Proposal | None) -> None:
+        """A cycle was decided, by this coordinator's proposal or before it came."""
+        self._slots_are_places = proposal is None or not proposal.is_new
+        if not self._slots_are_places:
+            self._slots = self._next_slots
+            return
+        self._slots = [Slot(f"{decision.value} {place}", "") for place in range(decision.world)]
+        for place, member in ({} if proposal is None else proposal.members).items():
+            self._slots[place] = Slot.of(member)
+
+    def go_on(self, rules: Rules, cycle: Cycle | None, *, arrivals: int, has_absent: bool, now_s: float) -> None:
+        """Propose what is due. ``has_absent``: a launcher has gone a moment ago, and may be back the next."""
+        self.alarm_s = None
+        if self._council.proposal is None and (cycle is None or cycle.outcome is not None):
+            self._gather(rules, cycle, arrivals, now_s)
+        if self._council.proposal is None and cycle is not None:
+            self._shrink(cycle, has_absent, now_s)
+
+    def _gather(self, rules: Rules, cycle: Cycle | None, arrivals: int, now_s: float) -> None:
+        """No cycle runs: begin the next one, or end the job, when its nodes are ready for it."""
+        ready = [node for node in self._nodes.values() if node.phase is Phase.READY and node.follows]
+        awaited = (0 if cycle is None else cycle.awaited) + sum(is_awaited(node) for node in self._nodes.values())
+        if cycle is not None and (
+            cycle.shutdown or cycle.verdict is None or cycle.verdict.action is not Action.RESTART
+        ):
+            if cycle.verdict is not None and not awaited:
+                ending = (cycle.verdict.code, cycle.verdict.text)
+                self._end_job(cycle, *((1, cycle.shutdown[1]) if cycle.shutdown else ending))
+            return
+        complete = self._forming.is_complete(
+            rules,
+            ready=len(ready),
+            awaited=awaited,
+            last=0 if cycle is None else cycle.decision.world,
+            patient=cycle is not None and cycle.outcome is Outcome.MEMBERSHIP,
+            arrivals=arrivals,
+            now_s=now_s,
+        )
+        self.alarm_s = self._forming.alarm_s
+        if complete:
+            self._begin(rules, cycle, ready)
+        elif self._forming.has_waited_long(rules, now_s):
+            more = rules.min_nodes - len(ready)
+            text = f"{more} more node{'' if more == 1 else 's'} didn't come in {rules.join_timeout_s:g} s"
+            self._end_job(cycle, rules.try_again_code, text)
+
+    def _begin(self, rules: Rules, cycle: Cycle | None, ready: list[Node]) -> None:
+        chosen, self._next_slots = choose(self._slots, ready, rules.max_nodes)
+        takes_part = set(chosen)
+        self._council.propose(
+            Kind.CYCLE,
+            dict(enumerate(chosen)),
+            [node for node in self._council.voters().values() if node not in takes_part],
+            cycle=0 if cycle is None else cycle.decision.cycle + 1,
+            world=len(chosen),
+            restarts=0 if cycle is None else cycle.restarts_used,
+            advance=Advance() if cycle is None else cycle.advance,
+        )
+
+    def _end_job(self, cycle: Cycle | None, code: int, text: str) -> None:
+        decision = self._council.decision
+        self._council.propose(
+            Kind.END,
+            seated(cycle, self._nodes),
+            [node for node in self._nodes.values() if node.link is not None and node.follows],
+            cycle=-1 if decision is None else decision.cycle,
+            world=0 if decision is None else decision.world,
+            restarts=0 if decision is None else decision.restarts,
+            advance=Advance() if decision is None else decision.advance,
+            code=code,
+            text=text,
+        )
+
+    def _shrink(self, cycle: Cycle, has_absent: bool, now_s: float) -> None:
+        """Let nodes that are lost vote no more, as long as the others still can decide that."""
+        decision = cycle.decision
+        if self.lost_s is None:
+            return
+        members = seated(cycle, self._nodes)
+        if len(members) == decision.size and all(node.votes for node in members.values()):
+            self.lost_s = None
+        elif now_s < self.lost_s + _SHRINK_S:
+            at_s = self.lost_s + _SHRINK_S
+            self.alarm_s = at_s if self.alarm_s is None else min(at_s, self.alarm_s)
+        elif members and not has_absent:
+            self._council.propose(
+                Kind.ROLL,
+                members,
+                [node for node in self._council.voters().values() if node.place not in members],
+                cycle=decision.cycle,
+                world=decision.world,
+                restarts=decision.restarts,
+                advance=decision.advance,
+            )
+
+
+def seated(cycle: Cycle | None, nodes: Mapping[str, Node]) -> dict[int, Node]:
+    """By place in the last cycle, who follows and isn't lost."""
+    if cycle is None:
+        return {}
+    return {
+        node.place: node
+        for node in nodes.values()
+        if node.follows
+        and node.place is not None
+        and (seat := cycle.seats[node.place]).instance == node.instance
+        and seat.state is not NodeState.LOST
+    }
+
+
+def is_awaited(node: Node) -> bool:
+    """Whether no cycle begins before this node is ready, or known to be lost."""
+    if node.place is None:
+        return False
+    return node.link is None or not node.follows or node.phase in (Phase.BUSY, Phase.RUNNING)

@@ -1,0 +1,103 @@
+"""Whether both ends of a connection know the job's secret, without saying it: a challenge each, answered by HMAC.
+
+It keeps others out who can connect. Who can change packets on their way isn't kept out: nothing is encrypted or signed
+after this.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+from collections.abc import Mapping
+
+from megatron_ft.core.errors import ConfigError, ProtocolError
+from megatron_ft.ipc.wire import Message
+
+__all__ = ["Asked", "Asking", "read_secret"]
+
+_LEAST_BYTES = 16
+
+
+class Asking:
+    """The coordinator's end: it asks first. ``secret`` is None where the job has none, and everybody is let in."""
+
+    def __init__(self, secret: bytes | None) -> None:
+        self._secret = secret
+        self._nonce = os.urandom(16).hex()
+        self.is_done = secret is None
+
+    def first(self) -> Message | None:
+        """What to send when the connection is there."""
+        return None if self._secret is None else {"type": "challenge", "nonce": self._nonce}
+
+    def answer(self, message: Message) -> Message:
+        """What to send in return for the first message of the other end, which is let in then.
+
+        Raises:
+            ProtocolError: it doesn't know the secret.
+        """
+        assert self._secret is not None
+        theirs = str(message.get("nonce"))
+        if message.get("type") != "proof" or not _is(message, _mac(self._secret, "launcher", self._nonce, theirs)):
+            raise ProtocolError("it doesn't know the job's secret (FT_SECRET)")
+        self.is_done = True
+        return {"type": "welcome", "mac": _mac(self._secret, "coordinator", theirs, self._nonce)}
+
+
+class Asked:
+    """A launcher's end."""
+
+    def __init__(self, secret: bytes | None) -> None:
+        self._secret = secret
+        self._nonce = os.urandom(16).hex()
+        self._theirs = ""
+        self.is_done = secret is None
+
+    def answer(self, message: Message) -> Message | None:
+        """What to send in return for a message, as long as it isn't ``is_done``.
+
+        Raises:
+            ProtocolError: the other end doesn't know the secret, or has one where this launcher has none.
+        """
+        if self._secret is None:
+            raise ProtocolError("the coordinator asks for the job's secret: set FT_SECRET or FT_SECRET_FILE")
+        if message.get("type") == "challenge" and not self._theirs:
+            self._theirs = str(message.get("nonce"))
+            mac = _mac(self._secret, "launcher", self._theirs, self._nonce)
+            return {"type": "proof", "nonce": self._nonce, "mac": mac}
+        if message.get("type") == "welcome" and self._theirs:
+            if _is(message, _mac(self._secret, "coordinator", self._nonce, self._theirs)):
+                self.is_done = True
+                return None
+        raise ProtocolError("the coordinator doesn't know the job's secret (FT_SECRET)")
+
+
+def read_secret(environ: Mapping[str, str]) -> bytes | None:
+    """The job's, from FT_SECRET or the file that FT_SECRET_FILE names; None if there is none.
+
+    Raises:
+        ConfigError: it is too short, or the file can't be read.
+    """
+    text = environ.get("FT_SECRET", "")
+    path = environ.get("FT_SECRET_FILE")
+    if path and not text:
+        try:
+            with open(path) as file:
+                text = file.read()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"FT_SECRET_FILE: {path} can't be read: {error}") from None
+    secret = text.strip().encode()
+    if not secret:
+        return None
+    if len(secret) < _LEAST_BYTES:
+        raise ConfigError(f"FT_SECRET has {len(secret)} bytes, at least {_LEAST_BYTES} random ones are needed")
+    return secret
+
+
+def _mac(secret: bytes, who: str, first: str, second: str) -> str:
+    return hmac.new(secret, f"{who} {first} {second}".encode(), hashlib.sha256).hexdigest()
+
+
+def _is(message: Message, mac: str) -> bool:
+    return hmac.compare_digest(str(message.get("mac")).encode(), mac.encode())

@@ -1,0 +1,136 @@
+"""Connections between hosts that carry the messages of `ipc.wire`: never waited for, and known to be dead soon.
+
+Bytes that a peer doesn't take at once are kept, up to a bound; who reads too slowly for that is dropped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import socket
+
+from megatron_ft.core.errors import ProtocolError
+from megatron_ft.ipc.wire import Decoder, Message
+
+__all__ = ["Peer", "connect", "listen", "parse_address", "raise_descriptor_limit"]
+
+_CHUNK = 1 << 16
+_MOST_UNSENT = 8 << 20
+_KEEP_ALIVE = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 5000}
+"""Seconds, but for the last, which is milliseconds: a host that is off, or cut off, ends the connection after 5 s."""
+
+
+class Peer:
+    """One end of a connection. ``unsent`` bytes are sent by ``flush``, again and again until there are none."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _KEEP_ALIVE.items():
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        self.sock = sock
+        self.unsent = bytearray()
+        self.is_open = True
+        self._decoder = Decoder()
+
+    def fileno(self) -> int:
+        """For ``select``; -1 once closed."""
+        return self.sock.fileno()
+
+    def write(self, data: bytes) -> None:
+        """Have bytes sent; a peer that has let too many of them lie is given up."""
+        if self.is_open:
+            self.unsent += data
+            if len(self.unsent) > _MOST_UNSENT:
+                self.is_open = False
+
+    def flush(self) -> bool:
+        """Send what can be sent now; whether all is sent."""
+        if self.unsent and self.is_open:
+            try:
+                sent = self.sock.send(self.unsent)
+                del self.unsent[:sent]
+            except BlockingIOError:
+                pass  # the selector says when there is room again
+            except OSError:
+                self.is_open = False
+        return not self.unsent
+
+    def read(self) -> list[Message]:
+        """Messages that are whole now. ``is_open`` is False afterwards if there won't be any more.
+
+        Raises:
+            ProtocolError: the peer speaks otherwise.
+        """
+        try:
+            data = self.sock.recv(_CHUNK)
+        except BlockingIOError:
+            return []
+        except OSError:
+            data = b""
+        if not data:
+            self.is_open = False
+            return []
+        return list(self._decoder.feed(data))
+
+    def close(self) -> None:
+        """Close it; calling it again does nothing."""
+        self.is_open = False
+        self.sock.close()
+
+
+def listen(host: str, port: int, *, backlog: int = 65535) -> socket.socket:
+    """A listening socket, on all addresses if ``host`` is empty.
+
+    Raises:
+        OSError: the address can't be used.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+        sock.listen(backlog)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def connect(host: str, port: int) -> Peer:
+    """A connection that is being made: it is there when it is writable.
+
+    Raises:
+        OSError: nobody is there. A name that has to be looked up is waited for.
+    """
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    sock = socket.socket(family, kind | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, protocol)
+    try:
+        with contextlib.suppress(BlockingIOError):
+            sock.connect(address)
+        return Peer(sock)
+    except OSError:
+        sock.close()
+        raise
+
+
+def parse_address(text: str, *, default_port: int = 0) -> tuple[str, int]:
+    """Host and port of ``host:port``, ``[host]:port`` or ``host``.
+
+    Raises:
+        ProtocolError: it is none.
+    """
+    host, colon, port = text.rpartition(":")
+    if not colon or (text.startswith("[") and text.endswith("]")):
+        host, port = text, str(default_port)
+    if not port.isdigit() or int(port) > 65535:
+        raise ProtocolError(f"{text!r} is no host:port")
+    return host.strip("[]"), int(port)
+
+
+def raise_descriptor_limit() -> int:
+    """Allow this process as many open files as it may have; how many that is."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard

@@ -1,0 +1,157 @@
+"""What has to be true of every simulated run."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from megatron_ft.core.job.lobby import lost_s
+from megatron_ft.core.job.member import CUT_OFF_S
+from megatron_ft.core.job.roll import Kind
+from megatron_ft.core.restart_policy import Outcome
+
+if TYPE_CHECKING:
+    from tests.simulation.job import Job, Launcher, Made
+    from tests.simulation.plan import Plan
+
+__all__ = ["violations"]
+
+_TEARDOWN_S = 3.0
+
+
+def violations(plan: Plan, job: Job, trouble: Any) -> list[str]:
+    """What isn't, one line each."""
+    checks = (_one_decision, _no_two_cycles, _it_ends, _nobody_left_out, _counted_once, _causes, _codes)
+    return [f"{check.__name__.strip('_')}: {line}" for check in checks for line in check(plan, job, trouble)]
+
+
+def _one_decision(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
+    """At most one coordinator decides each number."""
+    by_number: dict[int, Made] = {}
+    for made in job.made:
+        other = by_number.setdefault(made.decision.number, made)
+        if other.decision.value != made.decision.value:
+            yield f"number {made.decision.number} by {other.by} and by {made.by}"
+    cycles = [m.decision for m in sorted(by_number.values(), key=lambda m: m.decision.number)]
+    numbers = [decision.cycle for decision in cycles if decision.kind is Kind.CYCLE]
+    if numbers != sorted(set(numbers)):
+        yield f"the cycles are numbered {numbers}"
+
+
+def _is_innocent(launcher: Launcher, since_s: float, until_s: float, margin_s: float) -> bool:
+    """No fault hit it then, or shortly before."""
+    touched = launcher.touched
+    begin, end = (min(touched), max(touched)) if touched else (1e18, -1e18)
+    return end + margin_s < since_s or begin > until_s
+
+
+def _no_two_cycles(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
+    """No two train at once, but for a node that nobody can reach, and that needs a while to notice."""
+    began: dict[int, float] = {}
+    for trained in job.trained:
+        began[trained.cycle] = min(trained.from_s, began.get(trained.cycle, 1e18))
+    bound_s = lost_s(plan.nodes + plan.spares) + CUT_OFF_S + _TEARDOWN_S
+    for trained in job.trained:
+        later = [at_s for cycle, at_s in began.items() if cycle > trained.cycle]
+        to_s = job.world.now_s if trained.to_s is None else trained.to_s
+        if not later or to_s <= min(later):
+            continue
+        over_s = to_s - min(later)
+        launcher = trained.launcher
+        if _is_innocent(launcher, trained.from_s, to_s, 0.0) and not trouble.network:
+            yield f"{launcher.name} trains in cycle {trained.cycle} for {over_s:.1f} s while a later one does"
+        frozen_s = sum(f.seconds for f in plan.faults if "frozen" in f.kind)
+        if over_s > bound_s + frozen_s:
+            yield f"{launcher.name} trains in cycle {trained.cycle} for {over_s:.1f} s more than it may"
+
+
+def _it_ends(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
+    """Every failure leads to the next cycle, or to the end."""
+    left = [launcher.name for launcher in job.launchers if launcher.is_alive]
+    if left:
+        yield f"still there at the end: {', '.join(left[:5])}"
+    left = [process.name for process in job.coordinators if process.is_alive and process.host.is_on]
+    if job.is_over() and job.world.now_s > 599 and left:
+        yield f"coordinators still there at the end: {', '.join(left)}"
+
+
+def _nobody_left_out(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
+    """Who took part, and to whom nothing happened, takes part in the next cycle."""
+    for before, made in itertools.pairwise([m for m in job.made if m.decision.kind is Kind.CYCLE]):
+        if made.decision.number <= before.decision.number or "" in (*before.members, *made.members):
+            continue
+        for instance in before.members:
+            launcher = job.by_instance(instance)
+            if launcher is None or instance in made.members:
+                continue
+            innocent = _is_innocent(launcher, before.at_s - 10.0, made.at_s, 10.0)
+            dead = launcher.ended_s is not None and launcher.ended_s <= made.at_s
+            if innocent and not dead and not trouble.network:
+                yield f"{launcher.name} has no place in cycle {made.decision.cycle}"
+        kept = [instance for instance in before.members if instance in made.members]
+        if [i for i in made.members if i in kept] != kept and made.by == before.by:
+            yield f"the order of places is another one in cycle {made.decision.cycle}"
+
+
+def _counted_once(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
+    """A restart is counted once, and only where something had failed."""
+    made = {m.decision.number: m for m in job.made}
+    cycles = [made[number] for number in sorted(made) if made[number].decision.kind is Kind.CYCLE]
+    failed = {verdict.cycle for _, verdict in job.verdicts if verdict.outcome is Outcome.FAILED}
+    for before, after in itertools.pairwise(cycles):
+        more = after.decision.restarts - before.decision.restarts
+        faults = [at_s for at_s, _ in trouble.hit if at_s <= after.at_s]
+        if more not in (0, 1):
+            yield f"cycle {after.decision.cycle} follows {more} restarts at once"
+        if more == 1 and not faults:
+            yield f"cycle {after.decision.cycle} is a restart, and nothing had happened"
+        if more == 0 and before.decision.cycle in failed and not _may_be_told_twice(job, before.decision.cycle):
+            yield f"cycle {before.decision.cycle} failed, and its restart isn't counted"
+    if cycles and cycles[-1].decision.restarts > plan.rules.max_restarts:
+        yield f"{cycles[-1].decision.restarts} restarts, {plan.rules.max_restarts} are allowed"
+    if cycles and cycles[-1].decision.restarts > len(trouble.hit):
+        yield f"{cycles[-1].decision.restarts} restarts for {len(trouble.hit)} faults"
+
+
+def _may_be_told_twice(job: Job, cycle: int) -> bool:
+    return len({verdict.outcome for _, verdict in job.verdicts if verdict.cycle == cycle}) > 1
+
+
+def _causes(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
+    """Who is named did it."""
+    for at_s, verdict in job.verdicts:
+        if verdict.outcome is not Outcome.FAILED:
+            continue
+        made = [m for m in job.made if m.decision.cycle == verdict.cycle and m.decision.kind is Kind.CYCLE]
+        if not trouble.hit:
+            yield f"cycle {verdict.cycle} failed ({verdict.text}), and nothing had happened"
+        if verdict.node is None or not made or verdict.node >= len(made[0].members):
+            continue
+        launcher = job.by_instance(made[0].members[verdict.node])
+        follows = "lost a peer" in verdict.text
+        if launcher is not None and not follows and not trouble.network and not plan.rules.min_healthy:
+            if not any(touched <= at_s for touched in launcher.touched):
+                yield f"{launcher.name} is named for cycle {verdict.cycle}: {verdict.text}"
+
+
+def _codes(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
+    """All launchers that saw the job's end say the same of it."""
+    ends = {m.decision.code for m in job.made if m.decision.kind is Kind.END}
+    if len(ends) > 1:
+        yield f"the job ended with {sorted(ends)}"
+    last = max((trained.cycle for trained in job.trained), default=-1)
+    saw = [launcher for launcher in job.launchers if launcher.code is not None and _saw_the_end(launcher, last)]
+    codes = {launcher.code for launcher in saw}
+    if len(codes) > 1:
+        names = [f"{launcher.name}: {launcher.code} ({launcher.left_by})" for launcher in job.launchers][:8]
+        yield f"exit codes {sorted(codes)}: {'; '.join(names)}"
+    quiet = not plan.faults or all(f.kind in ("newcomer", "clock_jumps", "coordinator_killed") for f in plan.faults)
+    if quiet and codes - {0}:
+        yield f"nothing happened, and the exit codes are {sorted(codes)}"
+
+
+def _saw_the_end(launcher: Launcher, last: int) -> bool:
+    # one that stood by in the last cycle, and found nobody any more, can't know how it ended
+    took_part = launcher.ranks is not None and launcher.ranks.cycle == last
+    return not launcher.touched and "stopped by" not in launcher.left_by and (took_part or launcher.code != 94)

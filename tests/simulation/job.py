@@ -1,0 +1,497 @@
+"""A job in the simulated world: launchers with toy ranks, and coordinators, each around the real machine."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+from megatron_ft.core.advance import Reached
+from megatron_ft.core.exit_description import CauseKind, HangVerdict
+from megatron_ft.core.job import edge
+from megatron_ft.core.job import messages as m
+from megatron_ft.core.job.coordinator import Coordinator
+from megatron_ft.core.job.member import Identity, Member
+from megatron_ft.core.job.roll import Decision, Held
+from megatron_ft.core.restart_policy import NodeState, Outcome
+from tests.simulation.world import Host, Link, Process, World
+
+__all__ = ["CoordinatorProcess", "Job", "Launcher", "Made", "Trained"]
+
+
+@dataclass
+class Trained:
+    """One node's ranks in one cycle, from when to when in true time."""
+
+    cycle: int
+    launcher: Launcher
+    from_s: float
+    to_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Made:
+    """A decision, as its coordinator made it."""
+
+    at_s: float
+    decision: Decision
+    members: tuple[str, ...]
+    by: str
+
+
+@dataclass
+class Job:
+    """What is common to all launchers, and what happened."""
+
+    world: World
+    rules: m.Rules
+    work_s: float
+    endpoints: tuple[str, ...]
+    launchers: list[Launcher] = field(default_factory=list)
+    made: list[Made] = field(default_factory=list)
+    verdicts: list[tuple[float, m.Verdict]] = field(default_factory=list)
+    trained: list[Trained] = field(default_factory=list)
+    coordinators: list[CoordinatorProcess] = field(default_factory=list)
+    done_s: float = 0.0
+    broken_cycles: set[int] = field(default_factory=set)
+    """Those whose ranks have lost one of them."""
+
+    def launch(self, host: Host, *, rank: int | None = None) -> Launcher:
+        """Start a launcher."""
+        launcher = Launcher(self, host, rank)
+        self.launchers.append(launcher)
+        return launcher
+
+    def by_instance(self, instance: str) -> Launcher | None:
+        """That launcher."""
+        return next((each for each in self.launchers if each.instance == instance), None)
+
+    def is_over(self) -> bool:
+        """Whether every launcher has ended."""
+        return all(not launcher.is_alive for launcher in self.launchers)
+
+
+class Launcher(Process):
+    """One `ft_launcher`: the member machine, and a toy of everything that it leaves to others."""
+
+    def __init__(self, job: Job, host: Host, rank: int | None) -> None:
+        number = len(job.launchers)
+        super().__init__(host, f"launcher{number}@h{host.number}")
+        self.job = job
+        self.instance = f"i{number}"
+        self.address = f"h{host.number}"
+        self.code: int | None = None
+        self.left_by = ""
+        self.ended_s: float | None = None
+        self.touched: list[float] = []
+        """When a fault hit it, or its host, or its network."""
+        self.ranks: Trained | None = None
+        self.failure: m.Report | None = None
+        self.is_ill = False
+        self.link: Link | None = None
+        identity = Identity(
+            job="the job",
+            rules=job.rules,
+            instance=self.instance,
+            name=f"h{host.number}",
+            address=self.address,
+            endpoints=job.endpoints,
+            rank=rank,
+        )
+        chance = random.Random(job.world.chance.random())
+        self.member = Member(identity, now_s=host.clock_s(), chance=chance)
+        if self.address not in job.world.listeners:
+            job.world.listeners[self.address] = Listener(self)
+        listener = job.world.listeners[self.address]
+        if self.address == job.endpoints[0] and listener.owner is self:
+            listener.host_coordinator()
+        self.later(job.world.chance.uniform(0.0, 0.5), self.get_ready)
+        self.later(0.0, self.tick)
+
+    # -- the machine ------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Time has passed."""
+        self.do(self.member.tick(self.host.clock_s()))
+
+    def do(self, effects: list[edge.MemberEffect]) -> None:
+        """Bring about what the machine asks for, one after the other; this process may die in between."""
+        for effect in effects:
+            if not self.counts_effect():
+                return
+            self._do(effect)
+        if self.is_alive:
+            self.wake_at(self.member.alarm_s, self._alarm)
+
+    def _alarm(self) -> None:
+        if self.host.clock_s() >= self.member.alarm_s:
+            self.tick()
+        else:
+            self.wake_at(self.member.alarm_s, self._alarm)
+
+    def _do(self, effect: edge.MemberEffect) -> None:
+        match effect:
+            case edge.Connect(address):
+                self._connect(address)
+            case edge.Disconnect():
+                self._disconnect()
+            case edge.Transmit(message):
+                if self.link is not None:
+                    if self.world.story is not None and not isinstance(message, m.Beat):
+                        self.world.tell(f"  {self.name} ({self.link.number}) -> {str(message)[:150]}")
+                    self.link.send(self, message)
+            case edge.OpenStore(held):
+                self.later(0.002, lambda: self.do(self.member.store_opened(held, f"{self.address}:s", self.clock())))
+            case edge.Begin(held):
+                self._begin(held)
+            case edge.EndRanks(end):
+                self._end_ranks(end)
+            case edge.LookAtRanks():
+                self.later(self.world.chance.uniform(0.05, 1.5), self._notice)
+            case edge.Leave(code, text):
+                self.world.tell(f"{self.name} leaves with {code}: {text}")
+                self.code, self.left_by = code, text
+                self.die()
+            case _:
+                pass
+
+    def clock(self) -> float:
+        """This host's."""
+        return self.host.clock_s()
+
+    def _connect(self, address: str) -> None:
+        self._disconnect()
+        listener = self.world.listeners.get(address)
+        host = self.world.hosts[int(address[1:])]
+        if self.world.is_cut(self.host, host) or self.world.now_s < host.frozen_until_s:
+            return  # nobody answers, and the machine gives up by itself
+        if listener is None or not listener.is_alive:
+            self.later(0.001, lambda: self.do(self.member.failed(self.clock())) if self.link is None else None)
+            return
+        link = self.link = Link(self.world, self, listener)
+        self.world.after(self.world.delay_s(), lambda: listener.call(lambda: listener.accepts(link)))
+        self.later(
+            self.world.delay_s(), lambda: self.do(self.member.opened(self.clock())) if self.link is link else None
+        )
+
+    def _disconnect(self) -> None:
+        if self.link is not None:
+            link, self.link = self.link, None
+            link.close(self)
+
+    def received(self, link: Link, message: Any) -> None:
+        """From the coordinator."""
+        if link is self.link:
+            self.do(self.member.heard(message, self.clock()))
+
+    def link_broke(self, link: Link) -> None:
+        """The coordinator has ended, or so it seems."""
+        if link is self.link:
+            self.link = None
+            self.do(self.member.broken(self.clock()))
+
+    def died(self) -> None:
+        """Its ranks die with it."""
+        self.ended_s = self.world.now_s
+        self._ranks_ended()
+        listener = self.world.listeners.get(self.address)
+        if listener is not None and listener.owner is self:
+            listener.owner_died()
+
+    # -- its ranks --------------------------------------------------------------------------------------------
+
+    def get_ready(self) -> None:
+        """A look at the node's health, and it would take part."""
+        if self.is_ill:
+            self.do(self.member.aside("ill", self.clock()))
+            self.later(2.0, self.get_ready)
+        else:
+            self.do(self.member.ready(self.clock()))
+
+    def _begin(self, held: Held) -> None:
+        self.world.tell(
+            f"{self.name} begins cycle {held.decision.cycle} at place {held.place} of {held.decision.world}"
+        )
+        self._ranks_ended()
+        self.failure = None
+        trained = self.ranks = Trained(held.decision.cycle, self, self.world.now_s)
+        self.job.trained.append(trained)
+        left_s = max(0.5, self.job.work_s - self.job.done_s)
+        self.later(left_s + self.world.chance.uniform(0.0, 0.3), lambda: self._finished(trained))
+
+    def _finished(self, trained: Trained) -> None:
+        if self.ranks is trained and trained.to_s is None and self.failure is None:
+            self._ranks_ended()
+            self.say(m.Report(trained.cycle, NodeState.SUCCEEDED))
+
+    def _end_ranks(self, end: m.End) -> None:
+        self.world.tell(f"{self.name} ends cycle {end.cycle} ({end.outcome.value}{', lost' if end.lost else ''})")
+        grace_s = self.world.chance.uniform(0.05, 0.4)
+
+        def ended() -> None:
+            self._ranks_ended()
+            if end.outcome in (Outcome.FAILED, Outcome.MEMBERSHIP):
+                self.get_ready()
+            else:
+                self.do(self.member.ready(self.clock()))
+
+        self.later(grace_s, ended)
+
+    def _ranks_ended(self) -> None:
+        trained = self.ranks
+        if trained is not None and trained.to_s is None:
+            trained.to_s = self.world.now_s
+            self.job.done_s = max(self.job.done_s, self.job.done_s + 0.2 * (trained.to_s - trained.from_s) - 0.5)
+            self._others_notice(trained)
+
+    def _others_notice(self, trained: Trained) -> None:
+        cycles = self.job.broken_cycles
+        if (self.failure is None and self.is_alive) or trained.cycle in cycles or self.job.rules.min_healthy:
+            return
+        cycles.add(trained.cycle)
+        for other in self.job.launchers:
+            ranks = other.ranks
+            if ranks is None or ranks.cycle != trained.cycle or ranks.to_s is not None or other is self:
+                continue
+            if self.world.chance.random() < 0.5:
+                report = m.Report(
+                    trained.cycle, NodeState.UNHEALTHY, "lost a peer", CauseKind.CRASH, 0, True, Reached(0, 0)
+                )
+                other.later(self.world.chance.uniform(0.01, 1.0), lambda o=other, r=report: o.fail(r))
+
+    def fail(self, report: m.Report) -> None:
+        """A rank of this node fails."""
+        if self.ranks is None or self.ranks.cycle != report.cycle or self.ranks.to_s is not None:
+            return
+        if self.failure is None:
+            self.failure = report
+            self._others_notice(self.ranks)
+            self.say(report)
+
+    def rank_fails(self) -> None:
+        """By itself."""
+        if self.ranks is not None and self.ranks.to_s is None:
+            self.touched.append(self.world.now_s)
+            cycle = self.ranks.cycle
+            reached = Reached(0, int(10 * self.world.now_s))
+            self.fail(m.Report(cycle, NodeState.UNHEALTHY, "killed", CauseKind.SIGNAL, 0, reached=reached))
+
+    def rank_hangs(self) -> None:
+        """A monitor finds it hung."""
+        if self.ranks is not None and self.ranks.to_s is None and not self.job.rules.min_healthy:
+            self.touched.append(self.world.now_s)
+            verdict = HangVerdict(
+                rank=0, local_rank=0, kind="section", section="step", elapsed_s=3.0, timeout_s=3.0, iteration=1, at_ns=0
+            )
+            self.do(self.member.hang(verdict, Reached(0, int(10 * self.world.now_s)), self.clock()))
+
+    def _notice(self) -> None:
+        place = self.member.place or 0
+        is_it = bool(self.touched) and self.world.now_s - self.touched[-1] < 4.0
+        note = {
+            "rank": place,
+            "state": "T" if is_it else "S",
+            "has_stack": True,
+            "waits_in": "" if is_it else "all_reduce",
+        }
+        self.do(self.member.noticed([note], self.clock()))
+
+    def say(self, report: m.Report) -> None:
+        """Report a state."""
+        self.world.tell(f"{self.name} is {report.state.value} in cycle {report.cycle}: {report.text}")
+        self.do(self.member.report(report, self.clock()))
+
+    def asked_to_stop(self, *, well: bool) -> None:
+        """SIGTERM: its ranks end, then it leaves."""
+        self.touched.append(self.world.now_s)
+
+        def gone() -> None:
+            self._ranks_ended()
+            self.do(self.member.goodbye(m.Goodbye("stopped by SIGTERM", well=well), 2.0, self.clock()))
+
+        self.later(self.world.chance.uniform(0.1, 1.0), gone)
+
+    def excluded(self) -> None:
+        """A rank asks for the node to be left out."""
+        self.touched.append(self.world.now_s)
+        self._ranks_ended()
+        self.do(self.member.goodbye(m.Goodbye("a rank asked for it", excluded=True), 2.0, self.clock()))
+
+    def asks_for_shutdown(self) -> None:
+        """A rank asks for the end of the job."""
+        self.touched.append(self.world.now_s)
+        self.do(self.member.shutdown("enough", 0, self.clock()))
+
+
+class Listener(Process):
+    """A launcher's listening socket: whoever connects is kept until a coordinator takes the connection."""
+
+    def __init__(self, owner: Launcher) -> None:
+        super().__init__(owner.host, f"listener@h{owner.host.number}")
+        self.job = owner.job
+        self.owner = owner
+        self.coordinator: CoordinatorProcess | None = None
+        self._early: list[tuple[Link, Any]] = []
+
+    def accepts(self, link: Link) -> None:
+        """Somebody has connected: a coordinator is wanted here."""
+        if self in link.ends:
+            self._served()
+
+    def received(self, link: Link, message: Any) -> None:
+        """For a coordinator that hasn't taken the connection yet."""
+        self._early.append((link, message))
+        self._served()
+
+    def _served(self) -> None:
+        if self.coordinator is None or not self.coordinator.is_alive:
+            self.host_coordinator()
+        else:
+            self._hand_over(self.coordinator)
+
+    def host_coordinator(self) -> None:
+        """Start one; it takes a moment."""
+        if self.owner.is_alive:
+            self.owner.later(self.world.chance.uniform(0.05, 0.15), self._start)
+
+    def _start(self) -> None:
+        if (self.coordinator is None or not self.coordinator.is_alive) and self.is_alive:
+            self.coordinator = CoordinatorProcess(self.job, self)
+            self.owner.member.owns(self.owner.address)
+            self._hand_over(self.coordinator)
+
+    def _hand_over(self, coordinator: CoordinatorProcess) -> None:
+        for link in list(self.links):
+            coordinator.take(link, self)
+        early, self._early = self._early, []
+        for link, message in early:
+            coordinator.call(lambda link=link, message=message: coordinator.received(link, message))
+
+    def coordinator_died(self) -> None:
+        """It is replaced, if this is where the job is coordinated, or somebody waits for one."""
+        if self.coordinator is not None:
+            return
+        if not self.owner.is_alive:
+            self._close()
+            return
+        self.owner.member.owns("")
+        if self.owner.address == self.job.endpoints[0] or self.links:
+            self.host_coordinator()
+
+    def owner_died(self) -> None:
+        """The socket stays open as long as a coordinator has it, too."""
+        if self.coordinator is not None and self.coordinator.is_alive:
+            self.coordinator.call(self.coordinator.orphaned)
+        else:
+            self._close()
+
+    def _close(self) -> None:
+        if self.world.listeners.get(self.owner.address) is self:
+            del self.world.listeners[self.owner.address]
+        self.die()
+
+
+class CoordinatorProcess(Process):
+    """`python -m megatron_ft.coordinator`."""
+
+    def __init__(self, job: Job, listener: Listener) -> None:
+        super().__init__(listener.host, f"coordinator{len(job.coordinators)}@h{listener.host.number}")
+        self.job = job
+        self.listener = listener
+        founds = listener.owner.address == job.endpoints[0]
+        led_at = listener.owner.member.led_at
+        elsewhere = "" if led_at == listener.owner.address else led_at
+        self.machine = Coordinator(self.name, founds=founds, elsewhere=elsewhere, now_s=self.host.clock_s())
+        self.numbers: dict[int, Link] = {}
+        self.led = False
+        self.dies_deciding: int | None = None
+        """So many effects after its next decision."""
+        job.coordinators.append(self)
+        self.world.tell(f"{self.name} starts")
+        self._settle_soon = False
+        self.settle()
+
+    def take(self, link: Link, listener: Listener) -> None:
+        """A connection that was made to the socket."""
+        link.ends[link.ends.index(listener)] = self
+        listener.links.remove(link)
+        self.links.append(link)
+        self.numbers[link.number] = link
+
+    def received(self, link: Link, message: Any) -> None:
+        """From a launcher."""
+        self._do(self.machine.handle(edge.Heard(link.number, message), self.host.clock_s()))
+        self._maybe_settle()
+
+    def link_broke(self, link: Link) -> None:
+        """A launcher has ended, or so it seems."""
+        if self.numbers.pop(link.number, None) is not None:
+            self._do(self.machine.handle(edge.Broken(link.number), self.host.clock_s()))
+            self._maybe_settle()
+
+    def orphaned(self) -> None:
+        """Its launcher has ended."""
+        self.machine.orphaned()
+        self._maybe_settle()
+
+    def _maybe_settle(self) -> None:
+        if self.machine.needs_settling and not self._settle_soon and self.is_alive:
+            self._settle_soon = True
+            self.later(0.0002, self._batch)
+
+    def _batch(self) -> None:
+        self._settle_soon = False
+        self.settle()
+
+    def settle(self) -> None:
+        """Draw conclusions."""
+        self._do(self.machine.settle(self.host.clock_s()))
+        if self.machine.leads is not self.led:
+            self.led = self.machine.leads
+            self.world.tell(f"{self.name} {'leads' if self.led else 'leads no more'}")
+        if self.is_alive:
+            self.wake_at(self.machine.alarm_s, self._alarm)
+
+    def _alarm(self) -> None:
+        if self.host.clock_s() >= self.machine.alarm_s:
+            self.settle()
+        elif self.is_alive:
+            self.wake_at(self.machine.alarm_s, self._alarm)
+
+    def _do(self, effects: list[edge.CoordinatorEffect]) -> None:
+        for effect in effects:
+            if isinstance(effect, edge.Send):
+                for number in effect.links:
+                    if not self.counts_effect():
+                        return
+                    if number in self.numbers:
+                        if self.world.story is not None and not isinstance(effect.message, m.Beat):
+                            self.world.tell(f"  {self.name} -> {number}: {str(effect.message)[:150]}")
+                        self.numbers[number].send(self, effect.message)
+                continue
+            if not self.counts_effect():
+                return
+            self._do_one(effect)
+
+    def _do_one(self, effect: edge.CoordinatorEffect) -> None:
+        if isinstance(effect, edge.Drop):
+            link = self.numbers.pop(effect.link, None)
+            if link is not None:
+                link.close(self)
+        elif isinstance(effect, edge.Decided):
+            decision = effect.held.decision
+            self.world.tell(f"{self.name} decides {decision} {effect.members}")
+            self.job.made.append(Made(self.world.now_s, decision, effect.members, self.name))
+            self.dies_at_effect = self.dies_at_effect if self.dies_deciding is None else self.dies_deciding
+        elif isinstance(effect, edge.Judged):
+            self.world.tell(f"{self.name} judges {effect.verdict}")
+            self.job.verdicts.append((self.world.now_s, effect.verdict))
+        elif isinstance(effect, edge.Quit):
+            self.die()
+
+    def died(self) -> None:
+        """Its launcher sees it end."""
+        self.world.tell(f"{self.name} is gone")
+        if self.listener.is_alive and self.listener.coordinator is self:
+            self.listener.coordinator = None
+            self.listener.later(0.01, self.listener.coordinator_died)

@@ -1,0 +1,252 @@
+"""One simulated run, from its plan to what it broke."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import dataclass
+
+from tests.simulation.check import violations
+from tests.simulation.job import CoordinatorProcess, Job, Launcher
+from tests.simulation.plan import Fault, Plan
+from tests.simulation.world import Host, World
+
+__all__ = ["HORIZON_S", "Run", "simulate"]
+
+HORIZON_S = 600.0
+"""Every job is over by then, well or not."""
+
+
+@dataclass
+class Run:
+    """What came of a plan."""
+
+    plan: Plan
+    job: Job
+    broken: list[str]
+    events: int
+    story: list[str]
+    hit: list[tuple[float, str]]
+    """The faults that happened, and when."""
+
+
+def simulate(plan: Plan, *, tell: bool = False) -> Run:
+    """Let it happen."""
+    world = World(random.Random(plan.seed ^ 0x5EED), plan.nodes + plan.spares)
+    world.story = [] if tell else None
+    hosts = world.hosts
+    endpoints = tuple(f"h{number}" for number in range(min(plan.endpoints, plan.nodes)))
+    job = Job(world, plan.rules, plan.work_s, endpoints)
+    trouble = _Trouble(world, job)
+    order = list(range(len(hosts)))
+    world.chance.shuffle(order)
+    for number in order:
+        rank = number if plan.has_ranks else None
+        delay_s = 0.0 if number == 0 else world.chance.choice((0.0, 0.0, 0.2, 2.0)) * world.chance.random()
+        world.after(delay_s, lambda host=hosts[number], rank=rank: trouble.launch(host, rank))
+    for fault in plan.faults:
+        world.after(fault.at_s, lambda fault=fault: trouble.strikes(fault))
+    world.run(HORIZON_S, lambda: world.now_s > max(3.0, trouble.until_s) and job.is_over())
+    return Run(plan, job, violations(plan, job, trouble), world.events, world.story or [], trouble.hit)
+
+
+class _Trouble:
+    """What is done to the world."""
+
+    def __init__(self, world: World, job: Job) -> None:
+        self.world = world
+        self.job = job
+        self.until_s = 0.0
+        """Somebody is still to come back."""
+        self.network = False
+        self.hit: list[tuple[float, str]] = []
+
+    def launch(self, host: Host, rank: int | None) -> None:
+        """At the beginning, unless it is off by then."""
+        if host.is_on:
+            self.job.launch(host, rank=rank)
+
+    def strikes(self, fault: Fault) -> None:
+        """One fault, now."""
+        if self.job.launchers and self.job.is_over():
+            return
+        self.world.tell(f"FAULT {fault}")
+        self.hit.append((self.world.now_s, fault.kind))
+        getattr(self, f"_{fault.kind}")(fault)
+
+    # -- whom it hits -----------------------------------------------------------------------------------------
+
+    def _launcher(self, fault: Fault) -> Launcher | None:
+        alive = [launcher for launcher in self.job.launchers if launcher.is_alive]
+        return alive[fault.which % len(alive)] if alive else None
+
+    def _coordinator(self) -> CoordinatorProcess | None:
+        alive = [process for process in self.job.coordinators if process.is_alive]
+        return next((process for process in alive if process.led), alive[0] if alive else None)
+
+    def _host(self, fault: Fault) -> Host:
+        return self.world.hosts[fault.which % len(self.world.hosts)]
+
+    def _touch(self, hosts: list[Host], seconds: float) -> None:
+        """Whoever is on them isn't innocent from now on."""
+        for launcher in self.job.launchers:
+            if launcher.host in hosts:
+                launcher.touched += [self.world.now_s, self.world.now_s + seconds]
+
+    def _again(self, host: Host, delay_s: float) -> None:
+        """Somebody starts a new launcher there."""
+        self.until_s = max(self.until_s, self.world.now_s + delay_s + 0.001)
+
+        def start() -> None:
+            busy = any(launcher.is_alive and launcher.host is host for launcher in self.job.launchers)
+            if host.is_on and not busy and not self.job.is_over():
+                launcher = self.job.launch(host)
+                launcher.touched.append(self.world.now_s)
+
+        self.world.after(delay_s, start)
+
+    # -- what happens -----------------------------------------------------------------------------------------
+
+    def _rank_fails(self, fault: Fault) -> None:
+        launcher = self._launcher(fault)
+        if launcher is not None:
+            launcher.call(launcher.rank_fails)
+
+    def _rank_hangs(self, fault: Fault) -> None:
+        launcher = self._launcher(fault)
+        if launcher is not None:
+            launcher.call(launcher.rank_hangs)
+
+    def _launcher_killed(self, fault: Fault) -> None:
+        launcher = self._launcher(fault)
+        if launcher is not None:
+            launcher.touched.append(self.world.now_s)
+            launcher.die()
+            if fault.comes_back and not self._founds_again(launcher):
+                self._again(launcher.host, fault.seconds)
+
+    def _founds_again(self, launcher: Launcher) -> bool:
+        """A new launcher at the first endpoint knows of no job, if its coordinator is gone, too: documented."""
+        return launcher.address == self.job.endpoints[0]
+
+    def _host_off(self, fault: Fault) -> None:
+        host = self._host(fault)
+        if host.is_on:
+            self._touch([host], 0.0)
+            self.network = True
+            host.power_off()
+            if fault.comes_back and f"h{host.number}" != self.job.endpoints[0]:
+                self.world.after(fault.seconds, host.power_on)
+                self._again(host, fault.seconds + 0.1)
+
+    def _coordinator_killed(self, fault: Fault) -> None:
+        coordinator = self._coordinator()
+        if coordinator is not None:
+            coordinator.die()
+
+    def _cut(self, pairs: set[frozenset[int]], hosts: list[Host], fault: Fault) -> None:
+        self.network = True
+        self._touch(hosts, fault.seconds)
+        self.world.cut(pairs)
+        self.world.after(fault.seconds, lambda: self.world.heal(pairs))
+
+    def _host_cut(self, fault: Fault) -> None:
+        host = self._host(fault)
+        others = [other for other in self.world.hosts if other is not host]
+        self._cut({frozenset((host.number, other.number)) for other in others}, [host], fault)
+
+    def _split(self, fault: Fault) -> None:
+        chance = random.Random(fault.which)
+        side = {host.number for host in self.world.hosts if chance.random() < 0.5}
+        pairs = {
+            frozenset((a.number, b.number))
+            for a, b in itertools.combinations(self.world.hosts, 2)
+            if (a.number in side) != (b.number in side)
+        }
+        self._cut(pairs, self.world.hosts, fault)
+
+    def _pair_cut(self, fault: Fault) -> None:
+        chance = random.Random(fault.which)
+        a, b = chance.sample(self.world.hosts, 2)
+        self._cut({frozenset((a.number, b.number))}, [a, b], fault)
+
+    def _launcher_frozen(self, fault: Fault) -> None:
+        launcher = self._launcher(fault)
+        if launcher is not None:
+            launcher.touched += [self.world.now_s, self.world.now_s + fault.seconds]
+            launcher.freeze(fault.seconds)
+
+    def _coordinator_frozen(self, fault: Fault) -> None:
+        coordinator = self._coordinator()
+        if coordinator is not None:
+            self.network = True
+            self._touch(self.world.hosts, fault.seconds)
+            coordinator.freeze(fault.seconds)
+
+    def _host_frozen(self, fault: Fault) -> None:
+        host = self._host(fault)
+        self.network = True
+        self._touch([host], fault.seconds)
+        host.freeze(fault.seconds)
+
+    def _clock_jumps(self, fault: Fault) -> None:
+        self._host(fault).jump(fault.seconds * 3)
+
+    def _connection_reset(self, fault: Fault) -> None:
+        launcher = self._launcher(fault)
+        if launcher is not None and launcher.link is not None:
+            launcher.touched.append(self.world.now_s)
+            launcher.link.reset()
+
+    def _dies_at_effect(self, fault: Fault) -> None:
+        launcher = self._launcher(fault)
+        if launcher is not None and not self._founds_again(launcher):
+            launcher.touched += [self.world.now_s, 1e9]
+            launcher.dies_at_effect = fault.count
+
+    def _coordinator_dies_at_effect(self, fault: Fault) -> None:
+        coordinator = self._coordinator()
+        if coordinator is not None:
+            coordinator.dies_at_effect = fault.count * max(1, len(self.world.hosts) // 4)
+
+    def _coordinator_dies_deciding(self, fault: Fault) -> None:
+        coordinator = self._coordinator()
+        if coordinator is not None:
+            coordinator.dies_deciding = fault.count
+
+    def _node_excluded(self, fault: Fault) -> None:
+        launcher = self._launcher(fault)
+        if launcher is not None and launcher.ranks is not None and launcher.ranks.to_s is None:
+            launcher.call(launcher.excluded)
+
+    def _node_stopped(self, fault: Fault) -> None:
+        launcher = self._launcher(fault)
+        if launcher is not None:
+            launcher.call(lambda: launcher.asked_to_stop(well=fault.comes_back))
+
+    def _all_stopped(self, fault: Fault) -> None:
+        for launcher in self.job.launchers:
+            if launcher.is_alive:
+                delay_s = self.world.chance.uniform(0.0, 1.0)
+                launcher.later(delay_s, lambda each=launcher: each.asked_to_stop(well=True))
+
+    def _shutdown_asked(self, fault: Fault) -> None:
+        launcher = self._launcher(fault)
+        if launcher is not None and launcher.ranks is not None and launcher.ranks.to_s is None:
+            launcher.call(launcher.asks_for_shutdown)
+
+    def _newcomer(self, fault: Fault) -> None:
+        host = Host(self.world, len(self.world.hosts))
+        self.world.hosts.append(host)
+        self.job.launch(host)
+
+    def _node_ill(self, fault: Fault) -> None:
+        launcher = self._launcher(fault)
+        if launcher is not None:
+            launcher.touched += [self.world.now_s, self.world.now_s + fault.seconds + 3]
+            launcher.is_ill = True
+
+            def well() -> None:
+                launcher.is_ill = False
+
+            self.world.after(fault.seconds, well)

@@ -1,0 +1,276 @@
+"""Virtual time, hosts that freeze and vanish, processes that die, and a network that delays, cuts and heals.
+
+Everything is drawn from one random source, so the same seed is the same run.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["Host", "Link", "Process", "World"]
+
+
+class World:
+    """``now_s`` is the true time; each host has a clock of its own."""
+
+    def __init__(self, chance: random.Random, hosts: int) -> None:
+        self.chance = chance
+        self.now_s = 0.0
+        self.events = 0
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = 0
+        self.hosts = [Host(self, number) for number in range(hosts)]
+        self.cuts: set[frozenset[int]] = set()
+        self.links: list[Link] = []
+        self.listeners: dict[str, Any] = {}
+        self.story: list[str] | None = None
+
+    def tell(self, text: str) -> None:
+        """For whoever looks at one run."""
+        if self.story is not None:
+            self.story.append(f"{self.now_s:9.3f} {text}")
+
+    def next_number(self) -> int:
+        """Used once."""
+        self._count += 1
+        return self._count
+
+    def after(self, delay_s: float, call: Callable[[], None]) -> None:
+        """Call so many seconds from now."""
+        self._count += 1
+        heapq.heappush(self._heap, (self.now_s + delay_s, self._count, call))
+
+    def run(self, until_s: float, is_over: Callable[[], bool]) -> None:
+        """Let time pass."""
+        heap = self._heap
+        while heap and not is_over():
+            at_s, _, call = heapq.heappop(heap)
+            if at_s > until_s:
+                return
+            self.now_s = at_s
+            self.events += 1
+            call()
+
+    def delay_s(self) -> float:
+        """Of one message."""
+        return self.chance.uniform(0.0001, 0.002) if self.chance.random() < 0.98 else self.chance.uniform(0.002, 0.2)
+
+    def is_cut(self, a: Host, b: Host) -> bool:
+        """Whether nothing gets from one to the other."""
+        return a is not b and (not a.is_on or not b.is_on or frozenset((a.number, b.number)) in self.cuts)
+
+    def cut(self, pairs: set[frozenset[int]]) -> None:
+        """Nothing gets through between those hosts."""
+        self.cuts |= pairs
+
+    def heal(self, pairs: set[frozenset[int]]) -> None:
+        """It does again: what was on its way comes through, as TCP has it."""
+        self.cuts -= pairs
+        for link in list(self.links):
+            link.retry()
+
+
+class Host:
+    """One machine. Its clock doesn't begin at 0, and may run a little fast or jump; it stands still for nobody."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self.world = world
+        self.number = number
+        self.is_on = True
+        self.frozen_until_s = 0.0
+        self._offset_s = world.chance.uniform(0.0, 1e6)
+        self._rate = 1.0 + world.chance.uniform(-1e-4, 1e-4)
+        self.processes: list[Process] = []
+
+    def clock_s(self) -> float:
+        """As a process on it reads it."""
+        return self._offset_s + self.world.now_s * self._rate
+
+    def jump(self, seconds: float) -> None:
+        """The clock goes forward by so much."""
+        self._offset_s += seconds
+
+    def freeze(self, seconds: float) -> None:
+        """Nothing runs on it for so long."""
+        self.frozen_until_s = max(self.frozen_until_s, self.world.now_s + seconds)
+        for process in self.processes:
+            process.freeze(seconds)
+
+    def power_off(self) -> None:
+        """All its processes end, and nobody is told."""
+        self.is_on = False
+        for process in list(self.processes):
+            process.die(silently=True)
+
+    def power_on(self) -> None:
+        """It is there again, with nothing running."""
+        self.is_on = True
+
+
+class Process:
+    """Something that is called when something happens; while it is frozen, that waits."""
+
+    def __init__(self, host: Host, name: str) -> None:
+        self.host = host
+        self.world = host.world
+        self.name = name
+        self.is_alive = True
+        self.frozen_until_s = 0.0
+        self.links: list[Link] = []
+        self.dies_at_effect: int | None = None
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._alarm_s = 1e18
+        host.processes.append(self)
+
+    def call(self, action: Callable[[], None]) -> None:
+        """Now, or as soon as it isn't frozen."""
+        if not self.is_alive:
+            return
+        if self.world.now_s < self.frozen_until_s:
+            self._waiting.append(action)
+        else:
+            action()
+
+    def later(self, delay_s: float, action: Callable[[], None]) -> None:
+        """So many seconds from now."""
+        self.world.after(delay_s, lambda: self.call(action))
+
+    def wake_at(self, clock_s: float, action: Callable[[], None]) -> None:
+        """When its host's clock has come so far. There is one such alarm: one that is to ring sooner counts."""
+        at_s = self.world.now_s + max(0.0005, (clock_s - self.host.clock_s()) * 1.0002)
+        if self._alarm_s <= at_s:
+            return
+
+        def ring() -> None:
+            if self._alarm_s == at_s:
+                self._alarm_s = 1e18
+                self.call(action)
+
+        self._alarm_s = at_s
+        self.world.after(at_s - self.world.now_s, ring)
+
+    def freeze(self, seconds: float) -> None:
+        """It stands still."""
+        self.frozen_until_s = max(self.frozen_until_s, self.world.now_s + seconds)
+        self.world.after(seconds, self._thaw)
+
+    def _thaw(self) -> None:
+        while self._waiting and self.world.now_s >= self.frozen_until_s:
+            self.call(self._waiting.popleft())
+
+    def counts_effect(self) -> bool:
+        """Before each effect: False if it dies just there."""
+        if self.dies_at_effect is not None:
+            self.dies_at_effect -= 1
+            if self.dies_at_effect < 0 and self.is_alive:
+                self.world.tell(f"{self.name} dies in the middle of its effects")
+                self.die()
+        return self.is_alive
+
+    def die(self, *, silently: bool = False) -> None:
+        """It is killed. ``silently``: with its machine, so that the ends of its connections aren't heard."""
+        if not self.is_alive:
+            return
+        self.is_alive = False
+        self.host.processes.remove(self)
+        for link in list(self.links):
+            link.close(self, silently=silently)
+        self.died()
+
+    def died(self) -> None:
+        """For what follows."""
+
+    def received(self, link: Link, message: Any) -> None:
+        """A message came."""
+
+    def link_broke(self, link: Link) -> None:
+        """A connection ended."""
+
+
+class Link:
+    """A connection of two processes: in order in each direction, nothing lost as long as both ends are there."""
+
+    def __init__(self, world: World, a: Process, b: Process) -> None:
+        self.world = world
+        self.number = world.next_number()
+        self.ends: list[Process | None] = [a, b]
+        self._hosts = (a.host, b.host)
+        self._free_s = [0.0, 0.0]
+        self._held: list[deque[Any]] = [deque(), deque()]
+        for end in (a, b):
+            end.links.append(self)
+        world.links.append(self)
+
+    def send(self, sender: Process, message: Any) -> None:
+        """``None`` is the end of it."""
+        if sender not in self.ends:
+            return  # it is broken, and the sender has yet to hear of it
+        side = self.ends.index(sender)
+        world = self.world
+        at_s = max(self._free_s[side], world.now_s + world.delay_s())
+        self._free_s[side] = at_s
+        world.after(at_s - world.now_s, lambda: self._arrive(side, message))
+
+    def close(self, closer: Process, *, silently: bool = False) -> None:
+        """One end is closed; the other one hears of it, unless ``silently``."""
+        if closer not in self.ends:
+            return
+        side = self.ends.index(closer)
+        if not silently:
+            self.send(closer, None)
+        self.ends[side] = None
+        closer.links.remove(self)
+        if self.ends == [None, None]:
+            self.world.links.remove(self)
+
+    def reset(self) -> None:
+        """Something on the way ends it for both."""
+        for process in list(self.ends):
+            if process is not None:
+                self._break(process)
+
+    def retry(self) -> None:
+        """What couldn't get through may now."""
+        for side in (0, 1):
+            held = self._held[side]
+            while held and not self.world.is_cut(*self._hosts):
+                self._arrive(side, held.popleft())
+
+    def _arrive(self, side: int, message: Any) -> None:
+        if self.world.is_cut(*self._hosts):
+            self._held[side].append(message)
+            return
+        target = self.ends[1 - side]
+        if target is None:
+            sender = self.ends[side]
+            if sender is not None and message is not None:
+                self.world.after(self.world.delay_s(), lambda: self._refused(side))
+            return
+        if message is None:
+            self._break(target)
+        else:
+            target.call(lambda: self._deliver(side, target, message))
+
+    def _deliver(self, side: int, target: Process, message: Any) -> None:
+        now = self.ends[1 - side]
+        if now is target:
+            target.received(self, message)
+        elif now is not None:  # another process has taken the connection meanwhile
+            now.call(lambda: self._deliver(side, now, message))
+
+    def _refused(self, side: int) -> None:
+        sender = self.ends[side]
+        if sender is not None and not self.world.is_cut(*self._hosts):
+            self._break(sender)
+
+    def _break(self, process: Process) -> None:
+        side = self.ends.index(process)
+        self.ends[side] = None
+        process.links.remove(self)
+        if self.ends == [None, None] and self in self.world.links:
+            self.world.links.remove(self)
+        process.call(lambda: process.link_broke(self))

@@ -1,0 +1,283 @@
+"""The control plane's parts, one by one; how they work together is `test_simulation`'s."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from megatron_ft.core.advance import Advance, Reached
+from megatron_ft.core.errors import ConfigError, ProtocolError
+from megatron_ft.core.exit_description import CauseKind, HangVerdict
+from megatron_ft.core.job import edge
+from megatron_ft.core.job import messages as m
+from megatron_ft.core.job.codec import parse, to_message
+from megatron_ft.core.job.forming import Forming
+from megatron_ft.core.job.lobby import Node, choose
+from megatron_ft.core.job.member import CUT_OFF_S, Identity, Member
+from megatron_ft.core.job.roll import Accepted, Decision, Held, Kind, Memory, is_quorum
+from megatron_ft.core.job.verdict import Seat, verdict_on
+from megatron_ft.core.restart_policy import Action, NodeState, Outcome
+from megatron_ft.ipc.secret import Asked, Asking, read_secret
+
+RULES = m.Rules(min_nodes=2, max_nodes=4, max_restarts=3)
+
+
+def decision(number: int = 0, kind: Kind = Kind.CYCLE, *, cycle: int = 0, size: int = 4, head: int = 0) -> Decision:
+    return Decision(number, (number, "c", 1), kind, cycle, size, size, head)
+
+
+@pytest.mark.parametrize(
+    ("here", "size", "left", "enough"),
+    [
+        ({0, 1, 2}, 5, (), True),
+        ({3, 4}, 5, (), False),
+        ({0, 3}, 4, (), True),  # exactly half of them, with the head
+        ({1, 2, 3}, 4, (), True),
+        ({2, 3}, 4, (), False),
+        ({1}, 2, (), False),
+        ({1}, 2, (0,), True),  # the head has said farewell
+        ({1, 2}, 5, (3, 4), True),
+        (set(), 0, (), False),
+    ],
+)
+def test_how_many_must_agree(here: set[int], size: int, left: tuple[int, ...], enough: bool) -> None:
+    assert is_quorum(here, decision(size=size), left) is enough
+
+
+def test_any_two_quorums_have_a_voter_in_common_whoever_has_left() -> None:
+    chance = random.Random(3)
+    for _ in range(3000):
+        size = chance.randint(1, 7)
+        everybody = set(range(size))
+        gone = {place for place in everybody if chance.random() < 0.3}
+        known = [{place for place in gone if chance.random() < 0.5} for _ in range(2)]
+        # those that have left vote for nobody, whether a coordinator has heard of it or not
+        voters = [{place for place in everybody - gone if chance.random() < 0.6} for _ in range(2)]
+        both = [is_quorum(voters[i], decision(size=size), known[i]) for i in range(2)]
+        assert not all(both) or voters[0] & voters[1]
+
+
+def node(name: str, rank: int | None = None, arrived: int = 0) -> Node:
+    return Node(name, f"host-{name}", "", rank, owns=False, arrived=arrived)
+
+
+def names(nodes: list[Node]) -> str:
+    return "".join(each.instance for each in nodes)
+
+
+def test_the_first_places_are_by_rank_then_by_arrival() -> None:
+    ready = [node("c", None, 3), node("b", None, 2), node("a", 1, 4), node("d", 0, 5)]
+    assert names(choose([], ready, 9)[0]) == "dabc"
+    assert names(choose([], ready, 3)[0]) == "dab"
+
+
+def test_everybody_keeps_its_place_a_spare_fills_the_gap_and_who_comes_back_has_its_own() -> None:
+    first = [node(name, None, index) for index, name in enumerate("abcd")]
+    chosen, slots = choose([], first, 4)
+    without_b = [first[0], first[2], first[3]]
+    assert names(choose(slots, [*without_b, node("s", None, 9)], 4)[0]) == "ascd"
+    assert names(choose(slots, without_b, 4)[0]) == "acd"  # nobody is there for it
+    _, later = choose(slots, without_b, 4)
+    again = Node("B", "host-b", "", None, owns=False, arrived=20)  # a new launcher on the same host
+    assert names(choose(later, [*without_b, node("s", None, 9), again], 4)[0]) == "aBcd"
+    assert names(chosen) == "abcd"
+
+
+def complete(forming: Forming, ready: int, *, last: int, now_s: float, **more: Any) -> bool:
+    values = {"awaited": 0, "patient": False, "arrivals": 0, **more}
+    return forming.is_complete(RULES, ready=ready, last=last, now_s=now_s, **values)
+
+
+def test_when_a_round_is_complete() -> None:
+    forming = Forming()
+    assert not complete(forming, 1, last=0, now_s=0.0)
+    assert not complete(forming, 2, last=0, now_s=5.0)
+    assert forming.alarm_s == 35.0  # others come some seconds apart in the first one
+    assert complete(forming, 4, last=0, now_s=6.0)
+    assert complete(forming, 3, last=3, now_s=7.0)  # as many as before: a spare has the place of a lost one
+    assert not complete(Forming(), 2, last=3, now_s=8.0)
+    assert not complete(Forming(), 3, last=3, now_s=8.0, awaited=1)
+    late = Forming()
+    assert [complete(late, 2, last=3, now_s=now_s) for now_s in (0.0, 0.5, 1.0)] == [False, False, True]
+    assert not complete(Forming(), 3, last=2, now_s=0.0, patient=True)  # for newcomers, who seldom come alone
+
+
+def test_too_few_nodes_are_waited_for_in_bounded_time() -> None:
+    forming = Forming()
+    assert not complete(forming, 1, last=3, now_s=10.0)
+    assert not forming.has_waited_long(RULES, 609.9)
+    assert forming.has_waited_long(RULES, 610.0)
+
+
+def seats(*states: NodeState, follows: int | None = None) -> list[Seat]:
+    return [
+        Seat(m.Report(0, state, f"text {place}", CauseKind.CRASH, place, follows=place == follows), f"host{place}")
+        for place, state in enumerate(states)
+    ]
+
+
+def judged(outcome: Outcome, *states: NodeState, rules: m.Rules = RULES, **more: Any) -> m.Verdict:
+    values = {"restarts": 0, "stalled": 0, "decided_by": None, "found": None, "shutdown": None}
+    follows = more.pop("follows", None)
+    values.update({"nodes_left": 9, "joining": 0, "cycle": 0, **more})
+    return verdict_on(rules, seats(*states, follows=follows), outcome, **values)
+
+
+H, U, L, X, S = NodeState.HEALTHY, NodeState.UNHEALTHY, NodeState.LOST, NodeState.EXCLUDED, NodeState.SUCCEEDED
+
+
+def test_the_cause_is_the_node_that_ended_the_cycle_or_whom_it_followed_from() -> None:
+    assert judged(Outcome.FAILED, H, U, H, decided_by=1).text == "node 1 (host1): text 1"
+    verdict = judged(Outcome.FAILED, U, H, U, decided_by=0, follows=0)
+    assert (verdict.node, verdict.rank, verdict.action) == (2, 2, Action.RESTART)
+    assert judged(Outcome.FAILED, U, H, H, decided_by=0, follows=0).node == 0  # nobody tells more
+    assert judged(Outcome.FAILED, U, L, H, decided_by=0, follows=0).node == 1
+    assert "only the lost coordinator" in judged(Outcome.FAILED, H, H).text
+
+
+def test_what_follows() -> None:
+    used_up = judged(Outcome.FAILED, U, H, decided_by=0, restarts=3)
+    assert (used_up.action, used_up.code) == (Action.GIVE_UP, 1)
+    rules = m.Rules(min_nodes=1, max_nodes=2, max_restarts=9, max_stalled=3)
+    stalled = judged(Outcome.FAILED, U, H, rules=rules, decided_by=0, stalled=3)
+    assert (stalled.action, stalled.code) == (Action.GIVE_UP, 93)
+    assert judged(Outcome.SUCCEEDED, S, S).code == 0
+    assert judged(Outcome.MEMBERSHIP, X, H, nodes_left=1).action is Action.GIVE_UP
+    assert judged(Outcome.MEMBERSHIP, X, H, nodes_left=2).action is Action.RESTART
+    assert judged(Outcome.STOPPED, H, H, shutdown=(1, "enough")).text == "on node 1 (host1) enough"
+
+
+def member(**more: Any) -> Member:
+    who = Identity("job", RULES, "me", "host", "host:1", ("first:1", "second:1"), **more)
+    return Member(who, now_s=0.0, chance=random.Random(1))
+
+
+def led(machine: Member, term: tuple[int, str] = (1, "c")) -> Member:
+    machine.tick(0.0)
+    machine.opened(0.0)
+    machine.heard(m.Lead(term), 0.0)
+    return machine
+
+
+def test_a_launcher_follows_nobody_with_a_lesser_term_and_accepts_nothing_of_it() -> None:
+    machine = led(member(), (5, "c"))
+    assert machine.heard(m.Lead((4, "z")), 0.0) == [edge.Transmit(m.Newer((5, "c")))]
+    assert machine.heard(m.Propose((4, "z", 1), decision(), 1, True), 0.0) == []
+    assert machine.memory.accepted is None
+    (accept,) = machine.heard(m.Propose((5, "c", 1), decision(), 1, True), 0.0)
+    assert accept == edge.Transmit(m.Accept((5, "c", 1)))
+
+
+def test_a_cycle_begins_with_the_decision_and_only_for_who_has_a_place() -> None:
+    machine = led(member())
+    machine.heard(m.Propose((1, "c", 1), decision(), 2, True), 0.0)
+    (begin,) = machine.heard(m.Commit(decision(), "store:1"), 0.0)
+    assert begin == edge.Begin(Held(decision(), 2, votes=True, store="store:1"))
+    assert machine.heard(m.Commit(decision(), "store:1"), 0.0) == []  # again: it runs already
+    assert led(member()).heard(m.Commit(decision(), "store:1"), 0.0) == []
+
+
+def test_a_node_that_missed_a_decision_about_its_cycle_keeps_its_place_and_has_no_vote() -> None:
+    memory = Memory(decided=Held(decision(), 2, votes=True, store="s"))
+    held = memory.held(decision(1, Kind.ROLL))
+    assert held is not None
+    assert (held.place, held.votes, held.store) == (2, False, "s")
+    assert memory.held(decision(1, Kind.CYCLE, cycle=1)) is None
+
+
+def test_ranks_train_on_without_a_coordinator_and_are_ended_when_others_must_be_taken_to_go_on() -> None:
+    machine = led(member())
+    machine.heard(m.Propose((1, "c", 1), decision(), 2, True), 0.0)
+    machine.heard(m.Commit(decision()), 0.0)
+    machine.broken(1.0)
+    ended_s = None
+    for tenth in range(10, 400):
+        effects = machine.tick(tenth / 10)
+        if any(isinstance(effect, edge.Connect) for effect in effects):
+            effects += machine.failed(tenth / 10)
+        if any(isinstance(effect, edge.EndRanks) for effect in effects):
+            ended_s = tenth / 10
+            break
+    assert ended_s is not None
+    assert CUT_OFF_S <= ended_s <= CUT_OFF_S + 10
+
+
+def test_time_in_which_a_launcher_stood_still_is_nobodys_silence() -> None:
+    machine = led(member())
+    assert machine.tick(100.0)[-1:] == [edge.Transmit(m.Beat())]
+    assert machine.is_led
+
+
+HANG = HangVerdict(
+    rank=3, local_rank=1, kind="section", section="step", elapsed_s=3.0, timeout_s=3.0, iteration=7, at_ns=9
+)
+MESSAGES = [
+    m.Hello(
+        job="j",
+        rules=RULES,
+        instance="i",
+        session=3,
+        name="n",
+        rank=0,
+        memory=Memory((3, "c"), Held(decision(), 1, True), Accepted((3, "c", 2), Held(decision(1), 0, True, "s"))),
+        standing=m.Standing(m.Phase.RUNNING, 4, m.Report(4, U, "x", CauseKind.HANG, 3, True, Reached(1, 2))),
+    ),
+    m.Hang(2, HANG, Reached(0, 3)),
+    m.Notes(2, ({"rank": 1, "state": "T"},)),
+    m.Propose((1, "c", 1), Decision(3, (1, "c", 1), Kind.END, 2, 4, 3, 1, 2, Advance(1, 2, 0), 93, "no"), None, False),
+    m.End(2, Outcome.MEMBERSHIP, restarts=True, lost=True),
+    m.Beat(),
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_what_is_sent_is_what_arrives(message: Any) -> None:
+    assert parse(to_message(message)) == message
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"type": "nothing"},
+        {"type": "follow"},
+        {"type": "follow", "term": [1]},
+        {"type": "follow", "term": ["1", "c"]},
+        {"type": "end", "cycle": True, "outcome": "failed", "restarts": True},
+        {"type": "end", "cycle": 1, "outcome": "exploded", "restarts": True},
+        {"type": "notes", "cycle": 1, "notes": {}},
+        {"type": ["hello"]},
+    ],
+)
+def test_what_is_no_message_is_refused(message: dict[str, Any]) -> None:
+    with pytest.raises(ProtocolError):
+        parse(message)
+
+
+def shake_hands(ours: bytes | None, theirs: bytes | None) -> bool:
+    asking, asked = Asking(ours), Asked(theirs)
+    message = asking.first()
+    while message is not None:
+        message = asked.answer(message)
+        if message is not None:
+            message = asking.answer(message)
+    return asking.is_done and asked.is_done
+
+
+def test_both_ends_know_the_secret_or_neither_goes_on() -> None:
+    assert shake_hands(b"s" * 16, b"s" * 16)
+    assert shake_hands(None, None)
+    for theirs in (b"t" * 16, None):
+        with pytest.raises(ProtocolError):
+            shake_hands(b"s" * 16, theirs)
+
+
+def test_the_secret_is_not_short_and_may_be_in_a_file(tmp_path: Any) -> None:
+    path = tmp_path / "secret"
+    path.write_text("0123456789abcdef\n")
+    assert read_secret({"FT_SECRET_FILE": str(path)}) == b"0123456789abcdef"
+    assert read_secret({}) is None
+    for environ in ({"FT_SECRET": "short"}, {"FT_SECRET_FILE": str(tmp_path / "missing")}):
+        with pytest.raises(ConfigError):
+            read_secret(environ)

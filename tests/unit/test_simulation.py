@@ -1,0 +1,163 @@
+"""The control plane in simulated jobs: the properties hold, and each is broken by a bug that is planted for it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from megatron_ft.core.job import coordinator, council, cycle, edge, member, rounds
+from megatron_ft.core.job.council import Council
+from megatron_ft.core.job.cycle import Cycle
+from megatron_ft.core.job.member import Member
+from megatron_ft.core.job.rounds import Rounds
+from tests.simulation.plan import Fault, plan_of
+from tests.simulation.run import shrunk
+from tests.simulation.simulate import Run, simulate
+
+SEEDS = 40
+
+
+def test_all_properties_hold() -> None:
+    """`make simulate` runs many more."""
+    assert {seed: run.broken for seed in range(SEEDS) if (run := simulate(plan_of(seed))).broken} == {}
+
+
+def test_a_hundred_nodes() -> None:
+    run = simulate(plan_of(7, nodes=100, faults=3))
+    assert run.broken == []
+    assert max(made.decision.world for made in run.job.made) >= 50
+
+
+def test_the_same_seed_is_the_same_run() -> None:
+    one, other = (simulate(plan_of(11), tell=True) for _ in range(2))
+    assert one.story == other.story
+    assert one.events == other.events
+
+
+def _quorum_of_anybody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(council, "is_quorum", lambda places, *_: bool(places))
+
+
+def _forgets_what_was_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Council, "_recover", lambda *_: None)
+
+
+def _counts_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = Cycle.restarts_used.fget
+    assert used is not None
+    monkeypatch.setattr(Cycle, "restarts_used", property(lambda self: 2 * used(self) + 1))
+
+
+def _never_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Cycle, "restarts_used", property(lambda self: self.decision.restarts))
+
+
+def _leaves_one_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def choose(slots: Any, ready: Any, max_nodes: int, choose: Callable[..., Any] = rounds.choose) -> Any:
+        return choose(slots, list(ready)[1 if slots and len(ready) > 1 else 0 :], max_nodes)
+
+    monkeypatch.setattr(rounds, "choose", choose)
+
+
+def _shuffles_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    def choose(slots: Any, ready: Any, max_nodes: int, choose: Callable[..., Any] = rounds.choose) -> Any:
+        nodes, after = choose(slots, ready, max_nodes)
+        return nodes[::-1] if slots else nodes, after
+
+    monkeypatch.setattr(rounds, "choose", choose)
+
+
+def _names_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    def verdict_on(*arguments: Any, verdict_on: Callable[..., Any] = cycle.verdict_on, **more: Any) -> Any:
+        verdict = verdict_on(*arguments, **more)
+        return verdict if verdict.node is None else replace(verdict, node=max(0, verdict.node - 1) or 1)
+
+    monkeypatch.setattr(cycle, "verdict_on", verdict_on)
+
+
+def _ends_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator, "lost_s", lambda _nodes: 0.5)
+
+
+def _is_never_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(member, "CUT_OFF_S", 500.0)
+    monkeypatch.setattr(member, "GIVE_UP_S", 500.0)
+
+
+def _ends_no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ended(self: Member, end: Any, ended: Callable[..., None] = Member._ended) -> None:
+        ended(self, end)
+        self._out[:] = [effect for effect in self._out if not isinstance(effect, edge.EndRanks)]
+
+    monkeypatch.setattr(Member, "_ended", ended)
+
+
+def _starts_before_all_are_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "is_awaited", lambda _node: False)
+    monkeypatch.setattr(Cycle, "awaited", 0)
+
+
+def _misses_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Cycle, "lose", lambda *_: None)
+
+
+def _each_its_own_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    def leave(self: Member, code: int, text: str, leave: Callable[..., None] = Member._leave) -> None:
+        leave(self, code + (self.place or 0) % 2, text)
+
+    monkeypatch.setattr(Member, "_leave", leave)
+
+
+def _drops_a_farewell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Rounds, "_end_job", lambda *_: None)
+
+
+def _seeds_until_broken(word: str, at_most: int, kind: str | None = None) -> Run:
+    """``kind``: there is one fault, of that kind, and long."""
+    for seed in itertools.islice(itertools.count(), at_most):
+        plan = plan_of(seed)
+        if kind is not None:
+            faults = (Fault(at_s=5.0, kind=kind, which=seed, seconds=45.0),)
+            plan = replace(plan, faults=faults, work_s=60.0, rules=replace(plan.rules, at_once=False))
+        run = simulate(plan)
+        if any(line.startswith(word) for line in run.broken):
+            return run
+    raise AssertionError(f"{at_most} runs, and nothing was {word}")
+
+
+@pytest.mark.parametrize(
+    ("bug", "word", "kind"),
+    [
+        (_quorum_of_anybody, "one_decision", None),
+        (_forgets_what_was_accepted, "one_decision", None),
+        (_counts_twice, "counted_once", None),
+        (_never_counts, "counted_once", None),
+        (_leaves_one_out, "nobody_left_out", "rank_fails"),
+        (_shuffles_places, "nobody_left_out", "rank_fails"),
+        (_names_another, "causes", None),
+        (_ends_for_nothing, "causes", None),
+        (_is_never_cut_off, "no_two_cycles", "host_cut"),
+        (_ends_no_ranks, "it_ends", None),
+        (_starts_before_all_are_ready, "no_two_cycles", None),
+        (_misses_nobody, "it_ends", None),
+        (_each_its_own_code, "codes", None),
+        (_drops_a_farewell, "it_ends", None),
+    ],
+)
+def test_a_planted_bug_is_found(
+    monkeypatch: pytest.MonkeyPatch, bug: Callable[..., None], word: str, kind: str | None
+) -> None:
+    bug(monkeypatch)
+    _seeds_until_broken(word, 400, kind)
+
+
+def test_a_seed_that_breaks_something_shrinks(monkeypatch: pytest.MonkeyPatch) -> None:
+    _each_its_own_code(monkeypatch)
+    run = _seeds_until_broken("codes", 50)
+    nodes, drop = shrunk(run.plan.seed)
+    assert nodes is None or nodes <= run.plan.nodes
+    assert len(drop) == len(run.plan.faults)  # no fault is needed for that one
