@@ -229,8 +229,7 @@ def shutdown(global_state: Any) -> None:
     failure = sys.exc_info()[1]
     if failure is not None and not isinstance(failure, _END_OF_DATA):
         if global_state.fault_tolerance_state.is_calculating_timeouts:
-            name = type(failure).__name__
-            say.warn(f"timeouts were not updated: {name} is being handled; call shutdown() after the except block")
+            say.warn(f"timeouts were not updated: {type(failure).__name__} is being handled; call shutdown() after it")
         abort(global_state)
         return
     global _after_disconnect
