@@ -229,7 +229,7 @@ def shutdown(global_state: Any) -> None:
     failure = sys.exc_info()[1]
     if failure is not None and not isinstance(failure, _END_OF_DATA):
         if global_state.fault_tolerance_state.is_calculating_timeouts:
-            say.warn(f"timeouts not updated: {type(failure).__name__} is being handled; call shutdown() after that")
+            say.warn(f"timeouts were not updated: {type(failure).__name__} is being handled; call shutdown() after it")
         abort(global_state)
         return
     global _after_disconnect

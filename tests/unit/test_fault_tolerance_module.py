@@ -344,7 +344,7 @@ def test_shutdown_while_an_exception_is_in_flight_runs_no_collective(
     except ZeroDivisionError:
         ft.shutdown(state)
     assert client.calculations() == []
-    assert "timeouts not updated: ZeroDivisionError is being handled" in capfd.readouterr().err
+    assert "timeouts were not updated: ZeroDivisionError is being handled" in capfd.readouterr().err
     assert not client.is_initialized
     assert state.rank_monitor_client is None
 
