@@ -259,7 +259,7 @@ FIELDS: dict[str, FieldSpec] = {
         read=_read_timeout,
         allowed=_TIMEOUT,
         help="Longest time from the start of a rank to its first heartbeat, in seconds. "
-        "Not for ranks that open sections and send no heartbeat.",
+        "Not for ranks that open sections and send no heartbeat; for these it bounds each iteration of the warm-up.",
     ),
     "rank_heartbeat_timeout": FieldSpec(
         check=_timeout,

@@ -212,10 +212,15 @@ def running_intervals(board: BoardSnapshot) -> Iterator[Interval]:
         if not section.opened_at_ns:
             continue
         any_open = True
-        if section.timeout_ns is not None and not (warming_up and section.name == STEP):
-            yield Interval(HangKind.SECTION, section.name, section.opened_at_ns, section.timeout_ns)
+        timeout_ns = section.timeout_ns
+        if warming_up and section.name == STEP:
+            timeout_ns = _warm_up_timeout(board, timeout_ns)
+        if timeout_ns is not None:
+            yield Interval(HangKind.SECTION, section.name, section.opened_at_ns, timeout_ns)
     out_of_section_ns = _longest_timeout(board) if is_blank(board) else board.out_of_section_timeout_ns
-    if not any_open and not warming_up and out_of_section_ns is not None:
+    if warming_up:
+        out_of_section_ns = _warm_up_timeout(board, out_of_section_ns)
+    if not any_open and out_of_section_ns is not None:
         since = max(board.last_transition_ns, board.start_ns, board.warm_up_over_ns)
         yield Interval(HangKind.OUT_OF_SECTION, None, since, out_of_section_ns)
 
@@ -248,6 +253,12 @@ def _longest_timeout(board: BoardSnapshot) -> int | None:
     timeouts = [board.out_of_section_timeout_ns, *(section.timeout_ns for section in board.sections)]
     finite = [timeout for timeout in timeouts if timeout is not None]
     return max(finite) if len(finite) == len(timeouts) else None
+
+
+def _warm_up_timeout(board: BoardSnapshot, timeout_ns: int | None) -> int | None:
+    """What stands for a timeout while the rank warms up: as long as the start of a rank may take, if that is longer."""
+    start_ns = board.initial_heartbeat_timeout_ns
+    return None if timeout_ns is None or start_ns is None else max(timeout_ns, start_ns)
 
 
 def _is_warming_up(board: BoardSnapshot) -> bool:

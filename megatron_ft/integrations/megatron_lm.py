@@ -64,8 +64,9 @@ def add_ft_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         "--ft-num-warmup-iters",
         type=int,
         metavar="N",
-        help="the first N steps are slow: they aren't timed as steps, and until the training has made them the time "
-        "out of section isn't judged (default: the first step isn't timed as a step, but that time is judged)",
+        help="the first N steps are slow: until the training has made them, a step and the time out of section may "
+        "take as long as the initial_rank_heartbeat_timeout (default: the first step isn't timed as a step, but as "
+        "time out of section)",
     )
     _add(group, "--simulate-fault", action="store_true", help="after a delay one rank fails, for a rehearsal")
     _add(group, "--simulated-fault-type", choices=[RANDOM, *FAULT_TYPES], default=RANDOM)

@@ -72,9 +72,10 @@ class RankMonitorClient:
         """Connect to this rank's monitor and receive the configuration; monitoring starts here.
 
         Args:
-            num_warmup_iters: "step" and the time out of section aren't judged in that many iterations of this
-                cycle: until the next one begins (:meth:`set_iteration`) or the first "step" is opened. A job
-                without iterations and without a section "step" is judged from the start. None is 0.
+            num_warmup_iters: in that many iterations of this cycle "step" and the time out of section have at
+                least ``initial_rank_heartbeat_timeout`` seconds (an hour by default): until the next iteration begins
+                (:meth:`set_iteration`) or the first "step" is opened. A job without iterations and without a
+                section "step" has no warm-up. None is 0.
 
         Raises:
             NotUnderLauncherError: the script wasn't started with ``ft_launcher``.

@@ -236,6 +236,25 @@ def test_warm_up(warmup: int, seen: int, steps_opened: int, has_step: bool, judg
     assert (look(state(at=now), snapshot, now).step is Step.CONFIRM) == judged
 
 
+@pytest.mark.parametrize("opened_at", [0, START])
+@pytest.mark.parametrize(("start_timeout", "bound"), [(60, 60), (5, 10), (None, None)])
+def test_a_hang_in_the_warm_up_is_noticed_after_the_timeout_of_the_start(
+    opened_at: int, start_timeout: int | None, bound: int | None
+) -> None:
+    """Compilation may take long, but a first collective may also hang for ever."""
+    snapshot = board(
+        warmup_iterations=3,
+        iterations_seen=1,
+        initial_heartbeat_timeout_ns=None if start_timeout is None else start_timeout * S,
+        out_of_section_timeout_ns=10 * S,
+        sections=(section(opened_at=opened_at, count=0), section("setup")),
+    )
+    for seconds in (9, 59, 3600):
+        at = START + seconds * S
+        is_late = look(state(at=at), snapshot, at).step is Step.CONFIRM
+        assert is_late == (bound is not None and seconds >= bound)
+
+
 def test_the_time_out_of_section_begins_when_the_warm_up_is_over() -> None:
     """Iterations are no transitions: the last one may be that of the setup, long before the warm-up ended."""
     over = START + 100 * S
