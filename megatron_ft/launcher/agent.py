@@ -208,26 +208,27 @@ class FaultTolerantAgent(LocalElasticAgent):
     def _start_processes(
         self, *, envs: dict[int, dict[str, str]], logs_specs: Any, start_method: str = "", **torch_arguments: Any
     ) -> PContext:
-        self._node.device_memory.wait(self._node.raise_if_asked_to_stop)
-        self._node.ranks_start(envs, cycle=self._cycle, restarts_left=self._remaining_restarts)
+        node = self._node
+        node.device_memory.wait(node.raise_if_asked_to_stop)
+        node.ranks_start(envs, cycle=self._cycle, restarts_left=self._remaining_restarts)
         context = WorkerContext(
-            spawner=self._node.spawner,
-            reactor=self._node.reactor,
-            end=self._node.ending.end,
-            on_start=lambda worker: self._node.monitors.rank_started(worker.local_rank, worker.pid),
+            spawner=node.spawner,
+            reactor=node.reactor,
+            end=node.ending.end,
+            on_start=lambda worker: node.monitors.rank_started(worker.local_rank, worker.pid),
             on_exit=self._ended,
             envs=envs,
-            logs_specs=CycleLogs(logs_specs, run_dir=self._node.run_dir, say=self._node.say),
+            logs_specs=CycleLogs(logs_specs, run_dir=node.run_dir, say=node.say, blocking=node.blocking),
             **torch_arguments,
         )
         self._pcontext = context  # before the start: if that fails midway, those that run are ended
-        self._node.workers = context.workers
+        node.workers = context.workers
         record = self._current()
         record.workers = context.workers
         record.error_files, record.stderrs = dict(context.error_files), dict(context.stderrs)
         try:
             context.start()
-            self._node.ranks_started(record)
+            node.ranks_started(record)
         except (OSError, subprocess.SubprocessError) as error:
             raise FaultToleranceError(f"the ranks can't be started: {error}") from error
         return context

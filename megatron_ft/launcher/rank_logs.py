@@ -28,8 +28,17 @@ class CycleLogs(LogsSpecs):
     write to the launcher's own output, and their error files are in ``run_dir``.
     """
 
-    def __init__(self, specs: LogsSpecs, *, run_dir: str, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        specs: LogsSpecs,
+        *,
+        run_dir: str,
+        say: Callable[[str], None],
+        blocking: Callable[[Callable[[], LogsDest | None]], LogsDest | None],
+    ) -> None:
+        """``blocking`` returns what a function returns that may wait, and serves the launcher's loop meanwhile."""
         super().__init__()
+        self._blocking = blocking
         self._specs = specs
         self._run_dir = run_dir
         self._say = say
@@ -45,7 +54,7 @@ class CycleLogs(LogsSpecs):
         numbered = {local_rank: {**env, _ATTEMPT: cycle} for local_rank, env in envs.items()}
         files, why = None, "their directory doesn't answer"
         try:
-            files = logs.call(lambda: self._made(numbered), None, bound_s=_MAKE_S)
+            files = self._blocking(lambda: logs.call(lambda: self._made(numbered), None, bound_s=_MAKE_S))
         except OSError as error:
             why = str(error)
         if files is None:

@@ -20,7 +20,7 @@ def reify(specs: DefaultLogsSpecs, tmp_path: Path, *, cycle: int, restarts: int,
         }
         for local_rank in range(2)
     }
-    files = CycleLogs(specs, run_dir=str(tmp_path / "run"), say=said.append).reify(envs)
+    files = CycleLogs(specs, run_dir=str(tmp_path / "run"), say=said.append, blocking=lambda made: made()).reify(envs)
     assert [env["TORCHELASTIC_ERROR_FILE"] for env in envs.values()] == list(files.error_files.values())
     assert {env["TORCHELASTIC_RESTART_COUNT"] for env in envs.values()} == {str(restarts)}, "the ranks read it"
     return files
