@@ -25,6 +25,7 @@ from megatron_ft.launcher.cycle_record import CycleRecord
 from megatron_ft.launcher.device_memory import DeviceMemory
 from megatron_ft.launcher.ending import Ending
 from megatron_ft.launcher.forking import ForkingSpawner
+from megatron_ft.launcher.glance import shares_output
 from megatron_ft.launcher.health_check import HealthCheck
 from megatron_ft.launcher.job_status import JobStatus
 from megatron_ft.launcher.monitors import Monitors
@@ -134,7 +135,8 @@ class Node:
             FreshInterpreterSpawner(),
             server,
             preload=options.preload,
-            preload_timeout_s=options.preload_timeout,
+            timeout_s=options.preload_timeout,
+            shares_output=shares_output(self.line.namespace),
             reactor=self.reactor,
             log=self.log,
             say=self.say,

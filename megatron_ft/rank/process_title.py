@@ -1,36 +1,40 @@
-"""What ``ps`` and ``pgrep -f`` show of a forked process: the command that it is, not the one that it comes from."""
+"""What ``ps`` and ``pgrep -f`` show of a script that is run ahead, while it waits."""
 
 from __future__ import annotations
 
 import ctypes
-import os
-from collections.abc import Sequence
+from collections.abc import Callable
 
-__all__ = ["set_command_line"]
+__all__ = ["retitle"]
 
 _PR_SET_NAME = 15
-_PR_SET_MM, _PR_SET_MM_ARG_END = 35, 9
 _ARG_START, _ARG_END = 47, 48
 """Fields of /proc/PID/stat, counted from 0: where in its memory the kernel finds the command line."""
 
 
-def set_command_line(argv: Sequence[str], name: str | None = None) -> None:
-    """Show ``argv`` as this process's command line, and ``name`` (else that of argv[0]) as its name.
+def retitle(title: str, name: str) -> Callable[[], None]:
+    """Show ``title`` as the command line and ``name`` as the process's name; what is returned goes back.
 
-    The room is that of the command line it was started with: a longer one is cut. Only a privileged process can
-    tell the kernel where the new one ends; else zeros follow it. Nothing depends on any of this.
+    Nothing depends on any of this.
     """
     libc = ctypes.CDLL(None)
-    libc.prctl(_PR_SET_NAME, os.fsencode(name or os.path.basename(argv[0])), 0, 0, 0)
     try:
         with open("/proc/self/stat") as file:
-            fields = file.read().rpartition(")")[2].split()
+            head, _, tail = file.read().rpartition(")")
         # the process id and the name come before; hidden addresses are 0
+        fields = tail.split()
         start, end = int(fields[_ARG_START - 2]), int(fields[_ARG_END - 2])
     except (OSError, ValueError, IndexError):
-        return
-    if not 0 < start < end:
-        return
-    text = b"".join(os.fsencode(word) + b"\0" for word in argv)[: end - start - 1]
-    ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
-    libc.prctl(_PR_SET_MM, _PR_SET_MM_ARG_END, ctypes.c_ulong(start + max(len(text), 1)), 0, 0)
+        return lambda: None
+    before = head.partition("(")[2].encode()
+    libc.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
+    words = ctypes.string_at(start, end - start) if 0 < start < end else b""
+    if words:
+        ctypes.memmove(start, title.encode()[: len(words) - 1].ljust(len(words), b"\0"), len(words))
+
+    def restore() -> None:
+        libc.prctl(_PR_SET_NAME, before, 0, 0, 0)
+        if words:
+            ctypes.memmove(start, words, len(words))
+
+    return restore
