@@ -44,7 +44,7 @@ class Randomness:
     def _numpy(self, module: Any, replace: Callable[..., None]) -> None:
         generator = module.mtrand._rand
         for name, function in list(vars(module).items()):
-            if getattr(function, "__self__", None) is generator:
+            if getattr(function, "__self__", None) is generator or name in ("seed", "ranf", "sample"):
                 replace(module, name, self._before("numpy.random", name))
 
     def _torch(self, module: Any, replace: Callable[..., None]) -> None:

@@ -133,11 +133,12 @@ class _Loader:
         self._replacements = replacements
 
     def create_module(self, spec: ModuleSpec) -> Any:
-        spec.loader = self._loader
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
         module.__loader__ = self._loader
+        assert module.__spec__ is not None
+        module.__spec__.loader = self._loader
         self._loader.exec_module(module)
         for hook in self._hooks:
             hook(sys.modules.get(module.__name__, module), self._replacements.replace)

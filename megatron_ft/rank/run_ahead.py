@@ -92,6 +92,7 @@ class RunAhead:
         self._watch = Watch(self.stop)
         self._has_stopped = self._is_rank = False
         self._script_fds: set[int] = set()
+        self._threads: list[Any] = []
         self._asks_for: str | None = None
         self._blocked: set[int] = set()
         self._terminals: list[int] = orders["terminals"]
@@ -134,7 +135,11 @@ class RunAhead:
         where = place(sys._getframe(1)) or (f"--ft-preload {self._asks_for}" if self._asks_for else "")
         self._watch.end()
         self._watch.looked.note_modules()
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        self._blocked = blocked - {signal.SIGINT} | self._blocked & {signal.SIGINT}
+        # after a fork Python takes all others for ended, those too that were never started
+        self._threads = [*threading._dangling]  # type: ignore[attr-defined]
+        threading._dangling.clear()  # type: ignore[attr-defined]
         reason = self._watch.randomness.why_spoiled() or why_not_shared(self._own_fds)
         if reason is not None:
             self._tell({"type": "unfit", "reason": reason, "where": where, "what": what})
@@ -233,6 +238,7 @@ class RunAhead:
         process: Any = sys.modules.get("multiprocessing.process")
         if process is not None:
             process.current_process().authkey = os.urandom(32)
+        threading._dangling.update(self._threads)  # type: ignore[attr-defined]
         main_thread: Any = threading.main_thread()
         main_thread._set_native_id()
         note_user_code()

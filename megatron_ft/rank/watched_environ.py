@@ -19,18 +19,19 @@ def watch_environ(on_use: Callable[[str], None], on_walk: Callable[[], None]) ->
     """
     original = type(os.environ)
 
+    # each calls the original by name: when it goes on in a rank, its object isn't of this class any more
     class Watched(original):  # type: ignore[misc,valid-type]
         def __iter__(self) -> Iterator[Any]:
             on_walk()
-            return super().__iter__()  # type: ignore[no-any-return]
+            return original.__iter__(self)  # type: ignore[no-any-return]
 
         def __len__(self) -> int:
             on_walk()
-            return super().__len__()  # type: ignore[no-any-return]
+            return original.__len__(self)  # type: ignore[no-any-return]
 
         def __repr__(self) -> str:
             on_walk()
-            return super().__repr__()  # type: ignore[no-any-return]
+            return original.__repr__(self)  # type: ignore[no-any-return]
 
     Watched.__name__, Watched.__qualname__, Watched.__module__ = "_Environ", "_Environ", "os"
     encoders: list[tuple[Any, Any]] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import socket
@@ -46,7 +47,17 @@ _NEVER_SHARED = {
     "syslog.syslog": "writes to the system's log",
     "syslog.openlog": "writes to the system's log",
 }
-_MAKES_NO_FILE = "_get_default_tempdir"
+_STOPS_WHEN_IMPORTED = (
+    ("multiprocessing.util", "spawnv_passfds", "starts a process"),
+    ("multiprocessing.synchronize", "SemLock.__init__", "makes a lock for processes"),
+    ("asyncio.base_events", "BaseEventLoop.__init__", "makes an event loop"),
+    ("torch.distributed.distributed_c10d", "init_process_group", "makes a process group"),
+    ("torch.distributed", "init_process_group", "makes a process group"),
+    ("torch.serialization", "save", "saves a file"),
+    ("torch", "save", "saves a file"),
+    ("uuid", "uuid1", "makes a number that nobody else has"),
+)
+_LEAVES_NO_FILE = "_get_default_tempdir"
 """Of ``tempfile``: it tries whether a directory can be written, and leaves nothing."""
 
 _handlers: dict[str, Callable[[Any], None]] = {}
@@ -77,9 +88,8 @@ class Watch:
         for name, hook in self.randomness.hooks().items():
             self._replaced.when_imported(name, hook)
         self._replaced.when_imported("torch", lambda torch, _: answer_without_cuda(torch, self._replaced, self._stop))
-        self._replaced.when_imported("multiprocessing.util", self._multiprocessing)
-        self._replaced.when_imported("torch.distributed", self._distributed)
-        self._replaced.when_imported("uuid", self._uuid)
+        for owner, function, what in _STOPS_WHEN_IMPORTED:
+            self._replaced.when_imported(owner, self._stopping(function, what))
         for event, what in _NEVER_SHARED.items():
             _handlers[event] = _calling(self._stop, what)
         for event in _CHANGES_FILES:
@@ -106,7 +116,9 @@ class Watch:
     # -- what is noticed ------------------------------------------------------------------------------
 
     def _if_users(self, what: str) -> None:
-        if users_frame(sys._getframe(1)) is not None:
+        frame = sys._getframe(1)
+        users = users_frame(frame)
+        if users is not None and not _is_called(_LEAVES_NO_FILE, frame, users):
             self._stop(what)
 
     def _walks(self) -> None:
@@ -129,13 +141,10 @@ class Watch:
             return
         if isinstance(path, int) or path == os.devnull:
             return
-        frame = sys._getframe(1)
         text = os.fsdecode(path)
         if isinstance(flags, int) and flags & _WRITES:
-            users = users_frame(frame)
-            if users is not None and not _is_called(_MAKES_NO_FILE, frame, users):
-                self._stop(f"opens {os.path.basename(text)} to write")
-        elif is_own(text) and (text.endswith((".py", ".pyc")) or users_frame(frame) is not None):
+            self._if_users(f"opens {os.path.basename(text)} to write")
+        elif is_own(text) and (text.endswith((".py", ".pyc")) or users_frame(sys._getframe(1)) is not None):
             self.looked.note(text)
 
     # -- functions that raise no audit event ----------------------------------------------------------
@@ -153,6 +162,8 @@ class Watch:
             replace(signal, name, lambda *_, **__: self._stop("waits for a signal, or sets a timer"))
         for name in ("stat", "lstat", "access"):
             replace(os, name, self._looks_for)
+        for name in ("pipe", "pipe2"):
+            replace(os, name, self._makes_pipe)
         replace(threading.Thread, "start", lambda *_: self._stop("starts a thread"))
         replace(socket.socket, "listen", lambda *_: self._stop("listens"))
         replace(threading, "_shutdown", lambda: self._stop("ends"))
@@ -169,16 +180,23 @@ class Watch:
         if "realpath" not in caller.f_code.co_name and users_frame(caller) is not None:
             self.looked.note(os.fsdecode(path))
 
-    def _multiprocessing(self, module: Any, replace: Callable[..., None]) -> None:
-        replace(module, "spawnv_passfds", lambda *_: self._stop("starts a process"))
+    def _stopping(self, function: str, what: str) -> Callable[[Any, Callable[..., None]], None]:
+        """To be called with a module that was imported: it has that function, maybe in a class."""
+        *classes, name = function.split(".")
 
-    def _distributed(self, module: Any, replace: Callable[..., None]) -> None:
-        for owner in (module, sys.modules.get("torch.distributed.distributed_c10d")):
-            if hasattr(owner, "init_process_group"):
-                replace(owner, "init_process_group", lambda *_, **__: self._stop("makes a process group"))
+        def hook(module: Any, replace: Callable[..., None]) -> None:
+            owner = functools.reduce(lambda found, inner: getattr(found, inner, None), classes, module)
+            if owner is not None:
+                replace(owner, name, lambda *_, **__: self._stop(what))
 
-    def _uuid(self, module: Any, replace: Callable[..., None]) -> None:
-        replace(module, "uuid1", lambda *_, **__: self._if_users("draws random numbers (uuid1)"))
+        return hook
+
+    def _makes_pipe(self, *_flags: Any) -> None:
+        frame = sys._getframe(2)
+        if frame.f_globals.get("__name__") == "subprocess":
+            self._starts_program(None)
+        else:
+            self._stop("makes a pipe")
 
 
 def _calling(function: Callable[[str], None], what: str) -> Callable[[Any], None]:
