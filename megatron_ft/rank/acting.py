@@ -12,13 +12,17 @@ __all__ = ["in_import", "is_own", "place", "users_frame"]
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _ROOTS = (*installed_roots(), _PACKAGE)
+_INSTALLED = ("/site-packages/", "/dist-packages/")
 _IMPORT = "<frozen importlib"
 
 
 @functools.cache
 def is_own(file: str) -> bool:
     """Whether a file is the user's: neither Python's, nor of an installed package, nor ours."""
-    return not file.startswith("<") and not os.path.abspath(file).startswith(_ROOTS)
+    if file.startswith("<"):
+        return False
+    path = os.path.abspath(file)
+    return not path.startswith(_ROOTS) and not any(part in path for part in _INSTALLED)
 
 
 def users_frame(frame: FrameType | None) -> FrameType | None:

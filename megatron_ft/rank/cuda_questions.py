@@ -10,6 +10,7 @@ import ctypes
 import json
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from megatron_ft.rank.replacing import Replacements
@@ -19,15 +20,27 @@ __all__ = ["answer_without_cuda"]
 _exit = os._exit
 
 
-def answer_without_cuda(torch: Any, replacements: Replacements, stop: Callable[[str], None]) -> None:
-    """Let torch answer so until the replacements are undone. ``stop`` is called before the driver is initialised."""
+def answer_without_cuda(
+    torch: Any,
+    replacements: Replacements,
+    stop: Callable[[str], None],
+    unwatched: Callable[[], AbstractContextManager[None]],
+) -> None:
+    """Let torch answer so until the replacements are undone.
+
+    Args:
+        torch: the module.
+        replacements: of its functions.
+        stop: is called before the driver is initialised.
+        unwatched: a context in which nothing is noticed.
+    """
     cuda, c_extension = torch.cuda, torch._C
     replacements.replace(c_extension, "_cuda_init", lambda *_: stop("initialises CUDA"))
     # what PYTORCH_NVML_BASED_CUDA_CHECK=1 does, which ranks would inherit
     replacements.put(cuda, "_nvml_based_avail", lambda: True)
     for name in ("_raw_device_count_nvml", "_raw_device_uuid_nvml"):
         if hasattr(cuda, name):
-            replacements.put(cuda, name, _asked_elsewhere(getattr(cuda, name)))
+            replacements.put(cuda, name, _asked_elsewhere(getattr(cuda, name), unwatched))
     count = getattr(c_extension, "_cuda_getDeviceCount", None)
     if count is None:
         return
@@ -50,13 +63,18 @@ def _has_driver() -> bool:
     return True
 
 
-def _asked_elsewhere(function: Callable[[], Any]) -> Callable[[], Any]:
+def _asked_elsewhere(
+    function: Callable[[], Any], unwatched: Callable[[], AbstractContextManager[None]]
+) -> Callable[[], Any]:
     """NVML keeps devices open: a process of its own asks it."""
-    fork = os.fork
 
     def ask() -> Any:
+        with unwatched():
+            return ask_unwatched()
+
+    def ask_unwatched() -> Any:
         read_fd, write_fd = os.pipe()
-        pid = fork()
+        pid = os.fork()
         if pid == 0:
             code = 1
             try:

@@ -157,7 +157,8 @@ class RunAhead:
             if _getpid() != self._pid:
                 return
             # a launcher that is stopped reads nothing, and is waited for; one that is gone ends us
-            self._channel.send(message, timeout_s=_PATIENCE_S)
+            with self._watch.unwatched():
+                self._channel.send(message, timeout_s=_PATIENCE_S)
         except ChannelClosedError:
             _exit(0)
 

@@ -23,15 +23,15 @@ def watch_environ(on_use: Callable[[str], None], on_walk: Callable[[], None]) ->
     class Watched(original):  # type: ignore[misc,valid-type]
         def __iter__(self) -> Iterator[Any]:
             on_walk()
-            return original.__iter__(self)  # type: ignore[no-any-return]
+            return original.__iter__(self)
 
         def __len__(self) -> int:
             on_walk()
-            return original.__len__(self)  # type: ignore[no-any-return]
+            return original.__len__(self)
 
         def __repr__(self) -> str:
             on_walk()
-            return original.__repr__(self)  # type: ignore[no-any-return]
+            return original.__repr__(self)
 
     Watched.__name__, Watched.__qualname__, Watched.__module__ = "_Environ", "_Environ", "os"
     encoders: list[tuple[Any, Any]] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import signal
@@ -9,7 +10,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from megatron_ft.rank.acting import in_import, is_own, users_frame
@@ -75,9 +76,10 @@ class Watch:
 
     def __init__(self, stop: Callable[[str], None]) -> None:
         """``stop`` is called with what the script is about to do; it returns in a rank only, where it is done."""
-        self._stop = stop
+        self._is_quiet = False
+        self._stop: Callable[[str], None] = lambda what: None if self._is_quiet else stop(what)
         self.looked = LookedAt()
-        self.randomness = Randomness(stop, self._if_users)
+        self.randomness = Randomness(self._stop, self._if_users)
         self._replaced = Replacements()
         self._end_environ: Callable[[], None] = lambda: None
 
@@ -87,7 +89,7 @@ class Watch:
         self._replace_functions()
         for name, hook in self.randomness.hooks().items():
             self._replaced.when_imported(name, hook)
-        self._replaced.when_imported("torch", lambda torch, _: answer_without_cuda(torch, self._replaced, self._stop))
+        self._replaced.when_imported("torch", self._answer_without_cuda)
         for owner, function, what in _STOPS_WHEN_IMPORTED:
             self._replaced.when_imported(owner, self._stopping(function, what))
         for event, what in _NEVER_SHARED.items():
@@ -190,6 +192,18 @@ class Watch:
                 replace(owner, name, lambda *_, **__: self._stop(what))
 
         return hook
+
+    def _answer_without_cuda(self, torch: Any, _replace: Callable[..., None]) -> None:
+        answer_without_cuda(torch, self._replaced, self._stop, self.unwatched)
+
+    @contextlib.contextmanager
+    def unwatched(self) -> Iterator[None]:
+        """What is done meanwhile isn't the script's."""
+        self._is_quiet = True
+        try:
+            yield
+        finally:
+            self._is_quiet = False
 
     def _makes_pipe(self, *_flags: Any) -> None:
         frame = sys._getframe(2)

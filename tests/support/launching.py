@@ -218,8 +218,9 @@ class Launcher:
         directory.mkdir()
         if isinstance(script, str):
             path = directory / "script.py"
-            imports = "import torch\n" if "import torch" in script else ""
-            path.write_text(("" if self.imported is None else QUICK_END) + "\n" + imports + PRELUDE + script)
+            # torch first, where it is used: what reads its rank before imports once for each
+            first = ["import torch"] if "import torch" in script else []
+            path.write_text("; ".join(([] if self.imported is None else [QUICK_END]) + first) + PRELUDE + script)
             script = [str(path)]
         arguments = [*options, *script, *script_args]
         launched = Launched(directory, arguments, env or {}, prefix, imported=self.imported, host=host)

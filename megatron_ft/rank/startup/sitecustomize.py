@@ -25,4 +25,4 @@ def _begin() -> None:
 _begin()
 del sys.modules[__name__]
 # the one that this file hides; where there is none, Python takes the error for just that
-import sitecustomize  # type: ignore[import-not-found]  # noqa: E402, F401
+__import__(__name__)

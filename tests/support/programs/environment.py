@@ -6,7 +6,7 @@ import sys
 os.environ["MINE"] = "before"
 os.environ.pop("HOME", None)
 os.environ.setdefault("OTHER", "set")
-import tqdm  # noqa: E402, F401 - walks over all variables
+import tqdm  # noqa: F401 - walks over all variables
 
 held = os.environ
 from os import environ, environb  # noqa: E402

@@ -11,6 +11,6 @@ handler = logging.FileHandler(os.path.join(tempfile.gettempdir(), f"{os.path.bas
 logging.getLogger().addHandler(handler)
 logging.warning("rank %s", os.environ["RANK"])
 logging.getLogger("other").error("after")
-print(open(handler.baseFilename).read())
+print(open(handler.baseFilename).read(), end="")  # noqa: SIM115
 os.remove(handler.baseFilename)
 sys.exit(3)
