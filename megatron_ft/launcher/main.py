@@ -44,6 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         except ConfigError as error:
             print(lines.user_mistake(str(error)), file=sys.stderr)
             code = _EXIT_MISTAKE
+            if server is not None:
+                server.kill()
     if argv is None or any(thread.name.startswith(THREAD_PREFIX) for thread in threading.enumerate()):
         _leave(code)
     return code

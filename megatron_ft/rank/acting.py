@@ -8,7 +8,7 @@ from types import FrameType
 
 from megatron_ft.ipc.installed import installed_roots
 
-__all__ = ["in_import", "is_own", "place", "users_frame"]
+__all__ = ["in_import", "is_librarys", "is_own", "place", "users_frame"]
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _ROOTS = (*installed_roots(), _PACKAGE)
@@ -26,15 +26,28 @@ def is_own(file: str) -> bool:
 
 
 def users_frame(frame: FrameType | None) -> FrameType | None:
-    """The innermost call in a file of the user's; None if a library does it on its own while it is imported."""
+    """The innermost call in a file of the user's; None if a library does it on its own while it is imported.
+
+    A script or module that is installed is the user's, too, with all that it calls.
+    """
     while frame is not None:
         file = frame.f_code.co_filename
         if file.startswith(_IMPORT):
             return None
-        if is_own(file):
+        if is_own(file) or frame.f_globals.get("__name__") == "__main__":
             return frame
         frame = frame.f_back
     return None
+
+
+def is_librarys(frame: FrameType | None) -> bool:
+    """Whether an installed package does it for a module of the user's that is being imported: a cache, say."""
+    start = frame
+    while frame is not None and not is_own(frame.f_code.co_filename):
+        if any(part in frame.f_code.co_filename for part in _INSTALLED):
+            return in_import(start)
+        frame = frame.f_back
+    return False
 
 
 def in_import(frame: FrameType | None) -> bool:
@@ -49,7 +62,8 @@ def in_import(frame: FrameType | None) -> bool:
 def place(frame: FrameType | None) -> str:
     """The innermost line of the user's that led there, as in "train.py:57"; empty if there is none."""
     while frame is not None:
-        if is_own(frame.f_code.co_filename):
+        is_main = frame.f_globals.get("__name__") == "__main__" and not frame.f_code.co_filename.startswith("<")
+        if is_main or is_own(frame.f_code.co_filename):
             return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
         frame = frame.f_back
     return ""

@@ -47,7 +47,7 @@ def answer_without_cuda(
 
     def count_devices() -> Any:
         """Where NVML doesn't know."""
-        if not _has_driver():
+        if not (torch.version.hip or _has_driver()):
             return 0
         stop("initialises CUDA")
         return count()

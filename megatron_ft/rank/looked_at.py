@@ -34,11 +34,15 @@ class LookedAt:
         if path not in self._seen or (listed and not self._seen[path][0]):
             self._seen[path] = listed, _facts(path, listed)
 
+    def __len__(self) -> int:
+        """How many."""
+        return len(self._seen)
+
     def note_modules(self) -> None:
         """What was imported without opening a file that anybody could see, as extension modules are."""
         for module in list(sys.modules.values()):
             file = getattr(module, "__file__", None) if isinstance(module, ModuleType) else None
-            if isinstance(file, str) and is_own(file):
+            if isinstance(file, str) and (is_own(file) or module.__name__ == "__main__"):
                 self.note(file)
 
     def changed(self) -> str | None:

@@ -146,6 +146,8 @@ class RunAhead:
             _exit(0)
         self._script_fds = descriptors(self._own_fds)
         self._restore_title = retitle(_TITLE, FORK_SERVER_NAME)
+        if gc.isenabled():
+            gc.collect(1)  # what is garbage by now would never be collected
         gc.freeze()  # a collection in a rank would else copy every page that it looks at
         self._tell({"type": "ready", "where": where, "what": what, "took_s": took_s})
         self._become(*self._serve())

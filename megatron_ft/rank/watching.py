@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from megatron_ft.rank.acting import in_import, is_own, users_frame
+from megatron_ft.core.preload import tells_ranks_apart
+from megatron_ft.rank.acting import in_import, is_librarys, is_own, users_frame
 from megatron_ft.rank.cuda_questions import answer_without_cuda
 from megatron_ft.rank.looked_at import LookedAt
 from megatron_ft.rank.randomness import Randomness
@@ -58,6 +59,7 @@ _STOPS_WHEN_IMPORTED = (
     ("torch", "save", "saves a file"),
     ("uuid", "uuid1", "makes a number that nobody else has"),
 )
+_MOST_FILES = 20_000
 _LEAVES_NO_FILE = "_get_default_tempdir"
 """Of ``tempfile``: it tries whether a directory can be written, and leaves nothing."""
 
@@ -95,11 +97,13 @@ class Watch:
         for event, what in _NEVER_SHARED.items():
             _handlers[event] = _calling(self._stop, what)
         for event in _CHANGES_FILES:
-            _handlers[event] = _calling(self._if_users, f"changes files ({event})")
+            _handlers[event] = _calling(self._if_changed_by_user, f"changes files ({event})")
         for event in _STARTS_PROGRAM:
             _handlers[event] = self._starts_program
         for event in ("socket.bind", "socket.__new__"):
             _handlers[event] = _calling(self._if_users, "makes a socket")
+        for event in ("os.putenv", "os.unsetenv"):
+            _handlers[event] = self._sets_variable
         for event in ("os.listdir", "os.scandir"):
             _handlers[event] = self._lists
         _handlers["open"] = self._opens
@@ -118,13 +122,22 @@ class Watch:
     # -- what is noticed ------------------------------------------------------------------------------
 
     def _if_users(self, what: str) -> None:
+        if users_frame(sys._getframe(1)) is not None:
+            self._stop(what)
+
+    def _if_changed_by_user(self, what: str) -> None:
         frame = sys._getframe(1)
         users = users_frame(frame)
-        if users is not None and not _is_called(_LEAVES_NO_FILE, frame, users):
+        if users is not None and not is_librarys(frame) and not _is_called(_LEAVES_NO_FILE, frame, users):
             self._stop(what)
 
     def _walks(self) -> None:
         self._if_users("reads all of os.environ")
+
+    def _sets_variable(self, arguments: Any) -> None:
+        """Not in ``os.environ``, but where what it starts will find it."""
+        if tells_ranks_apart(os.fsdecode(arguments[0])):
+            self._stop(f"sets {os.fsdecode(arguments[0])}")
 
     def _starts_program(self, _arguments: Any) -> None:
         # libraries, and a checkout of Megatron, ask git and ldconfig while they are imported, and wait for the answer
@@ -134,7 +147,13 @@ class Watch:
     def _lists(self, arguments: Any) -> None:
         path = arguments[0] if arguments and arguments[0] is not None else "."
         if not isinstance(path, int) and users_frame(sys._getframe(1)) is not None:
-            self.looked.note(os.fsdecode(path), listed=True)
+            self._note(path, listed=True)
+
+    def _note(self, path: Any, *, listed: bool = False) -> None:
+        """The script looks at a file. So many can't be looked at again in a moment."""
+        self.looked.note(os.fsdecode(path), listed=listed)
+        if len(self.looked) > _MOST_FILES:
+            self._stop(f"has looked at {_MOST_FILES} files")
 
     def _opens(self, arguments: Any) -> None:
         path, _, flags = arguments
@@ -145,9 +164,9 @@ class Watch:
             return
         text = os.fsdecode(path)
         if isinstance(flags, int) and flags & _WRITES:
-            self._if_users(f"opens {os.path.basename(text)} to write")
+            self._if_changed_by_user(f"opens {os.path.basename(text)} to write")
         elif is_own(text) and (text.endswith((".py", ".pyc")) or users_frame(sys._getframe(1)) is not None):
-            self.looked.note(text)
+            self._note(text)
 
     # -- functions that raise no audit event ----------------------------------------------------------
 
@@ -172,7 +191,9 @@ class Watch:
 
     def _asks_who_it_is(self) -> None:
         frame = sys._getframe(3)  # behind this, the lambda, and what stands for the function
-        if is_own(frame.f_code.co_filename) or (frame.f_globals.get("__name__") == "logging" and _logs_show_process()):
+        asks: dict[str, Callable[[], bool]] = {"logging": _logs_show_process, "tempfile": lambda: False}
+        asks_for_itself = asks.get(frame.f_globals.get("__name__", ""))
+        if users_frame(frame) is not None and (asks_for_itself is None or asks_for_itself()):
             self._stop("asks for its process id")
 
     def _looks_for(self, path: Any, *_arguments: Any, **named: Any) -> None:
@@ -180,7 +201,7 @@ class Watch:
             return
         caller = sys._getframe(2)
         if "realpath" not in caller.f_code.co_name and users_frame(caller) is not None:
-            self.looked.note(os.fsdecode(path))
+            self._note(path)
 
     def _stopping(self, function: str, what: str) -> Callable[[Any, Callable[..., None]], None]:
         """To be called with a module that was imported: it has that function, maybe in a class."""

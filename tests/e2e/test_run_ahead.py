@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.support.launching import ROOT, Finished, Launched, Launcher, clean_environment, launcher, wait_until
+from tests.support.launching import ROOT, Launched, Launcher, clean_environment, launcher
 
 __all__ = ["launcher"]
 
@@ -25,6 +20,7 @@ POINTS = {
     "arguments": "arguments.py:9 (reads RANK)",
     "asyncio_loop": "asyncio_loop.py:14 (makes an event loop)",
     "caches": "caches.py:23 (reads RANK)",
+    "deletes": "deletes.py:16 (reads RANK)",
     "environment": "environment.py:16 (reads RANK)",
     "files": "files.py:13 (reads RANK)",
     "guarded": "guarded.py:10 (reads LOCAL_RANK)",
@@ -115,6 +111,3 @@ def test_a_program_does_what_it_does_under_torchrun(
         found = [(directory / f"{stream}.log").read_text() for stream in ("stdout", "stderr")]
         found = [normal(text, launched.directory).replace(launched.temp_dir, "HERE") for text in found]
         assert (*found, event["exitcode"]) == under_torchrun[name], f"in cycle {cycle}"
-
-
-_ = (os, signal, time, Iterator, Any, Finished, wait_until)
