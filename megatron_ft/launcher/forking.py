@@ -10,6 +10,7 @@ from typing import Any
 
 from megatron_ft.core.preload import FORK_SERVER_NAME, shared_environment, tells_ranks_apart
 from megatron_ft.ipc.event_log import EventLog
+from megatron_ft.ipc.processes import wait_gone
 from megatron_ft.launcher import lines
 from megatron_ft.launcher.descendants import end_strays, is_stopped
 from megatron_ft.launcher.reactor import Priority, Reactor, Timer
@@ -21,6 +22,7 @@ __all__ = ["ForkingSpawner"]
 _MOST_DEATHS = 5
 """Servers that may die before none is started any more."""
 _STOPPED_FOR_S = 0.1
+_LONGEST_END_S = 5.0
 
 
 class ForkingSpawner:
@@ -50,7 +52,6 @@ class ForkingSpawner:
         """Whether another cycle may follow the one whose ranks are spawned next; else no server is needed after."""
         self._fresh = fresh
         self._server = first
-        self._ending: list[ServerProcess] = []
         self._command: list[str] | None = None
         """None while, or when, ranks aren't forked."""
         self._preload = tuple(preload)
@@ -84,26 +85,25 @@ class ForkingSpawner:
         left = list(specs) if server is None else self._fork(server, specs, on_spawned)
         self._fresh.spawn(left, on_spawned)
         if not self.expects_restart:
-            self._retire()
+            self.close()
 
     def pids(self) -> set[int]:
-        """Of the servers."""
-        return {server.pid for server in self._all()}
+        """Of the server."""
+        return set() if self._server is None else {self._server.pid}
 
     def check_states(self, *, again: bool = False) -> None:
         """Replace a server that somebody stopped; looked at twice: of a node that is continued, we may be first."""
-        stopped = [server for server in self._all() if is_stopped(server.pid)]
-        if stopped and not again:
+        if self._server is None or not is_stopped(self._server.pid):
+            return
+        if again:
+            self._server.kill()  # its end is seen like any other
+        else:
             self._reactor.call_later(_STOPPED_FOR_S, lambda: self.check_states(again=True))
-        elif again:
-            for server in stopped:
-                server.kill()  # its end is seen like any other
-                server.was_killed = server in self._ending
 
     def close(self) -> None:
-        """End the servers."""
-        self._retire()
-        self._reactor.run_until(lambda: not self._all(), deadline_s=time.monotonic() + 5.0)
+        """End the server."""
+        self._command = None
+        self._drop()
 
     # -- the server ---------------------------------------------------------------------------------------
 
@@ -186,22 +186,11 @@ class ForkingSpawner:
         server.kill()
 
     def _ended(self, server: ServerProcess) -> None:
-        self._reactor.unwatch(server.pidfd)
         self._take(server)  # its last words
-        if server.channel.fileno() >= 0:
-            self._reactor.unwatch(server.channel_fd)
-        code = server.reap()
-        # what it had just forked, and we haven't heard of: it ends by itself, but not if it was stopped, too
-        end_strays(FORK_SERVER_NAME, self._known_children)
-        self._log.write("fork_server", state="ended", pid=server.pid, exit_code=code, reason=server.unfit)
-        if server in self._ending:
-            self._ending.remove(server)
-        if server is not self._server:
-            return
-        self._server = None
-        self._cancel_timer()
+        code = self._let_go(server)
         if server.unfit is not None:
-            self._give_up(lines.cannot_be_shared(server.unfit, *(server.fork_point or ("", "", 0.0))[:2]))
+            where, what, _ = server.fork_point or ("", "", 0.0)
+            self._give_up(lines.cannot_be_shared(server.unfit, where, what))
             return
         self._deaths += 1
         if self._deaths >= _MOST_DEATHS:
@@ -212,19 +201,27 @@ class ForkingSpawner:
             self._start(server.environment)
 
     def _drop(self) -> None:
-        """The server isn't the right one."""
-        server, self._server = self._server, None
-        self._cancel_timer()
-        if server is not None:
-            self._ending.append(server)
-            server.kill()
+        """The server isn't the right one, or isn't needed any more."""
+        if self._server is not None:
+            self._server.kill()
+            wait_gone(self._server.pidfd, _LONGEST_END_S)
+            self._let_go(self._server)
 
-    def _retire(self) -> None:
-        self._command = None
-        self._drop()
+    def _let_go(self, server: ServerProcess) -> int:
+        """Of one that has ended; its exit code. One that is stuck in the kernel is left behind."""
+        self._server = None
+        self._cancel_timer()
+        self._reactor.unwatch(server.pidfd)
+        if server.channel.fileno() >= 0:
+            self._reactor.unwatch(server.channel_fd)
+        code = server.reap()
+        # what it had just forked, and we haven't heard of: it ends by itself, but not if it was stopped, too
+        end_strays(FORK_SERVER_NAME, self._known_children)
+        self._log.write("fork_server", state="ended", pid=server.pid, exit_code=code, reason=server.unfit)
+        return code
 
     def _give_up(self, reason: str) -> None:
-        self._retire()
+        self.close()
         self._say_once(lines.fresh_interpreters(reason))
         self._log.write("fresh_interpreters", reason=reason)
 
@@ -232,9 +229,6 @@ class ForkingSpawner:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-    def _all(self) -> list[ServerProcess]:
-        return [server for server in (self._server, *self._ending) if server is not None]
 
     def _say_once(self, line: str, shown: str | None = None) -> None:
         if line not in self._said:

@@ -90,7 +90,7 @@ class Node:
         self.run_dir = directories.make_run_directory()
         self.forking = None if line.options.preload is None else self._make_forking(server)
         if self.forking is None and server is not None:
-            server.end()  # at a glance nobody saw that it isn't wanted
+            server.kill()  # at a glance nobody saw that it isn't wanted
         self.spawner: Spawner = self.forking or FreshInterpreterSpawner()
         self.ending = Ending(
             self.reactor, known_children=self._known_children, in_a_hurry=self.signals.ask_to_kill, say=say
@@ -129,14 +129,14 @@ class Node:
         self.monitors.on_check = self._each_second
 
     def _make_forking(self, server: ServerProcess | None) -> ForkingSpawner:
-        options = self.line.options
+        options, namespace = self.line.options, self.line.namespace
         assert options.preload is not None
         return ForkingSpawner(
             FreshInterpreterSpawner(),
             server,
             preload=options.preload,
             timeout_s=options.preload_timeout,
-            shares_output=shares_output(self.line.namespace),
+            shares_output=shares_output(namespace.redirects, namespace.tee, namespace.logs_specs),
             reactor=self.reactor,
             log=self.log,
             say=self.say,

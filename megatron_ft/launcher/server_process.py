@@ -56,7 +56,6 @@ class ServerProcess:
         """Called when the connection has closed itself: its number may soon be another's."""
         self.is_ready = False
         self.is_gone = False
-        self.was_killed = False
         self.unfit: str | None = None
         """Why ranks can't be forked from it."""
         self.left_out: list[tuple[str, str]] = []
@@ -110,7 +109,7 @@ class ServerProcess:
             received = self.channel.receive()
         except (ChannelClosedError, ProtocolError):
             self.on_channel_closed()
-            self._kill()  # it is ending anyway: its pidfd says when
+            self.kill()  # it is ending anyway: its pidfd says when
             return
         for message, _ in received:
             self._take(message)
@@ -139,31 +138,22 @@ class ServerProcess:
         return None if answer["changed"] is None else str(answer["changed"])
 
     def kill(self) -> None:
-        """End it, stopped or not, because it isn't wanted any more; it has nothing to tidy up."""
-        self.was_killed = True
-        self._kill()
-
-    def end(self) -> None:
-        """The same, and wait for that."""
-        self.kill()
-        select.select([self.pidfd], [], [])
-        self.reap()
+        """End it, stopped or not; it has nothing to tidy up."""
+        if not self.is_gone:
+            send_signal(self.pidfd, signal.SIGKILL)
 
     def reap(self) -> int:
-        """Let it go, once it has ended; how it ended, as subprocess has it."""
+        """Let it go; how it ended, as subprocess has it. One that hasn't is left to itself, and counts as killed."""
         assert not self.is_gone
         code = descendants.exit_code_unreaped(self.pid)
-        assert code is not None, "it lives"
-        descendants.reap(self.pid)
-        self._process.returncode = code  # else Popen would wait for a number that may be another's by then
+        if code is not None:
+            descendants.reap(self.pid)
+        # else Popen would wait for a number that may be another's by then
+        self._process.returncode = -signal.SIGKILL if code is None else code
         self.is_gone, self.is_ready = True, False
         self.channel.close()
         os.close(self.pidfd)
-        return code
-
-    def _kill(self) -> None:
-        if not self.is_gone:
-            send_signal(self.pidfd, signal.SIGKILL)
+        return self._process.returncode
 
     def _ask(self, requests: Sequence[tuple[Mapping[str, Any], Sequence[int]]]) -> Iterator[Message | ServerError]:
         unanswered = len(requests)
@@ -179,7 +169,7 @@ class ServerProcess:
         except (ChannelClosedError, ProtocolError, TimeoutError) as error:
             if self.channel.fileno() < 0:
                 self.on_channel_closed()
-            self._kill()
+            self.kill()
             for _ in range(unanswered):
                 yield ServerError(str(error))
 
@@ -199,8 +189,7 @@ class ServerProcess:
         elif kind == "ready":
             self.is_ready = True
         if kind in ("unfit", "ready"):
-            took_s = time.monotonic() - self.started_s
-            self.fork_point = str(message["where"]), str(message["what"]), took_s
+            self.fork_point = str(message["where"]), str(message["what"]), float(message["took_s"])
 
 
 def why_fresh(argv: Sequence[str]) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ class Replacements:
     def replace(self, owner: Any, name: str, before: Callable[..., None]) -> None:
         """Call ``before`` with the arguments of each call first. What is not there isn't replaced."""
         original = getattr(owner, name, None)
-        if original is None:
+        if owner is None or original is None:
             return
         self.put(owner, name, _method(original, before) if isinstance(owner, type) else _First(original, before))
 
@@ -88,13 +89,6 @@ class _First:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.function, name)
 
-    def __reduce__(self) -> Any:
-        return _found, (self.function.__module__, self.function.__qualname__)
-
-
-def _found(module: str, name: str) -> Any:
-    return getattr(sys.modules[module], name)
-
 
 def _method(original: Callable[..., Any], before: Callable[..., None]) -> Callable[..., Any]:
     @functools.wraps(original)
@@ -117,31 +111,18 @@ class _Finder:
     ) -> ModuleSpec | None:
         if name not in self.hooks:
             return None
-        for finder in [finder for finder in sys.meta_path if finder is not self]:
-            spec = finder.find_spec(name, path, target)
-            if spec is not None:
-                if spec.loader is not None:
-                    spec.loader = _Loader(spec.loader, self.hooks[name], self._replacements)  # type: ignore[assignment]
-                return spec
-        return None
+        found = (f.find_spec(name, path, target) for f in [*sys.meta_path] if f is not self)
+        spec = next((spec for spec in found if spec is not None), None)
+        if spec is not None and spec.loader is not None:
+            loader: Any = spec.loader
+            execute = loader.exec_module
 
+            def exec_module(module: ModuleType) -> None:
+                vars(loader).pop("exec_module", None)
+                execute(module)
+                for hook in self.hooks[name]:
+                    hook(sys.modules.get(name, module), self._replacements.replace)
 
-class _Loader:
-    def __init__(self, loader: Any, hooks: Sequence[Hook], replacements: Replacements) -> None:
-        self._loader = loader
-        self._hooks = hooks
-        self._replacements = replacements
-
-    def create_module(self, spec: ModuleSpec) -> Any:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        module.__loader__ = self._loader
-        assert module.__spec__ is not None
-        module.__spec__.loader = self._loader
-        self._loader.exec_module(module)
-        for hook in self._hooks:
-            hook(sys.modules.get(module.__name__, module), self._replacements.replace)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
+            with contextlib.suppress(AttributeError):  # a loader that is a class: of what is built in
+                loader.exec_module = exec_module
+        return spec

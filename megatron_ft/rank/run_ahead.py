@@ -26,21 +26,19 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from megatron_ft.core.preload import FORK_SERVER_NAME, RUN_AHEAD_VARIABLE
-from megatron_ft.ipc.prctl import die_with_parent
+from megatron_ft.ipc.prctl import die_with_parent, set_name
 from megatron_ft.ipc.resolver import ask_again_soon
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Message, close_fds
 from megatron_ft.rank.acting import place
 from megatron_ft.rank.double_fork import Begun, begin_fork, finish_fork
 from megatron_ft.rank.error_file import write_error_file
 from megatron_ft.rank.huge_pages import collapse_memory
-from megatron_ft.rank.process_title import retitle
 from megatron_ft.rank.sharing import descriptors, separate, why_not_shared
 from megatron_ft.rank.user_code import note_user_code
 from megatron_ft.rank.watching import Watch
 
 __all__ = ["begin", "stop"]
 
-_TITLE = "ft_launcher: fork server"
 _IDLE_MS: float = 1000.0
 _PATIENCE_S = 3600.0
 _DONE = object()
@@ -97,7 +95,7 @@ class RunAhead:
         self._blocked: set[int] = set()
         self._terminals: list[int] = orders["terminals"]
         self._claimed: list[Any] = []
-        self._restore_title: Callable[[], None] = lambda: None
+        self._name = b""
 
     def begin(self) -> None:
         """From here on nothing happens unseen."""
@@ -140,16 +138,17 @@ class RunAhead:
         # after a fork Python takes all others for ended, those too that were never started
         self._threads = [*threading._dangling]  # type: ignore[attr-defined]
         threading._dangling.clear()  # type: ignore[attr-defined]
+        point = {"where": where, "what": what, "took_s": took_s}
         reason = self._watch.randomness.why_spoiled() or why_not_shared(self._own_fds)
         if reason is not None:
-            self._tell({"type": "unfit", "reason": reason, "where": where, "what": what})
+            self._tell({"type": "unfit", "reason": reason, **point})
             _exit(0)
         self._script_fds = descriptors(self._own_fds)
-        self._restore_title = retitle(_TITLE, FORK_SERVER_NAME)
+        self._name = set_name(FORK_SERVER_NAME.encode())
         if gc.isenabled():
             gc.collect(1)  # what is garbage by now would never be collected
         gc.freeze()  # a collection in a rank would else copy every page that it looks at
-        self._tell({"type": "ready", "where": where, "what": what, "took_s": took_s})
+        self._tell({"type": "ready", **point})
         self._become(*self._serve())
 
     # -- the server -------------------------------------------------------------------------------------
@@ -230,7 +229,7 @@ class RunAhead:
         # the launcher may have died before the kernel was asked
         if os.getppid() != self._launcher_pid:
             _exit(1)
-        self._restore_title()
+        set_name(self._name)
         for name, value in message["env"].items():
             os.environ[name] = value
         for stream in self._claimed:
@@ -258,14 +257,14 @@ class RunAhead:
         def register_at_fork(**handlers: Callable[[], Any]) -> None:
             register(**{when: gated(h) if callable(h) else h for when, h in handlers.items()})
 
-        self._watch.put(os, "register_at_fork", register_at_fork)
+        self._watch.replaced.put(os, "register_at_fork", register_at_fork)
 
     def _claim_terminals(self) -> None:
         """What is written is kept back, but the ranks' streams are terminals where the launcher's are."""
         isatty = os.isatty
         if not self._terminals:
             return
-        self._watch.put(os, "isatty", lambda fd: fd in self._terminals or isatty(fd))
+        self._watch.replaced.put(os, "isatty", lambda fd: fd in self._terminals or isatty(fd))
         for fd, stream in ((1, sys.stdout), (2, sys.stderr)):
             if fd in self._terminals:
                 stream.isatty = lambda: True  # type: ignore[method-assign]

@@ -111,3 +111,48 @@ def test_a_program_does_what_it_does_under_torchrun(
         found = [(directory / f"{stream}.log").read_text() for stream in ("stdout", "stderr")]
         found = [normal(text, launched.directory).replace(launched.temp_dir, "HERE") for text in found]
         assert (*found, event["exitcode"]) == under_torchrun[name], f"in cycle {cycle}"
+
+
+UNSEEDED = """
+import random, numpy, torch, os
+first = random.Random().random()
+os.environ["RANK"]
+numbers = [random.random(), numpy.random.rand(), torch.rand(1).item(), random.Random().random()]
+print(*numbers, torch.initial_seed(), os.urandom(4).hex(), flush=True)
+if os.environ["FT_CYCLE"] == "0":
+    import time
+    open(os.environ["RANK"], "w").close()
+    while not (os.path.exists("0") and os.path.exists("1")):
+        time.sleep(0.01)
+    os._exit(1)
+"""
+
+
+def test_what_nobody_has_seeded_differs_in_all_ranks_and_cycles(launcher: Launcher, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(UNSEEDED.replace("first = random.Random().random()\n", ""))
+    launched = launcher.start([str(script)], "--nproc-per-node=2", "--max-restarts=1")
+    finished = launched.wait()
+    assert finished.code == 0, finished.err
+    assert forked_at(launched) == "script.py:3 (reads RANK)"
+    rows = [line.split() for line in finished.out.splitlines()]
+    assert len(rows) == 4
+    for column in zip(*rows, strict=True):
+        assert len(set(column)) == 4
+    script.write_text(UNSEEDED)
+    launched = launcher.start([str(script)], "--nproc-per-node=2", "--max-restarts=1")
+    assert launched.wait().code == 0
+    assert forked_at(launched) == "script.py:3 (draws random numbers (random.Random))"
+
+
+def test_what_was_printed_before_the_point_has_the_prefix_of_each_rank(launcher: Launcher, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("print('before')\nimport os\nprint('rank', os.environ['RANK'])\n")
+    launched = launcher.start([str(script)], "--nproc-per-node=2", "--tee=3", "--log-dir=logs")
+    finished = launched.wait()
+    assert finished.code == 0, finished.err
+    for rank in (0, 1):
+        (log,) = launched.directory.glob(f"logs/*/attempt_0/{rank}/stdout.log")
+        assert log.read_text() == f"before\nrank {rank}\n"
+        assert f"]:rank {rank}" in finished.out
+    assert len(re.findall(r"]:before$", finished.out, re.MULTILINE)) == 2

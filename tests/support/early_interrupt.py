@@ -26,7 +26,7 @@ def main() -> None:
     os.write(go_write, b"g")
     status = os.waitpid(pid, 0)[1]
     print("ended with", os.waitstatus_to_exitcode(status), flush=True)
-    server.end()
+    server.kill()
 
 
 main()
