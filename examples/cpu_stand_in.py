@@ -1,4 +1,4 @@
-"""Let the CPU stand in for CUDA under megatron-core 0.16, where there is no CUDA.
+"""Let the CPU stand in for CUDA under megatron-core 0.16 and 0.17, where there is no CUDA.
 
 megatron-core says "cuda" in a few places that a plain GPT on the local layer spec passes through. On a machine
 without CUDA, `install` gives those places a meaning on the CPU; on a machine with CUDA it changes nothing at all.
@@ -136,9 +136,11 @@ def _replace_checkpoint_helper() -> None:
     """
     from megatron.core.dist_checkpointing.strategies import filesystem_async
 
-    def results_queue() -> Any:
+    def results_queue(_start_method: str = "fork") -> Any:
         if filesystem_async._results_queue is None:
             filesystem_async._results_queue = multiprocessing.get_context("fork").Manager().Queue()
         return filesystem_async._results_queue
 
-    filesystem_async._get_write_results_queue = results_queue
+    # megatron-core 0.16 has it with an underscore, 0.17 without.
+    public = hasattr(filesystem_async, "get_write_results_queue")
+    setattr(filesystem_async, "get_write_results_queue" if public else "_get_write_results_queue", results_queue)

@@ -60,11 +60,12 @@ def save(path: Path, state: dict[str, Any]) -> None:
 
 def main() -> None:
     args = parse_args()
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank = int(os.environ["RANK"])
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if CUDA else torch.device("cpu")
     # First of all, so that everything below is watched: it belongs to the time to the first heartbeat.
     client = RankMonitorClient()
     client.init_workload_monitoring()
+    injector = FaultInjector.of_this_rank(args.fault_plan, client=client, save_dir=args.save)
     if CUDA:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if CUDA else "gloo")
@@ -80,10 +81,6 @@ def main() -> None:
         # Timeouts that were calculated in an earlier life; the configured ones hold until there are some.
         client.load_state_dict(checkpoint["timeouts"])
     ddp = DistributedDataParallel(model)
-    injector = FaultInjector.disabled()
-    if args.fault_plan:
-        place = {"rank": rank, "world_size": world_size, "cycle": int(os.environ["FT_CYCLE"])}
-        injector = FaultInjector.from_plan_file(args.fault_plan, client=client, save_dir=args.save, **place)
 
     while iteration < args.iterations:
         client.set_iteration(iteration)  # for the launcher's messages and the report; no timeout depends on it

@@ -60,10 +60,11 @@ def save(path: Path, state: dict[str, Any]) -> None:
 
 def main() -> None:
     args = parse_args()
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank = int(os.environ["RANK"])
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if CUDA else torch.device("cpu")
     client = RankMonitorClient()
     client.init_workload_monitoring()
+    injector = FaultInjector.of_this_rank(args.fault_plan, client=client, save_dir=args.save)
     with client.section("init"):
         if CUDA:
             torch.cuda.set_device(device)
@@ -82,10 +83,6 @@ def main() -> None:
             client.load_state_dict(checkpoint["timeouts"])
             learnable = ["step", "init"]  # from a start without a load, "init" would be too short for one with
         ddp = DistributedDataParallel(model)
-        injector = FaultInjector.disabled()
-        if args.fault_plan:
-            place = {"rank": rank, "world_size": world_size, "cycle": int(os.environ["FT_CYCLE"])}
-            injector = FaultInjector.from_plan_file(args.fault_plan, client=client, save_dir=args.save, **place)
 
     while iteration < args.iterations:
         client.set_iteration(iteration)  # for the launcher's messages and the report; no timeout depends on it

@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import argparse
 import os
+from typing import NoReturn
 
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.fault_plan import FAULT_TYPES, resolve
 from megatron_ft.ipc.fault_plan_file import read_fault_plan
+from megatron_ft.rank.fault_injector import FaultInjector
+from megatron_ft.rank.mistakes import EXIT_CODE, ask_for_no_restart
+
+
+class _Parser(argparse.ArgumentParser):
+    """Has every rank find the same mistake, and none of them restarted for it."""
+
+    def error(self, message: str) -> NoReturn:
+        ask_for_no_restart(message)
+        if os.environ.get("RANK", "0") == "0":
+            super().error(message)
+        raise SystemExit(EXIT_CODE)
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    """Parse and check the command line; a mistake ends the process with one line and exit code 2."""
-    parser = argparse.ArgumentParser(
+    """Parse and check the command line; a mistake ends the process, and the job, with one line and exit code 2."""
+    parser = _Parser(
         description="Train a small megatron-core GPT on synthetic data, on CUDA or on the CPU.",
         epilog="Start it with ft_launcher; with --no-ft plain torchrun does, too.",
         allow_abbrev=False,
@@ -148,6 +161,7 @@ def _complete(args: argparse.Namespace) -> str | None:
         return "--save is missing: fault tolerance needs a directory for checkpoints (or say --no-ft)"
     try:
         args.planned_faults = resolve(read_fault_plan(args.fault_plan), args.world_size) if args.fault_plan else []
+        FaultInjector(args.planned_faults, rank=args.rank, cycle=0, save_dir=args.save)  # it has conditions, too
     except ConfigError as error:
         return str(error)
     return None

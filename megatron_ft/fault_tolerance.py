@@ -30,7 +30,7 @@ from megatron_ft.core.control import WorkloadAction, WorkloadControlRequest
 from megatron_ft.core.errors import RankMonitorClientError
 from megatron_ft.core.timeouts import OUT_OF_SECTION
 from megatron_ft.core.update_rules import choose_update
-from megatron_ft.rank import agreement, learning, say, simulated_fault, tolerant
+from megatron_ft.rank import agreement, learning, say, simulated_fault, tolerant, user_code
 from megatron_ft.rank.client import RankMonitorClient
 from megatron_ft.rank.loop_state import (
     CheckpointConfig,
@@ -41,6 +41,7 @@ from megatron_ft.rank.loop_state import (
     TrainState,
     configured_warmup,
 )
+from megatron_ft.rank.mistakes import EXIT_CODE, no_restart_for_mistakes
 from megatron_ft.rank.save_dir import why_unusable
 from megatron_ft.rank.say import print_rank_0
 
@@ -69,8 +70,7 @@ _MIN_ITERS_FOR_STEP_TIMEOUT_UPDATE: int = 16
 
 _SECTIONS = ("setup", "step", "checkpointing")
 _STATE_FILE = "ft_state.json"
-_EXIT_MISTAKE = 2
-"""How a rank ends whose user has to change something first."""
+_END_OF_DATA = (StopIteration, StopAsyncIteration)
 
 _current_client: Any = None
 _current_save_dir: str | None = None
@@ -109,6 +109,7 @@ def setup(config: Any, global_state: Any) -> None:
     say.forget()
 
     client = RankMonitorClient()
+    user_code.note_iterations(type(getattr(getattr(global_state, "train_state", None), "step", None)) is int)
     warmup = configured_warmup(config)
     client.init_workload_monitoring(**({} if warmup is None else {"num_warmup_iters": warmup}))
     problem = why_unusable(save, create=get_rank_safe() == 0)
@@ -218,13 +219,17 @@ def on_checkpoint_loaded(is_local_chkpt: bool, global_state: Any) -> None:
 def shutdown(global_state: Any) -> None:
     """At the end: closes open sections, updates timeouts (a collective), disconnects; hooks are no-ops again.
 
-    While an exception is in flight this is :func:`abort`: other ranks may be in another collective.
+    While an exception is handled or passes this is :func:`abort`, and says so: other ranks may be in another
+    collective. An exception that only says that there is no more data is none of these.
     """
     client = getattr(global_state, "rank_monitor_client", None)
     if client is None:
         global_state.rank_monitor_client = None
         return
-    if sys.exc_info()[1] is not None:
+    failure = sys.exc_info()[1]
+    if failure is not None and not isinstance(failure, _END_OF_DATA):
+        if global_state.fault_tolerance_state.is_calculating_timeouts:
+            say.warn(f"timeouts were not updated: {type(failure).__name__} is being handled: shut down after that")
         abort(global_state)
         return
     global _after_disconnect
@@ -260,9 +265,10 @@ def maybe_setup_simulated_fault(config: Any) -> None:
             to itself (hang in Python, be slow, raise) it does in its first step after that delay.
 
     Raises:
-        ValueError: one of them can't be right; on all ranks alike.
+        ValueError: one of them can't be right; on all ranks alike. The launcher was told not to restart.
     """
-    simulated_fault.maybe_start(config, client=lambda: _current_client, save_dir=lambda: _current_save_dir)
+    with no_restart_for_mistakes():
+        simulated_fault.maybe_start(config, client=lambda: _current_client, save_dir=lambda: _current_save_dir)
 
 
 def get_rank_safe() -> int:
@@ -347,7 +353,7 @@ def _give_up(client: Any, problem: str) -> NoReturn:
     tolerant.call(client.send_workload_control_request, request)
     tolerant.call(client.shutdown_workload_monitoring)
     print_rank_0(f"FT: ERROR: {problem}", file=sys.stderr)
-    raise SystemExit(_EXIT_MISTAKE)
+    raise SystemExit(EXIT_CODE)
 
 
 def _active_client(global_state: Any) -> Any:

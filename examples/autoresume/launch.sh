@@ -14,13 +14,15 @@
 # with the flag       the training is over
 # with exit code 0    the next one goes on: it was stopped on purpose, e.g. by Lightning's max_time
 # with exit code 2    nothing more is tried: somebody has to mend the command line or the configuration
+# with exit code 93   nothing more is tried: it failed again and again and got no further; ft_launcher ends so, and with
+#                     another code if --ft-no-restart-exit-code says so: then NO_RESTART_EXIT_CODE is to say it, too
 # with another        it has failed: the next one goes on, until MAX_FAILURES (3) is reached
 #
 # At most MAX_JOBS (100) jobs are run, so that a training that never writes the flag doesn't go on for ever. SIGTERM,
 # SIGINT and SIGHUP are passed on to the job, and no other is started.
 #
-# Exit code: 0 the training is finished; that of the last job if it failed; 1 too many jobs; 2 a mistake; 128 + n
-# stopped by signal n.
+# Exit code: 0 the training is finished; that of the last job if it failed; 1 too many jobs; 2 a mistake; 93 no
+# progress; 128 + n stopped by signal n.
 set -uo pipefail
 set -m # jobs get a process group of their own: Ctrl-C then reaches them once, through the trap below
 
@@ -29,6 +31,7 @@ say() { printf '[launch.sh] %s\n' "$*" >&2; }
 flag=${FAULT_TOL_FINISHED_FLAG_FILE:-}
 max_failures=${MAX_FAILURES:-3}
 max_jobs=${MAX_JOBS:-100}
+no_restart=${NO_RESTART_EXIT_CODE:-93}
 if [[ -z $flag || $# -eq 0 || ! $max_failures =~ ^[0-9]+$ || ! $max_jobs =~ ^[0-9]+$ ]]; then
     say "usage: FAULT_TOL_FINISHED_FLAG_FILE=FILE [MAX_FAILURES=3] [MAX_JOBS=100] $0 COMMAND..."
     exit 2
@@ -83,6 +86,10 @@ for ((job = 1; job <= max_jobs; job++)); do
     2)
         say "job $job ended with exit code 2, a mistake that another job would meet again"
         exit 2
+        ;;
+    "$no_restart")
+        say "job $job ended with exit code $code: it gets no further, and another job wouldn't either"
+        exit "$code"
         ;;
     *)
         failures=$((failures + 1))

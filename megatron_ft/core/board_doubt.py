@@ -12,7 +12,13 @@ __all__ = ["contradiction"]
 
 _FIXED = ("cycle", "rank", "pid", "start_ns", "warmup_iterations", "epoch")
 _COUNTS = ("iterations_seen", "heartbeats", "ring_head", "timeouts_version")
-_STAMPS = ("last_heartbeat_ns", "last_transition_ns", "first_iteration_at_ns", "first_step_at_ns")
+_STAMPS = (
+    "last_heartbeat_ns",
+    "last_transition_ns",
+    "first_iteration_at_ns",
+    "first_step_at_ns",
+    "warm_up_over_ns",
+)
 _TIMEOUTS = (
     "initial_heartbeat_timeout_ns",
     "heartbeat_timeout_ns",

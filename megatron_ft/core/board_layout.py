@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-MAGIC = 0x4D46545F424F0004
+MAGIC = 0x4D46545F424F0005
 """'MFT_BO' and the layout's version: a board of another version isn't read."""
 WORD_MASK = 2**64 - 1
 NO_TIMEOUT = WORD_MASK
@@ -42,10 +42,11 @@ W_EPOCH = 20  # (monitor) raised when the monitor had to renew a damaged board
 W_RING_HEAD = 21
 W_RANK = 22
 W_PID = 23
-W_FIRST_STEP_AT = 24  # when the second iteration began, and the first was over
+W_FIRST_STEP_AT = 24  # when the second iteration or "step" began, and the first was over
 W_STACK_SIGNAL = 25  # the signal that makes this rank write its stacks; 0: none
 W_MAIN_THREAD = 26  # threading.get_ident() of its main thread
 W_LOGGED_HEAD = 27  # (monitor) events before this number are in the event log
+W_WARM_UP_OVER_AT = 28  # when the first iteration after those of the warm-up began
 
 CLOSING = int.from_bytes(b"is over!", "little")
 """No stray write makes that: a board that is renewed keeps it, because nobody would write it again."""
@@ -54,7 +55,7 @@ FLAG_SUBSEQUENT_IS_EXPLICIT = 2
 
 SECTION_TABLE = 32
 SECTION_WORDS = 16
-MAX_SECTIONS = 64
+MAX_SECTIONS = 64 + 8  # as many as may be configured, and those that our hooks add
 NAME_BYTES = 64
 S_OPENED_AT = 8  # after the 8 words of the name
 S_OPEN_COUNT = 9
@@ -121,6 +122,7 @@ class BoardSnapshot(NamedTuple):
     first_step_at_ns: int = 0
     stack_signal: int = 0
     main_thread: int = 0
+    warm_up_over_ns: int = 0
 
     @property
     def open_sections(self) -> tuple[SectionView, ...]:
@@ -148,6 +150,7 @@ def decode(raw: bytes | memoryview, now_ns: int) -> BoardSnapshot:
     for what, word in (
         ("first iteration", W_FIRST_ITERATION_AT),
         ("first step", W_FIRST_STEP_AT),
+        ("end of the warm-up", W_WARM_UP_OVER_AT),
         ("last heartbeat", W_LAST_HEARTBEAT),
         ("last transition", W_LAST_TRANSITION),
         ("last look", W_LAST_LOOK),
@@ -186,6 +189,7 @@ def decode(raw: bytes | memoryview, now_ns: int) -> BoardSnapshot:
         first_step_at_ns=words[W_FIRST_STEP_AT],
         stack_signal=words[W_STACK_SIGNAL],
         main_thread=words[W_MAIN_THREAD],
+        warm_up_over_ns=words[W_WARM_UP_OVER_AT],
     )
 
 

@@ -2,6 +2,10 @@
 
 Whether there is enough data is decided after the collective, from values that are equal on all ranks: a rank
 that decided alone could leave the others waiting in it.
+
+Readiness and value are two things. Only an interval that has ended makes a timeout ready: five times the age of a
+section that nobody has ever closed would end a healthy rank. What goes on now counts in the value: a timeout below
+its age would end the rank the moment it takes force.
 """
 
 from __future__ import annotations
@@ -46,22 +50,33 @@ def calculate_heartbeats(
     """New heartbeat timeouts from this rank's longest "initial" and "subsequent" interval (seconds)."""
     current = {"initial": old.initial, "subsequent": old.subsequent}
     calculated = set(current) if old.were_calculated else set()
-    result = _calculate(observed, current, calculated, rule, max_over_ranks)
+    result = _calculate(observed, current, calculated, rule, max_over_ranks, {})
     if isinstance(result, NotReady):
         return result
     return HeartbeatTimeouts(result["initial"].timeout_s, result["subsequent"].timeout_s, True), result
 
 
 def calculate_sections(
-    observed: Mapping[str, float], old: SectionTimeouts, rule: Rule, max_over_ranks: MaxOverRanks
+    observed: Mapping[str, float],
+    old: SectionTimeouts,
+    rule: Rule,
+    max_over_ranks: MaxOverRanks,
+    going_on: Mapping[str, float] | None = None,
 ) -> tuple[SectionTimeouts, dict[str, Calculation]] | NotReady:
-    """New timeouts of the sections in ``observed`` (seconds); OUT_OF_SECTION among them is the time in none.
+    """New timeouts of the sections in ``observed``; OUT_OF_SECTION among them is the time in none.
 
     Sections that aren't in ``observed`` keep their timeout.
+
+    Args:
+        observed: the longest interval of this rank that has ended, in seconds, or NO_OBSERVATION.
+        old: the timeouts until now.
+        rule: factor and floor.
+        max_over_ranks: the collective.
+        going_on: the age in seconds of what this rank has open now.
     """
     current = {**old.section, OUT_OF_SECTION: old.out_of_section}
     calculated = old.calculated_sections | ({OUT_OF_SECTION} if old.is_out_of_section_calculated else set())
-    result = _calculate(observed, current, calculated, rule, max_over_ranks)
+    result = _calculate(observed, current, calculated, rule, max_over_ranks, going_on or {})
     if isinstance(result, NotReady):
         return result
     timeouts = {name: calculation.timeout_s for name, calculation in result.items()}
@@ -81,13 +96,17 @@ def _calculate(
     calculated: set[str],
     rule: Rule,
     max_over_ranks: MaxOverRanks,
+    going_on: Mapping[str, float],
 ) -> dict[str, Calculation] | NotReady:
-    longest, ranks = max_over_ranks(list(observed.values()))
-    missing = [name for name, value in zip(observed, longest, strict=True) if value < 0]
+    # one collective for both: what has ended, and the longest of that and what goes on
+    so_far = [max(value, going_on.get(name, NO_OBSERVATION)) for name, value in observed.items()]
+    maxima, ranks = max_over_ranks([*observed.values(), *so_far])
+    count = len(observed)
+    missing = [name for name, ended in zip(observed, maxima[:count], strict=True) if ended < 0]
     if missing:
         return NotReady(missing)
     result = {}
-    for name, value, rank in zip(observed, longest, ranks, strict=True):
+    for name, value, rank in zip(observed, maxima[count:], ranks[count:], strict=True):
         timeout = calculate_timeout(
             longest=value,
             safety_factor=rule.safety_factor,

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -32,6 +32,7 @@ class ConfigValues:
     Every assignment is validated; a refused one raises `ConfigError` (a ValueError) and changes nothing.
     The object knows which fields were set (`is_set`); copies, pickles, `to_dict` and YAML carry only those.
     `del cfg.field` puts a field's default back. `dataclasses.replace` sets every field: prefer `copy()`.
+    Fields that only nvidia-resiliency-ext knows are ignored with a warning, here as in files and on command lines.
     """
 
     initial_rank_heartbeat_timeout: float | None = 3600.0
@@ -66,10 +67,15 @@ class ConfigValues:
             # Defaults are class attributes; an instance stores its set fields and its own map of sections.
             self.__dict__["_assigned"] = set()
             self.__dict__["rank_section_timeouts"] = SectionTimeoutMap()
+            warn_of_ignored([name for name in values if name in REFERENCE_FIELDS])
             for name, value in values.items():
-                setattr(self, name, value)
+                if name not in REFERENCE_FIELDS:
+                    setattr(self, name, value)
 
     def __setattr__(self, name: str, value: object) -> None:
+        if name in REFERENCE_FIELDS:
+            warn_of_ignored([name])
+            return
         if name not in FIELDS:
             raise ConfigError(f"unknown field {show(name)} of {type(self).__name__}{nearest(name, FIELDS)}")
         self.__dict__[name] = check_value(name, value)
@@ -112,7 +118,7 @@ class ConfigValues:
         Unknown names are ignored, or raise ConfigError with `ignore_not_recognized=False`. Bad values always
         raise it.
         """
-        known = {name: value for name, value in kwargs.items() if name in FIELDS}
+        known = {name: value for name, value in kwargs.items() if name in FIELDS or name in REFERENCE_FIELDS}
         return cls(**(known if ignore_not_recognized else kwargs))
 
     @classmethod
@@ -146,6 +152,19 @@ class ConfigValues:
         return all(getattr(self, name) == getattr(other, name) for name in FIELDS)
 
     __hash__ = None  # type: ignore[assignment]  # mutable
+
+
+def describe_ignored(names: Iterable[str]) -> str:
+    """The warning about what a user has set and nothing here reads."""
+    return f"ignored, because only nvidia-resiliency-ext knows it: {', '.join(names)}"
+
+
+def warn_of_ignored(names: Sequence[str]) -> None:
+    """Give that warning, if there is anything to warn of."""
+    if names:
+        import warnings  # no monitor needs it
+
+        warnings.warn(describe_ignored(names), stacklevel=3)
 
 
 Layer = tuple[Mapping[str, Any], Callable[[str], str]]

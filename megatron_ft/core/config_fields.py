@@ -258,13 +258,14 @@ FIELDS: dict[str, FieldSpec] = {
         check=_timeout,
         read=_read_timeout,
         allowed=_TIMEOUT,
-        help="Longest time from the start of a rank to its first heartbeat, in seconds.",
+        help="Longest time from the start of a rank to its first heartbeat, in seconds. "
+        "Not for ranks that open sections and send no heartbeat.",
     ),
     "rank_heartbeat_timeout": FieldSpec(
         check=_timeout,
         read=_read_timeout,
         allowed=_TIMEOUT,
-        help="Longest time between two heartbeats of a rank, in seconds.",
+        help="Longest time between two heartbeats of a rank, in seconds. Only for ranks that send heartbeats.",
     ),
     "rank_section_timeouts": FieldSpec(
         check=_sections,
@@ -289,7 +290,7 @@ FIELDS: dict[str, FieldSpec] = {
         check=_floor,
         read=_read_number,
         allowed=f"a number of seconds from 0 to {MAX_SECONDS:.0e}",
-        help="A learned timeout is never below this, in seconds: no rank is killed for being fast.",
+        help="No learned timeout is enforced below this, in seconds: no rank is killed for being fast.",
     ),
     "workload_check_interval": FieldSpec(
         check=_seconds,

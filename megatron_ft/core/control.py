@@ -9,13 +9,13 @@ __all__ = ["WorkloadAction", "WorkloadControlRequest"]
 
 
 class WorkloadAction(enum.Enum):
-    """What the launcher is asked to do when the worker group ends."""
+    """What the launcher is asked to do when the worker group ends. The numbers are those of nvidia-resiliency-ext."""
 
-    Continue = "Continue"
+    Continue = 0
     """Nothing special: the restart policy decides, as if nobody had asked."""
-    ExcludeThisNode = "ExcludeThisNode"
+    ExcludeThisNode = 1
     """Restart, but without the node the request came from."""
-    ShutdownWorkload = "ShutdownWorkload"
+    ShutdownWorkload = 2
     """Don't restart: end the whole job."""
 
 

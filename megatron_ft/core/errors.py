@@ -9,6 +9,8 @@ FaultToleranceError
 
 from __future__ import annotations
 
+from megatron_ft.core.printable import printable
+
 _LONGEST_LINE = 1500
 
 
@@ -21,8 +23,7 @@ class ConfigError(FaultToleranceError, ValueError):
 
     def __init__(self, message: str = "") -> None:
         # what was given may hold anything, line feeds and what a terminal obeys included
-        shown = (each if each.isprintable() else each.encode("unicode_escape").decode() for each in message)
-        line = "".join(shown)
+        line = printable(message)
         # argparse lists all options that an abbreviation may mean: more than anybody reads
         super().__init__(line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}...")
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from megatron_ft.core.iterations import when
+from megatron_ft.core.printable import printable
+
 __all__ = ["evidence_text"]
 
 _WITNESS = "megatron_ft/rank/witness.py"
@@ -12,15 +15,16 @@ _WITNESS = "megatron_ft/rank/witness.py"
 
 def evidence_text(document: Mapping[str, Any]) -> str:
     """The readable form of an evidence document (see ``monitor.evidence`` and ``launcher.crash_evidence``)."""
-    return "\n".join(line.rstrip() for line in _lines(document)) + "\n"
+    return "\n".join(printable(line).rstrip() for line in _lines(document)) + "\n"
 
 
 def _lines(document: Mapping[str, Any]) -> Iterator[str]:
     yield document.get("summary", "")
     yield ""
     for name in ("rank", "local_rank", "host", "pid", "cycle", "iteration", "exit", "error"):
-        if document.get(name) not in (None, ""):
-            yield f"{name + ':':<14}{document[name]}"
+        value = document.get(name)
+        if value not in (None, ""):
+            yield f"{name + ':':<14}{when(value) if name == 'iteration' and type(value) is int else value}"
     board = document.get("board") or {}
     for section in board.get("open_sections") or ():
         timeout = section.get("timeout_s")
@@ -28,6 +32,8 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
         yield f"{'section:':<14}{section['name']}, open for {section['open_for_s']:.3f} s ({bound})"
     if board and not board.get("open_sections"):
         yield f"{'section:':<14}none, since {board.get('quiet_s', 0.0):.3f} s"
+    for lost in document.get("lost") or ():
+        yield f"{'lost:':<14}{lost}"
     yield from _process(document.get("process") or {})
     yield from _collectives(document.get("collectives") or {})
     yield from _stacks(document.get("stacks") or {})
@@ -55,7 +61,6 @@ def _process(facts: Mapping[str, Any]) -> Iterator[str]:
         return
     wchan = f" in {facts['wchan']}" if facts.get("wchan") not in (None, "", "0") else ""
     yield f"{'process:':<14}state {facts.get('state', '?')}{wchan}, {len(facts.get('threads') or ())} threads"
-    yield f"{'command:':<14}{facts.get('cmdline', '')}"
 
 
 def _collectives(answer: Mapping[str, Any]) -> Iterator[str]:

@@ -13,6 +13,8 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from megatron_ft.core.iterations import when
+
 __all__ = [
     "Cause",
     "CauseKind",
@@ -146,7 +148,7 @@ class Cause:
     @property
     def line(self) -> str:
         """The text with the iteration, where it is known, and the detail."""
-        line = self.text if self.iteration is None else f"{self.text} at iteration {self.iteration}"
+        line = self.text if self.iteration is None else f"{self.text} {when(self.iteration)}"
         return f"{line}, {self.detail}" if self.detail else line
 
 

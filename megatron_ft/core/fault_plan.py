@@ -14,6 +14,7 @@ from typing import Any
 
 from megatron_ft.core.config_fields import nearest, show
 from megatron_ft.core.errors import ConfigError
+from megatron_ft.core.iterations import when
 
 __all__ = [
     "DEFAULT_SLOWER_BY_S",
@@ -75,7 +76,7 @@ class PlannedFault:
             what += f" with code {self.exit_code}"
         if self.type == "slow":
             what += f", by {self.seconds:g} s for each step,"
-        return f"rank {self.rank} {what} at iteration {self.iteration} of cycle {self.cycle}"
+        return f"rank {self.rank} {what} {when(self.iteration)} of cycle {self.cycle}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +151,7 @@ def resolve(plan: FaultPlan, world_size: int) -> tuple[PlannedFault, ...]:
             raise ConfigError(f"{where}: rank must be below the number of ranks, {world_size}, not {fault.rank}")
         if due(resolved, fault.cycle, fault.rank, fault.iteration) is not None:
             raise ConfigError(
-                f"{where}: rank {fault.rank} already has one at iteration {fault.iteration} of cycle {fault.cycle}"
+                f"{where}: rank {fault.rank} already has one {when(fault.iteration)} of cycle {fault.cycle}"
             )
         resolved.append(fault)
     return tuple(resolved)

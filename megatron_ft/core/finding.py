@@ -22,6 +22,9 @@ Waits = Mapping[int, frozenset[int]]
 
 _MOST = 0.5
 """A cause has been where it is for at least this share of the time that the overdue rank has."""
+_ALIKE, _ALIKE_S = 0.1, 0.25
+"""Found hung by its own monitor within this share of the overdue rank's time, or these seconds, a rank is stuck as long
+as that one: ranks reach the same line some milliseconds apart, and steps and pauses differ by more."""
 _SHOWN = 4
 
 
@@ -53,7 +56,7 @@ def find(notes: Sequence[RankNote], *, elapsed_s: float, are_all: bool = True) -
         (rank,) = suspects
         told = [place(by_rank[rank]), _others(waiting, by_rank)]
         return Finding(rank=rank, waiting=waiting, text="; ".join(part for part in told if part))
-    named = sorted(suspects or {note.rank for note in notes if note.found_hung})
+    named = sorted(suspects or {note.rank for note in notes if _is_stuck(note, elapsed_s)})
     return Finding(rank=None, candidates=tuple(named), waiting=waiting, text=_undecided(named, by_rank))
 
 
@@ -116,6 +119,9 @@ def _suspects(notes: Sequence[RankNote], waits: Waits, elapsed_s: float) -> tupl
     raised = {note.rank for note in notes if note.raised and not tells_of_a_lost_peer(note.raised)}
     if raised:
         return raised, True
+    bereft = {note.rank for note in notes if note.lost and note.waits_for_process and _is_still(note, elapsed_s)}
+    if bereft:
+        return bereft, True
     waited_for = frozenset().union(*waits.values())
     if not waited_for:
         return _overdue(notes, elapsed_s), True
@@ -147,7 +153,7 @@ def _narrowed(roots: Sequence[RankNote], elapsed_s: float) -> tuple[set[int], bo
 
     One that has moved a moment ago is no cause for certain, though it be the only one.
     """
-    still = [note for note in roots if note.gone or note.found_hung or note.quiet_s >= _MOST * elapsed_s]
+    still = [note for note in roots if note.gone or note.found_hung or _is_still(note, elapsed_s)]
     if not still:
         return {note.rank for note in roots}, False
     iterations = [note.iteration for note in still if note.iteration is not None]
@@ -157,8 +163,8 @@ def _narrowed(roots: Sequence[RankNote], elapsed_s: float) -> tuple[set[int], bo
 
 
 def _overdue(notes: Sequence[RankNote], elapsed_s: float) -> set[int]:
-    """Where nobody is seen to wait: who was found hung, unless somebody has been an iteration behind for most of it."""
-    hung = [note for note in notes if note.found_hung]
+    """Where nobody is seen to wait: who is stuck, unless somebody has been an iteration behind for most of it."""
+    hung = [note for note in notes if _is_stuck(note, elapsed_s)]
     known = [note.iteration for note in hung if note.iteration is not None]
     if known:
         behind = [
@@ -166,7 +172,7 @@ def _overdue(notes: Sequence[RankNote], elapsed_s: float) -> set[int]:
             for note in notes
             if note.iteration is not None
             and note.iteration < min(known)
-            and note.quiet_s >= _MOST * elapsed_s
+            and _is_still(note, elapsed_s)
             and not (note.closing or note.gone)
         ]
         if behind:
@@ -174,6 +180,19 @@ def _overdue(notes: Sequence[RankNote], elapsed_s: float) -> set[int]:
         hung = [note for note in hung if note.iteration in (None, min(known))]
     # where a rank waits in a collective and nobody is missing from it, the rank isn't the cause of that
     return {note.rank for note in hung if not (note.in_flight or note.seems_to_wait)}
+
+
+def _is_still(note: RankNote, elapsed_s: float) -> bool:
+    """Whether a rank has been where it is for most of the time that the overdue rank has."""
+    return note.quiet_s >= _MOST * elapsed_s
+
+
+def _is_stuck(note: RankNote, elapsed_s: float) -> bool:
+    """Whether a rank was found hung, or is about to be: which monitor was first is chance."""
+    if note.found_hung:
+        return True
+    is_due = note.left_s is not None and note.left_s <= max(_ALIKE * elapsed_s, _ALIKE_S)
+    return is_due and _is_still(note, elapsed_s) and not (note.closing or note.gone)
 
 
 def _others(waiting: Sequence[int], by_rank: Mapping[int, RankNote]) -> str:
@@ -194,5 +213,16 @@ def _undecided(ranks: Sequence[int], by_rank: Mapping[int, RankNote]) -> str:
     """The candidates and where they are."""
     places = {rank: place(by_rank[rank]) if rank in by_rank else "of which nothing is known" for rank in ranks[:_SHOWN]}
     told = "; ".join(f"rank {rank} {where}" for rank, where in places.items())
-    more = f"; and {len(ranks) - _SHOWN} more" if len(ranks) > _SHOWN else ""
+    more = f"; candidates: ranks {', '.join(_spans(ranks))}" if len(ranks) > _SHOWN else ""
     return f"the evidence doesn't tell who began it: {told}{more}"
+
+
+def _spans(ranks: Sequence[int]) -> list[str]:
+    """Ascending ranks, those that follow each other together: "0-7", "9"."""
+    spans: list[list[int]] = []
+    for rank in ranks:
+        if spans and rank == spans[-1][-1] + 1:
+            spans[-1] = [spans[-1][0], rank]
+        else:
+            spans.append([rank])
+    return ["-".join(map(str, span)) for span in spans]

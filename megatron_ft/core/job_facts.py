@@ -60,6 +60,7 @@ class JobFacts:
     run_id: str
     launcher_pid: int
     log_dir: str
+    """Empty: no logs are written."""
     started_ns: int
     phase: Phase
     cycle: int | None

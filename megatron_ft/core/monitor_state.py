@@ -6,32 +6,35 @@ Rules
 -----
 * Every open section is judged by ``now - opened at``; an overdue outer section is a hang even if an inner
   one is young. Only if none is open, ``now - last transition`` counts against the out-of-section timeout.
-* Heartbeat timeouts that the user set always apply. The default ones apply only to a rank that has sent a
-  heartbeat or has opened no section, so that a job with sections only isn't ended after the default hour.
+* Heartbeat timeouts, the user's like the default ones, apply to a rank that has sent a heartbeat or has opened no
+  section: one that opens sections and sends no heartbeat isn't judged by them.
 * During warm-up (see :func:`_is_warming_up`) "step" and the time out of section aren't judged.
 * A verdict is read twice, a moment apart, before it counts.
 * Time in which the whole node stood still isn't the rank's. The monitor can't see such time, but it notices
   two signs of it: it wakes much later than it asked, or it receives SIGCONT. Either way the node may have
-  stood still at any moment since the last look, so all of that gap is taken off every interval.
+  stood still at any moment since the last look, so all of that gap is taken off every interval. Of one that only
+  lateness tells of, that is sure of the lateness itself; of the sleep before it, of which it is a guess, an interval
+  gets no more than :func:`_most_doubt` in all, so that a node that is merely busy hides no hang.
 """
 
 from __future__ import annotations
 
 import enum
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from megatron_ft.core.board_layout import (
-    FLAG_INITIAL_IS_EXPLICIT,
-    FLAG_SUBSEQUENT_IS_EXPLICIT,
-    BoardSnapshot,
-)
+from megatron_ft.core.board_layout import BoardSnapshot
 
 CONFIRM_AFTER_NS = 10_000_000
 """From the first overdue reading to the second, which makes the verdict."""
 MIN_SLEEP_NS = 5_000_000
 """Least sleep while nothing is overdue, so that absurdly small timeouts don't make a busy loop."""
+_MOST_PUT_OFF = 5
+"""So often in a row lateness alone makes a first reading of what should have been the second."""
+_DOUBT_NS = 10_000_000_000
+_DOUBT_SHARE = 4
 _MAX_TOLERANCE_NS = 100_000_000
 _MIN_TOLERANCE_NS = 20_000_000
 _MAX_GAPS = 64
@@ -96,6 +99,17 @@ class _Suspect(NamedTuple):
     confirm_at_ns: int
 
 
+class Gap(NamedTuple):
+    """A span in which the node stood still, or may have; of several in one, what is between them is neither."""
+
+    start_ns: int
+    end_ns: int
+    lost_ns: int
+    """How much of it nobody is to be charged with."""
+    doubtful_ns: int
+    """How much more of it may have been lost."""
+
+
 @dataclass
 class MonitorState:
     """What the monitor remembers between two looks at one board."""
@@ -103,9 +117,11 @@ class MonitorState:
     check_interval_ns: int
     last_look_ns: int
     asked_ns: int | None = None
-    gaps: list[tuple[int, int]] = field(default_factory=list)
-    """Spans in which the node may have stood still, in order, without overlap."""
+    gaps: list[Gap] = field(default_factory=list)
+    """In order, without overlap."""
     suspect: _Suspect | None = None
+    put_off: int = 0
+    """How often in a row a second reading came so late that it counted as a first one."""
     dismissed: Interval | None = None
     """Overdue, known, and left alone: it isn't judged again as long as it lasts."""
 
@@ -129,7 +145,7 @@ def look(state: MonitorState, board: BoardSnapshot, now_ns: int, *, was_stopped:
     for interval in running_intervals(board):
         if interval == state.dismissed:
             continue
-        deadline = interval.since_ns + interval.timeout_ns + _stood_still(state, interval.since_ns)
+        deadline = interval.since_ns + interval.timeout_ns + _stood_still(state, interval)
         if now_ns >= deadline and (overdue is None or deadline < overdue[0]):
             overdue = (deadline, interval)
         if nearest is None or deadline < nearest:
@@ -138,6 +154,7 @@ def look(state: MonitorState, board: BoardSnapshot, now_ns: int, *, was_stopped:
     if overdue is not None:
         return _judge_overdue(state, board, overdue[1], now_ns)
     state.suspect = None
+    state.put_off = 0
     bounds = [now_ns + state.check_interval_ns]
     if smallest is not None:
         bounds.append(now_ns + max(smallest, MIN_SLEEP_NS))
@@ -159,7 +176,9 @@ def dismiss(state: MonitorState, verdict: Verdict) -> None:
 
 def excuse(state: MonitorState, since_ns: int, now_ns: int) -> None:
     """Count the time from ``since_ns`` on, in which nobody was to judge, for nobody's. Changes ``state``."""
-    _add_gap(state, max(since_ns, state.gaps[-1][1] if state.gaps else 0), now_ns)
+    start_ns = max(since_ns, state.gaps[-1].end_ns if state.gaps else 0)
+    _add_gap(state, Gap(start_ns, now_ns, now_ns - start_ns, 0))
+    state.suspect = None
     state.last_look_ns = max(state.last_look_ns, now_ns)
     state.asked_ns = None
 
@@ -169,7 +188,7 @@ def _judge_overdue(state: MonitorState, board: BoardSnapshot, interval: Interval
         kind=interval.kind,
         section=interval.section,
         since_ns=interval.since_ns,
-        elapsed_ns=now_ns - interval.since_ns - _stood_still(state, interval.since_ns),
+        elapsed_ns=now_ns - interval.since_ns - _stood_still(state, interval),
         timeout_ns=interval.timeout_ns,
         iteration=board.iteration,
         open_sections=tuple(s.name for s in board.open_sections),
@@ -197,19 +216,16 @@ def running_intervals(board: BoardSnapshot) -> Iterator[Interval]:
             yield Interval(HangKind.SECTION, section.name, section.opened_at_ns, section.timeout_ns)
     out_of_section_ns = _longest_timeout(board) if is_blank(board) else board.out_of_section_timeout_ns
     if not any_open and not warming_up and out_of_section_ns is not None:
-        since = max(board.last_transition_ns, board.start_ns)
+        since = max(board.last_transition_ns, board.start_ns, board.warm_up_over_ns)
         yield Interval(HangKind.OUT_OF_SECTION, None, since, out_of_section_ns)
 
     may_have_opened = any_opened or (is_blank(board) and bool(board.sections))
-    uses_heartbeats = board.heartbeats > 0 or not may_have_opened
     if board.heartbeats == 0:
         kind, since, timeout = HangKind.INITIAL_HEARTBEAT, board.start_ns, board.initial_heartbeat_timeout_ns
-        explicit = board.heartbeat_flags & FLAG_INITIAL_IS_EXPLICIT
     else:
         kind, since, timeout = HangKind.HEARTBEAT, board.last_heartbeat_ns, board.heartbeat_timeout_ns
-        explicit = board.heartbeat_flags & FLAG_SUBSEQUENT_IS_EXPLICIT
     # a heartbeat's count is written before its stamp: no stamp yet is not "since the epoch"
-    if timeout is not None and (explicit or uses_heartbeats) and since:
+    if timeout is not None and since and (board.heartbeats or not may_have_opened):
         yield Interval(kind, None, since, timeout)
 
 
@@ -237,10 +253,10 @@ def _longest_timeout(board: BoardSnapshot) -> int | None:
 def _is_warming_up(board: BoardSnapshot) -> bool:
     """Whether the first iterations, which are slower (compilation, allocation), are still going on.
 
-    They end with the given number of reported iterations or with the first "step". A job that has neither
-    iterations nor a section "step" has no warm-up.
+    They end when the iteration after the given number of them begins (an iteration is reported as it begins), or with
+    the first "step". A job that has neither iterations nor a section "step" has no warm-up.
     """
-    if board.warmup_iterations == 0 or board.iterations_seen >= board.warmup_iterations:
+    if board.warmup_iterations == 0 or board.iterations_seen > board.warmup_iterations:
         return False
     steps = [section for section in board.sections if section.name == STEP]
     if any(section.open_count for section in steps):
@@ -265,25 +281,44 @@ def _note_gap(state: MonitorState, smallest: int | None, now_ns: int, was_stoppe
     tolerance = _MAX_TOLERANCE_NS
     if smallest is not None:
         tolerance = min(max(smallest // 10, _MIN_TOLERANCE_NS), _MAX_TOLERANCE_NS)
-    late = 0 if state.asked_ns is None else now_ns - state.asked_ns
-    if (was_stopped or late > tolerance) and now_ns > state.last_look_ns:
-        _add_gap(state, state.last_look_ns, now_ns)
+    late_ns = 0 if state.asked_ns is None else now_ns - state.asked_ns
+    passed_ns = now_ns - state.last_look_ns
+    if passed_ns <= 0 or not (was_stopped or late_ns > tolerance):
+        return
+    lost_ns = passed_ns if was_stopped else min(late_ns, passed_ns)
+    _add_gap(state, Gap(state.last_look_ns, now_ns, lost_ns, passed_ns - lost_ns))
+    # between the two readings the rank must have had time to go on
+    if was_stopped or state.put_off < _MOST_PUT_OFF:
+        state.put_off += state.suspect is not None
+        state.suspect = None
 
 
-def _add_gap(state: MonitorState, start_ns: int, end_ns: int) -> None:
-    state.gaps.append((start_ns, end_ns))
-    state.suspect = None
-    if len(state.gaps) > _MAX_GAPS:
-        # two oldest become one that also spans the time between them: errs towards patience
-        (start, _), (_, end) = state.gaps[:2]
-        state.gaps[:2] = [(start, end)]
+def _add_gap(state: MonitorState, gap: Gap) -> None:
+    state.gaps.append(gap)
+    if len(state.gaps) <= _MAX_GAPS:
+        return
+    # the longer ago, the longer the spans: what isn't known then is when in its span something that began in it did
+    pairs = list(itertools.pairwise(state.gaps))
+    shares = [(newer.end_ns - older.start_ns) / (gap.end_ns - older.start_ns) for older, newer in pairs]
+    at = shares.index(min(shares))
+    older, newer = pairs[at]
+    lost_ns, doubtful_ns = older.lost_ns + newer.lost_ns, older.doubtful_ns + newer.doubtful_ns
+    state.gaps[at : at + 2] = [Gap(older.start_ns, newer.end_ns, lost_ns, doubtful_ns)]
 
 
-def _stood_still(state: MonitorState, since_ns: int) -> int:
-    """How much of the time from ``since_ns`` on lies in gaps."""
-    total_ns = 0
-    for start, end in reversed(state.gaps):  # in order: the ones before are older still
-        if end <= since_ns:
+def _stood_still(state: MonitorState, interval: Interval) -> int:
+    """How much of the time since an interval began isn't charged to it."""
+    lost_ns = doubtful_ns = 0
+    for gap in reversed(state.gaps):  # in order: the ones before are older still
+        if gap.end_ns <= interval.since_ns:
             break
-        total_ns += end - max(start, since_ns)
-    return total_ns
+        span_ns = gap.end_ns - max(gap.start_ns, interval.since_ns)
+        lost_of_it_ns = min(gap.lost_ns, span_ns)
+        lost_ns += lost_of_it_ns
+        doubtful_ns += min(gap.doubtful_ns, span_ns - lost_of_it_ns)
+    return lost_ns + min(doubtful_ns, _most_doubt(interval.timeout_ns))
+
+
+def _most_doubt(timeout_ns: int) -> int:
+    """A quarter of the timeout, and as a short one is looked at more often, ten seconds of it, or all."""
+    return min(timeout_ns, max(_DOUBT_NS, timeout_ns // _DOUBT_SHARE))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,8 @@ __all__ = [
     "collectives_of",
     "is_in_checkpoint_write",
     "is_in_library",
+    "is_waiting_for_process",
+    "lost_process",
     "place",
     "stack_wait",
 ]
@@ -28,6 +31,7 @@ _NEAR = 10
 """So many innermost calls are looked at for what a thread waits in."""
 _MOST_RANKS = 1 << 20
 _C10D = "torch/distributed/distributed_c10d.py"
+_PROCESSES = ("/multiprocessing/", "/concurrent/futures/process.py", "/subprocess.py")
 _CHECKPOINTS = ("/dist_checkpointing/", "torch/distributed/checkpoint/")
 
 
@@ -78,6 +82,7 @@ class RankNote:
     Args:
         section: the outermost one that is open; open_s: for how long it is, or how long none is open.
         quiet_s: seconds since its last section event.
+        left_s: seconds until the first of its timeouts is over, negative if one is; None if none runs.
         found_hung: its own monitor found it overdue.
         state: of its process as /proc has it: "R", "S", "D", "T"; empty where that isn't known.
         is_busy: its main thread used its processor while it was looked at.
@@ -90,6 +95,8 @@ class RankNote:
         enqueued: "backend/group" -> number of the last collective it has entered.
         closing: it had ended its monitoring; gone: its process had ended.
         raised: the exception that it ends of, "type: message"; that may take it long, or for ever.
+        lost: its processes that have ended badly, and that it hasn't asked after, as ``lost_process`` has them.
+        waits_for_process: its stack is where Python waits for a process, or for what one sends.
     """
 
     rank: int
@@ -116,6 +123,9 @@ class RankNote:
     closing: bool = False
     gone: bool = False
     raised: str = ""
+    left_s: float | None = None
+    lost: tuple[str, ...] = ()
+    waits_for_process: bool = False
 
     @property
     def is_stopped(self) -> bool:
@@ -155,6 +165,7 @@ class RankNote:
         """
         groups = {name: _unpacked(ranks) for name, ranks in document.get("groups", {}).items()}
         values = _known(cls, document)
+        values["lost"] = tuple(document.get("lost", ()))
         values["in_flight"] = tuple(
             Collective(**{**_known(Collective, each), "ranks": groups.get(each["group"], ())})
             for each in document.get("in_flight", ())
@@ -212,6 +223,22 @@ def stack_wait(frames: Sequence[Frame]) -> str:
     return ""
 
 
+def is_waiting_for_process(frames: Sequence[Frame]) -> bool:
+    """Whether a stack (innermost call first) is where Python waits for another process, or for what one sends."""
+    return any(part in frame.file for frame in frames[:_NEAR] for part in _PROCESSES)
+
+
+def lost_process(pid: int, name: str, exitcode: int) -> str:
+    """A process that ended badly, in words; ``exitcode`` as ``subprocess`` has it."""
+    if exitcode >= 0:
+        return f"process {pid} ({name}), which exited with code {exitcode}"
+    try:
+        how = signal.Signals(-exitcode).name
+    except ValueError:
+        how = f"signal {-exitcode}"
+    return f"process {pid} ({name}), which was killed by {how}"
+
+
 def is_in_checkpoint_write(frames: Sequence[Frame]) -> bool:
     """Whether a stack is in one of torch's or Megatron's checkpoint writers."""
     return any(
@@ -222,7 +249,14 @@ def is_in_checkpoint_write(frames: Sequence[Frame]) -> bool:
 
 
 def place(note: RankNote) -> str:
-    """Where a rank is, in words: "in loader.py:88 next_batch"."""
+    """Where a rank is, in words: "in loader.py:88 next_batch", and which processes it has lost."""
+    if not note.lost or note.gone:
+        return _place(note)
+    more = f", and {len(note.lost) - 1} more" if len(note.lost) > 1 else ""
+    return _joined(f"{'waits for' if note.waits_for_process else 'has lost'} its {note.lost[0]}{more}", _place(note))
+
+
+def _place(note: RankNote) -> str:
     where = f"in {note.frame}" if note.frame else ""
     if note.inner and note.inner != note.frame:
         where += f" ({note.inner})"

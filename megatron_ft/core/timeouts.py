@@ -3,13 +3,14 @@
 The rule (the same for heartbeats and sections): per rank the longest observed interval, over ranks the
 maximum, times ``safety_factor``. If the current value was itself calculated, the new one is the mean of the
 two, an exponential moving average with weight 0.5, so that one slow checkpoint doesn't throw the timeout
-about; a value that came from the configuration is replaced. All values are seconds; ``None`` is infinite.
+about, but never less than what was just observed; a value that came from the configuration is replaced.
+No calculated value is enforced below ``calculated_timeout_floor``. All values are seconds; ``None`` is infinite.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from megatron_ft.core.errors import ConfigError
@@ -38,6 +39,12 @@ class HeartbeatTimeouts:
         """Both are set, so a hang at any time would be noticed."""
         return self.initial is not None and self.subsequent is not None
 
+    def enforced(self, floor_s: float) -> HeartbeatTimeouts:
+        """What a rank is judged by: calculated values, but none below ``floor_s``; configured ones as they are."""
+        if not self.were_calculated:
+            return self
+        return replace(self, initial=_at_least(floor_s, self.initial), subsequent=_at_least(floor_s, self.subsequent))
+
 
 @dataclass
 class SectionTimeouts:
@@ -64,6 +71,20 @@ class SectionTimeouts:
         """Every section's and the out-of-section timeout came from observed intervals."""
         return self.is_out_of_section_calculated and set(self.section) <= set(self.calculated_sections)
 
+    def enforced(self, floor_s: float) -> SectionTimeouts:
+        """What a rank is judged by: calculated values, but none below ``floor_s``; configured ones as they are."""
+        raised = {name: _at_least(floor_s, self.section[name]) for name in self.calculated_sections}
+        out = self.out_of_section
+        return replace(
+            self,
+            section={**self.section, **raised},
+            out_of_section=_at_least(floor_s, out) if self.is_out_of_section_calculated else out,
+        )
+
+
+def _at_least(floor_s: float, timeout: float | None) -> float | None:
+    return None if timeout is None else max(timeout, floor_s)
+
 
 def calculate_timeout(
     *,
@@ -80,12 +101,19 @@ def calculate_timeout(
     assert longest >= 0.0, longest
     fresh = safety_factor * longest
     if current is not None and current_was_calculated:
-        fresh = _EMA_WEIGHT * current + (1.0 - _EMA_WEIGHT) * fresh
+        # an interval that was just seen, and was healthy, may come again: with a factor below 2 the mean could be less
+        fresh = max(_EMA_WEIGHT * current + (1.0 - _EMA_WEIGHT) * fresh, longest)
     return max(fresh, floor)
 
 
-def state_to_dict(heartbeats: HeartbeatTimeouts | None, sections: SectionTimeouts | None) -> dict[str, Any]:
-    """The calculated timeouts only, JSON-serialisable, in the form that existing state files have."""
+def state_to_dict(
+    heartbeats: HeartbeatTimeouts | None, sections: SectionTimeouts | None, *, with_configured: bool = False
+) -> dict[str, Any]:
+    """The calculated timeouts only, JSON-serialisable, in the form that existing state files have.
+
+    ``with_configured`` adds the configured timeouts of the other sections, and of the time in none:
+    nvidia-resiliency-ext takes the values of a state for all that there are.
+    """
     current: dict[str, Any] = {}
     if heartbeats is not None and heartbeats.were_calculated:
         current["heartbeat"] = {
@@ -95,10 +123,10 @@ def state_to_dict(heartbeats: HeartbeatTimeouts | None, sections: SectionTimeout
         }
     if sections is not None and (sections.calculated_sections or sections.is_out_of_section_calculated):
         names = sorted(sections.calculated_sections)
-        out_of_section = sections.out_of_section if sections.is_out_of_section_calculated else None
+        has_out_of_section = with_configured or sections.is_out_of_section_calculated
         current["section"] = {
-            "section": {name: sections.section[name] for name in names},
-            "out_of_section": out_of_section,
+            "section": dict(sections.section) if with_configured else {name: sections.section[name] for name in names},
+            "out_of_section": sections.out_of_section if has_out_of_section else None,
             "calculated_sections": names,
             "is_out_of_section_calculated": sections.is_out_of_section_calculated,
         }

@@ -18,7 +18,7 @@ from megatron_ft.integrations.lightning_faults import SimulatedFaultParams
 from megatron_ft.integrations.lightning_finished import look_at, why_finished
 from megatron_ft.integrations.lightning_packages import LightningCallback, is_tuner_exit
 from megatron_ft.ipc.whole_file import write_whole
-from megatron_ft.rank import agreement, learning, say, tolerant
+from megatron_ft.rank import agreement, learning, say, tolerant, user_code
 from megatron_ft.rank.client import RankMonitorClient
 from megatron_ft.rank.save_dir import why_unusable
 
@@ -91,6 +91,7 @@ class FitCallback(LightningCallback):
             )
         self._fit = Fit()
         client = self.fault_tol_client = RankMonitorClient()
+        user_code.note_iterations(True)
         try:
             client.init_workload_monitoring()
             self._prepare(trainer, client)

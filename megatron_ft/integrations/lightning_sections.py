@@ -182,7 +182,7 @@ class FaultToleranceSectionsCallback(FitCallback):
             return
         if not isinstance(request, WorkloadControlRequest):
             raise TypeError(f"exc_handling_policy must return a WorkloadControlRequest or None, not {show(request)}")
-        self.logger.info("FT: %s was raised: %s is asked for", type(exception).__name__, request.action.value)
+        self.logger.info("FT: %s was raised: %s is asked for", type(exception).__name__, request.action.name)
         if request.action is WorkloadAction.ShutdownWorkload:
             why = request.description or type(exception).__name__
             self._write_flag(f"the workload was shut down on request: {why}")

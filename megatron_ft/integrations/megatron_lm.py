@@ -23,6 +23,7 @@ from megatron_ft import fault_tolerance as ft
 from megatron_ft.core.config_fields import show
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.fault_plan import FAULT_TYPES, RANDOM
+from megatron_ft.rank.mistakes import no_restart_for_mistakes
 
 __all__ = [
     "add_ft_args",
@@ -167,10 +168,13 @@ def maybe_setup_simulated_fault() -> None:
     (a random one), and seconds, to which up to 20 % are added. A collective if something is left to chance.
 
     Raises:
-        ConfigError: the variable or the flags can't be right (a ValueError); on all ranks alike.
+        ConfigError: the variable or the flags can't be right (a ValueError); on all ranks alike. The launcher was told
+            not to restart.
     """
     description = os.environ.get(FAULT_VARIABLE, "")
-    ft.maybe_setup_simulated_fault(_settings_from_variable(description) if description.strip() else _settings)
+    with no_restart_for_mistakes():
+        settings = _settings_from_variable(description) if description.strip() else _settings
+    ft.maybe_setup_simulated_fault(settings)
 
 
 def _live_state() -> ft.GlobalState:

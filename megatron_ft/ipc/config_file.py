@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from megatron_ft.core.config import ConfigValues, Layer, strict_from_mapping
+from megatron_ft.core.config import ConfigValues, Layer, strict_from_mapping, warn_of_ignored
 from megatron_ft.core.config_fields import FIELDS, check_value, parse_text
 from megatron_ft.core.errors import ConfigError
+from megatron_ft.core.reference_names import REFERENCE_FIELDS
 from megatron_ft.ipc.whole_file import write_whole
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class FaultToleranceConfig(ConfigValues):
         """The configuration of the file's ``fault_tolerance`` section.
 
         Raises ConfigError for a file without one, for bad values, and, with `ignore_not_recognized=False`,
-        for keys that this class doesn't know.
+        for keys that nobody knows. Those that only nvidia-resiliency-ext knows are ignored with a warning.
         """
         section = read_section(cfg_path)
         if section is None:
@@ -95,10 +96,9 @@ def _convert_argument(name: str, value: Any) -> Any:
 def _known_values(section: FileSection, ignore_not_recognized: bool) -> dict[str, Any]:
     values = section.values
     if ignore_not_recognized:
-        values = {name: value for name, value in values.items() if name in FIELDS}
+        values = {name: value for name, value in values.items() if name in FIELDS or name in REFERENCE_FIELDS}
     checked, foreign = strict_from_mapping(values, section.where)
-    if foreign:
-        raise ConfigError(f"{section.where(foreign[0])}: only nvidia-resiliency-ext knows {foreign[0]!r}")
+    warn_of_ignored([f"{name} ({section.where(name)})" for name in foreign])
     return checked
 
 

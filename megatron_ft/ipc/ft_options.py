@@ -43,6 +43,7 @@ def add_ft_options(parser: argparse.ArgumentParser) -> None:
         spellings = [word for word in _field_spellings(name) if word not in parser._option_string_actions]
         if name != "restart_policy":
             group.add_argument(*spellings, action=_Ignore, help=argparse.SUPPRESS)
+    _refuse_abbreviations(parser, group)
 
 
 def with_hint(message: str, parser: argparse.ArgumentParser) -> str:
@@ -67,6 +68,19 @@ def as_text(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _refuse_abbreviations(parser: argparse.ArgumentParser, group: argparse._ArgumentGroup) -> None:
+    """Of the options of ``group``, that is. argparse takes any beginning that only one option has: with ours beside
+    them, what torchrun takes for one of its own (``--te 3``) would be ambiguous, or become ours.
+    """
+    find = parser._get_option_tuples
+    ours = {id(action) for action in group._group_actions}
+
+    def find_others(text: str) -> list[Any]:
+        return [found for found in find(text) if id(found[0]) not in ours]
+
+    parser._get_option_tuples = find_others  # type: ignore[assignment, method-assign]
 
 
 def _add_field_options(group: argparse._ArgumentGroup) -> None:

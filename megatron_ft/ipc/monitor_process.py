@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from megatron_ft.ipc.event_log import DEFAULT_LOG_MAX_BYTES
+from megatron_ft.ipc.open_files import give_back_to
 
 # Isolated (-I) and without site (-S): neither the user's PYTHONPATH, nor a file named json.py in his working
 # directory, nor anything a .pth file imports gets into the monitor. It needs the standard library and us.
@@ -72,7 +73,7 @@ def spawn(
     if attached is not None:
         argv += ["--attached", json.dumps(attached._asdict())]
         fds += attached.fds
-    return subprocess.Popen(
+    process = subprocess.Popen(
         argv,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL if launcher_fd is not None else None,
@@ -81,3 +82,5 @@ def spawn(
         start_new_session=True,
         close_fds=True,
     )
+    give_back_to(process.pid)
+    return process

@@ -1,29 +1,52 @@
-"""What the kernel tells of a process that hangs, from /proc: each part as far as it may be read."""
+"""What the kernel tells of a process that hangs, from /proc: each part as far as it may be read.
+
+Only what can't wait for that process is read. The memory map of one that is stuck in a driver may be locked for good,
+and ``cmdline``, ``environ``, ``maps``, ``smaps`` and ``auxv`` wait for that lock (proc_pid_cmdline_read and mm_access
+in the kernel); ``syscall``, ``stack`` and ``personality`` wait for one that is in the middle of an exec
+(exec_update_lock). ``stat``, ``status``, ``wchan`` and the list of threads take spin locks only.
+"""
 
 from __future__ import annotations
 
 import os
 from typing import Any
 
-from megatron_ft.ipc.processes import read_stat
+from megatron_ft.ipc.processes import children, read_stat
 
-__all__ = ["blocking_threads", "handles", "process_facts"]
+__all__ = ["blocking_threads", "handles", "lost_processes", "process_facts"]
 
 _MAX_THREADS = 256
+_MAX_PROCESSES = 256
 _MAX_TEXT = 4096
 
 
 def process_facts(pid: int) -> dict[str, Any]:
-    """State, waiting channel, command line and threads of a process; what can't be read is left out."""
+    """State, name, waiting channel and threads of a process; what can't be read is left out."""
     stat = read_stat(pid)
     if stat is None:
         return {}
     facts: dict[str, Any] = {"state": stat.state, "comm": stat.comm}
-    facts["cmdline"] = _read(f"/proc/{pid}/cmdline").replace("\0", " ").strip()
     facts["wchan"] = _read(f"/proc/{pid}/wchan")
-    facts["syscall"] = _read(f"/proc/{pid}/syscall").strip()
     facts["threads"] = _threads(pid)
     return {name: value for name, value in facts.items() if value not in ("", None)}
+
+
+def lost_processes(pid: int) -> list[tuple[int, str, int]]:
+    """Process id, name and exit code (as ``subprocess`` has it) of those a process or its children started that have
+    ended badly.
+
+    Only zombies are known: of a child that its parent has asked after, the kernel has forgotten everything.
+    """
+    found, seen, left = [], {pid}, [pid]
+    while left and len(seen) < _MAX_PROCESSES:
+        for child in sorted(children(left.pop(0)) - seen):
+            seen.add(child)
+            stat = read_stat(child)
+            if stat is not None and stat.state == "Z" and stat.exitcode != 0:
+                found.append((child, stat.comm, stat.exitcode))
+            elif stat is not None and stat.state != "Z":
+                left.append(child)
+    return found
 
 
 def handles(pid: int, number: int) -> bool:

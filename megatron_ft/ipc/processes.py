@@ -14,7 +14,11 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+_EXIT_STATUS = 49
+"""Where a stat file has it, counted from the state on."""
 OWN_THREADS = "/proc/self/task"
+_KERNEL_LISTS_CHILDREN = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
+"""Not every kernel is built so; without, all of /proc is read."""
 
 
 class ProcessStat(NamedTuple):
@@ -28,20 +32,54 @@ class ProcessStat(NamedTuple):
     session: int
     is_anothers: bool = False
     """Known to belong to another user (sudo), so that it can't be signalled."""
+    exitcode: int = 0
+    """Of one that has ended and isn't reaped yet, as ``subprocess`` has it; 0 where it lives, or may not be read."""
 
 
 def read_stat(pid: int) -> ProcessStat | None:
-    """What the kernel says of a process, or None if there is none (or it is another's and hidden: hidepid=1)."""
+    """What the kernel says of a process, or None if there is none.
+
+    Of one that is another's and hidden (hidepid of /proc) that is little: its state is Z, or "?" if it lives.
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             raw = file.read()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return None
+        return _hidden_stat(pid)
     # the name may hold anything, spaces and brackets included, so it ends at the last bracket
     head, _, tail = raw.rpartition(b")")
     fields = tail.split()
     comm = head.partition(b"(")[2].decode(errors="replace")
-    return ProcessStat(pid, comm, fields[0].decode(), int(fields[1]), int(fields[2]), int(fields[3]))
+    state, exitcode = fields[0].decode(), 0
+    if state == "Z" and len(fields) > _EXIT_STATUS:
+        exitcode = os.waitstatus_to_exitcode(int(fields[_EXIT_STATUS]))
+    return ProcessStat(pid, comm, state, int(fields[1]), int(fields[2]), int(fields[3]), exitcode=exitcode)
+
+
+def children(pid: int) -> set[int]:
+    """Process ids of the children of a process, zombies included; of our own, also the adopted ones."""
+    if not _KERNEL_LISTS_CHILDREN:
+        return {stat.pid for stat in all_processes() if stat.parent == pid}
+    found: set[int] = set()
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            # threads may end meanwhile; their children go to another of its threads
+            gone = contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError)
+            with gone, open(f"/proc/{pid}/task/{task}/children") as file:
+                found.update(int(child) for child in file.read().split())
+    return found
+
+
+def _hidden_stat(pid: int) -> ProcessStat | None:
+    try:
+        group, session = os.getpgid(pid), os.getsid(pid)
+    except OSError:
+        return None  # there is none
+    parent, state = 0, "?"
+    with contextlib.suppress(ChildProcessError):  # not ours
+        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        parent, state = os.getpid(), "?" if ended is None else "Z"
+    return ProcessStat(pid, "hidden", state, parent, group, session, is_anothers=True)
 
 
 def all_processes() -> Iterator[ProcessStat]:
@@ -100,15 +138,16 @@ def with_owner(stat: ProcessStat) -> ProcessStat:
 def signal_main_thread(pid: int, pidfd: int, number: int) -> bool:
     """Signal the main thread of the process behind both; False if it is gone already.
 
-    A pidfd stands for all threads of a process. This goes by the number, which can't have gone to anybody else as
+    A pidfd stands for all threads of a process, and any of them may take what is sent through it; here that is done
+    only where the main thread blocks the signal. Else it goes by the number, which can't have gone to anybody else as
     long as the process lives, which is looked at right before.
     """
     import ctypes
 
     tgkill = {"x86_64": 234, "aarch64": 131}.get(os.uname().machine)
-    if is_gone(pidfd) or tgkill is None:
-        return False
-    return ctypes.CDLL(None).syscall(tgkill, pid, pid, number) == 0  # type: ignore[no-any-return]
+    if tgkill is None or number == signal.SIGKILL or _is_masked(pid, number, "SigBlk:") is not False:
+        return send_signal(pidfd, number)
+    return not is_gone(pidfd) and ctypes.CDLL(None).syscall(tgkill, pid, pid, number) == 0
 
 
 def would_end_by(pid: int, number: int) -> bool:
@@ -116,12 +155,17 @@ def would_end_by(pid: int, number: int) -> bool:
 
     False for a process that catches, blocks or ignores it, and for one that is gone or hidden.
     """
+    return _is_masked(pid, number, "SigBlk:", "SigIgn:", "SigCgt:") is False
+
+
+def _is_masked(pid: int, number: int, *names: str) -> bool | None:
+    """Whether a signal is in any of these sets of the main thread (proc(5)); None: the process is gone or hidden."""
     try:
         with open(f"/proc/{pid}/status") as file:
-            masks = [line.split()[1] for line in file if line.startswith(("SigBlk:", "SigIgn:", "SigCgt:"))]
+            masks = [line.split()[1] for line in file if line.startswith(names)]
     except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return False
-    return not any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
+        return None
+    return any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
 
 
 def carries(pid: int, marker: bytes) -> bool:
@@ -147,8 +191,10 @@ def kill_matching(belongs: Callable[[ProcessStat], bool], timeout_s: float) -> l
 
 
 def kill_if_still(stat: ProcessStat, belongs: Callable[[ProcessStat], bool]) -> None:
-    """SIGKILL a process that was listed, if what has its number now belongs, too."""
-    with contextlib.suppress(ProcessLookupError):
+    """SIGKILL a process that was listed, if what has its number now belongs, too; it isn't where no descriptor is left
+    for that.
+    """
+    with contextlib.suppress(OSError):
         pidfd = os.pidfd_open(stat.pid)
         try:
             # the number may have gone to another process since it was listed; the pidfd can't change any more

@@ -8,7 +8,7 @@ import signal
 from dataclasses import dataclass
 from typing import Any
 
-from megatron_ft.core.config import Layer, strict_from_mapping
+from megatron_ft.core.config import Layer, describe_ignored, strict_from_mapping
 from megatron_ft.core.config_fields import MAX_SECONDS, nearest, show
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.preload import parse_preload
@@ -92,16 +92,16 @@ def read_ft_options(namespace: argparse.Namespace) -> ResolvedOptions:
     warnings: list[str] = []
     given = command_line_values(namespace)
     section = _read_file(namespace, bool(given), warnings)
-    ignored = list(dict.fromkeys(getattr(namespace, "ft_ignored_options", None) or []))
+    foreign_names = list(dict.fromkeys(getattr(namespace, "ft_ignored_options", None) or []))
     layers: list[Layer] = []
     if section is not None:
         values, foreign = strict_from_mapping(section.values, section.where)
         layers.append((values, section.where))
-        ignored += [f"{name} ({section.where(name)})" for name in foreign]
+        foreign_names += [f"{name} ({section.where(name)})" for name in foreign]
     layers.append((given, lambda _name: "command line"))
     config, sources = FaultToleranceConfig.resolve(*layers)
-    if ignored:
-        warnings.append(f"ignored, because only nvidia-resiliency-ext knows it: {', '.join(ignored)}")
+    if foreign_names:
+        warnings.append(describe_ignored(foreign_names))
     if config.safety_factor < 1:
         warnings.append(
             f"safety_factor={config.safety_factor:g} is below 1: "

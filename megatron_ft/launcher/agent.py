@@ -31,6 +31,7 @@ from megatron_ft.launcher.job_errors import JobEndedError, NodeExcludedError, No
 from megatron_ft.launcher.meeting import Meetings
 from megatron_ft.launcher.node import Node
 from megatron_ft.launcher.peers import CutOffError, Peers
+from megatron_ft.launcher.rank_logs import CycleLogs
 from megatron_ft.launcher.rounds import Newcomers, note_heard, of_the_run
 from megatron_ft.launcher.workers import Worker, WorkerContext
 
@@ -208,13 +209,10 @@ class FaultTolerantAgent(LocalElasticAgent):
     # -- one cycle ----------------------------------------------------------------------------------------
 
     def _start_processes(
-        self, *, envs: dict[int, dict[str, str]], start_method: str = "", **torch_arguments: Any
+        self, *, envs: dict[int, dict[str, str]], logs_specs: Any, start_method: str = "", **torch_arguments: Any
     ) -> PContext:
-        self._node.mend_run_dir()
-        for local_rank, env in envs.items():
-            env.update(self._node.environment(local_rank, self._cycle))
         self._node.device_memory.wait(self._node.raise_if_asked_to_stop)
-        self._node.ranks_start(restarts_left=self._remaining_restarts)
+        self._node.ranks_start(envs, cycle=self._cycle, restarts_left=self._remaining_restarts)
         context = WorkerContext(
             spawner=self._node.spawner,
             reactor=self._node.reactor,
@@ -222,6 +220,7 @@ class FaultTolerantAgent(LocalElasticAgent):
             on_start=lambda worker: self._node.monitors.rank_started(worker.local_rank, worker.pid),
             on_exit=self._ended,
             envs=envs,
+            logs_specs=CycleLogs(logs_specs, run_dir=self._node.run_dir, say=self._node.say),
             **torch_arguments,
         )
         self._pcontext = context  # before the start: if that fails midway, those that run are ended

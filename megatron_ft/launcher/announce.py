@@ -170,7 +170,7 @@ def log_request(node: Node, request: ReceivedRequest) -> None:
     """A rank asked for something."""
     node.log.write(
         "workload_control",
-        action=request.action.value,
+        action=request.action.name,
         description=request.description,
         rank=request.rank,
         pid=request.pid,

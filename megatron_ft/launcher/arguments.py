@@ -10,9 +10,11 @@ import sys
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import NoReturn
 
+import torch
 from torch.distributed import run as torchrun
+from torch.distributed.elastic import events
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher.api import LaunchConfig
 
@@ -20,7 +22,8 @@ from megatron_ft.core.config_fields import nearest
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.ipc.ft_options import add_ft_options, with_hint
 from megatron_ft.ipc.resolved_options import ResolvedOptions, read_ft_options
-from megatron_ft.launcher import directories, signals, torch_rendezvous
+from megatron_ft.ipc.torchrun_options import DEFAULT_SIGNALS, check_forwarded, parse_signals, term_timeout
+from megatron_ft.launcher import directories, torch_rendezvous
 
 __all__ = ["CommandLine", "parse", "torch_launch_config"]
 
@@ -57,8 +60,7 @@ class CommandLine:
 
     def configures_rendezvous(self, *names: str) -> bool:
         """Whether --rdzv-conf sets one of these."""
-        given = {pair.partition("=")[0].strip() for pair in str(self.namespace.rdzv_conf or "").split(",")}
-        return not given.isdisjoint(names)
+        return not _rendezvous_settings(self.namespace).keys().isdisjoint(names)
 
     @property
     def ranks_are_python(self) -> bool:
@@ -85,8 +87,8 @@ def parse(argv: Sequence[str] | None) -> CommandLine:
     namespace = parser.parse_args(None if argv is None else list(argv))
     options = read_ft_options(namespace)
     min_nodes, max_nodes = _check_sizes(namespace)
-    handled = signals.parse_signals(namespace.signals_to_handle)
-    _check_forwarded(options.forward_signals, handled)
+    handled = parse_signals(namespace.signals_to_handle)
+    check_forwarded(options.forward_signals, handled)
     _fill_in_rendezvous(namespace, max_nodes)
     if options.restart_policy != "any-failed" and max_nodes > 1 and namespace.rdzv_backend == "static":
         raise ConfigError(
@@ -98,17 +100,19 @@ def parse(argv: Sequence[str] | None) -> CommandLine:
         namespace=namespace,
         options=options,
         signals=handled,
-        signals_are_default=namespace.signals_to_handle == signals.TORCH_DEFAULT,
+        signals_are_default=namespace.signals_to_handle == DEFAULT_SIGNALS,
         min_nodes=min_nodes,
         max_nodes=max_nodes,
-        term_timeout=_term_timeout(namespace, options),
+        term_timeout=term_timeout(namespace, options),
         stop_timeout=options.workers_stop_timeout,
         restart_grace=options.workers_stop_timeout if options.workers_stop_timeout_was_set else _RESTART_GRACE_S,
     )
 
 
-def torch_launch_config(line: CommandLine, *, log_dir: str) -> tuple[LaunchConfig, list[str]]:
+def torch_launch_config(line: CommandLine, *, log_dir: str | None) -> tuple[LaunchConfig, list[str]]:
     """torch's configuration, and the command of a rank.
+
+    A ``log_dir`` of None, or a ``--log-dir`` that can't be made: the ranks write to the launcher's own output.
 
     Raises:
         ConfigError: a mistake of the user that torch found.
@@ -116,13 +120,19 @@ def torch_launch_config(line: CommandLine, *, log_dir: str) -> tuple[LaunchConfi
     namespace = line.namespace
     if namespace.log_dir is None and namespace.logs_specs is None:
         # else torch makes a directory in /tmp for the ranks' error files and leaves it there
-        namespace.log_dir = os.path.join(log_dir, directories.TORCH_LOGS)
+        namespace.log_dir = os.devnull if log_dir is None else os.path.join(log_dir, directories.TORCH_LOGS)
     try:
-        config, command, arguments = torchrun.config_from_args(namespace)
+        try:
+            config, command, arguments = torchrun.config_from_args(namespace)
+        except OSError as error:
+            if isinstance(error, (NotADirectoryError, FileExistsError)):
+                raise ConfigError(f"--log-dir: {error}") from error
+            line.options.warnings.append(f"the ranks' log files can't be made: {error}")
+            namespace.log_dir = os.devnull
+            config, command, arguments = torchrun.config_from_args(namespace)
     except (AssertionError, RuntimeError, ValueError) as error:
         raise ConfigError(str(error)) from error
-    except OSError as error:
-        raise ConfigError(f"--log-dir: {error}") from error
+    _check_what_torch_finds_too_late(namespace)
     if config.nproc_per_node < 1:
         raise ConfigError(f"--nproc-per-node: {config.nproc_per_node} ranks per node, at least 1 is needed")
     if namespace.run_path:
@@ -132,6 +142,24 @@ def torch_launch_config(line: CommandLine, *, log_dir: str) -> tuple[LaunchConfi
     if shutil.which(command) is None:
         raise ConfigError(f"{command}: no such command")
     return config, [command, *arguments]
+
+
+def _check_what_torch_finds_too_late(namespace: argparse.Namespace) -> None:
+    """And tells in a traceback, when the ranks are about to start."""
+    try:
+        vars(events)["get_logging_handler"](namespace.event_log_handler)
+    except KeyError:
+        raise ConfigError(f"--event-log-handler: torch knows no {namespace.event_log_handler!r}") from None
+    if getattr(namespace, "numa_binding", None) is not None:
+        if not torch.cuda.is_available():
+            raise ConfigError("--numa-binding binds ranks to the CPUs of their GPUs, and torch finds no CUDA GPU here")
+        if shutil.which("numactl") is None:
+            raise ConfigError("--numa-binding needs the command numactl, which isn't installed here")
+
+
+def _rendezvous_settings(namespace: argparse.Namespace) -> dict[str, str]:
+    pairs = (pair.partition("=") for pair in str(namespace.rdzv_conf or "").split(","))
+    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def _check_sizes(namespace: argparse.Namespace) -> tuple[int, int]:
@@ -149,15 +177,6 @@ def _check_sizes(namespace: argparse.Namespace) -> tuple[int, int]:
     if namespace.no_python and namespace.module:
         raise ConfigError("--no-python and --module (-m) exclude each other")
     return int(min_nodes), int(max_nodes)
-
-
-def _check_forwarded(forwarded: Sequence[signal.Signals], handled: Sequence[signal.Signals]) -> None:
-    for number in forwarded:
-        if number in handled:
-            raise ConfigError(
-                f"--ft-forward-signals: {number.name} ends the job (it is one of --signals-to-handle), so it can't be "
-                "passed on without ending anything"
-            )
 
 
 def _fill_in_rendezvous(namespace: argparse.Namespace, max_nodes: int) -> None:
@@ -179,10 +198,16 @@ def _fill_in_rendezvous(namespace: argparse.Namespace, max_nodes: int) -> None:
         raise ConfigError(
             f"--rdzv-backend: unknown {namespace.rdzv_backend!r}{nearest(namespace.rdzv_backend, backends)}"
         )
+    if namespace.rdzv_backend == "c10d" and _rendezvous_settings(namespace).get("store_type", "").lower() == "file":
+        return  # the endpoint is a path
+    endpoint = namespace.rdzv_endpoint
+    if namespace.rdzv_backend == "static" and not endpoint:
+        endpoint = f"{namespace.master_addr}:{namespace.master_port}"
     try:
-        parse_rendezvous_endpoint(namespace.rdzv_endpoint, default_port=-1)
+        parse_rendezvous_endpoint(endpoint, default_port=-1)
     except ValueError as error:
-        raise ConfigError(f"--rdzv-endpoint: {error}") from None
+        option = "--rdzv-endpoint" if namespace.rdzv_endpoint else "--master-addr, --master-port"
+        raise ConfigError(f"{option}: {error}") from None
 
 
 def _check_script(namespace: argparse.Namespace) -> None:
@@ -193,21 +218,3 @@ def _check_script(namespace: argparse.Namespace) -> None:
     if script == "-" or "${" in script or os.path.exists(script):
         return
     raise ConfigError(f"there is no script {script}")
-
-
-def _term_timeout(namespace: argparse.Namespace, options: ResolvedOptions) -> float:
-    """Ours; if it isn't given, torchrun's --shutdown-timeout, which is the same; else our default."""
-    if namespace.ft_term_timeout is not None:
-        return options.term_timeout
-    given: Any = getattr(namespace, "shutdown_timeout", None)
-    if given is None:
-        given = os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
-    if given is None:
-        return options.term_timeout
-    try:
-        seconds = float(given)
-    except ValueError:
-        seconds = -1.0
-    if seconds < 0:
-        raise ConfigError(f"--shutdown-timeout: {given} is no number of seconds")
-    return seconds

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from megatron_ft.core.control import WorkloadAction
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.moderation import Moderation
+from megatron_ft.core.printable import printable
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Message, check_peer, listen, shown
 from megatron_ft.launcher.reactor import Reactor
 
@@ -38,7 +39,7 @@ class ReceivedRequest:
     def text(self) -> str:
         """Who asked for what, in words."""
         who = f"process {self.pid}" if self.rank is None else f"rank {self.rank}"
-        text = f"{who} asked for {self.action.value}"
+        text = f"{who} asked for {self.action.name}"
         return f"{text}: {self.description}" if self.description else text
 
 
@@ -162,13 +163,13 @@ def _parse(message: Message, pid: int) -> ReceivedRequest:
     if message["type"] != "workload_control":
         raise ProtocolError(f"unknown type {shown(message['type'])}")
     try:
-        action = WorkloadAction(message.get("action"))
-    except ValueError:
+        action = WorkloadAction[message["action"]]
+    except (KeyError, TypeError):  # none, another one, or no text at all
         raise ProtocolError(f"unknown action {shown(message.get('action'))}") from None
     rank, said = message.get("rank"), message.get("description", "")
     if not isinstance(said, str):
         raise ProtocolError(f"description is {shown(said)}, not text")
-    # what a terminal would obey, or no file can hold, isn't passed on
-    words = "".join(each if each.isprintable() else " " for each in said[: 2 * _MAX_DESCRIPTION]).split()
+    # what a terminal would obey, or no file can hold, isn't passed on as it is
+    words = printable(said[: 2 * _MAX_DESCRIPTION]).split()
     is_rank = type(rank) is int and 0 <= rank <= _MAX_RANK
     return ReceivedRequest(action, " ".join(words)[:_MAX_DESCRIPTION], rank if is_rank else None, pid)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import time
+from collections.abc import Mapping
+from typing import Any
 
 from megatron_ft.core import board_facts
 from megatron_ft.core.exit_description import describe_exit, follows_from_another, is_by_us
 from megatron_ft.core.last_words import LastWords, last_words, words_of_error_file
 from megatron_ft.ipc.evidence_files import LIBRARIES, write_evidence
+from megatron_ft.launcher import logs
 from megatron_ft.launcher.cycle_record import CycleRecord
 from megatron_ft.launcher.node import Node
 
@@ -22,7 +26,8 @@ _MAX_BYTES = 16_384
 def read_last_words(node: Node, record: CycleRecord, local_rank: int) -> LastWords:
     """What a rank that has ended wrote of its end, where its monitor reads it and where torch does."""
     words = last_words(node.monitors.last_words(local_rank, record.cycle), library=LIBRARIES)
-    told = words_of_error_file(_content(record.error_files.get(local_rank, "")), library=LIBRARIES)
+    error_file = record.error_files.get(local_rank, "")
+    told = words_of_error_file(logs.call(lambda: _content(error_file), ""), library=LIBRARIES)
     return words._replace(
         error=told.error or words.error,
         where=words.where or told.where,
@@ -55,16 +60,22 @@ def tell(node: Node, record: CycleRecord, local_rank: int) -> None:
         "board": board_facts.of_snapshot(snapshot, rank_exit.at_ns),
         "exception": words.exception,
         "fatal_error": words.fatal_error,
-        "stderr": _last_lines(stderr),
+        "stderr": logs.call(lambda: _last_lines(stderr), ""),
         "missing": [] if stderr else ["standard error: it isn't written to a file (--redirects, --tee)"],
         "took_s": round((time.monotonic_ns() - now_ns) / 1e9, 4),
     }
+    if node.log_dir is not None:
+        node.log.do(functools.partial(_write, node, node.log_dir, document))
+
+
+def _write(node: Node, log_dir: str, document: Mapping[str, Any]) -> None:
+    rank = document["rank"]
     try:
-        path = write_evidence(os.path.dirname(node.log.path), document, suffix="-end")
+        path = write_evidence(log_dir, document, suffix="-end")
     except OSError as error:
-        node.say(f"the evidence on rank {rank_exit.rank} can't be written: {error.strerror}")
+        node.say(f"the evidence on rank {rank} can't be written: {error.strerror}")
         return
-    node.log.write("evidence", rank=rank_exit.rank, cycle=cycle, file=path, summary=document["summary"])
+    node.log.write("evidence", rank=rank, cycle=document["cycle"], file=path, summary=document["summary"])
 
 
 def _content(path: str) -> str:

@@ -27,7 +27,7 @@ from megatron_ft.core.exit_description import (
 from megatron_ft.core.last_words import LastWords
 from megatron_ft.ipc.event_log import EventLog
 from megatron_ft.ipc.wire import Message
-from megatron_ft.launcher import descendants
+from megatron_ft.launcher import descendants, logs
 from megatron_ft.launcher.control import ReceivedRequest
 from megatron_ft.launcher.monitor_reports import hang_verdict
 from megatron_ft.launcher.workers import Worker
@@ -59,7 +59,11 @@ class CycleRecord:
         self.workers: dict[int, Worker] = {}
         self._finished_late: set[int] = set()
         self._began_ns: list[int] = []
-        self._first_step_ns: dict[int, int] = {}
+        self._attached_ns: dict[int, int] = {}
+        self._has_group = False
+        """Ranks had set their process group up before they were attached."""
+        self._first_step_ns: dict[int, tuple[int, int]] = {}
+        """By local rank, when its first step began and ended."""
         self.error_files: dict[int, str] = {}
         self.stderrs: dict[int, str] = {}
         """Where standard error goes, of those that don't have the launcher's."""
@@ -82,7 +86,8 @@ class CycleRecord:
         local_rank = worker.local_rank
         snapshot = self._snapshot(local_rank)
         if snapshot is not None and snapshot.first_step_at_ns:  # its monitor may not have looked since
-            self._first_step_ns.setdefault(local_rank, snapshot.first_step_at_ns)
+            step_ns = snapshot.first_iteration_at_ns, snapshot.first_step_at_ns
+            self._first_step_ns.setdefault(local_rank, step_ns)
         words = self._last_words(local_rank)
         signals_sent = set(worker.signals_sent)
         if local_rank in self.hung and worker.exitcode < 0:
@@ -124,10 +129,10 @@ class CycleRecord:
             number = signal.Signals.__members__.get(message["signal"])
             if number is not None and number != signal.SIGCONT:
                 worker.signals_sent.add(number)
-        elif message["type"] == "attached" and isinstance(message.get("user_code_ns"), int):
-            self._began_ns.append(message["user_code_ns"])
+        elif message["type"] == "attached" and message.get("cycle") == self.cycle:
+            self._attached(local_rank, message)
         elif message["type"] == "trains" and message.get("cycle") == self.cycle:
-            self._first_step_ns[local_rank] = int(message["at_ns"])
+            self._first_step_ns[local_rank] = int(message.get("began_ns") or 0), int(message["at_ns"])
         elif message["type"] == "verdict" and message.get("cycle") == self.cycle and local_rank not in self.hung:
             self.hung.setdefault(local_rank, time.monotonic())
             self._verdicts.append(find_culprit(self._verdict(local_rank, message), self._views()))
@@ -141,13 +146,26 @@ class CycleRecord:
         """When each phase of the start was over (monotonic ns); None until all ranks here are through a step."""
         if len(self._first_step_ns) < len(self.global_ranks):
             return None
-        user_code = {"user code": max(self._began_ns)} if self._began_ns else {}
-        return {
-            "rendezvous": self.met_ns,
-            "ranks created": self.spawned_ns or self.met_ns,
-            **user_code,
-            "first step": max(self._first_step_ns.values()),
-        }
+        moments = {"rendezvous": self.met_ns, "ranks created": self.spawned_ns or self.met_ns}
+        if self._began_ns:
+            moments["user code"] = max(self._began_ns)
+        if len(self._attached_ns) == len(self.global_ranks):
+            # the first that is known of a script; what it did before isn't told apart
+            name = "imports and process group" if self._has_group else "imports"
+            moments[name] = max(self._attached_ns.values())
+        began_ns, ended_ns = zip(*self._first_step_ns.values(), strict=True)
+        if all(began_ns):
+            moments["set up"] = max(began_ns)
+        return {**moments, "first step": max(ended_ns)}
+
+    def _attached(self, local_rank: int, message: Message) -> None:
+        """A rank has connected to its monitor; a script may do so again after it has shut its monitoring down."""
+        if local_rank in self._attached_ns or message.get("at_ns") is None:
+            return
+        self._attached_ns[local_rank] = message["at_ns"]
+        self._has_group = self._has_group or message.get("has_group") is True
+        if message.get("user_code_ns") is not None:
+            self._began_ns.append(message["user_code_ns"])
 
     def noticed_ns(self) -> int:
         """When it was known that this cycle has failed; now, if no rank of this node has."""
@@ -274,9 +292,10 @@ class CycleRecord:
 
 def _process_failure(rank_exit: RankExit, error_file: str) -> ProcessFailure:
     try:
-        failure = _failure_of(rank_exit, error_file)
+        failure = logs.call(lambda: _failure_of(rank_exit, error_file), None)
     except Exception:  # noqa: BLE001 - torch raises whatever a half-written file makes it raise
-        failure = _failure_of(rank_exit, "")
+        failure = None
+    failure = failure or _failure_of(rank_exit, "")
     if rank_exit.exitcode == 0:
         failure.message = "ended with 0, but its monitor had found it hung"
     return failure

@@ -8,28 +8,21 @@ import signal
 import time
 from collections.abc import Callable, Collection
 
+from megatron_ft.ipc import processes
+from megatron_ft.ipc.file_thread import FileThread
 from megatron_ft.ipc.processes import ProcessStat, all_processes, read_stat
 
 __all__ = ["Orphans", "children", "end_strays", "exit_code_unreaped", "is_stopped", "left_behind", "reap", "tidies_up"]
 
 _STRAYS_S = 1.0
 """One that is stuck in the kernel isn't waited for any longer."""
-_KERNEL_LISTS_CHILDREN = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
-"""Not every kernel is built so; without, all of /proc is read."""
+_READ_S = 1.0
+_reads = FileThread()
 
 
 def children() -> set[int]:
     """Process ids of our children, adopted ones and zombies included."""
-    if not _KERNEL_LISTS_CHILDREN:
-        own = os.getpid()
-        return {stat.pid for stat in all_processes() if stat.parent == own}
-    found: set[int] = set()
-    for task in os.listdir("/proc/self/task"):
-        # threads may end meanwhile; their children go to another of our threads
-        gone = contextlib.suppress(FileNotFoundError, ProcessLookupError)
-        with gone, open(f"/proc/self/task/{task}/children") as file:
-            found.update(int(pid) for pid in file.read().split())
-    return found
+    return processes.children(os.getpid())
 
 
 def left_behind(leaders: Collection[int], known: Collection[int]) -> list[ProcessStat]:
@@ -38,12 +31,16 @@ def left_behind(leaders: Collection[int], known: Collection[int]) -> list[Proces
     When a process ends, its children become ours (we are subreaper). So without a child that we don't know
     nothing can be left, and the walk through /proc is spared.
     """
-    if not children().difference(known, leaders):
+    unknown = children().difference(known, leaders)
+    if not unknown:
         return []
     mine = set(leaders)
+    listed = {stat.pid: stat for stat in all_processes()}
+    # with hidepid=2 /proc doesn't even list what is another user's; our own children we know all the same
+    hidden = [stat for pid in unknown - listed.keys() if (stat := read_stat(pid)) is not None]
     return [
         stat
-        for stat in all_processes()
+        for stat in (*listed.values(), *hidden)
         if stat.pid not in mine and stat.state not in "ZX" and not mine.isdisjoint((stat.group, stat.session))
     ]
 
@@ -66,11 +63,16 @@ def tidies_up(stat: ProcessStat) -> bool:
     """Whether it is a process that removes what others leave, shared memory say, and ends when they have ended."""
     if stat.comm == "torch_shm_manag":  # of torch_shm_manager the kernel keeps 15 characters
         return True
+    # of a process that is stuck in the kernel it can't be read: that waits, for ever maybe
+    return _reads.call(lambda: b"multiprocessing.resource_tracker" in _command_line(stat.pid), False, bound_s=_READ_S)
+
+
+def _command_line(pid: int) -> bytes:
     try:
-        with open(f"/proc/{stat.pid}/cmdline", "rb") as file:
-            return b"multiprocessing.resource_tracker" in file.read()
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read()
     except OSError:
-        return False
+        return b""
 
 
 def exit_code_unreaped(pid: int) -> int | None:

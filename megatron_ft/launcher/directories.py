@@ -8,11 +8,13 @@ import os
 import pwd
 import re
 import shutil
+import socket
 import stat
 import tempfile
 import time
 
 from megatron_ft.core.errors import ConfigError
+from megatron_ft.launcher.leftovers import remove_leftovers
 
 __all__ = [
     "TORCH_LOGS",
@@ -28,6 +30,7 @@ TORCH_LOGS = "ranks"
 """Under the log directory: torch's error files, where the user gave no --log-dir."""
 
 _STATE = "the user's state directory (choose one with --ft-log-dir)"
+_RUN_DIRECTORY = "megatron_ft-"
 _LONGEST_SOCKET_NAME = len("/monitor-99999.sock")
 _SOCKET_PATH_LIMIT = 107  # sun_path of Linux, less the final zero
 
@@ -36,18 +39,22 @@ def make_run_directory() -> str:
     """A private directory of an unpredictable name, short enough for sockets.
 
     It isn't in XDG_RUNTIME_DIR, which goes when the user logs out, under a job that was to go on. A place where
-    another user could rename it, and put something else there, is the last that is taken.
+    another user could rename it, and put something else there, is the last that is taken. Those that launchers of this
+    user have left in these places are removed.
 
     Raises:
         ConfigError: no place can be written.
     """
     tried = []
-    for base in sorted(dict.fromkeys((tempfile.gettempdir(), "/tmp", "/dev/shm")), key=_is_open_to_others):
+    bases = sorted(dict.fromkeys((tempfile.gettempdir(), "/tmp", "/dev/shm")), key=_is_open_to_others)
+    for base in bases:
+        remove_leftovers(base, _RUN_DIRECTORY)
+    for base in bases:
         name_bytes = len(os.fsencode(os.path.join(base, "megatron_ft-12345678")))
         if name_bytes + _LONGEST_SOCKET_NAME > _SOCKET_PATH_LIMIT:
             continue
         try:
-            return tempfile.mkdtemp(prefix="megatron_ft-", dir=base)
+            return tempfile.mkdtemp(prefix=_RUN_DIRECTORY, dir=base)
         except OSError as error:
             tried.append(f"{base}: {error.strerror}")
     raise ConfigError(f"no directory for sockets can be made ({'; '.join(tried)}); set TMPDIR")
@@ -75,15 +82,18 @@ def make_log_directory(*, ft_log_dir: str | None, torch_log_dir: str | None, run
     """The directory of the event logs, made if it isn't there: the one that was asked for, or a new one.
 
     Raises:
-        ConfigError: it can't be made or written.
+        ConfigError: what was asked for is no directory.
+        OSError: it can't be made or written, in one line: a disk that is full is no mistake of the user.
     """
     if ft_log_dir:
         return _make(os.path.abspath(ft_log_dir), "--ft-log-dir")
     if torch_log_dir and torch_log_dir != os.devnull:
         return _make(os.path.join(os.path.abspath(torch_log_dir), "megatron_ft"), "--log-dir")
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    # a run id may hold anything; what is kept of it is for the eye, the stamp and the number make it unique
-    name = f"{stamp}-{re.sub(r'[^A-Za-z0-9._-]+', '_', run_id)[:40]}"
+    # a run id may hold anything; what is kept of it is for the eye. A home may serve all the nodes of a job, whose
+    # launchers start in the same second: host and process make the name their own
+    words = [run_id[:40], socket.gethostname()[:64], str(os.getpid())]
+    name = "-".join([stamp, *(re.sub(r"[^A-Za-z0-9._-]+", "_", word) for word in words)])
     state = _state_directory()
     try:
         _make_directories(state, mode=0o700)
@@ -91,7 +101,7 @@ def make_log_directory(*, ft_log_dir: str | None, torch_log_dir: str | None, run
         if _is_taken(own, state):
             own = tempfile.mkdtemp(prefix="megatron_ft-", dir=state)
     except OSError as error:
-        raise ConfigError(f"{_STATE}: {state} can't be written: {error.strerror}") from None
+        raise OSError(f"{_STATE}: {state} can't be written: {error.strerror}") from None
     return _make_new(os.path.join(_make(own, _STATE), name))
 
 
@@ -122,24 +132,19 @@ def _make(path: str, source: str) -> str:
         # a probe, because access() knows nothing of full quotas and read-only mounts
         with tempfile.TemporaryFile(dir=path):
             pass
-    except FileExistsError:
+    except (FileExistsError, NotADirectoryError):
         raise ConfigError(f"{source}: {path} is no directory") from None
     except OSError as error:
-        raise ConfigError(f"{source}: {path} can't be written: {error.strerror}") from None
+        raise OSError(f"{source}: {path} can't be written: {error.strerror}") from None
     return path
 
 
 def _make_new(path: str) -> str:
-    for number in range(1, 1000):
-        candidate = path if number == 1 else f"{path}-{number}"
-        try:
-            os.mkdir(candidate, 0o700)
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise ConfigError(f"{candidate} can't be made: {error.strerror}") from None
-        return candidate
-    raise ConfigError(f"{path} and its next 999 names are taken")
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:  # process 1 of another container with the same host name
+        return tempfile.mkdtemp(prefix=f"{os.path.basename(path)}-", dir=os.path.dirname(path))
+    return path
 
 
 def _make_directories(path: str, *, mode: int) -> None:
@@ -166,14 +171,14 @@ def _state_directory() -> str:
     """Where programs of this user keep what is to last.
 
     Raises:
-        ConfigError: the user has no home.
+        FileNotFoundError: the user has no home.
     """
     given = os.environ.get("XDG_STATE_HOME", "")
     if os.path.isabs(given):  # another is to be ignored, says the specification
         return os.path.normpath(given)
     home = os.path.expanduser("~")
     if not os.path.isabs(home):
-        raise ConfigError("there is no home directory to write logs to: choose a place with --ft-log-dir")
+        raise FileNotFoundError("there is no home directory to write logs to: choose a place with --ft-log-dir")
     return os.path.join(home, ".local", "state")
 
 

@@ -20,6 +20,7 @@ _KILL_WAIT_S = 10.0
 """How long a process may take to end by SIGKILL (a large one takes seconds) before it is given up."""
 _LEFTOVER_GRACE_S = 1.0
 """What a rank leaves behind may go by itself for so long: a resource tracker, say, that removes shared memory."""
+_LOOK_AGAIN_S = 0.01
 
 
 class Ending:
@@ -167,6 +168,10 @@ class Ending:
     def _await(self, stats: list[ProcessStat], deadline: float, *, patient: bool) -> bool:
         """Whether all of them ended before the deadline (time.monotonic)."""
         waiting = set(_open_pidfds(stats))
+        if not waiting:  # they have just ended, or no descriptor is left to wait with
+            soon_s = min(deadline, time.monotonic() + _LOOK_AGAIN_S)
+            self._reactor.run_until(self._in_a_hurry, deadline_s=soon_s)
+            return time.monotonic() < deadline
         for pidfd in waiting.copy():
             self._reactor.watch(pidfd, functools.partial(self._gone, pidfd, waiting))
         try:
@@ -203,7 +208,7 @@ def _stats(pids: Collection[int]) -> list[ProcessStat]:
 def _open_pidfds(stats: list[ProcessStat]) -> list[int]:
     pidfds = []
     for stat in stats:
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(OSError):
             pidfds.append(os.pidfd_open(stat.pid))
     return pidfds
 

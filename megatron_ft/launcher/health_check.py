@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
+from megatron_ft.core.printable import printable
+from megatron_ft.ipc.open_files import give_back_to
 from megatron_ft.ipc.processes import kill_if_still, read_stat, with_owner
 from megatron_ft.launcher import descendants, lines
 from megatron_ft.launcher.reactor import Priority, Reactor
@@ -58,6 +60,8 @@ class HealthCheck:
         self._setpriv = find_setpriv()
         self._process: subprocess.Popen[bytes] | None = None
         self._output = b""
+        self._is_stuck = False
+        """It has outlived SIGKILL."""
 
     def pids(self) -> set[int]:
         """Of the process that runs, if one does."""
@@ -93,15 +97,16 @@ class HealthCheck:
         return checked(f"ended with code {code}" if code else "", code)
 
     def close(self) -> None:
-        """Kill what is left of it, and serve everything else meanwhile."""
+        """Kill what is left of it, and serve everything else meanwhile. One that is stuck is waited for only once."""
         if self._process is None:
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        deadline_s = time.monotonic() + _GONE_WAIT_S
+        deadline_s = time.monotonic() + (0.0 if self._is_stuck else _GONE_WAIT_S)
         # what is served may have closed it, too
         while self._process is not None and not self._let_go() and time.monotonic() < deadline_s:
             self._reactor.run_once(_LOOK_AGAIN_S)
+        self._is_stuck = self._process is not None
 
     def _start(self, environment: Mapping[str, str]) -> tuple[subprocess.Popen[bytes], int]:
         """Its process, and a pidfd of that.
@@ -117,6 +122,8 @@ class HealthCheck:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+        if not self._setpriv:
+            give_back_to(process.pid)
         try:
             return process, os.pidfd_open(process.pid)
         except OSError:
@@ -190,6 +197,6 @@ class HealthCheck:
 
 
 def last_line(output: bytes) -> str:
-    """The last line that isn't empty, without what would disturb a terminal."""
+    """The last line that isn't empty, harmless for a terminal."""
     found = [line for line in output.decode(errors="replace").splitlines() if line.strip()]
-    return "".join(c for c in found[-1].strip() if c.isprintable()) if found else ""
+    return printable(found[-1].strip()) if found else ""

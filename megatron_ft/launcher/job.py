@@ -13,6 +13,8 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from megatron_ft.core.errors import ConfigError, FaultToleranceError
+from megatron_ft.core.printable import printable
+from megatron_ft.ipc import open_files
 from megatron_ft.ipc.event_log import EventLog
 from megatron_ft.launcher import directories, lines, torch_private
 from megatron_ft.launcher.agent import FaultTolerantAgent
@@ -30,10 +32,12 @@ def run(
     command: Sequence[str],
     *,
     log: EventLog,
-    log_dir: str,
+    log_dir: str | None,
     server: ServerProcess | None = None,
 ) -> int:
     """Run the job and tidy up; the launcher's exit code. ``server`` forks ranks, if there is one already.
+
+    A ``log_dir`` of None: no logs are written, as one of the line's warnings says.
 
     Raises:
         ConfigError: a mistake of the user that shows only now; no rank was started.
@@ -41,18 +45,23 @@ def run(
     for warning in line.options.warnings:
         say(f"warning: {warning}")
     say(line.options.summary())
-    say(f"logs: {log_dir}")
-    doubt = directories.doubt_about(log_dir)
-    if doubt is not None:
-        say(f"warning: {doubt}")
+    if log_dir is not None:
+        say(f"logs: {log_dir}")
+        doubt = directories.doubt_about(log_dir)
+        if doubt is not None:
+            say(f"warning: {doubt}")
     if line.options.observe_only:
         say(lines.OBSERVING_ONLY)
-    log.write("config", values=line.options.sources_for_log())
-    node = Node(line, ranks=config.nproc_per_node, log=log, log_dir=log_dir, server=server)
+    log.write("config", values=line.options.sources_for_log(), command=list(command))
+    open_files.take_all()
     try:
-        code = _launch(node, config, command)
+        node = Node(line, ranks=config.nproc_per_node, log=log, log_dir=log_dir, server=server)
+        try:
+            code = _launch(node, config, command)
+        finally:
+            node.close()
     finally:
-        node.close()
+        open_files.give_back()
     log.write("run_ended", exit_code=code)
     return code
 
@@ -67,7 +76,8 @@ def _launch(node: Node, config: LaunchConfig, command: Sequence[str]) -> int:
             record(elastic_launch(config, entrypoint))(*arguments)
     except ChildFailedError as error:
         # torch's table of the failures, without a traceback of ours and with the script's name in its title
-        print(ChildFailedError(node.line.namespace.training_script, error.failures), file=sys.stderr, flush=True)
+        table = str(ChildFailedError(node.line.namespace.training_script, error.failures))
+        print("\n".join(map(printable, table.split("\n"))), file=sys.stderr, flush=True)
         return node.failure_code
     except SignalException as error:
         if error.sigval == signal.SIGINT:

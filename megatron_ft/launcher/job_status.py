@@ -26,7 +26,7 @@ _MOST_PAUSES = 1000
 class JobStatus:
     """Told of each cycle's start and end; everything else is looked up when somebody asks."""
 
-    def __init__(self, line: CommandLine, *, log_dir: str, monitors: Monitors) -> None:
+    def __init__(self, line: CommandLine, *, log_dir: str | None, monitors: Monitors) -> None:
         self._line = line
         self._log_dir = log_dir
         self._monitors = monitors
@@ -75,7 +75,7 @@ class JobStatus:
         return JobFacts(
             run_id=self._line.run_id,
             launcher_pid=os.getpid(),
-            log_dir=self._log_dir,
+            log_dir=self._log_dir or "",
             started_ns=self._started_ns,
             phase=self._phase,
             cycle=None if record is None else record.cycle,

@@ -6,8 +6,10 @@ import signal
 from collections.abc import Mapping, Sequence
 
 from megatron_ft.core.exit_description import Cause, HangVerdict, describe_overdue
+from megatron_ft.core.iterations import when
 from megatron_ft.core.restart_policy import Action, Decision, Outcome
 from megatron_ft.ipc.processes import ProcessStat
+from megatron_ft.launcher.signals import AGAIN_AFTER_S
 
 PREFIX = "[ft_launcher] "
 _SHOWN = 200
@@ -170,7 +172,7 @@ def asked_to_stop(*, name: str, ranks: int, timeout_s: float) -> str:
         return f"asked to stop by {name}"
     return (
         f"asked to stop by {name}: passed on to {_count(ranks, 'rank')}, which may take {timeout_s:g} s "
-        "(another SIGINT or SIGTERM kills at once)"
+        f"(SIGINT or SIGTERM again after {AGAIN_AFTER_S:g} s to kill)"
     )
 
 
@@ -215,7 +217,7 @@ def run_dir_lost(reason: str) -> str:
 
 def observed(verdict: HangVerdict) -> str:
     """A rank that hangs under ``--ft-observe-only``."""
-    where = "" if verdict.iteration is None else f" at iteration {verdict.iteration}"
+    where = "" if verdict.iteration is None else f" {when(verdict.iteration)}"
     return f"rank {verdict.rank} would have been ended: {describe_overdue(verdict)}{where}, observing only"
 
 

@@ -112,26 +112,28 @@ def _ending_at_once_on_interrupt() -> Iterator[None]:
 
 def _run(argv: Sequence[str] | None, server: ServerProcess | None) -> int:
     # torch takes a second to import
-    from megatron_ft.ipc.event_log import EventLog
+    from megatron_ft.ipc.event_log import EventLog, NullEventLog
     from megatron_ft.launcher import arguments, directories, job, torch_private
 
     line = arguments.parse(argv)
     missing = torch_private.missing_essentials()
     if missing:
         raise ConfigError(f"ft_launcher doesn't work with this torch, which has no {', '.join(missing)}")
-    log_dir = directories.make_log_directory(
-        ft_log_dir=line.options.log_dir, torch_log_dir=line.namespace.log_dir, run_id=line.run_id
-    )
+    log_dir: str | None = None
+    log: EventLog = NullEventLog()
+    try:
+        log_dir = directories.make_log_directory(
+            ft_log_dir=line.options.log_dir, torch_log_dir=line.namespace.log_dir, run_id=line.run_id
+        )
+    except OSError as error:
+        line.options.warnings.append(f"no logs are written: {error}")
     try:
         config, command = arguments.torch_launch_config(line, log_dir=log_dir)
     except ConfigError:
-        if line.options.log_dir is None:
+        if line.options.log_dir is None and log_dir is not None:
             directories.remove_if_empty(log_dir)
         raise
-    try:
-        max_bytes = line.options.log_max_bytes
-        log = EventLog.open(log_dir, role="launcher", run_id=line.run_id, max_bytes=max_bytes)
-    except OSError as error:
-        raise ConfigError(f"{log_dir} can't be written: {error.strerror}") from None
+    if log_dir is not None:
+        log = EventLog.open(log_dir, role="launcher", run_id=line.run_id, max_bytes=line.options.log_max_bytes)
     with contextlib.closing(log):
         return job.run(line, config, command, log=log, log_dir=log_dir, server=server)

@@ -14,11 +14,12 @@ from torch.distributed.elastic.rendezvous.api import RendezvousTimeoutError
 from megatron_ft.core.advance import Advance
 from megatron_ft.core.gathering import Gathering, Seen, Verdict
 from megatron_ft.core.restart_policy import NodeState
-from megatron_ft.launcher import node_lines, torch_rendezvous
+from megatron_ft.launcher import node_lines, torch_private, torch_rendezvous
 from megatron_ft.launcher.node import Node
 from megatron_ft.launcher.peers import Peers
 from megatron_ft.launcher.reactor import Timer
 from megatron_ft.launcher.rounds import agree_on_cycle, read_advance, restarts_used
+from megatron_ft.launcher.static_rounds import StaticRounds
 from megatron_ft.launcher.torch_rendezvous import Pace
 
 __all__ = ["Meetings", "Met"]
@@ -120,6 +121,7 @@ class Meetings:
         finally:
             if self._timer is not None:
                 self._timer.cancel()
+        torch_private.warn_of_no_lost_connections()  # until now they say why a host can't be reached
         self._count += 1
         self._last_cycle = met.cycle
         return met
@@ -158,7 +160,7 @@ class Meetings:
         used = restarts_used(group.store, run_id=run_id) if several else 0
         cycle = agree_on_cycle(
             group.store,
-            backend=self._handler.get_backend(),
+            has_rounds=torch_rendezvous.has_rounds(self._handler),
             run_id=run_id,
             group_rank=group.group_rank or 0,
             own_count=self._count,
@@ -176,6 +178,8 @@ class Meetings:
 
     def _told(self, gathering: Gathering, peers: Peers | None) -> str:
         seen, min_nodes = self._seen, self._node.policy.min_nodes
+        if isinstance(self._handler, StaticRounds):
+            return self._handler.waits_for()
         if seen is None:
             return node_lines.waiting_for_nodes(here=[], more=min_nodes)
         is_last = seen.round == self._last_number

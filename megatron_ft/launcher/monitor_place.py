@@ -32,6 +32,7 @@ _STOPPED_FOR_S = 0.1
 _SHORT_LIFE_S = 2.0
 _LONGEST_PAUSE_S = 5.0
 _STOP_WAIT_S = 2.0
+_KILLED_S = 0.5
 _MAX_LAST_WORDS_BYTES = 1 << 20
 
 
@@ -250,9 +251,11 @@ class MonitorPlace:
         assert self._process is not None
         if self._pidfd >= 0:
             self._reactor.unwatch(self._pidfd)
+            # one whose log's file server doesn't answer may not even end by SIGKILL: it is reaped when it does
+            if wait_gone(self._pidfd, _KILLED_S):
+                self._process.wait()
             os.close(self._pidfd)
             self._pidfd = -1
-            self._process.wait()
         if self._channel is not None:
             self._reactor.unwatch(self._channel.fileno())
             self._channel.close()

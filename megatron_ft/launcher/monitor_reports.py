@@ -74,6 +74,11 @@ def _is_seconds(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < _MOST
 
 
+def _is_span(value: object) -> bool:
+    """Seconds, from now on or before."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and -_MOST <= value < _MOST
+
+
 def _is_text(value: object) -> bool:
     return isinstance(value, str)
 
@@ -92,9 +97,9 @@ def _is_table_of_counts(value: object) -> bool:
 
 _WHO: dict[str, Callable[[object], bool]] = {"rank": _is_count, "cycle": _is_count}
 _FIELDS: dict[str, dict[str, Callable[[object], bool]]] = {
-    "attached": {**_WHO, "pid": _is_count, "user_code_ns": _or_none(_is_count)},
+    "attached": {**_WHO, "pid": _is_count, "user_code_ns": _or_none(_is_count), "at_ns": _or_none(_is_count)},
     "detached": {**_WHO, "at_ns": _is_count},
-    "trains": {**_WHO, "at_ns": _is_count},
+    "trains": {**_WHO, "at_ns": _is_count, "began_ns": _or_none(_is_count)},
     "verdict": {
         **_WHO,
         "kind": _is_text,
@@ -116,9 +121,12 @@ _NOTE: dict[str, Callable[[object], bool]] = {
     "section": _or_none(_is_text),
     **dict.fromkeys(("open_s", "quiet_s"), _is_seconds),
     "timeout_s": _or_none(_is_seconds),
+    "left_s": _or_none(_is_span),
+    "lost": lambda value: isinstance(value, tuple) and all(map(_is_text, value)),
     "enqueued": _is_table_of_counts,
     **dict.fromkeys(
         ("found_hung", "is_busy", "has_stack", "is_saving", "is_in_library", "has_collectives", "closing", "gone"),
         _is_flag,
     ),
+    "waits_for_process": _is_flag,
 }

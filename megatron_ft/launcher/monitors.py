@@ -32,7 +32,7 @@ class Monitors:
         count: int,
         config: Mapping[str, Any],
         run_dir: str,
-        log_dir: str,
+        log_dir: str | None,
         run_id: str,
         reactor: Reactor,
         log: EventLog,

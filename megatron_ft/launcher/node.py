@@ -13,12 +13,13 @@ from torch.distributed.elastic.multiprocessing import SignalException
 
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.moderation import Moderation
+from megatron_ft.core.printable import printable
 from megatron_ft.core.rank_note import LOOK_S
 from megatron_ft.core.restart_policy import AnyFailed, MinHealthy, RestartPolicy
 from megatron_ft.ipc.event_log import EventLog
 from megatron_ft.ipc.prctl import become_subreaper
 from megatron_ft.ipc.processes import send_signal, would_end_by
-from megatron_ft.launcher import descendants, directories, lines
+from megatron_ft.launcher import descendants, directories, leftovers, lines
 from megatron_ft.launcher.arguments import CommandLine
 from megatron_ft.launcher.control import ControlSocket
 from megatron_ft.launcher.cycle_record import CycleRecord
@@ -41,9 +42,9 @@ T = TypeVar("T")
 
 
 def say(text: str) -> None:
-    """Print one line for the user."""
+    """Print one line for the user, in which nothing of what came from elsewhere can act on a terminal."""
     try:
-        print(f"{lines.PREFIX}{text}", file=sys.stderr, flush=True)
+        print(f"{lines.PREFIX}{printable(text)}", file=sys.stderr, flush=True)
     except (OSError, ValueError):
         pass  # a terminal that is gone must not end the job; the event log has it
 
@@ -52,7 +53,7 @@ class Node:
     """The services of this node's launcher."""
 
     def __init__(
-        self, line: CommandLine, *, ranks: int, log: EventLog, log_dir: str, server: ServerProcess | None = None
+        self, line: CommandLine, *, ranks: int, log: EventLog, log_dir: str | None, server: ServerProcess | None = None
     ) -> None:
         """Take the signals and make the run directory; ``start`` does the rest.
 
@@ -60,6 +61,8 @@ class Node:
             ConfigError: there is no place for the run directory.
         """
         self.log = log
+        self.log_dir = log_dir
+        """None: no logs are written."""
         self.line = line
         self.say = say
         policy = MinHealthy if line.options.restart_policy == "min-healthy" else AnyFailed
@@ -88,6 +91,7 @@ class Node:
         self.signals.install()
         self.reactor.watch(self.signals.fileno(), self._woken, Priority.SIGNAL)
         self.run_dir = directories.make_run_directory()
+        self._claim = leftovers.claim(self.run_dir)
         self.forking = None if line.options.preload is None else self._make_forking(server)
         if self.forking is None and server is not None:
             server.kill()  # at a glance nobody saw that it isn't wanted
@@ -178,6 +182,7 @@ class Node:
             self.say(lines.run_dir_removed(self.run_dir))
         try:
             directories.remake_run_directory(self.run_dir)
+            self._claim_anew()
             self.control.listen_again()
             self.monitors.listen_again()
         except OSError as error:
@@ -185,8 +190,16 @@ class Node:
                 self.say(lines.run_dir_lost(str(error)))
         self._told_run_dir = True
 
-    def ranks_start(self, *, restarts_left: int) -> None:
-        """The ranks of a cycle are about to be made; nodes that join or leave may restart them, too."""
+    def _claim_anew(self) -> None:
+        before, self._claim = self._claim, leftovers.claim(self.run_dir)
+        if before is not None:
+            os.close(before)
+
+    def ranks_start(self, envs: dict[int, dict[str, str]], *, cycle: int, restarts_left: int) -> None:
+        """The ranks of a cycle are about to be made, by local rank; nodes that join or leave may restart them, too."""
+        self.mend_run_dir()
+        for local_rank, env in envs.items():
+            env.update(self.environment(local_rank, cycle))
         if self.forking is not None:
             self.forking.expects_restart = restarts_left > 0 or self.line.max_nodes > 1
 
@@ -238,6 +251,8 @@ class Node:
         self.monitors.stop()
         self.control.close()
         directories.remove_run_directory(self.run_dir)
+        if self._claim is not None:
+            os.close(self._claim)
         self._orphans.reap(lambda _pid: False)
         self.signals.close()
         self.reactor.close()

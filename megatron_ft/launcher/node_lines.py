@@ -76,9 +76,10 @@ def failed(*, number: int, report: NodeReport) -> str:
     return f"{node(number, report.name)}: {report.text}"
 
 
-def lost_between(*, number: int, report: NodeReport) -> str:
-    """A node is missed while the others meet again."""
-    return f"{node(number, report.name)} is lost: {report.text}; the other nodes meet without it"
+def lost_between(*, number: int, report: NodeReport, are_enough: bool) -> str:
+    """A node is missed while the others meet again; ``are_enough``: without it."""
+    follows = "meet without it" if are_enough else "are too few, and wait for it or for one in its place"
+    return f"{node(number, report.name)} is lost: {report.text}; the other nodes {follows}"
 
 
 def waiting_for_nodes(

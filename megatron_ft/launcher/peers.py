@@ -260,7 +260,9 @@ class Peers:
                 continue
             self._log_state(number, new)
             if self._is_over and new.state is NodeState.LOST and number != self.number:
-                self._node.say(node_lines.lost_between(number=number, report=new))
+                left = len(view.nodes) - view.count(NodeState.LOST)
+                are_enough = left >= self._node.policy.min_nodes
+                self._node.say(node_lines.lost_between(number=number, report=new, are_enough=are_enough))
             elif self._node.policy.is_common and view.outcome is None and new.state not in node_lines.GOOD:
                 self._node.say(
                     node_lines.node_changed(

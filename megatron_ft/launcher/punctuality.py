@@ -246,9 +246,9 @@ class Punctuality:
 
     def _end(self, worker: Worker) -> None:
         """As its monitor would: the rank alone, SIGKILL after a grace."""
+        worker.signal(self._first_signal, whole_group=False)  # the main thread finds it when SIGCONT lets it go on
         worker.signal(signal.SIGCONT, whole_group=False)
         worker.signals_sent.discard(signal.SIGCONT)  # nobody ends of that
-        worker.signal(self._first_signal, whole_group=False)
 
         def insist() -> None:
             if not worker.look():

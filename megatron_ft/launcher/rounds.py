@@ -44,15 +44,14 @@ LOOK_ASIDE_S = 1.0
 """So often a node that stands aside looks whether the job still lives."""
 
 
-def agree_on_cycle(store: Any, *, backend: str, run_id: str, group_rank: int, own_count: int) -> int:
+def agree_on_cycle(store: Any, *, has_rounds: bool, run_id: str, group_rank: int, own_count: int) -> int:
     """The number of the cycle that this round of the rendezvous begins.
 
     Each round has a store of its own, in front of one that all rounds share: there the first node counts. Where
-    a rendezvous has no rounds (the static one: its nodes restart in step, or not at all), it is ``own_count``,
-    how many cycles this launcher has begun before. Torch's restart count is no such number: it differs
-    between nodes.
+    a rendezvous has no rounds (``torch_rendezvous.has_rounds``), it is ``own_count``, how many cycles this launcher
+    has begun before. Torch's restart count is no such number: it differs between nodes.
     """
-    if backend == "static" or not isinstance(store, PrefixStore):
+    if not has_rounds or not isinstance(store, PrefixStore):
         return own_count
     if group_rank == 0:
         cycle = int(store.underlying_store.add(f"{_KEY}/{run_id}", 1)) - 1

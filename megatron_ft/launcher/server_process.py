@@ -16,6 +16,7 @@ from typing import Any
 import megatron_ft
 from megatron_ft.core.errors import FaultToleranceError, ProtocolError
 from megatron_ft.core.preload import RUN_AHEAD_VARIABLE, tells_ranks_apart
+from megatron_ft.ipc.open_files import give_back_to
 from megatron_ft.ipc.processes import send_signal
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Message, Received
 from megatron_ft.launcher import descendants
@@ -72,6 +73,7 @@ class ServerProcess:
             self.channel.close()
             raise
         self.pid = self._process.pid
+        give_back_to(self.pid)
         self.pidfd = os.pidfd_open(self.pid)
 
     def _start(self, fd: int, preload: Sequence[str], shares_output: bool) -> subprocess.Popen[bytes]:

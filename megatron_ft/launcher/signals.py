@@ -5,29 +5,14 @@ from __future__ import annotations
 import contextlib
 import signal
 import socket
+import time
 from types import FrameType
 
-from megatron_ft.core.errors import ConfigError
+__all__ = ["AGAIN_AFTER_S", "SignalWatch"]
 
-__all__ = ["SignalWatch", "parse_signals"]
-
-TORCH_DEFAULT = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
-
-
-def parse_signals(text: str) -> tuple[signal.Signals, ...]:
-    """Signals of torchrun's ``--signals-to-handle``.
-
-    Raises:
-        ConfigError: a name that is no signal, or one that can't be handled.
-    """
-    numbers = []
-    for name in text.split(","):
-        number = getattr(signal.Signals, name.strip().upper(), None)
-        if number is None or number in (signal.SIGKILL, signal.SIGSTOP):
-            raise ConfigError(f"--signals-to-handle: {name.strip()!r} is no signal that can be handled")
-        numbers.append(number)
-    # without SIGTERM and SIGINT nobody could end the job in an orderly way
-    return tuple(dict.fromkeys([*numbers, signal.SIGTERM, signal.SIGINT]))
+AGAIN_AFTER_S = 5.0
+"""SIGINT or SIGTERM so long after the first one is a second request. Before, it is the same one: Slurm sends SIGTERM
+twice within milliseconds, and who presses Ctrl-C twice in a row hasn't read yet that the ranks are about to end."""
 
 
 class SignalWatch:
@@ -51,7 +36,9 @@ class SignalWatch:
         self._read.setblocking(False)
         self._write.setblocking(False)
         self.received: list[signal.Signals] = []
-        """Requests to stop, in the order they came."""
+        """Requests to stop, in the order they came; one that came twice within ``AGAIN_AFTER_S`` is here once."""
+        self._first_s: float | None = None
+        self._second: signal.Signals | None = None
         self._was_continued = False
 
     def fileno(self) -> int:
@@ -92,13 +79,22 @@ class SignalWatch:
         return taken
 
     def ask_to_kill(self) -> bool:
-        """Whether nobody is to be waited for any more: SIGINT or SIGTERM came twice."""
-        return self.second_request() is not None
+        """Whether nobody is to be waited for any more: SIGINT or SIGTERM came again after ``AGAIN_AFTER_S``."""
+        return self._second is not None
 
     def second_request(self) -> signal.Signals | None:
         """The signal that asked for that."""
-        requests = [number for number in self.received if number in (signal.SIGINT, signal.SIGTERM)]
-        return requests[1] if len(requests) > 1 else None
+        return self._second
+
+    def note(self, number: signal.Signals, now_s: float) -> None:
+        """A request came at ``now_s`` (time.monotonic)."""
+        if number in (signal.SIGINT, signal.SIGTERM):
+            self._first_s = now_s if self._first_s is None else self._first_s
+            if now_s - self._first_s >= AGAIN_AFTER_S:
+                self._second = self._second or number
+            elif number in self.received:
+                return
+        self.received.append(number)
 
     def close(self) -> None:
         """Ignore further requests (the launcher is on its last steps) and give the descriptors back."""
@@ -112,4 +108,4 @@ class SignalWatch:
         self._was_continued = True
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
-        self.received.append(signal.Signals(number))
+        self.note(signal.Signals(number), time.monotonic())

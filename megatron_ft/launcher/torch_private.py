@@ -9,8 +9,10 @@ back to torch's own behaviour with one warning.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import inspect
 import logging
+import os
 import signal
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,6 +24,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import PContext
 
 from megatron_ft.core.errors import ConfigError
+from megatron_ft.launcher import static_rounds
 
 __all__ = [
     "agent_made_by",
@@ -30,12 +33,15 @@ __all__ = [
     "say_nothing_of_death_signals",
     "shut_down_agent",
     "start_tail_logs",
+    "warn_of_no_lost_connections",
     "workers_started_by",
 ]
 
 # names that torch doesn't export are looked up in these, unknown to the type checker
 local_elastic_agent: Any = _local_elastic_agent
 launcher_api: Any = _launcher_api
+
+_CPP_ERROR = 2
 
 _AGENT_METHODS = (
     "_assign_worker_ranks",
@@ -76,7 +82,12 @@ def agent_made_by(
     """
     registry = getattr(launcher_api, "rdzv_registry", None)
     original_agent = launcher_api.LocalElasticAgent
-    launcher_api.LocalElasticAgent = factory
+
+    def make(*, spec: Any, **arguments: Any) -> LocalElasticAgent:
+        static_rounds.let_rounds_name_the_store(spec)
+        return factory(spec=spec, **arguments)
+
+    launcher_api.LocalElasticAgent = make
     if registry is not None:
         launcher_api.rdzv_registry = _PatientRegistry(registry, blocking)
     try:
@@ -97,8 +108,9 @@ class _PatientRegistry:
     def get_rendezvous_handler(self, parameters: Any) -> Any:
         try:
             handler = self._blocking(lambda: self._registry.get_rendezvous_handler(parameters))
-        except ValueError as error:
+        except (ImportError, ValueError) as error:  # etcd needs modules that torch doesn't bring along
             raise ConfigError(f"rendezvous: {error}") from error
+        handler = static_rounds.in_rounds(handler)
         shutdown = handler.shutdown
         handler.shutdown = lambda: self._blocking(shutdown)
         return handler
@@ -112,6 +124,20 @@ def say_nothing_of_death_signals() -> None:
     logging.getLogger(LocalElasticAgent.__mro__[1].__module__).addFilter(
         lambda record: not record.getMessage().endswith("death signal, shutting down workers")
     )
+
+
+def warn_of_no_lost_connections() -> None:
+    """Don't let torch's C++ print what it warns of, in this process.
+
+    Where the host of the store is lost, each connection to it gives a backtrace of twenty lines before the line that
+    matters, which is ours. Who sets TORCH_CPP_LOG_LEVEL wants to see what it names.
+    """
+    if "TORCH_CPP_LOG_LEVEL" in os.environ:
+        return
+    with contextlib.suppress(OSError, ValueError):  # another torch, which prints them
+        library = ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", "libc10.so"))
+        level = ctypes.c_int.in_dll(library, "FLAGS_caffe2_log_level")
+        level.value = max(level.value, _CPP_ERROR)
 
 
 @contextlib.contextmanager

@@ -29,6 +29,7 @@ __all__ = [
     "address_of",
     "close",
     "fresh_store",
+    "has_rounds",
     "join_timeout_s",
     "last_round",
     "leave_rendezvous",
@@ -167,6 +168,11 @@ def last_round(handler: Any) -> tuple[int, Mapping[Any, int]]:
     return state.round, dict(state.participants)
 
 
+def has_rounds(handler: Any) -> bool:
+    """Whether each of its rounds has a store of its own: torch's static one, for one node, has none."""
+    return not isinstance(handler, StaticTCPRendezvous)
+
+
 def address_of(node: Any) -> str:
     """The name by which a node takes part, as its host has it or ``--local-addr`` gives it."""
     return str(getattr(node, "addr", node))
@@ -190,7 +196,7 @@ def fresh_store(handler: Any, *, nodes: int) -> str | None:
             return None
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         return f"torch {torch.__version__} keeps its rendezvous store elsewhere: rank 0 hosts a new one each cycle"
-    # a static rendezvous of several nodes has one address for good, and nodes that come and go at their own time
+    # with several nodes it isn't torch's any more: see ``static_rounds``
     if isinstance(handler, StaticTCPRendezvous) and nodes == 1 and hasattr(handler, "_store"):
         handler._store = None
     return None

@@ -61,19 +61,14 @@ def _name_process(name: str) -> None:
 def _open_log(settings: command_line.Settings) -> EventLog:
     if settings.log_dir is None:
         return NullEventLog()
-    try:
-        return EventLog.open(
-            settings.log_dir,
-            role="monitor",
-            run_id=settings.run_id,
-            name=f"local{settings.local_rank}",
-            max_bytes=settings.log_max_bytes,
-            local_rank=settings.local_rank,
-        )
-    except OSError as error:
-        # watching the rank matters more than writing about it
-        print(f"megatron_ft: no event log of monitor {settings.local_rank}: {error}", file=sys.stderr)
-        return NullEventLog()
+    return EventLog.open(
+        settings.log_dir,
+        role="monitor",
+        run_id=settings.run_id,
+        name=f"local{settings.local_rank}",
+        max_bytes=settings.log_max_bytes,
+        local_rank=settings.local_rank,
+    )
 
 
 def _channel(settings: command_line.Settings) -> Channel | None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
+import threading
 import time
 
-from megatron_ft.ipc.processes import ProcessStat, carries, kill_matching, send_signal
+from megatron_ft.ipc.processes import ProcessStat, carries, kill_matching, send_signal, signal_main_thread
 
 GRACE_S = 5.0
 """From the termination signal to SIGKILL, and from SIGKILL to the complaint that it had no effect."""
@@ -16,9 +18,11 @@ _SECOND_LOOK_S = 0.1
 
 
 class Ending:
-    """SIGCONT and the termination signal at ``due_at``, SIGKILL after the grace; ``advance`` never waits."""
+    """The termination signal and SIGCONT at ``due_at``, SIGKILL after the grace; ``advance`` never waits."""
 
-    def __init__(self, pidfd: int, first_signal: signal.Signals, *, due_at: float) -> None:
+    def __init__(self, pid: int, pidfd: int, first_signal: signal.Signals, *, due_at: float) -> None:
+        """``pid`` and ``pidfd`` are of the same process; ``due_at``: ``time.monotonic`` seconds."""
+        self._pid = pid
         self._pidfd = pidfd
         self._next = first_signal
         self._killed = False
@@ -32,10 +36,11 @@ class Ending:
             self.due_at = None
             return []
         number = self._next
-        # a signal stays pending in a stopped process: it must go on to die of any but SIGKILL
-        sent = [signal.SIGCONT, number]
-        for each in sent:
-            send_signal(self._pidfd, each)
+        # Python runs a handler in the main thread only, and that may sleep on in C if another thread takes the signal:
+        # so it goes to the main thread, which finds it first thing when SIGCONT lets a stopped process go on to die
+        signal_main_thread(self._pid, self._pidfd, number)
+        send_signal(self._pidfd, signal.SIGCONT)
+        sent = [number, signal.SIGCONT]
         self._killed = number == signal.SIGKILL
         self._next = signal.SIGKILL
         self.due_at = time.monotonic() + GRACE_S
@@ -57,14 +62,28 @@ def end_orphans(socket_path: str, group: int | None) -> list[ProcessStat]:
     """
     marker = f"FT_RANK_MONITOR_IPC_SOCKET={socket_path}".encode()
     own = os.getpid()
+    left: list[ProcessStat] = []
 
-    def belongs(stat: ProcessStat) -> bool:
-        return stat.pid != own and (group in (stat.group, stat.session) or carries(stat.pid, marker))
+    def is_in_group(stat: ProcessStat) -> bool:
+        return stat.pid != own and group in (stat.group, stat.session)
 
-    left = kill_matching(belongs, _SWEEP_S)
+    def has_left_it(stat: ProcessStat) -> bool:
+        return stat.pid != own and group not in (stat.group, stat.session) and carries(stat.pid, marker)
+
+    def end_others() -> None:
+        left.extend(kill_matching(has_left_it, _SWEEP_S))
+        time.sleep(_SECOND_LOOK_S)
+        left.extend(kill_matching(has_left_it, _SWEEP_S))
+
+    left += kill_matching(is_in_group, _SWEEP_S)
+    # the environment of a process that is stuck in the kernel, of any job of this user, can't be read: that waits
+    others = threading.Thread(target=end_others, daemon=True)
+    others.start()
     # a rank whose launcher died between spawning it and its first instructions may appear only now
     time.sleep(_SECOND_LOOK_S)
-    return left + kill_matching(belongs, _SWEEP_S)
+    left += kill_matching(is_in_group, _SWEEP_S)
+    others.join(2 * _SWEEP_S + _SECOND_LOOK_S)
+    return left
 
 
 def remove_run_directory(socket_path: str) -> None:
@@ -74,4 +93,6 @@ def remove_run_directory(socket_path: str) -> None:
         with contextlib.suppress(OSError):
             os.unlink(path)
     with contextlib.suppress(OSError):
-        os.rmdir(directory)
+        # what else the launcher keeps there is of no use to anybody now
+        if not any(name.endswith(".sock") for name in os.listdir(directory)):
+            shutil.rmtree(directory, ignore_errors=True)

@@ -1,5 +1,7 @@
 """Collecting what can be known of a rank before it is ended: bounded in time, never an obstacle.
 
+Nothing is asked here of the rank or of the kernel that might keep this process waiting longer than its bound.
+
 The verdict has been spoken when this begins, and nothing here is asked whether it was right: what it takes (a signal
 interrupts a sleep in C) may itself wake the rank. A rank that may go on living is looked at ``passive``-ly: nothing is
 sent to it but the question that a thread of its own answers.
@@ -19,6 +21,7 @@ from typing import Any
 from megatron_ft.core import board_facts
 from megatron_ft.core import board_layout as layout
 from megatron_ft.core.board_layout import BoardSnapshot
+from megatron_ft.core.iterations import begins
 from megatron_ft.core.last_words import LastWords, last_words
 from megatron_ft.core.monitor_state import Verdict
 from megatron_ft.core.rank_note import (
@@ -26,6 +29,8 @@ from megatron_ft.core.rank_note import (
     collectives_of,
     is_in_checkpoint_write,
     is_in_library,
+    is_waiting_for_process,
+    lost_process,
     place,
     stack_wait,
 )
@@ -72,6 +77,7 @@ def collect(
     began_ns = time.monotonic_ns()
     missing: list[str] = []
     facts = proc_facts.process_facts(attached.pid)
+    lost = proc_facts.lost_processes(attached.pid)
     looks = _Looks(attached, snapshot, deadline_ns, freeze=verdict is not None and not passive)
     # the collectives first: the signal for the stacks may wake the rank, which then enters the next one
     answer = looks.collectives(str(facts.get("state", "")), missing)
@@ -99,6 +105,8 @@ def collect(
         enqueued=answer.get("enqueued") or {},
         gone=is_gone(attached.pidfd),
         raised=words.error,
+        lost=tuple(lost_process(*each) for each in lost),
+        waits_for_process=is_waiting_for_process(frames),
     )
     threads = [{"ident": s.ident, "name": s.name, "main": s.frames is frames, "frames": list(s.frames)} for s in stacks]
     document = {
@@ -276,7 +284,7 @@ def _last_events(board: Board, snapshot: BoardSnapshot | None, now_ns: int) -> l
             layout.EVENT_START: f"{name} begins",
             layout.EVENT_END: f"{name} ends",
             layout.EVENT_HEARTBEAT: "heartbeat",
-            layout.EVENT_ITERATION: f"iteration {event.value}",
+            layout.EVENT_ITERATION: begins(event.value),
         }.get(event.kind)
         if what is not None:  # else the rank has written over it
             found.append(((now_ns - event.at_ns) / 1e9, what))

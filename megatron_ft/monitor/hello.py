@@ -34,6 +34,8 @@ class Hello(NamedTuple):
     warmup_iterations: int
     user_code_ns: int
     """When its script began (monotonic); 0 if that isn't known."""
+    has_group: bool
+    """It has set its process group up."""
     is_again: bool
     """It has said so before, and got no answer."""
 
@@ -66,6 +68,7 @@ def parse(message: dict[str, object]) -> Hello:
         rank=_number(message, "rank", _MAX_RANK),
         warmup_iterations=_number(message, "warmup_iterations", _MAX_CYCLE),
         user_code_ns=_number({"user_code_ns": 0, **message}, "user_code_ns", time.monotonic_ns()),
+        has_group=message.get("has_group") is True,
         is_again=message.get("again") is True,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -11,6 +12,8 @@ import sys
 from megatron_ft.core.stack_dump import ThreadStack, parse_py_spy
 
 __all__ = ["dump"]
+
+_KILLED_S = 0.1
 
 
 def dump(pid: int, *, nonblocking: bool, left_s: float) -> list[ThreadStack]:
@@ -23,17 +26,22 @@ def dump(pid: int, *, nonblocking: bool, left_s: float) -> list[ThreadStack]:
         return []
     command = [program, "dump", "--json", "--pid", str(pid), *(["--nonblocking"] if nonblocking else [])]
     try:
-        result = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=left_s,
-            check=True,
-        )
-        return parse_py_spy(json.loads(result.stdout))
-    except (OSError, ValueError, subprocess.SubprocessError):
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    except OSError:
         return []
+    assert process.stdout is not None
+    with process.stdout:
+        try:
+            text, _ = process.communicate(timeout=left_s)
+            return parse_py_spy(json.loads(text)) if process.returncode == 0 else []
+        except subprocess.TimeoutExpired:
+            process.kill()
+            # reading a process that is stuck in the kernel may get it stuck there, too, where no signal ends it
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_KILLED_S)
+            return []
+        except ValueError:
+            return []
 
 
 def _places() -> list[str | None]:

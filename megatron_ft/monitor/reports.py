@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from megatron_ft.core.board_layout import BoardSnapshot
 from megatron_ft.core.errors import ProtocolError
@@ -15,13 +16,12 @@ from megatron_ft.ipc.event_log import EventLog
 from megatron_ft.ipc.monitor_process import AttachedRank
 from megatron_ft.ipc.processes import read_stat
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received
+from megatron_ft.monitor.hello import Hello
 from megatron_ft.monitor.progress import next_batch, taken
 from megatron_ft.monitor.watched_rank import WatchedRank, seconds
 
-if TYPE_CHECKING:
-    import threading
-
 _WRITING_S = 1.0
+"""Less than a launcher waits for the end of its monitors."""
 
 
 class Reports:
@@ -32,7 +32,6 @@ class Reports:
         self._launcher = launcher
         self._local_rank = local_rank
         self.launcher_is_gone = False
-        self._writer: threading.Thread | None = None
         self._complaints: dict[str, Moderation] = {}
 
     def tell(self, message_type: str, fds: Sequence[int] = (), /, **fields: Any) -> None:
@@ -68,13 +67,15 @@ class Reports:
         if admitted is not None:
             self.warn(admitted)
 
-    def attached(self, attached: AttachedRank, user_code_ns: int) -> None:
+    def attached(self, attached: AttachedRank, greeting: Hello) -> None:
         """A rank is watched from now on; the launcher gets what a replacement monitor would need."""
         who = {
             "rank": attached.rank,
             "cycle": attached.cycle,
             "pid": attached.pid,
-            "user_code_ns": user_code_ns or None,
+            "user_code_ns": greeting.user_code_ns or None,
+            "has_group": greeting.has_group,
+            "at_ns": time.monotonic_ns(),
         }
         self._log.write("attached", **who)
         self.tell("attached", attached.fds, **who)
@@ -97,26 +98,20 @@ class Reports:
             "observed_only": observed_only,
             "at_ns": at_ns,
         }
-        self._log.write("verdict", **facts)
         self.tell("verdict", **facts)
+        self._log.write("verdict", **facts)
 
     def evidence(
         self, log_dir: str | None, attached: AttachedRank, note: RankNote, document: Mapping[str, Any]
     ) -> None:
         """What was seen of a rank: a note for the launcher, a file for people."""
         self.seen(attached, note)
-        if log_dir is None:
-            return
-        import threading
-
-        # a file server that doesn't answer must not keep the rank alive
-        self._writer = threading.Thread(target=self._write_evidence, args=(log_dir, attached, document), daemon=True)
-        self._writer.start()
+        if log_dir is not None:
+            self._log.do(functools.partial(self._write_evidence, log_dir, attached, document))
 
     def finish_writing(self) -> None:
-        """Wait for what is being written, within bounds."""
-        if self._writer is not None:
-            self._writer.join(_WRITING_S)
+        """Wait for what is being written, within bounds; nothing is written any more."""
+        self._log.close(_WRITING_S)
 
     def _write_evidence(self, log_dir: str, attached: AttachedRank, document: Mapping[str, Any]) -> None:
         from megatron_ft.ipc.evidence_files import write_evidence

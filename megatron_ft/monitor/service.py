@@ -56,7 +56,7 @@ class MonitorService:
             self._watch(WatchedRank.take_over(self._settings.attached, self._settings.config))
         while self._running:
             watched = self._watched
-            for fd, _ in self._poller().poll(self._timeout_ms()):
+            for fd, _ in self._poll():
                 self._handle(fd)
                 if self._watched is not watched or not self._running:
                     break  # what was polled is closed, and its numbers may be the next rank's
@@ -66,7 +66,7 @@ class MonitorService:
             self._act_in_time()
         self._stop()
 
-    def _poller(self) -> select.poll:
+    def _poll(self) -> list[tuple[int, int]]:
         poller = select.poll()
         fds = [self._signal_fd, self._parent_pidfd, self._listener.fileno(), *self._callers]
         if self._settings.launcher_fd is not None:
@@ -75,7 +75,7 @@ class MonitorService:
             fds += [self._watched.attached.pidfd, self._watched.attached.wake_fd]
         for fd in fds:
             poller.register(fd, select.POLLIN)
-        return poller
+        return poller.poll(self._timeout_ms()) or poller.poll(0)  # interrupted (PEP 475), it may not have looked
 
     def _timeout_ms(self) -> float | None:
         now = time.monotonic()
@@ -216,7 +216,7 @@ class MonitorService:
         self._leave_rank()
         self._watch(watched)
         # the launcher first: a rank that is welcomed can be taken over from then on
-        self._reports.attached(watched.attached, greeting.user_code_ns)
+        self._reports.attached(watched.attached, greeting)
         welcome = {
             "type": "welcome",
             "config": self._settings.config.to_dict(),
@@ -295,13 +295,13 @@ class MonitorService:
     def _found_hung(self, watched: WatchedRank, verdict: Verdict) -> None:
         """From here on the rank is ended, whatever can or can't be seen of it."""
         observe_only, now_ns = self._settings.observe_only, time.monotonic_ns()
-        self._reports.verdict(watched.attached, verdict, now_ns, observed_only=observe_only)
         deadline_ns = now_ns + round(LOOK_S * 1e9)
         if not observe_only:
             # the launcher says when it has seen the other ranks, who would fall if this one did
             due_at = deadline_ns / 1e9 if self._settings.launcher_fd is not None else now_ns / 1e9
             signal_first = self._settings.config.rank_termination_signal
-            self._ending = Ending(watched.attached.pidfd, signal_first, due_at=due_at)
+            self._ending = Ending(watched.attached.pid, watched.attached.pidfd, signal_first, due_at=due_at)
+        self._reports.verdict(watched.attached, verdict, now_ns, observed_only=observe_only)
         try:
             self._examine(watched, verdict, passive=observe_only, deadline_ns=deadline_ns)
         except Exception as error:  # noqa: BLE001 - whatever can't be seen of a rank, it is ended

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -42,7 +43,8 @@ class RankMonitorClient:
     """Connects one rank to its monitor. One thread uses the hooks of a client, as train loops do.
 
     After :meth:`init_workload_monitoring` everything travels through shared memory: no hook waits for the
-    monitor, and none fails because the monitor is dead or stopped (the launcher replaces it).
+    monitor, and none fails because the monitor is dead or stopped (the launcher replaces it). The monitoring
+    ends with :meth:`shutdown_workload_monitoring`, with the process, or with the last reference to the client.
     """
 
     CURRENT_TIMEOUTS_STATE_KEY = "current_timeouts"
@@ -70,9 +72,9 @@ class RankMonitorClient:
         """Connect to this rank's monitor and receive the configuration; monitoring starts here.
 
         Args:
-            num_warmup_iters: "step" and the time out of section aren't judged before that many iterations of
-                this cycle were reported (:meth:`set_iteration`) or the first "step" was opened. A job without
-                iterations and without a section "step" is judged from the start. None is 0.
+            num_warmup_iters: "step" and the time out of section aren't judged in that many iterations of this
+                cycle: until the next one begins (:meth:`set_iteration`) or the first "step" is opened. A job
+                without iterations and without a section "step" is judged from the start. None is 0.
 
         Raises:
             NotUnderLauncherError: the script wasn't started with ``ft_launcher``.
@@ -118,7 +120,7 @@ class RankMonitorClient:
         self._ready().heartbeat()
 
     def set_iteration(self, n: int) -> None:
-        """Tell the monitor that training iteration ``n`` (from 0) has begun, for verdicts and reports.
+        """Tell the monitor that training iteration ``n`` (from 0) has begun: ``n`` are done. For verdicts and reports.
 
         Raises:
             RankMonitorClientError: not initialised, or ``n`` is negative.
@@ -171,6 +173,8 @@ class RankMonitorClient:
     def calculate_and_set_hb_timeouts(self, skip_if_not_ready: bool = False) -> bool:
         """Set both heartbeat timeouts from the observed intervals. Collective: all ranks must call it.
 
+        Neither is enforced below ``cfg.calculated_timeout_floor``, whatever ``hb_timeouts`` says.
+
         Returns:
             True if they were set; False if no rank has seen two heartbeats yet and ``skip_if_not_ready``.
 
@@ -205,6 +209,9 @@ class RankMonitorClient:
             calc_out_of_section: whether the time out of section is calculated too.
             skip_if_not_ready: do nothing instead of raising if something selected was never observed.
 
+        Only what has ended is an observation; beside one, the age of what is still open counts, too. No calculated
+        timeout is enforced below ``cfg.calculated_timeout_floor``, whatever ``section_timeouts`` says.
+
         Returns:
             Whether the timeouts were set.
 
@@ -223,9 +230,10 @@ class RankMonitorClient:
         longest = recorder.observed()
         keys = [*names, OUT_OF_SECTION] if calc_out_of_section else names
         observed = {name: _seconds(longest[name]) for name in keys}
-        result = calculate_sections(observed, timeouts, self._rule(), max_over_ranks)
+        going_on = {name: _seconds(age) for name, age in recorder.going_on().items()}
+        result = calculate_sections(observed, timeouts, self._rule(), max_over_ranks, going_on)
         if isinstance(result, NotReady):
-            return self._not_ready(f"no rank has observed {result.missing} yet", skip_if_not_ready)
+            return self._not_ready(f"no rank has seen the end of {result.missing} yet", skip_if_not_ready)
         self.section_timeouts, calculations = result
         self._last_calculation.update({name: c._asdict() for name, c in calculations.items()})
         recorder.begin_anew()
@@ -270,6 +278,11 @@ class RankMonitorClient:
         self._wake_monitor()
         self._disconnect()
 
+    def __del__(self) -> None:
+        # nobody can report progress any more; but a rank that hangs on its way out of the interpreter stays judged
+        if getattr(self, "is_initialized", False) and not sys.is_finalizing():
+            self.shutdown_workload_monitoring()
+
     def _add_sections(self, names: Sequence[str]) -> list[str]:
         """Make unconfigured sections known, with an infinite timeout; returns those that were new."""
         recorder = self._ready()
@@ -289,12 +302,8 @@ class RankMonitorClient:
             directory, run_id = self._log_place
             info = self.rank_info
             who = {"rank": info.global_rank, "local_rank": info.local_rank, "cycle": info.cycle}
-            try:
-                self._log = EventLog.open(
-                    directory, role="rank", run_id=run_id, name=f"{info.global_rank}-cycle{info.cycle}", **who
-                )
-            except OSError:
-                self._log_place = None  # training matters more than writing about it
+            name = f"{info.global_rank}-cycle{info.cycle}"
+            self._log = EventLog.open(directory, role="rank", run_id=run_id, name=name, **who)
         self._log.write(ev, **fields)
 
     def _observed(self) -> dict[str, float]:
@@ -328,16 +337,19 @@ class RankMonitorClient:
 
     def _write_section_timeouts(self) -> None:
         assert self.section_timeouts is not None
-        self._ready().write_timeouts(self.section_timeouts)
+        assert self.cfg is not None
+        self._ready().write_timeouts(self.section_timeouts.enforced(self.cfg.calculated_timeout_floor))
         self._wake_monitor()
 
     def _write_heartbeat_timeouts(self) -> None:
         assert self._board is not None
         assert self.hb_timeouts is not None
+        assert self.cfg is not None
+        timeouts = self.hb_timeouts.enforced(self.cfg.calculated_timeout_floor)
         words = self._board.words
         self._board.count_up(layout.W_TIMEOUTS_VERSION)  # before and after, see Recorder.write_timeouts
-        words[layout.W_INITIAL_HEARTBEAT_TIMEOUT] = layout.timeout_word(self.hb_timeouts.initial)
-        words[layout.W_HEARTBEAT_TIMEOUT] = layout.timeout_word(self.hb_timeouts.subsequent)
+        words[layout.W_INITIAL_HEARTBEAT_TIMEOUT] = layout.timeout_word(timeouts.initial)
+        words[layout.W_HEARTBEAT_TIMEOUT] = layout.timeout_word(timeouts.subsequent)
         words[layout.W_HEARTBEAT_FLAGS] = layout.FLAG_INITIAL_IS_EXPLICIT | layout.FLAG_SUBSEQUENT_IS_EXPLICIT
         self._board.count_up(layout.W_TIMEOUTS_VERSION)
         self._wake_monitor()

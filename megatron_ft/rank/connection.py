@@ -13,6 +13,7 @@ from megatron_ft.core.rank_info import RankInfo
 from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.config_file import FaultToleranceConfig
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received, close_fds, connect, shown
+from megatron_ft.rank import agreement
 from megatron_ft.rank.user_code import user_code_began_ns
 
 MONITOR_SOCKET = "FT_RANK_MONITOR_IPC_SOCKET"
@@ -50,6 +51,7 @@ def say_hello(path: str, info: RankInfo, warmup_iterations: int) -> Welcome:
         "rank": info.global_rank,
         "warmup_iterations": warmup_iterations,
         "user_code_ns": user_code_began_ns(),
+        "has_group": agreement.has_process_group(),
     }
     deadline = time.monotonic() + _PATIENCE_S
     while True:
@@ -73,7 +75,7 @@ def ask_launcher(path: str, request: WorkloadControlRequest, rank: int) -> None:
     """
     message = {
         "type": "workload_control",
-        "action": request.action.value,
+        "action": request.action.name,
         "description": request.description,
         "rank": rank,
         "pid": os.getpid(),

@@ -11,6 +11,7 @@ from megatron_ft.core.fault_plan import PlannedFault, due, resolve
 from megatron_ft.ipc.fault_plan_file import read_fault_plan
 from megatron_ft.rank.faults import InjectedFault, Slowness, announce, inject
 from megatron_ft.rank.learning import log_event
+from megatron_ft.rank.mistakes import end_job
 
 __all__ = ["FaultInjector", "InjectedFault", "inject"]
 
@@ -68,6 +69,27 @@ class FaultInjector:
         """
         faults = resolve(read_fault_plan(path), world_size)
         return cls(faults, rank=rank, cycle=cycle, client=client, save_dir=save_dir)
+
+    @classmethod
+    def of_this_rank(
+        cls, path: str | os.PathLike[str] | None, *, client: Any, save_dir: str | os.PathLike[str] | None = None
+    ) -> FaultInjector:
+        """Carry out the plan in a YAML file in this process, a rank of ``ft_launcher``; None is no plan.
+
+        A plan that can't be carried out ends the job, with one line and without a restart.
+
+        Raises:
+            SystemExit: the plan can't be read or doesn't fit this job; on all ranks alike.
+        """
+        if path is None:
+            return cls.disabled()
+        rank, world_size, cycle = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "FT_CYCLE"))
+        try:
+            return cls.from_plan_file(
+                path, rank=rank, world_size=world_size, cycle=cycle, client=client, save_dir=save_dir
+            )
+        except ConfigError as error:
+            end_job(str(error))
 
     @classmethod
     def disabled(cls) -> FaultInjector:

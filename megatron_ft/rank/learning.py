@@ -15,6 +15,7 @@ from megatron_ft.core import learned
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.learned import LearnedState, seconds
 from megatron_ft.core.learned_document import parse, to_document
+from megatron_ft.core.timeouts import state_to_dict
 from megatron_ft.ipc.state_file import BrokenStateFile, read_state, set_aside, write_state
 from megatron_ft.rank import agreement
 from megatron_ft.rank.client import RankMonitorClient
@@ -47,10 +48,11 @@ def prepare(client: Any, sections: Iterable[str]) -> list[str]:
 
 
 def log_event(client: Any, ev: str, **fields: Any) -> None:
-    """Append to the event log of this rank, if there is one."""
+    """Append to the event log of this rank, if there is one, and see it written: a fault may end the rank now."""
     mine = ours(client)
     if mine is not None:
         mine._log_event(ev, **fields)
+        mine._log.flush()
 
 
 def current_iteration(client: Any) -> int | None:
@@ -132,7 +134,9 @@ def save(client: Any, path: str, *, written_at_unix_s: float, world_size: int) -
         world_size=world_size,
         layout=current_layout(),
     )
-    write_state(path, to_document(state))
+    # for nvidia-resiliency-ext, so that a user who goes back to it loses nothing; here nothing reads it
+    theirs = state_to_dict(mine.hb_timeouts, mine.section_timeouts, with_configured=True)
+    write_state(path, {**to_document(state), **theirs})
 
 
 def log_learned(client: Any, names: Iterable[str]) -> None:

@@ -33,11 +33,15 @@ from megatron_ft.core.board_layout import (
     W_LAST_HEARTBEAT,
     W_LAST_TRANSITION,
     W_RING_HEAD,
+    W_WARM_UP_OVER_AT,
+    W_WARMUP_ITERATIONS,
     WORD_MASK,
 )
 from megatron_ft.core.errors import RankMonitorClientError
+from megatron_ft.core.monitor_state import STEP
 from megatron_ft.core.timeouts import OUT_OF_SECTION, SectionTimeouts
 from megatron_ft.ipc.board import Board
+from megatron_ft.rank import user_code
 
 _monotonic_ns = time.monotonic_ns
 _HEARTBEAT_CODE = EVENT_HEARTBEAT << KIND_SHIFT
@@ -61,6 +65,9 @@ class Recorder:
         self._last_heartbeat = 0
         self._last_iteration = -1
         self._in_first_step = False
+        self._is_starting = not user_code.tells_iterations()
+        """No second "step" has begun, which would say that the rank trains."""
+        self._first_step_began = 0
         self._timeouts = timeouts
         self.longest_section: dict[str, int] = {}
         self.longest_out_of_section = -1
@@ -77,6 +84,8 @@ class Recorder:
             raise self._refusal(section, "open")
         words = self._words
         now = _monotonic_ns()
+        if self._is_starting and section == STEP:
+            self._step_begins(now)
         if not opened:
             idle = now - self._idle_since
             if idle > self.longest_out_of_section:
@@ -93,11 +102,13 @@ class Recorder:
         self._head = words[W_RING_HEAD] = head + 1
         if words[W_EPOCH] != self._epoch:
             self._write_again()
+        if section not in opened:
+            self._clear(section)  # a signal handler has closed it since
 
     def end(self, section: str) -> None:
         """Close a section; see ``RankMonitorClient.end_section``."""
         opened = self._opened
-        since = opened.pop(section, None)
+        since = opened.get(section)
         if since is None:
             self._clear(section)
             raise self._refusal(section, "closed")
@@ -111,6 +122,8 @@ class Recorder:
         words[at] = now
         words[at + 1] = self._end_codes[section]
         self._head = words[W_RING_HEAD] = head + 1
+        # not before: of an exception that a signal handler raises in between, it can still be closed
+        opened.pop(section, None)
         if not opened:
             self._idle_since = now
         if now - since > self.longest_section[section]:
@@ -151,11 +164,15 @@ class Recorder:
         words[W_ITERATION] = number + 1
         if self._last_iteration < 0:
             words[W_FIRST_ITERATION] = number + 1
-            words[W_FIRST_ITERATION_AT] = now
-        elif self._in_first_step:
+            words[W_FIRST_ITERATION_AT] = words[W_FIRST_ITERATION_AT] or now
+        elif self._in_first_step and not words[W_FIRST_STEP_AT]:
             words[W_FIRST_STEP_AT] = now
         self._in_first_step = self._last_iteration < 0
-        words[W_ITERATIONS_SEEN] = (words[W_ITERATIONS_SEEN] + 1) & WORD_MASK
+        seen = words[W_ITERATIONS_SEEN]
+        if seen and seen == words[W_WARMUP_ITERATIONS]:
+            # before the count: the time out of section, which is judged from then on, begins here
+            words[W_WARM_UP_OVER_AT] = now
+        words[W_ITERATIONS_SEEN] = (seen + 1) & WORD_MASK
         self._last_iteration = number
         head = self._head
         at = RING + ((head & RING_MASK) << 1)
@@ -166,18 +183,15 @@ class Recorder:
             self._write_again()
 
     def observed(self) -> dict[str, int]:
-        """Longest interval per section, and out of section under its own key; -1: none yet.
+        """Longest interval that has ended, per section and out of section under its own key; -1: none yet."""
+        return {**self.longest_section, OUT_OF_SECTION: self.longest_out_of_section}
 
-        What is running now counts: the time between the last section and the end of a run never closes, and a
-        timeout below the age of an open section would end the rank the moment it takes force.
-        """
+    def going_on(self) -> dict[str, int]:
+        """Age of each open section, or of the time out of section; the last one of a run never ends."""
         now = _monotonic_ns()
-        longest = {**self.longest_section, OUT_OF_SECTION: self.longest_out_of_section}
-        for name, since in self._opened.items():
-            longest[name] = max(longest[name], now - since)
         if not self._opened:
-            longest[OUT_OF_SECTION] = max(longest[OUT_OF_SECTION], now - self._idle_since)
-        return longest
+            return {OUT_OF_SECTION: now - self._idle_since}
+        return {name: now - since for name, since in self._opened.items()}
 
     def begin_anew(self) -> None:
         """Time out of section and since the last heartbeat starts again: a collective that ended is progress.
@@ -187,8 +201,9 @@ class Recorder:
         """
         now = _monotonic_ns()
         if not self._opened:
-            self.longest_out_of_section = max(self.longest_out_of_section, now - self._idle_since)
-            self._idle_since = now
+            if self.longest_out_of_section >= 0:  # before the first section the whole time counts, once it has ended
+                self.longest_out_of_section = max(self.longest_out_of_section, now - self._idle_since)
+                self._idle_since = now
             self._words[W_LAST_TRANSITION] = now
         if self._last_heartbeat:
             self._last_heartbeat = now
@@ -226,8 +241,24 @@ class Recorder:
         self._end_codes[name] = EVENT_END << KIND_SHIFT | index << SECTION_SHIFT
         self.longest_section.setdefault(name, -1)
 
+    def _step_begins(self, now: int) -> None:
+        """When the second "step" begins, the rank trains, where it isn't known to tell its iterations.
+
+        Not when the first one ends: an exception ends it, too.
+        """
+        words = self._words
+        if self.longest_section[STEP] < 0:
+            self._first_step_began = now
+            return
+        self._is_starting = False
+        if not words[W_FIRST_ITERATION_AT]:
+            # the monitor may have renewed the board since: no stamp lies before its start
+            words[W_FIRST_ITERATION_AT] = max(self._first_step_began, words[layout.W_START])
+        if not words[W_FIRST_STEP_AT]:
+            words[W_FIRST_STEP_AT] = now
+
     def _clear(self, section: str) -> None:
-        # two threads may have raced in the same section: what nobody holds open must not look open for ever
+        # two threads, or a signal handler, may have raced in one section: what nobody holds open must not look so
         slot = self._slots.get(section)
         if slot is not None:
             self._words[slot + S_OPENED_AT] = 0

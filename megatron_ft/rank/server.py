@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import threading
 from collections.abc import Mapping
@@ -64,7 +65,7 @@ class RankMonitorServer:
             ipc_socket_path: any path; the socket gets mode 0600. Ranks find it in FT_RANK_MONITOR_IPC_SOCKET.
             is_restarter_logger: accepted for existing callers, without effect.
             mp_ctx: accepted for existing callers: the monitor is a fresh interpreter, never a fork.
-            env: its whole environment; None is that of the caller.
+            env: variables that it gets beside those of the caller, or in place of them.
 
         Raises:
             OSError: the path can't be bound.
@@ -76,7 +77,7 @@ class RankMonitorServer:
                 socket_path=str(ipc_socket_path),
                 local_rank=0,
                 config=cfg.to_dict(),
-                env=env,
+                env={**os.environ, **(env or {})},
             )
         finally:
             listener.close()

@@ -20,6 +20,7 @@ from typing import Any
 from megatron_ft.core.config_fields import nearest, show
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.fault_plan import FAULT_TYPES, IN_LOOP_TYPES, RANDOM, RANDOM_TYPES
+from megatron_ft.core.iterations import when
 from megatron_ft.rank import agreement
 from megatron_ft.rank.faults import Slowness, announce, inject
 from megatron_ft.rank.learning import current_iteration, log_event
@@ -119,6 +120,6 @@ def on_step() -> None:
 def _carry_out(fault: SimulatedFault, client: Any, save_dir: str | None) -> None:
     cycle, iteration = int(os.environ.get("FT_CYCLE", "0")), current_iteration(client)
     log_event(client, "fault_injected", type=fault.type, rank=fault.rank, iteration=iteration, cycle=cycle)
-    where = f"in cycle {cycle}" if iteration is None else f"at iteration {iteration} of cycle {cycle}"
+    where = f"in cycle {cycle}" if iteration is None else f"{when(iteration)} of cycle {cycle}"
     announce(f"rank {fault.rank} {FAULT_TYPES[fault.type]} {where}")
     inject(fault.type, save_dir=save_dir, slowness=_slowness)

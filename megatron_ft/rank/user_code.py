@@ -1,12 +1,13 @@
-"""When the user's script began in this process, where that is known: in ranks that were forked."""
+"""What is known of the user's script in this process: when it began (in ranks that were forked), and what it tells."""
 
 from __future__ import annotations
 
 import time
 
-__all__ = ["note_user_code", "user_code_began_ns"]
+__all__ = ["note_iterations", "note_user_code", "tells_iterations", "user_code_began_ns"]
 
 _began_ns = 0
+_tells_iterations = False
 
 
 def note_user_code() -> None:
@@ -18,3 +19,14 @@ def note_user_code() -> None:
 def user_code_began_ns() -> int:
     """CLOCK_MONOTONIC nanoseconds; 0 in a fresh interpreter, which begins with the user's code."""
     return _began_ns
+
+
+def note_iterations(are_told: bool) -> None:
+    """Its iterations will be told, or not; if so, a "step", of an evaluation say, doesn't mean that it trains."""
+    global _tells_iterations
+    _tells_iterations = are_told
+
+
+def tells_iterations() -> bool:
+    """Whether somebody has said that they will be told; where not, they may be all the same."""
+    return _tells_iterations

@@ -23,7 +23,9 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from types import TracebackType
+from typing import Any
 
 from megatron_ft.core import board_layout as layout
 from megatron_ft.core.last_words import EXCEPTION_MARK
@@ -51,7 +53,7 @@ class Witness:
         self._stack_fd = -1
         self._signal: int | None = None
         self._socket: socket.socket | None = None
-        self._previous_hook = sys.excepthook
+        self._hook: _ExceptionNote | None = None
         self._tells_of_crashes = False
 
     def begin(self, board: Board, stack_fd: int, ask_fd: int) -> None:
@@ -69,8 +71,7 @@ class Witness:
         if not faulthandler.is_enabled():
             faulthandler.enable(file=stack_fd, all_threads=True)
             self._tells_of_crashes = True
-        self._previous_hook = sys.excepthook
-        sys.excepthook = self._note_exception
+        self._hook = sys.excepthook = _ExceptionNote(stack_fd, sys.excepthook)
         thread = threading.Thread(target=_answer, args=(self._socket,), name="megatron_ft_witness", daemon=True)
         with contextlib.suppress(RuntimeError):  # no more threads are allowed: then it tells no collectives
             thread.start()
@@ -91,8 +92,7 @@ class Witness:
             faulthandler.unregister(self._signal)
         if self._tells_of_crashes:
             faulthandler.disable()
-        if sys.excepthook == self._note_exception:
-            sys.excepthook = self._previous_hook
+        self._unhook()
         os.close(self._stack_fd)
         self._stack_fd = -1
 
@@ -103,16 +103,38 @@ class Witness:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
-        if self._stack_fd >= 0 and sys.excepthook == self._note_exception:
-            sys.excepthook = self._previous_hook
+        self._unhook()
 
-    def _note_exception(self, kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            line = " ".join(told_by(kind, error).split())
-            text = "".join(traceback.format_exception(kind, error, where))
-            told = f"\n{EXCEPTION_MARK} {time.monotonic_ns()}\n{line[:_MAX_LINE]}\n{text[-_MAX_TRACEBACK:]}\n"
-            os.write(self._stack_fd, told.encode(errors="replace"))
-        self._previous_hook(kind, error, where)
+    def _unhook(self) -> None:
+        if self._hook is not None:
+            self._hook.retire()
+            self._hook = None
+
+
+class _ExceptionNote:
+    """An excepthook that writes the exception down first. One for each time that monitoring begins.
+
+    Somebody may have wrapped it since, and calls it for ever: then it only hands on, to what was there before it.
+    """
+
+    def __init__(self, stack_fd: int, previous: Callable[..., Any]) -> None:
+        self._stack_fd = stack_fd
+        self._previous = previous
+
+    def __call__(self, kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
+        if self._stack_fd >= 0:
+            with contextlib.suppress(OSError, ValueError):
+                line = " ".join(told_by(kind, error).split())
+                text = "".join(traceback.format_exception(kind, error, where))
+                told = f"\n{EXCEPTION_MARK} {time.monotonic_ns()}\n{line[:_MAX_LINE]}\n{text[-_MAX_TRACEBACK:]}\n"
+                os.write(self._stack_fd, told.encode(errors="replace"))
+        self._previous(kind, error, where)
+
+    def retire(self) -> None:
+        """Write nothing from now on: the descriptor is another one's."""
+        self._stack_fd = -1
+        if sys.excepthook is self:
+            sys.excepthook = self._previous
 
 
 def _register(stack_fd: int) -> int | None:

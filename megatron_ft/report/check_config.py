@@ -10,6 +10,13 @@ from typing import Any
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.ipc.ft_options import add_ft_options, as_text
 from megatron_ft.ipc.resolved_options import ResolvedOptions, read_ft_options
+from megatron_ft.ipc.torchrun_options import (
+    DEFAULT_SIGNALS,
+    add_torchrun_options,
+    check_forwarded,
+    parse_signals,
+    term_timeout,
+)
 from megatron_ft.report.terminal import terminal
 
 __all__ = ["add_command", "rows"]
@@ -26,6 +33,7 @@ def add_command(commands: Any) -> None:
         "A mistake is one line and exit code 2.",
     )
     parser.add_argument("file", metavar="FILE", nargs="?", help="as for --fault-tol-cfg-path")
+    add_torchrun_options(parser)
     add_ft_options(parser)
     parser.set_defaults(run=_run)
 
@@ -52,6 +60,10 @@ def _run(args: argparse.Namespace) -> int:
             raise ConfigError(f"two files: {args.file} and {args.ft_cfg_path}")
         args.ft_cfg_path = args.file
     options = read_ft_options(args)
+    check_forwarded(options.forward_signals, parse_signals(args.signals_to_handle or DEFAULT_SIGNALS))
+    seconds = term_timeout(args, options)
+    if seconds != options.term_timeout:
+        options.options["term-timeout"] = (seconds, "--shutdown-timeout")
     _print(rows(options))
     for warning in options.warnings:
         print(f"warning: {warning}")

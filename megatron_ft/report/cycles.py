@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from megatron_ft.report.read import EventLogFile
 from megatron_ft.report.runs import RunLogs, TimedRecord, split_runs
@@ -38,8 +39,8 @@ class RestartPhases:
         rendezvous: until all nodes of the next cycle had met.
         spawn: until its ranks were created.
         user_code: until the last rank's script began; None for fresh interpreters, which don't tell.
-        process_group: until the last rank had connected to its monitor. Imports are in it and, in the order of
-            Megatron's training scripts, the process group and the model.
+        imports: until the last rank had connected to its monitor. What else its script did before is in it, too: in
+            Megatron's training scripts, the process group.
         setup: until the last rank began its first iteration: the load of the checkpoint is in it.
         first_step: until that iteration was over on all ranks.
     """
@@ -49,7 +50,7 @@ class RestartPhases:
     rendezvous: float | None = None
     spawn: float | None = None
     user_code: float | None = None
-    process_group: float | None = None
+    imports: float | None = None
     setup: float | None = None
     first_step: float | None = None
 
@@ -124,7 +125,6 @@ def summarize_run(run: RunLogs) -> RunSummary:
     """One run, cycle by cycle."""
     records = run.records
     of_cycle = _by_cycle(records)
-    cycles = [_Cycle(number, of_cycle[number]) for number in sorted(of_cycle)]
     exit_codes = [record.get("exit_code") for _, record in records if record.ev == "run_ended"]
     sizes = [record.get("world_size") for _, record in records if record.ev == "cycle_started"]
     return RunSummary(
@@ -133,9 +133,20 @@ def summarize_run(run: RunLogs) -> RunSummary:
         hosts=tuple(sorted({log.host for log in run.files})),
         world_size=next((size for size in reversed(sizes) if size is not None), None),
         exit_code=max((code for code in exit_codes if code is not None), default=None),
-        cycles=tuple(cycle.summary(cycles[index + 1 :]) for index, cycle in enumerate(cycles)),
+        cycles=_summaries([_Cycle(number, of_cycle[number]) for number in sorted(of_cycle)]),
         passed_over=sum(log.passed_over for log in run.files),
     )
+
+
+def _summaries(cycles: Sequence[_Cycle]) -> tuple[CycleSummary, ...]:
+    """From the last one back: each needs to know which cycle was the next, and which the next that trained."""
+    following = resumed = None
+    found = []
+    for cycle in reversed(cycles):
+        found.append(cycle.summary(following, resumed))
+        following = cycle
+        resumed = resumed if cycle.all_training_ns is None else cycle
+    return tuple(reversed(found))
 
 
 def _by_cycle(records: Iterable[TimedRecord]) -> dict[int, list[TimedRecord]]:
@@ -153,6 +164,9 @@ class _Cycle:
     def __init__(self, number: int, records: Iterable[TimedRecord]) -> None:
         self.number = number
         self._records = list(records)
+        self._by_event: dict[str, list[TimedRecord]] = {}
+        for at, record in self._records:
+            self._by_event.setdefault(record.ev, []).append((at, record))
         started = [at for at, _ in self._of("cycle_started")]
         self.begin_ns = min(started or [at for at, _ in self._records])
         self.started_ns = max(started, default=None)
@@ -164,7 +178,7 @@ class _Cycle:
         self._end = None if end is None else end[1]
 
     def _of(self, ev: str) -> list[TimedRecord]:
-        return [(at, record) for at, record in self._records if record.ev == ev]
+        return self._by_event.get(ev, [])
 
     def _moments(self, ev: str, name: str) -> list[TimedRecord]:
         """Records of this name, each with the moment that its field ``name`` (monotonic ns) tells."""
@@ -172,7 +186,8 @@ class _Cycle:
             (at - record.t + record.get(name), record) for at, record in self._of(ev) if record.get(name) is not None
         ]
 
-    def summary(self, later: Sequence[_Cycle]) -> CycleSummary:
+    def summary(self, following: _Cycle | None, resumed: _Cycle | None) -> CycleSummary:
+        """``following`` is the next cycle, ``resumed`` the next one in which all ranks trained."""
         outcome = "unknown" if self._end is None else self._end.get("outcome") or "unknown"
         cause = (self._end.get("cause") if self._end is not None else None) or {}
         failed = bool(cause) or outcome == "failed"
@@ -180,9 +195,7 @@ class _Cycle:
         noticed_ns = self._noticed_ns() if failed else None
         fault_ns = self._fault_ns(fault, noticed_ns) if failed else None
         origin_ns = noticed_ns if fault_ns is None else fault_ns
-        resumed = next((cycle for cycle in later if cycle.all_training_ns() is not None), None)
-        again_ns = None if resumed is None else resumed.all_training_ns()
-        following = later[0] if later else None
+        again_ns = None if resumed is None else resumed.all_training_ns
         return CycleSummary(
             cycle=self.number,
             begin_ns=self.begin_ns,
@@ -214,9 +227,9 @@ class _Cycle:
             rendezvous=_seconds(self.ended_ns, following.met_ns),
             spawn=_seconds(following.met_ns or self.ended_ns, created_ns),
             user_code=_seconds(created_ns, began_ns),
-            process_group=_seconds(began_ns or created_ns, following.attached_ns),
-            setup=_seconds(following.attached_ns, following.all_training_ns()),
-            first_step=_seconds(following.all_training_ns(), following.first_step_ns()),
+            imports=_seconds(began_ns or created_ns, following.attached_ns),
+            setup=_seconds(following.attached_ns, following.all_training_ns),
+            first_step=_seconds(following.all_training_ns, following.first_step_ns()),
         )
 
     def user_code_ns(self) -> int | None:
@@ -231,6 +244,7 @@ class _Cycle:
     def first_iteration(self) -> int | None:
         return min(_numbers(record.get("iteration") for _, record in self._of("first_iteration")), default=None)
 
+    @cached_property
     def all_training_ns(self) -> int | None:
         """When the last rank began its first iteration; None if not all ranks did."""
         begun = {record.get("rank"): moment for moment, record in self._moments("first_iteration", "at_ns")}

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from megatron_ft.report.cycles import CycleSummary
 from megatron_ft.report.timeline import Timeline, Track
 
 __all__ = ["DEFINITION", "Goodput", "goodput_of"]
@@ -68,13 +69,15 @@ def goodput_of(timeline: Timeline) -> Goodput | None:
 
     Ranks of a job train in step: which of them is asked makes little difference.
     """
-    cycles = [found for number in timeline.cycles if (found := _cycle(timeline, number.number)) is not None]
+    cycles = _cycles(timeline)
     if not cycles:
         return None
     counted_ns = redone_ns = iterations = redone = 0
-    for index, cycle in enumerate(cycles):
+    later = None
+    for cycle in reversed(cycles):
         first = int(cycle.numbers[0])
-        again = min((int(later.numbers[0]) for later in cycles[index + 1 :]), default=cycle.finished)
+        again = cycle.finished if later is None else later
+        later = first if later is None else min(first, later)
         again = max(first, min(again, cycle.finished))
         split_ns = cycle.begin_of(again)
         counted_ns += split_ns - int(cycle.begin_ns[0])
@@ -93,8 +96,22 @@ def goodput_of(timeline: Timeline) -> Goodput | None:
     )
 
 
-def _cycle(timeline: Timeline, number: int) -> _Cycle | None:
-    tracks = [track for track in timeline.tracks if track.cycle == number and _count(track)]
+def _cycles(timeline: Timeline) -> list[_Cycle]:
+    """In order, those whose iterations were recorded."""
+    found = []
+    later: int | None = None
+    for summary in reversed(timeline.summary.cycles):
+        cycle = _cycle(timeline, summary, later)
+        if cycle is not None:
+            found.append(cycle)
+        if summary.first_iteration is not None:
+            later = summary.first_iteration if later is None else min(later, summary.first_iteration)
+    return found[::-1]
+
+
+def _cycle(timeline: Timeline, summary: CycleSummary, later: int | None) -> _Cycle | None:
+    """``later`` is the lowest iteration with which a later cycle began; None if none did."""
+    tracks = [track for track in timeline.tracks_by_cycle.get(summary.cycle, ()) if _count(track)]
     if not tracks:
         return None
     track = max(tracks, key=lambda track: (_count(track), -track.rank))
@@ -103,7 +120,8 @@ def _cycle(timeline: Timeline, number: int) -> _Cycle | None:
     ascending = np.concatenate([[True], np.diff(np.maximum.accumulate(numbers)) > 0])
     begin_ns, numbers = begin_ns[ascending], numbers[ascending]
     last, last_ns = int(numbers[-1]), int(begin_ns[-1])
-    if not _finished_last(timeline, number, last):
+    is_last_finished = summary.outcome == "succeeded" if later is None else later > last
+    if not is_last_finished:
         return _Cycle(begin_ns=begin_ns, numbers=numbers, end_ns=last_ns, finished=last)
     closed_ns = track.spans.last_end_ns
     end_ns = closed_ns if closed_ns is not None and closed_ns > last_ns else track.end_ns
@@ -115,11 +133,3 @@ def _cycle(timeline: Timeline, number: int) -> _Cycle | None:
 
 def _count(track: Track) -> int:
     return 0 if track.spans is None else len(track.spans.iterations)
-
-
-def _finished_last(timeline: Timeline, number: int, last: int) -> bool:
-    """Whether the last iteration that began was finished: the cycle succeeded, or a later one went on after it."""
-    later = [cycle for cycle in timeline.summary.cycles if cycle.cycle > number and cycle.first_iteration is not None]
-    if later:
-        return all(cycle.first_iteration is not None and cycle.first_iteration > last for cycle in later)
-    return any(cycle.cycle == number and cycle.outcome == "succeeded" for cycle in timeline.summary.cycles)

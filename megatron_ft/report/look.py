@@ -103,13 +103,13 @@ def happenings(timeline: Timeline) -> Sequence[Happening]:
     Marked at the fault's or verdict's moment on the rank that it is about.
     """
     found = []
+    blamed = {cycle.cycle: cycle.rank for cycle in timeline.summary.cycles}
     failed = [cycle for cycle in timeline.cycles if cycle.failed]
     for number, cycle in enumerate(failed, start=1):
-        marks = [mark for mark in timeline.marks if mark.cycle == cycle.number]
+        marks = timeline.marks_by_cycle.get(cycle.number, ())
         findings = [mark for mark in marks if mark.kind == "finding"]
         telling = [mark for mark in marks if mark.kind in ("fault", "verdict", "exit") and mark.rank is not None]
-        summary = next(each for each in timeline.summary.cycles if each.cycle == cycle.number)
-        rank = findings[0].rank if findings and findings[0].rank is not None else summary.rank
+        rank = findings[0].rank if findings and findings[0].rank is not None else blamed[cycle.number]
         about = [mark for mark in telling if mark.rank == rank] or telling
         at_ns = about[0].at_ns if about else cycle.end_ns
         said = [cycle.text, *(mark.text for mark in findings if mark.text not in cycle.text)]

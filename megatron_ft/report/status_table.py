@@ -113,7 +113,7 @@ def _head(frame: Frame) -> Iterator[Text]:
         yield Text("observing only: hung ranks are told of, none is ended", style="yellow")
     if facts.last_cause is not None:
         yield Text(f"cycle {facts.last_cause.cycle} ended: {plain(facts.last_cause.text)}")
-    yield Text(f"logs: {plain(facts.log_dir)}", style="dim", overflow="fold")
+    yield Text(f"logs: {plain(facts.log_dir) or 'none'}", style="dim", overflow="fold")
     if frame.note is not None:
         yield Text(frame.note, style="bold red")
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, TextIO
 
+from megatron_ft.core.iterations import when
 from megatron_ft.report.terminal import plain, terminal
 
 if TYPE_CHECKING:
@@ -101,8 +102,8 @@ def _names(phases: RestartPhases) -> list[str]:
 
 def _how(cycle: CycleSummary) -> str:
     if cycle.text:
-        where = f" at iteration {cycle.iteration}" if cycle.iteration is not None else ""
-        text = cycle.text if "at iteration" in cycle.text else cycle.text + where
+        where = "" if cycle.iteration is None else when(cycle.iteration)
+        text = cycle.text if where in cycle.text else f"{cycle.text} {where}"
         return f"{text},\n{cycle.detail}" if cycle.detail else text
     if cycle.outcome == "succeeded":
         return "finished"

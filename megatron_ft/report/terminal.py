@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING, TextIO
 
 from megatron_ft.core.errors import ConfigError
+from megatron_ft.core.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,9 +45,8 @@ def terminal(file: TextIO | None = None) -> Console:
 
 
 def plain(text: str, *, keep_lines: bool = False) -> str:
-    """A text that comes from outside, without what a terminal would obey; in one line unless ``keep_lines``.
+    """A text that comes from outside, harmless for a terminal; in one line unless ``keep_lines``.
 
     Give it to rich as ``Text``: of a plain str it would take what is in square brackets for markup.
     """
-    kept = "\n" if keep_lines else ""
-    return "".join(char if char.isprintable() or char in kept else " " for char in text)
+    return "\n".join(map(printable, text.split("\n"))) if keep_lines else printable(text)

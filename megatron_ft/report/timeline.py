@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -102,6 +103,22 @@ class Timeline:
     cycles: tuple[CycleLife, ...]
     marks: tuple[Mark, ...]
     evidence: tuple[Evidence, ...]
+
+    @cached_property
+    def tracks_by_cycle(self) -> Mapping[int, Sequence[Track]]:
+        """The tracks of each cycle that has any."""
+        found: dict[int, list[Track]] = {}
+        for track in self.tracks:
+            found.setdefault(track.cycle, []).append(track)
+        return found
+
+    @cached_property
+    def marks_by_cycle(self) -> Mapping[int | None, Sequence[Mark]]:
+        """The marks of each cycle that has any; those of none under None."""
+        found: dict[int | None, list[Mark]] = {}
+        for mark in self.marks:
+            found.setdefault(mark.cycle, []).append(mark)
+        return found
 
     @property
     def ranks(self) -> list[int]:

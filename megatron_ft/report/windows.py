@@ -25,16 +25,18 @@ class Window:
 def windows_of(timeline: Timeline) -> Sequence[Window]:
     """One for each cycle that failed: what happened before it, and until the next cycle was set up."""
     found = []
-    for cycle in timeline.cycles:
+    later_ns: int | None = None
+    for cycle in reversed(timeline.cycles):
+        again_ns = cycle.end_ns if later_ns is None else later_ns
+        later_ns = cycle.begin_ns if later_ns is None else min(later_ns, cycle.begin_ns)
         if not cycle.failed:
             continue
-        hangs = [track.hang.since_ns for track in timeline.tracks if track.cycle == cycle.number and track.hang]
-        marks = [mark.at_ns for mark in timeline.marks if mark.cycle == cycle.number and mark.kind != "finding"]
-        begun_ns = min([*hangs, *marks, cycle.end_ns])
-        later = [each.begin_ns for each in timeline.cycles if each.number > cycle.number]
-        again_ns = min(later, default=cycle.end_ns)
+        tracks, marks = timeline.tracks_by_cycle.get(cycle.number, ()), timeline.marks_by_cycle.get(cycle.number, ())
+        hangs_ns = [track.hang.since_ns for track in tracks if track.hang]
+        marks_ns = [mark.at_ns for mark in marks if mark.kind != "finding"]
+        begun_ns = min([*hangs_ns, *marks_ns, cycle.end_ns])
         around_ns = min(max(2 * (cycle.end_ns - begun_ns), _LEAST_NS), _MOST_NS)
         begin_ns = max(timeline.begin_ns, begun_ns - around_ns)
         end_ns = min(timeline.end_ns, max(again_ns, cycle.end_ns) + around_ns)
         found.append(Window(cycle=cycle.number, begin_ns=begin_ns, end_ns=max(end_ns, begin_ns + 1)))
-    return found
+    return found[::-1]

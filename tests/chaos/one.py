@@ -324,7 +324,10 @@ class Run:
             left = self._processes()
             names = [path.name for path in (self.directory / "tmp").iterdir()]
             left += [f"file {name}" for name in names if not name.startswith(_OF_OTHERS)]
-            shared &= self._new_shared_memory()  # what came later is of another run on this machine
+            # what came later, or is in use by others, is of another run on this machine
+            shared &= self._new_shared_memory()
+            if shared:
+                shared -= self._mapped_by_others()
             left += [f"shared memory {name}" for name in sorted(shared)]
             if not left or time.monotonic() > end:
                 return left
@@ -335,6 +338,14 @@ class Run:
 
     def _new_shared_memory(self) -> set[str]:
         return set(os.listdir("/dev/shm")) - self._shared_memory
+
+    def _mapped_by_others(self) -> set[str]:
+        own = {stat.pid for stat in marked(self.mark)}
+        found: set[str] = set()
+        for pid in {int(name) for name in os.listdir("/proc") if name.isdigit()} - own:
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/maps") as maps:
+                found.update(line.rpartition("/dev/shm/")[2].split()[0] for line in maps if "/dev/shm/" in line)
+        return found
 
     def _kill_all(self) -> None:
         while found := marked(self.mark):

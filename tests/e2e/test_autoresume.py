@@ -141,6 +141,14 @@ FAIL = "echo failing; exit 3"
         (FAIL, {}, 3, 3, "job 3 failed with exit code 3: failure 3 of at most 3"),
         ("kill -9 $$", {"MAX_FAILURES": "1"}, 137, 1, "job 1 failed with exit code 137: failure 1 of at most 1"),
         ("exit 2", {}, 2, 1, "job 1 ended with exit code 2, a mistake that another job would meet again"),
+        ("exit 93", {}, 93, 1, "job 1 ended with exit code 93: it gets no further, and another job wouldn't either"),
+        (
+            "exit 7",
+            {"NO_RESTART_EXIT_CODE": "7"},
+            7,
+            1,
+            "job 1 ended with exit code 7: it gets no further, and another job wouldn't either",
+        ),
         ("true", {"MAX_JOBS": "4"}, 1, 4, "4 jobs, and the training isn't finished"),
         (
             'echo done > "$FAULT_TOL_FINISHED_FLAG_FILE"',

@@ -50,7 +50,12 @@ def test_four_ranks_agree_and_the_next_run_uses_what_they_learned(tmp_path: Path
         for number in range(WORLD):
             path = tmp_path / f"s{number}"
             stack.enter_context(
-                monitor(path, rank_section_timeouts={"a": 50.0, "slow": None, "kept": 9.0}, safety_factor=4.0)
+                monitor(
+                    path,
+                    rank_section_timeouts={"a": 50.0, "slow": None, "kept": 9.0},
+                    safety_factor=4.0,
+                    calculated_timeout_floor=0.5,
+                )
             )
             env = {"RANK": str(number), "WORLD_SIZE": str(WORLD), "STORE": str(tmp_path / "store")}
             ranks.append(stack.enter_context(rank(path, SCRIPT, {**env, "OMP_NUM_THREADS": "1"})))

@@ -18,7 +18,7 @@ IMPORTED_BEFORE = ("torch._dynamo",)  # as every optimizer does
 EXAMPLES = ("ddp_heartbeats", "ddp_sections")
 CONFIGURED_S = {"ddp_heartbeats": 600.0, "ddp_sections": 60.0}
 # Steps of 50 ms would teach timeouts of 250 ms, and a busy machine stands still for longer than that now and then.
-QUICK = ("--ft-safety-factor=40",)
+QUICK = ("--ft-safety-factor=40", "--ft-calculated-timeout-floor=1")
 QUICK_SCRIPT = ("--iterations", "50", "--step-time", "0.05")
 
 
@@ -91,6 +91,21 @@ def test_killed_then_hung_then_finished_with_the_same_weights(name: str, launche
         assert set(timeouts["section"]["calculated_sections"]) == {"init", "step"}
         assert verdict["section"] == "step"
     assert verdict["timeout_s"] < CONFIGURED_S[name]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_broken_fault_plan_ends_the_job_with_one_line_and_no_restart(
+    name: str, launcher: Launcher, tmp_path: Path
+) -> None:
+    (tmp_path / "plan.yaml").write_text("faults:\n  - {rank: 2, iteration: 5, type: rank_killed}\n")
+    finished = start(launcher, name, tmp_path / "save", "--fault-plan", str(tmp_path / "plan.yaml")).wait(100)
+    assert finished.code == 1
+    problem = "fault 1: rank must be below the number of ranks, 2, not 2"
+    # the launcher's line, and rank 0's own, if it came to it before the other one's request ended it
+    assert len(re.findall(rf"^FT: ERROR: .*{problem}$", finished.err, re.MULTILINE)) <= 1
+    assert "Traceback" not in finished.err
+    assert len(finished.lines) == 2, "a cycle starts, and ends"
+    assert re.search(rf"rank \d asked for ShutdownWorkload: .*{problem}; not restarting$", finished.lines[-1])
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

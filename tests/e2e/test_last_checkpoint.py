@@ -93,6 +93,20 @@ def test_in_training_in_evaluation_and_in_a_save(launcher: Launcher, tmp_path: P
     assert job.last_iteration == first + 5
 
 
+def test_a_mistake_on_the_command_line_ends_the_job_with_one_line_and_no_restart(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    arguments = ("--train-iters=10", "--fault-plan=/no/plan.yaml")
+    finished = Job(launcher, tmp_path / "checkpoints").start(*arguments, options=("--max-restarts=3",)).wait()
+    assert finished.code == 1
+    problem = "/no/plan.yaml: the fault plan can't be read: No such file or directory"
+    assert len(finished.lines) == 2, "a cycle starts, and ends"
+    assert re.search(rf"rank \d asked for ShutdownWorkload: {problem}; not restarting$", finished.lines[-1])
+    # rank 0's own line, if it came to it before the other one's request ended it
+    assert finished.err.count(f"error: {problem}") <= 1
+    assert "Traceback" not in finished.err
+
+
 @pytest.mark.timeout(300)
 def test_in_setup_and_in_a_restart_there_is_nothing_new_to_save(launcher: Launcher, tmp_path: Path) -> None:
     job = Job(launcher, tmp_path / "checkpoints")

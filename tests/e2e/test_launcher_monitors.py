@@ -48,7 +48,7 @@ if CYCLE == 0:
     finished = launched.wait()
     assert finished.code == 0
     assert finished.lines[1] == (
-        "cycle 0 ended: rank 1 hung in 'step' for 0.5 s (timeout 0.5 s) at iteration 5, in script.py:8 forever;"
+        "cycle 0 ended: rank 1 hung in 'step' for 0.5 s (timeout 0.5 s) after iteration 5, in script.py:8 forever;"
         " restarting as cycle 1, 2 of 3 restarts left"
     )
     ended = launched.events("cycle_ended")[0]
@@ -113,7 +113,7 @@ client.shutdown_workload_monitoring()
     finished = launcher.run(script, *TWO, "--max-restarts=1", *sections(1))
     assert finished.code == 0
     assert finished.lines[1].startswith("cycle 0 ended: rank 0 hung in 'step' for ")
-    assert "(timeout 1.0 s, process stopped) at iteration 3, in script.py:" in finished.lines[1]
+    assert "(timeout 1.0 s, process stopped) after iteration 3, in script.py:" in finished.lines[1]
 
 
 def test_rank_that_outlives_its_verdict_with_code_0_has_failed(launcher: Launcher) -> None:
@@ -240,7 +240,7 @@ forever()
     finished = launched.wait()
     assert finished.code == 1
     assert re.match(
-        r"cycle 0 ended: rank 0 hung in 'step' for \d\.\d s \(timeout 1\.0 s\) at iteration 11", finished.lines[-1]
+        r"cycle 0 ended: rank 0 hung in 'step' for \d\.\d s \(timeout 1\.0 s\) after iteration 11", finished.lines[-1]
     )
     assert len(launched.events("monitor_replaced")) == 1
 
@@ -265,7 +265,7 @@ sys.exit(3 if CYCLE == 0 else 0)
     (run_dir,) = Path(launched.temp_dir).glob("megatron_ft-*")
     shutil.rmtree(run_dir)
     launched.wait_for(rf"^\[ft_launcher\] {run_dir} was removed, in which ranks find their monitors: it is made again$")
-    wait_until(lambda: {path.name for path in run_dir.iterdir()} == {"launcher.sock", "monitor-0.sock"}, 10)
+    wait_until(lambda: {path.name for path in run_dir.iterdir()} == {"launcher.sock", "monitor-0.sock", "owner"}, 10)
     assert run_dir.stat().st_mode & 0o777 == 0o700
     (launched.directory / "go").touch()
     finished = launched.wait()
@@ -290,3 +290,17 @@ if CYCLE < 2:
         (launched.directory / f"go{cycle}").touch()
     assert launched.wait().code == 0
     assert seen[0] == seen[1]
+
+
+def test_what_was_killed_whole_is_tidied_up_by_the_next_launcher(launcher: Launcher) -> None:
+    first = launcher.start("say('ready')\nforever()")
+    first.wait_for("^ready")
+    (run_dir,) = Path(first.temp_dir).glob("megatron_ft-*")
+    for stat in first.alive():  # as a power cut: nobody has time for anything
+        os.kill(stat.pid, signal.SIGSTOP)
+    for stat in first.alive():
+        os.kill(stat.pid, signal.SIGKILL)
+    first.process.wait(30)
+    assert run_dir.exists()
+    launcher.run("pass", env={"TMPDIR": first.temp_dir})
+    assert not run_dir.exists()

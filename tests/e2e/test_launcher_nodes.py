@@ -66,6 +66,14 @@ def test_both_nodes_restart_and_agree_on_the_cycle(launcher: Launcher) -> None:
     assert [re.findall("restart .$", node.out, re.MULTILINE) for node in nodes] == [["restart 0", "restart 1"]] * 2
 
 
+def test_nodes_meet_in_a_file(launcher: Launcher) -> None:
+    endpoint = f"--rdzv-endpoint={launcher.directory / 'store'}"
+    place = ["--rdzv-backend=c10d", endpoint, "--rdzv-conf=store_type=file", "--rdzv-id=job", "--nnodes=2"]
+    nodes = [launcher.start(SCRIPT, *place, "--local-addr=127.0.0.1", "--max-restarts=1") for _ in range(2)]
+    assert [node.wait().code for node in nodes] == [0, 0]
+    assert [cycles_of(node) for node in nodes] == [["0", "1"], ["0", "1"]]
+
+
 def test_host_of_the_rendezvous_is_lost(launcher: Launcher) -> None:
     place = meeting_place("--nnodes=2")
     host = launcher.start("say('ready')\nforever()", *place)
@@ -81,6 +89,7 @@ def test_host_of_the_rendezvous_is_lost(launcher: Launcher) -> None:
     assert finished.code == 1
     assert finished.lines[-1].startswith("the rendezvous failed: The connection to the C10d store has failed.")
     assert "Traceback" not in finished.err
+    assert "frame #" not in finished.err, "a backtrace of torch's C++"
 
 
 def test_restarts_are_counted_once_for_the_job_and_all_give_up_together(launcher: Launcher) -> None:

@@ -81,7 +81,7 @@ def test_sections_notice_a_hang_and_learn(launcher: Launcher, tmp_path: Path) ->
     assert ended.startswith("cycle 0 ended: rank 1 hung in 'step' for 8.")
     # rank 0 waits for its gradients
     assert re.search(
-        r"at iteration 13, in lightning_job\.py:\d+ on_after_backward; rank 0 waits in \w+ #\d+; rest", ended
+        r"after iteration 13, in lightning_job\.py:\d+ on_after_backward; rank 0 waits in \w+ #\d+; rest", ended
     )
     (verdict,) = jobs.launched[0].events("verdict", "monitor")
     assert (verdict["kind"], verdict["section"], verdict["rank"]) == ("section", "step", 1)

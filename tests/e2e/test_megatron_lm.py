@@ -85,7 +85,7 @@ def test_a_rank_hangs_and_the_run_goes_on_and_learns(launcher: Launcher, tmp_pat
     assert (fault["type"], fault["cycle"]) == ("rank_hung", 0)
     planned, fired = re.findall(r"FT: SIMULATED FAULT: (.*)", finished.err)
     assert planned == f"planned: rank {fault['rank']} is stopped (SIGSTOP) in {planned.split()[-3]} s (rank_hung)"
-    assert fired == f"rank {fault['rank']} is stopped (SIGSTOP) at iteration {fault['iteration']} of cycle 0"
+    assert fired == f"rank {fault['rank']} is stopped (SIGSTOP) after iteration {fault['iteration']} of cycle 0"
     (first, last) = launched.events("cycle_ended")
     assert first["cause"]["rank"] == fault["rank"]
     assert first["cause"]["kind"] == "hang"

@@ -52,6 +52,23 @@ def test_a_stopped_rank_is_ended_too(tmp_path: Path) -> None:
         assert process.wait(20) == -signal.SIGTERM
 
 
+def test_the_main_thread_gets_the_termination_signal_however_many_threads_there_are(tmp_path: Path) -> None:
+    """A rank is stopped for its evidence: whichever thread runs first, only the main one can call Python's handler."""
+    script = """
+import threading
+signal.signal(signal.SIGUSR1, lambda *_: sys.exit(123))
+for _ in range(16):
+    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+client.init_workload_monitoring()
+client.start_section("step")
+time.sleep(60)
+"""
+    with monitor(tmp_path / "s", rank_section_timeouts={"step": 0.2}, rank_termination_signal="SIGUSR1"):
+        for _ in range(4):
+            with rank(tmp_path / "s", script) as process:
+                assert process.wait(20) == 123
+
+
 def test_a_rank_that_ignores_the_termination_signal_gets_sigkill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,8 +112,12 @@ def test_each_kind_of_hang_is_noticed(tmp_path: Path, fields: dict[str, object],
         ({"rank_out_of_section_timeout": 0.2, "rank_section_timeouts": {"a": None}}, "client.start_section('a')"),
         ({"rank_section_timeouts": {"a": 0.2}}, "client.start_section('a')\nclient.shutdown_workload_monitoring()"),
         ({"rank_section_timeouts": {"a": 0.2}}, "client.start_section('a')\nclient.end_all_sections()"),
+        (
+            {"initial_rank_heartbeat_timeout": 0.5, "rank_heartbeat_timeout": 0.5, "rank_section_timeouts": {"a": 60}},
+            "client.start_section('a')",
+        ),
     ],
-    ids=["null", "closed", "in a section", "shut down", "end all"],
+    ids=["null", "closed", "in a section", "shut down", "end all", "sections only"],
 )
 def test_a_rank_with_nothing_overdue_is_left_alone(tmp_path: Path, fields: dict[str, object], script: str) -> None:
     with (
@@ -105,7 +126,7 @@ def test_a_rank_with_nothing_overdue_is_left_alone(tmp_path: Path, fields: dict[
     ):
         expect(process, "there")
         with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(1.0)  # five times the timeouts that must not apply
+            process.wait(1.0)  # much longer than the timeouts that must not apply
 
 
 def test_a_healthy_rank_close_to_its_timeout_survives_stops_of_everything(tmp_path: Path) -> None:
@@ -281,6 +302,69 @@ say('took', time.monotonic() - began)
         os.kill(handle.pid, signal.SIGCONT) if number == signal.SIGSTOP else None
 
 
+def test_a_client_that_nobody_holds_any_more_ends_its_monitoring(tmp_path: Path) -> None:
+    script = """
+def short_lived():
+    client = RankMonitorClient()
+    client.init_workload_monitoring()
+    client.start_section('step')
+short_lived()
+time.sleep(1.0)
+say('alive')
+"""
+    with monitor(tmp_path / "s", rank_section_timeouts={"step": 0.2}), rank(tmp_path / "s", script) as process:
+        expect(process, "alive")
+        assert process.wait(20) == 0
+
+
+WRAPPED = """
+client.init_workload_monitoring()
+ours = sys.excepthook
+def theirs(*args):
+    ours(*args)
+sys.excepthook = theirs
+for _ in range(2):
+    client.shutdown_workload_monitoring()
+    client.init_workload_monitoring()
+stacks = client._witness._stack_fd
+"""
+
+
+def test_an_excepthook_that_somebody_has_wrapped_ends_and_tells_once(tmp_path: Path) -> None:
+    script = f"""
+{WRAPPED}
+import io
+sys.stderr = io.StringIO()
+sys.excepthook(ValueError, ValueError('the real error'), None)
+told = os.pread(stacks, 65536, 0).count(b'\\nValueError: the real error\\n')
+say(sys.stderr.getvalue().count('the real error'), told)
+pid = os.fork()
+if pid == 0:
+    try:
+        sys.excepthook(ValueError, ValueError('of a child'), None)
+    finally:
+        os._exit(0)
+os.waitpid(pid, 0)
+say(os.pread(stacks, 65536, 0).count(b'of a child'))
+"""
+    with monitor(tmp_path / "s"), rank(tmp_path / "s", script) as process:
+        expect(process, "1 1")
+        expect(process, "0")
+        assert process.wait(20) == 0
+
+
+def test_variables_for_a_monitor_are_added_to_the_callers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OF_THE_CALLER", "1")
+    handle = RankMonitorServer.run_in_subprocess(FaultToleranceConfig(), str(tmp_path / "s"), env={"ADDED": "2"})
+    try:
+        # a process that is just being started has none yet
+        environ = Path(f"/proc/{handle.pid}/environ")
+        wait_until(lambda: {b"OF_THE_CALLER=1", b"ADDED=2"} <= set(environ.read_bytes().split(b"\0")))
+    finally:
+        handle.terminate()
+        handle.join(10)
+
+
 def test_forked_children_are_disarmed(tmp_path: Path) -> None:
     script = """
 client.init_workload_monitoring()
@@ -314,7 +398,12 @@ say('hung', time.monotonic())
 {FOREVER}
 """
     with (
-        monitor(tmp_path / "s", rank_section_timeouts={"step": 600.0}, workload_check_interval=60.0),
+        monitor(
+            tmp_path / "s",
+            rank_section_timeouts={"step": 600.0},
+            workload_check_interval=60.0,
+            calculated_timeout_floor=0.0,
+        ),
         rank(tmp_path / "s", script) as process,
     ):
         began = float(expect(process, "hung"))

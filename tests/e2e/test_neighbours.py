@@ -122,7 +122,8 @@ def harmless(run_dir: Path, pids: list[int]) -> list[Attempt]:
         ("list the run directory", lambda: os.listdir(run_dir)),
         ("enter it", lambda: os.stat(f"{run_dir}/.")),
     ]
-    for path in run_dir.iterdir():
+    attempts.append(("read who owns it", lambda: (run_dir / "owner").read_text()))
+    for path in run_dir.glob("*.sock"):
         attempts.append((f"connect to {path.name}", lambda path=path: connect_to(path)))
     for path in boards_of(pids):
         attempts.append((f"open the board {path}", lambda path=path: os.close(os.open(path, os.O_RDWR))))
@@ -220,7 +221,7 @@ def test_another_user_is_refused_and_the_job_runs_to_its_end(open_launcher: Laun
     # nothing is reached but through the run directory, and through torch's own stores
     inodes = sockets_of(pids)
     names = bound_names(inodes)
-    assert names == {str(path) for path in run_dir.iterdir()}
+    assert names == {str(path) for path in run_dir.glob("*.sock")}
     assert len(names) == 3
     by_tcp = listening(inodes)
     assert (launched.process.pid, int(port)) in by_tcp
@@ -237,7 +238,7 @@ def test_another_user_is_refused_and_the_job_runs_to_its_end(open_launcher: Laun
 
     # even where the kernel lets him in
     os.chmod(run_dir, 0o755)
-    sockets = list(run_dir.iterdir())
+    sockets = list(run_dir.glob("*.sock"))
     for path in sockets:
         os.chmod(path, 0o666)
     assert as_stranger(lambda: flood(sockets)) == []

@@ -32,7 +32,7 @@ def test_a_job_that_fails_at_the_same_iteration_for_ever_ends_with_its_own_code(
     assert finished.code == 93
     ends = [line for line in finished.lines if " ended: " in line]
     assert len(ends) == 4
-    assert ends[-1] == f"cycle 3 ended: rank 1 exited with code 7 at iteration 3; {NO_PROGRESS.format(3)}"
+    assert ends[-1] == f"cycle 3 ended: rank 1 exited with code 7 after iteration 3; {NO_PROGRESS.format(3)}"
     assert launched.events("run_ended")[0]["exit_code"] == 93
 
 

@@ -108,6 +108,20 @@ def test_everything_else_is_served_while_it_cannot_be_ended(reactor: Reactor) ->
         assert health.pids() == set()
 
 
+def test_one_that_is_stuck_in_the_kernel_is_waited_for_once(reactor: Reactor) -> None:
+    health = HealthCheck("exec sleep 600", timeout_s=0.5, reactor=reactor, known_children=set)
+    with contextlib.ExitStack() as hold:
+        reactor.call_later(0.0, lambda: hold.enter_context(held(*health.pids())))
+        assert health.run({}, nothing).ended == "took longer than 0.5 s"
+        (pid,) = health.pids()
+        began_s = time.monotonic()
+        again = health.run({}, nothing)
+        assert again.ended == f"can't run: process {pid} (sleep, state t) of the last one can't be ended"
+        health.close()  # as at the end of the launcher
+        assert time.monotonic() - began_s < 1.0
+    wait_until(lambda: health.run({}, nothing).ended.startswith("took longer"), 10)
+
+
 def test_before_each_round_and_again_until_it_is_good(launcher: Launcher) -> None:
     rounds = launcher.directory / "rounds"
     command = f"echo $FT_CYCLE of $TORCHELASTIC_RUN_ID on $LOCAL_WORLD_SIZE >> {rounds}; "

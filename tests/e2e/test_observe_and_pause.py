@@ -59,7 +59,7 @@ def test_observing_only_tells_and_ends_nobody(launcher: Launcher) -> None:
     assert finished.lines == [
         "observing only: hung ranks are told of, none is ended",
         "cycle 0 started: 2 ranks on 1 node",
-        "rank 1 would have been ended: hung in 'step' for 0.3 s (timeout 0.3 s) at iteration 7, observing only",
+        "rank 1 would have been ended: hung in 'step' for 0.3 s (timeout 0.3 s) after iteration 7, observing only",
         "all ranks finished after 1 cycle",
     ]
     assert finished.out.count("done") == 2

@@ -15,8 +15,10 @@ __all__ = ["launcher"]
 
 SCRIPT = """
 from megatron_ft import RankMonitorClient
+time.sleep(0.2)  # as imports do
 client = RankMonitorClient()
 client.init_workload_monitoring()
+time.sleep(0.1)
 for iteration in range(3 * CYCLE, 6):
     client.set_iteration(iteration)
     time.sleep(0.02)
@@ -37,10 +39,12 @@ def test_every_phase_of_a_restart_is_told(launcher: Launcher, forked: bool) -> N
     (line,) = re.findall(r"cycle 1 trains again (\d+\.\d+) s after the failure was noticed \((.*)\)", finished.err)
     names = [part.rsplit(" ", 1)[0] for part in line[1].split(", ")]
     user_code = ["user code"] if forked else []
-    assert names == ["stop", "rendezvous", "ranks created", *user_code, "first step"]
+    assert names == ["stop", "rendezvous", "ranks created", *user_code, "imports", "set up", "first step"]
     (event,) = launched.events("training_again")
     assert list(event["seconds"]) == names
     assert all(seconds >= 0 for seconds in event["seconds"].values())
+    assert event["seconds"]["imports"] >= 0.2
+    assert event["seconds"]["set up"] >= 0.1
     assert event["seconds"]["first step"] >= 0.02
     assert abs(sum(event["seconds"].values()) - float(line[0])) < 0.01
 
@@ -52,6 +56,31 @@ def test_every_phase_of_a_restart_is_told(launcher: Launcher, forked: bool) -> N
         *([] if forked else ["user_code"]),
     ]
     assert all(seconds is None or seconds >= 0 for seconds in phases.values())
+    assert phases["imports"] >= 0.2
+    assert phases["setup"] >= 0.1
+
+
+def test_sections_alone_tell_that_a_cycle_trains_again(launcher: Launcher) -> None:
+    script = """
+from megatron_ft import RankMonitorClient
+client = RankMonitorClient()
+client.init_workload_monitoring()
+for step in range(3):
+    with client.section("step"):
+        time.sleep(0.02)
+if (RANK, CYCLE) == (1, 0):
+    os.kill(os.getpid(), signal.SIGKILL)
+while CYCLE == 0:
+    time.sleep(1)
+client.shutdown_workload_monitoring()
+"""
+    options = ("--nproc-per-node=2", "--max-restarts=1", "--ft-rank-section-timeouts=step:30")
+    launched = launcher.start(script, *options)
+    assert launched.wait().code == 0
+    (event,) = launched.events("training_again")
+    assert event["seconds"]["first step"] >= 0.02
+    (run,) = summarize(read_directory(launched.log_dir))
+    assert run.cycles[0].training_again_after_s is not None
 
 
 def test_a_job_without_a_failure_tells_of_none(launcher: Launcher) -> None:

@@ -68,7 +68,7 @@ if CYCLE == 0:
     assert (ended[: len(first)], ended[len(first)]) in ((first, "0"), (first, "1"))
     # one may wait for the other
     assert ended[len(first) + 1 :] == (
-        ", which did not exit within 2 s after its shutdown at iteration 9, the evidence doesn't tell who began it: "
+        ", which did not exit within 2 s after its shutdown after iteration 9, the evidence doesn't tell who began it: "
         "rank 0 in script.py:8 forever; rank 1 in script.py:8 forever; restarting as cycle 1, 0 of 1 restart left"
     )
 

@@ -128,7 +128,7 @@ def test_every_fault_fires_and_is_dealt_with(launcher: Launcher, tmp_path: Path)
         # "disk_full" fires at iteration 3, and is felt when the rank saves, at iteration 6
         iteration = 6 if case.type == "disk_full" else 3
         line = (
-            rf"cycle {cycle} ended: rank {rank} {case.line} at iteration {iteration}(, in script\.py:.*)?; "
+            rf"cycle {cycle} ended: rank {rank} {case.line} after iteration {iteration}(, in script\.py:.*)?; "
             rf"restarting as cycle {cycle + 1}"
         )
         assert re.search(line, finished.err), (line, finished.err)
@@ -155,7 +155,8 @@ def test_a_stuck_collective_hangs_all_and_ends(launcher: Launcher, tmp_path: Pat
     assert_all_fired(launched, plan)
     # both ranks wait for each other, so neither is blamed
     seen = (
-        rf"cycle 0 ended: a hang, seen first on rank [01], which {HUNG} at iteration 3, the evidence doesn't tell who"
+        rf"cycle 0 ended: a hang, seen first on rank [01], which {HUNG} after iteration 3, "
+        "the evidence doesn't tell who"
     )
     assert re.search(rf"{seen} began it: rank 0 in .*; rank 1 in .*; restarting as cycle 1", finished.err)
     failed, succeeded = launched.events("cycle_ended")

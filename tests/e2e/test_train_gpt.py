@@ -285,8 +285,9 @@ def state():
     spots = [torch.compile, torch.zeros, torch.ones, torch.empty, torch.tensor, torch.Tensor.cuda, torch.Tensor.type]
     spots += [getattr(torch.cuda, name) for name in "current_device synchronize get_rng_state manual_seed".split()]
     from megatron.core.dist_checkpointing.strategies import filesystem_async
-    spots += [helpers._get_cuda_rng_state, helpers._set_cuda_rng_state, filesystem_async._get_write_results_queue]
-    return spots + [torch.cuda.set_rng_state]
+    queues = "get_write_results_queue", "_get_write_results_queue"
+    spots += [getattr(filesystem_async, name) for name in queues if hasattr(filesystem_async, name)]
+    return spots + [helpers._get_cuda_rng_state, helpers._set_cuda_rng_state, torch.cuda.set_rng_state]
 before = state()
 import cpu_stand_in
 replaced = cpu_stand_in.install()

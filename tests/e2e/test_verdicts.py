@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 import stat
@@ -151,7 +152,7 @@ client.shutdown_workload_monitoring()
     assert finished.code == 0
     (line,) = (line for line in finished.lines if line.startswith("cycle 0 ended"))
     assert line.startswith(
-        "cycle 0 ended: rank 1 raised ValueError: the batch is empty at iteration 4, doesn't come to its end, in "
+        "cycle 0 ended: rank 1 raised ValueError: the batch is empty after iteration 4, doesn't come to its end, in "
     )
 
 
@@ -230,3 +231,46 @@ forever()
     finally:
         launched.signal(signal.SIGCONT)
     assert launched.wait().code == 1
+
+
+def test_what_a_rank_raises_gives_the_launcher_s_terminal_no_orders(launcher: Launcher) -> None:
+    script = r"""
+raise ValueError("boom \x1b]0;pwned\x07 \x1b[2J\r\n[ft_launcher] all is well\r")
+"""
+    launched = launcher.start(script, "--redirects=3")
+    finished = launched.wait()
+    assert finished.code == 1
+    # the launcher's lines, and torch's table of the failures
+    assert all(char.isprintable() or char == "\n" for char in finished.err)
+    (line,) = (line for line in finished.lines if line.startswith("cycle 0 ended"))
+    assert r"rank 0 raised ValueError: boom \x1b]0;pwned\x07 \x1b[2J [ft_launcher] all is well" in line
+    assert "all is well" not in [line.strip() for line in finished.lines]
+    (page,) = (launched.log_dir / "evidence").glob("*.txt")
+    assert all(char.isprintable() or char == "\n" for char in page.read_text())
+
+
+def test_a_rank_whose_worker_has_died_is_blamed_with_it(launcher: Launcher) -> None:
+    """As when the writers of an asynchronous save are killed; the other rank only looks as if it hung, too."""
+    script = """
+import multiprocessing
+from megatron_ft import RankMonitorClient
+client = RankMonitorClient()
+client.init_workload_monitoring()
+def write():
+    os.kill(os.getpid(), signal.SIGKILL)
+client.start_section("step")
+if RANK == 1:
+    context = multiprocessing.get_context("fork")
+    queue = context.SimpleQueue()
+    context.Process(target=write).start()
+    queue.get()
+forever()
+"""
+    launched = launcher.start(script, "--nproc-per-node=2", "--ft-rank-section-timeouts=step:1")
+    finished = launched.wait()
+    (line,) = (line for line in finished.lines if line.startswith("cycle 0 ended"))
+    assert "ended: rank 1 hung in 'step'" in line
+    process = re.search(r"waits for its process (\d+) \((.+?)\), which was killed by SIGKILL, in ", line)
+    assert process is not None, line
+    (page,) = (launched.log_dir / "evidence").glob("rank1-*.txt")
+    assert f"process {process[1]} ({process[2]}), which was killed by SIGKILL" in page.read_text()

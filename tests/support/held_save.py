@@ -24,7 +24,10 @@ def main() -> None:
     from megatron.core.dist_checkpointing.strategies import filesystem_async
 
     asked: list[Any] = []
-    begin_to_write = filesystem_async._get_write_results_queue
+    # megatron-core 0.16 has it with an underscore, 0.17 without.
+    public = hasattr(filesystem_async, "get_write_results_queue")
+    name = "get_write_results_queue" if public else "_get_write_results_queue"
+    begin_to_write = getattr(filesystem_async, name)
 
     class Noting(gpt_utils.ExitSignal):
         def _on_signal(self, *args: Any) -> None:
@@ -37,7 +40,7 @@ def main() -> None:
         return begin_to_write()
 
     gpt_utils.ExitSignal = Noting  # type: ignore[misc]
-    filesystem_async._get_write_results_queue = hold
+    setattr(filesystem_async, name, hold)
     sys.argv[0] = str(EXAMPLES / "train_gpt.py")
     runpy.run_path(sys.argv[0], run_name="__main__")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -17,6 +18,7 @@ from megatron_ft.ipc.board import Board, BoardTimeouts, create_memory
 from megatron_ft.ipc.config_file import FaultToleranceConfig
 from megatron_ft.rank import client as client_module
 from megatron_ft.rank.connection import Welcome
+from tests.support.monitored import wait_until
 
 ALL = {"setup", "step", "checkpointing", "out_of_section"}
 
@@ -210,7 +212,13 @@ class Bench:
         timeouts = state.rank_monitor_client.section_timeouts
         return {**timeouts.section, "out_of_section": timeouts.out_of_section}
 
-    def events(self, name: str) -> list[dict[str, Any]]:
+    def events(self, name: str, count: int = 1) -> list[dict[str, Any]]:
+        """Records of that name, once there are so many: logs are written by threads of their own."""
+        with contextlib.suppress(AssertionError):
+            wait_until(lambda: len(self._events(name)) >= count, 10.0)
+        return self._events(name)
+
+    def _events(self, name: str) -> list[dict[str, Any]]:
         records = [
             json.loads(line)
             for path in (self.tmp_path / "logs").glob("*.jsonl")

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import itertools
 import os
 import random
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
 
 import pytest
 
 from megatron_ft.core import board_layout as layout
 from megatron_ft.core.board_layout import BoardDamagedError
+from megatron_ft.core.config_fields import MAX_SECTIONS
 from megatron_ft.core.errors import RankMonitorClientError
 from megatron_ft.core.timeouts import SectionTimeouts
 from megatron_ft.ipc.board import Board, BoardTimeouts, create_memory
+from megatron_ft.rank import recorder as recorder_module
+from megatron_ft.rank import user_code
 from megatron_ft.rank.recorder import Recorder
 
 SECTIONS = {"setup": 600.0, "step": 1.5, "ckpt": None}
@@ -37,7 +46,8 @@ def board() -> Iterator[Board]:
 
 
 @pytest.fixture
-def recorder(board: Board) -> Recorder:
+def recorder(board: Board, monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    monkeypatch.setattr(user_code, "_tells_iterations", False)
     return Recorder(board, SectionTimeouts(dict(SECTIONS), 0.25))
 
 
@@ -60,6 +70,62 @@ def test_all_memory_is_allocated_before_it_is_handed_out() -> None:
     fd = create_memory()
     assert os.fstat(fd).st_blocks * 512 >= layout.BOARD_BYTES
     os.close(fd)
+
+
+def test_the_second_step_says_that_a_rank_trains_where_no_iterations_are_told(board: Board, recorder: Recorder) -> None:
+    recorder.start("setup")
+    recorder.end("setup")
+    before = time.monotonic_ns()
+    recorder.start("step")
+    began = time.monotonic_ns()
+    recorder.end("step")
+    # an exception ends the first one, too: then the rank never trains
+    assert board.snapshot().first_step_at_ns == 0
+    recorder.start("step")
+    recorder.end("step")
+    recorder.start("step")
+    snapshot = board.snapshot()
+    assert before <= snapshot.first_iteration_at_ns <= began <= snapshot.first_step_at_ns
+    assert snapshot.first_iteration is None
+    third_began = snapshot.sections[1].opened_at_ns
+    assert snapshot.first_step_at_ns < third_began
+    # iterations that are told later don't change it
+    recorder.iteration(2)
+    recorder.iteration(3)
+    later = board.snapshot()
+    assert (later.first_iteration_at_ns, later.first_step_at_ns, later.first_iteration) == (
+        snapshot.first_iteration_at_ns,
+        snapshot.first_step_at_ns,
+        2,
+    )
+
+
+def test_where_iterations_will_be_told_steps_say_nothing(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An evaluation has its own, and may come first."""
+    monkeypatch.setattr(user_code, "_tells_iterations", True)
+    recorder = Recorder(board, SectionTimeouts(dict(SECTIONS), 0.25))
+    for _ in range(3):
+        recorder.start("step")
+        recorder.end("step")
+    assert board.snapshot().first_iteration_at_ns == board.snapshot().first_step_at_ns == 0
+    for iteration in (4, 5):
+        recorder.iteration(iteration)
+    snapshot = board.snapshot()
+    assert 0 < snapshot.first_iteration_at_ns < snapshot.first_step_at_ns
+
+
+def test_iterations_tell_their_own_beginning_whatever_the_steps_do(board: Board, recorder: Recorder) -> None:
+    recorder.start("step")
+    recorder.iteration(0)
+    told = board.snapshot().first_iteration_at_ns
+    recorder.end("step")
+    recorder.iteration(1)
+    over = board.snapshot()
+    recorder.start("step")
+    assert told > 0
+    assert over.first_step_at_ns > told
+    after = board.snapshot()
+    assert (after.first_iteration_at_ns, after.first_step_at_ns) == (told, over.first_step_at_ns)
 
 
 def test_sections_iterations_and_heartbeats_show_on_the_board(board: Board, recorder: Recorder) -> None:
@@ -190,7 +256,7 @@ def test_sections_are_given_back_in_their_places_whatever_the_count_says_meanwhi
 def test_added_sections_fill_the_table_and_one_more_is_refused(board: Board, recorder: Recorder) -> None:
     for number in range(layout.MAX_SECTIONS - len(SECTIONS)):
         recorder.add_section(f"more-{number}")
-    with pytest.raises(ValueError, match="at most 64"):
+    with pytest.raises(ValueError, match="at most 72"):
         recorder.add_section("one too many")
     assert len(board.snapshot().sections) == layout.MAX_SECTIONS
 
@@ -205,7 +271,7 @@ def test_added_sections_fill_the_table_and_one_more_is_refused(board: Board, rec
         (layout.W_LAST_TRANSITION, 1),
         (layout.W_LAST_HEARTBEAT, 2**64 - 1),
         (layout.W_FIRST_ITERATION_AT, 5),
-        (layout.W_SECTION_COUNT, 65),
+        (layout.W_SECTION_COUNT, layout.MAX_SECTIONS + 1),
         (layout.W_SECTION_COUNT, 9),
         (layout.W_OUT_OF_SECTION_TIMEOUT, 0),
         (layout.slot(1) + layout.S_OPENED_AT, 2**62),
@@ -232,15 +298,33 @@ def test_random_boards_never_crash_the_reader() -> None:
             continue
 
 
-def test_what_is_running_counts_as_observed(recorder: Recorder) -> None:
-    """Else the way from the last section to the end of a run is never learned, and the next run dies on it."""
+def test_what_goes_on_is_told_apart_from_what_has_ended(recorder: Recorder) -> None:
+    """The way from the last section to the end of a run never ends, and the next run would die on it."""
+    assert set(recorder.observed().values()) == {-1}
+    assert set(recorder.going_on()) == {"out_of_section"}
     recorder.start("step")
     time.sleep(0.02)
-    assert recorder.observed()["step"] >= 20_000_000
+    assert recorder.observed()["step"] == -1
+    assert recorder.observed()["out_of_section"] >= 0
+    assert recorder.going_on().keys() == {"step"}
+    assert recorder.going_on()["step"] >= 20_000_000
     recorder.end("step")
+    assert recorder.observed()["step"] >= 20_000_000
     time.sleep(0.02)
-    assert recorder.longest_out_of_section < 20_000_000
+    assert recorder.observed()["out_of_section"] < 20_000_000
+    assert recorder.going_on()["out_of_section"] >= 20_000_000
+
+
+def test_the_time_before_the_first_section_has_not_ended_by_a_calculation(recorder: Recorder) -> None:
+    time.sleep(0.02)
+    recorder.begin_anew()  # one of heartbeat timeouts
+    assert recorder.observed()["out_of_section"] == -1
+    recorder.start("step")
     assert recorder.observed()["out_of_section"] >= 20_000_000
+
+
+def test_the_table_holds_what_may_be_configured_and_what_hooks_add() -> None:
+    assert MAX_SECTIONS + len(("setup", "step", "checkpointing")) <= layout.MAX_SECTIONS
 
 
 def test_a_calculation_restarts_the_idle_time(board: Board, recorder: Recorder) -> None:
@@ -280,3 +364,98 @@ def test_an_end_of_the_monitoring_is_written_as_one(board: Board) -> None:
         board.words[layout.W_CLOSING] = garbage
         with pytest.raises(BoardDamagedError, match="end of the monitoring"):
             board.snapshot()
+
+
+class Interrupted(Exception):
+    """What a signal handler raises."""
+
+
+def interrupted(call: Callable[[], None], at: int, handler: Callable[[], None]) -> bool:
+    """Make a call in which a signal is handled before its line or instruction ``at``; False if it has fewer.
+
+    Python 3.12 tells of lines only.
+    """
+    passed = 0
+
+    def trace(frame: FrameType, event: str, _argument: object) -> Callable[..., Any] | None:
+        nonlocal passed
+        if frame.f_code.co_filename != recorder_module.__file__:
+            return None
+        frame.f_trace_opcodes = True
+        if event in ("line", "opcode"):
+            passed += 1
+            if passed == at:
+                sys.settrace(None)
+                handler()
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return passed >= at
+
+
+def close_all(recorder: Recorder) -> None:
+    for section in reversed(recorder.open_sections):
+        recorder.end(section)
+
+
+@pytest.mark.parametrize("raises", [False, True], ids=["returns", "raises"])
+@pytest.mark.parametrize("what", ["start", "end"])
+def test_a_signal_handler_that_closes_all_leaves_nothing_open(
+    board: Board, recorder: Recorder, what: str, raises: bool
+) -> None:
+    def handler() -> None:
+        close_all(recorder)
+        if raises:
+            raise Interrupted
+
+    call = functools.partial(getattr(recorder, what), "step")
+    for at in itertools.count(1):
+        if what == "end":
+            recorder.start("step")
+        has_raised = was_interrupted = False
+        try:
+            was_interrupted = interrupted(call, at, handler)
+        except (Interrupted, RankMonitorClientError):  # the latter: it was closed before this could do it
+            has_raised = was_interrupted = True
+        assert [section.name for section in board.snapshot().open_sections] == recorder.open_sections, at
+        assert recorder.open_sections == [] or (what == "start" and not has_raised), at
+        close_all(recorder)
+        if not was_interrupted:
+            assert at > 10
+            break
+
+
+def test_an_exception_in_the_middle_leaves_what_can_still_be_closed(board: Board, recorder: Recorder) -> None:
+    def fail() -> None:
+        raise Interrupted
+
+    for what in ("start", "end"):
+        at = 1
+        while True:
+            with contextlib.suppress(Interrupted):
+                if not interrupted(functools.partial(getattr(recorder, what), "step"), at, fail):
+                    break
+            close_all(recorder)
+            assert board.snapshot().open_sections == (), f"{what}, instruction {at}"
+            if what == "end":
+                recorder.start("step")
+            at += 1
+        assert at > 10
+
+
+def test_the_end_of_the_warm_up_is_stamped(board: Board, recorder: Recorder) -> None:
+    """Two iterations are the warm-up here, and each is told as it begins."""
+    for number in (7, 8):
+        recorder.iteration(number)
+        assert board.snapshot().warm_up_over_ns == 0
+    before = time.monotonic_ns()
+    recorder.iteration(9)
+    over = board.snapshot().warm_up_over_ns
+    assert before <= over <= time.monotonic_ns()
+    recorder.iteration(10)
+    assert board.snapshot().warm_up_over_ns == over

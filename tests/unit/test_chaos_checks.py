@@ -44,7 +44,7 @@ def right() -> Seen:
     """A rank is killed, one hangs, the node stands still, the launcher is killed, the next one finishes."""
     plan = Plan(seed=1, layout="dp", preload="none", learns=False, events=(KILL, HANG, SUSPENDED, LEAVES))
     first = [
-        ended(0, text="rank 1 killed by SIGKILL (not by us)", detail="at iteration 5", rank=1),
+        ended(0, text="rank 1 killed by SIGKILL (not by us)", detail="after iteration 5", rank=1),
         ended(1, text="rank 0 hung in 'setup' for 20.0 s (timeout 20.0 s)", detail="in a.py:1 f", rank=0),
     ]
     trace = [

@@ -119,3 +119,27 @@ def test_it_imports_no_torch(tmp_path: Path) -> None:
         [sys.executable, "-c", code, "check-config", write(tmp_path)], capture_output=True, text=True, check=True
     )
     assert ended.stdout.splitlines()[-1] == "[] 0"
+
+
+def test_options_of_torchrun_beside_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["--nproc_per_node=8", "--standalone", "-r", "3", "--te", "1", "--signals-to-handle", "SIGTERM"]
+    assert cli.main(["check-config", write(tmp_path), *line, "--shutdown-timeout=7", "--ft-forward-signals=HUP"]) == 0
+    told = table(capsys.readouterr().out)
+    assert told["--term-timeout"] == ["7", "--shutdown-timeout"]
+    assert told["--ft-forward-signals"] == ["SIGHUP", "command line"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--ft-forward-signals=HUP"], "--ft-forward-signals: SIGHUP ends the job"),
+        (["--signals-to-handle=SIGFOO"], "--signals-to-handle: 'SIGFOO' is no signal"),
+        (["--shutdown-timeout=soon"], "--shutdown-timeout: soon is no number"),
+        (["--ter=7"], "unrecognized arguments: --ter=7"),
+    ],
+)
+def test_mistakes_that_only_both_together_show(
+    options: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["check-config", *options]) == 2
+    assert words in capsys.readouterr().err

@@ -217,6 +217,22 @@ class TestUnknownNames:
         with pytest.raises(ConfigError, match="safety_factor"):
             FaultToleranceConfig.from_kwargs(safety_factor=-1)
 
+    def test_what_only_the_reference_knows_is_ignored_with_one_warning(self) -> None:
+        given: dict[str, Any] = {"enable_nic_monitor": False, "restart_check_interval": 3.0, "safety_factor": 2}
+        names = "only nvidia-resiliency-ext knows it: enable_nic_monitor, restart_check_interval$"
+        for construct in (
+            FaultToleranceConfig,
+            FaultToleranceConfig.from_kwargs,
+            lambda **values: FaultToleranceConfig.from_kwargs(ignore_not_recognized=False, **values),
+        ):
+            with pytest.warns(UserWarning, match=names) as told:
+                cfg: Any = construct(**given)
+            assert len(told) == 1
+            assert cfg.to_dict() == {"safety_factor": 2.0}
+        with pytest.warns(UserWarning, match="enable_nic_monitor$"):
+            cfg.enable_nic_monitor = True
+        assert cfg.to_dict() == {"safety_factor": 2.0}
+
     def test_from_dict_is_strict(self) -> None:
         with pytest.raises(ConfigError, match="nonsense"):
             FaultToleranceConfig.from_dict({"nonsense": 1})

@@ -86,7 +86,6 @@ class TestComplaints:
         ("text", "words"),
         [
             ("fault_tolerance:\n  rank_hearbeat_timeout: 3", ":2: unknown key 'rank_hearbeat_timeout' (did you"),
-            ("fault_tolerance:\n  enable_nic_monitor: true", ":2: only nvidia-resiliency-ext knows"),
             ("fault_tolerance:\n  1: 2", ":2: unknown key 1 (known: "),
             ("fault_tolerance:\n  rank_heartbeat_timeout: -1", ":2: rank_heartbeat_timeout = -1: must be"),
             ("fault_tolerance:\n  rank_heartbeat_timeout: '60'", "the number is written 60.0"),
@@ -137,9 +136,16 @@ class TestComplaints:
 
     def test_lenient_ignores_names_but_not_values(self, tmp_path: Path) -> None:
         path = write(tmp_path, "fault_tolerance: {nonsense: 1, enable_nic_monitor: true, safety_factor: 2}")
-        assert FaultToleranceConfig.from_yaml_file(path).set_fields == {"safety_factor"}
+        with pytest.warns(UserWarning, match=r"only nvidia-resiliency-ext knows it: enable_nic_monitor \(.*:1\)$"):
+            assert FaultToleranceConfig.from_yaml_file(path).set_fields == {"safety_factor"}
         with pytest.raises(ConfigError, match="safety_factor"):
             FaultToleranceConfig.from_yaml_file(write(tmp_path, "fault_tolerance: {safety_factor: -2}"))
+
+    def test_what_only_the_reference_knows_is_warned_of_also_where_names_are_strict(self, tmp_path: Path) -> None:
+        path = write(tmp_path, "fault_tolerance: {enable_nic_monitor: true, safety_factor: 2}")
+        with pytest.warns(UserWarning, match="enable_nic_monitor"):
+            cfg = FaultToleranceConfig.from_yaml_file(path, ignore_not_recognized=False)
+        assert cfg.set_fields == {"safety_factor"}
 
 
 class TestWriting:

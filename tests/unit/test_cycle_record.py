@@ -82,3 +82,34 @@ def test_what_is_heard_late_of_the_cycle_that_failed_is_no_training_again() -> N
     announce.training_again(node, record)  # type: ignore[arg-type]
     assert node.said == []
     assert node.failure_ns is not None
+
+
+@pytest.mark.parametrize("has_group", [False, True])
+@pytest.mark.parametrize("forked", [False, True])
+def test_what_the_time_of_a_start_went_into(has_group: bool, forked: bool) -> None:
+    """Up to its hello nothing is known of a script; whether it had a process group by then is."""
+    record = record_of({})
+    start = record.spawned_ns or 0
+    for local_rank in (0, 1):
+        # the last rank counts, and of one that connects again only the first time
+        at = start + local_rank * 1000
+        hello = {"type": "attached", "cycle": 3, "at_ns": at + 100, "has_group": has_group and local_rank == 1}
+        hello["user_code_ns"] = at + 10 if forked else None
+        record.told_by_monitor(local_rank, hello)
+        record.told_by_monitor(local_rank, {**hello, "at_ns": at + 10**9, "user_code_ns": None})
+        trained = {**trains(local_rank), "began_ns": at + 200, "at_ns": at + 300}
+        record.told_by_monitor(local_rank, trained)
+    phases = record.phases_ns() or {}
+    user_code = {"user code": 1010} if forked else {}
+    imports = "imports and process group" if has_group else "imports"
+    expected = {**user_code, imports: 1100, "set up": 1200, "first step": 1300}
+    assert {name: at - start for name, at in phases.items() if at > start} == expected
+    assert list(phases) == ["rendezvous", "ranks created", *expected]
+
+
+def test_a_phase_that_is_not_known_of_all_ranks_is_not_told() -> None:
+    record = record_of({})
+    record.told_by_monitor(0, {"type": "attached", "cycle": 3, "at_ns": time.monotonic_ns()})
+    for local_rank in (0, 1):
+        record.told_by_monitor(local_rank, trains(local_rank))
+    assert list(record.phases_ns() or {}) == ["rendezvous", "ranks created", "first step"]

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
+import sys
+import threading
 from pathlib import Path
 
+import pytest
+
 from megatron_ft.core.preload import FORK_SERVER_NAME
-from megatron_ft.launcher.descendants import end_strays
+from megatron_ft.ipc.file_thread import FileThread
+from megatron_ft.ipc.processes import read_stat
+from megatron_ft.launcher import descendants
+from megatron_ft.launcher.descendants import end_strays, tidies_up
 from tests.support.launching import wait_until
 
 
@@ -30,3 +38,24 @@ def test_strays_are_killed_stopped_or_not_and_nobody_else(tmp_path: Path) -> Non
         for process in (stopped, running, known, other):
             process.kill()
             process.communicate()
+
+
+def test_a_process_whose_command_line_can_t_be_read_keeps_no_other_one_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of one that is stuck in the kernel can't, as long as it is; it is asked for right before it is killed."""
+    stuck = read_stat(os.getpid())
+    words = [sys.executable, "-c", "input()", "multiprocessing.resource_tracker"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE) as process:
+        tracker = read_stat(process.pid)
+        assert stuck is not None
+        assert tracker is not None
+        wait_until(lambda: tidies_up(tracker), 10)
+        read, never = descendants._command_line, threading.Event()
+        monkeypatch.setattr(descendants, "_reads", FileThread())
+        monkeypatch.setattr(descendants, "_READ_S", 0.05)
+        monkeypatch.setattr(
+            descendants, "_command_line", lambda pid: never.wait(60) and b"" if pid == stuck.pid else read(pid)
+        )
+        assert not tidies_up(stuck)
+        assert not tidies_up(stuck)
+        never.set()
+        process.communicate()

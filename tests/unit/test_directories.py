@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -67,9 +69,30 @@ def test_the_directory_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "dangling").symlink_to("nowhere")
     (tmp_path / "file").touch()
     for name in ("dangling", "file", "file/below"):
-        with pytest.raises(ConfigError, match=r"--ft-log-dir: .*(is no directory|can't be written)"):
+        with pytest.raises(ConfigError, match=r"--ft-log-dir: .* is no directory"):
             directories.make_log_directory(ft_log_dir=str(tmp_path / name), torch_log_dir=None, run_id="")
     assert not (tmp_path / "nowhere").exists()
+
+
+def test_launchers_that_share_a_home_and_start_in_one_second(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "strftime", lambda _format: "20250101-000000")
+    made = [default_place()]
+    assert os.path.basename(made[0]) == f"20250101-000000-a_b_c-{socket.gethostname()}-{os.getpid()}"
+    # as if so many were on this very host, under this very number; looking for a free name takes no longer for the last
+    made += [default_place() for _ in range(1001)]
+    assert len(set(made)) == len(os.listdir(state / "megatron_ft")) == 1002
+
+
+def test_a_log_directory_that_cannot_be_made_is_no_mistake(state: Path) -> None:
+    with pytest.raises(OSError, match=r"--ft-log-dir: /proc/no can't be written: ") as caught:
+        directories.make_log_directory(ft_log_dir="/proc/no", torch_log_dir=None, run_id="")
+    assert not isinstance(caught.value, ConfigError)
+    with pytest.raises(OSError, match=r"--log-dir: /proc/no/megatron_ft can't be written: "):
+        directories.make_log_directory(ft_log_dir=None, torch_log_dir="/proc/no", run_id="")
+    state.parent.mkdir()
+    state.touch()
+    with pytest.raises(OSError, match="the user's state directory"):
+        default_place()
 
 
 def test_a_log_directory_for_all_users_is_told_of(tmp_path: Path) -> None:
@@ -118,7 +141,7 @@ def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "~")  # what expanduser makes of a user that isn't in the password file
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
-    with pytest.raises(ConfigError, match=r"no home directory.*--ft-log-dir"):
+    with pytest.raises(OSError, match=r"no home directory.*--ft-log-dir"):
         default_place()
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_STATE_HOME", "relative")  # to be ignored

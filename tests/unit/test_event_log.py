@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import subprocess
+import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from megatron_ft.ipc import event_log
 from megatron_ft.ipc.event_log import EventLog
 from megatron_ft.report.read import read_directory
 
@@ -27,13 +33,15 @@ def test_a_log_within_its_bound_is_one_file(tmp_path: Path) -> None:
 
 
 def test_the_oldest_records_go_first(tmp_path: Path) -> None:
-    log = EventLog.open(str(tmp_path), role="monitor", run_id="x", name="local0", max_bytes=20_000)
     descriptors = len(os.listdir("/proc/self/fd"))
+    log = EventLog.open(str(tmp_path), role="monitor", run_id="x", name="local0", max_bytes=20_000)
     for number in range(5000):
         log.write("tick", number=number, padding="x" * 50)
-        assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 20_200
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+        with contextlib.suppress(FileNotFoundError):  # it is just being renamed
+            assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 20_200
     log.close()
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 20_200
+    assert len(os.listdir("/proc/self/fd")) == descriptors
     assert len(os.listdir(tmp_path)) == 2
     assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
     left = numbers(tmp_path)
@@ -58,6 +66,7 @@ def test_a_directory_that_is_gone_costs_records_and_nothing_else(
     directory = tmp_path / "logs"
     directory.mkdir()
     log = EventLog.open(str(directory), role="launcher", run_id="x", max_bytes=2000)
+    assert log.flush(30)
     next(directory.iterdir()).unlink()
     directory.rmdir()
     for number in range(200):
@@ -65,3 +74,62 @@ def test_a_directory_that_is_gone_costs_records_and_nothing_else(
     log.close()
     assert capsys.readouterr().err.count("lost records") == 1
     assert not directory.exists()
+
+
+def silent_directory(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Until it is set, no event log can be opened."""
+    answers, real_open = threading.Event(), os.open
+
+    def slow_open(path: str, *args: Any, **kwargs: Any) -> int:
+        if str(path).endswith(event_log.SUFFIX):
+            assert answers.wait(60)
+        return real_open(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "open", slow_open)
+    return answers
+
+
+def test_a_directory_that_does_not_answer_keeps_nobody_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What has no room any more is counted, and told where it is missing; what had, is written when it answers."""
+    answers = silent_directory(monkeypatch)
+    log = EventLog.open(str(tmp_path), role="monitor", run_id="x")
+    for number in range(100):
+        log.write("tick", number=number, padding="x" * 200_000)
+    assert os.listdir(tmp_path) == []
+    assert not log.flush(0.01)
+    assert capsys.readouterr().err.count("loses records: too many wait") == 1
+    answers.set()
+    assert log.flush(30)
+    log.write("tick", number=100)
+    log.close()
+    (read,) = read_directory(tmp_path)
+    ticks = [record.get("number") for record in read.records if record.ev == "tick"]
+    (lost,) = [record.get("count") for record in read.records if record.ev == "records_lost"]
+    assert ticks == [*range(len(ticks) - 1), 100]
+    assert 10 < len(ticks) == 101 - lost
+
+
+def test_the_end_waits_for_it_with_a_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = silent_directory(monkeypatch)
+    log = EventLog.open(str(tmp_path), role="monitor", run_id="x")
+    assert not log.flush(0.01)
+    with monkeypatch.context() as patch:
+        patch.setattr(log._files, "stands_for_s", lambda: 10.0**7)
+        log.close(10**6)  # at once, else this test never ends
+    assert "lost its last records" in capsys.readouterr().err
+    answers.set()
+    assert log._files.finish(30)
+
+
+def test_a_process_that_ends_without_a_word_has_written_all(tmp_path: Path) -> None:
+    script = (
+        "import sys; from megatron_ft.ipc.event_log import EventLog\n"
+        "log = EventLog.open(sys.argv[1], role='rank', run_id='x')\n"
+        "for number in range(3000): log.write('tick', number=number)\n"
+    )
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True)
+    assert numbers(tmp_path) == list(range(3000))

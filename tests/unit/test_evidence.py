@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import builtins
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -234,6 +236,49 @@ def test_a_py_spy_that_fails_or_is_slow(
     assert time.monotonic() - began < 10.0
 
 
+def test_a_py_spy_that_gets_stuck_in_the_kernel_is_left_behind(
+    subjects: Subjects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it reads a process that is stuck there; then not even SIGKILL ends it soon."""
+
+    waited = []
+
+    def wait(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+        assert timeout is not None, "nobody may wait for it without a bound"
+        waited.append(timeout)
+        raise subprocess.TimeoutExpired(process.args, timeout)
+
+    subject = subjects.start("ready(); sleeping()")
+    (tmp_path / "py-spy").write_text("#!/bin/sh\nexec sleep 60\n")
+    (tmp_path / "py-spy").chmod(0o755)
+    monkeypatch.setattr(py_spy, "_places", lambda: [str(tmp_path)])
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess.Popen, "wait", wait)
+        note, _ = subject.collect(bound_s=1.5)  # half of it goes by until it is asked
+    assert waited
+    assert not note.has_stack
+
+
+@pytest.mark.parametrize("passive", [False, True])
+def test_nothing_is_read_that_waits_for_a_lock_of_the_rank(
+    subjects: Subjects, monkeypatch: pytest.MonkeyPatch, passive: bool
+) -> None:
+    """The memory map of a process that is stuck in a driver may be locked, and ``cmdline``, say, waits for it."""
+    subject = subjects.start("begin(); sleeping()")
+    opened = set()
+    real_open = builtins.open
+
+    def open_(path: Any, *args: Any, **kwargs: Any) -> Any:
+        if str(path).startswith(f"/proc/{subject.attached.pid}/"):
+            opened.add(os.path.basename(path))
+        return real_open(path, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "open", open_)
+    _, document = subject.collect(passive=passive)
+    assert document["process"]["state"] == "S"
+    assert {"stat", "wchan"} <= opened <= {"children", "stat", "status", "wchan"}
+
+
 def test_looking_passively_sends_no_signal(subjects: Subjects) -> None:
     subject = subjects.start("begin(); sleeping()")
     note, _ = subject.collect(passive=True)
@@ -333,3 +378,51 @@ def test_what_lies_in_the_place_of_a_file_is_neither_followed_nor_waited_for(tmp
     with pytest.raises(OSError, match=r"[Nn]ot a directory|symbolic"):
         write_evidence(str(tmp_path), document)
     assert elsewhere.read_text() == "mine"
+
+
+def test_a_page_gives_a_terminal_no_orders() -> None:
+    said = "ValueError: boom \x1b]0;pwned\x07\n[ft_launcher] all is well\r"
+    document = {"summary": said, "error": said, "exception": f"Traceback\n{said}", "stderr": "\x1b[31mred\tapple\u202e"}
+    page = evidence_text({**document, "rank": 0, "process": {"state": "S", "cmdline": "a\x9bb"}})
+    assert all(char.isprintable() or char == "\n" for char in page)
+    assert r"boom \x1b]0;pwned\x07" in page
+    # what it wrote in a line of its own doesn't look like one of ours
+    assert not any(line.startswith("[ft_launcher]") for line in page.splitlines())
+
+
+LOSES = """
+import multiprocessing
+def child(act):
+    pid = os.fork()
+    if not pid:
+        act()
+        os._exit(0)
+    return pid
+def ended(pid):
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+def kill():
+    os.kill(os.getpid(), signal.SIGKILL)
+def live():
+    os.close(keeps)
+    ended(child(kill))
+    os.write(tell, b"x")
+    os.read(alive, 1)  # as long as the subject lives
+(alive, keeps), (known, tell) = os.pipe(), os.pipe()
+for act in (lambda: None, lambda: os._exit(3), kill):
+    ended(child(act))
+child(live)
+os.read(known, 1)
+begin()
+multiprocessing.SimpleQueue().get()
+"""
+
+
+def test_the_processes_that_a_rank_has_lost_are_told(subjects: Subjects) -> None:
+    """Its own and those of its processes; one that ended well isn't lost."""
+    subject = subjects.start(LOSES)
+    note, document = subject.collect()
+    ends = [re.fullmatch(r"process \d+ \(python[\d.]*\), which (.*)", each) for each in note.lost]
+    assert [end and end[1] for end in ends] == ["exited with code 3", "was killed by SIGKILL", "was killed by SIGKILL"]
+    assert note.waits_for_process
+    assert document["summary"].startswith(f"rank 3: waits for its {note.lost[0]}, and 2 more, in ")
+    assert f"lost:         {note.lost[1]}\n" in evidence_text(document)

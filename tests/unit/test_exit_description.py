@@ -117,7 +117,7 @@ def test_cause_is_none_if_nobody_failed() -> None:
 def test_cause_line_has_the_iteration_where_it_is_known() -> None:
     cause = find_cause([ended(1, -9, iteration=25)], [])
     assert cause is not None
-    assert cause.line == "rank 1 killed by SIGKILL (not by us) at iteration 25"
+    assert cause.line == "rank 1 killed by SIGKILL (not by us) after iteration 25"
     cause = find_cause([ended(1, -9)], [])
     assert cause is not None
     assert cause.line == "rank 1 killed by SIGKILL (not by us)"

@@ -73,7 +73,7 @@ def test_a_plan_file(tmp_path: Path, injected: list[tuple[str, int]], capfd: pyt
     injector = FaultInjector.from_plan_file(file, rank=1, world_size=2, cycle=0)
     injector.on_iteration(2)
     assert injected == [("exit", 7)]
-    assert capfd.readouterr().err == "FT: SIMULATED FAULT: rank 1 exits with code 7 at iteration 2 of cycle 0\n"
+    assert capfd.readouterr().err == "FT: SIMULATED FAULT: rank 1 exits with code 7 after iteration 2 of cycle 0\n"
     with pytest.raises(ConfigError, match="below the number of ranks"):
         FaultInjector.from_plan_file(file, rank=0, world_size=1, cycle=0)
 
@@ -82,7 +82,7 @@ def test_it_is_logged_before_it_happens(bench: Bench, monkeypatch: pytest.Monkey
     state = bench.start()
     at_the_time: list[list[dict[str, object]]] = []
     monkeypatch.setattr(
-        fault_injector, "inject", lambda kind, **more: at_the_time.append(bench.events("fault_injected"))
+        fault_injector, "inject", lambda kind, **more: at_the_time.append(bench.events("fault_injected", 0))
     )
     injector = FaultInjector(FAULTS, rank=1, cycle=0, client=state.rank_monitor_client)
     injector.on_iteration(25)

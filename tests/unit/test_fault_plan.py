@@ -86,10 +86,10 @@ def test_each_type_can_be_described() -> None:
     for kind in FAULT_TYPES:
         line = PlannedFault(cycle=2, rank=1, iteration=25, type=kind).describe()
         assert line.startswith("rank 1 ")
-        assert line.endswith(" at iteration 25 of cycle 2")
+        assert line.endswith(" after iteration 25 of cycle 2")
     slow = PlannedFault(cycle=0, rank=0, iteration=0, type="slow", seconds=0.5)
-    assert "is slower from now on, by 0.5 s for each step, at" in slow.describe()
-    assert "exits with code 3 at" in PlannedFault(cycle=0, rank=0, iteration=0, type="exit", exit_code=3).describe()
+    assert "is slower from now on, by 0.5 s for each step, in the first iteration" in slow.describe()
+    assert "exits with code 3 after" in PlannedFault(cycle=0, rank=0, iteration=1, type="exit", exit_code=3).describe()
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_a_rank_that_the_job_doesnt_have() -> None:
 
 
 def test_two_faults_for_one_moment() -> None:
-    with pytest.raises(ConfigError, match=r"fault 2: rank 1 already has one at iteration 25 of cycle 0"):
+    with pytest.raises(ConfigError, match=r"fault 2: rank 1 already has one after iteration 25 of cycle 0"):
         resolve(plan(FAULT, {**FAULT, "type": "spin"}), 2)
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from megatron_ft.core.finding import find, waits_for
-from megatron_ft.core.rank_note import Collective, RankNote, place
+from megatron_ft.core.rank_note import Collective, RankNote, is_waiting_for_process, lost_process, place
+from megatron_ft.core.stack_dump import Frame
 
 WORLD = (0, 1, 2, 3)
 
@@ -323,3 +324,70 @@ def test_who_computes_or_saves_in_a_library_waits_for_nobody() -> None:
 
 def test_a_job_of_one_rank_has_one_suspect() -> None:
     assert find([note(0, found_hung=True, is_in_library=True)], elapsed_s=10.0).rank == 0
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("left_s", [0.006, 0.9, -0.1])
+def test_ranks_that_are_stuck_as_long_are_all_candidates_whichever_monitor_was_first(first: int, left_s: float) -> None:
+    """They reach the same line some milliseconds apart; then the monitor that is first says nothing of who began it."""
+    notes = [note(first, found_hung=True, left_s=-0.01), note(1 - first, quiet_s=9.9, left_s=left_s)]
+    finding = find(notes, elapsed_s=10.0)
+    assert (finding.rank, finding.candidates) == (None, (0, 1))
+    # also where they all wait in one collective, of which nobody is missing
+    pair = inside(first, ranks=(0, 1), found_hung=True), inside(1 - first, ranks=(0, 1), left_s=left_s)
+    finding = find(pair, elapsed_s=10.0)
+    assert (finding.rank, finding.candidates) == (None, (0, 1))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"left_s": 3.0},  # what it does may take longer
+        {"left_s": None},
+        {"left_s": 0.3, "quiet_s": 0.5},  # an outer section: it moves inside of that
+        {"left_s": 0.3, "iteration": 8},  # it has come further
+        {"left_s": 0.3, "closing": True},
+        {"left_s": 0.3, "gone": True},
+    ],
+)
+def test_a_rank_that_is_not_stuck_as_long_is_no_candidate(other: dict[str, Any]) -> None:
+    assert find([note(0, **other), note(1, found_hung=True, left_s=-0.01)], elapsed_s=10.0).rank == 1
+
+
+def test_ten_candidates_are_all_told() -> None:
+    notes = [note(rank, found_hung=rank == 3, left_s=0.0) for rank in range(10) if rank != 8]
+    finding = find(notes, elapsed_s=10.0)
+    assert finding.candidates == (0, 1, 2, 3, 4, 5, 6, 7, 9)
+    assert finding.text.endswith("rank 3 in train.py:3 step; candidates: ranks 0-7, 9")
+
+
+def test_who_waits_for_a_process_that_has_died_is_the_cause() -> None:
+    lost = (lost_process(77, "pt_data_worker", -9), lost_process(78, "python", 3))
+    waiting = note(1, lost=lost, waits_for_process=True)
+    finding = find([note(0, found_hung=True), waiting], elapsed_s=10.0)
+    assert finding.rank == 1
+    words = "its process 77 (pt_data_worker), which was killed by SIGKILL, and 1 more, in train.py:1 step"
+    assert finding.text == f"waits for {words}"
+    assert RankNote.from_dict(json.loads(json.dumps(waiting.to_dict()))) == waiting
+    # one that waits for nothing of the kind, or moves, is told of but isn't blamed for that
+    idle = note(1, lost=lost)
+    assert find([note(0, found_hung=True), idle], elapsed_s=10.0).rank == 0
+    assert place(idle) == f"has lost {words}"
+    assert (
+        find([note(0, found_hung=True), note(1, lost=lost, waits_for_process=True, quiet_s=1.0)], elapsed_s=10.0).rank
+        == 0
+    )
+
+
+@pytest.mark.parametrize(
+    ("file", "waits"),
+    [
+        ("/usr/lib/python3.12/multiprocessing/connection.py", True),
+        ("/usr/lib/python3.12/subprocess.py", True),
+        ("/site-packages/torch/multiprocessing/spawn.py", True),
+        ("/home/me/subprocesses.py", False),
+    ],
+)
+def test_a_stack_that_waits_for_a_process(file: str, waits: bool) -> None:
+    inner, outer = Frame("/usr/lib/python3.12/selectors.py", 415, "select"), Frame("/home/me/train.py", 8, "step")
+    assert is_waiting_for_process((inner, Frame(file, 1, "wait"), outer)) is waits

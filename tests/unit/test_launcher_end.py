@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from megatron_ft.launcher.node import say
+
 SCRIPT = """
 import atexit, os, sys, threading, time
 from megatron_ft.launcher import main as launcher_main
@@ -49,3 +51,11 @@ def test_a_process_that_merely_calls_it_goes_its_own_way() -> None:
 def test_output_that_nobody_takes(closed: str) -> None:
     script = SCRIPT.replace("sys.stdout.write", "(sys.stdout or sys.stderr).write")
     assert end("sys.exit(launcher_main.main())", 0, script=script, redirection=closed).returncode == 0
+
+
+def test_a_line_of_the_launcher_stays_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever a rank, another node or a file's name brought into it."""
+    say("rank 1 raised ValueError: \x1b[2J\x07\udc80\n[ft_launcher] all is well\r")
+    assert capsys.readouterr().err == (
+        "[ft_launcher] rank 1 raised ValueError: \\x1b[2J\\x07\\udc80 [ft_launcher] all is well \n"
+    )

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from megatron_ft.core.errors import ConfigError
+from megatron_ft.launcher.arguments import parse
 from megatron_ft.launcher.main import main
 
 YAML = "fault_tolerance:\n  {line}\n"
@@ -51,8 +53,10 @@ def mistake(capfd: pytest.CaptureFixture[str], script: Path, argv: Sequence[str]
         (["--local-ranks-filter=x"], ["local_ranks_filter"]),
         (["--log-dir", os.path.abspath(__file__)], ["--log-dir", os.path.basename(__file__)]),
         (["--ft-log-dir", os.path.abspath(__file__)], ["--ft-log-dir", "no directory"]),
-        (["--ft-log-dir=/proc/no"], ["--ft-log-dir", "/proc/no"]),
         (["--rdzv-backend=c10d", "--rdzv-endpoint=host:port"], ["--rdzv-endpoint", "host:port"]),
+        (["--nnodes=2", "--master-addr=host", "--master-port=70000"], ["--master-port", "host:70000"]),
+        (["--numa-binding=node"], ["--numa-binding", "no CUDA GPU"]),
+        (["--event-log-handler=nothing"], ["--event-log-handler", "'nothing'"]),
         (["--rdzv-backend=nothing"], ["--rdzv-backend", "nothing", "c10d"]),
         (["--rdzv-conf=a"], ["a"]),
         (["--signals-to-handle=SIGTERM,SIGFOO"], ["--signals-to-handle", "SIGFOO"]),
@@ -112,8 +116,23 @@ def test_command_that_does_not_exist(
     assert "/no/python: no such command" in mistake(capfd, script, [str(script)])
 
 
-def test_state_directory_that_cannot_be_made(
-    script: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("backend", "module"), [("etcd", "etcd"), ("etcd-v2", "")])
+def test_a_rendezvous_whose_module_is_missing(
+    backend: str, module: str, script: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(script))
-    assert "--ft-log-dir" in mistake(capfd, script, [str(script)])
+    assert main([f"--rdzv-backend={backend}", "--rdzv-endpoint=localhost:1", "--ft-preload=none", str(script)]) == 2
+    err = capfd.readouterr().err
+    line = err.splitlines()[-1]
+    assert line.startswith("ft_launcher: error: rendezvous: ")
+    assert module in line
+    assert "Traceback" not in err
+    assert not (script.parent / "was_run").exists()
+
+
+def test_a_file_store_has_a_path_for_an_endpoint(script: Path) -> None:
+    options = ["--rdzv-backend=c10d", f"--rdzv-endpoint={script.parent}/store"]
+    with pytest.raises(ConfigError, match="--rdzv-endpoint"):
+        parse([*options, str(script)])
+    line = parse([*options, "--rdzv-conf=timeout=9, store_type = file", str(script)])
+    assert line.configures_rendezvous("store_type")
+    assert line.namespace.rdzv_endpoint == f"{script.parent}/store"

@@ -14,8 +14,11 @@ import pytest
 from megatron_ft import fault_tolerance as ft
 from megatron_ft.core import board_layout as layout
 from megatron_ft.core.board_layout import timeout_word
+from megatron_ft.core.config_fields import MAX_SECTIONS
 from megatron_ft.core.errors import RankMonitorClientError
+from megatron_ft.core.timeouts import SectionTimeouts
 from megatron_ft.rank import learning
+from megatron_ft.rank.client import RankMonitorClient
 from megatron_ft.rank.layout import current_layout
 from tests.support.training import (
     ALL,
@@ -159,6 +162,14 @@ def test_missing_sections_are_added_and_said_once(bench: Bench, capfd: pytest.Ca
     ft.shutdown(state)
 
 
+def test_missing_sections_find_their_place_beside_as_many_as_may_be_configured(bench: Bench) -> None:
+    bench.config.rank_section_timeouts = {f"mine-{n}": 60.0 for n in range(MAX_SECTIONS)}
+    state = bench.start()
+    assert state.rank_monitor_client.section_timeouts.section.keys() >= ALL - {"out_of_section"}
+    train(state, 2)
+    ft.shutdown(state)
+
+
 def test_learned_timeouts_are_kept_and_used_by_the_next_run(bench: Bench) -> None:
     bench.learn()
     document = json.loads(bench.state_file.read_text())
@@ -176,14 +187,14 @@ def test_learned_timeouts_are_kept_and_used_by_the_next_run(bench: Bench) -> Non
     assert words[layout.W_OUT_OF_SECTION_TIMEOUT] == timeout_word(0.5)
     (event,) = bench.events("state_loaded")
     assert event["timeouts"] == dict.fromkeys(ALL, 0.5)
-    assert len(bench.events("timeouts_learned")) == 2
+    assert len(bench.events("timeouts_learned", 2)) == 2
     ft.shutdown(state)
 
 
 def test_every_learned_timeout_is_logged_with_its_margin(bench: Bench) -> None:
     bench.config.rank_section_timeouts = {"step": 30.0}
     bench.learn()
-    logged = bench.events("timeouts_learned")
+    logged = bench.events("timeouts_learned", 2)
     step = logged[0]["timeouts"]["step"]
     assert step.keys() == {"timeout_s", "previous_s", "max_observed_s", "margin_s", "rank_of_max"}
     assert (step["previous_s"], step["timeout_s"], step["rank_of_max"]) == (30.0, 0.5, 0)
@@ -213,7 +224,7 @@ def test_another_size_or_layout_is_said(
         "with 1 rank (tensor 2, pipeline 1, context 1, expert 1, data 4), and this run has 16 ranks (tensor 4" in line
     )
     assert bench.in_force(state) == dict.fromkeys(ALL, 0.5)  # they are used all the same
-    assert bench.events("state_loaded")[-1]["layout"]["tensor"] == 2
+    assert bench.events("state_loaded", 2)[-1]["layout"]["tensor"] == 2
     ft.shutdown(state)
 
 
@@ -229,6 +240,50 @@ def test_learned_timeouts_have_the_configured_floor(bench: Bench) -> None:
     document = json.loads(bench.state_file.read_text())
     assert {entry["timeout_s"] for entry in document["sections"].values()} == {7.5}
     assert document["out_of_section"]["timeout_s"] == 7.5
+
+
+def test_the_file_serves_nvidia_resiliency_ext_too(bench: Bench) -> None:
+    """Its client hands the file's mappings to its own two classes, and takes the sections for all that there are."""
+    bench.config.rank_section_timeouts = {"step": 30.0, "mine": 60.0}
+    state = bench.start()
+    train(state, 20)
+    bench_client = state.rank_monitor_client
+    ft.shutdown(state)
+    section = json.loads(bench.state_file.read_text())["current_timeouts"]["section"]
+    assert SectionTimeouts(**section) == bench_client.section_timeouts
+    assert section["section"] == {"step": 0.5, "mine": 60.0, "setup": None, "checkpointing": None}
+    assert section["calculated_sections"] == ["step"]
+
+
+def test_a_state_below_the_floor_is_enforced_at_the_floor(bench: Bench) -> None:
+    """Also one of the client's own: hooks of others calculate and load by its methods, without this module."""
+    bench.config.rank_section_timeouts = {"step": None}
+    client = RankMonitorClient()
+    client.init_workload_monitoring()
+    with client.section("step"):
+        pass
+    client.calculate_and_set_section_timeouts()
+    client.send_heartbeat()
+    client.send_heartbeat()
+    client.calculate_and_set_hb_timeouts()
+    assert client.section_timeouts is not None
+    assert 0.0 < client.section_timeouts.section["step"] < 0.5  # type: ignore[operator]
+
+    def enforced(client: RankMonitorClient) -> set[int | None]:
+        assert client._board is not None
+        board = client._board.snapshot()
+        return {
+            *(section.timeout_ns for section in board.sections),
+            *(board.out_of_section_timeout_ns, board.initial_heartbeat_timeout_ns, board.heartbeat_timeout_ns),
+        }
+
+    assert enforced(client) == {500_000_000}
+    state = client.state_dict()
+    client.shutdown_workload_monitoring()
+    client.load_state_dict(state)
+    client.init_workload_monitoring()
+    assert enforced(client) == {500_000_000}
+    client.shutdown_workload_monitoring()
 
 
 def test_a_configured_value_that_was_changed_wins_and_says_so(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:

@@ -156,7 +156,7 @@ def test_other_sections_are_a_mistake(fits: FitBench, configured: Any, words: st
     assert "\n" not in str(error.value)
     # a restart would meet the same mistake
     (request,) = fits.arguments_of("send_workload_control_request")
-    assert request.action.value == "ShutdownWorkload"
+    assert request.action.name == "ShutdownWorkload"
     assert request.description == str(error.value)
     assert asked == []
     assert fits.names()[-1] == "shutdown_workload_monitoring"

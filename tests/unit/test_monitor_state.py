@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from megatron_ft.core import board_facts
 from megatron_ft.core.board_layout import (
     FLAG_INITIAL_IS_EXPLICIT,
     FLAG_SUBSEQUENT_IS_EXPLICIT,
@@ -161,16 +162,16 @@ def test_a_closed_board_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("heartbeats", "flags", "opened", "judged"),
+    ("heartbeats", "opened", "judged"),
     [
-        (0, 0, False, True),  # defaults: a rank that uses nothing yet
-        (0, 0, True, False),  # defaults: a sections-only job isn't ended after an hour
-        (0, FLAG_INITIAL_IS_EXPLICIT, True, True),  # set by the user: always
-        (1, 0, True, True),  # it does send heartbeats
-        (1, FLAG_SUBSEQUENT_IS_EXPLICIT, True, True),
+        (0, False, True),  # it uses nothing yet
+        (0, True, False),  # sections only
+        (1, True, True),  # both
+        (1, False, True),
     ],
 )
-def test_default_heartbeat_timeouts_spare_jobs_that_use_sections_only(
+@pytest.mark.parametrize("flags", [0, FLAG_INITIAL_IS_EXPLICIT | FLAG_SUBSEQUENT_IS_EXPLICIT], ids=["default", "set"])
+def test_heartbeat_timeouts_spare_a_rank_that_uses_sections_only_whoever_set_them(
     heartbeats: int, flags: int, opened: bool, judged: bool
 ) -> None:
     now = START + 8 * S
@@ -214,7 +215,10 @@ def test_the_two_mechanisms_are_independent() -> None:
         (0, 0, 0, True, True),
         (3, 0, 0, True, False),
         (3, 2, 0, True, False),
-        (3, 3, 0, True, True),
+        (3, 3, 0, True, False),  # the third one runs
+        (3, 4, 0, True, True),
+        (1, 1, 0, True, False),
+        (1, 2, 0, True, True),
         (3, 0, 1, True, True),  # the first "step" ends the warm-up
         (3, 0, 0, False, True),  # neither iterations nor "step": judged from the start
         (3, 1, 0, False, False),
@@ -230,6 +234,20 @@ def test_warm_up(warmup: int, seen: int, steps_opened: int, has_step: bool, judg
         sections=(section(name, count=steps_opened),),
     )
     assert (look(state(at=now), snapshot, now).step is Step.CONFIRM) == judged
+
+
+def test_the_time_out_of_section_begins_when_the_warm_up_is_over() -> None:
+    """Iterations are no transitions: the last one may be that of the setup, long before the warm-up ended."""
+    over = START + 100 * S
+    snapshot = board(
+        warmup_iterations=1,
+        iterations_seen=2,
+        warm_up_over_ns=over,
+        out_of_section_timeout_ns=7 * S,
+        last_transition_ns=START + S,
+    )
+    assert look(state(at=over), snapshot, over + 7 * S - 1).step is Step.WATCH
+    assert look(state(at=over), snapshot, over + 7 * S).step is Step.CONFIRM
 
 
 def test_a_late_wake_up_of_the_whole_node_is_not_the_ranks_time() -> None:
@@ -263,15 +281,56 @@ def test_a_monitor_that_wakes_a_little_late_judges_at_once() -> None:
     assert look(watching, snapshot, late).step is Step.CONFIRM
 
 
-def test_many_gaps_err_towards_patience_and_stay_bounded() -> None:
+def found_after(watching: MonitorState, snapshot: BoardSnapshot, since: int, *, late_ns: int, every: int) -> float:
+    """Seconds from ``since`` to the verdict, where one of ``every`` wake-ups is late."""
+    now, number = since, 0
+    while now < since + 100_000 * S:
+        outcome = look(watching, snapshot, now)
+        if outcome.step is Step.END_RANK:
+            return (now - since) / S
+        assert outcome.next_look_ns is not None
+        number += 1
+        now = outcome.next_look_ns + (late_ns if number % every == 0 else 0)
+    raise AssertionError("the hang is never found")
+
+
+@pytest.mark.parametrize("every", [1, 2, 9])
+@pytest.mark.parametrize("timeout", [1.0, 600.0, 3600.0])
+def test_wake_ups_that_are_a_little_late_hide_no_hang(timeout: float, every: int) -> None:
+    """A node that is busy isn't one that stands still, however often it wakes its monitor late."""
+    snapshot = board(sections=(section(opened_at=START, timeout=timeout),))
+    found = found_after(state(), snapshot, START, late_ns=120_000_000, every=every)
+    # beyond the lateness itself: a quarter of the timeout, or all of a short one
+    assert timeout < found < timeout * (2.5 if timeout < 10 else 1.3) + 1
+
+
+def test_a_long_history_of_late_wake_ups_excuses_nothing_that_began_after_it() -> None:
+    """Of what was long ago it isn't kept when it was; an outer section may have been open all the time."""
+    began = START + 200_000 * S
+    before = board(sections=(section("epoch", START, None), section("step", 0, 1000.0)))
+    watching = state()
+    now = START
+    while now < began:
+        now = (look(watching, before, now).next_look_ns or 0) + 150_000_000
+    assert len(watching.gaps) <= 64
+    hung = board(sections=(section("epoch", START, None), section("step", now, 1000.0)))
+    assert 1000 < found_after(watching, hung, now, late_ns=150_000_000, every=1) < 1600
+
+
+def test_of_many_stand_stills_all_are_known_and_nothing_between_them() -> None:
     snapshot = board(sections=(section(opened_at=START, timeout=1000.0),))
     watching = state(check_interval=1.0)
     now = START
-    for _ in range(500):
+    for _ in range(200):
         look(watching, snapshot, now)
-        now += 2 * S
+        look(watching, snapshot, now + S // 2)
+        now += S // 2 + 3 * S
+        look(watching, snapshot, now, was_stopped=True)
     assert len(watching.gaps) <= 64
-    assert look(watching, snapshot, START + 1000 * S).step is Step.WATCH
+    outcome = look(watching, snapshot, now)
+    assert sum(gap.lost_ns for gap in watching.gaps) == 600 * S
+    assert outcome.step is Step.WATCH
+    assert found_after(watching, snapshot, now, late_ns=0, every=1) == pytest.approx(900, abs=0.1)
 
 
 class SimulatedNode:
@@ -379,3 +438,21 @@ def test_time_in_which_nobody_was_to_judge_is_not_the_ranks() -> None:
     outcome = look(watching, stuck, START + 505 * S)
     assert outcome.step is Step.WATCH
     assert outcome.next_look_ns == START + 510 * S
+
+
+STEP = section("step", opened_at=START, timeout=3.0)
+
+
+@pytest.mark.parametrize(
+    ("shown", "left_s"),
+    [
+        (board(), None),
+        (board(sections=(STEP,)), 1.0),
+        (board(sections=(STEP, section("forward", opened_at=START + S, timeout=0.5))), -0.5),
+        (board(sections=(STEP,), heartbeats=1, last_heartbeat_ns=START, heartbeat_timeout_ns=2 * S), 0.0),
+        (board(out_of_section_timeout_ns=5 * S), 3.0),
+        (board(sections=(STEP,), closing=True), None),
+    ],
+)
+def test_a_note_says_how_long_its_rank_has_left(shown: BoardSnapshot, left_s: float | None) -> None:
+    assert board_facts.for_note(shown, START + 2 * S)["left_s"] == left_s

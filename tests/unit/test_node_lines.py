@@ -36,3 +36,13 @@ def test_failure_of_another_node_names_it() -> None:
     report = NodeReport(NodeState.UNHEALTHY, "node-b", "rank 3 killed by SIGKILL (not by us) at iteration 25")
     told = node_lines.failed(number=1, report=report)
     assert told == "node 1 (node-b): rank 3 killed by SIGKILL (not by us) at iteration 25"
+
+
+def test_a_node_is_lost_while_the_others_meet() -> None:
+    report = NodeReport(NodeState.LOST, "node-b", "its launcher was not heard of for 2 s")
+    lines = [node_lines.lost_between(number=1, report=report, are_enough=enough) for enough in (True, False)]
+    assert lines == [
+        "node 1 (node-b) is lost: its launcher was not heard of for 2 s; the other nodes meet without it",
+        "node 1 (node-b) is lost: its launcher was not heard of for 2 s; the other nodes are too few, and wait for it "
+        "or for one in its place",
+    ]

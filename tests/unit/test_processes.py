@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import errno
 import os
 import re
 import shlex
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 from megatron_ft.ipc import processes
-from megatron_ft.ipc.processes import ProcessStat, kill_matching, read_stat, would_end_by
+from megatron_ft.ipc.processes import ProcessStat, kill_matching, read_stat, signal_main_thread, would_end_by
 from megatron_ft.launcher import descendants, ending, health_check, lines
 from megatron_ft.launcher.ending import Ending
 from megatron_ft.launcher.health_check import HealthCheck
@@ -35,6 +36,9 @@ if os.fork() == 0:
     print(os.getpid(), flush=True)
     time.sleep(600)
 """
+
+NOBODY = 2**22 - 1
+"""The highest number that there may be: as good as never used."""
 
 Makes = Callable[[int], None]
 
@@ -134,19 +138,72 @@ def test_what_a_health_check_left_in_a_group_of_its_own_is_killed(
     wait_until(lambda: (stat := read_stat(int(path.read_text()))) is None or stat.state == "Z", 10)
 
 
-def test_a_hidden_process_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With hidepid=1 of /proc, its directory is listed and can't be entered."""
+@pytest.fixture
+def hidden(monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """Process ids that are hidden: with hidepid=1 of /proc, their directories are listed and can't be entered."""
+    pids: set[int] = set()
     real = builtins.open
 
     def hiding(path: Any, *more: Any, **options: Any) -> Any:
-        if str(path).startswith(f"/proc/{os.getppid()}/"):
+        if str(path).startswith(tuple(f"/proc/{pid}/" for pid in pids)):
             raise PermissionError
         return real(path, *more, **options)
 
     monkeypatch.setattr(builtins, "open", hiding)
-    assert read_stat(os.getppid()) is None
-    assert os.getpid() in {stat.pid for stat in processes.all_processes()}
+    return pids
+
+
+def test_of_a_hidden_process_little_is_known(hidden: set[int]) -> None:
+    hidden.update((os.getppid(), NOBODY))
+    known = ProcessStat(os.getppid(), "hidden", "?", 0, os.getpgid(os.getppid()), os.getsid(os.getppid()), True)
+    assert read_stat(os.getppid()) == known
+    assert {os.getpid(), os.getppid()} <= {stat.pid for stat in processes.all_processes()}
     assert not would_end_by(os.getppid(), signal.SIGTERM)
+    assert read_stat(NOBODY) is None
+
+
+def test_a_hidden_child_is_ours_and_known_to_have_ended(hidden: set[int]) -> None:
+    child = subprocess.Popen(SLEEPS)
+    hidden.add(child.pid)
+    found = read_stat(child.pid)
+    assert found is not None
+    assert (found.parent, found.state) == (os.getpid(), "?")
+    os.kill(child.pid, signal.SIGKILL)
+    wait_until(lambda: (stat := read_stat(child.pid)) is not None and stat.state == "Z", 10)
+    child.wait()
+
+
+@pytest.mark.parametrize("lists_it", [True, False])  # hidepid=1, and 2
+def test_a_hidden_leftover_of_a_rank_is_seen(hidden: set[int], lists_it: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    leader = subprocess.Popen([*SLEEPS[:-1], "pass"], start_new_session=True)
+    left = subprocess.Popen(SLEEPS, preexec_fn=lambda: os.setpgid(0, 0))
+    try:
+        monkeypatch.setattr(os, "getsid", lambda pid: leader.pid if pid == left.pid else os.getpgid(pid))
+        hidden.add(left.pid)
+        if not lists_it:
+            real = os.listdir
+            monkeypatch.setattr(os, "listdir", lambda path: [name for name in real(path) if name != str(left.pid)])
+        (found,) = descendants.left_behind([leader.pid], set())
+        assert (found.pid, found.is_anothers) == (left.pid, True)
+    finally:
+        left.kill()
+        left.wait()
+        leader.wait()
+
+
+def test_without_descriptors_nothing_is_killed_and_nobody_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(_pid: int, _flags: int = 0) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with subprocess.Popen(SLEEPS) as child:
+        stat = read_stat(child.pid)
+        assert stat is not None
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "pidfd_open", none_left)
+            processes.kill_if_still(stat, lambda _stat: True)
+            assert ending._open_pidfds([stat]) == []
+        assert child.poll() is None
+        child.kill()
 
 
 def test_in_words() -> None:
@@ -154,3 +211,33 @@ def test_in_words() -> None:
     assert lines.stuck([stat, stat._replace(is_anothers=True)]) == (
         "processes 7 (sudo, state S), 7 (sudo, state S, of another user)"
     )
+
+
+WAITS = """
+import signal, sys, threading
+def take():
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    print("thread" if signal.sigtimedwait([signal.SIGUSR1], 3) else "nobody", flush=True)
+signal.signal(signal.SIGUSR1, lambda *_: print("main thread", flush=True) or sys.exit())
+if sys.argv[1] == "blocked":
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+thread = threading.Thread(target=take, daemon=True)
+thread.start()
+print("ready", flush=True)
+thread.join()
+"""
+
+
+@pytest.mark.parametrize(("mask", "who"), [("open", "main thread"), ("blocked", "thread")])
+def test_a_signal_reaches_the_main_thread_unless_that_blocks_it(mask: str, who: str) -> None:
+    """A script may leave a signal to a thread of its own, which waits for it."""
+    command = [sys.executable, "-S", "-c", WAITS, mask]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        pidfd = os.pidfd_open(process.pid)
+        assert signal_main_thread(process.pid, pidfd, signal.SIGUSR1)
+        assert process.stdout.readline() == f"{who}\n"
+        process.wait(20)
+        assert not signal_main_thread(process.pid, pidfd, signal.SIGUSR1)
+        os.close(pidfd)

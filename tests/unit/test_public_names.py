@@ -38,6 +38,11 @@ def test_star_import_and_dir() -> None:
     assert run("from megatron_ft import *; print(RankMonitorClient.__name__)").strip() == "RankMonitorClient"
 
 
+def test_actions_have_the_numbers_of_nvidia_resiliency_ext() -> None:
+    actions = [megatron_ft.WorkloadAction(number).name for number in range(3)]
+    assert actions == ["Continue", "ExcludeThisNode", "ShutdownWorkload"]
+
+
 def test_unknown_names() -> None:
     with pytest.raises(AttributeError, match="no attribute 'RankMonitorKlient'"):
         megatron_ft.RankMonitorKlient  # noqa: B018

@@ -79,7 +79,7 @@ def test_late_start() -> None:
     assert setting.serve(5)
     assert (setting.hung[0].rank, setting.hung[0].kind) == (5, "startup")
     assert setting.hung[0].elapsed_s >= 0.1
-    assert setting.rank.received == [signal.SIGCONT, signal.SIGKILL]
+    assert setting.rank.received == [signal.SIGKILL, signal.SIGCONT]
 
 
 def test_start_in_time() -> None:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.report import cli, read, table, terminal
+from megatron_ft.report.analysis import analyze
 from megatron_ft.report.cycles import RunSummary, summarize
 from megatron_ft.report.read import parse_log, read_directory
+from megatron_ft.report.runs import RunLogs, split_runs
 
 S = 1_000_000_000
 DAWN = 1_700_000_000 * S
@@ -136,7 +140,7 @@ def test_the_phases_of_a_restart_add_up(tmp_path: Path) -> None:
     write_kill_then_hang(Logs(tmp_path))
     killed = only_run(tmp_path).cycles[0]
     phases = killed.phases
-    parts = [phases.notice, phases.stop, phases.spawn, phases.process_group, phases.setup]
+    parts = [phases.notice, phases.stop, phases.spawn, phases.imports, phases.setup]
     assert parts == [pytest.approx(part) for part in (0.02, 0.02, 0.06, 0.9, 2.0)]
     assert sum(part for part in parts if part is not None) == pytest.approx(killed.training_again_after_s)
 
@@ -327,13 +331,13 @@ def test_the_table(tmp_path: Path) -> None:
     assert "2 ranks, 2 restarts" in text
     assert [cell.strip() for cell in killed.strip("│").split("│")] == [
         "0",
-        "rank 1 killed by SIGKILL (not by us) at iteration 25",
+        "rank 1 killed by SIGKILL (not by us) after iteration 25",
         "1",
         "20 ms",
         "3.00 s",
         "5",
     ]
-    assert "rank 0 hung in 'step' for 3.0 s (timeout 3.0 s) at iteration 37" in hung
+    assert "rank 0 hung in 'step' for 3.0 s (timeout 3.0 s) after iteration 37" in hung
     assert [cell.strip() for cell in hung.strip("│").split("│")][3:] == ["3.01 s", "5.00 s", "7"]
     assert [cell.strip() for cell in finished.strip("│").split("│")] == ["2", "finished", "-", "-", "-", "-"]
     assert [cell.strip() for cell in first.strip("│").split("│")] == [
@@ -361,3 +365,49 @@ def test_without_rich_one_line_names_the_extra(
         terminal.check_extra("rich", "drawing tables")
     assert cli.main(["report", str(tmp_path)]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def instructions(run: RunLogs) -> int:
+    """How many of Python's instructions the analysis of a run takes: the same on any machine."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal count
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        count += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        analyze(run)
+    finally:
+        sys.settrace(before)
+    return count
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_twice_as_many_cycles_take_twice_the_work(tmp_path: Path, trains: bool) -> None:
+    """Also where no cycle ever trains: none is asked again and again whether it did."""
+    taken = []
+    # Python 3.13 counts none of the first run that it traces
+    for cycles in (1, 40, 80):
+        logs = Logs(tmp_path, run_id=str(cycles))
+        exited = {"local_rank": 0, "pid": 1, "exitcode": 1, "signal": None, "by_us": False, "rank": 0}
+        records: list[tuple[float, str, dict[str, Any]]] = []
+        monitors: list[tuple[float, str, dict[str, Any]]] = []
+        for cycle in range(cycles):
+            at = 10.0 * cycle
+            records += [
+                (at + 1, "cycle_started", started(cycle, 0, 1)),
+                (at + 8, "rank_exited", {**exited, "cycle": cycle}),
+                (at + 9, "cycle_ended", ended(cycle, "crash", 0, "rank 0 exited with code 1")),
+            ]
+            monitors += [(at + 2, "attached", {"rank": rank, "cycle": cycle, "pid": rank}) for rank in (0, 1)]
+            if trains:
+                monitors += [(at + 3, "first_iteration", first_iteration(rank, cycle, 0, at + 3)) for rank in (0, 1)]
+        logs.write("launcher", *records)
+        logs.write("monitor", *monitors)
+        (run,) = (run for run in split_runs(read_directory(tmp_path)) if run.run_id == str(cycles))
+        taken.append(instructions(run))
+    assert 0 < taken[2] < 2.1 * taken[1]

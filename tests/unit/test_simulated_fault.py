@@ -173,7 +173,7 @@ def test_a_simulated_exception_is_raised_in_the_loop(bench: Bench, capfd: pytest
     wait_for_thread()
     with pytest.raises(InjectedFault):
         train(state, 1)
-    assert "rank 0 raises an exception at iteration 0 of cycle 0" in capfd.readouterr().err
+    assert "rank 0 raises an exception in the first iteration of cycle 0" in capfd.readouterr().err
     ft.abort(state)
 
 

@@ -18,7 +18,7 @@ def test_what_goes_on_is_told_ever_more_seldom_and_what_is_new_at_once() -> None
 
 def test_the_line_is_one_line_and_bounded() -> None:
     assert last_line(b"one\n\xff two \n\n  \n") == "\ufffd two"
-    assert last_line(b"\x1b[31mred\x1b[0m\n") == "[31mred[0m"
+    assert last_line(b"\x1b[31mred\x1b[0m\n") == r"\x1b[31mred\x1b[0m"
     assert last_line(b" \n") == ""
     assert unfit("ended with code 3", "", retry_s=2) == (
         "this node stands aside: its health check ended with code 3; looking again in 2 s"

@@ -93,8 +93,8 @@ def test_what_comes_from_outside_is_neither_markup_nor_an_order_to_the_terminal(
     drawn = draw(frame_of(facts, RankReading(snapshot(sections=sections))))
     assert "\x1b" not in drawn
     assert "\x07" not in drawn
-    assert "[b]x[/b] [2J" in drawn
-    assert drawn.startswith("job a b [31m  ft_launcher 70")
+    assert r"[b]x[/b]\x1b[2J" in drawn
+    assert drawn.startswith(r"job a b\x1b[31m  ft_launcher 70")
 
 
 def test_where_there_is_no_room_the_ranks_in_trouble_are_seen() -> None:

@@ -31,8 +31,10 @@ def alone(values: Sequence[float]) -> tuple[list[float], list[int]]:
 
 
 def other_rank_has(*others: float) -> object:
+    """Rank 3, in which nothing goes on."""
+
     def maximum(values: Sequence[float]) -> tuple[list[float], list[int]]:
-        pairs = [max((v, 0), (o, 3)) for v, o in zip(values, others, strict=True)]
+        pairs = [max((v, 0), (o, 3)) for v, o in zip(values, [*others, *others], strict=True)]
         return [p[0] for p in pairs], [p[1] for p in pairs]
 
     return maximum
@@ -67,6 +69,47 @@ def test_nothing_observed_on_any_rank_is_not_ready_and_changes_nothing() -> None
     result = calculate_sections({"a": NO_OBSERVATION}, old, RULE, alone)
     assert result == NotReady(["a"])
     assert old.section == {"a": 1.0}
+
+
+def test_a_section_that_nobody_has_closed_is_not_ready_however_old_it_is() -> None:
+    old = SectionTimeouts({"epoch": None, "step": 60.0})
+    observed = {"epoch": NO_OBSERVATION, "step": 0.05}
+    assert calculate_sections(observed, old, RULE, alone, {"epoch": 100.0}) == NotReady(["epoch"])
+    assert calculate_sections(observed, old, RULE, other_rank_has(NO_OBSERVATION, 1.0)) == NotReady(["epoch"])  # type: ignore[arg-type]
+
+
+def test_the_age_of_an_open_section_counts_beside_a_closed_one_of_any_rank() -> None:
+    old = SectionTimeouts({"epoch": None})
+    for observed in (2.0, NO_OBSERVATION):
+        new, how = calculate_sections({"epoch": observed}, old, RULE, other_rank_has(3.0), {"epoch": 4.0})  # type: ignore[misc,arg-type]
+        assert new.section["epoch"] == 20.0
+        assert (how["epoch"].max_observed_s, how["epoch"].rank_of_max) == (4.0, 0)
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.2, 1.9])
+def test_the_mean_is_never_below_what_was_just_seen(factor: float) -> None:
+    old = SectionTimeouts({"a": 1.0}, calculated_sections={"a"})
+    new, _ = calculate_sections({"a": 100.0}, old, Rule(factor, 0.0), alone)  # type: ignore[misc]
+    assert new.section["a"] == 100.0
+    new, _ = calculate_sections({"a": 0.5}, old, Rule(factor, 0.0), alone)  # type: ignore[misc]
+    assert new.section["a"] == (1.0 + 0.5 * factor) / 2
+
+
+def test_no_calculated_timeout_is_enforced_below_the_floor() -> None:
+    mixed = SectionTimeouts({"a": 0.1, "b": 0.2, "c": None, "d": 9.0}, 0.3, {"a", "d"}, True)
+    assert mixed.enforced(5.0) == SectionTimeouts({"a": 5.0, "b": 0.2, "c": None, "d": 9.0}, 5.0, {"a", "d"}, True)
+    assert mixed.section["a"] == 0.1
+    configured = SectionTimeouts({"a": 0.1}, 0.3)
+    assert configured.enforced(5.0) == configured
+    assert HeartbeatTimeouts(0.1, 9.0, True).enforced(5.0) == HeartbeatTimeouts(5.0, 9.0, True)
+    assert HeartbeatTimeouts(0.1, None, False).enforced(5.0) == HeartbeatTimeouts(0.1, None, False)
+
+
+def test_the_state_may_hold_the_configured_values_for_who_takes_it_for_all_there_are() -> None:
+    sections = SectionTimeouts({"a": 3.0, "b": 9.0, "c": None}, 4.0, {"a"}, False)
+    state = state_to_dict(None, sections, with_configured=True)["current_timeouts"]["section"]
+    assert SectionTimeouts(**state) == sections
+    assert state_from_dict({"current_timeouts": {"section": state}}) == (None, {"a": 3.0}, None)
 
 
 def test_the_floor_is_the_least_value() -> None:

@@ -1,0 +1,83 @@
+"""The limit of open files: the launcher's own is as high as it may be, everybody else's is what it was."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from megatron_ft.ipc import open_files
+from megatron_ft.ipc.processes import wait_gone
+from megatron_ft.launcher import workers
+from megatron_ft.launcher.server_process import start_by_argv
+from tests.support.launching import Launcher, fresh_launcher
+
+__all__ = ["fresh_launcher"]
+
+LIMIT = (600, 3000)
+SCRIPT = """
+import resource
+say("limit", *resource.getrlimit(resource.RLIMIT_NOFILE))
+forever()
+"""
+
+
+def limits_of(pid: int) -> tuple[int, int]:
+    text = Path(f"/proc/{pid}/limits").read_text()
+    soft, hard = re.findall(r"Max open files +(\d+) +(\d+)", text)[0]
+    return int(soft), int(hard)
+
+
+@pytest.mark.skipif(shutil.which("prlimit") is None, reason="util-linux isn't there")
+@pytest.mark.parametrize("options", [[], ["--ft-preload=none"]])
+def test_only_the_launcher_may_have_more(fresh_launcher: Launcher, options: list[str]) -> None:
+    limit = ["prlimit", f"--nofile={LIMIT[0]}:{LIMIT[1]}"]
+    launched = fresh_launcher.start(SCRIPT, *options, prefix=limit)
+    (told,) = launched.wait_for(r"^limit (\d+ \d+)$")
+    assert told == "600 3000"
+    assert limits_of(launched.process.pid) == (3000, 3000)
+    assert [limits_of(pid) for pid in launched.monitor_pids().values()] == [LIMIT]
+    launched.signal(signal.SIGTERM)
+    launched.wait()
+
+
+@pytest.fixture
+def lower() -> Iterator[tuple[int, int]]:
+    """The limits of this process, the soft one lowered."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limits = (min(before[0] - 1, 500), before[1])
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    yield limits
+    open_files.give_back()
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_fork_server_that_comes_later_and_its_ranks_do_not(lower: tuple[int, int]) -> None:
+    open_files.take_all()
+    assert limits_of(os.getpid()) == (lower[1], lower[1])
+    server = start_by_argv(())
+    try:
+        assert limits_of(server.pid) == lower
+    finally:
+        server.end()
+    open_files.give_back()
+    assert limits_of(os.getpid()) == lower
+
+
+def test_where_util_linux_is_missing(lower: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "find_setpriv", list)
+    open_files.take_all()
+    started: list[workers.Worker] = []
+    spec = workers.RankSpec(local_rank=0, argv=["sleep", "60"], env={"PATH": os.defpath}, stdout=None, stderr=None)
+    workers.FreshInterpreterSpawner().spawn([spec], started.append)
+    assert limits_of(started[0].pid) == lower
+    started[0].signal(signal.SIGKILL, whole_group=True)
+    wait_gone(started[0].pidfd, 10)
+    assert started[0].look()
+    started[0].reap()

@@ -1,0 +1,62 @@
+"""Several launchers of one job that meet at a static rendezvous (``--node-rank``, ``--master-addr``)."""
+
+from __future__ import annotations
+
+import socket
+
+from tests.e2e.test_launcher_nodes import SCRIPT, cycles_of, started
+from tests.support.launching import Launched, Launcher, launcher
+from tests.support.nodes import wait_for_all
+
+__all__ = ["launcher"]
+
+
+def meeting_place(*more: str) -> list[str]:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    return ["--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={port}", *more]
+
+
+def start(launcher: Launcher, script: str, number: int, place: list[str]) -> Launched:
+    return launcher.start(script, *place, f"--node-rank={number}")
+
+
+def test_both_nodes_restart_with_a_fresh_store_in_the_same_cycle(launcher: Launcher) -> None:
+    place = meeting_place("--max-restarts=1")
+    nodes = [start(launcher, SCRIPT, number, place) for number in range(2)]
+    assert [finished.code for finished in wait_for_all(nodes)] == [0, 0]
+    assert [cycles_of(node) for node in nodes] == [["0", "1"], ["0", "1"]]
+
+
+def test_a_dead_node_costs_one_restart_and_is_waited_for(launcher: Launcher) -> None:
+    script = """
+from datetime import timedelta
+from torch.distributed import TCPStore
+say("cycle", CYCLE, "of", RANK)
+store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False,
+                 timeout=timedelta(seconds=20))
+store.set(f"rank{RANK}", "here")
+if CYCLE == 0:
+    store.get("never")
+# whose peer isn't there fails, as one does that finds the addresses of the last cycle
+while not store.check([f"rank{1 - RANK}"]):
+    time.sleep(0.02)
+    assert time.monotonic() - started_s < 5, "the other rank isn't there"
+"""
+    script = "import time\nstarted_s = time.monotonic()\n" + script
+    place = meeting_place("--max-restarts=2")
+    nodes = [start(launcher, script, number, place) for number in range(2)]
+    for node in nodes:
+        node.wait_for("^cycle 0 of")
+    nodes[1].process.kill()
+    nodes[1].process.wait()
+    (told,) = nodes[0].wait_for(r"cycle 0 ended: .*; (restarting as cycle 1, .*)$")
+    assert told == "restarting as cycle 1, 1 of 2 restarts left"
+    # several cycles of an older launcher
+    nodes[0].wait_for("waiting for 1 of 2 nodes: --node-rank 1")
+    assert started(nodes[0]) == [0]
+    nodes[1] = start(launcher, script, 1, place)
+    ended = wait_for_all(nodes)
+    assert [finished.code for finished in ended] == [0, 0]
+    assert [started(node) for node in nodes] == [[0, 1], [1]]

@@ -1,0 +1,102 @@
+"""Whoever has something done with files waits as long as he said, whatever the file server does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+import pytest
+
+from megatron_ft.ipc.file_thread import FileThread
+
+SOON_S = 30.0
+"""For what is done at once, on a machine however busy."""
+
+
+@pytest.fixture
+def answers() -> Iterator[threading.Event]:
+    """Set, the file server answers."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def test_jobs_are_done_in_order_and_once_all_are_nobody_waits() -> None:
+    files, done = FileThread(), list[int]()
+    for number in range(1000):
+        assert files.do(lambda number=number: done.append(number))
+    assert files.finish(SOON_S)
+    assert done == list(range(1000))
+    assert not files.do(lambda: done.append(-1))
+
+
+def test_a_call_returns_what_the_job_does_or_raises_what_it_raises() -> None:
+    files = FileThread()
+    assert files.call(lambda: 7, 0, bound_s=SOON_S) == 7
+    with pytest.raises(FileNotFoundError):
+        files.call(lambda: len(os.listdir("/nowhere")), 0, bound_s=SOON_S)
+    assert files.finish(SOON_S)
+
+
+def test_who_gave_up_once_waits_no_more_until_the_job_is_done(answers: threading.Event) -> None:
+    files = FileThread()
+    assert files.call(lambda: answers.wait(60), False, bound_s=0.01) is False
+    assert files.call(lambda: 7, 0, bound_s=10**6) == 0  # at once, else this test never ends
+    assert files.stands_for_s() > 0
+    answers.set()
+    done = threading.Event()
+    files.do(done.set)
+    assert done.wait(SOON_S)
+    assert files.call(lambda: 7, 0, bound_s=SOON_S) == 7
+    assert files.finish(SOON_S)
+
+
+def test_what_may_wait_has_a_bound(answers: threading.Event) -> None:
+    files, done = FileThread(most_bytes=100), list[int]()
+    assert files.do(lambda: answers.wait(60))
+    taken = [files.do(lambda number=number: done.append(number), 30) for number in range(10)]
+    assert taken == [True] * 3 + [False] * 7
+    assert not files.finish(0.01)
+    answers.set()
+    assert files.finish(SOON_S)
+    assert done == [0, 1, 2]
+
+
+def test_a_job_that_fails_keeps_none_from_being_done(capsys: pytest.CaptureFixture[str]) -> None:
+    files, done = FileThread(), list[int]()
+    files.do(lambda: [][0])
+    files.do(lambda: done.append(1))
+    assert files.finish(SOON_S)
+    assert done == [1]
+    assert "IndexError" in capsys.readouterr().err
+
+
+def test_a_fork_has_no_thread_and_waits_for_none(answers: threading.Event) -> None:
+    files = FileThread()
+    files.do(lambda: answers.wait(60))
+    with files._changed:  # as it may be at any moment in a process that has several threads
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0 if files.do(lambda: None) and files.finish(60) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_a_signal_handler_may_have_a_job_at_any_moment() -> None:
+    """In the middle of a job's being handed over, say."""
+    files, done = FileThread(), list[str]()
+
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        files.do(lambda: done.append("handler"))
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        with files._changed:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            files.do(lambda: done.append("here"))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert files.finish(SOON_S)
+    assert sorted(done) == ["handler", "here"]

@@ -1,0 +1,66 @@
+"""A mistake that only ranks can find: the launcher is told, so that it isn't made again in each cycle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from megatron_ft import fault_tolerance as ft
+from megatron_ft.core.control import WorkloadAction
+from megatron_ft.core.errors import ConfigError
+from megatron_ft.integrations import megatron_lm
+from megatron_ft.rank import mistakes
+from megatron_ft.rank.fault_injector import FaultInjector
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the launcher was asked for."""
+    requests: list[Any] = []
+    fake = SimpleNamespace(send_workload_control_request=requests.append)
+    monkeypatch.setattr(mistakes, "RankMonitorClient", lambda: fake)
+    return requests
+
+
+def test_a_simulated_fault_that_cant_be(told: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError) as error:
+        ft.maybe_setup_simulated_fault(ft.FaultToleranceSettings(simulate_fault=True, simulated_fault_type="nonsense"))
+    assert [(request.action, request.description) for request in told] == [
+        (WorkloadAction.ShutdownWorkload, str(error.value))
+    ]
+    monkeypatch.setenv("FT_SIM_FAULT_DESC", "rank_killed;one")
+    with pytest.raises(ConfigError) as error:
+        megatron_lm.maybe_setup_simulated_fault()
+    assert [request.description for request in told[1:]] == [str(error.value)]
+
+
+def test_a_plan_of_this_rank(
+    told: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "FT_CYCLE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    plan = tmp_path / "plan.yaml"
+    plan.write_text("faults:\n  - {cycle: 1, rank: 1, iteration: 5, type: rank_killed}\n")
+    assert FaultInjector.of_this_rank(None, client=None).pending() == []
+    (fault,) = FaultInjector.of_this_rank(plan, client=None).pending()
+    assert fault.iteration == 5
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("RANK", "0")
+    assert told == []
+    with pytest.raises(SystemExit) as error:
+        FaultInjector.of_this_rank(plan, client=None)
+    assert error.value.code == 2
+    (request,) = told
+    assert capfd.readouterr().err == f"FT: ERROR: {request.description}\n"
+
+
+def test_without_a_launcher_it_is_said_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("FT_LAUNCHER_IPC_SOCKET", raising=False)
+    with pytest.raises(SystemExit):
+        mistakes.end_job("no such thing")
+    assert capfd.readouterr().err == "FT: ERROR: no such thing\n"
