@@ -23,6 +23,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from importlib.machinery import PathFinder
 from typing import Any
 
 from megatron_ft.core.preload import FORK_SERVER_NAME, RUN_AHEAD_VARIABLE
@@ -43,7 +44,7 @@ _IDLE_MS: float = 1000.0
 _PATIENCE_S = 3600.0
 _DONE = object()
 # as they are before anything stands in for them
-_exit, _getpid = os._exit, os.getpid
+_exit, _getpid, _environ = os._exit, os.getpid, os.environ
 
 _ahead: RunAhead | None = None
 
@@ -70,11 +71,10 @@ def stop(what: str) -> None:
 
 def _forget_hidden(known: set[str], directory: str) -> None:
     """A script finds its own ``queue.py``, though we have imported Python's."""
-    beside = set()
-    with contextlib.suppress(OSError):
-        beside = {name.partition(".")[0] for name in os.listdir(directory)} - {"megatron_ft"}
     for name in sys.modules.keys() - known:
-        if name.partition(".")[0] in beside:
+        top = name.partition(".")[0]
+        spec = None if top == "megatron_ft" else PathFinder.find_spec(top, [directory])
+        if spec is not None and spec.origin is not None:
             del sys.modules[name]
 
 
@@ -129,6 +129,14 @@ class RunAhead:
         if self._has_stopped or _getpid() != self._pid:
             return
         self._has_stopped = True
+        try:
+            self._become(*self._wait(what))
+        except BaseException:  # noqa: BLE001 - whatever it is, the script isn't watched any more, and must not go on
+            sys.__excepthook__(*sys.exc_info())
+            _exit(1)
+
+    def _wait(self, what: str) -> tuple[Message, tuple[int, ...]]:
+        """Stop watching, tell the launcher, and serve; returns only in a rank."""
         took_s = time.monotonic() - self._began_s
         where = place(sys._getframe(1)) or (f"--ft-preload {self._asks_for}" if self._asks_for else "")
         self._watch.end()
@@ -149,7 +157,7 @@ class RunAhead:
             gc.collect(1)  # what is garbage by now would never be collected
         gc.freeze()  # a collection in a rank would else copy every page that it looks at
         self._tell({"type": "ready", **point})
-        self._become(*self._serve())
+        return self._serve()
 
     # -- the server -------------------------------------------------------------------------------------
 
@@ -231,7 +239,7 @@ class RunAhead:
             _exit(1)
         set_name(self._name)
         for name, value in message["env"].items():
-            os.environ[name] = value
+            _environ[name] = value
         for stream in self._claimed:
             del stream.isatty
         _replay(captured)
