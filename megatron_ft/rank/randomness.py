@@ -10,7 +10,7 @@ __all__ = ["Randomness"]
 
 _TORCH = (
     *("rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like"),
-    *("normal", "bernoulli", "multinomial", "poisson", "seed"),
+    *("normal", "bernoulli", "multinomial", "poisson", "seed", "initial_seed", "get_rng_state"),
 )
 _TENSOR = (
     *("uniform_", "normal_", "random_", "bernoulli_", "exponential_", "geometric_", "cauchy_", "log_normal_"),
@@ -55,8 +55,8 @@ class Randomness:
                     replace(owner, name, self._before("torch", name))
 
     def _before(self, generator: str, name: str) -> Callable[..., None]:
-        if name in ("setstate", "set_state", "getstate", "get_state", "get_bit_generator", "set_bit_generator"):
-            return lambda *_arguments, **_named: self._seeded.add(generator) if name.startswith("set") else None
+        if name in ("setstate", "set_state", "set_bit_generator"):
+            return lambda *_arguments, **_named: self._seeded.add(generator)
 
         def before(*arguments: Any, **named: Any) -> None:
             if name == "seed" and generator != "torch" and (arguments or named):

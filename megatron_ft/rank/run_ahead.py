@@ -34,7 +34,7 @@ from megatron_ft.rank.acting import place
 from megatron_ft.rank.double_fork import Begun, begin_fork, finish_fork
 from megatron_ft.rank.error_file import write_error_file
 from megatron_ft.rank.huge_pages import collapse_memory
-from megatron_ft.rank.sharing import descriptors, separate, why_not_shared
+from megatron_ft.rank.sharing import descriptors, identity, into_streams, separate, why_not_shared
 from megatron_ft.rank.user_code import note_user_code
 from megatron_ft.rank.watching import Watch
 
@@ -86,7 +86,8 @@ class RunAhead:
         self._pid = _getpid()
         self._launcher_pid: int = orders["launcher"]
         self._channel = Channel(socket.socket(fileno=orders["fd"]))
-        self._own_fds = {0, 1, 2, orders["fd"]}
+        self._captured = os.dup(1), os.dup(2)
+        self._own_fds = {0, 1, 2, orders["fd"], *self._captured}
         self._watch = Watch(self.stop)
         self._has_stopped = self._is_rank = False
         self._script_fds: set[int] = set()
@@ -96,6 +97,7 @@ class RunAhead:
         self._terminals: list[int] = orders["terminals"]
         self._claimed: list[Any] = []
         self._name = b""
+        self._on_child: Any = None
 
     def begin(self) -> None:
         """From here on nothing happens unseen."""
@@ -147,7 +149,8 @@ class RunAhead:
         self._threads = [*threading._dangling]  # type: ignore[attr-defined]
         threading._dangling.clear()  # type: ignore[attr-defined]
         point = {"where": where, "what": what, "took_s": took_s}
-        reason = self._watch.randomness.why_spoiled() or why_not_shared(self._own_fds)
+        self._on_child = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else the kernel may reap what we wait for
+        reason = self._watch.randomness.why_spoiled() or why_not_shared(self._own_fds, self._captured)
         if reason is not None:
             self._tell({"type": "unfit", "reason": reason, **point})
             _exit(0)
@@ -228,9 +231,7 @@ class RunAhead:
         self._channel.close()  # by its object: collected later, it would close a number that is another's by then
         os.setsid()
         go_fd, *streams = fds
-        captured = [os.dup(1), os.dup(2)]
-        for target, fd in enumerate(streams, 1):
-            os.dup2(fd, target)
+        into_streams({1, 2, *self._script_fds}, dict(zip(map(identity, self._captured), streams, strict=False)))
         if not os.read(go_fd, 1):
             _exit(1)  # the launcher has given this one up
         die_with_parent()
@@ -242,7 +243,7 @@ class RunAhead:
             _environ[name] = value
         for stream in self._claimed:
             del stream.isatty
-        _replay(captured)
+        _replay(self._captured, streams)
         separate({0, 1, 2}, self._script_fds)
         self._watch.randomness.freshen()
         process: Any = sys.modules.get("multiprocessing.process")
@@ -253,6 +254,8 @@ class RunAhead:
         main_thread._set_native_id()
         note_user_code()
         self._is_rank = True
+        if self._on_child is not None:
+            signal.signal(signal.SIGCHLD, self._on_child)
         signal.pthread_sigmask(signal.SIG_SETMASK, self._blocked)  # a signal that has waited comes now
 
     def _gate_fork_handlers(self) -> None:
@@ -316,10 +319,10 @@ _kept: list[Any] = []
 """What the process had before and can't do without, though nothing refers to it any more."""
 
 
-def _replay(captured: list[int]) -> None:
+def _replay(captured: tuple[int, int], streams: list[int]) -> None:
     """Say what the script has said before, to the rank's own streams."""
     out, err = captured
-    for fd, target in ((out, 1), (err, 2)):
+    for fd, target in ((out, streams[0]), (err, streams[1])):
         position, size = 0, os.fstat(fd).st_size
         if fd == err and os.path.sameopenfile(out, err):
             continue  # one stream: it was in the right order

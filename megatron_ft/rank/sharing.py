@@ -8,11 +8,12 @@ import os
 import re
 import stat
 import sys
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from megatron_ft.ipc.processes import thread_count
 
-__all__ = ["descriptors", "separate", "why_not_shared"]
+__all__ = ["descriptors", "identity", "into_streams", "separate", "why_not_shared"]
 
 _BAD_FORK_EXIT = 3
 _SHARED_MEMORY = re.compile(r"^\S+ .w.s \S+ \S+ \S+ *(.*)$", re.MULTILINE)
@@ -20,9 +21,12 @@ _HARMLESS_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev
 _exit, _fork = os._exit, os.fork
 
 
-def why_not_shared(own: set[int]) -> str | None:
-    """What this process has that no fork of it may have, too; None: nothing. ``own`` descriptors are ours."""
-    return _why_child() or _why_threads() or _why_open(own) or _why_memory()
+def why_not_shared(own: set[int], captured: Iterable[int]) -> str | None:
+    """What this process has that no fork of it may have, too; None: nothing. ``own`` descriptors are ours.
+
+    ``captured``: files that stand for the ranks' streams.
+    """
+    return _why_child() or _why_threads() or _why_open(own, set(map(identity, captured))) or _why_memory()
 
 
 def _why_child() -> str | None:
@@ -49,8 +53,10 @@ def _has_cuda() -> bool:
     return cuda is not None and bool(cuda.is_initialized() or cuda._is_in_bad_fork())
 
 
-def _why_open(own: set[int]) -> str | None:
+def _why_open(own: set[int], captured: set[tuple[int, int]]) -> str | None:
     for fd, link, flags in _descriptors(own):
+        if identity(fd) in captured:
+            continue
         is_file = stat.S_ISREG(os.fstat(fd).st_mode) and not link.startswith("/memfd:")
         if stat.S_ISDIR(os.fstat(fd).st_mode) or link in _HARMLESS_DEVICES:
             continue
@@ -67,6 +73,19 @@ def _why_memory() -> str | None:
     return None if found is None else f"it has shared memory ({found[1] or 'anonymous'})"
 
 
+def identity(fd: int) -> tuple[int, int]:
+    """Of the file that is open there."""
+    found = os.fstat(fd)
+    return found.st_dev, found.st_ino
+
+
+def into_streams(fds: Iterable[int], streams: Mapping[tuple[int, int], int]) -> None:
+    """In a rank: what is written to a captured file, under whatever number, goes to the stream that it stands for."""
+    for fd in fds:
+        with contextlib.suppress(OSError, KeyError):  # the script has closed it; it is another file
+            os.dup2(streams[identity(fd)], fd, os.get_inheritable(fd))
+
+
 def separate(own: set[int], script: set[int]) -> None:
     """In a rank: keep the ``script``'s descriptors and the standard streams, and close all others.
 
@@ -76,7 +95,7 @@ def separate(own: set[int], script: set[int]) -> None:
         with contextlib.suppress(OSError):  # the one that listed them
             os.close(fd)
     for fd, link, flags in _descriptors(own):
-        if link in _HARMLESS_DEVICES:
+        if link in _HARMLESS_DEVICES or flags & os.O_ACCMODE != os.O_RDONLY:
             continue
         with contextlib.suppress(OSError):  # it may not be opened any more
             position = os.lseek(fd, 0, os.SEEK_CUR)

@@ -127,6 +127,7 @@ class Watch:
                     when_imported(module, functools.partial(self._replace, names, lambda *_, act=act, **__: act()))
         for module, names, before in (
             ("os", "getpid getpgrp getpgid getsid", self._asks_who_it_is),
+            ("threading", "get_native_id", self._asks_who_it_is),
             ("os", "stat lstat access", self._looks_for),
             ("os", "pipe pipe2", self._makes_pipe),
         ):
@@ -185,6 +186,8 @@ class Watch:
         if isinstance(path, int) or path == os.devnull:
             return
         text = os.fsdecode(path)
+        if text.startswith("/proc/self/"):
+            self._if_changed_by_user("asks for its process")
         if isinstance(flags, int) and flags & _WRITES:
             self._if_changed_by_user(f"opens {os.path.basename(text)} to write")
         elif is_own(text) and (text.endswith((".py", ".pyc")) or users_frame(sys._getframe(1)) is not None):

@@ -29,6 +29,7 @@ POINTS = {
     "logs_process": "logs_process.py:8 (asks for its process id)",
     "marks_the_point": "marks_the_point.py:10 (asks for it)",
     "missing_variable": "missing_variable.py:6 (reads TORCHELASTIC_NOBODY_SETS_THIS)",
+    "moves_streams": "moves_streams.py:12 (reads RANK)",
     "never_reads_rank": "the end of the script",
     "own_hook": "own_hook.py:8 (reads RANK)",
     "patches": "patches.py:21 (reads RANK)",
