@@ -6,7 +6,14 @@ from collections.abc import Mapping, Sequence
 
 from megatron_ft.core.errors import ConfigError
 
-__all__ = ["FORK_SERVER_NAME", "RUN_AHEAD_VARIABLE", "parse_preload", "shared_environment", "tells_ranks_apart"]
+__all__ = [
+    "FORK_SERVER_NAME",
+    "RUN_AHEAD_VARIABLE",
+    "is_set_for_ranks",
+    "parse_preload",
+    "shared_environment",
+    "tells_ranks_apart",
+]
 
 FORK_SERVER_NAME = "ft_fork_server"
 """Of the process, as the kernel has it; what it forks has it, too, until it is a rank."""
@@ -19,7 +26,7 @@ _VARIABLES = frozenset(
         *("MASTER_ADDR", "MASTER_PORT", "TORCH_NCCL_ASYNC_ERROR_HANDLING"),
     }
 )
-_PREFIXES = ("TORCHELASTIC_", "FT_")
+_OURS = frozenset({"FT_CYCLE", "FT_RANK_MONITOR_IPC_SOCKET", "FT_LAUNCHER_IPC_SOCKET"})
 
 
 def parse_preload(text: str | None) -> tuple[str, ...] | None:
@@ -39,12 +46,17 @@ def parse_preload(text: str | None) -> tuple[str, ...] | None:
     return tuple(dict.fromkeys(names))
 
 
+def is_set_for_ranks(name: str) -> bool:
+    """Whether the launcher, or torch, gives this environment variable a value for each rank, or for each cycle."""
+    return name in _VARIABLES or name in _OURS or name.startswith("TORCHELASTIC_")
+
+
 def tells_ranks_apart(name: str) -> bool:
-    """Whether an environment variable is the launcher's word to one rank, or to one cycle."""
-    return name in _VARIABLES or name.startswith(_PREFIXES)
+    """Whether a script that uses this variable may be about to tell ranks or cycles apart."""
+    return is_set_for_ranks(name) or name.startswith("FT_")
 
 
 def shared_environment(environments: Sequence[Mapping[str, str]]) -> dict[str, str] | None:
-    """What ranks have in common, without the variables that tell them apart; None if they differ in more than those."""
-    shared = [{n: v for n, v in env.items() if not tells_ranks_apart(n)} for env in environments]
+    """What ranks have in common, without the variables that are set for each; None if they differ in more."""
+    shared = [{n: v for n, v in env.items() if not is_set_for_ranks(n)} for env in environments]
     return shared[0] if all(env == shared[0] for env in shared) else None

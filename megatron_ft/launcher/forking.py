@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from megatron_ft.core.preload import FORK_SERVER_NAME, shared_environment, tells_ranks_apart
+from megatron_ft.core.preload import FORK_SERVER_NAME, is_set_for_ranks, shared_environment
 from megatron_ft.ipc.event_log import EventLog
 from megatron_ft.ipc.processes import wait_gone
 from megatron_ft.launcher import lines
@@ -141,7 +141,7 @@ class ForkingSpawner:
 
     def _have_server(self, environment: Any) -> None:
         """Start one, unless the one that runs does so in this environment."""
-        wanted = {name: value for name, value in environment.items() if not tells_ranks_apart(name)}
+        wanted = {name: value for name, value in environment.items() if not is_set_for_ranks(name)}
         if self._server is not None and self._server.environment != wanted:
             names = {name for name, _ in self._server.environment.items() ^ wanted.items()}
             self._log.write("fork_server", state="in another environment", pid=self._server.pid, names=sorted(names))
@@ -263,7 +263,7 @@ def _prepare(spec: RankSpec, stack: contextlib.ExitStack) -> tuple[dict[str, Any
     stack.callback(os.close, go_read)
     # whatever happens here: a child that isn't told to go ends itself when this is closed
     stack.callback(os.close, go_write)
-    return {"env": {n: v for n, v in spec.env.items() if tells_ranks_apart(n)}}, [go_read, out, err], go_write
+    return {"env": {n: v for n, v in spec.env.items() if is_set_for_ranks(n)}}, [go_read, out, err], go_write
 
 
 def _output(path: str | None, own: int, stack: contextlib.ExitStack) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 
 import megatron_ft
 from megatron_ft.core.errors import FaultToleranceError, ProtocolError
-from megatron_ft.core.preload import RUN_AHEAD_VARIABLE, tells_ranks_apart
+from megatron_ft.core.preload import RUN_AHEAD_VARIABLE, is_set_for_ranks
 from megatron_ft.ipc.open_files import give_back_to
 from megatron_ft.ipc.processes import send_signal
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Message, Received
@@ -51,7 +51,7 @@ class ServerProcess:
             OSError: it can't be started.
         """
         self.command = list(command)
-        self.environment = {name: value for name, value in environment.items() if not tells_ranks_apart(name)}
+        self.environment = {name: value for name, value in environment.items() if not is_set_for_ranks(name)}
         self.started_s = time.monotonic()
         self.on_channel_closed: Callable[[], None] = lambda: None
         """Called when the connection has closed itself: its number may soon be another's."""

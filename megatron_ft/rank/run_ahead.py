@@ -136,6 +136,7 @@ class RunAhead:
         except BaseException:  # noqa: BLE001 - whatever it is, the script isn't watched any more, and must not go on
             sys.__excepthook__(*sys.exc_info())
             _exit(1)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._blocked)  # a signal that has waited comes now
 
     def _wait(self, what: str) -> tuple[Message, tuple[int, ...]]:
         """Stop watching, tell the launcher, and serve; returns only in a rank."""
@@ -256,7 +257,6 @@ class RunAhead:
         self._is_rank = True
         if self._on_child is not None:
             signal.signal(signal.SIGCHLD, self._on_child)
-        signal.pthread_sigmask(signal.SIG_SETMASK, self._blocked)  # a signal that has waited comes now
 
     def _gate_fork_handlers(self) -> None:
         """A script's handlers of forks are for its own forks: it may hold their locks where it waits."""

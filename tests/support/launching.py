@@ -226,7 +226,7 @@ class Launcher:
         if isinstance(script, str):
             path = directory / "script.py"
             # torch first, where it is used: what reads its rank before imports once for each
-            first = ["import torch"] if "import torch" in script else []
+            first = ["import torch"] if re.search(r"^ *(import|from) torch", script, re.MULTILINE) else []
             path.write_text("; ".join(([] if self.imported is None else [QUICK_END]) + first) + PRELUDE + script)
             script = [str(path)]
         arguments = [*options, *script, *script_args]

@@ -42,6 +42,7 @@ def test_parse_refuses(text: str) -> None:
         ("MASTER_PORT", True),
         ("TORCHELASTIC_RUN_ID", True),
         ("FT_CYCLE", True),
+        ("FT_OF_A_USER", True),
         ("NODE_RANK", False),  # the same in all ranks and cycles of a node
         ("TORCH_LOGS", False),
         ("SLURM_PROCID", False),
@@ -52,8 +53,8 @@ def test_variables_that_tell_ranks_apart(name: str, tells: bool) -> None:
 
 
 def test_what_ranks_have_in_common() -> None:
-    ranks = [{"HOME": "/a", "RANK": str(rank), "FT_CYCLE": "0"} for rank in range(3)]
-    assert shared_environment(ranks) == {"HOME": "/a"}
+    ranks = [{"HOME": "/a", "RANK": str(rank), "FT_CYCLE": "0", "FT_OF_A_USER": "1"} for rank in range(3)]
+    assert shared_environment(ranks) == {"HOME": "/a", "FT_OF_A_USER": "1"}
     assert shared_environment([*ranks, {"HOME": "/b", "RANK": "3"}]) is None
 
 
