@@ -51,10 +51,12 @@ def watch_environ(on_use: Callable[[str], None], on_walk: Callable[[], None]) ->
 
 
 def _telling(encode: Callable[[Any], bytes], on_use: Callable[[str], None]) -> Callable[[Any], bytes]:
+    shared = {*os.environ._data}  # type: ignore[attr-defined]  # the same in all ranks, whatever their names are
+
     def encodekey(key: Any) -> bytes:
         name = encode(key)
         text = os.fsdecode(name)
-        if tells_ranks_apart(text):
+        if name not in shared and tells_ranks_apart(text):
             on_use(text)
         return name
 
