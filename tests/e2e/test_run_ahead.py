@@ -54,7 +54,7 @@ def under_torchrun(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[
     words = " ".join(NAMES)
     command = f"""
 names=({words}); name=${{names[$LOCAL_RANK]}}
-export RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 LOCAL_WORLD_SIZE=1 MASTER_PORT=$((MASTER_PORT + LOCAL_RANK))
+export RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 LOCAL_WORLD_SIZE=1 MASTER_PORT=0
 export TORCHELASTIC_USE_AGENT_STORE=False
 {sys.executable} -u {PROGRAMS}/$name.py a "b c" > {directory}/$name.out 2> {directory}/$name.err
 echo $? > {directory}/$name.code
