@@ -37,7 +37,7 @@ TIMEOUTS = [
 ]
 TRAINING = [
     *("--train-iters=60", "--save-interval=10", "--log-interval=10"),
-    # Steps of 100 ms or so: as in a real job, the fork server has learned the ranks' imports before the first fault.
+    # Steps of 100 ms or so, as in a real job.
     *("--micro-batch-size=16", "--global-batch-size=64"),
 ]
 # How a launcher's fault shows in the event log, by the type of the fault.

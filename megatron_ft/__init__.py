@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from megatron_ft.core.timeouts import HeartbeatTimeouts, SectionTimeouts
     from megatron_ft.ipc.config_file import FaultToleranceConfig
     from megatron_ft.rank.client import RankMonitorClient
+    from megatron_ft.rank.fork_point import fork_point
     from megatron_ft.rank.server import RankMonitorServer
 
 __version__ = "0.1.0"
@@ -29,6 +30,7 @@ __all__ = [
     "SectionTimeouts",
     "WorkloadAction",
     "WorkloadControlRequest",
+    "fork_point",
 ]
 
 _HOME = {
@@ -41,6 +43,7 @@ _HOME = {
     "SectionTimeouts": "megatron_ft.core.timeouts",
     "WorkloadAction": "megatron_ft.core.control",
     "WorkloadControlRequest": "megatron_ft.core.control",
+    "fork_point": "megatron_ft.rank.fork_point",
 }
 
 

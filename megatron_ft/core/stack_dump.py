@@ -13,12 +13,10 @@ __all__ = [
     "main_stack",
     "parse_faulthandler",
     "parse_py_spy",
-    "trimmed",
 ]
 
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+)(?: \[.*\])? \(most recent call first\):(?: (<.*>))?$")
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?+) in (.*)$')
-_FORKED = "megatron_ft/rank/forked_rank.py"
 _LIBRARY = ("/site-packages/", "/dist-packages/", "<frozen ")
 
 
@@ -50,13 +48,13 @@ def parse_faulthandler(text: str) -> list[ThreadStack]:
     for line in text.splitlines():
         if head := _THREAD.match(line):
             if ident is not None:
-                stacks.append(ThreadStack(ident, trimmed(frames)))
+                stacks.append(ThreadStack(ident, tuple(frames)))
             ident, frames = int(head[1], 16), []
         elif ident is not None and (found := _FRAME.match(line)):
             number = int(found[2]) if found[2].isdigit() else 0
             frames.append(Frame(found[1], number, found[3]))
     if ident is not None:
-        stacks.append(ThreadStack(ident, trimmed(frames)))
+        stacks.append(ThreadStack(ident, tuple(frames)))
     return stacks
 
 
@@ -74,9 +72,8 @@ def parse_py_spy(document: Any) -> list[ThreadStack]:
             for frame in thread.get("frames") or ()
             if isinstance(frame, Mapping)
         ]
-        stacks.append(
-            ThreadStack(_number(thread.get("os_thread_id")), trimmed(frames), str(thread.get("thread_name") or ""))
-        )
+        name = str(thread.get("thread_name") or "")
+        stacks.append(ThreadStack(_number(thread.get("os_thread_id")), tuple(frames), name))
     return stacks
 
 
@@ -86,12 +83,6 @@ def main_stack(stacks: Sequence[ThreadStack], main_ident: int) -> tuple[Frame, .
         if stack.ident == main_ident:
             return stack.frames
     return ()
-
-
-def trimmed(frames: Sequence[Frame]) -> tuple[Frame, ...]:
-    """Without the outermost calls of a rank that was forked: they are ours, and say nothing."""
-    ours = next((index for index, frame in enumerate(frames) if frame.file.endswith(_FORKED)), len(frames))
-    return tuple(frames[:ours] or frames)
 
 
 def frame_that_tells(frames: Sequence[Frame], *, library: Iterable[str] = ()) -> Frame | None:

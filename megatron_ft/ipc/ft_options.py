@@ -212,16 +212,16 @@ def _add_preload_options(group: argparse._ArgumentGroup) -> None:
         dest="ft_preload",
         metavar="MODULES",
         default=os.environ.get("PET_FT_PRELOAD"),
-        help="Modules, as in a,b.c, that are imported once for all ranks of the node, before the first ones start. "
-        "Torch always is, and what the ranks import from installed packages is for the next ranks. none: ranks start "
-        "as fresh interpreters.",
+        help="Modules, as in a,b.c, to import before the script's first line. The script itself is run ahead, once for "
+        "all ranks of the node, to where they begin to differ. none: it isn't, ranks start as fresh interpreters.",
     )
     _add(
         group,
         ["--ft-preload-timeout", "--ft_preload_timeout"],
         dest="ft_preload_timeout",
         metavar="SECONDS",
-        help=f"A module whose import takes longer is left out. Default: {DEFAULT_PRELOAD_TIMEOUT:g}.",
+        help="A script that runs ahead for longer starts as fresh interpreters instead. "
+        f"Default: {DEFAULT_PRELOAD_TIMEOUT:g}.",
     )
 
 

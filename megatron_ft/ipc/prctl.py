@@ -1,4 +1,4 @@
-"""Two requests to the Linux kernel that the standard library has no call for."""
+"""Requests to the Linux kernel that the standard library has no call for."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import signal
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NAME, _PR_GET_NAME = 15, 16
 _PR_SET_CHILD_SUBREAPER = 36
 # loaded at import, because die_with_parent runs between fork and exec where nothing may be loaded
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -25,6 +26,14 @@ def go_on_without_parent() -> None:
 def become_subreaper() -> None:
     """Orphans below this process become its children instead of those of process 1."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def set_name(name: bytes) -> bytes:
+    """What the kernel, and ps, call this process; returns what it was called."""
+    before = ctypes.create_string_buffer(16)
+    _libc.prctl(_PR_GET_NAME, before, 0, 0, 0)
+    _libc.prctl(_PR_SET_NAME, name, 0, 0, 0)
+    return before.value
 
 
 def _prctl(option: int, value: int) -> None:

@@ -30,6 +30,9 @@ _PATH_LIMIT = 107  # sun_path of Linux, less the final zero
 _CHUNK = 1 << 16
 _SHOWN = 100
 
+# a script that is run ahead may put something else into the module
+_dumps, _loads = json.dumps, json.loads
+
 Message = dict[str, Any]
 
 
@@ -46,7 +49,7 @@ class Received(NamedTuple):
 
 def encode(message: Mapping[str, Any], fd_count: int = 0) -> bytes:
     """The bytes of one message."""
-    body = json.dumps({"v": PROTOCOL_VERSION, "fds": fd_count, **message}, separators=(",", ":")).encode()
+    body = _dumps({"v": PROTOCOL_VERSION, "fds": fd_count, **message}, separators=(",", ":")).encode()
     assert len(body) <= MAX_MESSAGE_BYTES, len(body)
     return _LENGTH.pack(len(body)) + body
 
@@ -78,7 +81,7 @@ class Decoder:
 
 def _parse(body: bytes) -> Message:
     try:
-        message = json.loads(body)
+        message = _loads(body)
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"message is not JSON: {error}") from None
     if not isinstance(message, dict) or message.get("v") != PROTOCOL_VERSION:

@@ -1,35 +1,32 @@
-"""Ranks forked from a server that has done their imports; fresh interpreters wherever that isn't safe."""
+"""Ranks forked from their own script, which a process runs ahead; fresh interpreters wherever that can't be done."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import time
-import zipfile
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from megatron_ft.core.preload import RankCommand, differing_variables, hidden_modules, read_command
+from megatron_ft.core.preload import FORK_SERVER_NAME, is_set_for_ranks, shared_environment
 from megatron_ft.ipc.event_log import EventLog
-from megatron_ft.ipc.installed import installed_roots
+from megatron_ft.ipc.processes import wait_gone
 from megatron_ft.launcher import lines
-from megatron_ft.launcher.generations import Generations
-from megatron_ft.launcher.learned_imports import LearnedImports
-from megatron_ft.launcher.reactor import Reactor
-from megatron_ft.launcher.server_process import ServerError, ServerProcess
+from megatron_ft.launcher.descendants import end_strays, is_stopped
+from megatron_ft.launcher.reactor import Priority, Reactor, Timer
+from megatron_ft.launcher.server_process import ServerError, ServerProcess, why_fresh
 from megatron_ft.launcher.workers import RankSpec, Spawner, Worker
 
 __all__ = ["ForkingSpawner"]
 
-_LONGEST_WAIT_S = 5.0
-"""For a server that imports what the last ranks did: without it each rank does that work, at the same time."""
-_MOST_CHARACTERS = 150_000
-"""Of the environment and the command line, which JSON may write with six bytes each; a message has 1 MiB."""
+_MOST_DEATHS = 5
+"""Servers that may die before none is started any more."""
+_STOPPED_FOR_S = 0.1
+_LONGEST_END_S = 5.0
 
 
 class ForkingSpawner:
-    """Asks the fork server, and has another spawner for what that can't do."""
+    """Has one server at a time, and another spawner for what that can't do."""
 
     def __init__(
         self,
@@ -37,110 +34,208 @@ class ForkingSpawner:
         first: ServerProcess | None,
         *,
         preload: Sequence[str],
-        preload_timeout_s: float,
+        timeout_s: float,
+        shares_output: bool,
         reactor: Reactor,
         log: EventLog,
         say: Callable[[str], None],
         check_stop: Callable[[], None],
         known_children: Callable[[], Collection[int]],
     ) -> None:
-        """``first``: a server that runs already; without one a fresh one is started.
+        """``first``: a server that runs already; without one, or with a wrong one, another is started.
 
-        ``preload``: names of modules that the user asked for; the first ranks wait for them, at most
-        ``preload_timeout_s`` seconds for each. ``check_stop`` raises if the launcher was asked to stop.
+        ``preload``: modules to import before the script, which the user asked for. ``timeout_s``: so long a script may
+        run ahead. ``shares_output``: see ``ServerProcess``. ``check_stop`` raises if the launcher was asked to stop.
         ``known_children``: of the launcher, the servers included.
         """
         self.expects_restart = True
         """Whether another cycle may follow the one whose ranks are spawned next; else no server is needed after."""
         self._fresh = fresh
+        self._server = first
+        self._command: list[str] | None = None
+        """None while, or when, ranks aren't forked."""
+        self._preload = tuple(preload)
+        self._timeout_s = timeout_s
+        self._shares_output = shares_output
+        self._timer: Timer | None = None
+        self._deaths = 0
+        self._said: set[str] = set()
+        self._reactor = reactor
+        self._log = log
         self._say = say
         self._check_stop = check_stop
-        self._log = log
-        self._reactor = reactor
-        self._preload = tuple(preload)
-        self._preload_timeout_s = preload_timeout_s
-        self._said: set[str] = set()
-        self._command: RankCommand | None = None
-        self._has_spawned = False
-        self._generations = Generations(
-            first,
-            preload=self._preload,
-            timeout_s=preload_timeout_s,
-            reactor=reactor,
-            log=log,
-            say=say,
-            known_children=known_children,
-        )
-        self._learned = LearnedImports(reactor, on_pause=self._grow)
+        self._known_children = known_children
+        if first is not None:
+            self._watch(first)
 
     def prepare(self, argv: Sequence[str]) -> None:
-        """Look at the command of the ranks, and have imported what the user asked for."""
-        command = read_command(argv, sys.executable)
-        reason = command if isinstance(command, str) else _why_no_fork(command)
-        if reason is None:
-            assert isinstance(command, RankCommand)
-            self._command = command
-            self._generations.begin(_script_directory(command))
-        else:
-            self._use_fresh(reason)
-            self._generations.close()
+        """Have the command of the ranks run ahead, if it isn't already."""
+        reason = why_fresh(argv)
+        if reason is not None:
+            self._give_up(reason)
+            return
+        self._command = list(argv)
+        if self._server is not None and self._server.command != self._command:
+            self._drop()
+        self._have_server(os.environ)
 
     def spawn(self, specs: Sequence[RankSpec], on_spawned: Callable[[Worker], None]) -> None:
         """See the protocol."""
-        left = list(specs)
-        server = self._server() if self._command is not None else None
-        if server is not None:
-            reason = self._why_not_from(server, specs)
-            if reason is None:
-                left = self._fork(server, specs, on_spawned)
-            else:
-                self._use_fresh(reason)
+        server = self._server_for(specs)
+        left = list(specs) if server is None else self._fork(server, specs, on_spawned)
         self._fresh.spawn(left, on_spawned)
         if not self.expects_restart:
-            self._learned.close()
-            self._generations.retire()
+            self.close()
 
     def pids(self) -> set[int]:
-        """Of the servers."""
-        return self._generations.pids()
+        """Of the server."""
+        return set() if self._server is None else {self._server.pid}
 
-    def check_states(self) -> None:
-        """Replace a server that somebody stopped."""
-        self._generations.replace_if_stopped()
+    def check_states(self, *, again: bool = False) -> None:
+        """Replace a server that somebody stopped; looked at twice: of a node that is continued, we may be first."""
+        if self._server is None or not is_stopped(self._server.pid):
+            return
+        if again:
+            self._server.kill()  # its end is seen like any other
+        else:
+            self._reactor.call_later(_STOPPED_FOR_S, lambda: self.check_states(again=True))
 
     def close(self) -> None:
-        """End the servers."""
-        self._learned.close()
-        self._generations.close()
+        """End the server."""
+        self._command = None
+        self._drop()
 
-    def _server(self) -> ServerProcess | None:
-        """The one to fork from now; waits for one that is about to be better."""
-        wait_s = _LONGEST_WAIT_S
-        if not self._has_spawned and self._preload:
-            wait_s = self._preload_timeout_s * len(self._preload) + _LONGEST_WAIT_S
-        self._has_spawned = True
-        generations = self._generations
-        deadline_s = time.monotonic() + wait_s
-        while generations.is_growing and time.monotonic() < deadline_s:
+    # -- the server ---------------------------------------------------------------------------------------
+
+    def _server_for(self, specs: Sequence[RankSpec]) -> ServerProcess | None:
+        """The one that has run ahead what these ranks are to run."""
+        if self._command is None:
+            return None
+        environment = shared_environment([spec.env for spec in specs])
+        if environment is None or any(list(spec.argv) != self._command for spec in specs):
+            self._give_up("the command lines or environments of the ranks differ")
+            return None
+        self._have_server(environment)
+        server = self._when_ready()
+        if server is None:
+            return None
+        try:
+            changed = server.changed_file()
+        except ServerError as error:
+            self._log.write("fork_failed", pid=server.pid, reason=str(error))
+            return None
+        if changed is None:
+            return server
+        self._say(lines.file_changed(changed))
+        self._drop()
+        self._have_server(environment)
+        return self._when_ready()
+
+    def _when_ready(self) -> ServerProcess | None:
+        """Wait until the server is; None if it won't be."""
+        server = self._server
+        while server is not None and server is self._server and not server.is_ready:
             self._check_stop()
-            self._reactor.run_once(deadline_s - time.monotonic())
-        server = generations.current
-        return server if server is not None and server.is_ready else None
+            self._reactor.run_once(1.0)
+        return server if server is not None and server is self._server else None
 
-    def _why_not_from(self, server: ServerProcess, specs: Sequence[RankSpec]) -> str | None:
-        for spec in specs:
-            command = read_command(spec.argv, sys.executable)
-            if isinstance(command, str):
-                return command
-            differing = differing_variables(server.environment, spec.env)
-            if differing:
-                return f"{', '.join(differing)} of the ranks differ from the launcher's"
-            characters = sum(len(name) + len(value) for name, value in spec.env.items()) + 2 * sum(map(len, spec.argv))
-            if characters > _MOST_CHARACTERS:
-                return "their environment or command line is too large"
+    def _have_server(self, environment: Any) -> None:
+        """Start one, unless the one that runs does so in this environment."""
+        wanted = {name: value for name, value in environment.items() if not is_set_for_ranks(name)}
+        if self._server is not None and self._server.environment != wanted:
+            names = {name for name, _ in self._server.environment.items() ^ wanted.items()}
+            self._log.write("fork_server", state="in another environment", pid=self._server.pid, names=sorted(names))
+            self._drop()
+        if self._server is None:
+            self._start(wanted)
+
+    def _start(self, environment: Any) -> None:
         assert self._command is not None
-        hidden = hidden_modules(_modules_in(_script_directory(self._command)), server.modules)
-        return f"{hidden[0]} beside the script hides a module of that name" if hidden else None
+        try:
+            self._server = ServerProcess(
+                self._command, environment, preload=self._preload, shares_output=self._shares_output
+            )
+        except OSError as error:
+            self._log.write("fork_server", state="not started", reason=str(error))
+            return
+        self._watch(self._server)
+
+    def _watch(self, server: ServerProcess) -> None:
+        self._log.write("fork_server", state="started", pid=server.pid)
+        server.on_channel_closed = lambda: self._reactor.unwatch(server.channel_fd)
+        self._reactor.watch(server.channel_fd, lambda: self._take(server))
+        self._reactor.watch(server.pidfd, lambda: self._ended(server), Priority.DEATH)
+        left_s = server.started_s + self._timeout_s - time.monotonic()
+        self._timer = self._reactor.call_later(max(0.0, left_s), lambda: self._is_late(server))
+
+    def _take(self, server: ServerProcess) -> None:
+        was_ready = server.is_ready
+        server.read()
+        for name, reason in server.left_out:
+            self._say_once(lines.preload_left_out(name, reason))
+        if server.is_ready and not was_ready and server.fork_point is not None:
+            where, what, took_s = server.fork_point
+            self._cancel_timer()
+            self._log.write(
+                "fork_server", state="ready", pid=server.pid, where=where, what=what, took_s=round(took_s, 3)
+            )
+            self._say_once(lines.forked_at(where, what), lines.forked_at(where, what, took_s))
+
+    def _is_late(self, server: ServerProcess) -> None:
+        server.unfit = f"the script has reached no point at which they differ in {self._timeout_s:g} s"
+        server.kill()
+
+    def _ended(self, server: ServerProcess) -> None:
+        self._take(server)  # its last words
+        code = self._let_go(server)
+        if server.unfit is not None:
+            where, what, _ = server.fork_point or ("", "", 0.0)
+            self._give_up(lines.cannot_be_shared(server.unfit, where, what))
+            return
+        self._deaths += 1
+        if self._deaths >= _MOST_DEATHS:
+            self._say(lines.no_more_fork_servers(self._deaths))
+            self._command = None
+        elif self._command is not None:
+            self._say(lines.fork_server_replaced(code))
+            self._start(server.environment)
+
+    def _drop(self) -> None:
+        """The server isn't the right one, or isn't needed any more."""
+        if self._server is not None:
+            self._server.kill()
+            wait_gone(self._server.pidfd, _LONGEST_END_S)
+            self._let_go(self._server)
+
+    def _let_go(self, server: ServerProcess) -> int:
+        """Of one that has ended; its exit code. One that is stuck in the kernel is left behind."""
+        self._server = None
+        self._cancel_timer()
+        self._reactor.unwatch(server.pidfd)
+        if server.channel.fileno() >= 0:
+            self._reactor.unwatch(server.channel_fd)
+        code = server.reap()
+        # what it had just forked, and we haven't heard of: it ends by itself, but not if it was stopped, too
+        end_strays(FORK_SERVER_NAME, self._known_children)
+        self._log.write("fork_server", state="ended", pid=server.pid, exit_code=code, reason=server.unfit)
+        return code
+
+    def _give_up(self, reason: str) -> None:
+        self.close()
+        self._say_once(lines.fresh_interpreters(reason))
+        self._log.write("fresh_interpreters", reason=reason)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _say_once(self, line: str, shown: str | None = None) -> None:
+        if line not in self._said:
+            self._said.add(line)
+            self._say(shown or line)
+
+    # -- ranks --------------------------------------------------------------------------------------------
 
     def _fork(
         self, server: ServerProcess, specs: Sequence[RankSpec], on_spawned: Callable[[Worker], None]
@@ -148,7 +243,7 @@ class ForkingSpawner:
         """Fork the ranks; returns those that could not be."""
         left = []
         with contextlib.ExitStack() as stack:
-            prepared = [self._prepare(spec, stack) for spec in specs]
+            prepared = [_prepare(spec, stack) for spec in specs]
             answers = server.fork_ranks([(request, fds) for request, fds, _ in prepared])
             for spec, (_, _, go_fd), answer in zip(specs, prepared, answers, strict=True):
                 if isinstance(answer, ServerError):
@@ -160,79 +255,16 @@ class ForkingSpawner:
                 os.write(go_fd, b"g")
         return left
 
-    def _prepare(self, spec: RankSpec, stack: contextlib.ExitStack) -> tuple[dict[str, Any], list[int], int]:
-        """A request, the descriptors that go with it, and the one that tells the new process to go on."""
-        out, err = _output(spec.stdout, 1, stack), _output(spec.stderr, 2, stack)
-        go_read, go_write = os.pipe()
-        stack.callback(os.close, go_read)
-        # whatever happens here: a child that isn't told to go ends itself when this is closed
-        stack.callback(os.close, go_write)
-        fds = [go_read, _standard_input(stack), out, err]
-        if spec.local_rank == 0 and self.expects_restart:
-            report = self._learned.begin()
-            stack.callback(os.close, report)
-            fds.append(report)
-        command = read_command(spec.argv, sys.executable)
-        assert isinstance(command, RankCommand)
-        request = {
-            "argv": list(spec.argv),
-            "command": {"script": command.script, "is_module": command.is_module, "arguments": command.arguments},
-            "cwd": _working_directory(),
-            "env": dict(spec.env),
-        }
-        return request, fds, go_write
 
-    def _grow(self) -> None:
-        """The first rank has stopped importing for a while: have its modules for the next ones."""
-        self._generations.grow(self._learned.modules, roots=installed_roots())
-
-    def _use_fresh(self, reason: str) -> None:
-        if reason not in self._said:
-            self._said.add(reason)
-            self._say(lines.fresh_interpreters(reason))
-            self._log.write("fresh_interpreters", reason=reason)
+def _prepare(spec: RankSpec, stack: contextlib.ExitStack) -> tuple[dict[str, Any], list[int], int]:
+    """A request, the descriptors that go with it, and the one that tells the new process to go on."""
+    out, err = _output(spec.stdout, 1, stack), _output(spec.stderr, 2, stack)
+    go_read, go_write = os.pipe()
+    stack.callback(os.close, go_read)
+    # whatever happens here: a child that isn't told to go ends itself when this is closed
+    stack.callback(os.close, go_write)
+    return {"env": {n: v for n, v in spec.env.items() if is_set_for_ranks(n)}}, [go_read, out, err], go_write
 
 
 def _output(path: str | None, own: int, stack: contextlib.ExitStack) -> int:
     return own if path is None else stack.enter_context(open(path, "w")).fileno()
-
-
-def _standard_input(stack: contextlib.ExitStack) -> int:
-    try:
-        os.fstat(0)
-    except OSError:
-        return stack.enter_context(open(os.devnull)).fileno()
-    return 0
-
-
-def _working_directory() -> str | None:
-    with contextlib.suppress(OSError):
-        return os.getcwd()
-    return None  # it was removed; the ranks are there as we are
-
-
-def _script_directory(command: RankCommand) -> str:
-    """What comes first in the ``sys.path`` of a rank."""
-    return _working_directory() or "" if command.is_module else os.path.dirname(os.path.realpath(command.script))
-
-
-def _why_no_fork(command: RankCommand) -> str | None:
-    """A directory or an archive as script is for Python itself to make sense of."""
-    if command.is_module:
-        return None
-    if os.path.isdir(command.script):
-        return "the script is a directory"
-    if zipfile.is_zipfile(command.script):
-        return "the script is an archive"
-    return "the script is compiled" if command.script.endswith(".pyc") else None
-
-
-def _modules_in(directory: str) -> set[str]:
-    """Names of modules and packages there. A directory without __init__.py hides nothing that is installed."""
-    names = set()
-    with contextlib.suppress(OSError), os.scandir(directory) as entries:
-        for entry in entries:
-            name, _, suffix = entry.name.partition(".")
-            if suffix.endswith(("py", "so")) or os.path.exists(os.path.join(entry.path, "__init__.py")):
-                names.add(name)
-    return names

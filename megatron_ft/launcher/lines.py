@@ -19,13 +19,16 @@ __all__ = [
     "OBSERVING_ONLY",
     "PREFIX",
     "asked_to_stop",
+    "cannot_be_shared",
     "cycle_ended",
     "cycle_started",
     "did_not_end",
     "exit_code",
+    "file_changed",
     "finished_late",
     "fit_again",
     "fork_server_replaced",
+    "forked_at",
     "forwarded",
     "fresh_interpreters",
     "killing_at_once",
@@ -124,6 +127,23 @@ def fresh_interpreters(reason: str) -> str:
 def preload_left_out(module: str, reason: str) -> str:
     """A module that the user asked for, and that no rank can be forked with."""
     return f"--ft-preload: {module} is left out: {reason}"
+
+
+def forked_at(where: str, what: str, took_s: float | None = None) -> str:
+    """Where the script's ranks begin. ``what`` as in "reads RANK"."""
+    point = "the end of the script" if not where and what == "ends" else f"{where or 'the script'} ({what})"
+    after = "" if took_s is None else f", after {took_s:.1f} s of imports"
+    return f"ranks are forked at {point}{after}"
+
+
+def cannot_be_shared(reason: str, where: str, what: str) -> str:
+    """Why no rank can be forked from a script that has got to ``where``."""
+    return reason if not what else f"{reason} at {where or 'its end'}, where it {what}"
+
+
+def file_changed(path: str) -> str:
+    """The script has to run ahead again."""
+    return f"{path} has changed: the script is run ahead again"
 
 
 def fork_server_replaced(code: int) -> str:

@@ -13,9 +13,11 @@ from types import FrameType
 from typing import NoReturn
 
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.launcher import first_server, lines, logs, resolver
+from megatron_ft.ipc.resolver import ask_again_soon
+from megatron_ft.launcher import lines, logs
+from megatron_ft.launcher.glance import glance
 from megatron_ft.launcher.reactor import THREAD_PREFIX
-from megatron_ft.launcher.server_process import ServerProcess
+from megatron_ft.launcher.server_process import ServerProcess, why_fresh
 
 __all__ = ["main"]
 
@@ -32,20 +34,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     if argv is None:
         _open_standard_streams()
-    interrupt = signal.getsignal(signal.SIGINT)
     with _ending_at_once_on_interrupt():
-        # only a process of its own is forked, never one that merely calls this function
+        server = None
         if argv is None:
-            resolver.ask_again_soon()
-        server = first_server.fork_first_server(sys.argv[1:], interrupt) if argv is None else None
+            ask_again_soon()
+            server = _run_ahead(sys.argv[1:])
         try:
             code = _run(argv, server)
         except ConfigError as error:
             print(lines.user_mistake(str(error)), file=sys.stderr)
             code = _EXIT_MISTAKE
+            if server is not None:
+                server.kill()
     if argv is None or any(thread.name.startswith(THREAD_PREFIX) for thread in threading.enumerate()):
         _leave(code)
     return code
+
+
+def _run_ahead(argv: Sequence[str]) -> ServerProcess | None:
+    """Begin now: the script and this process import torch at the same time."""
+    seen = glance(argv, os.environ)
+    if seen is None or why_fresh(seen.command) is not None:
+        return None
+    if seen.command[2] != "-m" and not os.path.exists(seen.command[2]):
+        return None
+    try:
+        return ServerProcess(seen.command, seen.environment, preload=seen.preload, shares_output=seen.shares_output)
+    except OSError:
+        return None  # tried again, and told of, when there is a log
 
 
 def _leave(code: int) -> NoReturn:

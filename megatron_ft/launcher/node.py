@@ -26,6 +26,7 @@ from megatron_ft.launcher.cycle_record import CycleRecord
 from megatron_ft.launcher.device_memory import DeviceMemory
 from megatron_ft.launcher.ending import Ending
 from megatron_ft.launcher.forking import ForkingSpawner
+from megatron_ft.launcher.glance import shares_output
 from megatron_ft.launcher.health_check import HealthCheck
 from megatron_ft.launcher.job_status import JobStatus
 from megatron_ft.launcher.monitors import Monitors
@@ -93,7 +94,7 @@ class Node:
         self._claim = leftovers.claim(self.run_dir)
         self.forking = None if line.options.preload is None else self._make_forking(server)
         if self.forking is None and server is not None:
-            server.end()  # at a glance nobody saw that it isn't wanted
+            server.kill()  # at a glance nobody saw that it isn't wanted
         self.spawner: Spawner = self.forking or FreshInterpreterSpawner()
         self.ending = Ending(
             self.reactor, known_children=self._known_children, in_a_hurry=self.signals.ask_to_kill, say=say
@@ -132,13 +133,14 @@ class Node:
         self.monitors.on_check = self._each_second
 
     def _make_forking(self, server: ServerProcess | None) -> ForkingSpawner:
-        options = self.line.options
+        options, namespace = self.line.options, self.line.namespace
         assert options.preload is not None
         return ForkingSpawner(
             FreshInterpreterSpawner(),
             server,
             preload=options.preload,
-            preload_timeout_s=options.preload_timeout,
+            timeout_s=options.preload_timeout,
+            shares_output=shares_output(namespace.redirects, namespace.tee, namespace.logs_specs),
             reactor=self.reactor,
             log=self.log,
             say=self.say,

@@ -1,8 +1,7 @@
-"""One generation of the fork server, as the launcher sees it."""
+"""A script that is run ahead, as the launcher sees it: a process that forks ranks."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import select
@@ -14,16 +13,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import megatron_ft
 from megatron_ft.core.errors import FaultToleranceError, ProtocolError
+from megatron_ft.core.preload import RUN_AHEAD_VARIABLE, is_set_for_ranks
 from megatron_ft.ipc.open_files import give_back_to
 from megatron_ft.ipc.processes import send_signal
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Message, Received
 from megatron_ft.launcher import descendants
 
-__all__ = ["SERVER_MODULE", "ServerError", "ServerProcess", "start_by_argv"]
+__all__ = ["ServerError", "ServerProcess", "why_fresh"]
 
-SERVER_MODULE = "megatron_ft.rank.fork_server"
-_MOST_ROOM = 100_000  # the kernel takes no argument beyond 128 KiB
+_STARTUP = os.path.join(os.path.dirname(os.path.abspath(megatron_ft.__file__)), "rank", "startup")
+"""A directory with a ``sitecustomize``, which Python imports before the script."""
 _ANSWER_S = 3.0
 """A fork takes milliseconds; a server that needs longer is stopped, or stuck."""
 
@@ -33,37 +34,74 @@ class ServerError(FaultToleranceError):
 
 
 class ServerProcess:
-    """A process that forks; a child of the launcher."""
+    """A child of the launcher."""
 
     def __init__(
-        self,
-        pid: int,
-        channel: Channel,
-        *,
-        environment: Mapping[str, str],
-        on_reaped: Callable[[int], None] = lambda _code: None,
+        self, command: Sequence[str], environment: Mapping[str, str], *, preload: Sequence[str], shares_output: bool
     ) -> None:
-        """``environment``: in which it imported what it has imported. ``on_reaped`` is told its exit code."""
-        self.pid = pid
-        self.pidfd = os.pidfd_open(pid)
-        self.channel = channel
-        self.channel_fd = channel.fileno()
-        self.environment = dict(environment)
+        """Start it.
+
+        Args:
+            command: of the ranks: this Python, "-u", and a script or module with its arguments.
+            environment: of the ranks; what tells them apart is left out.
+            preload: modules to import before the script.
+            shares_output: the ranks' standard output and standard error are this process's own.
+
+        Raises:
+            OSError: it can't be started.
+        """
+        self.command = list(command)
+        self.environment = {name: value for name, value in environment.items() if not is_set_for_ranks(name)}
+        self.started_s = time.monotonic()
         self.on_channel_closed: Callable[[], None] = lambda: None
         """Called when the connection has closed itself: its number may soon be another's."""
         self.is_ready = False
         self.is_gone = False
-        self.importing: str | None = None
-        """What it imports now, and since when (monotonic seconds)."""
-        self.since_s = time.monotonic()
-        self.unfit: tuple[str | None, str] | None = None
-        """The module that made it unfit, if one did, and how."""
-        self.failed: dict[str, str] = {}
-        """Modules that can't be imported, and why."""
-        self.modules: frozenset[str] = frozenset()
-        """Top-level names of what it has imported."""
-        self.started_s = time.monotonic()
-        self._on_reaped = on_reaped
+        self.unfit: str | None = None
+        """Why ranks can't be forked from it."""
+        self.left_out: list[tuple[str, str]] = []
+        """Of the modules to preload, and why."""
+        self.fork_point: tuple[str, str, float] | None = None
+        """File and line, what the script does there, and how many seconds it took to get there."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.channel = Channel(ours)
+        self.channel_fd = ours.fileno()
+        try:
+            with theirs:
+                self._process = self._start(theirs.fileno(), preload, shares_output)
+        except OSError:
+            self.channel.close()
+            raise
+        self.pid = self._process.pid
+        give_back_to(self.pid)
+        self.pidfd = os.pidfd_open(self.pid)
+
+    def _start(self, fd: int, preload: Sequence[str], shares_output: bool) -> subprocess.Popen[bytes]:
+        python_path = self.environment.get("PYTHONPATH")
+        orders = {
+            "fd": fd,
+            "launcher": os.getpid(),
+            "python_path": python_path,
+            "first_in_path": _first_in_path(self.command),
+            "preload": list(preload),
+            "terminals": [fd for fd in (1, 2) if shares_output and os.isatty(fd)],
+        }
+        env = {
+            **self.environment,
+            RUN_AHEAD_VARIABLE: json.dumps(orders),
+            "PYTHONPATH": os.pathsep.join(filter(None, (_STARTUP, python_path))),
+        }
+        with open(os.memfd_create("ft_stdout"), "wb") as out, open(os.memfd_create("ft_stderr"), "wb") as err:
+            # what goes to one place, in turns, must stay in that order
+            is_one = shares_output and os.path.sameopenfile(1, 2)
+            return subprocess.Popen(
+                self.command,
+                env=env,
+                stdout=out,
+                stderr=out if is_one else err,
+                pass_fds=[fd],
+                start_new_session=True,
+            )
 
     def read(self) -> None:
         """Take what it has sent."""
@@ -84,61 +122,42 @@ class ServerProcess:
         The ranks are children of the launcher by then. A server that is gone or doesn't answer is killed, and the
         rest of the requests fail.
         """
-        yield from self._ask([({"type": "spawn", **request}, fds) for request, fds in requests])
+        for answer in self._ask([({"type": "spawn", **request}, fds) for request, fds in requests]):
+            if isinstance(answer, ServerError) or answer["type"] == "forked":
+                yield answer if isinstance(answer, ServerError) else int(answer["pid"])
+            else:
+                yield ServerError(str(answer["reason"]))
 
-    def grow(
-        self, modules: Sequence[tuple[str, str | None]], *, expected: Mapping[str, str], script_dir: str | None
-    ) -> ServerProcess:
-        """A fork of it that goes on to import ``modules``, each from its file if one is given.
-
-        ``expected``: where the ranks import modules from; what comes from elsewhere makes that server unfit.
+    def changed_file(self) -> str | None:
+        """One that its script has read or run, and that isn't what it was.
 
         Raises:
-            ServerError: it can't fork, is gone, or doesn't answer; then it is killed.
+            ServerError: it is gone or doesn't answer.
         """
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            with theirs, open(os.memfd_create("ft_imports"), "w+") as file:
-                # there may be more of it than fits into a message
-                json.dump({"modules": modules, "expected": expected, "script_dir": script_dir}, file)
-                file.seek(0)
-                (pid,) = self._ask([({"type": "grow"}, [theirs.fileno(), file.fileno()])])
-                if isinstance(pid, ServerError):
-                    raise pid
-            child = ServerProcess(pid, Channel(ours), environment=self.environment)
-        except (OSError, ServerError):
-            ours.close()
-            raise
-        with contextlib.suppress(ChannelClosedError):  # then it is gone at once, as its pidfd says
-            child.channel.send({"type": "go"})
-        return child
+        (answer,) = self._ask([({"type": "check"}, ())])
+        if isinstance(answer, ServerError):
+            raise answer
+        return None if answer["changed"] is None else str(answer["changed"])
 
     def kill(self) -> None:
         """End it, stopped or not; it has nothing to tidy up."""
         if not self.is_gone:
             send_signal(self.pidfd, signal.SIGKILL)
 
-    def end(self) -> None:
-        """End it, and wait for that."""
-        self.kill()
-        poller = select.poll()  # not select(): the number may be beyond 1023
-        poller.register(self.pidfd, select.POLLIN)
-        poller.poll()
-        self.reap()
-
     def reap(self) -> int:
-        """Let it go, once it has ended; how it ended, as subprocess has it."""
+        """Let it go; how it ended, as subprocess has it. One that hasn't is left to itself, and counts as killed."""
         assert not self.is_gone
         code = descendants.exit_code_unreaped(self.pid)
-        assert code is not None, "it lives"
-        descendants.reap(self.pid)
-        self._on_reaped(code)
+        if code is not None:
+            descendants.reap(self.pid)
+        # else Popen would wait for a number that may be another's by then
+        self._process.returncode = -signal.SIGKILL if code is None else code
         self.is_gone, self.is_ready = True, False
         self.channel.close()
         os.close(self.pidfd)
-        return code
+        return self._process.returncode
 
-    def _ask(self, requests: Sequence[tuple[Mapping[str, Any], Sequence[int]]]) -> Iterator[int | ServerError]:
+    def _ask(self, requests: Sequence[tuple[Mapping[str, Any], Sequence[int]]]) -> Iterator[Message | ServerError]:
         unanswered = len(requests)
         try:
             if self.is_gone or descendants.is_stopped(self.pid):
@@ -148,7 +167,7 @@ class ServerProcess:
             while unanswered:
                 for message, _ in self._wait_for_answers():
                     unanswered -= 1
-                    yield int(message["pid"]) if message["type"] == "forked" else ServerError(str(message["reason"]))
+                    yield message
         except (ChannelClosedError, ProtocolError, TimeoutError) as error:
             if self.channel.fileno() < 0:
                 self.on_channel_closed()
@@ -165,41 +184,35 @@ class ServerProcess:
 
     def _take(self, message: Message) -> None:
         kind = message["type"]
-        if kind == "importing":
-            self.importing, self.since_s = str(message["name"]), time.monotonic()
+        if kind == "left_out":
+            self.left_out.append((str(message["name"]), str(message["reason"])))
         elif kind == "unfit":
-            self.unfit = (message["spoiled_by"], str(message["reason"]))
+            self.unfit = str(message["reason"])
         elif kind == "ready":
-            self.is_ready, self.importing = True, None
-            self.failed = dict(message["failed"])
-            self.modules = frozenset(message["modules"])
+            self.is_ready = True
+        if kind in ("unfit", "ready"):
+            self.fork_point = str(message["where"]), str(message["what"]), float(message["took_s"])
 
 
-def start_by_argv(imports: Sequence[str]) -> ServerProcess:
-    """A server in a fresh interpreter.
+def why_fresh(argv: Sequence[str]) -> str | None:
+    """Why this command of a rank can't be run ahead; None if it can. torch builds it: interpreter, "-u", ..."""
+    if argv[0] != sys.executable:
+        return "the ranks aren't run by this Python"
+    if len(argv) < 3 or argv[1] != "-u":
+        return "the ranks' interpreter has options of its own"
+    if argv[2].startswith("-") and (argv[2] != "-m" or len(argv) < 4):
+        return "the script isn't a file"
+    if sys.flags.ignore_environment or sys.flags.no_site:
+        return "this Python doesn't read PYTHONPATH"
+    return None
 
-    Raises:
-        OSError: it can't be started.
-    """
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    with theirs:
-        argv = [sys.executable, "-u", "-m", SERVER_MODULE, *server_options(theirs.fileno(), os.getpid(), imports)]
-        argv += ["--room", " ".join(sys.orig_argv)[:_MOST_ROOM]]
+
+def _first_in_path(command: Sequence[str]) -> str:
+    """What comes first in the ``sys.path`` of a rank with that command."""
+    script = command[2]
+    if script == "-m":
         try:
-            process = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True
-            )
+            return os.getcwd()
         except OSError:
-            ours.close()
-            raise
-    give_back_to(process.pid)
-
-    def on_reaped(code: int) -> None:
-        process.returncode = code  # else Popen would wait for a number that may be another's by then
-
-    return ServerProcess(process.pid, Channel(ours), environment=os.environ, on_reaped=on_reaped)
-
-
-def server_options(fd: int, launcher_pid: int, imports: Sequence[str]) -> list[str]:
-    """Its command line, behind the name of its module."""
-    return ["--fd", str(fd), "--launcher", str(launcher_pid), *(f"--import={name}" for name in imports)]
+            return ""  # it was removed
+    return script if os.path.isdir(script) else os.path.dirname(os.path.realpath(script))

@@ -94,12 +94,15 @@ class Job:
         ranks: int = 2,
         options: Sequence[str] = (),
         settles_rendezvous: bool = True,
+        path: Sequence[str] = (),
     ) -> None:
+        """``path`` comes first on PYTHONPATH."""
         self.ranks = ranks
         self._enclosure = Enclosure(launcher, reference)
         self.directory = self._enclosure.directory
         self._stamps, self._output = self.directory / "stamps", self.directory / "output"
         env = {**self._enclosure.env, "FT_BENCH_STAMPS": str(self._stamps)}
+        env["PYTHONPATH"] = os.pathsep.join([*path, env["PYTHONPATH"]])
         if launcher == "torchrun" and settles_rendezvous:
             env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         common = ("--nproc-per-node", str(ranks), "--max-restarts", "20")

@@ -6,10 +6,13 @@ Rank 1 is killed when the job is well under way. Times are those at which the la
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
+import shutil
 import signal
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,11 +37,13 @@ class Script:
     what: str
     command: tuple[str, ...]
     steps: int = 10
-    under_way_s: float = 2.0
-    """After the first step. Our launcher takes a while to import what the ranks did, for the next ones; a job that
-    dies before that waits for it. Jobs live longer than that."""
+    under_way_s: float = 0.0
+    """After the first step."""
     for_others: tuple[str, ...] = ()
     """Arguments under launchers that aren't ours."""
+    in_checkout: bool = False
+    """megatron is a checkout on PYTHONPATH, not an installed package."""
+    most_runs: int = 99
 
 
 GPT = (
@@ -47,9 +52,13 @@ GPT = (
 )
 ALL = {
     "bare": Script("bare script", (str(SCRIPTS / "bare.py"),)),
-    "megatron": Script("with megatron imported", (str(SCRIPTS / "with_megatron.py"),), under_way_s=4.0),
+    "megatron": Script("with megatron imported", (str(SCRIPTS / "with_megatron.py"),)),
+    "checkout": Script("with a checkout of megatron", (str(SCRIPTS / "with_megatron.py"),), in_checkout=True),
+    "after_a_minute": Script(
+        "with megatron imported, after a minute", (str(SCRIPTS / "with_megatron.py"),), under_way_s=60.0, most_runs=2
+    ),
     # two saves: the one that is loaded again is final
-    "train_gpt": Script("train_gpt, with its checkpoint", GPT, steps=25, under_way_s=4.0, for_others=("--no-ft",)),
+    "train_gpt": Script("train_gpt, with its checkpoint", GPT, steps=25, for_others=("--no-ft",)),
 }
 
 
@@ -58,7 +67,7 @@ def measure(launchers: Sequence[str], reference: str, runs: int, plain_runs: int
     result: dict[str, Any] = {}
     for name, script in ALL.items():
         found: dict[str, list[dict[str, Any]]] = {launcher: [] for launcher in launchers}
-        for run, launcher in interleaved(runs, launchers, BUDGET_S):
+        for run, launcher in interleaved(min(runs, script.most_runs), launchers, BUDGET_S):
             found[launcher].append(kill_once(launcher, script, reference))
             progress(f"restart, {script.what}, {launcher}, run {run + 1} of {runs}: {said(found[launcher][-1])}")
         result[name] = {launcher: summary(of) for launcher, of in found.items()}
@@ -68,7 +77,8 @@ def measure(launchers: Sequence[str], reference: str, runs: int, plain_runs: int
     ]
     result["plain_torchrun"] = summary(plain)
     progress(f"restart, torchrun as it is: {result['plain_torchrun']['recovered']} of {plain_runs}")
-    result["four_ranks"] = {launcher: memory_of(launcher, 4, reference) for launcher in launchers}
+    result["four_ranks"] = {launcher: of_four("bare", launcher, reference) for launcher in launchers}
+    result["four_megatron"] = {launcher: of_four("megatron", launcher, reference) for launcher in launchers}
     return result
 
 
@@ -83,7 +93,8 @@ def kill_once(
     """One job, one SIGKILL."""
     command = [*script.command, *(script.for_others if launcher != "ours" else ())]
     run: dict[str, Any] = {"launch": None, "restart": None, "before": None, "after": None, "load": os.getloadavg()[0]}
-    with Job(launcher, command, reference=reference, settles_rendezvous=settles_rendezvous) as job:
+    settled = {"settles_rendezvous": settles_rendezvous}
+    with checkout(script) as path, Job(launcher, command, reference=reference, path=path, **settled) as job:
         run["launch"] = job.wait_for(lambda stamps: phases(stamps, job.began, job.ranks), START_S)
         if run["launch"] is not None and job.wait_for(lambda stamps: under_way(stamps, script, job), START_S):
             victim = last_pids(job.stamps())[1]
@@ -99,6 +110,20 @@ def kill_once(
     return run
 
 
+@contextlib.contextmanager
+def checkout(script: Script) -> Iterator[list[str]]:
+    """What comes first on PYTHONPATH: a copy of megatron, as a user's own directory, if the script is to have one."""
+    if not script.in_checkout:
+        yield []
+        return
+    spec = importlib.util.find_spec("megatron")
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    with tempfile.TemporaryDirectory(prefix="ft-bench-") as directory:
+        shutil.copytree(next(iter(spec.submodule_search_locations)), f"{directory}/megatron")
+        yield [directory]
+
+
 def under_way(stamps: Sequence[Stamp], script: Script, job: Job) -> bool | None:
     """True after enough steps of all ranks, and long enough after the first one; None until then."""
     first = min(stamp.at for stamp in stamps if stamp.event == "step")
@@ -112,14 +137,14 @@ def memory(job: Job) -> dict[str, float]:
     return {"rank_mib": sum(pss_mib(pid) for pid in pids.values()) / len(pids), "job_mib": job.pss_mib()}
 
 
-def memory_of(launcher: str, ranks: int, reference: str) -> dict[str, float] | None:
-    """Of the bare script with that many ranks, under way."""
-    script = ALL["bare"]
-    with Job(launcher, script.command, reference=reference, ranks=ranks) as job:
-        if job.wait_for(lambda stamps: phases(stamps, job.began, ranks), START_S) is None:
+def of_four(name: str, launcher: str, reference: str) -> dict[str, float] | None:
+    """Memory with four ranks, under way, and how long they took to get there."""
+    with Job(launcher, ALL[name].command, reference=reference, ranks=4) as job:
+        launch = job.wait_for(lambda stamps: phases(stamps, job.began, 4), START_S)
+        if launch is None:
             return None
-        job.wait_for(lambda stamps: under_way(stamps, script, job), START_S)
-        return memory(job)
+        job.wait_for(lambda stamps: under_way(stamps, ALL[name], job), START_S)
+        return {**memory(job), "launch": launch["step"]}
 
 
 def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -146,10 +171,10 @@ def rows(result: dict[str, Any]) -> list[Row]:
         return found
 
     table = []
-    for name in ("bare", "megatron"):
-        for phase, what in (("user", "user code"), ("step", "first step")):
+    for name in ("bare", "megatron", "checkout"):
+        for phase, what in (("user", "end of imports"), ("step", "first step")):
             table.append(compare(f"launch to {what}, {ALL[name].what}", "s", of(name, "launch", phase)))
-    phase_names = (("user", "user code"), ("group", "process group"), ("step", "first step"))
+    phase_names = (("user", "end of imports"), ("group", "process group"), ("step", "first step"))
     for name, script in ALL.items():
         for phase, what in phase_names:
             table.append(compare(f"kill to {what}, {script.what}", "s", of(name, "restart", phase)))
@@ -161,7 +186,13 @@ def rows(result: dict[str, Any]) -> list[Row]:
     )
     for name, script in ALL.items():
         table.append(compare(f"memory of a rank (PSS), {script.what}", "MiB", of(name, "after", "rank_mib")))
-    table.append(compare("memory of a rank (PSS), 4 ranks, bare script", "MiB", of("four_ranks", "rank_mib")))
-    for ranks, figures in ((2, of("bare", "after", "job_mib")), (4, of("four_ranks", "job_mib"))):
-        table.append(compare(f"memory of the job, {ranks} ranks, bare script", "MiB", figures))
+    for key, what in (("four_ranks", "bare script"), ("four_megatron", "with megatron imported")):
+        table.append(compare(f"launch to first step, 4 ranks, {what}", "s", of(key, "launch")))
+        table.append(compare(f"memory of a rank (PSS), 4 ranks, {what}", "MiB", of(key, "rank_mib")))
+    for ranks, what, figures in (
+        (2, "bare script", of("bare", "after", "job_mib")),
+        (4, "bare script", of("four_ranks", "job_mib")),
+        (4, "with megatron imported", of("four_megatron", "job_mib")),
+    ):
+        table.append(compare(f"memory of the job, {ranks} ranks, {what}", "MiB", figures))
     return table

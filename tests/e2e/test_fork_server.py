@@ -1,4 +1,4 @@
-"""The fork server is safe or isn't used: bad preloads, servers that die or stand still, and a hundred restarts."""
+"""Running ahead is safe or isn't done: what can't be shared, servers that die or stand still, a hundred restarts."""
 
 from __future__ import annotations
 
@@ -17,35 +17,17 @@ from tests.support.launching import ROOT, Launched, Launcher, clean_environment,
 __all__ = ["fresh_launcher", "launcher"]
 
 TWO = ("--nproc-per-node", "2")
-COMPUTES = """
-import torch, torch.distributed as dist
-dist.init_process_group("gloo")
-total = torch.ones(3)
-dist.all_reduce(total)
-wide = torch.ones(600, 600, requires_grad=True)
-(wide @ wide).sum().backward()
-say(RANK, CYCLE, int(total[0]), os.environ["RANK"], *(name in sys.modules for name in sys.argv[1:]))
-dist.destroy_process_group()
-"""
 MODULES = {
-    "starts_thread": "import threading, time; threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()",
-    "runs_operation": "import torch; torch.ones(3000, 3000).sum(); torch.ones(2000, 2000) @ torch.ones(2000, 2000)",
-    "touches_cuda": "import torch; torch.cuda.is_initialized = lambda: True",
-    "reads_rank": "import os; RANK = int(os.environ.get('RANK', 0))",
+    "starts_thread": "import threading, time; threading.Thread(target=time.sleep, args=(0.1,)).start()",
+    "reads_rank": "import os; RANK = int(os.environ['RANK'])",
     "raises": "raise RuntimeError('not today')",
     "exits": "raise SystemExit(3)",
-    "hangs": "import time\nwhile True: time.sleep(1)",
-    "kills_itself": "import os; os.kill(os.getpid(), 9)",
     "harmless": "import os; os.environ['SET_BY_HARMLESS'] = 'yes'; VALUE = 17",
+    "asks_cuda": "import torch; print(torch.cuda.is_available(), torch.cuda.device_count(), flush=True)",
 }
-WHY = {
-    "starts_thread": "it started a thread",
-    "touches_cuda": "it touched CUDA",
-    "reads_rank": "it reads RANK while it is imported",
+LEFT_OUT = {
     "raises": "RuntimeError: not today",
     "exits": "SystemExit: 3",
-    "hangs": "its import took longer than 2 s",
-    "kills_itself": "the fork server died while it was imported",
     "nowhere": "ModuleNotFoundError: No module named 'nowhere'",
 }
 
@@ -67,45 +49,223 @@ def path_with(directory: Path) -> dict[str, str]:
     return {"PYTHONPATH": f"{directory}{os.pathsep}{ROOT}"}
 
 
-def left_out(launched: Launched) -> dict[str, str]:
-    return dict(re.findall(r"--ft-preload: (\S+) is left out: (.*)", launched.err))
+def fork_points(launched: Launched) -> list[str]:
+    return re.findall(r"ranks are forked at (.*), after \d+\.\d s of imports$", launched.err, re.MULTILINE)
 
 
-def test_bad_preloads_are_left_out_and_the_good_one_stays(launcher: Launcher, modules: Path) -> None:
-    names = [*WHY, "harmless"]
+def test_modules_are_imported_before_the_script(launcher: Launcher, modules: Path) -> None:
+    """A bad one is left out, and one that needs to know the rank is where the ranks begin."""
     launched = launcher.start(
-        COMPUTES.replace("say(", "say(os.environ.get('SET_BY_HARMLESS'), "),
-        *(*TWO, f"--ft-preload={','.join(names)}", "--ft-preload-timeout=2"),
+        "say(RANK, os.environ.get('SET_BY_HARMLESS'), *(name in sys.modules for name in sys.argv[1:]))",
+        *(*TWO, "--ft-preload=raises,exits,nowhere,harmless,reads_rank,asks_cuda"),
         env=path_with(modules),
-        script_args=names,
-    )
-    finished = launched.wait(110)
-    launched.assert_nothing_left()
-    assert finished.code == 0, finished.err
-    assert left_out(launched) == WHY
-    flags = " ".join("True" if name == "harmless" else "False" for name in names)
-    assert sorted(finished.out.splitlines()) == [f"yes {rank} 0 2 {rank} {flags}" for rank in (0, 1)]
-    assert not launched.events("fork_failed")
-
-
-def test_an_operation_that_starts_threads_is_left_out(launcher: Launcher, modules: Path) -> None:
-    """Ranks that are forked behind one hang at their first operation."""
-    launched = launcher.start(
-        COMPUTES,
-        *(*TWO, "--ft-preload=runs_operation"),
-        env={**path_with(modules), "OMP_NUM_THREADS": "2"},
-        script_args=["runs_operation"],
+        script_args=["raises", "harmless", "reads_rank"],
     )
     finished = launched.wait()
     assert finished.code == 0, finished.err
-    assert left_out(launched) == {"runs_operation": "it started a thread"}
-    assert sorted(finished.out.splitlines()) == ["0 0 2 0 False", "1 0 2 1 False"]
-    assert states(launched, "ready")
+    assert dict(re.findall(r"--ft-preload: (\S+) is left out: (.*)", finished.err)) == LEFT_OUT
+    assert sorted(finished.out.splitlines()) == [
+        *("0 yes False True True", "1 yes False True True", *(["False 0"] * 2))
+    ]
+    assert fork_points(launched) == ["reads_rank.py:1 (reads RANK)"]
+    assert not launched.events("fork_failed")
+
+
+@pytest.mark.parametrize(
+    ("before", "reason"),
+    [
+        # ranks that are forked behind such an operation hang at their next one
+        ("torch.ones(2000, 2000) @ torch.ones(2000, 2000)", "it has a thread of a C library"),
+        ("import mmap; shared = mmap.mmap(-1, 4096)", "it has shared memory (/dev/zero (deleted))"),
+        ("import libraries_file", "it has {}/note open to write"),
+        ("torch.cuda.is_initialized = lambda: True", "it has initialised CUDA"),
+        ("import libraries_child", "it has a child process"),
+    ],
+)
+def test_what_cannot_be_shared_is_seen_before_the_first_fork(
+    launcher: Launcher, tmp_path: Path, before: str, reason: str
+) -> None:
+    site = tmp_path / "lib" / "site-packages"
+    site.mkdir(parents=True)
+    (site / "libraries_file.py").write_text("import os\nFILE = open(os.path.dirname(__file__) + '/note', 'w')")
+    (site / "libraries_child.py").write_text("import subprocess\nCHILD = subprocess.Popen(['sleep', '1000'])")
+    (site / "__init__.py").touch()
+    text = f"import torch\n{before}\nimport os\nprint(os.environ['RANK'], flush=True)\n"
+    text += "if 'libraries_child' in globals():\n    libraries_child.CHILD.kill()\n"
+    script = tmp_path / "script.py"
+    script.write_text(text)
+    env = {"OMP_NUM_THREADS": "2", "PYTHONPATH": f"{site}{os.pathsep}{ROOT}"}
+    launched = launcher.start([str(script)], *TWO, env=env)
+    finished = launched.wait()
+    assert finished.code == 0, finished.err
+    assert sorted(finished.out.split()) == ["0", "1"]
+    line = f"ranks start as fresh interpreters: {reason.format(site)} at script.py:4, where it reads RANK"
+    assert finished.lines[0] == line
+
+
+def test_a_script_that_runs_ahead_too_long(launcher: Launcher, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import time\nend = time.monotonic() + 3\nwhile time.monotonic() < end:\n    pass\nprint('ends')")
+    launched = launcher.start([str(script)], "--ft-preload-timeout=1")
+    finished = launched.wait()
+    assert (finished.code, finished.out) == (0, "ends\n")
+    assert finished.lines[0] == (
+        "ranks start as fresh interpreters: the script has reached no point at which they differ in 1 s"
+    )
+
+
+def test_a_script_that_kills_its_process_while_it_runs_ahead(launcher: Launcher, tmp_path: Path) -> None:
+    """In C, where nobody sees it come. The ranks of each cycle do it, too, and don't wait for a better server."""
+    script = tmp_path / "script.py"
+    script.write_text("print('here', flush=True)\nimport ctypes\nctypes.string_at(0)")
+    launched = launcher.start([str(script)], "--max-restarts=1")
+    finished = launched.wait()
+    assert finished.code == 1
+    assert finished.out == "here\n" * 2
+    assert "the fork server ended (SIGSEGV), which hurts no rank; a new one is started" in finished.lines
+
+
+EDITED = """
+import os, sys
+from part import VALUE
+print("script", SAYS, "part", VALUE, "settings", open(os.path.dirname(__file__) + "/settings").read(), flush=True)
+found = os.path.exists("checkpoint"), os.listdir("data")
+print(os.environ["FT_CYCLE"], *found, flush=True)
+if os.environ["FT_CYCLE"] < "3":
+    open("ready." + os.environ["FT_CYCLE"], "w").close()
+    while not os.path.exists("go." + os.environ["FT_CYCLE"]):
+        pass
+    sys.exit(1)
+"""
+
+
+def test_own_files_that_change_between_cycles_are_run_anew(launcher: Launcher) -> None:
+    """The script, what it imports, what it reads, and what it has looked for."""
+    directory = launcher.directory / "0"
+    (launcher.directory / "src" / "checkout").mkdir(parents=True)
+    script, part = launcher.directory / "src" / "script.py", launcher.directory / "src" / "checkout" / "part.py"
+    settings = script.parent / "settings"
+    script.write_text(EDITED.replace("SAYS", "1"))
+    part.write_text("VALUE = 1")
+    settings.write_text("1")
+    env = {"PYTHONPATH": f"{part.parent}{os.pathsep}{ROOT}"}
+    launched = launcher.start([str(script)], "--max-restarts=3", env=env)
+    (directory / "data").mkdir()
+
+    def go_on(cycle: int) -> None:
+        wait_until(lambda: (directory / f"ready.{cycle}").exists(), 60)
+
+    go_on(0)
+    script.write_text(EDITED.replace("SAYS", "2"))
+    part.write_text("VALUE = 22")
+    settings.write_text("2")
+    (directory / "go.0").touch()
+    go_on(1)
+    (directory / "checkpoint").touch()
+    (directory / "go.1").touch()
+    go_on(2)
+    (directory / "data" / "new").touch()
+    (directory / "go.2").touch()
+    finished = launched.wait()
+    assert finished.code == 0, finished.err
+    assert finished.out.splitlines() == [
+        *("script 1 part 1 settings 1", "0 False []"),
+        *("script 2 part 22 settings 2", "1 False []"),
+        *("script 2 part 22 settings 2", "2 True []"),
+        *("script 2 part 22 settings 2", "3 True ['new']"),
+    ]
+    changed = re.findall(r"(\S+) has changed: the script is run ahead again", finished.err)
+    assert changed == [str(script), str(directory / "checkpoint"), str(directory / "data")]
+    assert fork_points(launched) == ["script.py:6 (reads FT_CYCLE)"]
+
+
+LIKE_A_CUDA_BUILD = """
+import importlib.util, os, sys
+
+def note(what):
+    with open(os.environ["NOTES"], "a") as file:
+        file.write(what + "\\n")
+
+def count():
+    note("driver asked")
+    return 7
+
+def nvml():
+    note("NVML asked, in a process of its own: %s" % (os.readlink("/proc/self") != FIRST))
+    nvml.device = os.open("/dev/zero", os.O_WRONLY)
+    return int(os.environ["DEVICES"])
+
+FIRST = os.readlink("/proc/self")
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name != "torch.cuda":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        execute = spec.loader.exec_module
+        def exec_module(module):
+            execute(module)
+            module._is_compiled = lambda: True
+            module._raw_device_count_nvml = nvml
+            module._cudart = object()
+            module._C = sys.modules["torch._C"]
+            sys.modules["torch._C"]._cuda_getDeviceCount = count
+            sys.modules["torch._C"]._cuda_init = lambda: note("initialised")
+        spec.loader.exec_module = exec_module
+        return spec
+
+if "megatron_ft.rank.run_ahead" in sys.modules:  # not in the launcher, which asks for itself
+    sys.meta_path.insert(0, Finder())
+"""
+ASKS_CUDA = """
+import os, sys
+import torch
+print(torch.cuda.is_available(), torch.cuda.device_count(), flush=True)
+import torch.utils.cpp_extension
+if sys.argv[1] == "initialise":
+    try:
+        torch.cuda._lazy_init()
+    except Exception:
+        pass  # a CPU build gets no further
+print(os.environ["RANK"], torch.cuda._nvml_based_avail(), "PYTORCH_NVML_BASED_CUDA_CHECK" in os.environ, flush=True)
+print(torch.cuda.is_available(), torch._C._cuda_getDeviceCount.__name__, flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("devices", "word", "before", "point"),
+    [
+        ("2", "", "True 2", "script.py:11 (reads RANK)"),
+        ("2", "initialise", "True 2", "script.py:8 (initialises CUDA)"),
+        ("-1", "", "False 0", "script.py:11 (reads RANK)"),  # no driver: nothing to ask
+    ],
+)
+def test_cuda_is_asked_without_being_initialised(
+    launcher: Launcher, tmp_path: Path, devices: str, word: str, before: str, point: str
+) -> None:
+    """As in a GPU image, where torch is built with CUDA, and looks for it at the sight of a CUDA home."""
+    (tmp_path / "sitecustomize.py").write_text(LIKE_A_CUDA_BUILD)
+    (tmp_path / "home" / "bin").mkdir(parents=True)
+    (tmp_path / "home" / "bin" / "nvcc").touch()
+    (tmp_path / "script.py").write_text(ASKS_CUDA)
+    notes = tmp_path / "notes"
+    env = {"CUDA_HOME": str(tmp_path / "home"), "NOTES": str(notes), "DEVICES": devices, **path_with(tmp_path)}
+    launched = launcher.start([str(tmp_path / "script.py")], env=env, script_args=[word])
+    finished = launched.wait()
+    assert finished.code == 0, finished.err
+    assert fork_points(launched) == [point]
+    # the rank asks the driver itself, and that nobody has asked it before
+    assert finished.out.splitlines() == [before, "0 False False", "True count"]
+    told = notes.read_text().splitlines()
+    asked = [line for line in told if line.startswith("NVML")]
+    assert set(asked) == {"NVML asked, in a process of its own: True"}
+    assert [line for line in told if line not in asked] == [*(["initialised"] if word else []), "driver asked"]
 
 
 RESTARTS = """
 open(f"pid.{RANK}.{CYCLE}", "w").write(str(os.getpid()))
-say("ready", RANK, CYCLE, "torch" in sys.modules)
+say("ready", RANK, CYCLE, "forked", "megatron_ft.rank.run_ahead" in sys.modules)
 while not os.path.exists(f"go.{CYCLE}"):
     time.sleep(0.005)
 if CYCLE < 2 and RANK == 1:
@@ -113,12 +273,11 @@ if CYCLE < 2 and RANK == 1:
 """
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_server_that_is_ended_or_stopped_is_replaced(launcher: Launcher, how: int) -> None:
     launched = launcher.start(RESTARTS, *TWO, "--max-restarts=2")
     launched.wait_for("^ready", count=2)
-    first = states(launched, "started")[0]["pid"]
-    os.kill(first, how)
+    os.kill(states(launched, "started")[0]["pid"], how)
     wait_until(lambda: len(states(launched, "ready")) == 2, 60)
     (launched.directory / "go.0").touch()
     launched.wait_for("^ready", count=4)
@@ -129,10 +288,22 @@ def test_a_server_that_is_ended_or_stopped_is_replaced(launcher: Launcher, how: 
     finished = launched.wait()
     launched.assert_nothing_left()
     assert finished.code == 0, finished.err
-    assert "ready 1 1 True" in finished.out
+    assert "ready 1 1 forked True" in finished.out
     assert "ready 1 2" in finished.out
-    killed = "SIGTERM" if how == signal.SIGTERM else "SIGKILL"
-    assert f"the fork server ended ({killed}), which hurts no rank; a new one is started" in finished.lines
+    assert "the fork server ended (SIGKILL), which hurts no rank; a new one is started" in finished.lines
+
+
+def test_a_server_that_waits_hears_no_signal(launcher: Launcher) -> None:
+    """What is sent to it, or to all processes of a user, isn't for it; the handlers that it has are the script's."""
+    launched = launcher.start("import signal\n" + RESTARTS, *TWO, "--max-restarts=2")
+    launched.wait_for("^ready", count=2)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+        os.kill(states(launched, "started")[0]["pid"], number)
+    for cycle in range(3):
+        (launched.directory / f"go.{cycle}").touch()
+    finished = launched.wait()
+    assert finished.code == 0, finished.err
+    assert len(states(launched, "started")) == 1
 
 
 def test_an_interrupt_that_comes_before_a_rank_can_take_it_is_not_lost(tmp_path: Path) -> None:
@@ -157,7 +328,7 @@ def test_servers_that_keep_dying_are_given_up(launcher: Launcher) -> None:
     finished = launched.wait()
     assert finished.code == 0, finished.err
     assert "the fork server died 5 times; ranks start as fresh interpreters" in finished.lines
-    assert "ready 1 2 False" in finished.out
+    assert "ready 1 2" in finished.out
 
 
 @pytest.mark.parametrize(
@@ -166,7 +337,6 @@ def test_servers_that_keep_dying_are_given_up(launcher: Launcher) -> None:
         (["--no-python"], {}, "the ranks aren't run by this Python"),
         ([], {"PYTHON_EXEC": "/usr/bin/env"}, "the ranks aren't run by this Python"),
         (["--run-path"], {}, "the script isn't a file"),
-        ([], dict.fromkeys("ABC", "é" * 60_000), "their environment or command line is too large"),
     ],
 )
 def test_what_only_a_fresh_interpreter_can_run(
@@ -184,13 +354,13 @@ def test_what_only_a_fresh_interpreter_can_run(
 
 
 def test_a_file_beside_the_script_that_hides_an_imported_module(fresh_launcher: Launcher) -> None:
-    (fresh_launcher.directory / "queue.py").write_text("print('mine')")
+    (fresh_launcher.directory / "socket.py").write_text("print('mine')")
     script = fresh_launcher.directory / "hidden.py"
-    script.write_text("import queue")
-    launched = fresh_launcher.start([str(script)])
+    script.write_text("import socket, json, threading\nprint(socket.__file__ == __file__[:-9] + 'socket.py')")
+    launched = fresh_launcher.start([str(script)], env=dict.fromkeys("ABC", "é" * 60_000))
     finished = launched.wait()
-    assert finished.out == "mine\n"
-    assert "ranks start as fresh interpreters: queue beside the script hides a module of that name" in finished.lines
+    assert finished.out == "mine\nTrue\n"
+    assert fork_points(launched) == ["the end of the script"]
 
 
 def test_a_hundred_restarts_leave_nothing(launcher: Launcher) -> None:

@@ -7,6 +7,7 @@ import re
 import resource
 import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 from megatron_ft.ipc import open_files
 from megatron_ft.ipc.processes import wait_gone
 from megatron_ft.launcher import workers
-from megatron_ft.launcher.server_process import start_by_argv
+from megatron_ft.launcher.server_process import ServerProcess
 from tests.support.launching import Launcher, fresh_launcher
 
 __all__ = ["fresh_launcher"]
@@ -61,11 +62,14 @@ def lower() -> Iterator[tuple[int, int]]:
 def test_a_fork_server_that_comes_later_and_its_ranks_do_not(lower: tuple[int, int]) -> None:
     open_files.take_all()
     assert limits_of(os.getpid()) == (lower[1], lower[1])
-    server = start_by_argv(())
+    command = [sys.executable, "-u", "-m", "this"]
+    server = ServerProcess(command, os.environ, preload=(), shares_output=False)
     try:
         assert limits_of(server.pid) == lower
     finally:
-        server.end()
+        server.kill()
+        wait_gone(server.pidfd, 60)
+        server.reap()
     open_files.give_back()
     assert limits_of(os.getpid()) == lower
 

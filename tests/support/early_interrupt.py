@@ -1,4 +1,4 @@
-"""A fork server's rank gets SIGINT before it has been told to go; says how it ended. An argument: its script."""
+"""A rank gets SIGINT before it has been told to go; says how it ended. An argument: its script."""
 
 from __future__ import annotations
 
@@ -8,31 +8,25 @@ import signal
 import sys
 
 from megatron_ft.ipc.prctl import become_subreaper
-from megatron_ft.launcher.server_process import start_by_argv
+from megatron_ft.launcher.server_process import ServerProcess
 
 
 def main() -> None:
     """Fork one rank."""
     become_subreaper()
-    server = start_by_argv([])
+    command = [sys.executable, "-u", sys.argv[1]]
+    server = ServerProcess(command, os.environ, preload=(), shares_output=False)
     while not server.is_ready:
         select.select([server.channel_fd], [], [])
         server.read()
     go_read, go_write = os.pipe()
-    script = sys.argv[1]
-    request = {
-        "argv": [sys.executable, "-u", script],
-        "command": {"script": script, "is_module": False, "arguments": []},
-        "cwd": os.getcwd(),
-        "env": dict(os.environ),
-    }
-    (pid,) = server.fork_ranks([(request, [go_read, 0, 1, 2])])
+    (pid,) = server.fork_ranks([({"env": {"RANK": "0"}}, [go_read, 1, 2])])
     assert isinstance(pid, int), pid
     os.kill(pid, signal.SIGINT)
     os.write(go_write, b"g")
     status = os.waitpid(pid, 0)[1]
     print("ended with", os.waitstatus_to_exitcode(status), flush=True)
-    server.end()
+    server.kill()
 
 
 main()

@@ -29,7 +29,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from megatron_ft.rank import process_title
+from tests.support import process_title
 
 __all__ = ["ForkedLauncher", "end", "start"]
 

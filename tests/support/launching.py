@@ -63,7 +63,8 @@ class Finished:
     def lines(self) -> list[str]:
         """The launcher's own lines, without the prefix."""
         found = re.findall(r"^\[ft_launcher\] (.*)$", self.err, re.MULTILINE)
-        return [line for line in found if not line.startswith(("logs: ", "configuration: "))]
+        often = ("logs: ", "configuration: ", "ranks are forked at ")
+        return [line for line in found if not line.startswith(often)]
 
 
 class Launched:
@@ -224,7 +225,9 @@ class Launcher:
         directory.mkdir()
         if isinstance(script, str):
             path = directory / "script.py"
-            path.write_text(("" if self.imported is None else QUICK_END) + PRELUDE + script)
+            # torch first, where it is used: what reads its rank before imports once for each
+            first = ["import torch"] if re.search(r"^ *(import|from) torch", script, re.MULTILINE) else []
+            path.write_text("; ".join(([] if self.imported is None else [QUICK_END]) + first) + PRELUDE + script)
             script = [str(path)]
         arguments = [*options, *script, *script_args]
         launched = Launched(directory, arguments, env or {}, prefix, imported=self.imported, host=host)

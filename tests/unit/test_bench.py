@@ -119,7 +119,8 @@ def test_restarts_make_rows_even_if_nothing_recovered(recovered: int) -> None:
     theirs = restarts.summary([good] * recovered + [bad] * (2 - recovered))
     result = {name: {"ours": restarts.summary([good, good]), "torchrun": theirs} for name in restarts.ALL}
     plain = restarts.summary([bad])
-    found = restarts.rows({**result, "plain_torchrun": plain, "four_ranks": {"ours": memory, "torchrun": None}})
+    four = {"ours": {**memory, "launch": 0.4}, "torchrun": None}
+    found = restarts.rows({**result, "plain_torchrun": plain, "four_ranks": four, "four_megatron": four})
     shown = {row.what: row.cells() for row in found}
     assert shown["recovered, bare script"][1:3] == ["2 of 2", f"{recovered} of 2"]
     assert shown["kill to first step, bare script"][1:4] == ["0.4 s", *(["0.4 s", "1.00x"] if recovered else ["-"] * 2)]

@@ -19,6 +19,7 @@ NAMES = [
     "SectionTimeouts",
     "WorkloadAction",
     "WorkloadControlRequest",
+    "fork_point",
 ]
 
 

@@ -14,7 +14,6 @@ from megatron_ft.core.stack_dump import (
     main_stack,
     parse_faulthandler,
     parse_py_spy,
-    trimmed,
 )
 
 DUMP = """Thread 0x00007f01 (most recent call first):
@@ -63,13 +62,6 @@ def test_the_frame_that_tells_is_the_user_s() -> None:
     in_package = Frame("/v/site-packages/torch/x.py", 1, "f")
     assert frame_that_tells([in_package]) == in_package
     assert frame_that_tells([]) is None
-
-
-def test_the_frames_below_a_forked_script_are_cut() -> None:
-    ours = [Frame("/p/megatron_ft/rank/forked_rank.py", 1, "run"), Frame("/p/megatron_ft/launcher/main.py", 2, "main")]
-    own = Frame("/home/u/train.py", 3, "<module>")
-    assert trimmed([own, *ours]) == (own,)
-    assert trimmed(ours) == tuple(ours)
 
 
 def test_py_spy_s_json() -> None:

@@ -1,16 +1,11 @@
 """torch and a process group, nothing else."""
 
-# ruff: noqa: E402
-
 from __future__ import annotations
 
-from stamp import stamp
-
-stamp("user")
-import torch.distributed  # noqa: F401
-
-stamp("imported")
 import steps
+import torch.distributed  # noqa: F401
+from stamp import stamp_imported
 
 if __name__ == "__main__":
+    stamp_imported()
     steps.run()

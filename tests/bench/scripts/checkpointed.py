@@ -8,9 +8,6 @@ sleep, so that a busy machine changes its pace little. Resumes from the last che
 
 from __future__ import annotations
 
-from stamp import stamp
-
-stamp("user")
 import os
 import sys
 import time
@@ -23,8 +20,7 @@ import megatron.core
 import megatron.core.models.gpt  # noqa: F401
 import torch
 import torch.distributed as dist
-
-stamp("imported")
+from stamp import stamp, stamp_imported
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
@@ -67,4 +63,5 @@ def main(iterations: int, step_s: float, save_interval: int, path: Path) -> None
 
 
 if __name__ == "__main__":
+    stamp_imported()
     main(int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))

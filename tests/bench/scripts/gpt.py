@@ -9,19 +9,18 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from stamp import stamp
+from stamp import stamp, stamp_imported
 
 
 def main() -> None:
     """Train, with the modules that are beside train_gpt.py. The helper below needs those beside this, too."""
-    stamp("user")
     sys.path.insert(0, sys.argv.pop(1))
     import torch.distributed as dist
     import train_gpt
 
     from megatron_ft import fault_tolerance
 
-    stamp("imported")
+    stamp_imported()
     init_process_group, on_training_step_end = dist.init_process_group, fault_tolerance.on_training_step_end
     done = 0
 

@@ -3,23 +3,17 @@
 ``python hanging.py ours|reference STEPS SECONDS``: so many steps and so long after the first step.
 """
 
-# ruff: noqa: E402
-
 from __future__ import annotations
 
-from stamp import stamp
-
-stamp("user")
 import os
 import signal
 import sys
 import time
 from typing import Any
 
-import torch.distributed  # noqa: F401
-
-stamp("imported")
 import steps
+import torch.distributed  # noqa: F401
+from stamp import stamp, stamp_imported
 
 SECTION = "step"
 
@@ -69,5 +63,6 @@ class Section:
 
 
 if __name__ == "__main__":
+    stamp_imported()
     section = Section(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]))
     steps.run(lambda: section)

@@ -4,17 +4,14 @@
 
 from __future__ import annotations
 
-from stamp import stamp
-
-stamp("user")
 import warnings
 
 warnings.simplefilter("ignore")
 import megatron.core
 import megatron.core.models.gpt  # noqa: F401
-
-stamp("imported")
 import steps
+from stamp import stamp_imported
 
 if __name__ == "__main__":
+    stamp_imported()
     steps.run()

@@ -1,0 +1,68 @@
+"""What the ranks will run, as far as the command line tells at a glance: before torch, which knows it, is imported.
+
+A wrong guess is noticed when the command line is read, and costs the time since: nothing that a server does is seen
+from outside.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from megatron_ft.core.errors import ConfigError
+from megatron_ft.core.preload import parse_preload
+
+__all__ = ["Glance", "glance", "shares_output"]
+
+_FLAGS = (
+    *("standalone", "module", "no-python", "run-path", "virtual-local-rank", "help", "ft-observe-only"),
+    *("ft-scale-up-at-once", "ft-ignore-missing-cfg", "ignore-missing-fault-tol-cfg"),
+)
+_SHORT = {"m": "module", "h": "help", "r": "redirects", "t": "tee"}
+
+
+class Glance(NamedTuple):
+    """What to run ahead."""
+
+    command: list[str]
+    environment: dict[str, str]
+    """The launcher's, with what torch will add for the ranks."""
+    preload: tuple[str, ...]
+    shares_output: bool
+    """Standard output and standard error of the ranks go where those of the launcher do."""
+
+
+def glance(argv: Sequence[str], environ: Mapping[str, str]) -> Glance | None:
+    """None where ranks are to be fresh interpreters, and where nothing is to be run, or not by this Python."""
+    given = {
+        name.removeprefix("PET_").lower().replace("_", "-"): v for name, v in environ.items() if name[:4] == "PET_"
+    }
+    words = list(argv)
+    while words and (option := re.fullmatch(r"--([a-z][^=]*)(=.*)?|-([mhrt])(=?[^-].*)?", words[0])):
+        words.pop(0)
+        name = (option[1] or _SHORT[option[3]]).replace("_", "-")
+        inline = option[2] or option[4]
+        if name in _FLAGS:
+            given[name] = "1"
+        elif inline is not None:
+            given[name] = inline.removeprefix("=")
+        else:
+            given[name] = words.pop(0) if words else ""
+    try:
+        preload = parse_preload(given.get("ft-preload"))
+    except ConfigError:
+        return None  # it is told later
+    is_other = any(given.get(name, "0") != "0" for name in ("help", "no-python", "run-path", "numa-binding"))
+    if preload is None or is_other or not words or words[0].startswith("-") or "${" in words[0]:
+        return None
+    command = [sys.executable, "-u", *(["-m"] if given.get("module", "0") == "1" else []), *words]
+    is_one = "OMP_NUM_THREADS" in environ or given.get("nproc-per-node", "1").strip() == "1"
+    is_shared = shares_output(given.get("redirects", "0"), given.get("tee", "0"), given.get("logs-specs"))
+    return Glance(command, {**environ, **({} if is_one else {"OMP_NUM_THREADS": "1"})}, preload, is_shared)
+
+
+def shares_output(redirects: object, tee: object, logs_specs: object) -> bool:
+    """Whether the ranks' output goes where the launcher's goes, as far as torchrun's options tell."""
+    return str(redirects) == str(tee) == "0" and logs_specs is None

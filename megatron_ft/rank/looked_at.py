@@ -1,0 +1,67 @@
+"""Files that a script has read, run or looked for before its ranks are forked: have they changed since?"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import stat
+import sys
+from types import ModuleType
+
+from megatron_ft.rank.acting import is_own
+
+__all__ = ["LookedAt"]
+
+_NOT_FILES = ("/proc/", "/sys/", "/dev/")
+_Facts = tuple[int, ...] | None
+
+
+class LookedAt:
+    """Paths, and what they were when the script looked: a change during the run is seen, too."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[bool, _Facts]] = {}
+
+    def note(self, path: str, *, listed: bool = False) -> None:
+        """The script looks at ``path`` now; ``listed``: at the names in that directory."""
+        with contextlib.suppress(OSError, ValueError, NotImplementedError):  # no working directory; no such name
+            path = os.path.abspath(path)
+            if path.endswith(".pyc") and "__pycache__" in path:
+                path = importlib.util.source_from_cache(path)
+        if path.startswith(_NOT_FILES):
+            return
+        if path not in self._seen or (listed and not self._seen[path][0]):
+            self._seen[path] = listed, _facts(path, listed)
+
+    def __len__(self) -> int:
+        """How many."""
+        return len(self._seen)
+
+    def note_modules(self) -> None:
+        """What was imported without opening a file that anybody could see, as extension modules are."""
+        for module in list(sys.modules.values()):
+            file = getattr(module, "__file__", None) if isinstance(module, ModuleType) else None
+            if isinstance(file, str) and (is_own(file) or module.__name__ == "__main__"):
+                self.note(file)
+
+    def changed(self) -> str | None:
+        """One that isn't what it was."""
+        for path, (listed, facts) in self._seen.items():
+            if _facts(path, listed) != facts:
+                return path
+        return None
+
+
+def _facts(path: str, listed: bool) -> _Facts:
+    """None: there is no such file. The time of a directory changes with what is in it, which nobody may have seen."""
+    try:
+        found = _stat(path)
+    except (OSError, ValueError):
+        return None
+    if stat.S_ISDIR(found.st_mode):
+        return (found.st_ino, found.st_mtime_ns) if listed else (found.st_ino,)
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_mode
+
+
+_stat = os.stat  # the one that nobody watches

@@ -1,0 +1,128 @@
+"""Functions that do something first while a script is run ahead, and afterwards are what they were."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+__all__ = ["Replacements"]
+
+Hook = Callable[[Any, Callable[..., None]], None]
+
+
+class Replacements:
+    """What was replaced, now and when modules were imported, and the way back."""
+
+    def __init__(self) -> None:
+        self._done: list[tuple[Any, str, Any, bool]] = []
+        self._finder = _Finder(self)
+
+    def replace(self, owner: Any, name: str, before: Callable[..., None]) -> None:
+        """Call ``before`` with the arguments of each call first. What is not there isn't replaced."""
+        original = getattr(owner, name, None)
+        if owner is None or original is None:
+            return
+        self.put(owner, name, _method(original, before) if isinstance(owner, type) else _First(original, before))
+
+    def put(self, owner: Any, name: str, value: Any) -> None:
+        """Let it be something else until ``undo``."""
+        self._done.append((owner, name, getattr(owner, name), name in vars(owner)))
+        setattr(owner, name, value)
+
+    def when_imported(self, name: str, hook: Hook) -> None:
+        """Call ``hook`` with that module and ``replace`` as soon as it is imported: now, if it is."""
+        if name in sys.modules:
+            hook(sys.modules[name], self.replace)
+            return
+        self._finder.hooks.setdefault(name, []).append(hook)
+        if self._finder not in sys.meta_path:
+            sys.meta_path.insert(0, self._finder)
+
+    def undo(self) -> None:
+        """Who has kept a function from before has one that does the same."""
+        if self._finder in sys.meta_path:
+            sys.meta_path.remove(self._finder)
+        # torch.jit knows functions by their identity
+        table = getattr(sys.modules.get("torch.jit._builtins"), "_builtin_table", None) or {}
+        for owner, name, original, was_own in reversed(self._done):
+            standing_in = getattr(owner, name, None)
+            if isinstance(standing_in, _First):
+                standing_in.before = _nothing
+            if id(standing_in) in table:
+                table[id(original)] = table[id(standing_in)]
+            if was_own:
+                setattr(owner, name, original)
+            else:
+                delattr(owner, name)
+        self._done.clear()
+
+
+def _nothing(*_arguments: Any, **_named: Any) -> None:
+    pass
+
+
+class _First:
+    """A function of a module; no function itself, for as an attribute of a class it would become a method.
+
+    Equal to what it stands for, which is a member of sets (``os.supports_dir_fd``).
+    """
+
+    def __init__(self, function: Callable[..., Any], before: Callable[..., None]) -> None:
+        self.function = function
+        self.before = before
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        self.before(*arguments, **named)
+        return self.function(*arguments, **named)
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self.function == (other.function if isinstance(other, _First) else other))
+
+    def __hash__(self) -> int:
+        return hash(self.function)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.function, name)
+
+
+def _method(original: Callable[..., Any], before: Callable[..., None]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def method(*arguments: Any, **named: Any) -> Any:
+        before(*arguments, **named)
+        return original(*arguments, **named)
+
+    return method
+
+
+class _Finder:
+    """Finds what the others find, and has hooks called when it has been imported."""
+
+    def __init__(self, replacements: Replacements) -> None:
+        self.hooks: dict[str, list[Hook]] = {}
+        self._replacements = replacements
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name not in self.hooks:
+            return None
+        found = (f.find_spec(name, path, target) for f in [*sys.meta_path] if f is not self)
+        spec = next((spec for spec in found if spec is not None), None)
+        if spec is not None and spec.loader is not None:
+            loader: Any = spec.loader
+            execute = loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                vars(loader).pop("exec_module", None)
+                execute(module)
+                for hook in self.hooks[name]:
+                    hook(sys.modules.get(name, module), self._replacements.replace)
+
+            with contextlib.suppress(AttributeError):  # a loader that is a class: of what is built in
+                loader.exec_module = exec_module
+        return spec

@@ -1,0 +1,121 @@
+"""Whether a process can be forked to make ranks, and what a rank must not share with its siblings."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import stat
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from megatron_ft.ipc.processes import thread_count
+
+__all__ = ["descriptors", "identity", "into_streams", "separate", "why_not_shared"]
+
+_BAD_FORK_EXIT = 3
+_SHARED_MEMORY = re.compile(r"^\S+ .w.s \S+ \S+ \S+ *(.*)$", re.MULTILINE)
+_HARMLESS_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+_exit, _fork = os._exit, os.fork
+
+
+def why_not_shared(own: set[int], captured: Iterable[int]) -> str | None:
+    """What this process has that no fork of it may have, too; None: nothing. ``own`` descriptors are ours.
+
+    ``captured``: files that stand for the ranks' streams.
+    """
+    return _why_child() or _why_threads() or _why_open(own, set(map(identity, captured))) or _why_memory()
+
+
+def _why_child() -> str | None:
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    return "it has a child process"
+
+
+def _why_threads() -> str | None:
+    """It is tried: libraries that mind forks (OpenBLAS) end their threads before one, so threads are counted after."""
+    pid = _fork()
+    if pid == 0:
+        _exit(_BAD_FORK_EXIT if _has_cuda() else 0)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if status != 0:
+        return "it has initialised CUDA" if status == _BAD_FORK_EXIT else f"a fork of it ended with {status}"
+    return "it has a thread of a C library" if thread_count() > 1 else None
+
+
+def _has_cuda() -> bool:
+    cuda: Any = sys.modules.get("torch.cuda")
+    return cuda is not None and bool(cuda.is_initialized() or cuda._is_in_bad_fork())
+
+
+def _why_open(own: set[int], captured: set[tuple[int, int]]) -> str | None:
+    for fd, link, flags in _descriptors(own):
+        if identity(fd) in captured:
+            continue
+        is_file = stat.S_ISREG(os.fstat(fd).st_mode) and not link.startswith("/memfd:")
+        if stat.S_ISDIR(os.fstat(fd).st_mode) or link in _HARMLESS_DEVICES:
+            continue
+        if not is_file:
+            return f"it has {link} open"
+        if flags & os.O_ACCMODE != os.O_RDONLY:
+            return f"it has {link} open to write"
+    return None
+
+
+def _why_memory() -> str | None:
+    with open("/proc/self/maps") as file:
+        found = _SHARED_MEMORY.search(file.read())
+    return None if found is None else f"it has shared memory ({found[1] or 'anonymous'})"
+
+
+def identity(fd: int) -> tuple[int, int]:
+    """Of the file that is open there."""
+    found = os.fstat(fd)
+    return found.st_dev, found.st_ino
+
+
+def into_streams(fds: Iterable[int], streams: Mapping[tuple[int, int], int]) -> None:
+    """In a rank: what is written to a captured file, under whatever number, goes to the stream that it stands for."""
+    for fd in fds:
+        with contextlib.suppress(OSError, KeyError):  # the script has closed it; it is another file
+            os.dup2(streams[identity(fd)], fd, os.get_inheritable(fd))
+
+
+def separate(own: set[int], script: set[int]) -> None:
+    """In a rank: keep the ``script``'s descriptors and the standard streams, and close all others.
+
+    Files that are open for reading are opened again, each where it was read to.
+    """
+    for fd in set(map(int, os.listdir("/proc/self/fd"))) - script - {0, 1, 2}:
+        with contextlib.suppress(OSError):  # the one that listed them
+            os.close(fd)
+    for fd, link, flags in _descriptors(own):
+        if link in _HARMLESS_DEVICES or flags & os.O_ACCMODE != os.O_RDONLY:
+            continue
+        with contextlib.suppress(OSError):  # it may not be opened any more
+            position = os.lseek(fd, 0, os.SEEK_CUR)
+            anew = os.open(f"/proc/self/fd/{fd}", flags & ~(os.O_CREAT | os.O_EXCL | os.O_TRUNC) | os.O_CLOEXEC)
+            os.lseek(anew, position, os.SEEK_SET)
+            os.dup2(anew, fd, os.get_inheritable(fd))
+            os.close(anew)
+
+
+def descriptors(own: set[int]) -> set[int]:
+    """Those that the script has opened."""
+    return {fd for fd, _, _ in _descriptors(own)}
+
+
+def _descriptors(own: set[int]) -> list[tuple[int, str, int]]:
+    """Number, name and flags of those that the script has opened."""
+    found = []
+    for fd in sorted(set(map(int, os.listdir("/proc/self/fd"))) - own):
+        try:
+            found.append((fd, os.readlink(f"/proc/self/fd/{fd}"), fcntl.fcntl(fd, fcntl.F_GETFL)))
+        except OSError:
+            continue  # the one that listed them
+    return found

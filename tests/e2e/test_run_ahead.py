@@ -1,0 +1,159 @@
+"""Ranks that are forked from their own script can't tell: small programs print what they print under torchrun."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.launching import ROOT, Launched, Launcher, clean_environment, launcher
+
+__all__ = ["launcher"]
+
+PROGRAMS = ROOT / "tests" / "support" / "programs"
+NAMES = sorted(path.stem for path in PROGRAMS.glob("*.py"))
+# where each must have been forked, at the latest point that is safe
+POINTS = {
+    "arguments": "arguments.py:9 (reads RANK)",
+    "asyncio_loop": "asyncio_loop.py:14 (makes an event loop)",
+    "caches": "caches.py:23 (reads RANK)",
+    "deletes": "deletes.py:16 (reads RANK)",
+    "environment": "environment.py:16 (reads RANK)",
+    "files": "files.py:13 (reads RANK)",
+    "guarded": "guarded.py:10 (reads LOCAL_RANK)",
+    "locks": "locks.py:13 (reads RANK)",
+    "logs": "logs.py:10 (opens logs.py.log to write)",
+    "logs_process": "logs_process.py:8 (asks for its process id)",
+    "marks_the_point": "marks_the_point.py:10 (asks for it)",
+    "missing_variable": "missing_variable.py:6 (reads TORCHELASTIC_NOBODY_SETS_THIS)",
+    "moves_streams": "moves_streams.py:12 (reads RANK)",
+    "never_reads_rank": "the end of the script",
+    "own_hook": "own_hook.py:8 (reads RANK)",
+    "patches": "patches.py:21 (reads RANK)",
+    "prints": "prints.py:17 (reads RANK)",
+    "process_group": "process_group.py:8 (draws random numbers (torch.uniform_) that nobody has seeded)",
+    "raises": "the end of the script",
+    "rank_at_import": "reads_rank.py:5 (reads RANK)",
+    "seeds": "seeds.py:14 (reads RANK)",
+    "signals": "signals.py:11 (reads RANK)",
+    "spawns": "spawns.py:21 (makes a pipe)",
+    "subprocesses": "subprocesses.py:7 (starts a program)",
+    "thread_at_import": "starts_thread.py:16 (starts a thread)",
+    "warns": "warns.py:14 (reads RANK)",
+    "whole_environment": "whole_environment.py:6 (reads all of os.environ)",
+}
+
+
+@pytest.fixture(scope="module")
+def under_torchrun(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, str, int]]:
+    """What each program writes to its two streams, and its exit code: one torchrun for all of them."""
+    directory = tmp_path_factory.mktemp("torchrun")
+    words = " ".join(NAMES)
+    command = f"""
+names=({words}); name=${{names[$LOCAL_RANK]}}
+export RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 LOCAL_WORLD_SIZE=1 MASTER_PORT=0
+export TORCHELASTIC_USE_AGENT_STORE=False
+{sys.executable} -u {PROGRAMS}/$name.py a "b c" > {directory}/$name.out 2> {directory}/$name.err
+echo $? > {directory}/$name.code
+"""
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={len(NAMES)}", "--no-python"),
+            *("bash", "-c", command),
+        ],
+        env={**clean_environment(), "PYTHONPATH": str(ROOT), "TMPDIR": str(directory)},
+        cwd=directory,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=True,
+        timeout=100,
+    )
+    return {
+        name: (
+            *(normal((directory / f"{name}.{stream}").read_text(), directory) for stream in ("out", "err")),  # type: ignore[misc]
+            int((directory / f"{name}.code").read_text()),
+        )
+        for name in NAMES
+    }
+
+
+def normal(text: str, directory: Path) -> str:
+    """Without what no two runs have in common."""
+    text = text.replace(str(directory), "HERE")
+    text = re.sub(r"0x[0-9a-f]+|started \d+", "NUMBER", text)
+    return re.sub(r"^\d+ \d+$", "PID PID", text, flags=re.MULTILINE)
+
+
+def forked_at(launched: Launched) -> str:
+    """What the launcher says of it, once."""
+    (point,) = re.findall(r"ranks are forked at (.*), after \d+\.\d s of imports$", launched.err, re.MULTILINE)
+    return str(point)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_program_does_what_it_does_under_torchrun(
+    launcher: Launcher, under_torchrun: dict[str, tuple[str, str, int]], name: str
+) -> None:
+    launched = launcher.start(
+        [str(PROGRAMS / f"{name}.py"), "a", "b c"],
+        *("--max-restarts=1", "--redirects=3", "--log-dir=logs"),
+        env={"PYTHONPATH": str(ROOT)},
+    )
+    finished = launched.wait()
+    assert forked_at(launched) == POINTS[name]
+    assert not launched.events("fork_failed"), finished.err
+    exits = launched.events("rank_exited")
+    assert [event["cycle"] for event in exits] == [0, 1], finished.err
+    for cycle, event in enumerate(exits):
+        (directory,) = launched.directory.glob(f"logs/*/attempt_{cycle}/0")
+        found = [(directory / f"{stream}.log").read_text() for stream in ("stdout", "stderr")]
+        found = [normal(text, launched.directory).replace(launched.temp_dir, "HERE") for text in found]
+        assert (*found, event["exitcode"]) == under_torchrun[name], f"in cycle {cycle}"
+
+
+UNSEEDED = """
+import random, numpy, torch, os
+first = random.Random().random()
+os.environ["RANK"]
+numbers = [random.random(), numpy.random.rand(), torch.rand(1).item(), random.Random().random()]
+print(*numbers, torch.initial_seed(), os.urandom(4).hex(), flush=True)
+if os.environ["FT_CYCLE"] == "0":
+    import time
+    open(os.environ["RANK"], "w").close()
+    while not (os.path.exists("0") and os.path.exists("1")):
+        time.sleep(0.01)
+    os._exit(1)
+"""
+
+
+def test_what_nobody_has_seeded_differs_in_all_ranks_and_cycles(launcher: Launcher, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(UNSEEDED.replace("first = random.Random().random()\n", ""))
+    launched = launcher.start([str(script)], "--nproc-per-node=2", "--max-restarts=1")
+    finished = launched.wait()
+    assert finished.code == 0, finished.err
+    assert forked_at(launched) == "script.py:3 (reads RANK)"
+    rows = [line.split() for line in finished.out.splitlines()]
+    assert len(rows) == 4
+    for column in zip(*rows, strict=True):
+        assert len(set(column)) == 4
+    script.write_text(UNSEEDED)
+    launched = launcher.start([str(script)], "--nproc-per-node=2", "--max-restarts=1")
+    assert launched.wait().code == 0
+    assert forked_at(launched) == "script.py:3 (draws random numbers (random.Random))"
+
+
+def test_what_was_printed_before_the_point_has_the_prefix_of_each_rank(launcher: Launcher, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("print('before')\nimport os\nprint('rank', os.environ['RANK'])\n")
+    launched = launcher.start([str(script)], "--nproc-per-node=2", "--tee=3", "--log-dir=logs")
+    finished = launched.wait()
+    assert finished.code == 0, finished.err
+    for rank in (0, 1):
+        (log,) = launched.directory.glob(f"logs/*/attempt_0/{rank}/stdout.log")
+        assert log.read_text() == f"before\nrank {rank}\n"
+        assert f"]:rank {rank}" in finished.out
+    assert len(re.findall(r"]:before$", finished.out, re.MULTILINE)) == 2
