@@ -27,7 +27,8 @@ _GREETING_S = 10.0
 _ACCEPTED_AT_ONCE = 1000
 _SETTLE_SHARE = 0.2
 _LONGEST_PAUSE_S = 0.02
-"""To draw conclusions takes the longer the more nodes there are: it is done after more messages at once then."""
+"""To draw conclusions takes the longer the more nodes there are. It is to take this share of the time, unless a pause
+gets too long: more messages are heard in between then."""
 _SHORT_BYTES = 256
 
 
