@@ -16,18 +16,40 @@ from megatron_ft.core.job.coordinator import Coordinator
 from megatron_ft.ipc import tcp
 from megatron_ft.ipc.secret import read_secret
 
+__all__ = ["DESCRIPTION", "add_arguments", "coordinate", "main"]
+
 _EXIT_MISTAKE = 2
+_EXIT_INTERRUPTED = 130
+DESCRIPTION = """\
+Coordinate one job until it ends: the launchers of all its nodes connect here, are told who trains in which place, and
+report failures. Launchers start a coordinator themselves; start one by hand to have it on a machine that isn't part of
+the job. It needs little memory and no GPU. If it dies, ranks train on, and one of the launchers starts another.
+Set FT_SECRET (or FT_SECRET_FILE) to the value that the launchers have, and only those that know it are let in."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve; the exit code."""
-    parser = argparse.ArgumentParser(prog="megatron-ft coordinator", description=__doc__)
-    parser.add_argument("--listen", default=":29500", metavar="HOST:PORT", help="default: :29500, on all addresses")
+    parser = argparse.ArgumentParser(prog="python -m megatron_ft.coordinator", description=DESCRIPTION)
+    add_arguments(parser)
+    return coordinate(parser.parse_args(argv))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Those of a person, and those that only a launcher gives."""
+    parser.add_argument(
+        "--listen",
+        default=":29500",
+        metavar="HOST:PORT",
+        help="where launchers connect: an address of this machine, or only :PORT for all of them (default: :29500)",
+    )
     parser.add_argument("--fd", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--owner", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--elsewhere", default="", help=argparse.SUPPRESS)
     parser.add_argument("--takes-over", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args(argv)
+
+
+def coordinate(options: argparse.Namespace) -> int:
+    """Serve, until the job has ended; the exit code: 0, 2 for a user's mistake, 130 for Ctrl-C."""
     try:
         secret = read_secret(os.environ)
         listener = _listener(options.listen, options.fd)
@@ -36,7 +58,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"megatron-ft coordinator: {options.listen}: {error}", file=sys.stderr)
         return _EXIT_MISTAKE
     os.environ.pop("FT_SECRET", None)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the launchers get it, too, and end the job
+    if owner is not None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the launchers get it, too, and end the job
+    if options.fd is None:
+        known = "who know FT_SECRET" if secret else "whoever they are (FT_SECRET isn't set)"
+        host, port = listener.getsockname()[:2]
+        print(f"megatron-ft coordinator: listening on {host} port {port} for launchers {known}", file=sys.stderr)
     tcp.raise_descriptor_limit()
     word = f"{socket.gethostname()}.{os.getpid()}.{os.urandom(4).hex()}"
     machine = Coordinator(
@@ -46,13 +73,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         elsewhere=options.elsewhere,
         now_s=time.monotonic(),
     )
-    Service(listener, machine, secret=secret, owner=owner).run()
+    try:
+        Service(listener, machine, secret=secret, owner=owner).run()
+    except KeyboardInterrupt:
+        return _EXIT_INTERRUPTED
     return 0
 
 
 def _listener(address: str, fd: int | None) -> socket.socket:
     if fd is None:
-        return tcp.listen(*tcp.parse_address(address))
+        return tcp.listen(*tcp.parse_address(address, default_port=29500))
     listener = socket.socket(fileno=fd)
     listener.setblocking(False)
     return listener

@@ -10,7 +10,7 @@ import resource
 import socket
 
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.ipc.wire import Decoder, Message
+from megatron_ft.ipc.wire import Decoder, Message, decode
 
 __all__ = ["Peer", "connect", "listen", "parse_address", "raise_descriptor_limit"]
 
@@ -63,6 +63,14 @@ class Peer:
         Raises:
             ProtocolError: the peer speaks otherwise.
         """
+        return [decode(body) for body in self.read_bodies()]
+
+    def read_bodies(self) -> list[bytes]:
+        """The same, before they are decoded.
+
+        Raises:
+            ProtocolError: the peer speaks otherwise.
+        """
         try:
             data = self.sock.recv(_CHUNK)
         except BlockingIOError:
@@ -72,7 +80,7 @@ class Peer:
         if not data:
             self.is_open = False
             return []
-        return list(self._decoder.feed(data))
+        return list(self._decoder.bodies(data))
 
     def close(self) -> None:
         """Close it; calling it again does nothing."""

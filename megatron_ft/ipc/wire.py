@@ -66,6 +66,18 @@ class Decoder:
         Raises:
             ProtocolError: the bytes aren't ours; nothing after them can be read.
         """
+        return map(decode, self.bodies(data))
+
+    def bodies(self, data: bytes) -> Iterator[bytes]:
+        """As ``feed``, for who decodes them himself.
+
+        Raises:
+            ProtocolError: there is one that is too long.
+        """
+        if not self._buffer and data[: _LENGTH.size] == _LENGTH.pack(max(0, len(data) - _LENGTH.size)):
+            if len(data) <= MAX_MESSAGE_BYTES:  # one message, and no more: nearly always
+                yield data[_LENGTH.size :]
+                return
         self._buffer += data
         while len(self._buffer) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer)
@@ -76,10 +88,15 @@ class Decoder:
                 return
             body = bytes(self._buffer[_LENGTH.size : end])
             del self._buffer[:end]
-            yield _parse(body)
+            yield body
 
 
-def _parse(body: bytes) -> Message:
+def decode(body: bytes) -> Message:
+    """One message, without its length.
+
+    Raises:
+        ProtocolError: it isn't one of ours.
+    """
     try:
         message = _loads(body)
     except (ValueError, RecursionError) as error:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from megatron_ft.coordinator import __main__ as coordinator
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.ipc.ft_options import with_hint
 from megatron_ft.report import check_config, command, pausing, status
@@ -52,6 +53,11 @@ def _parser() -> argparse.ArgumentParser:
     check_config.add_command(commands)
     pausing.add_commands(commands)
     status.add_command(commands)
+    by_hand = commands.add_parser(
+        "coordinator", help="coordinate a job from a machine of your choice", description=coordinator.DESCRIPTION
+    )
+    coordinator.add_arguments(by_hand)
+    by_hand.set_defaults(run=coordinator.coordinate)
     return parser
 
 

@@ -5,6 +5,7 @@ python tests/bench/control.py 100 1000          # so many launchers each
 
 from __future__ import annotations
 
+import gc
 import json
 import mmap
 import os
@@ -15,7 +16,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -29,10 +32,16 @@ from megatron_ft.core.job.member import Identity, Member
 from megatron_ft.ipc import tcp
 from megatron_ft.ipc.secret import Asked, read_secret
 from megatron_ft.ipc.wire import encode
+from tests.bench.figures import Row, compare
+from tests.bench.stand_ins import StandIns
 
-__all__ = ["Swarm", "measure"]
+__all__ = ["Swarm", "measure", "measure_all", "measure_c10d", "rows"]
 
 _PROCESSES = 2
+_BOUND_S = 60.0
+_C10D_BOUND_S = 60
+_ME = str(Path(__file__).resolve())
+_C10D = str(Path(__file__).resolve().with_name("c10d_meeting.py"))
 
 
 class _StandIn:
@@ -40,13 +49,11 @@ class _StandIn:
 
     def __init__(self, swarm: Swarm, number: int, identity: Identity) -> None:
         self.swarm = swarm
-        self.number = number
         self.member = Member(identity, now_s=time.monotonic(), chance=random.Random(number))
         self.peer: tcp.Peer | None = None
         self.is_connected = False
         self.asked: Asked | None = None
         self.cycle = -1
-        self.begun_s = 0.0
         self.place: int | None = None
         self.code: int | None = None
         self.was_ended = False
@@ -75,7 +82,7 @@ class _StandIn:
                 case edge.OpenStore(held):
                     self.do(self.member.store_opened(held, "127.0.0.1:1", now_s))
                 case edge.Begin(held):
-                    self.cycle, self.begun_s, self.place = held.decision.cycle, now_s, held.place
+                    self.cycle, self.place = held.decision.cycle, held.place
                 case edge.EndRanks():
                     self.was_ended = True
                     self.do(self.member.ready(now_s))
@@ -136,7 +143,6 @@ class Swarm:
         self.secret = read_secret(os.environ)
         self.selector = selectors.DefaultSelector()
         rules = m.Rules(min_nodes=total - 1, max_nodes=total - 1, max_restarts=10)  # one is a spare
-        self.total = total
         self.all: list[_StandIn] = []
         for number in numbers:
             own = can_coordinate if number == numbers[0] else ""
@@ -148,13 +154,6 @@ class Swarm:
         for each in self.all:
             each.do(each.member.ready(time.monotonic()))
             each.do(each.member.tick(time.monotonic()))
-
-    def run_until_in(self, cycle: int) -> None:
-        """Serve until everybody but the spare is in that cycle."""
-        spare = self.total - 1 if cycle == 0 else -1
-        self.run_until(
-            time.monotonic() + 120, lambda: all(each.cycle >= cycle or each.number == spare for each in self.all)
-        )
 
     def run_until(self, deadline_s: float, is_done: object = None) -> None:
         """Serve."""
@@ -173,22 +172,21 @@ class Swarm:
 def _child(address: str, first: int, last: int, total: int) -> None:
     """In a process of its own: commands come as lines, answers go as lines."""
     tcp.raise_descriptor_limit()
-    swarm = Swarm(address, range(first, last), total)
+    stand_ins = StandIns(address, range(first, last), total)
+    gc.disable()  # they aren't what is measured
     print(json.dumps({"ready": last - first}), flush=True)
     for line in sys.stdin:
         command, argument = line.split()
+        is_there = True
         if command == "start":
-            swarm.start()
+            stand_ins.start()
         if command == "lose":
-            for each in [each for each in swarm.all if each.number == int(argument)]:
-                each.close()
-                swarm.all.remove(each)
+            stand_ins.lose(int(argument))
         if command == "idle":
-            swarm.run_until(time.monotonic() + float(argument))
+            stand_ins.run_for(float(argument))
         if command == "cycle":
-            cycle = int(argument)
-            swarm.run_until_in(cycle)
-        print(json.dumps({"last_s": max(each.begun_s for each in swarm.all)}), flush=True)
+            is_there = stand_ins.run_until_in(int(argument), _BOUND_S)
+        print(json.dumps({"last_s": stand_ins.last_s if is_there else None}), flush=True)
 
 
 def _usage(pid: int) -> float:
@@ -204,70 +202,137 @@ def _coordinator(fd: int, path: str) -> None:
     service = Service(socket.socket(fileno=fd), machine, secret=read_secret(os.environ), owner=None)
     with open(path, "r+b") as file, mmap.mmap(file.fileno(), 8) as shared:
         while True:
-            service.run_once(max(0.0, machine.alarm_s - time.monotonic()))
+            service.run_once()
             shared[:8] = service.bytes_sent.to_bytes(8, "little")
 
 
-def measure(launchers: int, *, processes: int = _PROCESSES, idle_s: float = 5.0) -> dict[str, float]:
-    """Meet, lose one, meet again, stay. Seconds, shares of one core, and bytes a second."""
-    listener = tcp.listen("127.0.0.1", 0)
-    address = f"127.0.0.1:{listener.getsockname()[1]}"
-    listener.set_inheritable(True)
-    stats = tempfile.NamedTemporaryFile()  # noqa: SIM115 - closed below
-    stats.write(bytes(8))
-    stats.flush()
-    me = [sys.executable, str(Path(__file__).resolve())]
-    words = [*me, "--coordinator", str(listener.fileno()), stats.name]
-    coordinator = subprocess.Popen(words, pass_fds=[listener.fileno()])
-    listener.close()
-    size = -(-launchers // processes)
-    spans = [(first, min(first + size, launchers)) for first in range(0, launchers, size)]
-    children = [
-        subprocess.Popen(
-            [*me, "--child", address, str(first), str(last), str(launchers)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for first, last in spans
-    ]
+class _Children:
+    """Processes that take a line and answer with one."""
 
-    def sent_bytes() -> int:
-        return int.from_bytes(Path(stats.name).read_bytes(), "little")
+    def __init__(self, commands: list[list[str]]) -> None:
+        self._all = [
+            subprocess.Popen(
+                [sys.executable, *each],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL if _C10D in each else None,  # it warns of each name that it can't look up
+                text=True,
+            )
+            for each in commands
+        ]
+        self._answers(self._all)
 
-    def ask(line: str, only: subprocess.Popen[str] | None = None) -> list[dict[str, float]]:
-        asked = children if only is None else [only]
+    def ask(self, line: str, *, first_only: bool = False) -> float | None:
+        """When the last of them was done; None if it wasn't in time."""
+        asked = self._all[:1] if first_only else self._all
         for child in asked:
             assert child.stdin is not None
             child.stdin.write(f"{line}\n")
             child.stdin.flush()
+        found = [answer["last_s"] for answer in self._answers(asked)]
+        return None if None in found else max(found)
+
+    def _answers(self, asked: list[subprocess.Popen[str]]) -> list[dict[str, Any]]:
         return [json.loads(child.stdout.readline()) for child in asked if child.stdout is not None]
 
+    def end(self) -> None:
+        """All of them."""
+        for child in self._all:
+            child.kill()
+        for child in self._all:
+            child.communicate()
+
+
+def _spans(nodes: int, processes: int) -> list[list[str]]:
+    size = -(-nodes // processes)
+    return [[str(first), str(min(first + size, nodes)), str(nodes)] for first in range(0, nodes, size)]
+
+
+def measure(launchers: int, *, processes: int = _PROCESSES, idle_s: float = 5.0) -> dict[str, float | None]:
+    """Meet, lose one, meet again, stay. Seconds, shares of one core, and bytes a second; None for what never came."""
+    listener = tcp.listen("127.0.0.1", 0)
+    address = f"127.0.0.1:{listener.getsockname()[1]}"
+    listener.set_inheritable(True)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("FT_SECRET")}
+    with tempfile.NamedTemporaryFile() as stats:
+        stats.write(bytes(8))
+        stats.flush()
+        words = [sys.executable, _ME, "--coordinator", str(listener.fileno()), stats.name]
+        coordinator = subprocess.Popen(words, pass_fds=[listener.fileno()], env=environment)
+        listener.close()
+        children = _Children([[_ME, "--child", address, *span] for span in _spans(launchers, processes)])
+        try:
+            return _measure(children, coordinator.pid, Path(stats.name), idle_s)
+        finally:
+            children.end()
+            coordinator.kill()
+            coordinator.wait()
+
+
+def _measure(children: _Children, coordinator: int, stats: Path, idle_s: float) -> dict[str, float | None]:
+    def used() -> tuple[float, float, float]:
+        return time.monotonic(), _usage(coordinator), float(int.from_bytes(stats.read_bytes(), "little"))
+
+    children.ask("idle 0.5")  # the coordinator has loaded what it needs
+    began = used()
+    children.ask("start 0")
+    met_s = children.ask("cycle 0")
+    children.ask("idle 1")
+    met = used()
+    children.ask("lose 1", first_only=True)
+    again_s = children.ask("cycle 1")
+    children.ask("idle 1")
+    before = used()
+    children.ask(f"idle {idle_s}")
+    after = used()
+    passed_s = after[0] - before[0]
+    return {
+        "meet_s": None if met_s is None else met_s - began[0],
+        "meet_cpu_s": met[1] - began[1],
+        "meet_bytes": met[2] - began[2],
+        "again_s": None if again_s is None else again_s - met[0],
+        "steady_cpu_share": (after[1] - before[1]) / passed_s,
+        "steady_bytes_s": (after[2] - before[2]) / passed_s,
+    }
+
+
+def measure_c10d(nodes: int, *, processes: int = _PROCESSES) -> float | None:
+    """Seconds until as many nodes have met through torch's c10d rendezvous; None if they haven't in a minute."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        endpoint = f"127.0.0.1:{free.getsockname()[1]}"
+    children = _Children([[_C10D, endpoint, *span, str(_C10D_BOUND_S)] for span in _spans(nodes, processes)])
     try:
-        for child in children:
-            assert child.stdout is not None
-            child.stdout.readline()
-        found: dict[str, float] = {}
-        began_s, used_s, sent = time.monotonic(), _usage(coordinator.pid), sent_bytes()
-        ask("start 0")
-        found["meet_s"] = max(answer["last_s"] for answer in ask("cycle 0")) - began_s
-        found["meet_cpu_s"] = _usage(coordinator.pid) - used_s
-        found["meet_bytes"] = sent_bytes() - sent
-        ask("idle 1")
         began_s = time.monotonic()
-        ask("lose 1", children[0])
-        found["again_s"] = max(answer["last_s"] for answer in ask("cycle 1")) - began_s
-        used_s, sent, began_s = _usage(coordinator.pid), sent_bytes(), time.monotonic()
-        ask(f"idle {idle_s}")
-        passed_s = time.monotonic() - began_s
-        found["steady_cpu_share"] = (_usage(coordinator.pid) - used_s) / passed_s
-        found["steady_bytes_s"] = (sent_bytes() - sent) / passed_s
-        return found
+        met_s = children.ask("start 0")
+        return None if met_s is None else met_s - began_s
     finally:
-        for process in (*children, coordinator):
-            process.kill()
-            process.wait()
-        stats.close()
+        children.end()
+
+
+def measure_all(sizes: Sequence[int]) -> dict[str, dict[str, float | None]]:
+    """For as many launchers each, with torch's rendezvous beside it, until that has taken too long."""
+    found = {}
+    goes_on = True
+    for nodes in sizes:
+        found[str(nodes)] = measure(nodes)
+        if goes_on:
+            found[str(nodes)]["c10d_s"] = measure_c10d(nodes)
+            goes_on = found[str(nodes)]["c10d_s"] is not None
+    return found
+
+
+def rows(found: dict[str, dict[str, float | None]]) -> list[Row]:
+    """For the table."""
+    shown = []
+    for nodes, figures in found.items():
+        meets = {"ours": figures["meet_s"], "torchrun": figures.get("c10d_s")}
+        shown += [
+            compare(f"{nodes} stand-in launchers meet (torchrun: c10d, at most {_C10D_BOUND_S} s)", "s", meets),
+            Row("  meet again after one was killed, 0.3 s of grace included", "s", figures["again_s"]),
+            Row("  coordinator, in between: of one core", "%", 100 * (figures["steady_cpu_share"] or 0.0)),
+            Row("  coordinator, in between: sends", "kB/s", (figures["steady_bytes_s"] or 0.0) / 1000),
+        ]
+    return shown
 
 
 if __name__ == "__main__":
@@ -278,4 +343,5 @@ if __name__ == "__main__":
     else:
         for number in map(int, sys.argv[1:] or ["100", "1000"]):
             figures = measure(number)
-            print(number, {name: round(value, 3) for name, value in figures.items()}, flush=True)
+            shown = {name: value if value is None else round(value, 3) for name, value in figures.items()}
+            print(number, shown, flush=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import signal
 import socket
 import subprocess
 import sys
@@ -15,6 +17,7 @@ from megatron_ft.core.restart_policy import NodeState
 from megatron_ft.ipc import tcp
 from megatron_ft.ipc.wire import encode
 from tests.bench.control import Swarm
+from tests.bench.stand_ins import StandIns
 
 SECRET = "0123456789abcdef0123"
 
@@ -148,3 +151,46 @@ def test_what_is_no_hello_ends_its_own_connection_only(coordinators: Coordinator
         assert stranger.recv(100) == b""
     swarm.run_until(time.monotonic() + 0.2)
     assert all(each.member.is_led for each in swarm.all)
+
+
+def test_the_stand_ins_of_the_benchmark_meet_and_meet_again(coordinators: Coordinators) -> None:
+    coordinators.start()
+    stand_ins = StandIns(coordinators.address, range(8), 8)
+    stand_ins.start()
+    assert stand_ins.run_until_in(0, 30.0)
+    stand_ins.lose(1)
+    assert stand_ins.run_until_in(1, 30.0)
+    stand_ins.close()
+
+
+def by_hand(*options: str) -> subprocess.Popen[str]:
+    words = [sys.executable, "-m", "megatron_ft.report.cli", "coordinator", *options]
+    return subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env={"FT_SECRET": SECRET})
+
+
+def test_a_person_starts_one_and_may_interrupt_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with by_hand("--listen", "127.0.0.1:0") as process:
+        assert process.stderr is not None
+        found = re.fullmatch(
+            r"megatron-ft coordinator: listening on 127\.0\.0\.1 port (\d+) for launchers who know FT_SECRET\n",
+            process.stderr.readline(),
+        )
+        assert found is not None
+        monkeypatch.setenv("FT_SECRET", SECRET)
+        swarm = Swarm(f"127.0.0.1:{found[1]}", range(2), 3)
+        swarm.start()
+        until(swarm, lambda: all(each.cycle == 0 for each in swarm.all))
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=20) == 130
+        assert process.stderr.read() == ""
+        for each in swarm.all:
+            each.close()
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:99999", "no.such.host.invalid:1"])
+def test_an_address_that_can_not_be_had_is_one_line(address: str) -> None:
+    with by_hand("--listen", address) as process:
+        _, told = process.communicate(timeout=20)
+    assert process.returncode == 2
+    assert told.startswith(f"megatron-ft coordinator: {address}")
+    assert told.count("\n") == 1

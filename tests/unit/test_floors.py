@@ -39,7 +39,11 @@ FLOORS = {
     "monitor": Floor(inside=("core", "ipc")),
     "coordinator": Floor(inside=("core", "ipc")),
     "rank": Floor(inside=("core", "ipc"), outside_in_functions=("torch",)),
-    "report": Floor(inside=("core", "ipc"), outside=("rich", "numpy"), outside_in_functions=("matplotlib", "plotly")),
+    "report": Floor(
+        inside=("core", "ipc", "coordinator"),
+        outside=("rich", "numpy"),
+        outside_in_functions=("matplotlib", "plotly"),
+    ),
     "launcher": Floor(inside=("core", "ipc"), outside=("torch",)),
     "fault_tolerance": Floor(inside=("core", "ipc", "rank"), outside_in_functions=("torch",)),
     "integrations": Floor(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from megatron_ft.coordinator.service import frame
 from megatron_ft.core.advance import Advance, Reached
 from megatron_ft.core.errors import ConfigError, ProtocolError
 from megatron_ft.core.exit_description import CauseKind, HangVerdict
@@ -20,6 +21,7 @@ from megatron_ft.core.job.roll import Accepted, Decision, Held, Kind, Memory, is
 from megatron_ft.core.job.verdict import Seat, verdict_on
 from megatron_ft.core.restart_policy import Action, NodeState, Outcome
 from megatron_ft.ipc.secret import Asked, Asking, read_secret
+from megatron_ft.ipc.wire import encode
 
 RULES = m.Rules(min_nodes=2, max_nodes=4, max_restarts=3)
 
@@ -83,6 +85,28 @@ def test_everybody_keeps_its_place_a_spare_fills_the_gap_and_who_comes_back_has_
     again = Node("B", "host-b", "", None, owns=False, arrived=20)  # a new launcher on the same host
     assert names(choose(later, [*without_b, node("s", None, 9), again], 4)[0]) == "aBcd"
     assert names(chosen) == "abcd"
+
+
+class Compared(str):
+    """A host's name that counts how often it is compared with another one."""
+
+    count = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        Compared.count += 1
+        return str(self) == other
+
+
+def test_half_of_many_places_are_filled_anew_without_comparing_every_node_with_every_place() -> None:
+    first = [node(f"n{index}", None, index) for index in range(600)]
+    _, slots = choose([], first, 600)
+    fresh = [Node(f"s{index}", Compared(f"s{index}"), "", None, False, 900 + index) for index in range(300)]
+    back = Node("back", "host-n599", "", None, owns=False, arrived=2000)
+    chosen, _ = choose(slots, [*first[:299], *fresh, back], 600)
+    assert [each.instance for each in chosen[298:301]] == ["n298", "s0", "s1"]
+    assert chosen[599] is back
+    assert Compared.count < 3000
 
 
 def complete(forming: Forming, ready: int, *, last: int, now_s: float, **more: Any) -> bool:
@@ -204,6 +228,17 @@ def test_ranks_train_on_without_a_coordinator_and_are_ended_when_others_must_be_
     assert CUT_OFF_S <= ended_s <= CUT_OFF_S + 10
 
 
+def test_a_launcher_is_more_patient_where_thousands_may_connect_at_once() -> None:
+    for most, tries_again in ((4, True), (10_000, False)):
+        who = Identity("job", m.Rules(min_nodes=2, max_nodes=most), "me", "host", "host:1", ("first:1",))
+        machine = Member(who, now_s=0.0, chance=random.Random(1))
+        machine.tick(0.0)
+        machine.opened(0.5)
+        machine.tick(1.5)
+        effects = machine.tick(3.0)
+        assert (edge.Disconnect() in effects) is tries_again
+
+
 def test_time_in_which_a_launcher_stood_still_is_nobodys_silence() -> None:
     machine = led(member())
     assert machine.tick(100.0)[-1:] == [edge.Transmit(m.Beat())]
@@ -281,3 +316,11 @@ def test_the_secret_is_not_short_and_may_be_in_a_file(tmp_path: Any) -> None:
     for environ in ({"FT_SECRET": "short"}, {"FT_SECRET_FILE": str(tmp_path / "missing")}):
         with pytest.raises(ConfigError):
             read_secret(environ)
+
+
+def test_a_proposal_whose_place_alone_is_written_anew_is_what_any_message_is() -> None:
+    about = Decision(3, (2, "c", 1), Kind.END, 1, 4, 4, 0, text='says "place":7, and \\"place\\":8')
+    for place in (0, 5, 9999, None):
+        proposal = m.Propose((2, "c", 7), about, place, place is not None)
+        assert frame(proposal) == encode(to_message(proposal))
+    assert frame(m.Beat()) == encode(to_message(m.Beat()))

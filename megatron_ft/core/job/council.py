@@ -7,7 +7,7 @@ then propose the next one. What a lost coordinator may have brought about alread
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from megatron_ft.core.advance import Advance
 from megatron_ft.core.job.edge import CoordinatorEffect, Decided, Send
@@ -117,7 +117,7 @@ class Council:
         if term != self.term or node.follows:
             return False
         node.follows = True
-        node.memory = replace(node.memory, promised=term)
+        node.memory = Memory(term, node.memory.decided, node.memory.accepted)
         if node.place is not None and self._here.get(node.place) is node:
             self._following.add(node.place)
         return True
@@ -246,7 +246,7 @@ class Council:
         if proposal is None or proposal.ballot != ballot or not node.follows:
             return
         held = self._held(proposal, node)
-        node.memory = replace(node.memory, accepted=Accepted(ballot, held))
+        node.memory = Memory(node.memory.promised, node.memory.decided, Accepted(ballot, held))
         if node.place is not None and self._here.get(node.place) is node:
             proposal.voters.add(node.place)
         proposal.founder |= node.owns
@@ -264,7 +264,8 @@ class Council:
         for node in nodes:
             held = node.memory.held(proposal.decision)
             if held is not None and node.follows:
-                node.memory = Memory(node.memory.promised, decided=replace(held, store=proposal.store or held.store))
+                held = Held(held.decision, held.place, held.votes, proposal.store or held.store)
+                node.memory = Memory(node.memory.promised, decided=held)
         decision = proposal.decision
         self._adopt(decision, proposal.store, nodes)
         self._emit(

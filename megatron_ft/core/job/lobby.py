@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from megatron_ft.core.job.messages import Phase, Standing
@@ -65,10 +65,6 @@ class Slot:
         """That node's."""
         return Slot(node.instance, node.name, node.rank)
 
-    def fits(self, node: Node) -> bool:
-        """Whether a launcher that isn't the one that had the place has come in its stead."""
-        return node.rank == self.rank if self.rank is not None else node.name == self.name
-
 
 def choose(slots: Sequence[Slot], ready: Iterable[Node], max_nodes: int) -> tuple[list[Node], list[Slot]]:
     """Who takes part, by place, and the slots after that.
@@ -78,11 +74,15 @@ def choose(slots: Sequence[Slot], ready: Iterable[Node], max_nodes: int) -> tupl
     free = {node.instance: node for node in sorted(ready, key=_first_order)}
     filled: list[Node | None] = [free.pop(slot.instance, None) for slot in slots]
     room = max_nodes - sum(node is not None for node in filled)
+    returning: dict[int | str | None, list[Node]] = {}
+    for each in reversed(free.values()):
+        returning.setdefault(each.rank, []).append(each)
+        returning.setdefault(each.name, []).append(each)
     for returns in (True, False):
         for index, slot in enumerate(slots):
             if filled[index] is not None or room <= 0 or not free:
                 continue
-            node = next((each for each in free.values() if slot.fits(each)), None) if returns else _first(free)
+            node = _returned(slot, returning, free) if returns else _first(free)
             if node is not None:
                 filled[index] = free.pop(node.instance)
                 room -= 1
@@ -90,6 +90,15 @@ def choose(slots: Sequence[Slot], ready: Iterable[Node], max_nodes: int) -> tupl
     more = list(free.values())[: max(0, room)]
     kept = [slot if node is None else Slot.of(node) for slot, node in zip(slots, filled, strict=True)]
     return [*chosen, *more], [*kept, *map(Slot.of, more)][-2 * max_nodes :]
+
+
+def _returned(slot: Slot, returning: Mapping[int | str | None, list[Node]], free: Mapping[str, Node]) -> Node | None:
+    """The first that has come in the stead of the one that had the place, by its rank, or host if it has none."""
+    nodes = returning.get(slot.name if slot.rank is None else slot.rank, [])
+    while nodes:
+        if (node := nodes.pop()).instance in free:
+            return node
+    return None
 
 
 def _first(nodes: dict[str, Node]) -> Node:

@@ -74,6 +74,7 @@ class Member:
         self._silent: dict[str, tuple[float, int]] = {}
         """Addresses that didn't answer: until when that is held against them, and how often it was so."""
         self._session = 0
+        self._connect_s = max(_CONNECT_S, beat_s(identity.rules.max_nodes))  # thousands may come at once
         self._is_open = self._is_answered = False
         self._retry_s: float | None = 0.0
         self._until_s: float | None = None
@@ -133,7 +134,7 @@ class Member:
         self._is_open = True
         self._heard_s = self._now_s
         self._beat_s = self._now_s + beat_s(self._nodes)
-        self._until_s, self._is_answered = self._now_s + _CONNECT_S, False
+        self._until_s, self._is_answered = self._now_s + self._connect_s, False
         self._session += 1
         who = self.identity
         hello = m.Hello(
@@ -187,7 +188,7 @@ class Member:
             self._ways = self._pass()
             self._is_first = True
         self._address = self._ways.pop(0)
-        self._retry_s, self._until_s, self._is_answered = None, self._now_s + _CONNECT_S, False
+        self._retry_s, self._until_s, self._is_answered = None, self._now_s + self._connect_s, False
         self._out.append(edge.Connect(self._address))
 
     def _pass(self) -> list[str]:

@@ -118,12 +118,13 @@ class Rounds:
         decision = cycle.decision
         if self.lost_s is None:
             return
+        if now_s < self.lost_s + _SHRINK_S:
+            at_s = self.lost_s + _SHRINK_S
+            self.alarm_s = at_s if self.alarm_s is None else min(at_s, self.alarm_s)
+            return
         members = seated(cycle, self._nodes)
         if len(members) == decision.size and all(node.votes for node in members.values()):
             self.lost_s = None
-        elif now_s < self.lost_s + _SHRINK_S:
-            at_s = self.lost_s + _SHRINK_S
-            self.alarm_s = at_s if self.alarm_s is None else min(at_s, self.alarm_s)
         elif members and not has_absent:
             self._council.propose(
                 Kind.ROLL,

@@ -1,0 +1,149 @@
+"""Stand-ins for launchers, as thin as can be: what they say is prepared, and what thousands hear alike is read once.
+
+They know how a job without mishaps goes, and nothing more: meet, end the ranks (there are none) when told, meet again.
+`control.Swarm` has launchers' real machines instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import sys
+import time
+from collections import deque
+
+from megatron_ft.core.job import messages as m
+from megatron_ft.core.job.codec import parse, to_message
+from megatron_ft.core.job.lobby import beat_s
+from megatron_ft.core.job.roll import Kind
+from megatron_ft.ipc import tcp
+from megatron_ft.ipc.wire import Decoder, decode, encode
+
+__all__ = ["StandIns"]
+
+_BEAT = encode(to_message(m.Beat()))
+_READY = encode(to_message(m.Ready()))
+_PROPOSAL = b'{"v":1,"fds":0,"type":"propose"'
+_CONNECTED_S = 60.0
+
+
+class _StandIn:
+    def __init__(self, number: int, hello: bytes) -> None:
+        self.number = number
+        self.hello = hello
+        self.sock: socket.socket | None = None
+        self.decoder = Decoder()
+
+    def send(self, data: bytes) -> None:
+        assert self.sock is not None
+        sent = self.sock.send(data)
+        assert sent == len(data), "so few bytes always fit"
+
+
+class StandIns:
+    """Those with ``numbers``, of ``total``; one of all is a spare."""
+
+    def __init__(self, address: str, numbers: range, total: int) -> None:
+        self._address = tcp.parse_address(address)
+        self._total = total
+        self._epoll = select.epoll()
+        self._rules = m.Rules(min_nodes=total - 1, max_nodes=total - 1, max_restarts=10)
+        self._all = {number: _StandIn(number, self._hello(number)) for number in numbers}
+        self._by_fd: dict[int, _StandIn] = {}
+        self._beats: deque[tuple[float, _StandIn]] = deque()
+        self._replies: dict[bytes, tuple[bytes, int]] = {}
+        self._begun: dict[int, int] = {}
+        self.last_s = 0.0
+        """When the last of them has begun the last cycle."""
+
+    def _hello(self, number: int) -> bytes:
+        is_ready = m.Standing(phase=m.Phase.READY)
+        address = f"node{number}:29500"
+        hello = m.Hello("bench", self._rules, f"i{number}", 1, f"node{number}", address, number, standing=is_ready)
+        return encode(to_message(hello))
+
+    def start(self) -> None:
+        """All connect at once."""
+        for each in self._all.values():
+            each.sock = socket.socket()
+            each.sock.setblocking(False)
+            each.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with contextlib.suppress(BlockingIOError):
+                each.sock.connect(self._address)
+            self._by_fd[each.sock.fileno()] = each
+            self._epoll.register(each.sock, select.EPOLLIN | select.EPOLLOUT)
+
+    def close(self) -> None:
+        """All connections."""
+        for number in list(self._all):
+            self.lose(number)
+        self._epoll.close()
+
+    def lose(self, number: int) -> None:
+        """Its process is killed."""
+        each = self._all.pop(number)
+        assert each.sock is not None
+        del self._by_fd[each.sock.fileno()]
+        each.sock.close()
+        each.sock = None
+
+    def run_until_in(self, cycle: int, bound_s: float) -> bool:
+        """Serve until everybody but the spare is in that cycle; whether that came in time."""
+        wanted = len(self._all) - (cycle == 0 and self._total - 1 in self._all)
+        deadline_s = time.monotonic() + bound_s
+        while self._begun.get(cycle, 0) < wanted and time.monotonic() < deadline_s:
+            self._serve()
+        return self._begun.get(cycle, 0) >= wanted
+
+    def run_for(self, seconds: float) -> None:
+        """Serve."""
+        deadline_s = time.monotonic() + seconds
+        while time.monotonic() < deadline_s:
+            self._serve()
+
+    def _serve(self) -> None:
+        for fd, events in self._epoll.poll(0.05, 4096):
+            each = self._by_fd[fd]
+            if events & select.EPOLLOUT:
+                self._epoll.modify(fd, select.EPOLLIN)
+                each.send(each.hello)
+                self._beats.append((time.monotonic() + beat_s(self._total), each))
+                continue
+            assert each.sock is not None
+            data = each.sock.recv(65536)
+            if not data:
+                sys.exit(f"the coordinator has closed the connection of stand-in {each.number}")
+            for body in each.decoder.bodies(data):
+                self._heard(each, body)
+        now_s = time.monotonic()
+        while self._beats and self._beats[0][0] <= now_s:
+            _, each = self._beats.popleft()
+            if each.sock is not None:
+                each.send(_BEAT)
+                self._beats.append((now_s + beat_s(self._total), each))
+
+    def _heard(self, each: _StandIn, body: bytes) -> None:
+        known = body[: body.index(b"]")] if body.startswith(_PROPOSAL) else body  # the rest differs by the place
+        found = self._replies.get(known)
+        if found is None:
+            found = self._replies[known] = self._reply(body)
+        reply, cycle = found
+        if cycle >= 0 and not (cycle == 0 and each.number == self._total - 1):
+            self._begun[cycle] = self._begun.get(cycle, 0) + 1
+            self.last_s = time.monotonic()
+        if reply:
+            each.send(reply)
+
+    def _reply(self, body: bytes) -> tuple[bytes, int]:
+        """What to say in return, and the cycle that begins."""
+        match parse(decode(body)):
+            case m.Lead(term):
+                return encode(to_message(m.Follow(term))), -1
+            case m.Propose(ballot):
+                return encode(to_message(m.Accept(ballot, "10.0.0.1:1"))), -1  # only that of place 0 is looked at
+            case m.Commit(decision) if decision.kind is Kind.CYCLE:
+                return b"", decision.cycle
+            case m.End():
+                return _READY, -1
+        return b"", -1
