@@ -18,7 +18,7 @@ class Replacements:
     """What was replaced, now and when modules were imported, and the way back."""
 
     def __init__(self) -> None:
-        self._done: list[tuple[Any, str, Any, bool]] = []
+        self._done: list[tuple[Any, str, Any, Any, bool]] = []
         self._finder = _Finder(self)
 
     def replace(self, owner: Any, name: str, before: Callable[..., None]) -> None:
@@ -30,7 +30,7 @@ class Replacements:
 
     def put(self, owner: Any, name: str, value: Any) -> None:
         """Let it be something else until ``undo``."""
-        self._done.append((owner, name, getattr(owner, name), name in vars(owner)))
+        self._done.append((owner, name, getattr(owner, name), value, name in vars(owner)))
         setattr(owner, name, value)
 
     def when_imported(self, name: str, hook: Hook) -> None:
@@ -48,12 +48,13 @@ class Replacements:
             sys.meta_path.remove(self._finder)
         # torch.jit knows functions by their identity
         table = getattr(sys.modules.get("torch.jit._builtins"), "_builtin_table", None) or {}
-        for owner, name, original, was_own in reversed(self._done):
-            standing_in = getattr(owner, name, None)
+        for owner, name, original, standing_in, was_own in reversed(self._done):
             if isinstance(standing_in, _First):
                 standing_in.before = _nothing
             if id(standing_in) in table:
                 table[id(original)] = table[id(standing_in)]
+            if vars(owner).get(name) is not standing_in:
+                continue  # the script has put something else there
             if was_own:
                 setattr(owner, name, original)
             else:

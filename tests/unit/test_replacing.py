@@ -1,0 +1,39 @@
+"""Functions that do something first while a script is run ahead."""
+
+from __future__ import annotations
+
+import types
+
+from megatron_ft.rank.replacing import Replacements
+
+
+def test_what_the_script_puts_there_stays() -> None:
+    def original() -> str:
+        return "original"
+
+    calls: list[str] = []
+    owner = types.SimpleNamespace(a=original, b=original)
+    replacements = Replacements()
+    for name in ("a", "b"):
+        replacements.replace(owner, name, lambda name=name: calls.append(name))
+    kept = owner.a
+    owner.a = lambda: "the script's " + kept()
+    replacements.undo()
+    assert owner.b is original
+    assert owner.a() == "the script's original"
+    assert not calls  # what the script has kept does nothing first any more
+
+
+def test_methods_are_restored_and_inherited_ones_removed() -> None:
+    class Base:
+        def method(self) -> int:
+            return 1
+
+    class Derived(Base):
+        pass
+
+    replacements, calls = Replacements(), list[int]()
+    replacements.replace(Derived, "method", lambda _self: calls.append(1))
+    assert (Derived().method(), calls) == (1, [1])
+    replacements.undo()
+    assert "method" not in vars(Derived)
