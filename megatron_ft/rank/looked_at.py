@@ -14,6 +14,7 @@ from megatron_ft.rank.acting import is_own
 __all__ = ["LookedAt"]
 
 _NOT_FILES = ("/proc/", "/sys/", "/dev/")
+_IN_MEMORY = "/dev/shm/"  # where some keep their checkpoints
 _Facts = tuple[int, ...] | None
 
 
@@ -29,7 +30,7 @@ class LookedAt:
             path = os.path.abspath(path)
             if path.endswith(".pyc") and "__pycache__" in path:
                 path = importlib.util.source_from_cache(path)
-        if path.startswith(_NOT_FILES):
+        if path.startswith(_NOT_FILES) and not path.startswith(_IN_MEMORY):
             return
         if path not in self._seen or (listed and not self._seen[path][0]):
             self._seen[path] = listed, _facts(path, listed)
