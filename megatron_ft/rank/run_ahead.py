@@ -23,7 +23,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from megatron_ft.core.preload import FORK_SERVER_NAME, RUN_AHEAD_VARIABLE
 from megatron_ft.ipc.prctl import die_with_parent
@@ -131,8 +131,16 @@ class RunAhead:
         if self._has_stopped or _getpid() != self._pid:
             return
         self._has_stopped = True
+        try:
+            message, fds = self._wait(what)
+        except BaseException as error:  # noqa: BLE001 - whatever it is: the script would catch it, and go on unwatched
+            self._break_off(error)
+        self._become(message, fds)
+
+    def _wait(self, what: str) -> tuple[Message, tuple[int, ...]]:
+        """Returns in a rank, with what it is to be."""
         took_s = time.monotonic() - self._began_s
-        where = place(sys._getframe(1)) or (f"--ft-preload {self._asks_for}" if self._asks_for else "")
+        where = place(sys._getframe(2)) or (f"--ft-preload {self._asks_for}" if self._asks_for else "")
         self._watch.end()
         self._watch.looked.note_modules()
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -150,7 +158,13 @@ class RunAhead:
             gc.collect(1)  # what is garbage by now would never be collected
         gc.freeze()  # a collection in a rank would else copy every page that it looks at
         self._tell({"type": "ready", "where": where, "what": what, "took_s": took_s})
-        self._become(*self._serve())
+        return self._serve()
+
+    def _break_off(self, error: BaseException) -> NoReturn:
+        try:
+            self._tell({"type": "unfit", "reason": f"{type(error).__name__}: {error}", "where": "", "what": ""})
+        finally:
+            _exit(1)
 
     # -- the server -------------------------------------------------------------------------------------
 

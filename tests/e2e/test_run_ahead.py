@@ -111,3 +111,19 @@ def test_a_program_does_what_it_does_under_torchrun(
         found = [(directory / f"{stream}.log").read_text() for stream in ("stdout", "stderr")]
         found = [normal(text, launched.directory).replace(launched.temp_dir, "HERE") for text in found]
         assert (*found, event["exitcode"]) == under_torchrun[name], f"in cycle {cycle}"
+
+
+def test_what_fails_at_the_point_is_never_the_scripts(launcher: Launcher, tmp_path: Path) -> None:
+    """It catches everything: it must not go on where it was run ahead, unwatched."""
+    script = tmp_path / "ignores_children.py"
+    script.write_text(
+        "import os, signal, sys\n"
+        "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+        "try:\n    rank = os.environ['RANK']\nexcept BaseException:\n    rank = 'none'\n"
+        "open(os.path.join(os.path.dirname(__file__), 'rank-' + rank), 'w').close()\n"
+        "sys.exit(3)\n"
+    )
+    launched = launcher.start([str(script)])
+    finished = launched.wait()
+    assert finished.err.count("ranks start as fresh interpreters: ") == 1, finished.err
+    assert [path.name for path in tmp_path.glob("rank-*")] == ["rank-0"]
