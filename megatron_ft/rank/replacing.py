@@ -90,6 +90,9 @@ class _First:
         return getattr(self.function, name)
 
     def __reduce__(self) -> Any:
+        owner = getattr(self.function, "__self__", None)
+        if not (owner is None or isinstance(owner, ModuleType)):
+            return getattr, (owner, self.function.__name__)  # of random, say: a method of the generator it keeps
         return _found, (self.function.__module__, self.function.__qualname__)
 
 

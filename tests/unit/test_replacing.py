@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+import random
+import time
 import types
 
 from megatron_ft.rank.replacing import Replacements
@@ -37,3 +41,13 @@ def test_methods_are_restored_and_inherited_ones_removed() -> None:
     assert (Derived().method(), calls) == (1, [1])
     replacements.undo()
     assert "method" not in vars(Derived)
+
+
+def test_what_stands_in_can_be_copied_and_pickled() -> None:
+    owner = types.SimpleNamespace(sleep=time.sleep, uniform=random.Random(1).uniform)
+    replacements = Replacements()
+    for name in ("sleep", "uniform"):
+        replacements.replace(owner, name, lambda *_: None)
+    copied = copy.deepcopy(owner)
+    assert copied.sleep is time.sleep
+    assert pickle.loads(pickle.dumps(owner.uniform))(0, 1) == copied.uniform(0, 1) == random.Random(1).uniform(0, 1)
