@@ -34,7 +34,7 @@ from megatron_ft.rank.double_fork import Begun, begin_fork, finish_fork
 from megatron_ft.rank.error_file import write_error_file
 from megatron_ft.rank.huge_pages import collapse_memory
 from megatron_ft.rank.process_title import retitle
-from megatron_ft.rank.sharing import descriptors, separate, why_not_shared
+from megatron_ft.rank.sharing import descriptors, separate, standard_streams, why_not_shared
 from megatron_ft.rank.user_code import note_user_code
 from megatron_ft.rank.watching import Watch
 
@@ -89,6 +89,7 @@ class RunAhead:
         self._launcher_pid: int = orders["launcher"]
         self._channel = Channel(socket.socket(fileno=orders["fd"]))
         self._own_fds = {0, 1, 2, orders["fd"]}
+        self._streams = standard_streams()
         self._watch = Watch(self.stop)
         self._has_stopped = self._is_rank = False
         self._script_fds: set[int] = set()
@@ -148,7 +149,7 @@ class RunAhead:
         # after a fork Python takes all others for ended, those too that were never started
         self._threads = [*threading._dangling]  # type: ignore[attr-defined]
         threading._dangling.clear()  # type: ignore[attr-defined]
-        reason = self._watch.randomness.why_spoiled() or why_not_shared(self._own_fds)
+        reason = self._watch.randomness.why_spoiled() or why_not_shared(self._own_fds, self._streams)
         if reason is not None:
             self._tell({"type": "unfit", "reason": reason, "where": where, "what": what})
             _exit(0)

@@ -12,7 +12,7 @@ from typing import Any
 
 from megatron_ft.ipc.processes import thread_count
 
-__all__ = ["descriptors", "separate", "why_not_shared"]
+__all__ = ["descriptors", "separate", "standard_streams", "why_not_shared"]
 
 _BAD_FORK_EXIT = 3
 _SHARED_MEMORY = re.compile(r"^\S+ .w.s \S+ \S+ \S+ *(.*)$", re.MULTILINE)
@@ -20,9 +20,27 @@ _HARMLESS_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev
 _exit, _fork = os._exit, os.fork
 
 
-def why_not_shared(own: set[int]) -> str | None:
-    """What this process has that no fork of it may have, too; None: nothing. ``own`` descriptors are ours."""
+def why_not_shared(own: set[int], streams: list[tuple[int, int] | None]) -> str | None:
+    """What this process has that no fork of it may have, too; None: nothing.
+
+    ``own`` descriptors are ours; ``streams`` are the standard streams as they were.
+    """
+    if standard_streams() != streams:
+        return "it has closed or redirected a standard stream"
     return _why_child() or _why_threads() or _why_open(own) or _why_memory()
+
+
+def standard_streams() -> list[tuple[int, int] | None]:
+    """Which files the first three descriptors are; None: it is closed."""
+    found: list[tuple[int, int] | None] = []
+    for fd in range(3):
+        try:
+            facts = os.fstat(fd)
+        except OSError:
+            found.append(None)
+        else:
+            found.append((facts.st_dev, facts.st_ino))
+    return found
 
 
 def _why_child() -> str | None:
