@@ -5,8 +5,11 @@ from __future__ import annotations
 import copy
 import pickle
 import random
+import sys
 import time
 import types
+
+import pytest
 
 from megatron_ft.rank.replacing import Replacements
 
@@ -51,3 +54,18 @@ def test_what_stands_in_can_be_copied_and_pickled() -> None:
     copied = copy.deepcopy(owner)
     assert copied.sleep is time.sleep
     assert pickle.loads(pickle.dumps(owner.uniform))(0, 1) == copied.uniform(0, 1) == random.Random(1).uniform(0, 1)
+
+
+def test_torch_jit_knows_what_stands_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its table may be made before, and after."""
+    owner = types.SimpleNamespace(rand=lambda: 1, late=lambda: 2)
+    table = {id(owner.rand): "aten::rand"}
+    monkeypatch.setitem(sys.modules, "torch.jit._builtins", types.SimpleNamespace(_builtin_table=table))  # type: ignore[arg-type]
+    replacements = Replacements()
+    for name in ("rand", "late"):
+        replacements.replace(owner, name, lambda: None)
+    rand = owner.rand
+    table[id(owner.late)] = "aten::late"
+    assert table[id(rand)] == "aten::rand"
+    replacements.undo()
+    assert [table[id(each)] for each in (rand, owner.rand, owner.late)] == ["aten::rand", "aten::rand", "aten::late"]
