@@ -250,5 +250,9 @@ def _logs_show_process() -> bool:
     """Whether some handler writes the number of the process, which each record carries."""
     logging: Any = sys.modules["logging"]
     handlers = [reference() for reference in logging._handlerList]
-    formats = [getattr(getattr(handler, "formatter", None), "_fmt", None) or "" for handler in handlers]
-    return any("process" in text for text in formats)
+    formatters = [formatter for handler in handlers if (formatter := getattr(handler, "formatter", None))]
+    # one that formats in its own way may well write it
+    return any(
+        type(formatter).format is not logging.Formatter.format or "process" in (formatter._fmt or "")
+        for formatter in formatters
+    )
