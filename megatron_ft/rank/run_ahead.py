@@ -131,6 +131,10 @@ class RunAhead:
         """Wait here, for good, and fork ranks; returns in those. What this process forks itself isn't concerned."""
         if self._has_stopped or _getpid() != self._pid:
             return
+        if gc.isenabled():
+            gc.collect(1)  # what is garbage by now would never be collected; while it is, its own acts are watched
+        if self._is_rank:
+            return  # one of them was the first that can't be shared
         self._has_stopped = True
         try:
             message, fds = self._wait(what)
@@ -155,8 +159,6 @@ class RunAhead:
             _exit(0)
         self._script_fds = descriptors(self._own_fds)
         self._restore_title = retitle(_TITLE, FORK_SERVER_NAME)
-        if gc.isenabled():
-            gc.collect(1)  # what is garbage by now would never be collected
         gc.freeze()  # a collection in a rank would else copy every page that it looks at
         self._tell({"type": "ready", "where": where, "what": what, "took_s": took_s})
         return self._serve()
