@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import signal
 import socket
 import sys
@@ -87,7 +88,9 @@ class Watch:
 
     def begin(self) -> None:
         """Once in a process."""
-        self._end_environ = watch_environ(lambda name: self._stop(f"reads {name}"), self._walks)
+        self._end_environ = watch_environ(
+            lambda name: self._stop(f"reads {name}"), self._walks, lambda: self._stop("copies os.environ")
+        )
         self._replace_functions()
         for name, hook in self.randomness.hooks().items():
             self._replaced.when_imported(name, hook)
@@ -139,9 +142,9 @@ class Watch:
         if tells_ranks_apart(os.fsdecode(arguments[0])):
             self._stop(f"sets {os.fsdecode(arguments[0])}")
 
-    def _starts_program(self, _arguments: Any) -> None:
+    def _starts_program(self, arguments: Any) -> None:
         # libraries, and a checkout of Megatron, ask git and ldconfig while they are imported, and wait for the answer
-        if not in_import(sys._getframe(1)):
+        if not in_import(sys._getframe(1)) or any(map(tells_ranks_apart, re.findall(r"\w+", str(arguments)))):
             self._stop("starts a program")
 
     def _lists(self, arguments: Any) -> None:
