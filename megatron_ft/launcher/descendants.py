@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import time
 from collections.abc import Callable, Collection
 
 from megatron_ft.ipc import processes
 from megatron_ft.ipc.file_thread import FileThread
-from megatron_ft.ipc.processes import ProcessStat, all_processes, read_stat
+from megatron_ft.ipc.processes import ProcessStat, all_processes, kill_if_still, read_stat
 
 __all__ = ["Orphans", "children", "end_strays", "exit_code_unreaped", "is_stopped", "left_behind", "reap", "tidies_up"]
 
@@ -45,17 +44,24 @@ def left_behind(leaders: Collection[int], known: Collection[int]) -> list[Proces
     ]
 
 
-def end_strays(name: str, known: Callable[[], Collection[int]]) -> None:
-    """Kill our children of this name that aren't known; what they leave becomes ours, and is looked at, too."""
+def end_strays(leader: int, name: str, known: Callable[[], Collection[int]]) -> None:
+    """Kill what a leader that isn't reaped yet has left, and our children of this name, but those that are known.
+
+    What they leave becomes ours, and is looked at, too.
+    """
+
+    def is_stray(stat: ProcessStat) -> bool:
+        return stat.comm == name or leader in (stat.group, stat.session)
+
     deadline_s = time.monotonic() + _STRAYS_S
     while time.monotonic() < deadline_s:
-        stats = map(read_stat, children().difference(known()))
-        strays = [stat for stat in stats if stat is not None and stat.comm == name and stat.state not in "ZX"]
+        mine, is_known = children(), {leader, *known()}
+        stats = [*filter(None, map(read_stat, mine - is_known)), *left_behind([leader], is_known)]
+        strays = [stat for stat in stats if stat.pid not in is_known and stat.state not in "ZX" and is_stray(stat)]
         if not strays:
             return
         for stat in strays:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(stat.pid, signal.SIGKILL)  # a child that nobody has reaped: the number is its own
+            kill_if_still(stat, is_stray)
         time.sleep(0.001)
 
 

@@ -214,9 +214,9 @@ class ForkingSpawner:
         self._reactor.unwatch(server.pidfd)
         if server.channel.fileno() >= 0:
             self._reactor.unwatch(server.channel_fd)
+        # what its script has started; and what it had just forked, and we haven't heard of
+        end_strays(server.pid, FORK_SERVER_NAME, self._known_children)
         code = server.reap()
-        # what it had just forked, and we haven't heard of: it ends by itself, but not if it was stopped, too
-        end_strays(FORK_SERVER_NAME, self._known_children)
         self._log.write("fork_server", state="ended", pid=server.pid, exit_code=code, reason=server.unfit)
         return code
 

@@ -14,6 +14,7 @@ from megatron_ft.rank.acting import is_own
 __all__ = ["LookedAt"]
 
 _NOT_FILES = ("/proc/", "/sys/", "/dev/")
+_IN_MEMORY = "/dev/shm/"  # where some keep their checkpoints
 _Facts = tuple[int, ...] | None
 
 
@@ -29,7 +30,7 @@ class LookedAt:
             path = os.path.abspath(path)
             if path.endswith(".pyc") and "__pycache__" in path:
                 path = importlib.util.source_from_cache(path)
-        if path.startswith(_NOT_FILES):
+        if path.startswith(_NOT_FILES) and not path.startswith(_IN_MEMORY):
             return
         if path not in self._seen or (listed and not self._seen[path][0]):
             self._seen[path] = listed, _facts(path, listed)
@@ -45,6 +46,17 @@ class LookedAt:
             if isinstance(file, str) and (is_own(file) or module.__name__ == "__main__"):
                 self.note(file)
 
+    def note_open(self) -> None:
+        """What C code may have read: files that are mapped, or open."""
+        with open("/proc/self/maps") as maps:
+            paths = {words[5] for line in maps if len(words := line.rstrip("\n").split(maxsplit=5)) == 6}
+        for fd in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):  # the one that listed them
+                paths.add(os.readlink(f"/proc/self/fd/{fd}"))
+        for path in paths:
+            if path.startswith("/") and not path.endswith(" (deleted)") and is_own(path):
+                self.note(path)
+
     def changed(self) -> str | None:
         """One that isn't what it was."""
         for path, (listed, facts) in self._seen.items():
@@ -58,10 +70,13 @@ def _facts(path: str, listed: bool) -> _Facts:
     try:
         found = _stat(path)
     except (OSError, ValueError):
-        return None
+        try:
+            found = _lstat(path)  # a link to nowhere
+        except (OSError, ValueError):
+            return None
     if stat.S_ISDIR(found.st_mode):
         return (found.st_ino, found.st_mtime_ns) if listed else (found.st_ino,)
     return found.st_ino, found.st_size, found.st_mtime_ns, found.st_mode
 
 
-_stat = os.stat  # the one that nobody watches
+_stat, _lstat = os.stat, os.lstat  # those that nobody watches

@@ -19,7 +19,9 @@ class Replacements:
     """What was replaced, now and when modules were imported, and the way back."""
 
     def __init__(self) -> None:
-        self._done: list[tuple[Any, str, Any, bool]] = []
+        self._done: list[tuple[Any, str, Any, Any, bool]] = []
+        self._kept: list[Any] = []
+        """Whose identity others know: no other object may get it."""
         self._finder = _Finder(self)
 
     def replace(self, owner: Any, name: str, before: Callable[..., None]) -> None:
@@ -31,7 +33,10 @@ class Replacements:
 
     def put(self, owner: Any, name: str, value: Any) -> None:
         """Let it be something else until ``undo``."""
-        self._done.append((owner, name, getattr(owner, name), name in vars(owner)))
+        original, table = getattr(owner, name), _known_to_jit()
+        if id(original) in table:
+            table[id(value)] = table[id(original)]
+        self._done.append((owner, name, original, value, name in vars(owner)))
         setattr(owner, name, value)
 
     def when_imported(self, name: str, hook: Hook) -> None:
@@ -47,19 +52,25 @@ class Replacements:
         """Who has kept a function from before has one that does the same."""
         if self._finder in sys.meta_path:
             sys.meta_path.remove(self._finder)
-        # torch.jit knows functions by their identity
-        table = getattr(sys.modules.get("torch.jit._builtins"), "_builtin_table", None) or {}
-        for owner, name, original, was_own in reversed(self._done):
-            standing_in = getattr(owner, name, None)
+        table = _known_to_jit()
+        for owner, name, original, standing_in, was_own in reversed(self._done):
             if isinstance(standing_in, _First):
                 standing_in.before = _nothing
             if id(standing_in) in table:
                 table[id(original)] = table[id(standing_in)]
+                self._kept.append(standing_in)
+            if vars(owner).get(name) is not standing_in:
+                continue  # the script has put something else there
             if was_own:
                 setattr(owner, name, original)
             else:
                 delattr(owner, name)
         self._done.clear()
+
+
+def _known_to_jit() -> dict[int, Any]:
+    """By the identity of a function what ``torch.jit`` takes it for."""
+    return getattr(sys.modules.get("torch.jit._builtins"), "_builtin_table", None) or {}
 
 
 def _nothing(*_arguments: Any, **_named: Any) -> None:
@@ -88,6 +99,16 @@ class _First:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.function, name)
+
+    def __reduce__(self) -> Any:
+        owner = getattr(self.function, "__self__", None)
+        if not (owner is None or isinstance(owner, ModuleType)):
+            return getattr, (owner, self.function.__name__)  # of random, say: a method of the generator it keeps
+        return _found, (self.function.__module__, self.function.__qualname__)
+
+
+def _found(module: str, name: str) -> Any:
+    return getattr(sys.modules[module], name)
 
 
 def _method(original: Callable[..., Any], before: Callable[..., None]) -> Callable[..., Any]:

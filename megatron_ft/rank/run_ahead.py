@@ -24,7 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from importlib.machinery import PathFinder
-from typing import Any
+from typing import Any, NoReturn
 
 from megatron_ft.core.preload import FORK_SERVER_NAME, RUN_AHEAD_VARIABLE
 from megatron_ft.ipc.prctl import die_with_parent, set_name
@@ -87,7 +87,8 @@ class RunAhead:
         self._launcher_pid: int = orders["launcher"]
         self._channel = Channel(socket.socket(fileno=orders["fd"]))
         self._captured = os.dup(1), os.dup(2)
-        self._own_fds = {0, 1, 2, orders["fd"], *self._captured}
+        self._own_fds = {orders["fd"], *self._captured}
+        self._given = set(map(identity, (0, *self._captured)))
         self._watch = Watch(self.stop)
         self._has_stopped = self._is_rank = False
         self._script_fds: set[int] = set()
@@ -130,38 +131,45 @@ class RunAhead:
         """Wait here, for good, and fork ranks; returns in those. What this process forks itself isn't concerned."""
         if self._has_stopped or _getpid() != self._pid:
             return
+        if gc.isenabled():
+            gc.collect(1)  # what is garbage by now would never be collected; while it is, its own acts are watched
+        if self._is_rank:
+            return  # one of them was the first that can't be shared
         self._has_stopped = True
         try:
             self._become(*self._wait(what))
-        except BaseException:  # noqa: BLE001 - whatever it is, the script isn't watched any more, and must not go on
-            sys.__excepthook__(*sys.exc_info())
-            _exit(1)
+        except BaseException as error:  # noqa: BLE001 - whatever it is: the script would catch it, and go on unwatched
+            self._break_off(error)
         signal.pthread_sigmask(signal.SIG_SETMASK, self._blocked)  # a signal that has waited comes now
 
     def _wait(self, what: str) -> tuple[Message, tuple[int, ...]]:
-        """Stop watching, tell the launcher, and serve; returns only in a rank."""
+        """Stop watching, tell the launcher, and serve; returns only in a rank, with what it is to be."""
         took_s = time.monotonic() - self._began_s
-        where = place(sys._getframe(1)) or (f"--ft-preload {self._asks_for}" if self._asks_for else "")
+        where = place(sys._getframe(2)) or (f"--ft-preload {self._asks_for}" if self._asks_for else "")
         self._watch.end()
         self._watch.looked.note_modules()
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        self._blocked = blocked - {signal.SIGINT} | self._blocked & {signal.SIGINT}
+        self._watch.looked.note_open()
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         # after a fork Python takes all others for ended, those too that were never started
         self._threads = [*threading._dangling]  # type: ignore[attr-defined]
         threading._dangling.clear()  # type: ignore[attr-defined]
         point = {"where": where, "what": what, "took_s": took_s}
         self._on_child = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else the kernel may reap what we wait for
-        reason = self._watch.randomness.why_spoiled() or why_not_shared(self._own_fds, self._captured)
+        reason = self._watch.randomness.why_spoiled() or why_not_shared(self._own_fds, self._given)
         if reason is not None:
             self._tell({"type": "unfit", "reason": reason, **point})
             _exit(0)
         self._script_fds = descriptors(self._own_fds)
         self._name = set_name(FORK_SERVER_NAME.encode())
-        if gc.isenabled():
-            gc.collect(1)  # what is garbage by now would never be collected
         gc.freeze()  # a collection in a rank would else copy every page that it looks at
         self._tell({"type": "ready", **point})
         return self._serve()
+
+    def _break_off(self, error: BaseException) -> NoReturn:
+        sys.__excepthook__(type(error), error, error.__traceback__)
+        reason = f"{type(error).__name__}: {error}"
+        self._tell({"type": "unfit", "reason": reason, "where": "", "what": "", "took_s": 0.0})
+        _exit(1)
 
     # -- the server -------------------------------------------------------------------------------------
 
@@ -232,7 +240,7 @@ class RunAhead:
         self._channel.close()  # by its object: collected later, it would close a number that is another's by then
         os.setsid()
         go_fd, *streams = fds
-        into_streams({1, 2, *self._script_fds}, dict(zip(map(identity, self._captured), streams, strict=False)))
+        into_streams(self._script_fds, dict(zip(map(identity, self._captured), streams, strict=False)))
         if not os.read(go_fd, 1):
             _exit(1)  # the launcher has given this one up
         die_with_parent()
@@ -245,7 +253,7 @@ class RunAhead:
         for stream in self._claimed:
             del stream.isatty
         _replay(self._captured, streams)
-        separate({0, 1, 2}, self._script_fds)
+        separate(self._script_fds, self._given)
         self._watch.randomness.freshen()
         process: Any = sys.modules.get("multiprocessing.process")
         if process is not None:

@@ -20,13 +20,16 @@ _SHARED_MEMORY = re.compile(r"^\S+ .w.s \S+ \S+ \S+ *(.*)$", re.MULTILINE)
 _HARMLESS_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _exit, _fork = os._exit, os.fork
 
+Identity = tuple[int, int]
+"""Of a file: its device, and its number there."""
 
-def why_not_shared(own: set[int], captured: Iterable[int]) -> str | None:
+
+def why_not_shared(own: set[int], given: set[Identity]) -> str | None:
     """What this process has that no fork of it may have, too; None: nothing. ``own`` descriptors are ours.
 
-    ``captured``: files that stand for the ranks' streams.
+    ``given``: standard input, and the files that stand for the ranks' streams.
     """
-    return _why_child() or _why_threads() or _why_open(own, set(map(identity, captured))) or _why_memory()
+    return _why_child() or _why_threads() or _why_open(own, given) or _why_memory()
 
 
 def _why_child() -> str | None:
@@ -53,9 +56,9 @@ def _has_cuda() -> bool:
     return cuda is not None and bool(cuda.is_initialized() or cuda._is_in_bad_fork())
 
 
-def _why_open(own: set[int], captured: set[tuple[int, int]]) -> str | None:
+def _why_open(own: set[int], given: set[Identity]) -> str | None:
     for fd, link, flags in _descriptors(own):
-        if identity(fd) in captured:
+        if identity(fd) in given:
             continue
         is_file = stat.S_ISREG(os.fstat(fd).st_mode) and not link.startswith("/memfd:")
         if stat.S_ISDIR(os.fstat(fd).st_mode) or link in _HARMLESS_DEVICES:
@@ -73,29 +76,29 @@ def _why_memory() -> str | None:
     return None if found is None else f"it has shared memory ({found[1] or 'anonymous'})"
 
 
-def identity(fd: int) -> tuple[int, int]:
+def identity(fd: int) -> Identity:
     """Of the file that is open there."""
     found = os.fstat(fd)
     return found.st_dev, found.st_ino
 
 
-def into_streams(fds: Iterable[int], streams: Mapping[tuple[int, int], int]) -> None:
+def into_streams(fds: Iterable[int], streams: Mapping[Identity, int]) -> None:
     """In a rank: what is written to a captured file, under whatever number, goes to the stream that it stands for."""
     for fd in fds:
         with contextlib.suppress(OSError, KeyError):  # the script has closed it; it is another file
             os.dup2(streams[identity(fd)], fd, os.get_inheritable(fd))
 
 
-def separate(own: set[int], script: set[int]) -> None:
-    """In a rank: keep the ``script``'s descriptors and the standard streams, and close all others.
+def separate(script: set[int], given: set[Identity]) -> None:
+    """In a rank: keep the ``script``'s descriptors, and close all others.
 
-    Files that are open for reading are opened again, each where it was read to.
+    Files that are open for reading are opened again, each where it was read to, but those that were ``given``.
     """
-    for fd in set(map(int, os.listdir("/proc/self/fd"))) - script - {0, 1, 2}:
+    for fd in set(map(int, os.listdir("/proc/self/fd"))) - script:
         with contextlib.suppress(OSError):  # the one that listed them
             os.close(fd)
-    for fd, link, flags in _descriptors(own):
-        if link in _HARMLESS_DEVICES or flags & os.O_ACCMODE != os.O_RDONLY:
+    for fd, link, flags in _descriptors(set()):
+        if link in _HARMLESS_DEVICES or flags & os.O_ACCMODE != os.O_RDONLY or identity(fd) in given:
             continue
         with contextlib.suppress(OSError):  # it may not be opened any more
             position = os.lseek(fd, 0, os.SEEK_CUR)

@@ -11,11 +11,14 @@ from megatron_ft.core.preload import tells_ranks_apart
 __all__ = ["watch_environ"]
 
 
-def watch_environ(on_use: Callable[[str], None], on_walk: Callable[[], None]) -> Callable[[], None]:
+def watch_environ(
+    on_use: Callable[[str], None], on_walk: Callable[[], None], on_copy: Callable[[], None]
+) -> Callable[[], None]:
     """Begin; what is returned ends it.
 
     ``on_use`` is called with the name before such a variable is read, looked for, set or removed; it may put it there.
-    ``on_walk`` is called before anybody walks over all variables.
+    ``on_walk`` is called before anybody walks over all variables, ``on_copy`` before somebody copies them all, to look
+    into the copy later.
     """
     original = type(os.environ)
 
@@ -24,6 +27,10 @@ def watch_environ(on_use: Callable[[str], None], on_walk: Callable[[], None]) ->
         def __iter__(self) -> Iterator[Any]:
             on_walk()
             return original.__iter__(self)
+
+        def copy(self) -> dict[Any, Any]:
+            on_copy()
+            return original.copy(self)
 
         def __len__(self) -> int:
             on_walk()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -48,6 +49,7 @@ _FUNCTIONS_NEVER_SHARED = {
     "waits for a signal, or sets a timer": {
         "signal": "alarm setitimer raise_signal pause sigwait sigwaitinfo sigtimedwait"
     },
+    "changes which signals wait": {"signal": "pthread_sigmask"},
     "starts a process": {"multiprocessing.util": "spawnv_passfds"},
     "makes a lock for processes": {"multiprocessing.synchronize": "SemLock.__init__"},
     "makes an event loop": {"asyncio.base_events": "BaseEventLoop.__init__"},
@@ -57,7 +59,10 @@ _FUNCTIONS_NEVER_SHARED = {
     "saves a file": dict.fromkeys(("torch.serialization", "torch"), "save"),
     "makes a number that nobody else has": {"uuid": "uuid1"},
 }
-_FUNCTIONS_OF_USERS = {"sleeps": {"time": "sleep"}, "draws random numbers": {"os": "urandom getrandom"}}
+_FUNCTIONS_OF_USERS = {"sleeps": {"time": "sleep"}}
+_DRAW_FOR_OTHERS = ("random", "secrets", "uuid", "importlib.", "megatron_ft.rank.replacing")
+_DRAW_HARMLESSLY = ("multiprocessing.process", "numpy.random", "torch.distributed._composable.contract")
+"""While they are imported: a key and seeds that each rank makes anew; names of no meaning."""
 
 _handlers: dict[str, Callable[[Any], None]] = {}
 """By audit event. An audit hook can't be taken back: in ranks it finds this empty."""
@@ -84,14 +89,16 @@ class Watch:
     def begin(self) -> None:
         """Once in a process."""
         self._end_environ = watch_environ(
-            lambda name: self._stop(f"reads {name}"), lambda: self._if_users("reads all of os.environ")
+            lambda name: self._stop(f"reads {name}"),
+            lambda: self._if_users("reads all of os.environ"),
+            lambda: self._stop("copies os.environ"),
         )
         self._watch_functions()
         for what, events in _NEVER_SHARED.items():
             self._watch_events(events, functools.partial(self._stop, what))
         for event in _CHANGES_FILES.split():
             self._watch_events(event, functools.partial(self._if_changed_by_user, f"changes files ({event})"))
-        self._watch_events(_STARTS_PROGRAM, self._starts_program)
+        _handlers.update(dict.fromkeys(_STARTS_PROGRAM.split(), self._starts_program))
         self._watch_events("socket.bind socket.__new__", functools.partial(self._if_users, "makes a socket"))
         _handlers["open"] = self._opens
         for event in ("os.listdir", "os.scandir"):
@@ -129,6 +136,9 @@ class Watch:
             ("os", "getpid getpgrp getpgid getsid", self._asks_who_it_is),
             ("threading", "get_native_id", self._asks_who_it_is),
             ("os", "stat lstat access", self._looks_for),
+            ("os", "urandom getrandom", self._draws),
+            ("random", "_urandom", self._draws),
+            ("os", "readlink", self._reads_link),
             ("os", "pipe pipe2", self._makes_pipe),
         ):
             when_imported(module, functools.partial(self._replace, names, before))
@@ -153,14 +163,15 @@ class Watch:
         if users is not None and not is_librarys(frame) and not _is_called(_LEAVES_NO_FILE, frame, users):
             self._stop(what)
 
-    def _starts_program(self) -> None:
+    def _starts_program(self, arguments: Any) -> None:
         # libraries, and a checkout of Megatron, ask git and ldconfig while they are imported, and wait for the answer
-        if not in_import(sys._getframe(1)):
+        if not in_import(sys._getframe(1)) or any(map(tells_ranks_apart, re.findall(r"\w+", str(arguments)))):
             self._stop("starts a program")
 
     def _makes_pipe(self, *_flags: Any) -> None:
-        if sys._getframe(2).f_globals.get("__name__") == "subprocess":
-            self._starts_program()
+        caller = sys._getframe(2)
+        if caller.f_globals.get("__name__") == "subprocess" and caller.f_back is not None:
+            self._starts_program([caller.f_back.f_locals.get(name) for name in ("args", "env")])  # of Popen.__init__
         else:
             self._stop("makes a pipe")
 
@@ -170,6 +181,15 @@ class Watch:
         asks_for_itself = asks.get(frame.f_globals.get("__name__", ""))
         if users_frame(frame) is not None and (asks_for_itself is None or asks_for_itself()):
             self._stop("asks for its process id")
+
+    def _draws(self, *_arguments: Any) -> None:
+        """From the system: what a library keeps of it would be the same in all ranks."""
+        frame: Any = sys._getframe(2)
+        is_users = users_frame(frame) is not None
+        while frame is not None and frame.f_globals.get("__name__", "").startswith(_DRAW_FOR_OTHERS):
+            frame = frame.f_back
+        if is_users or frame is None or not frame.f_globals.get("__name__", "").startswith(_DRAW_HARMLESSLY):
+            self._stop("draws random numbers")
 
     def _sets_variable(self, arguments: Any) -> None:
         """Not in ``os.environ``, but where what it starts will find it."""
@@ -199,10 +219,15 @@ class Watch:
             self._note(path, listed=True)
 
     def _looks_for(self, path: Any, *_arguments: Any, **named: Any) -> None:
-        if not isinstance(path, (str, bytes, os.PathLike)) or named.get("dir_fd") is not None:
-            return
         caller = sys._getframe(2)
-        if "realpath" not in caller.f_code.co_name and users_frame(caller) is not None:
+        if "realpath" not in caller.f_code.co_name:
+            self._note_if_users(path, caller, **named)
+
+    def _reads_link(self, path: Any, *_arguments: Any, **named: Any) -> None:
+        self._note_if_users(path, sys._getframe(2), **named)
+
+    def _note_if_users(self, path: Any, caller: Any, *, dir_fd: int | None = None, **_named: Any) -> None:
+        if isinstance(path, (str, bytes, os.PathLike)) and dir_fd is None and users_frame(caller) is not None:
             self._note(path)
 
     def _note(self, path: Any, *, listed: bool = False) -> None:
@@ -224,5 +249,9 @@ def _logs_show_process() -> bool:
     """Whether some handler writes the number of the process, which each record carries."""
     logging: Any = sys.modules["logging"]
     handlers = [reference() for reference in logging._handlerList]
-    formats = [getattr(getattr(handler, "formatter", None), "_fmt", None) or "" for handler in handlers]
-    return any("process" in text for text in formats)
+    formatters = [formatter for handler in handlers if (formatter := getattr(handler, "formatter", None))]
+    # one that formats in its own way may well write it
+    return any(
+        type(formatter).format is not logging.Formatter.format or "process" in (formatter._fmt or "")
+        for formatter in formatters
+    )

@@ -20,12 +20,17 @@ POINTS = {
     "arguments": "arguments.py:9 (reads RANK)",
     "asyncio_loop": "asyncio_loop.py:14 (makes an event loop)",
     "caches": "caches.py:23 (reads RANK)",
+    "closes_stream": "closes_stream.py:7 (reads RANK)",
     "deletes": "deletes.py:16 (reads RANK)",
     "environment": "environment.py:16 (reads RANK)",
     "files": "files.py:13 (reads RANK)",
+    "garbage": "garbage.py:13 (reads RANK)",
     "guarded": "guarded.py:10 (reads LOCAL_RANK)",
+    "library_copies": "library_copies.py:7 (copies os.environ)",
+    "library_draws": "library_draws.py:7 (draws random numbers)",
     "locks": "locks.py:13 (reads RANK)",
     "logs": "logs.py:10 (opens logs.py.log to write)",
+    "logs_own_format": "logs_own_format.py:16 (asks for its process id)",
     "logs_process": "logs_process.py:8 (asks for its process id)",
     "marks_the_point": "marks_the_point.py:10 (asks for it)",
     "missing_variable": "missing_variable.py:6 (reads TORCHELASTIC_NOBODY_SETS_THIS)",
@@ -38,7 +43,8 @@ POINTS = {
     "raises": "the end of the script",
     "rank_at_import": "reads_rank.py:5 (reads RANK)",
     "seeds": "seeds.py:14 (reads RANK)",
-    "signals": "signals.py:11 (reads RANK)",
+    "shell_at_import": "asks_shell.py:5 (starts a program)",
+    "signals": "signals.py:10 (changes which signals wait)",
     "spawns": "spawns.py:21 (makes a pipe)",
     "subprocesses": "subprocesses.py:7 (starts a program)",
     "thread_at_import": "starts_thread.py:16 (starts a thread)",
@@ -157,3 +163,19 @@ def test_what_was_printed_before_the_point_has_the_prefix_of_each_rank(launcher:
         assert log.read_text() == f"before\nrank {rank}\n"
         assert f"]:rank {rank}" in finished.out
     assert len(re.findall(r"]:before$", finished.out, re.MULTILINE)) == 2
+
+
+def test_what_fails_at_the_point_is_never_the_scripts(launcher: Launcher, tmp_path: Path) -> None:
+    """It catches everything: it must not go on where it was run ahead, unwatched."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import gc, os, sys\n"
+        "gc.freeze = lambda: 1 / 0\n"
+        "try:\n    rank = os.environ['RANK']\nexcept BaseException:\n    rank = 'none'\n"
+        "open(os.path.join(os.path.dirname(__file__), 'rank-' + rank), 'w').close()\n"
+        "sys.exit(3)\n"
+    )
+    launched = launcher.start([str(script)])
+    finished = launched.wait()
+    assert finished.err.count("ranks start as fresh interpreters: ") == 1, finished.err
+    assert [path.name for path in tmp_path.glob("rank-*")] == ["rank-0"]

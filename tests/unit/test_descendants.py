@@ -25,17 +25,17 @@ def test_strays_are_killed_stopped_or_not_and_nobody_else(tmp_path: Path) -> Non
     program.write_text("#!/bin/sh\nread forever\n")
     program.chmod(0o700)
     stopped, running, known = (subprocess.Popen([str(program)], stdin=subprocess.PIPE) for _ in range(3))
-    other = subprocess.Popen(["sleep", "600"])
+    other, leader = (subprocess.Popen(["sleep", "600"], preexec_fn=os.setpgrp) for _ in range(2))
+    started = subprocess.Popen(["sleep", "600"], preexec_fn=lambda: os.setpgid(0, leader.pid))
     try:
         stopped.send_signal(signal.SIGSTOP)
         names = [Path(f"/proc/{each.pid}/comm") for each in (stopped, running, known)]
         wait_until(lambda: all(path.read_text().strip() == FORK_SERVER_NAME for path in names), 10)
-        end_strays(FORK_SERVER_NAME, lambda: {known.pid})
-        assert [stopped.wait(10), running.wait(10)] == [-signal.SIGKILL] * 2
-        assert known.poll() is None
-        assert other.poll() is None
+        end_strays(leader.pid, FORK_SERVER_NAME, lambda: {known.pid})
+        assert [each.wait(10) for each in (stopped, running, started)] == [-signal.SIGKILL] * 3
+        assert [each.poll() for each in (known, other, leader)] == [None] * 3
     finally:
-        for process in (stopped, running, known, other):
+        for process in (stopped, running, known, other, leader, started):
             process.kill()
             process.communicate()
 

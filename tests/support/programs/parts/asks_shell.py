@@ -1,0 +1,5 @@
+"""Has a shell say its rank."""
+
+import subprocess
+
+subprocess.run(["sh", "-c", "echo rank $RANK"], check=True)

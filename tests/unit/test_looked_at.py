@@ -1,0 +1,53 @@
+"""Files that a script has looked at before its ranks are forked."""
+
+from __future__ import annotations
+
+import mmap
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from megatron_ft.rank.looked_at import LookedAt
+
+
+@pytest.mark.parametrize("place", [None, "/dev/shm"])
+def test_a_file_that_appears_changes_or_goes_is_told(place: str | None) -> None:
+    with tempfile.TemporaryDirectory(dir=place) as directory:
+        path = Path(directory, "checkpoint")
+        for change in (lambda: path.write_text("1"), lambda: path.write_text("23"), path.unlink):
+            looked = LookedAt()
+            looked.note(str(path))
+            assert looked.changed() is None
+            change()
+            assert looked.changed() == str(path)
+
+
+def test_what_the_kernel_makes_up_is_no_file() -> None:
+    looked = LookedAt()
+    for path in ("/proc/self/stat", "/sys/kernel", "/dev/null"):
+        looked.note(path)
+    assert len(looked) == 0
+
+
+def test_a_link_to_nowhere_is_told_when_it_leads_elsewhere(tmp_path: Path) -> None:
+    link, looked = tmp_path / "latest", LookedAt()
+    link.symlink_to("iteration_100")
+    looked.note(str(link))
+    assert looked.changed() is None
+    link.unlink()
+    link.symlink_to("iteration_200")
+    assert looked.changed() == str(link)
+
+
+def test_what_is_open_or_mapped_at_the_point_was_read(tmp_path: Path) -> None:
+    for is_mapped in (True, False):
+        path, looked = tmp_path / f"weights-{is_mapped}", LookedAt()
+        path.write_text("weights")
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ):
+            if is_mapped:
+                file.close()
+            looked.note_open()
+        assert looked.changed() is None
+        path.write_text("others")
+        assert looked.changed() == str(path)

@@ -1,0 +1,71 @@
+"""Functions that do something first while a script is run ahead."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import random
+import sys
+import time
+import types
+
+import pytest
+
+from megatron_ft.rank.replacing import Replacements
+
+
+def test_what_the_script_puts_there_stays() -> None:
+    def original() -> str:
+        return "original"
+
+    calls: list[str] = []
+    owner = types.SimpleNamespace(a=original, b=original)
+    replacements = Replacements()
+    for name in ("a", "b"):
+        replacements.replace(owner, name, lambda name=name: calls.append(name))
+    kept = owner.a
+    owner.a = lambda: "the script's " + kept()
+    replacements.undo()
+    assert owner.b is original
+    assert owner.a() == "the script's original"
+    assert not calls  # what the script has kept does nothing first any more
+
+
+def test_methods_are_restored_and_inherited_ones_removed() -> None:
+    class Base:
+        def method(self) -> int:
+            return 1
+
+    class Derived(Base):
+        pass
+
+    replacements, calls = Replacements(), list[int]()
+    replacements.replace(Derived, "method", lambda _self: calls.append(1))
+    assert (Derived().method(), calls) == (1, [1])
+    replacements.undo()
+    assert "method" not in vars(Derived)
+
+
+def test_what_stands_in_can_be_copied_and_pickled() -> None:
+    owner = types.SimpleNamespace(sleep=time.sleep, uniform=random.Random(1).uniform)
+    replacements = Replacements()
+    for name in ("sleep", "uniform"):
+        replacements.replace(owner, name, lambda *_: None)
+    copied = copy.deepcopy(owner)
+    assert copied.sleep is time.sleep
+    assert pickle.loads(pickle.dumps(owner.uniform))(0, 1) == copied.uniform(0, 1) == random.Random(1).uniform(0, 1)
+
+
+def test_torch_jit_knows_what_stands_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its table may be made before, and after."""
+    owner = types.SimpleNamespace(rand=lambda: 1, late=lambda: 2)
+    table = {id(owner.rand): "aten::rand"}
+    monkeypatch.setitem(sys.modules, "torch.jit._builtins", types.SimpleNamespace(_builtin_table=table))  # type: ignore[arg-type]
+    replacements = Replacements()
+    for name in ("rand", "late"):
+        replacements.replace(owner, name, lambda: None)
+    rand = owner.rand
+    table[id(owner.late)] = "aten::late"
+    assert table[id(rand)] == "aten::rand"
+    replacements.undo()
+    assert [table[id(each)] for each in (rand, owner.rand, owner.late)] == ["aten::rand", "aten::rand", "aten::late"]
