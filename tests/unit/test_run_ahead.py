@@ -70,7 +70,7 @@ def test_variables_of_a_rank_are_told_of_before_they_are_used(monkeypatch: pytes
         os.environ._data[b"RANK"] = b"3"  # type: ignore[attr-defined]  # as in a rank, where it is there by then
 
     before, kind = os.environ, type(os.environ)
-    end = watch_environ(on_use, lambda: told.append("all"))
+    end = watch_environ(on_use, lambda: told.append("all"), lambda: told.append("copy"))
     try:
         assert os.environ["RANK"] == "3"
         assert os.environb[b"RANK"] == b"3"
@@ -87,6 +87,9 @@ def test_variables_of_a_rank_are_told_of_before_they_are_used(monkeypatch: pytes
         dict(os.environ)
         repr(os.environ)
         assert set(told) >= {"all"}
+        told.clear()
+        os.environ.copy()
+        assert told[0] == "copy"
         assert isinstance(os.environ, kind)
     finally:
         end()
