@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import subprocess
@@ -33,6 +34,7 @@ def test_a_log_within_its_bound_is_one_file(tmp_path: Path) -> None:
 
 
 def test_the_oldest_records_go_first(tmp_path: Path) -> None:
+    gc.collect()  # what tests before this one have left open isn't closed meanwhile
     descriptors = len(os.listdir("/proc/self/fd"))
     log = EventLog.open(str(tmp_path), role="monitor", run_id="x", name="local0", max_bytes=20_000)
     for number in range(5000):
@@ -41,7 +43,7 @@ def test_the_oldest_records_go_first(tmp_path: Path) -> None:
             assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 20_200
     log.close()
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 20_200
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert len(os.listdir("/proc/self/fd")) <= descriptors
     assert len(os.listdir(tmp_path)) == 2
     assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
     left = numbers(tmp_path)

@@ -61,6 +61,8 @@ def test_without_a_launcher_it_is_said_all_the_same(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("FT_LAUNCHER_IPC_SOCKET", raising=False)
+    monkeypatch.setenv("RANK", "0")
     with pytest.raises(SystemExit):
         mistakes.end_job("no such thing")
-    assert capfd.readouterr().err == "FT: ERROR: no such thing\n"
+    # threads of logs that other tests have opened may say something, too
+    assert capfd.readouterr().err.splitlines().count("FT: ERROR: no such thing") == 1
