@@ -148,7 +148,7 @@ def test_a_rank_that_holds_the_lock_writes_its_stack_and_tells_no_collectives(su
     subject = subjects.start("begin(); holding()")
     began = time.monotonic()
     note, document = subject.collect()
-    assert time.monotonic() - began < BOUND_S + 3.0  # it holds the lock for much longer
+    assert time.monotonic() - began < BOUND_S + 1.0
     assert functions(document)[:1] == ["holding"]
     assert not note.has_collectives
     assert "didn't answer" in document["missing"][0]
