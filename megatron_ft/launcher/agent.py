@@ -6,30 +6,28 @@ When cycles begin and end, and why, the coordinator decides; this says how its n
 from __future__ import annotations
 
 import signal
-import subprocess
 from typing import Any, NoReturn
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import PContext, SignalException
-from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, RendezvousError
+from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from megatron_ft.core.control import WorkloadAction
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.exit_description import Cause, CauseKind
-from megatron_ft.core.job.messages import Goodbye, Report, Verdict
+from megatron_ft.core.job.messages import Goodbye, Verdict
 from megatron_ft.core.restart_policy import Action, Decision, NodeState, Outcome
-from megatron_ft.launcher import announce, crash_evidence, fitness, lines, stopping, torch_private
-from megatron_ft.launcher.conclusion import Known, conclude, left_out
+from megatron_ft.launcher import announce, crash_evidence, fitness, lines, starting, stopping, torch_private
+from megatron_ft.launcher.conclusion import Known, conclude, left_out, report
 from megatron_ft.launcher.control import ReceivedRequest
 from megatron_ft.launcher.coordination.coordination import Coordination
 from megatron_ft.launcher.cycle_record import CycleRecord
 from megatron_ft.launcher.inquest import Inquest
 from megatron_ft.launcher.job_errors import CycleOverError, JobEndedError, JobLeftError, NodeExcludedError
 from megatron_ft.launcher.node import Node
-from megatron_ft.launcher.rank_logs import CycleLogs
 from megatron_ft.launcher.torch_rounds import TorchRounds
-from megatron_ft.launcher.workers import Worker, WorkerContext
+from megatron_ft.launcher.workers import Worker
 
 __all__ = ["FaultTolerantAgent"]
 
@@ -147,23 +145,9 @@ class FaultTolerantAgent(LocalElasticAgent):
         begun = self._coordination.begun
         assert begun is not None
         self._remaining_restarts = max(0, self._node.line.namespace.max_restarts - begun.decision.restarts)
-        # of its own: a thread that is given up may come back from where it waits while the next cycle runs
-        met = WorkerGroup(worker_group.spec)
-        rendezvous = super()._rendezvous
-
-        def meet() -> None:
-            try:
-                rendezvous(met)
-            except RendezvousError:
-                raise
-            except RuntimeError as error:  # torch's for stores, whatever it is
-                raise RendezvousConnectionError("The store of the ranks can't be reached.") from error
-
-        self._node.reactor.call_blocking(meet, self._check_cycle_goes_on)
-        for name in ("workers", "store", "group_rank", "group_world_size", "master_addr", "master_port"):
-            setattr(worker_group, name, getattr(met, name))
-        self._store = met.store
-        self._record = self._new_record([worker.global_rank for worker in met.workers])
+        starting.meet(super()._rendezvous, worker_group, node=self._node, check=self._check_cycle_goes_on)
+        self._store = worker_group.store
+        self._record = self._new_record([worker.global_rank for worker in worker_group.workers])
         self._inquest = self._new_inquest(self._record)
 
     def _check_cycle_goes_on(self) -> None:
@@ -201,31 +185,13 @@ class FaultTolerantAgent(LocalElasticAgent):
         decides = self._node.is_min_healthy or self._rounds is not None
         return Inquest(self._node, record, None if decides else self._coordination, are_all=self._rounds is None)
 
-    def _start_processes(
-        self, *, envs: dict[int, dict[str, str]], logs_specs: Any, start_method: str = "", **torch_arguments: Any
-    ) -> PContext:
+    def _start_processes(self, *, envs: dict[int, dict[str, str]], **given: Any) -> PContext:
         node, record = self._node, self._current()
         node.device_memory.wait(node.raise_if_asked_to_stop)
         node.ranks_start(envs, cycle=record.cycle, restarts_left=self._remaining_restarts)
-        context = WorkerContext(
-            spawner=node.spawner,
-            reactor=node.reactor,
-            end=node.ending.end,
-            on_start=lambda worker: node.monitors.rank_started(worker.local_rank, worker.pid),
-            on_exit=self._ended,
-            envs=envs,
-            logs_specs=CycleLogs(logs_specs, run_dir=node.run_dir, say=node.say, blocking=node.blocking),
-            **torch_arguments,
-        )
+        context = starting.make_context(node, record, self._ended, envs=envs, **given)
         self._pcontext = context  # before the start: if that fails midway, those that run are ended
-        node.workers = context.workers
-        record.workers = context.workers
-        record.error_files, record.stderrs = dict(context.error_files), dict(context.stderrs)
-        try:
-            context.start()
-            node.ranks_started(record)
-        except (OSError, subprocess.SubprocessError) as error:
-            raise FaultToleranceError(f"the ranks can't be started: {error}") from error
+        starting.start(node, record, context)
         return context
 
     def _watch(self) -> None:
@@ -255,22 +221,8 @@ class FaultTolerantAgent(LocalElasticAgent):
     def _report(self, state: NodeState, cause: Cause | None = None) -> None:
         record, begun = self._current(), self._coordination.begun
         assert begun is not None
-
-        def report() -> Report:
-            if state is NodeState.SUCCEEDED:
-                return Report(begun.decision.cycle, state)
-            why = cause or record.own_failure() or record.cause()
-            return Report(
-                begun.decision.cycle,
-                state,
-                why.line,
-                kind=why.kind,
-                rank=why.rank,
-                follows=why.follows,
-                reached=record.reached(),
-            )
-
-        self._coordination.report(state, report)
+        cycle = begun.decision.cycle
+        self._coordination.report(state, lambda: report(record, cycle, state, cause))
 
     def _end_ranks(self) -> Outcome:
         """End the ranks as the end of the cycle asks for; how it has ended for this node."""

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from megatron_ft.core.exit_description import Cause, CauseKind
 from megatron_ft.core.job.edge import Leave
 from megatron_ft.core.job.messages import Report, Verdict
-from megatron_ft.core.restart_policy import Action, Decision, Outcome
+from megatron_ft.core.restart_policy import Action, Decision, NodeState, Outcome
 from megatron_ft.launcher import lines
 from megatron_ft.launcher.cycle_record import CycleRecord
 
-__all__ = ["Known", "conclude", "left_out"]
+__all__ = ["Known", "conclude", "left_out", "report"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,6 +39,22 @@ class Known:
     left: Leave | None
     received: Sequence[signal.Signals]
     restarts_left: int
+
+
+def report(record: CycleRecord, cycle: int, state: NodeState, cause: Cause | None) -> Report:
+    """What the coordinator is told of this node; ``cycle`` is its number. Without a cause, that of the node's ranks."""
+    if state is NodeState.SUCCEEDED:
+        return Report(cycle, state)
+    why = cause or record.own_failure() or record.cause()
+    return Report(
+        cycle,
+        state,
+        why.line,
+        kind=why.kind,
+        rank=why.rank,
+        follows=why.follows,
+        reached=record.reached(),
+    )
 
 
 def conclude(known: Known, outcome: Outcome) -> tuple[Decision, Cause]:

@@ -19,7 +19,7 @@ def wait_until_fit(
 ) -> None:
     """Return when the node is fit, and let the others do without it meanwhile.
 
-    ``check`` is called after each event, and raises whatever ends the wait: the job may end, or the launcher be asked to.
+    ``check`` is called after each event, and raises what ends the wait: the job may end, or the launcher be asked to.
     """
     failures, last = 0, ""
     while not (checked := _look(node, health, coordination, ranks, check)).is_good:
