@@ -91,7 +91,7 @@ class Cycle:
             self._counts[before] -= 1
             self._counts[report.state] += 1
             self.lost += report.state in (NodeState.LOST, NodeState.EXCLUDED)
-            judged = None if self._judged is not None else self.rules.policy.judge_counts(self._counts)
+            judged = None if self._judged is not None else self.rules.policy.judge(self._counts)
             if judged is not None:
                 self._judged = judged, place
 
@@ -221,7 +221,7 @@ class Cycle:
 
     def _farewells(self, now_s: float) -> None:
         states = Counter(NodeState.SUCCEEDED if seat.leaving else seat.state for seat in self.seats)
-        if self.rules.policy.judge_counts(states) is Outcome.SUCCEEDED:
+        if self.rules.policy.judge(states) is Outcome.SUCCEEDED:
             self.outcome = Outcome.SUCCEEDED
         elif now_s < (self._farewell_s or 0.0):
             self._wake(self._farewell_s or 0.0)

@@ -72,7 +72,7 @@ def verdict_on(
         nodes_left=nodes_left if excluded else None,
         stalled=stalled,
     )
-    decision = rules.policy.decide([end])
+    decision = rules.policy.decide(end)
     code = 0 if decision.action is Action.FINISH else rules.no_progress_code if decision.no_progress else 1
     cause, node = _cause(rules, seats, outcome, decided_by, found, shutdown, joining)
     return Verdict(
