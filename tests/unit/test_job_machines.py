@@ -10,7 +10,7 @@ import pytest
 from megatron_ft.coordinator.service import frame
 from megatron_ft.core.advance import Advance, Reached
 from megatron_ft.core.errors import ConfigError, ProtocolError
-from megatron_ft.core.exit_description import CauseKind, HangVerdict
+from megatron_ft.core.exit_description import Cause, CauseKind, HangVerdict
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.codec import parse, to_message
@@ -20,8 +20,10 @@ from megatron_ft.core.job.member import CUT_OFF_S, Identity, Member
 from megatron_ft.core.job.roll import Accepted, Decision, Held, Kind, Memory, is_quorum
 from megatron_ft.core.job.verdict import Seat, verdict_on
 from megatron_ft.core.restart_policy import Action, NodeState, Outcome
+from megatron_ft.core.restart_policy import Decision as Follows
 from megatron_ft.ipc.secret import Asked, Asking, read_secret
 from megatron_ft.ipc.wire import encode
+from megatron_ft.launcher.lines import cycle_ended
 
 RULES = m.Rules(min_nodes=2, max_nodes=4, max_restarts=3)
 
@@ -153,7 +155,7 @@ H, U, L, X, S = NodeState.HEALTHY, NodeState.UNHEALTHY, NodeState.LOST, NodeStat
 
 
 def test_the_cause_is_the_node_that_ended_the_cycle_or_whom_it_followed_from() -> None:
-    assert judged(Outcome.FAILED, H, U, H, decided_by=1).text == "node 1 (host1): text 1"
+    assert judged(Outcome.FAILED, H, U, H, decided_by=1).node == 1
     verdict = judged(Outcome.FAILED, U, H, U, decided_by=0, follows=0)
     assert (verdict.node, verdict.rank, verdict.action) == (2, 2, Action.RESTART)
     assert judged(Outcome.FAILED, U, H, H, decided_by=0, follows=0).node == 0  # nobody tells more
@@ -170,7 +172,75 @@ def test_what_follows() -> None:
     assert judged(Outcome.SUCCEEDED, S, S).code == 0
     assert judged(Outcome.MEMBERSHIP, X, H, nodes_left=1).action is Action.GIVE_UP
     assert judged(Outcome.MEMBERSHIP, X, H, nodes_left=2).action is Action.RESTART
-    assert judged(Outcome.STOPPED, H, H, shutdown=(1, "enough")).text == "on node 1 (host1) enough"
+    assert judged(Outcome.STOPPED, H, H, shutdown=(1, "enough")).decision().reason == "not restarting"
+
+
+def told_to(verdict: m.Verdict, place: int | None) -> str:
+    cause, decision = verdict.cause(place), verdict.decision()
+    return cycle_ended(
+        cycle=verdict.cycle, cause=cause, decision=decision, outcome=verdict.outcome, max_restarts=RULES.max_restarts
+    )
+
+
+FINDING = Cause(kind=CauseKind.HANG, text="rank 9 (host1) hung", rank=9, iteration=4, detail="others wait")
+HEALTHY_TWO = m.Rules(min_nodes=2, max_nodes=4, max_restarts=3, min_healthy=True)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "elsewhere", "at_1"),
+    [
+        (
+            judged(Outcome.FAILED, H, U, H, decided_by=1),
+            "cycle 0 ended: node 1 (host1): text 1; restarting as cycle 1, 2 of 3 restarts left",
+            "cycle 0 ended: text 1; restarting as cycle 1, 2 of 3 restarts left",
+        ),
+        (
+            judged(Outcome.STOPPED, H, H, shutdown=(1, "enough")),
+            "cycle 0 ended: on node 1 (host1) enough; not restarting",
+            "cycle 0 ended: enough; not restarting",
+        ),
+        # which rank it was is known across nodes, and what is listed says itself where
+        (
+            judged(Outcome.FAILED, H, U, decided_by=1, found=FINDING, restarts=3),
+            "cycle 0 ended: rank 9 (host1) hung after iteration 4, others wait; no restarts left, giving up",
+            None,
+        ),
+        (
+            judged(Outcome.MEMBERSHIP, H, X, H, nodes_left=2),
+            "cycle 0 ended: node 1 (host1) leaves the job: text 1; restarting as cycle 1, no restart used",
+            None,
+        ),
+        (
+            judged(Outcome.MEMBERSHIP, H, H, joining=2),
+            "cycle 0 ended: 2 nodes waiting to join; restarting as cycle 1, no restart used",
+            None,
+        ),
+        (
+            judged(Outcome.FAILED, H, U, L, decided_by=1, rules=HEALTHY_TWO),
+            "cycle 0 ended: 1 good node of at least 2: node 1 (host1) is unhealthy: text 1; "
+            "node 2 (host2) is lost: text 2; restarting as cycle 1, 2 of 3 restarts left",
+            None,
+        ),
+    ],
+)
+def test_a_node_hears_of_another_one_by_name_and_of_itself_without(
+    verdict: m.Verdict, elsewhere: str, at_1: str | None
+) -> None:
+    assert {told_to(verdict, place) for place in (None, 0, 2)} == {elsewhere}
+    assert told_to(verdict, 1) == (at_1 or elsewhere)
+    assert parse(to_message(verdict)) == verdict
+
+
+def test_where_there_is_one_node_it_has_no_name() -> None:
+    assert told_to(judged(Outcome.FAILED, U, decided_by=0), None).startswith("cycle 0 ended: text 0; restarting")
+
+
+def test_no_progress_is_told_as_such() -> None:
+    rules = m.Rules(min_nodes=1, max_nodes=2, max_restarts=9, max_stalled=2)
+    decision = judged(Outcome.FAILED, U, H, rules=rules, decided_by=0, stalled=2).decision()
+    assert decision == Follows(
+        action=Action.GIVE_UP, restarts_left=8, reason="no progress in 2 cycles, giving up", no_progress=True
+    )
 
 
 def member(**more: Any) -> Member:

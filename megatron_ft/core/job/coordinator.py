@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from megatron_ft.core.job import lines
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.council import Council, Proposal
 from megatron_ft.core.job.cycle import Cycle
@@ -123,9 +124,9 @@ class Coordinator:
 
     def _refusal(self, hello: m.Hello) -> m.Dismiss | m.Elsewhere | None:
         if hello.job != self._job:
-            return m.Dismiss(2, "another job meets at this address: give each job its own --rdzv-endpoint")
+            return m.Dismiss(2, lines.ANOTHER_JOB)
         if hello.rules != self._rules:
-            return m.Dismiss(2, "the options of this launcher differ from those of the others")
+            return m.Dismiss(2, lines.OTHER_OPTIONS)
         if self._elsewhere and hello.memory.decided is None and not self._council.leads:
             return m.Elsewhere(self._elsewhere)
         return None
@@ -280,8 +281,7 @@ class Coordinator:
             if not self._council.leads:
                 cycle.missing(node.place, self._now_s)
                 continue
-            silent = f"its launcher was not heard of for {limit_s:.0f} s"
-            cycle.lose(node.place, silent if node.silent else "its launcher has ended")
+            cycle.lose(node.place, lines.silent(limit_s) if node.silent else lines.LAUNCHER_ENDED)
             self._rounds.lost_s = self._now_s
 
     def _took_over(self) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from megatron_ft.core.advance import Advance, Reached
 from megatron_ft.core.exit_description import CauseKind, describe_hang
+from megatron_ft.core.job import lines
 from megatron_ft.core.job.inquest import Inquest
 from megatron_ft.core.job.messages import Goodbye, Hang, Notes, Report, Rules, Standing, Verdict
 from megatron_ft.core.job.roll import Decision
@@ -114,7 +115,7 @@ class Cycle:
         for place in sorted(self._missing):
             since_s = self.seats[place].missing_s or 0.0
             if now_s >= since_s + after_s:
-                self.lose(place, f"its launcher was not heard of for {after_s:.0f} s")
+                self.lose(place, lines.silent(after_s))
             else:
                 self._wake(since_s + after_s)
 
@@ -185,6 +186,14 @@ class Cycle:
         return self.verdict
 
     @property
+    def shutdown_words(self) -> str:
+        """Who asked for the end of the job, and why."""
+        place, text = self.shutdown or (None, "")
+        if place is None or len(self.seats) == 1:
+            return text
+        return lines.on(place, self.seats[place].name, text)
+
+    @property
     def awaited(self) -> int:
         """So many places may yet be claimed by the launchers that had them."""
         return len(self._missing)
@@ -220,7 +229,7 @@ class Cycle:
         )
 
     def _farewells(self, now_s: float) -> None:
-        states = Counter(NodeState.SUCCEEDED if seat.leaving else seat.state for seat in self.seats)
+        states = Counter(NodeState.SUCCEEDED if seat.has_finished else seat.state for seat in self.seats)
         if self.rules.policy.judge(states) is Outcome.SUCCEEDED:
             self.outcome = Outcome.SUCCEEDED
         elif now_s < (self._farewell_s or 0.0):
@@ -229,7 +238,8 @@ class Cycle:
             self._farewell_s = None
             for place, seat in enumerate(self.seats):
                 if seat.leaving:
-                    self.changed(place, Report(self.decision.cycle, NodeState.LOST, seat.leaving))
+                    text, seat.leaving = seat.leaving, ""
+                    self.changed(place, Report(self.decision.cycle, NodeState.LOST, text))
             if self._judged is not None:
                 self.outcome, self.decided_by = self._judged
 

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from megatron_ft.core.advance import Reached
-from megatron_ft.core.exit_description import CauseKind, HangVerdict
+from megatron_ft.core.exit_description import Cause, CauseKind, HangVerdict
+from megatron_ft.core.job import lines
 from megatron_ft.core.job.roll import Ballot, Decision, Memory, Term
 from megatron_ft.core.restart_policy import Action, AnyFailed, MinHealthy, NodeState, Outcome, RestartPolicy
+from megatron_ft.core.restart_policy import Decision as Follows
 
 __all__ = [
     "Accept",
@@ -74,7 +76,15 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Why a cycle ended, and what follows. ``node`` is the place of the node whose fault it was, None if nobody's."""
+    """Why a cycle ended, and what follows.
+
+    Args:
+        text: why, without the node.
+        node: the place of the node whose fault it was, None if nobody's; its host is ``name``.
+        nodes: so many took part.
+        names_nodes: ``text`` says itself which nodes it is about.
+        code: the launchers' exit code, if there is no other cycle.
+    """
 
     cycle: int
     outcome: Outcome
@@ -82,13 +92,33 @@ class Verdict:
     action: Action
     restarts_left: int
     reason: str = ""
+    no_progress: bool = False
     kind: CauseKind = CauseKind.MEMBERSHIP
     node: int | None = None
+    name: str = ""
+    nodes: int = 1
+    names_nodes: bool = False
     rank: int | None = None
     iteration: int | None = None
     detail: str = ""
     code: int = 0
-    """The launchers' exit code, if there is no other cycle."""
+
+    def cause(self, place: int | None) -> Cause:
+        """Why, in the words for the node that has that place (None: for one that has none)."""
+        text, node = self.text, self.node
+        if node is not None and node != place and self.nodes > 1 and not self.names_nodes:
+            tell = lines.on if self.outcome is Outcome.STOPPED else lines.at
+            text = tell(node, self.name, text)
+        return Cause(kind=self.kind, text=text, rank=self.rank, iteration=self.iteration, detail=self.detail)
+
+    def decision(self) -> Follows:
+        """What follows."""
+        return Follows(
+            action=self.action,
+            restarts_left=self.restarts_left,
+            reason=self.reason,
+            no_progress=self.no_progress,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from megatron_ft.core.advance import Advance
+from megatron_ft.core.job import lines
 from megatron_ft.core.job.council import Council, Proposal
 from megatron_ft.core.job.cycle import Cycle
 from megatron_ft.core.job.forming import Forming
@@ -66,8 +67,8 @@ class Rounds:
             cycle.shutdown or cycle.verdict is None or cycle.verdict.action is not Action.RESTART
         ):
             if cycle.verdict is not None and not awaited:
-                ending = (cycle.verdict.code, cycle.verdict.text)
-                self._end_job(cycle, *((1, cycle.shutdown[1]) if cycle.shutdown else ending))
+                ending = (cycle.verdict.code, cycle.verdict.cause(None).text)
+                self._end_job(cycle, *((1, cycle.shutdown_words) if cycle.shutdown else ending))
             return
         complete = self._forming.is_complete(
             rules,
@@ -83,7 +84,7 @@ class Rounds:
             self._begin(rules, cycle, ready)
         elif self._forming.has_waited_long(rules, now_s):
             more = rules.min_nodes - len(ready)
-            text = f"{more} more node{'' if more == 1 else 's'} didn't come in {rules.join_timeout_s:g} s"
+            text = lines.did_not_come(more, seconds=rules.join_timeout_s)
             self._end_job(cycle, rules.try_again_code, text)
 
     def _begin(self, rules: Rules, cycle: Cycle | None, ready: list[Node]) -> None:

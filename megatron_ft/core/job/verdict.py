@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megatron_ft.core.exit_description import Cause, CauseKind
+from megatron_ft.core.job import lines
 from megatron_ft.core.job.messages import Report, Rules, Verdict
 from megatron_ft.core.restart_policy import Action, CycleEnd, NodeState, Outcome
 
-__all__ = ["GOOD", "Seat", "first_failure", "node_words", "verdict_on"]
+__all__ = ["GOOD", "Seat", "finished", "first_failure", "verdict_on"]
 
 GOOD = (NodeState.HEALTHY, NodeState.SUCCEEDED)
 _FINAL = (NodeState.SUCCEEDED, NodeState.EXCLUDED)
 """What a node reaches by itself; that its launcher ends afterwards changes nothing."""
-_SHOWN = 8
 
 
 @dataclass(slots=True)
@@ -34,17 +34,17 @@ class Seat:
         """Of the node."""
         return self.report.state
 
+    @property
+    def has_finished(self) -> bool:
+        """All its ranks have ended with 0, for good."""
+        return self.state is NodeState.SUCCEEDED or bool(self.leaving)
+
     def change(self, report: Report) -> bool:
         """Take a report; False if it says nothing new."""
         if self.state in _FINAL or (report.state is self.state and not (self.report.follows and not report.follows)):
             return False
         self.report = report
         return True
-
-
-def node_words(place: int, seat: Seat) -> str:
-    """A node by its place and its host's name."""
-    return f"node {place} ({seat.name})" if seat.name else f"node {place}"
 
 
 def verdict_on(
@@ -74,19 +74,23 @@ def verdict_on(
     )
     decision = rules.policy.decide(end)
     code = 0 if decision.action is Action.FINISH else rules.no_progress_code if decision.no_progress else 1
-    cause, node = _cause(rules, seats, outcome, decided_by, found, shutdown, joining)
+    cause, node, names_nodes = _cause(rules, seats, outcome, decided_by, found, shutdown, joining)
     return Verdict(
         cycle=cycle,
         outcome=outcome,
         text=cause.text,
         kind=cause.kind,
         node=node,
+        name="" if node is None else seats[node].name,
+        nodes=len(seats),
+        names_nodes=names_nodes,
         rank=cause.rank,
         iteration=cause.iteration,
         detail=cause.detail,
         action=decision.action,
         restarts_left=decision.restarts_left,
         reason=decision.reason,
+        no_progress=decision.no_progress,
         code=code,
     )
 
@@ -99,31 +103,28 @@ def _cause(
     found: Cause | None,
     shutdown: tuple[int | None, str] | None,
     joining: int,
-) -> tuple[Cause, int | None]:
+) -> tuple[Cause, int | None, bool]:
+    """Why, the place of the node whose fault it was, and whether the words name the nodes they are about."""
     if outcome is Outcome.STOPPED and shutdown is not None:
-        node, text = shutdown
-        where = "" if node is None else f"on {node_words(node, seats[node])} "
-        return Cause(kind=CauseKind.REQUEST, text=f"{where}{text}"), node
+        return Cause(kind=CauseKind.REQUEST, text=shutdown[1]), shutdown[0], False
     if outcome is Outcome.SUCCEEDED:
-        return Cause(kind=CauseKind.REQUEST, text=_finished(seats)), None
+        return Cause(kind=CauseKind.REQUEST, text=finished(seats)), None, True
     if found is not None:
-        return found, decided_by
+        return found, decided_by, True
     if outcome is Outcome.MEMBERSHIP:
-        left = [(p, seat) for p, seat in enumerate(seats) if seat.state is NodeState.EXCLUDED]
-        told = _listed(f"{node_words(p, seat)} leaves the job: {seat.report.text}" for p, seat in left)
-        nodes = "1 node waits" if joining == 1 else f"{joining} nodes wait"
-        return Cause(kind=CauseKind.MEMBERSHIP, text=told or f"{nodes} to join"), left[0][0] if left else None
-    bad = [(p, seat) for p, seat in enumerate(seats) if seat.state not in GOOD]
+        left = [(place, seat) for place, seat in enumerate(seats) if seat.state is NodeState.EXCLUDED]
+        told = lines.listed(lines.leaves(place, seat.name, seat.report.text) for place, seat in left)
+        text = told or lines.nodes_waiting(joining)
+        return Cause(kind=CauseKind.MEMBERSHIP, text=text), left[0][0] if left else None, True
     if rules.min_healthy and len(seats) > 1:
-        told = _listed(f"{node_words(p, seat)} is {seat.state.value}: {seat.report.text}" for p, seat in bad)
-        good = len(seats) - len(bad)
-        return Cause(kind=CauseKind.MEMBERSHIP, text=f"{good} of at least {rules.min_nodes}: {told}"), decided_by
+        good = sum(seat.state in GOOD for seat in seats)
+        text = lines.too_few_healthy(good=good, min_nodes=rules.min_nodes, told=_bad(seats, GOOD))
+        return Cause(kind=CauseKind.MEMBERSHIP, text=text), decided_by, True
     place = first_failure(seats, decided_by)
     if place is None:
-        return Cause(kind=CauseKind.MEMBERSHIP, text="a failure that only the lost coordinator knew of"), None
-    seat, report = seats[place], seats[place].report
-    text = report.text if len(seats) == 1 else f"{node_words(place, seat)}: {report.text}"
-    return Cause(kind=report.kind or CauseKind.MEMBERSHIP, text=text, rank=report.rank), place
+        return Cause(kind=CauseKind.MEMBERSHIP, text=lines.UNKNOWN_FAILURE), None, True
+    report = seats[place].report
+    return Cause(kind=report.kind or CauseKind.MEMBERSHIP, text=report.text, rank=report.rank), place, False
 
 
 def first_failure(seats: Sequence[Seat], decided_by: int | None) -> int | None:
@@ -136,15 +137,17 @@ def first_failure(seats: Sequence[Seat], decided_by: int | None) -> int | None:
     return next(iter(causes), next(iter(follow), None) if decided_by is None else decided_by)
 
 
-def _finished(seats: Sequence[Seat]) -> str:
-    bad = [(place, seat) for place, seat in enumerate(seats) if seat.state is not NodeState.SUCCEEDED]
-    if not bad:
+def finished(seats: Sequence[Seat]) -> str:
+    """What there is to say of a job that has succeeded; empty if it has on all its nodes."""
+    count = sum(seat.has_finished for seat in seats)
+    if count == len(seats):
         return ""
-    told = _listed(f"{node_words(place, seat)} is {seat.state.value}: {seat.report.text}" for place, seat in bad)
-    return f"the job finished on {len(seats) - len(bad)} of {len(seats)} nodes: {told}"
+    return lines.finished_without(finished=count, nodes=len(seats), told=_bad(seats, (NodeState.SUCCEEDED,)))
 
 
-def _listed(parts: Iterable[str]) -> str:
-    listed = list(parts)
-    more = [f"and {len(listed) - _SHOWN} more"] if len(listed) > _SHOWN else []
-    return "; ".join([*listed[:_SHOWN], *more])
+def _bad(seats: Sequence[Seat], good: Sequence[NodeState]) -> str:
+    return lines.listed(
+        lines.bad(place, seat.name, seat.state.value, seat.report.text)
+        for place, seat in enumerate(seats)
+        if seat.state not in good and not seat.leaving
+    )
