@@ -259,6 +259,13 @@ class Coordinator:
     def orphaned(self) -> None:
         """The launcher that has started this coordinator has ended: it stays as long as others need it."""
         self._is_orphan = self.needs_settling = True
+        for node in self._nodes.values():
+            if not node.owns:
+                continue
+            if node.link is not None:
+                self._out.append(Drop(node.link))
+                self._gone(node, silent=False)
+            node.gone_s = self._now_s - GRACE_S  # it doesn't come back
 
     def _look_for_lost(self) -> None:
         limit_s = lost_s(len(self._nodes))
@@ -280,7 +287,7 @@ class Coordinator:
             if not self._council.leads:
                 cycle.missing(node.place, self._now_s)
                 continue
-            silent = f"its launcher was not heard of for {limit_s:.0f} s"
+            silent = f"its launcher was not heard of for {self._now_s - node.heard_s:.0f} s"
             cycle.lose(node.place, silent if node.silent else "its launcher has ended")
             self._rounds.lost_s = self._now_s
 
