@@ -260,6 +260,13 @@ class Coordinator:
     def orphaned(self) -> None:
         """The launcher that has started this coordinator has ended: it stays as long as others need it."""
         self._is_orphan = self.needs_settling = True
+        for node in self._nodes.values():
+            if not node.owns:
+                continue
+            if node.link is not None:
+                self._out.append(Drop(node.link))
+                self._gone(node, silent=False)
+            node.gone_s = self._now_s - GRACE_S  # it doesn't come back
 
     def _look_for_lost(self) -> None:
         limit_s = lost_s(len(self._nodes))
@@ -281,7 +288,8 @@ class Coordinator:
             if not self._council.leads:
                 cycle.missing(node.place, self._now_s)
                 continue
-            cycle.lose(node.place, lines.silent(limit_s) if node.silent else lines.LAUNCHER_ENDED)
+            silent_s = self._now_s - node.heard_s
+            cycle.lose(node.place, lines.silent(silent_s) if node.silent else lines.LAUNCHER_ENDED)
             self._rounds.lost_s = self._now_s
 
     def _took_over(self) -> None:
