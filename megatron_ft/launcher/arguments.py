@@ -22,7 +22,7 @@ from megatron_ft.core.errors import ConfigError
 from megatron_ft.ipc.ft_options import add_ft_options, with_hint
 from megatron_ft.ipc.resolved_options import ResolvedOptions, read_ft_options
 from megatron_ft.ipc.torchrun_options import DEFAULT_SIGNALS, check_forwarded, parse_signals, term_timeout
-from megatron_ft.launcher import directories, torch_rendezvous
+from megatron_ft.launcher import directories, torch_private
 from megatron_ft.launcher.coordination import meeting_place
 
 __all__ = ["CommandLine", "parse", "torch_launch_config"]
@@ -227,7 +227,7 @@ def _fill_in_rendezvous(namespace: argparse.Namespace, given: Collection[str], m
             master = f"{namespace.master_addr}:{namespace.master_port}"
             namespace.rdzv_endpoint = by_default if {"master_addr", "master_port"}.isdisjoint(given) else master
         namespace.node_rank = 0  # torch would warn that it is ignored, and it isn't: see CommandLine.node_rank
-    backends = torch_rendezvous.rendezvous_backends()
+    backends = torch_private.rendezvous_backends()
     if backends and namespace.rdzv_backend not in backends:
         raise ConfigError(
             f"--rdzv-backend: unknown {namespace.rdzv_backend!r}{nearest(namespace.rdzv_backend, backends)}"

@@ -10,6 +10,7 @@ from torch.distributed.elastic.agent.server.api import WorkerGroup
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, RendezvousError
 
 from megatron_ft.core.errors import FaultToleranceError
+from megatron_ft.launcher import torch_private
 from megatron_ft.launcher.cycle_record import CycleRecord
 from megatron_ft.launcher.node import Node
 from megatron_ft.launcher.rank_logs import CycleLogs
@@ -41,6 +42,7 @@ def meet(
             raise RendezvousConnectionError("The store of the ranks can't be reached.") from error
 
     node.reactor.call_blocking(number_ranks, check)
+    torch_private.warn_of_no_lost_connections()  # until now they say why a host can't be reached
     for name in _MET:
         setattr(group, name, getattr(met, name))
 

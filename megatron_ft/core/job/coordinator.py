@@ -167,6 +167,8 @@ class Coordinator:
             if cycle.hang(place, message, asked=asked, now_s=self._now_s):
                 links = [link for p in asked if (link := seated[p]) is not None]
                 self._out.append(Send(links, m.Collect(message.cycle)))
+        elif isinstance(message, m.Regroup) and message.cycle == cycle.decision.cycle:
+            cycle.regroup = message.text
         elif isinstance(message, m.Notes) and message.cycle == cycle.decision.cycle:
             cycle.noted(place, message)
 

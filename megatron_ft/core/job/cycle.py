@@ -36,6 +36,8 @@ class Cycle:
     is_news: bool = False
     """One launcher has told how it ended, and the others may not have heard it."""
     shutdown: tuple[int | None, str] | None = None
+    regroup: str = ""
+    """Why the cycle is to be ended without a failure; empty if it isn't."""
     decided_by: int | None = None
     inquest: Inquest | None = None
     lost: int = 0
@@ -157,7 +159,7 @@ class Cycle:
             self.seats[self.inquest.asker].change(replace(hung, rank=self.inquest.first.rank))
         elif self._judged is not None:
             self.outcome, self.decided_by = self._judged
-        elif joining:
+        elif joining or self.regroup:
             self.outcome, self._joining = Outcome.MEMBERSHIP, joining
         elif self._farewell_s is not None:
             self._farewells(now_s)
@@ -225,7 +227,7 @@ class Cycle:
             found=found if self.outcome is Outcome.FAILED else None,
             shutdown=self.shutdown,
             nodes_left=nodes_left,
-            joining=self._joining,
+            joining=self.regroup or lines.nodes_waiting(self._joining),
         )
 
     def _farewells(self, now_s: float) -> None:
