@@ -21,9 +21,9 @@ from megatron_ft.core.job.coordinator import Coordinator
 from megatron_ft.core.job.member import Identity, Member
 from megatron_ft.core.restart_policy import NodeState
 from megatron_ft.ipc import tcp, wire
-from megatron_ft.launcher.coordination.sockets import Sockets
 from megatron_ft.launcher.coordination.transport import InProcess, Transport
 from megatron_ft.launcher.reactor import Reactor
+from tests.support.coordination import BOUND_S, Ear, connect, sockets, until
 from tests.support.reactors import reactor
 
 __all__ = ["reactor"]
@@ -31,36 +31,6 @@ __all__ = ["reactor"]
 SECRET = b"0123456789abcdef"
 RULES = m.Rules(min_nodes=1, max_nodes=1)
 HELLO = m.Hello("job", RULES, "i0", 1, "host")
-BOUND_S = 20.0
-
-
-class Ear:
-    """Writes down what a transport says, and that it says it from the loop."""
-
-    def __init__(self) -> None:
-        self.told: list[Any] = []
-        self.heard_messages: list[m.ToMember] = []
-        self.is_inside = False
-
-    def _note(self, what: Any) -> None:
-        assert not self.is_inside, "called from inside a method of the transport"
-        self.told.append(what)
-
-    def opened(self) -> None:
-        self._note("opened")
-
-    def failed(self) -> None:
-        self._note("failed")
-
-    def broken(self, *, silent: bool = False) -> None:
-        self._note("silent" if silent else "broken")
-
-    def refused(self, text: str) -> None:
-        self._note(text)
-
-    def heard(self, message: m.ToMember) -> None:
-        self._note(message)
-        self.heard_messages.append(message)
 
 
 class Served:
@@ -103,28 +73,6 @@ def served(secret: bytes | None = None) -> Iterator[Served]:
         yield made
     finally:
         made.close()
-
-
-@contextlib.contextmanager
-def sockets(reactor: Reactor, secret: bytes | None = None) -> Iterator[tuple[Sockets, Ear]]:
-    ear = Ear()
-    made = Sockets(reactor, secret, ear)
-    try:
-        yield made, ear
-    finally:
-        made.close()
-        made.close()  # twice is fine
-
-
-def until(reactor: Reactor, condition: Any) -> None:
-    assert reactor.run_until(condition, time.monotonic() + BOUND_S)
-
-
-def connect(transport: Transport, ear: Ear, address: str) -> None:
-    """And see that it says nothing meanwhile."""
-    ear.is_inside = True
-    transport.connect(address)
-    ear.is_inside = False
 
 
 @pytest.mark.parametrize("secret", [None, SECRET])
