@@ -69,6 +69,11 @@ class Coordinator:
         return self._council.leads
 
     @property
+    def is_over(self) -> bool:
+        """Whether the job has ended, and it only stays to say so."""
+        return self._over_s is not None
+
+    @property
     def connections(self) -> int:
         """So many launchers are connected."""
         return len(self._links)
