@@ -14,6 +14,7 @@ from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.council import Council, Proposal
 from megatron_ft.core.job.cycle import Cycle
 from megatron_ft.core.job.edge import Broken, CoordinatorEffect, CoordinatorEvent, Drop, Judged, Quit, Send
+from megatron_ft.core.job.herald import Herald
 from megatron_ft.core.job.lobby import GRACE_S, Node, beat_s, lost_s
 from megatron_ft.core.job.roll import Held, Kind
 from megatron_ft.core.job.rounds import Rounds
@@ -50,6 +51,7 @@ class Coordinator:
         self._alarms: list[float] = []
         self._cycle: Cycle | None = None
         self._rounds = Rounds(self._council, self._nodes)
+        self._herald = Herald(self._nodes)
         self._over_s: float | None = None
         self._lingers = False
         """Nodes of the last cycle haven't heard that the job has ended, and may yet come."""
@@ -298,8 +300,7 @@ class Coordinator:
         decision, cycle = self._council.decision, self._cycle
         if decision is None or cycle is None:
             return
-        seated = node.place is not None and cycle.seats[node.place].instance == node.instance
-        seated = seated and cycle.seats[node.place or 0].state is not NodeState.LOST
+        seated = cycle.is_seated(node)
         if node.memory.number < decision.number:
             held = node.held(decision) or Held(decision)
             node.memory = replace(node.memory, decided=held, accepted=None)
@@ -345,8 +346,9 @@ class Coordinator:
         self._rounds.go_on(
             self._rules, self._cycle, arrivals=self._arrivals, has_absent=bool(self._absent), now_s=self._now_s
         )
-        if self._rounds.alarm_s is not None:
-            self._alarms.append(self._rounds.alarm_s)
+        is_forming = self._council.proposal is None
+        self._out += self._herald.tell(self._rules, self._cycle, is_forming=is_forming, now_s=self._now_s)
+        self._alarms += [at_s for at_s in (self._rounds.alarm_s, self._herald.alarm_s) if at_s is not None]
 
     def _end_for(self, nodes: list[Node], cycle: Cycle) -> None:
         assert cycle.outcome is not None
