@@ -18,6 +18,7 @@ from megatron_ft.core.job.herald import Herald
 from megatron_ft.core.job.lobby import GRACE_S, Node, beat_s, lost_s
 from megatron_ft.core.job.roll import Held, Kind
 from megatron_ft.core.job.rounds import Rounds
+from megatron_ft.core.job.verdict import finished
 from megatron_ft.core.restart_policy import NodeState, Outcome
 
 __all__ = ["Coordinator"]
@@ -310,7 +311,8 @@ class Coordinator:
         if not seated:
             if node.phase is m.Phase.RUNNING:
                 node.phase = m.Phase.BUSY
-                self._out.append(Send([link], m.End(node.standing.cycle, Outcome.MEMBERSHIP, True, lost=True)))
+                text = cycle.lost_words(node)
+                self._out.append(Send([link], m.End(node.standing.cycle, Outcome.MEMBERSHIP, True, True, text)))
             return
         if cycle.outcome is not None:
             self._end_for([node], cycle)
@@ -357,4 +359,5 @@ class Coordinator:
             node.phase = m.Phase.BUSY
         links = [node.link for node in running if node.link is not None]
         restarts = cycle.restarts(nodes_left=len(self._links))
-        self._out.append(Send(links, m.End(cycle.decision.cycle, cycle.outcome, restarts)))
+        text = finished(cycle.seats) if cycle.outcome is Outcome.SUCCEEDED else ""
+        self._out.append(Send(links, m.End(cycle.decision.cycle, cycle.outcome, restarts, text=text)))

@@ -161,6 +161,13 @@ class Cycle:
             return False
         return self.seats[place].state is not NodeState.LOST
 
+    def lost_words(self, node: Node) -> str:
+        """Why that launcher has no place in this cycle any more, or none in it at all."""
+        place = node.place
+        if place is not None and self.seats[place].instance == node.instance:
+            return self.seats[place].report.text
+        return lines.without(self.decision.cycle)
+
     def is_missing(self, place: int) -> bool:
         """Whether that place may yet be claimed by the launcher that had it."""
         return place in self._missing

@@ -30,6 +30,7 @@ __all__ = [
     "too_few_left",
     "waiting_for_nodes",
     "waiting_for_others",
+    "without",
 ]
 
 ANOTHER_JOB = "another job meets at this address: give each job its own --rdzv-endpoint"
@@ -73,6 +74,11 @@ def listed(parts: Iterable[str]) -> str:
     told = list(parts)
     more = [f"and {len(told) - _SHOWN} more"] if len(told) > _SHOWN else []
     return "; ".join([*told[:_SHOWN], *more])
+
+
+def without(cycle: int) -> str:
+    """Why a node has no place any more."""
+    return f"cycle {cycle} runs without it"
 
 
 def silent(seconds: float) -> str:

@@ -16,7 +16,7 @@ from megatron_ft.core.restart_policy import Action, Outcome
 
 __all__ = ["Rounds", "is_awaited", "seated"]
 
-_SHRINK_S = 1.0
+_SHRINK_S = 0.2
 """After the last loss: several nodes may be lost together."""
 
 
