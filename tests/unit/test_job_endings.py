@@ -6,6 +6,12 @@ from megatron_ft.core.restart_policy import Outcome
 from tests.support.machines import Job
 
 
+def test_the_node_that_hosts_the_coordinator_is_the_first_whoever_came_before() -> None:
+    job = Job(owner="c", max_nodes=3)
+    nodes = job.start("abc")
+    assert [node.member.place for node in nodes] == [1, 2, 0]
+
+
 def test_a_spare_that_does_not_answer_holds_nobody_up() -> None:
     job = Job(min_nodes=2, max_nodes=2)
     a, b, spare = job.start("abc")
