@@ -78,6 +78,20 @@ def test_the_first_places_are_by_rank_then_by_arrival() -> None:
     assert names(choose([], ready, 3)[0]) == "dab"
 
 
+def test_the_first_place_by_arrival_is_that_of_the_node_that_hosts_the_coordinator() -> None:
+    host = Node("h", "host-h", "", None, owns=True, arrived=9)
+    first = [node("a", None, 1), node("b", None, 2), host]
+    chosen, slots = choose([], first, 9)
+    assert names(chosen) == "hab"
+    assert names(choose([], first, 2)[0]) == "ha"
+    assert names(choose([], [node("a", 0, 1), node("b", 1, 2), host], 9)[0]) == "abh"
+    ranked = Node("h", "host-h", "", 2, owns=True, arrived=9)
+    assert names(choose([], [node("a", 0, 1), node("b", 1, 2), ranked], 9)[0]) == "abh"
+    # later, who coordinates has no advantage
+    taken = Node("t", "host-t", "", None, owns=True, arrived=30)
+    assert names(choose(slots, [first[0], host, node("s", None, 20), taken], 3)[0]) == "has"
+
+
 def test_everybody_keeps_its_place_a_spare_fills_the_gap_and_who_comes_back_has_its_own() -> None:
     first = [node(name, None, index) for index, name in enumerate("abcd")]
     chosen, slots = choose([], first, 4)
