@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import socket
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from torch.distributed.launcher.api import LaunchConfig
 
 from megatron_ft.core.job.member import Identity
 from megatron_ft.ipc.secret import read_secret
+from megatron_ft.ipc.tcp import parse_address
 from megatron_ft.launcher.coordination import rendezvous
 from megatron_ft.launcher.coordination.coordination import Coordination
+from megatron_ft.launcher.coordination.endpoint import listen_anywhere, take_endpoint
 from megatron_ft.launcher.coordination.host import Host
 from megatron_ft.launcher.coordination.meeting_place import Kind, MeetingPlace
 from megatron_ft.launcher.coordination.rank_store import RankStore
+from megatron_ft.launcher.coordination.sockets import Sockets
 from megatron_ft.launcher.coordination.transport import InProcess
 from megatron_ft.launcher.node import Node
 
@@ -35,11 +37,11 @@ def joined(node: Node, place: MeetingPlace, config: LaunchConfig) -> Iterator[Co
         ConfigError: the secret or the endpoint can't be used.
     """
     store = RankStore(local_addr=config.local_addr, address=place.ranks_store)
-    if place.kind is not Kind.COORDINATED:
-        coordination = _alone(node, place, store if place.kind is Kind.ALONE else None)
-        end: Callable[[], None] = coordination.close
+    host = None
+    if place.kind is Kind.COORDINATED:
+        coordination, host = _with_others(node, place, store, config.local_addr)
     else:
-        coordination, end = _coordinated(node, place, store, config)
+        coordination = _alone(node, place, store if place.kind is Kind.ALONE else None)
     if place.kind is not Kind.TORCH:
         rendezvous.register(config, coordination=coordination, store=store)
     coordination.start()
@@ -47,7 +49,9 @@ def joined(node: Node, place: MeetingPlace, config: LaunchConfig) -> Iterator[Co
         yield coordination
     finally:
         store.close()
-        end()
+        coordination.close()
+        if host is not None:
+            host.close()
 
 
 def _alone(node: Node, place: MeetingPlace, store: RankStore | None) -> Coordination:
@@ -60,6 +64,56 @@ def _alone(node: Node, place: MeetingPlace, store: RankStore | None) -> Coordina
     )
     coordination.member.owns(_HERE)
     return coordination
+
+
+def _with_others(
+    node: Node, place: MeetingPlace, store: RankStore, local_addr: str | None
+) -> tuple[Coordination, Host]:
+    secret = read_secret(os.environ)
+    listener, name, is_founder = node.blocking(lambda: _socket(place, local_addr))
+    host = Host(
+        node.reactor,
+        listener,
+        name,
+        founds=is_founder,
+        secret=secret,
+        environ=os.environ,
+        led_at=lambda: coordination.member.led_at,
+        say=node.say,
+        gave_up=lambda text: gave_up(text),
+    )
+    coordination = Coordination(
+        _identity(place, host.address, place.endpoints),
+        transport=lambda listener: Sockets(node.reactor, secret, listener),
+        open_store=store.open,
+        reactor=node.reactor,
+        say=node.say,
+    )
+
+    def gave_up(text: str) -> None:
+        node.say(text)
+        coordination.member.owns("")
+
+    node.coordinator_pids = host.pids
+    coordination.member.owns(host.address)
+    host.start()
+    return coordination, host
+
+
+def _socket(place: MeetingPlace, local_addr: str | None) -> tuple[socket.socket, str, bool]:
+    """Where this launcher's coordinator listens, by which name others know its host, and whether the job begins there.
+
+    May wait for the one that has the port. Of several launchers on one machine, the first has it.
+    """
+    if place.here is not None:
+        name, port = parse_address(place.endpoints[place.here])
+        listener = take_endpoint(name, port)
+        if listener is not None:
+            return listener, name, place.is_founder
+    first, _ = parse_address(place.endpoints[0])
+    listener = listen_anywhere(first)
+    is_local = listener.getsockname()[0] in ("127.0.0.1", "::1")
+    return listener, first if is_local else local_addr or socket.getfqdn(socket.gethostname()), False
 
 
 def _identity(place: MeetingPlace, address: str, endpoints: tuple[str, ...]) -> Identity:
