@@ -100,7 +100,19 @@ def test_a_store_that_is_gone_is_one_line(monkeypatch: pytest.MonkeyPatch) -> No
         launchers().connect(address)
 
 
-def test_dropping_the_store_ends_a_wait_in_it(served: RankStore) -> None:
+def test_frames_of_torchs_own_code_are_not_for_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_args: object, **_options: object) -> None:
+        raise RuntimeError("no\x1b\nframe #0: c10d")
+
+    monkeypatch.setattr(rank_store, "TCPStore", refuse)
+    for act in (launchers().open, lambda: launchers().connect("a:1")):
+        with pytest.raises(RankStoreError) as caught:
+            act()
+        assert str(caught.value).isprintable()
+        assert "frame" not in str(caught.value)
+
+
+def test_closing_the_store_ends_a_wait_in_it(served: RankStore) -> None:
     client = served.connect(served.open())
     client.set("waits", "")
     ended = threading.Event()
