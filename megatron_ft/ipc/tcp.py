@@ -173,6 +173,11 @@ def parse_address(text: str, *, default_port: int = 0) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def format_address(host: str, port: int) -> str:
+    """What ``parse_address`` reads."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def raise_descriptor_limit() -> int:
     """Allow this process as many open files as it may have; how many that is."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

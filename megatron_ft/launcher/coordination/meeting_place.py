@@ -17,12 +17,13 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.job.messages import Rules
+from megatron_ft.ipc.tcp import format_address
 from megatron_ft.launcher.coordination import scheduler
 
 if TYPE_CHECKING:
     from megatron_ft.launcher.arguments import CommandLine
 
-__all__ = ["Kind", "MeetingPlace", "check", "is_this_machine", "meeting_place"]
+__all__ = ["Kind", "MeetingPlace", "check", "is_loopback", "is_this_machine", "meeting_place"]
 
 TRY_AGAIN_CODE = 94
 _PORT = 29500
@@ -106,11 +107,11 @@ def meeting_place(
         return MeetingPlace(kind=kind, job=job, rules=rules, ranks_store=store, note=_limits(line, kind))
     given = _endpoints(line)
     here = _here([host for host, _ in given], line, is_local or is_this_machine)
-    endpoints = [_address(*each) for each in given]
-    if not _is_loopback(given[0][0]):
+    endpoints = [format_address(*each) for each in given]
+    if not is_loopback(given[0][0]):
         own = scheduler.own_names(environ, socket.gethostname())
         for host in scheduler.hosts(environ, _MOST_CANDIDATES):
-            address = _address(host, given[0][1])
+            address = format_address(host, given[0][1])
             if address not in endpoints and len(endpoints) < _MOST_CANDIDATES:
                 endpoints.append(address)
                 if here is None and host in own:
@@ -171,16 +172,12 @@ def _endpoints(line: CommandLine, *, takes_list: bool = True) -> list[tuple[str,
     return list(dict.fromkeys(found))
 
 
-def _address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 def _named_store(line: CommandLine) -> str:
     namespace = line.namespace
     if namespace.standalone or namespace.rdzv_backend != "static":
         return ""
     endpoint = _endpoints(line)[0]
-    return _address(*endpoint) if endpoint[1] else ""
+    return format_address(*endpoint) if endpoint[1] else ""
 
 
 def _here(hosts: Sequence[str], line: CommandLine, is_local: Callable[[str], bool]) -> int | None:
@@ -269,7 +266,8 @@ def _without_effect(line: CommandLine) -> str:
     return f"--rdzv-conf: {', '.join(named)} has no effect: torch's rendezvous isn't used" if named else ""
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether this name or address is any machine's own."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -278,7 +276,7 @@ def _is_loopback(host: str) -> bool:
 
 def is_this_machine(host: str) -> bool:
     """Whether a name or address is this machine's, as far as its name server and network interfaces know."""
-    if _is_loopback(host) or host == socket.gethostname():
+    if is_loopback(host) or host == socket.gethostname():
         return True
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
@@ -289,7 +287,7 @@ def is_this_machine(host: str) -> bool:
 
 def _is_own_address(family: int, address: tuple[Any, ...]) -> bool:
     """The kernel reaches its own addresses from the same address. Nothing is sent."""
-    if _is_loopback(address[0]):
+    if is_loopback(address[0]):
         return True
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as sock:
