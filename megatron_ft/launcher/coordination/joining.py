@@ -18,7 +18,7 @@ from megatron_ft.launcher.coordination.coordination import Coordination
 from megatron_ft.launcher.coordination.endpoint import listen_anywhere, take_endpoint
 from megatron_ft.launcher.coordination.host import Host
 from megatron_ft.launcher.coordination.meeting_place import Kind, MeetingPlace
-from megatron_ft.launcher.coordination.rank_store import RankStore
+from megatron_ft.launcher.coordination.rank_store import RankStore, own_host
 from megatron_ft.launcher.coordination.sockets import Sockets
 from megatron_ft.launcher.coordination.transport import InProcess
 from megatron_ft.launcher.node import Node
@@ -36,7 +36,8 @@ def joined(node: Node, place: MeetingPlace, config: LaunchConfig) -> Iterator[Co
     Raises:
         ConfigError: the secret or the endpoint can't be used.
     """
-    store = RankStore(local_addr=config.local_addr, address=place.ranks_store)
+    endpoint = place.endpoints[0] if place.endpoints else ""
+    store = RankStore(local_addr=config.local_addr, endpoint=endpoint, address=place.ranks_store)
     host = None
     if place.kind is Kind.COORDINATED:
         coordination, host = _with_others(node, place, store, config.local_addr)
@@ -112,8 +113,7 @@ def _socket(place: MeetingPlace, local_addr: str | None) -> tuple[socket.socket,
             return listener, name, place.is_founder
     first, _ = parse_address(place.endpoints[0])
     listener = listen_anywhere(first)
-    is_local = listener.getsockname()[0] in ("127.0.0.1", "::1")
-    return listener, first if is_local else local_addr or socket.getfqdn(socket.gethostname()), False
+    return listener, own_host(local_addr, place.endpoints[0]), False
 
 
 def _identity(place: MeetingPlace, address: str, endpoints: tuple[str, ...]) -> Identity:

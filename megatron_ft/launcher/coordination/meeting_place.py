@@ -5,7 +5,6 @@ that are looked up in `is_this_machine`.
 from __future__ import annotations
 
 import enum
-import hashlib
 import ipaddress
 import os
 import socket
@@ -101,7 +100,7 @@ def meeting_place(
     Raises:
         ConfigError: a mistake of the user.
     """
-    kind, rules, job = _kind(line), _rules(line), _job(line)
+    kind, rules, job = _kind(line), _rules(line), _job(line, environ)
     if kind is not Kind.COORDINATED:
         store = _named_store(line) if kind is Kind.ALONE else ""
         return MeetingPlace(kind=kind, job=job, rules=rules, ranks_store=store, note=_limits(line, kind))
@@ -203,11 +202,10 @@ def _rank(line: CommandLine, environ: Mapping[str, str]) -> tuple[int | None, st
     return rank, "PET_NODE_RANK" if environ.get("PET_NODE_RANK") == str(rank) else "--node-rank"
 
 
-def _job(line: CommandLine) -> str:
-    namespace = line.namespace
-    command: list[Any] = [namespace.training_script, *namespace.training_script_args]
-    digest = hashlib.sha256("\0".join(map(str, command)).encode(errors="surrogateescape")).hexdigest()
-    return f"{line.run_id}/{os.getuid()}/{digest[:16]}"
+def _job(line: CommandLine, environ: Mapping[str, str]) -> str:
+    """Arguments and directories may differ between the nodes of a job; what they run, and for whom, doesn't."""
+    script = os.path.basename(str(line.namespace.training_script))
+    return "/".join([line.run_id, str(os.getuid()), environ.get("SLURM_JOB_ID", ""), script])
 
 
 def _rules(line: CommandLine) -> Rules:
