@@ -54,6 +54,10 @@ def coordinate(options: argparse.Namespace) -> int:
         secret = read_secret(os.environ)
         listener = _listener(options.listen, options.fd)
         owner = None if options.owner is None else os.pidfd_open(options.owner)
+        if options.owner not in (None, os.getppid()):
+            return 0  # the launcher has ended at once, and nobody has been here yet
+    except ProcessLookupError:
+        return 0
     except (OSError, FaultToleranceError) as error:
         print(f"megatron-ft coordinator: {options.listen}: {error}", file=sys.stderr)
         return _EXIT_MISTAKE

@@ -115,7 +115,7 @@ class Service:
             self._selector.register(sock, selectors.EVENT_READ, link)
             first = link.asking.first()
             if first is not None:
-                self._write(link, encode(first))
+                self._write(link, encode({**first, "over": self._machine.is_over}))
 
     def _read(self, link: _Link) -> None:
         try:
@@ -139,7 +139,9 @@ class Service:
                 self._write(link, encode(answer))
             return
         if not link.greeted and self._secret is None and decode(body)["type"] == "ask":
-            self._close_with(link, OPEN)  # it has a secret: with a coordinator without one it doesn't speak
+            self._close_with(
+                link, {**OPEN, "over": self._machine.is_over}
+            )  # it has a secret: with a coordinator without one it doesn't speak
             return
         parsed = _read_short(body) if len(body) <= _SHORT_BYTES else _read(body)
         if link.greeted is isinstance(parsed, Hello):

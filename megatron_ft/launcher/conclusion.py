@@ -1,4 +1,4 @@
-"""Why a cycle has ended, and what this launcher does next: from what it knows itself and the coordinator's verdict. Pure.
+"""Why a cycle has ended, and what this launcher does next: from what it knows and the coordinator's verdict. Pure.
 
 The coordinator's verdict is the same on all nodes. A node leaves the others by itself where somebody asked its launcher
 or one of its ranks for that, or where its ranks can't be ended.

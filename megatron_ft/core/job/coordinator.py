@@ -14,9 +14,11 @@ from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.council import Council, Proposal
 from megatron_ft.core.job.cycle import Cycle
 from megatron_ft.core.job.edge import Broken, CoordinatorEffect, CoordinatorEvent, Drop, Judged, Quit, Send
+from megatron_ft.core.job.herald import Herald
 from megatron_ft.core.job.lobby import GRACE_S, Node, beat_s, lost_s
 from megatron_ft.core.job.roll import Held, Kind
 from megatron_ft.core.job.rounds import Rounds
+from megatron_ft.core.job.verdict import finished
 from megatron_ft.core.restart_policy import NodeState, Outcome
 
 __all__ = ["Coordinator"]
@@ -50,6 +52,7 @@ class Coordinator:
         self._alarms: list[float] = []
         self._cycle: Cycle | None = None
         self._rounds = Rounds(self._council, self._nodes)
+        self._herald = Herald(self._nodes)
         self._over_s: float | None = None
         self._lingers = False
         """Nodes of the last cycle haven't heard that the job has ended, and may yet come."""
@@ -67,6 +70,11 @@ class Coordinator:
     def leads(self) -> bool:
         """Whether it coordinates."""
         return self._council.leads
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the job has ended, and it only stays to say so."""
+        return self._over_s is not None
 
     @property
     def connections(self) -> int:
@@ -308,8 +316,7 @@ class Coordinator:
         decision, cycle = self._council.decision, self._cycle
         if decision is None or cycle is None:
             return
-        seated = node.place is not None and cycle.seats[node.place].instance == node.instance
-        seated = seated and cycle.seats[node.place or 0].state is not NodeState.LOST
+        seated = cycle.is_seated(node)
         if node.memory.number < decision.number:
             held = node.held(decision) or Held(decision)
             node.memory = replace(node.memory, decided=held, accepted=None)
@@ -319,7 +326,8 @@ class Coordinator:
         if not seated:
             if node.phase is m.Phase.RUNNING:
                 node.phase = m.Phase.BUSY
-                self._out.append(Send([link], m.End(node.standing.cycle, Outcome.MEMBERSHIP, True, lost=True)))
+                text = cycle.lost_words(node)
+                self._out.append(Send([link], m.End(node.standing.cycle, Outcome.MEMBERSHIP, True, True, text)))
             return
         if cycle.outcome is not None:
             self._end_for([node], cycle)
@@ -355,8 +363,9 @@ class Coordinator:
         self._rounds.go_on(
             self._rules, self._cycle, arrivals=self._arrivals, has_absent=bool(self._absent), now_s=self._now_s
         )
-        if self._rounds.alarm_s is not None:
-            self._alarms.append(self._rounds.alarm_s)
+        is_forming = self._council.proposal is None
+        self._out += self._herald.tell(self._rules, self._cycle, is_forming=is_forming, now_s=self._now_s)
+        self._alarms += [at_s for at_s in (self._rounds.alarm_s, self._herald.alarm_s) if at_s is not None]
 
     def _end_for(self, nodes: list[Node], cycle: Cycle) -> None:
         assert cycle.outcome is not None
@@ -365,4 +374,5 @@ class Coordinator:
             node.phase = m.Phase.BUSY
         links = [node.link for node in running if node.link is not None]
         restarts = cycle.restarts(nodes_left=len(self._links))
-        self._out.append(Send(links, m.End(cycle.decision.cycle, cycle.outcome, restarts)))
+        text = finished(cycle.seats) if cycle.outcome is Outcome.SUCCEEDED else ""
+        self._out.append(Send(links, m.End(cycle.decision.cycle, cycle.outcome, restarts, text=text)))

@@ -219,7 +219,10 @@ class Council:
         code: int = 0,
         text: str = "",
     ) -> None:
-        """Ask for a decision. ``members`` have places in it, ``others`` only vote on it, or are told of it."""
+        """Ask for a decision.
+
+        ``members`` have places in it, and are all waited for; ``others`` only vote on it, or are told of it.
+        """
         assert self.leads, "only who leads proposes"
         voters = sorted(members) if kind is not Kind.END else sorted(self._here)
         decision = Decision(
@@ -237,8 +240,7 @@ class Council:
         )
         founder = [self._owner] if self._owner is not None and self.decision is None else []
         everybody = list(dict.fromkeys([*members.values(), *others, *founder]))
-        waiting = set(everybody if kind is Kind.END else members.values())
-        self._ask(Proposal(decision.value, decision, dict(members), waiting), everybody)
+        self._ask(Proposal(decision.value, decision, dict(members), set(members.values())), everybody)
 
     def accepted(self, node: Node, ballot: Ballot, store: str) -> None:
         """A launcher has accepted a proposal."""

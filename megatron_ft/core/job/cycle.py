@@ -10,6 +10,7 @@ from megatron_ft.core.advance import Advance, Reached
 from megatron_ft.core.exit_description import CauseKind, describe_hang
 from megatron_ft.core.job import lines
 from megatron_ft.core.job.inquest import Inquest
+from megatron_ft.core.job.lobby import Node
 from megatron_ft.core.job.messages import Goodbye, Hang, Notes, Report, Rules, Standing, Verdict
 from megatron_ft.core.job.roll import Decision
 from megatron_ft.core.job.verdict import Seat, first_failure, verdict_on
@@ -44,6 +45,8 @@ class Cycle:
     """So many seats were lost."""
     alarm_s: float | None = None
     """When something is to be looked at again, at the latest."""
+    _changes: list[int] = field(default_factory=list)
+    _losses: list[tuple[int, Report]] = field(default_factory=list)
     _ended_s: float = 0.0
     _farewell_s: float | None = None
     _judged: tuple[Outcome, int] | None = None
@@ -86,6 +89,9 @@ class Cycle:
         if report.cycle != self.decision.cycle:
             return
         if self.outcome is not None:
+            is_listed = self.verdict is None and self.rules.min_healthy  # by the verdict
+            if report.state in _GONE and self.seats[place].state not in _GONE and not is_listed:
+                self._losses.append((place, report))
             if self.verdict is None and not report.follows and report.state is not NodeState.SUCCEEDED:
                 seat.change(report)  # it was slower to tell its failure than those that it made fail
             return
@@ -93,6 +99,7 @@ class Cycle:
         if seat.change(report):
             self._counts[before] -= 1
             self._counts[report.state] += 1
+            self._changes.append(place)
             self.lost += report.state in (NodeState.LOST, NodeState.EXCLUDED)
             judged = None if self._judged is not None else self.rules.policy.judge(self._counts)
             if judged is not None:
@@ -142,6 +149,42 @@ class Cycle:
         """What that node has seen."""
         if self.inquest is not None:
             self.inquest.told(place, notes.notes)
+
+    # -- what is told of them ---------------------------------------------------------------------------------
+
+    def count(self, *states: NodeState) -> int:
+        """So many nodes are in one of these states."""
+        return sum(self._counts[state] for state in states)
+
+    def is_seated(self, node: Node) -> bool:
+        """Whether that launcher has a place in this cycle, and isn't lost."""
+        place = node.place
+        if place is None or self.seats[place].instance != node.instance:
+            return False
+        return self.seats[place].state is not NodeState.LOST
+
+    def lost_words(self, node: Node) -> str:
+        """Why that launcher has no place in this cycle any more, or none in it at all."""
+        place = node.place
+        if place is not None and self.seats[place].instance == node.instance:
+            return self.seats[place].report.text
+        return lines.without(self.decision.cycle)
+
+    def is_missing(self, place: int) -> bool:
+        """Whether that place may yet be claimed by the launcher that had it."""
+        return place in self._missing
+
+    def take_changes(self) -> list[int]:
+        """Places whose nodes have changed their state while the cycle ran, since this was asked last."""
+        taken, self._changes = self._changes, []
+        return taken
+
+    def take_losses(self) -> list[tuple[int, Report]]:
+        """Places whose nodes have gone since the cycle ended; not those that its verdict tells of. As above."""
+        verdict = self.verdict
+        assert verdict is not None
+        taken, self._losses = self._losses, []
+        return [(place, report) for place, report in taken if place != verdict.node]
 
     # -- how it ends ------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ The place of a node is its group rank; its name is that of its host, empty where
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 __all__ = [
     "ANOTHER_JOB",
@@ -18,12 +18,19 @@ __all__ = [
     "finished_without",
     "leaves",
     "listed",
+    "lost_between",
     "node",
+    "node_changed",
     "nodes_waiting",
     "on",
+    "others_stand_by",
     "silent",
+    "standing_by",
     "too_few_healthy",
     "too_few_left",
+    "waiting_for_nodes",
+    "waiting_for_others",
+    "without",
 ]
 
 ANOTHER_JOB = "another job meets at this address: give each job its own --rdzv-endpoint"
@@ -69,9 +76,75 @@ def listed(parts: Iterable[str]) -> str:
     return "; ".join([*told[:_SHOWN], *more])
 
 
+def without(cycle: int) -> str:
+    """Why a node has no place any more."""
+    return f"cycle {cycle} runs without it"
+
+
 def silent(seconds: float) -> str:
     """Why a node is lost."""
     return f"its launcher was not heard of for {seconds:.0f} s"
+
+
+# -- while a cycle runs, or nodes meet for one ----------------------------------------------------------------
+
+
+def node_changed(*, cycle: int, told: str, good: int, min_nodes: int) -> str:
+    """Nodes aren't good any more, and the others go on. ``told``: which, as ``listed``."""
+    return f"cycle {cycle}: {told}; going on with {_good(good, min_nodes)}"
+
+
+def lost_between(*, told: str, several: bool, are_enough: bool) -> str:
+    """Nodes are missed while the others meet again. ``told``: which, as ``listed``; ``are_enough``: without them."""
+    it, its = ("them", "their") if several else ("it", "its")
+    follows = f"meet without {it}" if are_enough else f"are too few, and wait for {it} or for one in {its} place"
+    return f"{told}; the other nodes {follows}"
+
+
+def waiting_for_nodes(
+    *,
+    here: Sequence[str],
+    more: int,
+    missing: Sequence[str] = (),
+    lost: Sequence[str] = (),
+    aside: Sequence[str] = (),
+    cycle: int | None = None,
+) -> str:
+    """A round takes long.
+
+    ``more`` nodes are needed (0: none, but some may yet come). Of the last cycle, ``cycle``, nodes are ``missing``
+    that live, as far as is known, or ``lost``; those ``aside`` aren't fit, and take no part.
+    """
+    parts = [
+        f"{len(here)} {'of ' + str(len(here) + more) + ' ' if more else ''}{'is' if len(here) == 1 else 'are'} here"
+    ]
+    if here:
+        parts[0] += f": {_names(here)}"
+    if missing:
+        parts.append(f"missing since cycle {cycle}: {_names(missing)}")
+    if lost:
+        parts.append(f"lost in cycle {cycle}: {_names(lost)}")
+    if aside:
+        parts.append(f"standing aside: {_names(aside)}")
+    needed = _count(more, "more node") if more else "more nodes to come"
+    return f"waiting for {needed} ({'; '.join(parts)})"
+
+
+def waiting_for_others(*, cycle: int, others: int) -> str:
+    """A node has finished, and the job has not."""
+    return f"cycle {cycle}: all ranks of this node finished; waiting for {_count(others, 'other node')}"
+
+
+def standing_by(running: int) -> str:
+    """To a node that isn't needed for now."""
+    nodes = "1 node runs" if running == 1 else f"{running} nodes run"
+    return f"standing by for the next restart: {nodes} without this one"
+
+
+def others_stand_by(names: Sequence[str]) -> str:
+    """Of such nodes."""
+    nodes = "1 node stands" if len(names) == 1 else f"{len(names)} nodes stand"
+    return f"{nodes} by for the next restart: {_names(names)}"
 
 
 # -- why a cycle or the job ended -----------------------------------------------------------------------------
@@ -104,6 +177,11 @@ def too_few_left(*, left: int, min_nodes: int) -> str:
 
 def _good(good: int, min_nodes: int) -> str:
     return f"{_count(good, 'good node')} of at least {min_nodes}"
+
+
+def _names(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_SHOWN])
+    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"
 
 
 def _count(number: int, noun: str) -> str:

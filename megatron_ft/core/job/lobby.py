@@ -69,9 +69,12 @@ class Slot:
 def choose(slots: Sequence[Slot], ready: Iterable[Node], max_nodes: int) -> tuple[list[Node], list[Slot]]:
     """Who takes part, by place, and the slots after that.
 
-    Who had a place keeps it, or comes after the same ones as before; who comes back gets its own; spares fill gaps.
+    At first by the ranks that were given; else the node that hosts the coordinator is the first, and the others follow
+    as they came. Later who had a place keeps it, or comes after the same ones as before; who comes back gets its own;
+    spares fill gaps.
     """
-    free = {node.instance: node for node in sorted(ready, key=_first_order)}
+    order = _later_order if slots else _first_order
+    free = {node.instance: node for node in sorted(ready, key=order)}
     filled: list[Node | None] = [free.pop(slot.instance, None) for slot in slots]
     room = max_nodes - sum(node is not None for node in filled)
     returning: dict[int | str | None, list[Node]] = {}
@@ -105,6 +108,10 @@ def _first(nodes: dict[str, Node]) -> Node:
     return next(iter(nodes.values()))
 
 
-def _first_order(node: Node) -> tuple[bool, int, int]:
-    """As the user or the scheduler says, else as they came."""
+def _first_order(node: Node) -> tuple[bool, int, bool, int]:
+    """As the user or the scheduler says, else as they came, but for the host: scripts take it for node 0."""
+    return node.rank is None, node.rank or 0, not node.owns, node.arrived
+
+
+def _later_order(node: Node) -> tuple[bool, int, int]:
     return node.rank is None, node.rank or 0, node.arrived

@@ -221,7 +221,7 @@ class Member:
                 report = m.Report(self.standing.cycle, NodeState.UNHEALTHY, text, follows=True)
                 self.standing = replace(self.standing, phase=m.Phase.BUSY, report=report)
                 self._out.append(edge.Say(f"{text}: ending the ranks of this node; others may go on without it"))
-                end = m.End(self.standing.cycle, Outcome.MEMBERSHIP, restarts=True, lost=True)
+                end = m.End(self.standing.cycle, Outcome.MEMBERSHIP, restarts=True, lost=True, text=text)
                 self._out.append(edge.EndRanks(end))
         if unled_s >= self._patience_s():
             self._give_up()

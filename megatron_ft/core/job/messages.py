@@ -327,12 +327,16 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The cycle is over: end the ranks. ``lost``: only for this node, which the others have given up."""
+    """The cycle is over: end the ranks. ``lost``: only for this node, which the others have given up.
+
+    ``text``: why they have; or, where the cycle has succeeded, on which nodes it hasn't, if there are any.
+    """
 
     cycle: int
     outcome: Outcome
     restarts: bool
     lost: bool = False
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)

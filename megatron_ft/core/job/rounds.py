@@ -12,11 +12,11 @@ from megatron_ft.core.job.forming import Forming
 from megatron_ft.core.job.lobby import Node, Slot, choose
 from megatron_ft.core.job.messages import Phase, Rules
 from megatron_ft.core.job.roll import Decision, Kind
-from megatron_ft.core.restart_policy import Action, NodeState, Outcome
+from megatron_ft.core.restart_policy import Action, Outcome
 
-__all__ = ["Rounds", "seated"]
+__all__ = ["Rounds", "is_awaited", "seated"]
 
-_SHRINK_S = 1.0
+_SHRINK_S = 0.2
 """After the last loss: several nodes may be lost together."""
 
 
@@ -143,12 +143,7 @@ def seated(cycle: Cycle | None, nodes: Mapping[str, Node]) -> dict[int, Node]:
     if cycle is None:
         return {}
     return {
-        node.place: node
-        for node in nodes.values()
-        if node.follows
-        and node.place is not None
-        and (seat := cycle.seats[node.place]).instance == node.instance
-        and seat.state is not NodeState.LOST
+        node.place: node for node in nodes.values() if node.follows and node.place is not None and cycle.is_seated(node)
     }
 
 

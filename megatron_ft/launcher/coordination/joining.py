@@ -18,7 +18,7 @@ from megatron_ft.launcher.coordination.coordination import Coordination
 from megatron_ft.launcher.coordination.host import Host
 from megatron_ft.launcher.coordination.meeting_place import Kind, MeetingPlace
 from megatron_ft.launcher.coordination.rank_store import RankStore
-from megatron_ft.launcher.coordination.transport import InProcess, Listener, Sockets, Transport
+from megatron_ft.launcher.coordination.transport import InProcess
 from megatron_ft.launcher.node import Node
 
 __all__ = ["joined"]

@@ -1,0 +1,205 @@
+"""What users are told while a cycle runs or nodes meet, and when. Pure.
+
+The coordinator tells it, because only there is it known of all nodes. A line about one node goes to all that take
+part, in a job of at most ``FEW`` nodes. In a larger one it goes only to the node that it is about and to the one at
+place 0 (or the lowest place whose launcher is connected), so that 10,000 nodes don't print 10,000 lines of each other.
+Times are seconds of the coordinator's own clock.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from megatron_ft.core.job import lines
+from megatron_ft.core.job.cycle import Cycle
+from megatron_ft.core.job.edge import Send
+from megatron_ft.core.job.lobby import Node
+from megatron_ft.core.job.messages import Phase, Rules, Tell
+from megatron_ft.core.job.rounds import is_awaited
+from megatron_ft.core.job.verdict import GOOD
+from megatron_ft.core.restart_policy import Action, NodeState
+
+__all__ = ["FEW", "Herald"]
+
+FEW = 100
+_LONG_S = 3.0
+"""A round that takes no longer isn't worth a line."""
+_AGAIN_FACTOR = 10.0
+_TOGETHER_S = 0.5
+"""Who is due within this time is told the same."""
+_SOON_S = 1.0
+"""Nodes that finish within this time of each other needn't be told that they wait; spares are looked for as often."""
+
+
+class Herald:
+    """Of one coordinator. ``nodes`` are all launchers by their words."""
+
+    def __init__(self, nodes: Mapping[str, Node]) -> None:
+        self.alarm_s: float | None = None
+        """When to call ``tell`` at the latest."""
+        self._nodes = nodes
+        self._waits: dict[Node, tuple[float, float]] = {}
+        """Who waits in a round: since when, and when to tell it next."""
+        self._finished: dict[int, float] = {}
+        """Places whose nodes have finished, and when to tell them what they wait for."""
+        self._spares: set[str] = set()
+        """Launchers of which it was told that they stand by."""
+        self._spares_s = 0.0
+        self._cycle: Cycle | None = None
+
+    def tell(self, rules: Rules, cycle: Cycle | None, *, is_forming: bool, now_s: float) -> list[Send]:
+        """What is due. ``is_forming``: nothing is proposed now, so a round waits for nodes, if it waits."""
+        self.alarm_s = None
+        if cycle is not self._cycle:
+            self._cycle = cycle
+            self._finished.clear()
+            self._spares_s = now_s + _SOON_S
+        if cycle is not None and cycle.outcome is None:
+            self._waits.clear()
+            return [
+                *self._changes(rules, cycle, now_s),
+                *self._waiting_to_end(cycle, now_s),
+                *self._standby(cycle, now_s),
+            ]
+        told = []
+        if cycle is not None:
+            if cycle.verdict is None:
+                return []
+            if cycle.shutdown is not None or cycle.verdict.action is not Action.RESTART:
+                return []
+            told = list(self._losses(rules, cycle))
+        return [*told, *(self._waiting_to_begin(rules, cycle, now_s) if is_forming else ())]
+
+    # -- a cycle runs -----------------------------------------------------------------------------------------
+
+    def _changes(self, rules: Rules, cycle: Cycle, now_s: float) -> Iterable[Send]:
+        """Nodes that are no good any more, where the others go on; and those that have finished are noted."""
+        bad = []
+        for place in cycle.take_changes():
+            if cycle.seats[place].state is NodeState.SUCCEEDED:
+                self._finished[place] = now_s + _SOON_S
+            elif cycle.seats[place].state not in GOOD:
+                bad.append(place)
+        if not bad or len(cycle.seats) == 1:
+            return
+        told = (lines.bad(p, (seat := cycle.seats[p]).name, seat.state.value, seat.report.text) for p in bad)
+        text = lines.node_changed(
+            cycle=cycle.decision.cycle, told=lines.listed(told), good=cycle.count(*GOOD), min_nodes=rules.min_nodes
+        )
+        yield from self._to_those_concerned(cycle, bad, text)
+
+    def _waiting_to_end(self, cycle: Cycle, now_s: float) -> Iterable[Send]:
+        """Nodes that have finished, and have to wait for others that haven't."""
+        due = [place for place, at_s in self._finished.items() if now_s >= at_s]
+        for place in due:
+            del self._finished[place]
+        if due:
+            others = cycle.count(NodeState.HEALTHY)
+            seated = self._seated(cycle)
+            links = [seated[place] for place in due if place in seated]
+            yield Send(links, Tell(lines.waiting_for_others(cycle=cycle.decision.cycle, others=others)))
+        for at_s in self._finished.values():
+            self._wake(at_s)
+
+    def _standby(self, cycle: Cycle, now_s: float) -> Iterable[Send]:
+        """Nodes that have no part in the cycle: once for each, until it has one."""
+        if now_s < self._spares_s:
+            self._wake(self._spares_s)
+            return
+        self._spares_s = now_s + _SOON_S
+        self._wake(self._spares_s)
+        spares = [
+            node
+            for node in self._nodes.values()
+            if node.phase is Phase.READY and node.follows and not cycle.is_seated(node)
+        ]
+        new = [node for node in spares if node.instance not in self._spares]
+        self._spares = {node.instance for node in spares}
+        if not new:
+            return
+        running = len(cycle.seats) - cycle.count(NodeState.LOST, NodeState.EXCLUDED)
+        yield Send([node.link for node in new if node.link is not None], Tell(lines.standing_by(running)))
+        names = sorted(node.name for node in new)
+        yield Send(_first(self._seated(cycle)), Tell(lines.others_stand_by(names)))
+
+    # -- nodes meet -------------------------------------------------------------------------------------------
+
+    def _losses(self, rules: Rules, cycle: Cycle) -> Iterable[Send]:
+        """Nodes that have gone since the cycle ended, and aren't why it did."""
+        gone = cycle.take_losses()
+        if not gone:
+            return
+        fit = sum(node.link is not None and node.phase is not Phase.ASIDE for node in self._nodes.values())
+        told = (
+            lines.leaves(place, cycle.seats[place].name, report.text)
+            if report.state is NodeState.EXCLUDED
+            else lines.bad(place, cycle.seats[place].name, report.state.value, report.text)
+            for place, report in gone
+        )
+        text = lines.lost_between(told=lines.listed(told), several=len(gone) > 1, are_enough=fit >= rules.min_nodes)
+        yield from self._to_those_concerned(cycle, [], text)
+
+    def _waiting_to_begin(self, rules: Rules, cycle: Cycle | None, now_s: float) -> Iterable[Send]:
+        """A round takes long: those that wait are told for whom, each after it has waited for 3 s, 30 s, 300 s."""
+        ready = [node for node in self._nodes.values() if node.phase is Phase.READY and node.follows]
+        self._waits = {node: self._waits.get(node) or (now_s, now_s + _LONG_S) for node in ready}
+        if any(now_s >= next_s for _, next_s in self._waits.values()):
+            links = []
+            for node, (since_s, next_s) in self._waits.items():
+                if now_s >= next_s - _TOGETHER_S:
+                    self._waits[node] = since_s, since_s + (next_s - since_s) * _AGAIN_FACTOR
+                    links += [] if node.link is None else [node.link]
+            yield Send(links, Tell(self._for_whom(rules, cycle, ready)))
+        for _, next_s in self._waits.values():
+            self._wake(next_s)
+
+    def _for_whom(self, rules: Rules, cycle: Cycle | None, ready: list[Node]) -> str:
+        nodes = self._nodes.values()
+        missing = [node.name for node in nodes if is_awaited(node)]
+        lost: list[str] = []
+        if cycle is not None:
+            taken = {node.place for node in nodes if cycle.is_seated(node)}
+            back = Counter(node.name for node in ready if not cycle.is_seated(node))
+            for place, seat in enumerate(cycle.seats):
+                name = seat.name or lines.node(place, "")
+                if cycle.is_missing(place):
+                    missing.append(name)
+                elif place not in taken and back[name]:
+                    back[name] -= 1  # a new launcher on the same host
+                elif place not in taken:
+                    lost.append(name)
+        return lines.waiting_for_nodes(
+            here=sorted(node.name for node in ready),
+            more=max(rules.min_nodes - len(ready), len(missing), 0),
+            missing=sorted(missing),
+            lost=sorted(lost),
+            aside=sorted(node.name for node in nodes if node.phase is Phase.ASIDE),
+            cycle=None if cycle is None else cycle.decision.cycle,
+        )
+
+    # -- to whom ----------------------------------------------------------------------------------------------
+
+    def _seated(self, cycle: Cycle) -> dict[int, int]:
+        """Links of those that have places in the cycle and are connected, by place."""
+        return {
+            node.place: node.link
+            for node in self._nodes.values()
+            if node.place is not None and node.link is not None and cycle.is_seated(node)
+        }
+
+    def _to_those_concerned(self, cycle: Cycle, places: Iterable[int], text: str) -> Iterable[Send]:
+        seated = self._seated(cycle)
+        if len(cycle.seats) <= FEW:
+            links = list(seated.values())
+        else:
+            links = list(dict.fromkeys([*_first(seated), *(seated[place] for place in places if place in seated)]))
+        if links:
+            yield Send(links, Tell(text))
+
+    def _wake(self, at_s: float) -> None:
+        self.alarm_s = at_s if self.alarm_s is None else min(self.alarm_s, at_s)
+
+
+def _first(seated: Mapping[int, int]) -> list[int]:
+    return [seated[min(seated)]] if seated else []

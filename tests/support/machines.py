@@ -1,0 +1,204 @@
+"""Machines of launchers and of a coordinator, without sockets: what is sent arrives at once, time is virtual."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from megatron_ft.core.exit_description import CauseKind
+from megatron_ft.core.job import edge
+from megatron_ft.core.job import messages as m
+from megatron_ft.core.job.coordinator import Coordinator
+from megatron_ft.core.job.member import Identity, Member
+from megatron_ft.core.job.roll import Held
+from megatron_ft.core.restart_policy import NodeState
+
+__all__ = ["Job", "Launcher"]
+
+_STEP_S = 0.05
+
+
+@dataclass(eq=False)
+class Launcher:
+    """One node. ``is_quick``: it is ready for the next cycle as soon as it is to end its ranks."""
+
+    job: Job
+    name: str
+    member: Member
+    is_quick: bool = True
+    is_silent: bool = False
+    """It answers nothing, and its connection stays."""
+    link: int | None = None
+    lines: list[str] = field(default_factory=list)
+    begun: Held | None = None
+    ends: list[m.End] = field(default_factory=list)
+    verdicts: list[m.Verdict] = field(default_factory=list)
+    left: tuple[int, str] | None = None
+
+    @property
+    def cycle(self) -> int | None:
+        """That runs here, or did last."""
+        return None if self.begun is None else self.begun.decision.cycle
+
+    def do(self, effects: list[edge.MemberEffect]) -> None:
+        """What its machine asks for."""
+        for effect in effects:
+            match effect:
+                case edge.Connect():
+                    self.job.connect(self)
+                case edge.Disconnect():
+                    self.job.break_off(self)
+                case edge.Transmit(message):
+                    self.job.to_coordinator(self, message)
+                case edge.OpenStore(held):
+                    self.do(self.member.store_opened(held, f"{self.name}:store", self.job.now_s))
+                case edge.Begin(held):
+                    self.begun = held
+                case edge.EndRanks(end):
+                    self.ends.append(end)
+                    if self.is_quick:
+                        self.ready()
+                case edge.Conclude(verdict):
+                    self.verdicts.append(verdict)
+                case edge.Say(text):
+                    self.lines.append(text)
+                case edge.Leave(code, text):
+                    self.left = (code, text)
+                    self.job.break_off(self)
+
+    def ready(self) -> None:
+        """None of its ranks is left."""
+        self.do(self.member.ready(self.job.now_s))
+
+    def aside(self) -> None:
+        """Its health check fails."""
+        self.do(self.member.aside("ill", self.job.now_s))
+
+    def report(self, state: NodeState, text: str = "", **more: Any) -> None:
+        """Of its ranks in the cycle that runs."""
+        assert self.cycle is not None
+        self.do(self.member.report(m.Report(self.cycle, state, text, **more), self.job.now_s))
+
+    def fails(self, text: str = "rank 0 exited with code 7", **more: Any) -> None:
+        """One of its ranks does."""
+        self.report(NodeState.UNHEALTHY, text, kind=CauseKind.CRASH, rank=0, **more)
+
+    def finishes(self) -> None:
+        """All its ranks do."""
+        self.report(NodeState.SUCCEEDED)
+
+    def leaves(self, text: str, **more: Any) -> None:
+        """It says farewell."""
+        self.do(self.member.goodbye(m.Goodbye(text, **more), 2.0, self.job.now_s))
+
+    def shuts_down(self, text: str) -> None:
+        """One of its ranks asks for the end of the job."""
+        self.do(self.member.shutdown(text, 0, self.job.now_s))
+
+    def dies(self) -> None:
+        """It is killed."""
+        self.job.launchers.remove(self)
+        self.job.break_off(self)
+
+
+class Job:
+    """All of them. ``said`` is what the coordinator's machine has decided and judged."""
+
+    def __init__(self, *, owner: str = "a", **rules: Any) -> None:
+        self.rules = m.Rules(**{"min_nodes": 2, "max_nodes": 3, "max_restarts": 3, **rules})
+        self.now_s = 0.0
+        self.coordinator = Coordinator("c", founds=True, now_s=0.0)
+        self.launchers: list[Launcher] = []
+        self.decided: list[edge.Decided] = []
+        self.has_quit = False
+        self._owner = owner
+        self._links: dict[int, Launcher] = {}
+        self._count = 0
+        self._queue: deque[Callable[[], None]] = deque()
+
+    def start(self, names: str, *, rank: int | None = None) -> list[Launcher]:
+        """Launchers on the hosts of these names, one letter each, that are ready at once, one after the other."""
+        started = []
+        for name in names:
+            self._count += 1
+            address = "c:1" if name == self._owner else f"{name}:1"
+            who = Identity("job", self.rules, f"i{self._count}", name, address, ("c:1",), rank)
+            member = Member(who, now_s=self.now_s, chance=random.Random(self._count))
+            if name == self._owner:
+                member.owns("c:1")
+            launcher = Launcher(self, name, member)
+            self.launchers.append(launcher)
+            started.append(launcher)
+            launcher.do(member.tick(self.now_s))
+            launcher.ready()
+            self.run()
+        return started
+
+    def run(self, seconds: float = 0.0) -> None:
+        """Deliver what is under way, and let time pass."""
+        self._settle()
+        until_s = self.now_s + seconds
+        while self.now_s < until_s:
+            self.now_s = min(until_s, self.now_s + _STEP_S)
+            for launcher in list(self.launchers):
+                if self.now_s >= launcher.member.alarm_s and launcher.left is None and not launcher.is_silent:
+                    launcher.do(launcher.member.tick(self.now_s))
+            self._settle()
+
+    def connect(self, launcher: Launcher) -> None:
+        """To the only coordinator."""
+        self.break_off(launcher)
+        if self.has_quit:
+            self._queue.append(lambda: launcher.do(launcher.member.failed(self.now_s)))
+            return
+        self._count += 1
+        launcher.link = self._count
+        self._links[self._count] = launcher
+        self._queue.append(lambda: launcher.do(launcher.member.opened(self.now_s)))
+
+    def break_off(self, launcher: Launcher) -> None:
+        """Its connection ends."""
+        if launcher.link is not None:
+            link, launcher.link = launcher.link, None
+            del self._links[link]
+            self._queue.append(lambda: self._coordinate(self.coordinator.handle(edge.Broken(link), self.now_s)))
+
+    def to_coordinator(self, launcher: Launcher, message: Any) -> None:
+        """A message of a launcher's."""
+        link = launcher.link
+        if link is not None and not launcher.is_silent:
+            self._queue.append(lambda: self._coordinate(self.coordinator.handle(edge.Heard(link, message), self.now_s)))
+
+    def _settle(self) -> None:
+        while True:
+            while self._queue:
+                self._queue.popleft()()
+            if not self.coordinator.needs_settling and self.now_s < self.coordinator.alarm_s:
+                return
+            self._coordinate(self.coordinator.settle(self.now_s))
+            if not self._queue and not self.coordinator.needs_settling:
+                return
+
+    def _coordinate(self, effects: list[edge.CoordinatorEffect]) -> None:
+        for effect in effects:
+            match effect:
+                case edge.Send(links, message):
+                    for link in links:
+                        self._queue.append(lambda link=link, message=message: self._deliver(link, message))
+                case edge.Drop(link):
+                    launcher = self._links.pop(link, None)
+                    if launcher is not None:
+                        launcher.link = None
+                        self._queue.append(lambda each=launcher: each.do(each.member.broken(self.now_s)))
+                case edge.Decided():
+                    self.decided.append(effect)
+                case edge.Quit():
+                    self.has_quit = True
+
+    def _deliver(self, link: int, message: Any) -> None:
+        launcher = self._links.get(link)
+        if launcher is not None and not launcher.is_silent:
+            launcher.do(launcher.member.heard(message, self.now_s))

@@ -1,0 +1,219 @@
+"""What the coordinator tells users while a cycle runs or nodes meet: which line, when, and to whom."""
+
+from __future__ import annotations
+
+import pytest
+
+from megatron_ft.core.job import lines
+from megatron_ft.core.job.herald import FEW
+from megatron_ft.core.restart_policy import NodeState
+from tests.support.machines import Job
+
+
+def test_a_round_that_takes_long_says_for_whom_it_waits_and_again_after_ten_times_as_long() -> None:
+    job = Job(min_nodes=3)
+    (a,) = job.start("a")
+    job.run(2.9)
+    assert a.lines == []
+    (b,) = job.start("b")
+    job.run(0.2)
+    told = "waiting for 1 more node (2 of 3 are here: a, b)"
+    assert (a.lines, b.lines) == ([told], [])
+    job.run(3.0)
+    assert (a.lines, b.lines) == ([told], [told])
+    job.run(23.0)
+    assert a.lines == [told]
+    job.run(4.5)
+    assert (a.lines, b.lines) == ([told] * 2, [told] * 2)
+    job.run(250.0)
+    assert len(a.lines) == 2
+    job.start("c")
+    assert (a.cycle, b.cycle) == (0, 0)
+    job.run(60.0)
+    b.is_quick = False
+    a.fails()
+    job.run(2.9)
+    assert len(a.lines) == 2  # another round
+    job.run(0.2)
+    assert a.lines[2:] == ["waiting for 1 more node (2 of 3 are here: a, c; missing since cycle 0: b)"]
+
+
+def test_of_the_last_cycle_it_says_who_lives_and_who_is_lost() -> None:
+    job = Job(min_nodes=3, max_nodes=5)
+    a, b, c, d, e = job.start("abcde")
+    assert a.cycle == 0
+    c.is_quick = False
+    e.is_quick = False
+    a.fails()
+    job.run()
+    d.dies()
+    e.aside()
+    job.run(3.5)
+    told = (
+        "waiting for 1 more node (2 of 3 are here: a, b; "
+        "missing since cycle 0: c; lost in cycle 0: d; standing aside: e)"
+    )
+    assert [line for line in a.lines if line.startswith("waiting")] == [told]
+    assert told in b.lines
+    assert c.lines == e.lines == ["node 3 (d) is lost: its launcher has ended; the other nodes meet without it"]
+    c.ready()
+    job.run(0.5)
+    assert a.cycle == 0  # the last call is open for d
+    job.start("d")
+    job.run(1.5)
+    assert a.cycle == 1
+
+
+def test_who_has_come_back_is_not_told_of_as_lost() -> None:
+    job = Job(min_nodes=2, max_nodes=5)
+    a, _, c, d, e = job.start("abcce")
+    a.is_quick = False
+    a.fails()
+    for node in (c, d, e):
+        node.dies()
+        job.run(2.0)  # each time the others agree to go on without it
+    _, again = job.start("bc")  # a second launcher on b's host is another node
+    job.run(3.0)
+    told = "waiting for 1 more node (3 of 4 are here: b, b, c; missing since cycle 0: a; lost in cycle 0: c, e)"
+    assert again.lines == [told]
+
+
+def test_a_node_that_has_no_place_stands_by_and_the_first_node_hears_of_it_once() -> None:
+    job = Job(min_nodes=2, max_nodes=2)
+    a, b = job.start("ab")
+    spare, other = job.start("cd")
+    job.run(1.5)
+    assert spare.lines == other.lines == ["standing by for the next restart: 2 nodes run without this one"]
+    assert a.lines == ["2 nodes stand by for the next restart: c, d"]
+    (late,) = job.start("e")
+    job.run(30.0)
+    assert late.lines == spare.lines
+    assert a.lines[1:] == ["1 node stands by for the next restart: e"]
+    assert b.lines == []
+    b.fails()
+    job.run(1.5)
+    assert a.cycle == b.cycle == 1
+    assert len(a.lines) == 2  # they stand by as before
+    b.dies()
+    job.run(2.0)
+    assert spare.cycle == 2
+    assert other.cycle is None
+
+
+def test_a_node_that_is_used_at_once_does_not_stand_by() -> None:
+    job = Job(min_nodes=1, max_nodes=2, at_once=True, last_call_s=0.1)
+    (a,) = job.start("a")
+    job.run(0.5)
+    (b,) = job.start("b")
+    job.run(3.0)
+    assert a.lines == b.lines == []
+    assert (a.cycle, b.cycle) == (1, 1)
+
+
+def test_nodes_hear_of_one_that_is_no_good_any_more_where_the_others_go_on() -> None:
+    job = Job(min_nodes=2, min_healthy=True)
+    nodes = job.start("abc")
+    nodes[1].fails()
+    job.run()
+    told = "cycle 0: node 1 (b) is unhealthy: rank 0 exited with code 7; going on with 2 good nodes of at least 2"
+    assert [node.lines for node in nodes] == [[told]] * 3
+    nodes[2].dies()
+    job.run(1.0)
+    # that ended the cycle, and is told as its end
+    assert [node.lines for node in nodes[:2]] == [[told]] * 2
+    assert nodes[0].verdicts[0].text.startswith("1 good node of at least 2: node 1 (b) is unhealthy")
+
+
+def test_nodes_hear_of_one_that_is_lost_while_they_meet() -> None:
+    job = Job(min_nodes=2)
+    a, b, c = job.start("abc")
+    b.is_quick = False
+    a.fails()
+    job.run(0.1)
+    c.dies()
+    job.run(0.5)
+    lost = "node 2 (c) is lost: its launcher has ended; the other nodes meet without it"
+    assert a.lines == b.lines == [lost]
+    b.leaves("stopped by SIGTERM")
+    job.run()
+    few = "node 1 (b) is lost: stopped by SIGTERM; the other nodes are too few, and wait for it or for one in its place"
+    assert a.lines == [lost, few]
+
+
+def test_a_loss_that_comes_after_its_consequences_is_told_once_as_the_cause() -> None:
+    job = Job(min_nodes=2)
+    a, _, c = job.start("abc")
+    a.fails("lost a peer", follows=True)
+    c.leaves("stopped by SIGTERM")
+    job.run(2.5)
+    assert [verdict.cause(0).text for verdict in a.verdicts] == ["node 2 (c): stopped by SIGTERM"]
+    assert a.lines == []
+    job = Job(min_nodes=2, min_healthy=True)
+    a, b, c = job.start("abc")
+    for node in (a, b):
+        node.fails("lost a peer", follows=True)
+    c.leaves("stopped by SIGTERM")
+    job.run(0.5)
+    assert "node 2 (c) is lost: stopped by SIGTERM" in a.verdicts[0].text
+    assert [line for line in a.lines if "without it" in line] == []
+
+
+def test_a_loss_that_ended_the_cycle_is_told_once() -> None:
+    job = Job(min_nodes=2)
+    a, b, c = job.start("abc")
+    c.dies()
+    job.run(2.5)
+    assert a.cycle == b.cycle == 1
+    assert a.lines == b.lines == []
+    assert a.verdicts[0].cause(0).text == "node 2 (c): its launcher has ended"
+
+
+@pytest.mark.parametrize("min_healthy", [True, False])
+def test_a_node_that_has_finished_is_told_what_it_waits_for(min_healthy: bool) -> None:
+    job = Job(min_nodes=2, min_healthy=min_healthy)
+    a, b, c = job.start("abc")
+    a.finishes()
+    job.run(0.9)
+    assert a.lines == []
+    b.finishes()
+    job.run(0.2)
+    assert a.lines == ["cycle 0: all ranks of this node finished; waiting for 1 other node"]
+    job.run(1.0)
+    assert b.lines == a.lines
+    assert c.lines == []
+    c.finishes()
+    job.run(2.0)
+    assert [node.left for node in (a, b, c)] == [(0, "")] * 3
+
+
+def test_nodes_that_finish_together_are_told_nothing() -> None:
+    job = Job()
+    nodes = job.start("abc")
+    for node in nodes:
+        node.finishes()
+        job.run(0.2)
+    job.run(2.0)
+    assert [(node.left, node.lines) for node in nodes] == [((0, ""), [])] * 3
+
+
+def test_in_a_large_job_only_the_first_node_and_the_one_concerned_hear_of_it() -> None:
+    size = FEW + 1
+    job = Job(min_nodes=2, max_nodes=size, min_healthy=True)
+    nodes = job.start("a" * size)
+    assert nodes[-1].cycle == 0
+    nodes[70].fails()
+    nodes[0].dies()
+    job.run(0.5)
+    told = [place for place, node in enumerate(nodes) if any("node 70" in line for line in node.lines)]
+    assert told == [1, 70] or told == [70]  # the first one had died before it could be told
+    nodes[71].fails()
+    job.run(0.1)
+    assert [place for place, node in enumerate(nodes) if any("node 71" in line for line in node.lines)] == [1, 71]
+
+
+def test_of_many_nodes_some_are_named() -> None:
+    line = lines.waiting_for_nodes(here=[f"h{number}" for number in range(30)], more=2)
+    assert line == "waiting for 2 more nodes (30 of 32 are here: h0, h1, h2, h3, h4, h5, h6, h7 and 22 more)"
+    told = lines.listed(lines.bad(place, "h", NodeState.LOST.value, "gone") for place in range(9))
+    assert told.endswith("node 7 (h) is lost: gone; and 1 more")
+    assert lines.waiting_for_nodes(here=["a"], more=0) == "waiting for more nodes to come (1 is here: a)"
