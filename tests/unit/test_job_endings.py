@@ -2,8 +2,27 @@
 
 from __future__ import annotations
 
-from megatron_ft.core.restart_policy import Outcome
-from tests.support.machines import Job
+import pytest
+
+from megatron_ft.core.advance import Reached
+from megatron_ft.core.job.member import GIVE_UP_S
+from megatron_ft.core.restart_policy import Action, NodeState, Outcome
+from tests.support.machines import Job, Launcher
+
+
+def cycles(*launchers: Launcher) -> list[int | None]:
+    return [launcher.cycle for launcher in launchers]
+
+
+def world(launcher: Launcher) -> int:
+    assert launcher.begun is not None
+    return launcher.begun.decision.world
+
+
+def follows(launcher: Launcher) -> tuple[Outcome, Action, int, str]:
+    """What its last cycle's end leads to."""
+    verdict = launcher.verdicts[-1]
+    return verdict.outcome, verdict.action, verdict.restarts_left, verdict.reason
 
 
 def test_the_node_that_hosts_the_coordinator_is_the_first_whoever_came_before() -> None:
@@ -63,3 +82,265 @@ def test_a_node_that_was_taken_for_lost_hears_why() -> None:
     nodes[1].is_silent = False
     job.run(3.0)
     assert (nodes[1].ends[-1].lost, nodes[1].ends[-1].text) == (True, "cycle 2 runs without it")
+
+
+# -- nodes that are asked to stop -----------------------------------------------------------------------------
+
+
+def test_launchers_that_are_all_asked_to_stop_end_well_if_their_ranks_do() -> None:
+    job = Job(min_nodes=2)
+    a, b, c = job.start("abc")
+    for node in (b, a, c):
+        assert node.verdicts == []  # nothing of the first ones' ends the others' ranks
+        node.leaves("stopped by SIGTERM", well=True)
+        job.run(0.9)
+    assert [node.left for node in (a, b, c)] == [(0, "")] * 3
+    job.run(1.0)
+    assert job.has_quit
+
+
+def test_a_launcher_whose_ranks_did_not_end_well_when_it_was_stopped_ends_with_1_and_the_others_go_on() -> None:
+    job = Job(min_nodes=2)
+    a, b, c = job.start("abc")
+    c.leaves("stopped by SIGTERM")
+    job.run(2.0)
+    assert c.left == (1, "")
+    assert cycles(a, b) == [1, 1]
+    assert a.verdicts[0].cause(0).text == "node 2 (c): stopped by SIGTERM"
+    assert follows(a) == (Outcome.FAILED, Action.RESTART, 2, "")
+
+
+def test_one_that_was_stopped_well_alone_is_a_loss_a_moment_later() -> None:
+    job = Job(min_nodes=2)
+    a, _, c = job.start("abc")
+    c.leaves("stopped by SIGTERM", well=True)
+    job.run(2.5)
+    assert (c.left, a.cycle) == ((0, ""), 0)
+    job.run(2.5)
+    assert (a.cycle, world(a)) == (1, 2)
+
+
+def test_with_min_healthy_it_is_told_of_and_is_not_counted_as_finished() -> None:
+    job = Job(min_nodes=2, min_healthy=True)
+    a, b, c = job.start("abc")
+    c.leaves("stopped by SIGTERM", well=True)
+    job.run(4.0)
+    bad = "node 2 (c) is lost: stopped by SIGTERM"
+    assert a.lines == b.lines == [f"cycle 0: {bad}; going on with 2 good nodes of at least 2"]
+    for node in (a, b):
+        node.finishes()
+    job.run(0.5)
+    assert a.left == b.left == (0, f"the job finished on 2 of 3 nodes: {bad}")
+
+
+def test_where_one_finishes_while_the_other_is_stopped_well_the_job_has_succeeded() -> None:
+    job = Job(min_nodes=2)
+    a, b = job.start("ab")
+    job.run(30.0)
+    b.leaves("stopped by SIGTERM", well=True)
+    job.run(0.5)
+    a.finishes()
+    job.run(0.5)
+    assert (a.left, b.left) == ((0, ""), (0, ""))
+    assert a.verdicts[0].outcome is Outcome.SUCCEEDED
+
+
+@pytest.mark.parametrize(("how", "code"), [({}, 1), ({"well": True}, 0), ({"excluded": True}, 0)])
+def test_a_node_that_leaves_without_an_answer_has_the_same_code(how: dict[str, bool], code: int) -> None:
+    job = Job(min_nodes=2)
+    node = job.start("abc")[1]
+    node.is_silent = True
+    node.leaves("stopped by SIGTERM", **how)
+    job.now_s += 3.0
+    node.do(node.member.tick(job.now_s))
+    assert node.left == (code, "")
+
+
+# -- nodes that are left out ----------------------------------------------------------------------------------
+
+
+def test_a_node_that_is_excluded_costs_no_restart() -> None:
+    job = Job(min_nodes=2)
+    a, b, c = job.start("abc")
+    b.leaves("rank 1 asked for it", excluded=True)
+    job.run(2.0)
+    assert b.left == (0, "")
+    assert a.verdicts[0].text == "node 1 (b) leaves the job: rank 1 asked for it"
+    assert follows(a) == (Outcome.MEMBERSHIP, Action.RESTART, 3, "")
+    assert (cycles(a, c), world(a)) == ([1, 1], 2)
+
+
+@pytest.mark.parametrize("min_healthy", [False, True])
+def test_where_too_few_are_left_all_end(min_healthy: bool) -> None:
+    job = Job(min_nodes=2, max_nodes=2, min_healthy=min_healthy)
+    a, b = job.start("ab")
+    b.leaves("rank 1 asked for it", excluded=True)
+    job.run(1.0)
+    assert b.left == (1, "1 of at least 2 nodes left")
+    outcome = Outcome.FAILED if min_healthy else Outcome.MEMBERSHIP
+    left = 2 if min_healthy else 3
+    assert follows(a) == (outcome, Action.GIVE_UP, left, "1 of at least 2 nodes left, giving up")
+    assert a.left is not None
+    assert a.left[0] == 1
+
+
+def test_a_spare_counts_as_a_node_that_is_left() -> None:
+    job = Job(min_nodes=2, max_nodes=2)
+    a, b, spare = job.start("abc")
+    b.leaves("rank 1 asked for it", excluded=True)
+    job.run(2.0)
+    assert b.left == (0, "")
+    assert cycles(a, spare) == [1, 1]
+
+
+def test_one_whose_connection_has_just_ended_counts_too() -> None:
+    job = Job(min_nodes=2)
+    a, b, c = job.start("abc")
+    job.break_off(a)
+    b.leaves("rank 1 asked for it", excluded=True)
+    job.run(0.1)
+    assert b.left == (0, "")
+    a.do(a.member.broken(job.now_s))
+    job.run(3.0)
+    assert cycles(a, c) == [1, 1]
+
+
+def test_with_min_healthy_the_others_go_on_without_an_excluded_node_while_they_are_enough() -> None:
+    job = Job(min_nodes=2, min_healthy=True)
+    a, b, c = job.start("abc")
+    b.leaves("rank 1 asked for it", excluded=True)
+    job.run(5.0)
+    assert (b.left, cycles(a, c), a.verdicts) == ((0, ""), [0, 0], [])
+    c.leaves("rank 2 asked for it", excluded=True)
+    job.run(1.0)
+    assert c.left == (1, "1 of at least 2 nodes left")
+    assert follows(a)[1:] == (Action.GIVE_UP, 2, "1 of at least 2 nodes left, giving up")
+
+
+def test_a_node_that_can_not_end_its_ranks_leaves_and_the_others_go_on() -> None:
+    job = Job(min_nodes=2)
+    a, b, c = job.start("abc")
+    b.is_quick = False
+    a.fails()
+    job.run(10.0)
+    assert cycles(a, c) == [0, 0]  # it is waited for
+    b.leaves("process 7 (python, state D) can't be ended", excluded=True)
+    job.run(2.0)
+    assert b.left == (0, "")
+    assert cycles(a, c) == [1, 1]
+    told = "node 1 (b) leaves the job: process 7 (python, state D) can't be ended; the other nodes meet without it"
+    assert a.lines[-1] == told
+    assert follows(a) == (Outcome.FAILED, Action.RESTART, 2, "")
+
+
+def test_or_the_job_ends_at_once_where_they_are_too_few() -> None:
+    job = Job(min_nodes=2, max_nodes=2)
+    a, b = job.start("ab")
+    b.is_quick = False
+    a.fails()
+    job.run(10.0)
+    b.leaves("process 7 (python, state D) can't be ended", excluded=True)
+    job.run(1.0)
+    assert b.left == (1, "1 of at least 2 nodes left")
+    assert a.left == (1, "on node 1 (b) process 7 (python, state D) can't be ended; 1 of at least 2 nodes left")
+
+
+def test_a_request_to_end_the_job_while_nodes_meet_is_told_to_all() -> None:
+    job = Job(min_nodes=2)
+    a, b, c = job.start("abc")
+    b.is_quick = False
+    a.fails()
+    job.run(0.5)
+    b.shuts_down("rank 1 asked for the end")
+    b.ready()
+    job.run(0.5)
+    assert {node.left for node in (a, b, c)} == {(1, "on node 1 (b) rank 1 asked for the end")}
+
+
+# -- what the job has used and reached ------------------------------------------------------------------------
+
+
+def test_restarts_are_counted_once_for_the_job_and_a_new_launcher_does_not_reset_them() -> None:
+    job = Job(min_nodes=2, max_nodes=2, max_restarts=2)
+    a, b = job.start("ab")
+    a.fails()
+    b.fails()
+    job.run(1.0)
+    assert follows(a) == follows(b) == (Outcome.FAILED, Action.RESTART, 1, "")
+    b.dies()
+    job.run(1.0)
+    (b,) = job.start("b")
+    job.run(1.0)
+    assert follows(a) == (Outcome.FAILED, Action.RESTART, 0, "")
+    assert cycles(a, b) == [2, 2]
+    assert b.begun is not None
+    assert b.begun.decision.restarts == 2
+    b.fails()
+    job.run(1.0)
+    assert follows(a) == follows(b) == (Outcome.FAILED, Action.GIVE_UP, 0, "no restarts left, giving up")
+    assert [(node.left or (0,))[0] for node in (a, b)] == [1, 1]
+
+
+def test_a_newcomer_that_is_used_at_once_costs_no_restart() -> None:
+    job = Job(min_nodes=1, max_nodes=3, at_once=True, last_call_s=0.2)
+    (a,) = job.start("a")
+    job.run(1.0)
+    others = job.start("bc")
+    job.run(1.0)
+    assert (cycles(a, *others), world(a)) == ([1, 1, 1], 3)
+    assert follows(a) == (Outcome.MEMBERSHIP, Action.RESTART, 3, "")
+    assert a.verdicts[0].text == "1 node waiting to join"
+    (spare,) = job.start("d")  # for which there is no room
+    job.run(2.0)
+    assert (cycles(a, spare), spare.lines[0][:11]) == ([1, None], "standing by")
+
+
+def test_with_min_healthy_too_and_in_the_place_of_a_lost_node() -> None:
+    job = Job(min_nodes=2, max_nodes=3, at_once=True, min_healthy=True)
+    a, b, c = job.start("abc")
+    c.dies()
+    job.run(2.0)
+    assert cycles(a, b) == [0, 0]
+    (d,) = job.start("d")
+    job.run(2.0)
+    assert cycles(a, b, d) == [1, 1, 1]
+    assert d.member.place == 2
+    assert follows(a) == (Outcome.MEMBERSHIP, Action.RESTART, 3, "")
+
+
+def fail_at(job: Job, launcher: Launcher, iteration: int) -> None:
+    launcher.report(NodeState.UNHEALTHY, "rank 0 exited with code 7", reached=Reached(0, iteration))
+    job.run(1.5)
+
+
+def test_a_job_that_gets_no_further_ends_with_its_own_code_on_all_nodes() -> None:
+    job = Job(min_nodes=2, max_nodes=2, max_restarts=99, max_stalled=2, no_progress_code=17)
+    a, b = job.start("ab")
+    for iteration in (5, 5, 9, 9):
+        fail_at(job, a, iteration)
+    assert cycles(a, b) == [4, 4]
+    fail_at(job, b, 8)
+    assert follows(a) == (Outcome.FAILED, Action.GIVE_UP, 94, "no progress in 2 cycles, giving up")
+    assert a.verdicts[-1].decision().no_progress
+    assert [(node.left or (0,))[0] for node in (a, b)] == [17, 17]
+
+
+def test_a_round_that_lacks_nodes_for_too_long_ends_the_job_and_says_to_try_again() -> None:
+    job = Job(min_nodes=3, join_timeout_s=40.0, try_again_code=75)
+    a, b, c = job.start("abc")
+    c.dies()
+    job.run(39.0)
+    assert (a.left, b.left) == (None, None)
+    job.run(2.0)
+    assert a.left == b.left == (75, "1 more node didn't come in 40 s")
+
+
+def test_a_node_that_finds_no_majority_any_more_says_to_try_again() -> None:
+    job = Job(min_nodes=1)
+    a, b, c = job.start("abc")
+    b.dies()
+    c.dies()
+    job.run(GIVE_UP_S + 30.0)
+    assert a.left is not None
+    assert a.left[0] == 94
+    assert a.ends[0].lost

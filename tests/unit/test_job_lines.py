@@ -73,7 +73,7 @@ def test_who_has_come_back_is_not_told_of_as_lost() -> None:
         node.dies()
         job.run(2.0)  # each time the others agree to go on without it
     _, again = job.start("bc")  # a second launcher on b's host is another node
-    job.run(3.0)
+    job.run(3.5)
     told = "waiting for 1 more node (3 of 4 are here: b, b, c; missing since cycle 0: a; lost in cycle 0: c, e)"
     assert again.lines == [told]
 

@@ -188,9 +188,16 @@ class Coordinator:
             cycle.farewell(place, goodbye, self._now_s)
         self._gone(node, silent=True)
         del self._nodes[node.instance], self._absent[node.instance]
-        ends = goodbye.excluded and len(self._links) < (0 if self._rules is None else self._rules.min_nodes)
-        self._out.append(Send([link], m.Dismiss(1 if ends else 0, goodbye.text)))
+        few = "" if cycle is None or not goodbye.excluded else cycle.too_few(self._nodes_left)
+        self._out.append(Send([link], m.Dismiss(1 if few else goodbye.code, few)))
+        if few and cycle is not None:
+            cycle.give_up_round(place, f"{goodbye.text}; {few}")
         self._rounds.lost_s = self._now_s
+
+    @property
+    def _nodes_left(self) -> int:
+        """So many could take part in another cycle, as far as is known."""
+        return len(self._nodes) + (0 if self._cycle is None else self._cycle.awaited)
 
     def _gone(self, node: Node, *, silent: bool) -> None:
         assert node.link is not None
@@ -265,7 +272,7 @@ class Coordinator:
     def _is_needless(self) -> bool:
         if self._over_s is not None:
             return self._now_s >= self._over_s or not (self._links or self._lingers)
-        return self._is_orphan and (self._council.decision is None or not self._links)
+        return (self._is_orphan or self._council.is_deserted) and (self._council.decision is None or not self._links)
 
     def orphaned(self) -> None:
         """The launcher that has started this coordinator has ended: it stays as long as others need it."""
@@ -351,7 +358,7 @@ class Coordinator:
             if cycle.verdict is not None:
                 self._out.append(Send(list(self._links), cycle.verdict))
             cycle.is_news = False
-        verdict = cycle.judge(self._now_s, nodes_left=len(self._links))
+        verdict = cycle.judge(self._now_s, nodes_left=self._nodes_left)
         if verdict is not None:
             self._out += [Judged(verdict), Send(list(self._links), verdict)]
         if cycle.alarm_s is not None:
@@ -373,6 +380,6 @@ class Coordinator:
         for node in running:
             node.phase = m.Phase.BUSY
         links = [node.link for node in running if node.link is not None]
-        restarts = cycle.restarts(nodes_left=len(self._links))
+        restarts = cycle.restarts(nodes_left=self._nodes_left)
         text = finished(cycle.seats) if cycle.outcome is Outcome.SUCCEEDED else ""
         self._out.append(Send(links, m.End(cycle.decision.cycle, cycle.outcome, restarts, text=text)))

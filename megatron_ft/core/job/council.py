@@ -126,9 +126,10 @@ class Council:
         """A launcher follows another coordinator, or did."""
         self._seen = max(self._seen, term)
 
-    def missing_places(self) -> int:
-        """So many voters of the last decision aren't here."""
-        return 0 if self.decision is None else self.decision.size - len(self._here) - len(self.left)
+    @property
+    def is_deserted(self) -> bool:
+        """All voters of the last decision have said farewell: nobody can go on any more."""
+        return self.decision is not None and len(self.left) >= self.decision.size
 
     def voters(self) -> dict[int, Node]:
         """By place, those that are here."""

@@ -186,6 +186,11 @@ class Cycle:
         taken, self._losses = self._losses, []
         return [(place, report) for place, report in taken if place != verdict.node]
 
+    def too_few(self, left: int) -> str:
+        """What to say where so many nodes can't go on; empty if they can."""
+        at_least = self.rules.min_nodes
+        return lines.too_few_left(left=left, min_nodes=at_least) if left < at_least else ""
+
     # -- how it ends ------------------------------------------------------------------------------------------
 
     def conclude(self, now_s: float, *, joining: int) -> bool:
@@ -209,6 +214,11 @@ class Cycle:
         if self.outcome is not None:
             self._ended_s = now_s
         return self.outcome is not None
+
+    def give_up_round(self, place: int | None, text: str) -> None:
+        """A node has left after the cycle's end, and the others, which meet for the next one, are too few."""
+        if self.verdict is not None and self.verdict.action is Action.RESTART:
+            self.shutdown = self.shutdown or (place, text)
 
     def restarts(self, *, nodes_left: int) -> bool:
         """Whether another cycle is to follow, as far as is known now."""

@@ -27,7 +27,7 @@ _LONG_S = 3.0
 """A round that takes no longer isn't worth a line."""
 _AGAIN_FACTOR = 10.0
 _TOGETHER_S = 0.5
-"""Who is due within this time is told the same."""
+"""Who is due within this time is told the same; who waits is looked for as often."""
 _SOON_S = 1.0
 """Nodes that finish within this time of each other needn't be told that they wait; spares are looked for as often."""
 
@@ -41,6 +41,8 @@ class Herald:
         self._nodes = nodes
         self._waits: dict[Node, tuple[float, float]] = {}
         """Who waits in a round: since when, and when to tell it next."""
+        self._waits_s = 0.0
+        """When to look at them next: not for each message of thousands that meet."""
         self._finished: dict[int, float] = {}
         """Places whose nodes have finished, and when to tell them what they wait for."""
         self._spares: set[str] = set()
@@ -57,6 +59,7 @@ class Herald:
             self._spares_s = now_s + _SOON_S
         if cycle is not None and cycle.outcome is None:
             self._waits.clear()
+            self._waits_s = 0.0
             return [
                 *self._changes(rules, cycle, now_s),
                 *self._waiting_to_end(cycle, now_s),
@@ -141,7 +144,10 @@ class Herald:
         yield from self._to_those_concerned(cycle, [], text)
 
     def _waiting_to_begin(self, rules: Rules, cycle: Cycle | None, now_s: float) -> Iterable[Send]:
-        """A round takes long: those that wait are told for whom, each after it has waited for 3 s, 30 s, 300 s."""
+        """A round takes long: those that wait are told for whom, each after 3 s, 30 s, 300 s (or up to 0.5 s later)."""
+        if now_s < self._waits_s:
+            self._wake(self._waits_s)
+            return
         ready = [node for node in self._nodes.values() if node.phase is Phase.READY and node.follows]
         self._waits = {node: self._waits.get(node) or (now_s, now_s + _LONG_S) for node in ready}
         if any(now_s >= next_s for _, next_s in self._waits.values()):
@@ -151,8 +157,9 @@ class Herald:
                     self._waits[node] = since_s, since_s + (next_s - since_s) * _AGAIN_FACTOR
                     links += [] if node.link is None else [node.link]
             yield Send(links, Tell(self._for_whom(rules, cycle, ready)))
-        for _, next_s in self._waits.values():
-            self._wake(next_s)
+        if ready:
+            self._waits_s = min(now_s + _TOGETHER_S, min(next_s for _, next_s in self._waits.values()))
+            self._wake(self._waits_s)
 
     def _for_whom(self, rules: Rules, cycle: Cycle | None, ready: list[Node]) -> str:
         nodes = self._nodes.values()

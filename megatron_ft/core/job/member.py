@@ -111,7 +111,7 @@ class Member:
         self._pass_time(now_s)
         now = self._now_s
         if self._leave_s is not None and now >= self._leave_s:
-            self._leave(1, "")
+            self._leave(1 if self._leaving is None else self._leaving.code, "")
         if self._retry_s is not None and now >= self._retry_s:
             self._connect()
         elif self._until_s is not None and now >= self._until_s:

@@ -273,13 +273,19 @@ class Goodbye:
     """This node leaves, and never comes back. It waits for its ``Dismiss``.
 
     Args:
-        excluded: it is left out, which costs no restart; else it was stopped.
+        excluded: it is left out, which costs no restart: a rank asked for that, or it can't end its ranks. Else it was
+            stopped.
         well: all its ranks have ended with 0.
     """
 
     text: str
     excluded: bool = False
     well: bool = False
+
+    @property
+    def code(self) -> int:
+        """The launcher's exit code, if the job goes on without it."""
+        return 0 if self.excluded or self.well else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,7 +368,7 @@ class Elsewhere:
 
 @dataclass(frozen=True, slots=True)
 class Dismiss:
-    """Nobody needs this launcher any more."""
+    """Nobody needs this launcher any more. ``text``: what is wrong with it, or why the job ends when it leaves."""
 
     code: int
     text: str = ""
