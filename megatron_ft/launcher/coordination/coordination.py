@@ -144,8 +144,22 @@ class Coordination:
         self._do(self.member.broken(time.monotonic()))
 
     def refused(self, text: str) -> None:
-        """The other end isn't this job's coordinator, or doesn't let this launcher in."""
-        self._leave(edge.Leave(_REFUSED, text))
+        """The other end isn't this job's coordinator, or doesn't let this launcher in.
+
+        A launcher that has had a part in the job goes on looking: another job may have the port of a lost coordinator.
+        """
+        if self.member.memory.decided is None:
+            self._leave(edge.Leave(_REFUSED, text))
+        else:
+            self.failed()
+
+    def gave_up(self, text: str) -> None:
+        """This launcher can't keep a coordinator alive; where the job begins, there is none then."""
+        self.member.owns("")
+        if self.member.memory.decided is None and self.member.identity.address == self.member.identity.endpoints[0]:
+            self._leave(edge.Leave(1, text))
+        else:
+            self._say(text)
 
     def heard(self, message: m.ToMember) -> None:
         """The coordinator has said something."""

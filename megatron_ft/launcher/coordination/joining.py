@@ -81,7 +81,7 @@ def _with_others(
         environ=os.environ,
         led_at=lambda: coordination.member.led_at,
         say=node.say,
-        gave_up=lambda text: gave_up(text),
+        gave_up=lambda text: coordination.gave_up(text),
     )
     coordination = Coordination(
         _identity(place, host.address, place.endpoints),
@@ -90,10 +90,6 @@ def _with_others(
         reactor=node.reactor,
         say=node.say,
     )
-
-    def gave_up(text: str) -> None:
-        node.say(text)
-        coordination.member.owns("")
 
     node.coordinator_pids = host.pids
     coordination.member.owns(host.address)
