@@ -9,11 +9,8 @@ node, and its ranks are ended.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from megatron_ft.core.advance import Reached
-from megatron_ft.core.exit_description import HangVerdict
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.lobby import beat_s, lost_s
@@ -357,22 +354,14 @@ class Member:
         self.standing = replace(self.standing, phase=m.Phase.ASIDE)
         return self._say(m.Aside(text), now_s)
 
-    def hang(self, verdict: HangVerdict, reached: Reached | None, now_s: float) -> list[edge.MemberEffect]:
-        """A rank of this node hangs."""
-        return self._say(m.Hang(self.standing.cycle, verdict, reached), now_s)
-
-    def noticed(self, notes: Sequence[dict[str, object]], now_s: float) -> list[edge.MemberEffect]:
-        """What the ranks do."""
-        return self._say(m.Notes(self.standing.cycle, tuple(notes)), now_s)
-
     def shutdown(self, text: str, rank: int | None, now_s: float) -> list[edge.MemberEffect]:
         """A rank asks for the end of the job."""
         self.standing = replace(self.standing, shutdown=text)
         return self._say(m.Shutdown(text, rank), now_s)
 
-    def regroup(self, text: str, now_s: float) -> list[edge.MemberEffect]:
-        """Nodes wait to join at a rendezvous that isn't the coordinator's."""
-        return self._say(m.Regroup(self.standing.cycle, text), now_s)
+    def tell(self, message: m.OfCycle, now_s: float) -> list[edge.MemberEffect]:
+        """What the ranks of the last cycle do; a coordinator that comes later isn't told it again."""
+        return self._say(message, now_s)
 
     def goodbye(self, goodbye: m.Goodbye, within_s: float, now_s: float) -> list[edge.MemberEffect]:
         """This node leaves; ``Leave`` comes within that time."""
