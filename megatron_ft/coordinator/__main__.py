@@ -54,12 +54,17 @@ def coordinate(options: argparse.Namespace) -> int:
         secret = read_secret(os.environ)
         listener = _listener(options.listen, options.fd)
         owner = None if options.owner is None else os.pidfd_open(options.owner)
+        if options.owner not in (None, os.getppid()):
+            return 0  # the launcher has ended at once, and nobody has been here yet
+    except ProcessLookupError:
+        return 0
     except (OSError, FaultToleranceError) as error:
         print(f"megatron-ft coordinator: {options.listen}: {error}", file=sys.stderr)
         return _EXIT_MISTAKE
     os.environ.pop("FT_SECRET", None)
-    if owner is not None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the launchers get it, too, and end the job
+    if owner is not None:  # terminals and schedulers signal whole groups: its end is that of the job
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
     if options.fd is None:
         known = "who know FT_SECRET" if secret else "whoever they are (FT_SECRET isn't set)"
         host, port = listener.getsockname()[:2]
@@ -73,11 +78,21 @@ def coordinate(options: argparse.Namespace) -> int:
         elsewhere=options.elsewhere,
         now_s=time.monotonic(),
     )
+    service = Service(listener, machine, secret=secret, owner=owner)
+    service.on_orphaned = _let_go_of_output
     try:
-        Service(listener, machine, secret=secret, owner=owner).run()
+        service.run()
     except KeyboardInterrupt:
         return _EXIT_INTERRUPTED
     return 0
+
+
+def _let_go_of_output() -> None:
+    """Whoever reads what the launcher writes is to see its end."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for fd in (1, 2):
+        os.dup2(nowhere, fd)
+    os.close(nowhere)
 
 
 def _listener(address: str, fd: int | None) -> socket.socket:

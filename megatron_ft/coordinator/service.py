@@ -7,16 +7,17 @@ import os
 import selectors
 import socket
 import time
+from collections.abc import Callable
 
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.job.codec import parse, to_message
 from megatron_ft.core.job.coordinator import Coordinator
 from megatron_ft.core.job.edge import Broken, CoordinatorEffect, Drop, Heard, Quit, Send
-from megatron_ft.core.job.messages import Beat, FromMember, Hello, Propose, ToMember
+from megatron_ft.core.job.messages import Beat, Dismiss, FromMember, Hello, Propose, ToMember
 from megatron_ft.core.job.roll import Ballot, Decision
-from megatron_ft.ipc.secret import Asking
+from megatron_ft.ipc.secret import DENIED, OPEN, Asking, SecretError
 from megatron_ft.ipc.tcp import Peer
-from megatron_ft.ipc.wire import decode, encode
+from megatron_ft.ipc.wire import PROTOCOL_VERSION, Message, VersionError, decode, encode
 
 __all__ = ["Service", "frame"]
 
@@ -51,6 +52,8 @@ class Service:
         self, listener: socket.socket, machine: Coordinator, *, secret: bytes | None, owner: int | None
     ) -> None:
         self.bytes_sent = self.messages_heard = 0
+        self.on_orphaned: Callable[[], None] = lambda: None
+        """Called when the launcher that has started it has ended."""
         self._machine = machine
         self._secret = secret
         self._listener = listener
@@ -76,6 +79,7 @@ class Service:
     def run_once(self) -> None:
         """Wait for something, and do what follows."""
         due_s = self._settle_s if self._machine.needs_settling else max(self._machine.alarm_s, self._settle_s)
+        is_orphaned = False
         for key, events in self._selector.select(max(0.0, due_s - time.monotonic())):
             if key.data is None:
                 self._accept()
@@ -86,7 +90,10 @@ class Service:
                     self._read(key.data)
             else:
                 self._selector.unregister(key.data)
-                self._machine.orphaned()
+                is_orphaned = True
+        if is_orphaned:  # after all that its launcher has said before it ended
+            self._machine.orphaned()
+            self.on_orphaned()
         now_s = time.monotonic()
         if now_s >= self._settle_s and (self._machine.needs_settling or now_s >= self._machine.alarm_s):
             effects = self._machine.settle(now_s)
@@ -108,23 +115,33 @@ class Service:
             self._selector.register(sock, selectors.EVENT_READ, link)
             first = link.asking.first()
             if first is not None:
-                self._write(link, encode(first))
+                self._write(link, encode({**first, "over": self._machine.is_over}))
 
     def _read(self, link: _Link) -> None:
         try:
             for body in link.peer.read_bodies():
                 self._heard(link, body)
+        except VersionError as error:
+            text = f"its coordinator speaks version {PROTOCOL_VERSION} of the protocol, this launcher {error.theirs}"
+            self._close_with(link, to_message(Dismiss(2, text)))
+        except SecretError:
+            self._close_with(link, DENIED)
         except ProtocolError:
-            link.peer.is_open = (
-                False  # a port scanner, a launcher of another version: it sees the end of the connection
-            )
+            link.peer.is_open = False  # a port scanner: it sees the end of the connection
         if not link.peer.is_open:
             self._forget(link)
 
     def _heard(self, link: _Link, body: bytes) -> None:
         self.messages_heard += 1
         if not link.asking.is_done:
-            self._write(link, encode(link.asking.answer(decode(body))))
+            answer = link.asking.answer(decode(body))
+            if answer is not None:
+                self._write(link, encode(answer))
+            return
+        if not link.greeted and self._secret is None and decode(body)["type"] == "ask":
+            self._close_with(
+                link, {**OPEN, "over": self._machine.is_over}
+            )  # it has a secret: with a coordinator without one it doesn't speak
             return
         parsed = _read_short(body) if len(body) <= _SHORT_BYTES else _read(body)
         if link.greeted is isinstance(parsed, Hello):
@@ -132,6 +149,11 @@ class Service:
         link.greeted = True
         self._strangers.pop(link.number, None)
         self._do(self._machine.handle(Heard(link.number, parsed), time.monotonic()))
+
+    def _close_with(self, link: _Link, message: Message) -> None:
+        link.peer.write(encode(message))
+        link.peer.flush()
+        link.peer.is_open = False
 
     def _drop_strangers(self, now_s: float) -> None:
         for link in list(self._strangers.values()):
@@ -145,7 +167,7 @@ class Service:
         self._selector.unregister(link.peer.sock)
         link.peer.close()
         if link.greeted:
-            self._do(self._machine.handle(Broken(link.number), time.monotonic()))
+            self._do(self._machine.handle(Broken(link.number, silent=link.peer.is_silent), time.monotonic()))
 
     def _do(self, effects: list[CoordinatorEffect]) -> None:
         for effect in effects:

@@ -5,16 +5,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from megatron_ft.ipc.event_log import DEFAULT_LOG_MAX_BYTES
+from megatron_ft.ipc.isolated import isolated_command
 from megatron_ft.ipc.open_files import give_back_to
-
-# Isolated (-I) and without site (-S): neither the user's PYTHONPATH, nor a file named json.py in his working
-# directory, nor anything a .pth file imports gets into the monitor. It needs the standard library and us.
-_BOOT = "import sys; sys.path.append(sys.argv.pop(1)); from megatron_ft.monitor.__main__ import main; main()"
 
 
 class AttachedRank(NamedTuple):
@@ -58,9 +54,8 @@ def spawn(
     and everything the rank started. Without one it just watches one rank until it is terminated. With
     ``observe_only`` it says what it finds and ends nobody.
     """
-    package_parent = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     fds = [listen_fd]
-    argv = [sys.executable, "-I", "-S", "-c", _BOOT, package_parent]
+    argv = isolated_command("megatron_ft.monitor")
     argv += ["--listen-fd", str(listen_fd), "--socket", socket_path, "--local-rank", str(local_rank)]
     argv += ["--config", json.dumps(config), "--run-id", run_id, "--parent", str(os.getpid())]
     if launcher_fd is not None:

@@ -1,5 +1,8 @@
 """Whether both ends of a connection know the job's secret, without saying it: a challenge each, answered by HMAC.
 
+A coordinator that has one sends ``challenge`` first of all, and hears nothing but its answer. A launcher that has one
+sends ``ask``, which only a coordinator without one answers, with ``open``: then the launcher goes no further.
+
 It keeps others out who can connect. Who can change packets on their way isn't kept out: nothing is encrypted or signed
 after this.
 """
@@ -12,11 +15,18 @@ import os
 from collections.abc import Mapping
 
 from megatron_ft.core.errors import ConfigError, ProtocolError
-from megatron_ft.ipc.wire import Message
+from megatron_ft.ipc.wire import Message, shown
 
-__all__ = ["Asked", "Asking", "read_secret"]
+__all__ = ["DENIED", "OPEN", "Asked", "Asking", "SecretError", "read_secret"]
 
 _LEAST_BYTES = 16
+DENIED: Message = {"type": "denied"}
+OPEN: Message = {"type": "open"}
+"""The answer to ``ask`` of a coordinator that has no secret."""
+
+
+class SecretError(ProtocolError):
+    """The two ends don't have the same secret. The message says what a launcher's user can do."""
 
 
 class Asking:
@@ -31,16 +41,18 @@ class Asking:
         """What to send when the connection is there."""
         return None if self._secret is None else {"type": "challenge", "nonce": self._nonce}
 
-    def answer(self, message: Message) -> Message:
-        """What to send in return for the first message of the other end, which is let in then.
+    def answer(self, message: Message) -> Message | None:
+        """What to send in return for a message, as long as it isn't ``is_done``: then the other end is let in.
 
         Raises:
-            ProtocolError: it doesn't know the secret.
+            SecretError: it doesn't know the secret, and is to be told `DENIED`.
         """
         assert self._secret is not None
+        if message.get("type") == "ask":
+            return None  # the challenge is on its way
         theirs = str(message.get("nonce"))
         if message.get("type") != "proof" or not _is(message, _mac(self._secret, "launcher", self._nonce, theirs)):
-            raise ProtocolError("it doesn't know the job's secret (FT_SECRET)")
+            raise SecretError("it doesn't know the job's secret (FT_SECRET)")
         self.is_done = True
         return {"type": "welcome", "mac": _mac(self._secret, "coordinator", theirs, self._nonce)}
 
@@ -54,14 +66,25 @@ class Asked:
         self._theirs = ""
         self.is_done = secret is None
 
+    def first(self) -> Message | None:
+        """What to send when the connection is there."""
+        return None if self._secret is None else {"type": "ask"}
+
     def answer(self, message: Message) -> Message | None:
-        """What to send in return for a message, as long as it isn't ``is_done``.
+        """What to send in return for a message, as long as it isn't ``is_done``; and for any ``challenge``.
 
         Raises:
-            ProtocolError: the other end doesn't know the secret, or has one where this launcher has none.
+            SecretError: the other end doesn't know the secret, or has one where this launcher has none.
+            ProtocolError: it says something else.
         """
         if self._secret is None:
-            raise ProtocolError("the coordinator asks for the job's secret: set FT_SECRET or FT_SECRET_FILE")
+            raise SecretError("asks for the job's secret: set FT_SECRET (or FT_SECRET_FILE) as on the other nodes")
+        if message.get("type") == "open":
+            raise SecretError(
+                "doesn't ask for the job's secret: FT_SECRET has to be set for it, too, or not for this launcher"
+            )
+        if message.get("type") == "denied":
+            raise SecretError("has another secret than this launcher: FT_SECRET has to be the same on all nodes")
         if message.get("type") == "challenge" and not self._theirs:
             self._theirs = str(message.get("nonce"))
             mac = _mac(self._secret, "launcher", self._theirs, self._nonce)
@@ -70,7 +93,8 @@ class Asked:
             if _is(message, _mac(self._secret, "coordinator", self._nonce, self._theirs)):
                 self.is_done = True
                 return None
-        raise ProtocolError("the coordinator doesn't know the job's secret (FT_SECRET)")
+            raise SecretError("doesn't know the job's secret: FT_SECRET has to be the same on all nodes")
+        raise ProtocolError(f"sends {shown(message.get('type'))} where it has to show that it knows the job's secret")
 
 
 def read_secret(environ: Mapping[str, str]) -> bytes | None:

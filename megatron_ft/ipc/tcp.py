@@ -6,18 +6,25 @@ Bytes that a peer doesn't take at once are kept, up to a bound; who reads too sl
 from __future__ import annotations
 
 import contextlib
+import errno
 import resource
 import socket
+from typing import Any
 
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.ipc.wire import Decoder, Message, decode
 
-__all__ = ["Peer", "connect", "listen", "parse_address", "raise_descriptor_limit"]
+__all__ = ["Peer", "Target", "begin", "connect", "listen", "look_up", "parse_address", "raise_descriptor_limit"]
 
 _CHUNK = 1 << 16
 _MOST_UNSENT = 8 << 20
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 5000}
 """Seconds, but for the last, which is milliseconds: a host that is off, or cut off, ends the connection after 5 s."""
+_SILENCE = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH}
+"""How such an end shows: the latter two where the neighbourhood has said meanwhile that the host isn't there."""
+
+Target = tuple[int, int, int, str, Any]
+"""One address of a host, as ``socket.getaddrinfo`` has it."""
 
 
 class Peer:
@@ -32,6 +39,8 @@ class Peer:
         self.sock = sock
         self.unsent = bytearray()
         self.is_open = True
+        self.is_silent = False
+        """It isn't open any more because its host answers no packet: no end of the connection has come from there."""
         self._decoder = Decoder()
 
     def fileno(self) -> int:
@@ -53,8 +62,8 @@ class Peer:
                 del self.unsent[:sent]
             except BlockingIOError:
                 pass  # the selector says when there is room again
-            except OSError:
-                self.is_open = False
+            except OSError as error:
+                self._failed(error)
         return not self.unsent
 
     def read(self) -> list[Message]:
@@ -75,12 +84,17 @@ class Peer:
             data = self.sock.recv(_CHUNK)
         except BlockingIOError:
             return []
-        except OSError:
-            data = b""
+        except OSError as error:
+            self._failed(error)
+            return []
         if not data:
             self.is_open = False
             return []
         return list(self._decoder.bodies(data))
+
+    def _failed(self, error: OSError) -> None:
+        self.is_silent |= error.errno in _SILENCE  # the kernel says it once; whoever asks after that hears less
+        self.is_open = False
 
     def close(self) -> None:
         """Close it; calling it again does nothing."""
@@ -112,7 +126,29 @@ def connect(host: str, port: int) -> Peer:
     Raises:
         OSError: nobody is there. A name that has to be looked up is waited for.
     """
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    return begin(look_up(host, port)[0])
+
+
+def look_up(host: str, port: int, *, is_number: bool = False) -> list[Target]:
+    """All addresses of a host. Waits for name servers, unless ``is_number`` says that there is no name to look up.
+
+    Raises:
+        OSError: there are none.
+    """
+    flags = socket.AI_NUMERICHOST if is_number else 0
+    try:
+        return list(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags))
+    except UnicodeError as error:
+        raise OSError(f"{host!r} is no name of a host: {error}") from None
+
+
+def begin(target: Target) -> Peer:
+    """A connection that is being made to one address: it is there when it is writable.
+
+    Raises:
+        OSError: nobody is there.
+    """
+    family, kind, protocol, _, address = target
     sock = socket.socket(family, kind | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, protocol)
     try:
         with contextlib.suppress(BlockingIOError):
@@ -135,6 +171,11 @@ def parse_address(text: str, *, default_port: int = 0) -> tuple[str, int]:
     if not port.isdigit() or int(port) > 65535:
         raise ProtocolError(f"{text!r} is no host:port")
     return host.strip("[]"), int(port)
+
+
+def format_address(host: str, port: int) -> str:
+    """What ``parse_address`` reads."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def raise_descriptor_limit() -> int:

@@ -40,6 +40,14 @@ class ChannelClosedError(FaultToleranceError):
     """The peer is gone."""
 
 
+class VersionError(ProtocolError):
+    """The peer speaks another version of the protocol."""
+
+    def __init__(self, theirs: int) -> None:
+        super().__init__(f"message is of protocol version {theirs}, not {PROTOCOL_VERSION}")
+        self.theirs = theirs
+
+
 class Received(NamedTuple):
     """A message and the descriptors that came with it; the receiver closes them."""
 
@@ -101,6 +109,8 @@ def decode(body: bytes) -> Message:
         message = _loads(body)
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"message is not JSON: {error}") from None
+    if isinstance(message, dict) and type(message.get("v")) is int and message["v"] != PROTOCOL_VERSION:
+        raise VersionError(message["v"])
     if not isinstance(message, dict) or message.get("v") != PROTOCOL_VERSION:
         raise ProtocolError(f"message is not of protocol version {PROTOCOL_VERSION}")
     count = message.get("fds", 0)

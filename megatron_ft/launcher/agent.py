@@ -1,196 +1,161 @@
-"""torch's elastic agent with our eyes and hands: knows ends at once, ends whole groups, says what happened."""
+"""torch's elastic agent around the control plane: starts the ranks of a cycle, reports how they do, and ends them.
+
+When cycles begin and end, and why, the coordinator decides; this says how its node stands and does what follows.
+"""
 
 from __future__ import annotations
 
 import signal
-import subprocess
 from typing import Any, NoReturn
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import PContext
-from torch.distributed.elastic.rendezvous.api import (
-    RendezvousClosedError,
-    RendezvousError,
-    RendezvousGracefulExitError,
-)
+from torch.distributed.elastic.multiprocessing import PContext, SignalException
+from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from megatron_ft.core.control import WorkloadAction
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.exit_description import Cause, CauseKind
-from megatron_ft.core.membership import Admission
-from megatron_ft.core.restart_policy import Action, Decision, GroupView, NodeState, Outcome
-from megatron_ft.launcher import announce, crash_evidence, departure, lines, node_lines, stopping, torch_private
-from megatron_ft.launcher.accounts import Accounts
+from megatron_ft.core.job.messages import Goodbye, Verdict
+from megatron_ft.core.restart_policy import Action, Decision, NodeState, Outcome
+from megatron_ft.launcher import announce, crash_evidence, fitness, lines, starting, stopping, torch_private
+from megatron_ft.launcher.conclusion import Known, conclude, left_out, report
 from megatron_ft.launcher.control import ReceivedRequest
+from megatron_ft.launcher.coordination.coordination import Coordination
 from megatron_ft.launcher.cycle_record import CycleRecord
-from megatron_ft.launcher.doorbell import Doorbell
-from megatron_ft.launcher.fitness import Fitness
 from megatron_ft.launcher.inquest import Inquest
-from megatron_ft.launcher.job_errors import JobEndedError, NodeExcludedError, NodeNotNeededError
-from megatron_ft.launcher.meeting import Meetings
+from megatron_ft.launcher.job_errors import CycleOverError, JobEndedError, JobLeftError, NodeExcludedError
 from megatron_ft.launcher.node import Node
-from megatron_ft.launcher.peers import CutOffError, Peers
-from megatron_ft.launcher.rank_logs import CycleLogs
-from megatron_ft.launcher.rounds import Newcomers, note_heard, of_the_run
-from megatron_ft.launcher.workers import Worker, WorkerContext
+from megatron_ft.launcher.torch_rounds import TorchRounds
+from megatron_ft.launcher.workers import Worker
 
 __all__ = ["FaultTolerantAgent"]
 
+_GOODBYE_S = 1.0
+"""The others are told why this node leaves, if they can be in this time."""
+
 
 class FaultTolerantAgent(LocalElasticAgent):
-    """One node's agent. Its rendezvous, rank numbering, environment and log files are torch's."""
+    """One node's agent. Its rank numbering, environment and log files are torch's.
 
-    def __init__(self, *, node: Node, **torch_arguments: Any) -> None:
+    ``meets_by_torch``: the nodes meet by a rendezvous of torch's own, and this launcher coordinates only itself.
+    """
+
+    def __init__(self, *, node: Node, coordination: Coordination, meets_by_torch: bool, **torch_arguments: Any) -> None:
         super().__init__(**torch_arguments)
         self._node = node
-        self._handler: Any = self._worker_group.spec.rdzv_handler
-        self._cycle = 0
+        self._coordination = coordination
+        self._rounds = TorchRounds(self._worker_group.spec.rdzv_handler) if meets_by_torch else None
         self._grace_s = node.line.stop_timeout
-        self._meetings = Meetings(node, self._handler)
-        health, ranks = node.health, self._worker_group.spec.local_world_size
-        self._fitness = None if health is None else Fitness(node, self._handler, health, ranks=ranks)
-        self._bell: Doorbell | None = None
-        self._peers: Peers | None = None
-        self._ends_together = False
+        self._cycles = 0
         self._record: CycleRecord | None = None
         self._inquest: Inquest | None = None
-        policy, at_once = node.policy, node.line.options.scale_up_at_once
-        admission = Admission(at_once=at_once, goes_on_without=policy.is_common)
-        self._newcomers = Newcomers(node.reactor, admission, lambda nodes: announce.standing_by(node, nodes))
-        self._accounts = Accounts(node, lambda: node.blocking(self._handler.num_nodes_waiting))
         node.monitors.on_message = self._heard_of
         node.control.on_request = self._asked
+        coordination.on_collect = self._look_at_ranks
 
     # -- torch's loop -------------------------------------------------------------------------------------
 
     def _invoke_run(self, role: str = "default") -> RunResult:
         try:
-            return self._run_cycles()
-        except CutOffError:
-            self._handler.shutdown = lambda: True  # would wait for an answer, too
+            while True:
+                self._join()
+                result = self._run_cycle()
+                if result is not None:
+                    return result
+        except SignalException:
+            name = self._node.signals.received[0].name
+            self._say_goodbye(Goodbye(f"its launcher received {name}", well=self._node.ranks_ended_well))
             raise
-        except NodeNotNeededError:
-            departure.briefly(self._node, lambda: note_heard(self._handler))
+        except (JobEndedError, JobLeftError, NodeExcludedError):
             raise
-        finally:
-            if self._peers is not None:
-                if self._ends_together and not self._node.signals.received:
-                    # while its host is sure to be there
-                    self._handler.shutdown()
-                    self._handler.shutdown = lambda: True
-                self._peers.leave(together=self._ends_together)
-            if not self._node.signals.received:
-                departure.close_for_standby(self._node, self._handler)
+        except BaseException as error:
+            # whatever it is: the others are to know at once, and why
+            self._say_goodbye(Goodbye(f"its launcher failed: {lines.in_one_line(error)}"))
+            raise
 
-    def _run_cycles(self) -> RunResult:
-        while True:
-            self._node.raise_if_asked_to_stop()
+    def _join(self) -> None:
+        """Wait until a cycle begins in which this node has a place."""
+        node, coordination = self._node, self._coordination
+        before = coordination.begun
+        node.ranks_ended_well = False
+        self._store = self._worker_group.store = None  # a store that nobody holds gives its port back
+        self._check_wanted()
+        if node.health is not None:
+            ranks = self._worker_group.spec.local_world_size
+            fitness.wait_until_fit(node, node.health, coordination, ranks=ranks, check=self._check_wanted)
+        coordination.ready()
+        while coordination.begun is before:
+            self._check_wanted()
+            node.reactor.run_once(None)
+
+    def _check_wanted(self) -> None:
+        """Between cycles: whether there is to be another one."""
+        self._node.raise_if_asked_to_stop()
+        left = self._coordination.left
+        if left is None:
+            return
+        if self._last_request() is not None:
+            self._node.say(lines.shut_down_between(left.text))
+            raise JobEndedError(left.text)
+        raise JobLeftError(left.code, left.text)
+
+    def _last_request(self) -> ReceivedRequest | None:
+        return None if self._record is None else self._record.shutdown_request
+
+    def _run_cycle(self) -> RunResult | None:
+        """From the ranks' start to their end, and what follows; None: another cycle."""
+        node = self._node
+        self._record = self._new_record([])  # its ranks are numbered when the nodes have met
+        self._inquest = self._new_inquest(self._record)
+        try:
             self._initialize_workers(self._worker_group)
-            announce.cycle_started(self._node, self._current(), self._worker_group, self._remaining_restarts)
-            try:
-                outcome = self._end_cycle(self._watch())
-            except RendezvousError as error:
-                self._log_lost(error)
+            announce.cycle_started(node, self._current(), self._worker_group, self._remaining_restarts)
+        except CycleOverError:
+            pass
+        except RendezvousError as error:
+            if self._rounds is not None:
                 raise
-            record = self._current()
-            decision = self._accounts.close(record, outcome, self._peers)
-            if outcome is Outcome.SUCCEEDED:
-                return self._succeeded(record, decision)
-            cause = self._cause(outcome)
-            announce.cycle_ended(self._node, record, outcome, decision, cause)
-            self._worker_group.state = WorkerState.FAILED
-            self._node.raise_if_asked_to_stop()
-            if outcome is Outcome.STOPPED:
-                self._ends_together = True
-                raise JobEndedError(cause.text)
-            if outcome is Outcome.EXCLUDED:
-                self._exclude_this_node()
-            if decision.leaves and self._peers is not None:
-                self._ends_together = departure.leave_stuck(
-                    self._node, self._handler, self._peers, why=f"{self._accounts.last().stuck} can't be ended"
-                )
-                raise NodeExcludedError(job_ends=self._ends_together)
-            if decision.action is Action.GIVE_UP:
-                if decision.no_progress:
-                    self._node.failure_code = self._node.line.options.no_restart_exit_code
-                self._ends_together = self._peers is not None and self._peers.view.outcome is not None
-                if self._peers is not None and self._peers.blames_others():
-                    raise JobEndedError(cause.text)
-                return RunResult(state=WorkerState.FAILED, failures=record.torch_failures(cause))
-            self._remaining_restarts = decision.restarts_left
-            self._node.device_memory.begin(self._node.ending.take_let_go())
+            text = lines.rendezvous_failed(error)
+            self._report(NodeState.UNHEALTHY, Cause(kind=CauseKind.MEMBERSHIP, text=text, follows=True))
+        self._watch()
+        outcome = self._end_ranks()
+        self._cycles += 1
+        stuck = "" if outcome is Outcome.SUCCEEDED else self._stuck()
+        verdict = self._hear_verdict(outcome)
+        if outcome is Outcome.SUCCEEDED:
+            return self._succeeded(verdict)
+        outcome = self._asked_at_last(outcome)
+        if outcome is Outcome.EXCLUDED or (stuck and verdict is not None and verdict.action is Action.RESTART):
+            self._leave_the_others(outcome, verdict, stuck)
+        if node.signals.received:
+            node.tell_asked_to_stop(ranks=0)
+        decision, cause = conclude(self._known(verdict), outcome)
+        if verdict is not None and verdict.node == self._coordination.member.place:
+            announce.finding(node, self._current(), cause)
+        announce.cycle_ended(node, self._current(), outcome, decision, cause)
+        self._worker_group.state = WorkerState.FAILED
+        node.raise_if_asked_to_stop()
+        if decision.action is Action.GIVE_UP:
+            return self._gave_up(verdict, cause)
+        node.device_memory.begin(node.ending.take_let_go())
+        return None
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
-        node, peers = self._node, self._peers
-        node.ranks_ended_well = False
-        self._store = worker_group.store = None  # a store that nobody holds gives its port back
-        self._meetings.cycle_is_over(peers)
-        if self._fitness is not None:
-            self._fitness.wait_for(
-                own_count=self._meetings.count, check=self._check_wanted, stand_aside=self._stand_aside
-            )
-            peers = self._peers
-        try:
-            met = self._meetings.meet(self._torch_rendezvous, worker_group, peers=peers, check=self._check_wanted)
-        except RendezvousGracefulExitError as error:
-            raise NodeNotNeededError(str(error)) from error
-        except RendezvousClosedError:
-            if peers is not None:
-                self._check_wanted(wait_s=1.0)
-            if self._meetings.stands_by():
-                raise NodeNotNeededError("others ran it to its end") from None
-            raise
-        self._cycle = met.cycle
-        if peers is not None:
-            peers.stop()
-            self._peers = None
-        if node.line.max_nodes > 1:
-            run_id, used = self._handler.get_run_id(), met.restarts_used
-            self._bell = self._bell or Doorbell(of_the_run(worker_group.store), run_id=run_id)
-            self._peers = Peers(
-                node,
-                worker_group,
-                cycle=met.cycle,
-                run_id=run_id,
-                restarts_before=used,
-                advance_before=met.advance,
-                reached=lambda: self._current().reached(),
-                bell=self._bell,
-            )
-            self._remaining_restarts = max(0, node.line.namespace.max_restarts - used)
+        begun = self._coordination.begun
+        assert begun is not None
+        self._remaining_restarts = max(0, self._node.line.namespace.max_restarts - begun.decision.restarts)
+        starting.meet(super()._rendezvous, worker_group, node=self._node, check=self._check_cycle_goes_on)
+        self._store = worker_group.store
+        self._record = self._new_record([worker.global_rank for worker in worker_group.workers])
+        self._inquest = self._new_inquest(self._record)
 
-    def _torch_rendezvous(self, worker_group: WorkerGroup) -> None:
-        self._newcomers.join()
-        super()._rendezvous(worker_group)
-
-    def _stand_aside(self) -> None:
-        """Let the others meet without this node."""
-        self._meetings.forget()
-        if self._peers is not None:
-            self._peers.leave(together=False)
-            self._peers = None
-
-    def _check_wanted(self, wait_s: float = 0.0) -> None:
-        """While the nodes meet: whether there is to be another cycle."""
+    def _check_cycle_goes_on(self) -> None:
         self._node.raise_if_asked_to_stop()
-        text = None if self._peers is None else self._peers.shutdown_text(wait_s=wait_s)
-        if self._peers is not None and text is None and not wait_s:
-            self._peers.check()
-        if text is not None:
-            self._node.say(lines.shut_down_between(text))
-            self._ends_together = True
-            raise JobEndedError(text)
+        if self._coordination.end is not None or self._coordination.left is not None:
+            raise CycleOverError
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        self._record = CycleRecord(
-            self._cycle,
-            [worker.global_rank for worker in worker_group.workers],
-            snapshot=lambda local_rank: self._node.monitors.snapshot(local_rank, self._cycle),
-            log=self._node.log,
-            last_words=lambda local_rank: crash_evidence.read_last_words(self._node, self._current(), local_rank),
-        )
-        self._inquest = Inquest(self._node, self._record, self._peers)
         with torch_private.workers_started_by(self._start_processes):
             pids: dict[int, Any] = super()._start_workers(worker_group)
         return pids
@@ -201,91 +166,77 @@ class FaultTolerantAgent(LocalElasticAgent):
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: float | None = None) -> None:
         """Also for what nobody foresaw: whatever ends ``run``, no rank outlives it."""
         torch_private.shut_down_agent(super()._shutdown, death_sig, self._grace_s)
-        self._newcomers.end()
 
     # -- one cycle ----------------------------------------------------------------------------------------
 
-    def _start_processes(
-        self, *, envs: dict[int, dict[str, str]], logs_specs: Any, start_method: str = "", **torch_arguments: Any
-    ) -> PContext:
-        node = self._node
-        node.device_memory.wait(node.raise_if_asked_to_stop)
-        node.ranks_start(envs, cycle=self._cycle, restarts_left=self._remaining_restarts)
-        context = WorkerContext(
-            spawner=node.spawner,
-            reactor=node.reactor,
-            end=node.ending.end,
-            on_start=lambda worker: node.monitors.rank_started(worker.local_rank, worker.pid),
-            on_exit=self._ended,
-            envs=envs,
-            logs_specs=CycleLogs(logs_specs, run_dir=node.run_dir, say=node.say, blocking=node.blocking),
-            **torch_arguments,
+    def _new_record(self, global_ranks: list[int]) -> CycleRecord:
+        begun = self._coordination.begun
+        assert begun is not None
+        cycle = begun.decision.cycle if self._rounds is None else self._rounds.cycle(begun.decision.cycle)
+        return CycleRecord(
+            cycle,
+            global_ranks,
+            snapshot=lambda local_rank: self._node.monitors.snapshot(local_rank, cycle),
+            log=self._node.log,
+            last_words=lambda local_rank: crash_evidence.read_last_words(self._node, self._current(), local_rank),
         )
+
+    def _new_inquest(self, record: CycleRecord) -> Inquest:
+        decides = self._node.is_min_healthy or self._rounds is not None
+        return Inquest(self._node, record, None if decides else self._coordination, are_all=self._rounds is None)
+
+    def _start_processes(self, *, envs: dict[int, dict[str, str]], **given: Any) -> PContext:
+        node, record = self._node, self._current()
+        node.device_memory.wait(node.raise_if_asked_to_stop)
+        node.ranks_start(envs, cycle=record.cycle, restarts_left=self._remaining_restarts)
+        context = starting.make_context(node, record, self._ended, envs=envs, **given)
         self._pcontext = context  # before the start: if that fails midway, those that run are ended
-        node.workers = context.workers
-        record = self._current()
-        record.workers = context.workers
-        record.error_files, record.stderrs = dict(context.error_files), dict(context.stderrs)
-        try:
-            context.start()
-            node.ranks_started(record)
-        except (OSError, subprocess.SubprocessError) as error:
-            raise FaultToleranceError(f"the ranks can't be started: {error}") from error
+        starting.start(node, record, context)
         return context
 
-    def _watch(self) -> Outcome:
-        """Serve until the cycle is over, and say how."""
+    def _watch(self) -> None:
+        """Serve, and report, until the cycle is over for this node."""
+        node, coordination, record = self._node, self._coordination, self._current()
         self._worker_group.state = WorkerState.HEALTHY
-        several = self._node.line.max_nodes > 1 and self._handler.get_backend() != "static"
-        interval = self._node.line.namespace.monitor_interval
-        if several:
-            self._newcomers.begin(self._handler, interval, self._meetings.nodes)
-        while (outcome := self._judge()) is None or (outcome is Outcome.FAILED and self._cause_may_come()):
-            self._node.reactor.run_once(interval)
-        return outcome
+        while not node.signals.received and record.exclude_request is None:
+            self._check_none_is_stuck()
+            self._report_state()
+            if coordination.end is not None or coordination.left is not None:
+                return
+            node.reactor.run_once(node.line.namespace.monitor_interval)
+            if self._rounds is not None and (waiting := self._rounds.nodes_waiting(node)):
+                coordination.regroup(lines.nodes_waiting(waiting))
 
-    def _judge(self) -> Outcome | None:
-        record, peers = self._current(), self._peers
-        if self._node.signals.received or record.shutdown_request is not None:
-            return Outcome.STOPPED
-        if record.exclude_request is not None:
-            return Outcome.EXCLUDED
-        nodes_waiting = self._newcomers.waiting()
-        if peers is not None:
-            peers.check()
-            if peers.view.outcome is not None:
-                return peers.view.outcome
-            if peers.view.nodes[peers.number].state is NodeState.LOST:
-                return Outcome.MEMBERSHIP
-        self._check_none_is_stuck()
-        if self._cause_may_come():
-            return None
-        failed = sum(map(record.has_failed, record.exits))
-        if record.has_outlived_its_end():
-            failed += 1  # its monitor could not end it; what we can do is told below
-        view = GroupView(
-            running=len(record.global_ranks) - len(record.exits),
-            succeeded=len(record.exits) - failed,
-            failed=failed,
-            nodes_waiting=nodes_waiting,
-        )
-        if peers is not None and self._node.policy.is_common:
-            peers.tell(view.state, lambda: record.cause() if failed else "")
-            if nodes_waiting:
-                return peers.end_for_all(Outcome.MEMBERSHIP, cause=record.cause, nodes_waiting=nodes_waiting)
-            return None  # until all know it, in the order in which they hear of it
-        outcome = self._node.policy.judge(view)
-        if peers is not None and outcome in (Outcome.FAILED, Outcome.MEMBERSHIP):
-            return peers.end_for_all(outcome, cause=record.cause, nodes_waiting=view.nodes_waiting)
-        return outcome
+    def _report_state(self) -> None:
+        record = self._current()
+        assert self._inquest is not None
+        if not record.global_ranks or self._inquest.is_deciding:
+            return
+        # if its monitor could not end a rank that it found hung, what we can do is said later
+        if any(map(record.has_failed, record.exits)) or record.has_outlived_its_end():
+            self._report(NodeState.UNHEALTHY)
+        elif len(record.exits) == len(record.global_ranks):
+            self._report(NodeState.SUCCEEDED)
 
-    def _end_cycle(self, outcome: Outcome) -> Outcome:
-        """End the ranks as the outcome asks for; the outcome after that."""
-        node, record = self._node, self._current()
+    def _report(self, state: NodeState, cause: Cause | None = None) -> None:
+        record, begun = self._current(), self._coordination.begun
+        assert begun is not None
+        cycle = begun.decision.cycle
+        self._coordination.report(state, lambda: report(record, cycle, state, cause))
+
+    def _end_ranks(self) -> Outcome:
+        """End the ranks as the end of the cycle asks for; how it has ended for this node."""
+        node, record, end = self._node, self._current(), self._coordination.end
         workers = list(record.workers.values())
+        outcome = Outcome.STOPPED if end is None else end.outcome
+        if record.exclude_request is not None and not node.signals.received:
+            outcome = Outcome.EXCLUDED
+            text = record.exclude_request.text
+            self._report(NodeState.EXCLUDED, Cause(kind=CauseKind.REQUEST, text=text, rank=record.exclude_request.rank))
         if self._inquest is not None:
             self._inquest.close()
-        if outcome is Outcome.STOPPED and node.signals.received:
+        if node.signals.received and outcome is not Outcome.SUCCEEDED:
+            outcome = Outcome.STOPPED
             stopping.stop_as_asked(node, workers)
         elif outcome in (Outcome.STOPPED, Outcome.EXCLUDED):
             stopping.let_requester_end(node, record, workers)
@@ -293,29 +244,109 @@ class FaultTolerantAgent(LocalElasticAgent):
             # those left of a node where others failed: they are about to finish, like all the other nodes' ranks
             node.ending.wait(workers, node.line.stop_timeout)
             node.ending.clear(workers, quietly=False)
-        is_restart = outcome is Outcome.FAILED and self._remaining_restarts > 0
+        is_restart = outcome is Outcome.FAILED and end is not None and end.restarts
         self._grace_s = node.line.restart_grace if is_restart else node.line.stop_timeout
         self._stop_workers(self._worker_group)
         node.control.accept_all()
         node.ranks_ended_well = record.all_ended_well()
-        if outcome is Outcome.STOPPED and not node.signals.received and node.ranks_ended_well and self._peers is None:
+        alone = self._worker_group.group_world_size == 1
+        if outcome is Outcome.STOPPED and not node.signals.received and node.ranks_ended_well and alone:
             return Outcome.SUCCEEDED  # the request to end came from a job that was at its end
-        if outcome in (Outcome.FAILED, Outcome.MEMBERSHIP):  # requests that came in the last moment
-            if record.shutdown_request is not None or (self._peers is not None and self._peers.view.shutdown):
+        return outcome
+
+    def _asked_at_last(self, outcome: Outcome) -> Outcome:
+        """The outcome, with requests of ranks that came in the last moment."""
+        record = self._current()
+        if outcome in (Outcome.FAILED, Outcome.MEMBERSHIP):
+            if record.shutdown_request is not None:
                 return Outcome.STOPPED
             if record.exclude_request is not None:
                 return Outcome.EXCLUDED
         return outcome
 
-    def _exclude_this_node(self) -> NoReturn:
-        """Leave the others to themselves."""
-        end = self._accounts.last()
-        job_ends = end.nodes_left is not None and end.nodes_left < self._node.policy.min_nodes
-        if job_ends:
-            self._ends_together = True
-        else:
-            departure.leave(self._node, self._handler)
-        raise NodeExcludedError(job_ends=job_ends)
+    def _stuck(self) -> str:
+        """Processes of the ranks that can't be ended, in words; empty if there are none."""
+        node, record = self._node, self._current()
+        stuck = node.ending.still_there(record.workers.values())
+        if stuck:
+            announce.stuck(node, record, stuck)
+        return lines.stuck(stuck) if stuck else ""
+
+    def _hear_verdict(self, outcome: Outcome) -> Verdict | None:
+        """Why the cycle has ended; None where nobody says it: this node leaves, or the others have lost it."""
+        node, coordination = self._node, self._coordination
+        if node.signals.received or outcome is Outcome.EXCLUDED or coordination.end is None or coordination.end.lost:
+            return None
+        node.reactor.run_until(
+            lambda: coordination.verdict is not None or coordination.left is not None or bool(node.signals.received)
+        )
+        return coordination.verdict
+
+    # -- what follows -------------------------------------------------------------------------------------
+
+    def _known(self, verdict: Verdict | None) -> Known:
+        coordination = self._coordination
+        return Known(
+            record=self._current(),
+            verdict=verdict,
+            told=coordination.told,
+            place=coordination.member.place,
+            left=coordination.left,
+            received=self._node.signals.received,
+            restarts_left=self._remaining_restarts,
+        )
+
+    def _gave_up(self, verdict: Verdict | None, cause: Cause) -> RunResult:
+        """The job has failed for good: torch's table is for the node whose ranks did it."""
+        self._see_it_end()
+        record, left = self._current(), self._coordination.left
+        if left is not None and left.code:
+            self._node.failure_code = left.code
+        failures = record.torch_failures(cause)
+        is_own = (
+            verdict is None or verdict.rank in record.global_ranks or verdict.node == self._coordination.member.place
+        )
+        if verdict is None or verdict.outcome is Outcome.STOPPED or not (is_own and failures):
+            raise JobEndedError(cause.text)
+        return RunResult(state=WorkerState.FAILED, failures=failures)
+
+    def _succeeded(self, verdict: Verdict | None) -> RunResult:
+        record = self._current()
+        decision = Decision(action=Action.FINISH, restarts_left=self._remaining_restarts, reason="")
+        announce.log_end(self._node, record, Outcome.SUCCEEDED, decision, None)
+        self._worker_group.state = WorkerState.SUCCEEDED
+        if self._rounds is not None:
+            self._rounds.wait_for_the_others(self._node, self._exit_barrier)
+        self._see_it_end()
+        text = "" if verdict is None else verdict.text
+        self._node.say(text or lines.run_finished(self._cycles))
+        return RunResult(state=WorkerState.SUCCEEDED, return_values=dict.fromkeys(record.global_ranks))
+
+    def _see_it_end(self) -> None:
+        """None of this node's ranks is left: stay until every node knows how the job has ended."""
+        node, coordination = self._node, self._coordination
+        if coordination.left is None:
+            coordination.ready()
+        node.reactor.run_until(lambda: coordination.left is not None or bool(node.signals.received))
+
+    def _leave_the_others(self, outcome: Outcome, verdict: Verdict | None, stuck: str) -> NoReturn:
+        """A rank asked for this node to be left out, or can't be ended: the others go on, if they are enough."""
+        node, record = self._node, self._current()
+        why = f"{stuck} can't be ended" if stuck else record.request_cause().text
+        self._say_goodbye(Goodbye(why, excluded=True))
+        known = self._known(verdict)
+        decision, cause = left_out(known, stuck, is_alone=self._is_alone)
+        announce.cycle_ended(node, record, outcome, decision, cause)
+        if stuck and self._is_alone:
+            raise JobEndedError(cause.text)
+        raise NodeExcludedError(job_ends=known.left is not None and known.left.code != 0)
+
+    @property
+    def _is_alone(self) -> bool:
+        return self._node.line.max_nodes == 1
+
+    def _say_goodbye(self, goodbye: Goodbye) -> None:
+        self._coordination.goodbye(goodbye, within_s=_GOODBYE_S)
 
     # -- what is heard meanwhile --------------------------------------------------------------------------
 
@@ -334,24 +365,21 @@ class FaultTolerantAgent(LocalElasticAgent):
                 self._inquest.heard(local_rank, message)
             announce.training_again(self._node, self._record)
 
+    def _look_at_ranks(self) -> None:
+        if self._inquest is not None:
+            self._inquest.look()
+
     def _asked(self, request: ReceivedRequest) -> None:
-        node, record, peers = self._node, self._record, self._peers
+        node, record = self._node, self._record
         action = request.action
         announce.log_request(node, request)
         if action is WorkloadAction.Continue or record is None:
             node.say(request.text)
         elif action is WorkloadAction.ShutdownWorkload:
             record.shutdown_request = record.shutdown_request or request
-            if peers is not None:
-                peers.ask_for_shutdown(request.text)
+            self._coordination.shutdown(request.text, request.rank)
         else:
             record.exclude_request = record.exclude_request or request
-            if peers is not None:
-                peers.tell(NodeState.EXCLUDED, lambda: request.text)
-
-    def _cause_may_come(self) -> bool:
-        """A rank hangs, and all ranks are being looked at."""
-        return self._inquest is not None and self._inquest.is_open()
 
     def _check_none_is_stuck(self) -> None:
         """torch's TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT, off unless the user sets it."""
@@ -362,36 +390,3 @@ class FaultTolerantAgent(LocalElasticAgent):
     def _current(self) -> CycleRecord:
         assert self._record is not None
         return self._record
-
-    def _cause(self, outcome: Outcome) -> Cause:
-        received = self._node.signals.received
-        return announce.cause_of(
-            outcome,
-            self._current(),
-            nodes_waiting=self._newcomers.waiting_at_end(),
-            asked_by=received[0].name if received else None,
-            peers=self._peers,
-            min_nodes=self._node.policy.min_nodes,
-            is_common=self._node.policy.is_common,
-        )
-
-    def _succeeded(self, record: CycleRecord, decision: Decision) -> RunResult:
-        announce.log_end(self._node, record, Outcome.SUCCEEDED, decision, None)
-        self._worker_group.state = WorkerState.SUCCEEDED
-        without = None
-        if self._peers is not None and self._node.policy.is_common:
-            self._ends_together = True
-            without = node_lines.succeeded_without(self._peers.view)
-        elif (self._worker_group.group_world_size or 1) > 1:
-            try:
-                self._node.reactor.call_blocking(self._exit_barrier, self._check_wanted)
-            except CutOffError:
-                self._handler.shutdown = lambda: True  # as torch has it: what is done is done
-        self._node.say(without or lines.run_finished(self._accounts.cycles))
-        return RunResult(state=WorkerState.SUCCEEDED, return_values=dict.fromkeys(record.global_ranks))
-
-    def _log_lost(self, error: RendezvousError) -> None:
-        """The other nodes can't be reached any more: that ends the job here; ``job`` says so."""
-        cause = Cause(kind=CauseKind.MEMBERSHIP, text=lines.rendezvous_failed(error))
-        decision = Decision(action=Action.GIVE_UP, restarts_left=self._remaining_restarts, reason="")
-        announce.log_end(self._node, self._current(), Outcome.FAILED, decision, cause)

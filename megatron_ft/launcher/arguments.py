@@ -8,14 +8,13 @@ import shutil
 import signal
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch.distributed import run as torchrun
 from torch.distributed.elastic import events
-from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher.api import LaunchConfig
 
 from megatron_ft.core.config_fields import nearest
@@ -23,7 +22,8 @@ from megatron_ft.core.errors import ConfigError
 from megatron_ft.ipc.ft_options import add_ft_options, with_hint
 from megatron_ft.ipc.resolved_options import ResolvedOptions, read_ft_options
 from megatron_ft.ipc.torchrun_options import DEFAULT_SIGNALS, check_forwarded, parse_signals, term_timeout
-from megatron_ft.launcher import directories, torch_rendezvous
+from megatron_ft.launcher import directories, torch_private
+from megatron_ft.launcher.coordination import meeting_place
 
 __all__ = ["CommandLine", "parse", "torch_launch_config"]
 
@@ -35,6 +35,8 @@ _RUN_PATH = (
 )
 
 _RESTART_GRACE_S = 0.1
+_TELLS = ("rdzv_backend", "node_rank", "master_addr", "master_port")
+"""Options that mean something just by being given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,15 +54,24 @@ class CommandLine:
     restart_grace: float
     """``stop_timeout`` for ranks that are restarted because one of them has failed. Unless the user has said how long,
     it is short: without that rank nothing can be saved together any more, and each second of it is one of the job's."""
+    given: frozenset[str] = frozenset()
+    """Which of rdzv_backend, node_rank, master_addr and master_port the user gave, as an option or a PET_ variable."""
+    node_rank: int | None = None
+    """None if it wasn't given; torchrun's default is 0."""
 
     @property
     def run_id(self) -> str:
         """torchrun's --rdzv-id, made up for a single node."""
         return str(self.namespace.rdzv_id)
 
+    @property
+    def rendezvous_settings(self) -> dict[str, str]:
+        """What --rdzv-conf sets."""
+        return _rendezvous_settings(self.namespace)
+
     def configures_rendezvous(self, *names: str) -> bool:
         """Whether --rdzv-conf sets one of these."""
-        return not _rendezvous_settings(self.namespace).keys().isdisjoint(names)
+        return not self.rendezvous_settings.keys().isdisjoint(names)
 
     @property
     def ranks_are_python(self) -> bool:
@@ -84,19 +95,22 @@ def parse(argv: Sequence[str] | None) -> CommandLine:
         raise ConfigError(with_hint(message, parser))
 
     parser.error = error  # type: ignore[method-assign]
+    defaults = _without_defaults(parser)
     namespace = parser.parse_args(None if argv is None else list(argv))
+    given = frozenset(name for name in _TELLS if getattr(namespace, name) is not None)
+    for name in _TELLS:
+        if name not in given:
+            setattr(namespace, name, defaults[name])
+    node_rank = namespace.node_rank if "node_rank" in given else None
+    if node_rank is not None and node_rank < 0:
+        raise ConfigError(f"--node-rank: {node_rank} is negative")
     options = read_ft_options(namespace)
     min_nodes, max_nodes = _check_sizes(namespace)
     handled = parse_signals(namespace.signals_to_handle)
     check_forwarded(options.forward_signals, handled)
-    _fill_in_rendezvous(namespace, max_nodes)
-    if options.restart_policy != "any-failed" and max_nodes > 1 and namespace.rdzv_backend == "static":
-        raise ConfigError(
-            f"--restart-policy {options.restart_policy} needs a rendezvous that nodes can leave and join: "
-            "add --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT"
-        )
+    _fill_in_rendezvous(namespace, given, max_nodes)
     _check_script(namespace)
-    return CommandLine(
+    line = CommandLine(
         namespace=namespace,
         options=options,
         signals=handled,
@@ -106,7 +120,19 @@ def parse(argv: Sequence[str] | None) -> CommandLine:
         term_timeout=term_timeout(namespace, options),
         stop_timeout=options.workers_stop_timeout,
         restart_grace=options.workers_stop_timeout if options.workers_stop_timeout_was_set else _RESTART_GRACE_S,
+        given=given,
+        node_rank=node_rank,
     )
+    meeting_place.check(line)
+    return line
+
+
+def _without_defaults(parser: argparse.ArgumentParser) -> dict[str, Any]:
+    """Let the parser tell what was given from what wasn't; torchrun's defaults."""
+    names = [name for name in _TELLS if f"PET_{name.upper()}" not in os.environ]
+    defaults = {name: parser.get_default(name) for name in names}
+    parser.set_defaults(**dict.fromkeys(names))
+    return defaults
 
 
 def torch_launch_config(line: CommandLine, *, log_dir: str | None) -> tuple[LaunchConfig, list[str]]:
@@ -181,8 +207,8 @@ def _check_sizes(namespace: argparse.Namespace) -> tuple[int, int]:
     return int(min_nodes), int(max_nodes)
 
 
-def _fill_in_rendezvous(namespace: argparse.Namespace, max_nodes: int) -> None:
-    """What torchrun's ``run`` fills in: a rendezvous of its own for one node that names no place to meet."""
+def _fill_in_rendezvous(namespace: argparse.Namespace, given: Collection[str], max_nodes: int) -> None:
+    """What torchrun's ``run`` fills in, and where it would have nodes meet that aren't told where."""
     names_no_place = (
         namespace.rdzv_backend == "static"
         and not namespace.rdzv_endpoint
@@ -195,21 +221,17 @@ def _fill_in_rendezvous(namespace: argparse.Namespace, max_nodes: int) -> None:
         namespace.rdzv_id = str(uuid.uuid4())
     if namespace.master_port is None:
         namespace.master_port = 29500
-    backends = torch_rendezvous.rendezvous_backends()
+    if namespace.rdzv_backend == "c10d" and _rendezvous_settings(namespace).get("store_type", "").lower() != "file":
+        if not namespace.rdzv_endpoint:
+            by_default = "localhost:0" if max_nodes == 1 else "localhost:29400"
+            master = f"{namespace.master_addr}:{namespace.master_port}"
+            namespace.rdzv_endpoint = by_default if {"master_addr", "master_port"}.isdisjoint(given) else master
+        namespace.node_rank = 0  # torch would warn that it is ignored, and it isn't: see CommandLine.node_rank
+    backends = torch_private.rendezvous_backends()
     if backends and namespace.rdzv_backend not in backends:
         raise ConfigError(
             f"--rdzv-backend: unknown {namespace.rdzv_backend!r}{nearest(namespace.rdzv_backend, backends)}"
         )
-    if namespace.rdzv_backend == "c10d" and _rendezvous_settings(namespace).get("store_type", "").lower() == "file":
-        return  # the endpoint is a path
-    endpoint = namespace.rdzv_endpoint
-    if namespace.rdzv_backend == "static" and not endpoint:
-        endpoint = f"{namespace.master_addr}:{namespace.master_port}"
-    try:
-        parse_rendezvous_endpoint(endpoint, default_port=-1)
-    except ValueError as error:
-        option = "--rdzv-endpoint" if namespace.rdzv_endpoint else "--master-addr, --master-port"
-        raise ConfigError(f"{option}: {error}") from None
 
 
 def _check_script(namespace: argparse.Namespace) -> None:

@@ -1,68 +1,64 @@
-"""A rank was found hung: have all ranks looked at, in bounded time, and find which of them is the cause.
+"""A rank was found hung: have the ranks of this node looked at, in bounded time, and tell the coordinator what is seen.
 
-The monitor that spoke the verdict ends its rank when this is over, or when its own bound is: nobody waits for what
-can't be had. In a job of several nodes that restart together, the first node that finds a rank hung lets all others
-look at theirs, and decides for all. Where nodes decide for themselves (``min-healthy``), ranks that weren't found hung
-may go on living, so nothing is sent to them.
+The coordinator lets all nodes look at theirs, and finds who is the cause. The monitor that spoke the verdict ends its
+rank when the cycle is ended, or when its own bound is over: nobody waits for what can't be had. Where the nodes decide
+for themselves (``min-healthy``, or a rendezvous of torch's), so does this: ranks that weren't found hung may go on
+living, so nothing is sent to them.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 
-from megatron_ft.core.exit_description import (
-    Cause,
-    CauseKind,
-    HangVerdict,
-    RankView,
-    as_verdict,
-    describe_overdue,
-    hang_of_nobody,
-)
-from megatron_ft.core.finding import Finding, find
+from megatron_ft.core.exit_description import HangVerdict
+from megatron_ft.core.job.inquest import blamed
 from megatron_ft.core.last_words import LastWords
 from megatron_ft.core.rank_note import LOOK_S, RankNote
 from megatron_ft.ipc.wire import Message
 from megatron_ft.launcher import crash_evidence
-from megatron_ft.launcher.announce import found_by
+from megatron_ft.launcher.coordination.coordination import Coordination
 from megatron_ft.launcher.cycle_record import CycleRecord
 from megatron_ft.launcher.monitor_reports import hang_verdict
 from megatron_ft.launcher.node import Node
-from megatron_ft.launcher.peers import Peers
 from megatron_ft.launcher.reactor import Timer
 
 __all__ = ["Inquest"]
 
 _LAST_NOTES_S = 0.15
-"""Before the bound is over, what has come of the other nodes has to do."""
-_FINDING_S = 0.5
-"""After the bound, for the finding of the node that decides to arrive."""
+"""Before the bound is over, what has been seen by then is told: it has a way to go."""
 
 
 class Inquest:
-    """Of one cycle on this node. Times are ``time.monotonic`` seconds."""
+    """Of one cycle on this node. Times are ``time.monotonic`` seconds.
 
-    def __init__(self, node: Node, record: CycleRecord, peers: Peers | None) -> None:
+    Args:
+        coordination: whose coordinator decides; None: this node decides, for itself.
+        are_all: no rank of the job is on another node.
+    """
+
+    def __init__(
+        self, node: Node, record: CycleRecord, coordination: Coordination | None, *, are_all: bool = True
+    ) -> None:
         self._node = node
         self._record = record
-        self._peers = None if node.policy.is_common else peers
+        self._coordination = coordination
+        self._are_all = are_all
         self._notes: dict[int, RankNote] = {}
         """By local rank."""
         self._verdict: HangVerdict | None = None
         """The first of this node."""
         self._bound_s: float | None = None
         self._asked: set[int] = set()
-        self._published = False
-        self._over = False
-        self._timers: list[Timer] = []
+        self._is_told = False
+        self._is_over = False
+        self._timer: Timer | None = None
 
     def heard(self, local_rank: int, message: Message) -> None:
         """What a monitor says."""
         if message["type"] not in ("verdict", "evidence") or message.get("cycle") != self._record.cycle:
             return
-        if self._over:
+        if self._is_over:
             self._node.monitors.release()
         elif message["type"] == "evidence":
             note, before = RankNote.from_dict(message["note"]), self._notes.get(local_rank)
@@ -76,114 +72,50 @@ class Inquest:
             self._verdict = self._verdict or verdict
             self._begin(at_s=verdict.at_ns / 1e9, known={local_rank})
 
+    def look(self) -> None:
+        """A rank of another node hangs: look at those of this one."""
+        self._begin(at_s=time.monotonic(), known=set())
+
     def close(self) -> None:
-        """The cycle is being ended: nobody is looked at any more, and who was found hung needn't wait for that.
+        """The cycle is being ended: nobody is looked at any more, and who was found hung needn't wait for that."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._is_over = True
+        self._node.monitors.release()
 
-        Its ranks may be saving something, if that is because somebody asked for it: they are left alone.
-        """
-        for timer in self._timers:
-            timer.cancel()
-        self._end()
-
-    def is_open(self) -> bool:
-        """Whether the cause may still become known, so that the cycle is not yet to be ended."""
-        if self._over:
-            return False
-        if self._peers is not None and self._peers.view.hang is not None and self._bound_s is None:
-            self._begin(at_s=time.monotonic(), known=set())
-        if self._bound_s is not None:
-            self._go_on()
-        return self._bound_s is not None and not self._over
+    @property
+    def is_deciding(self) -> bool:
+        """This node decides, and the cause may still become known: its state isn't told before."""
+        return self._coordination is None and self._bound_s is not None and not self._is_over
 
     def _begin(self, *, at_s: float, known: set[int]) -> None:
         """Have all ranks looked at that nobody has looked at; ``known`` are looked at already."""
-        if self._bound_s is not None or self._over:
+        if self._bound_s is not None or self._is_over:
             return
         self._bound_s = at_s + LOOK_S
-        if self._peers is not None and self._peers.view.hang is None:
-            self._peers.hang_seen()
+        if self._coordination is not None and self._verdict is not None:
+            self._coordination.hang(self._verdict, self._record.reached())
         self._asked = self._alive()
         for local_rank in self._asked - known:
-            passive = self._node.policy.is_common
+            passive = self._node.is_min_healthy
             self._node.monitors.collect(local_rank, passive=passive, deadline_ns=round(self._bound_s * 1e9))
-        for delay_s in (LOOK_S - _LAST_NOTES_S, LOOK_S, LOOK_S + _FINDING_S):
-            self._timers.append(self._node.reactor.call_later(delay_s, self._go_on))
+        self._timer = self._node.reactor.call_later(self._bound_s - _LAST_NOTES_S - time.monotonic(), self._go_on)
         self._go_on()
 
     def _go_on(self) -> None:
-        """Do what can be done by now."""
-        if self._over:
-            self._node.monitors.release()  # of a rank that was found hung later
+        """Tell, or decide, once everything that can be seen is."""
+        if self._bound_s is None or self._is_told:
             return
-        if self._bound_s is None:
+        is_late = time.monotonic() >= self._bound_s - _LAST_NOTES_S
+        if not (is_late or self._asked & self._alive() <= self._notes.keys()):
             return
-        now = time.monotonic()
-        here = self._asked & self._alive() <= self._notes.keys() or now >= self._bound_s - _LAST_NOTES_S
-        if self._peers is None:
-            if here:
-                self._decide(list(self._local()))
-        elif here and not self._published:
-            self._published = True
-            self._peers.publish(json.dumps([note.to_dict() for note in self._local()]))
-        if self._peers is not None and self._published and self._peers.view.hang == self._peers.number:
-            self._peers.gather()
-            self._decide_for_all(now, self._peers)
-        if self._peers is not None and not self._over:
-            self._hear_of_it(now, self._peers)
-
-    def _decide_for_all(self, now: float, peers: Peers) -> None:
-        assert self._bound_s is not None
-        told = peers.notes()
-        others = len(peers.view.nodes) - 1 - len(peers.view.gone - {peers.number})
-        if len(told) < others and now < self._bound_s - _LAST_NOTES_S:
-            return
-        if self._record.found is None:
-            notes = [note for text in told.values() for note in _read(text)]
-            self._record.found = self._cause([*self._local(), *notes], are_all=len(told) == others)
-            if self._record.found is not None:
-                peers.hang_found(self._record.found)
-
-    def _hear_of_it(self, now: float, peers: Peers) -> None:
-        assert self._bound_s is not None
-        found = found_by(peers)
-        if found is not None or now >= self._bound_s + _FINDING_S:
-            # where the others can't be asked: who is seen to wait for them isn't accused
-            self._record.found = found or self._record.found or self._cause(self._local(), are_all=False)
-            self._end()
-
-    def _decide(self, notes: list[RankNote]) -> None:
-        self._record.found = self._cause(notes, are_all=True)
-        self._end()
-
-    def _end(self) -> None:
-        self._over = True
-        if self._peers is not None:
-            self._peers.stop_gathering()
-        self._node.monitors.release()
-
-    def _cause(self, notes: list[RankNote], *, are_all: bool) -> Cause | None:
-        """What the notes come to, in words; None if there are none. ``are_all``: none of the job's is missing."""
-        first = self._verdict
-        if first is None or not any(note.has_stack or note.state for note in notes):
-            return None
-        finding = find(notes, elapsed_s=first.elapsed_s, are_all=are_all)
-        self._node.log.write("finding", cycle=self._record.cycle, **dataclasses.asdict(finding))
-        if finding.rank is None:
-            return hang_of_nobody(first, detail=finding.text)
-        note = next(note for note in notes if note.rank == finding.rank)
-        return self._blamed(finding, note, first)
-
-    def _blamed(self, finding: Finding, note: RankNote, first: HangVerdict) -> Cause:
-        verdict = first if note.rank == first.rank else as_verdict(_view(note, first.at_ns), first)
-        verdict = dataclasses.replace(verdict, stopped=note.is_stopped)
-        several = self._peers is not None and len(self._peers.view.nodes) > 1
-        where = f" ({note.host})" if several and note.host else ""
-        did = "is what the others wait for" if note.gone else describe_overdue(verdict)
-        kind = CauseKind.HANG
-        if note.raised:  # it would be a crash, if only it ended
-            did, kind = f"raised {note.raised}", CauseKind.CRASH
-        text = f"rank {note.rank}{where} {did}"
-        return Cause(kind=kind, text=text, rank=note.rank, iteration=verdict.iteration, detail=finding.text)
+        self._is_told = True
+        notes = self._local()
+        if self._coordination is not None:
+            self._coordination.noticed([note.to_dict() for note in notes])
+        elif self._verdict is not None:
+            self._record.found = blamed(notes, self._verdict, are_all=self._are_all, several=False)
+            self.close()
 
     def _alive(self) -> set[int]:
         """Local ranks whose processes run and whose monitors watch them."""
@@ -207,25 +139,3 @@ class Inquest:
             raised=words.error,
             frame=words.where,
         )
-
-
-def _read(text: str) -> list[RankNote]:
-    """The notes of another node; none if they are of a launcher that speaks otherwise."""
-    try:
-        return [RankNote.from_dict(each) for each in json.loads(text)]
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return []
-
-
-def _view(note: RankNote, at_ns: int) -> RankView:
-    """A note as the view of a rank that some other one's verdict, spoken at ``at_ns``, is turned on."""
-    return RankView(
-        rank=note.rank,
-        local_rank=note.local_rank,
-        stopped=note.is_stopped,
-        iteration=note.iteration,
-        section=note.section,
-        since_ns=at_ns - round(note.open_s * 1e9),
-        timeout_s=note.timeout_s,
-        closing=note.closing,
-    )

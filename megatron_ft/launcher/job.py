@@ -19,7 +19,9 @@ from megatron_ft.ipc.event_log import EventLog
 from megatron_ft.launcher import directories, lines, torch_private
 from megatron_ft.launcher.agent import FaultTolerantAgent
 from megatron_ft.launcher.arguments import CommandLine
-from megatron_ft.launcher.job_errors import JobEndedError, NodeExcludedError, NodeNotNeededError
+from megatron_ft.launcher.coordination import joining
+from megatron_ft.launcher.coordination.meeting_place import Kind, MeetingPlace
+from megatron_ft.launcher.job_errors import JobEndedError, JobLeftError, NodeExcludedError
 from megatron_ft.launcher.node import Node, say
 from megatron_ft.launcher.server_process import ServerProcess
 
@@ -31,6 +33,7 @@ def run(
     config: LaunchConfig,
     command: Sequence[str],
     *,
+    place: MeetingPlace,
     log: EventLog,
     log_dir: str | None,
     server: ServerProcess | None = None,
@@ -50,6 +53,8 @@ def run(
         doubt = directories.doubt_about(log_dir)
         if doubt is not None:
             say(f"warning: {doubt}")
+    if place.note:
+        say(place.note)
     if line.options.observe_only:
         say(lines.OBSERVING_ONLY)
     log.write("config", values=line.options.sources_for_log(), command=list(command))
@@ -57,7 +62,7 @@ def run(
     try:
         node = Node(line, ranks=config.nproc_per_node, log=log, log_dir=log_dir, server=server)
         try:
-            code = _launch(node, config, command)
+            code = _launch(node, place, config, command)
         finally:
             node.close()
     finally:
@@ -66,14 +71,18 @@ def run(
     return code
 
 
-def _launch(node: Node, config: LaunchConfig, command: Sequence[str]) -> int:
+def _launch(node: Node, place: MeetingPlace, config: LaunchConfig, command: Sequence[str]) -> int:
     entrypoint, *arguments = command
     torch_private.say_nothing_of_death_signals()
     try:
-        node.start(command)
-        with torch_private.agent_made_by(functools.partial(FaultTolerantAgent, node=node), node.blocking):
-            # record: an error file of the root cause for a scheduler that asks for one, as torchrun has it
-            record(elastic_launch(config, entrypoint))(*arguments)
+        with joining.joined(node, place, config) as coordination:
+            node.start(command)
+            agent = functools.partial(
+                FaultTolerantAgent, node=node, coordination=coordination, meets_by_torch=place.kind is Kind.TORCH
+            )
+            with torch_private.agent_made_by(agent, node.blocking):
+                # record: an error file of the root cause for a scheduler that asks for one, as torchrun has it
+                record(elastic_launch(config, entrypoint))(*arguments)
     except ChildFailedError as error:
         # torch's table of the failures, without a traceback of ours and with the script's name in its title
         table = str(ChildFailedError(node.line.namespace.training_script, error.failures))
@@ -88,9 +97,9 @@ def _launch(node: Node, config: LaunchConfig, command: Sequence[str]) -> int:
     except NodeExcludedError as error:
         # 0: a scheduler that ends the whole job when one node's task fails would undo what was asked for
         return 1 if error.job_ends else 0
-    except NodeNotNeededError as error:
-        say(f"the job ended without needing this node: {error}")
-        return 0
+    except JobLeftError as error:
+        say(str(error) if error.code else lines.job_went_on(str(error)))
+        return error.code
     except ConfigError:
         raise
     except FaultToleranceError as error:
@@ -98,5 +107,10 @@ def _launch(node: Node, config: LaunchConfig, command: Sequence[str]) -> int:
         return 1
     except RendezvousError as error:
         say(lines.rendezvous_failed(error))
+        return 1
+    except (
+        OSError
+    ) as error:  # a full disk, no descriptor left: the machine's trouble, of which a traceback tells nothing
+        say(f"the launcher failed: {lines.in_one_line(error)}")
         return 1
     return 0

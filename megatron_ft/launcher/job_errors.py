@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from megatron_ft.core.errors import FaultToleranceError
 
-__all__ = ["JobEndedError", "NodeExcludedError", "NodeNotNeededError"]
+__all__ = ["CycleOverError", "JobEndedError", "JobLeftError", "NodeExcludedError"]
 
 
 class JobEndedError(FaultToleranceError):
     """The job ends, and no failure of this node's ranks is why: a rank asked for it, or other nodes failed."""
 
 
-class NodeNotNeededError(FaultToleranceError):
-    """The job ended without ever needing this node."""
+class CycleOverError(FaultToleranceError):
+    """The cycle has ended before the ranks of this node were started."""
+
+
+class JobLeftError(FaultToleranceError):
+    """The job has ended, or goes on, without this node: with the launcher's exit code, and why."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
 
 
 class NodeExcludedError(FaultToleranceError):

@@ -31,6 +31,8 @@ __all__ = [
     "forked_at",
     "forwarded",
     "fresh_interpreters",
+    "in_one_line",
+    "job_went_on",
     "killing_at_once",
     "monitor_replaced",
     "no_more_fork_servers",
@@ -46,9 +48,9 @@ __all__ = [
     "shut_down_between",
     "stopped",
     "stuck",
+    "taken_for_lost",
     "training_again",
     "unfit",
-    "unfit_for_good",
     "user_mistake",
 ]
 
@@ -112,11 +114,6 @@ def unfit(ended: str, last_line: str, *, retry_s: float) -> str:
 def fit_again(failures: int) -> str:
     """It joins after all."""
     return f"the health check of this node is good again after {_count(failures, 'failure')}: it joins"
-
-
-def unfit_for_good(seconds: float) -> str:
-    """Nobody is left who could do without this node."""
-    return f"the health check of this node fails, and no node has been there for {seconds:g} s: giving up"
 
 
 def fresh_interpreters(reason: str) -> str:
@@ -237,6 +234,21 @@ def paused(pid: int) -> str:
 def resumed(pid: int, pause_s: float) -> str:
     """The judgement of hangs goes on."""
     return f"resumed by process {pid} after {pause_s:.1f} s, which count for no rank"
+
+
+def taken_for_lost() -> str:
+    """The others gave this node up: for the place of the cause."""
+    return "the other nodes took this one for lost, and go on without it"
+
+
+def job_went_on(text: str) -> str:
+    """The job has ended, and this launcher's ranks had no part in its end."""
+    return f"the job ended without needing this node: {text or 'others ran it to its end'}"
+
+
+def in_one_line(error: BaseException) -> str:
+    """An error that nobody foresaw."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
 
 
 def rendezvous_failed(error: BaseException) -> str:

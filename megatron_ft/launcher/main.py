@@ -123,6 +123,7 @@ def _run(argv: Sequence[str] | None, server: ServerProcess | None) -> int:
     # torch takes a second to import
     from megatron_ft.ipc.event_log import EventLog, NullEventLog
     from megatron_ft.launcher import arguments, directories, job, torch_private
+    from megatron_ft.launcher.coordination.meeting_place import meeting_place
 
     line = arguments.parse(argv)
     missing = torch_private.missing_essentials()
@@ -137,6 +138,7 @@ def _run(argv: Sequence[str] | None, server: ServerProcess | None) -> int:
     except OSError as error:
         line.options.warnings.append(f"no logs are written: {error}")
     try:
+        place = meeting_place(line, os.environ)
         config, command = arguments.torch_launch_config(line, log_dir=log_dir)
     except ConfigError:
         if line.options.log_dir is None and log_dir is not None:
@@ -145,4 +147,4 @@ def _run(argv: Sequence[str] | None, server: ServerProcess | None) -> int:
     if log_dir is not None:
         log = EventLog.open(log_dir, role="launcher", run_id=line.run_id, max_bytes=line.options.log_max_bytes)
     with contextlib.closing(log):
-        return job.run(line, config, command, log=log, log_dir=log_dir, server=server)
+        return job.run(line, config, command, place=place, log=log, log_dir=log_dir, server=server)

@@ -15,7 +15,6 @@ from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.moderation import Moderation
 from megatron_ft.core.printable import printable
 from megatron_ft.core.rank_note import LOOK_S
-from megatron_ft.core.restart_policy import AnyFailed, MinHealthy, RestartPolicy
 from megatron_ft.ipc.event_log import EventLog
 from megatron_ft.ipc.prctl import become_subreaper
 from megatron_ft.ipc.processes import send_signal, would_end_by
@@ -65,12 +64,8 @@ class Node:
         """None: no logs are written."""
         self.line = line
         self.say = say
-        policy = MinHealthy if line.options.restart_policy == "min-healthy" else AnyFailed
-        self.policy: RestartPolicy = policy(
-            max_restarts=line.namespace.max_restarts,
-            min_nodes=line.min_nodes,
-            max_stalled=line.options.max_no_progress_cycles,
-        )
+        self.is_min_healthy = line.options.restart_policy == "min-healthy"
+        """Ranks of a node go on when others of it have failed."""
         self.workers: dict[int, Worker] = {}
         """Those of the cycle that runs, by local rank."""
         self.ranks_ended_well = False
@@ -79,6 +74,8 @@ class Node:
         """Of a cycle that is being replaced: when that it failed was noticed, and when its ranks were gone."""
         self.failure_code = 1
         """The launcher's exit code if the job fails for good."""
+        self.coordinator_pids: Callable[[], set[int]] = set
+        """Of a coordinator that this launcher has started."""
         self._told_stop = False
         self._told_run_dir = False
         self._orphans = descendants.Orphans()
@@ -262,7 +259,7 @@ class Node:
         if not self.monitors.watches(local_rank, cycle):
             return False
         deadline_ns = time.monotonic_ns() + round(LOOK_S * 1e9)
-        self.monitors.collect(local_rank, passive=self.policy.is_common and not ends, deadline_ns=deadline_ns)
+        self.monitors.collect(local_rank, passive=self.is_min_healthy and not ends, deadline_ns=deadline_ns)
         return True
 
     def _ordered(self, order: str, pid: int) -> bool:
@@ -317,4 +314,4 @@ class Node:
         ranks = {worker.pid for worker in self.workers.values() if not worker.reaped}
         servers = set() if self.forking is None else self.forking.pids()
         checks = set() if self.health is None else self.health.pids()
-        return ranks | self.monitors.pids() | servers | checks
+        return ranks | self.monitors.pids() | servers | checks | self.coordinator_pids()

@@ -58,6 +58,11 @@ class Reactor:
         """Call back each time ``fd`` is readable, until ``unwatch``."""
         self._selector.register(fd, selectors.EVENT_READ, (priority, callback))
 
+    def watch_room(self, fd: int, wanted: bool) -> None:
+        """Call back also each time the watched ``fd`` takes bytes, or has failed to connect; or no more."""
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if wanted else 0)
+        self._selector.modify(fd, events, self._selector.get_key(fd).data)
+
     def unwatch(self, fd: int) -> None:
         """Forget ``fd``; call it before the descriptor is closed. Unknown ones are passed over."""
         try:

@@ -80,6 +80,8 @@ class StaticRounds(RendezvousHandler):
         self._store: Any = None
         self._ranks_store: Any = None
         self._missing = list(range(1, self._nodes))
+        self.number = -1
+        """Of the last round, from 0."""
 
     def waits_for(self) -> str:
         """For whom the round waits, as far as this node knows."""
@@ -115,6 +117,7 @@ class StaticRounds(RendezvousHandler):
             number, port = self._call_roll() if self._rank == 0 else self._answer()
         except RuntimeError as error:  # torch's for stores, whatever it is
             raise RendezvousConnectionError("The connection to the rendezvous has failed.") from error
+        self.number = number - 1
         store = PrefixStore(f"{_PREFIX}/{self._run_id}/{number}", self._store)
         return RendezvousInfo(store, self._rank, self._nodes, RendezvousStoreInfo(self._address, port))
 

@@ -1,7 +1,5 @@
 """Every place where the launcher touches names that torch keeps to itself, with what is done where they differ.
 
-Those of the rendezvous are in ``torch_rendezvous``.
-
 Written for torch 2.13. ``missing_essentials`` says what the launcher can't do without; everything else falls
 back to torch's own behaviour with one warning.
 """
@@ -22,6 +20,7 @@ import torch.distributed.elastic.agent.server.local_elastic_agent as _local_elas
 import torch.distributed.launcher.api as _launcher_api
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import PContext
+from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.launcher import static_rounds
@@ -30,6 +29,7 @@ __all__ = [
     "agent_made_by",
     "missing_essentials",
     "numa_bound_command",
+    "rendezvous_backends",
     "say_nothing_of_death_signals",
     "shut_down_agent",
     "start_tail_logs",
@@ -118,6 +118,11 @@ class _PatientRegistry:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._registry, name)
+
+
+def rendezvous_backends() -> list[str]:
+    """Names that ``--rdzv-backend`` may have; empty where this torch doesn't tell."""
+    return list(getattr(rendezvous_handler_registry, "_registry", ()))
 
 
 def say_nothing_of_death_signals() -> None:

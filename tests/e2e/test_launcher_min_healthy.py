@@ -9,8 +9,8 @@ import time
 from collections.abc import Sequence
 
 import pytest
-
 from megatron_ft.launcher.job_log import LOST_AFTER_WHEN_OVER_S
+
 from tests.support.launching import START_S, Finished, Launched, Launcher, launcher, wait_until
 from tests.support.nodes import meeting_place, nodes_waiting, rendezvous_settings, wait_for_all
 

@@ -14,6 +14,7 @@ from megatron_ft.core.exit_description import Cause, CauseKind, HangVerdict
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.codec import parse, to_message
+from megatron_ft.core.job.coordinator import Coordinator
 from megatron_ft.core.job.forming import Forming
 from megatron_ft.core.job.lobby import Node, choose
 from megatron_ft.core.job.member import CUT_OFF_S, Identity, Member
@@ -372,6 +373,39 @@ def test_what_is_sent_is_what_arrives(message: Any) -> None:
 def test_what_is_no_message_is_refused(message: dict[str, Any]) -> None:
     with pytest.raises(ProtocolError):
         parse(message)
+
+
+def answers(machine: Coordinator, effects: list[edge.CoordinatorEffect]) -> list[edge.CoordinatorEffect]:
+    """Take part as launchers do, until there is nothing to say; what was asked for at last."""
+    while True:
+        said: list[edge.Heard] = []
+        for effect in effects:
+            if isinstance(effect, edge.Send) and isinstance(effect.message, m.Lead):
+                said += [edge.Heard(link, m.Follow(effect.message.term)) for link in effect.links]
+            elif isinstance(effect, edge.Send) and isinstance(effect.message, m.Propose):
+                said += [edge.Heard(link, m.Accept(effect.message.ballot, "store:1")) for link in effect.links]
+        if not said:
+            return effects
+        effects = [effect for event in said for effect in machine.handle(event, 0.0)] + machine.settle(0.0)
+
+
+def test_the_node_of_a_launcher_whose_own_coordinator_outlives_it_is_lost_at_once() -> None:
+    rules = m.Rules(min_nodes=2, max_nodes=3, max_restarts=3)
+    for breaks_first in (False, True):
+        machine = Coordinator("c", founds=True, now_s=0.0)
+        for link, name in enumerate("abc"):
+            machine.handle(edge.Heard(link, m.Hello("job", rules, name, 1, name, owns=name == "a")), 0.0)
+            machine.handle(edge.Heard(link, m.Ready()), 0.0)
+        begun = answers(machine, machine.settle(0.0))
+        assert any(isinstance(effect, edge.Decided) for effect in begun)
+        if breaks_first:
+            machine.handle(edge.Broken(0), 0.0)
+            assert not any(isinstance(effect, edge.Judged) for effect in machine.settle(0.0))  # it may come back
+        machine.orphaned()
+        effects = machine.settle(0.0)
+        assert (edge.Drop(0) in effects) is not breaks_first
+        (verdict,) = [effect.verdict for effect in effects if isinstance(effect, edge.Judged)]
+        assert (verdict.node, "its launcher has ended" in verdict.text) == (0, True)
 
 
 def shake_hands(ours: bytes | None, theirs: bytes | None) -> bool:

@@ -65,7 +65,7 @@ def mistake(capfd: pytest.CaptureFixture[str], script: Path, argv: Sequence[str]
         (["--signals-to-handle=SIGKILL"], ["SIGKILL"]),
         (["--shutdown-timeout=-5"], ["--shutdown-timeout", "-5"]),
         (["--no-python", "-m"], ["--no-python", "--module"]),
-        (["--restart-policy=min-healthy", "--nnodes=2"], ["min-healthy", "c10d"]),
+        (["--restart-policy=min-healthy", "--nnodes=2", "--rdzv-backend=static"], ["min-healthy", "c10d"]),
         (["--restart-policy=sometimes"], ["sometimes", "any-failed"]),
         (["--ft-param-rank_section_timeouts=setup:abc"], ["rank_section_timeouts", "abc"]),
         (["--ft-param-rank_heartbeat_timeout=-1"], ["rank_heartbeat_timeout", "-1"]),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -60,6 +63,34 @@ def test_number_that_was_given_away_meanwhile_is_not_served(reactor: Reactor, re
     assert served == []
     reactor.run_once(1)
     assert "old" not in served
+
+
+def test_a_descriptor_with_room_is_served_only_while_room_is_wanted(reactor: Reactor) -> None:
+    near, far = socket.socketpair()
+    with near, far:
+        near.setblocking(False)
+        served: list[str] = []
+        reactor.watch(near.fileno(), lambda: served.append("served"))
+        reactor.run_once(0.01)
+        assert served == []
+        reactor.watch_room(near.fileno(), True)
+        reactor.run_once(1)
+        assert served == ["served"]
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                near.send(bytes(1 << 16))
+        reactor.run_once(0.01)
+        assert served == ["served"]
+        far.send(b"x")  # what can be read is still heard of
+        reactor.run_once(1)
+        assert served == ["served"] * 2
+        near.recv(1)
+        reactor.watch_room(near.fileno(), False)
+        while far in select.select([far], [], [], 0.01)[0]:
+            far.recv(1 << 20)
+        reactor.run_once(0.01)
+        assert served == ["served"] * 2
+        reactor.unwatch(near.fileno())
 
 
 def test_timers_in_order_and_cancelled(reactor: Reactor) -> None:

@@ -1,8 +1,8 @@
-"""When a cycle is over and what follows, from counts and history alone."""
+"""When a cycle is over and what follows, from counts alone."""
 
 from __future__ import annotations
 
-import dataclasses
+from collections import Counter
 
 import pytest
 from hypothesis import given
@@ -12,7 +12,7 @@ from megatron_ft.core.restart_policy import (
     Action,
     AnyFailed,
     CycleEnd,
-    GroupView,
+    Decision,
     MinHealthy,
     NodeState,
     Outcome,
@@ -22,8 +22,13 @@ from megatron_ft.core.restart_policy import (
 S, F, X, M = Outcome.SUCCEEDED, Outcome.FAILED, Outcome.STOPPED, Outcome.MEMBERSHIP
 
 
-def history(*outcomes: Outcome) -> list[CycleEnd]:
-    return [CycleEnd(cycle=number, outcome=outcome) for number, outcome in enumerate(outcomes)]
+def decide(policy: RestartPolicy, *outcomes: Outcome) -> list[Decision]:
+    """What follows from each cycle; restarts are counted as the coordinator does, from one to the next."""
+    decisions, used = [], 0
+    for number, outcome in enumerate(outcomes):
+        decisions.append(policy.decide(CycleEnd(cycle=number, outcome=outcome, restarts_before=used)))
+        used += outcome is F
+    return decisions
 
 
 @pytest.mark.parametrize(
@@ -46,61 +51,21 @@ def history(*outcomes: Outcome) -> list[CycleEnd]:
     ],
 )
 def test_any_failed(max_restarts: int, outcomes: tuple[Outcome, ...], action: Action, left: int) -> None:
-    decision = AnyFailed(max_restarts).decide(history(*outcomes))
+    decision = decide(AnyFailed(max_restarts), *outcomes)[-1]
     assert (decision.action, decision.restarts_left) == (action, left)
     assert bool(decision.reason) == (action is Action.GIVE_UP)
 
 
-@pytest.mark.parametrize("policy", [AnyFailed(1), MinHealthy(1, 1)])
-@pytest.mark.parametrize(
-    ("end", "follows", "leaves"),
-    [
-        (CycleEnd(cycle=0, outcome=F, stuck="process 7"), "process 7 can't be ended, this node leaves the job", True),
-        (CycleEnd(cycle=0, outcome=M, stuck="process 7"), "process 7 can't be ended, this node leaves the job", True),
-        (CycleEnd(cycle=0, outcome=F, stuck="process 7", nodes_left=0), "process 7 can't be ended, giving up", False),
-        # what ends anyway ends as ever
-        (CycleEnd(cycle=0, outcome=F, stuck="process 7", restarts_before=1), "no restarts left, giving up", False),
-        (CycleEnd(cycle=0, outcome=X, stuck="process 7"), "not restarting", False),
-        (CycleEnd(cycle=0, outcome=S, stuck="process 7"), "", False),
-    ],
-)
-def test_a_node_with_a_stuck_process_never_restarts(
-    policy: RestartPolicy, end: CycleEnd, follows: str, leaves: bool
-) -> None:
-    decision = policy.decide([end])
-    assert decision.action is (Action.FINISH if end.outcome is S else Action.GIVE_UP)
-    assert (decision.reason, decision.leaves) == (follows, leaves)
-
-
 @given(st.integers(0, 5), st.lists(st.sampled_from([F, M]), min_size=1, max_size=20))
 def test_restarts_are_never_more_than_allowed(max_restarts: int, outcomes: list[Outcome]) -> None:
-    policy, restarts, ends = AnyFailed(max_restarts), 0, history(*outcomes)
-    for length in range(1, len(ends) + 1):
-        decision = policy.decide(ends[:length])
+    restarts = 0
+    for outcome, decision in zip(outcomes, decide(AnyFailed(max_restarts), *outcomes), strict=True):
         assert 0 <= decision.restarts_left <= max_restarts
         if decision.action is Action.GIVE_UP:
             assert restarts == max_restarts
             break
-        restarts += ends[length - 1].outcome is F
+        restarts += outcome is F
     assert restarts <= max_restarts
-
-
-@pytest.mark.parametrize(
-    ("view", "outcome"),
-    [
-        (GroupView(running=2, succeeded=0, failed=0), None),
-        (GroupView(running=1, succeeded=1, failed=0), None),
-        (GroupView(running=0, succeeded=2, failed=0), S),
-        (GroupView(running=1, succeeded=0, failed=1), F),
-        (GroupView(running=0, succeeded=1, failed=1), F),
-        (GroupView(running=2, succeeded=0, failed=0, nodes_waiting=1), M),
-        # our own failure is told as such, and a finished group isn't started again for a newcomer
-        (GroupView(running=1, succeeded=0, failed=1, nodes_waiting=1), F),
-        (GroupView(running=0, succeeded=2, failed=0, nodes_waiting=1), S),
-    ],
-)
-def test_any_failed_judges(view: GroupView, outcome: Outcome | None) -> None:
-    assert AnyFailed(3).judge(view) is outcome
 
 
 HEALTHY, DONE, BAD, LOST, OUT = (
@@ -136,14 +101,14 @@ HEALTHY, DONE, BAD, LOST, OUT = (
     ],
 )
 def test_min_healthy_judges_nodes(min_nodes: int, nodes: tuple[NodeState, ...], outcome: Outcome | None) -> None:
-    assert MinHealthy(3, min_nodes).judge_nodes(nodes) is outcome
+    assert MinHealthy(3, min_nodes).judge(Counter(nodes)) is outcome
 
 
 @given(st.integers(1, 5), st.lists(st.sampled_from(NodeState), min_size=1, max_size=8))
 def test_min_healthy_succeeds_only_with_enough_and_never_goes_on_with_too_few(
     min_nodes: int, nodes: list[NodeState]
 ) -> None:
-    outcome = MinHealthy(3, min_nodes).judge_nodes(nodes)
+    outcome = MinHealthy(3, min_nodes).judge(Counter(nodes))
     assert (outcome is F) == (nodes.count(HEALTHY) + nodes.count(DONE) < min_nodes)
     if outcome is S:
         assert nodes.count(DONE) >= min_nodes
@@ -161,40 +126,10 @@ def test_min_healthy_succeeds_only_with_enough_and_never_goes_on_with_too_few(
     ],
 )
 def test_any_failed_judges_nodes(nodes: tuple[NodeState, ...], outcome: Outcome | None) -> None:
-    assert AnyFailed(3).judge_nodes(nodes) is outcome
+    assert AnyFailed(3).judge(Counter(nodes)) is outcome
 
 
-@pytest.mark.parametrize(
-    ("before", "outcomes", "action", "left"),
-    [
-        (2, (F,), Action.RESTART, 0),  # a launcher that came late
-        (3, (F,), Action.GIVE_UP, 0),
-        (1, (F, F), Action.RESTART, 1),
-        (0, (F, F), Action.RESTART, 1),  # the others couldn't be told of the first one
-        (2, (F, M), Action.RESTART, 1),
-    ],
-)
-def test_any_failed_counts_for_the_job(before: int, outcomes: tuple[Outcome, ...], action: Action, left: int) -> None:
-    *earlier, last = history(*outcomes)
-    decision = AnyFailed(3).decide([*earlier, dataclasses.replace(last, restarts_before=before)])
-    assert (decision.action, decision.restarts_left) == (action, left)
-
-
-@pytest.mark.parametrize(
-    ("view", "outcome"),
-    [
-        (GroupView(running=2, succeeded=0, failed=0), None),
-        (GroupView(running=1, succeeded=1, failed=0), None),
-        (GroupView(running=1, succeeded=0, failed=1), F),
-        (GroupView(running=0, succeeded=2, failed=0), S),
-        # arrivals don't disturb
-        (GroupView(running=2, succeeded=0, failed=0, nodes_waiting=1), None),
-    ],
-)
-def test_min_healthy_judges_a_single_node(view: GroupView, outcome: Outcome | None) -> None:
-    assert MinHealthy(3, 1).judge(view) is outcome
-
-
+@pytest.mark.parametrize("policy", [AnyFailed, MinHealthy])
 @pytest.mark.parametrize(
     ("max_restarts", "before", "outcome", "action", "left"),
     [
@@ -208,10 +143,15 @@ def test_min_healthy_judges_a_single_node(view: GroupView, outcome: Outcome | No
         (1, 0, X, Action.GIVE_UP, 1),
     ],
 )
-def test_min_healthy_counts_for_the_job(
-    max_restarts: int, before: int, outcome: Outcome, action: Action, left: int
+def test_restarts_are_counted_for_the_job(
+    policy: type[AnyFailed | MinHealthy],
+    max_restarts: int,
+    before: int,
+    outcome: Outcome,
+    action: Action,
+    left: int,
 ) -> None:
-    decision = MinHealthy(max_restarts, 2).decide([CycleEnd(cycle=7, outcome=outcome, restarts_before=before)])
+    decision = policy(max_restarts, 2).decide(CycleEnd(cycle=7, outcome=outcome, restarts_before=before))
     assert (decision.action, decision.restarts_left) == (action, left)
 
 
@@ -232,5 +172,5 @@ def test_min_healthy_counts_for_the_job(
     ],
 )
 def test_nodes_that_leave(policy: RestartPolicy, outcome: Outcome, left: int, action: Action, reason: str) -> None:
-    decision = policy.decide([CycleEnd(cycle=0, outcome=outcome, nodes_left=left)])
+    decision = policy.decide(CycleEnd(cycle=0, outcome=outcome, nodes_left=left))
     assert (decision.action, decision.reason) == (action, reason)

@@ -72,6 +72,11 @@ class Coordinator:
         return self._council.leads
 
     @property
+    def is_over(self) -> bool:
+        """Whether the job has ended, and it only stays to say so."""
+        return self._over_s is not None
+
+    @property
     def connections(self) -> int:
         """So many launchers are connected."""
         return len(self._links)
@@ -170,6 +175,8 @@ class Coordinator:
             if cycle.hang(place, message, asked=asked, now_s=self._now_s):
                 links = [link for p in asked if (link := seated[p]) is not None]
                 self._out.append(Send(links, m.Collect(message.cycle)))
+        elif isinstance(message, m.Regroup) and message.cycle == cycle.decision.cycle:
+            cycle.regroup = message.text
         elif isinstance(message, m.Notes) and message.cycle == cycle.decision.cycle:
             cycle.noted(place, message)
 
@@ -270,6 +277,13 @@ class Coordinator:
     def orphaned(self) -> None:
         """The launcher that has started this coordinator has ended: it stays as long as others need it."""
         self._is_orphan = self.needs_settling = True
+        for node in self._nodes.values():
+            if not node.owns:
+                continue
+            if node.link is not None:
+                self._out.append(Drop(node.link))
+                self._gone(node, silent=False)
+            node.gone_s = self._now_s - GRACE_S  # it doesn't come back
 
     def _look_for_lost(self) -> None:
         limit_s = lost_s(len(self._nodes))
@@ -291,7 +305,8 @@ class Coordinator:
             if not self._council.leads:
                 cycle.missing(node.place, self._now_s)
                 continue
-            cycle.lose(node.place, lines.silent(limit_s) if node.silent else lines.LAUNCHER_ENDED)
+            silent_s = self._now_s - node.heard_s
+            cycle.lose(node.place, lines.silent(silent_s) if node.silent else lines.LAUNCHER_ENDED)
             self._rounds.lost_s = self._now_s
 
     def _took_over(self) -> None:

@@ -37,6 +37,8 @@ class Cycle:
     is_news: bool = False
     """One launcher has told how it ended, and the others may not have heard it."""
     shutdown: tuple[int | None, str] | None = None
+    regroup: str = ""
+    """Why the cycle is to be ended without a failure; empty if it isn't."""
     decided_by: int | None = None
     inquest: Inquest | None = None
     lost: int = 0
@@ -99,7 +101,7 @@ class Cycle:
             self._counts[report.state] += 1
             self._changes.append(place)
             self.lost += report.state in (NodeState.LOST, NodeState.EXCLUDED)
-            judged = None if self._judged is not None else self.rules.policy.judge_counts(self._counts)
+            judged = None if self._judged is not None else self.rules.policy.judge(self._counts)
             if judged is not None:
                 self._judged = judged, place
 
@@ -205,7 +207,7 @@ class Cycle:
             self.seats[self.inquest.asker].change(replace(hung, rank=self.inquest.first.rank))
         elif self._judged is not None:
             self.outcome, self.decided_by = self._judged
-        elif joining:
+        elif joining or self.regroup:
             self.outcome, self._joining = Outcome.MEMBERSHIP, joining
         elif self._farewell_s is not None:
             self._farewells(now_s)
@@ -278,12 +280,12 @@ class Cycle:
             found=found if self.outcome is Outcome.FAILED else None,
             shutdown=self.shutdown,
             nodes_left=nodes_left,
-            joining=self._joining,
+            joining=self.regroup or lines.nodes_waiting(self._joining),
         )
 
     def _farewells(self, now_s: float) -> None:
         states = Counter(NodeState.SUCCEEDED if seat.has_finished else seat.state for seat in self.seats)
-        if self.rules.policy.judge_counts(states) is Outcome.SUCCEEDED:
+        if self.rules.policy.judge(states) is Outcome.SUCCEEDED:
             self.outcome = Outcome.SUCCEEDED
         elif now_s < (self._farewell_s or 0.0):
             self._wake(self._farewell_s or 0.0)

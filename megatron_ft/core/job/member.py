@@ -339,6 +339,10 @@ class Member:
         self.standing = replace(self.standing, shutdown=text)
         return self._say(m.Shutdown(text, rank), now_s)
 
+    def regroup(self, text: str, now_s: float) -> list[edge.MemberEffect]:
+        """Nodes wait to join at a rendezvous that isn't the coordinator's."""
+        return self._say(m.Regroup(self.standing.cycle, text), now_s)
+
     def goodbye(self, goodbye: m.Goodbye, within_s: float, now_s: float) -> list[edge.MemberEffect]:
         """This node leaves; ``Leave`` comes within that time."""
         self._pass_time(now_s)

@@ -34,6 +34,7 @@ __all__ = [
     "Phase",
     "Propose",
     "Ready",
+    "Regroup",
     "Report",
     "Shutdown",
     "Rules",
@@ -260,6 +261,14 @@ class Shutdown:
 
 
 @dataclass(frozen=True, slots=True)
+class Regroup:
+    """The cycle is to end, which costs no restart: nodes wait to join at a rendezvous that isn't the coordinator's."""
+
+    cycle: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Goodbye:
     """This node leaves, and never comes back. It waits for its ``Dismiss``.
 
@@ -365,5 +374,7 @@ class Dismiss:
     text: str = ""
 
 
-FromMember = Hello | Follow | Newer | Accept | Report | Ready | Aside | Hang | Notes | Shutdown | Goodbye | Beat
+FromMember = (
+    Hello | Follow | Newer | Accept | Report | Ready | Aside | Hang | Notes | Shutdown | Regroup | Goodbye | Beat
+)
 ToMember = Lead | Wait | Propose | Commit | End | Verdict | Collect | Tell | Elsewhere | Dismiss | Beat

@@ -59,10 +59,10 @@ def verdict_on(
     found: Cause | None,
     shutdown: tuple[int | None, str] | None,
     nodes_left: int,
-    joining: int,
+    joining: str,
 ) -> Verdict:
     """``decided_by`` is the place of the node whose report was the one that ended the cycle, ``shutdown`` who asked for
-    the end of the job and in which words; ``restarts`` were used before, ``joining`` nodes are wanted in addition.
+    the end of the job and in which words; ``restarts`` were used before, ``joining`` says which nodes want to join.
     """
     excluded = any(seat.state is NodeState.EXCLUDED for seat in seats)
     end = CycleEnd(
@@ -72,7 +72,7 @@ def verdict_on(
         nodes_left=nodes_left if excluded else None,
         stalled=stalled,
     )
-    decision = rules.policy.decide([end])
+    decision = rules.policy.decide(end)
     code = 0 if decision.action is Action.FINISH else rules.no_progress_code if decision.no_progress else 1
     cause, node, names_nodes = _cause(rules, seats, outcome, decided_by, found, shutdown, joining)
     return Verdict(
@@ -102,7 +102,7 @@ def _cause(
     decided_by: int | None,
     found: Cause | None,
     shutdown: tuple[int | None, str] | None,
-    joining: int,
+    joining: str,
 ) -> tuple[Cause, int | None, bool]:
     """Why, the place of the node whose fault it was, and whether the words name the nodes they are about."""
     if outcome is Outcome.STOPPED and shutdown is not None:
@@ -114,7 +114,7 @@ def _cause(
     if outcome is Outcome.MEMBERSHIP:
         left = [(place, seat) for place, seat in enumerate(seats) if seat.state is NodeState.EXCLUDED]
         told = lines.listed(lines.leaves(place, seat.name, seat.report.text) for place, seat in left)
-        text = told or lines.nodes_waiting(joining)
+        text = told or joining
         return Cause(kind=CauseKind.MEMBERSHIP, text=text), left[0][0] if left else None, True
     if rules.min_healthy and len(seats) > 1:
         good = sum(seat.state in GOOD for seat in seats)

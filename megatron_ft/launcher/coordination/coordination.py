@@ -1,0 +1,215 @@
+"""What this launcher and the coordinator agree on: the member's machine with its clock, its connection, its effects.
+
+The agent says how the node stands (``ready``, ``report``, ``goodbye`` ...) and reads what was decided: ``begun``,
+``end``, ``verdict``, ``left``. Everything happens on the launcher's loop; nothing here waits.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from megatron_ft.core.advance import Reached
+from megatron_ft.core.exit_description import HangVerdict
+from megatron_ft.core.job import edge
+from megatron_ft.core.job import messages as m
+from megatron_ft.core.job.member import Identity, Member
+from megatron_ft.core.job.roll import Held
+from megatron_ft.core.restart_policy import NodeState
+from megatron_ft.launcher.coordination.transport import Listener, Transport
+from megatron_ft.launcher.reactor import Reactor, Timer
+
+__all__ = ["Coordination"]
+
+_REFUSED = 2
+"""The exit code of a launcher that the job doesn't take: its options, its secret or its version are others."""
+
+
+class Coordination:
+    """One launcher's, for the whole job.
+
+    Args:
+        transport: makes the connection, given who hears of it.
+        open_store: opens the store in which the ranks of a cycle meet; the address that other nodes reach it at.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        *,
+        transport: Callable[[Listener], Transport],
+        open_store: Callable[[], str],
+        reactor: Reactor,
+        say: Callable[[str], None],
+    ) -> None:
+        self.member = Member(identity, now_s=time.monotonic(), chance=random.Random())
+        self.begun: Held | None = None
+        """The last cycle that this node has a place in."""
+        self.end: m.End | None = None
+        """Of that cycle; None as long as it goes on."""
+        self.verdict: m.Verdict | None = None
+        """Why that cycle ended; None as long as it isn't known."""
+        self.left: edge.Leave | None = None
+        """This launcher's job is over."""
+        self.on_collect: Callable[[], None] = lambda: None
+        """A rank hangs somewhere in the job: the ranks of this node are to be looked at."""
+        self._open_store = open_store
+        self._reactor = reactor
+        self._say = say
+        self._timer: Timer | None = None
+        self._told: m.Report | None = None
+        self._effects: deque[edge.MemberEffect] = deque()
+        self._is_busy = False
+        self._transport = transport(self)
+
+    def start(self) -> None:
+        """Look for the coordinator."""
+        self._do(self.member.tick(time.monotonic()))
+
+    def close(self) -> None:
+        """Send what is unsent, and say nothing more."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._transport.close()
+
+    @property
+    def next_cycle(self) -> int:
+        """The number of the cycle that would begin now."""
+        decided = self.member.memory.decided
+        return 0 if decided is None else decided.decision.cycle + 1
+
+    # -- what the agent says ----------------------------------------------------------------------------------
+
+    def ready(self) -> None:
+        """This node would take part in the next cycle, or none of its ranks is left at the job's end."""
+        self._do(self.member.ready(time.monotonic()))
+
+    def aside(self, text: str) -> None:
+        """This node isn't fit: the others are to do without it."""
+        self._do(self.member.aside(text, time.monotonic()))
+
+    def report(self, state: NodeState, why: Callable[[], m.Report]) -> None:
+        """The state of this node in the running cycle; told once, and again if it no longer follows from another's."""
+        told = self._told
+        if told is not None and told.state is state and not told.follows:
+            return
+        report = why()
+        if told is None or (told.state, told.follows) != (report.state, report.follows):
+            self._told = report
+            self._do(self.member.report(report, time.monotonic()))
+
+    @property
+    def told(self) -> m.Report | None:
+        """What this node has reported of the cycle."""
+        return self._told
+
+    def hang(self, verdict: HangVerdict, reached: Reached | None) -> None:
+        """A rank of this node was found hung."""
+        self._do(self.member.hang(verdict, reached, time.monotonic()))
+
+    def noticed(self, notes: Sequence[dict[str, Any]]) -> None:
+        """What the ranks of this node do."""
+        self._do(self.member.noticed(notes, time.monotonic()))
+
+    def shutdown(self, text: str, rank: int | None) -> None:
+        """A rank of this node asks for the end of the job."""
+        self._do(self.member.shutdown(text, rank, time.monotonic()))
+
+    def regroup(self, text: str) -> None:
+        """Nodes wait at torch's own rendezvous: the cycle is to end, which costs no restart."""
+        self._do(self.member.regroup(text, time.monotonic()))
+
+    def goodbye(self, goodbye: m.Goodbye, *, within_s: float) -> None:
+        """This node leaves the job: ``left`` is set at the latest after that time."""
+        if self.left is None:
+            self._do(self.member.goodbye(goodbye, within_s, time.monotonic()))
+            self._reactor.run_until(lambda: self.left is not None, deadline_s=time.monotonic() + within_s)
+
+    # -- what the connection says -----------------------------------------------------------------------------
+
+    def opened(self) -> None:
+        """It is there."""
+        self._do(self.member.opened(time.monotonic()))
+
+    def failed(self) -> None:
+        """It can't be had."""
+        self._do(self.member.failed(time.monotonic()))
+
+    def broken(self, *, silent: bool = False) -> None:
+        """It has ended; for a member it is the same whether anything was heard of that."""
+        del silent
+        self._do(self.member.broken(time.monotonic()))
+
+    def refused(self, text: str) -> None:
+        """The other end isn't this job's coordinator, or doesn't let this launcher in.
+
+        A launcher that has had a part in the job goes on looking: another job may have the port of a lost coordinator.
+        """
+        if self.member.memory.decided is None:
+            self._leave(edge.Leave(_REFUSED, text))
+        else:
+            self.failed()
+
+    def gave_up(self, text: str) -> None:
+        """This launcher can't keep a coordinator alive; where the job begins, there is none then."""
+        self.member.owns("")
+        if self.member.memory.decided is None and self.member.identity.address == self.member.identity.endpoints[0]:
+            self._leave(edge.Leave(1, text))
+        else:
+            self._say(text)
+
+    def heard(self, message: m.ToMember) -> None:
+        """The coordinator has said something."""
+        self._do(self.member.heard(message, time.monotonic()))
+
+    # -- what follows -----------------------------------------------------------------------------------------
+
+    def _do(self, effects: Iterable[edge.MemberEffect]) -> None:
+        """Effects of effects come after those that were due before."""
+        self._effects.extend(effects)
+        if self._is_busy:
+            return
+        self._is_busy = True
+        try:
+            while self._effects and self.left is None:
+                self._bring_about(self._effects.popleft())
+        finally:
+            self._is_busy = False
+        if self._timer is not None:
+            self._timer.cancel()
+        if self.left is None:
+            self._timer = self._reactor.call_later(self.member.alarm_s - time.monotonic(), self._tick)
+
+    def _tick(self) -> None:
+        self._do(self.member.tick(time.monotonic()))
+
+    def _bring_about(self, effect: edge.MemberEffect) -> None:
+        match effect:
+            case edge.Connect(address):
+                self._transport.connect(address)
+            case edge.Disconnect():
+                self._transport.disconnect()
+            case edge.Transmit(message):
+                self._transport.transmit(message)
+            case edge.OpenStore(held):
+                self._effects.extend(self.member.store_opened(held, self._open_store(), time.monotonic()))
+            case edge.Begin(held):
+                self.begun, self.end, self.verdict, self._told = held, None, None, None
+            case edge.EndRanks(end):
+                self.end = end
+            case edge.Conclude(verdict):
+                if self.begun is not None and verdict.cycle == self.begun.decision.cycle:
+                    self.verdict = verdict
+            case edge.LookAtRanks():
+                self.on_collect()
+            case edge.Say(text):
+                self._say(text)
+            case edge.Leave():
+                self._leave(effect)
+
+    def _leave(self, leave: edge.Leave) -> None:
+        if self.left is None:
+            self.left = leave

@@ -1,0 +1,124 @@
+"""The launcher takes its part in the control plane of its job, and gives it back at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import uuid
+from collections.abc import Iterator
+
+from torch.distributed.launcher.api import LaunchConfig
+
+from megatron_ft.core.job.member import Identity
+from megatron_ft.ipc.secret import read_secret
+from megatron_ft.ipc.tcp import parse_address
+from megatron_ft.launcher.coordination import rendezvous
+from megatron_ft.launcher.coordination.coordination import Coordination
+from megatron_ft.launcher.coordination.endpoint import listen_anywhere, take_endpoint
+from megatron_ft.launcher.coordination.host import Host
+from megatron_ft.launcher.coordination.meeting_place import Kind, MeetingPlace
+from megatron_ft.launcher.coordination.rank_store import RankStore, own_host
+from megatron_ft.launcher.coordination.sockets import Sockets
+from megatron_ft.launcher.coordination.transport import InProcess
+from megatron_ft.launcher.node import Node
+
+__all__ = ["joined"]
+
+_HERE = "this process"
+"""The address of a coordinator that is one."""
+
+
+@contextlib.contextmanager
+def joined(node: Node, place: MeetingPlace, config: LaunchConfig) -> Iterator[Coordination]:
+    """Be a member of the job, and have torch's agent meet by what the coordinator decides.
+
+    Raises:
+        ConfigError: the secret or the endpoint can't be used.
+    """
+    endpoint = place.endpoints[0] if place.endpoints else ""
+    store = RankStore(local_addr=config.local_addr, endpoint=endpoint, address=place.ranks_store)
+    host = None
+    if place.kind is Kind.COORDINATED:
+        coordination, host = _with_others(node, place, store, config.local_addr)
+    else:
+        coordination = _alone(node, place, store if place.kind is Kind.ALONE else None)
+    if place.kind is not Kind.TORCH:
+        rendezvous.register(config, coordination=coordination, store=store)
+    coordination.start()
+    try:
+        yield coordination
+    finally:
+        store.close()
+        coordination.close()
+        if host is not None:
+            host.close()
+
+
+def _alone(node: Node, place: MeetingPlace, store: RankStore | None) -> Coordination:
+    coordination = Coordination(
+        _identity(place, _HERE, (_HERE,)),
+        transport=lambda listener: InProcess(node.reactor, listener),
+        open_store=(lambda: "") if store is None else store.open,
+        reactor=node.reactor,
+        say=node.say,
+    )
+    coordination.member.owns(_HERE)
+    return coordination
+
+
+def _with_others(
+    node: Node, place: MeetingPlace, store: RankStore, local_addr: str | None
+) -> tuple[Coordination, Host]:
+    secret = read_secret(os.environ)
+    listener, name, is_founder = node.blocking(lambda: _socket(place, local_addr))
+    host = Host(
+        node.reactor,
+        listener,
+        name,
+        founds=is_founder,
+        secret=secret,
+        environ=os.environ,
+        led_at=lambda: coordination.member.led_at,
+        say=node.say,
+        gave_up=lambda text: coordination.gave_up(text),
+    )
+    coordination = Coordination(
+        _identity(place, host.address, place.endpoints),
+        transport=lambda listener: Sockets(node.reactor, secret, listener),
+        open_store=store.open,
+        reactor=node.reactor,
+        say=node.say,
+    )
+
+    node.coordinator_pids = host.pids
+    coordination.member.owns(host.address)
+    host.start()
+    return coordination, host
+
+
+def _socket(place: MeetingPlace, local_addr: str | None) -> tuple[socket.socket, str, bool]:
+    """Where this launcher's coordinator listens, by which name others know its host, and whether the job begins there.
+
+    May wait for the one that has the port. Of several launchers on one machine, the first has it.
+    """
+    if place.here is not None:
+        name, port = parse_address(place.endpoints[place.here])
+        listener = take_endpoint(name, port)
+        if listener is not None:
+            return listener, name, place.is_founder
+    first, _ = parse_address(place.endpoints[0])
+    listener = listen_anywhere(first)
+    return listener, own_host(local_addr, place.endpoints[0]), False
+
+
+def _identity(place: MeetingPlace, address: str, endpoints: tuple[str, ...]) -> Identity:
+    return Identity(
+        job=place.job,
+        rules=place.rules,
+        instance=uuid.uuid4().hex,
+        name=socket.gethostname(),
+        address=address,
+        endpoints=endpoints,
+        rank=place.rank,
+    )

@@ -1,0 +1,295 @@
+"""Where the nodes of a job meet, and by which rules: from the command line and the environment. Pure, but for names
+that are looked up in `is_this_machine`.
+"""
+
+from __future__ import annotations
+
+import enum
+import ipaddress
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+
+from megatron_ft.core.errors import ConfigError
+from megatron_ft.core.job.messages import Rules
+from megatron_ft.ipc.tcp import format_address
+from megatron_ft.launcher.coordination import scheduler
+
+if TYPE_CHECKING:
+    from megatron_ft.launcher.arguments import CommandLine
+
+__all__ = ["Kind", "MeetingPlace", "check", "is_loopback", "is_this_machine", "meeting_place"]
+
+TRY_AGAIN_CODE = 94
+_PORT = 29500
+_C10D_PORT = 29400
+"""torch's own for ``--rdzv-backend c10d``."""
+_MOST_CANDIDATES = 8
+_YES, _NO = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
+_NO_EFFECT = ("close_timeout", "heartbeat_timeout", "keep_alive_interval", "keep_alive_max_attempt", "read_timeout")
+
+
+class Kind(enum.Enum):
+    """How the nodes of a job meet."""
+
+    ALONE = "alone"
+    """There is one."""
+    COORDINATED = "coordinated"
+    """At the coordinator."""
+    TORCH = "torch"
+    """Through a rendezvous of torch, or of another package."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeetingPlace:
+    """Where and how this launcher meets the others of its job."""
+
+    kind: Kind
+    job: str
+    """What tells this job from all others: no secret."""
+    rules: Rules
+    """Of the whole job if it is coordinated; else of this node alone, which then coordinates only itself."""
+    endpoints: tuple[str, ...] = ()
+    """``host:port`` each, of a coordinated job: it is founded at the first, the others are candidates after it."""
+    here: int | None = None
+    """Which of the endpoints is on this machine; None if none is. Of several launchers there, one gets the port."""
+    rank: int | None = None
+    """The rank of this launcher, which orders the nodes, if anybody said it."""
+    rank_source: str = ""
+    """Who said it: an option or a variable."""
+    ranks_store: str = ""
+    """``host:port`` where the ranks of a job of one node meet, if the user named it; else any free port will do."""
+    note: str = ""
+    """A line to say at the start; empty if there is nothing to say."""
+
+    @property
+    def is_founder(self) -> bool:
+        """Whether the job is founded on this machine."""
+        return self.here == 0
+
+
+def check(line: CommandLine) -> None:
+    """Find the user's mistakes, without looking up names.
+
+    Raises:
+        ConfigError: one was found.
+    """
+    kind = _kind(line)
+    if kind is Kind.COORDINATED:
+        _endpoints(line)
+    elif kind is Kind.ALONE:
+        _named_store(line)
+    elif line.namespace.rdzv_backend != "c10d":  # torch's c10d meets in a file: the endpoint is a path
+        _endpoints(line, takes_list=False)
+    _rules(line)
+    _is_host(line.rendezvous_settings)
+
+
+def meeting_place(
+    line: CommandLine, environ: Mapping[str, str], *, is_local: Callable[[str], bool] | None = None
+) -> MeetingPlace:
+    """What they add up to. Name lookups may take as long as the name server does.
+
+    Args:
+        is_local: in place of `is_this_machine`.
+
+    Raises:
+        ConfigError: a mistake of the user.
+    """
+    kind, rules, job = _kind(line), _rules(line), _job(line, environ)
+    if kind is not Kind.COORDINATED:
+        store = _named_store(line) if kind is Kind.ALONE else ""
+        return MeetingPlace(kind=kind, job=job, rules=rules, ranks_store=store, note=_limits(line, kind))
+    given = _endpoints(line)
+    here = _here([host for host, _ in given], line, is_local or is_this_machine)
+    endpoints = [format_address(*each) for each in given]
+    if not is_loopback(given[0][0]):
+        own = scheduler.own_names(environ, socket.gethostname())
+        for host in scheduler.hosts(environ, _MOST_CANDIDATES):
+            address = format_address(host, given[0][1])
+            if address not in endpoints and len(endpoints) < _MOST_CANDIDATES:
+                endpoints.append(address)
+                if here is None and host in own:
+                    here = len(endpoints) - 1
+    rank, source = _rank(line, environ)
+    return MeetingPlace(
+        kind=kind,
+        job=job,
+        rules=rules,
+        endpoints=tuple(endpoints),
+        here=here,
+        rank=rank,
+        rank_source=source,
+        note=_without_effect(line),
+    )
+
+
+def _kind(line: CommandLine) -> Kind:
+    namespace, several = line.namespace, line.max_nodes > 1
+    if namespace.standalone:
+        return Kind.ALONE
+    if namespace.rdzv_backend == "static":
+        if not several:
+            return Kind.ALONE
+        return Kind.TORCH if "rdzv_backend" in line.given else Kind.COORDINATED
+    if namespace.rdzv_backend != "c10d":
+        return Kind.TORCH
+    store_type = line.rendezvous_settings.get("store_type", "tcp").lower()
+    if store_type not in ("tcp", "file"):
+        raise ConfigError(f"--rdzv-conf: store_type={store_type}: must be tcp or file")
+    if store_type == "file":
+        return Kind.TORCH
+    if several:
+        return Kind.COORDINATED
+    return Kind.COORDINATED if _endpoints(line)[0][1] != 0 else Kind.ALONE
+
+
+def _endpoints(line: CommandLine, *, takes_list: bool = True) -> list[tuple[str, int]]:
+    """Hosts and ports; the first one's port is that of all later ones that name none."""
+    namespace = line.namespace
+    option, text = "--rdzv-endpoint", namespace.rdzv_endpoint
+    if not text:
+        option, text = "--master-addr, --master-port", f"{namespace.master_addr}:{namespace.master_port}"
+    default_port = _C10D_PORT if namespace.rdzv_backend == "c10d" else _PORT
+    found: list[tuple[str, int]] = []
+    for word in text.split(",") if takes_list else (text,):
+        if not word.strip():
+            raise ConfigError(f"{option}: {text!r} has an empty host")
+        try:
+            found.append(parse_rendezvous_endpoint(word, found[0][1] if found else default_port))
+        except ValueError as error:
+            raise ConfigError(f"{option}: {error}") from None
+        if found[-1][1] == 0 and line.max_nodes > 1:
+            raise ConfigError(
+                f"{option} {word.strip()}: with port 0 only this machine would know the port, and there may be "
+                f"{line.max_nodes} nodes: name it, as in {found[-1][0]}:{_PORT}"
+            )
+    return list(dict.fromkeys(found))
+
+
+def _named_store(line: CommandLine) -> str:
+    namespace = line.namespace
+    if namespace.standalone or namespace.rdzv_backend != "static":
+        return ""
+    endpoint = _endpoints(line)[0]
+    return format_address(*endpoint) if endpoint[1] else ""
+
+
+def _here(hosts: Sequence[str], line: CommandLine, is_local: Callable[[str], bool]) -> int | None:
+    is_host = _is_host(line.rendezvous_settings)
+    if is_host:
+        return 0
+    first = 0 if is_host is None else 1
+    distinct = list(dict.fromkeys(hosts))
+    return next((hosts.index(host) for host in distinct[first:] if is_local(host)), None)
+
+
+def _is_host(settings: Mapping[str, str]) -> bool | None:
+    value = settings.get("is_host", "").lower()
+    if value and value not in (*_YES, *_NO):
+        raise ConfigError(f"--rdzv-conf: is_host={value}: must be true or false")
+    return value in _YES if value else None
+
+
+def _rank(line: CommandLine, environ: Mapping[str, str]) -> tuple[int | None, str]:
+    rank = line.node_rank
+    if rank is None:
+        return scheduler.rank(environ, min_nodes=line.min_nodes, max_nodes=line.max_nodes)
+    return rank, "PET_NODE_RANK" if environ.get("PET_NODE_RANK") == str(rank) else "--node-rank"
+
+
+def _job(line: CommandLine, environ: Mapping[str, str]) -> str:
+    """Arguments and directories may differ between the nodes of a job; what they run, and for whom, doesn't."""
+    script = os.path.basename(str(line.namespace.training_script))
+    return "/".join([line.run_id, str(os.getuid()), environ.get("SLURM_JOB_ID", ""), script])
+
+
+def _rules(line: CommandLine) -> Rules:
+    options, settings = line.options, line.rendezvous_settings
+    kind, is_min_healthy = _kind(line), options.restart_policy == "min-healthy"
+    if kind is Kind.TORCH and is_min_healthy and line.max_nodes > 1:
+        raise ConfigError(
+            f"--restart-policy {options.restart_policy} needs a rendezvous that nodes can leave and join: "
+            "add --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT"
+        )
+    if kind is Kind.ALONE and line.min_nodes > 1:
+        raise ConfigError(f"--standalone is for one node, and --nnodes asks for {line.min_nodes}")
+    is_alone = kind is not Kind.COORDINATED
+    join_s = _seconds(settings, "join_timeout")
+    if join_s is None:
+        join_s = _seconds(settings, "timeout")  # the static rendezvous' word for it
+    rules = Rules(
+        min_nodes=1 if is_alone else line.min_nodes,
+        max_nodes=1 if is_alone else line.max_nodes,
+        min_healthy=is_min_healthy,
+        max_restarts=line.namespace.max_restarts,
+        max_stalled=options.max_no_progress_cycles,
+        at_once=options.scale_up_at_once,
+        last_call_s=_seconds(settings, "last_call_timeout"),
+        no_progress_code=options.no_restart_exit_code,
+        try_again_code=TRY_AGAIN_CODE,
+    )
+    return rules if join_s is None else replace(rules, join_timeout_s=join_s)
+
+
+def _seconds(settings: Mapping[str, str], name: str) -> float | None:
+    text = settings.get(name)
+    if text is None:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < 1e9:  # false for nan too
+        raise ConfigError(f"--rdzv-conf: {name}={text}: must be a number of seconds greater than 0")
+    return seconds
+
+
+def _limits(line: CommandLine, kind: Kind) -> str:
+    if kind is Kind.ALONE or line.max_nodes == 1:
+        return ""
+    return (
+        f"nodes meet through torch's {line.namespace.rdzv_backend} rendezvous: there are no spare nodes, each node "
+        "counts restarts for itself, and the job ends if the host of the store is lost "
+        "(--rdzv-backend c10d --rdzv-endpoint HOST:PORT has none of these limits)"
+    )
+
+
+def _without_effect(line: CommandLine) -> str:
+    named = [name for name in _NO_EFFECT if name in line.rendezvous_settings]
+    return f"--rdzv-conf: {', '.join(named)} has no effect: torch's rendezvous isn't used" if named else ""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether this name or address is any machine's own."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def is_this_machine(host: str) -> bool:
+    """Whether a name or address is this machine's, as far as its name server and network interfaces know."""
+    if is_loopback(host) or host == socket.gethostname():
+        return True
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
+    except (OSError, UnicodeError):
+        return host == socket.getfqdn()  # others may know it by a name that isn't known here
+    return any(_is_own_address(family, address) for family, _, _, _, address in found)
+
+
+def _is_own_address(family: int, address: tuple[Any, ...]) -> bool:
+    """The kernel reaches its own addresses from the same address. Nothing is sent."""
+    if is_loopback(address[0]):
+        return True
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as sock:
+            sock.connect((address[0], 9, *address[2:]))
+            return bool(sock.getsockname()[0] == address[0])
+    except OSError:
+        return False

@@ -1,0 +1,120 @@
+"""The store in which the ranks of one cycle meet: torch's TCPStore, in the launcher at place 0, fresh for each cycle.
+
+Ranks that find the last cycle's words in it would try addresses of dead ranks.
+"""
+
+from __future__ import annotations
+
+import socket
+from datetime import timedelta
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from megatron_ft.core.errors import FaultToleranceError
+from megatron_ft.core.printable import printable
+from megatron_ft.ipc.tcp import format_address, parse_address
+from megatron_ft.launcher.coordination.meeting_place import is_loopback
+
+__all__ = ["RankStore", "RankStoreError", "own_host"]
+
+_HERE = "127.0.0.1"
+_CONNECT_S = 30.0
+_WAIT_S = 300.0
+"""So long this launcher waits in it for what another one is to write: torch's own default."""
+
+
+class RankStoreError(FaultToleranceError):
+    """The store of the ranks can't be opened or reached."""
+
+
+def own_host(local_addr: str | None, endpoint: str) -> str:
+    """The name or address by which ranks of other nodes reach this machine. May wait for a name server.
+
+    Args:
+        local_addr: of ``--local-addr``: the user knows best.
+        endpoint: where the job meets; empty if it has one node.
+
+    It is the address from which this machine reaches the endpoint, which others needn't look up. Where that tells
+    nothing, it is the name that this host has for itself, as torchrun has it.
+    """
+    if local_addr:
+        return local_addr
+    if not endpoint or is_loopback(parse_address(endpoint)[0]):
+        return _HERE
+    address = _address_towards(*parse_address(endpoint))
+    # %: an address that only means something together with an interface of this machine
+    return socket.getfqdn() if address is None or is_loopback(address) or "%" in address else address
+
+
+def _address_towards(host: str, port: int) -> str | None:
+    """The own end of what would be sent there; nothing is. None if there is no way."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as sock:
+            sock.connect(address)
+            return str(sock.getsockname()[0])
+    except (OSError, UnicodeError):
+        return None
+
+
+class RankStore:
+    """One launcher's part in it: the server at place 0, a client elsewhere.
+
+    ``close`` may be called while another thread waits in ``connect`` or in what it returned: at place 0 that wait ends
+    with an error.
+    """
+
+    def __init__(self, *, local_addr: str | None, endpoint: str, address: str = "") -> None:
+        """See ``own_host``, which is called once, here.
+
+        Args:
+            address: ``host:port`` where the user wants it, in a job of one node; empty if he has named none.
+        """
+        self._host, self._port = parse_address(address) if address else (own_host(local_addr, endpoint), 0)
+        self._server: TCPStore | None = None
+        self._address = ""
+
+    def open(self) -> str:
+        """Open a fresh server in place of the last one; the address at which others reach it. Waits for nobody.
+
+        Raises:
+            RankStoreError: the port isn't free.
+        """
+        self.close()
+        try:
+            self._server = self._open(_HERE, self._port, is_server=True)
+        except (RuntimeError, ValueError, OSError) as error:
+            where = f"port {self._port}" if self._port else "any port"
+            raise RankStoreError(f"the store for the ranks can't listen on {where}: {_first_line(error)}") from error
+        self._address = format_address(self._host, self._server.port)
+        return self._address
+
+    def connect(self, address: str) -> TCPStore:
+        """A client of the server at ``address``. May wait for half a minute.
+
+        It doesn't keep a server of this launcher alive, however long it is kept itself.
+
+        Raises:
+            RankStoreError: the server can't be reached.
+        """
+        host, port = parse_address(address)
+        try:
+            client = self._open(_HERE if address == self._address else host, port, is_server=False)
+        except (RuntimeError, ValueError, OSError) as error:
+            raise RankStoreError(
+                f"the store for the ranks, {address}, can't be reached: {_first_line(error)}"
+            ) from error
+        client.set_timeout(timedelta(seconds=_WAIT_S))
+        return client
+
+    def close(self) -> None:
+        """End the server, if there is one, and give its port back. Clients get errors from then on."""
+        self._server, self._address = None, ""
+
+    def _open(self, host: str, port: int, *, is_server: bool) -> TCPStore:
+        timeout = timedelta(seconds=_CONNECT_S)
+        return TCPStore(host, port, is_master=is_server, timeout=timeout, wait_for_workers=False)
+
+
+def _first_line(error: Exception) -> str:
+    return printable(str(error).partition("\n")[0])  # C++ frames follow

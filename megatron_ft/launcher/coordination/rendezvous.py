@@ -1,0 +1,106 @@
+"""torch's side of the coordination: a rendezvous that hands out what was decided elsewhere.
+
+Who meets, in which places, and when is the coordinator's work; torch's agent asks here for the cycle that has begun.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from torch.distributed.elastic.rendezvous import (
+    RendezvousConnectionError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+    rendezvous_handler_registry,
+)
+from torch.distributed.launcher.api import LaunchConfig
+
+from megatron_ft.core.job.roll import Held
+from megatron_ft.ipc.tcp import parse_address
+from megatron_ft.launcher.coordination.rank_store import RankStore, RankStoreError
+
+__all__ = ["BACKEND", "Begun", "CoordinatedRendezvous", "register"]
+
+BACKEND = "megatron_ft"
+
+
+class Begun(Protocol):
+    """Who knows what was decided."""
+
+    @property
+    def begun(self) -> Held | None:
+        """The cycle that has begun last, as this node has it."""
+
+
+class CoordinatedRendezvous(RendezvousHandler):
+    """Of one launcher."""
+
+    def __init__(self, coordination: Begun, store: RankStore, run_id: str) -> None:
+        self._coordination = coordination
+        self._store = store
+        self._run_id = run_id
+
+    @property
+    def use_agent_store(self) -> bool:
+        """The ranks meet in a store of a launcher: none of them opens one."""
+        return True
+
+    def get_backend(self) -> str:
+        """By this name torch asks for it."""
+        return BACKEND
+
+    def get_run_id(self) -> str:
+        """torchrun's --rdzv-id."""
+        return self._run_id
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """The cycle that has begun. Waits for nobody, but for a connection to its store.
+
+        Raises:
+            RendezvousConnectionError: that can't be had.
+        """
+        held = self._coordination.begun
+        assert held is not None, "no cycle has begun"
+        assert held.place is not None, "this node has no place in the cycle"
+        try:
+            store = self._store.connect(held.store)
+        except RankStoreError as error:
+            raise RendezvousConnectionError(str(error)) from error
+        return RendezvousInfo(store, held.place, held.decision.world, RendezvousStoreInfo(*parse_address(held.store)))
+
+    def is_closed(self) -> bool:
+        """Never: the coordinator ends jobs."""
+        return False
+
+    def set_closed(self) -> None:
+        """Nothing to do."""
+
+    def num_nodes_waiting(self) -> int:
+        """None that torch would have to see to."""
+        return 0
+
+    def shutdown(self) -> bool:
+        """Nothing to do: the launcher closes what it has opened."""
+        return True
+
+
+_make: list[Callable[[RendezvousParameters], RendezvousHandler]] = []
+"""That of the last registration."""
+
+
+def register(config: LaunchConfig, *, coordination: Begun, store: RankStore) -> None:
+    """Have the job that is launched with ``config`` meet by what ``coordination`` knows.
+
+    torch has one registry for the whole process, in which a name can't be given to another: what is registered is
+    ``_create``, which makes what was asked for last.
+    """
+    _make[:] = [lambda parameters: CoordinatedRendezvous(coordination, store, parameters.run_id)]
+    rendezvous_handler_registry.register(BACKEND, _create)
+    config.rdzv_backend = BACKEND
+
+
+def _create(parameters: RendezvousParameters) -> RendezvousHandler:
+    return _make[0](parameters)

@@ -1,0 +1,215 @@
+"""The connection to a coordinator on another host, or in another process of this one: TCP, on the launcher's loop."""
+
+from __future__ import annotations
+
+import functools
+import select
+import socket
+import time
+from collections.abc import Callable
+
+from megatron_ft.core.errors import ProtocolError
+from megatron_ft.core.job.codec import parse, to_message
+from megatron_ft.core.job.messages import FromMember
+from megatron_ft.ipc import tcp
+from megatron_ft.ipc.secret import Asked, SecretError
+from megatron_ft.ipc.wire import PROTOCOL_VERSION, VersionError, decode, encode
+from megatron_ft.launcher.coordination.lookups import Lookups
+from megatron_ft.launcher.coordination.transport import Listener
+from megatron_ft.launcher.reactor import Reactor, Timer
+
+__all__ = ["Sockets"]
+
+
+class Sockets:
+    """TCP. A name that has to be looked up, and every try to connect, costs the loop nothing."""
+
+    def __init__(self, reactor: Reactor, secret: bytes | None, listener: Listener) -> None:
+        self._reactor = reactor
+        self._secret = secret
+        self._listener = listener
+        self._lookups = Lookups(reactor, self._looked_up)
+        self._address = ""
+        """Where it is connected, or connecting; empty if nowhere."""
+        self._targets: list[tcp.Target] = []
+        """Addresses of that host that are still to be tried."""
+        self._peer: tcp.Peer | None = None
+        self._asked: Asked | None = None
+        """None until the connection is there."""
+        self._waits_for_room = False
+        self._soon: Timer | None = None
+
+    # -- what is asked for ------------------------------------------------------------------------------------
+
+    def connect(self, address: str) -> None:
+        """As in `Transport`."""
+        self.disconnect()
+        self._address = address
+        try:
+            host, port = tcp.parse_address(address)
+        except ProtocolError:
+            self._say_soon(self._fail)
+            return
+        try:
+            self._targets = tcp.look_up(host, port, is_number=True)
+        except OSError:
+            self._lookups.start(address, host, port)
+            return
+        self._try_next()
+
+    def disconnect(self) -> None:
+        """As in `Transport`."""
+        if self._soon is not None:
+            self._soon.cancel()
+        self._address, self._targets, self._soon = "", [], None
+        self._drop_peer()
+
+    def transmit(self, message: FromMember) -> None:
+        """As in `Transport`."""
+        if self._peer is not None and self._asked is not None and self._asked.is_done:
+            self._send(encode(to_message(message)))
+
+    def close(self, within_s: float = 0.5) -> None:
+        """As in `Transport`."""
+        peer = self._peer
+        if peer is not None and self._asked is not None:
+            _flush_within(peer, within_s)
+        self.disconnect()
+        self._lookups.close()
+
+    # -- connecting -------------------------------------------------------------------------------------------
+
+    def _looked_up(self, address: str, targets: list[tcp.Target]) -> None:
+        if address == self._address and self._peer is None and self._soon is None:
+            self._targets = targets
+            self._try_next()
+
+    def _try_next(self) -> None:
+        while self._targets:
+            try:
+                self._peer = tcp.begin(self._targets.pop(0))
+            except OSError:
+                continue
+            self._reactor.watch(self._peer.fileno(), self._served)
+            self._reactor.watch_room(self._peer.fileno(), True)
+            self._waits_for_room = True
+            return
+        self._say_soon(self._fail)
+
+    def _fail(self) -> None:
+        self.disconnect()
+        self._listener.failed()
+
+    def _say_soon(self, callback: Callable[[], None]) -> None:
+        if self._soon is None:
+            self._soon = self._reactor.call_later(0.0, callback)
+
+    def _served(self) -> None:
+        """The socket can be read, has room, or has failed."""
+        peer = self._peer
+        assert peer is not None
+        if self._asked is None:
+            if _has_failed(peer.sock):
+                self._drop_peer()
+                self._try_next()
+                return
+            self._connected()
+        if self._peer is peer:
+            self._send(b"")
+            self._read(peer)
+
+    def _connected(self) -> None:
+        self._asked = Asked(self._secret)
+        first = self._asked.first()
+        if first is not None:
+            self._send(encode(first))
+        else:
+            self._listener.opened()
+
+    # -- connected --------------------------------------------------------------------------------------------
+
+    def _send(self, data: bytes) -> None:
+        peer = self._peer
+        assert peer is not None
+        peer.write(data)
+        waits = not peer.flush() and peer.is_open
+        if waits is not self._waits_for_room:
+            self._waits_for_room = waits
+            self._reactor.watch_room(peer.fileno(), waits)
+        if not peer.is_open:
+            self._say_soon(functools.partial(self._ended, peer))
+
+    def _read(self, peer: tcp.Peer) -> None:
+        try:
+            for body in peer.read_bodies():
+                self._heard(body)
+                if self._peer is not peer:
+                    return
+        except VersionError as error:
+            ours = f"this launcher version {PROTOCOL_VERSION}: all nodes need the same megatron_ft"
+            self._refuse(f"speaks version {error.theirs} of the protocol, {ours}")
+            return
+        except SecretError as error:
+            self._refuse(str(error))
+            return
+        except ProtocolError:
+            peer.is_open = False  # it is no coordinator
+        if not peer.is_open:
+            self._ended(peer)
+
+    def _heard(self, body: bytes) -> None:
+        asked, message = self._asked, decode(body)
+        assert asked is not None
+        if asked.is_done and message["type"] != "challenge":
+            self._listener.heard(parse(message))
+            return
+        answer = asked.answer(message)
+        if answer is not None:
+            self._send(encode(answer))
+        if asked.is_done:
+            self._listener.opened()
+
+    def _ended(self, peer: tcp.Peer) -> None:
+        if peer is not self._peer:
+            return
+        is_silent = peer.is_silent
+        self.disconnect()
+        self._listener.broken(silent=is_silent)
+
+    def _refuse(self, text: str) -> None:
+        address = self._address
+        self.disconnect()
+        self._listener.refused(f"the coordinator at {address} {text}")
+
+    def _drop_peer(self) -> None:
+        peer, self._peer, self._asked, self._waits_for_room = self._peer, None, None, False
+        if peer is not None:
+            self._reactor.unwatch(peer.fileno())
+            peer.flush()
+            peer.close()
+
+
+def _has_failed(sock: socket.socket) -> bool:
+    """Whether a connection that was being made hasn't come about."""
+    try:
+        if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            return True
+        # where nobody listens, a socket may by chance get the very port that it connects to, and hear itself
+        return bool(sock.getpeername() == sock.getsockname())
+    except OSError:
+        return True
+
+
+def _flush_within(peer: tcp.Peer, within_s: float) -> None:
+    """Have what is unsent sent, in bounded time."""
+    until_s = time.monotonic() + within_s
+    poller = select.poll()
+    poller.register(peer.fileno(), select.POLLOUT)
+    while not peer.flush() and peer.is_open and (left_s := until_s - time.monotonic()) > 0:
+        poller.poll(left_s * 1000)
+    try:
+        peer.sock.shutdown(socket.SHUT_WR)
+        while peer.sock.recv(1 << 16):
+            pass  # to close with something unread would drop what the other end hasn't got yet
+    except OSError:
+        pass  # nothing more is there to read, or the connection has ended

@@ -1,0 +1,68 @@
+"""A launcher's connection to a coordinator, as a test uses it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from megatron_ft.core.job import messages as m
+from megatron_ft.launcher.coordination.sockets import Sockets
+from megatron_ft.launcher.coordination.transport import Transport
+from megatron_ft.launcher.reactor import Reactor
+
+__all__ = ["BOUND_S", "Ear", "connect", "sockets", "until"]
+
+BOUND_S = 20.0
+
+
+class Ear:
+    """Writes down what a transport says, and that it says it from the loop."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+        self.heard_messages: list[m.ToMember] = []
+        self.is_inside = False
+
+    def _note(self, what: Any) -> None:
+        assert not self.is_inside, "called from inside a method of the transport"
+        self.told.append(what)
+
+    def opened(self) -> None:
+        self._note("opened")
+
+    def failed(self) -> None:
+        self._note("failed")
+
+    def broken(self, *, silent: bool = False) -> None:
+        self._note("silent" if silent else "broken")
+
+    def refused(self, text: str) -> None:
+        self._note(text)
+
+    def heard(self, message: m.ToMember) -> None:
+        self._note(message)
+        self.heard_messages.append(message)
+
+
+@contextlib.contextmanager
+def sockets(reactor: Reactor, secret: bytes | None = None) -> Iterator[tuple[Sockets, Ear]]:
+    ear = Ear()
+    made = Sockets(reactor, secret, ear)
+    try:
+        yield made, ear
+    finally:
+        made.close()
+        made.close()  # twice is fine
+
+
+def until(reactor: Reactor, condition: Any) -> None:
+    assert reactor.run_until(condition, time.monotonic() + BOUND_S)
+
+
+def connect(transport: Transport, ear: Ear, address: str) -> None:
+    """And see that it says nothing meanwhile."""
+    ear.is_inside = True
+    transport.connect(address)
+    ear.is_inside = False

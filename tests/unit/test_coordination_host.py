@@ -1,0 +1,303 @@
+"""The coordinator process of a launcher: when it is started, how it is replaced, and whom it outlives."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatron_ft.core.errors import ConfigError
+from megatron_ft.core.job import messages as m
+from megatron_ft.core.restart_policy import NodeState
+from megatron_ft.ipc import tcp
+from megatron_ft.ipc.processes import read_stat, wait_gone
+from megatron_ft.ipc.wire import encode
+from megatron_ft.launcher.coordination import endpoint, host
+from megatron_ft.launcher.coordination.endpoint import listen_anywhere, take_endpoint
+from megatron_ft.launcher.coordination.host import Host
+from megatron_ft.launcher.reactor import Reactor
+from tests.bench.control import Swarm
+from tests.support.coordination import BOUND_S, Ear, connect, sockets, until
+from tests.support.reactors import reactor
+
+__all__ = ["reactor"]
+
+SECRET = b"0123456789abcdef"
+RULES = m.Rules(min_nodes=1, max_nodes=1)
+
+
+def hello(*, session: int = 1, owns: bool = True) -> m.Hello:
+    return m.Hello("job", RULES, "i0", session, "host", owns=owns)
+
+
+class Hosted:
+    """A `Host`, and the lines that it says."""
+
+    def __init__(self, reactor: Reactor, **more: Any) -> None:
+        self.said: list[str] = []
+        self.gave_up: list[str] = []
+        values = {"founds": True, "secret": None, "environ": os.environ, "led_at": lambda: "", **more}
+        listener = listen_anywhere("localhost")
+        self.host = Host(reactor, listener, "localhost", say=self.said.append, gave_up=self.gave_up.append, **values)
+        self.host.start()
+
+    def pid(self) -> int:
+        (pid,) = self.host.pids()
+        return pid
+
+    def close(self) -> None:
+        self.host.close()
+        self.host.close()  # twice is fine
+        for pid in self.host.pids():
+            os.kill(pid, signal.SIGKILL)
+            assert self.host._process is not None
+            self.host._process.wait(BOUND_S)
+
+
+@contextlib.contextmanager
+def hosted(reactor: Reactor, **more: Any) -> Iterator[Hosted]:
+    made = Hosted(reactor, **more)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def ask(reactor: Reactor, ear: Ear, transport: Any, address: str, message: m.Hello) -> m.ToMember:
+    """What a coordinator says first."""
+    count = len(ear.heard_messages)
+    connect(transport, ear, address)
+    until(reactor, lambda: ear.told and ear.told[-1] == "opened")
+    transport.transmit(message)
+    until(reactor, lambda: len(ear.heard_messages) > count)
+    return ear.heard_messages[count]
+
+
+def test_where_the_job_begins_one_is_started_at_once_and_replaced_on_the_same_socket(reactor: Reactor) -> None:
+    with hosted(reactor) as one, sockets(reactor) as (transport, ear):
+        first = one.pid()
+        assert isinstance(ask(reactor, ear, transport, one.host.address, hello()), m.Lead)
+        os.kill(first, signal.SIGKILL)
+        until(reactor, lambda: ear.told[-1] == "broken")
+        connect(transport, ear, one.host.address)  # before there is another one: the socket keeps it
+        until(reactor, lambda: ear.told[-1] == "opened")
+        transport.transmit(hello(session=2))
+        until(reactor, lambda: len(ear.heard_messages) == 2)
+        assert isinstance(ear.heard_messages[1], m.Lead)
+        assert one.pid() != first
+        assert read_stat(first) is None  # it is reaped
+        assert one.said == [f"the coordinator at {one.host.address} ended (SIGKILL); another takes its place"]
+        assert one.gave_up == []
+
+
+def test_elsewhere_one_is_started_when_somebody_comes_and_says_where_the_job_is(reactor: Reactor) -> None:
+    with hosted(reactor, founds=False, led_at=lambda: "first:1") as one, sockets(reactor) as (transport, ear):
+        reactor.run_once(0.05)
+        assert one.host.pids() == set()
+        assert ask(reactor, ear, transport, one.host.address, hello()) == m.Elsewhere("first:1")
+        pid = one.pid()
+        os.kill(pid, signal.SIGKILL)
+        until(reactor, lambda: one.said)
+        reactor.run_once(0.05)
+        assert one.host.pids() == set()  # nobody needs one now
+        assert ask(reactor, ear, transport, one.host.address, hello()) == m.Elsewhere("first:1")
+
+
+def test_one_that_takes_over_begins_no_job(reactor: Reactor) -> None:
+    with hosted(reactor, founds=False) as one, sockets(reactor) as (transport, ear):
+        assert isinstance(ask(reactor, ear, transport, one.host.address, hello()), m.Wait)
+
+
+@pytest.mark.parametrize(("code", "starts"), [(3, 5), (2, 1)])
+def test_one_that_does_not_live_is_given_up(
+    reactor: Reactor, monkeypatch: pytest.MonkeyPatch, code: int, starts: int
+) -> None:
+    monkeypatch.setattr(host, "_PAUSES_S", (0.0, 0.01))
+    monkeypatch.setattr(
+        host, "isolated_command", lambda _: [sys.executable, "-I", "-S", "-c", f"import os; os._exit({code})"]
+    )
+    with hosted(reactor) as one:
+        until(reactor, lambda: one.gave_up)
+        assert one.gave_up == [f"the coordinator at {one.host.address} ended (code {code}), and isn't started again"]
+        assert len(one.said) == starts - 1
+        assert one.host.pids() == set()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(tcp.parse_address(one.host.address), timeout=BOUND_S)
+
+
+def test_one_that_can_not_be_started_is_given_up(reactor: Reactor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "_PAUSES_S", (0.0,))
+    monkeypatch.setattr(host, "isolated_command", lambda _: ["/no/such/program"])
+    with hosted(reactor) as one:
+        until(reactor, lambda: one.gave_up)
+        assert "can't be started (No such file or directory)" in one.gave_up[0]
+
+
+def test_it_has_the_secret_and_nothing_of_the_users_python(
+    reactor: Reactor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("random.py", "socket.py", "sitecustomize.py"):
+        (tmp_path / name).write_text("raise SystemExit(7)")
+    monkeypatch.chdir(tmp_path)
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path), "FT_SECRET_FILE": "/no/such/file"}
+    with hosted(reactor, secret=SECRET, environ=environ) as one, sockets(reactor, SECRET) as (transport, ear):
+        assert isinstance(ask(reactor, ear, transport, one.host.address, hello()), m.Lead)
+        assert one.said == []
+        maps = Path(f"/proc/{one.pid()}/maps").read_text()
+        assert "numpy" not in maps
+        assert "torch" not in maps
+    with hosted(reactor, secret=SECRET) as one, sockets(reactor) as (transport, ear):
+        connect(transport, ear, one.host.address)
+        until(reactor, lambda: "asks for the job's secret" in str(ear.told))
+
+
+def test_signals_to_the_whole_group_do_not_end_it(reactor: Reactor) -> None:
+    with hosted(reactor) as one, sockets(reactor) as (transport, ear):
+        assert isinstance(ask(reactor, ear, transport, one.host.address, hello()), m.Lead)
+        pid = one.pid()
+        assert os.getsid(pid) == pid
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            os.kill(pid, number)
+        assert isinstance(ask(reactor, ear, transport, one.host.address, hello(session=2)), m.Lead)
+        assert one.pid() == pid
+
+
+LAUNCHER = """
+import os, sys
+from megatron_ft.launcher.coordination.endpoint import listen_anywhere
+from megatron_ft.launcher.coordination.host import Host
+from megatron_ft.launcher.reactor import Reactor
+reactor = Reactor()
+more = dict(founds=True, secret=None, environ=os.environ, led_at=str, say=print, gave_up=print)
+host = Host(reactor, listen_anywhere("localhost"), "localhost", **more)
+host.start()
+print(host.address, *host.pids(), flush=True)
+reactor.watch(0, lambda: (host.close(), sys.exit()))
+while True:
+    reactor.run_once(None)
+"""
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_it_outlives_its_launcher_as_long_as_others_need_it_and_no_longer(is_killed: bool) -> None:
+    words = [sys.executable, "-c", LAUNCHER]
+    launcher = subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=Path.cwd()
+    )
+    assert launcher.stdin is not None
+    assert launcher.stdout is not None
+    assert launcher.stderr is not None
+    address, text = launcher.stdout.readline().split()
+    pidfd = os.pidfd_open(int(text))
+    with launcher:
+        try:
+            swarm = Swarm(address, range(4), 4, can_coordinate=address)
+            swarm.all[0].member.owns(address)
+            swarm.start()
+            swarm.run_until(time.monotonic() + BOUND_S, lambda: all(each.cycle == 0 for each in swarm.all[:3]))
+            assert [each.cycle for each in swarm.all[:3]] == [0, 0, 0]
+            if is_killed:
+                launcher.kill()
+            else:
+                launcher.stdin.close()
+            assert launcher.wait(BOUND_S) == (-signal.SIGKILL if is_killed else 0)
+            assert launcher.stderr.read() == ""  # it ends with the launcher for who reads it
+            swarm.all.pop(0).close()
+            swarm.run_until(time.monotonic() + BOUND_S, lambda: all(each.cycle == 1 for each in swarm.all))
+            assert [each.cycle for each in swarm.all] == [1, 1, 1]  # the spare is in its place
+            for each in swarm.all:
+                each.do(each.member.report(m.Report(1, NodeState.SUCCEEDED), time.monotonic()))
+            swarm.run_until(time.monotonic() + BOUND_S, lambda: all(each.code is not None for each in swarm.all))
+            assert [each.code for each in swarm.all] == [0, 0, 0]
+            assert wait_gone(pidfd, BOUND_S)
+        finally:
+            launcher.kill()
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            os.close(pidfd)
+
+
+def port_of(sock: socket.socket) -> int:
+    return int(sock.getsockname()[1])
+
+
+def test_the_endpoint_is_taken_by_the_first_launcher_of_a_machine(reactor: Reactor) -> None:
+    with hosted(reactor) as one:
+        port = int(one.host.address.rpartition(":")[2])
+        assert take_endpoint("localhost", port) is None  # it waits until the coordinator has started
+        with hosted(reactor, secret=SECRET) as two:
+            assert take_endpoint("127.0.0.1", int(two.host.address.rpartition(":")[2])) is None
+    taken = take_endpoint("localhost", 0)
+    assert taken is not None
+    assert port_of(taken) > 0
+    taken.close()
+
+
+@pytest.mark.parametrize("answer", [b"SSH-2.0-OpenSSH_9.6\r\n", b"", None])
+def test_a_port_that_another_program_has_is_a_mistake_of_the_user(
+    monkeypatch: pytest.MonkeyPatch, answer: bytes | None
+) -> None:
+    monkeypatch.setattr(endpoint, "_CERTAIN_S", 0.1)
+    monkeypatch.setattr(endpoint, "_ANSWER_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    with other.accept()[0] as sock:
+                        sock.sendall(answer or b"")
+                        if answer is None:
+                            sock.recv(1 << 16)
+                            sock.recv(1)  # says nothing
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        text = f"another program has the port of the rendezvous endpoint localhost:{port_of(other)} on this machine"
+        with pytest.raises(ConfigError, match=text):
+            take_endpoint("localhost", port_of(other))
+        other.shutdown(socket.SHUT_RDWR)
+        thread.join(BOUND_S)
+
+
+def test_an_endpoint_that_can_not_be_had_is_a_mistake_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(*_: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(tcp, "listen", forbidden)
+    with pytest.raises(ConfigError, match="the rendezvous endpoint node0:80 can't be used: Permission denied"):
+        take_endpoint("node0", 80)
+
+
+def test_a_coordinator_whose_job_has_ended_is_waited_for() -> None:
+    with tcp.listen("127.0.0.1", 0) as old:
+        asked = threading.Event()
+
+        def stay_and_go() -> None:
+            old.setblocking(True)
+            for _ in range(2):
+                with old.accept()[0] as sock:
+                    sock.sendall(encode({"type": "open", "over": True}))
+                    sock.recv(1 << 16)
+                asked.set()
+            old.close()
+
+        thread = threading.Thread(target=stay_and_go)
+        port = port_of(old)
+        thread.start()
+        taken = take_endpoint("localhost", port)
+        assert asked.is_set()
+        assert taken is not None
+        assert port_of(taken) == port
+        taken.close()
+        thread.join(BOUND_S)

@@ -1,0 +1,420 @@
+"""A launcher's connection to a coordinator: the real service on a socket, and the one in its own process."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import random
+import select
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from megatron_ft.coordinator.service import Service
+from megatron_ft.core.job import edge
+from megatron_ft.core.job import messages as m
+from megatron_ft.core.job.coordinator import Coordinator
+from megatron_ft.core.job.member import Identity, Member
+from megatron_ft.core.restart_policy import NodeState
+from megatron_ft.ipc import tcp, wire
+from megatron_ft.launcher.coordination.transport import InProcess, Transport
+from megatron_ft.launcher.reactor import Reactor
+from tests.support.coordination import BOUND_S, Ear, connect, sockets, until
+from tests.support.reactors import reactor
+
+__all__ = ["reactor"]
+
+SECRET = b"0123456789abcdef"
+RULES = m.Rules(min_nodes=1, max_nodes=1)
+HELLO = m.Hello("job", RULES, "i0", 1, "host")
+
+
+class Served:
+    """The real service in a thread."""
+
+    def __init__(self, secret: bytes | None) -> None:
+        self.listener = tcp.listen("127.0.0.1", 0)
+        self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
+        self.machine = Coordinator("c", founds=True, owned=False, now_s=time.monotonic())
+        self.broken: list[edge.Broken] = []
+        handle = self.machine.handle
+
+        def noted(event: edge.CoordinatorEvent, now_s: float) -> list[edge.CoordinatorEffect]:
+            if isinstance(event, edge.Broken):
+                self.broken.append(event)
+            return handle(event, now_s)
+
+        self.machine.handle = noted  # type: ignore[method-assign]
+        self.service = Service(self.listener, self.machine, secret=secret, owner=None)
+        self._is_over = False
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._is_over:
+            self.service.run_once()
+        self.service._close()
+
+    def close(self) -> None:
+        self._is_over = True
+        with contextlib.suppress(OSError), socket.create_connection(self.listener.getsockname(), timeout=5):
+            self._thread.join(BOUND_S)
+        assert not self._thread.is_alive()
+
+
+@contextlib.contextmanager
+def served(secret: bytes | None = None) -> Iterator[Served]:
+    made = Served(secret)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize("secret", [None, SECRET])
+def test_a_message_goes_there_and_the_answer_comes_back(reactor: Reactor, secret: bytes | None) -> None:
+    with served(secret) as service, sockets(reactor, secret) as (transport, ear):
+        connect(transport, ear, service.address)
+        until(reactor, lambda: ear.told)
+        transport.transmit(HELLO)
+        until(reactor, lambda: ear.heard_messages)
+        assert ear.told[0] == "opened"
+        assert isinstance(ear.told[1], m.Lead)
+        transport.transmit(m.Goodbye("so long"))
+        until(reactor, lambda: m.Dismiss(0, "so long") in ear.told)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "words"),
+    [
+        (None, SECRET, "doesn't ask for the job's secret"),
+        (SECRET, None, "asks for the job's secret: set FT_SECRET"),
+        (SECRET, SECRET[::-1], "has another secret than this launcher"),
+    ],
+)
+def test_who_does_not_share_the_secret_is_refused_in_one_line(
+    reactor: Reactor, theirs: bytes | None, ours: bytes | None, words: str
+) -> None:
+    with served(theirs) as service, sockets(reactor, ours) as (transport, ear):
+        connect(transport, ear, service.address)
+        until(reactor, lambda: ear.told and ear.told[-1] != "opened")
+        if ours is None and ear.told[0] == "opened":
+            ear.told.pop(0)  # it couldn't know yet that it would be asked
+        assert len(ear.told) == 1
+        assert ear.told[0].startswith(f"the coordinator at {service.address} {words}")
+        assert "\n" not in ear.told[0]
+        assert service.machine.connections == 0
+        transport.transmit(HELLO)  # has no effect
+        reactor.run_once(0.05)
+        assert len(ear.told) == 1
+
+
+def test_a_launcher_with_a_secret_says_nothing_but_that_to_one_that_asks_for_none(reactor: Reactor) -> None:
+    with tcp.listen("127.0.0.1", 0) as listener, sockets(reactor, SECRET) as (transport, ear):
+        connect(transport, ear, f"127.0.0.1:{listener.getsockname()[1]}")
+        select.select([listener], [], [], BOUND_S)
+        other = tcp.Peer(listener.accept()[0])
+        heard: list[Any] = []
+        reactor.watch(other.fileno(), lambda: heard.extend(other.read()))
+        until(reactor, lambda: heard)
+        assert [message["type"] for message in heard] == ["ask"]
+        other.write(wire.encode({"type": "welcome", "mac": "00"}))
+        other.flush()
+        until(reactor, lambda: ear.told or not other.is_open)
+        assert ear.told == ["broken"]
+        reactor.unwatch(other.fileno())
+        other.close()
+
+
+def of_version(version: int, message: dict[str, Any]) -> bytes:
+    body = wire._dumps({"v": version, "fds": 0, **message}).encode()
+    return len(body).to_bytes(4, "big") + body
+
+
+def test_a_coordinator_of_another_version_is_named_with_both(reactor: Reactor) -> None:
+    with served() as service:
+        with socket.create_connection(service.listener.getsockname(), timeout=BOUND_S) as newer:
+            newer.sendall(of_version(7, {"type": "hello"}))
+            data = newer.recv(4096)
+            assert newer.recv(1) == b""
+        (message,) = wire.Decoder().feed(data)
+        assert message["type"] == "dismiss"
+        assert message["text"] == "its coordinator speaks version 1 of the protocol, this launcher 7"
+
+    with tcp.listen("127.0.0.1", 0) as listener, sockets(reactor) as (transport, ear):
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        connect(transport, ear, address)
+        until(reactor, lambda: ear.told == ["opened"])
+        with listener.accept()[0] as other:
+            other.sendall(of_version(7, {"type": "dismiss"}))
+            until(reactor, lambda: len(ear.told) == 2)
+        assert ear.told[1] == (
+            f"the coordinator at {address} speaks version 7 of the protocol, "
+            "this launcher version 1: all nodes need the same megatron_ft"
+        )
+
+
+def test_what_is_no_coordinator_breaks_the_connection(reactor: Reactor) -> None:
+    with tcp.listen("127.0.0.1", 0) as listener, sockets(reactor) as (transport, ear):
+        connect(transport, ear, f"127.0.0.1:{listener.getsockname()[1]}")
+        until(reactor, lambda: ear.told == ["opened"])
+        with listener.accept()[0] as other:
+            other.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
+            until(reactor, lambda: ear.told == ["opened", "broken"])
+
+
+def test_nobody_there_and_no_address_are_failures(reactor: Reactor) -> None:
+    with tcp.listen("127.0.0.1", 0) as listener:
+        free = f"127.0.0.1:{listener.getsockname()[1]}"
+    with sockets(reactor) as (transport, ear):
+        for count, address in enumerate(
+            (free, "localhost:1", "no.such.host.invalid:1", "a" * 300 + ":1", "nonsense"), 1
+        ):
+            connect(transport, ear, address)
+            until(reactor, lambda count=count: len(ear.told) == count)
+        assert set(ear.told) == {"failed"}
+
+
+def test_all_addresses_of_a_name_are_tried(reactor: Reactor, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, name = socket.getaddrinfo, threading.current_thread().name
+    asked_in: list[str] = []
+
+    def two(host: str, port: int, *args: Any, flags: int = 0, **more: Any) -> Any:
+        if flags & socket.AI_NUMERICHOST:
+            return real(host, port, *args, flags=flags, **more)
+        asked_in.append(threading.current_thread().name)
+        return [*real("127.0.0.2", port, *args, **more), *real("127.0.0.1", port, *args, **more)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", two)
+    with served() as service, sockets(reactor) as (transport, ear):
+        connect(transport, ear, f"some.host:{service.address.rpartition(':')[2]}")
+        until(reactor, lambda: ear.told)
+        assert ear.told == ["opened"]
+        assert asked_in
+        assert name not in asked_in
+
+
+def test_a_silent_name_server_holds_up_nothing_and_gets_one_thread(
+    reactor: Reactor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, go = socket.getaddrinfo, threading.Event()
+    asked: list[str] = []
+
+    def slow(host: str, *args: Any, flags: int = 0, **more: Any) -> Any:
+        if not flags & socket.AI_NUMERICHOST and host == "slow.host":
+            asked.append(host)
+            go.wait(BOUND_S)
+            raise OSError("no answer")
+        return real(host, *args, flags=flags, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    with served() as service, sockets(reactor) as (transport, ear):
+        for _ in range(3):
+            connect(transport, ear, "slow.host:1")
+            transport.disconnect()
+        connect(transport, ear, service.address)
+        until(reactor, lambda: ear.told == ["opened"])
+        assert len(asked) == 1
+        (thread,) = [each for each in threading.enumerate() if each.name.endswith("look_up")]
+        transport.close()
+        go.set()
+        thread.join(BOUND_S)  # it writes to nobody's descriptor
+        assert not thread.is_alive()
+
+
+def test_an_answer_of_a_name_server_that_comes_too_late_connects_nobody(
+    reactor: Reactor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, go = socket.getaddrinfo, threading.Event()
+
+    def slow(host: str, port: int, *args: Any, flags: int = 0, **more: Any) -> Any:
+        if not flags & socket.AI_NUMERICHOST:
+            go.wait(BOUND_S)
+            host = "127.0.0.1"
+        return real(host, port, *args, flags=flags, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    with served() as service, sockets(reactor) as (transport, ear):
+        connect(transport, ear, f"slow.host:{service.address.rpartition(':')[2]}")
+        transport.disconnect()
+        go.set()
+        until(reactor, lambda: not transport._lookups._running)
+        reactor.run_once(0.05)
+        assert ear.told == []
+        assert transport._peer is None
+
+
+def test_a_connection_given_up_is_not_heard_of_any_more(reactor: Reactor) -> None:
+    with served() as service, sockets(reactor) as (transport, ear):
+        connect(transport, ear, service.address)
+        transport.disconnect()
+        connect(transport, ear, service.address)
+        connect(transport, ear, service.address)
+        until(reactor, lambda: ear.told)
+        reactor.run_once(0.05)
+        assert ear.told == ["opened"]
+
+
+def test_more_than_the_socket_takes_is_sent_as_it_takes_it(reactor: Reactor) -> None:
+    with tcp.listen("127.0.0.1", 0) as listener, sockets(reactor) as (transport, ear):
+        connect(transport, ear, f"127.0.0.1:{listener.getsockname()[1]}")
+        until(reactor, lambda: ear.told == ["opened"])
+        other = tcp.Peer(listener.accept()[0])
+        big = m.Aside("x" * 900_000)
+        for _ in range(7):
+            transport.transmit(big)
+        transport.transmit(m.Ready())
+        heard: list[Any] = []
+
+        def read() -> None:
+            heard.extend(other.read())
+
+        reactor.watch(other.fileno(), read)
+        until(reactor, lambda: len(heard) == 8)
+        assert heard[-1]["type"] == "ready"
+        begun_s = time.monotonic()
+        reactor.run_once(0.05)
+        assert time.monotonic() - begun_s >= 0.05  # nobody waits for room any more
+        reactor.unwatch(other.fileno())
+        other.close()
+        until(reactor, lambda: ear.told == ["opened", "broken"])
+
+
+def test_what_is_unsent_has_a_moment_to_go_at_the_end(reactor: Reactor) -> None:
+    with tcp.listen("127.0.0.1", 0) as listener, sockets(reactor) as (transport, ear):
+        connect(transport, ear, f"127.0.0.1:{listener.getsockname()[1]}")
+        until(reactor, lambda: ear.told == ["opened"])
+        stuck, _ = listener.accept()
+        for _ in range(8):
+            transport.transmit(m.Aside("x" * 900_000))
+        begun_s = time.monotonic()
+        transport.close(0.2)
+        assert 0.2 <= time.monotonic() - begun_s < 5.0  # it reads nothing
+        stuck.close()
+
+
+def test_a_host_that_answers_no_packet_is_told_apart_from_an_end(
+    reactor: Reactor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served() as service, sockets(reactor) as (transport, ear):
+        connect(transport, ear, service.address)
+        until(reactor, lambda: ear.told == ["opened"])
+        transport.transmit(HELLO)
+        until(reactor, lambda: ear.heard_messages)
+        for peer in (transport._peer, next(iter(service.service._links.values())).peer):
+            assert peer is not None
+            peer.sock = Unanswered(peer.sock)
+        transport.transmit(m.Beat())  # whose answer would be read
+        until(reactor, lambda: ear.told[-1] in ("silent", "broken"))
+        assert ear.told[-1] == "silent"
+        until(reactor, lambda: service.broken)
+        assert service.broken[0].silent
+
+
+class Unanswered:
+    """A socket as it is when the kernel has given its host up."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+
+    def recv(self, size: int) -> bytes:
+        raise TimeoutError(errno.ETIMEDOUT, "Connection timed out")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)
+
+
+class Node:
+    """The member machine of a launcher, with ranks that finish as soon as they begin."""
+
+    def __init__(self, reactor: Reactor) -> None:
+        self.reactor = reactor
+        self.transport: Transport = InProcess(reactor, self)
+        who = Identity("job", RULES, "i0", "host", "in-process", ("in-process",), 0)
+        self.member = Member(who, now_s=time.monotonic(), chance=random.Random(1))
+        self.member.owns("in-process")
+        self.begun: list[int] = []
+        self.code: int | None = None
+
+    def opened(self) -> None:
+        self.do(self.member.opened(time.monotonic()))
+
+    def failed(self) -> None:
+        self.do(self.member.failed(time.monotonic()))
+
+    def broken(self, *, silent: bool = False) -> None:
+        self.do(self.member.broken(time.monotonic()))
+
+    def refused(self, text: str) -> None:
+        raise AssertionError(text)
+
+    def heard(self, message: m.ToMember) -> None:
+        self.do(self.member.heard(message, time.monotonic()))
+
+    def do(self, effects: list[edge.MemberEffect]) -> None:
+        for effect in effects:
+            match effect:
+                case edge.Connect(address):
+                    self.transport.connect(address)
+                case edge.Disconnect():
+                    self.transport.disconnect()
+                case edge.Transmit(message):
+                    self.transport.transmit(message)
+                case edge.OpenStore(held):
+                    self.do(self.member.store_opened(held, "here:1", time.monotonic()))
+                case edge.Begin(held):
+                    self.begun.append(held.decision.cycle)
+                case edge.EndRanks():
+                    self.do(self.member.ready(time.monotonic()))
+                case edge.Leave(code):
+                    self.code = code
+
+    def tick(self) -> None:
+        if self.code is None:
+            self.do(self.member.tick(time.monotonic()))
+            self.reactor.call_later(max(0.0, self.member.alarm_s - time.monotonic()), self.tick)
+
+
+def test_a_job_of_one_node_is_coordinated_in_its_own_process(reactor: Reactor) -> None:
+    node = Node(reactor)
+    node.tick()
+    node.do(node.member.ready(time.monotonic()))
+    until(reactor, lambda: node.begun == [0])
+    assert node.member.led_at == "in-process"
+    node.transport.disconnect()
+    node.broken()
+    until(reactor, lambda: node.member.is_led)  # it is the same coordinator
+    assert node.begun == [0]
+    node.do(node.member.report(m.Report(0, NodeState.SUCCEEDED), time.monotonic()))
+    until(reactor, lambda: node.code is not None)
+    assert node.code == 0
+    node.transport.close()
+
+
+def test_a_coordinator_in_process_waits_without_turning_and_is_quiet_once_closed(reactor: Reactor) -> None:
+    ear = Ear()
+    transport = InProcess(reactor, ear)
+    connect(transport, ear, "anywhere")
+    connect(transport, ear, "anywhere")
+    until(reactor, lambda: ear.told)
+    reactor.run_once(0.0)
+    assert ear.told == ["opened"]  # of the connection that was given up nothing is heard
+    transport.transmit(HELLO)  # doesn't own it: nothing begins
+    until(reactor, lambda: ear.heard_messages)
+    assert isinstance(ear.heard_messages[0], m.Wait)
+    turns = 0
+    until_s = time.monotonic() + 0.3
+    while time.monotonic() < until_s:
+        reactor.run_once(0.3)
+        turns += 1
+    assert turns < 10
+    transport.transmit(m.Goodbye("no more"))
+    transport.close()
+    told = list(ear.told)
+    reactor.run_once(0.05)
+    reactor.run_once(0.05)
+    assert ear.told == told

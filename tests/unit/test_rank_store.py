@@ -1,0 +1,248 @@
+"""The store for the ranks of a cycle, and the rendezvous that hands out what the coordinator has decided."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed.elastic.agent.server import WorkerSpec
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousParameters, registry
+from torch.distributed.launcher.api import LaunchConfig
+
+from megatron_ft.core.job.roll import Decision, Held, Kind
+from megatron_ft.launcher.coordination import rank_store
+from megatron_ft.launcher.coordination.rank_store import RankStore, RankStoreError, own_host
+from megatron_ft.launcher.coordination.rendezvous import register
+
+HERE = "127.0.0.1"
+
+
+def port_of(address: str) -> int:
+    return int(address.rpartition(":")[2])
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind((HERE, 0))
+        return int(sock.getsockname()[1])
+
+
+def launchers(*, local_addr: str | None = None, endpoint: str = "", address: str = "") -> RankStore:
+    """One launcher's."""
+    return RankStore(local_addr=local_addr, endpoint=endpoint, address=address)
+
+
+def is_listening(port: int) -> bool:
+    with socket.socket() as sock:
+        return sock.connect_ex((HERE, port)) == 0
+
+
+@pytest.fixture
+def served() -> Iterator[RankStore]:
+    store = launchers()
+    yield store
+    store.close()
+
+
+def test_each_cycle_has_a_fresh_store(served: RankStore) -> None:
+    first = served.open()
+    mine, other = served.connect(first), launchers().connect(first)
+    other.set("who", "other")
+    assert mine.get("who") == b"other"
+    second = served.open()
+    assert not served.connect(second).check(["who"])
+    assert not is_listening(port_of(first)), "its port is given back, though a client of it is still there"
+    with pytest.raises(RuntimeError):
+        other.check(["who"])
+
+
+def test_a_port_of_the_users_is_that_of_each_cycle() -> None:
+    port = free_port()
+    store = launchers(address=f"{HERE}:{port}")
+    clients = []
+    for _ in range(3):
+        address = store.open()
+        assert address == f"{HERE}:{port}"
+        clients.append(store.connect(address))
+        assert not clients[-1].check(["key"])
+        clients[-1].set("key", "value")
+    with pytest.raises(RankStoreError, match=f"port {port}: [^\n]+$"):
+        launchers(address=f"{HERE}:{port}").open()
+    store.close()
+    assert not is_listening(port)
+    store.close()
+
+
+def test_all_addresses_are_served(served: RankStore) -> None:
+    assert launchers().connect(f"127.0.0.2:{port_of(served.open())}").check(["key"]) is False
+
+
+@pytest.mark.parametrize(("local_addr", "written"), [("nobody.invalid", "nobody.invalid"), ("fe80::1", "[fe80::1]")])
+def test_place_0_needs_no_name_server_to_reach_itself(local_addr: str, written: str) -> None:
+    store = launchers(local_addr=local_addr)
+    address = store.open()
+    assert address == f"{written}:{port_of(address)}"
+    store.connect(address).set("key", "value")
+    store.close()
+
+
+def test_a_store_that_is_gone_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_store, "_CONNECT_S", 0.5)
+    address = f"{HERE}:{free_port()}"
+    with pytest.raises(RankStoreError, match=f"{address}, can't be reached: [^\n]+$"):
+        launchers().connect(address)
+
+
+def test_frames_of_torchs_own_code_are_not_for_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_args: object, **_options: object) -> None:
+        raise RuntimeError("no\x1b\nframe #0: c10d")
+
+    monkeypatch.setattr(rank_store, "TCPStore", refuse)
+    for act in (launchers().open, lambda: launchers().connect("a:1")):
+        with pytest.raises(RankStoreError) as caught:
+            act()
+        assert str(caught.value).isprintable()
+        assert "frame" not in str(caught.value)
+
+
+def test_closing_the_store_ends_a_wait_in_it(served: RankStore) -> None:
+    client = served.connect(served.open())
+    client.set("waits", "")
+    ended = threading.Event()
+
+    def wait() -> None:
+        with pytest.raises(RuntimeError):
+            client.get("never")
+        ended.set()
+
+    threading.Thread(target=wait, daemon=True).start()
+    served.close()
+    assert ended.wait(10)
+
+
+@pytest.mark.parametrize(
+    ("local_addr", "endpoint", "towards", "host"),
+    [
+        ("me", "node01:1", "10.0.0.1", "me"),
+        (None, "", None, HERE),
+        (None, "localhost:1", "10.0.0.1", HERE),
+        (None, "[::1]:1", "10.0.0.1", HERE),
+        (None, "node01:1", "10.0.0.1", "10.0.0.1"),
+        (None, "node01:1", "127.0.1.1", "fqdn"),
+        (None, "node01:1", "fe80::1%eth0", "fqdn"),
+        (None, "node01:1", None, "fqdn"),
+    ],
+)
+def test_own_host(
+    local_addr: str | None, endpoint: str, towards: str | None, host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "getfqdn", lambda: "fqdn")
+    monkeypatch.setattr(rank_store, "_address_towards", lambda *_address: towards)
+    assert own_host(local_addr, endpoint) == host
+
+
+def test_the_address_towards_an_endpoint() -> None:
+    assert rank_store._address_towards("127.0.0.5", 1) == HERE
+    assert rank_store._address_towards("nobody.invalid", 1) is None
+
+
+@dataclass
+class Decided:
+    """Stands for the coordination."""
+
+    begun: Held | None = None
+
+
+def cycle(number: int, *, place: int, world: int, store: str) -> Held:
+    decision = Decision(number, (0, "word", number), Kind.CYCLE, number, world, world, 0)
+    return Held(decision, place=place, votes=True, store=store)
+
+
+def handlers_of(*stores: RankStore) -> tuple[list[Decided], list[Any]]:
+    """Made as torch's launcher makes them."""
+    all_decided, handlers = [], []
+    for store in stores:
+        decided = Decided()
+        config = LaunchConfig(1, 2, 1)
+        register(config, coordination=decided, store=store)
+        handlers.append(registry.get_rendezvous_handler(RendezvousParameters(config.rdzv_backend, "", "run", 1, 2)))
+        all_decided.append(decided)
+    return all_decided, handlers
+
+
+def test_the_rendezvous_hands_out_what_was_decided(served: RankStore) -> None:
+    decided, handlers = handlers_of(served, launchers())
+    for number in range(2):
+        address = served.open()
+        infos = []
+        for place, handler in enumerate(handlers):
+            decided[place].begun = cycle(number, place=place, world=2, store=address)
+            infos.append(handler.next_rendezvous())
+        assert [(info.rank, info.world_size) for info in infos] == [(0, 2), (1, 2)]
+        for info in infos:
+            assert (info.bootstrap_store_info.master_addr, info.bootstrap_store_info.master_port) == (
+                HERE,
+                port_of(address),
+            )
+        assert not infos[1].store.check(["key"])
+        infos[0].store.set("key", "value")
+        assert infos[1].store.get("key") == b"value"
+    for handler in handlers:
+        assert handler.get_run_id() == "run"
+        assert handler.use_agent_store
+        assert not handler.is_closed()
+        assert handler.num_nodes_waiting() == 0
+        assert handler.shutdown()
+
+
+def test_a_second_launch_in_one_process_has_its_own() -> None:
+    _, (first,) = handlers_of(launchers())
+    _, (second,) = handlers_of(launchers())
+    assert first is not second
+
+
+def test_a_store_that_cannot_be_reached_is_torchs_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_store, "_CONNECT_S", 0.5)
+    (decided,), (handler,) = handlers_of(launchers())
+    decided.begun = cycle(0, place=1, world=2, store=f"{HERE}:{free_port()}")
+    with pytest.raises(RendezvousConnectionError, match="can't be reached"):
+        handler.next_rendezvous()
+
+
+class Agent(LocalElasticAgent):
+    """torch's, which is only asked to meet."""
+
+    def meet(self) -> Any:
+        self._rendezvous(self._worker_group)
+        return self._worker_group
+
+
+def test_torchs_agent_takes_ranks_and_store_from_it() -> None:
+    named = launchers(local_addr="nobody.invalid")
+    decided, handlers = handlers_of(named, launchers())
+    address = named.open()
+    groups: dict[int, Any] = {}
+
+    def meet(place: int) -> None:
+        spec = WorkerSpec("role", 3, handlers[place], entrypoint="true")
+        groups[place] = Agent(spec, DefaultLogsSpecs()).meet()
+
+    decided[0].begun = cycle(0, place=0, world=2, store=address)
+    decided[1].begun = cycle(0, place=1, world=2, store=f"{HERE}:{port_of(address)}")
+    threads = [threading.Thread(target=meet, args=(place,), daemon=True) for place in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert [worker.global_rank for worker in groups[1].workers] == [3, 4, 5]
+    assert groups[0].workers[0].world_size == 6
+    assert (groups[0].master_addr, groups[0].master_port) == ("nobody.invalid", port_of(address))
+    assert isinstance(groups[1].store, TCPStore)
+    named.close()
