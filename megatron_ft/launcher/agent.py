@@ -171,7 +171,7 @@ class FaultTolerantAgent(LocalElasticAgent):
 
     def _new_record(self, global_ranks: list[int]) -> CycleRecord:
         own = self._coordination.cycle
-        cycle = own if self._rounds is None else self._rounds.cycle(own)
+        cycle = own if self._rounds is None else self._rounds.cycle
         return CycleRecord(
             cycle,
             global_ranks,
