@@ -33,7 +33,7 @@ _KEY = "megatron_ft/round"
 
 
 def in_rounds(handler: Any) -> Any:
-    """A rendezvous with numbered rounds, and a fresh store for the ranks of each; the coordinator's has that already."""
+    """A rendezvous with numbered rounds, and a fresh store for the ranks of each; the coordinator's has them."""
     if isinstance(handler, CoordinatedRendezvous):
         return handler
     return static_rounds.in_rounds(handler) if handler.get_backend() == "static" else OtherRounds(handler)
