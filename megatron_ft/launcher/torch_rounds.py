@@ -7,6 +7,7 @@ says that nodes wait to join. Restarts are counted by each node.
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -78,9 +79,9 @@ class OtherRounds(RendezvousHandler):
         store.set(f"{_KEY}/{met.rank}", str(self.number))
         if met.rank == 0:
             number = 1 + max(map(int, store.multi_get([f"{_KEY}/{node}" for node in nodes])))
-            # torch has it from this node: how the others reach it
-            host = met.bootstrap_store_info.master_addr
-            self._ranks_store = RankStore(local_addr=host, endpoint="")
+            # what torch would tell the others: how they reach this node
+            address = None if met.bootstrap_store_info is None else met.bootstrap_store_info.master_addr
+            self._ranks_store = RankStore(local_addr=address or socket.getfqdn(), endpoint="")
             store.set(_KEY, json.dumps([number, self._ranks_store.open()]))
         self.number, address = json.loads(store.get(_KEY))
         return RendezvousInfo(store, met.rank, met.world_size, RendezvousStoreInfo(*parse_address(address)))
@@ -91,7 +92,7 @@ class OtherRounds(RendezvousHandler):
 
     def set_closed(self) -> None:
         """Let nobody join any more."""
-        self._handler.set_closed()
+        self._handler.set_closed()  # type: ignore[no-untyped-call]
 
     def num_nodes_waiting(self) -> int:
         """So many wait for the next round."""
@@ -107,7 +108,8 @@ class OtherRounds(RendezvousHandler):
 class TorchRounds:
     """``handler`` is one of `in_rounds`."""
 
-    def __init__(self, handler: StaticRounds | OtherRounds) -> None:
+    def __init__(self, handler: RendezvousHandler) -> None:
+        assert isinstance(handler, (StaticRounds, OtherRounds))
         self._handler = handler
         self._asked_s = 0.0
 
