@@ -16,7 +16,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 from megatron_ft.core.control import WorkloadAction
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.exit_description import Cause, CauseKind
-from megatron_ft.core.job.messages import Goodbye, Regroup, Verdict
+from megatron_ft.core.job.messages import Goodbye, Phase, Regroup, Verdict
 from megatron_ft.core.restart_policy import Action, Decision, NodeState, Outcome
 from megatron_ft.launcher import announce, crash_evidence, fitness, lines, starting, stopping, torch_private
 from megatron_ft.launcher.conclusion import Known, conclude, left_out, report
@@ -98,7 +98,8 @@ class FaultTolerantAgent(LocalElasticAgent):
         if self._last_request() is not None:
             self._node.say(lines.shut_down_between(left.text))
             raise JobEndedError(left.text)
-        raise JobLeftError(left.code, left.text)
+        stood_aside = self._coordination.member.standing.phase is Phase.ASIDE
+        raise JobLeftError(left.code, left.text or ("it stood aside" if stood_aside else ""))
 
     def _last_request(self) -> ReceivedRequest | None:
         return None if self._record is None else self._record.shutdown_request

@@ -11,7 +11,7 @@ from megatron_ft.coordinator.service import frame
 from megatron_ft.core.advance import Advance, Reached
 from megatron_ft.core.errors import ConfigError, ProtocolError
 from megatron_ft.core.exit_description import Cause, CauseKind, HangVerdict
-from megatron_ft.core.job import edge, lines
+from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.codec import parse, to_message
 from megatron_ft.core.job.coordinator import Coordinator
@@ -226,7 +226,7 @@ HEALTHY_TWO = m.Rules(min_nodes=2, max_nodes=4, max_restarts=3, min_healthy=True
             None,
         ),
         (
-            judged(Outcome.MEMBERSHIP, H, H, joining=lines.nodes_waiting(2)),
+            judged(Outcome.MEMBERSHIP, H, H, joining="2 nodes waiting to join"),
             "cycle 0 ended: 2 nodes waiting to join; restarting as cycle 1, no restart used",
             None,
         ),
