@@ -7,17 +7,14 @@ whether there is a device at all: NVML knows that.
 from __future__ import annotations
 
 import ctypes
-import json
-import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
+from megatron_ft.rank.forking import ask_fork
 from megatron_ft.rank.replacing import Replacements
 
 __all__ = ["answer_without_cuda"]
-
-_exit = os._exit
 
 
 def answer_without_cuda(
@@ -70,23 +67,6 @@ def _asked_elsewhere(
 
     def ask() -> Any:
         with unwatched():
-            return ask_unwatched()
-
-    def ask_unwatched() -> Any:
-        read_fd, write_fd = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                os.write(write_fd, json.dumps(function()).encode())
-                code = 0
-            finally:
-                _exit(code)
-        os.close(write_fd)
-        with open(read_fd, "rb") as file:
-            answer = file.read()
-        if os.waitpid(pid, 0)[1] != 0:
-            raise OSError("NVML doesn't answer")
-        return json.loads(answer)
+            return ask_fork(function)
 
     return ask

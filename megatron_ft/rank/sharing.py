@@ -12,13 +12,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from megatron_ft.ipc.processes import thread_count
+from megatron_ft.rank.forking import ask_fork
 
 __all__ = ["descriptors", "identity", "into_streams", "separate", "why_not_shared"]
 
-_BAD_FORK_EXIT = 3
 _SHARED_MEMORY = re.compile(r"^\S+ .w.s \S+ \S+ \S+ *(.*)$", re.MULTILINE)
 _HARMLESS_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
-_exit, _fork = os._exit, os.fork
 
 Identity = tuple[int, int]
 """Of a file: its device, and its number there."""
@@ -42,12 +41,11 @@ def _why_child() -> str | None:
 
 def _why_threads() -> str | None:
     """It is tried: libraries that mind forks (OpenBLAS) end their threads before one, so threads are counted after."""
-    pid = _fork()
-    if pid == 0:
-        _exit(_BAD_FORK_EXIT if _has_cuda() else 0)
-    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    if status != 0:
-        return "it has initialised CUDA" if status == _BAD_FORK_EXIT else f"a fork of it ended with {status}"
+    try:
+        if ask_fork(_has_cuda):
+            return "it has initialised CUDA"
+    except OSError as error:
+        return str(error)
     return "it has a thread of a C library" if thread_count() > 1 else None
 
 
@@ -58,12 +56,10 @@ def _has_cuda() -> bool:
 
 def _why_open(own: set[int], given: set[Identity]) -> str | None:
     for fd, link, flags in _descriptors(own):
-        if identity(fd) in given:
+        mode = os.fstat(fd).st_mode
+        if identity(fd) in given or stat.S_ISDIR(mode) or link in _HARMLESS_DEVICES:
             continue
-        is_file = stat.S_ISREG(os.fstat(fd).st_mode) and not link.startswith("/memfd:")
-        if stat.S_ISDIR(os.fstat(fd).st_mode) or link in _HARMLESS_DEVICES:
-            continue
-        if not is_file:
+        if not stat.S_ISREG(mode) or link.startswith("/memfd:"):
             return f"it has {link} open"
         if flags & os.O_ACCMODE != os.O_RDONLY:
             return f"it has {link} open to write"
