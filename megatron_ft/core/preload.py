@@ -13,6 +13,7 @@ __all__ = [
     "parse_preload",
     "shared_environment",
     "tells_ranks_apart",
+    "without_ranks",
 ]
 
 FORK_SERVER_NAME = "ft_fork_server"
@@ -56,7 +57,12 @@ def tells_ranks_apart(name: str) -> bool:
     return is_set_for_ranks(name) or name.startswith("FT_")
 
 
+def without_ranks(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment without the variables that are set for each rank."""
+    return {name: value for name, value in environment.items() if not is_set_for_ranks(name)}
+
+
 def shared_environment(environments: Sequence[Mapping[str, str]]) -> dict[str, str] | None:
     """What ranks have in common, without the variables that are set for each; None if they differ in more."""
-    shared = [{n: v for n, v in env.items() if not is_set_for_ranks(n)} for env in environments]
-    return shared[0] if all(env == shared[0] for env in shared) else None
+    first, *others = map(without_ranks, environments)
+    return first if all(env == first for env in others) else None

@@ -5,15 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
 
-from megatron_ft.core.preload import FORK_SERVER_NAME, is_set_for_ranks, shared_environment
+from megatron_ft.core.preload import is_set_for_ranks, shared_environment, without_ranks
 from megatron_ft.ipc.event_log import EventLog
-from megatron_ft.ipc.processes import wait_gone
+from megatron_ft.ipc.wire import close_fds
 from megatron_ft.launcher import lines
-from megatron_ft.launcher.descendants import end_strays, is_stopped
-from megatron_ft.launcher.reactor import Priority, Reactor, Timer
+from megatron_ft.launcher.descendants import is_stopped
+from megatron_ft.launcher.reactor import Priority, Reactor
 from megatron_ft.launcher.server_process import ServerError, ServerProcess, why_fresh
 from megatron_ft.launcher.workers import RankSpec, Spawner, Worker
 
@@ -22,7 +21,6 @@ __all__ = ["ForkingSpawner"]
 _MOST_DEATHS = 5
 """Servers that may die before none is started any more."""
 _STOPPED_FOR_S = 0.1
-_LONGEST_END_S = 5.0
 
 
 class ForkingSpawner:
@@ -57,7 +55,6 @@ class ForkingSpawner:
         self._preload = tuple(preload)
         self._timeout_s = timeout_s
         self._shares_output = shares_output
-        self._timer: Timer | None = None
         self._deaths = 0
         self._said: set[str] = set()
         self._reactor = reactor
@@ -75,15 +72,17 @@ class ForkingSpawner:
             self._give_up(reason)
             return
         self._command = list(argv)
-        if self._server is not None and self._server.command != self._command:
-            self._drop()
-        self._have_server(os.environ)
+        self._have_server(without_ranks(os.environ))
 
     def spawn(self, specs: Sequence[RankSpec], on_spawned: Callable[[Worker], None]) -> None:
         """See the protocol."""
-        server = self._server_for(specs)
-        left = list(specs) if server is None else self._fork(server, specs, on_spawned)
-        self._fresh.spawn(left, on_spawned)
+        try:
+            is_done = self._fork(specs, on_spawned)
+        except ServerError as error:
+            self._log.write("fork_failed", pids=sorted(self.pids()), reason=str(error))
+            is_done = False
+        if not is_done:
+            self._fresh.spawn(specs, on_spawned)
         if not self.expects_restart:
             self.close()
 
@@ -108,57 +107,51 @@ class ForkingSpawner:
     # -- the server ---------------------------------------------------------------------------------------
 
     def _server_for(self, specs: Sequence[RankSpec]) -> ServerProcess | None:
-        """The one that has run ahead what these ranks are to run."""
+        """The one that has run ahead what these ranks are to run, and none of whose files has changed.
+
+        Raises:
+            ServerError: it doesn't tell.
+        """
         if self._command is None:
             return None
         environment = shared_environment([spec.env for spec in specs])
         if environment is None or any(list(spec.argv) != self._command for spec in specs):
             self._give_up("the command lines or environments of the ranks differ")
             return None
-        self._have_server(environment)
-        server = self._when_ready()
-        if server is None:
-            return None
-        try:
-            changed = server.changed_file()
-        except ServerError as error:
-            self._log.write("fork_failed", pid=server.pid, reason=str(error))
-            return None
+        server = self._when_ready(environment)
+        changed = None if server is None else server.changed_file()
         if changed is None:
             return server
         self._say(lines.file_changed(changed))
         self._drop()
-        self._have_server(environment)
-        return self._when_ready()
+        return self._when_ready(environment)
 
-    def _when_ready(self) -> ServerProcess | None:
+    def _when_ready(self, environment: Mapping[str, str]) -> ServerProcess | None:
         """Wait until the server is; None if it won't be."""
+        self._have_server(environment)
         server = self._server
         while server is not None and server is self._server and not server.is_ready:
             self._check_stop()
             self._reactor.run_once(1.0)
-        return server if server is not None and server is self._server else None
+        return server if server is self._server else None
 
-    def _have_server(self, environment: Any) -> None:
-        """Start one, unless the one that runs does so in this environment."""
-        wanted = {name: value for name, value in environment.items() if not is_set_for_ranks(name)}
-        if self._server is not None and self._server.environment != wanted:
-            names = {name for name, _ in self._server.environment.items() ^ wanted.items()}
-            self._log.write("fork_server", state="in another environment", pid=self._server.pid, names=sorted(names))
+    def _have_server(self, environment: Mapping[str, str]) -> None:
+        """Start one, unless the one that runs does so with the same command in this environment."""
+        assert self._command is not None
+        server = self._server
+        if server is not None and (server.command, server.environment) != (self._command, environment):
+            names = {name for name, _ in server.environment.items() ^ environment.items()}
+            self._log.write("fork_server", state="for something else", pid=server.pid, names=sorted(names))
             self._drop()
         if self._server is None:
-            self._start(wanted)
-
-    def _start(self, environment: Any) -> None:
-        assert self._command is not None
-        try:
-            self._server = ServerProcess(
-                self._command, environment, preload=self._preload, shares_output=self._shares_output
-            )
-        except OSError as error:
-            self._log.write("fork_server", state="not started", reason=str(error))
-            return
-        self._watch(self._server)
+            try:
+                self._server = ServerProcess(
+                    self._command, environment, preload=self._preload, shares_output=self._shares_output
+                )
+            except OSError as error:
+                self._log.write("fork_server", state="not started", reason=str(error))
+                return
+            self._watch(self._server)
 
     def _watch(self, server: ServerProcess) -> None:
         self._log.write("fork_server", state="started", pid=server.pid)
@@ -166,7 +159,7 @@ class ForkingSpawner:
         self._reactor.watch(server.channel_fd, lambda: self._take(server))
         self._reactor.watch(server.pidfd, lambda: self._ended(server), Priority.DEATH)
         left_s = server.started_s + self._timeout_s - time.monotonic()
-        self._timer = self._reactor.call_later(max(0.0, left_s), lambda: self._is_late(server))
+        self._reactor.call_later(max(0.0, left_s), lambda: self._is_late(server))
 
     def _take(self, server: ServerProcess) -> None:
         was_ready = server.is_ready
@@ -175,15 +168,15 @@ class ForkingSpawner:
             self._say_once(lines.preload_left_out(name, reason))
         if server.is_ready and not was_ready and server.fork_point is not None:
             where, what, took_s = server.fork_point
-            self._cancel_timer()
             self._log.write(
                 "fork_server", state="ready", pid=server.pid, where=where, what=what, took_s=round(took_s, 3)
             )
             self._say_once(lines.forked_at(where, what), lines.forked_at(where, what, took_s))
 
     def _is_late(self, server: ServerProcess) -> None:
-        server.unfit = f"the script has reached no point at which they differ in {self._timeout_s:g} s"
-        server.kill()
+        if not (server.is_ready or server.is_gone):
+            server.unfit = f"the script has reached no point at which they differ in {self._timeout_s:g} s"
+            server.kill()
 
     def _ended(self, server: ServerProcess) -> None:
         self._take(server)  # its last words
@@ -198,25 +191,20 @@ class ForkingSpawner:
             self._command = None
         elif self._command is not None:
             self._say(lines.fork_server_replaced(code))
-            self._start(server.environment)
+            self._have_server(server.environment)
 
     def _drop(self) -> None:
         """The server isn't the right one, or isn't needed any more."""
         if self._server is not None:
-            self._server.kill()
-            wait_gone(self._server.pidfd, _LONGEST_END_S)
             self._let_go(self._server)
 
     def _let_go(self, server: ServerProcess) -> int:
-        """Of one that has ended; its exit code. One that is stuck in the kernel is left behind."""
+        """End it, if it hasn't ended; its exit code."""
         self._server = None
-        self._cancel_timer()
         self._reactor.unwatch(server.pidfd)
         if server.channel.fileno() >= 0:
             self._reactor.unwatch(server.channel_fd)
-        # what its script has started; and what it had just forked, and we haven't heard of
-        end_strays(server.pid, FORK_SERVER_NAME, self._known_children)
-        code = server.reap()
+        code = server.end(self._known_children)
         self._log.write("fork_server", state="ended", pid=server.pid, exit_code=code, reason=server.unfit)
         return code
 
@@ -225,11 +213,6 @@ class ForkingSpawner:
         self._say_once(lines.fresh_interpreters(reason))
         self._log.write("fresh_interpreters", reason=reason)
 
-    def _cancel_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
     def _say_once(self, line: str, shown: str | None = None) -> None:
         if line not in self._said:
             self._said.add(line)
@@ -237,33 +220,27 @@ class ForkingSpawner:
 
     # -- ranks --------------------------------------------------------------------------------------------
 
-    def _fork(
-        self, server: ServerProcess, specs: Sequence[RankSpec], on_spawned: Callable[[Worker], None]
-    ) -> list[RankSpec]:
-        """Fork the ranks; returns those that could not be."""
-        left = []
+    def _fork(self, specs: Sequence[RankSpec], on_spawned: Callable[[Worker], None]) -> bool:
+        """Fork the ranks; False where there is no server for that.
+
+        Raises:
+            ServerError: it has made none that is used.
+        """
+        server = self._server_for(specs)
+        if server is None:
+            return False
         with contextlib.ExitStack() as stack:
-            prepared = [_prepare(spec, stack) for spec in specs]
-            answers = server.fork_ranks([(request, fds) for request, fds, _ in prepared])
-            for spec, (_, _, go_fd), answer in zip(specs, prepared, answers, strict=True):
-                if isinstance(answer, ServerError):
-                    self._log.write("fork_failed", local_rank=spec.local_rank, pid=server.pid, reason=str(answer))
-                    left.append(spec)
-                    continue
-                worker = Worker(spec.local_rank, answer, os.pidfd_open(answer))
-                on_spawned(worker)
-                os.write(go_fd, b"g")
-        return left
-
-
-def _prepare(spec: RankSpec, stack: contextlib.ExitStack) -> tuple[dict[str, Any], list[int], int]:
-    """A request, the descriptors that go with it, and the one that tells the new process to go on."""
-    out, err = _output(spec.stdout, 1, stack), _output(spec.stderr, 2, stack)
-    go_read, go_write = os.pipe()
-    stack.callback(os.close, go_read)
-    # whatever happens here: a child that isn't told to go ends itself when this is closed
-    stack.callback(os.close, go_write)
-    return {"env": {n: v for n, v in spec.env.items() if is_set_for_ranks(n)}}, [go_read, out, err], go_write
+            go_read, go_write = os.pipe()
+            # whatever happens here: a rank that isn't told to go ends itself when this is closed
+            stack.callback(close_fds, (go_read, go_write))
+            requests = []
+            for spec in specs:
+                env = {name: value for name, value in spec.env.items() if is_set_for_ranks(name)}
+                requests.append((env, [go_read, _output(spec.stdout, 1, stack), _output(spec.stderr, 2, stack)]))
+            for spec, pid in zip(specs, server.fork_ranks(requests), strict=True):
+                on_spawned(Worker(spec.local_rank, pid, os.pidfd_open(pid)))
+            os.write(go_write, b"g" * len(specs))
+        return True
 
 
 def _output(path: str | None, own: int, stack: contextlib.ExitStack) -> int:

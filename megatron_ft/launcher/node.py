@@ -94,7 +94,7 @@ class Node:
         self._claim = leftovers.claim(self.run_dir)
         self.forking = None if line.options.preload is None else self._make_forking(server)
         if self.forking is None and server is not None:
-            server.kill()  # at a glance nobody saw that it isn't wanted
+            server.end(set)  # at a glance nobody saw that it isn't wanted
         self.spawner: Spawner = self.forking or FreshInterpreterSpawner()
         self.ending = Ending(
             self.reactor, known_children=self._known_children, in_a_hurry=self.signals.ask_to_kill, say=say

@@ -10,15 +10,15 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import megatron_ft
 from megatron_ft.core.errors import FaultToleranceError, ProtocolError
-from megatron_ft.core.preload import RUN_AHEAD_VARIABLE, is_set_for_ranks
+from megatron_ft.core.preload import FORK_SERVER_NAME, RUN_AHEAD_VARIABLE, without_ranks
 from megatron_ft.ipc.open_files import give_back_to
-from megatron_ft.ipc.processes import send_signal
-from megatron_ft.ipc.wire import Channel, ChannelClosedError, Message, Received
+from megatron_ft.ipc.processes import send_signal, wait_gone
+from megatron_ft.ipc.wire import Channel, ChannelClosedError, Message
 from megatron_ft.launcher import descendants
 
 __all__ = ["ServerError", "ServerProcess", "why_fresh"]
@@ -27,6 +27,7 @@ _STARTUP = os.path.join(os.path.dirname(os.path.abspath(megatron_ft.__file__)), 
 """A directory with a ``sitecustomize``, which Python imports before the script."""
 _ANSWER_S = 3.0
 """A fork takes milliseconds; a server that needs longer is stopped, or stuck."""
+_LONGEST_END_S = 5.0
 
 
 class ServerError(FaultToleranceError):
@@ -51,7 +52,7 @@ class ServerProcess:
             OSError: it can't be started.
         """
         self.command = list(command)
-        self.environment = {name: value for name, value in environment.items() if not is_set_for_ranks(name)}
+        self.environment = without_ranks(environment)
         self.started_s = time.monotonic()
         self.on_channel_closed: Callable[[], None] = lambda: None
         """Called when the connection has closed itself: its number may soon be another's."""
@@ -105,28 +106,27 @@ class ServerProcess:
 
     def read(self) -> None:
         """Take what it has sent."""
-        if self.channel.fileno() < 0:
-            return
         try:
-            received = self.channel.receive()
+            received = self.channel.receive() if self.channel.fileno() >= 0 else []
         except (ChannelClosedError, ProtocolError):
-            self.on_channel_closed()
-            self.kill()  # it is ending anyway: its pidfd says when
+            self._lose()  # it is ending anyway: its pidfd says when
             return
         for message, _ in received:
             self._take(message)
 
-    def fork_ranks(self, requests: Sequence[tuple[Mapping[str, Any], Sequence[int]]]) -> Iterator[int | ServerError]:
-        """For each request (what to run, descriptors to hand over) the process id of a new rank, or why there is none.
+    def fork_ranks(self, requests: Sequence[tuple[Mapping[str, str], Sequence[int]]]) -> list[int]:
+        """For each request (variables, and the descriptors of go, standard output and error) a new rank's process id.
 
-        The ranks are children of the launcher by then. A server that is gone or doesn't answer is killed, and the
-        rest of the requests fail.
+        The ranks are children of the launcher by then. Each waits for a byte at go, or for its end, at which it ends.
+
+        Raises:
+            ServerError: they can't be made, or not all of them.
         """
-        for answer in self._ask([({"type": "spawn", **request}, fds) for request, fds in requests]):
-            if isinstance(answer, ServerError) or answer["type"] == "forked":
-                yield answer if isinstance(answer, ServerError) else int(answer["pid"])
-            else:
-                yield ServerError(str(answer["reason"]))
+        answers = self._ask([({"type": "spawn", "env": env}, fds) for env, fds in requests])
+        for answer in answers:
+            if answer["type"] != "forked":
+                raise ServerError(str(answer["reason"]))
+        return [int(answer["pid"]) for answer in answers]
 
     def changed_file(self) -> str | None:
         """One that its script has read or run, and that isn't what it was.
@@ -135,8 +135,6 @@ class ServerProcess:
             ServerError: it is gone or doesn't answer.
         """
         (answer,) = self._ask([({"type": "check"}, ())])
-        if isinstance(answer, ServerError):
-            raise answer
         return None if answer["changed"] is None else str(answer["changed"])
 
     def kill(self) -> None:
@@ -144,9 +142,16 @@ class ServerProcess:
         if not self.is_gone:
             send_signal(self.pidfd, signal.SIGKILL)
 
-    def reap(self) -> int:
-        """Let it go; how it ended, as subprocess has it. One that hasn't is left to itself, and counts as killed."""
+    def end(self, known_children: Callable[[], Collection[int]]) -> int:
+        """Kill it and what is left of it, and let it go; how it ended, as subprocess has it.
+
+        That is what its script has started, and what it had just forked, and nobody has heard of: those of our children
+        aren't known. One that is stuck in the kernel is left to itself, and counts as killed.
+        """
         assert not self.is_gone
+        self.kill()
+        wait_gone(self.pidfd, _LONGEST_END_S)
+        descendants.end_strays(self.pid, FORK_SERVER_NAME, known_children)
         code = descendants.exit_code_unreaped(self.pid)
         if code is not None:
             descendants.reap(self.pid)
@@ -157,30 +162,29 @@ class ServerProcess:
         os.close(self.pidfd)
         return self._process.returncode
 
-    def _ask(self, requests: Sequence[tuple[Mapping[str, Any], Sequence[int]]]) -> Iterator[Message | ServerError]:
-        unanswered = len(requests)
+    def _ask(self, requests: Sequence[tuple[Mapping[str, Any], Sequence[int]]]) -> list[Message]:
+        """An answer to each; a server that is gone or doesn't answer is killed."""
+        answers: list[Message] = []
         try:
             if self.is_gone or descendants.is_stopped(self.pid):
                 raise TimeoutError("it is stopped")
             for request, fds in requests:
                 self.channel.send(request, fds)
-            while unanswered:
-                for message, _ in self._wait_for_answers():
-                    unanswered -= 1
-                    yield message
+            poller = select.poll()
+            poller.register(self.channel_fd, select.POLLIN)
+            while len(answers) < len(requests):
+                if not poller.poll(_ANSWER_S * 1e3):
+                    raise TimeoutError(f"no answer for {_ANSWER_S:g} s")
+                answers += [message for message, _ in self.channel.receive()]
         except (ChannelClosedError, ProtocolError, TimeoutError) as error:
-            if self.channel.fileno() < 0:
-                self.on_channel_closed()
-            self.kill()
-            for _ in range(unanswered):
-                yield ServerError(str(error))
+            self._lose()
+            raise ServerError(str(error)) from None
+        return answers
 
-    def _wait_for_answers(self) -> list[Received]:
-        poller = select.poll()
-        poller.register(self.channel.fileno(), select.POLLIN)
-        if not poller.poll(_ANSWER_S * 1e3):
-            raise TimeoutError(f"no answer for {_ANSWER_S:g} s")
-        return self.channel.receive()
+    def _lose(self) -> None:
+        if self.channel.fileno() < 0:
+            self.on_channel_closed()
+        self.kill()
 
     def _take(self, message: Message) -> None:
         kind = message["type"]

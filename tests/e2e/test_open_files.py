@@ -67,9 +67,7 @@ def test_a_fork_server_that_comes_later_and_its_ranks_do_not(lower: tuple[int, i
     try:
         assert limits_of(server.pid) == lower
     finally:
-        server.kill()
-        wait_gone(server.pidfd, 60)
-        server.reap()
+        server.end(set)
     open_files.give_back()
     assert limits_of(os.getpid()) == lower
 
