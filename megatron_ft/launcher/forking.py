@@ -6,6 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from megatron_ft.core.preload import is_set_for_ranks, shared_environment, without_ranks
 from megatron_ft.ipc.event_log import EventLog
@@ -23,47 +24,37 @@ _MOST_DEATHS = 5
 _STOPPED_FOR_S = 0.1
 
 
+@dataclass(kw_only=True)
 class ForkingSpawner:
     """Has one server at a time, and another spawner for what that can't do."""
 
-    def __init__(
-        self,
-        fresh: Spawner,
-        first: ServerProcess | None,
-        *,
-        preload: Sequence[str],
-        timeout_s: float,
-        shares_output: bool,
-        reactor: Reactor,
-        log: EventLog,
-        say: Callable[[str], None],
-        check_stop: Callable[[], None],
-        known_children: Callable[[], Collection[int]],
-    ) -> None:
-        """``first``: a server that runs already; without one, or with a wrong one, another is started.
+    fresh: Spawner
+    server: ServerProcess | None
+    """At first one that runs already; without one, or with a wrong one, another is started."""
+    preload: Sequence[str]
+    """Modules to import before the script, which the user asked for."""
+    timeout_s: float
+    """So long a script may run ahead."""
+    shares_output: bool
+    """See ``ServerProcess``."""
+    reactor: Reactor
+    log: EventLog
+    say: Callable[[str], None]
+    check_stop: Callable[[], None]
+    """Raises if the launcher was asked to stop."""
+    known_children: Callable[[], Collection[int]]
+    """Of the launcher, the servers included."""
+    expects_restart: bool = True
+    """Whether another cycle may follow the one whose ranks are spawned next; else no server is needed after."""
+    _command: list[str] | None = None
+    """None while, or when, ranks aren't forked."""
+    _deaths: int = 0
+    _said: set[str] = field(default_factory=set)
 
-        ``preload``: modules to import before the script, which the user asked for. ``timeout_s``: so long a script may
-        run ahead. ``shares_output``: see ``ServerProcess``. ``check_stop`` raises if the launcher was asked to stop.
-        ``known_children``: of the launcher, the servers included.
-        """
-        self.expects_restart = True
-        """Whether another cycle may follow the one whose ranks are spawned next; else no server is needed after."""
-        self._fresh = fresh
-        self._server = first
-        self._command: list[str] | None = None
-        """None while, or when, ranks aren't forked."""
-        self._preload = tuple(preload)
-        self._timeout_s = timeout_s
-        self._shares_output = shares_output
-        self._deaths = 0
-        self._said: set[str] = set()
-        self._reactor = reactor
-        self._log = log
-        self._say = say
-        self._check_stop = check_stop
-        self._known_children = known_children
-        if first is not None:
-            self._watch(first)
+    def __post_init__(self) -> None:
+        """Take over the one that runs already."""
+        if self.server is not None:
+            self._watch(self.server)
 
     def prepare(self, argv: Sequence[str]) -> None:
         """Have the command of the ranks run ahead, if it isn't already."""
@@ -79,25 +70,25 @@ class ForkingSpawner:
         try:
             is_done = self._fork(specs, on_spawned)
         except ServerError as error:
-            self._log.write("fork_failed", pids=sorted(self.pids()), reason=str(error))
+            self.log.write("fork_failed", pids=sorted(self.pids()), reason=str(error))
             is_done = False
         if not is_done:
-            self._fresh.spawn(specs, on_spawned)
+            self.fresh.spawn(specs, on_spawned)
         if not self.expects_restart:
             self.close()
 
     def pids(self) -> set[int]:
         """Of the server."""
-        return set() if self._server is None else {self._server.pid}
+        return set() if self.server is None else {self.server.pid}
 
     def check_states(self, *, again: bool = False) -> None:
         """Replace a server that somebody stopped; looked at twice: of a node that is continued, we may be first."""
-        if self._server is None or not is_stopped(self._server.pid):
+        if self.server is None or not is_stopped(self.server.pid):
             return
         if again:
-            self._server.kill()  # its end is seen like any other
+            self.server.kill()  # its end is seen like any other
         else:
-            self._reactor.call_later(_STOPPED_FOR_S, lambda: self.check_states(again=True))
+            self.reactor.call_later(_STOPPED_FOR_S, lambda: self.check_states(again=True))
 
     def close(self) -> None:
         """End the server."""
@@ -122,101 +113,99 @@ class ForkingSpawner:
         changed = None if server is None else server.changed_file()
         if changed is None:
             return server
-        self._say(lines.file_changed(changed))
+        self.say(lines.file_changed(changed))
         self._drop()
         return self._when_ready(environment)
 
     def _when_ready(self, environment: Mapping[str, str]) -> ServerProcess | None:
         """Wait until the server is; None if it won't be."""
         self._have_server(environment)
-        server = self._server
-        while server is not None and server is self._server and not server.is_ready:
-            self._check_stop()
-            self._reactor.run_once(1.0)
-        return server if server is self._server else None
+        server = self.server
+        while server is not None and server is self.server and not server.is_ready:
+            self.check_stop()
+            self.reactor.run_once(1.0)
+        return server if server is self.server else None
 
     def _have_server(self, environment: Mapping[str, str]) -> None:
         """Start one, unless the one that runs does so with the same command in this environment."""
         assert self._command is not None
-        server = self._server
+        server = self.server
         if server is not None and (server.command, server.environment) != (self._command, environment):
             names = {name for name, _ in server.environment.items() ^ environment.items()}
-            self._log.write("fork_server", state="for something else", pid=server.pid, names=sorted(names))
+            self.log.write("fork_server", state="for something else", pid=server.pid, names=sorted(names))
             self._drop()
-        if self._server is None:
+        if self.server is None:
             try:
-                self._server = ServerProcess(
-                    self._command, environment, preload=self._preload, shares_output=self._shares_output
+                self.server = ServerProcess(
+                    self._command, environment, preload=self.preload, shares_output=self.shares_output
                 )
             except OSError as error:
-                self._log.write("fork_server", state="not started", reason=str(error))
+                self.log.write("fork_server", state="not started", reason=str(error))
                 return
-            self._watch(self._server)
+            self._watch(self.server)
 
     def _watch(self, server: ServerProcess) -> None:
-        self._log.write("fork_server", state="started", pid=server.pid)
-        server.on_channel_closed = lambda: self._reactor.unwatch(server.channel_fd)
-        self._reactor.watch(server.channel_fd, lambda: self._take(server))
-        self._reactor.watch(server.pidfd, lambda: self._ended(server), Priority.DEATH)
-        left_s = server.started_s + self._timeout_s - time.monotonic()
-        self._reactor.call_later(max(0.0, left_s), lambda: self._is_late(server))
+        self.log.write("fork_server", state="started", pid=server.pid)
+        server.on_channel_closed = lambda: self.reactor.unwatch(server.channel_fd)
+        self.reactor.watch(server.channel_fd, lambda: self._take(server))
+        self.reactor.watch(server.pidfd, lambda: self._ended(server), Priority.DEATH)
+        left_s = server.started_s + self.timeout_s - time.monotonic()
+        self.reactor.call_later(max(0.0, left_s), lambda: self._is_late(server))
 
     def _take(self, server: ServerProcess) -> None:
-        was_ready = server.is_ready
-        server.read()
-        for name, reason in server.left_out:
-            self._say_once(lines.preload_left_out(name, reason))
-        if server.is_ready and not was_ready and server.fork_point is not None:
-            where, what, took_s = server.fork_point
-            self._log.write(
-                "fork_server", state="ready", pid=server.pid, where=where, what=what, took_s=round(took_s, 3)
-            )
-            self._say_once(lines.forked_at(where, what), lines.forked_at(where, what, took_s))
+        for message in server.read():
+            if message["type"] == "left_out":
+                self._say_once(lines.preload_left_out(message["name"], message["reason"]))
+            elif message["type"] == "ready":
+                where, what, took_s = message["where"], message["what"], message["took_s"]
+                self.log.write(
+                    "fork_server", state="ready", pid=server.pid, where=where, what=what, took_s=round(took_s, 3)
+                )
+                self._say_once(lines.forked_at(where, what), lines.forked_at(where, what, took_s))
 
     def _is_late(self, server: ServerProcess) -> None:
         if not (server.is_ready or server.is_gone):
-            server.unfit = f"the script has reached no point at which they differ in {self._timeout_s:g} s"
+            server.unfit = f"the script has reached no point at which they differ in {self.timeout_s:g} s"
             server.kill()
 
     def _ended(self, server: ServerProcess) -> None:
         self._take(server)  # its last words
         code = self._let_go(server)
         if server.unfit is not None:
-            where, what, _ = server.fork_point or ("", "", 0.0)
-            self._give_up(lines.cannot_be_shared(server.unfit, where, what))
+            self._give_up(server.unfit)
             return
         self._deaths += 1
         if self._deaths >= _MOST_DEATHS:
-            self._say(lines.no_more_fork_servers(self._deaths))
+            self.say(lines.no_more_fork_servers(self._deaths))
             self._command = None
         elif self._command is not None:
-            self._say(lines.fork_server_replaced(code))
+            self.say(lines.fork_server_replaced(code))
             self._have_server(server.environment)
 
     def _drop(self) -> None:
         """The server isn't the right one, or isn't needed any more."""
-        if self._server is not None:
-            self._let_go(self._server)
+        if self.server is not None:
+            self._let_go(self.server)
 
     def _let_go(self, server: ServerProcess) -> int:
         """End it, if it hasn't ended; its exit code."""
-        self._server = None
-        self._reactor.unwatch(server.pidfd)
+        self.server = None
+        self.reactor.unwatch(server.pidfd)
         if server.channel.fileno() >= 0:
-            self._reactor.unwatch(server.channel_fd)
-        code = server.end(self._known_children)
-        self._log.write("fork_server", state="ended", pid=server.pid, exit_code=code, reason=server.unfit)
+            self.reactor.unwatch(server.channel_fd)
+        code = server.end(self.known_children)
+        self.log.write("fork_server", state="ended", pid=server.pid, exit_code=code, reason=server.unfit)
         return code
 
     def _give_up(self, reason: str) -> None:
         self.close()
         self._say_once(lines.fresh_interpreters(reason))
-        self._log.write("fresh_interpreters", reason=reason)
+        self.log.write("fresh_interpreters", reason=reason)
 
     def _say_once(self, line: str, shown: str | None = None) -> None:
         if line not in self._said:
             self._said.add(line)
-            self._say(shown or line)
+            self.say(shown or line)
 
     # -- ranks --------------------------------------------------------------------------------------------
 

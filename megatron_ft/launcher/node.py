@@ -136,8 +136,8 @@ class Node:
         options, namespace = self.line.options, self.line.namespace
         assert options.preload is not None
         return ForkingSpawner(
-            FreshInterpreterSpawner(),
-            server,
+            fresh=FreshInterpreterSpawner(),
+            server=server,
             preload=options.preload,
             timeout_s=options.preload_timeout,
             shares_output=shares_output(namespace.redirects, namespace.tee, namespace.logs_specs),

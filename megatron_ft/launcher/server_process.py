@@ -19,7 +19,7 @@ from megatron_ft.core.preload import FORK_SERVER_NAME, RUN_AHEAD_VARIABLE, witho
 from megatron_ft.ipc.open_files import give_back_to
 from megatron_ft.ipc.processes import send_signal, wait_gone
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Message
-from megatron_ft.launcher import descendants
+from megatron_ft.launcher import descendants, lines
 
 __all__ = ["ServerError", "ServerProcess", "why_fresh"]
 
@@ -60,10 +60,6 @@ class ServerProcess:
         self.is_gone = False
         self.unfit: str | None = None
         """Why ranks can't be forked from it."""
-        self.left_out: list[tuple[str, str]] = []
-        """Of the modules to preload, and why."""
-        self.fork_point: tuple[str, str, float] | None = None
-        """File and line, what the script does there, and how many seconds it took to get there."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self.channel = Channel(ours)
         self.channel_fd = ours.fileno()
@@ -104,15 +100,20 @@ class ServerProcess:
                 start_new_session=True,
             )
 
-    def read(self) -> None:
-        """Take what it has sent."""
+    def read(self) -> list[Message]:
+        """What it has told since: that its script waits, or can't, and which modules to preload it has left out."""
+        messages: list[Message] = []
         try:
-            received = self.channel.receive() if self.channel.fileno() >= 0 else []
+            if self.channel.fileno() >= 0:
+                messages = [message for message, _ in self.channel.receive()]
         except (ChannelClosedError, ProtocolError):
             self._lose()  # it is ending anyway: its pidfd says when
-            return
-        for message, _ in received:
-            self._take(message)
+        for message in messages:
+            if message["type"] == "ready":
+                self.is_ready = True
+            elif message["type"] == "unfit":
+                self.unfit = lines.cannot_be_shared(message["reason"], message["where"], message["what"])
+        return messages
 
     def fork_ranks(self, requests: Sequence[tuple[Mapping[str, str], Sequence[int]]]) -> list[int]:
         """For each request (variables, and the descriptors of go, standard output and error) a new rank's process id.
@@ -185,17 +186,6 @@ class ServerProcess:
         if self.channel.fileno() < 0:
             self.on_channel_closed()
         self.kill()
-
-    def _take(self, message: Message) -> None:
-        kind = message["type"]
-        if kind == "left_out":
-            self.left_out.append((str(message["name"]), str(message["reason"])))
-        elif kind == "unfit":
-            self.unfit = str(message["reason"])
-        elif kind == "ready":
-            self.is_ready = True
-        if kind in ("unfit", "ready"):
-            self.fork_point = str(message["where"]), str(message["what"]), float(message["took_s"])
 
 
 def why_fresh(argv: Sequence[str]) -> str | None:

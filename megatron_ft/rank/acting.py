@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import functools
 import os
+import re
+import site
 import sys
+import sysconfig
 from collections.abc import Iterator
 from types import FrameType
 
-from megatron_ft.ipc.installed import installed_roots
-
 __all__ = ["callers", "in_import", "is_librarys", "is_own", "is_users", "module_of", "place"]
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_ROOTS = (*installed_roots(), _PACKAGE)
-_INSTALLED = ("/site-packages/", "/dist-packages/")
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_PYTHON = map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))
+_ROOTS = tuple(
+    path.rstrip(os.sep) + os.sep
+    for path in {_PACKAGE, *_PYTHON, *site.getsitepackages(), site.getusersitepackages()}
+    if path
+)
+_INSTALLED = re.compile("/(site|dist)-packages/")
 _IMPORT = "<frozen importlib"
 
 
@@ -38,7 +44,7 @@ def is_own(file: str) -> bool:
     if file.startswith("<"):
         return False
     path = os.path.abspath(file)
-    return not path.startswith(_ROOTS) and not _is_installed(path)
+    return not path.startswith(_ROOTS) and not _INSTALLED.search(path)
 
 
 def is_users() -> bool:
@@ -47,9 +53,10 @@ def is_users() -> bool:
     A script or module that is installed is the user's, too, with all that it calls.
     """
     for frame in callers():
-        if _is_import(frame):
+        file = frame.f_code.co_filename
+        if file.startswith(_IMPORT):
             return False
-        if is_own(frame.f_code.co_filename) or module_of(frame) == "__main__":
+        if is_own(file) or module_of(frame) == "__main__":
             return True
     return False
 
@@ -57,16 +64,17 @@ def is_users() -> bool:
 def is_librarys() -> bool:
     """Whether an installed package does it for a module of the user's that is being imported: a cache, say."""
     for frame in callers():
-        if is_own(frame.f_code.co_filename):
+        file = frame.f_code.co_filename
+        if is_own(file):
             return False
-        if _is_installed(frame.f_code.co_filename):
+        if _INSTALLED.search(file):
             return in_import()
     return False
 
 
 def in_import() -> bool:
     """Whether it happens while any module is imported."""
-    return any(map(_is_import, callers()))
+    return any(frame.f_code.co_filename.startswith(_IMPORT) for frame in callers())
 
 
 def place() -> str:
@@ -76,11 +84,3 @@ def place() -> str:
         if is_own(file) or (module_of(frame) == "__main__" and not file.startswith("<")):
             return f"{os.path.basename(file)}:{frame.f_lineno}"
     return ""
-
-
-def _is_import(frame: FrameType) -> bool:
-    return frame.f_code.co_filename.startswith(_IMPORT)
-
-
-def _is_installed(file: str) -> bool:
-    return any(part in file for part in _INSTALLED)

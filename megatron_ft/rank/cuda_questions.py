@@ -25,31 +25,39 @@ def answer_without_cuda(
 ) -> None:
     """Let torch answer so until the replacements are undone.
 
-    Args:
-        torch: the module.
-        replacements: of its functions.
-        stop: is called before the driver is initialised.
-        unwatched: a context in which nothing is noticed.
+    ``stop`` is called before the driver is initialised; within ``unwatched`` nothing is noticed.
     """
-    cuda, c_extension = torch.cuda, torch._C
-    replacements.replace(c_extension, "_cuda_init", lambda *_: stop("initialises CUDA"))
-    # what PYTORCH_NVML_BASED_CUDA_CHECK=1 does, which ranks would inherit
-    replacements.put(cuda, "_nvml_based_avail", lambda: True)
-    for name in ("_raw_device_count_nvml", "_raw_device_uuid_nvml"):
-        if hasattr(cuda, name):
-            replacements.put(cuda, name, _asked_elsewhere(getattr(cuda, name), unwatched))
-    count = getattr(c_extension, "_cuda_getDeviceCount", None)
-    if count is None:
-        return
 
-    def count_devices() -> Any:
+    def asked_elsewhere(function: Callable[[], Any]) -> Callable[[], Any]:
+        """NVML keeps devices open: a process of its own asks it."""
+
+        def ask() -> Any:
+            with unwatched():
+                return ask_fork(function)
+
+        return ask
+
+    def if_driver(count: Callable[[], Any]) -> Callable[[], Any]:
         """Where NVML doesn't know."""
-        if not (torch.version.hip or _has_driver()):
-            return 0
-        stop("initialises CUDA")
-        return count()
 
-    replacements.put(c_extension, "_cuda_getDeviceCount", count_devices)
+        def count_devices() -> Any:
+            if not (torch.version.hip or _has_driver()):
+                return 0
+            stop("initialises CUDA")
+            return count()
+
+        return count_devices
+
+    replacements.replace(torch._C, "_cuda_init", lambda *_: stop("initialises CUDA"))
+    # what PYTORCH_NVML_BASED_CUDA_CHECK=1 does, which ranks would inherit
+    replacements.put(torch.cuda, "_nvml_based_avail", lambda: True)
+    for owner, name, standing_in in (
+        (torch.cuda, "_raw_device_count_nvml", asked_elsewhere),
+        (torch.cuda, "_raw_device_uuid_nvml", asked_elsewhere),
+        (torch._C, "_cuda_getDeviceCount", if_driver),
+    ):
+        if hasattr(owner, name):
+            replacements.put(owner, name, standing_in(getattr(owner, name)))
 
 
 def _has_driver() -> bool:
@@ -58,15 +66,3 @@ def _has_driver() -> bool:
     except OSError:
         return False
     return True
-
-
-def _asked_elsewhere(
-    function: Callable[[], Any], unwatched: Callable[[], AbstractContextManager[None]]
-) -> Callable[[], Any]:
-    """NVML keeps devices open: a process of its own asks it."""
-
-    def ask() -> Any:
-        with unwatched():
-            return ask_fork(function)
-
-    return ask

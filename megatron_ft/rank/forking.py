@@ -40,10 +40,10 @@ def ask_fork(question: Callable[[], Any]) -> Any:
 def fork_orphans(count: int) -> int | list[int]:
     """Fork processes that the launcher, a child subreaper, adopts: a process in between forks them all, and ends.
 
-    Returns in each of them its index; here their numbers, fewer where no more could be made.
+    Returns in each of them its index, and here their numbers.
 
     Raises:
-        OSError: not even the process in between could be made.
+        OSError: not all could be made. Those that were wait to be told to go on like the others.
     """
     read_fd, write_fd = os.pipe()
     try:
@@ -60,7 +60,10 @@ def fork_orphans(count: int) -> int | list[int]:
                     return index
                 os.write(write_fd, b"%d " % pid)
         _exit(0)
-    return [int(number) for number in _outcome(between, read_fd, write_fd)[0].split()]
+    pids = [int(number) for number in _outcome(between, read_fd, write_fd)[0].split()]
+    if len(pids) < count:
+        raise OSError(f"no more than {len(pids)} processes can be made")
+    return pids
 
 
 def _outcome(pid: int, read_fd: int, write_fd: int) -> tuple[bytes, int]:

@@ -7,6 +7,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from megatron_ft.rank.replacing import Replacements
+
 __all__ = ["Randomness"]
 
 _TORCH = (
@@ -24,11 +26,14 @@ _TENSOR = (
 class Randomness:
     """The generators that Python, numpy and torch share within a process."""
 
-    def __init__(self, draw: Callable[[str], None], draw_if_users: Callable[[str], None]) -> None:
+    def __init__(
+        self, replacements: Replacements, draw: Callable[[str], None], draw_if_users: Callable[[str], None]
+    ) -> None:
         """``draw`` is called before the first number is taken from a generator that nobody has seeded.
 
         ``draw_if_users``: before another one is made from the system's, which a library may do for itself.
         """
+        self._replace = replacements.replace
         self._draw = draw
         self._draw_if_users = draw_if_users
         self._ways: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {}
@@ -39,36 +44,34 @@ class Randomness:
         self._torch_seed: Any = None
         self._made: dict[int, weakref.ref[Any]] = {}
         """Generators that libraries have made for themselves, and haven't seeded."""
+        for name, hook in (("random", self._python), ("numpy.random", self._numpy), ("torch", self._torch)):
+            replacements.when_imported(name, hook)
 
-    def hooks(self) -> dict[str, Callable[[Any, Callable[..., None]], None]]:
-        """By module, what to do with it when it has been imported; the second argument replaces a function."""
-        return {"random": self._python, "numpy.random": self._numpy, "torch": self._torch}
-
-    def _python(self, module: Any, replace: Callable[..., None]) -> None:
+    def _python(self, module: Any) -> None:
         if not hasattr(module, "_inst"):
             return  # the script's own module of that name
         self._note("random", module.getstate, module.seed)
-        replace(module.Random, "seed", self._before_seed)
-        replace(module.Random, "setstate", lambda generator, *_: self._made.pop(id(generator), None))
+        self._replace(module.Random, "seed", self._before_seed)
+        self._replace(module.Random, "setstate", self._before_state)
         for name, function in list(vars(module).items()):
             if getattr(function, "__self__", None) is module._inst:
-                replace(module, name, self._before("random", name))
+                self._replace(module, name, self._before("random", name))
 
-    def _numpy(self, module: Any, replace: Callable[..., None]) -> None:
+    def _numpy(self, module: Any) -> None:
         generator = module.mtrand._rand
         self._note("numpy.random", lambda: repr(module.mtrand._rand.get_state()), module.seed)
         for name, function in list(vars(module).items()):
             if getattr(function, "__self__", None) is generator or name in ("seed", "ranf", "sample"):
-                replace(module, name, self._before("numpy.random", name))
+                self._replace(module, name, self._before("numpy.random", name))
 
-    def _torch(self, module: Any, replace: Callable[..., None]) -> None:
+    def _torch(self, module: Any) -> None:
         generator = module.default_generator
         self._torch_seed = generator.initial_seed()
         self._note("torch", lambda: generator.get_state().tolist(), generator.seed)
         for owner, names in ((module, _TORCH), (module.random, _STATES), (module.Tensor, _TENSOR)):
             for name in names:
                 if hasattr(owner, name):
-                    replace(owner, name, self._before("torch", name))
+                    self._replace(owner, name, self._before("torch", name))
 
     def _note(self, generator: str, state: Callable[[], Any], seed: Callable[[], Any]) -> None:
         self._ways[generator], self._states[generator] = (state, seed), state()
@@ -91,8 +94,11 @@ class Randomness:
             self._seeded.discard(generator)
             self._states.pop(generator, None)
 
-    def _before_seed(self, generator: Any, a: Any = None, *_more: Any, **_named: Any) -> None:
+    def _before_state(self, generator: Any, _state: Any = None) -> None:
         self._made.pop(id(generator), None)
+
+    def _before_seed(self, generator: Any, a: Any = None, *_more: Any, **_named: Any) -> None:
+        self._before_state(generator)
         if a is None:
             self._draw_if_users("draws random numbers (random.Random)")
             self._made[id(generator)] = weakref.ref(generator)

@@ -12,7 +12,7 @@ from typing import Any
 
 __all__ = ["Replacements"]
 
-Hook = Callable[[Any, Callable[..., None]], None]
+Hook = Callable[[Any], None]
 
 
 class Replacements:
@@ -28,7 +28,10 @@ class Replacements:
         self._hooks: dict[str, list[Hook]] = {}
 
     def replace(self, owner: Any, name: str, before: Callable[..., None]) -> None:
-        """Call ``before`` with the arguments of each call first. What is not there isn't replaced."""
+        """Call ``before`` with the arguments of each call of ``owner.name`` first. What is not there isn't replaced."""
+        *inside, name = name.split(".")
+        for each in inside:
+            owner = getattr(owner, each, None)
         original = getattr(owner, name, None)
         if owner is None or original is None:
             return
@@ -43,9 +46,9 @@ class Replacements:
         setattr(owner, name, value)
 
     def when_imported(self, name: str, hook: Hook) -> None:
-        """Call ``hook`` with that module and ``replace`` as soon as it is imported: now, if it is."""
+        """Call ``hook`` with that module as soon as it is imported: now, if it is."""
         if name in sys.modules:
-            hook(sys.modules[name], self.replace)
+            hook(sys.modules[name])
             return
         self._hooks.setdefault(name, []).append(hook)
         if self not in sys.meta_path:
@@ -67,7 +70,7 @@ class Replacements:
                 vars(loader).pop("exec_module", None)
                 execute(module)
                 for hook in self._hooks[name]:
-                    hook(sys.modules.get(name, module), self.replace)
+                    hook(sys.modules.get(name, module))
 
             with contextlib.suppress(AttributeError):  # a loader that is a class: of what is built in
                 loader.exec_module = exec_module

@@ -9,7 +9,6 @@ launcher is child subreaper, and adopts what the process in between leaves.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import gc
 import importlib
 import io
@@ -22,19 +21,19 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from importlib.machinery import PathFinder
-from typing import Any, NoReturn
+from typing import Any
 
 from megatron_ft.core.preload import FORK_SERVER_NAME, RUN_AHEAD_VARIABLE
 from megatron_ft.ipc.prctl import die_with_parent, set_name
 from megatron_ft.ipc.resolver import ask_again_soon
-from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received, close_fds
+from megatron_ft.ipc.wire import Channel, ChannelClosedError, Message, Received, close_fds
 from megatron_ft.rank.acting import place
 from megatron_ft.rank.error_file import write_error_file
 from megatron_ft.rank.forking import fork_orphans
 from megatron_ft.rank.huge_pages import collapse_memory
-from megatron_ft.rank.sharing import descriptors, identity, into_streams, separate, why_not_shared
+from megatron_ft.rank.sharing import descriptors, identity, take_over, why_not_shared
 from megatron_ft.rank.user_code import note_user_code
 from megatron_ft.rank.watching import Watch
 
@@ -133,7 +132,10 @@ class RunAhead:
         try:
             self._wait(what)
         except BaseException as error:  # noqa: BLE001 - whatever it is: the script would catch it, and go on unwatched
-            self._break_off(error)
+            sys.__excepthook__(type(error), error, error.__traceback__)
+            reason = f"{type(error).__name__}: {error}"
+            self._tell({"type": "unfit", "reason": reason, "where": "", "what": ""})
+            _exit(1)
         signal.pthread_sigmask(signal.SIG_SETMASK, self._blocked)  # a signal that has waited comes now
 
     def _wait(self, what: str) -> None:
@@ -157,12 +159,11 @@ class RunAhead:
         gc.freeze()  # a collection in a rank would else copy every page that it looks at
         self._tell({"type": "ready", **point})
         message, fds = self._serve()
-        self._wait_for_launcher(fds, script_fds)
+        self._wait_for_launcher(fds[0])
         set_name(name)
         for variable, value in message["env"].items():
             _environ[variable] = value
-        _replay(self._captured, fds[1:])
-        separate(script_fds, self._given)
+        take_over(script_fds, self._given, self._captured, fds[1:])
         self._watch.randomness.freshen()
         process: Any = sys.modules.get("multiprocessing.process")
         if process is not None:
@@ -174,12 +175,6 @@ class RunAhead:
         self._is_rank = True
         if on_child is not None:
             signal.signal(signal.SIGCHLD, on_child)
-
-    def _break_off(self, error: BaseException) -> NoReturn:
-        sys.__excepthook__(type(error), error, error.__traceback__)
-        reason = f"{type(error).__name__}: {error}"
-        self._tell({"type": "unfit", "reason": reason, "where": "", "what": "", "took_s": 0.0})
-        _exit(1)
 
     # -- the server -------------------------------------------------------------------------------------
 
@@ -212,36 +207,24 @@ class RunAhead:
             if any(message["type"] == "check" for message, _ in received):
                 self._tell({"type": "checked", "changed": self._watch.looked.changed()})
             spawns = [each for each in received if each.message["type"] == "spawn"]
-            rank = self._fork(len(spawns))
-            if rank is not None:
-                return spawns[rank]
-            for _, fds in spawns:
+            answers: list[Message] = []
+            try:
+                made = fork_orphans(len(spawns)) if spawns else []
+                if isinstance(made, int):
+                    return spawns[made]
+                answers = [{"type": "forked", "pid": pid} for pid in made]
+            except OSError as error:
+                answers = [{"type": "failed", "reason": str(error)}] * len(spawns)
+            for answer, (_, fds) in zip(answers, spawns, strict=True):
+                self._tell(answer)
                 close_fds(fds)
-
-    def _fork(self, count: int) -> int | None:
-        """Fork ranks, and tell the launcher their numbers; in each of them it returns which one it is."""
-        made: int | list[int] = []
-        reason = "no more processes can be made"
-        try:
-            made = fork_orphans(count) if count else []
-        except OSError as error:
-            reason = str(error)
-        if isinstance(made, int):
-            return made
-        for pid in made:
-            self._tell({"type": "forked", "pid": pid})
-        for _ in range(count - len(made)):
-            self._tell({"type": "failed", "reason": reason})
-        return None
 
     # -- the rank ---------------------------------------------------------------------------------------
 
-    def _wait_for_launcher(self, fds: tuple[int, ...], script_fds: set[int]) -> None:
+    def _wait_for_launcher(self, go_fd: int) -> None:
         """Until it is the parent of this process, knows it, and says so."""
         self._channel.close()  # by its object: collected later, it would close a number that is another's by then
         os.setsid()
-        go_fd, *streams = fds
-        into_streams(script_fds, dict(zip(map(identity, self._captured), streams, strict=False)))
         if not os.read(go_fd, 1):
             _exit(1)  # the launcher has given this one up
         die_with_parent()
@@ -276,12 +259,9 @@ class RunAhead:
             return
         raw = _Input(0, "rb", closefd=False)
         raw.name = "<stdin>"
+        old = sys.stdin
         watched: Any = io.TextIOWrapper(
-            io.BufferedReader(raw),
-            encoding=sys.stdin.encoding,
-            errors=sys.stdin.errors,
-            newline="\n",
-            line_buffering=bool(sys.stdin.line_buffering),
+            io.BufferedReader(raw), old.encoding, old.errors, "\n", bool(old.line_buffering)
         )
         watched.mode = "r"
         _kept.append(sys.__stdin__)
@@ -305,15 +285,3 @@ class _Input(io.FileIO):
 
 _kept: list[Any] = []
 """What the process had before and can't do without, though nothing refers to it any more."""
-
-
-def _replay(captured: tuple[int, int], streams: Sequence[int]) -> None:
-    """Say what the script has said before, to the rank's own streams."""
-    out, err = captured
-    for fd, target in ((out, streams[0]), (err, streams[1])):
-        position, size = 0, os.fstat(fd).st_size
-        if fd == err and os.path.sameopenfile(out, err):
-            continue  # one stream: it was in the right order
-        with contextlib.suppress(OSError):  # nobody reads it any more
-            while position < size:
-                position += os.write(target, os.pread(fd, 1 << 16, position))

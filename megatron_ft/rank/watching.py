@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import re
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from megatron_ft.core.preload import tells_ranks_apart
@@ -43,7 +43,6 @@ _NEVER_SHARED = {
     ),
     "changes which signals wait": "signal:pthread_sigmask",
     "writes to the system's log": "syslog.syslog syslog.openlog",
-    "starts a process": "multiprocessing.util:spawnv_passfds",
     "makes a lock for processes": "multiprocessing.synchronize:SemLock.__init__",
     "makes an event loop": "asyncio.base_events:BaseEventLoop.__init__",
     "makes a process group": (
@@ -79,13 +78,13 @@ class Watch:
         self._is_quiet = False
         self._stop: Callable[[str], None] = lambda what: None if self._is_quiet else stop(what)
         self.looked = LookedAt()
-        self.randomness = Randomness(self._stop, self._if_changed_by_user)
         self.replaced = Replacements()
-        self._end_environ: Callable[[], None] = lambda: None
+        self.randomness = Randomness(self.replaced, self._stop, self._if_changed_by_user)
 
     def begin(self) -> None:
         """Once in a process."""
-        self._end_environ = watch_environ(
+        watch_environ(
+            self.replaced,
             lambda name: self._stop(f"reads {name}"),
             lambda: self._if_users("reads all of os.environ"),
             lambda: self._stop("copies os.environ"),
@@ -110,16 +109,14 @@ class Watch:
             ("os:readlink", self._note_if_users),
         ):
             self._watch(names, before)
-        when_imported = self.replaced.when_imported
-        for module, hook in self.randomness.hooks().items():
-            when_imported(module, hook)
-        when_imported("torch", lambda torch, _: answer_without_cuda(torch, self.replaced, self._stop, self.unwatched))
+        self.replaced.when_imported(
+            "torch", lambda torch: answer_without_cuda(torch, self.replaced, self._stop, self.unwatched)
+        )
         sys.addaudithook(_audit)
 
     def end(self) -> None:
         """Everything is as it was, but for an audit hook that does nothing."""
         _handlers.clear()
-        self._end_environ()
         self.replaced.undo()
 
     @contextlib.contextmanager
@@ -136,13 +133,9 @@ class Watch:
         for each in names.split():
             module, is_function, name = each.partition(":")
             if is_function:
-                self.replaced.when_imported(module, functools.partial(self._replace, name, before))
+                self.replaced.when_imported(module, partial(self.replaced.replace, name=name, before=before))
             else:
                 _handlers[each] = before
-
-    def _replace(self, name: str, before: Callable[..., None], module: Any, replace: Callable[..., None]) -> None:
-        *inside, last = name.split(".")
-        replace(functools.reduce(lambda owner, inner: getattr(owner, inner, None), inside, module), last, before)
 
     # -- who does it --------------------------------------------------------------------------------------
 

@@ -70,7 +70,8 @@ def test_variables_of_a_rank_are_told_of_before_they_are_used(monkeypatch: pytes
         os.environ._data[b"RANK"] = b"3"  # type: ignore[attr-defined]  # as in a rank, where it is there by then
 
     before, kind = os.environ, type(os.environ)
-    end = watch_environ(on_use, lambda: told.append("all"), lambda: told.append("copy"))
+    replacements = Replacements()
+    watch_environ(replacements, on_use, lambda: told.append("all"), lambda: told.append("copy"))
     try:
         assert os.environ["RANK"] == "3"
         assert os.environb[b"RANK"] == b"3"
@@ -92,7 +93,7 @@ def test_variables_of_a_rank_are_told_of_before_they_are_used(monkeypatch: pytes
         assert told[0] == "copy"
         assert isinstance(os.environ, kind)
     finally:
-        end()
+        replacements.undo()
     assert os.environ is before
     assert type(os.environ) is type(os.environb) is kind
     told.clear()
@@ -109,7 +110,7 @@ def test_functions_are_what_they_were(tmp_path: Path, monkeypatch: pytest.Monkey
     replacements.replace(time, "sleep", lambda *arguments: calls.append(arguments))
     replacements.replace(time, "nothing of that name", lambda: None)
 
-    def hook(module: ModuleType, replace: object) -> None:
+    def hook(module: ModuleType) -> None:
         calls.append(module.__name__)
         replacements.replace(module, "f", lambda *arguments: calls.append(arguments))
 
