@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from megatron_ft.core.preload import is_set_for_ranks, shared_environment, without_ranks
+from megatron_ft.core.preload import Ahead, is_set_for_ranks, shared_environment, without_ranks
 from megatron_ft.ipc.event_log import EventLog
 from megatron_ft.ipc.wire import close_fds
 from megatron_ft.launcher import lines
@@ -31,12 +31,11 @@ class ForkingSpawner:
     fresh: Spawner
     server: ServerProcess | None
     """At first one that runs already; without one, or with a wrong one, another is started."""
-    preload: Sequence[str]
-    """Modules to import before the script, which the user asked for."""
+    preload: tuple[str, ...]
+    shares_output: bool
+    """Both: see ``Ahead``."""
     timeout_s: float
     """So long a script may run ahead."""
-    shares_output: bool
-    """See ``ServerProcess``."""
     reactor: Reactor
     log: EventLog
     say: Callable[[str], None]
@@ -117,7 +116,7 @@ class ForkingSpawner:
         self._drop()
         return self._when_ready(environment)
 
-    def _when_ready(self, environment: Mapping[str, str]) -> ServerProcess | None:
+    def _when_ready(self, environment: dict[str, str]) -> ServerProcess | None:
         """Wait until the server is; None if it won't be."""
         self._have_server(environment)
         server = self.server
@@ -126,19 +125,17 @@ class ForkingSpawner:
             self.reactor.run_once(1.0)
         return server if server is self.server else None
 
-    def _have_server(self, environment: Mapping[str, str]) -> None:
-        """Start one, unless the one that runs does so with the same command in this environment."""
+    def _have_server(self, environment: dict[str, str]) -> None:
+        """Start one, unless the one that runs does just that."""
         assert self._command is not None
-        server = self.server
-        if server is not None and (server.command, server.environment) != (self._command, environment):
-            names = {name for name, _ in server.environment.items() ^ environment.items()}
-            self.log.write("fork_server", state="for something else", pid=server.pid, names=sorted(names))
+        ahead = Ahead(self._command, environment, self.preload, self.shares_output)
+        if self.server is not None and self.server.ahead != ahead:
+            names = {name for name, _ in self.server.ahead.environment.items() ^ environment.items()}
+            self.log.write("fork_server", state="for something else", pid=self.server.pid, names=sorted(names))
             self._drop()
         if self.server is None:
             try:
-                self.server = ServerProcess(
-                    self._command, environment, preload=self.preload, shares_output=self.shares_output
-                )
+                self.server = ServerProcess(ahead)
             except OSError as error:
                 self.log.write("fork_server", state="not started", reason=str(error))
                 return
@@ -180,7 +177,7 @@ class ForkingSpawner:
             self._command = None
         elif self._command is not None:
             self.say(lines.fork_server_replaced(code))
-            self._have_server(server.environment)
+            self._have_server(server.ahead.environment)
 
     def _drop(self) -> None:
         """The server isn't the right one, or isn't needed any more."""

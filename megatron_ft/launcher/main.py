@@ -61,7 +61,7 @@ def _run_ahead(argv: Sequence[str]) -> ServerProcess | None:
         return None
     become_subreaper()  # what the script starts, and leaves, is ours
     try:
-        return ServerProcess(seen.command, seen.environment, preload=seen.preload, shares_output=seen.shares_output)
+        return ServerProcess(seen)
     except OSError:
         return None  # tried again, and told of, when there is a log
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import megatron_ft
 from megatron_ft.core.errors import FaultToleranceError, ProtocolError
-from megatron_ft.core.preload import FORK_SERVER_NAME, RUN_AHEAD_VARIABLE, without_ranks
+from megatron_ft.core.preload import FORK_SERVER_NAME, RUN_AHEAD_VARIABLE, Ahead
 from megatron_ft.ipc.open_files import give_back_to
 from megatron_ft.ipc.processes import send_signal, wait_gone
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Message
@@ -37,22 +37,13 @@ class ServerError(FaultToleranceError):
 class ServerProcess:
     """A child of the launcher."""
 
-    def __init__(
-        self, command: Sequence[str], environment: Mapping[str, str], *, preload: Sequence[str], shares_output: bool
-    ) -> None:
+    def __init__(self, ahead: Ahead) -> None:
         """Start it.
-
-        Args:
-            command: of the ranks: this Python, "-u", and a script or module with its arguments.
-            environment: of the ranks; what tells them apart is left out.
-            preload: modules to import before the script.
-            shares_output: the ranks' standard output and standard error are this process's own.
 
         Raises:
             OSError: it can't be started.
         """
-        self.command = list(command)
-        self.environment = without_ranks(environment)
+        self.ahead = ahead
         self.started_s = time.monotonic()
         self.on_channel_closed: Callable[[], None] = lambda: None
         """Called when the connection has closed itself: its number may soon be another's."""
@@ -65,7 +56,7 @@ class ServerProcess:
         self.channel_fd = ours.fileno()
         try:
             with theirs:
-                self._process = self._start(theirs.fileno(), preload, shares_output)
+                self._process = self._start(theirs.fileno())
         except OSError:
             self.channel.close()
             raise
@@ -73,18 +64,19 @@ class ServerProcess:
         give_back_to(self.pid)
         self.pidfd = os.pidfd_open(self.pid)
 
-    def _start(self, fd: int, preload: Sequence[str], shares_output: bool) -> subprocess.Popen[bytes]:
-        python_path = self.environment.get("PYTHONPATH")
+    def _start(self, fd: int) -> subprocess.Popen[bytes]:
+        command, environment, preload, shares_output = self.ahead
+        python_path = environment.get("PYTHONPATH")
         orders = {
             "fd": fd,
             "launcher": os.getpid(),
             "python_path": python_path,
-            "first_in_path": _first_in_path(self.command),
-            "preload": list(preload),
+            "first_in_path": _first_in_path(command),
+            "preload": preload,
             "terminals": [fd for fd in (1, 2) if shares_output and os.isatty(fd)],
         }
         env = {
-            **self.environment,
+            **environment,
             RUN_AHEAD_VARIABLE: json.dumps(orders),
             "PYTHONPATH": os.pathsep.join(filter(None, (_STARTUP, python_path))),
         }
@@ -92,7 +84,7 @@ class ServerProcess:
             # what goes to one place, in turns, must stay in that order
             is_one = shares_output and os.path.sameopenfile(1, 2)
             return subprocess.Popen(
-                self.command,
+                command,
                 env=env,
                 stdout=out,
                 stderr=out if is_one else err,

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from json import dumps, loads
 from typing import Any
 
-from megatron_ft.ipc.wire import close_fds
-
 __all__ = ["ask_fork", "fork_orphans"]
 
 # as they are before anything stands in for them
@@ -23,15 +21,18 @@ def ask_fork(question: Callable[[], Any]) -> Any:
         OSError: it has ended without an answer.
     """
     read_fd, write_fd = os.pipe()
-    pid = _fork()
-    if pid == 0:
-        code = 1
-        try:
-            os.write(write_fd, dumps(question()).encode())
-            code = 0
-        finally:
-            _exit(code)
-    answer, code = _outcome(pid, read_fd, write_fd)
+    with open(read_fd, "rb") as answers, open(write_fd, "wb", buffering=0) as answering:
+        pid = _fork()
+        if pid == 0:
+            code = 1
+            try:
+                answering.write(dumps(question()).encode())
+                code = 0
+            finally:
+                _exit(code)
+        answering.close()
+        answer = answers.read()
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if code != 0:
         raise OSError(f"a fork of it ended with {code}")
     return loads(answer)
@@ -46,29 +47,19 @@ def fork_orphans(count: int) -> int | list[int]:
         OSError: not all could be made. Those that were wait to be told to go on like the others.
     """
     read_fd, write_fd = os.pipe()
-    try:
+    with open(read_fd, "rb") as numbers, open(write_fd, "wb", buffering=0) as telling:
         between = _fork()
-    except OSError:
-        close_fds((read_fd, write_fd))
-        raise
-    if between == 0:
-        with contextlib.suppress(OSError):  # no more can be made; or the server is gone, and nobody reads
-            for index in range(count):
-                pid = _fork()
-                if pid == 0:
-                    close_fds((read_fd, write_fd))
-                    return index
-                os.write(write_fd, b"%d " % pid)
-        _exit(0)
-    pids = [int(number) for number in _outcome(between, read_fd, write_fd)[0].split()]
+        if between == 0:
+            with contextlib.suppress(OSError):  # no more can be made; or the server is gone, and nobody reads
+                for index in range(count):
+                    pid = _fork()
+                    if pid == 0:
+                        return index
+                    telling.write(b"%d " % pid)
+            _exit(0)
+        telling.close()
+        pids = [int(number) for number in numbers.read().split()]
+    os.waitpid(between, 0)
     if len(pids) < count:
         raise OSError(f"no more than {len(pids)} processes can be made")
     return pids
-
-
-def _outcome(pid: int, read_fd: int, write_fd: int) -> tuple[bytes, int]:
-    """What a child has written, and its exit code as ``subprocess`` has it, when it has ended."""
-    os.close(write_fd)
-    with open(read_fd, "rb") as file:
-        written = file.read()
-    return written, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

@@ -52,7 +52,7 @@ class Randomness:
             return  # the script's own module of that name
         self._note("random", module.getstate, module.seed)
         self._replace(module.Random, "seed", self._before_seed)
-        self._replace(module.Random, "setstate", self._before_state)
+        self._replace(module.Random, "setstate", lambda generator, *_: self._before_seed(generator, "a state"))
         for name, function in list(vars(module).items()):
             if getattr(function, "__self__", None) is module._inst:
                 self._replace(module, name, self._before("random", name))
@@ -94,11 +94,8 @@ class Randomness:
             self._seeded.discard(generator)
             self._states.pop(generator, None)
 
-    def _before_state(self, generator: Any, _state: Any = None) -> None:
-        self._made.pop(id(generator), None)
-
     def _before_seed(self, generator: Any, a: Any = None, *_more: Any, **_named: Any) -> None:
-        self._before_state(generator)
+        self._made.pop(id(generator), None)
         if a is None:
             self._draw_if_users("draws random numbers (random.Random)")
             self._made[id(generator)] = weakref.ref(generator)

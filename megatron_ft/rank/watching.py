@@ -90,11 +90,8 @@ class Watch:
             lambda: self._stop("copies os.environ"),
         )
         changes = {f"changes files ({event})": event for event in _CHANGES_FILES.split()}
-        for check, table in (
-            (self._stop, _NEVER_SHARED),
-            (self._if_users, _IF_USERS),
-            (self._if_changed_by_user, changes),
-        ):
+        checks = (self._stop, _NEVER_SHARED), (self._if_users, _IF_USERS), (self._if_changed_by_user, changes)
+        for check, table in checks:
             for what, names in table.items():
                 self._watch(names, lambda *_, check=check, what=what, **__: check(what))
         for names, before in (
@@ -213,10 +210,8 @@ class Watch:
 def _logs_show_process() -> bool:
     """Whether some handler writes the number of the process, which each record carries."""
     logging: Any = sys.modules["logging"]
-    handlers = [reference() for reference in logging._handlerList]
-    formatters = [formatter for handler in handlers if (formatter := getattr(handler, "formatter", None))]
+    formatters = [getattr(reference(), "formatter", None) or logging.Formatter() for reference in logging._handlerList]
     # one that formats in its own way may well write it
     return any(
-        type(formatter).format is not logging.Formatter.format or "process" in (formatter._fmt or "")
-        for formatter in formatters
+        type(each).format is not logging.Formatter.format or "process" in (each._fmt or "") for each in formatters
     )

@@ -7,6 +7,7 @@ import select
 import signal
 import sys
 
+from megatron_ft.core.preload import Ahead
 from megatron_ft.ipc.prctl import become_subreaper
 from megatron_ft.launcher.server_process import ServerProcess
 
@@ -15,7 +16,7 @@ def main() -> None:
     """Fork one rank."""
     become_subreaper()
     command = [sys.executable, "-u", sys.argv[1]]
-    server = ServerProcess(command, os.environ, preload=(), shares_output=False)
+    server = ServerProcess(Ahead(command, dict(os.environ), (), shares_output=False))
     while not server.is_ready:
         select.select([server.channel_fd], [], [])
         server.read()
