@@ -21,6 +21,7 @@ _TENSOR = (
     *("uniform_", "normal_", "random_", "bernoulli_", "exponential_", "geometric_", "cauchy_", "log_normal_"),
     *("bernoulli", "multinomial"),
 )
+_SETTERS = ("setstate", "set_state", "set_bit_generator")
 
 
 class Randomness:
@@ -78,21 +79,16 @@ class Randomness:
 
     def _before(self, generator: str, name: str) -> Callable[..., None]:
         def before(*arguments: Any, **named: Any) -> None:
-            if name in ("setstate", "set_state", "set_bit_generator"):
+            given = [*arguments, *named.values(), None][0]
+            if name in _SETTERS or (name == "seed" and given is not None):
                 self._seeded.add(generator)
-            elif name == "seed" and generator != "torch":
-                self._seed(generator, [*arguments, *named.values(), None][0])
+            elif name == "seed" and generator != "torch":  # by the system, as it was in the beginning
+                self._seeded.discard(generator)
+                self._states.pop(generator, None)
             elif not self._is_seeded(generator) and named.get("generator") is None:
                 self._draw(f"draws random numbers ({generator}.{name}) that nobody has seeded")
 
         return before
-
-    def _seed(self, generator: str, seed: Any) -> None:
-        if seed is not None:
-            self._seeded.add(generator)
-        else:  # by the system, as it was in the beginning
-            self._seeded.discard(generator)
-            self._states.pop(generator, None)
 
     def _before_seed(self, generator: Any, a: Any = None, *_more: Any, **_named: Any) -> None:
         self._made.pop(id(generator), None)
