@@ -125,7 +125,8 @@ import random, numpy, torch, os
 first = random.Random().random()
 os.environ["RANK"]
 numbers = [random.random(), numpy.random.rand(), torch.rand(1).item(), random.Random().random()]
-print(*numbers, torch.initial_seed(), os.urandom(4).hex(), flush=True)
+row = [*numbers, torch.initial_seed(), os.urandom(4).hex()]
+print(" ".join(map(str, row)) + "\\n", end="", flush=True)  # in one piece: the other rank writes, too
 if os.environ["FT_CYCLE"] == "0":
     import time
     open(os.environ["RANK"], "w").close()
