@@ -361,11 +361,12 @@ def test_what_only_a_fresh_interpreter_can_run(
 def test_a_file_beside_the_script_that_hides_an_imported_module(fresh_launcher: Launcher) -> None:
     (fresh_launcher.directory / "socket.py").write_text("print('mine')")
     script = fresh_launcher.directory / "hidden.py"
-    script.write_text("import socket, json, threading\nprint(socket.__file__ == __file__[:-9] + 'socket.py')")
+    text = "import socket, json, threading, os\nprint(socket.__file__ == __file__[:-9] + 'socket.py')\n"
+    script.write_text(f"{text}os.environ['RANK']\n")
     launched = fresh_launcher.start([str(script)], env=dict.fromkeys("ABC", "é" * 60_000))
     finished = launched.wait()
     assert finished.out == "mine\nTrue\n"
-    assert fork_points(launched) == ["the end of the script"]
+    assert fork_points(launched) == ["hidden.py:3 (reads RANK)"]
 
 
 def test_a_hundred_restarts_leave_nothing(launcher: Launcher) -> None:

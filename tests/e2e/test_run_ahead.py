@@ -15,6 +15,9 @@ __all__ = ["launcher"]
 
 PROGRAMS = ROOT / "tests" / "support" / "programs"
 NAMES = sorted(path.stem for path in PROGRAMS.glob("*.py"))
+END = "the end of the script"
+# where Python 3.12.0 to 3.12.2 refuse to fork
+END_IS_TOO_LATE = (3, 12) <= sys.version_info < (3, 12, 3)
 # where each must have been forked, at the latest point that is safe
 POINTS = {
     "arguments": "arguments.py:9 (reads RANK)",
@@ -35,12 +38,12 @@ POINTS = {
     "marks_the_point": "marks_the_point.py:10 (asks for it)",
     "missing_variable": "missing_variable.py:6 (reads TORCHELASTIC_NOBODY_SETS_THIS)",
     "moves_streams": "moves_streams.py:12 (reads RANK)",
-    "never_reads_rank": "the end of the script",
+    "never_reads_rank": END,
     "own_hook": "own_hook.py:8 (reads RANK)",
     "patches": "patches.py:21 (reads RANK)",
     "prints": "prints.py:17 (reads RANK)",
     "process_group": "process_group.py:8 (draws random numbers (torch.uniform_) that nobody has seeded)",
-    "raises": "the end of the script",
+    "raises": END,
     "rank_at_import": "reads_rank.py:5 (reads RANK)",
     "seeds": "seeds.py:14 (reads RANK)",
     "shell_at_import": "asks_shell.py:5 (starts a program)",
@@ -109,7 +112,10 @@ def test_a_program_does_what_it_does_under_torchrun(
         env={"PYTHONPATH": str(ROOT)},
     )
     finished = launched.wait()
-    assert forked_at(launched) == POINTS[name]
+    if END_IS_TOO_LATE and POINTS[name] == END:
+        assert "ranks start as fresh interpreters: RuntimeError: can't fork at interpreter shutdown" in finished.lines
+    else:
+        assert forked_at(launched) == POINTS[name]
     assert not launched.events("fork_failed"), finished.err
     exits = launched.events("rank_exited")
     assert [event["cycle"] for event in exits] == [0, 1], finished.err
