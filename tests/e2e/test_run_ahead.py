@@ -9,15 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.launching import ROOT, Launched, Launcher, clean_environment, launcher
+from tests.support.launching import END_IS_TOO_LATE, ROOT, Launched, Launcher, clean_environment, launcher
 
 __all__ = ["launcher"]
 
 PROGRAMS = ROOT / "tests" / "support" / "programs"
 NAMES = sorted(path.stem for path in PROGRAMS.glob("*.py"))
 END = "the end of the script"
-# where Python 3.12.0 to 3.12.2 refuse to fork
-END_IS_TOO_LATE = (3, 12) <= sys.version_info < (3, 12, 3)
 # where each must have been forked, at the latest point that is safe
 POINTS = {
     "arguments": "arguments.py:9 (reads RANK)",
