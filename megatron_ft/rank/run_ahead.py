@@ -168,6 +168,9 @@ class RunAhead:
         process: Any = sys.modules.get("multiprocessing.process")
         if process is not None:
             process.current_process().authkey = os.urandom(32)
+        for thread in threads:
+            if hasattr(thread, "_handle") and not thread._started.is_set():
+                thread._handle = type(thread._handle)()  # from Python 3.13 on, a fork marks the old one as ended
         threading._dangling.update(threads)  # type: ignore[attr-defined]
         main_thread: Any = threading.main_thread()
         main_thread._set_native_id()
