@@ -169,7 +169,7 @@ class FaultTolerantAgent(LocalElasticAgent):
 
     def _new_record(self, global_ranks: list[int]) -> CycleRecord:
         own = self._coordination.cycle
-        cycle = own if self._rounds is None else self._rounds.cycle(own)
+        cycle = own if self._rounds is None else self._rounds.cycle
         return CycleRecord(
             cycle,
             global_ranks,
@@ -219,6 +219,12 @@ class FaultTolerantAgent(LocalElasticAgent):
         record, cycle = self._current(), self._coordination.cycle
         self._coordination.report(state, lambda: report(record, cycle, state, cause))
 
+    def _tell_own_failure(self) -> None:
+        """The cycle has failed, maybe because others have lost a rank of this node that is slow to end: say why."""
+        cause = None if self._node.is_min_healthy else self._current().own_failure()
+        if cause is not None:
+            self._report(NodeState.UNHEALTHY, cause)
+
     def _end_ranks(self) -> Outcome:
         """End the ranks as the end of the cycle asks for; how it has ended for this node."""
         node, record, end = self._node, self._current(), self._coordination.end
@@ -230,6 +236,9 @@ class FaultTolerantAgent(LocalElasticAgent):
             self._report(NodeState.EXCLUDED, Cause(kind=CauseKind.REQUEST, text=text, rank=record.exclude_request.rank))
         if self._inquest is not None:
             self._inquest.close()
+        if outcome is Outcome.FAILED:
+            self._tell_own_failure()
+            stopping.let_monitors_end(node, record)
         if node.signals.received and outcome is not Outcome.SUCCEEDED:
             outcome = Outcome.STOPPED
             stopping.stop_as_asked(node, workers)
@@ -243,6 +252,8 @@ class FaultTolerantAgent(LocalElasticAgent):
         self._grace_s = node.line.restart_grace if is_restart else node.line.stop_timeout
         self._stop_workers(self._worker_group)
         node.control.accept_all()
+        if outcome is Outcome.FAILED:
+            self._tell_own_failure()
         node.ranks_ended_well = record.all_ended_well()
         alone = self._worker_group.group_world_size == 1
         if outcome is Outcome.STOPPED and not node.signals.received and node.ranks_ended_well and alone:
