@@ -16,7 +16,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 from megatron_ft.core.control import WorkloadAction
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.exit_description import Cause, CauseKind
-from megatron_ft.core.job.messages import Goodbye, Verdict
+from megatron_ft.core.job.messages import Goodbye, Regroup, Verdict
 from megatron_ft.core.restart_policy import Action, Decision, NodeState, Outcome
 from megatron_ft.launcher import announce, crash_evidence, fitness, lines, starting, stopping, torch_private
 from megatron_ft.launcher.conclusion import Known, conclude, left_out, report
@@ -170,9 +170,8 @@ class FaultTolerantAgent(LocalElasticAgent):
     # -- one cycle ----------------------------------------------------------------------------------------
 
     def _new_record(self, global_ranks: list[int]) -> CycleRecord:
-        begun = self._coordination.begun
-        assert begun is not None
-        cycle = begun.decision.cycle if self._rounds is None else self._rounds.cycle(begun.decision.cycle)
+        own = self._coordination.cycle
+        cycle = own if self._rounds is None else self._rounds.cycle(own)
         return CycleRecord(
             cycle,
             global_ranks,
@@ -205,7 +204,7 @@ class FaultTolerantAgent(LocalElasticAgent):
                 return
             node.reactor.run_once(node.line.namespace.monitor_interval)
             if self._rounds is not None and (waiting := self._rounds.nodes_waiting(node)):
-                coordination.regroup(lines.nodes_waiting(waiting))
+                coordination.tell(Regroup(coordination.cycle, lines.nodes_waiting(waiting)))
 
     def _report_state(self) -> None:
         record = self._current()
@@ -219,9 +218,7 @@ class FaultTolerantAgent(LocalElasticAgent):
             self._report(NodeState.SUCCEEDED)
 
     def _report(self, state: NodeState, cause: Cause | None = None) -> None:
-        record, begun = self._current(), self._coordination.begun
-        assert begun is not None
-        cycle = begun.decision.cycle
+        record, cycle = self._current(), self._coordination.cycle
         self._coordination.report(state, lambda: report(record, cycle, state, cause))
 
     def _end_ranks(self) -> Outcome:

@@ -13,6 +13,7 @@ import time
 
 from megatron_ft.core.exit_description import HangVerdict
 from megatron_ft.core.job.inquest import blamed
+from megatron_ft.core.job.messages import Hang, Notes
 from megatron_ft.core.last_words import LastWords
 from megatron_ft.core.rank_note import LOOK_S, RankNote
 from megatron_ft.ipc.wire import Message
@@ -94,7 +95,7 @@ class Inquest:
             return
         self._bound_s = at_s + LOOK_S
         if self._coordination is not None and self._verdict is not None:
-            self._coordination.hang(self._verdict, self._record.reached())
+            self._coordination.tell(Hang(self._coordination.cycle, self._verdict, self._record.reached()))
         self._asked = self._alive()
         for local_rank in self._asked - known:
             passive = self._node.is_min_healthy
@@ -112,7 +113,7 @@ class Inquest:
         self._is_told = True
         notes = self._local()
         if self._coordination is not None:
-            self._coordination.noticed([note.to_dict() for note in notes])
+            self._coordination.tell(Notes(self._coordination.cycle, tuple(note.to_dict() for note in notes)))
         elif self._verdict is not None:
             self._record.found = blamed(notes, self._verdict, are_all=self._are_all, several=False)
             self.close()

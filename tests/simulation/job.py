@@ -283,7 +283,8 @@ class Launcher(Process):
             verdict = HangVerdict(
                 rank=0, local_rank=0, kind="section", section="step", elapsed_s=3.0, timeout_s=3.0, iteration=1, at_ns=0
             )
-            self.do(self.member.hang(verdict, Reached(0, int(10 * self.world.now_s)), self.clock()))
+            hang = m.Hang(self.ranks.cycle, verdict, Reached(0, int(10 * self.world.now_s)))
+            self.do(self.member.tell(hang, self.clock()))
 
     def _notice(self) -> None:
         place = self.member.place or 0
@@ -294,7 +295,7 @@ class Launcher(Process):
             "has_stack": True,
             "waits_in": "" if is_it else "all_reduce",
         }
-        self.do(self.member.noticed([note], self.clock()))
+        self.do(self.member.tell(m.Notes(self.member.standing.cycle, (note,)), self.clock()))
 
     def say(self, report: m.Report) -> None:
         """Report a state."""

@@ -84,8 +84,8 @@ def test_a_message_goes_there_and_the_answer_comes_back(reactor: Reactor, secret
         until(reactor, lambda: ear.heard_messages)
         assert ear.told[0] == "opened"
         assert isinstance(ear.told[1], m.Lead)
-        transport.transmit(m.Goodbye("so long"))
-        until(reactor, lambda: m.Dismiss(0, "so long") in ear.told)
+        transport.transmit(m.Goodbye("so long", well=True))
+        until(reactor, lambda: m.Dismiss(0) in ear.told)
 
 
 @pytest.mark.parametrize(

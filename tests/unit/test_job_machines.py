@@ -162,7 +162,7 @@ def seats(*states: NodeState, follows: int | None = None) -> list[Seat]:
 def judged(outcome: Outcome, *states: NodeState, rules: m.Rules = RULES, **more: Any) -> m.Verdict:
     values = {"restarts": 0, "stalled": 0, "decided_by": None, "found": None, "shutdown": None}
     follows = more.pop("follows", None)
-    values.update({"nodes_left": 9, "joining": 0, "cycle": 0, **more})
+    values.update({"nodes_left": 9, "joining": "", "cycle": 0, **more})
     return verdict_on(rules, seats(*states, follows=follows), outcome, **values)
 
 
@@ -226,7 +226,7 @@ HEALTHY_TWO = m.Rules(min_nodes=2, max_nodes=4, max_restarts=3, min_healthy=True
             None,
         ),
         (
-            judged(Outcome.MEMBERSHIP, H, H, joining=2),
+            judged(Outcome.MEMBERSHIP, H, H, joining="2 nodes waiting to join"),
             "cycle 0 ended: 2 nodes waiting to join; restarting as cycle 1, no restart used",
             None,
         ),

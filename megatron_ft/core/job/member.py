@@ -9,15 +9,13 @@ node, and its ranks are ended.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from megatron_ft.core.advance import Reached
-from megatron_ft.core.exit_description import HangVerdict
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.lobby import beat_s, lost_s
 from megatron_ft.core.job.roll import Accepted, Held, Kind, Memory, Term
+from megatron_ft.core.job.search import Search
 from megatron_ft.core.restart_policy import Action, NodeState, Outcome
 
 __all__ = ["CUT_OFF_S", "Identity", "Member"]
@@ -31,7 +29,6 @@ _PATIENCE_S = (2.0, 4.0)
 """So long a coordinator is waited for that can't lead: at random, so that all meet at one in the end."""
 _IMPATIENCE_S = (0.1, 0.5)
 """The same for one that few have reached."""
-_SILENT_S = 2.0
 _RETRY_S = (0.02, 0.2)
 _LONGEST_GAP_S = 2.0
 """A longer time without a tick is one in which this process stood still: nobody was silent in it."""
@@ -64,15 +61,7 @@ class Member:
         self._last_s = now_s
         self._now_s = 0.0
         self._out: list[edge.MemberEffect] = []
-        self._addresses: tuple[str, ...] = identity.endpoints
-        self._address = ""
-        self._home = identity.endpoints[0]
-        self._ways: list[str] = []
-        """Addresses that are to be tried next."""
-        self._is_first = True
-        """None has answered yet in this pass."""
-        self._silent: dict[str, tuple[float, int]] = {}
-        """Addresses that didn't answer: until when that is held against them, and how often it was so."""
+        self._search = Search(identity.endpoints, own=identity.address)
         self._session = 0
         self._connect_s = max(_CONNECT_S, beat_s(identity.rules.max_nodes))  # thousands may come at once
         self._is_open = self._is_answered = False
@@ -97,7 +86,7 @@ class Member:
     @property
     def led_at(self) -> str:
         """The address of the coordinator that this launcher follows; empty if it follows none."""
-        return self._home if self.is_led else ""
+        return self._search.home if self.is_led else ""
 
     @property
     def place(self) -> int | None:
@@ -116,8 +105,7 @@ class Member:
             self._connect()
         elif self._until_s is not None and now >= self._until_s:
             if not self._is_answered:
-                times = self._silent.get(self._address, (0.0, 0))[1] + 1
-                self._silent[self._address] = now + _SILENT_S * 2.0 ** min(times - 1, 2), times
+                self._search.is_silent(now)
             self._seek()
         elif self._is_open and now >= self._heard_s + self._lost_s:
             self._seek()
@@ -145,7 +133,7 @@ class Member:
             name=who.name,
             address=who.address,
             rank=who.rank,
-            owns=self._address == self._owned,
+            owns=self._search.address == self._owned,
             memory=self.memory,
             standing=self.standing,
         )
@@ -165,7 +153,7 @@ class Member:
         self._pass_time(now_s)
         was_led, self._is_open = self.is_led, False
         if was_led:
-            self._ways = []  # its coordinator may be replaced already, at the same address
+            self._search.begin_again()
         self._seek(at_once=was_led)
         return self._take()
 
@@ -177,36 +165,16 @@ class Member:
         """Try the next address."""
         if self._is_open:
             self._out.append(edge.Disconnect())
-        self._is_first = self._is_first and not self._is_answered
+        self._search.is_first = self._search.is_first and not self._is_answered
         self._unled()
         self._is_open, self._until_s = False, None
         wait_s = 0.0 if at_once else self._chance.uniform(*_RETRY_S)
         self._retry_s = self._now_s + wait_s
 
     def _connect(self) -> None:
-        if not self._ways:
-            self._ways = self._pass()
-            self._is_first = True
-        self._address = self._ways.pop(0)
+        address = self._search.next(knows_job=self.memory.decided is not None, now_s=self._now_s)
         self._retry_s, self._until_s, self._is_answered = None, self._now_s + self._connect_s, False
-        self._out.append(edge.Connect(self._address))
-
-    def _pass(self) -> list[str]:
-        """All addresses, in the same order for all launchers, and before each the one where the job was led last.
-
-        Who doesn't answer is left out for a while.
-        """
-        founds = self.memory.decided is None and self.identity.address == self.identity.endpoints[0]
-        others = [address for address in self._addresses if address != self._home]
-        if founds or not others:
-            return [self._home]
-        answering = [address for address in others if self._is_worth(address)] or others
-        if not self._is_worth(self._home):
-            return answering
-        return [self._home, *(way for address in answering for way in (address, self._home))]
-
-    def _is_worth(self, address: str) -> bool:
-        return self._silent.get(address, (0.0, 0))[0] <= self._now_s
+        self._out.append(edge.Connect(address))
 
     def _unled(self) -> None:
         if self.is_led:
@@ -256,15 +224,14 @@ class Member:
                 self._follow(term)
             case m.Wait(soon=soon):
                 self._unled()
-                is_patient = soon or (self._is_first and self.memory.decided is not None)
+                is_patient = soon or (self._search.is_first and self.memory.decided is not None)
                 self._until_s = self._now_s + self._chance.uniform(*(_PATIENCE_S if is_patient else _IMPATIENCE_S))
             case m.Propose():
                 self._proposed(message)
             case m.Commit():
                 self._committed(message)
             case m.Elsewhere(address):
-                self._addresses = tuple(dict.fromkeys((address, *self._addresses)))
-                self._home, self._ways = address, []
+                self._search.sent_to(address)
                 self._seek(at_once=True)
             case m.Dismiss(code, text):
                 self._leave(code, text)
@@ -292,8 +259,7 @@ class Member:
             return
         self.memory = replace(self.memory, promised=term)
         self.is_led, self._is_cut_off, self._until_s = True, False, None
-        self._home, self._ways = self._address, []
-        self._silent.pop(self._address, None)
+        self._search.found()
         self._out.append(edge.Transmit(m.Follow(term)))
 
     def _proposed(self, proposal: m.Propose) -> None:
@@ -319,7 +285,7 @@ class Member:
 
     def _committed(self, commit: m.Commit) -> None:
         decision = commit.decision
-        self._addresses = tuple(dict.fromkeys((*commit.candidates, *self.identity.endpoints)))
+        self._search.candidates(commit.candidates)
         if decision.number <= self.memory.number:
             return
         held = replace(self.memory.held(decision) or Held(decision), store=commit.store)
@@ -357,22 +323,14 @@ class Member:
         self.standing = replace(self.standing, phase=m.Phase.ASIDE)
         return self._say(m.Aside(text), now_s)
 
-    def hang(self, verdict: HangVerdict, reached: Reached | None, now_s: float) -> list[edge.MemberEffect]:
-        """A rank of this node hangs."""
-        return self._say(m.Hang(self.standing.cycle, verdict, reached), now_s)
-
-    def noticed(self, notes: Sequence[dict[str, object]], now_s: float) -> list[edge.MemberEffect]:
-        """What the ranks do."""
-        return self._say(m.Notes(self.standing.cycle, tuple(notes)), now_s)
-
     def shutdown(self, text: str, rank: int | None, now_s: float) -> list[edge.MemberEffect]:
         """A rank asks for the end of the job."""
         self.standing = replace(self.standing, shutdown=text)
         return self._say(m.Shutdown(text, rank), now_s)
 
-    def regroup(self, text: str, now_s: float) -> list[edge.MemberEffect]:
-        """Nodes wait to join at a rendezvous that isn't the coordinator's."""
-        return self._say(m.Regroup(self.standing.cycle, text), now_s)
+    def tell(self, message: m.OfCycle, now_s: float) -> list[edge.MemberEffect]:
+        """What the ranks of the last cycle do; a coordinator that comes later isn't told it again."""
+        return self._say(message, now_s)
 
     def goodbye(self, goodbye: m.Goodbye, within_s: float, now_s: float) -> list[edge.MemberEffect]:
         """This node leaves; ``Leave`` comes within that time."""

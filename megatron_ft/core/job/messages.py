@@ -31,6 +31,7 @@ __all__ = [
     "Lead",
     "Newer",
     "Notes",
+    "OfCycle",
     "Phase",
     "Propose",
     "Ready",
@@ -374,6 +375,7 @@ class Dismiss:
     text: str = ""
 
 
+OfCycle = Hang | Notes | Regroup
 FromMember = (
     Hello | Follow | Newer | Accept | Report | Ready | Aside | Hang | Notes | Shutdown | Regroup | Goodbye | Beat
 )

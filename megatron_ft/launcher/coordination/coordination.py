@@ -9,11 +9,8 @@ from __future__ import annotations
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable
 
-from megatron_ft.core.advance import Reached
-from megatron_ft.core.exit_description import HangVerdict
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.member import Identity, Member
@@ -76,6 +73,11 @@ class Coordination:
         self._transport.close()
 
     @property
+    def cycle(self) -> int:
+        """The number of the cycle that has begun last, as the coordinator counts; -1 before the first."""
+        return -1 if self.begun is None else self.begun.decision.cycle
+
+    @property
     def next_cycle(self) -> int:
         """The number of the cycle that would begin now."""
         decided = self.member.memory.decided
@@ -106,21 +108,13 @@ class Coordination:
         """What this node has reported of the cycle."""
         return self._told
 
-    def hang(self, verdict: HangVerdict, reached: Reached | None) -> None:
-        """A rank of this node was found hung."""
-        self._do(self.member.hang(verdict, reached, time.monotonic()))
-
-    def noticed(self, notes: Sequence[dict[str, Any]]) -> None:
-        """What the ranks of this node do."""
-        self._do(self.member.noticed(notes, time.monotonic()))
-
     def shutdown(self, text: str, rank: int | None) -> None:
         """A rank of this node asks for the end of the job."""
         self._do(self.member.shutdown(text, rank, time.monotonic()))
 
-    def regroup(self, text: str) -> None:
-        """Nodes wait at torch's own rendezvous: the cycle is to end, which costs no restart."""
-        self._do(self.member.regroup(text, time.monotonic()))
+    def tell(self, message: m.OfCycle) -> None:
+        """What the ranks of the running cycle do."""
+        self._do(self.member.tell(message, time.monotonic()))
 
     def goodbye(self, goodbye: m.Goodbye, *, within_s: float) -> None:
         """This node leaves the job: ``left`` is set at the latest after that time."""

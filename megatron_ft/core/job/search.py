@@ -1,0 +1,74 @@
+"""Where a launcher looks for the coordinator, one address after the other. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+__all__ = ["Search"]
+
+_SILENT_S = 2.0
+
+
+class Search:
+    """Of one launcher, whose own address is ``own``. Times are seconds of its clock.
+
+    ``address`` is the one that is tried, or where the coordinator was found; ``home`` where the job was led last.
+    """
+
+    def __init__(self, endpoints: tuple[str, ...], *, own: str) -> None:
+        self.address = ""
+        self.home = endpoints[0]
+        self.is_first = True
+        """None has answered yet in this pass."""
+        self._endpoints = endpoints
+        self._own = own
+        self._addresses = endpoints
+        self._ways: list[str] = []
+        """Addresses that are to be tried next."""
+        self._silent: dict[str, tuple[float, int]] = {}
+        """Addresses that didn't answer: until when that is held against them, and how often it was so."""
+
+    def next(self, *, knows_job: bool, now_s: float) -> str:
+        """The address to try now."""
+        if not self._ways:
+            self._ways = self._pass(knows_job=knows_job, now_s=now_s)
+            self.is_first = True
+        self.address = self._ways.pop(0)
+        return self.address
+
+    def is_silent(self, now_s: float) -> None:
+        """The address that was tried doesn't answer: it is left out for a while."""
+        times = self._silent.get(self.address, (0.0, 0))[1] + 1
+        self._silent[self.address] = now_s + _SILENT_S * 2.0 ** min(times - 1, 2), times
+
+    def found(self) -> None:
+        """The coordinator is where it was looked for."""
+        self.home, self._ways = self.address, []
+        self._silent.pop(self.address, None)
+
+    def begin_again(self) -> None:
+        """With the first one: the coordinator may be replaced already, at the same address."""
+        self._ways = []
+
+    def sent_to(self, address: str) -> None:
+        """The job is coordinated there, as somebody says."""
+        self._addresses = tuple(dict.fromkeys((address, *self._addresses)))
+        self.home, self._ways = address, []
+
+    def candidates(self, addresses: Iterable[str]) -> None:
+        """These could coordinate, in this order; after them the endpoints."""
+        self._addresses = tuple(dict.fromkeys((*addresses, *self._endpoints)))
+
+    def _pass(self, *, knows_job: bool, now_s: float) -> list[str]:
+        """All addresses, in the same order for all launchers, and before each the one where the job was led last."""
+        founds = not knows_job and self._own == self._endpoints[0]
+        others = [address for address in self._addresses if address != self.home]
+        if founds or not others:
+            return [self.home]
+        answering = [address for address in others if self._is_worth(address, now_s)] or others
+        if not self._is_worth(self.home, now_s):
+            return answering
+        return [self.home, *(way for address in answering for way in (address, self.home))]
+
+    def _is_worth(self, address: str, now_s: float) -> bool:
+        return self._silent.get(address, (0.0, 0))[0] <= now_s
