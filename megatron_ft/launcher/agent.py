@@ -298,6 +298,8 @@ class FaultTolerantAgent(LocalElasticAgent):
             told=coordination.told,
             place=coordination.member.place,
             left=coordination.left,
+            lost="" if coordination.end is None or not coordination.end.lost else coordination.end.text,
+            cut_off=coordination.is_cut_off,
             received=self._node.signals.received,
             restarts_left=self._remaining_restarts,
         )
