@@ -95,14 +95,11 @@ class FaultTolerantAgent(LocalElasticAgent):
         left = self._coordination.left
         if left is None:
             return
-        if self._last_request() is not None:
+        if left.code == 1 and left.text:
             self._node.say(lines.shut_down_between(left.text))
             raise JobEndedError(left.text)
         stood_aside = self._coordination.member.standing.phase is Phase.ASIDE
         raise JobLeftError(left.code, left.text or ("it stood aside" if stood_aside else ""))
-
-    def _last_request(self) -> ReceivedRequest | None:
-        return None if self._record is None else self._record.shutdown_request
 
     def _run_cycle(self) -> RunResult | None:
         """From the ranks' start to their end, and what follows; None: another cycle."""
@@ -301,6 +298,8 @@ class FaultTolerantAgent(LocalElasticAgent):
             told=coordination.told,
             place=coordination.member.place,
             left=coordination.left,
+            lost="" if coordination.end is None or not coordination.end.lost else coordination.end.text,
+            cut_off=coordination.is_cut_off,
             received=self._node.signals.received,
             restarts_left=self._remaining_restarts,
         )
@@ -348,6 +347,8 @@ class FaultTolerantAgent(LocalElasticAgent):
         announce.cycle_ended(node, record, outcome, decision, cause)
         if stuck and self._is_alone:
             raise JobEndedError(cause.text)
+        if stuck and known.left is not None and known.left.text:
+            node.say(known.left.text)
         raise NodeExcludedError(job_ends=known.left is not None and known.left.code != 0)
 
     @property

@@ -29,6 +29,7 @@ class Known:
         told: what this node has reported.
         place: of this node in the cycle.
         left: this launcher's job is over.
+        lost: why the cycle has ended for this node alone; ``cut_off``: because it couldn't reach the others.
         received: signals that asked the launcher to stop.
     """
 
@@ -37,6 +38,8 @@ class Known:
     told: Report | None
     place: int | None
     left: Leave | None
+    lost: str
+    cut_off: bool
     received: Sequence[signal.Signals]
     restarts_left: int
 
@@ -68,8 +71,9 @@ def conclude(known: Known, outcome: Outcome) -> tuple[Decision, Cause]:
         cause = Cause(kind=CauseKind.MEMBERSHIP, text=known.left.text or "the job has ended")
         return dataclasses.replace(stops, reason=""), cause
     if verdict is None:
-        cause = Cause(kind=CauseKind.MEMBERSHIP, text=lines.taken_for_lost())
-        return Decision(action=Action.RESTART, restarts_left=known.restarts_left, reason=""), cause
+        text, follows = (known.lost, "looking for the others") if known.cut_off else lines.taken_for_lost(known.lost)
+        again = Decision(action=Action.RESTART, restarts_left=known.restarts_left, reason=follows)
+        return again, Cause(kind=CauseKind.MEMBERSHIP, text=text)
     if outcome is Outcome.STOPPED and record.shutdown_request is not None:
         return stops, record.request_cause()
     decision = verdict.decision()
@@ -89,7 +93,7 @@ def left_out(known: Known, stuck: str, *, is_alone: bool) -> tuple[Decision, Cau
     reason = f"{stuck} can't be ended, this node leaves the job" if stuck else "this node leaves the job"
     if stuck and is_alone:
         reason = f"{stuck} can't be ended, giving up"
-    elif job_ends and left is not None:
+    elif not stuck and job_ends and left is not None:
         reason = f"{reason}, which ends: {left.text}"
     return Decision(action=Action.GIVE_UP, restarts_left=known.restarts_left, reason=reason), cause
 

@@ -73,7 +73,7 @@ def cycle_started(*, cycle: int, world_size: int, local_ranks: Sequence[int], no
 def cycle_ended(*, cycle: int, cause: Cause, decision: Decision, outcome: Outcome, max_restarts: int) -> str:
     """The end of a cycle that did not succeed, and what follows."""
     head = f"cycle {cycle} ended: {cause.line}"
-    if decision.action is Action.GIVE_UP:
+    if decision.reason or decision.action is Action.GIVE_UP:
         return f"{head}; {decision.reason}" if decision.reason else head
     follows = f"{head}; restarting as cycle {cycle + 1}"
     if outcome is Outcome.MEMBERSHIP:
@@ -236,9 +236,10 @@ def resumed(pid: int, pause_s: float) -> str:
     return f"resumed by process {pid} after {pause_s:.1f} s, which count for no rank"
 
 
-def taken_for_lost() -> str:
-    """The others gave this node up: for the place of the cause."""
-    return "the other nodes took this one for lost, and go on without it"
+def taken_for_lost(why: str) -> tuple[str, str]:
+    """The others gave this node up: for the place of the cause, and what follows."""
+    told = f" ({why})" if why else ""
+    return f"the other nodes took this one for lost{told}, and go on without it", "standing by"
 
 
 def job_went_on(text: str) -> str:

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from megatron_ft.core.job import lines
 from megatron_ft.core.job import messages as m
+from megatron_ft.core.job.admission import refusal
 from megatron_ft.core.job.council import Council, Proposal
 from megatron_ft.core.job.cycle import Cycle
 from megatron_ft.core.job.edge import Broken, CoordinatorEffect, CoordinatorEvent, Drop, Judged, Quit, Send
@@ -111,9 +112,9 @@ class Coordinator:
         if self._rules is None:
             self._rules, self._job = hello.rules, hello.job
         node = self._nodes.get(hello.instance)
-        refusal = self._refusal(hello)
-        if refusal is not None or (node is not None and hello.session < node.session):
-            self._out += [Drop(link)] if refusal is None else [Send([link], refusal), Drop(link)]
+        turned_away = self._turned_away(hello)
+        if turned_away is not None or (node is not None and hello.session < node.session):
+            self._out += [Drop(link)] if turned_away is None else [Send([link], turned_away), Drop(link)]
             return
         if node is None:
             self._arrivals += 1
@@ -130,11 +131,11 @@ class Coordinator:
         if self._over_s is not None:
             self._out.append(Send([link], self._council.news()))
 
-    def _refusal(self, hello: m.Hello) -> m.Dismiss | m.Elsewhere | None:
-        if hello.job != self._job:
-            return m.Dismiss(2, lines.ANOTHER_JOB)
-        if hello.rules != self._rules:
-            return m.Dismiss(2, lines.OTHER_OPTIONS)
+    def _turned_away(self, hello: m.Hello) -> m.Dismiss | m.Elsewhere | None:
+        assert self._rules is not None
+        dismiss = refusal(hello, self._job, self._rules)
+        if dismiss is not None:
+            return dismiss
         if self._elsewhere and hello.memory.decided is None and not self._council.leads:
             return m.Elsewhere(self._elsewhere)
         return None
@@ -197,7 +198,11 @@ class Coordinator:
     @property
     def _nodes_left(self) -> int:
         """So many could take part in another cycle, as far as is known."""
-        return len(self._nodes) + (0 if self._cycle is None else self._cycle.awaited)
+        cycle = self._cycle
+        if cycle is None:
+            return len(self._nodes)
+        leaving = sum(s.state is NodeState.EXCLUDED and s.instance in self._nodes for s in cycle.seats if cycle.lost)
+        return len(self._nodes) - leaving + cycle.awaited
 
     def _gone(self, node: Node, *, silent: bool) -> None:
         assert node.link is not None

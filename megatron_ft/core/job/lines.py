@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 __all__ = [
     "ANOTHER_JOB",
     "LAUNCHER_ENDED",
-    "OTHER_OPTIONS",
     "UNKNOWN_FAILURE",
     "at",
     "bad",
@@ -23,6 +22,7 @@ __all__ = [
     "node_changed",
     "nodes_waiting",
     "on",
+    "other_options",
     "others_stand_by",
     "silent",
     "standing_by",
@@ -34,7 +34,6 @@ __all__ = [
 ]
 
 ANOTHER_JOB = "another job meets at this address: give each job its own --rdzv-endpoint"
-OTHER_OPTIONS = "the options of this launcher differ from those of the others"
 UNKNOWN_FAILURE = "a failure that only the lost coordinator knew of"
 LAUNCHER_ENDED = "its launcher has ended"
 _SHOWN = 8
@@ -171,6 +170,12 @@ def did_not_come(more: int, *, seconds: float, aside: int) -> str:
     if not aside:
         return text
     return f"{text}; {_count(aside, 'node')} {'stands' if aside == 1 else 'stand'} aside, whose health check fails"
+
+
+def other_options(differences: Sequence[tuple[str, str, str]]) -> str:
+    """Why a launcher isn't let in: each option, what this launcher has, and what the others have."""
+    told = "; ".join(f"{option} is {own} here, {others} there" for option, own, others in differences)
+    return f"the options of this launcher differ from those of the others: {told}"
 
 
 def too_few_left(*, left: int, min_nodes: int) -> str:

@@ -47,6 +47,8 @@ class Coordination:
         """The last cycle that this node has a place in."""
         self.end: m.End | None = None
         """Of that cycle; None as long as it goes on."""
+        self.is_cut_off = False
+        """It ended here only, because no coordinator could be reached."""
         self.verdict: m.Verdict | None = None
         """Why that cycle ended; None as long as it isn't known."""
         self.left: edge.Leave | None = None
@@ -192,8 +194,9 @@ class Coordination:
                 self._effects.extend(self.member.store_opened(held, self._open_store(), time.monotonic()))
             case edge.Begin(held):
                 self.begun, self.end, self.verdict, self._told = held, None, None, None
+                self.is_cut_off = False
             case edge.EndRanks(end):
-                self.end = end
+                self.end, self.is_cut_off = end, not self.member.is_led
             case edge.Conclude(verdict):
                 if self.begun is not None and verdict.cycle == self.begun.decision.cycle:
                     self.verdict = verdict
