@@ -178,6 +178,7 @@ forever()
     for stat in silent.alive():
         os.kill(stat.pid, signal.SIGSTOP)
     waits.wait_for("cycle 0 ended: ")
+    assert "going on with" not in waits.err
     (line,) = re.findall(r"cycle 0 ended: .*", waits.err)
     assert re.match(
         r"cycle 0 ended: a hang, seen first on rank (\d), which hung in 'step' for .*, "
