@@ -19,7 +19,7 @@ from megatron_ft.core.exit_description import Cause, CauseKind
 from megatron_ft.core.job.messages import Goodbye, Phase, Regroup, Verdict
 from megatron_ft.core.restart_policy import Action, Decision, NodeState, Outcome
 from megatron_ft.launcher import announce, crash_evidence, fitness, lines, starting, stopping, torch_private
-from megatron_ft.launcher.conclusion import Known, conclude, left_out, report
+from megatron_ft.launcher.conclusion import Known, conclude, has_ended_the_job, left_out, report
 from megatron_ft.launcher.control import ReceivedRequest
 from megatron_ft.launcher.coordination.coordination import Coordination
 from megatron_ft.launcher.cycle_record import CycleRecord
@@ -304,10 +304,7 @@ class FaultTolerantAgent(LocalElasticAgent):
         if left is not None and left.code:
             self._node.failure_code = left.code
         failures = record.torch_failures(cause)
-        is_own = (
-            verdict is None or verdict.rank in record.global_ranks or verdict.node == self._coordination.member.place
-        )
-        if verdict is None or verdict.outcome is Outcome.STOPPED or not (is_own and failures):
+        if not (failures and has_ended_the_job(self._known(verdict), is_min_healthy=self._node.is_min_healthy)):
             raise JobEndedError(cause.text)
         return RunResult(state=WorkerState.FAILED, failures=failures)
 
