@@ -16,6 +16,8 @@
 # with exit code 2    nothing more is tried: somebody has to mend the command line or the configuration
 # with exit code 93   nothing more is tried: it failed again and again and got no further; ft_launcher ends so, and with
 #                     another code if --ft-no-restart-exit-code says so: then NO_RESTART_EXIT_CODE is to say it, too
+# with exit code 94   the next one goes on at once, and it doesn't count as a failure: the script did nothing wrong, but
+#                     too many nodes were lost, or didn't come, for ft_launcher to go on within this job
 # with another        it has failed: the next one goes on, until MAX_FAILURES (3) is reached
 #
 # At most MAX_JOBS (100) jobs are run, so that a training that never writes the flag doesn't go on for ever. SIGTERM,
@@ -91,6 +93,7 @@ for ((job = 1; job <= max_jobs; job++)); do
         say "job $job ended with exit code $code: it gets no further, and another job wouldn't either"
         exit "$code"
         ;;
+    94) say "job $job ended with exit code 94: the job couldn't go on, and can be started again" ;;
     *)
         failures=$((failures + 1))
         say "job $job failed with exit code $code: failure $failures of at most $max_failures"

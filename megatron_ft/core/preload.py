@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from megatron_ft.core.errors import ConfigError
 
 __all__ = [
     "FORK_SERVER_NAME",
     "RUN_AHEAD_VARIABLE",
+    "Ahead",
     "is_set_for_ranks",
     "parse_preload",
     "shared_environment",
     "tells_ranks_apart",
+    "without_ranks",
 ]
 
 FORK_SERVER_NAME = "ft_fork_server"
@@ -24,9 +27,22 @@ _VARIABLES = frozenset(
         *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME"),
         *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
         *("MASTER_ADDR", "MASTER_PORT", "TORCH_NCCL_ASYNC_ERROR_HANDLING"),
+        *("FT_CYCLE", "FT_RANK_MONITOR_IPC_SOCKET", "FT_LAUNCHER_IPC_SOCKET"),
     }
 )
-_OURS = frozenset({"FT_CYCLE", "FT_RANK_MONITOR_IPC_SOCKET", "FT_LAUNCHER_IPC_SOCKET"})
+
+
+class Ahead(NamedTuple):
+    """What to run ahead."""
+
+    command: list[str]
+    """Of the ranks: this Python, "-u", and a script or module with its arguments."""
+    environment: dict[str, str]
+    """Of the ranks, without what tells them apart."""
+    preload: tuple[str, ...]
+    """Modules to import before the script, which the user asked for."""
+    shares_output: bool
+    """Standard output and standard error of the ranks go where those of the launcher do."""
 
 
 def parse_preload(text: str | None) -> tuple[str, ...] | None:
@@ -48,7 +64,7 @@ def parse_preload(text: str | None) -> tuple[str, ...] | None:
 
 def is_set_for_ranks(name: str) -> bool:
     """Whether the launcher, or torch, gives this environment variable a value for each rank, or for each cycle."""
-    return name in _VARIABLES or name in _OURS or name.startswith("TORCHELASTIC_")
+    return name in _VARIABLES or name.startswith("TORCHELASTIC_")
 
 
 def tells_ranks_apart(name: str) -> bool:
@@ -56,7 +72,12 @@ def tells_ranks_apart(name: str) -> bool:
     return is_set_for_ranks(name) or name.startswith("FT_")
 
 
+def without_ranks(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment without the variables that are set for each rank."""
+    return {name: value for name, value in environment.items() if not is_set_for_ranks(name)}
+
+
 def shared_environment(environments: Sequence[Mapping[str, str]]) -> dict[str, str] | None:
     """What ranks have in common, without the variables that are set for each; None if they differ in more."""
-    shared = [{n: v for n, v in env.items() if not is_set_for_ranks(n)} for env in environments]
-    return shared[0] if all(env == shared[0] for env in shared) else None
+    first, *others = map(without_ranks, environments)
+    return first if all(env == first for env in others) else None

@@ -16,7 +16,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 from megatron_ft.core.control import WorkloadAction
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.exit_description import Cause, CauseKind
-from megatron_ft.core.job.messages import Goodbye, Regroup, Verdict
+from megatron_ft.core.job.messages import Goodbye, Phase, Regroup, Verdict
 from megatron_ft.core.restart_policy import Action, Decision, NodeState, Outcome
 from megatron_ft.launcher import announce, crash_evidence, fitness, lines, starting, stopping, torch_private
 from megatron_ft.launcher.conclusion import Known, conclude, left_out, report
@@ -95,13 +95,11 @@ class FaultTolerantAgent(LocalElasticAgent):
         left = self._coordination.left
         if left is None:
             return
-        if self._last_request() is not None:
+        if left.code == 1 and left.text:
             self._node.say(lines.shut_down_between(left.text))
             raise JobEndedError(left.text)
-        raise JobLeftError(left.code, left.text)
-
-    def _last_request(self) -> ReceivedRequest | None:
-        return None if self._record is None else self._record.shutdown_request
+        stood_aside = self._coordination.member.standing.phase is Phase.ASIDE
+        raise JobLeftError(left.code, left.text or ("it stood aside" if stood_aside else ""))
 
     def _run_cycle(self) -> RunResult | None:
         """From the ranks' start to their end, and what follows; None: another cycle."""
@@ -171,7 +169,7 @@ class FaultTolerantAgent(LocalElasticAgent):
 
     def _new_record(self, global_ranks: list[int]) -> CycleRecord:
         own = self._coordination.cycle
-        cycle = own if self._rounds is None else self._rounds.cycle(own)
+        cycle = own if self._rounds is None else self._rounds.cycle
         return CycleRecord(
             cycle,
             global_ranks,
@@ -221,6 +219,12 @@ class FaultTolerantAgent(LocalElasticAgent):
         record, cycle = self._current(), self._coordination.cycle
         self._coordination.report(state, lambda: report(record, cycle, state, cause))
 
+    def _tell_own_failure(self) -> None:
+        """The cycle has failed, maybe because others have lost a rank of this node that is slow to end: say why."""
+        cause = None if self._node.is_min_healthy else self._current().own_failure()
+        if cause is not None:
+            self._report(NodeState.UNHEALTHY, cause)
+
     def _end_ranks(self) -> Outcome:
         """End the ranks as the end of the cycle asks for; how it has ended for this node."""
         node, record, end = self._node, self._current(), self._coordination.end
@@ -232,6 +236,9 @@ class FaultTolerantAgent(LocalElasticAgent):
             self._report(NodeState.EXCLUDED, Cause(kind=CauseKind.REQUEST, text=text, rank=record.exclude_request.rank))
         if self._inquest is not None:
             self._inquest.close()
+        if outcome is Outcome.FAILED:
+            self._tell_own_failure()
+            stopping.let_monitors_end(node, record)
         if node.signals.received and outcome is not Outcome.SUCCEEDED:
             outcome = Outcome.STOPPED
             stopping.stop_as_asked(node, workers)
@@ -245,6 +252,8 @@ class FaultTolerantAgent(LocalElasticAgent):
         self._grace_s = node.line.restart_grace if is_restart else node.line.stop_timeout
         self._stop_workers(self._worker_group)
         node.control.accept_all()
+        if outcome is Outcome.FAILED:
+            self._tell_own_failure()
         node.ranks_ended_well = record.all_ended_well()
         alone = self._worker_group.group_world_size == 1
         if outcome is Outcome.STOPPED and not node.signals.received and node.ranks_ended_well and alone:
@@ -338,6 +347,8 @@ class FaultTolerantAgent(LocalElasticAgent):
         announce.cycle_ended(node, record, outcome, decision, cause)
         if stuck and self._is_alone:
             raise JobEndedError(cause.text)
+        if stuck and known.left is not None and known.left.text:
+            node.say(known.left.text)
         raise NodeExcludedError(job_ends=known.left is not None and known.left.code != 0)
 
     @property

@@ -93,7 +93,7 @@ def left_out(known: Known, stuck: str, *, is_alone: bool) -> tuple[Decision, Cau
     reason = f"{stuck} can't be ended, this node leaves the job" if stuck else "this node leaves the job"
     if stuck and is_alone:
         reason = f"{stuck} can't be ended, giving up"
-    elif job_ends and left is not None:
+    elif not stuck and job_ends and left is not None:
         reason = f"{reason}, which ends: {left.text}"
     return Decision(action=Action.GIVE_UP, restarts_left=known.restarts_left, reason=reason), cause
 

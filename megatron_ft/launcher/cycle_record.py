@@ -149,7 +149,7 @@ class CycleRecord:
 
     def phases_ns(self) -> dict[str, int] | None:
         """When each phase of the start was over (monotonic ns); None until all ranks here are through a step."""
-        if len(self._first_step_ns) < len(self.global_ranks):
+        if not self.global_ranks or len(self._first_step_ns) < len(self.global_ranks):  # none: the nodes still meet
             return None
         moments = {"rendezvous": self.met_ns, "ranks created": self.spawned_ns or self.met_ns}
         if self._began_ns:
@@ -239,9 +239,35 @@ class CycleRecord:
         return cause or Cause(kind=CauseKind.CRASH, text="no rank of this node has ended, and none could be ended")
 
     def own_failure(self) -> Cause | None:
-        """Of a rank of this node that failed by itself, if one did, and not only because it had lost another."""
-        own = None if self.hung else find_cause(list(self.exits.values()), [])
+        """Of a rank of this node that failed by itself, if one did, and not only because it had lost another.
+
+        One that ends of an exception counts, even if that takes it so long that it hasn't ended yet.
+        """
+        running = [worker for worker in self.workers.values() if worker.local_rank not in self.exits]
+        ends = [*self.exits.values(), *filter(None, map(self._end_of_its_exception, running))]
+        own = None if self.hung else find_cause(ends, [])
         return own if own is not None and not (own.follows or own.by_us) else None
+
+    def _end_of_its_exception(self, worker: Worker) -> RankExit | None:
+        """What the end of a rank will be that has raised and not gone on; None of one that isn't ending of that."""
+        local_rank, words = worker.local_rank, self._last_words(worker.local_rank)
+        snapshot = self._snapshot(local_rank)
+        moved_ns = 0 if snapshot is None else max(snapshot.last_transition_ns, snapshot.last_heartbeat_ns)
+        # not every exception that is printed ends a process
+        if not words.error or not words.raised_at_ns or words.raised_at_ns < moved_ns:
+            return None
+        return RankExit(
+            rank=self.global_ranks[local_rank],
+            local_rank=local_rank,
+            pid=worker.pid,
+            exitcode=1,
+            at_ns=words.raised_at_ns,
+            iteration=None if snapshot is None else snapshot.iteration,
+            error=words.error,
+            error_at_s=words.raised_at_s,
+            raised_at_ns=words.raised_at_ns,
+            where=words.where,
+        )
 
     def request_cause(self) -> Cause:
         """The request of a rank of this node that ended it, as a cause."""

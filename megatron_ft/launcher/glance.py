@@ -9,12 +9,11 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.preload import parse_preload
+from megatron_ft.core.preload import Ahead, parse_preload, without_ranks
 
-__all__ = ["Glance", "glance", "shares_output"]
+__all__ = ["glance", "shares_output"]
 
 _FLAGS = (
     *("standalone", "module", "no-python", "run-path", "virtual-local-rank", "help", "ft-observe-only"),
@@ -23,18 +22,7 @@ _FLAGS = (
 _SHORT = {"m": "module", "h": "help", "r": "redirects", "t": "tee"}
 
 
-class Glance(NamedTuple):
-    """What to run ahead."""
-
-    command: list[str]
-    environment: dict[str, str]
-    """The launcher's, with what torch will add for the ranks."""
-    preload: tuple[str, ...]
-    shares_output: bool
-    """Standard output and standard error of the ranks go where those of the launcher do."""
-
-
-def glance(argv: Sequence[str], environ: Mapping[str, str]) -> Glance | None:
+def glance(argv: Sequence[str], environ: Mapping[str, str]) -> Ahead | None:
     """None where ranks are to be fresh interpreters, and where nothing is to be run, or not by this Python."""
     given = {
         name.removeprefix("PET_").lower().replace("_", "-"): v for name, v in environ.items() if name[:4] == "PET_"
@@ -60,7 +48,10 @@ def glance(argv: Sequence[str], environ: Mapping[str, str]) -> Glance | None:
     command = [sys.executable, "-u", *(["-m"] if given.get("module", "0") == "1" else []), *words]
     is_one = "OMP_NUM_THREADS" in environ or given.get("nproc-per-node", "1").strip() == "1"
     is_shared = shares_output(given.get("redirects", "0"), given.get("tee", "0"), given.get("logs-specs"))
-    return Glance(command, {**environ, **({} if is_one else {"OMP_NUM_THREADS": "1"})}, preload, is_shared)
+    # torch will add that for the ranks
+    return Ahead(
+        command, without_ranks({**environ, **({} if is_one else {"OMP_NUM_THREADS": "1"})}), preload, is_shared
+    )
 
 
 def shares_output(redirects: object, tee: object, logs_specs: object) -> bool:

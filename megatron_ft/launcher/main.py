@@ -13,12 +13,9 @@ from types import FrameType
 from typing import NoReturn
 
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.preload import FORK_SERVER_NAME
 from megatron_ft.ipc.prctl import become_subreaper
-from megatron_ft.ipc.processes import wait_gone
 from megatron_ft.ipc.resolver import ask_again_soon
 from megatron_ft.launcher import lines, logs
-from megatron_ft.launcher.descendants import end_strays
 from megatron_ft.launcher.glance import glance
 from megatron_ft.launcher.reactor import THREAD_PREFIX
 from megatron_ft.launcher.server_process import ServerProcess, why_fresh
@@ -26,7 +23,6 @@ from megatron_ft.launcher.server_process import ServerProcess, why_fresh
 __all__ = ["main"]
 
 _EXIT_MISTAKE = 2
-_LONGEST_END_S = 5.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,9 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(lines.user_mistake(str(error)), file=sys.stderr)
             code = _EXIT_MISTAKE
             if server is not None:
-                server.kill()
-                wait_gone(server.pidfd, _LONGEST_END_S)
-                end_strays(server.pid, FORK_SERVER_NAME, set)
+                server.end(set)
     if argv is None or any(thread.name.startswith(THREAD_PREFIX) for thread in threading.enumerate()):
         _leave(code)
     return code
@@ -67,7 +61,7 @@ def _run_ahead(argv: Sequence[str]) -> ServerProcess | None:
         return None
     become_subreaper()  # what the script starts, and leaves, is ours
     try:
-        return ServerProcess(seen.command, seen.environment, preload=seen.preload, shares_output=seen.shares_output)
+        return ServerProcess(seen)
     except OSError:
         return None  # tried again, and told of, when there is a log
 

@@ -91,7 +91,7 @@ class Node:
         self._claim = leftovers.claim(self.run_dir)
         self.forking = None if line.options.preload is None else self._make_forking(server)
         if self.forking is None and server is not None:
-            server.kill()  # at a glance nobody saw that it isn't wanted
+            server.end(set)  # at a glance nobody saw that it isn't wanted
         self.spawner: Spawner = self.forking or FreshInterpreterSpawner()
         self.ending = Ending(
             self.reactor, known_children=self._known_children, in_a_hurry=self.signals.ask_to_kill, say=say
@@ -133,8 +133,8 @@ class Node:
         options, namespace = self.line.options, self.line.namespace
         assert options.preload is not None
         return ForkingSpawner(
-            FreshInterpreterSpawner(),
-            server,
+            fresh=FreshInterpreterSpawner(),
+            server=server,
             preload=options.preload,
             timeout_s=options.preload_timeout,
             shares_output=shares_output(namespace.redirects, namespace.tee, namespace.logs_specs),

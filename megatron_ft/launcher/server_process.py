@@ -10,16 +10,16 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import megatron_ft
 from megatron_ft.core.errors import FaultToleranceError, ProtocolError
-from megatron_ft.core.preload import RUN_AHEAD_VARIABLE, is_set_for_ranks
+from megatron_ft.core.preload import FORK_SERVER_NAME, RUN_AHEAD_VARIABLE, Ahead
 from megatron_ft.ipc.open_files import give_back_to
-from megatron_ft.ipc.processes import send_signal
-from megatron_ft.ipc.wire import Channel, ChannelClosedError, Message, Received
-from megatron_ft.launcher import descendants
+from megatron_ft.ipc.processes import send_signal, wait_gone
+from megatron_ft.ipc.wire import Channel, ChannelClosedError, Message
+from megatron_ft.launcher import descendants, lines
 
 __all__ = ["ServerError", "ServerProcess", "why_fresh"]
 
@@ -27,6 +27,7 @@ _STARTUP = os.path.join(os.path.dirname(os.path.abspath(megatron_ft.__file__)), 
 """A directory with a ``sitecustomize``, which Python imports before the script."""
 _ANSWER_S = 3.0
 """A fork takes milliseconds; a server that needs longer is stopped, or stuck."""
+_LONGEST_END_S = 5.0
 
 
 class ServerError(FaultToleranceError):
@@ -36,22 +37,13 @@ class ServerError(FaultToleranceError):
 class ServerProcess:
     """A child of the launcher."""
 
-    def __init__(
-        self, command: Sequence[str], environment: Mapping[str, str], *, preload: Sequence[str], shares_output: bool
-    ) -> None:
+    def __init__(self, ahead: Ahead) -> None:
         """Start it.
-
-        Args:
-            command: of the ranks: this Python, "-u", and a script or module with its arguments.
-            environment: of the ranks; what tells them apart is left out.
-            preload: modules to import before the script.
-            shares_output: the ranks' standard output and standard error are this process's own.
 
         Raises:
             OSError: it can't be started.
         """
-        self.command = list(command)
-        self.environment = {name: value for name, value in environment.items() if not is_set_for_ranks(name)}
+        self.ahead = ahead
         self.started_s = time.monotonic()
         self.on_channel_closed: Callable[[], None] = lambda: None
         """Called when the connection has closed itself: its number may soon be another's."""
@@ -59,16 +51,12 @@ class ServerProcess:
         self.is_gone = False
         self.unfit: str | None = None
         """Why ranks can't be forked from it."""
-        self.left_out: list[tuple[str, str]] = []
-        """Of the modules to preload, and why."""
-        self.fork_point: tuple[str, str, float] | None = None
-        """File and line, what the script does there, and how many seconds it took to get there."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self.channel = Channel(ours)
         self.channel_fd = ours.fileno()
         try:
             with theirs:
-                self._process = self._start(theirs.fileno(), preload, shares_output)
+                self._process = self._start(theirs.fileno())
         except OSError:
             self.channel.close()
             raise
@@ -76,18 +64,19 @@ class ServerProcess:
         give_back_to(self.pid)
         self.pidfd = os.pidfd_open(self.pid)
 
-    def _start(self, fd: int, preload: Sequence[str], shares_output: bool) -> subprocess.Popen[bytes]:
-        python_path = self.environment.get("PYTHONPATH")
+    def _start(self, fd: int) -> subprocess.Popen[bytes]:
+        command, environment, preload, shares_output = self.ahead
+        python_path = environment.get("PYTHONPATH")
         orders = {
             "fd": fd,
             "launcher": os.getpid(),
             "python_path": python_path,
-            "first_in_path": _first_in_path(self.command),
-            "preload": list(preload),
+            "first_in_path": _first_in_path(command),
+            "preload": preload,
             "terminals": [fd for fd in (1, 2) if shares_output and os.isatty(fd)],
         }
         env = {
-            **self.environment,
+            **environment,
             RUN_AHEAD_VARIABLE: json.dumps(orders),
             "PYTHONPATH": os.pathsep.join(filter(None, (_STARTUP, python_path))),
         }
@@ -95,7 +84,7 @@ class ServerProcess:
             # what goes to one place, in turns, must stay in that order
             is_one = shares_output and os.path.sameopenfile(1, 2)
             return subprocess.Popen(
-                self.command,
+                command,
                 env=env,
                 stdout=out,
                 stderr=out if is_one else err,
@@ -103,30 +92,34 @@ class ServerProcess:
                 start_new_session=True,
             )
 
-    def read(self) -> None:
-        """Take what it has sent."""
-        if self.channel.fileno() < 0:
-            return
+    def read(self) -> list[Message]:
+        """What it has told since: that its script waits, or can't, and which modules to preload it has left out."""
+        messages: list[Message] = []
         try:
-            received = self.channel.receive()
+            if self.channel.fileno() >= 0:
+                messages = [message for message, _ in self.channel.receive()]
         except (ChannelClosedError, ProtocolError):
-            self.on_channel_closed()
-            self.kill()  # it is ending anyway: its pidfd says when
-            return
-        for message, _ in received:
-            self._take(message)
+            self._lose()  # it is ending anyway: its pidfd says when
+        for message in messages:
+            if message["type"] == "ready":
+                self.is_ready = True
+            elif message["type"] == "unfit":
+                self.unfit = lines.cannot_be_shared(message["reason"], message["where"], message["what"])
+        return messages
 
-    def fork_ranks(self, requests: Sequence[tuple[Mapping[str, Any], Sequence[int]]]) -> Iterator[int | ServerError]:
-        """For each request (what to run, descriptors to hand over) the process id of a new rank, or why there is none.
+    def fork_ranks(self, requests: Sequence[tuple[Mapping[str, str], Sequence[int]]]) -> list[int]:
+        """For each request (variables, and the descriptors of go, standard output and error) a new rank's process id.
 
-        The ranks are children of the launcher by then. A server that is gone or doesn't answer is killed, and the
-        rest of the requests fail.
+        The ranks are children of the launcher by then. Each waits for a byte at go, or for its end, at which it ends.
+
+        Raises:
+            ServerError: they can't be made, or not all of them.
         """
-        for answer in self._ask([({"type": "spawn", **request}, fds) for request, fds in requests]):
-            if isinstance(answer, ServerError) or answer["type"] == "forked":
-                yield answer if isinstance(answer, ServerError) else int(answer["pid"])
-            else:
-                yield ServerError(str(answer["reason"]))
+        answers = self._ask([({"type": "spawn", "env": env}, fds) for env, fds in requests])
+        for answer in answers:
+            if answer["type"] != "forked":
+                raise ServerError(str(answer["reason"]))
+        return [int(answer["pid"]) for answer in answers]
 
     def changed_file(self) -> str | None:
         """One that its script has read or run, and that isn't what it was.
@@ -135,8 +128,6 @@ class ServerProcess:
             ServerError: it is gone or doesn't answer.
         """
         (answer,) = self._ask([({"type": "check"}, ())])
-        if isinstance(answer, ServerError):
-            raise answer
         return None if answer["changed"] is None else str(answer["changed"])
 
     def kill(self) -> None:
@@ -144,9 +135,16 @@ class ServerProcess:
         if not self.is_gone:
             send_signal(self.pidfd, signal.SIGKILL)
 
-    def reap(self) -> int:
-        """Let it go; how it ended, as subprocess has it. One that hasn't is left to itself, and counts as killed."""
+    def end(self, known_children: Callable[[], Collection[int]]) -> int:
+        """Kill it and what is left of it, and let it go; how it ended, as subprocess has it.
+
+        That is what its script has started, and what it had just forked, and nobody has heard of: those of our children
+        aren't known. One that is stuck in the kernel is left to itself, and counts as killed.
+        """
         assert not self.is_gone
+        self.kill()
+        wait_gone(self.pidfd, _LONGEST_END_S)
+        descendants.end_strays(self.pid, FORK_SERVER_NAME, known_children)
         code = descendants.exit_code_unreaped(self.pid)
         if code is not None:
             descendants.reap(self.pid)
@@ -157,41 +155,29 @@ class ServerProcess:
         os.close(self.pidfd)
         return self._process.returncode
 
-    def _ask(self, requests: Sequence[tuple[Mapping[str, Any], Sequence[int]]]) -> Iterator[Message | ServerError]:
-        unanswered = len(requests)
+    def _ask(self, requests: Sequence[tuple[Mapping[str, Any], Sequence[int]]]) -> list[Message]:
+        """An answer to each; a server that is gone or doesn't answer is killed."""
+        answers: list[Message] = []
         try:
             if self.is_gone or descendants.is_stopped(self.pid):
                 raise TimeoutError("it is stopped")
             for request, fds in requests:
                 self.channel.send(request, fds)
-            while unanswered:
-                for message, _ in self._wait_for_answers():
-                    unanswered -= 1
-                    yield message
+            poller = select.poll()
+            poller.register(self.channel_fd, select.POLLIN)
+            while len(answers) < len(requests):
+                if not poller.poll(_ANSWER_S * 1e3):
+                    raise TimeoutError(f"no answer for {_ANSWER_S:g} s")
+                answers += [message for message, _ in self.channel.receive()]
         except (ChannelClosedError, ProtocolError, TimeoutError) as error:
-            if self.channel.fileno() < 0:
-                self.on_channel_closed()
-            self.kill()
-            for _ in range(unanswered):
-                yield ServerError(str(error))
+            self._lose()
+            raise ServerError(str(error)) from None
+        return answers
 
-    def _wait_for_answers(self) -> list[Received]:
-        poller = select.poll()
-        poller.register(self.channel.fileno(), select.POLLIN)
-        if not poller.poll(_ANSWER_S * 1e3):
-            raise TimeoutError(f"no answer for {_ANSWER_S:g} s")
-        return self.channel.receive()
-
-    def _take(self, message: Message) -> None:
-        kind = message["type"]
-        if kind == "left_out":
-            self.left_out.append((str(message["name"]), str(message["reason"])))
-        elif kind == "unfit":
-            self.unfit = str(message["reason"])
-        elif kind == "ready":
-            self.is_ready = True
-        if kind in ("unfit", "ready"):
-            self.fork_point = str(message["where"]), str(message["what"]), float(message["took_s"])
+    def _lose(self) -> None:
+        if self.channel.fileno() < 0:
+            self.on_channel_closed()
+        self.kill()
 
 
 def why_fresh(argv: Sequence[str]) -> str | None:

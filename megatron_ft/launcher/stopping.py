@@ -1,7 +1,8 @@
-"""How the ranks of a cycle end when somebody asked for the end: a signal to the launcher, or one of the ranks."""
+"""How the ranks of a cycle end where somebody has to do with it: a signal, a rank that asks for it, a monitor."""
 
 from __future__ import annotations
 
+import signal
 import time
 
 from megatron_ft.launcher import lines
@@ -9,7 +10,10 @@ from megatron_ft.launcher.cycle_record import CycleRecord
 from megatron_ft.launcher.node import Node
 from megatron_ft.launcher.workers import Worker
 
-__all__ = ["let_requester_end", "stop_as_asked"]
+__all__ = ["let_monitors_end", "let_requester_end", "stop_as_asked"]
+
+_MONITOR_ENDS_S = 6.0
+"""A monitor that may end its rank signals it at once, and kills it after a grace of 5 s."""
 
 
 def stop_as_asked(node: Node, workers: list[Worker]) -> None:
@@ -50,3 +54,12 @@ def let_requester_end(node: Node, record: CycleRecord, workers: list[Worker]) ->
     if request is not None:
         asked = [worker for worker in workers if worker.pid == request.pid] or workers
         node.ending.wait(asked, node.line.stop_timeout)
+
+
+def let_monitors_end(node: Node, record: CycleRecord) -> None:
+    """Ranks that were found hung get the signal that the user chose for that, from their monitors, and no other."""
+    hung = [record.workers[local_rank] for local_rank in record.hung]
+    node.reactor.run_until(
+        lambda: bool(node.signals.received) or all(w.look() or signal.SIGKILL in w.signals_sent for w in hung),
+        deadline_s=min([time.monotonic() + _MONITOR_ENDS_S, *(grace.due_s for grace in record.hung.values())]),
+    )

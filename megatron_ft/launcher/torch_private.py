@@ -23,7 +23,7 @@ from torch.distributed.elastic.multiprocessing import PContext
 from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.launcher import static_rounds
+from megatron_ft.launcher import static_rounds, torch_rounds
 
 __all__ = [
     "agent_made_by",
@@ -111,7 +111,7 @@ class _PatientRegistry:
             handler = self._blocking(lambda: self._registry.get_rendezvous_handler(parameters))
         except (ImportError, ValueError) as error:  # etcd needs modules that torch doesn't bring along
             raise ConfigError(f"rendezvous: {error}") from error
-        handler = static_rounds.in_rounds(handler)
+        handler = torch_rounds.in_rounds(handler)
         shutdown = handler.shutdown
         handler.shutdown = lambda: self._blocking(shutdown)
         return handler

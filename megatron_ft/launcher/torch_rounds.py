@@ -6,28 +6,117 @@ says that nodes wait to join. Restarts are counted by each node.
 
 from __future__ import annotations
 
+import json
+import socket
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch.distributed.elastic.rendezvous.api import RendezvousError
+from torch.distributed.elastic.rendezvous.api import (
+    RendezvousError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousStoreInfo,
+)
 
-from megatron_ft.launcher.node import Node
+from megatron_ft.ipc.tcp import parse_address
+from megatron_ft.launcher import static_rounds
+from megatron_ft.launcher.coordination.rank_store import RankStore
+from megatron_ft.launcher.coordination.rendezvous import CoordinatedRendezvous
 from megatron_ft.launcher.static_rounds import StaticRounds
 
-__all__ = ["TorchRounds"]
+if TYPE_CHECKING:
+    from megatron_ft.launcher.node import Node
+
+__all__ = ["OtherRounds", "TorchRounds", "in_rounds"]
+
+_KEY = "megatron_ft/round"
+
+
+def in_rounds(handler: Any) -> Any:
+    """A rendezvous with numbered rounds, and a fresh store for the ranks of each; the coordinator's has them."""
+    if isinstance(handler, CoordinatedRendezvous):
+        return handler
+    return static_rounds.in_rounds(handler) if handler.get_backend() == "static" else OtherRounds(handler)
+
+
+class OtherRounds(RendezvousHandler):
+    """The rounds of a rendezvous that gives each of them a store of its own, in which its nodes agree on the rest.
+
+    torch keeps one store for the ranks of all cycles, in which they would find addresses of dead ranks.
+    """
+
+    def __init__(self, handler: RendezvousHandler) -> None:
+        self._handler = handler
+        self._ranks_store: RankStore | None = None
+        self.number = -1
+        """Of the last round, from 0: one more than any of its nodes has seen."""
+
+    @property
+    def use_agent_store(self) -> bool:
+        """The ranks meet in a store of node 0's launcher."""
+        return True
+
+    def get_backend(self) -> str:
+        """As torch names it."""
+        return str(self._handler.get_backend())
+
+    def get_run_id(self) -> str:
+        """torchrun's --rdzv-id."""
+        return str(self._handler.get_run_id())
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Meet, and have node 0 say where the ranks meet, and in which cycle.
+
+        Raises:
+            RendezvousError: the others don't come.
+            RuntimeError: the store of the round can't be reached.
+        """
+        if self._ranks_store is not None:
+            self._ranks_store.close()
+        met = self._handler.next_rendezvous()
+        store, nodes = met.store, range(met.world_size)
+        store.set(f"{_KEY}/{met.rank}", str(self.number))
+        if met.rank == 0:
+            number = 1 + max(map(int, store.multi_get([f"{_KEY}/{node}" for node in nodes])))
+            # what torch would tell the others: how they reach this node
+            address = None if met.bootstrap_store_info is None else met.bootstrap_store_info.master_addr
+            self._ranks_store = RankStore(local_addr=address or socket.getfqdn(), endpoint="")
+            store.set(_KEY, json.dumps([number, self._ranks_store.open()]))
+        self.number, address = json.loads(store.get(_KEY))
+        return RendezvousInfo(store, met.rank, met.world_size, RendezvousStoreInfo(*parse_address(address)))
+
+    def is_closed(self) -> bool:
+        """Whether nobody can join any more."""
+        return self._handler.is_closed()
+
+    def set_closed(self) -> None:
+        """Let nobody join any more."""
+        self._handler.set_closed()  # type: ignore[no-untyped-call]
+
+    def num_nodes_waiting(self) -> int:
+        """So many wait for the next round."""
+        return self._handler.num_nodes_waiting()
+
+    def shutdown(self) -> bool:
+        """Leave it."""
+        if self._ranks_store is not None:
+            self._ranks_store.close()
+        return self._handler.shutdown()
 
 
 class TorchRounds:
-    """``handler`` is torch's, or our rounds of its static one."""
+    """``handler`` is one of `in_rounds`."""
 
-    def __init__(self, handler: Any) -> None:
+    def __init__(self, handler: RendezvousHandler) -> None:
+        assert isinstance(handler, (StaticRounds, OtherRounds))
         self._handler = handler
         self._asked_s = 0.0
 
-    def cycle(self, own: int) -> int:
-        """The number of the cycle that has just been met for; ``own`` is how many this launcher has begun before."""
-        return self._handler.number if isinstance(self._handler, StaticRounds) else own
+    @property
+    def cycle(self) -> int:
+        """The number of the cycle that was met for last."""
+        return self._handler.number
 
     def nodes_waiting(self, node: Node) -> int:
         """So many nodes wait for the ranks to be restarted; asked once in each ``--monitor-interval``."""

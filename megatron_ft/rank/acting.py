@@ -4,16 +4,38 @@ from __future__ import annotations
 
 import functools
 import os
+import re
+import site
+import sys
+import sysconfig
+from collections.abc import Iterator
 from types import FrameType
 
-from megatron_ft.ipc.installed import installed_roots
+__all__ = ["callers", "in_import", "is_librarys", "is_own", "is_users", "module_of", "place"]
 
-__all__ = ["in_import", "is_librarys", "is_own", "place", "users_frame"]
-
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_ROOTS = (*installed_roots(), _PACKAGE)
-_INSTALLED = ("/site-packages/", "/dist-packages/")
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_PYTHON = map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))
+_ROOTS = tuple(
+    path.rstrip(os.sep) + os.sep
+    for path in {_PACKAGE, *_PYTHON, *site.getsitepackages(), site.getusersitepackages()}
+    if path
+)
+_INSTALLED = re.compile("/(site|dist)-packages/")
 _IMPORT = "<frozen importlib"
+
+
+def callers() -> Iterator[FrameType]:
+    """The calls that led here, the innermost first, without our own: those that are in between are no library's."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if not module_of(frame).startswith("megatron_ft."):
+            yield frame
+        frame = frame.f_back
+
+
+def module_of(frame: FrameType) -> str:
+    """The name of the module that a call is in."""
+    return str(frame.f_globals.get("__name__", ""))
 
 
 @functools.cache
@@ -22,48 +44,43 @@ def is_own(file: str) -> bool:
     if file.startswith("<"):
         return False
     path = os.path.abspath(file)
-    return not path.startswith(_ROOTS) and not any(part in path for part in _INSTALLED)
+    return not path.startswith(_ROOTS) and not _INSTALLED.search(path)
 
 
-def users_frame(frame: FrameType | None) -> FrameType | None:
-    """The innermost call in a file of the user's; None if a library does it on its own while it is imported.
+def is_users() -> bool:
+    """Whether a file of the user's does it; not if a library does it on its own while it is imported.
 
     A script or module that is installed is the user's, too, with all that it calls.
     """
-    while frame is not None:
+    for frame in callers():
         file = frame.f_code.co_filename
         if file.startswith(_IMPORT):
-            return None
-        if is_own(file) or frame.f_globals.get("__name__") == "__main__":
-            return frame
-        frame = frame.f_back
-    return None
-
-
-def is_librarys(frame: FrameType | None) -> bool:
-    """Whether an installed package does it for a module of the user's that is being imported: a cache, say."""
-    start = frame
-    while frame is not None and not is_own(frame.f_code.co_filename):
-        if any(part in frame.f_code.co_filename for part in _INSTALLED):
-            return in_import(start)
-        frame = frame.f_back
-    return False
-
-
-def in_import(frame: FrameType | None) -> bool:
-    """Whether it happens while any module is imported."""
-    while frame is not None:
-        if frame.f_code.co_filename.startswith(_IMPORT):
+            return False
+        if is_own(file) or module_of(frame) == "__main__":
             return True
-        frame = frame.f_back
     return False
 
 
-def place(frame: FrameType | None) -> str:
-    """The innermost line of the user's that led there, as in "train.py:57"; empty if there is none."""
-    while frame is not None:
-        is_main = frame.f_globals.get("__name__") == "__main__" and not frame.f_code.co_filename.startswith("<")
-        if is_main or is_own(frame.f_code.co_filename):
-            return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
-        frame = frame.f_back
+def is_librarys() -> bool:
+    """Whether an installed package does it for a module of the user's that is being imported: a cache, say."""
+    for frame in callers():
+        file = frame.f_code.co_filename
+        if is_own(file):
+            return False
+        if _INSTALLED.search(file):
+            return in_import()
+    return False
+
+
+def in_import() -> bool:
+    """Whether it happens while any module is imported."""
+    return any(frame.f_code.co_filename.startswith(_IMPORT) for frame in callers())
+
+
+def place() -> str:
+    """The innermost line of the user's that led here, as in "train.py:57"; empty if there is none."""
+    for frame in callers():
+        file = frame.f_code.co_filename
+        if is_own(file) or (module_of(frame) == "__main__" and not file.startswith("<")):
+            return f"{os.path.basename(file)}:{frame.f_lineno}"
     return ""

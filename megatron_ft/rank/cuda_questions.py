@@ -7,17 +7,14 @@ whether there is a device at all: NVML knows that.
 from __future__ import annotations
 
 import ctypes
-import json
-import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
+from megatron_ft.rank.forking import ask_fork
 from megatron_ft.rank.replacing import Replacements
 
 __all__ = ["answer_without_cuda"]
-
-_exit = os._exit
 
 
 def answer_without_cuda(
@@ -28,31 +25,39 @@ def answer_without_cuda(
 ) -> None:
     """Let torch answer so until the replacements are undone.
 
-    Args:
-        torch: the module.
-        replacements: of its functions.
-        stop: is called before the driver is initialised.
-        unwatched: a context in which nothing is noticed.
+    ``stop`` is called before the driver is initialised; within ``unwatched`` nothing is noticed.
     """
-    cuda, c_extension = torch.cuda, torch._C
-    replacements.replace(c_extension, "_cuda_init", lambda *_: stop("initialises CUDA"))
-    # what PYTORCH_NVML_BASED_CUDA_CHECK=1 does, which ranks would inherit
-    replacements.put(cuda, "_nvml_based_avail", lambda: True)
-    for name in ("_raw_device_count_nvml", "_raw_device_uuid_nvml"):
-        if hasattr(cuda, name):
-            replacements.put(cuda, name, _asked_elsewhere(getattr(cuda, name), unwatched))
-    count = getattr(c_extension, "_cuda_getDeviceCount", None)
-    if count is None:
-        return
 
-    def count_devices() -> Any:
+    def asked_elsewhere(function: Callable[[], Any]) -> Callable[[], Any]:
+        """NVML keeps devices open: a process of its own asks it."""
+
+        def ask() -> Any:
+            with unwatched():
+                return ask_fork(function)
+
+        return ask
+
+    def if_driver(count: Callable[[], Any]) -> Callable[[], Any]:
         """Where NVML doesn't know."""
-        if not (torch.version.hip or _has_driver()):
-            return 0
-        stop("initialises CUDA")
-        return count()
 
-    replacements.put(c_extension, "_cuda_getDeviceCount", count_devices)
+        def count_devices() -> Any:
+            if not (torch.version.hip or _has_driver()):
+                return 0
+            stop("initialises CUDA")
+            return count()
+
+        return count_devices
+
+    replacements.replace(torch._C, "_cuda_init", lambda *_: stop("initialises CUDA"))
+    # what PYTORCH_NVML_BASED_CUDA_CHECK=1 does, which ranks would inherit
+    replacements.put(torch.cuda, "_nvml_based_avail", lambda: True)
+    for owner, name, standing_in in (
+        (torch.cuda, "_raw_device_count_nvml", asked_elsewhere),
+        (torch.cuda, "_raw_device_uuid_nvml", asked_elsewhere),
+        (torch._C, "_cuda_getDeviceCount", if_driver),
+    ):
+        if hasattr(owner, name):
+            replacements.put(owner, name, standing_in(getattr(owner, name)))
 
 
 def _has_driver() -> bool:
@@ -61,32 +66,3 @@ def _has_driver() -> bool:
     except OSError:
         return False
     return True
-
-
-def _asked_elsewhere(
-    function: Callable[[], Any], unwatched: Callable[[], AbstractContextManager[None]]
-) -> Callable[[], Any]:
-    """NVML keeps devices open: a process of its own asks it."""
-
-    def ask() -> Any:
-        with unwatched():
-            return ask_unwatched()
-
-    def ask_unwatched() -> Any:
-        read_fd, write_fd = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                os.write(write_fd, json.dumps(function()).encode())
-                code = 0
-            finally:
-                _exit(code)
-        os.close(write_fd)
-        with open(read_fd, "rb") as file:
-            answer = file.read()
-        if os.waitpid(pid, 0)[1] != 0:
-            raise OSError("NVML doesn't answer")
-        return json.loads(answer)
-
-    return ask

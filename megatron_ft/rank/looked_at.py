@@ -39,23 +39,20 @@ class LookedAt:
         """How many."""
         return len(self._seen)
 
-    def note_modules(self) -> None:
-        """What was imported without opening a file that anybody could see, as extension modules are."""
-        for module in list(sys.modules.values()):
-            file = getattr(module, "__file__", None) if isinstance(module, ModuleType) else None
-            if isinstance(file, str) and (is_own(file) or module.__name__ == "__main__"):
-                self.note(file)
-
-    def note_open(self) -> None:
-        """What C code may have read: files that are mapped, or open."""
+    def note_unseen(self) -> None:
+        """What nobody saw the script read: files that C code has mapped or open, and modules from before the watch."""
         with open("/proc/self/maps") as maps:
             paths = {words[5] for line in maps if len(words := line.rstrip("\n").split(maxsplit=5)) == 6}
         for fd in os.listdir("/proc/self/fd"):
             with contextlib.suppress(OSError):  # the one that listed them
                 paths.add(os.readlink(f"/proc/self/fd/{fd}"))
-        for path in paths:
-            if path.startswith("/") and not path.endswith(" (deleted)") and is_own(path):
-                self.note(path)
+        own = {path for path in paths if path.startswith("/") and is_own(path)}
+        for module in [module for module in sys.modules.values() if isinstance(module, ModuleType)]:
+            file = getattr(module, "__file__", None)
+            if isinstance(file, str) and (is_own(file) or module.__name__ == "__main__"):
+                own.add(file)
+        for path in own:
+            self.note(path)
 
     def changed(self) -> str | None:
         """One that isn't what it was."""
@@ -67,16 +64,13 @@ class LookedAt:
 
 def _facts(path: str, listed: bool) -> _Facts:
     """None: there is no such file. The time of a directory changes with what is in it, which nobody may have seen."""
-    try:
-        found = _stat(path)
-    except (OSError, ValueError):
-        try:
-            found = _lstat(path)  # a link to nowhere
-        except (OSError, ValueError):
-            return None
-    if stat.S_ISDIR(found.st_mode):
-        return (found.st_ino, found.st_mtime_ns) if listed else (found.st_ino,)
-    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_mode
+    for look in (_stat, _lstat):  # the second for a link to nowhere
+        with contextlib.suppress(OSError, ValueError):
+            found = look(path)
+            if stat.S_ISDIR(found.st_mode):
+                return (found.st_ino, found.st_mtime_ns) if listed else (found.st_ino,)
+            return found.st_ino, found.st_size, found.st_mtime_ns, found.st_mode
+    return None
 
 
 _stat, _lstat = os.stat, os.lstat  # those that nobody watches

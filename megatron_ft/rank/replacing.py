@@ -12,20 +12,26 @@ from typing import Any
 
 __all__ = ["Replacements"]
 
-Hook = Callable[[Any, Callable[..., None]], None]
+Hook = Callable[[Any], None]
 
 
 class Replacements:
-    """What was replaced, now and when modules were imported, and the way back."""
+    """What was replaced, now and when modules were imported, and the way back.
+
+    It is one of Python's finders meanwhile, which finds what the others find.
+    """
 
     def __init__(self) -> None:
         self._done: list[tuple[Any, str, Any, Any, bool]] = []
         self._kept: list[Any] = []
         """Whose identity others know: no other object may get it."""
-        self._finder = _Finder(self)
+        self._hooks: dict[str, list[Hook]] = {}
 
     def replace(self, owner: Any, name: str, before: Callable[..., None]) -> None:
-        """Call ``before`` with the arguments of each call first. What is not there isn't replaced."""
+        """Call ``before`` with the arguments of each call of ``owner.name`` first. What is not there isn't replaced."""
+        *inside, name = name.split(".")
+        for each in inside:
+            owner = getattr(owner, each, None)
         original = getattr(owner, name, None)
         if owner is None or original is None:
             return
@@ -40,18 +46,40 @@ class Replacements:
         setattr(owner, name, value)
 
     def when_imported(self, name: str, hook: Hook) -> None:
-        """Call ``hook`` with that module and ``replace`` as soon as it is imported: now, if it is."""
+        """Call ``hook`` with that module as soon as it is imported: now, if it is."""
         if name in sys.modules:
-            hook(sys.modules[name], self.replace)
+            hook(sys.modules[name])
             return
-        self._finder.hooks.setdefault(name, []).append(hook)
-        if self._finder not in sys.meta_path:
-            sys.meta_path.insert(0, self._finder)
+        self._hooks.setdefault(name, []).append(hook)
+        if self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Python asks for it; the hooks of this module are called when its loader has executed it."""
+        if name not in self._hooks:
+            return None
+        found = (finder.find_spec(name, path, target) for finder in [*sys.meta_path] if finder is not self)
+        spec = next((spec for spec in found if spec is not None), None)
+        if spec is not None and spec.loader is not None:
+            loader: Any = spec.loader
+            execute = loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                vars(loader).pop("exec_module", None)
+                execute(module)
+                for hook in self._hooks[name]:
+                    hook(sys.modules.get(name, module))
+
+            with contextlib.suppress(AttributeError):  # a loader that is a class: of what is built in
+                loader.exec_module = exec_module
+        return spec
 
     def undo(self) -> None:
         """Who has kept a function from before has one that does the same."""
-        if self._finder in sys.meta_path:
-            sys.meta_path.remove(self._finder)
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
         table = _known_to_jit()
         for owner, name, original, standing_in, was_own in reversed(self._done):
             if isinstance(standing_in, _First):
@@ -118,32 +146,3 @@ def _method(original: Callable[..., Any], before: Callable[..., None]) -> Callab
         return original(*arguments, **named)
 
     return method
-
-
-class _Finder:
-    """Finds what the others find, and has hooks called when it has been imported."""
-
-    def __init__(self, replacements: Replacements) -> None:
-        self.hooks: dict[str, list[Hook]] = {}
-        self._replacements = replacements
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if name not in self.hooks:
-            return None
-        found = (f.find_spec(name, path, target) for f in [*sys.meta_path] if f is not self)
-        spec = next((spec for spec in found if spec is not None), None)
-        if spec is not None and spec.loader is not None:
-            loader: Any = spec.loader
-            execute = loader.exec_module
-
-            def exec_module(module: ModuleType) -> None:
-                vars(loader).pop("exec_module", None)
-                execute(module)
-                for hook in self.hooks[name]:
-                    hook(sys.modules.get(name, module), self._replacements.replace)
-
-            with contextlib.suppress(AttributeError):  # a loader that is a class: of what is built in
-                loader.exec_module = exec_module
-        return spec

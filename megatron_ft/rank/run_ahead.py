@@ -9,7 +9,6 @@ launcher is child subreaper, and adopts what the process in between leaves.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import gc
 import importlib
 import io
@@ -24,17 +23,17 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from importlib.machinery import PathFinder
-from typing import Any, NoReturn
+from typing import Any
 
 from megatron_ft.core.preload import FORK_SERVER_NAME, RUN_AHEAD_VARIABLE
 from megatron_ft.ipc.prctl import die_with_parent, set_name
 from megatron_ft.ipc.resolver import ask_again_soon
-from megatron_ft.ipc.wire import Channel, ChannelClosedError, Message, close_fds
+from megatron_ft.ipc.wire import Channel, ChannelClosedError, Message, Received, close_fds
 from megatron_ft.rank.acting import place
-from megatron_ft.rank.double_fork import Begun, begin_fork, finish_fork
 from megatron_ft.rank.error_file import write_error_file
+from megatron_ft.rank.forking import fork_orphans
 from megatron_ft.rank.huge_pages import collapse_memory
-from megatron_ft.rank.sharing import descriptors, identity, into_streams, separate, why_not_shared
+from megatron_ft.rank.sharing import descriptors, identity, take_over, why_not_shared
 from megatron_ft.rank.user_code import note_user_code
 from megatron_ft.rank.watching import Watch
 
@@ -58,7 +57,7 @@ def begin(known: set[str]) -> None:
     else:
         os.environ["PYTHONPATH"] = orders["python_path"]
     _ahead = RunAhead(orders)
-    _ahead.begin()
+    _ahead.begin(orders["terminals"])
     _forget_hidden(known, orders["first_in_path"])
     _ahead.preload(orders["preload"], orders["first_in_path"])
 
@@ -91,17 +90,11 @@ class RunAhead:
         self._given = set(map(identity, (0, *self._captured)))
         self._watch = Watch(self.stop)
         self._has_stopped = self._is_rank = False
-        self._script_fds: set[int] = set()
-        self._threads: list[Any] = []
         self._asks_for: str | None = None
         self._blocked: set[int] = set()
-        self._terminals: list[int] = orders["terminals"]
-        self._claimed: list[Any] = []
-        self._name = b""
-        self._on_child: Any = None
 
-    def begin(self) -> None:
-        """From here on nothing happens unseen."""
+    def begin(self, terminals: list[int]) -> None:
+        """From here on nothing happens unseen. ``terminals``: of 1 and 2 those that are one in the ranks."""
         die_with_parent()
         if os.getppid() != self._launcher_pid:
             _exit(0)
@@ -112,7 +105,7 @@ class RunAhead:
         threading._register_atexit(self._write_error)  # type: ignore[attr-defined]
         self._gate_fork_handlers()
         self._watch_input()
-        self._claim_terminals()
+        self._claim(terminals)
         self._watch.begin()
 
     def preload(self, names: list[str], directory: str) -> None:
@@ -137,39 +130,54 @@ class RunAhead:
             return  # one of them was the first that can't be shared
         self._has_stopped = True
         try:
-            self._become(*self._wait(what))
+            self._wait(what)
         except BaseException as error:  # noqa: BLE001 - whatever it is: the script would catch it, and go on unwatched
-            self._break_off(error)
+            sys.__excepthook__(type(error), error, error.__traceback__)
+            reason = f"{type(error).__name__}: {error}"
+            self._tell({"type": "unfit", "reason": reason, "where": "", "what": ""})
+            _exit(1)
         signal.pthread_sigmask(signal.SIG_SETMASK, self._blocked)  # a signal that has waited comes now
 
-    def _wait(self, what: str) -> tuple[Message, tuple[int, ...]]:
-        """Stop watching, tell the launcher, and serve; returns only in a rank, with what it is to be."""
+    def _wait(self, what: str) -> None:
+        """Stop watching, tell the launcher, and serve; what comes after that is done in a rank."""
         took_s = time.monotonic() - self._began_s
-        where = place(sys._getframe(2)) or (f"--ft-preload {self._asks_for}" if self._asks_for else "")
+        where = place() or (f"--ft-preload {self._asks_for}" if self._asks_for else "")
+        point = {"where": where, "what": what, "took_s": took_s}
         self._watch.end()
-        self._watch.looked.note_modules()
-        self._watch.looked.note_open()
+        self._watch.looked.note_unseen()
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         # after a fork Python takes all others for ended, those too that were never started
-        self._threads = [*threading._dangling]  # type: ignore[attr-defined]
+        threads = [*threading._dangling]  # type: ignore[attr-defined]
         threading._dangling.clear()  # type: ignore[attr-defined]
-        point = {"where": where, "what": what, "took_s": took_s}
-        self._on_child = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else the kernel may reap what we wait for
+        on_child = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else the kernel may reap what we wait for
         reason = self._watch.randomness.why_spoiled() or why_not_shared(self._own_fds, self._given)
         if reason is not None:
             self._tell({"type": "unfit", "reason": reason, **point})
             _exit(0)
-        self._script_fds = descriptors(self._own_fds)
-        self._name = set_name(FORK_SERVER_NAME.encode())
+        script_fds = descriptors(self._own_fds)
+        name = set_name(FORK_SERVER_NAME.encode())
         gc.freeze()  # a collection in a rank would else copy every page that it looks at
         self._tell({"type": "ready", **point})
-        return self._serve()
-
-    def _break_off(self, error: BaseException) -> NoReturn:
-        sys.__excepthook__(type(error), error, error.__traceback__)
-        reason = f"{type(error).__name__}: {error}"
-        self._tell({"type": "unfit", "reason": reason, "where": "", "what": "", "took_s": 0.0})
-        _exit(1)
+        message, fds = self._serve()
+        self._wait_for_launcher(fds[0])
+        set_name(name)
+        for variable, value in message["env"].items():
+            _environ[variable] = value
+        take_over(script_fds, self._given, self._captured, fds[1:])
+        self._watch.randomness.freshen()
+        process: Any = sys.modules.get("multiprocessing.process")
+        if process is not None:
+            process.current_process().authkey = os.urandom(32)
+        for thread in threads:
+            if hasattr(thread, "_handle") and not thread._started.is_set():
+                thread._handle = type(thread._handle)()  # from Python 3.13 on, a fork marks the old one as ended
+        threading._dangling.update(threads)  # type: ignore[attr-defined]
+        main_thread: Any = threading.main_thread()
+        main_thread._set_native_id()
+        note_user_code()
+        self._is_rank = True
+        if on_child is not None:
+            signal.signal(signal.SIGCHLD, on_child)
 
     # -- the server -------------------------------------------------------------------------------------
 
@@ -183,7 +191,7 @@ class RunAhead:
         except ChannelClosedError:
             _exit(0)
 
-    def _serve(self) -> tuple[Message, tuple[int, ...]]:
+    def _serve(self) -> Received:
         """Answer requests; returns only in a rank, with what it is to be."""
         poller = select.poll()
         poller.register(self._channel.fileno(), select.POLLIN)
@@ -199,72 +207,33 @@ class RunAhead:
                 received = self._channel.receive()
             except ChannelClosedError:
                 _exit(0)
-            begun: list[Begun | OSError] = []
-            for message, fds in received:
-                if message["type"] == "check":
-                    self._tell({"type": "checked", "changed": self._watch.looked.changed()})
-                elif message["type"] == "spawn" and self._begin_rank(begun):
-                    return message, fds
+            if any(message["type"] == "check" for message, _ in received):
+                self._tell({"type": "checked", "changed": self._watch.looked.changed()})
+            spawns = [each for each in received if each.message["type"] == "spawn"]
+            answers: list[Message] = []
+            try:
+                made = fork_orphans(len(spawns)) if spawns else []
+                if isinstance(made, int):
+                    return spawns[made]
+                answers = [{"type": "forked", "pid": pid} for pid in made]
+            except OSError as error:
+                answers = [{"type": "failed", "reason": str(error)}] * len(spawns)
+            for answer, (_, fds) in zip(answers, spawns, strict=True):
+                self._tell(answer)
                 close_fds(fds)
-            # all were begun before the first is waited for: what is in between forks while we fork the next
-            for each in begun:
-                self._finish_rank(each)
-
-    def _begin_rank(self, begun: list[Begun | OSError]) -> bool:
-        """Begin to fork one; True in the new process."""
-        try:
-            fork = begin_fork()
-        except OSError as error:
-            fork = error  # type: ignore[assignment]
-        if fork is not None:
-            begun.append(fork)
-            return False
-        for other in begun:
-            if isinstance(other, Begun):
-                os.close(other.read_fd)
-        return True
-
-    def _finish_rank(self, begun: Begun | OSError) -> None:
-        """Tell the launcher the number of a process that was begun, or why there is none."""
-        try:
-            if isinstance(begun, OSError):
-                raise begun
-            self._tell({"type": "forked", "pid": finish_fork(begun)})
-        except OSError as error:
-            self._tell({"type": "failed", "reason": str(error)})
 
     # -- the rank ---------------------------------------------------------------------------------------
 
-    def _become(self, message: Message, fds: tuple[int, ...]) -> None:
-        """Take on the rank's identity, as soon as the launcher is the parent of this process and says so."""
+    def _wait_for_launcher(self, go_fd: int) -> None:
+        """Until it is the parent of this process, knows it, and says so."""
         self._channel.close()  # by its object: collected later, it would close a number that is another's by then
         os.setsid()
-        go_fd, *streams = fds
-        into_streams(self._script_fds, dict(zip(map(identity, self._captured), streams, strict=False)))
         if not os.read(go_fd, 1):
             _exit(1)  # the launcher has given this one up
         die_with_parent()
         # the launcher may have died before the kernel was asked
         if os.getppid() != self._launcher_pid:
             _exit(1)
-        set_name(self._name)
-        for name, value in message["env"].items():
-            _environ[name] = value
-        for stream in self._claimed:
-            del stream.isatty
-        _replay(self._captured, streams)
-        separate(self._script_fds, self._given)
-        self._watch.randomness.freshen()
-        process: Any = sys.modules.get("multiprocessing.process")
-        if process is not None:
-            process.current_process().authkey = os.urandom(32)
-        threading._dangling.update(self._threads)  # type: ignore[attr-defined]
-        main_thread: Any = threading.main_thread()
-        main_thread._set_native_id()
-        note_user_code()
-        self._is_rank = True
-        if self._on_child is not None:
-            signal.signal(signal.SIGCHLD, self._on_child)
 
     def _gate_fork_handlers(self) -> None:
         """A script's handlers of forks are for its own forks: it may hold their locks where it waits."""
@@ -278,16 +247,13 @@ class RunAhead:
 
         self._watch.replaced.put(os, "register_at_fork", register_at_fork)
 
-    def _claim_terminals(self) -> None:
+    def _claim(self, terminals: list[int]) -> None:
         """What is written is kept back, but the ranks' streams are terminals where the launcher's are."""
-        isatty = os.isatty
-        if not self._terminals:
-            return
-        self._watch.replaced.put(os, "isatty", lambda fd: fd in self._terminals or isatty(fd))
-        for fd, stream in ((1, sys.stdout), (2, sys.stderr)):
-            if fd in self._terminals:
-                stream.isatty = lambda: True  # type: ignore[method-assign]
-                self._claimed.append(stream)
+        isatty, put = os.isatty, self._watch.replaced.put
+        if terminals:
+            put(os, "isatty", lambda fd: fd in terminals or isatty(fd))
+        for fd in terminals:
+            put((sys.stdout, sys.stderr)[fd - 1], "isatty", lambda: True)
 
     def _watch_input(self) -> None:
         """Nothing tells when ``sys.stdin`` is read, so another one has to; not where there is nothing to read."""
@@ -296,12 +262,9 @@ class RunAhead:
             return
         raw = _Input(0, "rb", closefd=False)
         raw.name = "<stdin>"
+        old = sys.stdin
         watched: Any = io.TextIOWrapper(
-            io.BufferedReader(raw),
-            encoding=sys.stdin.encoding,
-            errors=sys.stdin.errors,
-            newline="\n",
-            line_buffering=bool(sys.stdin.line_buffering),
+            io.BufferedReader(raw), old.encoding, old.errors, "\n", bool(old.line_buffering)
         )
         watched.mode = "r"
         _kept.append(sys.__stdin__)
@@ -325,15 +288,3 @@ class _Input(io.FileIO):
 
 _kept: list[Any] = []
 """What the process had before and can't do without, though nothing refers to it any more."""
-
-
-def _replay(captured: tuple[int, int], streams: list[int]) -> None:
-    """Say what the script has said before, to the rank's own streams."""
-    out, err = captured
-    for fd, target in ((out, streams[0]), (err, streams[1])):
-        position, size = 0, os.fstat(fd).st_size
-        if fd == err and os.path.sameopenfile(out, err):
-            continue  # one stream: it was in the right order
-        with contextlib.suppress(OSError):  # nobody reads it any more
-            while position < size:
-                position += os.write(target, os.pread(fd, 1 << 16, position))

@@ -8,17 +8,16 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from megatron_ft.ipc.processes import thread_count
+from megatron_ft.rank.forking import ask_fork
 
-__all__ = ["descriptors", "identity", "into_streams", "separate", "why_not_shared"]
+__all__ = ["descriptors", "identity", "take_over", "why_not_shared"]
 
-_BAD_FORK_EXIT = 3
 _SHARED_MEMORY = re.compile(r"^\S+ .w.s \S+ \S+ \S+ *(.*)$", re.MULTILINE)
 _HARMLESS_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
-_exit, _fork = os._exit, os.fork
 
 Identity = tuple[int, int]
 """Of a file: its device, and its number there."""
@@ -42,12 +41,11 @@ def _why_child() -> str | None:
 
 def _why_threads() -> str | None:
     """It is tried: libraries that mind forks (OpenBLAS) end their threads before one, so threads are counted after."""
-    pid = _fork()
-    if pid == 0:
-        _exit(_BAD_FORK_EXIT if _has_cuda() else 0)
-    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    if status != 0:
-        return "it has initialised CUDA" if status == _BAD_FORK_EXIT else f"a fork of it ended with {status}"
+    try:
+        if ask_fork(_has_cuda):
+            return "it has initialised CUDA"
+    except OSError as error:
+        return str(error)
     return "it has a thread of a C library" if thread_count() > 1 else None
 
 
@@ -57,13 +55,11 @@ def _has_cuda() -> bool:
 
 
 def _why_open(own: set[int], given: set[Identity]) -> str | None:
-    for fd, link, flags in _descriptors(own):
-        if identity(fd) in given:
+    for fd, (link, flags) in descriptors(own).items():
+        mode = os.fstat(fd).st_mode
+        if identity(fd) in given or stat.S_ISDIR(mode) or link in _HARMLESS_DEVICES:
             continue
-        is_file = stat.S_ISREG(os.fstat(fd).st_mode) and not link.startswith("/memfd:")
-        if stat.S_ISDIR(os.fstat(fd).st_mode) or link in _HARMLESS_DEVICES:
-            continue
-        if not is_file:
+        if not stat.S_ISREG(mode) or link.startswith("/memfd:"):
             return f"it has {link} open"
         if flags & os.O_ACCMODE != os.O_RDONLY:
             return f"it has {link} open to write"
@@ -82,22 +78,26 @@ def identity(fd: int) -> Identity:
     return found.st_dev, found.st_ino
 
 
-def into_streams(fds: Iterable[int], streams: Mapping[Identity, int]) -> None:
-    """In a rank: what is written to a captured file, under whatever number, goes to the stream that it stands for."""
-    for fd in fds:
-        with contextlib.suppress(OSError, KeyError):  # the script has closed it; it is another file
-            os.dup2(streams[identity(fd)], fd, os.get_inheritable(fd))
-
-
-def separate(script: set[int], given: set[Identity]) -> None:
+def take_over(script: Collection[int], given: set[Identity], captured: Sequence[int], streams: Sequence[int]) -> None:
     """In a rank: keep the ``script``'s descriptors, and close all others.
 
-    Files that are open for reading are opened again, each where it was read to, but those that were ``given``.
+    What was written to the ``captured`` files goes to the ``streams`` that they stand for, and so does what is written
+    to them from here on, under whatever number. Files that are open for reading are opened again, each where it was
+    read to, but those that were ``given``.
     """
-    for fd in set(map(int, os.listdir("/proc/self/fd"))) - script:
-        with contextlib.suppress(OSError):  # the one that listed them
-            os.close(fd)
-    for fd, link, flags in _descriptors(set()):
+    # one entry where both streams are one file, which is in the right order
+    streams_of = {identity(file): (file, stream) for file, stream in zip(captured, streams, strict=True)}
+    for file, stream in streams_of.values():
+        position, size = 0, os.fstat(file).st_size
+        with contextlib.suppress(OSError):  # nobody reads it any more
+            while position < size:
+                position += os.write(stream, os.pread(file, 1 << 16, position))
+    for fd in script:
+        with contextlib.suppress(OSError, KeyError):  # the script has closed it; it is another file
+            os.dup2(streams_of[identity(fd)][1], fd, os.get_inheritable(fd))
+    for fd in descriptors(script):
+        os.close(fd)
+    for fd, (link, flags) in descriptors().items():
         if link in _HARMLESS_DEVICES or flags & os.O_ACCMODE != os.O_RDONLY or identity(fd) in given:
             continue
         with contextlib.suppress(OSError):  # it may not be opened any more
@@ -108,17 +108,10 @@ def separate(script: set[int], given: set[Identity]) -> None:
             os.close(anew)
 
 
-def descriptors(own: set[int]) -> set[int]:
-    """Those that the script has opened."""
-    return {fd for fd, _, _ in _descriptors(own)}
-
-
-def _descriptors(own: set[int]) -> list[tuple[int, str, int]]:
-    """Number, name and flags of those that the script has opened."""
-    found = []
-    for fd in sorted(set(map(int, os.listdir("/proc/self/fd"))) - own):
-        try:
-            found.append((fd, os.readlink(f"/proc/self/fd/{fd}"), fcntl.fcntl(fd, fcntl.F_GETFL)))
-        except OSError:
-            continue  # the one that listed them
+def descriptors(but: Iterable[int] = ()) -> dict[int, tuple[str, int]]:
+    """Those that are open, but some: what is open there, and its flags."""
+    found = {}
+    for fd in sorted(set(map(int, os.listdir("/proc/self/fd"))).difference(but)):
+        with contextlib.suppress(OSError):  # the one that listed them
+            found[fd] = os.readlink(f"/proc/self/fd/{fd}"), fcntl.fcntl(fd, fcntl.F_GETFL)
     return found

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import re
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from megatron_ft.core.preload import tells_ranks_apart
-from megatron_ft.rank.acting import in_import, is_librarys, is_own, users_frame
+from megatron_ft.rank.acting import callers, in_import, is_librarys, is_own, is_users, module_of
 from megatron_ft.rank.cuda_questions import answer_without_cuda
 from megatron_ft.rank.looked_at import LookedAt
 from megatron_ft.rank.randomness import Randomness
@@ -26,52 +26,48 @@ _MOST_FILES = 20_000
 _LEAVES_NO_FILE = "_get_default_tempdir"
 """Of ``tempfile``: it tries whether a directory can be written."""
 
-# Audit events, and functions that raise none: what the script does there.
+# What a script does there: audit events, and functions that raise none, as module:name.
 _NEVER_SHARED = {
     "forks": "os.fork os.forkpty",
     "becomes another program": "os.exec",
-    "starts a thread": "_thread.start_new_thread _thread.start_joinable_thread",
+    "ends": "os:_exit os:abort threading:_shutdown",
+    "starts a thread": "_thread.start_new_thread _thread.start_joinable_thread threading:Thread.start",
     "connects, or sends": "socket.connect socket.sendto socket.sendmsg",
+    "listens": "socket:socket.listen",
     "locks a file": "fcntl.flock fcntl.lockf",
     "reads standard input": "builtins.input",
     "sends a signal": "os.kill os.killpg signal.pthread_kill",
+    "waits for a signal, or sets a timer": (
+        "signal:alarm signal:setitimer signal:raise_signal "
+        "signal:pause signal:sigwait signal:sigwaitinfo signal:sigtimedwait"
+    ),
+    "changes which signals wait": "signal:pthread_sigmask",
     "writes to the system's log": "syslog.syslog syslog.openlog",
+    "makes a lock for processes": "multiprocessing.synchronize:SemLock.__init__",
+    "makes an event loop": "asyncio.base_events:BaseEventLoop.__init__",
+    "makes a process group": (
+        "torch.distributed.distributed_c10d:init_process_group torch.distributed:init_process_group"
+    ),
+    "saves a file": "torch.serialization:save torch:save",
+    "makes a number that nobody else has": "uuid:uuid1",
 }
+_IF_USERS = {"makes a socket": "socket.bind socket.__new__", "sleeps": "time:sleep"}
 _CHANGES_FILES = (
     "os.mkdir os.remove os.rename os.rmdir os.link os.symlink os.truncate os.chmod os.chown os.utime os.setxattr "
     "os.removexattr tempfile.mkstemp tempfile.mkdtemp shutil.rmtree shutil.move shutil.copyfile sqlite3.connect"
 )
-_STARTS_PROGRAM = "subprocess.Popen os.system os.posix_spawn os.spawn"
-_FUNCTIONS_NEVER_SHARED = {
-    "ends": {"os": "_exit abort", "threading": "_shutdown"},
-    "starts a thread": {"threading": "Thread.start"},
-    "listens": {"socket": "socket.listen"},
-    "waits for a signal, or sets a timer": {
-        "signal": "alarm setitimer raise_signal pause sigwait sigwaitinfo sigtimedwait"
-    },
-    "changes which signals wait": {"signal": "pthread_sigmask"},
-    "starts a process": {"multiprocessing.util": "spawnv_passfds"},
-    "makes a lock for processes": {"multiprocessing.synchronize": "SemLock.__init__"},
-    "makes an event loop": {"asyncio.base_events": "BaseEventLoop.__init__"},
-    "makes a process group": {
-        **dict.fromkeys(("torch.distributed.distributed_c10d", "torch.distributed"), "init_process_group")
-    },
-    "saves a file": dict.fromkeys(("torch.serialization", "torch"), "save"),
-    "makes a number that nobody else has": {"uuid": "uuid1"},
-}
-_FUNCTIONS_OF_USERS = {"sleeps": {"time": "sleep"}}
-_DRAW_FOR_OTHERS = ("random", "secrets", "uuid", "importlib.", "megatron_ft.rank.replacing")
+_DRAW_FOR_OTHERS = ("random", "secrets", "uuid", "importlib.")
 _DRAW_HARMLESSLY = ("multiprocessing.process", "numpy.random", "torch.distributed._composable.contract")
 """While they are imported: a key and seeds that each rank makes anew; names of no meaning."""
 
-_handlers: dict[str, Callable[[Any], None]] = {}
+_handlers: dict[str, Callable[..., None]] = {}
 """By audit event. An audit hook can't be taken back: in ranks it finds this empty."""
 
 
 def _audit(event: str, arguments: Any) -> None:
     handler = _handlers.get(event)
     if handler is not None:
-        handler(arguments)
+        handler(*arguments)
 
 
 class Watch:
@@ -82,35 +78,42 @@ class Watch:
         self._is_quiet = False
         self._stop: Callable[[str], None] = lambda what: None if self._is_quiet else stop(what)
         self.looked = LookedAt()
-        self.randomness = Randomness(self._stop, self._if_changed_by_user)
         self.replaced = Replacements()
-        self._end_environ: Callable[[], None] = lambda: None
+        self.randomness = Randomness(self.replaced, self._stop, self._if_changed_by_user)
 
     def begin(self) -> None:
         """Once in a process."""
-        self._end_environ = watch_environ(
+        watch_environ(
+            self.replaced,
             lambda name: self._stop(f"reads {name}"),
             lambda: self._if_users("reads all of os.environ"),
             lambda: self._stop("copies os.environ"),
         )
-        self._watch_functions()
-        for what, events in _NEVER_SHARED.items():
-            self._watch_events(events, functools.partial(self._stop, what))
-        for event in _CHANGES_FILES.split():
-            self._watch_events(event, functools.partial(self._if_changed_by_user, f"changes files ({event})"))
-        _handlers.update(dict.fromkeys(_STARTS_PROGRAM.split(), self._starts_program))
-        self._watch_events("socket.bind socket.__new__", functools.partial(self._if_users, "makes a socket"))
-        _handlers["open"] = self._opens
-        for event in ("os.listdir", "os.scandir"):
-            _handlers[event] = self._lists
-        for event in ("os.putenv", "os.unsetenv"):
-            _handlers[event] = self._sets_variable
+        changes = {f"changes files ({event})": event for event in _CHANGES_FILES.split()}
+        checks = (self._stop, _NEVER_SHARED), (self._if_users, _IF_USERS), (self._if_changed_by_user, changes)
+        for check, table in checks:
+            for what, names in table.items():
+                self._watch(names, lambda *_, check=check, what=what, **__: check(what))
+        for names, before in (
+            ("subprocess.Popen os.system os.posix_spawn os.spawn", self._starts_program),
+            ("os:pipe os:pipe2", self._makes_pipe),
+            ("os:getpid os:getpgrp os:getpgid os:getsid threading:get_native_id", self._asks_who_it_is),
+            ("os:urandom os:getrandom random:_urandom", self._draws),
+            ("os.putenv os.unsetenv", self._sets_variable),
+            ("open", self._opens),
+            ("os.listdir os.scandir", self._lists),
+            ("os:stat os:lstat os:access", self._looks_for),
+            ("os:readlink", self._note_if_users),
+        ):
+            self._watch(names, before)
+        self.replaced.when_imported(
+            "torch", lambda torch: answer_without_cuda(torch, self.replaced, self._stop, self.unwatched)
+        )
         sys.addaudithook(_audit)
 
     def end(self) -> None:
         """Everything is as it was, but for an audit hook that does nothing."""
         _handlers.clear()
-        self._end_environ()
         self.replaced.undo()
 
     @contextlib.contextmanager
@@ -122,84 +125,56 @@ class Watch:
         finally:
             self._is_quiet = False
 
-    def _watch_events(self, events: str, act: Callable[[], None]) -> None:
-        _handlers.update(dict.fromkeys(events.split(), lambda _arguments: act()))
-
-    def _watch_functions(self) -> None:
-        when_imported = self.replaced.when_imported
-        for table, check in ((_FUNCTIONS_NEVER_SHARED, self._stop), (_FUNCTIONS_OF_USERS, self._if_users)):
-            for what, modules in table.items():
-                for module, names in modules.items():
-                    act = functools.partial(check, what)
-                    when_imported(module, functools.partial(self._replace, names, lambda *_, act=act, **__: act()))
-        for module, names, before in (
-            ("os", "getpid getpgrp getpgid getsid", self._asks_who_it_is),
-            ("threading", "get_native_id", self._asks_who_it_is),
-            ("os", "stat lstat access", self._looks_for),
-            ("os", "urandom getrandom", self._draws),
-            ("random", "_urandom", self._draws),
-            ("os", "readlink", self._reads_link),
-            ("os", "pipe pipe2", self._makes_pipe),
-        ):
-            when_imported(module, functools.partial(self._replace, names, before))
-        for module, hook in self.randomness.hooks().items():
-            when_imported(module, hook)
-        when_imported("torch", lambda torch, _: answer_without_cuda(torch, self.replaced, self._stop, self.unwatched))
-
-    def _replace(self, names: str, before: Callable[..., None], module: Any, replace: Callable[..., None]) -> None:
-        for name in names.split():
-            *inside, last = name.split(".")
-            replace(functools.reduce(lambda owner, inner: getattr(owner, inner, None), inside, module), last, before)
+    def _watch(self, names: str, before: Callable[..., None]) -> None:
+        """Call ``before`` with the arguments of these events and functions."""
+        for each in names.split():
+            module, is_function, name = each.partition(":")
+            if is_function:
+                self.replaced.when_imported(module, partial(self.replaced.replace, name=name, before=before))
+            else:
+                _handlers[each] = before
 
     # -- who does it --------------------------------------------------------------------------------------
 
     def _if_users(self, what: str) -> None:
-        if users_frame(sys._getframe(1)) is not None:
+        if is_users():
             self._stop(what)
 
     def _if_changed_by_user(self, what: str) -> None:
-        frame = sys._getframe(1)
-        users = users_frame(frame)
-        if users is not None and not is_librarys(frame) and not _is_called(_LEAVES_NO_FILE, frame, users):
+        if is_users() and not is_librarys() and all(f.f_code.co_name != _LEAVES_NO_FILE for f in callers()):
             self._stop(what)
 
-    def _starts_program(self, arguments: Any) -> None:
+    def _starts_program(self, *arguments: Any) -> None:
         # libraries, and a checkout of Megatron, ask git and ldconfig while they are imported, and wait for the answer
-        if not in_import(sys._getframe(1)) or any(map(tells_ranks_apart, re.findall(r"\w+", str(arguments)))):
+        if not in_import() or any(map(tells_ranks_apart, re.findall(r"\w+", str(arguments)))):
             self._stop("starts a program")
 
     def _makes_pipe(self, *_flags: Any) -> None:
-        caller = sys._getframe(2)
-        if caller.f_globals.get("__name__") == "subprocess" and caller.f_back is not None:
-            self._starts_program([caller.f_back.f_locals.get(name) for name in ("args", "env")])  # of Popen.__init__
+        caller = next(callers())
+        if module_of(caller) == "subprocess" and caller.f_back is not None:
+            self._starts_program(*(caller.f_back.f_locals.get(name) for name in ("args", "env")))  # of Popen.__init__
         else:
             self._stop("makes a pipe")
 
     def _asks_who_it_is(self, *_arguments: Any) -> None:
-        frame = sys._getframe(2)
-        asks: dict[str, Callable[[], bool]] = {"logging": _logs_show_process, "tempfile": lambda: False}
-        asks_for_itself = asks.get(frame.f_globals.get("__name__", ""))
-        if users_frame(frame) is not None and (asks_for_itself is None or asks_for_itself()):
+        asker = module_of(next(callers()))
+        if is_users() and asker != "tempfile" and (asker != "logging" or _logs_show_process()):
             self._stop("asks for its process id")
 
     def _draws(self, *_arguments: Any) -> None:
         """From the system: what a library keeps of it would be the same in all ranks."""
-        frame: Any = sys._getframe(2)
-        is_users = users_frame(frame) is not None
-        while frame is not None and frame.f_globals.get("__name__", "").startswith(_DRAW_FOR_OTHERS):
-            frame = frame.f_back
-        if is_users or frame is None or not frame.f_globals.get("__name__", "").startswith(_DRAW_HARMLESSLY):
+        modules = (name for name in map(module_of, callers()) if not name.startswith(_DRAW_FOR_OTHERS))
+        if is_users() or not next(modules, "").startswith(_DRAW_HARMLESSLY):
             self._stop("draws random numbers")
 
-    def _sets_variable(self, arguments: Any) -> None:
+    def _sets_variable(self, name: Any, *_value: Any) -> None:
         """Not in ``os.environ``, but where what it starts will find it."""
-        if tells_ranks_apart(os.fsdecode(arguments[0])):
-            self._stop(f"sets {os.fsdecode(arguments[0])}")
+        if tells_ranks_apart(os.fsdecode(name)):
+            self._stop(f"sets {os.fsdecode(name)}")
 
     # -- files --------------------------------------------------------------------------------------------
 
-    def _opens(self, arguments: Any) -> None:
-        path, _, flags = arguments
+    def _opens(self, path: Any, _mode: Any, flags: Any) -> None:
         if path in _STANDARD_INPUT:
             self._stop("reads standard input")
             return
@@ -210,24 +185,19 @@ class Watch:
             self._if_changed_by_user("asks for its process")
         if isinstance(flags, int) and flags & _WRITES:
             self._if_changed_by_user(f"opens {os.path.basename(text)} to write")
-        elif is_own(text) and (text.endswith((".py", ".pyc")) or users_frame(sys._getframe(1)) is not None):
+        elif is_own(text) and (text.endswith((".py", ".pyc")) or is_users()):
             self._note(text)
 
-    def _lists(self, arguments: Any) -> None:
-        path = arguments[0] if arguments and arguments[0] is not None else "."
-        if not isinstance(path, int) and users_frame(sys._getframe(1)) is not None:
-            self._note(path, listed=True)
+    def _lists(self, path: Any = None) -> None:
+        if not isinstance(path, int) and is_users():
+            self._note("." if path is None else path, listed=True)
 
     def _looks_for(self, path: Any, *_arguments: Any, **named: Any) -> None:
-        caller = sys._getframe(2)
-        if "realpath" not in caller.f_code.co_name:
-            self._note_if_users(path, caller, **named)
+        if "realpath" not in next(callers()).f_code.co_name:
+            self._note_if_users(path, **named)
 
-    def _reads_link(self, path: Any, *_arguments: Any, **named: Any) -> None:
-        self._note_if_users(path, sys._getframe(2), **named)
-
-    def _note_if_users(self, path: Any, caller: Any, *, dir_fd: int | None = None, **_named: Any) -> None:
-        if isinstance(path, (str, bytes, os.PathLike)) and dir_fd is None and users_frame(caller) is not None:
+    def _note_if_users(self, path: Any, *_: Any, dir_fd: int | None = None, **_named: Any) -> None:
+        if isinstance(path, (str, bytes, os.PathLike)) and dir_fd is None and is_users():
             self._note(path)
 
     def _note(self, path: Any, *, listed: bool = False) -> None:
@@ -237,21 +207,11 @@ class Watch:
             self._stop(f"has looked at {_MOST_FILES} files")
 
 
-def _is_called(name: str, frame: Any, until: Any) -> bool:
-    while frame is not None and frame is not until:
-        if frame.f_code.co_name == name:
-            return True
-        frame = frame.f_back
-    return False
-
-
 def _logs_show_process() -> bool:
     """Whether some handler writes the number of the process, which each record carries."""
     logging: Any = sys.modules["logging"]
-    handlers = [reference() for reference in logging._handlerList]
-    formatters = [formatter for handler in handlers if (formatter := getattr(handler, "formatter", None))]
+    formatters = [getattr(reference(), "formatter", None) or logging.Formatter() for reference in logging._handlerList]
     # one that formats in its own way may well write it
     return any(
-        type(formatter).format is not logging.Formatter.format or "process" in (formatter._fmt or "")
-        for formatter in formatters
+        type(each).format is not logging.Formatter.format or "process" in (each._fmt or "") for each in formatters
     )

@@ -150,6 +150,14 @@ FAIL = "echo failing; exit 3"
             1,
             "job 1 ended with exit code 7: it gets no further, and another job wouldn't either",
         ),
+        (
+            "exit 94",
+            {"NO_RESTART_EXIT_CODE": "94"},
+            94,
+            1,
+            "job 1 ended with exit code 94: it gets no further, and another job wouldn't either",
+        ),
+        ("exit 94", {"MAX_JOBS": "4"}, 1, 4, "4 jobs, and the training isn't finished"),
         ("true", {"MAX_JOBS": "4"}, 1, 4, "4 jobs, and the training isn't finished"),
         (
             'echo done > "$FAULT_TOL_FINISHED_FLAG_FILE"',
@@ -178,6 +186,15 @@ def test_jobs_stopped_on_purpose_are_no_failures(loop: Loop, tmp_path: Path) -> 
     script = f'echo x >> {count}; [ $(wc -l < {count}) -lt 6 ] || echo done > "$FAULT_TOL_FINISHED_FLAG_FILE"'
     assert loop.run("bash", "-c", script, MAX_FAILURES="1") == 0
     assert loop.says()[1:3] == ["job 1 ended well; there is more to train", "job 2 starts"]
+    assert len(count.read_text().splitlines()) == 6
+
+
+def test_a_job_that_asks_to_be_started_again_is_no_failure(loop: Loop, tmp_path: Path) -> None:
+    count = tmp_path / "count"
+    script = f'echo x >> {count}; [ $(wc -l < {count}) -lt 6 ] && exit 94; echo done > "$FAULT_TOL_FINISHED_FLAG_FILE"'
+    assert loop.run("bash", "-c", script, MAX_FAILURES="1") == 0
+    ended = "job 1 ended with exit code 94: the job couldn't go on, and can be started again"
+    assert loop.says()[1:3] == [ended, "job 2 starts"]
     assert len(count.read_text().splitlines()) == 6
 
 

@@ -90,7 +90,8 @@ def test_what_cannot_be_shared_is_seen_before_the_first_fork(
     (site / "libraries_file.py").write_text("import os\nFILE = open(os.path.dirname(__file__) + '/note', 'w')")
     (site / "libraries_child.py").write_text("import subprocess\nCHILD = subprocess.Popen(['sleep', '1000'])")
     (site / "__init__.py").touch()
-    text = f"import torch\n{before}\nimport os\nprint(os.environ['RANK'], flush=True)\n"
+    # print writes the end of the line by itself, and another rank may write in between
+    text = f"import torch\n{before}\nimport os\nprint(os.environ['RANK'] + '\\n', end='', flush=True)\n"
     text += "if 'libraries_child' in globals():\n    libraries_child.CHILD.kill()\n"
     script = tmp_path / "script.py"
     script.write_text(text)
@@ -195,6 +196,10 @@ def nvml():
     nvml.device = os.open("/dev/zero", os.O_WRONLY)
     return int(os.environ["DEVICES"])
 
+def initialise():
+    note("initialised")
+    raise RuntimeError("there is no such device")
+
 FIRST = os.readlink("/proc/self")
 
 class Finder:
@@ -211,7 +216,7 @@ class Finder:
             module._cudart = object()
             module._C = sys.modules["torch._C"]
             sys.modules["torch._C"]._cuda_getDeviceCount = count
-            sys.modules["torch._C"]._cuda_init = lambda: note("initialised")
+            sys.modules["torch._C"]._cuda_init = initialise
         spec.loader.exec_module = exec_module
         return spec
 
@@ -226,8 +231,8 @@ import torch.utils.cpp_extension
 if sys.argv[1] == "initialise":
     try:
         torch.cuda._lazy_init()
-    except Exception:
-        pass  # a CPU build gets no further
+    except RuntimeError:
+        pass
 print(os.environ["RANK"], torch.cuda._nvml_based_avail(), "PYTORCH_NVML_BASED_CUDA_CHECK" in os.environ, flush=True)
 print(torch.cuda.is_available(), torch._C._cuda_getDeviceCount.__name__, flush=True)
 """
@@ -356,11 +361,12 @@ def test_what_only_a_fresh_interpreter_can_run(
 def test_a_file_beside_the_script_that_hides_an_imported_module(fresh_launcher: Launcher) -> None:
     (fresh_launcher.directory / "socket.py").write_text("print('mine')")
     script = fresh_launcher.directory / "hidden.py"
-    script.write_text("import socket, json, threading\nprint(socket.__file__ == __file__[:-9] + 'socket.py')")
+    text = "import socket, json, threading, os\nprint(socket.__file__ == __file__[:-9] + 'socket.py')\n"
+    script.write_text(f"{text}os.environ['RANK']\n")
     launched = fresh_launcher.start([str(script)], env=dict.fromkeys("ABC", "é" * 60_000))
     finished = launched.wait()
     assert finished.out == "mine\nTrue\n"
-    assert fork_points(launched) == ["the end of the script"]
+    assert fork_points(launched) == ["hidden.py:3 (reads RANK)"]
 
 
 def test_a_hundred_restarts_leave_nothing(launcher: Launcher) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import socket
 
 import pytest
 
@@ -48,7 +49,7 @@ def starts_a_first_and_a_late_one(launcher: Launcher, *options: str, join_s: int
 def test_a_late_node_stands_by_until_the_next_restart(launcher: Launcher) -> None:
     first, late = starts_a_first_and_a_late_one(launcher)
     late.wait_for(STANDS_BY.format("1 node runs"))
-    first.wait_for("1 node stands by for the next restart: 127.0.0.1")
+    first.wait_for(f"1 node stands by for the next restart: {socket.gethostname()}")
     assert cycles_of(first) == ["0"]
     tell(launcher, "fail-0-0")
     for node in (first, late):
@@ -94,7 +95,7 @@ def test_a_spare_takes_the_place_of_a_node_that_dies(launcher: Launcher) -> None
     spare = start(launcher, *place, "--ft-scale-up-at-once", is_host=False)
     spare.wait_for(STANDS_BY.format("2 nodes run"))
     for node in nodes:
-        node.wait_for("1 node stands by for the next restart: 127.0.0.1")
+        node.wait_for(f"1 node stands by for the next restart: {socket.gethostname()}")
     assert [cycles_of(node) for node in nodes] == [["0"], ["0"]]
     nodes[1].process.kill()
     nodes[1].process.wait()

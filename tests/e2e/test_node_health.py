@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import signal
+import socket
 import time
 from pathlib import Path
 
@@ -145,9 +146,9 @@ def test_before_each_round_and_again_until_it_is_good(launcher: Launcher) -> Non
 
 def test_a_node_that_is_alone_gives_up_after_the_time_that_a_round_waits(launcher: Launcher) -> None:
     finished = launcher.run("forever()", "--rdzv-conf=join_timeout=1", "--ft-node-health-command=exit 9")
-    assert finished.code == 1
+    assert finished.code == 94, "it may be started again, on a node that is fit"
     assert finished.lines[0].startswith("this node stands aside: its health check ended with code 9; ")
-    assert finished.lines[-1] == ("the health check of this node fails, and no node has been there for 1 s: giving up")
+    assert finished.lines[-1] == "1 more node didn't come in 1 s; 1 node stands aside, whose health check fails"
 
 
 def test_stopped_in_the_middle_of_a_check(launcher: Launcher) -> None:
@@ -201,7 +202,7 @@ def test_the_others_go_on_and_use_it_again_at_the_next_restart(launcher: Launche
     os.unlink(launcher.directory / f"ill{ill}")
     nodes[ill].wait_for("the health check of this node is good again after . failure")
     nodes[ill].wait_for(STANDS_BY.format("1 node runs"))
-    well.wait_for("1 node stands by for the next restart: 127.0.0.1")
+    well.wait_for(f"1 node stands by for the next restart: {socket.gethostname()}")
     assert cycles_of(well) == ["0", "1"]
     tell(launcher, "fail-1-0")
     for node in nodes:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from megatron_ft.core.preload import Ahead
 from megatron_ft.ipc import open_files
 from megatron_ft.ipc.processes import wait_gone
 from megatron_ft.launcher import workers
@@ -63,13 +64,11 @@ def test_a_fork_server_that_comes_later_and_its_ranks_do_not(lower: tuple[int, i
     open_files.take_all()
     assert limits_of(os.getpid()) == (lower[1], lower[1])
     command = [sys.executable, "-u", "-m", "this"]
-    server = ServerProcess(command, os.environ, preload=(), shares_output=False)
+    server = ServerProcess(Ahead(command, dict(os.environ), (), shares_output=False))
     try:
         assert limits_of(server.pid) == lower
     finally:
-        server.kill()
-        wait_gone(server.pidfd, 60)
-        server.reap()
+        server.end(set)
     open_files.give_back()
     assert limits_of(os.getpid()) == lower
 

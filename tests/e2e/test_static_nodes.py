@@ -42,7 +42,7 @@ if CYCLE == 0:
 # whose peer isn't there fails, as one does that finds the addresses of the last cycle
 while not store.check([f"rank{1 - RANK}"]):
     time.sleep(0.02)
-    assert time.monotonic() - started_s < 5, "the other rank isn't there"
+    assert time.monotonic() - started_s < 30, "the other rank isn't there"
 """
     script = "import time\nstarted_s = time.monotonic()\n" + script
     place = meeting_place("--max-restarts=2")

@@ -7,6 +7,7 @@ import select
 import signal
 import sys
 
+from megatron_ft.core.preload import Ahead
 from megatron_ft.ipc.prctl import become_subreaper
 from megatron_ft.launcher.server_process import ServerProcess
 
@@ -15,13 +16,12 @@ def main() -> None:
     """Fork one rank."""
     become_subreaper()
     command = [sys.executable, "-u", sys.argv[1]]
-    server = ServerProcess(command, os.environ, preload=(), shares_output=False)
+    server = ServerProcess(Ahead(command, dict(os.environ), (), shares_output=False))
     while not server.is_ready:
         select.select([server.channel_fd], [], [])
         server.read()
     go_read, go_write = os.pipe()
-    (pid,) = server.fork_ranks([({"env": {"RANK": "0"}}, [go_read, 1, 2])])
-    assert isinstance(pid, int), pid
+    (pid,) = server.fork_ranks([({"RANK": "0"}, [go_read, 1, 2])])
     os.kill(pid, signal.SIGINT)
     os.write(go_write, b"g")
     status = os.waitpid(pid, 0)[1]

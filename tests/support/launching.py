@@ -33,6 +33,9 @@ START_S = 60.0
 GONE_S = 5.0
 """What the launcher promises: so long after its end nothing of the job is there any more."""
 
+END_IS_TOO_LATE = (3, 12) <= sys.version_info < (3, 12, 3)
+"""These versions of Python refuse to fork at the end of a script: where that is the first point, ranks start anew."""
+
 PRELUDE = """
 import os, signal, sys, time
 RANK, CYCLE = int(os.environ["RANK"]), int(os.environ["FT_CYCLE"])

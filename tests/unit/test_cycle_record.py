@@ -10,6 +10,7 @@ import pytest
 
 from megatron_ft.core.board_layout import BoardSnapshot
 from megatron_ft.core.exit_description import HangVerdict
+from megatron_ft.core.last_words import LastWords
 from megatron_ft.ipc.event_log import NullEventLog
 from megatron_ft.launcher import announce, cycle_record
 from megatron_ft.launcher.cycle_record import CycleRecord
@@ -133,3 +134,36 @@ def test_a_phase_that_is_not_known_of_all_ranks_is_not_told() -> None:
     for local_rank in (0, 1):
         record.told_by_monitor(local_rank, trains(local_rank))
     assert list(record.phases_ns() or {}) == ["rendezvous", "ranks created", "first step"]
+
+
+def test_while_the_nodes_meet_nobody_trains() -> None:
+    """What monitors say of the last cycle is heard meanwhile; the ranks of the next one have no numbers yet."""
+    node, record = FakeNode(ago_s=1.0), CycleRecord(4, [], snapshot={}.get, log=NullEventLog())
+    record.met_ns = time.monotonic_ns() - 1
+    record.told_by_monitor(0, trains(0))
+    announce.training_again(node, record)  # type: ignore[arg-type]
+    assert node.said == []
+
+
+@pytest.mark.parametrize(
+    ("error", "goes_on", "told"),
+    [
+        ("ValueError: the batch is empty", False, "rank 1 raised ValueError: the batch is empty, in train.py:3 step"),
+        ("ValueError: the batch is empty", True, None),
+        ("RuntimeError: gloo: Connection closed by peer", False, None),
+        ("", False, None),
+    ],
+)
+def test_a_rank_that_is_ending_of_its_exception_has_failed_by_itself(
+    error: str, goes_on: bool, told: str | None
+) -> None:
+    raised_ns = 5_000
+    boards = {local_rank: board(last_transition_ns=raised_ns + (1 if goes_on else -1)) for local_rank in (0, 1)}
+    words = {1: LastWords(error=error, where="train.py:3 step", raised_at_ns=raised_ns)}
+    record = CycleRecord(
+        3, [0, 1], snapshot=boards.get, log=NullEventLog(), last_words=lambda lr: words.get(lr, LastWords())
+    )
+    for local_rank in (0, 1):
+        record.workers[local_rank] = worker(local_rank)
+    failure = record.own_failure()
+    assert (None if failure is None else failure.line) == told

@@ -47,7 +47,7 @@ def test_what_is_open_or_mapped_at_the_point_was_read(tmp_path: Path) -> None:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ):
             if is_mapped:
                 file.close()
-            looked.note_open()
+            looked.note_unseen()
         assert looked.changed() is None
         path.write_text("others")
         assert looked.changed() == str(path)

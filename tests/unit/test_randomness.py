@@ -14,9 +14,8 @@ from megatron_ft.rank.randomness import Randomness
 from megatron_ft.rank.replacing import Replacements
 
 stops = []
-randomness, replacements = Randomness(stops.append, lambda what: None), Replacements()
-for name, hook in randomness.hooks().items():
-    replacements.when_imported(name, hook)
+replacements = Replacements()
+randomness = Randomness(replacements, stops.append, lambda what: None)
 import numpy{torch}
 {act}
 replacements.undo()

@@ -14,7 +14,7 @@ from types import ModuleType
 import pytest
 
 import megatron_ft
-from megatron_ft.rank.acting import is_own
+from megatron_ft.rank.acting import callers, is_own
 from megatron_ft.rank.looked_at import LookedAt
 from megatron_ft.rank.replacing import Replacements
 from megatron_ft.rank.watched_environ import watch_environ
@@ -26,6 +26,19 @@ def test_the_users_files_are_those_that_nobody_has_installed() -> None:
     assert not is_own(os.path.join(os.path.dirname(megatron_ft.__file__), "rank", "client.py"))
     for file in ("/home/me/train.py", "train.py", __file__):
         assert is_own(file)
+
+
+def test_what_stands_in_is_no_caller() -> None:
+    """Where it is installed, in site-packages, it would pass for a library that acts for the user's module."""
+    found: list[str] = []
+    replacements = Replacements()
+    replacements.replace(time, "sleep", lambda _seconds: found.extend(f.f_code.co_filename for f in callers()))
+    try:
+        time.sleep(0)
+    finally:
+        replacements.undo()
+    assert set(found[:3]) == {__file__}
+    assert not [file for file in found if os.path.dirname(megatron_ft.__file__) in file]
 
 
 def test_a_file_that_has_changed_is_found(tmp_path: Path) -> None:
@@ -70,7 +83,8 @@ def test_variables_of_a_rank_are_told_of_before_they_are_used(monkeypatch: pytes
         os.environ._data[b"RANK"] = b"3"  # type: ignore[attr-defined]  # as in a rank, where it is there by then
 
     before, kind = os.environ, type(os.environ)
-    end = watch_environ(on_use, lambda: told.append("all"), lambda: told.append("copy"))
+    replacements = Replacements()
+    watch_environ(replacements, on_use, lambda: told.append("all"), lambda: told.append("copy"))
     try:
         assert os.environ["RANK"] == "3"
         assert os.environb[b"RANK"] == b"3"
@@ -92,7 +106,7 @@ def test_variables_of_a_rank_are_told_of_before_they_are_used(monkeypatch: pytes
         assert told[0] == "copy"
         assert isinstance(os.environ, kind)
     finally:
-        end()
+        replacements.undo()
     assert os.environ is before
     assert type(os.environ) is type(os.environb) is kind
     told.clear()
@@ -109,7 +123,7 @@ def test_functions_are_what_they_were(tmp_path: Path, monkeypatch: pytest.Monkey
     replacements.replace(time, "sleep", lambda *arguments: calls.append(arguments))
     replacements.replace(time, "nothing of that name", lambda: None)
 
-    def hook(module: ModuleType, replace: object) -> None:
+    def hook(module: ModuleType) -> None:
         calls.append(module.__name__)
         replacements.replace(module, "f", lambda *arguments: calls.append(arguments))
 

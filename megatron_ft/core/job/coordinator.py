@@ -198,7 +198,11 @@ class Coordinator:
     @property
     def _nodes_left(self) -> int:
         """So many could take part in another cycle, as far as is known."""
-        return len(self._nodes) + (0 if self._cycle is None else self._cycle.awaited)
+        cycle = self._cycle
+        if cycle is None:
+            return len(self._nodes)
+        leaving = sum(s.state is NodeState.EXCLUDED and s.instance in self._nodes for s in cycle.seats if cycle.lost)
+        return len(self._nodes) - leaving + cycle.awaited
 
     def _gone(self, node: Node, *, silent: bool) -> None:
         assert node.link is not None

@@ -164,9 +164,12 @@ def finished_without(*, finished: int, nodes: int, told: str) -> str:
     return f"the job finished on {finished} of {_count(nodes, 'node')}: {told}"
 
 
-def did_not_come(more: int, *, seconds: float) -> str:
+def did_not_come(more: int, *, seconds: float, aside: int) -> str:
     """Why the job ends: a round waits for nodes that it needs, but not for ever."""
-    return f"{_count(more, 'more node')} didn't come in {seconds:g} s"
+    text = f"{_count(more, 'more node')} didn't come in {seconds:g} s"
+    if not aside:
+        return text
+    return f"{text}; {_count(aside, 'node')} {'stands' if aside == 1 else 'stand'} aside, whose health check fails"
 
 
 def other_options(differences: Sequence[tuple[str, str, str]]) -> str:

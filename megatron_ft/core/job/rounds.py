@@ -84,7 +84,8 @@ class Rounds:
             self._begin(rules, cycle, ready)
         elif self._forming.has_waited_long(rules, now_s):
             more = rules.min_nodes - len(ready)
-            text = lines.did_not_come(more, seconds=rules.join_timeout_s)
+            aside = sum(node.phase is Phase.ASIDE for node in self._nodes.values())
+            text = lines.did_not_come(more, seconds=rules.join_timeout_s, aside=aside)
             self._end_job(cycle, rules.try_again_code, text)
 
     def _begin(self, rules: Rules, cycle: Cycle | None, ready: list[Node]) -> None:

@@ -261,7 +261,8 @@ def _limits(line: CommandLine, kind: Kind) -> str:
 
 def _without_effect(line: CommandLine) -> str:
     named = [name for name in _NO_EFFECT if name in line.rendezvous_settings]
-    return f"--rdzv-conf: {', '.join(named)} has no effect: torch's rendezvous isn't used" if named else ""
+    has = "has" if len(named) == 1 else "have"
+    return f"--rdzv-conf: {', '.join(named)} {has} no effect: torch's rendezvous isn't used" if named else ""
 
 
 def is_loopback(host: str) -> bool:
