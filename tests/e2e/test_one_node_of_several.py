@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
+import resource
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -71,34 +71,29 @@ while CYCLE == 0:
     assert "cycle 1 of 0 in 1\n" in stays.out
 
 
-def test_node_that_cannot_start_its_ranks_is_lost_and_says_why(launcher: Launcher) -> None:
-    interpreters = [launcher.directory / f"host{number}" / "python" for number in range(2)]
-    for path in interpreters:
-        path.parent.mkdir()
-        path.symlink_to(sys.executable)
-    code = """if True:
-        import os, sys, time
-        cycle, rank, gone = int(os.environ["FT_CYCLE"]), os.environ["RANK"], sys.argv[1]
-        print(f"cycle {cycle} of {rank} in {os.environ['WORLD_SIZE']}", flush=True)
-        while cycle == 0 and (os.path.exists(gone) or rank == "1"):
-            time.sleep(0.02)
-        sys.exit(7 if cycle == 0 else 0)
-    """
-    place = meeting_place("--nnodes=1:2", "--max-restarts=2", "--no-python")
-    nodes = [
-        launcher.start([str(path), "-c", code, str(interpreters[1])], *place, f"--node-rank={number}")
-        for number, path in enumerate(interpreters)
-    ]
+def test_launcher_that_fails_itself_is_lost_and_says_why(launcher: Launcher) -> None:
+    script = """
+say("cycle", CYCLE, "of", RANK, "in", os.environ["WORLD_SIZE"])
+while CYCLE == 0:
+    if RANK == 0 and os.path.exists(f"{sys.argv[1]}/fail"):
+        sys.exit(7)
+    time.sleep(0.02)
+"""
+    place = meeting_place("--nnodes=1:2", "--max-restarts=2")
+    where = [str(launcher.directory)]
+    nodes = [launcher.start(script, *place, f"--node-rank={number}", script_args=where) for number in range(2)]
     for node in nodes:
         node.wait_for("^cycle 0 of . in 2")
-    interpreters[1].unlink()
-    goes_on, lost = wait_for_all(nodes)
-    assert (goes_on.code, lost.code) == (0, 1)
-    error = rf"the ranks can't be started: \[Errno 2\] No such file or directory: '{interpreters[1]}'"
-    assert re.search(f"^{error}$", lost.lines[-1])
-    ended = rf"cycle 1 ended: node 1 \(.+\): its launcher failed: {error}; restarting as cycle 2, 0 of 2 restarts left"
-    assert re.search(ended, goes_on.err)
-    assert "cycle 2 of 0 in 1\n" in goes_on.out
+    resource.prlimit(nodes[1].process.pid, resource.RLIMIT_NOFILE, (3, 3))  # it can open nothing more
+    (launcher.directory / "fail").touch()
+    goes_on, failed = wait_for_all(nodes)
+    assert (goes_on.code, failed.code) == (0, 1)
+    why = r"OSError: \[Errno 24\] Too many open files"
+    assert re.search(f"^the launcher failed: {why}", failed.lines[-1])
+    # it didn't get as far as another cycle
+    told = rf"node 1 \(.+\) is lost: its launcher failed: {why}.*; the other nodes meet without it"
+    assert re.search(told, goes_on.err)
+    assert "cycle 1 of 0 in 1\n" in goes_on.out
 
 
 def test_full_disk_of_one_node_costs_its_logs_and_disturbs_nobody(
