@@ -16,10 +16,12 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 from megatron_ft.core.control import WorkloadAction
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.exit_description import Cause, CauseKind
+from megatron_ft.core.job.edge import Leave
 from megatron_ft.core.job.messages import Goodbye, Phase, Regroup, Verdict
+from megatron_ft.core.job.roll import Held
 from megatron_ft.core.restart_policy import Action, Decision, NodeState, Outcome
 from megatron_ft.launcher import announce, crash_evidence, fitness, lines, starting, stopping, torch_private
-from megatron_ft.launcher.conclusion import Known, conclude, has_ended_the_job, left_out, report
+from megatron_ft.launcher.conclusion import Known, asked_at_last, conclude, has_ended_the_job, left_out, report
 from megatron_ft.launcher.control import ReceivedRequest
 from megatron_ft.launcher.coordination.coordination import Coordination
 from megatron_ft.launcher.cycle_record import CycleRecord
@@ -48,6 +50,8 @@ class FaultTolerantAgent(LocalElasticAgent):
         self._rounds = TorchRounds(self._worker_group.spec.rdzv_handler) if meets_by_torch else None
         self._grace_s = node.line.stop_timeout
         self._cycles = 0
+        self._ran: Held | None = None
+        """The cycle that this node's ranks ran last."""
         self._record: CycleRecord | None = None
         self._inquest: Inquest | None = None
         node.monitors.on_message = self._heard_of
@@ -77,17 +81,18 @@ class FaultTolerantAgent(LocalElasticAgent):
     def _join(self) -> None:
         """Wait until a cycle begins in which this node has a place."""
         node, coordination = self._node, self._coordination
-        before = coordination.begun
         node.ranks_ended_well = False
         self._store = self._worker_group.store = None  # a store that nobody holds gives its port back
         self._check_wanted()
         if node.health is not None:
             ranks = self._worker_group.spec.local_world_size
             fitness.wait_until_fit(node, node.health, coordination, ranks=ranks, check=self._check_wanted)
-        coordination.ready()
-        while coordination.begun is before:
+        if coordination.begun is self._ran:
+            coordination.ready()
+        while coordination.begun is self._ran:
             self._check_wanted()
             node.reactor.run_once(None)
+        self._ran = coordination.begun
 
     def _check_wanted(self) -> None:
         """Between cycles: whether there is to be another one."""
@@ -116,20 +121,23 @@ class FaultTolerantAgent(LocalElasticAgent):
                 raise
             text = lines.rendezvous_failed(error)
             self._report(NodeState.UNHEALTHY, Cause(kind=CauseKind.MEMBERSHIP, text=text, follows=True))
-        self._watch()
-        outcome = self._end_ranks()
+        asked = self._watch()
+        outcome = self._end_ranks(asked)
         self._cycles += 1
         stuck = "" if outcome is Outcome.SUCCEEDED else announce.stuck(node, self._current())
         verdict = self._hear_verdict(outcome)
         if outcome is Outcome.SUCCEEDED:
             return self._succeeded(verdict)
-        outcome = self._asked_at_last(outcome)
-        if outcome is Outcome.EXCLUDED or (stuck and verdict is not None and verdict.action is Action.RESTART):
-            self._leave_the_others(outcome, verdict, stuck)
+        outcome = asked_at_last(self._current(), outcome)
+        if outcome is Outcome.EXCLUDED:
+            self._leave_the_others(outcome, self._current().request_cause(), "")
         if node.signals.received:
             node.tell_asked_to_stop(ranks=0)
         decision, cause = conclude(self._known(verdict), outcome)
-        if verdict is not None and verdict.node == self._coordination.member.place:
+        if stuck and decision.action is Action.RESTART:  # what they hold (devices, memory, ports) new ranks would need
+            self._leave_the_others(outcome, cause, stuck)
+        is_here = verdict is not None and verdict.node == self._coordination.member.place
+        if is_here and self._current().found is None:  # else it is logged already
             announce.finding(node, self._current(), cause)
         announce.cycle_ended(node, self._current(), outcome, decision, cause)
         self._worker_group.state = WorkerState.FAILED
@@ -169,7 +177,7 @@ class FaultTolerantAgent(LocalElasticAgent):
 
     def _new_record(self, global_ranks: list[int]) -> CycleRecord:
         own = self._coordination.cycle
-        cycle = own if self._rounds is None else self._rounds.cycle
+        cycle = own if self._rounds is None else self._rounds.cycle if global_ranks else -1
         return CycleRecord(
             cycle,
             global_ranks,
@@ -184,25 +192,26 @@ class FaultTolerantAgent(LocalElasticAgent):
 
     def _start_processes(self, *, envs: dict[int, dict[str, str]], **given: Any) -> PContext:
         node, record = self._node, self._current()
-        node.device_memory.wait(node.raise_if_asked_to_stop)
+        node.device_memory.wait(self._check_cycle_goes_on)
         node.ranks_start(envs, cycle=record.cycle, restarts_left=self._remaining_restarts)
         context = starting.make_context(node, record, self._ended, envs=envs, **given)
         self._pcontext = context  # before the start: if that fails midway, those that run are ended
         starting.start(node, record, context)
         return context
 
-    def _watch(self) -> None:
-        """Serve, and report, until the cycle is over for this node."""
+    def _watch(self) -> Outcome | None:
+        """Serve, and report, until the cycle is over; how, where somebody asked for that on this node."""
         node, coordination, record = self._node, self._coordination, self._current()
         self._worker_group.state = WorkerState.HEALTHY
         while not node.signals.received and record.exclude_request is None:
             self._check_none_is_stuck()
             self._report_state()
             if coordination.end is not None or coordination.left is not None:
-                return
+                return None
             node.reactor.run_once(node.line.namespace.monitor_interval)
             if self._rounds is not None and (waiting := self._rounds.nodes_waiting(node)):
                 coordination.tell(Regroup(coordination.cycle, lines.nodes_waiting(waiting)))
+        return Outcome.STOPPED if node.signals.received else Outcome.EXCLUDED
 
     def _report_state(self) -> None:
         record = self._current()
@@ -225,21 +234,19 @@ class FaultTolerantAgent(LocalElasticAgent):
         if cause is not None:
             self._report(NodeState.UNHEALTHY, cause)
 
-    def _end_ranks(self) -> Outcome:
-        """End the ranks as the end of the cycle asks for; how it has ended for this node."""
+    def _end_ranks(self, asked: Outcome | None) -> Outcome:
+        """End the ranks as was ``asked`` for here, else as the end of the cycle asks for; how it has ended."""
         node, record, end = self._node, self._current(), self._coordination.end
         workers = list(record.workers.values())
-        outcome = Outcome.STOPPED if end is None else end.outcome
-        if record.exclude_request is not None and not node.signals.received:
-            outcome = Outcome.EXCLUDED
-            text = record.exclude_request.text
-            self._report(NodeState.EXCLUDED, Cause(kind=CauseKind.REQUEST, text=text, rank=record.exclude_request.rank))
+        outcome = asked or (Outcome.STOPPED if end is None else end.outcome)
+        if asked is Outcome.EXCLUDED:
+            self._report(NodeState.EXCLUDED, record.request_cause())
         if self._inquest is not None:
             self._inquest.close()
         if outcome is Outcome.FAILED:
             self._tell_own_failure()
             stopping.let_monitors_end(node, record)
-        if node.signals.received and end is None:
+        if asked is Outcome.STOPPED:
             stopping.stop_as_asked(node, workers)
         elif outcome in (Outcome.STOPPED, Outcome.EXCLUDED):
             stopping.let_requester_end(node, record, workers)
@@ -254,31 +261,22 @@ class FaultTolerantAgent(LocalElasticAgent):
         if outcome is Outcome.FAILED:
             self._tell_own_failure()
         node.ranks_ended_well = record.all_ended_well()
-        alone = self._worker_group.group_world_size == 1
-        if outcome is Outcome.STOPPED and not node.signals.received and node.ranks_ended_well and alone:
-            return Outcome.SUCCEEDED  # the request to end came from a job that was at its end
-        return outcome
-
-    def _asked_at_last(self, outcome: Outcome) -> Outcome:
-        """The outcome, with requests of ranks that came in the last moment."""
-        record = self._current()
-        if outcome in (Outcome.FAILED, Outcome.MEMBERSHIP):
-            if record.shutdown_request is not None:
-                return Outcome.STOPPED
-            if record.exclude_request is not None:
-                return Outcome.EXCLUDED
-        return outcome
+        is_well = node.ranks_ended_well and self._worker_group.group_world_size == 1 and not node.signals.received
+        # a request to end may come from a job that was at its end
+        return Outcome.SUCCEEDED if outcome is Outcome.STOPPED and is_well else outcome
 
     def _hear_verdict(self, outcome: Outcome) -> Verdict | None:
         """Why the cycle has ended; None where nobody says it: this node leaves, or the others have lost it."""
         node, coordination = self._node, self._coordination
-        end = coordination.end
-        is_told_to_stop = outcome is Outcome.STOPPED and bool(node.signals.received)
-        if end is None or end.lost or is_told_to_stop or outcome is Outcome.EXCLUDED:
+        if outcome is Outcome.EXCLUDED or (outcome is Outcome.STOPPED and node.signals.received):
             return None
-        node.reactor.run_until(
-            lambda: coordination.verdict is not None or coordination.left is not None or bool(node.signals.received)
-        )
+
+        def is_known() -> bool:
+            end = coordination.end  # another one may come: the others have lost this node meanwhile
+            is_lost = end is None or end.lost
+            return is_lost or bool(coordination.verdict or coordination.left or node.signals.received)
+
+        node.reactor.run_until(is_known)
         return coordination.verdict
 
     # -- what follows -------------------------------------------------------------------------------------
@@ -297,53 +295,62 @@ class FaultTolerantAgent(LocalElasticAgent):
             restarts_left=self._remaining_restarts,
         )
 
-    def _gave_up(self, verdict: Verdict | None, cause: Cause) -> RunResult:
-        """The job has failed for good: torch's table is for the node whose ranks did it."""
-        self._see_it_end()
-        record, left = self._current(), self._coordination.left
-        if left is not None and left.code:
+    def _gave_up(self, verdict: Verdict | None, cause: Cause) -> RunResult | None:
+        """The job has failed for good: torch's table is for the node whose ranks did it. None: it goes on after all."""
+        record, left = self._current(), self._see_it_end()
+        if left is None:
+            return None
+        if verdict is None:
+            raise JobLeftError(left.code, cause.text)
+        if left.code:
             self._node.failure_code = left.code
         failures = record.torch_failures(cause)
         if not (failures and has_ended_the_job(self._known(verdict), is_min_healthy=self._node.is_min_healthy)):
             raise JobEndedError(cause.text)
         return RunResult(state=WorkerState.FAILED, failures=failures)
 
-    def _succeeded(self, verdict: Verdict | None) -> RunResult:
+    def _succeeded(self, verdict: Verdict | None) -> RunResult | None:
         record = self._current()
-        decision = Decision(action=Action.FINISH, restarts_left=self._remaining_restarts, reason="")
-        announce.log_end(self._node, record, Outcome.SUCCEEDED, decision, None)
+        finish = Decision(action=Action.FINISH, restarts_left=self._remaining_restarts, reason="")
+        announce.log_end(self._node, record, Outcome.SUCCEEDED, finish, None)
         self._worker_group.state = WorkerState.SUCCEEDED
         if self._rounds is not None:
             self._rounds.wait_for_the_others(self._node, self._exit_barrier)
-        self._see_it_end()
+        if self._see_it_end() is None:
+            return None
         text = "" if verdict is None else verdict.text
         self._node.say(text or lines.run_finished(self._cycles))
         return RunResult(state=WorkerState.SUCCEEDED, return_values=dict.fromkeys(record.global_ranks))
 
-    def _see_it_end(self) -> None:
-        """None of this node's ranks is left: stay until every node knows how the job has ended."""
+    def _see_it_end(self) -> Leave | None:
+        """None of this node's ranks is left: stay until every node knows how the job has ended.
+
+        None: another coordinator, which hadn't heard of that end, has begun another cycle.
+        """
         node, coordination = self._node, self._coordination
         if coordination.left is None:
             coordination.ready()
-        node.reactor.run_until(lambda: coordination.left is not None or bool(node.signals.received))
+        node.reactor.run_until(
+            lambda: coordination.left is not None or coordination.begun is not self._ran or bool(node.signals.received)
+        )
+        node.raise_if_asked_to_stop()
+        return coordination.left
 
-    def _leave_the_others(self, outcome: Outcome, verdict: Verdict | None, stuck: str) -> NoReturn:
+    def _leave_the_others(self, outcome: Outcome, cause: Cause, stuck: str) -> NoReturn:
         """A rank asked for this node to be left out, or can't be ended: the others go on, if they are enough."""
-        node, record = self._node, self._current()
-        why = f"{stuck} can't be ended" if stuck else record.request_cause().text
-        self._say_goodbye(Goodbye(why, excluded=True))
-        known = self._known(verdict)
-        decision, cause = left_out(known, stuck, is_alone=self._is_alone)
-        announce.cycle_ended(node, record, outcome, decision, cause)
-        if stuck and self._is_alone:
+        node, line = self._node, self._node.line
+        self._say_goodbye(Goodbye(f"{stuck} can't be ended" if stuck else cause.text, excluded=True))
+        known, is_alone = self._known(None), line.max_nodes == 1
+        job_ends = known.left is not None and known.left.code != 0
+        if self._rounds is not None:  # whose other nodes this launcher doesn't know
+            job_ends = line.min_nodes == line.max_nodes
+        decision = left_out(known, stuck, is_alone=is_alone, job_ends=job_ends)
+        announce.cycle_ended(node, self._current(), outcome, decision, cause)
+        if stuck and is_alone:
             raise JobEndedError(cause.text)
         if stuck and known.left is not None and known.left.text:
             node.say(known.left.text)
-        raise NodeExcludedError(job_ends=known.left is not None and known.left.code != 0)
-
-    @property
-    def _is_alone(self) -> bool:
-        return self._node.line.max_nodes == 1
+        raise NodeExcludedError(job_ends=job_ends)
 
     def _say_goodbye(self, goodbye: Goodbye) -> None:
         self._coordination.goodbye(goodbye, within_s=_GOODBYE_S)

@@ -17,7 +17,7 @@ from megatron_ft.core.restart_policy import Action, Decision, NodeState, Outcome
 from megatron_ft.launcher import lines
 from megatron_ft.launcher.cycle_record import CycleRecord
 
-__all__ = ["Known", "conclude", "has_ended_the_job", "left_out", "report"]
+__all__ = ["Known", "asked_at_last", "conclude", "has_ended_the_job", "left_out", "report"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,6 +82,16 @@ def conclude(known: Known, outcome: Outcome) -> tuple[Decision, Cause]:
     return decision, _cause(known, verdict)
 
 
+def asked_at_last(record: CycleRecord, outcome: Outcome) -> Outcome:
+    """The outcome, with requests of ranks that came in the last moment."""
+    if outcome in (Outcome.FAILED, Outcome.MEMBERSHIP):
+        if record.shutdown_request is not None:
+            return Outcome.STOPPED
+        if record.exclude_request is not None:
+            return Outcome.EXCLUDED
+    return outcome
+
+
 def has_ended_the_job(known: Known, *, is_min_healthy: bool) -> bool:
     """Whether a job that gives up does so because of ranks of this node; with min-healthy that takes several nodes."""
     verdict, told = known.verdict, known.told
@@ -92,20 +102,17 @@ def has_ended_the_job(known: Known, *, is_min_healthy: bool) -> bool:
     return verdict.rank in known.record.global_ranks or verdict.node == known.place
 
 
-def left_out(known: Known, stuck: str, *, is_alone: bool) -> tuple[Decision, Cause]:
-    """The same for a node that leaves: a rank asked for that, or processes (``stuck``, in words) can't be ended.
+def left_out(known: Known, stuck: str, *, is_alone: bool, job_ends: bool) -> Decision:
+    """What is done where this node leaves: a rank asked for that, or processes (``stuck``, in words) can't be ended.
 
-    ``is_alone``: the job has no other nodes.
+    ``is_alone``: the job has no other nodes; ``job_ends``: those that it has are too few.
     """
-    record, left = known.record, known.left
-    job_ends = left is not None and left.code != 0
-    cause = record.request_cause() if known.verdict is None else _cause(known, known.verdict)
     reason = f"{stuck} can't be ended, this node leaves the job" if stuck else "this node leaves the job"
     if stuck and is_alone:
         reason = f"{stuck} can't be ended, giving up"
-    elif not stuck and job_ends and left is not None:
-        reason = f"{reason}, which ends: {left.text}"
-    return Decision(action=Action.GIVE_UP, restarts_left=known.restarts_left, reason=reason), cause
+    elif not stuck and job_ends and known.left is not None:
+        reason = f"{reason}, which ends: {known.left.text}"
+    return Decision(action=Action.GIVE_UP, restarts_left=known.restarts_left, reason=reason)
 
 
 def _cause(known: Known, verdict: Verdict) -> Cause:

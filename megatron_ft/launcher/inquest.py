@@ -17,7 +17,7 @@ from megatron_ft.core.job.messages import Hang, Notes
 from megatron_ft.core.last_words import LastWords
 from megatron_ft.core.rank_note import LOOK_S, RankNote
 from megatron_ft.ipc.wire import Message
-from megatron_ft.launcher import crash_evidence
+from megatron_ft.launcher import announce, crash_evidence
 from megatron_ft.launcher.coordination.coordination import Coordination
 from megatron_ft.launcher.cycle_record import CycleRecord
 from megatron_ft.launcher.monitor_reports import hang_verdict
@@ -115,7 +115,9 @@ class Inquest:
         if self._coordination is not None:
             self._coordination.tell(Notes(self._coordination.cycle, tuple(note.to_dict() for note in notes)))
         elif self._verdict is not None:
-            self._record.found = blamed(notes, self._verdict, are_all=self._are_all, several=False)
+            found = self._record.found = blamed(notes, self._verdict, are_all=self._are_all, several=False)
+            if found is not None:
+                announce.finding(self._node, self._record, found)
             self.close()
 
     def _alive(self) -> set[int]:

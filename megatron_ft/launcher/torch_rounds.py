@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from megatron_ft.ipc.tcp import parse_address
 from megatron_ft.launcher import static_rounds
 from megatron_ft.launcher.coordination.rank_store import RankStore
 from megatron_ft.launcher.coordination.rendezvous import CoordinatedRendezvous
+from megatron_ft.launcher.reactor import THREAD_PREFIX
 from megatron_ft.launcher.static_rounds import StaticRounds
 
 if TYPE_CHECKING:
@@ -81,7 +83,7 @@ class OtherRounds(RendezvousHandler):
             number = 1 + max(map(int, store.multi_get([f"{_KEY}/{node}" for node in nodes])))
             # what torch would tell the others: how they reach this node
             address = None if met.bootstrap_store_info is None else met.bootstrap_store_info.master_addr
-            self._ranks_store = RankStore(local_addr=address or socket.getfqdn(), endpoint="")
+            self._ranks_store = RankStore(address or socket.getfqdn())
             store.set(_KEY, json.dumps([number, self._ranks_store.open()]))
         self.number, address = json.loads(store.get(_KEY))
         return RendezvousInfo(store, met.rank, met.world_size, RendezvousStoreInfo(*parse_address(address)))
@@ -112,6 +114,7 @@ class TorchRounds:
         assert isinstance(handler, (StaticRounds, OtherRounds))
         self._handler = handler
         self._asked_s = 0.0
+        self._question: _Question | None = None
 
     @property
     def cycle(self) -> int:
@@ -119,14 +122,24 @@ class TorchRounds:
         return self._handler.number
 
     def nodes_waiting(self, node: Node) -> int:
-        """So many nodes wait for the ranks to be restarted; asked once in each ``--monitor-interval``."""
-        if isinstance(self._handler, StaticRounds) or node.signals.received:
+        """So many nodes wait for the ranks to be restarted, by the last answer; asked in each ``--monitor-interval``.
+
+        Raises:
+            whatever the rendezvous has raised.
+        """
+        if isinstance(self._handler, StaticRounds):
             return 0
-        interval_s = float(node.line.namespace.monitor_interval)
-        if time.monotonic() < self._asked_s + interval_s:
+        question, now_s = self._question, time.monotonic()
+        if question is None:
+            if now_s >= self._asked_s + float(node.line.namespace.monitor_interval):
+                self._asked_s, self._question = now_s, _Question(self._handler.num_nodes_waiting)
             return 0
-        self._asked_s = time.monotonic()
-        return int(node.blocking(self._handler.num_nodes_waiting))
+        if question.thread.is_alive():
+            return 0
+        self._question = None
+        if question.error is not None:
+            raise question.error
+        return question.answer
 
     def wait_for_the_others(self, node: Node, barrier: Callable[[], None]) -> None:
         """torch's barrier at the end: the store of the ranks lives in one of the launchers."""
@@ -134,3 +147,20 @@ class TorchRounds:
             node.blocking(barrier)
         except RendezvousError:
             pass  # the others are gone: what is done is done
+
+
+class _Question:
+    """To a rendezvous that may be slow to answer, or never does."""
+
+    def __init__(self, ask: Callable[[], int]) -> None:
+        self.answer = 0
+        self.error: Exception | None = None
+        self._ask = ask
+        self.thread = threading.Thread(target=self._run, name=f"{THREAD_PREFIX}membership", daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.answer = int(self._ask())
+        except Exception as error:  # noqa: BLE001 - handed to the launcher's thread, whatever it is
+            self.error = error

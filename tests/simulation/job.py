@@ -88,6 +88,10 @@ class Launcher(Process):
         self.ranks: Trained | None = None
         self.failure: m.Report | None = None
         self.is_ill = False
+        self.concluded = -1
+        """The last cycle of which the verdict is known."""
+        self.ended: m.End | None = None
+        """Whose ranks are gone, and whose verdict is waited for."""
         self.link: Link | None = None
         identity = Identity(
             job="the job",
@@ -146,6 +150,9 @@ class Launcher(Process):
                 self._begin(held)
             case edge.EndRanks(end):
                 self._end_ranks(end)
+            case edge.Conclude(verdict):
+                self.concluded = verdict.cycle
+                self._go_on_after_end()
             case edge.LookAtRanks():
                 self.later(self.world.chance.uniform(0.05, 1.5), self._notice)
             case edge.Leave(code, text):
@@ -230,12 +237,21 @@ class Launcher(Process):
 
         def ended() -> None:
             self._ranks_ended()
-            if end.outcome in (Outcome.FAILED, Outcome.MEMBERSHIP):
-                self.get_ready()
-            else:
-                self.do(self.member.ready(self.clock()))
+            self.ended = end
+            self._go_on_after_end()
 
         self.later(grace_s, ended)
+
+    def _go_on_after_end(self) -> None:
+        """As the agent: it is ready when it knows why the cycle has ended, or that the others do without it."""
+        end = self.ended
+        if end is None or not (end.lost or self.concluded >= end.cycle):
+            return
+        self.ended = None
+        if end.outcome in (Outcome.FAILED, Outcome.MEMBERSHIP):
+            self.get_ready()
+        else:
+            self.do(self.member.ready(self.clock()))
 
     def _ranks_ended(self) -> None:
         trained = self.ranks

@@ -36,7 +36,7 @@ def free_port() -> int:
 
 def launchers(*, local_addr: str | None = None, endpoint: str = "", address: str = "") -> RankStore:
     """One launcher's."""
-    return RankStore(local_addr=local_addr, endpoint=endpoint, address=address)
+    return RankStore(own_host(local_addr, endpoint), address=address)
 
 
 def is_listening(port: int) -> bool:

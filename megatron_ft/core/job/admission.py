@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from megatron_ft.core.job import lines
-from megatron_ft.core.job.messages import Dismiss, Hello, Rules
+from megatron_ft.core.job.messages import REFUSED, Dismiss, Hello, Rules
 
 __all__ = ["differences", "refusal"]
-
-_MISTAKE = 2
 
 
 def refusal(hello: Hello, job: str, rules: Rules) -> Dismiss | None:
     """What to answer to a launcher that doesn't belong to that job, or has other options; None if it is let in."""
     if hello.job != job:
-        return Dismiss(_MISTAKE, lines.ANOTHER_JOB)
+        return Dismiss(REFUSED, lines.ANOTHER_JOB)
     if hello.rules != rules:
-        return Dismiss(_MISTAKE, lines.other_options(differences(hello.rules, rules)))
+        return Dismiss(REFUSED, lines.other_options(differences(hello.rules, rules)))
     return None
 
 

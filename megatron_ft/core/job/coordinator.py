@@ -336,7 +336,8 @@ class Coordinator:
             if seated and decision.kind is Kind.CYCLE:
                 node.phase = m.Phase.RUNNING
         if not seated:
-            if node.phase is m.Phase.RUNNING:
+            waits = node.standing.ended is not None and node.standing.verdict is None  # for one that it won't hear
+            if node.phase is m.Phase.RUNNING or (waits and node.phase is m.Phase.BUSY):
                 node.phase = m.Phase.BUSY
                 text = cycle.lost_words(node)
                 self._out.append(Send([link], m.End(node.standing.cycle, Outcome.MEMBERSHIP, True, True, text)))

@@ -306,7 +306,8 @@ class Council:
             held = node.held(last)
             if held is not None and held.place is not None:
                 members[held.place] = node
-        self._ask(Proposal(self._ballot(), last, members, set(), is_new=False), nodes)
+        store = {members[0]} if last.kind is Kind.CYCLE and 0 in members else set()  # who alone knows where it is
+        self._ask(Proposal(self._ballot(), last, members, store, is_new=False), nodes)
 
     def _ballot(self) -> Ballot:
         assert self.term is not None

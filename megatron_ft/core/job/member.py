@@ -191,7 +191,8 @@ class Member:
                 self._out.append(edge.Say(f"{text}: ending the ranks of this node; others may go on without it"))
                 end = m.End(self.standing.cycle, Outcome.MEMBERSHIP, restarts=True, lost=True, text=text)
                 self._out.append(edge.EndRanks(end))
-        if unled_s >= self._patience_s():
+        runs = self.standing.phase is m.Phase.RUNNING
+        if unled_s >= self._patience_s() and not runs:
             self._give_up()
 
     def _patience_s(self) -> float:
@@ -233,6 +234,8 @@ class Member:
             case m.Elsewhere(address):
                 self._search.sent_to(address)
                 self._seek(at_once=True)
+            case m.Dismiss(m.REFUSED) if self.memory.decided is not None:
+                self._seek()  # another job may have got the port of a lost coordinator
             case m.Dismiss(code, text):
                 self._leave(code, text)
             case _:
@@ -302,8 +305,9 @@ class Member:
         ended = None if end.lost else end.outcome
         was_running = self.standing.phase is m.Phase.RUNNING
         self.standing = replace(self.standing, ended=ended or self.standing.ended)
-        if was_running:
-            self.standing = replace(self.standing, phase=m.Phase.BUSY)
+        if was_running or end.lost:
+            phase = m.Phase.BUSY if was_running else self.standing.phase
+            self.standing = replace(self.standing, phase=phase)
             self._out.append(edge.EndRanks(end))
 
     # -- what this node says ----------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ __all__ = [
     "OfCycle",
     "Phase",
     "Propose",
+    "REFUSED",
     "Ready",
     "Regroup",
     "Report",
@@ -365,6 +366,10 @@ class Elsewhere:
     """The job is coordinated at another address, as far as is known here."""
 
     address: str
+
+
+REFUSED = 2
+"""The code of a launcher that this job doesn't take: it is another job's, or its options are others."""
 
 
 @dataclass(frozen=True, slots=True)

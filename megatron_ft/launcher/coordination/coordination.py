@@ -14,15 +14,12 @@ from collections.abc import Callable, Iterable
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.member import Identity, Member
-from megatron_ft.core.job.roll import Held
+from megatron_ft.core.job.roll import Ballot, Held
 from megatron_ft.core.restart_policy import NodeState
 from megatron_ft.launcher.coordination.transport import Listener, Transport
 from megatron_ft.launcher.reactor import Reactor, Timer
 
 __all__ = ["Coordination"]
-
-_REFUSED = 2
-"""The exit code of a launcher that the job doesn't take: its options, its secret or its version are others."""
 
 
 class Coordination:
@@ -60,6 +57,8 @@ class Coordination:
         self._say = say
         self._timer: Timer | None = None
         self._told: m.Report | None = None
+        self._store: tuple[Ballot, str] | None = None
+        """The decision for which a store was opened last, and its address."""
         self._effects: deque[edge.MemberEffect] = deque()
         self._is_busy = False
         self._transport = transport(self)
@@ -145,7 +144,7 @@ class Coordination:
         A launcher that has had a part in the job goes on looking: another job may have the port of a lost coordinator.
         """
         if self.member.memory.decided is None:
-            self._leave(edge.Leave(_REFUSED, text))
+            self._leave(edge.Leave(m.REFUSED, text))
         else:
             self.failed()
 
@@ -191,7 +190,7 @@ class Coordination:
             case edge.Transmit(message):
                 self._transport.transmit(message)
             case edge.OpenStore(held):
-                self._effects.extend(self.member.store_opened(held, self._open_store(), time.monotonic()))
+                self._effects.extend(self.member.store_opened(held, self._store_of(held), time.monotonic()))
             case edge.Begin(held):
                 self.begun, self.end, self.verdict, self._told = held, None, None, None
                 self.is_cut_off = False
@@ -206,6 +205,12 @@ class Coordination:
                 self._say(text)
             case edge.Leave():
                 self._leave(effect)
+
+    def _store_of(self, held: Held) -> str:
+        """Opened once for each decision, which may be proposed again."""
+        if self._store is None or self._store[0] != held.decision.value:
+            self._store = held.decision.value, self._open_store()
+        return self._store[1]
 
     def _leave(self, leave: edge.Leave) -> None:
         if self.left is None:

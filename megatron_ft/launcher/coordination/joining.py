@@ -37,10 +37,10 @@ def joined(node: Node, place: MeetingPlace, config: LaunchConfig) -> Iterator[Co
         ConfigError: the secret or the endpoint can't be used.
     """
     endpoint = place.endpoints[0] if place.endpoints else ""
-    store = RankStore(local_addr=config.local_addr, endpoint=endpoint, address=place.ranks_store)
-    host = None
+    here = node.blocking(lambda: own_host(config.local_addr, endpoint))
+    store, host = RankStore(here, address=place.ranks_store), None
     if place.kind is Kind.COORDINATED:
-        coordination, host = _with_others(node, place, store, config.local_addr)
+        coordination, host = _with_others(node, place, store, here)
     else:
         coordination = _alone(node, place, store if place.kind is Kind.ALONE else None)
     if place.kind is not Kind.TORCH:
@@ -67,11 +67,9 @@ def _alone(node: Node, place: MeetingPlace, store: RankStore | None) -> Coordina
     return coordination
 
 
-def _with_others(
-    node: Node, place: MeetingPlace, store: RankStore, local_addr: str | None
-) -> tuple[Coordination, Host]:
+def _with_others(node: Node, place: MeetingPlace, store: RankStore, here: str) -> tuple[Coordination, Host]:
     secret = read_secret(os.environ)
-    listener, name, is_founder = node.blocking(lambda: _socket(place, local_addr))
+    listener, name, is_founder = node.blocking(lambda: _socket(place, here))
     host = Host(
         node.reactor,
         listener,
@@ -97,8 +95,8 @@ def _with_others(
     return coordination, host
 
 
-def _socket(place: MeetingPlace, local_addr: str | None) -> tuple[socket.socket, str, bool]:
-    """Where this launcher's coordinator listens, by which name others know its host, and whether the job begins there.
+def _socket(place: MeetingPlace, here: str) -> tuple[socket.socket, str, bool]:
+    """Where this launcher's coordinator listens, by which name others know this host, and whether the job begins here.
 
     May wait for the one that has the port. Of several launchers on one machine, the first has it.
     """
@@ -109,7 +107,7 @@ def _socket(place: MeetingPlace, local_addr: str | None) -> tuple[socket.socket,
             return listener, name, place.is_founder
     first, _ = parse_address(place.endpoints[0])
     listener = listen_anywhere(first)
-    return listener, own_host(local_addr, place.endpoints[0]), False
+    return listener, here, False
 
 
 def _identity(place: MeetingPlace, address: str, endpoints: tuple[str, ...]) -> Identity:

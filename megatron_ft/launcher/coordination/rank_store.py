@@ -64,13 +64,13 @@ class RankStore:
     with an error.
     """
 
-    def __init__(self, *, local_addr: str | None, endpoint: str, address: str = "") -> None:
-        """See ``own_host``, which is called once, here.
+    def __init__(self, host: str, *, address: str = "") -> None:
+        """Others reach this machine at ``host``.
 
         Args:
             address: ``host:port`` where the user wants it, in a job of one node; empty if he has named none.
         """
-        self._host, self._port = parse_address(address) if address else (own_host(local_addr, endpoint), 0)
+        self._host, self._port = parse_address(address) if address else (host, 0)
         self._server: TCPStore | None = None
         self._address = ""
 
