@@ -34,7 +34,7 @@ while not told("finish") and not told(f"finish-{CYCLE}-{RANK}"):
 
 
 def start_three(launcher: Launcher, *options: str, last_call_s: int = 30) -> list[Launched]:
-    """The first one hosts the rendezvous."""
+    """The first one's launcher starts the coordinator."""
     place = meeting_place("--nnodes=2:3", "--restart-policy=min-healthy", *options)
     return [
         launcher.start(

@@ -19,7 +19,7 @@ MISSED_S = 15.0
 
 
 def start(launcher: Launcher, number: int, *options: str) -> Launched:
-    """The first one hosts the rendezvous."""
+    """The first one's launcher starts the coordinator."""
     where = str(launcher.directory)
     return launcher.start(SCRIPT, *options, f"--rdzv-conf=is_host={int(not number)}", script_args=[where])
 
