@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import shutil
-import signal
-from pathlib import Path
-
 from tests.e2e.test_launcher_min_healthy import SCRIPT, by_rank, cycles_of, tell
 from tests.support.launching import Launched, Launcher, launcher
 from tests.support.netns import Hosts, hosts
@@ -36,24 +30,13 @@ def start_on_each(launcher: Launcher, hosts: Hosts, *options: str, join_timeout_
     return nodes
 
 
-def power_off(launched: Launched, hosts: Hosts, number: int) -> None:
-    """No process there says anything any more, and no kernel either."""
-    hosts.cut(number)
-    for stat in launched.alive():
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(stat.pid, signal.SIGKILL)
-    launched.process.wait()
-    for left in Path(launched.temp_dir).iterdir():  # nobody could tidy up
-        shutil.rmtree(left)
-
-
 def rank_of(launched: Launched, cycle: int) -> str:
     return str(launched.wait_for(rf"^cycle {cycle} of (\d)")[0])
 
 
 def test_one_host_lost_disturbs_nobody_a_second_failure_restarts(launcher: Launcher, hosts: Hosts) -> None:
     first, second, third = start_on_each(launcher, hosts, "--max-restarts=1")
-    power_off(third, hosts, 3)
+    hosts.power_off(3, third)
     for node in (first, second):
         node.wait_for(r"node . \(node3\) is lost: .* going on with 2 good nodes of at least 2", timeout_s=20)
     assert cycles_of(first) == cycles_of(second) == ["0"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import shutil
@@ -11,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["Hosts", "hosts"]
+from tests.support.launching import Launched
+
+__all__ = ["Hosts", "four_hosts", "hosts"]
 
 _made = itertools.count()
 _BECOME = 'hostname "$1"; mount --bind "$2" /etc/hosts; shift 2; exec "$@"'
@@ -81,6 +84,12 @@ class Hosts:
         """The network is there again."""
         _ip("link", "set", self._link(number), "up")
 
+    def power_off(self, number: int, launched: Launched) -> None:
+        """No process of that launch says anything any more, and no kernel either; nobody could tidy up."""
+        self.cut(number)
+        launched.destroy()
+        Path(launched.temp_dir).mkdir()  # where the fixture looks for what is left
+
     def _name(self, number: int) -> str:
         return f"{self._tag}n{number}"
 
@@ -91,10 +100,22 @@ class Hosts:
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[Hosts]:
     """Three hosts; skips where they can't be made."""
+    with _up(Hosts(tmp_path, 3)) as made:
+        yield made
+
+
+@pytest.fixture
+def four_hosts(tmp_path: Path) -> Iterator[Hosts]:
+    """One more."""
+    with _up(Hosts(tmp_path, 4)) as made:
+        yield made
+
+
+@contextlib.contextmanager
+def _up(made: Hosts) -> Iterator[Hosts]:
     missing = [command for command in ("ip", "unshare", "mount", "hostname") if shutil.which(command) is None]
     if missing:
         pytest.skip(f"network namespaces need {', '.join(missing)}")
-    made = Hosts(tmp_path, 3)
     try:
         try:
             made.up()

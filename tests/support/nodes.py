@@ -7,9 +7,9 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
-from tests.support.launching import Finished, Launched
+from tests.support.launching import Finished, Launched, command_line
 
-__all__ = ["meeting_place", "nodes_waiting", "rendezvous_settings", "wait_for_all"]
+__all__ = ["coordinator_of", "meeting_place", "nodes_waiting", "rendezvous_settings", "wait_for_all"]
 
 
 def meeting_place(*more: str) -> list[str]:
@@ -40,6 +40,12 @@ def rendezvous_settings(*, is_host: bool | None = None, last_call_s: int = 30) -
     """
     host = "" if is_host is None else f",is_host={int(is_host)}"
     return f"--rdzv-conf=last_call_timeout={last_call_s},keep_alive_interval=1,keep_alive_max_attempt=3{host}"
+
+
+def coordinator_of(node: Launched) -> int | None:
+    """The process id of the coordinator that this launcher has started, if one runs."""
+    pids = [stat.pid for stat in node.alive() if "megatron_ft.coordinator" in " ".join(command_line(stat.pid))]
+    return pids[0] if pids else None
 
 
 def wait_for_all(nodes: Sequence[Launched]) -> list[Finished]:

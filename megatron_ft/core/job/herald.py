@@ -84,8 +84,8 @@ class Herald:
                 self._finished[place] = now_s + _SOON_S
             elif cycle.seats[place].state not in GOOD:
                 bad.append(place)
-        if not bad or len(cycle.seats) == 1:
-            return
+        if not bad or not rules.min_healthy or len(cycle.seats) == 1:
+            return  # with the other policy the cycle ends, at the latest when it is known who hangs
         told = (lines.bad(p, (seat := cycle.seats[p]).name, seat.state.value, seat.report.text) for p in bad)
         text = lines.node_changed(
             cycle=cycle.decision.cycle, told=lines.listed(told), good=cycle.count(*GOOD), min_nodes=rules.min_nodes

@@ -1,0 +1,167 @@
+"""What coordinates the job is lost: the process, its launcher, its host, or the way to it. Training goes on.
+
+Ranks notice nothing of each other here. The times are those of a machine with much to do; each is printed (`-s`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Sequence
+
+from tests.support.launching import Launched, Launcher, launcher, wait_until
+from tests.support.netns import Hosts, four_hosts, hosts
+from tests.support.nodes import coordinator_of, meeting_place, wait_for_all
+
+__all__ = ["four_hosts", "hosts", "launcher"]
+
+SCRIPT = """
+import pathlib
+WHERE = pathlib.Path(sys.argv[1])
+say("cycle", CYCLE, "of", RANK, "in", os.environ["WORLD_SIZE"], "at", time.monotonic())
+while not (WHERE / "finish").exists():
+    if (WHERE / f"fail-{CYCLE}-{RANK}").exists():
+        sys.exit(7)
+    time.sleep(0.02)
+"""
+TRAINS_AGAIN_S = 10.0
+"""After a launcher was killed. It is less than 1 s where nothing else runs."""
+NOTICED_S = 6.0
+"""So long a silent host isn't missed."""
+CUT_OFF_S = NOTICED_S + 15.0
+"""So long a node without a coordinator trains."""
+LATE_S = 10.0
+
+
+class Job:
+    """Launchers that meet on this machine, or on those hosts: the first one has the coordinator."""
+
+    def __init__(self, launcher: Launcher, *options: str, hosts: Hosts | None = None) -> None:
+        self.nodes: list[Launched] = []
+        self._launcher = launcher
+        self._hosts = hosts
+        on_hosts = ["--rdzv-backend=c10d", "--rdzv-endpoint=node1:29500", "--rdzv-id=job"]
+        self._options = [*(meeting_place() if hosts is None else on_hosts), "--max-restarts=3", *options]
+
+    def start(self, count: int = 1) -> None:
+        """So many more."""
+        for _ in range(count):
+            number = len(self.nodes)
+            host = None if self._hosts is None else self._hosts.inhabitant(number + 1)
+            options = [*self._options, f"--node-rank={number}"]
+            where = [str(self._launcher.directory)]
+            self.nodes.append(self._launcher.start(SCRIPT, *options, script_args=where, host=host))
+
+    def start_with_spare(self) -> None:
+        """Three that train, and one that stands by."""
+        self.start(3)
+        for rank, node in enumerate(self.nodes):
+            trains(node, 0, rank=rank, world=3)
+        self.start()
+        self.nodes[3].wait_for("standing by for the next restart: 3 nodes run without this one")
+
+
+def trains(node: Launched, cycle: int, *, rank: int, world: int, timeout_s: float = 60.0) -> float:
+    """Wait for the rank of a node in a cycle; when it began (time.monotonic)."""
+    pattern = rf"^cycle {cycle} of {rank} in {world} at (.+)$"
+    return float(node.wait_for(pattern, timeout_s=timeout_s)[0])
+
+
+def ended_at(node: Launched, cycle: int) -> float:
+    """When that node's ranks were gone (time.monotonic)."""
+    wait_until(lambda: any(event["cycle"] == cycle for event in node.events("cycle_ended")), 60)
+    return float(next(event["t"] for event in node.events("cycle_ended") if event["cycle"] == cycle)) / 1e9
+
+
+def finish(launcher: Launcher, nodes: Sequence[Launched]) -> None:
+    """The ranks end with 0, and so does each of these launchers."""
+    (launcher.directory / "finish").touch()
+    assert [finished.code for finished in wait_for_all(nodes)] == [0] * len(nodes)
+
+
+def test_coordinator_is_killed_and_no_cycle_ends(launcher: Launcher) -> None:
+    job = Job(launcher, "--nnodes=2")
+    job.start(2)
+    for rank, node in enumerate(job.nodes):
+        trains(node, 0, rank=rank, world=2)
+    pid = coordinator_of(job.nodes[0])
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    job.nodes[0].wait_for(r"the coordinator at 127\.0\.0\.1:\d+ ended .*SIGKILL.*; another takes its place")
+    wait_until(lambda: coordinator_of(job.nodes[0]) not in (None, pid), 20)
+    # the new one is told all that the old one knew, whether that is before the failure or with it
+    (launcher.directory / "fail-0-1").touch()
+    for rank, node in enumerate(job.nodes):
+        trains(node, 1, rank=rank, world=2)
+    assert "cycle 0 ended: rank 1 exited with code 7; restarting as cycle 1, 2 of 3 restarts left" in job.nodes[1].err
+    assert [len(re.findall("cycle . ended", node.err)) for node in job.nodes] == [1, 1]
+    finish(launcher, job.nodes)
+
+
+def test_launcher_of_the_coordinator_is_killed_and_a_spare_has_its_place(launcher: Launcher) -> None:
+    job = Job(launcher, "--nnodes=3")
+    job.start_with_spare()
+    first, *others, spare = job.nodes
+    killed_s = time.monotonic()
+    first.process.kill()
+    again_s = trains(spare, 1, rank=0, world=3)
+    for rank, node in enumerate(others, start=1):
+        trains(node, 1, rank=rank, world=3)
+        assert re.search(r"cycle 0 ended: node 0 \(.+\): its launcher has ended; restarting as cycle 1", node.err)
+    print(f"launcher killed to first step on a spare: {again_s - killed_s:.2f} s")
+    assert again_s - killed_s < TRAINS_AGAIN_S
+    first.process.wait()
+    (launcher.directory / "fail-1-2").touch()  # the coordinator of a launcher that is gone serves the others
+    trains(spare, 2, rank=0, world=3)
+    finish(launcher, [*others, spare])
+    first.assert_nothing_left()
+
+
+def test_host_of_the_coordinator_is_lost_and_the_others_go_on(launcher: Launcher, four_hosts: Hosts) -> None:
+    job = Job(launcher, "--nnodes=3", hosts=four_hosts)
+    job.start_with_spare()
+    first, *others, spare = job.nodes
+    off_s = time.monotonic()
+    four_hosts.power_off(1, first)
+    again_s = trains(spare, 1, rank=0, world=3)
+    for rank, node in enumerate(others, start=1):
+        trains(node, 1, rank=rank, world=3)
+        assert re.search(r"cycle 0 ended: node 0: its launcher was not heard of for . s; restarting", node.err)
+    print(f"host of the coordinator powered off to first step on a spare: {again_s - off_s:.2f} s")
+    finish(launcher, [*others, spare])
+
+
+def test_half_of_the_nodes_cannot_go_on_without_the_host_of_the_first(launcher: Launcher, hosts: Hosts) -> None:
+    job = Job(launcher, "--nnodes=1:2", "--rdzv-conf=join_timeout=20", hosts=hosts)
+    job.start(2)
+    for rank, node in enumerate(job.nodes):
+        trains(node, 0, rank=rank, world=2)
+    hosts.power_off(1, job.nodes[0])
+    (ended,) = wait_for_all(job.nodes[1:])
+    assert ended.code == 94
+    told = [line for line in ended.lines if "no coordinator could be reached that can go on with the job" in line]
+    assert len(told) == 1
+
+
+def test_host_that_is_cut_off_ends_its_ranks_and_stands_by_when_it_is_back(launcher: Launcher, hosts: Hosts) -> None:
+    job = Job(launcher, "--nnodes=2:3", hosts=hosts)
+    job.start(3)
+    for rank, node in enumerate(job.nodes):
+        trains(node, 0, rank=rank, world=3)
+    *others, third = job.nodes
+    cut_s = time.monotonic()
+    hosts.cut(3)
+    began_s = max(trains(node, 1, rank=rank, world=2) for rank, node in enumerate(others))
+    third.wait_for("no coordinator could be reached for 2. s .*: ending the ranks of this node")
+    overlap_s = ended_at(third, 0) - began_s
+    print(f"cut off to ranks ended: {ended_at(third, 0) - cut_s:.1f} s, after {overlap_s:.1f} s beside the next cycle")
+    assert overlap_s < CUT_OFF_S + LATE_S
+    assert ended_at(third, 0) - cut_s < NOTICED_S + CUT_OFF_S + LATE_S
+    hosts.heal(3)
+    third.wait_for("standing by for the next restart: 2 nodes run without this one")
+    (launcher.directory / "fail-1-0").touch()
+    for rank, node in enumerate(job.nodes):
+        trains(node, 2, rank=rank, world=3)
+    finish(launcher, job.nodes)

@@ -1,0 +1,116 @@
+"""What one node of several does early, late or not at all: it finishes, is drained, can't go on. The others know."""
+
+from __future__ import annotations
+
+import re
+import resource
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.launching import Launcher, launcher
+from tests.support.nodes import meeting_place, wait_for_all
+
+__all__ = ["launcher"]
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[tuple[int, Path]]:
+    """A process, and a directory that for it, and for who shares its mounts, is a disk with room for a few files."""
+    directory = tmp_path / "small"
+    directory.mkdir()
+    mount = 'mount -t tmpfs -o nr_inodes=8,size=1m none "$0" && echo mounted && exec cat'
+    words = ["unshare", "--mount", "sh", "-c", mount, str(directory)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        if process.stdout.readline() != b"mounted\n":
+            pytest.skip(f"no disk can be mounted here: {process.communicate()[1].decode().strip()}")
+        yield process.pid, directory
+        process.communicate()
+
+
+def test_node_that_has_finished_comes_back_when_another_one_fails(launcher: Launcher) -> None:
+    script = """
+if RANK == 1:
+    while not os.path.exists(f"{sys.argv[1]}/go-{CYCLE}"):
+        time.sleep(0.02)
+    sys.exit(7 if CYCLE == 0 else 0)
+"""
+    place = meeting_place("--nnodes=2", "--max-restarts=1")
+    where = [str(launcher.directory)]
+    nodes = [launcher.start(script, *place, f"--node-rank={number}", script_args=where) for number in range(2)]
+    for cycle in range(2):
+        nodes[0].wait_for(f"cycle {cycle}: all ranks of this node finished; waiting for 1 other node")
+        (launcher.directory / f"go-{cycle}").touch()
+    finished, failed = wait_for_all(nodes)
+    assert (finished.code, failed.code) == (0, 0)
+    text = "rank 1 exited with code 7; restarting as cycle 1, 0 of 1 restart left"
+    assert f"cycle 0 ended: {text}" in failed.err
+    assert re.search(rf"cycle 0 ended: node 1 \(.+\): {text}", finished.err)
+
+
+def test_node_that_is_drained_is_missed_even_if_its_ranks_end_with_0(launcher: Launcher) -> None:
+    script = """
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+say("cycle", CYCLE, "of", RANK, "in", os.environ["WORLD_SIZE"])
+while CYCLE == 0:
+    time.sleep(0.02)
+"""
+    place = meeting_place("--nnodes=1:2", "--max-restarts=1")
+    nodes = [launcher.start(script, *place, f"--node-rank={number}") for number in range(2)]
+    for node in nodes:
+        node.wait_for("^cycle 0 of . in 2")
+    nodes[1].signal(signal.SIGTERM)
+    stays, drained = wait_for_all(nodes)
+    assert (stays.code, drained.code) == (0, 0)
+    why = "its launcher received SIGTERM; restarting as cycle 1, 0 of 1 restart left"
+    assert re.search(rf"cycle 0 ended: node 1 \(.+\): {why}", stays.err)
+    assert "cycle 1 of 0 in 1\n" in stays.out
+
+
+def test_launcher_that_fails_itself_is_lost_and_says_why(launcher: Launcher) -> None:
+    script = """
+say("cycle", CYCLE, "of", RANK, "in", os.environ["WORLD_SIZE"])
+while CYCLE == 0:
+    if RANK == 0 and os.path.exists(f"{sys.argv[1]}/fail"):
+        sys.exit(7)
+    time.sleep(0.02)
+"""
+    place = meeting_place("--nnodes=1:2", "--max-restarts=2")
+    where = [str(launcher.directory)]
+    nodes = [launcher.start(script, *place, f"--node-rank={number}", script_args=where) for number in range(2)]
+    for node in nodes:
+        node.wait_for("^cycle 0 of . in 2")
+    resource.prlimit(nodes[1].process.pid, resource.RLIMIT_NOFILE, (3, 3))  # it can open nothing more
+    (launcher.directory / "fail").touch()
+    goes_on, failed = wait_for_all(nodes)
+    assert (goes_on.code, failed.code) == (0, 1)
+    why = r"OSError: \[Errno 24\] Too many open files"
+    assert re.search(f"^the launcher failed: {why}", failed.lines[-1])
+    # it didn't get as far as another cycle
+    told = rf"node 1 \(.+\) is lost: its launcher failed: {why}.*; the other nodes meet without it"
+    assert re.search(told, goes_on.err)
+    assert "cycle 1 of 0 in 1\n" in goes_on.out
+
+
+def test_full_disk_of_one_node_costs_its_logs_and_disturbs_nobody(
+    launcher: Launcher, full_disk: tuple[int, Path]
+) -> None:
+    script = """
+say("cycle", CYCLE, "of", RANK, "in", os.environ["WORLD_SIZE"])
+if CYCLE == 0 and RANK == 0:
+    sys.exit(7)
+while CYCLE == 0:
+    time.sleep(0.02)
+"""
+    holder, directory = full_disk
+    place = meeting_place("--nnodes=2", "--max-restarts=1")
+    first = launcher.start(script, *place, "--node-rank=0")
+    second = launcher.start(script, *place, "--node-rank=1", f"--ft-log-dir={directory}", host=holder)
+    ended = wait_for_all([first, second])
+    assert [finished.code for finished in ended] == [0, 0]
+    assert len(re.findall("No space left on device", ended[1].err)) == 1
+    assert "cycle 1 of 1 in 2\n" in ended[1].out

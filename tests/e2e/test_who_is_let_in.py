@@ -1,0 +1,76 @@
+"""Who may join a job: launchers that know its secret, are of the very job, and have its options. Others hear why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tests.support.launching import Launched, Launcher, launcher, wait_until
+from tests.support.nodes import coordinator_of, meeting_place, wait_for_all
+
+__all__ = ["launcher"]
+
+SECRET = "0123456789abcdef0123"
+SCRIPT = "say('cycle', CYCLE, 'of', RANK, 'in', os.environ['WORLD_SIZE'])"
+
+
+class Job:
+    """One node waits at the coordinator for another one; others that try to be that are to be refused."""
+
+    def __init__(self, launcher: Launcher, env: Mapping[str, str]) -> None:
+        self._launcher = launcher
+        self._place = meeting_place("--nnodes=2", "--max-restarts=3")
+        self.first = self.start(env=env)
+        wait_until(lambda: coordinator_of(self.first) is not None, 60)
+
+    def start(self, *options: str, env: Mapping[str, str]) -> Launched:
+        return self._launcher.start(SCRIPT, *self._place, *options, env=env)
+
+    def refused(self, *options: str, env: Mapping[str, str] | None = None) -> str:
+        """The one line that a launcher says that is refused."""
+        ended = self.start(*options, env=env or {}).wait()
+        assert ended.code == 2
+        assert "cycle" not in ended.out
+        (line,) = ended.lines
+        return line
+
+    def meet(self, *, env: Mapping[str, str]) -> None:
+        """The one that belongs to it: both train, and end with 0."""
+        ended = wait_for_all([self.first, self.start(env=env)])
+        assert [finished.code for finished in ended] == [0, 0]
+        assert sorted(finished.out for finished in ended) == ["cycle 0 of 0 in 2\n", "cycle 0 of 1 in 2\n"]
+
+
+def test_who_does_not_know_the_secret_is_refused(launcher: Launcher) -> None:
+    job = Job(launcher, {"FT_SECRET": SECRET})
+    line = job.refused(env={"FT_SECRET": SECRET[::-1]})
+    assert line.endswith("has another secret than this launcher: FT_SECRET has to be the same on all nodes")
+    line = job.refused()
+    assert line.endswith("asks for the job's secret: set FT_SECRET (or FT_SECRET_FILE) as on the other nodes")
+    path = launcher.directory / "secret"
+    path.write_text(f"{SECRET}\n")
+    job.meet(env={"FT_SECRET_FILE": str(path)})
+
+
+def test_who_has_a_secret_does_not_join_a_job_without(launcher: Launcher) -> None:
+    job = Job(launcher, {})
+    line = job.refused(env={"FT_SECRET": SECRET})
+    told = "doesn't ask for the job's secret: FT_SECRET has to be set for it, too, or not for this launcher"
+    assert line.endswith(told)
+    job.meet(env={})
+
+
+def test_who_has_other_options_is_told_which(launcher: Launcher) -> None:
+    job = Job(launcher, {})
+    told = "the options of this launcher differ from those of the others: "
+    assert job.refused("--max-restarts=5") == f"{told}--max-restarts is 5 here, 3 there"
+    others = ["--nnodes=2:3", "--restart-policy=min-healthy"]
+    policies = "--restart-policy is min-healthy here, any-failed there"
+    assert job.refused(*others) == f"{told}--nnodes is 2:3 here, 2:2 there; {policies}"
+    job.meet(env={})
+
+
+def test_who_is_of_another_job_is_refused(launcher: Launcher) -> None:
+    job = Job(launcher, {})
+    told = "another job meets at this address: give each job its own --rdzv-endpoint"
+    assert job.refused("--rdzv-id=another") == told
+    job.meet(env={})
