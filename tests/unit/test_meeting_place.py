@@ -43,6 +43,7 @@ def place(*options: str, environ: Mapping[str, str] | None = None) -> MeetingPla
         (["--standalone", "--nnodes=1:2"], Kind.ALONE),
         ([C10D], Kind.ALONE),
         ([C10D, "--rdzv-endpoint=localhost:0"], Kind.ALONE),
+        (["--nnodes=1:2", C10D, "--rdzv-endpoint=localhost:0"], Kind.COORDINATED),
         ([STATIC], Kind.ALONE),
         (["--master-addr=a", "--master-port=29501"], Kind.ALONE),
         (["--rdzv-endpoint=localhost:29501"], Kind.ALONE),

@@ -163,8 +163,8 @@ def _endpoints(line: CommandLine, *, takes_list: bool = True) -> list[tuple[str,
             found.append(parse_rendezvous_endpoint(word, found[0][1] if found else default_port))
         except ValueError as error:
             raise ConfigError(f"{option}: {error}") from None
-        if found[-1][1] == 0 and len(words) > 1:
-            raise ConfigError(f"{option} {word.strip()}: port 0 is known to one machine only: name it in a list")
+        if found[-1][1] == 0 and text != word:
+            raise ConfigError(f"{option} {word.strip()}: with port 0 only that machine would know the port: name it")
     return list(dict.fromkeys(found))
 
 
