@@ -5,8 +5,9 @@
         examples/inprocess_retry.py --save /tmp/retry
 
 Started on three nodes. When a rank dies, the others' collectives fail. Each of them leaves its process group, finds
-those that are left through the store that node 0's launcher keeps, and trains on with them in the same process: a second
-`setup` and new ranks, but the weights it had. The launchers restart everything only when fewer than two nodes are left.
+those that are left through the store that node 0's launcher keeps, and trains on with them in the same process: a
+second `setup` and new ranks, but the weights it had. The launchers restart everything only when fewer than two nodes
+are left.
 """
 
 from __future__ import annotations
