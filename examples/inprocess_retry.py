@@ -5,8 +5,9 @@
         examples/inprocess_retry.py --save /tmp/retry
 
 Started on three nodes. When a rank dies, the others' collectives fail. Each of them leaves its process group, finds
-those that are left through the launchers' store, and trains on with them in the same process: a second `setup` and
-new ranks, but the weights it had. The launchers restart everything only when fewer than two nodes are left.
+those that are left through the store that node 0's launcher keeps, and trains on with them in the same process: a
+second `setup` and new ranks, but the weights it had. The launchers restart everything only when fewer than two nodes
+are left.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def main() -> None:
     args = parse_args()
     rank = int(os.environ["RANK"])
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store: dist.Store = dist.TCPStore(address, port, is_master=False)  # a launcher's; it outlives the ranks
+    store: dist.Store = dist.TCPStore(address, port, is_master=False)  # node 0's launcher's; it outlives the ranks
     store = dist.PrefixStore(f"retry/{os.environ['FT_CYCLE']}", store)
     weights, progress = torch.zeros(4), torch.zeros(1, dtype=torch.int64)
     for attempt in range(MOST_ATTEMPTS):

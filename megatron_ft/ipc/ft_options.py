@@ -200,7 +200,8 @@ def _add_progress_options(group: argparse._ArgumentGroup) -> None:
         ["--ft-no-restart-exit-code", "--ft_no_restart_exit_code"],
         dest="ft_no_restart_exit_code",
         metavar="CODE",
-        help="The launcher's exit code then, for schedulers that would start the job again. "
+        help="The launcher's exit code then, for schedulers that would start the job again. (94 asks "
+        "them to: too few nodes are left to go on.) "
         f"Default: {DEFAULT_NO_RESTART_EXIT_CODE}.",
     )
 

@@ -24,6 +24,7 @@ from megatron_ft.ipc.resolved_options import ResolvedOptions, read_ft_options
 from megatron_ft.ipc.torchrun_options import DEFAULT_SIGNALS, check_forwarded, parse_signals, term_timeout
 from megatron_ft.launcher import directories, torch_private
 from megatron_ft.launcher.coordination import meeting_place
+from megatron_ft.launcher.coordination.options import say_what_they_mean
 
 __all__ = ["CommandLine", "parse", "torch_launch_config"]
 
@@ -89,6 +90,7 @@ def parse(argv: Sequence[str] | None) -> CommandLine:
     parser = torchrun.get_args_parser()
     parser.prog = "ft_launcher"
     parser.description = "torchrun that notices hung and dead ranks, says which and why, and restarts fast."
+    say_what_they_mean(parser)
     add_ft_options(parser)
 
     def error(message: str) -> NoReturn:

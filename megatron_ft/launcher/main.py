@@ -29,7 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Launch, and return the exit code.
 
     0: all ranks ended with 0. 1: the job failed for good, or was asked to stop and not all ranks then ended
-    with 0 in time. 2: a mistake of the user; no rank was started. 130: stopped by SIGINT (Ctrl-C).
+    with 0 in time. 2: a mistake of the user; no rank was started. 93 (``--ft-no-restart-exit-code``): cycle after cycle
+    got no further. 94: too few nodes to go on from here; the job may be started again. 130: stopped by SIGINT (Ctrl-C).
 
     Without ``argv`` it is the command itself, and ends the process instead of returning.
     """

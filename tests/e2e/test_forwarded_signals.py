@@ -71,7 +71,7 @@ sys.exit(3 if CYCLE == 0 and RANK == 0 else 0)
 
 
 def test_during_the_rendezvous_it_is_dropped(launcher: Launcher) -> None:
-    # a second node that never comes keeps the rendezvous waiting
+    # a second node that never comes keeps this one waiting
     waiting = ("--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0")
     launched = launcher.start("pass", *waiting, FORWARD)
     wait_until(lambda: len(launched.monitor_pids()) == 1, 60)

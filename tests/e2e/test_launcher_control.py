@@ -13,7 +13,7 @@ __all__ = ["launcher"]
 
 POLICIES = ("any-failed", "min-healthy")
 
-# the node that shall ask is told by its environment: ranks are handed out by the rendezvous
+# the node that shall ask is told by its environment: ranks are handed out as nodes arrive
 SCRIPT = """
 from megatron_ft import RankMonitorClient, WorkloadAction, WorkloadControlRequest
 say("cycle", CYCLE, "of", RANK, "in", os.environ["WORLD_SIZE"])
@@ -32,7 +32,7 @@ while not os.path.exists(sys.argv[1] + "-finish"):
 
 
 def start(launcher: Launcher, policy: str, asks: str, *, nodes: int, nnodes: str, asking: int) -> list[Launched]:
-    """The first one hosts the rendezvous. All ranks run when this returns; then they may ask."""
+    """The first one's launcher starts the coordinator. All ranks run when this returns; then they may ask."""
     place = meeting_place(f"--nnodes={nnodes}", f"--restart-policy={policy}", "--workers-stop-timeout=1")
     flag = str(launcher.directory / "flag")
     launched = [

@@ -113,11 +113,11 @@ def one_node_is_slow_to_hear_of_the_end(launcher: Launcher, attempt: int) -> boo
     launcher.directory = launcher.directory / f"attempt{attempt}"
     launcher.directory.mkdir()
     nodes = by_rank(start_three(launcher))
-    for rank in (0, 1):  # one of them hosts the rendezvous, maybe
+    for rank in (0, 1):  # one of them has started the coordinator, maybe
         tell(launcher, f"finish-0-{rank}")
         nodes[rank].wait_for("all ranks of this node finished; waiting for")
     assert all(node.process.poll() is None for node in nodes)
-    # the host of the rendezvous waits for it
+    # the other one, which has started the coordinator, waits for it
     slow = next(node for node in nodes if "is_host=0" in str(node.process.args) and node is not nodes[2])
     began = time.monotonic()
     slow.signal(signal.SIGSTOP)

@@ -197,7 +197,7 @@ print("saved", asked, flush=True)
 
 
 def test_request_in_the_first_rendezvous(launcher: Launcher) -> None:
-    # a second node that never comes keeps the rendezvous waiting
+    # a second node that never comes keeps this one waiting
     launched = launcher.start("pass", "--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0")
     wait_until(lambda: len(launched.monitor_pids()) == 1, 60)
     assert ended_after(launched, signal.SIGTERM) < QUICK_S
@@ -207,7 +207,7 @@ def test_request_in_the_first_rendezvous(launcher: Launcher) -> None:
 
 
 def test_request_between_two_cycles(launcher: Launcher) -> None:
-    # with a second node wanted, but not needed, each rendezvous waits for it for a while
+    # with a second node wanted, but not needed, each round waits for it for a while
     meeting = ("--nnodes=1:2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0")
     script = "signal.signal(signal.SIGTERM, lambda *a: sys.exit(0))\nsay('ready')\nsys.exit(1)"
     launched = launcher.start(script, *meeting, "--rdzv-conf=last_call_timeout=3", "--max-restarts=3")

@@ -45,7 +45,7 @@ while not (WHERE / "finish").exists():
 
 
 def start_on_each(launcher: Launcher, hosts: Hosts, *options: str, connected: bool = False) -> list[Launched]:
-    """In the order of the hosts; the first one hosts the rendezvous. All ranks run when this returns."""
+    """In the order of the hosts; the first one's launcher starts the coordinator. All ranks run when this returns."""
     place = ["--rdzv-backend=c10d", "--rdzv-endpoint=node1:29500", "--rdzv-id=job"]
     words = [str(launcher.directory), *(["connected"] if connected else [])]
     nodes = [

@@ -19,7 +19,7 @@ MISSED_S = 15.0
 
 
 def start(launcher: Launcher, number: int, *options: str) -> Launched:
-    """The first one hosts the rendezvous."""
+    """The first one's launcher starts the coordinator."""
     where = str(launcher.directory)
     return launcher.start(SCRIPT, *options, f"--rdzv-conf=is_host={int(not number)}", script_args=[where])
 
@@ -88,7 +88,7 @@ say("ready")
 forever()
 """
     place = meeting_place("--nnodes=2", "--max-restarts=3")
-    # the second one holds the rendezvous: without it the first one would have to end, too
+    # the second one starts the coordinator and has place 0: without it the first one couldn't go on
     nodes = [launcher.start(script, *place, f"--rdzv-conf=is_host={number}") for number in range(2)]
     for node in nodes:
         node.wait_for("^ready")

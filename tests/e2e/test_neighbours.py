@@ -218,7 +218,7 @@ def test_another_user_is_refused_and_the_job_runs_to_its_end(open_launcher: Laun
     assert len(pids) >= 6  # the launcher, its fork server, two monitors and two ranks
     assert len(boards_of(pids)) >= 2
 
-    # nothing is reached but through the run directory, and through torch's own stores
+    # nothing is reached but through the run directory, and through torch's own store
     inodes = sockets_of(pids)
     names = bound_names(inodes)
     assert names == {str(path) for path in run_dir.glob("*.sock")}

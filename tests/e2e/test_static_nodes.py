@@ -1,4 +1,4 @@
-"""Several launchers of one job that meet at a static rendezvous (``--node-rank``, ``--master-addr``)."""
+"""Several launchers of one job that are told ``--node-rank`` and ``--master-addr``, and no ``--rdzv-backend``."""
 
 from __future__ import annotations
 

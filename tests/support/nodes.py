@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import pickle
 import socket
 from collections.abc import Sequence
-from typing import Any
 
 from tests.support.launching import Finished, Launched, command_line
 
-__all__ = ["coordinator_of", "meeting_place", "nodes_waiting", "rendezvous_settings", "wait_for_all"]
+__all__ = ["coordinator_of", "meeting_place", "rendezvous_settings", "wait_for_all"]
 
 
 def meeting_place(*more: str) -> list[str]:
@@ -21,25 +19,14 @@ def meeting_place(*more: str) -> list[str]:
     return ["--rdzv-backend=c10d", endpoint, f"--rdzv-id=job{port}", "--local-addr=127.0.0.1", *more]
 
 
-def nodes_waiting(place: Sequence[str]) -> int:
-    """How many nodes wait for the next round of the rendezvous at that meeting place."""
-    from torch.distributed import TCPStore
-    from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
-
-    values = dict(option.split("=", 1) for option in place)
-    host, _, port = values["--rdzv-endpoint"].partition(":")
-    state: Any = C10dRendezvousBackend(TCPStore(host, int(port), is_master=False), values["--rdzv-id"]).get_state()
-    return len(pickle.loads(state[0]).wait_list)
-
-
 def rendezvous_settings(*, is_host: bool | None = None, last_call_s: int = 30) -> str:
-    """The option that makes torch give lost nodes up sooner; ``is_host`` as torch has it.
+    """The option for how nodes meet; ``is_host`` as torch has it: whether the job begins at this launcher.
 
-    ``last_call_s`` is how long a rendezvous that has its minimum waits for more: longer than launchers that are
-    started together differ, and no longer than a test has time for when one of them is gone for good.
+    ``last_call_s`` is how long a round that has its minimum waits for more: longer than launchers that are started
+    together differ, and no longer than a test has time for when one of them is gone for good.
     """
     host = "" if is_host is None else f",is_host={int(is_host)}"
-    return f"--rdzv-conf=last_call_timeout={last_call_s},keep_alive_interval=1,keep_alive_max_attempt=3{host}"
+    return f"--rdzv-conf=last_call_timeout={last_call_s}{host}"
 
 
 def coordinator_of(node: Launched) -> int | None:

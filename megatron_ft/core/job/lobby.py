@@ -15,7 +15,7 @@ GRACE_S = 0.3
 
 
 def beat_s(nodes: int) -> float:
-    """Between two signs of life, in a job of so many nodes."""
+    """Between two `Beat`s of a launcher, in a job of so many nodes."""
     return min(5.0, max(1.0, nodes / 2000))
 
 

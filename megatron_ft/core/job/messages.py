@@ -292,7 +292,7 @@ class Goodbye:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """A sign of life, in both directions."""
+    """This end is alive: from a launcher, and answered by the coordinator."""
 
 
 # -- from the coordinator -------------------------------------------------------------------------------------
