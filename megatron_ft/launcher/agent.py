@@ -19,7 +19,7 @@ from megatron_ft.core.exit_description import Cause, CauseKind
 from megatron_ft.core.job.messages import Goodbye, Phase, Regroup, Verdict
 from megatron_ft.core.restart_policy import Action, Decision, NodeState, Outcome
 from megatron_ft.launcher import announce, crash_evidence, fitness, lines, starting, stopping, torch_private
-from megatron_ft.launcher.conclusion import Known, conclude, left_out, report
+from megatron_ft.launcher.conclusion import Known, conclude, has_ended_the_job, left_out, report
 from megatron_ft.launcher.control import ReceivedRequest
 from megatron_ft.launcher.coordination.coordination import Coordination
 from megatron_ft.launcher.cycle_record import CycleRecord
@@ -119,7 +119,7 @@ class FaultTolerantAgent(LocalElasticAgent):
         self._watch()
         outcome = self._end_ranks()
         self._cycles += 1
-        stuck = "" if outcome is Outcome.SUCCEEDED else self._stuck()
+        stuck = "" if outcome is Outcome.SUCCEEDED else announce.stuck(node, self._current())
         verdict = self._hear_verdict(outcome)
         if outcome is Outcome.SUCCEEDED:
             return self._succeeded(verdict)
@@ -239,8 +239,7 @@ class FaultTolerantAgent(LocalElasticAgent):
         if outcome is Outcome.FAILED:
             self._tell_own_failure()
             stopping.let_monitors_end(node, record)
-        if node.signals.received and outcome is not Outcome.SUCCEEDED:
-            outcome = Outcome.STOPPED
+        if node.signals.received and end is None:
             stopping.stop_as_asked(node, workers)
         elif outcome in (Outcome.STOPPED, Outcome.EXCLUDED):
             stopping.let_requester_end(node, record, workers)
@@ -270,18 +269,12 @@ class FaultTolerantAgent(LocalElasticAgent):
                 return Outcome.EXCLUDED
         return outcome
 
-    def _stuck(self) -> str:
-        """Processes of the ranks that can't be ended, in words; empty if there are none."""
-        node, record = self._node, self._current()
-        stuck = node.ending.still_there(record.workers.values())
-        if stuck:
-            announce.stuck(node, record, stuck)
-        return lines.stuck(stuck) if stuck else ""
-
     def _hear_verdict(self, outcome: Outcome) -> Verdict | None:
         """Why the cycle has ended; None where nobody says it: this node leaves, or the others have lost it."""
         node, coordination = self._node, self._coordination
-        if node.signals.received or outcome is Outcome.EXCLUDED or coordination.end is None or coordination.end.lost:
+        end = coordination.end
+        is_told_to_stop = outcome is Outcome.STOPPED and bool(node.signals.received)
+        if end is None or end.lost or is_told_to_stop or outcome is Outcome.EXCLUDED:
             return None
         node.reactor.run_until(
             lambda: coordination.verdict is not None or coordination.left is not None or bool(node.signals.received)
@@ -311,10 +304,7 @@ class FaultTolerantAgent(LocalElasticAgent):
         if left is not None and left.code:
             self._node.failure_code = left.code
         failures = record.torch_failures(cause)
-        is_own = (
-            verdict is None or verdict.rank in record.global_ranks or verdict.node == self._coordination.member.place
-        )
-        if verdict is None or verdict.outcome is Outcome.STOPPED or not (is_own and failures):
+        if not (failures and has_ended_the_job(self._known(verdict), is_min_healthy=self._node.is_min_healthy)):
             raise JobEndedError(cause.text)
         return RunResult(state=WorkerState.FAILED, failures=failures)
 

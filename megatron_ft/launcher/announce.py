@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
 
 from torch.distributed.elastic.agent.server.api import WorkerGroup
 
 from megatron_ft.core.exit_description import Cause, CauseKind
 from megatron_ft.core.restart_policy import Decision, Outcome
 from megatron_ft.ipc.proc_facts import process_facts
-from megatron_ft.ipc.processes import ProcessStat
 from megatron_ft.launcher import lines
 from megatron_ft.launcher.control import ReceivedRequest
 from megatron_ft.launcher.cycle_record import CycleRecord
@@ -94,10 +92,14 @@ def finding(node: Node, record: CycleRecord, cause: Cause) -> None:
         node.log.write("finding", cycle=record.cycle, rank=cause.rank, text=cause.detail)
 
 
-def stuck(node: Node, record: CycleRecord, processes: Sequence[ProcessStat]) -> None:
-    """Processes of the ranks can't be ended: what they wait in."""
-    told = [{"pid": stat.pid, **process_facts(stat.pid)} for stat in processes]
+def stuck(node: Node, record: CycleRecord) -> str:
+    """Processes of the ranks that can't be ended, in words; empty if there are none. The log has what they wait in."""
+    there = node.ending.still_there(record.workers.values())
+    if not there:
+        return ""
+    told = [{"pid": stat.pid, **process_facts(stat.pid)} for stat in there]
     node.log.write("stuck", cycle=record.cycle, processes=told)
+    return lines.stuck(there)
 
 
 def log_request(node: Node, request: ReceivedRequest) -> None:

@@ -17,7 +17,7 @@ from megatron_ft.core.restart_policy import Action, Decision, NodeState, Outcome
 from megatron_ft.launcher import lines
 from megatron_ft.launcher.cycle_record import CycleRecord
 
-__all__ = ["Known", "conclude", "left_out", "report"]
+__all__ = ["Known", "conclude", "has_ended_the_job", "left_out", "report"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,6 +80,16 @@ def conclude(known: Known, outcome: Outcome) -> tuple[Decision, Cause]:
     if decision.action is Action.RESTART and known.received:
         decision = dataclasses.replace(decision, action=Action.GIVE_UP, reason="not restarting")
     return decision, _cause(known, verdict)
+
+
+def has_ended_the_job(known: Known, *, is_min_healthy: bool) -> bool:
+    """Whether a job that gives up does so because of ranks of this node; with min-healthy that takes several nodes."""
+    verdict, told = known.verdict, known.told
+    if verdict is None or verdict.outcome is Outcome.STOPPED:
+        return False
+    if is_min_healthy:
+        return told is not None and told.state is NodeState.UNHEALTHY
+    return verdict.rank in known.record.global_ranks or verdict.node == known.place
 
 
 def left_out(known: Known, stuck: str, *, is_alone: bool) -> tuple[Decision, Cause]:

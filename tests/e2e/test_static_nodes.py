@@ -54,7 +54,7 @@ while not store.check([f"rank{1 - RANK}"]):
     (told,) = nodes[0].wait_for(r"cycle 0 ended: .*; (restarting as cycle 1, .*)$")
     assert told == "restarting as cycle 1, 1 of 2 restarts left"
     # several cycles of an older launcher
-    nodes[0].wait_for("waiting for 1 of 2 nodes: --node-rank 1")
+    nodes[0].wait_for("waiting for 1 more node \\(1 of 2 is here: ")
     assert started(nodes[0]) == [0]
     nodes[1] = start(launcher, script, 1, place)
     ended = wait_for_all(nodes)

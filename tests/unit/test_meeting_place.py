@@ -43,6 +43,7 @@ def place(*options: str, environ: Mapping[str, str] | None = None) -> MeetingPla
         (["--standalone", "--nnodes=1:2"], Kind.ALONE),
         ([C10D], Kind.ALONE),
         ([C10D, "--rdzv-endpoint=localhost:0"], Kind.ALONE),
+        (["--nnodes=1:2", C10D, "--rdzv-endpoint=localhost:0"], Kind.COORDINATED),
         ([STATIC], Kind.ALONE),
         (["--master-addr=a", "--master-port=29501"], Kind.ALONE),
         (["--rdzv-endpoint=localhost:29501"], Kind.ALONE),
@@ -220,7 +221,6 @@ def test_jobs_with_one_endpoint_are_told_apart() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--nnodes=2", C10D, "--rdzv-endpoint=localhost:0"], ["--rdzv-endpoint localhost:0", "localhost:29500"]),
         (["--nnodes=2", "--rdzv-endpoint=a:1,b:0"], ["--rdzv-endpoint b:0"]),
         (["--nnodes=2", "--rdzv-endpoint=a,,b"], ["--rdzv-endpoint", "'a,,b'", "empty"]),
         (["--nnodes=2", "--rdzv-endpoint=a,b:x"], ["--rdzv-endpoint", "b:x"]),

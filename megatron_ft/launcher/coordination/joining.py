@@ -84,7 +84,7 @@ def _with_others(
         gave_up=lambda text: coordination.gave_up(text),
     )
     coordination = Coordination(
-        _identity(place, host.address, place.endpoints),
+        _identity(place, host.address, (host.address, *place.endpoints[1:]) if is_founder else place.endpoints),
         transport=lambda listener: Sockets(node.reactor, secret, listener),
         open_store=store.open,
         reactor=node.reactor,

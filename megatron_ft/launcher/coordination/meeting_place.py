@@ -163,11 +163,8 @@ def _endpoints(line: CommandLine, *, takes_list: bool = True) -> list[tuple[str,
             found.append(parse_rendezvous_endpoint(word, found[0][1] if found else default_port))
         except ValueError as error:
             raise ConfigError(f"{option}: {error}") from None
-        if found[-1][1] == 0 and line.max_nodes > 1:
-            raise ConfigError(
-                f"{option} {word.strip()}: with port 0 only this machine would know the port, and there may be "
-                f"{line.max_nodes} nodes: name it, as in {found[-1][0]}:{_PORT}"
-            )
+        if found[-1][1] == 0 and text != word:
+            raise ConfigError(f"{option} {word.strip()}: with port 0 only that machine would know the port: name it")
     return list(dict.fromkeys(found))
 
 
