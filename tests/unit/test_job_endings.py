@@ -84,6 +84,18 @@ def test_a_node_that_was_taken_for_lost_hears_why() -> None:
     assert (nodes[1].ends[-1].lost, nodes[1].ends[-1].text) == (True, "cycle 2 runs without it")
 
 
+def test_a_spare_does_not_wait_for_nodes_that_have_all_left() -> None:
+    job = Job(min_nodes=1, max_nodes=2)
+    a, b, spare = job.start("abc")
+    for node in (b, a):
+        node.leaves("its launcher received SIGTERM")
+    job.run(1.0)
+    assert [node.left for node in (a, b)] == [(1, "")] * 2
+    told = "all nodes that trained have left the job, which can't go on from here: start it again"
+    assert spare.left == (94, told)
+    assert job.has_quit
+
+
 # -- nodes that are asked to stop -----------------------------------------------------------------------------
 
 

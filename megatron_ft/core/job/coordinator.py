@@ -268,6 +268,8 @@ class Coordinator:
                 self._alarms.append(self._now_s)
             self._conclude()
             self._go_on()
+        elif self._council.is_deserted and self._over_s is None:
+            self._send_home()
         if self._over_s is not None:
             self._alarms.append(self._over_s)
         if self._is_needless():
@@ -289,6 +291,13 @@ class Coordinator:
                 self._out.append(Drop(node.link))
                 self._gone(node, silent=False)
             node.gone_s = self._now_s - GRACE_S  # it doesn't come back
+
+    def _send_home(self) -> None:
+        """All nodes that could decide have left: who stands by needn't look for anybody who can go on."""
+        for link, node in list(self._links.items()):
+            if node.memory.accepted is None and self._rules is not None:
+                self._out.append(Send([link], m.Dismiss(self._rules.try_again_code, lines.ALL_HAVE_LEFT)))
+                self._gone(node, silent=True)
 
     def _look_for_lost(self) -> None:
         limit_s = lost_s(len(self._nodes))

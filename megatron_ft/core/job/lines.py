@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 __all__ = [
+    "ALL_HAVE_LEFT",
     "ANOTHER_JOB",
     "LAUNCHER_ENDED",
     "UNKNOWN_FAILURE",
@@ -33,6 +34,7 @@ __all__ = [
     "without",
 ]
 
+ALL_HAVE_LEFT = "all nodes that trained have left the job, which can't go on from here: start it again"
 ANOTHER_JOB = "another job meets at this address: give each job its own --rdzv-endpoint"
 UNKNOWN_FAILURE = "a failure that only the lost coordinator knew of"
 LAUNCHER_ENDED = "its launcher has ended"
