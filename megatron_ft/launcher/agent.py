@@ -261,9 +261,10 @@ class FaultTolerantAgent(LocalElasticAgent):
         if outcome is Outcome.FAILED:
             self._tell_own_failure()
         node.ranks_ended_well = record.all_ended_well()
-        is_well = node.ranks_ended_well and self._worker_group.group_world_size == 1 and not node.signals.received
+        if outcome is not Outcome.STOPPED or node.signals.received or self._worker_group.group_world_size != 1:
+            return outcome
         # a request to end may come from a job that was at its end
-        return Outcome.SUCCEEDED if outcome is Outcome.STOPPED and is_well else outcome
+        return Outcome.SUCCEEDED if node.ranks_ended_well else outcome
 
     def _hear_verdict(self, outcome: Outcome) -> Verdict | None:
         """Why the cycle has ended; None where nobody says it: this node leaves, or the others have lost it."""
