@@ -261,10 +261,10 @@ class FaultTolerantAgent(LocalElasticAgent):
         if outcome is Outcome.FAILED:
             self._tell_own_failure()
         node.ranks_ended_well = record.all_ended_well()
-        if outcome is not Outcome.STOPPED or node.signals.received or self._worker_group.group_world_size != 1:
-            return outcome
-        # a request to end may come from a job that was at its end
-        return Outcome.SUCCEEDED if node.ranks_ended_well else outcome
+        is_alone = self._worker_group.group_world_size == 1
+        if outcome is Outcome.STOPPED and not node.signals.received and node.ranks_ended_well and is_alone:
+            return Outcome.SUCCEEDED  # the request to end came from a job that was at its end
+        return outcome
 
     def _hear_verdict(self, outcome: Outcome) -> Verdict | None:
         """Why the cycle has ended; None where nobody says it: this node leaves, or the others have lost it."""
