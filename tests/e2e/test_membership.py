@@ -41,7 +41,7 @@ def cycles_of(launched: Launched) -> list[str]:
 
 def starts_a_first_and_a_late_one(launcher: Launcher, *options: str, join_s: int = 600) -> tuple[Launched, Launched]:
     place = meeting_place("--nnodes=1:2", "--max-restarts=1", *options)
-    first = start(launcher, *place, is_host=True)
+    first = start(launcher, *place, is_host=True, join_s=join_s)
     first.wait_for("^cycle 0 of 0 in 1")
     return first, start(launcher, *place, is_host=False, join_s=join_s)
 
@@ -88,11 +88,11 @@ def test_a_node_that_was_never_needed_ends_well_with_the_job(launcher: Launcher)
 
 
 def test_a_spare_takes_the_place_of_a_node_that_dies(launcher: Launcher) -> None:
-    place = meeting_place("--nnodes=2", "--max-restarts=2")
+    place = meeting_place("--nnodes=2", "--max-restarts=2", "--ft-scale-up-at-once")
     nodes = [start(launcher, *place, is_host=not number) for number in range(2)]
     for node in nodes:
         node.wait_for("^cycle 0 of . in 2")
-    spare = start(launcher, *place, "--ft-scale-up-at-once", is_host=False)
+    spare = start(launcher, *place, is_host=False)
     spare.wait_for(STANDS_BY.format("2 nodes run"))
     for node in nodes:
         node.wait_for(f"1 node stands by for the next restart: {socket.gethostname()}")
@@ -101,7 +101,7 @@ def test_a_spare_takes_the_place_of_a_node_that_dies(launcher: Launcher) -> None
     nodes[1].process.wait()
     for node in (nodes[0], spare):
         node.wait_for("^cycle 1 of . in 2")
-    nodes[0].wait_for(r"its launcher was not heard of for 6 s; restarting as cycle 1, 1 of 2")
+    nodes[0].wait_for(r"its launcher has ended; restarting as cycle 1, 1 of 2")
     tell(launcher, "finish")
     assert [finished.code for finished in wait_for_all([nodes[0], spare])] == [0, 0]
 

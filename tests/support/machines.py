@@ -159,12 +159,12 @@ class Job:
         self._links[self._count] = launcher
         self._queue.append(lambda: launcher.do(launcher.member.opened(self.now_s)))
 
-    def break_off(self, launcher: Launcher) -> None:
-        """Its connection ends."""
+    def break_off(self, launcher: Launcher, *, silent: bool = False) -> None:
+        """Its connection ends. ``silent``: its host answers no packet any more."""
         if launcher.link is not None:
             link, launcher.link = launcher.link, None
             del self._links[link]
-            self._queue.append(lambda: self._coordinate(self.coordinator.handle(edge.Broken(link), self.now_s)))
+            self._queue.append(lambda: self._coordinate(self.coordinator.handle(edge.Broken(link, silent), self.now_s)))
 
     def to_coordinator(self, launcher: Launcher, message: Any) -> None:
         """A message of a launcher's."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from megatron_ft.core.advance import Reached
+from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.member import GIVE_UP_S
 from megatron_ft.core.restart_policy import Action, NodeState, Outcome
 from tests.support.machines import Job, Launcher
@@ -356,3 +357,33 @@ def test_a_node_that_finds_no_majority_any_more_says_to_try_again() -> None:
     assert a.left is not None
     assert a.left[0] == 94
     assert a.ends[0].lost
+
+
+def test_a_node_that_is_given_up_before_it_hears_why_its_cycle_has_ended_is_told_so() -> None:
+    job = Job()
+    a, b, c = job.start("abc")
+    job.run(31)
+    for each in (a, b, c):
+        each.is_quick = False
+    a.fails(follows=True)  # its cause may come from another node: the verdict waits for it
+    job.run(0.05)
+    assert [end.lost for end in c.ends] == [False]
+    assert not c.verdicts
+    job.break_off(c, silent=True)
+    job.run(1)
+    c.do(c.member.broken(job.now_s))
+    job.run(1)
+    assert [end.lost for end in c.ends] == [False, True]
+    for each in (a, b, c):
+        each.ready()
+    job.run(2)
+    assert (a.cycle, b.cycle, c.cycle) == (1, 1, 1)
+
+
+def test_another_job_at_a_known_address_doesn_t_end_a_node_that_trains() -> None:
+    job = Job()
+    a, *_ = job.start("abc")
+    job.run(31)
+    a.do(a.member.heard(m.Dismiss(m.REFUSED, "another job meets at this address"), job.now_s))
+    assert a.left is None
+    assert not a.ends
