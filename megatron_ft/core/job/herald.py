@@ -124,7 +124,7 @@ class Herald:
         running = len(cycle.seats) - cycle.count(NodeState.LOST, NodeState.EXCLUDED)
         yield Send([node.link for node in new if node.link is not None], Tell(lines.standing_by(running)))
         names = sorted(node.name for node in new)
-        yield Send(_first(self._seated(cycle)), Tell(lines.others_stand_by(names)))
+        yield from self._to_those_concerned(cycle, (), lines.others_stand_by(names))
 
     # -- nodes meet -------------------------------------------------------------------------------------------
 
