@@ -8,6 +8,8 @@ import signal
 import socket
 import time
 
+import pytest
+
 from tests.support.launching import Launched, Launcher, launcher
 
 __all__ = ["launcher"]
@@ -75,8 +77,8 @@ def test_nodes_meet_in_a_file(launcher: Launcher) -> None:
 
 
 def test_one_of_two_launchers_is_lost_the_one_that_founded_the_job(launcher: Launcher) -> None:
-    """The other one is half of the nodes, without node 0: the scheduler is to start the job again."""
-    place = meeting_place("--nnodes=2", "--rdzv-conf=join_timeout=5")
+    """Its coordinator lives on, and the other node waits for one in its place, but not for ever."""
+    place = meeting_place("--nnodes=2", "--max-restarts=1", "--rdzv-conf=join_timeout=5")
     host = launcher.start("say('ready')\nforever()", *place, "--node-rank=0")
     other = launcher.start("say('ready')\nforever()", *place, "--node-rank=1", "--rdzv-conf=join_timeout=5,is_host=0")
     host.wait_for("^ready")
@@ -85,21 +87,26 @@ def test_one_of_two_launchers_is_lost_the_one_that_founded_the_job(launcher: Lau
     killed_s = time.monotonic()
     host.process.wait()
     finished = other.wait()
-    assert time.monotonic() - killed_s < 15
+    assert 5 < time.monotonic() - killed_s < 30
     assert finished.code == 94
-    assert finished.lines[-1].endswith("no coordinator could be reached that can go on with the job: start it again")
+    assert "node 0 (" in finished.err
+    assert "its launcher has ended; restarting as cycle 1" in finished.err
+    assert finished.lines[-1] == "1 more node didn't come in 5 s"
     assert "Traceback" not in finished.err
     assert "frame #" not in finished.err, "a backtrace of torch's C++"
 
 
-def test_a_launcher_in_the_place_of_the_one_that_founded_the_job_brings_it_back_to_work(launcher: Launcher) -> None:
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_launcher_in_the_place_of_the_one_that_founded_the_job_brings_it_back_to_work(
+    launcher: Launcher, count: int
+) -> None:
     script = "say('cycle', CYCLE, 'of', RANK)\nif CYCLE == 0:\n    forever()\n"
-    place = meeting_place("--nnodes=3", "--max-restarts=1")
+    place = meeting_place(f"--nnodes={count}", "--max-restarts=1")
 
     def start(rank: int) -> Launched:
         return launcher.start(script, *place, f"--rdzv-conf=is_host={int(rank == 0)}", f"--node-rank={rank}")
 
-    nodes = [start(rank) for rank in range(3)]
+    nodes = [start(rank) for rank in range(count)]
     for node in nodes:
         node.wait_for("^cycle 0 of")
     nodes[0].process.kill()
@@ -108,8 +115,8 @@ def test_a_launcher_in_the_place_of_the_one_that_founded_the_job_brings_it_back_
         (why,) = node.wait_for(r"cycle 0 ended: node 0 \(.+\): (.*)$")
         assert why == "its launcher has ended; restarting as cycle 1, 0 of 1 restart left"
     nodes[0] = start(0)
-    assert [node.wait().code for node in nodes] == [0, 0, 0]
-    assert [started(node) for node in nodes] == [[1], [0, 1], [0, 1]]
+    assert [node.wait().code for node in nodes] == [0] * count
+    assert [started(node) for node in nodes] == [[1], *[[0, 1]] * (count - 1)]
     assert "cycle 1 of 0" in nodes[0].out
 
 

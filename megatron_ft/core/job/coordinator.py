@@ -184,8 +184,7 @@ class Coordinator:
     def _goodbye(self, node: Node, link: int, goodbye: m.Goodbye) -> None:
         cycle, place = self._cycle, node.place
         if cycle is not None and place is not None and cycle.seats[place].instance == node.instance:
-            if node.votes:
-                self._council.left.add(place)
+            self._council.leaves(node)
             cycle.farewell(place, goodbye, self._now_s)
         self._gone(node, silent=True)
         del self._nodes[node.instance], self._absent[node.instance]
@@ -287,6 +286,7 @@ class Coordinator:
         for node in self._nodes.values():
             if not node.owns:
                 continue
+            self._council.leaves(node)
             if node.link is not None:
                 self._out.append(Drop(node.link))
                 self._gone(node, silent=False)

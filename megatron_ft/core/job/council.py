@@ -100,6 +100,11 @@ class Council:
         self._unasked.append(node)
         self._untold.append(node)
 
+    def leaves(self, node: Node) -> None:
+        """A launcher is known to vote never again: it has said so, or its process has ended."""
+        if node.votes and node.place is not None:
+            self.left.add(node.place)
+
     def went(self, node: Node) -> None:
         """A connection has ended."""
         node.follows = False
