@@ -302,7 +302,7 @@ class FaultTolerantAgent(LocalElasticAgent):
         if left is None:
             return None
         if verdict is None:
-            raise JobLeftError(left.code, cause.text)
+            raise JobLeftError(left.code, "" if left.text == cause.text else left.text)
         if left.code:
             self._node.failure_code = left.code
         failures = record.torch_failures(cause)

@@ -68,7 +68,7 @@ def conclude(known: Known, outcome: Outcome) -> tuple[Decision, Cause]:
         text = lines.stopped(known.received[0].name, record.failures())
         return stops, Cause(kind=CauseKind.REQUEST, text=text)
     if verdict is None and known.left is not None:
-        cause = Cause(kind=CauseKind.MEMBERSHIP, text=known.left.text or "the job has ended")
+        cause = Cause(kind=CauseKind.MEMBERSHIP, text=known.lost or known.left.text or "the job has ended")
         return dataclasses.replace(stops, reason=""), cause
     if verdict is None:
         text, follows = (known.lost, "looking for the others") if known.cut_off else lines.taken_for_lost(known.lost)

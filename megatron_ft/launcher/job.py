@@ -98,7 +98,8 @@ def _launch(node: Node, place: MeetingPlace, config: LaunchConfig, command: Sequ
         # 0: a scheduler that ends the whole job when one node's task fails would undo what was asked for
         return 1 if error.job_ends else 0
     except JobLeftError as error:
-        say(str(error) if error.code else lines.job_went_on(str(error)))
+        if str(error) or not error.code:
+            say(str(error) if error.code else lines.job_went_on(str(error)))
         return error.code
     except ConfigError:
         raise

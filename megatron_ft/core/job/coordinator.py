@@ -283,10 +283,10 @@ class Coordinator:
     def orphaned(self) -> None:
         """The launcher that has started this coordinator has ended: it stays as long as others need it."""
         self._is_orphan = self.needs_settling = True
-        for node in self._nodes.values():
-            if not node.owns:
-                continue
+        for node in [node for node in self._nodes.values() if node.owns]:
             self._council.leaves(node)
+            if self._cycle is not None and self._cycle.is_seated(node):
+                self._cycle.lose(node.place or 0, lines.LAUNCHER_ENDED)
             if node.link is not None:
                 self._out.append(Drop(node.link))
                 self._gone(node, silent=False)
