@@ -82,7 +82,7 @@ class FaultTolerantAgent(LocalElasticAgent):
         """Wait until a cycle begins in which this node has a place."""
         node, coordination = self._node, self._coordination
         node.ranks_ended_well = False
-        self._store = self._worker_group.store = None  # a store that nobody holds gives its port back
+        self._store = self._worker_group.store = None
         self._check_wanted()
         if node.health is not None:
             ranks = self._worker_group.spec.local_world_size

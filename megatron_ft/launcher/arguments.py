@@ -70,10 +70,6 @@ class CommandLine:
         """What --rdzv-conf sets."""
         return _rendezvous_settings(self.namespace)
 
-    def configures_rendezvous(self, *names: str) -> bool:
-        """Whether --rdzv-conf sets one of these."""
-        return not self.rendezvous_settings.keys().isdisjoint(names)
-
     @property
     def ranks_are_python(self) -> bool:
         """Whether a rank's first process is the user's Python script, not some command that may wrap it."""

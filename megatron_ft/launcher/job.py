@@ -58,6 +58,7 @@ def run(
     if line.options.observe_only:
         say(lines.OBSERVING_ONLY)
     log.write("config", values=line.options.sources_for_log(), command=list(command))
+    log.write("meeting", how=place.kind.value, endpoints=place.endpoints, rank=place.rank, rank_from=place.rank_source)
     open_files.take_all()
     try:
         node = Node(line, ranks=config.nproc_per_node, log=log, log_dir=log_dir, server=server)

@@ -35,8 +35,8 @@ class Ear:
     def failed(self) -> None:
         self._note("failed")
 
-    def broken(self, *, silent: bool = False) -> None:
-        self._note("silent" if silent else "broken")
+    def broken(self) -> None:
+        self._note("broken")
 
     def refused(self, text: str) -> None:
         self._note(text)

@@ -309,8 +309,7 @@ def test_a_host_that_answers_no_packet_is_told_apart_from_an_end(
             assert peer is not None
             peer.sock = Unanswered(peer.sock)
         transport.transmit(m.Beat())  # whose answer would be read
-        until(reactor, lambda: ear.told[-1] in ("silent", "broken"))
-        assert ear.told[-1] == "silent"
+        until(reactor, lambda: ear.told[-1] == "broken")
         until(reactor, lambda: service.broken)
         assert service.broken[0].silent
 
@@ -346,7 +345,7 @@ class Node:
     def failed(self) -> None:
         self.do(self.member.failed(time.monotonic()))
 
-    def broken(self, *, silent: bool = False) -> None:
+    def broken(self) -> None:
         self.do(self.member.broken(time.monotonic()))
 
     def refused(self, text: str) -> None:

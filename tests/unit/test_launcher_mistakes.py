@@ -136,7 +136,7 @@ def test_a_file_store_has_a_path_for_an_endpoint(script: Path) -> None:
     with pytest.raises(ConfigError, match="--rdzv-endpoint"):
         parse([*options, str(script)])
     line = parse([*options, "--rdzv-conf=timeout=9, store_type = file", str(script)])
-    assert line.configures_rendezvous("store_type")
+    assert "store_type" in line.rendezvous_settings
     assert line.namespace.rdzv_endpoint == f"{script.parent}/store"
 
 

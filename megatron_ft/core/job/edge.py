@@ -118,7 +118,7 @@ class Conclude:
 
 @dataclass(frozen=True, slots=True)
 class LookAtRanks:
-    """Say with ``Member.noticed`` what the ranks do."""
+    """Say with ``Member.tell`` what the ranks do."""
 
     cycle: int
 

@@ -133,9 +133,8 @@ class Coordination:
         """It can't be had."""
         self._do(self.member.failed(time.monotonic()))
 
-    def broken(self, *, silent: bool = False) -> None:
-        """It has ended; for a member it is the same whether anything was heard of that."""
-        del silent
+    def broken(self) -> None:
+        """It has ended."""
         self._do(self.member.broken(time.monotonic()))
 
     def refused(self, text: str) -> None:

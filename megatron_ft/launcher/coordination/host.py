@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from megatron_ft.ipc.isolated import isolated_command
+from megatron_ft.ipc.tcp import format_address
 from megatron_ft.launcher import lines
 from megatron_ft.launcher.reactor import Priority, Reactor, Timer
 
@@ -53,7 +54,7 @@ class Host:
             say: gets a line each time that a coordinator has died.
             gave_up: gets a line once none can be kept alive; the socket is closed by then.
         """
-        self.address = f"[{name}]:{_port(listener)}" if ":" in name else f"{name}:{_port(listener)}"
+        self.address = format_address(name, listener.getsockname()[1])
         self._reactor = reactor
         self._listener = listener
         self._founds = founds
@@ -159,7 +160,3 @@ class Host:
             self._reactor.unwatch(self._pidfd)
             os.close(self._pidfd)
             self._pidfd = -1
-
-
-def _port(listener: socket.socket) -> int:
-    return int(listener.getsockname()[1])

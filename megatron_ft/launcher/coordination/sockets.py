@@ -172,9 +172,8 @@ class Sockets:
     def _ended(self, peer: tcp.Peer) -> None:
         if peer is not self._peer:
             return
-        is_silent = peer.is_silent
         self.disconnect()
-        self._listener.broken(silent=is_silent)
+        self._listener.broken()
 
     def _refuse(self, text: str) -> None:
         address = self._address
