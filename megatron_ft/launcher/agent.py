@@ -151,7 +151,8 @@ class FaultTolerantAgent(LocalElasticAgent):
         begun = self._coordination.begun
         assert begun is not None
         self._remaining_restarts = max(0, self._node.line.namespace.max_restarts - begun.decision.restarts)
-        starting.meet(super()._rendezvous, worker_group, node=self._node, check=self._check_cycle_goes_on)
+        meet = super()._rendezvous if self._rounds is None else self._rounds.in_turn(super()._rendezvous)
+        starting.meet(meet, worker_group, node=self._node, check=self._check_cycle_goes_on)
         self._store = worker_group.store
         self._record = self._new_record([worker.global_rank for worker in worker_group.workers])
         self._inquest = self._new_inquest(self._record)
@@ -163,8 +164,7 @@ class FaultTolerantAgent(LocalElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         with torch_private.workers_started_by(self._start_processes):
-            pids: dict[int, Any] = super()._start_workers(worker_group)
-        return pids
+            return dict(super()._start_workers(worker_group))
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         self._shutdown()

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from torch.distributed.elastic.agent.server.api import WorkerGroup
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousError,
     RendezvousHandler,
@@ -140,6 +141,20 @@ class TorchRounds:
         if question.error is not None:
             raise question.error
         return question.answer
+
+    def in_turn(self, rendezvous: Callable[[WorkerGroup], None]) -> Callable[[WorkerGroup], None]:
+        """``rendezvous`` once a question that is under way has been answered, which tells of the last round only.
+
+        torch's handlers serve one caller at a time.
+        """
+
+        def meet(group: WorkerGroup) -> None:
+            question, self._question = self._question, None
+            if question is not None:
+                question.thread.join()
+            rendezvous(group)
+
+        return meet
 
     def wait_for_the_others(self, node: Node, barrier: Callable[[], None]) -> None:
         """torch's barrier at the end: the store of the ranks lives in one of the launchers."""
