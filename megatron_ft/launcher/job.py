@@ -110,9 +110,8 @@ def _launch(node: Node, place: MeetingPlace, config: LaunchConfig, command: Sequ
     except RendezvousError as error:
         say(lines.rendezvous_failed(error))
         return 1
-    except (
-        OSError
-    ) as error:  # a full disk, no descriptor left: the machine's trouble, of which a traceback tells nothing
+    except OSError as error:
+        # a full disk, no descriptor left: the machine's trouble, of which a traceback tells nothing
         say(f"the launcher failed: {lines.in_one_line(error)}")
         return 1
     return 0
