@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from megatron_ft import RankMonitorClient
-from megatron_ft.rank.fault_injector import FaultInjector
+from megatron_ft.rank.faults.injection import FaultInjector
 
 CUDA = torch.cuda.is_available()
 SAVE_INTERVAL = 10

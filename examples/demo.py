@@ -21,13 +21,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from megatron_ft.cli.analysis.cycles import RunSummary, summarize
+from megatron_ft.cli.logs.read import EventLogFile, read_directory
+from megatron_ft.cli.render.cycles_table import print_run
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.fault_plan import PlannedFault, not_fired, resolve
-from megatron_ft.ipc.fault_plan_file import read_fault_plan
-from megatron_ft.ipc.prctl import die_with_parent
-from megatron_ft.report.cycles import RunSummary, summarize
-from megatron_ft.report.read import EventLogFile, read_directory
-from megatron_ft.report.table import print_run
+from megatron_ft.ipc.config.fault_plan_file import read_fault_plan
+from megatron_ft.ipc.linux.prctl import die_with_parent
 
 HERE = Path(__file__).resolve().parent
 FAULT_PLAN = HERE.parent / "configs" / "faults" / "kill-then-hang.yaml"

@@ -8,9 +8,9 @@ from typing import NoReturn
 
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.fault_plan import FAULT_TYPES, resolve
-from megatron_ft.ipc.fault_plan_file import read_fault_plan
-from megatron_ft.rank.fault_injector import FaultInjector
-from megatron_ft.rank.mistakes import EXIT_CODE, ask_for_no_restart
+from megatron_ft.ipc.config.fault_plan_file import read_fault_plan
+from megatron_ft.rank.faults.injection import FaultInjector
+from megatron_ft.rank.hooks.mistakes import EXIT_CODE, ask_for_no_restart
 
 
 class _Parser(argparse.ArgumentParser):

@@ -50,7 +50,7 @@ from megatron.core.num_microbatches_calculator import (
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from megatron_ft import fault_tolerance as ft
-from megatron_ft.rank.fault_injector import FaultInjector
+from megatron_ft.rank.faults.injection import FaultInjector
 
 CUDA = torch.cuda.is_available()
 

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from megatron_ft.core.control import WorkloadAction, WorkloadControlRequest
     from megatron_ft.core.errors import RankMonitorClientError
     from megatron_ft.core.rank_info import RankInfo
-    from megatron_ft.core.timeouts import HeartbeatTimeouts, SectionTimeouts
-    from megatron_ft.ipc.config_file import FaultToleranceConfig
-    from megatron_ft.rank.client import RankMonitorClient
-    from megatron_ft.rank.fork_point import fork_point
-    from megatron_ft.rank.server import RankMonitorServer
+    from megatron_ft.core.timeouts.timeouts import HeartbeatTimeouts, SectionTimeouts
+    from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
+    from megatron_ft.rank.client.client import RankMonitorClient
+    from megatron_ft.rank.client.server import RankMonitorServer
+    from megatron_ft.rank.run_ahead.fork_point import fork_point
 
 __version__ = "0.1.0"
 
@@ -34,16 +34,16 @@ __all__ = [
 ]
 
 _HOME = {
-    "FaultToleranceConfig": "megatron_ft.ipc.config_file",
-    "HeartbeatTimeouts": "megatron_ft.core.timeouts",
+    "FaultToleranceConfig": "megatron_ft.ipc.config.yaml_file",
+    "HeartbeatTimeouts": "megatron_ft.core.timeouts.timeouts",
     "RankInfo": "megatron_ft.core.rank_info",
-    "RankMonitorClient": "megatron_ft.rank.client",
+    "RankMonitorClient": "megatron_ft.rank.client.client",
     "RankMonitorClientError": "megatron_ft.core.errors",
-    "RankMonitorServer": "megatron_ft.rank.server",
-    "SectionTimeouts": "megatron_ft.core.timeouts",
+    "RankMonitorServer": "megatron_ft.rank.client.server",
+    "SectionTimeouts": "megatron_ft.core.timeouts.timeouts",
     "WorkloadAction": "megatron_ft.core.control",
     "WorkloadControlRequest": "megatron_ft.core.control",
-    "fork_point": "megatron_ft.rank.fork_point",
+    "fork_point": "megatron_ft.rank.run_ahead.fork_point",
 }
 
 

@@ -28,11 +28,13 @@ from typing import Any, NoReturn
 
 from megatron_ft.core.control import WorkloadAction, WorkloadControlRequest
 from megatron_ft.core.errors import RankMonitorClientError
-from megatron_ft.core.timeouts import OUT_OF_SECTION
-from megatron_ft.core.update_rules import choose_update
-from megatron_ft.rank import agreement, learning, say, simulated_fault, tolerant, user_code
-from megatron_ft.rank.client import RankMonitorClient
-from megatron_ft.rank.loop_state import (
+from megatron_ft.core.timeouts.timeouts import OUT_OF_SECTION
+from megatron_ft.core.timeouts.update_rules import choose_update
+from megatron_ft.rank.client import agreement
+from megatron_ft.rank.client.client import RankMonitorClient
+from megatron_ft.rank.faults import simulated
+from megatron_ft.rank.hooks import learning, mistakes, save_dir, say, tolerant
+from megatron_ft.rank.hooks.loop_state import (
     CheckpointConfig,
     FaultToleranceSettings,
     FaultToleranceState,
@@ -41,9 +43,7 @@ from megatron_ft.rank.loop_state import (
     TrainState,
     configured_warmup,
 )
-from megatron_ft.rank.mistakes import EXIT_CODE, no_restart_for_mistakes
-from megatron_ft.rank.save_dir import why_unusable
-from megatron_ft.rank.say import print_rank_0
+from megatron_ft.rank.run_ahead import user_code
 
 __all__ = [
     "CheckpointConfig",
@@ -112,7 +112,7 @@ def setup(config: Any, global_state: Any) -> None:
     user_code.note_iterations(type(getattr(getattr(global_state, "train_state", None), "step", None)) is int)
     warmup = configured_warmup(config)
     client.init_workload_monitoring(**({} if warmup is None else {"num_warmup_iters": warmup}))
-    problem = why_unusable(save, create=get_rank_safe() == 0)
+    problem = save_dir.why_unusable(save, create=get_rank_safe() == 0)
     if problem is not None:
         _give_up(client, problem)
 
@@ -127,7 +127,7 @@ def setup(config: Any, global_state: Any) -> None:
 
     added = learning.prepare(client, _SECTIONS)
     if added:
-        print_rank_0(f"FT: no timeout is configured for {_quoted(added)}: infinite until one is learned")
+        say.print_rank_0(f"FT: no timeout is configured for {_quoted(added)}: infinite until one is learned")
     _load_state_if_exists(global_state)
     client.start_section("setup")
     ft_state.is_setup_section_open = True
@@ -146,7 +146,7 @@ def on_training_step_start(global_state: Any) -> None:
     if ft_state.seen_tr_iters_cnt >= _warmup_steps(global_state):
         tolerant.start_section(client, "step")
     ft_state.curr_eval_iter_idx = 0  # the next evaluation has its own warm-up
-    simulated_fault.on_step()
+    simulated.on_step()
 
 
 def on_training_step_end(global_state: Any) -> None:
@@ -267,8 +267,8 @@ def maybe_setup_simulated_fault(config: Any) -> None:
     Raises:
         ValueError: one of them can't be right; on all ranks alike. The launcher was told not to restart.
     """
-    with no_restart_for_mistakes():
-        simulated_fault.maybe_start(config, client=lambda: _current_client, save_dir=lambda: _current_save_dir)
+    with mistakes.no_restart_for_mistakes():
+        simulated.maybe_start(config, client=lambda: _current_client, save_dir=lambda: _current_save_dir)
 
 
 def get_rank_safe() -> int:
@@ -284,7 +284,7 @@ def _load_state_if_exists(global_state: Any) -> None:
         is_rank_0=get_rank_safe() == 0,
     )
     for line in loaded.infos:
-        print_rank_0(f"FT: {line}")
+        say.print_rank_0(f"FT: {line}")
     for line in loaded.warnings:
         say.warn(line)
 
@@ -304,7 +304,7 @@ def _update_timeouts(selected_sections: list[str], calc_out_of_section: bool, gl
     learning.log_learned(client, names)
     change = learning.describe_update(client, names)
     if change:
-        print_rank_0(f"FT: {change}")
+        say.print_rank_0(f"FT: {change}")
     if get_rank_safe() != 0:
         return
     write = functools.partial(_write_state, client, global_state.fault_tolerance_state.ft_state_path)
@@ -352,8 +352,8 @@ def _give_up(client: Any, problem: str) -> NoReturn:
     request = WorkloadControlRequest(WorkloadAction.ShutdownWorkload, problem)
     tolerant.call(client.send_workload_control_request, request)
     tolerant.call(client.shutdown_workload_monitoring)
-    print_rank_0(f"FT: ERROR: {problem}", file=sys.stderr)
-    raise SystemExit(EXIT_CODE)
+    say.print_rank_0(f"FT: ERROR: {problem}", file=sys.stderr)
+    raise SystemExit(mistakes.EXIT_CODE)
 
 
 def _active_client(global_state: Any) -> Any:

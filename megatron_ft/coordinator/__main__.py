@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from megatron_ft.coordinator.service import Service
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.job.coordinator import Coordinator
-from megatron_ft.ipc import tcp
-from megatron_ft.ipc.secret import read_secret
+from megatron_ft.ipc.net import tcp
+from megatron_ft.ipc.net.secret import read_secret
 
 __all__ = ["DESCRIPTION", "add_arguments", "coordinate", "main"]
 

@@ -15,8 +15,8 @@ from megatron_ft.core.job.coordinator import Coordinator
 from megatron_ft.core.job.edge import Broken, CoordinatorEffect, Drop, Heard, Quit, Send
 from megatron_ft.core.job.messages import Beat, Dismiss, FromMember, Hello, Propose, ToMember
 from megatron_ft.core.job.roll import Ballot, Decision
-from megatron_ft.ipc.secret import DENIED, OPEN, Asking, SecretError
-from megatron_ft.ipc.tcp import Peer
+from megatron_ft.ipc.net.secret import DENIED, OPEN, Asking, SecretError
+from megatron_ft.ipc.net.tcp import Peer
 from megatron_ft.ipc.wire import PROTOCOL_VERSION, Message, VersionError, decode, encode
 
 __all__ = ["Service", "frame"]

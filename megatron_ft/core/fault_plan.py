@@ -1,7 +1,7 @@
 """Planned faults: which rank does what to itself, at which iteration of which cycle.
 
 A plan may leave the rank, the iteration or the kind of fault to chance; the seed decides then, alike on all
-ranks and in every run. Parsing, drawing and asking what is due are pure; ``rank/fault_injector.py`` acts.
+ranks and in every run. Parsing, drawing and asking what is due are pure; ``rank/faults/injection.py`` acts.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from megatron_ft.core.config_fields import nearest, show
+from megatron_ft.core.config.fields import nearest, show
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.iterations import when
 

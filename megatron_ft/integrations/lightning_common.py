@@ -17,10 +17,12 @@ from megatron_ft.integrations import lightning_faults, lightning_state
 from megatron_ft.integrations.lightning_faults import SimulatedFaultParams
 from megatron_ft.integrations.lightning_finished import look_at, why_finished
 from megatron_ft.integrations.lightning_packages import LightningCallback, is_tuner_exit
-from megatron_ft.ipc.whole_file import write_whole
-from megatron_ft.rank import agreement, learning, say, tolerant, user_code
-from megatron_ft.rank.client import RankMonitorClient
-from megatron_ft.rank.save_dir import why_unusable
+from megatron_ft.ipc.files.atomic_write import write_whole
+from megatron_ft.rank.client import agreement
+from megatron_ft.rank.client.client import RankMonitorClient
+from megatron_ft.rank.hooks import learning, say, tolerant
+from megatron_ft.rank.hooks.save_dir import why_unusable
+from megatron_ft.rank.run_ahead import user_code
 
 __all__ = ["FINISHED_FLAG", "Fit", "FitCallback"]
 

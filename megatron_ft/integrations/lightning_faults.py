@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from megatron_ft.core.config_fields import nearest, show
+from megatron_ft.core.config.fields import nearest, show
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.fault_plan import FAULT_TYPES, RANDOM, RANDOM_TYPES
-from megatron_ft.rank import agreement
-from megatron_ft.rank.fault_injector import inject
-from megatron_ft.rank.learning import log_event
-from megatron_ft.rank.simulated_fault import SimulatedFault, common_seed
+from megatron_ft.rank.client import agreement
+from megatron_ft.rank.faults.injection import inject
+from megatron_ft.rank.faults.simulated import SimulatedFault, common_seed
+from megatron_ft.rank.hooks.learning import log_event
 
 __all__ = ["SimulatedFaultParams", "parse", "plan", "start"]
 

@@ -9,8 +9,8 @@ from typing import Any
 from megatron_ft.core.errors import RankMonitorClientError
 from megatron_ft.integrations.lightning_common import FitCallback
 from megatron_ft.integrations.lightning_faults import SimulatedFaultParams
-from megatron_ft.rank import tolerant
-from megatron_ft.rank.client import RankMonitorClient
+from megatron_ft.rank.client.client import RankMonitorClient
+from megatron_ft.rank.hooks import tolerant
 
 __all__ = ["FaultToleranceCallback"]
 

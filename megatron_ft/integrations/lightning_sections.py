@@ -6,16 +6,16 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from megatron_ft.core.config_fields import show
+from megatron_ft.core.config.fields import show
 from megatron_ft.core.control import WorkloadAction, WorkloadControlRequest
 from megatron_ft.core.errors import ConfigError, RankMonitorClientError
-from megatron_ft.core.timeouts import OUT_OF_SECTION
-from megatron_ft.core.update_rules import choose_update
+from megatron_ft.core.timeouts.timeouts import OUT_OF_SECTION
+from megatron_ft.core.timeouts.update_rules import choose_update
 from megatron_ft.integrations.lightning_common import FitCallback
 from megatron_ft.integrations.lightning_faults import SimulatedFaultParams
 from megatron_ft.integrations.lightning_packages import names_of_classes
 from megatron_ft.integrations.lightning_wrapping import Sections, Wrappings
-from megatron_ft.rank.client import RankMonitorClient
+from megatron_ft.rank.client.client import RankMonitorClient
 
 __all__ = ["FaultToleranceSectionsCallback"]
 

@@ -1,6 +1,6 @@
 """Where the Lightning callbacks keep learned timeouts between runs.
 
-The file is ``ft_state.json``'s document (megatron_ft.core.learned_document), and beside it, under
+The file is ``ft_state.json``'s document (megatron_ft.core.timeouts.document), and beside it, under
 "current_timeouts", the client's plain state: what nvidia-resiliency-ext's callbacks wrote, and what reads theirs.
 """
 
@@ -12,12 +12,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from megatron_ft.core import learned
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.learned_document import parse, to_document
-from megatron_ft.ipc.state_file import BrokenStateFile, read_state, write_state
-from megatron_ft.rank import agreement
-from megatron_ft.rank.client import RankMonitorClient
+from megatron_ft.core.timeouts import learned
+from megatron_ft.core.timeouts.document import parse, to_document
+from megatron_ft.ipc.files.state_file import BrokenStateFile, read_state, write_state
+from megatron_ft.rank.client import agreement
+from megatron_ft.rank.client.client import RankMonitorClient
 
 __all__ = ["directory_of", "is_versioned", "save"]
 

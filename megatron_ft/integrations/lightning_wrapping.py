@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from megatron_ft.rank import tolerant
+from megatron_ft.rank.hooks import tolerant
 
 __all__ = ["Sections", "Wrappings"]
 

@@ -20,10 +20,10 @@ import sys
 from typing import Any
 
 from megatron_ft import fault_tolerance as ft
-from megatron_ft.core.config_fields import show
+from megatron_ft.core.config.fields import show
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.fault_plan import FAULT_TYPES, RANDOM
-from megatron_ft.rank.mistakes import no_restart_for_mistakes
+from megatron_ft.rank.hooks.mistakes import no_restart_for_mistakes
 
 __all__ = [
     "add_ft_args",

@@ -13,8 +13,8 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from megatron_ft.core import board_layout as layout
-from megatron_ft.core.board_layout import BoardSnapshot
+from megatron_ft.core.board import layout as layout
+from megatron_ft.core.board.layout import BoardSnapshot
 
 
 class RingEvent(NamedTuple):

@@ -10,13 +10,13 @@ import os
 import select
 import time
 
-from megatron_ft.core.board_layout import BoardDamagedError
+from megatron_ft.core.board.layout import BoardDamagedError
 from megatron_ft.core.errors import FaultToleranceError, ProtocolError
-from megatron_ft.core.job_facts import JobFacts, RankFacts
-from megatron_ft.core.status_rows import RankReading
+from megatron_ft.core.status.job_facts import JobFacts, RankFacts
+from megatron_ft.core.status.rows import RankReading
 from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.jobs import RunningJob, launcher_socket
-from megatron_ft.ipc.processes import read_stat
+from megatron_ft.ipc.linux.processes import read_stat
 from megatron_ft.ipc.wire import MAX_FDS, ChannelClosedError, Received, close_fds, connect
 
 __all__ = ["ANSWER_S", "JobWatch"]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from megatron_ft.core.errors import FaultToleranceError, ProtocolError
-from megatron_ft.ipc.processes import all_processes
+from megatron_ft.ipc.linux.processes import all_processes
 from megatron_ft.ipc.wire import ChannelClosedError, Message, connect
 
 __all__ = ["RunningJob", "find_jobs", "launcher_socket", "order"]

@@ -17,14 +17,15 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic import events
 from torch.distributed.launcher.api import LaunchConfig
 
-from megatron_ft.core.config_fields import nearest
+from megatron_ft.core.config.fields import nearest
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.ipc.ft_options import add_ft_options, with_hint
-from megatron_ft.ipc.resolved_options import ResolvedOptions, read_ft_options
-from megatron_ft.ipc.torchrun_options import DEFAULT_SIGNALS, check_forwarded, parse_signals, term_timeout
-from megatron_ft.launcher import directories, torch_private
+from megatron_ft.ipc.config.options import add_ft_options, with_hint
+from megatron_ft.ipc.config.resolved import ResolvedOptions, read_ft_options
+from megatron_ft.ipc.config.torchrun import DEFAULT_SIGNALS, check_forwarded, parse_signals, term_timeout
+from megatron_ft.launcher.base import directories
 from megatron_ft.launcher.coordination import meeting_place
 from megatron_ft.launcher.coordination.options import say_what_they_mean
+from megatron_ft.launcher.torch_compat import private_names
 
 __all__ = ["CommandLine", "parse", "torch_launch_config"]
 
@@ -225,7 +226,7 @@ def _fill_in_rendezvous(namespace: argparse.Namespace, given: Collection[str], m
             master = f"{namespace.master_addr}:{namespace.master_port}"
             namespace.rdzv_endpoint = by_default if {"master_addr", "master_port"}.isdisjoint(given) else master
         namespace.node_rank = 0  # torch would warn that it is ignored, and it isn't: see CommandLine.node_rank
-    backends = torch_private.rendezvous_backends()
+    backends = private_names.rendezvous_backends()
     if backends and namespace.rdzv_backend not in backends:
         raise ConfigError(
             f"--rdzv-backend: unknown {namespace.rdzv_backend!r}{nearest(namespace.rdzv_backend, backends)}"

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.preload import Ahead, parse_preload, without_ranks
+from megatron_ft.core.run_ahead import Ahead, parse_preload, without_ranks
 
 __all__ = ["glance", "shares_output"]
 

@@ -14,16 +14,17 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from megatron_ft.core.errors import ConfigError, FaultToleranceError
 from megatron_ft.core.printable import printable
-from megatron_ft.ipc import open_files
-from megatron_ft.ipc.event_log import EventLog
-from megatron_ft.launcher import directories, lines, torch_private
-from megatron_ft.launcher.agent import FaultTolerantAgent
+from megatron_ft.ipc.files.event_log import EventLog
+from megatron_ft.ipc.linux import open_files
 from megatron_ft.launcher.arguments import CommandLine
+from megatron_ft.launcher.base import directories, lines
 from megatron_ft.launcher.coordination import joining
 from megatron_ft.launcher.coordination.meeting_place import Kind, MeetingPlace
+from megatron_ft.launcher.cycle.agent import FaultTolerantAgent
 from megatron_ft.launcher.job_errors import JobEndedError, JobLeftError, NodeExcludedError
 from megatron_ft.launcher.node import Node, say
-from megatron_ft.launcher.server_process import ServerProcess
+from megatron_ft.launcher.spawn.fork_server import ServerProcess
+from megatron_ft.launcher.torch_compat import private_names
 
 __all__ = ["run"]
 
@@ -74,14 +75,14 @@ def run(
 
 def _launch(node: Node, place: MeetingPlace, config: LaunchConfig, command: Sequence[str]) -> int:
     entrypoint, *arguments = command
-    torch_private.say_nothing_of_death_signals()
+    private_names.say_nothing_of_death_signals()
     try:
         with joining.joined(node, place, config) as coordination:
             node.start(command)
             agent = functools.partial(
                 FaultTolerantAgent, node=node, coordination=coordination, meets_by_torch=place.kind is Kind.TORCH
             )
-            with torch_private.agent_made_by(agent, node.blocking):
+            with private_names.agent_made_by(agent, node.blocking):
                 # record: an error file of the root cause for a scheduler that asks for one, as torchrun has it
                 record(elastic_launch(config, entrypoint))(*arguments)
     except ChildFailedError as error:

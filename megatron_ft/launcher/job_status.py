@@ -6,14 +6,14 @@ import os
 import time
 from typing import Any
 
+from megatron_ft.core.diagnosis.exits import Cause
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.exit_description import Cause
-from megatron_ft.core.job_facts import JobFacts, LastCause, Phase, RankFacts
-from megatron_ft.core.restart_policy import Action, Decision
+from megatron_ft.core.job.restart_policy import Action, Decision
+from megatron_ft.core.status.job_facts import JobFacts, LastCause, Phase, RankFacts
 from megatron_ft.ipc.wire import MAX_FDS, Channel, Message, close_fds
 from megatron_ft.launcher.arguments import CommandLine
-from megatron_ft.launcher.cycle_record import CycleRecord
-from megatron_ft.launcher.monitors import Monitors
+from megatron_ft.launcher.cycle.cycle_record import CycleRecord
+from megatron_ft.launcher.monitors.monitors import Monitors
 
 __all__ = ["JobStatus"]
 

@@ -13,12 +13,12 @@ from types import FrameType
 from typing import NoReturn
 
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.ipc.prctl import become_subreaper
-from megatron_ft.ipc.resolver import ask_again_soon
-from megatron_ft.launcher import lines, logs
+from megatron_ft.ipc.linux.prctl import become_subreaper
+from megatron_ft.ipc.net.resolver import ask_again_soon
+from megatron_ft.launcher.base import lines, logs
+from megatron_ft.launcher.base.event_loop import THREAD_PREFIX
 from megatron_ft.launcher.glance import glance
-from megatron_ft.launcher.reactor import THREAD_PREFIX
-from megatron_ft.launcher.server_process import ServerProcess, why_fresh
+from megatron_ft.launcher.spawn.fork_server import ServerProcess, why_fresh
 
 __all__ = ["main"]
 
@@ -116,12 +116,14 @@ def _ending_at_once_on_interrupt() -> Iterator[None]:
 
 def _run(argv: Sequence[str] | None, server: ServerProcess | None) -> int:
     # torch takes a second to import
-    from megatron_ft.ipc.event_log import EventLog, NullEventLog
-    from megatron_ft.launcher import arguments, directories, job, torch_private
+    from megatron_ft.ipc.files.event_log import EventLog, NullEventLog
+    from megatron_ft.launcher import arguments, job
+    from megatron_ft.launcher.base import directories
     from megatron_ft.launcher.coordination.meeting_place import meeting_place
+    from megatron_ft.launcher.torch_compat import private_names
 
     line = arguments.parse(argv)
-    missing = torch_private.missing_essentials()
+    missing = private_names.missing_essentials()
     if missing:
         raise ConfigError(f"ft_launcher doesn't work with this torch, which has no {', '.join(missing)}")
     log_dir: str | None = None

@@ -11,29 +11,30 @@ from typing import TypeVar
 
 from torch.distributed.elastic.multiprocessing import SignalException
 
+from megatron_ft.core.diagnosis.rank_snapshot import LOOK_S
 from megatron_ft.core.errors import FaultToleranceError
-from megatron_ft.core.moderation import Moderation
 from megatron_ft.core.printable import printable
-from megatron_ft.core.rank_note import LOOK_S
-from megatron_ft.ipc.event_log import EventLog
-from megatron_ft.ipc.prctl import become_subreaper
-from megatron_ft.ipc.processes import send_signal, would_end_by
-from megatron_ft.launcher import descendants, directories, leftovers, lines
+from megatron_ft.core.rate_limiter import Moderation
+from megatron_ft.ipc.files.event_log import EventLog
+from megatron_ft.ipc.linux.prctl import become_subreaper
+from megatron_ft.ipc.linux.processes import send_signal, would_end_by
 from megatron_ft.launcher.arguments import CommandLine
+from megatron_ft.launcher.base import directories, leftovers, lines
+from megatron_ft.launcher.base.event_loop import Priority, Reactor
+from megatron_ft.launcher.base.signals import SignalWatch
 from megatron_ft.launcher.control import ControlSocket
-from megatron_ft.launcher.cycle_record import CycleRecord
-from megatron_ft.launcher.device_memory import DeviceMemory
-from megatron_ft.launcher.ending import Ending
-from megatron_ft.launcher.forking import ForkingSpawner
+from megatron_ft.launcher.cycle.cycle_record import CycleRecord
+from megatron_ft.launcher.cycle.deadlines import Punctuality
 from megatron_ft.launcher.glance import shares_output
-from megatron_ft.launcher.health_check import HealthCheck
 from megatron_ft.launcher.job_status import JobStatus
-from megatron_ft.launcher.monitors import Monitors
-from megatron_ft.launcher.punctuality import Punctuality
-from megatron_ft.launcher.reactor import Priority, Reactor
-from megatron_ft.launcher.server_process import ServerProcess
-from megatron_ft.launcher.signals import SignalWatch
-from megatron_ft.launcher.workers import FreshInterpreterSpawner, Spawner, Worker
+from megatron_ft.launcher.monitors.monitors import Monitors
+from megatron_ft.launcher.processes import process_tree
+from megatron_ft.launcher.processes.device_memory import DeviceMemory
+from megatron_ft.launcher.processes.health_command import HealthCheck
+from megatron_ft.launcher.processes.termination import Ending
+from megatron_ft.launcher.processes.worker import FreshInterpreterSpawner, Spawner, Worker
+from megatron_ft.launcher.spawn.fork_server import ServerProcess
+from megatron_ft.launcher.spawn.forking import ForkingSpawner
 
 __all__ = ["Node", "say"]
 
@@ -78,7 +79,7 @@ class Node:
         """Of a coordinator that this launcher has started."""
         self._told_stop = False
         self._told_run_dir = False
-        self._orphans = descendants.Orphans()
+        self._orphans = process_tree.Orphans()
         self._pause_lines = Moderation()
         become_subreaper()
         self.reactor = Reactor()

@@ -6,8 +6,8 @@ import os
 import signal
 import sys
 
-from megatron_ft.ipc.event_log import EventLog, NullEventLog
-from megatron_ft.ipc.prctl import go_on_without_parent
+from megatron_ft.ipc.files.event_log import EventLog, NullEventLog
+from megatron_ft.ipc.linux.prctl import go_on_without_parent
 from megatron_ft.ipc.wire import Channel
 from megatron_ft.monitor import settings as command_line
 from megatron_ft.monitor.reports import Reports

@@ -10,8 +10,8 @@ import threading
 import time
 
 from megatron_ft.core.grace import Grace
-from megatron_ft.ipc.proc_facts import run_delays_ns
-from megatron_ft.ipc.processes import ProcessStat, carries, kill_matching, send_signal, signal_main_thread
+from megatron_ft.ipc.linux.proc import run_delays_ns
+from megatron_ft.ipc.linux.processes import ProcessStat, carries, kill_matching, send_signal, signal_main_thread
 
 GRACE_S = 5.0
 """From the termination signal to SIGKILL, and from SIGKILL to the complaint that it had no effect.

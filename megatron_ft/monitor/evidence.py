@@ -18,13 +18,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from megatron_ft.core import board_facts
-from megatron_ft.core import board_layout as layout
-from megatron_ft.core.board_layout import BoardSnapshot
-from megatron_ft.core.iterations import begins
-from megatron_ft.core.last_words import LastWords, last_words
-from megatron_ft.core.monitor_state import Verdict
-from megatron_ft.core.rank_note import (
+from megatron_ft.core.board import board_facts
+from megatron_ft.core.board import layout as layout
+from megatron_ft.core.board.hang_detector import Verdict
+from megatron_ft.core.board.layout import BoardSnapshot
+from megatron_ft.core.diagnosis.exceptions import LastWords, last_words
+from megatron_ft.core.diagnosis.rank_snapshot import (
     RankNote,
     collectives_of,
     is_in_checkpoint_write,
@@ -34,18 +33,13 @@ from megatron_ft.core.rank_note import (
     place,
     stack_wait,
 )
-from megatron_ft.core.stack_dump import (
-    Frame,
-    ThreadStack,
-    frame_that_tells,
-    main_stack,
-    parse_faulthandler,
-)
-from megatron_ft.ipc import proc_facts
+from megatron_ft.core.diagnosis.stacks import Frame, ThreadStack, frame_that_tells, main_stack, parse_faulthandler
+from megatron_ft.core.iterations import begins
 from megatron_ft.ipc.board import Board
-from megatron_ft.ipc.evidence_files import LIBRARIES
+from megatron_ft.ipc.files.evidence_files import LIBRARIES
+from megatron_ft.ipc.linux import proc
+from megatron_ft.ipc.linux.processes import ProcessStat, is_gone, read_stat, send_signal, signal_main_thread
 from megatron_ft.ipc.monitor_process import AttachedRank
-from megatron_ft.ipc.processes import ProcessStat, is_gone, read_stat, send_signal, signal_main_thread
 from megatron_ft.monitor import py_spy
 
 __all__ = ["collect"]
@@ -76,8 +70,8 @@ def collect(
     """
     began_ns = time.monotonic_ns()
     missing: list[str] = []
-    facts = proc_facts.process_facts(attached.pid)
-    lost = proc_facts.lost_processes(attached.pid)
+    facts = proc.process_facts(attached.pid)
+    lost = proc.lost_processes(attached.pid)
     looks = _Looks(attached, snapshot, deadline_ns, freeze=verdict is not None and not passive)
     # the collectives first: the signal for the stacks may wake the rank, which then enters the next one
     answer = looks.collectives(str(facts.get("state", "")), missing)
@@ -182,11 +176,11 @@ class _Looks:
     def _own_stacks(self, state: str, missing: list[str]) -> list[ThreadStack]:
         """By the rank's own handler; empty if it has none, or doesn't get to it."""
         number = 0 if self._snapshot is None else self._snapshot.stack_signal
-        if not signal.SIGRTMIN <= number <= signal.SIGRTMAX or not proc_facts.handles(self._attached.pid, number):
+        if not signal.SIGRTMIN <= number <= signal.SIGRTMAX or not proc.handles(self._attached.pid, number):
             missing.append("stacks by faulthandler: the rank has no handler (ready) for it")
             return []
         begin = os.fstat(self._attached.stack_fd).st_size
-        deaf = proc_facts.blocking_threads(self._attached.pid, number)
+        deaf = proc.blocking_threads(self._attached.pid, number)
         is_stopped = state in ("T", "t")
         if is_stopped:
             # waiting for the main thread, the signal comes before anything else that runs; any other thread might be
@@ -213,7 +207,7 @@ class _Looks:
             return os.pread(self._attached.stack_fd, _MAX_DUMP_BYTES, begin)
 
         def whole() -> bool:
-            return bool(written()) and proc_facts.blocking_threads(self._attached.pid, number) <= deaf
+            return bool(written()) and proc.blocking_threads(self._attached.pid, number) <= deaf
 
         self._until(whole, min(_STACK_S, self.left_s()), interval_s)
         return written().decode(errors="replace")

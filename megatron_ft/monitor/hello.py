@@ -8,7 +8,7 @@ import time
 from typing import NamedTuple
 
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.ipc.processes import is_gone
+from megatron_ft.ipc.linux.processes import is_gone
 from megatron_ft.ipc.wire import Channel, check_peer, shown
 
 PATIENCE_S = 5.0

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from megatron_ft.core import board_layout as layout
-from megatron_ft.core.board_layout import BoardSnapshot
+from megatron_ft.core.board import layout as layout
+from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.ipc.board import Board, RingEvent
 
 __all__ = ["next_batch", "taken"]

@@ -9,8 +9,8 @@ import shutil
 import subprocess
 import sys
 
-from megatron_ft.core.stack_dump import ThreadStack, parse_py_spy
-from megatron_ft.ipc.file_thread import FileThread
+from megatron_ft.core.diagnosis.stacks import ThreadStack, parse_py_spy
+from megatron_ft.ipc.files.writer_thread import FileThread
 
 __all__ = ["dump"]
 

@@ -7,15 +7,15 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from megatron_ft.core.board_layout import BoardSnapshot
+from megatron_ft.core.board.hang_detector import Verdict
+from megatron_ft.core.board.layout import BoardSnapshot
+from megatron_ft.core.diagnosis.rank_snapshot import RankNote
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.moderation import Moderation
-from megatron_ft.core.monitor_state import Verdict
-from megatron_ft.core.rank_note import RankNote
-from megatron_ft.ipc.event_log import EventLog
-from megatron_ft.ipc.evidence_files import write_evidence
+from megatron_ft.core.rate_limiter import Moderation
+from megatron_ft.ipc.files.event_log import EventLog
+from megatron_ft.ipc.files.evidence_files import write_evidence
+from megatron_ft.ipc.linux.processes import read_stat
 from megatron_ft.ipc.monitor_process import AttachedRank
-from megatron_ft.ipc.processes import read_stat
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received
 from megatron_ft.monitor.hello import Hello
 from megatron_ft.monitor.progress import next_batch, taken

@@ -11,12 +11,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
-from megatron_ft.core.board_layout import BoardDamagedError
+from megatron_ft.core.board.hang_detector import Step, Verdict
+from megatron_ft.core.board.layout import BoardDamagedError
+from megatron_ft.core.diagnosis.rank_snapshot import LOOK_S
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.monitor_state import Step, Verdict
-from megatron_ft.core.rank_note import LOOK_S
+from megatron_ft.ipc.linux.processes import is_gone, is_in, wait_gone
 from megatron_ft.ipc.monitor_process import AttachedRank
-from megatron_ft.ipc.processes import is_gone, is_in, wait_gone
 from megatron_ft.ipc.wire import ChannelClosedError, Message
 from megatron_ft.monitor import hello, orders
 from megatron_ft.monitor.end_of_rank import Ending, end_orphans, remove_run_directory

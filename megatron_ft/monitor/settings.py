@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from megatron_ft.ipc.config_file import FaultToleranceConfig
+from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
 from megatron_ft.ipc.monitor_process import AttachedRank
 
 

@@ -7,12 +7,12 @@ import socket
 import time
 from typing import NamedTuple
 
-from megatron_ft.core import board_layout as layout
-from megatron_ft.core.board_doubt import contradiction
-from megatron_ft.core.board_layout import BoardDamagedError, BoardSnapshot
-from megatron_ft.core.config import ConfigValues
-from megatron_ft.core.monitor_state import Look, MonitorState, Step, Verdict, dismiss, excuse, is_blank, look
-from megatron_ft.core.rank_note import RankNote
+from megatron_ft.core.board import layout as layout
+from megatron_ft.core.board.consistency import contradiction
+from megatron_ft.core.board.hang_detector import Look, MonitorState, Step, Verdict, dismiss, excuse, is_blank, look
+from megatron_ft.core.board.layout import BoardDamagedError, BoardSnapshot
+from megatron_ft.core.config.config import ConfigValues
+from megatron_ft.core.diagnosis.rank_snapshot import RankNote
 from megatron_ft.ipc.board import Board, BoardTimeouts, create_memory
 from megatron_ft.ipc.monitor_process import AttachedRank
 from megatron_ft.ipc.wire import close_fds

@@ -29,8 +29,8 @@ from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.codec import parse, to_message
 from megatron_ft.core.job.coordinator import Coordinator
 from megatron_ft.core.job.member import Identity, Member
-from megatron_ft.ipc import tcp
-from megatron_ft.ipc.secret import Asked, read_secret
+from megatron_ft.ipc.net import tcp
+from megatron_ft.ipc.net.secret import Asked, read_secret
 from megatron_ft.ipc.wire import encode
 from tests.bench.figures import Row, compare
 from tests.bench.stand_ins import StandIns

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from megatron_ft.ipc.processes import all_processes, carries, kill_matching
+from megatron_ft.ipc.linux.processes import all_processes, carries, kill_matching
 from tests.bench.stamps import Stamp, parse
 
 __all__ = ["LAUNCHERS", "ROOT", "SCRIPTS", "Enclosure", "Job", "end_on_sigterm", "interleaved", "progress", "pss_mib"]

@@ -17,7 +17,7 @@ from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.codec import parse, to_message
 from megatron_ft.core.job.lobby import beat_s
 from megatron_ft.core.job.roll import Kind
-from megatron_ft.ipc import tcp
+from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.wire import Decoder, decode, encode
 
 __all__ = ["StandIns"]

@@ -79,7 +79,7 @@ class Rank:
         if fault == "board":
             _spoil_boards(random.Random(f"{event['seed']}, {number}"))
         elif fault in BY_RANK:
-            from megatron_ft.rank.faults import inject
+            from megatron_ft.rank.faults.acts import inject
 
             inject(fault, exit_code=3)
         else:

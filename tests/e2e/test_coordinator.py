@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.restart_policy import NodeState
-from megatron_ft.ipc import tcp
+from megatron_ft.core.job.restart_policy import NodeState
+from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.wire import encode
 from tests.bench.control import Swarm
 from tests.bench.stand_ins import StandIns
@@ -164,7 +164,7 @@ def test_the_stand_ins_of_the_benchmark_meet_and_meet_again(coordinators: Coordi
 
 
 def by_hand(*options: str) -> subprocess.Popen[str]:
-    words = [sys.executable, "-m", "megatron_ft.report.cli", "coordinator", *options]
+    words = [sys.executable, "-m", "megatron_ft.cli.main", "coordinator", *options]
     return subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env={"FT_SECRET": SECRET})
 
 

@@ -39,7 +39,7 @@ def test_the_job_loses_two_ranks_and_ends_with_the_weights_of_an_undisturbed_run
     assert len(hashes) == 2
     assert hashes[0] == hashes[1]
     report = subprocess.run(
-        [sys.executable, "-m", "megatron_ft.report.cli", "report", str(tmp_path / "out" / "disturbed" / "logs")],
+        [sys.executable, "-m", "megatron_ft.cli.main", "report", str(tmp_path / "out" / "disturbed" / "logs")],
         env={**os.environ, "COLUMNS": "160"},
         capture_output=True,
         text=True,

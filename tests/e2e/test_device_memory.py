@@ -13,7 +13,7 @@ __all__ = ["launcher"]
 DRIVER = """
 import os
 from megatron_ft.core.device_memory import Holding
-from megatron_ft.ipc import nvml
+from megatron_ft.ipc.linux import nvml
 def holdings(library):
     with open(library) as file:
         return [Holding(0, int(pid), 3 << 30) for pid in file.read().split()] + [Holding(0, 1, 1 << 30)]

@@ -220,7 +220,7 @@ class Finder:
         spec.loader.exec_module = exec_module
         return spec
 
-if "megatron_ft.rank.run_ahead" in sys.modules:  # not in the launcher, which asks for itself
+if "megatron_ft.rank.run_ahead.script" in sys.modules:  # not in the launcher, which asks for itself
     sys.meta_path.insert(0, Finder())
 """
 ASKS_CUDA = """
@@ -270,7 +270,7 @@ def test_cuda_is_asked_without_being_initialised(
 
 RESTARTS = """
 open(f"pid.{RANK}.{CYCLE}", "w").write(str(os.getpid()))
-say("ready", RANK, CYCLE, "forked", "megatron_ft.rank.run_ahead" in sys.modules)
+say("ready", RANK, CYCLE, "forked", "megatron_ft.rank.run_ahead.script" in sys.modules)
 while not os.path.exists(f"go.{CYCLE}"):
     time.sleep(0.005)
 if CYCLE < 2 and RANK == 1:

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from megatron_ft.ipc.processes import would_end_by
+from megatron_ft.ipc.linux.processes import would_end_by
 from tests.support.launching import Launcher, launcher, wait_until
 
 __all__ = ["launcher"]

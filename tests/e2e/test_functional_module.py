@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from megatron_ft.core.fault_plan import not_fired, resolve
-from megatron_ft.ipc.fault_plan_file import read_fault_plan
+from megatron_ft.ipc.config.fault_plan_file import read_fault_plan
 from tests.support.launching import Launcher, launcher
 
 __all__ = ["launcher"]
@@ -17,7 +17,7 @@ TWO = ("--nproc-per-node", "2")
 LOOP = """
 import torch, torch.distributed as dist
 from megatron_ft import fault_tolerance as ft
-from megatron_ft.rank.fault_injector import FaultInjector
+from megatron_ft.rank.faults.injection import FaultInjector
 
 save, plan, steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
 dist.init_process_group("gloo")

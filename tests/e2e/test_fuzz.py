@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from megatron_ft.ipc import monitor_process
-from megatron_ft.ipc.config_file import FaultToleranceConfig
+from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
 from megatron_ft.ipc.monitor_process import AttachedRank
 from megatron_ft.ipc.wire import Channel, connect, encode
 from tests.fuzz.boards import fuzz_boards

@@ -97,7 +97,7 @@ say(json.dumps({
         assert isinstance(launched.process, subprocess.Popen) == (factory is fresh_launcher)
         found.append(json.loads(launched.out.replace(str(launched.directory), "DIRECTORY")))
     assert found[0] == found[1]
-    assert "megatron_ft.rank.run_ahead" in found[0]["modules"]
+    assert "megatron_ft.rank.run_ahead.script" in found[0]["modules"]
 
 
 @pytest.mark.parametrize("path", [os.environ["PATH"], "/nonexistent"], ids=["setpriv", "no setpriv"])

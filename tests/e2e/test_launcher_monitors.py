@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.ipc.processes import read_stat
+from megatron_ft.ipc.linux.processes import read_stat
 from tests.support.launching import Launched, Launcher, launcher, wait_until
 
 __all__ = ["launcher"]
@@ -62,7 +62,7 @@ def test_monitor_that_dies_before_its_answer_has_come(launcher: Launcher, tmp_pa
     script = """
 from megatron_ft import RankMonitorClient
 from megatron_ft.ipc.wire import ChannelClosedError, close_fds
-from megatron_ft.rank import connection
+from megatron_ft.rank.client import connection
 exchange = connection._exchange
 def lost(*args):
     connection._exchange = exchange

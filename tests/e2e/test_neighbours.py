@@ -23,7 +23,7 @@ import pytest
 
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.ipc.jobs import find_jobs
-from megatron_ft.ipc.processes import read_stat
+from megatron_ft.ipc.linux.processes import read_stat
 from megatron_ft.ipc.wire import connect, encode
 from tests.support.launching import Launched, Launcher, command_line, wait_until
 

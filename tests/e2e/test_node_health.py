@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.ipc.processes import read_stat
-from megatron_ft.launcher.health_check import Checked, HealthCheck
-from megatron_ft.launcher.reactor import Reactor
+from megatron_ft.ipc.linux.processes import read_stat
+from megatron_ft.launcher.base.event_loop import Reactor
+from megatron_ft.launcher.processes.health_command import Checked, HealthCheck
 from tests.e2e.test_membership import SCRIPT, STANDS_BY, cycles_of, tell
 from tests.support.holding import held
 from tests.support.launching import Launched, Launcher, launcher, wait_until

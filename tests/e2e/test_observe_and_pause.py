@@ -37,7 +37,7 @@ def sections(timeout: float) -> list[str]:
 
 
 def megatron_ft(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "megatron_ft.report.cli", *words]
+    command = [sys.executable, "-m", "megatron_ft.cli.main", *words]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
 

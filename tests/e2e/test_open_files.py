@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.core.preload import Ahead
-from megatron_ft.ipc import open_files
-from megatron_ft.ipc.processes import wait_gone
-from megatron_ft.launcher import workers
-from megatron_ft.launcher.server_process import ServerProcess
+from megatron_ft.core.run_ahead import Ahead
+from megatron_ft.ipc.linux import open_files
+from megatron_ft.ipc.linux.processes import wait_gone
+from megatron_ft.launcher.processes import worker
+from megatron_ft.launcher.spawn.fork_server import ServerProcess
 from tests.support.launching import Launcher, fresh_launcher
 
 __all__ = ["fresh_launcher"]
@@ -74,11 +74,11 @@ def test_a_fork_server_that_comes_later_and_its_ranks_do_not(lower: tuple[int, i
 
 
 def test_where_util_linux_is_missing(lower: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "find_setpriv", list)
+    monkeypatch.setattr(worker, "find_setpriv", list)
     open_files.take_all()
-    started: list[workers.Worker] = []
-    spec = workers.RankSpec(local_rank=0, argv=["sleep", "60"], env={"PATH": os.defpath}, stdout=None, stderr=None)
-    workers.FreshInterpreterSpawner().spawn([spec], started.append)
+    started: list[worker.Worker] = []
+    spec = worker.RankSpec(local_rank=0, argv=["sleep", "60"], env={"PATH": os.defpath}, stdout=None, stderr=None)
+    worker.FreshInterpreterSpawner().spawn([spec], started.append)
     assert limits_of(started[0].pid) == lower
     started[0].signal(signal.SIGKILL, whole_group=True)
     wait_gone(started[0].pidfd, 10)

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from megatron_ft.report.cycles import summarize
-from megatron_ft.report.read import read_directory
+from megatron_ft.cli.analysis.cycles import summarize
+from megatron_ft.cli.logs.read import read_directory
 from tests.support.launching import Launcher, launcher
 
 __all__ = ["launcher"]

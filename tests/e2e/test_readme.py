@@ -61,7 +61,7 @@ def test_the_launch_command_as_it_stands_there(launcher: Launcher) -> None:
     report = next(command for command in COMMANDS if command.startswith("megatron-ft report"))
     words = [str(launched.log_dir) if word == "LOG_DIR" else word for word in shlex.split(report)[1:]]
     told = subprocess.run(
-        [sys.executable, "-m", "megatron_ft.report.cli", *words],
+        [sys.executable, "-m", "megatron_ft.cli.main", *words],
         cwd=launcher.directory,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megatron_ft.core.fault_plan import FAULT_TYPES, not_fired, resolve
-from megatron_ft.ipc.fault_plan_file import read_fault_plan
+from megatron_ft.ipc.config.fault_plan_file import read_fault_plan
 from tests.support.launching import Launched, Launcher, launcher
 
 __all__ = ["launcher"]
@@ -20,7 +20,7 @@ STEP_TIMEOUT_S = 4.0
 OPTIONS = (f"--ft-rank-section-timeouts=setup:60,step:{STEP_TIMEOUT_S},checkpointing:60",)
 LOOP = """
 from megatron_ft import fault_tolerance as ft
-from megatron_ft.rank.fault_injector import FaultInjector
+from megatron_ft.rank.faults.injection import FaultInjector
 
 save, plan, steps = sys.argv[1], sys.argv[2], 8
 state = ft.GlobalState.create(save=save, ft=ft.FaultToleranceSettings())
@@ -45,7 +45,7 @@ ft.shutdown(state)
 WITH_TORCH = """
 import torch, torch.distributed as dist
 from megatron_ft import fault_tolerance as ft
-from megatron_ft.rank.fault_injector import FaultInjector
+from megatron_ft.rank.faults.injection import FaultInjector
 
 plan = sys.argv[2]
 dist.init_process_group("gloo")

@@ -47,7 +47,7 @@ until("end")
 
 
 def command(*words: str) -> list[str]:
-    return [sys.executable, "-m", "megatron_ft.report.cli", "status", *words]
+    return [sys.executable, "-m", "megatron_ft.cli.main", "status", *words]
 
 
 def environment() -> dict[str, str]:
@@ -141,7 +141,7 @@ def test_nobody_to_look_at() -> None:
     assert nobody.returncode == 2
     assert nobody.stderr.startswith("megatron-ft: error: no ft_launcher of yours on this node has --pid 1")
     code = (
-        "import sys, megatron_ft.report.status as status; from megatron_ft.report.cli import main;"
+        "import sys, megatron_ft.cli.status.status as status; from megatron_ft.cli.main import main;"
         "status.find_jobs = list; sys.exit(main(sys.argv[1:]))"
     )
     for words, out in ((("--once",), ""), ((), ""), (("--json",), '{\n  "jobs": []\n}\n')):
@@ -152,8 +152,8 @@ def test_nobody_to_look_at() -> None:
 
 def test_scripts_need_no_rich_and_others_are_told() -> None:
     code = (
-        "import sys; sys.modules['rich'] = None; import megatron_ft.report.status as status;"
-        "from megatron_ft.report.cli import main; status.find_jobs = list; sys.exit(main(sys.argv[1:]))"
+        "import sys; sys.modules['rich'] = None; import megatron_ft.cli.status.status as status;"
+        "from megatron_ft.cli.main import main; status.find_jobs = list; sys.exit(main(sys.argv[1:]))"
     )
     for word, exit_code, line in (
         ("--json", 1, "megatron-ft: no ft_launcher of yours runs on this node\n"),

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.ipc.processes import read_stat
+from megatron_ft.ipc.linux.processes import read_stat
 from tests.support.launching import Launched, Launcher, launcher, wait_until
 from tests.support.nodes import meeting_place
 from tests.verdicts.campaign import CRASHES, HANGS, KINDS, Fault, Verdict, arguments, draw, read_verdicts

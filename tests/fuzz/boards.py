@@ -11,18 +11,18 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from megatron_ft.core import board_facts
-from megatron_ft.core import board_layout as layout
-from megatron_ft.core.board_layout import BoardDamagedError, BoardSnapshot
-from megatron_ft.core.monitor_state import MonitorState, Step, look, running_intervals
-from megatron_ft.core.status_rows import RankReading, make_rows
-from megatron_ft.core.timeouts import SectionTimeouts
-from megatron_ft.ipc.config_file import FaultToleranceConfig
+from megatron_ft.cli.status.status_json import job_object
+from megatron_ft.core.board import board_facts
+from megatron_ft.core.board import layout as layout
+from megatron_ft.core.board.hang_detector import MonitorState, Step, look, running_intervals
+from megatron_ft.core.board.layout import BoardDamagedError, BoardSnapshot
+from megatron_ft.core.status.rows import RankReading, make_rows
+from megatron_ft.core.timeouts.timeouts import SectionTimeouts
+from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
 from megatron_ft.monitor import watched_rank
 from megatron_ft.monitor.progress import next_batch
 from megatron_ft.monitor.watched_rank import WatchedRank
-from megatron_ft.rank.recorder import Recorder
-from megatron_ft.report.status_json import job_object
+from megatron_ft.rank.client.recorder import Recorder
 from tests.support.status_facts import job_facts, rank_facts
 
 __all__ = ["fuzz_boards"]

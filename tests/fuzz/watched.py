@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from megatron_ft.ipc import monitor_process
-from megatron_ft.ipc.config_file import FaultToleranceConfig
+from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Message, close_fds, listen
 from tests.support.monitored import PRELUDE
 

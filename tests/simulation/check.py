@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from megatron_ft.core.job.lobby import lost_s
 from megatron_ft.core.job.member import CUT_OFF_S
+from megatron_ft.core.job.restart_policy import Outcome
 from megatron_ft.core.job.roll import Kind
-from megatron_ft.core.restart_policy import Outcome
 
 if TYPE_CHECKING:
     from tests.simulation.job import Job, Launcher, Made

@@ -6,14 +6,14 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from megatron_ft.core.advance import Reached
-from megatron_ft.core.exit_description import CauseKind, HangVerdict
+from megatron_ft.core.diagnosis.exits import CauseKind, HangVerdict
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.coordinator import Coordinator
 from megatron_ft.core.job.member import Identity, Member
+from megatron_ft.core.job.progress import Reached
+from megatron_ft.core.job.restart_policy import NodeState, Outcome
 from megatron_ft.core.job.roll import Decision, Held
-from megatron_ft.core.restart_policy import NodeState, Outcome
 from tests.simulation.world import Host, Link, Process, World
 
 __all__ = ["CoordinatorProcess", "Job", "Launcher", "Made", "Trained"]

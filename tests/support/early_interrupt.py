@@ -7,9 +7,9 @@ import select
 import signal
 import sys
 
-from megatron_ft.core.preload import Ahead
-from megatron_ft.ipc.prctl import become_subreaper
-from megatron_ft.launcher.server_process import ServerProcess
+from megatron_ft.core.run_ahead import Ahead
+from megatron_ft.ipc.linux.prctl import become_subreaper
+from megatron_ft.launcher.spawn.fork_server import ServerProcess
 
 
 def main() -> None:

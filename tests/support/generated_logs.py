@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from megatron_ft.core.board_layout import EVENT_END as END
-from megatron_ft.core.board_layout import EVENT_HEARTBEAT as HEARTBEAT
-from megatron_ft.core.board_layout import EVENT_ITERATION as ITERATION
-from megatron_ft.core.board_layout import EVENT_START as START
-from megatron_ft.core.board_layout import KIND_SHIFT, SECTION_SHIFT
+from megatron_ft.core.board.layout import EVENT_END as END
+from megatron_ft.core.board.layout import EVENT_HEARTBEAT as HEARTBEAT
+from megatron_ft.core.board.layout import EVENT_ITERATION as ITERATION
+from megatron_ft.core.board.layout import EVENT_START as START
+from megatron_ft.core.board.layout import KIND_SHIFT, SECTION_SHIFT
 
 __all__ = ["END", "HEARTBEAT", "ITERATION", "START", "Fault", "GeneratedJob", "progress_record", "write_job"]
 

@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
 from megatron_ft.integrations import lightning_common
 from megatron_ft.integrations.lightning import FaultToleranceCallback, FaultToleranceSectionsCallback
-from megatron_ft.rank.client import RankMonitorClient
+from megatron_ft.rank.client.client import RankMonitorClient
 from tests.support.lightning_job import Model
 from tests.support.training import Bench
 

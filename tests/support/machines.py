@@ -8,13 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from megatron_ft.core.exit_description import CauseKind
+from megatron_ft.core.diagnosis.exits import CauseKind
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.coordinator import Coordinator
 from megatron_ft.core.job.member import Identity, Member
+from megatron_ft.core.job.restart_policy import NodeState
 from megatron_ft.core.job.roll import Held
-from megatron_ft.core.restart_policy import NodeState
 
 __all__ = ["Job", "Launcher"]
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from megatron_ft import FaultToleranceConfig, RankMonitorServer
-from megatron_ft.rank.server import MonitorHandle
+from megatron_ft.rank.client.server import MonitorHandle
 
 PRELUDE = """
 import os, signal, sys, time

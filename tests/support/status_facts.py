@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from megatron_ft.core.board_layout import BoardSnapshot, SectionView
-from megatron_ft.core.job_facts import JobFacts, LastCause, Phase, RankFacts
+from megatron_ft.core.board.layout import BoardSnapshot, SectionView
+from megatron_ft.core.status.job_facts import JobFacts, LastCause, Phase, RankFacts
 
 S = 1_000_000_000
 START = 1000 * S

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from megatron_ft.core.advance import Advance, Reached
-from megatron_ft.core.restart_policy import Action, AnyFailed, CycleEnd, MinHealthy, Outcome
+from megatron_ft.core.job.progress import Advance, Reached
+from megatron_ft.core.job.restart_policy import Action, AnyFailed, CycleEnd, MinHealthy, Outcome
 
 
 def stalled(*cycles: Reached | None) -> int:

@@ -15,15 +15,15 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.core import board_layout as layout
-from megatron_ft.core.board_layout import BoardDamagedError
-from megatron_ft.core.config_fields import MAX_SECTIONS
+from megatron_ft.core.board import layout as layout
+from megatron_ft.core.board.layout import BoardDamagedError
+from megatron_ft.core.config.fields import MAX_SECTIONS
 from megatron_ft.core.errors import RankMonitorClientError
-from megatron_ft.core.timeouts import SectionTimeouts
+from megatron_ft.core.timeouts.timeouts import SectionTimeouts
 from megatron_ft.ipc.board import Board, BoardTimeouts, create_memory
-from megatron_ft.rank import recorder as recorder_module
-from megatron_ft.rank import user_code
-from megatron_ft.rank.recorder import Recorder
+from megatron_ft.rank.client import recorder as recorder_module
+from megatron_ft.rank.client.recorder import Recorder
+from megatron_ft.rank.run_ahead import user_code
 
 SECTIONS = {"setup": 600.0, "step": 1.5, "ckpt": None}
 

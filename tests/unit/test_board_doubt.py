@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.core.board_doubt import contradiction
-from megatron_ft.core.board_layout import BoardSnapshot, SectionView
+from megatron_ft.core.board.consistency import contradiction
+from megatron_ft.core.board.layout import BoardSnapshot, SectionView
 from tests.support.status_facts import NOW, START, S, snapshot
 
 LOOKED = NOW - 10 * S

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.ipc.processes import carries
+from megatron_ft.ipc.linux.processes import carries
 from tests.chaos import one
 from tests.chaos.check import CHECKS, Launch, Seen, problems
 from tests.chaos.one import Run

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.core.config_fields import FIELDS
-from megatron_ft.report import cli
+from megatron_ft.cli import main
+from megatron_ft.core.config.fields import FIELDS
 
 TEXT = "model: {layers: 2}\ntrain:\n  fault_tolerance:\n    rank_section_timeouts: {setup: 600, step: null}\n"
 
@@ -51,7 +51,7 @@ def table(text: str) -> dict[str, list[str]]:
 def test_values_and_where_they_come_from(tmp_path: Path, look: str, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path)
     options = ["--ft-safety-factor=0.5", "--ft-exit-timeout=7", "--ft-enable-nic-monitor=true"]
-    assert cli.main(["check-config", path, *options]) == 0
+    assert main.main(["check-config", path, *options]) == 0
     out = capsys.readouterr().out
     told = table(out)
     assert told["name"] == ["value", "from"]
@@ -87,7 +87,7 @@ def test_values_and_where_they_come_from(tmp_path: Path, look: str, capsys: pyte
 def test_mistakes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, options: list[str], words: str
 ) -> None:
-    assert cli.main(["check-config", write(tmp_path, text), *options]) == 2
+    assert main.main(["check-config", write(tmp_path, text), *options]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("megatron-ft: error: ")
@@ -96,15 +96,15 @@ def test_mistakes(
 
 
 def test_no_file_at_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["check-config", str(tmp_path / "none.yaml")]) == 2
+    assert main.main(["check-config", str(tmp_path / "none.yaml")]) == 2
     assert "No such file" in capsys.readouterr().err
-    assert cli.main(["check-config", str(tmp_path / "none.yaml"), "--ignore-missing-fault-tol-cfg"]) == 0
+    assert main.main(["check-config", str(tmp_path / "none.yaml"), "--ignore-missing-fault-tol-cfg"]) == 0
     assert "going on without it" in capsys.readouterr().out
 
 
 def test_mistakes_of_other_commands_are_one_line_too(capsys: pytest.CaptureFixture[str]) -> None:
     for words in ([], ["reprot"], ["report"], ["pause", "--pid", "x"], ["pause", "--pid=1", "--job=x"]):
-        assert cli.main(words) == 2
+        assert main.main(words) == 2
         err = capsys.readouterr().err
         assert err.startswith("megatron-ft: error: ")
         assert err.count("\n") == 1
@@ -112,7 +112,7 @@ def test_mistakes_of_other_commands_are_one_line_too(capsys: pytest.CaptureFixtu
 
 def test_it_imports_no_torch(tmp_path: Path) -> None:
     code = (
-        "import sys; from megatron_ft.report import cli; code = cli.main(sys.argv[1:]); "
+        "import sys; from megatron_ft.cli import main; code = main.main(sys.argv[1:]); "
         "print(sorted({'torch', 'numpy'} & set(sys.modules)), code)"
     )
     ended = subprocess.run(
@@ -123,7 +123,7 @@ def test_it_imports_no_torch(tmp_path: Path) -> None:
 
 def test_options_of_torchrun_beside_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = ["--nproc_per_node=8", "--standalone", "-r", "3", "--te", "1", "--signals-to-handle", "SIGTERM"]
-    assert cli.main(["check-config", write(tmp_path), *line, "--shutdown-timeout=7", "--ft-forward-signals=HUP"]) == 0
+    assert main.main(["check-config", write(tmp_path), *line, "--shutdown-timeout=7", "--ft-forward-signals=HUP"]) == 0
     told = table(capsys.readouterr().out)
     assert told["--term-timeout"] == ["7", "--shutdown-timeout"]
     assert told["--ft-forward-signals"] == ["SIGHUP", "command line"]
@@ -141,5 +141,5 @@ def test_options_of_torchrun_beside_ours(tmp_path: Path, capsys: pytest.CaptureF
 def test_mistakes_that_only_both_together_show(
     options: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["check-config", *options]) == 2
+    assert main.main(["check-config", *options]) == 2
     assert words in capsys.readouterr().err

@@ -15,16 +15,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from megatron_ft.core.config import ConfigValues, strict_from_mapping
-from megatron_ft.core.config_fields import (
-    FIELDS,
-    MAX_SECONDS,
-    parse_section_timeouts,
-    parse_text,
-)
+from megatron_ft.core.config.config import ConfigValues, strict_from_mapping
+from megatron_ft.core.config.fields import FIELDS, MAX_SECONDS, parse_section_timeouts, parse_text
+from megatron_ft.core.config.reference_names import REFERENCE_FIELDS
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.reference_names import REFERENCE_FIELDS
-from megatron_ft.ipc.config_file import FaultToleranceConfig
+from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
 from tests.support.config_values import CONFIG_VALUES
 
 TIMEOUTS = ["initial_rank_heartbeat_timeout", "rank_heartbeat_timeout", "rank_out_of_section_timeout"]

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from megatron_ft.core.config import strict_from_mapping
+from megatron_ft.core.config.config import strict_from_mapping
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.ipc.config_file import FaultToleranceConfig, read_section
-from megatron_ft.ipc.whole_file import write_whole
+from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig, read_section
+from megatron_ft.ipc.files.atomic_write import write_whole
 from tests.support.config_values import CONFIG_VALUES
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -180,7 +180,7 @@ class TestWriting:
     def test_a_writer_that_is_killed_leaves_the_old_file(self, tmp_path: Path) -> None:
         path = write(tmp_path, "old")
         script = (
-            "import os, sys, megatron_ft.ipc.whole_file as w\n"
+            "import os, sys, megatron_ft.ipc.files.atomic_write as w\n"
             "os.replace = lambda *a: os.kill(os.getpid(), 9)\n"
             "w.write_whole(sys.argv[1], 'new', fsync=True)\n"
         )

@@ -14,8 +14,8 @@ import pytest
 
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.ipc.wire import encode
+from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.control import ControlSocket, ReceivedRequest
-from megatron_ft.launcher.reactor import Reactor
 from megatron_ft.monitor.hello import parse as parse_hello
 
 ASK: dict[str, Any] = {"type": "workload_control", "action": "Continue", "description": "going on", "rank": 3}

@@ -19,14 +19,14 @@ import pytest
 
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.restart_policy import NodeState
-from megatron_ft.ipc import tcp
-from megatron_ft.ipc.processes import read_stat, wait_gone
+from megatron_ft.core.job.restart_policy import NodeState
+from megatron_ft.ipc.linux.processes import read_stat, wait_gone
+from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.wire import encode
+from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.coordination import endpoint, host
 from megatron_ft.launcher.coordination.endpoint import listen_anywhere, take_endpoint
 from megatron_ft.launcher.coordination.host import Host
-from megatron_ft.launcher.reactor import Reactor
 from tests.bench.control import Swarm
 from tests.support.coordination import BOUND_S, Ear, connect, sockets, until
 from tests.support.reactors import reactor
@@ -177,7 +177,7 @@ LAUNCHER = """
 import os, sys
 from megatron_ft.launcher.coordination.endpoint import listen_anywhere
 from megatron_ft.launcher.coordination.host import Host
-from megatron_ft.launcher.reactor import Reactor
+from megatron_ft.launcher.base.event_loop import Reactor
 reactor = Reactor()
 more = dict(founds=True, secret=None, environ=os.environ, led_at=str, say=print, gave_up=print)
 host = Host(reactor, listen_anywhere("localhost"), "localhost", **more)

@@ -19,10 +19,11 @@ from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.coordinator import Coordinator
 from megatron_ft.core.job.member import Identity, Member
-from megatron_ft.core.restart_policy import NodeState
-from megatron_ft.ipc import tcp, wire
+from megatron_ft.core.job.restart_policy import NodeState
+from megatron_ft.ipc import wire
+from megatron_ft.ipc.net import tcp
+from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.coordination.transport import InProcess, Transport
-from megatron_ft.launcher.reactor import Reactor
 from tests.support.coordination import BOUND_S, Ear, connect, sockets, until
 from tests.support.reactors import reactor
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.core.board_layout import BoardSnapshot
-from megatron_ft.core.exit_description import HangVerdict
-from megatron_ft.core.last_words import LastWords
-from megatron_ft.ipc.event_log import NullEventLog
-from megatron_ft.launcher import announce, cycle_record
-from megatron_ft.launcher.cycle_record import CycleRecord
+from megatron_ft.core.board.layout import BoardSnapshot
+from megatron_ft.core.diagnosis.exceptions import LastWords
+from megatron_ft.core.diagnosis.exits import HangVerdict
+from megatron_ft.ipc.files.event_log import NullEventLog
+from megatron_ft.launcher.cycle import announce, cycle_record
+from megatron_ft.launcher.cycle.cycle_record import CycleRecord
 from tests.unit.test_monitor_state import board
 
 

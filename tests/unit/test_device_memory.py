@@ -14,11 +14,11 @@ import pytest
 
 from megatron_ft.core import device_memory as core
 from megatron_ft.core.device_memory import Holding, Step
-from megatron_ft.ipc import nvml
-from megatron_ft.ipc.event_log import NullEventLog
-from megatron_ft.launcher import device_memory
-from megatron_ft.launcher.device_memory import DeviceMemory
-from megatron_ft.launcher.reactor import Reactor
+from megatron_ft.ipc.files.event_log import NullEventLog
+from megatron_ft.ipc.linux import nvml
+from megatron_ft.launcher.base.event_loop import Reactor
+from megatron_ft.launcher.processes import device_memory
+from megatron_ft.launcher.processes.device_memory import DeviceMemory
 
 HELD = Holding(0, 7, 3 << 30)
 
@@ -245,5 +245,5 @@ def test_layout_of_the_driver_s_records() -> None:
 
 
 def test_asking_imports_no_torch() -> None:
-    code = "import sys; from megatron_ft.ipc import nvml; nvml.load(); sys.exit('torch' in sys.modules)"
+    code = "import sys; from megatron_ft.ipc.linux import nvml; nvml.load(); sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

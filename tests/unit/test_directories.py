@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.ipc.state_file import write_state
-from megatron_ft.launcher import directories
+from megatron_ft.ipc.files.state_file import write_state
+from megatron_ft.launcher.base import directories
 
 STRANGER = 12345
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make what belongs to another user")

@@ -11,8 +11,8 @@ import time
 
 import pytest
 
-from megatron_ft.ipc.proc_facts import run_delays_ns
-from megatron_ft.ipc.processes import carries
+from megatron_ft.ipc.linux.proc import run_delays_ns
+from megatron_ft.ipc.linux.processes import carries
 from megatron_ft.monitor import end_of_rank
 from megatron_ft.monitor.end_of_rank import Ending
 

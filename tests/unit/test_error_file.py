@@ -10,8 +10,8 @@ from types import TracebackType
 import pytest
 from torch.distributed.elastic.multiprocessing.errors.error_handler import ErrorHandler
 
-from megatron_ft.core.last_words import LastWords, words_of_error_file
-from megatron_ft.rank.error_file import write_error_file
+from megatron_ft.core.diagnosis.exceptions import LastWords, words_of_error_file
+from megatron_ft.rank.crash_reporter.error_file import write_error_file
 
 
 class Mute(Exception):

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.ipc import event_log
-from megatron_ft.ipc.event_log import EventLog
-from megatron_ft.report.read import read_directory
+from megatron_ft.cli.logs.read import read_directory
+from megatron_ft.ipc.files import event_log
+from megatron_ft.ipc.files.event_log import EventLog
 
 
 def numbers(directory: Path) -> list[int]:
@@ -143,7 +143,7 @@ def test_the_end_waits_for_it_with_a_bound(
 
 def test_a_process_that_ends_without_a_word_has_written_all(tmp_path: Path) -> None:
     script = (
-        "import sys; from megatron_ft.ipc.event_log import EventLog\n"
+        "import sys; from megatron_ft.ipc.files.event_log import EventLog\n"
         "log = EventLog.open(sys.argv[1], role='rank', run_id='x')\n"
         "for number in range(3000): log.write('tick', number=number)\n"
     )

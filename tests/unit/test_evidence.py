@@ -20,15 +20,15 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.core.evidence_text import evidence_text
-from megatron_ft.core.last_words import last_words
-from megatron_ft.core.monitor_state import HangKind, Verdict
-from megatron_ft.core.rank_note import RankNote
+from megatron_ft.core.board.hang_detector import HangKind, Verdict
+from megatron_ft.core.diagnosis.evidence_page import evidence_text
+from megatron_ft.core.diagnosis.exceptions import last_words
+from megatron_ft.core.diagnosis.rank_snapshot import RankNote
 from megatron_ft.ipc.board import Board, BoardTimeouts, create_memory
-from megatron_ft.ipc.evidence_files import write_evidence
-from megatron_ft.ipc.file_thread import FileThread
+from megatron_ft.ipc.files.evidence_files import write_evidence
+from megatron_ft.ipc.files.writer_thread import FileThread
+from megatron_ft.ipc.linux.processes import read_stat, wait_gone
 from megatron_ft.ipc.monitor_process import AttachedRank
-from megatron_ft.ipc.processes import read_stat, wait_gone
 from megatron_ft.monitor import py_spy
 from megatron_ft.monitor.evidence import collect
 from tests.support.launching import ROOT, wait_until
@@ -38,7 +38,7 @@ SCRIPT = """
 import ctypes, os, signal, sys, threading, time
 sys.path.insert(0, {root!r})
 from megatron_ft.ipc.board import Board
-from megatron_ft.rank.witness import Witness
+from megatron_ft.rank.crash_reporter.reporter import Witness
 board, stack_fd, ask_fd = Board(int(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3])
 witness = Witness()
 def begin():

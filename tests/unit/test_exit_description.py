@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.core.exit_description import (
+from megatron_ft.core.diagnosis.exits import (
     CauseKind,
     HangVerdict,
     RankExit,

@@ -9,8 +9,8 @@ import pytest
 
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.fault_plan import PlannedFault
-from megatron_ft.rank import fault_injector
-from megatron_ft.rank.fault_injector import FaultInjector
+from megatron_ft.rank.faults import injection
+from megatron_ft.rank.faults.injection import FaultInjector
 from tests.support.training import Bench, bench, clean_environment
 
 __all__ = ["bench", "clean_environment"]  # fixtures
@@ -26,7 +26,7 @@ FAULTS = (
 def injected(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """What would have been done."""
     done: list[tuple[str, int]] = []
-    monkeypatch.setattr(fault_injector, "inject", lambda kind, *, exit_code, **more: done.append((kind, exit_code)))
+    monkeypatch.setattr(injection, "inject", lambda kind, *, exit_code, **more: done.append((kind, exit_code)))
     return done
 
 
@@ -81,9 +81,7 @@ def test_a_plan_file(tmp_path: Path, injected: list[tuple[str, int]], capfd: pyt
 def test_it_is_logged_before_it_happens(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     state = bench.start()
     at_the_time: list[list[dict[str, object]]] = []
-    monkeypatch.setattr(
-        fault_injector, "inject", lambda kind, **more: at_the_time.append(bench.events("fault_injected", 0))
-    )
+    monkeypatch.setattr(injection, "inject", lambda kind, **more: at_the_time.append(bench.events("fault_injected", 0)))
     injector = FaultInjector(FAULTS, rank=1, cycle=0, client=state.rank_monitor_client)
     injector.on_iteration(25)
     ((event,),) = at_the_time

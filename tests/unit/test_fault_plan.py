@@ -9,7 +9,7 @@ import pytest
 
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.fault_plan import FAULT_TYPES, PlannedFault, due, not_fired, parse_plan, resolve
-from megatron_ft.ipc.fault_plan_file import read_fault_plan
+from megatron_ft.ipc.config.fault_plan_file import read_fault_plan
 
 SHIPPED = Path(__file__).parents[2] / "configs" / "faults"
 FAULT = {"cycle": 0, "rank": 1, "iteration": 25, "type": "rank_killed"}

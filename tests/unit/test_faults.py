@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from megatron_ft.core.fault_plan import FAULT_TYPES, IN_LOOP_TYPES
-from megatron_ft.rank import faults
-from megatron_ft.rank.faults import InjectedFault
+from megatron_ft.rank.faults import acts
+from megatron_ft.rank.faults.acts import InjectedFault
 
 BOUND_S = 30.0
 ENDING = {"rank_killed", "segfault", "exit", "exception", "sigterm"}
@@ -25,7 +25,7 @@ ELSEWHERE = {"slow": "test_fault_injector.py", "stuck_collective": "tests/e2e/te
 VICTIM = """
 import sys
 from megatron_ft.core.fault_plan import PlannedFault
-from megatron_ft.rank.fault_injector import FaultInjector
+from megatron_ft.rank.faults.injection import FaultInjector
 fault = PlannedFault(cycle=0, rank=0, iteration=1, type=sys.argv[1], exit_code=7)
 injector = FaultInjector([fault], rank=0, cycle=0, save_dir=".")
 injector.on_iteration(0)
@@ -72,7 +72,7 @@ def test_every_type_is_tested() -> None:
     assert ENDING | HANGING | set(ELSEWHERE) | {"disk_full"} == set(FAULT_TYPES)
     assert set(IN_LOOP_TYPES) < set(FAULT_TYPES)
     with pytest.raises(InjectedFault):
-        faults.inject("exception")
+        acts.inject("exception")
 
 
 @pytest.mark.parametrize(
@@ -170,11 +170,11 @@ import errno, os, pathlib, sys, tempfile
 kind, torch_too = sys.argv[1], "torch" in sys.argv[1]
 if torch_too:
     import torch
-from megatron_ft.rank import faults
+from megatron_ft.rank.faults import acts
 os.makedirs("save/old"); os.makedirs("saved")
 kept = open("save/kept", "w")
 pathlib.Path("save/read").write_text("read me")
-faults.inject("disk_full", save_dir="save")
+acts.inject("disk_full", save_dir="save")
 
 def tried(*writes):
     for number, write in enumerate(writes):

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.core.finding import find, waits_for
-from megatron_ft.core.rank_note import Collective, RankNote, is_waiting_for_process, lost_process, place
-from megatron_ft.core.stack_dump import Frame
+from megatron_ft.core.diagnosis.rank_snapshot import Collective, RankNote, is_waiting_for_process, lost_process, place
+from megatron_ft.core.diagnosis.root_cause import find, waits_for
+from megatron_ft.core.diagnosis.stacks import Frame
 
 WORLD = (0, 1, 2, 3)
 

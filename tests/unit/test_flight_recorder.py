@@ -6,7 +6,7 @@ import subprocess
 import sys
 from typing import Any
 
-from megatron_ft.rank.flight_recorder import digest
+from megatron_ft.rank.crash_reporter.flight_recorder import digest
 
 
 def entry(op: str, seq: int, *, group: str = "0", done: bool = True, p2p: bool = False, **more: Any) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def test_of_very_many_the_newest_are_told() -> None:
 
 
 def test_without_torch_there_is_a_reason_and_no_import() -> None:
-    code = "import sys; from megatron_ft.rank.flight_recorder import collectives; print(collectives(), 'torch' in "
-    code += "sys.modules)"
+    code = "import sys; from megatron_ft.rank.crash_reporter.flight_recorder import collectives; "
+    code += "print(collectives(), 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == """{'error': "torch.distributed isn't imported"} False"""

@@ -39,7 +39,7 @@ FLOORS = {
     "monitor": Floor(inside=("core", "ipc")),
     "coordinator": Floor(inside=("core", "ipc")),
     "rank": Floor(inside=("core", "ipc"), outside_in_functions=("torch",)),
-    "report": Floor(
+    "cli": Floor(
         inside=("core", "ipc", "coordinator"),
         outside=("rich", "numpy"),
         outside_in_functions=("matplotlib", "plotly"),
@@ -47,13 +47,13 @@ FLOORS = {
     "launcher": Floor(inside=("core", "ipc"), outside=("torch",)),
     "fault_tolerance": Floor(inside=("core", "ipc", "rank"), outside_in_functions=("torch",)),
     "integrations": Floor(
-        inside=("core", "ipc", "rank", "report", "fault_tolerance"),
+        inside=("core", "ipc", "rank", "cli", "fault_tolerance"),
         outside=("torch", "lightning", "pytorch_lightning", "megatron"),
     ),
     "__init__": Floor(inside=("core", "ipc", "rank")),  # the public names; test_public_names checks its laziness
 }
 # yaml is for the files that a user writes, and only their readers may know it.
-YAML_READERS = ("ipc/config_file.py", "ipc/fault_plan_file.py")
+YAML_READERS = ("ipc/config/yaml_file.py", "ipc/config/fault_plan_file.py")
 IMPURE_MODULES = {
     *("asyncio", "ctypes", "fcntl", "io", "logging", "mmap", "multiprocessing", "os", "pathlib", "select"),
     *("selectors", "shutil", "socket", "subprocess", "sys", "tempfile", "threading", "time"),
@@ -151,7 +151,7 @@ def test_no_file_is_longer_than_the_ceiling() -> None:
 
 def loaded_by(*folders: str) -> set[str]:
     """The top-level modules that a fresh process has loaded after importing everything in these folders."""
-    paths = [path for folder in folders for path in sorted((PACKAGE / folder).glob("*.py"))]
+    paths = [path for folder in folders for path in sorted((PACKAGE / folder).rglob("*.py"))]
     names = [".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts) for path in paths]
     modules = [name for name in names if not name.endswith("__main__")]
     script = f"import sys, importlib\nfor m in {modules!r}: importlib.import_module(m)\nprint(*sys.modules)"
@@ -160,11 +160,11 @@ def loaded_by(*folders: str) -> set[str]:
 
 
 def test_nothing_below_the_ranks_loads_torch_or_numpy() -> None:
-    assert not {"torch", "numpy"} & loaded_by("core", "core/job", "ipc", "monitor", "coordinator")
+    assert not {"torch", "numpy"} & loaded_by("core", "ipc", "monitor", "coordinator")
 
 
 def test_the_report_loads_no_torch_and_no_plotting_before_it_draws() -> None:
-    assert not {"torch", "matplotlib", "plotly", "rich"} & loaded_by("report")
+    assert not {"torch", "matplotlib", "plotly", "rich"} & loaded_by("cli")
 
 
 def test_a_coordinator_loads_little() -> None:
@@ -180,7 +180,7 @@ def test_a_monitor_loads_little() -> None:
 def test_a_monitor_loads_all_of_its_code_when_it_starts() -> None:
     """Later the file system that it is installed on may not answer any more: a hung rank would live on."""
     needed = {f"{PACKAGE.name}.monitor.{path.stem}" for path in (PACKAGE / "monitor").glob("*.py")}
-    needed = {name.removesuffix(".__init__") for name in needed} | {f"{PACKAGE.name}.ipc.evidence_files"}
+    needed = {name.removesuffix(".__init__") for name in needed} | {f"{PACKAGE.name}.ipc.files.evidence_files"}
     script = f"import sys, {PACKAGE.name}.monitor.__main__\nprint(*sys.modules)"
     result = subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.PIPE, text=True)
     assert needed - set(result.stdout.split()) == set()
@@ -208,8 +208,12 @@ def copy(tmp_path: Path) -> Path:
         ("core/planted.py", "from ..ipc.wire import Channel", "may not import megatron_ft.ipc.wire"),
         ("core/planted.py", "from .. import ipc", "may not import megatron_ft.ipc"),
         ("core/planted.py", "from megatron_ft import FaultToleranceConfig", "may not import megatron_ft.ipc"),
-        ("ipc/planted.py", "import megatron_ft.rank.client", "may not import megatron_ft.rank.client"),
-        ("ipc/planted.py", "from megatron_ft import RankMonitorClient", "may not import megatron_ft.rank.client"),
+        ("ipc/planted.py", "import megatron_ft.rank.client.client", "may not import megatron_ft.rank.client.client"),
+        (
+            "ipc/planted.py",
+            "from megatron_ft import RankMonitorClient",
+            "may not import megatron_ft.rank.client.client",
+        ),
         ("ipc/planted.py", "import yaml", "may not import yaml"),
         ("ipc/planted.py", "import psutil", "may not import psutil"),
         ("ipc/planted.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch", "import torch"),
@@ -223,9 +227,9 @@ def copy(tmp_path: Path) -> Path:
         ("rank/planted.py", "try:\n    import torch\nexcept ImportError:\n    pass", "may not import torch"),
         ("rank/planted.py", "from megatron_ft.monitor import service", "may not import megatron_ft.monitor"),
         ("rank/planted.py", "def f():\n    import numpy", "may not import numpy"),
-        ("report/planted.py", "def f():\n    import torch", "may not import torch"),
-        ("report/planted.py", "import plotly", "may not import plotly"),
-        ("report/planted.py", "from megatron_ft import rank", "may not import megatron_ft.rank"),
+        ("cli/planted.py", "def f():\n    import torch", "may not import torch"),
+        ("cli/planted.py", "import plotly", "may not import plotly"),
+        ("cli/planted.py", "from megatron_ft import rank", "may not import megatron_ft.rank"),
         ("launcher/planted.py", "def f():\n    import megatron_ft.monitor.service", "may not import megatron_ft.mon"),
         ("launcher/planted.py", "from megatron_ft.rank import client", "may not import megatron_ft.rank"),
         ("fault_tolerance.py", "import torch", "may not import torch"),
@@ -250,7 +254,7 @@ def test_a_planted_violation_is_found(copy: Path, file: str, code: str, words: s
         ("monitor/planted.py", "import os\nfrom megatron_ft.ipc import wire\nfrom megatron_ft import __version__"),
         ("rank/planted.py", "def f():\n    import torch.distributed as dist"),
         ("rank/planted.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),
-        ("report/planted.py", "from rich.table import Table"),
+        ("cli/planted.py", "from rich.table import Table"),
         ("launcher/planted.py", "from torch.distributed import run"),
         ("integrations/planted.py", "import torch\nfrom megatron_ft import RankMonitorClient"),
     ],

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.core.config_fields import FIELDS
+from megatron_ft.core.config.fields import FIELDS
+from megatron_ft.core.config.reference_names import REFERENCE_FIELDS
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.reference_names import REFERENCE_FIELDS
-from megatron_ft.ipc.config_file import FaultToleranceConfig
-from megatron_ft.ipc.ft_options import add_ft_options
-from megatron_ft.ipc.resolved_options import ResolvedOptions, read_ft_options
+from megatron_ft.ipc.config.options import add_ft_options
+from megatron_ft.ipc.config.resolved import ResolvedOptions, read_ft_options
+from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
 
 TEXTS = {
     "rank_section_timeouts": "setup:600,step:null",

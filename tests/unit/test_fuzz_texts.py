@@ -19,13 +19,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron_ft.core.config_fields import FIELDS
+from megatron_ft.cli import main
+from megatron_ft.core.config.fields import FIELDS
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.learned_document import parse as parse_learned
-from megatron_ft.ipc.config_file import FaultToleranceConfig
-from megatron_ft.ipc.state_file import BrokenStateFile, read_state, set_aside
+from megatron_ft.core.timeouts.document import parse as parse_learned
+from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
+from megatron_ft.ipc.files.state_file import BrokenStateFile, read_state, set_aside
 from megatron_ft.launcher import arguments
-from megatron_ft.report import cli
 from tests.support.generated_logs import Fault, GeneratedJob, write_job
 
 ROOT = Path(__file__).parents[2]
@@ -180,7 +180,7 @@ class TestLogs:
                 os.mkdir(Path(directory, "folder.jsonl"))
             out, err = io.StringIO(), io.StringIO()
             with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-                code = cli.main(["report", directory, *(["--json"] if as_json else [])])
+                code = main.main(["report", directory, *(["--json"] if as_json else [])])
             assert code in (0, 1), err.getvalue()
             assert len(err.getvalue().splitlines()) == (0 if code == 0 else 1), err.getvalue()
             assert "Traceback" not in out.getvalue() + err.getvalue()

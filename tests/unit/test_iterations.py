@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megatron_ft.core.evidence_text import evidence_text
+from megatron_ft.core.diagnosis.evidence_page import evidence_text
 from megatron_ft.core.iterations import begins, when
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from megatron_ft.core.advance import Reached
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.member import GIVE_UP_S
-from megatron_ft.core.restart_policy import Action, NodeState, Outcome
+from megatron_ft.core.job.progress import Reached
+from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
 from tests.support.machines import Job, Launcher
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from megatron_ft.core.job import lines
 from megatron_ft.core.job.herald import FEW
-from megatron_ft.core.restart_policy import NodeState
+from megatron_ft.core.job.restart_policy import NodeState
 from tests.support.machines import Job
 
 

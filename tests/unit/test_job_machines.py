@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from megatron_ft.coordinator.service import frame
-from megatron_ft.core.advance import Advance, Reached
+from megatron_ft.core.diagnosis.exits import Cause, CauseKind, HangVerdict
 from megatron_ft.core.errors import ConfigError, ProtocolError
-from megatron_ft.core.exit_description import Cause, CauseKind, HangVerdict
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.codec import parse, to_message
@@ -18,13 +17,14 @@ from megatron_ft.core.job.coordinator import Coordinator
 from megatron_ft.core.job.forming import Forming
 from megatron_ft.core.job.lobby import Node, choose
 from megatron_ft.core.job.member import CUT_OFF_S, Identity, Member
+from megatron_ft.core.job.progress import Advance, Reached
+from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
+from megatron_ft.core.job.restart_policy import Decision as Follows
 from megatron_ft.core.job.roll import Accepted, Decision, Held, Kind, Memory, is_quorum
 from megatron_ft.core.job.verdict import Seat, verdict_on
-from megatron_ft.core.restart_policy import Action, NodeState, Outcome
-from megatron_ft.core.restart_policy import Decision as Follows
-from megatron_ft.ipc.secret import Asked, Asking, read_secret
+from megatron_ft.ipc.net.secret import Asked, Asking, read_secret
 from megatron_ft.ipc.wire import encode
-from megatron_ft.launcher.lines import cycle_ended
+from megatron_ft.launcher.base.lines import cycle_ended
 
 RULES = m.Rules(min_nodes=2, max_nodes=4, max_restarts=3)
 

@@ -16,22 +16,22 @@ from typing import Any, cast
 
 import pytest
 
-from megatron_ft.core.board_layout import W_SECTION_COUNT
+from megatron_ft.core.board.layout import W_SECTION_COUNT
+from megatron_ft.core.board.pauses import Pauses
+from megatron_ft.core.diagnosis.exits import Cause, CauseKind
 from megatron_ft.core.errors import FaultToleranceError, ProtocolError
-from megatron_ft.core.exit_description import Cause, CauseKind
 from megatron_ft.core.grace import Grace
-from megatron_ft.core.job_facts import JobFacts, Phase
-from megatron_ft.core.pauses import Pauses
-from megatron_ft.core.restart_policy import Action, Decision
-from megatron_ft.core.status_rows import RankState, make_rows
+from megatron_ft.core.job.restart_policy import Action, Decision
+from megatron_ft.core.status.job_facts import JobFacts, Phase
+from megatron_ft.core.status.rows import RankState, make_rows
 from megatron_ft.ipc import job_watch
 from megatron_ft.ipc.board import Board, BoardTimeouts, create_memory
 from megatron_ft.ipc.job_watch import JobWatch
 from megatron_ft.ipc.jobs import RunningJob
 from megatron_ft.ipc.wire import MAX_FDS, ChannelClosedError, close_fds, connect, listen
+from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.control import ControlSocket
 from megatron_ft.launcher.job_status import JobStatus
-from megatron_ft.launcher.reactor import Reactor
 
 MORE_THAN_A_MESSAGE = 256
 """The kernel takes at most 253 descriptors with one message."""

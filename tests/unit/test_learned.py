@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.learned import (
+from megatron_ft.core.timeouts.document import parse, to_document
+from megatron_ft.core.timeouts.learned import (
     Choice,
     LearnedState,
     LearnedTimeout,
@@ -19,8 +20,7 @@ from megatron_ft.core.learned import (
     describe_difference,
     from_client,
 )
-from megatron_ft.core.learned_document import parse, to_document
-from megatron_ft.core.timeouts import HeartbeatTimeouts, SectionTimeouts, state_from_dict, state_to_dict
+from megatron_ft.core.timeouts.timeouts import HeartbeatTimeouts, SectionTimeouts, state_from_dict, state_to_dict
 
 KNOWN = frozenset({"setup", "step", "checkpointing"})
 CONFIGURED = {

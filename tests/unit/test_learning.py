@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from megatron_ft import fault_tolerance as ft
-from megatron_ft.core import board_layout as layout
-from megatron_ft.core.board_layout import timeout_word
-from megatron_ft.core.config_fields import MAX_SECTIONS
+from megatron_ft.core.board import layout as layout
+from megatron_ft.core.board.layout import timeout_word
+from megatron_ft.core.config.fields import MAX_SECTIONS
 from megatron_ft.core.errors import RankMonitorClientError
-from megatron_ft.core.timeouts import SectionTimeouts
-from megatron_ft.rank import learning
-from megatron_ft.rank.client import RankMonitorClient
-from megatron_ft.rank.layout import current_layout
+from megatron_ft.core.timeouts.timeouts import SectionTimeouts
+from megatron_ft.rank.client.client import RankMonitorClient
+from megatron_ft.rank.crash_reporter.parallel_layout import current_layout
+from megatron_ft.rank.hooks import learning
 from tests.support.training import (
     ALL,
     Bench,

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.launcher import directories, leftovers
+from megatron_ft.launcher.base import directories, leftovers
 
 HOLDS = """
 import sys, time
-from megatron_ft.launcher import leftovers
+from megatron_ft.launcher.base import leftovers
 leftovers.claim(sys.argv[1])
 print(flush=True)
 time.sleep(60)

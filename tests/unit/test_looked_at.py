@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.rank.looked_at import LookedAt
+from megatron_ft.rank.run_ahead.read_files import LookedAt
 
 
 @pytest.mark.parametrize("place", [None, "/dev/shm"])

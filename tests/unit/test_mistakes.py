@@ -12,8 +12,8 @@ from megatron_ft import fault_tolerance as ft
 from megatron_ft.core.control import WorkloadAction
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.integrations import megatron_lm
-from megatron_ft.rank import mistakes
-from megatron_ft.rank.fault_injector import FaultInjector
+from megatron_ft.rank.faults.injection import FaultInjector
+from megatron_ft.rank.hooks import mistakes
 
 
 @pytest.fixture

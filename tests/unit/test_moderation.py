@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 
-from megatron_ft.core.moderation import Moderation
-from megatron_ft.core.pauses import Pauses
+from megatron_ft.core.board.pauses import Pauses
+from megatron_ft.core.rate_limiter import Moderation
 
 
 def test_a_flood_is_said_a_few_times_and_then_once_a_minute_with_how_many_there_were() -> None:

@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
+from megatron_ft.core.diagnosis.exits import find_cause
+from megatron_ft.core.diagnosis.rank_snapshot import RankNote
+from megatron_ft.core.diagnosis.root_cause import find
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.exit_description import find_cause
-from megatron_ft.core.finding import find
-from megatron_ft.core.rank_note import RankNote
 from megatron_ft.ipc import monitor_process
-from megatron_ft.ipc.event_log import EventLog
+from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.wire import encode
-from megatron_ft.launcher.monitor_place import MonitorPlace
-from megatron_ft.launcher.monitor_reports import check_report, hang_verdict
-from megatron_ft.launcher.reactor import Reactor
+from megatron_ft.launcher.base.event_loop import Reactor
+from megatron_ft.launcher.monitors.reports import check_report, hang_verdict
+from megatron_ft.launcher.monitors.slot import MonitorPlace
 from tests.fuzz.hostile import REPORTS, Hostile
 from tests.support.reactors import reactor
 

@@ -6,21 +6,13 @@ import random
 
 import pytest
 
-from megatron_ft.core import board_facts
-from megatron_ft.core.board_layout import (
+from megatron_ft.core.board import board_facts
+from megatron_ft.core.board.hang_detector import CONFIRM_AFTER_NS, HangKind, MonitorState, Step, dismiss, excuse, look
+from megatron_ft.core.board.layout import (
     FLAG_INITIAL_IS_EXPLICIT,
     FLAG_SUBSEQUENT_IS_EXPLICIT,
     BoardSnapshot,
     SectionView,
-)
-from megatron_ft.core.monitor_state import (
-    CONFIRM_AFTER_NS,
-    HangKind,
-    MonitorState,
-    Step,
-    dismiss,
-    excuse,
-    look,
 )
 
 S = 1_000_000_000

@@ -7,10 +7,10 @@ import sys
 import pytest
 
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.preload import parse_preload, shared_environment, tells_ranks_apart
-from megatron_ft.launcher import lines
+from megatron_ft.core.run_ahead import parse_preload, shared_environment, tells_ranks_apart
+from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.glance import glance
-from megatron_ft.launcher.server_process import why_fresh
+from megatron_ft.launcher.spawn.fork_server import why_fresh
 
 
 @pytest.mark.parametrize(

@@ -16,13 +16,14 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.ipc import proc_facts, processes
-from megatron_ft.ipc.processes import ProcessStat, kill_matching, read_stat, signal_main_thread, would_end_by
-from megatron_ft.launcher import descendants, ending, health_check, lines
-from megatron_ft.launcher.ending import Ending
-from megatron_ft.launcher.health_check import HealthCheck
-from megatron_ft.launcher.reactor import Reactor
-from megatron_ft.launcher.workers import Worker
+from megatron_ft.ipc.linux import proc, processes
+from megatron_ft.ipc.linux.processes import ProcessStat, kill_matching, read_stat, signal_main_thread, would_end_by
+from megatron_ft.launcher.base import lines
+from megatron_ft.launcher.base.event_loop import Reactor
+from megatron_ft.launcher.processes import health_command, process_tree, termination
+from megatron_ft.launcher.processes.health_command import HealthCheck
+from megatron_ft.launcher.processes.termination import Ending
+from megatron_ft.launcher.processes.worker import Worker
 from tests.support.launching import wait_until
 from tests.support.reactors import reactor
 
@@ -79,13 +80,13 @@ def test_the_others_are_killed_all_the_same(of_another_user: Makes) -> None:
 def test_what_a_rank_left_and_cannot_be_signalled_is_told_of_and_not_waited_for_again(
     of_another_user: Makes, reactor: Reactor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ending, "_KILL_WAIT_S", 0.3)
+    monkeypatch.setattr(termination, "_KILL_WAIT_S", 0.3)
     rank = subprocess.Popen(
         [sys.executable, "-S", "-c", LEAVES_ONE], start_new_session=True, stdout=subprocess.PIPE, text=True
     )
     assert rank.stdout is not None
     pid = int(rank.stdout.readline())
-    monkeypatch.setattr(descendants, "children", lambda: {pid})  # a subreaper's
+    monkeypatch.setattr(process_tree, "children", lambda: {pid})  # a subreaper's
     of_another_user(pid)
     said: list[str] = []
     end = Ending(reactor, known_children=set, in_a_hurry=lambda: False, say=said.append)
@@ -106,8 +107,8 @@ def test_a_health_check_that_left_such_a_process_cannot_run_again(
     of_another_user: Makes, reactor: Reactor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     path = tmp_path / "pid"
-    monkeypatch.setattr(health_check, "_GONE_WAIT_S", 0.3)
-    monkeypatch.setattr(descendants, "children", lambda: {int(path.read_text())})  # a subreaper's
+    monkeypatch.setattr(health_command, "_GONE_WAIT_S", 0.3)
+    monkeypatch.setattr(process_tree, "children", lambda: {int(path.read_text())})  # a subreaper's
 
     def known() -> set[int]:
         of_another_user(int(path.read_text()))
@@ -130,7 +131,7 @@ def test_what_a_health_check_left_in_a_group_of_its_own_is_killed(
     reactor: Reactor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     path = tmp_path / "pid"
-    monkeypatch.setattr(descendants, "children", lambda: {int(path.read_text())})  # a subreaper's
+    monkeypatch.setattr(process_tree, "children", lambda: {int(path.read_text())})  # a subreaper's
     command = f"{shlex.join([sys.executable, '-S', '-c', LEAVES_ONE])} > {path}; until test -s {path}; do :; done"
     health = HealthCheck(command, timeout_s=30.0, reactor=reactor, known_children=set)
     assert health.run({}, lambda: None).is_good
@@ -181,7 +182,7 @@ def test_of_a_rank_whose_child_is_hidden_the_lost_processes_are_known(hidden: se
     hidden.add(child.pid)
     try:
         wait_until(lambda: (stat := read_stat(failed.pid)) is not None and stat.state == "Z", 10)
-        assert (failed.pid, "false", 1) in proc_facts.lost_processes(os.getpid())
+        assert (failed.pid, "false", 1) in proc.lost_processes(os.getpid())
     finally:
         child.kill()
         child.wait()
@@ -198,7 +199,7 @@ def test_a_hidden_leftover_of_a_rank_is_seen(hidden: set[int], lists_it: bool, m
         if not lists_it:
             real = os.listdir
             monkeypatch.setattr(os, "listdir", lambda path: [name for name in real(path) if name != str(left.pid)])
-        (found,) = descendants.left_behind([leader.pid], set())
+        (found,) = process_tree.left_behind([leader.pid], set())
         assert (found.pid, found.is_anothers) == (left.pid, True)
     finally:
         left.kill()
@@ -216,7 +217,7 @@ def test_without_descriptors_nothing_is_killed_and_nobody_fails(monkeypatch: pyt
         with monkeypatch.context() as patched:
             patched.setattr(os, "pidfd_open", none_left)
             processes.kill_if_still(stat, lambda _stat: True)
-            assert ending._open_pidfds([stat]) == []
+            assert termination._open_pidfds([stat]) == []
         assert child.poll() is None
         child.kill()
 

@@ -9,11 +9,11 @@ from itertools import accumulate
 
 import pytest
 
-from megatron_ft.core import board_layout as layout
-from megatron_ft.core.timeouts import SectionTimeouts
+from megatron_ft.core.board import layout as layout
+from megatron_ft.core.timeouts.timeouts import SectionTimeouts
 from megatron_ft.ipc.board import Board, BoardTimeouts, create_memory
 from megatron_ft.monitor.progress import EVERY_NS, next_batch, taken
-from megatron_ft.rank.recorder import Recorder
+from megatron_ft.rank.client.recorder import Recorder
 
 SECTIONS: dict[str, float | None] = {"setup": 600.0, "step": 1.5}
 START, END, BEAT, ITERATION = (kind << 8 for kind in (1, 2, 3, 4))

@@ -53,7 +53,7 @@ def test_unknown_names() -> None:
 
 def test_a_name_is_the_same_object_every_time() -> None:
     from megatron_ft.core.errors import RankMonitorClientError
-    from megatron_ft.ipc.config_file import FaultToleranceConfig
+    from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
 
     assert megatron_ft.FaultToleranceConfig is FaultToleranceConfig
     assert megatron_ft.RankMonitorClientError is RankMonitorClientError

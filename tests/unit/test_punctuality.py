@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.core.exit_description import HangVerdict
-from megatron_ft.core.pauses import Pauses
-from megatron_ft.ipc.event_log import NullEventLog
-from megatron_ft.launcher import descendants, punctuality
-from megatron_ft.launcher.punctuality import Punctuality
-from megatron_ft.launcher.reactor import Reactor
+from megatron_ft.core.board.pauses import Pauses
+from megatron_ft.core.diagnosis.exits import HangVerdict
+from megatron_ft.ipc.files.event_log import NullEventLog
+from megatron_ft.launcher.base.event_loop import Reactor
+from megatron_ft.launcher.cycle import deadlines
+from megatron_ft.launcher.cycle.deadlines import Punctuality
+from megatron_ft.launcher.processes import process_tree
 
 
 class Rank:
@@ -76,7 +77,7 @@ class Setting:
 
 @pytest.fixture(autouse=True)
 def nobody_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(descendants, "is_stopped", lambda _pid: False)
+    monkeypatch.setattr(process_tree, "is_stopped", lambda _pid: False)
 
 
 def test_late_start() -> None:
@@ -162,8 +163,8 @@ def test_a_stand_still_in_a_pause_is_taken_off_once(monkeypatch: pytest.MonkeyPa
 
 def test_a_rank_that_gets_no_cpu_has_more_time_before_sigkill(monkeypatch: pytest.MonkeyPatch) -> None:
     setting, waited_ns = Setting(startup_timeout_s=0.05, first_signal=signal.SIGTERM), 0
-    monkeypatch.setattr(punctuality, "_GRACE_S", 0.05)
-    monkeypatch.setattr(punctuality, "run_delays_ns", lambda pid: {pid: waited_ns})
+    monkeypatch.setattr(deadlines, "_GRACE_S", 0.05)
+    monkeypatch.setattr(deadlines, "run_delays_ns", lambda pid: {pid: waited_ns})
     assert setting.serve(5)
     signalled, waited_ns = time.monotonic(), 400_000_000
     assert setting.rank.received == [signal.SIGTERM, signal.SIGCONT]

@@ -10,8 +10,8 @@ import pytest
 
 _WITHOUT_STOP = """
 import json, random, sys
-from megatron_ft.rank.randomness import Randomness
-from megatron_ft.rank.replacing import Replacements
+from megatron_ft.rank.run_ahead.randomness import Randomness
+from megatron_ft.rank.run_ahead.replacing import Replacements
 
 stops = []
 replacements = Replacements()

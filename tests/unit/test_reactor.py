@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from megatron_ft.launcher.reactor import THREAD_PREFIX, Priority, Reactor
+from megatron_ft.launcher.base.event_loop import THREAD_PREFIX, Priority, Reactor
 from tests.support.reactors import reactor
 
 __all__ = ["reactor"]

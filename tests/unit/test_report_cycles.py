@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
+from megatron_ft.cli import main
+from megatron_ft.cli.analysis.analysis import analyze
+from megatron_ft.cli.analysis.cycles import RunSummary, summarize
+from megatron_ft.cli.logs import read
+from megatron_ft.cli.logs.read import parse_log, read_directory
+from megatron_ft.cli.logs.runs import RunLogs, split_runs
+from megatron_ft.cli.render import cycles_table, terminal
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.report import cli, read, table, terminal
-from megatron_ft.report.analysis import analyze
-from megatron_ft.report.cycles import RunSummary, summarize
-from megatron_ft.report.read import parse_log, read_directory
-from megatron_ft.report.runs import RunLogs, split_runs
 
 S = 1_000_000_000
 DAWN = 1_700_000_000 * S
@@ -164,7 +166,7 @@ def test_a_fault_that_nobody_noticed_yet(tmp_path: Path) -> None:
     logs.write("rank", (10.0, "fault_injected", {"type": "rank_hung", "rank": 0, "iteration": 3, "cycle": 0}))
     (cycle,) = only_run(tmp_path).cycles
     assert (cycle.outcome, cycle.noticed_after_s, cycle.training_again_after_s) == ("unknown", None, None)
-    assert table.cycle_row(cycle) == ("0", "no end in the logs", "-", "-", "-", "-")
+    assert cycles_table.cycle_row(cycle) == ("0", "no end in the logs", "-", "-", "-", "-")
 
 
 def test_a_cycle_that_fails_before_it_trains(tmp_path: Path) -> None:
@@ -325,7 +327,7 @@ def test_a_header_that_is_not_ours(broken: dict[str, Any]) -> None:
 def test_the_table(tmp_path: Path) -> None:
     write_kill_then_hang(Logs(tmp_path))
     out = io.StringIO()
-    table.print_run(only_run(tmp_path), file=out)
+    cycles_table.print_run(only_run(tmp_path), file=out)
     text = out.getvalue()
     killed, hung, finished, first, second = (line for line in text.splitlines() if "│" in line)
     assert "2 ranks, 2 restarts" in text
@@ -347,14 +349,14 @@ def test_the_table(tmp_path: Path) -> None:
 
 
 def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["report", str(tmp_path)]) == 1
+    assert main.main(["report", str(tmp_path)]) == 1
     assert "no event logs in" in capsys.readouterr().err
-    assert cli.main(["report", str(tmp_path / "nowhere")]) == 2
+    assert main.main(["report", str(tmp_path / "nowhere")]) == 2
     assert "can't be read: No such file or directory" in capsys.readouterr().err
     write_kill_then_hang(Logs(tmp_path))
-    assert cli.main(["report", str(tmp_path)]) == 0
+    assert main.main(["report", str(tmp_path)]) == 0
     assert "finished" in capsys.readouterr().out
-    assert cli.main(["reprot"]) == 2
+    assert main.main(["reprot"]) == 2
 
 
 def test_without_rich_one_line_names_the_extra(
@@ -363,7 +365,7 @@ def test_without_rich_one_line_names_the_extra(
     monkeypatch.setattr(terminal.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'megatron-ft\[report\]'"):
         terminal.check_extra("rich", "drawing tables")
-    assert cli.main(["report", str(tmp_path)]) == 2
+    assert main.main(["report", str(tmp_path)]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 

@@ -10,15 +10,16 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.report import draw_png, fields, html_figures
-from megatron_ft.report.analysis import Analysis, analyze
-from megatron_ft.report.analysis_table import print_analysis
-from megatron_ft.report.draw_html import write_page
-from megatron_ft.report.read import EventLogFile, parse_log
-from megatron_ft.report.runs import split_runs
-from megatron_ft.report.summary_json import summary_document
-from megatron_ft.report.table import print_run
-from megatron_ft.report.trace import write_trace
+from megatron_ft.cli.analysis.analysis import Analysis, analyze
+from megatron_ft.cli.logs import fields
+from megatron_ft.cli.logs.read import EventLogFile, parse_log
+from megatron_ft.cli.logs.runs import split_runs
+from megatron_ft.cli.render import html_figures, png
+from megatron_ft.cli.render.analysis_table import print_analysis
+from megatron_ft.cli.render.cycles_table import print_run
+from megatron_ft.cli.render.html_page import write_page
+from megatron_ft.cli.render.summary_json import summary_document
+from megatron_ft.cli.render.trace import write_trace
 from tests.support.generated_logs import Fault, GeneratedJob, write_job
 
 NAN, HUGE, SURROGATE = float("nan"), 10**30, "\udc80"
@@ -98,7 +99,7 @@ def write_all(analysis: Analysis, directory: Path, drawn: set[str]) -> None:
     write_trace(analysis.timeline, str(directory / "trace"))
     if len(drawn) % _DRAWN_OF == 1:  # they show what the timeline knows, which the trace has shown to be sound
         write_page(analysis, str(directory), str(directory / "page"))
-        draw_png.draw_png(analysis, str(directory / "png"))
+        png.draw_png(analysis, str(directory / "png"))
 
 
 @pytest.fixture
@@ -106,8 +107,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pictures of few columns: what they are drawn of is what counts here."""
     for name in ("_MOST_COLUMNS", "_LEAST_COLUMNS", "_MOST_DETAIL_COLUMNS", "_SCREEN_COLUMNS"):
         monkeypatch.setattr(html_figures, name, 20)
-    monkeypatch.setattr(draw_png, "_COLUMNS", 20)
-    monkeypatch.setattr(draw_png, "_DPI", 20)
+    monkeypatch.setattr(png, "_COLUMNS", 20)
+    monkeypatch.setattr(png, "_DPI", 20)
 
 
 @pytest.mark.parametrize("role", ["launcher", "monitor"])

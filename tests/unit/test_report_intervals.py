@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.report.analysis_table import interval_notes, print_analysis
-from megatron_ft.report.draw_html import page
-from megatron_ft.report.intervals import OUT_OF_SECTION
+from megatron_ft.cli.analysis.intervals import OUT_OF_SECTION
+from megatron_ft.cli.render.analysis_table import interval_notes, print_analysis
+from megatron_ft.cli.render.html_page import page
 from tests.support.generated_logs import END, ITERATION, START
 from tests.unit.test_report_cycles import Logs, ended, started
 from tests.unit.test_report_timeline import S, iterations, only, progress, row

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.report import draw_html
-from megatron_ft.report import evidence as evidence_module
-from megatron_ft.report.draw_html import page, write_page
-from megatron_ft.report.evidence import read_evidence
-from megatron_ft.report.html_figures import distributions_figure, timeline_figure
-from megatron_ft.report.timeline import Evidence
+from megatron_ft.cli.analysis.timeline import Evidence
+from megatron_ft.cli.logs import evidence as evidence_module
+from megatron_ft.cli.logs.evidence import read_evidence
+from megatron_ft.cli.render import html_page
+from megatron_ft.cli.render.html_figures import distributions_figure, timeline_figure
+from megatron_ft.cli.render.html_page import page, write_page
 from tests.support.generated_logs import Fault, GeneratedJob, evidence_file, write_job
 from tests.unit.test_report_timeline import only
 
@@ -120,7 +120,7 @@ def test_the_evidence_on_the_culprit_is_never_what_is_left_out(tmp_path: Path, m
 
 
 def test_of_too_many_marks_the_newest_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draw_html, "_MOST_MARKS", 2)
+    monkeypatch.setattr(html_page, "_MOST_MARKS", 2)
     faults = tuple(Fault(cycle=cycle, rank=0, iteration=10 * cycle + 5, kind="signal") for cycle in range(4))
     path = write(tmp_path, GeneratedJob(ranks=2, steps=60, faults=faults))
     assert [mark["cycle"] for mark in data_of(path)["marks"]] == [3, 3]  # type: ignore[attr-defined]
@@ -133,7 +133,7 @@ def test_a_page_that_cannot_be_made_leaves_the_old_one(tmp_path: Path, monkeypat
     def fail(*args: object) -> str:
         raise RuntimeError("a bug of ours")
 
-    monkeypatch.setattr(draw_html, "page", fail)
+    monkeypatch.setattr(html_page, "page", fail)
     with pytest.raises(RuntimeError):
         write_page(only(tmp_path / "logs"), str(tmp_path / "logs"), str(path))
     assert path.read_text() == old

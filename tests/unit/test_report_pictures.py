@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from megatron_ft.cli import main
+from megatron_ft.cli.analysis import raster
+from megatron_ft.cli.logs.read import read_directory
+from megatron_ft.cli.logs.runs import split_runs
+from megatron_ft.cli.render import analysis_table, terminal, theme, trace
+from megatron_ft.cli.render.html_figures import timeline_figure
+from megatron_ft.cli.render.png import draw_png
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.report import analysis_table, cli, look, raster, terminal, trace
-from megatron_ft.report.draw_png import draw_png
-from megatron_ft.report.html_figures import timeline_figure
-from megatron_ft.report.read import read_directory
-from megatron_ft.report.runs import split_runs
 from tests.support.generated_logs import END, START, Fault, GeneratedJob, write_job
 from tests.unit.test_report_cycles import Logs, started, write_kill_then_hang
 from tests.unit.test_report_timeline import only, progress
@@ -52,12 +54,12 @@ def test_the_picture_shows_sections_and_the_hang(tmp_path: Path, ranks: int, ran
     pixels = image_of(tmp_path / "out.png")
     assert pixels.shape[1] == 2400
     assert 400 < pixels.shape[0] < 2400
-    colors = look.colors(len(analysis.timeline.names))
+    colors = theme.colors(len(analysis.timeline.names))
     step = colors[4 + analysis.timeline.names.index("step")]
     setup = colors[4 + analysis.timeline.names.index("setup")]
     assert share_of(pixels, step) > 0.15
     assert share_of(pixels, setup) > 0.01
-    assert share_of(pixels, look.FAULT) > 0.0003
+    assert share_of(pixels, theme.FAULT) > 0.0003
 
 
 def test_the_picture_of_a_job_without_sections_or_with_nasty_names(tmp_path: Path) -> None:
@@ -144,7 +146,7 @@ def test_a_trace_is_written_piece_by_piece(hung: Path, monkeypatch: pytest.Monke
 
 
 def test_the_terminal(hung: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["report", str(hung)]) == 0
+    assert main.main(["report", str(hung)]) == 0
     out = capsys.readouterr().out
     assert "goodput 68.9%: of 49.98 s, 34.42 s in 60 iterations that counted, 6.50 s in 13 done twice" in out
     (step,) = [line for line in out.splitlines() if line.startswith("│ step")]
@@ -155,7 +157,7 @@ def test_the_terminal(hung: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_name_from_a_log_is_no_markup(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_job(tmp_path, GeneratedJob(ranks=2, steps=30, faults=(HANG,), sections=NASTY))
-    assert cli.main(["report", str(tmp_path)]) == 0
+    assert main.main(["report", str(tmp_path)]) == 0
     assert "[red]save[/red]" in capsys.readouterr().out
 
 
@@ -167,7 +169,7 @@ def test_old_logs_have_no_goodput(tmp_path: Path) -> None:
 
 
 def test_json_is_all_of_stdout(hung: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["report", str(hung), "--json", "--trace", str(tmp_path / "t")]) == 0
+    assert main.main(["report", str(hung), "--json", "--trace", str(tmp_path / "t")]) == 0
     captured = capsys.readouterr()
     (run,) = json.loads(captured.out)
     assert f"wrote {tmp_path / 't'}" in captured.err
@@ -187,14 +189,14 @@ def test_of_several_runs_the_last_is_drawn_or_the_chosen(
     again.write("launcher", (1.0, "cycle_started", started(0, 0)))
     assert len(split_runs(read_directory(hung))) == 2
     picture = str(tmp_path / "out.trace")
-    assert cli.main(["report", str(hung), "--trace", picture]) == 0
+    assert main.main(["report", str(hung), "--trace", picture]) == 0
     assert json.loads(Path(picture).read_text())["otherData"]["run"] == "again"
     capsys.readouterr()
-    assert cli.main(["report", str(hung), "--trace", picture, "--run", "1", "--json"]) == 0
+    assert main.main(["report", str(hung), "--trace", picture, "--run", "1", "--json"]) == 0
     assert json.loads(Path(picture).read_text())["otherData"]["run"] == "generated"
     (run,) = json.loads(capsys.readouterr().out)
     assert run["run_id"] == "generated"
-    assert cli.main(["report", str(hung), "--run", "3"]) == 2
+    assert main.main(["report", str(hung), "--run", "3"]) == 2
     assert "--run 3: there are 2 runs" in capsys.readouterr().err
 
 
@@ -211,7 +213,7 @@ def test_a_missing_extra_is_one_line(
     monkeypatch.setattr(terminal.importlib.util, "find_spec", lambda name: None if name == package else found(name))
     with pytest.raises(ConfigError, match=r"pip install 'megatron-ft\[report\]'"):
         terminal.check_extra(package, option)
-    assert cli.main(["report", str(hung), option, str(tmp_path / "x")]) == 2
+    assert main.main(["report", str(hung), option, str(tmp_path / "x")]) == 2
     captured = capsys.readouterr()
     assert captured.err.count("\n") == 1
     assert captured.out == ""
@@ -221,7 +223,7 @@ def test_a_missing_extra_is_one_line(
 def test_a_file_that_cannot_be_written_is_one_line(
     hung: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
 ) -> None:
-    assert cli.main(["report", str(hung), option, str(tmp_path / "no" / "such")]) == 2
+    assert main.main(["report", str(hung), option, str(tmp_path / "no" / "such")]) == 2
     err = capsys.readouterr().err
     assert "such can't be written: No such file or directory" in err
     assert err.count("\n") == 1
@@ -240,10 +242,10 @@ def test_everything_works_on_logs_that_are_cut_off_anywhere(
     assert with_header  # else there would be nothing to report
     for option in ("--html", "--png", "--trace"):
         file = tmp_path / f"out{option}"
-        assert cli.main(["report", str(hung), option, str(file)]) == 0
+        assert main.main(["report", str(hung), option, str(file)]) == 0
         assert file.stat().st_size > 1000
     capsys.readouterr()
-    assert cli.main(["report", str(hung), "--json"]) == 0
+    assert main.main(["report", str(hung), "--json"]) == 0
     (run,) = json.loads(capsys.readouterr().out)
     # the rest of a line that was cut off, and nothing else
     assert run["passed_over"] == sum(not data.endswith(b"\n") for data in with_header)
@@ -253,7 +255,7 @@ def test_everything_works_on_logs_that_are_cut_off_anywhere(
 def test_nothing_but_beginnings_of_headers_is_no_run(hung: Path) -> None:
     for path in hung.glob("*.jsonl"):
         path.write_bytes(path.read_bytes()[:50])
-    assert cli.main(["report", str(hung)]) == 1
+    assert main.main(["report", str(hung)]) == 1
 
 
 def test_more_sections_than_there_are_states(tmp_path: Path) -> None:
@@ -271,12 +273,12 @@ def test_more_sections_than_there_are_states(tmp_path: Path) -> None:
     )
     states = raster.state_names(analysis.timeline.names)
     assert states[-1] == "other sections"
-    assert len(look.colors(300)) == len(states) == int(grid.states.max()) + 1
+    assert len(theme.colors(300)) == len(states) == int(grid.states.max()) + 1
     figure = timeline_figure(analysis)
     legend = [trace.name for trace in figure.data]
     assert "other sections" in legend
     assert "section 249" in legend
     assert "section 250" not in legend
     draw_png(analysis, str(tmp_path / "out.png"))
-    assert share_of(image_of(tmp_path / "out.png"), look.colors(300)[-1]) > 0.05
-    assert len(look.colors(250)) == len(raster.state_names(names[:250])) == 254
+    assert share_of(image_of(tmp_path / "out.png"), theme.colors(300)[-1]) > 0.05
+    assert len(theme.colors(250)) == len(raster.state_names(names[:250])) == 254

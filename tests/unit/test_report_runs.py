@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.report.read import read_directory
-from megatron_ft.report.runs import RunLogs, split_runs
+from megatron_ft.cli.logs.read import read_directory
+from megatron_ft.cli.logs.runs import RunLogs, split_runs
 from tests.support.generated_logs import END, ITERATION, START
 from tests.unit.test_report_cycles import DAWN, Logs, ended, first_iteration, started
 from tests.unit.test_report_timeline import S, only, progress

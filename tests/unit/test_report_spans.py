@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from megatron_ft.report import progress
-from megatron_ft.report.progress import ProgressCollector, ProgressEvents, join
-from megatron_ft.report.read import EventLogFile, parse_log
-from megatron_ft.report.spans import RankSpans, spans_of
+from megatron_ft.cli.analysis.spans import RankSpans, spans_of
+from megatron_ft.cli.logs import progress
+from megatron_ft.cli.logs.progress import ProgressCollector, ProgressEvents, join
+from megatron_ft.cli.logs.read import EventLogFile, parse_log
 from tests.support.generated_logs import END, HEARTBEAT, ITERATION, START, progress_record
 
 S = 1_000_000_000

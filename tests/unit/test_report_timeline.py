@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from megatron_ft.report import raster
-from megatron_ft.report.analysis import Analysis, analyze
-from megatron_ft.report.intervals import HEARTBEATS, OUT_OF_SECTION, Interval
-from megatron_ft.report.look import unit_of
-from megatron_ft.report.read import read_directory
-from megatron_ft.report.runs import split_runs
+from megatron_ft.cli.analysis import raster
+from megatron_ft.cli.analysis.analysis import Analysis, analyze
+from megatron_ft.cli.analysis.intervals import HEARTBEATS, OUT_OF_SECTION, Interval
+from megatron_ft.cli.logs.read import read_directory
+from megatron_ft.cli.logs.runs import split_runs
+from megatron_ft.cli.render.theme import unit_of
 from tests.support.generated_logs import (
     END,
     HEARTBEAT,
@@ -239,7 +239,7 @@ def test_the_grid_shows_a_hang_however_short_and_what_is_unknown(tmp_path: Path)
 
 def test_a_rare_section_shows_wherever_it_lies() -> None:
     """A checkpoint of 0.6 columns, at any place: it is never lost between two columns."""
-    from megatron_ft.report.timeline import Timeline
+    from megatron_ft.cli.analysis.timeline import Timeline
 
     for shift in range(0, 100, 7):
         events = [(0.0, START, 0), (500.0 + shift / 10, END, 0), (500.0 + shift / 10, START, 1)]
@@ -252,7 +252,7 @@ def test_a_rare_section_shows_wherever_it_lies() -> None:
 
 def _timeline(fields: dict[str, Any]) -> Any:
     header = {"t": 0, "ev": "log_opened", "wall_ns": 0, "pid": 1, "host": "a", "role": "monitor", "run_id": "x"}
-    from megatron_ft.report.read import parse_log
+    from megatron_ft.cli.logs.read import parse_log
 
     log = parse_log("log", [json.dumps(header), json.dumps({"t": 1000 * S, "ev": "progress", **fields})])
     assert log is not None

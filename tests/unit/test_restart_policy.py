@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_ft.core.restart_policy import (
+from megatron_ft.core.job.restart_policy import (
     Action,
     AnyFailed,
     CycleEnd,

@@ -10,7 +10,7 @@ import pytest
 from megatron_ft import fault_tolerance as ft
 from megatron_ft.core.control import WorkloadAction
 from megatron_ft.core.errors import RankMonitorClientError
-from megatron_ft.rank import save_dir
+from megatron_ft.rank.hooks import save_dir
 from tests.support.training import (
     FakeClient,
     bench,

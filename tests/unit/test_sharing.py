@@ -10,7 +10,7 @@ import pytest
 
 _SCRIPT = """
 import os, sys
-from megatron_ft.rank.sharing import descriptors, identity, why_not_shared
+from megatron_ft.rank.run_ahead.sharing import descriptors, identity, why_not_shared
 said = os.dup(2)
 own, given = {said, *descriptors(set())} - {0, 1, 2}, set(map(identity, (0, 1, 2)))
 EVENT

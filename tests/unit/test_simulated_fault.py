@@ -13,8 +13,8 @@ import pytest
 
 from megatron_ft import fault_tolerance as ft
 from megatron_ft.core.fault_plan import FAULT_TYPES, IN_LOOP_TYPES
-from megatron_ft.rank import simulated_fault
-from megatron_ft.rank.faults import InjectedFault, Slowness
+from megatron_ft.rank.faults import simulated
+from megatron_ft.rank.faults.acts import InjectedFault, Slowness
 from tests.support.training import (
     Bench,
     bench,
@@ -33,8 +33,8 @@ def fault_config(**values: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def nothing_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simulated_fault, "_for_next_step", [])
-    monkeypatch.setattr(simulated_fault, "_slowness", Slowness())
+    monkeypatch.setattr(simulated, "_for_next_step", [])
+    monkeypatch.setattr(simulated, "_slowness", Slowness())
 
 
 @pytest.fixture
@@ -88,8 +88,8 @@ def test_an_unknown_fault_type_names_the_nearest(threads: MagicMock) -> None:
 
 def test_an_open_choice_is_the_same_on_all_ranks_and_differs_between_runs() -> None:
     config = fault_config(simulated_fault_rank=None, simulated_fault_type="random")
-    plans = [simulated_fault.plan_fault(config, world_size=8, seed=lambda seed=seed: seed) for seed in range(64)]
-    again = [simulated_fault.plan_fault(config, world_size=8, seed=lambda seed=seed: seed) for seed in range(64)]
+    plans = [simulated.plan_fault(config, world_size=8, seed=lambda seed=seed: seed) for seed in range(64)]
+    again = [simulated.plan_fault(config, world_size=8, seed=lambda seed=seed: seed) for seed in range(64)]
     assert plans == again
     assert {plan.rank for plan in plans} == set(range(8))
     assert {plan.type for plan in plans} == {"rank_killed", "rank_hung"}
@@ -102,8 +102,8 @@ def test_without_a_process_group_run_and_cycle_decide(monkeypatch: pytest.Monkey
     for run, cycle in (("a", "0"), ("a", "1"), ("b", "0")):
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", run)
         monkeypatch.setenv("FT_CYCLE", cycle)
-        assert simulated_fault.common_seed() == simulated_fault.common_seed()
-        seeds.add(simulated_fault.common_seed())
+        assert simulated.common_seed() == simulated.common_seed()
+        seeds.add(simulated.common_seed())
     assert len(seeds) == 3
 
 
@@ -155,7 +155,7 @@ def test_what_only_the_training_thread_can_do_it_does_in_its_next_step(
     def inject(kind: str, **more: Any) -> None:
         done.append((kind, threading.current_thread(), list(state.rank_monitor_client._recorder.open_sections)))
 
-    monkeypatch.setattr(simulated_fault, "inject", inject)
+    monkeypatch.setattr(simulated, "inject", inject)
     train(state, 3)
     ft.maybe_setup_simulated_fault(fault_config(simulated_fault_type=kind, simulated_fault_base_delay=0.0))
     wait_for_thread()
@@ -191,7 +191,7 @@ def test_slow_is_from_then_on(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> 
 def test_disk_full_is_told_where(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     state = bench.start()
     asked: list[Any] = []
-    monkeypatch.setattr(simulated_fault, "inject", lambda kind, *, save_dir, **more: asked.append(save_dir))
+    monkeypatch.setattr(simulated, "inject", lambda kind, *, save_dir, **more: asked.append(save_dir))
     ft.maybe_setup_simulated_fault(fault_config(simulated_fault_type="disk_full", simulated_fault_base_delay=0.0))
     wait_for_thread()
     assert asked == [str(bench.tmp_path / "ckpt")]

@@ -6,8 +6,8 @@ import faulthandler
 import os
 import threading
 
-from megatron_ft.core.last_words import EXCEPTION_MARK, LastWords, last_words
-from megatron_ft.core.stack_dump import (
+from megatron_ft.core.diagnosis.exceptions import EXCEPTION_MARK, LastWords, last_words
+from megatron_ft.core.diagnosis.stacks import (
     Frame,
     ThreadStack,
     frame_that_tells,

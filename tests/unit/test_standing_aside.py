@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from megatron_ft.core.standing_aside import is_told, retry_delay_s
-from megatron_ft.launcher.health_check import last_line
-from megatron_ft.launcher.lines import unfit
+from megatron_ft.core.health_gate import is_told, retry_delay_s
+from megatron_ft.launcher.base.lines import unfit
+from megatron_ft.launcher.processes.health_command import last_line
 
 
 def test_soon_at_first_and_never_later_than_a_minute() -> None:

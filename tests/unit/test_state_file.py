@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.ipc import state_file
-from megatron_ft.ipc.state_file import BrokenStateFile, read_state, set_aside, write_state
+from megatron_ft.ipc.files import state_file
+from megatron_ft.ipc.files.state_file import BrokenStateFile, read_state, set_aside, write_state
 
 
 @pytest.fixture
@@ -181,7 +181,7 @@ def test_old_temporaries_of_killed_writers_are_removed_and_only_those(path: str)
 
 WRITER = """
 import sys
-from megatron_ft.ipc.state_file import write_state
+from megatron_ft.ipc.files.state_file import write_state
 path = sys.argv[1]
 print("ready", flush=True)
 for number in range(10**9):

@@ -11,8 +11,8 @@ import pytest
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, RendezvousTimeoutError
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
-from megatron_ft.launcher import static_rounds
-from megatron_ft.launcher.static_rounds import Roll
+from megatron_ft.launcher.coordination import static_rounds
+from megatron_ft.launcher.coordination.static_rounds import Roll
 
 
 def test_only_a_change_tells_of_a_node_that_waits() -> None:

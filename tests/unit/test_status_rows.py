@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.core.board_layout import FLAG_SUBSEQUENT_IS_EXPLICIT, BoardSnapshot, SectionView
+from megatron_ft.core.board.hang_detector import MonitorState, Step, look
+from megatron_ft.core.board.layout import FLAG_SUBSEQUENT_IS_EXPLICIT, BoardSnapshot, SectionView
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.job_facts import JobFacts, RankFacts
-from megatron_ft.core.monitor_state import MonitorState, Step, look
-from megatron_ft.core.status_rows import RankReading, RankRow, RankState, TimeoutUse, make_rows, most_urgent
+from megatron_ft.core.status.job_facts import JobFacts, RankFacts
+from megatron_ft.core.status.rows import RankReading, RankRow, RankState, TimeoutUse, make_rows, most_urgent
 from tests.support.status_facts import NOW, S, job_facts, rank_facts, snapshot
 
 

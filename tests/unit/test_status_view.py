@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from megatron_ft.core.board_layout import SectionView
-from megatron_ft.core.job_facts import JobFacts, Phase
-from megatron_ft.core.status_rows import RankReading, make_rows
+from megatron_ft.cli.status import status_table
+from megatron_ft.cli.status.status_json import job_object
+from megatron_ft.cli.status.status_table import Frame, duration, job_frame
+from megatron_ft.core.board.layout import SectionView
+from megatron_ft.core.status.job_facts import JobFacts, Phase
+from megatron_ft.core.status.rows import RankReading, make_rows
 from megatron_ft.ipc.board import Board, BoardTimeouts, create_memory
-from megatron_ft.report import status_table
-from megatron_ft.report.status_json import job_object
-from megatron_ft.report.status_table import Frame, duration, job_frame
 from tests.support.status_facts import NOW, S, job_facts, rank_facts, snapshot
 
 
@@ -213,7 +213,7 @@ def boards() -> Iterator[list[Board]]:
 
 
 def status_board_slot(index: int) -> int:
-    from megatron_ft.core import board_layout as layout
+    from megatron_ft.core.board import layout as layout
 
     return layout.slot(index) + layout.S_OPENED_AT
 
@@ -250,6 +250,6 @@ def calls_to_draw(boards: list[Board]) -> int:
 
 
 def test_every_state_has_its_words() -> None:
-    from megatron_ft.core.status_rows import RankState
+    from megatron_ft.core.status.rows import RankState
 
     assert set(status_table._WORDS) == set(RankState) - {RankState.EXITED}

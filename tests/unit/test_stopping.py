@@ -9,10 +9,10 @@ from typing import Any, cast
 
 import pytest
 
-from megatron_ft.launcher import stopping
+from megatron_ft.launcher.base.signals import SignalWatch
+from megatron_ft.launcher.cycle import stopping
 from megatron_ft.launcher.node import Node
-from megatron_ft.launcher.signals import SignalWatch
-from megatron_ft.launcher.workers import Worker
+from megatron_ft.launcher.processes.worker import Worker
 
 
 class Stopped:

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 
 import pytest
 
-from megatron_ft.core.calculation import (
+from megatron_ft.core.errors import ConfigError
+from megatron_ft.core.timeouts.calculation import (
     NO_OBSERVATION,
     NotReady,
     Rule,
     calculate_heartbeats,
     calculate_sections,
 )
-from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.timeouts import (
+from megatron_ft.core.timeouts.timeouts import (
     OUT_OF_SECTION,
     HeartbeatTimeouts,
     SectionTimeouts,

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from megatron_ft.core import board_layout as layout
-from megatron_ft.core.monitor_state import HangKind, Step, running_intervals
-from megatron_ft.core.timeouts import SectionTimeouts
-from megatron_ft.ipc.config_file import FaultToleranceConfig
+from megatron_ft.core.board import layout as layout
+from megatron_ft.core.board.hang_detector import HangKind, Step, running_intervals
+from megatron_ft.core.timeouts.timeouts import SectionTimeouts
+from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
 from megatron_ft.monitor.watched_rank import WatchedRank
-from megatron_ft.rank.recorder import Recorder
+from megatron_ft.rank.client.recorder import Recorder
 
 TIMEOUTS = {"step": 0.3, "checkpointing": 30.0}
 

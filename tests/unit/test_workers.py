@@ -6,7 +6,7 @@ import os
 import signal
 import time
 
-from megatron_ft.launcher.workers import Worker
+from megatron_ft.launcher.processes.worker import Worker
 
 
 def test_a_process_that_leads_no_group_yet_is_signalled_itself() -> None:

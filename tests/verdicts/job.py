@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from megatron_ft import RankMonitorClient
-from megatron_ft.rank.faults import inject
+from megatron_ft.rank.faults.acts import inject
 
 ITERATIONS = 12
 

@@ -17,10 +17,10 @@ from megatron_ft.core.job.cycle import Cycle
 from megatron_ft.core.job.edge import Broken, CoordinatorEffect, CoordinatorEvent, Drop, Judged, Quit, Send
 from megatron_ft.core.job.herald import Herald
 from megatron_ft.core.job.lobby import GRACE_S, Node, beat_s, lost_s
+from megatron_ft.core.job.restart_policy import NodeState, Outcome
 from megatron_ft.core.job.roll import Held, Kind
 from megatron_ft.core.job.rounds import Rounds
 from megatron_ft.core.job.verdict import finished
-from megatron_ft.core.restart_policy import NodeState, Outcome
 
 __all__ = ["Coordinator"]
 

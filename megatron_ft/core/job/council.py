@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
-from megatron_ft.core.advance import Advance
 from megatron_ft.core.job.edge import CoordinatorEffect, Decided, Send
 from megatron_ft.core.job.lobby import Node
 from megatron_ft.core.job.messages import Commit, Lead, Propose, Wait
+from megatron_ft.core.job.progress import Advance
 from megatron_ft.core.job.roll import Accepted, Ballot, Decision, Held, Kind, Memory, Term, is_quorum
 
 __all__ = ["Council", "Proposal"]

@@ -6,15 +6,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from megatron_ft.core.advance import Advance, Reached
-from megatron_ft.core.exit_description import CauseKind, describe_hang
+from megatron_ft.core.diagnosis.exits import CauseKind, describe_hang
 from megatron_ft.core.job import lines
 from megatron_ft.core.job.inquest import Inquest
 from megatron_ft.core.job.lobby import Node
 from megatron_ft.core.job.messages import Goodbye, Hang, Notes, Report, Rules, Standing, Verdict
+from megatron_ft.core.job.progress import Advance, Reached
+from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
 from megatron_ft.core.job.roll import Decision
 from megatron_ft.core.job.verdict import Seat, first_failure, verdict_on
-from megatron_ft.core.restart_policy import Action, NodeState, Outcome
 
 __all__ = ["Cycle"]
 

@@ -16,9 +16,9 @@ from megatron_ft.core.job.cycle import Cycle
 from megatron_ft.core.job.edge import Send
 from megatron_ft.core.job.lobby import Node
 from megatron_ft.core.job.messages import Phase, Rules, Tell
+from megatron_ft.core.job.restart_policy import Action, NodeState
 from megatron_ft.core.job.rounds import is_awaited
 from megatron_ft.core.job.verdict import GOOD
-from megatron_ft.core.restart_policy import Action, NodeState
 
 __all__ = ["FEW", "Herald"]
 

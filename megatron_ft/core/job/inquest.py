@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from megatron_ft.core.advance import Reached
-from megatron_ft.core.exit_description import (
+from megatron_ft.core.diagnosis.exits import (
     Cause,
     CauseKind,
     HangVerdict,
@@ -16,8 +15,9 @@ from megatron_ft.core.exit_description import (
     describe_overdue,
     hang_of_nobody,
 )
-from megatron_ft.core.finding import Finding, find
-from megatron_ft.core.rank_note import LOOK_S, RankNote
+from megatron_ft.core.diagnosis.rank_snapshot import LOOK_S, RankNote
+from megatron_ft.core.diagnosis.root_cause import Finding, find
+from megatron_ft.core.job.progress import Reached
 
 __all__ = ["Inquest", "blamed"]
 

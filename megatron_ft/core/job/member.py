@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.lobby import beat_s, lost_s
+from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
 from megatron_ft.core.job.roll import Accepted, Held, Kind, Memory, Term
 from megatron_ft.core.job.search import Search
-from megatron_ft.core.restart_policy import Action, NodeState, Outcome
 
 __all__ = ["CUT_OFF_S", "Identity", "Member"]
 

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from megatron_ft.core.advance import Reached
-from megatron_ft.core.exit_description import Cause, CauseKind, HangVerdict
+from megatron_ft.core.diagnosis.exits import Cause, CauseKind, HangVerdict
 from megatron_ft.core.job import lines
+from megatron_ft.core.job.progress import Reached
+from megatron_ft.core.job.restart_policy import Action, AnyFailed, MinHealthy, NodeState, Outcome, RestartPolicy
+from megatron_ft.core.job.restart_policy import Decision as Follows
 from megatron_ft.core.job.roll import Ballot, Decision, Memory, Term
-from megatron_ft.core.restart_policy import Action, AnyFailed, MinHealthy, NodeState, Outcome, RestartPolicy
-from megatron_ft.core.restart_policy import Decision as Follows
 
 __all__ = [
     "Accept",

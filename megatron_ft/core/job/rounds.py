@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from megatron_ft.core.advance import Advance
 from megatron_ft.core.job import lines
 from megatron_ft.core.job.council import Council, Proposal
 from megatron_ft.core.job.cycle import Cycle
 from megatron_ft.core.job.forming import Forming
 from megatron_ft.core.job.lobby import Node, Slot, choose
 from megatron_ft.core.job.messages import Phase, Rules
+from megatron_ft.core.job.progress import Advance
+from megatron_ft.core.job.restart_policy import Action, Outcome
 from megatron_ft.core.job.roll import Decision, Kind
-from megatron_ft.core.restart_policy import Action, Outcome
 
 __all__ = ["Rounds", "is_awaited", "seated"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from megatron_ft.core.exit_description import Cause, CauseKind
+from megatron_ft.core.diagnosis.exits import Cause, CauseKind
 from megatron_ft.core.job import lines
 from megatron_ft.core.job.messages import Report, Rules, Verdict
-from megatron_ft.core.restart_policy import Action, CycleEnd, NodeState, Outcome
+from megatron_ft.core.job.restart_policy import Action, CycleEnd, NodeState, Outcome
 
 __all__ = ["GOOD", "Seat", "finished", "first_failure", "verdict_on"]
 

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.member import Identity, Member
+from megatron_ft.core.job.restart_policy import NodeState
 from megatron_ft.core.job.roll import Ballot, Held
-from megatron_ft.core.restart_policy import NodeState
+from megatron_ft.launcher.base.event_loop import Reactor, Timer
 from megatron_ft.launcher.coordination.transport import Listener, Transport
-from megatron_ft.launcher.reactor import Reactor, Timer
 
 __all__ = ["Coordination"]
 

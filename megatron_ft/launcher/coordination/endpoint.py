@@ -10,7 +10,7 @@ import socket
 import time
 
 from megatron_ft.core.errors import ConfigError, ProtocolError
-from megatron_ft.ipc import tcp
+from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.wire import VersionError, encode
 
 __all__ = ["listen_anywhere", "take_endpoint"]

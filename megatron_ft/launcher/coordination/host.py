@@ -12,10 +12,10 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping
 
-from megatron_ft.ipc.isolated import isolated_command
-from megatron_ft.ipc.tcp import format_address
-from megatron_ft.launcher import lines
-from megatron_ft.launcher.reactor import Priority, Reactor, Timer
+from megatron_ft.ipc.linux.isolated import isolated_command
+from megatron_ft.ipc.net.tcp import format_address
+from megatron_ft.launcher.base import lines
+from megatron_ft.launcher.base.event_loop import Priority, Reactor, Timer
 
 __all__ = ["Host"]
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from torch.distributed.launcher.api import LaunchConfig
 
 from megatron_ft.core.job.member import Identity
-from megatron_ft.ipc.secret import read_secret
-from megatron_ft.ipc.tcp import parse_address
+from megatron_ft.ipc.net.secret import read_secret
+from megatron_ft.ipc.net.tcp import parse_address
 from megatron_ft.launcher.coordination import rendezvous
 from megatron_ft.launcher.coordination.coordination import Coordination
 from megatron_ft.launcher.coordination.endpoint import listen_anywhere, take_endpoint

@@ -8,8 +8,8 @@ import queue
 import threading
 from collections.abc import Callable
 
-from megatron_ft.ipc import tcp
-from megatron_ft.launcher.reactor import THREAD_PREFIX, Reactor
+from megatron_ft.ipc.net import tcp
+from megatron_ft.launcher.base.event_loop import THREAD_PREFIX, Reactor
 
 __all__ = ["Lookups"]
 

@@ -16,7 +16,7 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.job.messages import Rules
-from megatron_ft.ipc.tcp import format_address
+from megatron_ft.ipc.net.tcp import format_address
 from megatron_ft.launcher.coordination import scheduler
 
 if TYPE_CHECKING:

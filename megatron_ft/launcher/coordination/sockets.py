@@ -11,12 +11,12 @@ from collections.abc import Callable
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.job.codec import parse, to_message
 from megatron_ft.core.job.messages import FromMember
-from megatron_ft.ipc import tcp
-from megatron_ft.ipc.secret import Asked, SecretError
+from megatron_ft.ipc.net import tcp
+from megatron_ft.ipc.net.secret import Asked, SecretError
 from megatron_ft.ipc.wire import PROTOCOL_VERSION, VersionError, decode, encode
+from megatron_ft.launcher.base.event_loop import Reactor, Timer
 from megatron_ft.launcher.coordination.lookups import Lookups
 from megatron_ft.launcher.coordination.transport import Listener
-from megatron_ft.launcher.reactor import Reactor, Timer
 
 __all__ = ["Sockets"]
 

@@ -1,0 +1,41 @@
+"""Everything that is known of one run, computed once for all the ways to show it. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megatron_ft.cli.analysis.cycles import RunSummary, summarize_run
+from megatron_ft.cli.analysis.goodput import Goodput, goodput_of
+from megatron_ft.cli.analysis.intervals import Interval, intervals_of, timeouts_in_force
+from megatron_ft.cli.analysis.timeline import Timeline, build_timeline
+from megatron_ft.cli.analysis.windows import Window, windows_of
+from megatron_ft.cli.logs.runs import RunLogs
+from megatron_ft.cli.render.theme import Happening, happenings
+
+__all__ = ["Analysis", "analyze"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Analysis:
+    """One run; ``goodput`` is None where no iterations were recorded, ``intervals`` is empty without sections."""
+
+    summary: RunSummary
+    timeline: Timeline
+    goodput: Goodput | None
+    intervals: tuple[Interval, ...]
+    happenings: tuple[Happening, ...]
+    windows: tuple[Window, ...]
+
+
+def analyze(run: RunLogs) -> Analysis:
+    """All of it."""
+    summary = summarize_run(run)
+    timeline = build_timeline(run, summary)
+    return Analysis(
+        summary=summary,
+        timeline=timeline,
+        goodput=goodput_of(timeline),
+        intervals=tuple(intervals_of(timeline, timeouts_in_force(run))),
+        happenings=tuple(happenings(timeline)),
+        windows=tuple(windows_of(timeline)),
+    )

@@ -1,0 +1,183 @@
+"""The timeouts in force beside what they time: how long sections really took, and how much room is left. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from megatron_ft.cli.analysis.timeline import Timeline, Track
+from megatron_ft.cli.logs.progress import Int64s
+from megatron_ft.cli.logs.runs import RunLogs
+from megatron_ft.core.board.hang_detector import STEP
+
+__all__ = ["HEARTBEATS", "OUT_OF_SECTION", "Interval", "durations_s", "intervals_of", "timeouts_in_force"]
+
+OUT_OF_SECTION = "(out of section)"
+HEARTBEATS = "(between heartbeats)"
+_LIMIT_S = 1e7  # what is longer isn't meant as a limit
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """One timeout and what was observed; all times in seconds, None where it isn't known.
+
+    Args:
+        name: of the section, or OUT_OF_SECTION, or HEARTBEATS.
+        timeout_s: in force at the end of the run; the smallest, where ranks differ; None: none, or not logged.
+        longest_rank, longest_cycle: where the longest interval was.
+        known: the share of the recorded time on which it rests; below 1 for OUT_OF_SECTION after a loss of events,
+            because one of the sections may have been open.
+        left_out_s: for OUT_OF_SECTION, the longest time between a rank's first iteration and its first "step".
+        hangs: how often a rank was ended for it; such an interval isn't among the observed.
+    """
+
+    name: str
+    timeout_s: float | None
+    count: int
+    longest_s: float | None
+    longest_rank: int | None
+    longest_cycle: int | None
+    median_s: float | None
+    p99_s: float | None
+    hangs: int
+    known: float = 1.0
+    left_out_s: float | None = None
+
+    @property
+    def margin(self) -> float | None:
+        """How many times the longest interval fits into the timeout; below 1 it was longer and nobody ended it."""
+        return self.timeout_s / self.longest_s if self.timeout_s and self.longest_s else None
+
+
+def intervals_of(timeline: Timeline, timeouts: dict[str, float]) -> list[Interval]:
+    """A row for each section that was seen or has a timeout, then those out of section and between heartbeats."""
+    names = list(dict.fromkeys((*timeline.names, *timeouts)))
+    special = [name for name in (OUT_OF_SECTION, HEARTBEATS) if name in names or any(_pieces(timeline, name))]
+    rows = [name for name in names if name not in (OUT_OF_SECTION, HEARTBEATS)] + special
+    return [_interval(timeline, name, timeouts.get(name)) for name in rows]
+
+
+def durations_s(timeline: Timeline, name: str) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """All observed intervals of one name, in seconds."""
+    return np.concatenate([np.empty(0, dtype=np.int64), *(ns for _, ns in _pieces(timeline, name))]) / 1e9
+
+
+def timeouts_in_force(run: RunLogs) -> dict[str, float]:
+    """Seconds by name, from the last `timeouts` record of each rank; the smallest, where ranks differ.
+
+    Only those of the last cycle that has any count: before, ranks may have had others.
+    """
+    told = [record for _, record in run.records if record.ev == "timeouts" and record.get("cycle") is not None]
+    last_cycle = max((record.get("cycle") for record in told), default=None)
+    last: dict[int | None, dict[str, float]] = {}
+    for record in told:
+        if record.get("cycle") == last_cycle:
+            of = dict(record.get("sections") or {})
+            of |= {OUT_OF_SECTION: record.get("out_of_section"), HEARTBEATS: record.get("heartbeat")}
+            last[record.get("rank")] = {name: value for name, value in of.items() if value and 0 < value < _LIMIT_S}
+    found: dict[str, float] = {}
+    for timeouts in last.values():
+        for name, seconds in timeouts.items():
+            found[name] = min(seconds, found.get(name, seconds))
+    return found
+
+
+def _interval(timeline: Timeline, name: str, timeout_s: float | None) -> Interval:
+    pieces = [(track, ns) for track, ns in _pieces(timeline, name) if len(ns)]
+    seconds = np.concatenate([ns for _, ns in pieces]) / 1e9 if pieces else None
+    where, longest = max(pieces, key=lambda piece: int(piece[1].max()), default=(None, None))
+    return Interval(
+        name=name,
+        timeout_s=timeout_s,
+        count=0 if seconds is None else len(seconds),
+        longest_s=None if longest is None else int(longest.max()) / 1e9,
+        longest_rank=None if where is None else where.rank,
+        longest_cycle=None if where is None else where.cycle,
+        median_s=None if seconds is None else float(np.median(seconds)),
+        p99_s=None if seconds is None else float(np.percentile(seconds, 99)),
+        hangs=sum(track.hang is not None and _judged(track) == name for track in timeline.tracks),
+        **(_of_outside(timeline) if name == OUT_OF_SECTION else {}),
+    )
+
+
+def _judged(track: Track) -> str:
+    assert track.hang is not None
+    if track.hang.section is not None:
+        return track.hang.section
+    return HEARTBEATS if "heartbeat" in track.hang.kind else OUT_OF_SECTION
+
+
+def _pieces(timeline: Timeline, name: str) -> Iterator[tuple[Track, Int64s]]:
+    """For each track its intervals of one name, ns."""
+    number = timeline.names.index(name) if name in timeline.names else None
+    has_steps = name == OUT_OF_SECTION and _has_steps(timeline)
+    for track in timeline.tracks:
+        if track.spans is None:
+            continue
+        if name == HEARTBEATS:
+            if len(track.spans.heartbeat_gaps_ns):
+                yield track, track.spans.heartbeat_gaps_ns
+        elif name == OUT_OF_SECTION:
+            begin_ns, end_ns, _ = _outside(timeline, track, has_steps=has_steps)
+            if len(begin_ns):
+                yield track, _before_verdict(track, begin_ns, end_ns)
+        elif number is not None:
+            mine = track.spans.closed.sections == number
+            if mine.any():
+                yield track, _before_verdict(track, track.spans.closed.begin_ns[mine], track.spans.closed.end_ns[mine])
+
+
+def _before_verdict(track: Track, begin_ns: Int64s, end_ns: Int64s) -> Int64s:
+    """A rank that is being ended may wake and close its section: that isn't how long it takes."""
+    took = end_ns - begin_ns
+    return took if track.hang is None else took[end_ns <= track.hang.at_ns]
+
+
+def _outside(timeline: Timeline, track: Track, *, has_steps: bool) -> tuple[Int64s, Int64s, int]:
+    """Beginnings and ends of the times out of section, and the longest that was left out, ns.
+
+    That of the rank's warm-up, from its first iteration to its first "step", is left out: it may not be judged. The
+    time from the attachment to the first section is.
+    """
+    assert track.spans is not None
+    begin_ns, end_ns = track.spans.outside
+    attached_ns, first_ns = track.attached_ns, track.spans.first_start_ns
+    if attached_ns is not None and first_ns is not None and attached_ns < first_ns:
+        begin_ns, end_ns = np.insert(begin_ns, 0, attached_ns), np.insert(end_ns, 0, first_ns)
+    if not has_steps or not len(track.spans.iteration_begin_ns) or not len(begin_ns):
+        return begin_ns, end_ns, 0
+    iteration_ns = int(track.spans.iteration_begin_ns[0])
+    step_ns = min(_begins(timeline, track, STEP), default=int(end_ns[-1]) + 1)
+    warming_up = (end_ns > iteration_ns) & (begin_ns < step_ns)
+    left_out_ns = (end_ns - np.maximum(begin_ns, iteration_ns))[warming_up].max(initial=0)
+    end_ns = np.where(warming_up, np.minimum(end_ns, iteration_ns), end_ns)
+    kept = ~warming_up | (end_ns > begin_ns)
+    return begin_ns[kept], end_ns[kept], int(left_out_ns)
+
+
+def _begins(timeline: Timeline, track: Track, name: str) -> list[int]:
+    """When this section was opened for the first time, and when it was for the last one if it is open."""
+    if track.spans is None or name not in timeline.names:
+        return []
+    number, closed = timeline.names.index(name), track.spans.closed
+    first = closed.begin_ns[closed.sections == number][:1]
+    return [*first.tolist(), *(at for section, at in track.still_open() if section == number)]
+
+
+def _has_steps(timeline: Timeline) -> bool:
+    """Whether "step" was opened at all; else nothing is known of a warm-up."""
+    return any(_begins(timeline, track, STEP) for track in timeline.tracks)
+
+
+def _of_outside(timeline: Timeline) -> dict[str, Any]:
+    has_steps = _has_steps(timeline)
+    left_out_ns = recorded_ns = unknown_ns = 0
+    for track in timeline.tracks:
+        if track.spans is not None:
+            left_out_ns = max(left_out_ns, _outside(timeline, track, has_steps=has_steps)[2])
+            unknown_ns += track.spans.recorded_ns - track.spans.outside_known_ns
+            recorded_ns += track.spans.recorded_ns
+    return {"known": 1 - unknown_ns / max(1, recorded_ns), "left_out_s": left_out_ns / 1e9 or None}

@@ -1,0 +1,212 @@
+"""From the events of a rank to spans: which section was open from when to when. Pure.
+
+Nothing is invented. Where events were lost, a span that may have been open meanwhile is left out, and the time is
+marked as unknown. A section that never closed is kept apart: how long it would have taken nobody knows.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from megatron_ft.cli.logs.progress import Int64s, ProgressEvents
+from megatron_ft.core.board.layout import EVENT_END, EVENT_HEARTBEAT, EVENT_ITERATION, EVENT_START
+
+__all__ = ["RankSpans", "Spans", "spans_of"]
+
+_T = TypeVar("_T", bound=np.generic)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Spans:
+    """Sections that were opened and closed; times in ns on the clock of the events.
+
+    Args:
+        sections: of each span, an index into the names of the events.
+        depths: how many other sections were open when each span began.
+    """
+
+    begin_ns: Int64s
+    end_ns: Int64s
+    sections: npt.NDArray[np.uint16]
+    depths: npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RankSpans:
+    """What one rank did in one cycle; times in ns on the clock of the events.
+
+    Args:
+        closed: sections with a beginning and an end, in the order of their beginnings.
+        still_open: section and beginning of those that never ended, outermost first.
+        outside: beginnings and ends of the times between two sections when none was open, as two rows.
+        recorded_ns, outside_known_ns: from the first event to the last, and how much of that it is known whether a
+            section was open: after a loss it may not be.
+        first_start_ns: when the first section was opened; None if none was, or it isn't known because of a loss.
+        unknown: beginnings and ends of the times in which events were lost.
+        heartbeats: when they were; ``heartbeat_gaps_ns`` are the intervals between two that follow each other.
+        iteration_begin_ns, iterations: when each iteration began, and its number.
+        last_end_ns: when a section was last closed; None if none was.
+    """
+
+    names: tuple[str, ...]
+    closed: Spans
+    still_open: tuple[tuple[int, int], ...]
+    outside: Int64s
+    recorded_ns: int
+    outside_known_ns: int
+    first_start_ns: int | None
+    unknown: tuple[tuple[int, int], ...]
+    heartbeat_gaps_ns: Int64s
+    iteration_begin_ns: Int64s
+    iterations: Int64s
+    last_end_ns: int | None
+
+
+def spans_of(events: ProgressEvents) -> RankSpans:
+    """The spans in these events."""
+    stretches = _Stretches(all_sections=frozenset(range(len(events.names))))
+    cuts = sorted({0, *(gap for gap in events.gaps if gap < len(events.at_ns)), len(events.at_ns)})
+    for first, end in itertools.pairwise(cuts):
+        if first in events.gaps:
+            stretches.forget()
+        stretches.add(events, first, end)
+    if len(events.at_ns) in events.gaps:
+        stretches.forget()
+    is_iteration, is_end = events.kinds == EVENT_ITERATION, events.kinds == EVENT_END
+    ends = events.at_ns[is_end]
+    return RankSpans(
+        names=events.names,
+        closed=stretches.closed(),
+        still_open=tuple(stretches.still_open),
+        outside=_joined(stretches.outside, np.empty((2, 0), dtype=np.int64)),
+        recorded_ns=_length_ns(events.at_ns),
+        outside_known_ns=stretches.known_ns,
+        first_start_ns=_first_start_ns(events),
+        unknown=_unknown(events),
+        heartbeat_gaps_ns=_joined(stretches.heartbeat_gaps, np.empty(0, dtype=np.int64)),
+        iteration_begin_ns=events.at_ns[is_iteration],
+        iterations=events.iterations,
+        last_end_ns=int(ends[-1]) if len(ends) else None,
+    )
+
+
+@dataclass
+class _Stretches:
+    """The spans of stretches of events; between two stretches, events were lost.
+
+    Args:
+        maybe_open: sections that may be open since events were lost: nothing was heard of them since.
+    """
+
+    all_sections: frozenset[int]
+    begin_ns: list[Int64s] = field(default_factory=list)
+    end_ns: list[Int64s] = field(default_factory=list)
+    sections: list[npt.NDArray[np.uint16]] = field(default_factory=list)
+    depths: list[npt.NDArray[np.uint8]] = field(default_factory=list)
+    outside: list[Int64s] = field(default_factory=list)
+    known_ns: int = 0
+    heartbeat_gaps: list[Int64s] = field(default_factory=list)
+    still_open: list[tuple[int, int]] = field(default_factory=list)
+    maybe_open: set[int] = field(default_factory=set)
+
+    def add(self, events: ProgressEvents, first: int, end: int) -> None:
+        """The next stretch: events ``first`` to ``end`` (exclusive), none of which is lost."""
+        kinds = events.kinds[first:end]
+        self.heartbeat_gaps.append(np.diff(events.at_ns[first:end][kinds == EVENT_HEARTBEAT]))
+        which = np.nonzero(kinds <= EVENT_END)[0]
+        at_ns, starts = events.at_ns[first:end][which], kinds[which] == EVENT_START
+        sections = events.sections[first:end][which]
+        pairs = _pair(sections, starts)
+        depth_before, depth_after = _depths(len(which), pairs)
+        order = np.argsort(pairs.begins, kind="stable")
+        begins, ends = pairs.begins[order], pairs.ends[order]
+        self.begin_ns.append(at_ns[begins])
+        self.end_ns.append(at_ns[ends])
+        self.sections.append(sections[begins])
+        self.depths.append(np.minimum(depth_before[begins], 255).astype(np.uint8))
+        self.maybe_open -= {int(section) for section in np.unique(sections)}
+        if not self.maybe_open:  # else it isn't known when no section was open
+            free = np.nonzero((depth_after[:-1] == 0) & ~starts[:-1] & starts[1:])[0]
+            self.outside.append(np.stack([at_ns[free], at_ns[free + 1]]))
+            self.known_ns += _length_ns(events.at_ns[first:end])
+        self.still_open = [(int(sections[at]), int(at_ns[at])) for at in np.sort(pairs.open)]
+
+    def forget(self) -> None:
+        """Events were lost: what is open may have closed, and any other section may have opened."""
+        self.maybe_open = set(self.all_sections)
+        self.still_open = []
+
+    def closed(self) -> Spans:
+        none = np.empty(0, dtype=np.int64)
+        return Spans(
+            begin_ns=_joined(self.begin_ns, none),
+            end_ns=_joined(self.end_ns, none),
+            sections=_joined(self.sections, none.astype(np.uint16)),
+            depths=_joined(self.depths, none.astype(np.uint8)),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Pairs:
+    """Indices of events: starts and the ends that belong to them; starts without an end; ends without a start."""
+
+    begins: npt.NDArray[np.intp]
+    ends: npt.NDArray[np.intp]
+    open: npt.NDArray[np.intp]
+    orphans: npt.NDArray[np.intp]
+
+
+def _pair(sections: npt.NDArray[np.uint16], starts: npt.NDArray[np.bool_]) -> _Pairs:
+    """A section isn't opened twice at a time: its own starts and ends alternate, however sections nest."""
+    by_section = np.argsort(sections, kind="stable")
+    of, is_start = sections[by_section], starts[by_section]
+    last_of_section = np.append(of[1:] != of[:-1], True)[: len(of)]
+    first_of_section = np.insert(of[1:] != of[:-1], 0, True)[: len(of)]
+    pairs = np.nonzero(is_start[:-1] & ~is_start[1:] & ~last_of_section[:-1])[0]
+    return _Pairs(
+        begins=by_section[pairs],
+        ends=by_section[pairs + 1],
+        open=by_section[is_start & last_of_section],
+        orphans=by_section[~is_start & first_of_section],
+    )
+
+
+def _depths(length: int, pairs: _Pairs) -> tuple[Int64s, Int64s]:
+    """How many sections were open before and after each event.
+
+    A section whose end has no start was open when the stretch began.
+    """
+    change = np.zeros(length, dtype=np.int64)
+    change[pairs.begins] = 1
+    change[pairs.open] = 1
+    change[pairs.ends] = -1
+    change[pairs.orphans] = -1
+    after = np.cumsum(change) + len(pairs.orphans)
+    return after - change, after
+
+
+def _length_ns(at_ns: Int64s) -> int:
+    return int(at_ns[-1] - at_ns[0]) if len(at_ns) else 0
+
+
+def _first_start_ns(events: ProgressEvents) -> int | None:
+    which = np.nonzero(events.kinds <= EVENT_END)[0]
+    if not len(which) or events.kinds[which[0]] != EVENT_START or any(gap <= which[0] for gap in events.gaps):
+        return None
+    return int(events.at_ns[which[0]])
+
+
+def _unknown(events: ProgressEvents) -> tuple[tuple[int, int], ...]:
+    """From the last event before a loss to the first one after it."""
+    inside = [gap for gap in events.gaps if 0 < gap < len(events.at_ns)]
+    return tuple((int(events.at_ns[gap - 1]), int(events.at_ns[gap])) for gap in sorted(set(inside)))
+
+
+def _joined(parts: Sequence[npt.NDArray[_T]], none: npt.NDArray[_T]) -> npt.NDArray[_T]:
+    return np.concatenate([none, *parts], axis=-1) if parts else none

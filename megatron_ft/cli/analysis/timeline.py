@@ -1,0 +1,303 @@
+"""A run as ranks over time: who lived when, in which section, and what happened meanwhile. Pure.
+
+All times are wall ns since the epoch, so that nodes can be put side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from megatron_ft.cli.analysis.cycles import RunSummary
+from megatron_ft.cli.analysis.spans import RankSpans, spans_of
+from megatron_ft.cli.logs.progress import ProgressEvents, join
+from megatron_ft.cli.logs.runs import Clock, RunLogs, TimedRecord
+
+__all__ = ["CycleLife", "Evidence", "Hang", "Mark", "Timeline", "Track", "build_timeline"]
+
+_Who = tuple[int, int]  # rank and cycle
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hang:
+    """A verdict that ended a rank; ``section`` is None if no section was open (or by heartbeats)."""
+
+    since_ns: int
+    at_ns: int
+    section: str | None
+    kind: str = "section"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Track:
+    """One rank in one cycle.
+
+    Args:
+        begin_ns, end_ns: the life of its process as far as it is known; ``end_ns`` may be the end of the logs.
+        attached_ns: when its monitor began to watch it; None if no log has it.
+        spans: its sections, indices into ``Timeline.names``; None if its log has no `progress` records.
+        hang: the verdict that ended it; None if there was none, or it was only observed.
+    """
+
+    rank: int
+    cycle: int
+    host: str
+    begin_ns: int
+    end_ns: int
+    spans: RankSpans | None
+    hang: Hang | None
+    attached_ns: int | None = None
+    lost: int = 0
+
+    def still_open(self) -> list[tuple[int, int]]:
+        """Section and beginning of those that ended with the rank."""
+        return [] if self.spans is None else list(self.spans.still_open)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CycleLife:
+    """When a cycle began and ended; ``text`` is why it ended, "" if it isn't in the logs."""
+
+    number: int
+    begin_ns: int
+    end_ns: int
+    failed: bool
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """Something that happened: ``kind`` is "fault", "verdict", "exit" or "finding"; rank None: all or none."""
+
+    at_ns: int
+    kind: str
+    cycle: int | None
+    rank: int | None
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What a monitor saved before it ended a rank; ``file`` is relative to the log directory."""
+
+    at_ns: int
+    cycle: int | None
+    rank: int | None
+    file: str
+    summary: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline:
+    """One run. ``names`` are those of all sections; ``tracks`` are in the order of cycles, then ranks."""
+
+    summary: RunSummary
+    begin_ns: int
+    end_ns: int
+    names: tuple[str, ...]
+    tracks: tuple[Track, ...]
+    cycles: tuple[CycleLife, ...]
+    marks: tuple[Mark, ...]
+    evidence: tuple[Evidence, ...]
+
+    @cached_property
+    def tracks_by_cycle(self) -> Mapping[int, Sequence[Track]]:
+        """The tracks of each cycle that has any."""
+        found: dict[int, list[Track]] = {}
+        for track in self.tracks:
+            found.setdefault(track.cycle, []).append(track)
+        return found
+
+    @cached_property
+    def marks_by_cycle(self) -> Mapping[int | None, Sequence[Mark]]:
+        """The marks of each cycle that has any; those of none under None."""
+        found: dict[int | None, list[Mark]] = {}
+        for mark in self.marks:
+            found.setdefault(mark.cycle, []).append(mark)
+        return found
+
+    @property
+    def ranks(self) -> list[int]:
+        """All ranks of which something is known."""
+        return sorted({track.rank for track in self.tracks})
+
+    @property
+    def lost(self) -> int:
+        """Events that no monitor could read in time."""
+        return sum(track.lost for track in self.tracks)
+
+
+def build_timeline(run: RunLogs, summary: RunSummary) -> Timeline:
+    """The timeline of a run; ``summary`` is of the same."""
+    records = run.records
+    events = _events(run)
+    last_ns = [int(each.at_ns[-1]) for _, each in events.values() if len(each.at_ns)]
+    end_ns = max((*(at for at, _ in records), *last_ns), default=run.opened_wall_ns)
+    cycles = _cycles(summary, end_ns)
+    tracks = _tracks(records, events, {cycle.number: cycle for cycle in cycles}, end_ns)
+    names = tuple(dict.fromkeys(name for track in tracks if track.spans is not None for name in track.spans.names))
+    begin_ns = min((*(cycle.begin_ns for cycle in cycles), *(track.begin_ns for track in tracks)), default=None)
+    return Timeline(
+        summary=summary,
+        begin_ns=run.opened_wall_ns if begin_ns is None else begin_ns,
+        end_ns=end_ns,
+        names=names,
+        tracks=tuple(_renumbered(track, names) for track in tracks),
+        cycles=tuple(cycles),
+        marks=tuple(_marks(records)),
+        evidence=tuple(_evidence(records)),
+    )
+
+
+def _events(run: RunLogs) -> dict[_Who, tuple[str, ProgressEvents]]:
+    """The host and the events, in wall time, of each rank and cycle."""
+    parts: dict[_Who, list[tuple[Clock, ProgressEvents]]] = {}
+    for log, clock in zip(run.files, run.clocks, strict=True):
+        for part in log.progress:
+            parts.setdefault((part.rank, part.cycle), []).append((clock, part))
+    found = {}
+    for who, of in parts.items():
+        clock = of[0][0]
+        whole = join([part for its, part in of if its == clock])
+        found[who] = (clock.host, replace(whole, at_ns=whole.at_ns + clock.offset_ns))
+    return found
+
+
+@dataclass
+class _Life:
+    """What the records tell of one rank in one cycle, wall ns."""
+
+    host: str = ""
+    begins: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    attached_ns: int | None = None
+    hang: Hang | None = None
+
+
+def _lives(records: Iterable[TimedRecord]) -> dict[_Who, _Life]:
+    lives: dict[_Who, _Life] = {}
+    for at, record in records:
+        cycle = record.get("cycle")
+        if cycle is None:
+            continue
+        if record.ev == "cycle_started":
+            for each in record.get("ranks") or []:
+                if each.get("rank") is not None:
+                    lives.setdefault((each["rank"], cycle), _Life(host=record.host)).begins.append(at)
+        rank = record.get("rank")
+        if record.ev not in ("attached", "rank_gone", "rank_exited", "verdict") or rank is None:
+            continue
+        life = lives.setdefault((rank, cycle), _Life(host=record.host))
+        if record.ev == "attached":
+            life.begins.append(at)
+            life.attached_ns = at if life.attached_ns is None else life.attached_ns
+        elif record.ev in ("rank_gone", "rank_exited"):
+            life.ends.append(at)
+        elif not record.get("observed_only") and life.hang is None:
+            shift = at - record.t
+            since, judged = record.get("since_ns"), record.get("at_ns")
+            if since is not None and judged is not None:
+                section, kind = record.get("section"), record.get("kind") or ""
+                life.hang = Hang(since_ns=since + shift, at_ns=judged + shift, section=section, kind=kind)
+    return lives
+
+
+def _tracks(
+    records: Sequence[TimedRecord],
+    events: Mapping[_Who, tuple[str, ProgressEvents]],
+    cycles: Mapping[int, CycleLife],
+    end_of_logs_ns: int,
+) -> list[Track]:
+    lives = _lives(records)
+    tracks = []
+    for rank, cycle in sorted({*lives, *events}, key=lambda who: (who[1], who[0])):
+        life = lives.get((rank, cycle), _Life())
+        host, of = events.get((rank, cycle), (life.host, None))
+        seen = [] if of is None or not len(of.at_ns) else [int(of.at_ns[0]), int(of.at_ns[-1])]
+        ended = min(life.ends, default=cycles[cycle].end_ns if cycle in cycles else end_of_logs_ns)
+        begun = min([*life.begins, *seen], default=ended)
+        tracks.append(
+            Track(
+                rank=rank,
+                cycle=cycle,
+                host=host,
+                begin_ns=begun,
+                end_ns=max([ended, begun, *seen]),
+                spans=None if of is None else spans_of(of),
+                hang=life.hang,
+                attached_ns=life.attached_ns,
+                lost=0 if of is None else of.lost,
+            )
+        )
+    return tracks
+
+
+def _renumbered(track: Track, names: Sequence[str]) -> Track:
+    """The same track with sections as indices into ``names``."""
+    spans = track.spans
+    if spans is None or spans.names == tuple(names):
+        return track
+    known = {name: number for number, name in enumerate(names)}
+    numbers = np.array([known[name] for name in spans.names] or [0], dtype=np.uint16)
+    closed = replace(spans.closed, sections=numbers[spans.closed.sections])
+    still_open = tuple((int(numbers[section]), at) for section, at in spans.still_open)
+    return replace(track, spans=replace(spans, names=tuple(names), closed=closed, still_open=still_open))
+
+
+def _cycles(summary: RunSummary, end_of_logs_ns: int) -> list[CycleLife]:
+    return [
+        CycleLife(
+            number=cycle.cycle,
+            begin_ns=cycle.begin_ns,
+            end_ns=end_of_logs_ns if cycle.end_ns is None else cycle.end_ns,
+            failed=cycle.outcome == "failed",
+            text=cycle.text or ("" if cycle.outcome == "unknown" else cycle.outcome),
+        )
+        for cycle in summary.cycles
+    ]
+
+
+def _marks(records: Iterable[TimedRecord]) -> Iterable[Mark]:
+    said = set()
+    for at, record in records:
+        rank, cycle = record.get("rank"), record.get("cycle")
+        if record.ev == "fault_injected":
+            yield Mark(
+                at_ns=at, kind="fault", cycle=cycle, rank=rank, text=f"fault injected: {record.get('type') or '?'}"
+            )
+        elif record.ev == "verdict":
+            yield Mark(at_ns=at, kind="verdict", cycle=cycle, rank=rank, text=_verdict(record.fields))
+        elif record.ev == "rank_exited" and not record.get("by_us") and record.get("exitcode") not in (0, None):
+            code = record.get("exitcode")
+            how = f"killed by signal {-code}" if code < 0 else f"exited with code {code}"
+            yield Mark(at_ns=at, kind="exit", cycle=cycle, rank=rank, text=f"rank {rank} {how}")
+        elif record.ev == "finding" and (cycle, record.get("text")) not in said:
+            said.add((cycle, record.get("text")))  # every node's launcher may say it
+            yield Mark(at_ns=at, kind="finding", cycle=cycle, rank=rank, text=record.get("text") or "")
+
+
+def _verdict(fields: Mapping[str, Any]) -> str:
+    section, elapsed, timeout = fields.get("section"), fields.get("elapsed_s"), fields.get("timeout_s")
+    where = f"in '{section}'" if section else f"({fields.get('kind')})"
+    text = f"rank {fields.get('rank')} hung {where}"
+    if elapsed is not None:
+        text += f" for {elapsed:.1f} s"
+    if timeout is not None:
+        text += f" (timeout {timeout:.1f} s)"
+    return text + (", only observed" if fields.get("observed_only") else "")
+
+
+def _evidence(records: Iterable[TimedRecord]) -> Iterable[Evidence]:
+    for at, record in records:
+        if record.ev == "evidence" and record.get("file") is not None:
+            yield Evidence(
+                at_ns=at,
+                cycle=record.get("cycle"),
+                rank=record.get("rank"),
+                file=record.get("file"),
+                summary=record.get("summary") or "",
+            )

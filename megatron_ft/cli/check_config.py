@@ -1,0 +1,87 @@
+"""`megatron-ft check-config`: what a configuration comes to, and where each value comes from; starts nothing."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+from collections.abc import Sequence
+from typing import Any
+
+from megatron_ft.cli.render.terminal import terminal
+from megatron_ft.core.errors import ConfigError
+from megatron_ft.ipc.config.options import add_ft_options, as_text
+from megatron_ft.ipc.config.resolved import ResolvedOptions, read_ft_options
+from megatron_ft.ipc.config.torchrun import (
+    DEFAULT_SIGNALS,
+    add_torchrun_options,
+    check_forwarded,
+    parse_signals,
+    term_timeout,
+)
+
+__all__ = ["add_command", "rows"]
+
+_COLUMNS = ("name", "value", "from")
+
+
+def add_command(commands: Any) -> None:
+    """Add it to the subparsers of `megatron-ft`."""
+    parser = commands.add_parser(
+        "check-config",
+        help="what ft_launcher would use with a YAML file and options, and from where",
+        description="Check a YAML file, and options of ft_launcher beside it, as ft_launcher would. "
+        "A mistake is one line and exit code 2.",
+    )
+    parser.add_argument("file", metavar="FILE", nargs="?", help="as for --fault-tol-cfg-path")
+    add_torchrun_options(parser)
+    add_ft_options(parser)
+    parser.set_defaults(run=_run)
+
+
+def rows(options: ResolvedOptions) -> list[tuple[str, str, str]]:
+    """Name, value and source of every field of the configuration, then of every option of the launcher's own.
+
+    A section's timeout is a row of its own.
+    """
+    table = []
+    for name, (value, source) in options.sources.items():
+        if isinstance(value, dict) and value:
+            table += [(f"{name}[{section}]", as_text(timeout), source) for section, timeout in value.items()]
+        else:
+            table.append((name, as_text(value) or "(none)", source))
+    for name, (value, source) in options.options.items():
+        table.append((f"--{name}", "(none)" if value in (None, "") else as_text(value), source))
+    return table
+
+
+def _run(args: argparse.Namespace) -> int:
+    if args.file is not None:
+        if args.ft_cfg_path is not None and args.ft_cfg_path != args.file:
+            raise ConfigError(f"two files: {args.file} and {args.ft_cfg_path}")
+        args.ft_cfg_path = args.file
+    options = read_ft_options(args)
+    check_forwarded(options.forward_signals, parse_signals(args.signals_to_handle or DEFAULT_SIGNALS))
+    seconds = term_timeout(args, options)
+    if seconds != options.term_timeout:
+        options.options["term-timeout"] = (seconds, "--shutdown-timeout")
+    _print(rows(options))
+    for warning in options.warnings:
+        print(f"warning: {warning}")
+    return 0
+
+
+def _print(table: Sequence[tuple[str, str, str]]) -> None:
+    if importlib.util.find_spec("rich") is None:
+        widths = [max(len(row[i]) for row in (_COLUMNS, *table)) for i in range(len(_COLUMNS))]
+        for row in (_COLUMNS, *table):
+            print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        return
+    from rich.table import Table
+    from rich.text import Text
+
+    drawn = Table()
+    for column in _COLUMNS:
+        drawn.add_column(column)
+    for row in table:
+        drawn.add_row(*(Text(cell, style="dim" if row[2] == "default" else "") for cell in row))
+    terminal().print(drawn)

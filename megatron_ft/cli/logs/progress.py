@@ -1,0 +1,283 @@
+"""What ranks did, event by event: the `progress` records of the monitors, as arrays instead of Python numbers.
+
+A run of 512 ranks and 10,000 steps has some 15 million events. As Python ints they would take gigabytes; here an
+event takes 11 bytes. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from megatron_ft.cli.logs.fields import is_moment, is_sound
+from megatron_ft.core.board.layout import EVENT_END, EVENT_ITERATION, KIND_SHIFT, SECTION_SHIFT
+
+__all__ = ["Int64s", "ProgressCollector", "ProgressEvents", "join"]
+
+_KIND = 1 << (KIND_SHIFT - SECTION_SHIFT)  # an event's code is kind * 256 + index of the section
+_AT_ONCE = 4096  # so many events wait as Python ints before they become arrays: one conversion for many records
+_PRECISION_NS = 1000  # the same event may be told a microsecond later by a record that begins elsewhere
+
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ProgressEvents:
+    """The events of one rank in one cycle, oldest first.
+
+    Args:
+        names: of the sections.
+        at_ns: when each event was, on the clock of the log they come from.
+        kinds: of each event, the EVENT_... of the board's layout; EVENT_ITERATION: one begins.
+        sections: of each event, an index into ``names``; without meaning for the last two kinds.
+        iterations: the numbers of the iterations that begin, one for each event of that kind.
+        gaps: indices of events right before which others were lost; an index past the end means after the last.
+        lost: how many were lost in all.
+    """
+
+    rank: int
+    cycle: int
+    names: tuple[str, ...]
+    at_ns: Int64s
+    kinds: npt.NDArray[np.uint8]
+    sections: npt.NDArray[np.uint16]
+    iterations: Int64s
+    gaps: tuple[int, ...] = ()
+    lost: int = 0
+
+
+class ProgressCollector:
+    """Takes the `progress` records of one log, one by one and in their order."""
+
+    def __init__(self) -> None:
+        self.passed_over = 0
+        self._missed = False
+        self._tracks: dict[tuple[int, int], _Track] = {}
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """One record; one that makes no sense is counted in ``passed_over`` at the latest when all is ``finished``."""
+        if not _has_shape(record):
+            self.passed_over += 1
+            self.missing()
+            return
+        key = (record["rank"], record["cycle"])
+        if key not in self._tracks:
+            self._tracks[key] = _Track()
+            if self._missed:
+                self._tracks[key].gap()
+        self.passed_over += self._tracks[key].add(record)
+
+    def missing(self) -> None:
+        """A record can't be read; nobody knows of which rank and cycle it was: events may be lost in all of them."""
+        self._missed = True
+        for track in self._tracks.values():
+            self.passed_over += track.flush()
+            track.gap()
+
+    def finished(self) -> tuple[ProgressEvents, ...]:
+        """The events of every rank and cycle in these records."""
+        done = []
+        for (rank, cycle), track in self._tracks.items():
+            self.passed_over += track.flush()
+            done.append(track.events(rank, cycle))
+        return tuple(done)
+
+
+def join(parts: Sequence[ProgressEvents]) -> ProgressEvents:
+    """The events of one rank and cycle from several logs of the same clock, as they were opened.
+
+    Its monitor was replaced. The new one goes on where the old one was, and its records say what was lost. What the
+    earlier log has already isn't taken again: the old monitor may have died before it could say how far it was.
+    """
+    begins, begin = [], 0
+    for part in parts:  # one without events stays behind the one before it
+        begin = int(part.at_ns[0]) if len(part.at_ns) else begin
+        begins.append(begin)
+    first, *rest = sorted(range(len(parts)), key=begins.__getitem__)
+    whole = parts[first]
+    for index in rest:
+        whole = _join_two(whole, parts[index])
+    return whole
+
+
+def _join_two(first: ProgressEvents, second: ProgressEvents) -> ProgressEvents:
+    names = list(dict.fromkeys((*first.names, *second.names)))
+    renumbered = np.array([names.index(name) for name in second.names] or [0], dtype=np.uint16)
+    fresh = _told_again(first, second, renumbered)
+    old_iterations = int(np.count_nonzero(second.kinds[:fresh] == EVENT_ITERATION))
+    length = len(first.at_ns)
+    # what was lost among the events that both tell stays lost
+    gaps = [*first.gaps, *(max(0, length + gap - fresh) for gap in second.gaps)]
+    return ProgressEvents(
+        rank=first.rank,
+        cycle=first.cycle,
+        names=tuple(names),
+        # the second may tell its first events a little too early
+        at_ns=np.maximum.accumulate(np.concatenate([first.at_ns, second.at_ns[fresh:]])),
+        kinds=np.concatenate([first.kinds, second.kinds[fresh:]]),
+        sections=np.concatenate([first.sections, renumbered[second.sections[fresh:]]]),
+        iterations=np.concatenate([first.iterations, second.iterations[old_iterations:]]),
+        gaps=tuple(sorted(set(gaps))),
+        lost=first.lost + second.lost,
+    )
+
+
+def _told_again(first: ProgressEvents, second: ProgressEvents, renumbered: npt.NDArray[np.uint16]) -> int:
+    """How many events at the beginning of the second are the last ones of the first.
+
+    A section that closes and another that opens right after it are closer to each other than times are precise: what
+    the events are decides.
+    """
+    if not len(first.at_ns) or not len(second.at_ns):
+        return 0
+    end_ns = int(first.at_ns[-1])
+    least, most = (
+        int(np.searchsorted(second.at_ns, end_ns + shift, side="right")) for shift in (-_PRECISION_NS, _PRECISION_NS)
+    )
+    for count in range(min(most, len(first.at_ns)), max(least, 1) - 1, -1):
+        kinds, sections = second.kinds[:count], renumbered[second.sections[:count]]
+        is_same = np.abs(first.at_ns[-count:] - second.at_ns[:count]) <= _PRECISION_NS
+        is_same &= (first.kinds[-count:] == kinds) & ((kinds > EVENT_END) | (first.sections[-count:] == sections))
+        if is_same.all():
+            return count
+    # not the same events, or none: times alone tell what the first has already
+    return int(np.searchsorted(second.at_ns, end_ns, side="left"))
+
+
+class _Track:
+    """The records of one rank and cycle; the newest few still as they came."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, int] = {}
+        self._waiting: list[Mapping[str, Any]] = []
+        self._events_waiting = 0
+        self._length = 0
+        self._lost = 0
+        self._gaps: list[int] = []
+        self._at_ns: list[Int64s] = []
+        self._kinds: list[npt.NDArray[np.uint8]] = []
+        self._sections: list[npt.NDArray[np.uint16]] = []
+        self._iterations: list[Int64s] = []
+
+    def add(self, record: Mapping[str, Any]) -> int:
+        """Returns how many records were passed over."""
+        self._waiting.append(record)
+        self._events_waiting += len(record["code"])
+        return self.flush() if self._events_waiting >= _AT_ONCE else 0
+
+    def gap(self) -> None:
+        """Events may be lost here; those that wait must have been taken."""
+        self._gaps.append(self._length)
+
+    def flush(self) -> int:
+        waiting, self._waiting, self._events_waiting = self._waiting, [], 0
+        return self._take(waiting)
+
+    def _take(self, records: list[Mapping[str, Any]]) -> int:
+        """Make arrays of these; where one of them makes no sense, find it by halving."""
+        if not records:
+            return 0
+        try:
+            self._convert(records)
+        except (TypeError, ValueError, OverflowError):
+            if len(records) == 1:
+                # its events are missing now: as if they had been lost
+                self.gap()
+                return 1
+            half = len(records) // 2
+            return self._take(records[:half]) + self._take(records[half:])
+        return 0
+
+    def _convert(self, records: list[Mapping[str, Any]]) -> None:
+        lengths = np.array([len(record["code"]) for record in records], dtype=np.int64)
+        codes = _ints([record["code"] for record in records])
+        gaps_us = _ints([record["dt_us"] for record in records])
+        iterations = _ints([record["iterations"] for record in records])
+        kinds = codes // _KIND
+        firsts = np.cumsum(lengths) - lengths
+        begun = np.concatenate([[0], np.cumsum(kinds == EVENT_ITERATION)])
+        if not np.array_equal(begun[firsts + lengths] - begun[firsts], [len(r["iterations"]) for r in records]):
+            raise ValueError("not as many numbers as iterations")
+        if len(codes) and (codes.min() < _KIND or codes.max() >= (EVENT_ITERATION + 1) * _KIND or gaps_us.min() < 0):
+            raise ValueError("no such code or time")
+        # within a record, times are sums of differences: those of all records at once, less what was before each
+        if not is_moment(1000 * round(gaps_us.sum(dtype=np.float64))):
+            raise ValueError("such a time is longer than anything runs")
+        passed = np.concatenate([[0], np.cumsum(gaps_us)])
+        origin = np.array([record["from_ns"] for record in records], dtype=np.int64) - passed[firsts] * 1000
+        at_ns = passed[1:] * 1000 + np.repeat(origin, lengths)
+        sections = self._known_by_name(np.where(kinds <= EVENT_END, codes % _KIND, -1), lengths, records)
+        gaps = [self._length + int(at) for at, r in zip(firsts, records, strict=True) if r["lost"]]
+        # nothing can fail from here on: all of these records are taken, or none
+        self._gaps += gaps
+        self._lost += sum(record["lost"] for record in records)
+        self._at_ns.append(at_ns)
+        self._kinds.append(kinds.astype(np.uint8))
+        self._sections.append(sections)
+        self._iterations.append(iterations)
+        self._length += len(codes)
+
+    def _known_by_name(
+        self, indices: Int64s, lengths: Int64s, records: Sequence[Mapping[str, Any]]
+    ) -> npt.NDArray[np.uint16]:
+        """The same sections with our numbers: a list of names may differ from that of the record before."""
+        width = int(indices.max(initial=-1)) + 1
+        tables: list[list[int]] = []
+        table_of_record = []
+        last: object = None
+        for record in records:
+            if not tables or record["names"] != last:
+                last = record["names"]
+                tables.append(self._table(record["names"], width))
+            table_of_record.append(len(tables) - 1)
+        if not width:
+            return np.zeros(len(indices), dtype=np.uint16)
+        tables_by_event = np.repeat(np.array(table_of_record, dtype=np.int64), lengths)
+        return np.array(tables, dtype=np.uint16)[tables_by_event, np.maximum(indices, 0)]
+
+    def _table(self, names: Sequence[str], width: int) -> list[int]:
+        """Our number of each of the first ``width`` sections; all get one: those not seen yet may be open, too."""
+        for name in names:
+            self._names.setdefault(name, len(self._names))
+        known = list(names[:width])
+        known += [f"section #{index}" for index in range(len(known), width)]
+        return [self._names.setdefault(name, len(self._names)) for name in known]
+
+    def events(self, rank: int, cycle: int) -> ProgressEvents:
+        none = np.empty(0, dtype=np.int64)
+        return ProgressEvents(
+            rank=rank,
+            cycle=cycle,
+            names=tuple(self._names),
+            # whole microseconds add up to a little more or less than the next record's beginning
+            at_ns=np.maximum.accumulate(np.concatenate([none, *self._at_ns])),
+            kinds=np.concatenate([none.astype(np.uint8), *self._kinds]),
+            sections=np.concatenate([none.astype(np.uint16), *self._sections]),
+            iterations=np.concatenate([none, *self._iterations]),
+            gaps=tuple(self._gaps),
+            lost=self._lost,
+        )
+
+
+def _ints(lists: Sequence[list[int]]) -> Int64s:
+    flat: list[int] = []
+    for each in lists:
+        flat += each
+    if not flat:
+        return np.empty(0, dtype=np.int64)
+    found = np.array(flat)  # no dtype: it would make whole numbers of others
+    if found.ndim != 1 or found.dtype != np.int64:
+        raise ValueError("not a list of whole numbers")
+    return found
+
+
+def _has_shape(record: Mapping[str, Any]) -> bool:
+    """Whether the fields are there and of the right kinds; what is in the lists is seen when they are converted."""
+    fields = ("rank", "cycle", "from_ns", "lost", "names", "dt_us", "code", "iterations")
+    if not all(is_sound(record, name) for name in fields):
+        return False
+    return bool(record["lost"] >= 0) and len(record["dt_us"]) == len(record["code"])

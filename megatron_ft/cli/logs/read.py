@@ -1,0 +1,188 @@
+"""Read the event logs of a directory; they may still be written to, cut off, or come from several nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import copyreg
+import json
+import multiprocessing
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from megatron_ft.cli.logs.fields import checked, is_sound
+from megatron_ft.cli.logs.progress import ProgressCollector, ProgressEvents
+
+__all__ = ["EventLogFile", "Record", "parse_log", "read_directory"]
+
+_MUCH = 50_000_000  # bytes: fewer are read before other processes have started
+_EV = re.compile(r'"ev" *: *"(\w*)("?)')
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One event of one process.
+
+    Args:
+        t: nanoseconds of that host's CLOCK_MONOTONIC; comparable within a host, not between hosts.
+        ev: the event's name.
+        fields: what else was written with it, each of the type that ``cli/logs/fields.py`` says, or None.
+    """
+
+    t: int
+    ev: str
+    host: str
+    role: str
+    pid: int
+    fields: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+
+    def get(self, name: str) -> Any:
+        """A field, None if the record has no such field."""
+        return self.fields.get(name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EventLogFile:
+    """What one process wrote.
+
+    Args:
+        header: the fields of its first record: schema, role, host, pid, run_id, wall_ns and more.
+        opened: nanoseconds of CLOCK_MONOTONIC when it was opened; ``header["wall_ns"]`` is the same moment.
+        records: all but the `progress` records, which are by far the most.
+        passed_over: lines that couldn't be read, or not wholly: cut off by a crash, torn by a full disk, or not ours.
+        progress: what the `progress` records tell, for each rank and cycle in the file.
+    """
+
+    name: str
+    header: Mapping[str, Any]
+    opened: int
+    records: tuple[Record, ...]
+    passed_over: int
+    progress: tuple[ProgressEvents, ...] = ()
+
+    @property
+    def host(self) -> str:
+        """The node's name."""
+        return str(self.header.get("host") or "")
+
+    @property
+    def wall_offset_ns(self) -> int:
+        """What to add to this host's monotonic clock to get nanoseconds since the epoch, as this process saw it."""
+        return int(self.header["wall_ns"]) - self.opened
+
+
+def read_directory(directory: str | Path, *, processes: int = 1) -> list[EventLogFile]:
+    """All event logs directly in ``directory``, in the order in which they were opened.
+
+    Files that aren't event logs are left out, and so are those that can't be read any more.
+
+    Args:
+        processes: so many read at the same time, if there is much to read; the caller's ``__main__`` must bear to be
+            imported by them.
+
+    Raises:
+        OSError: the directory itself can't be read.
+    """
+    paths = [path for path in sorted(Path(directory).iterdir()) if path.suffix == ".jsonl"]
+    processes = min(processes, len(paths))
+    if processes > 1 and _bytes_in(paths) >= _MUCH:
+        # fresh interpreters: numpy has threads, which a forked process wouldn't
+        with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+            logs = list(pool.map(_read_file, paths))
+    else:
+        logs = [_read_file(path) for path in paths]
+    return sorted((log for log in logs if log is not None), key=lambda log: (log.header["wall_ns"], log.name))
+
+
+def _bytes_in(paths: Iterable[Path]) -> int:
+    total = 0
+    for path in paths:
+        with contextlib.suppress(OSError):
+            total += path.stat().st_size
+    return total
+
+
+def _read_file(path: Path) -> EventLogFile | None:
+    try:
+        # line by line: the log of a long run has hundreds of megabytes
+        with path.open("rb") as file:
+            return parse_log(path.name, (line.decode(errors="replace") for line in file))
+    except OSError:
+        return None  # removed since, or somebody else's: the other logs still tell most of it
+
+
+def _pickled(proxy: MappingProxyType[str, Any]) -> tuple[Any, ...]:
+    return _proxy, (dict(proxy),)
+
+
+def _proxy(fields: dict[str, Any]) -> MappingProxyType[str, Any]:
+    return MappingProxyType(fields)
+
+
+copyreg.pickle(MappingProxyType, _pickled)  # Python can't by itself; the processes hand back what they have read
+
+
+def parse_log(name: str, lines: Iterable[str]) -> EventLogFile | None:
+    """One event log from its lines; None if it doesn't begin with a header that we know."""
+    lines = iter(lines)
+    first, passed_over = _first_document(lines)
+    if first is None or first["ev"] != "log_opened" or not all(is_sound(first, key) for key in ("wall_ns", "pid")):
+        return None
+    header, is_wrong = checked(first)
+    passed_over += is_wrong
+    origin = {"host": header.get("host") or "", "role": header.get("role") or "", "pid": header["pid"]}
+    records = []
+    progress = ProgressCollector()
+    for line in lines:
+        document = _document(line)
+        if document is None:
+            passed_over += bool(line.strip())
+            if _may_be_progress(line):
+                progress.missing()
+        elif document["ev"] == "progress":
+            progress.add(document)
+        else:
+            fields, is_wrong = checked(document)
+            passed_over += is_wrong
+            records.append(Record(t=document["t"], ev=document["ev"], fields=MappingProxyType(fields), **origin))
+    tracks = progress.finished()
+    return EventLogFile(
+        name=name,
+        header=MappingProxyType(header),
+        opened=header["t"],
+        records=tuple(records),
+        passed_over=passed_over + progress.passed_over,
+        progress=tracks,
+    )
+
+
+def _first_document(lines: Iterator[str]) -> tuple[dict[str, Any] | None, int]:
+    """The first line that is a record, and how many unreadable ones were before it."""
+    passed_over = 0
+    for line in lines:
+        document = _document(line)
+        if document is not None:
+            return document, passed_over
+        passed_over += bool(line.strip())
+    return None, passed_over
+
+
+def _document(line: str) -> dict[str, Any] | None:
+    try:
+        document = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return document if isinstance(document, dict) and is_sound(document, "t") and is_sound(document, "ev") else None
+
+
+def _may_be_progress(line: str) -> bool:
+    """Whether an unreadable line may be what is left of a `progress` record."""
+    said = _EV.search(line)
+    if said is None:
+        return bool(line.strip())
+    name, end = said.groups()
+    return name == "progress" if end else "progress".startswith(name)

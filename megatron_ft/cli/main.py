@@ -1,0 +1,66 @@
+"""`megatron-ft`: what the event logs of a run tell, and what a person wants of a job that runs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from megatron_ft.cli import check_config, pause, report
+from megatron_ft.cli.status import status
+from megatron_ft.coordinator import __main__ as coordinator
+from megatron_ft.core.errors import ConfigError
+from megatron_ft.ipc.config.options import with_hint
+
+__all__ = ["main"]
+
+_MISTAKE = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a subcommand.
+
+    Returns:
+        The exit code: 0; 1 if there was nothing to report; 2 for a user's mistake, after one line on stderr.
+    """
+    try:
+        args = _parser().parse_args(argv)
+        code: int = args.run(args)
+    except ConfigError as error:
+        print(f"megatron-ft: error: {error}", file=sys.stderr)
+        return _MISTAKE
+    return code
+
+
+class _Parser(argparse.ArgumentParser):
+    """Its complaints are one line, with the option that was probably meant."""
+
+    used: argparse.ArgumentParser | None = None
+
+    def parse_known_args(self, *args: Any, **options: Any) -> Any:
+        # argparse leaves options that a subcommand doesn't know to the parser above it
+        _Parser.used = self
+        return super().parse_known_args(*args, **options)
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(with_hint(message, _Parser.used or self))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="megatron-ft", description="Tools for runs of ft_launcher.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
+    report.add_command(commands)
+    check_config.add_command(commands)
+    pause.add_commands(commands)
+    status.add_command(commands)
+    by_hand = commands.add_parser(
+        "coordinator", help="coordinate a job from a machine of your choice", description=coordinator.DESCRIPTION
+    )
+    coordinator.add_arguments(by_hand)
+    by_hand.set_defaults(run=coordinator.coordinate)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

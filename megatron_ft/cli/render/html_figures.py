@@ -1,0 +1,228 @@
+"""The figures of the page, with plotly: the timeline, and how long sections took.
+
+Plotly reads tags and entities in its texts: whatever comes from a log goes through ``escape``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from megatron_ft.cli.analysis.analysis import Analysis
+from megatron_ft.cli.analysis.intervals import Interval, durations_s
+from megatron_ft.cli.analysis.raster import ABSENT, Grid, edges_ns, rasterize, state_names
+from megatron_ft.cli.analysis.timeline import Timeline
+from megatron_ft.cli.analysis.windows import Window
+from megatron_ft.cli.render import theme
+from megatron_ft.cli.render.analysis_table import interval_row
+
+__all__ = ["COARSE", "distributions_figure", "timeline_figure"]
+
+COARSE = "coarse"
+"""``meta`` of the trace that the page hides when one looks more closely."""
+
+_MOST_CELLS, _MOST_COLUMNS, _LEAST_COLUMNS = 1_500_000, 20_000, 600
+_DETAIL_CELLS, _MOST_DETAIL_COLUMNS, _MOST_DETAILS = 400_000, 2000, 3
+_SCREEN_COLUMNS = 900
+_BINS = 80
+_MOST_DISTRIBUTIONS = 16
+
+
+def timeline_figure(analysis: Analysis) -> Any:
+    """Ranks over time, coloured by state; seconds since the beginning on the x axis, rows of the grid on the y axis."""
+    from plotly import graph_objects
+
+    figure = graph_objects.Figure()
+    timeline = analysis.timeline
+    ranks = timeline.ranks
+    columns = int(np.clip(_MOST_CELLS // max(1, len(ranks)), _LEAST_COLUMNS, _MOST_COLUMNS))
+    whole = rasterize(timeline, edges_ns(timeline.begin_ns, timeline.end_ns, columns))
+    figure.add_trace(_heatmap(whole, timeline))
+    seen = set(np.unique(whole.states).tolist())
+    for window in analysis.windows[-_MOST_DETAILS:]:
+        grid = _detail(timeline, window, whole)
+        if grid is not None:
+            seen |= set(np.unique(grid.states).tolist())
+            figure.add_trace(_heatmap(grid, timeline))
+    # Over all that, as many columns as a screen shows: a browser that has to leave columns out leaves out any.
+    coarse = rasterize(timeline, edges_ns(timeline.begin_ns, timeline.end_ns, _SCREEN_COLUMNS))
+    figure.add_trace(_heatmap(coarse, timeline, meta=COARSE))
+    names, colors = state_names(timeline.names), theme.colors(len(timeline.names))
+    for state in sorted(seen - {ABSENT}):
+        # a heatmap has no legend: empty traces stand for its states
+        marker = {"color": colors[state], "size": 14, "symbol": "square", "line": {"color": "#888", "width": 1}}
+        figure.add_scatter(x=[None], y=[None], mode="markers", marker=marker, name=escape(names[state]))
+    _add_cycles(figure, timeline)
+    _add_happenings(figure, analysis)
+    figure.update_layout(**_timeline_layout(timeline))
+    return figure
+
+
+def _detail(timeline: Timeline, window: Window, whole: Grid) -> Grid | None:
+    """The same around a failure, finer; None where the whole is fine enough."""
+    columns = int(np.clip(_DETAIL_CELLS // max(1, len(whole.ranks)), _LEAST_COLUMNS, _MOST_DETAIL_COLUMNS))
+    edges = edges_ns(window.begin_ns, window.end_ns, columns)
+    if 2 * (edges[1] - edges[0]) > whole.edges_ns[1] - whole.edges_ns[0]:
+        return None
+    return rasterize(timeline, edges)
+
+
+def _heatmap(grid: Grid, timeline: Timeline, *, meta: str | None = None) -> Any:
+    from plotly import graph_objects
+
+    colors = theme.colors(len(timeline.names))
+    count = len(colors)
+    scale = [(edge / count, colors[index]) for index in range(count) for edge in (index, index + 1)]
+    begin_s = (int(grid.edges_ns[0]) - timeline.begin_ns) / 1e9
+    width_s = (int(grid.edges_ns[-1]) - int(grid.edges_ns[0])) / 1e9 / grid.states.shape[1]
+    return graph_objects.Heatmap(
+        z=grid.states,
+        x0=begin_s + width_s / 2,
+        dx=width_s,
+        y0=0,
+        dy=1,
+        zmin=-0.5,
+        zmax=count - 0.5,
+        colorscale=scale,
+        showscale=False,
+        meta=meta,
+        hoverinfo="none",  # the page's own line says it, with the section's name
+        ygap=2 if len(grid.ranks) <= 32 else 0,
+    )
+
+
+def _add_cycles(figure: Any, timeline: Timeline) -> None:
+    rows = len(timeline.ranks)
+    begins = [(cycle.begin_ns - timeline.begin_ns) / 1e9 for cycle in timeline.cycles]
+    figure.add_scatter(
+        x=[x for at in begins for x in (at, at, None)],
+        y=[y for _ in begins for y in (-0.5, rows - 0.5, None)],
+        mode="lines",
+        line={"dash": "dash", "color": "black", "width": 1.5},
+        name="a cycle begins",
+        hoverinfo="skip",
+    )
+    for at, cycle in zip(begins, timeline.cycles, strict=True):
+        figure.add_annotation(
+            x=at, y=1, yref="paper", text=f"cycle {cycle.number}", showarrow=False, xanchor="left", yanchor="bottom"
+        )
+
+
+def _add_happenings(figure: Any, analysis: Analysis) -> None:
+    timeline, found = analysis.timeline, analysis.happenings
+    if not found:
+        return
+    rows = {rank: row for row, rank in enumerate(timeline.ranks)}
+    for rank, since_s, until_s in theme.hung_lines(timeline, found):
+        line = {"color": theme.FAULT, "width": 3}
+        figure.add_scatter(
+            x=[since_s, until_s], y=[rows[rank]] * 2, mode="lines", line=line, showlegend=False, hoverinfo="skip"
+        )
+    figure.add_scatter(
+        x=[each.at_s for each in found],
+        y=[rows.get(each.rank, 0) if each.rank is not None else 0 for each in found],
+        mode="markers+text",
+        name="failure (click it)",
+        text=[str(each.number) for each in found],
+        textfont={"color": theme.FAULT, "size": 12, "weight": "bold"},
+        marker={"size": 22, "color": theme.BACKGROUND, "line": {"color": theme.FAULT, "width": 3}},
+        hovertext=["<br>".join(_wrapped(escape(f"cycle {each.cycle}: {each.text}"))) for each in found],
+        hoverinfo="text",
+        customdata=[each.number for each in found],
+        cliponaxis=False,
+    )
+
+
+def _wrapped(text: str, width: int = 90) -> list[str]:
+    import textwrap
+
+    return textwrap.wrap(text[:1000], width)
+
+
+def _timeline_layout(timeline: Timeline) -> dict[str, Any]:
+    ranks = timeline.ranks
+    rows = len(ranks)
+    length = (timeline.end_ns - timeline.begin_ns) / 1e9
+    yaxis: dict[str, Any] = {"title": "rank", "range": [rows - 0.5, -0.5], "showgrid": False, "zeroline": False}
+    if ranks != list(range(rows)) or rows <= 16:
+        step = max(1, rows // 16)
+        yaxis |= {"tickvals": list(range(0, rows, step)), "ticktext": [str(rank) for rank in ranks[::step]]}
+    return {
+        "height": int(np.clip(180 + 30 * rows, 300, 760)),
+        "margin": {"l": 70, "r": 20, "t": 40, "b": 60},
+        "plot_bgcolor": theme.BACKGROUND,
+        "xaxis": {
+            "title": "seconds since the start of the run",
+            "range": [0, length],
+            "showgrid": False,
+            "zeroline": False,
+        },
+        "yaxis": yaxis,
+        "legend": {"itemclick": False, "itemdoubleclick": False},
+        "dragmode": "zoom",
+        "hovermode": "closest",
+    }
+
+
+def distributions_figure(analysis: Analysis) -> Any:
+    """For each section how often it took how long, with its timeout; None if nothing was observed."""
+    from plotly.subplots import make_subplots
+
+    shown = [each for each in analysis.intervals if each.count][:_MOST_DISTRIBUTIONS]
+    if not shown:
+        return None
+    figure = make_subplots(
+        rows=(len(shown) + 1) // 2,
+        cols=2,
+        subplot_titles=[_caption(each) for each in shown],
+        vertical_spacing=0.35 / max(2, (len(shown) + 1) // 2),
+    )
+    for index, interval in enumerate(shown):
+        row, column = index // 2 + 1, index % 2 + 1
+        edges, counts = _histogram(durations_s(analysis.timeline, interval.name))
+        figure.add_scatter(
+            x=edges,
+            y=[*counts, counts[-1]],
+            line={"shape": "hv", "color": "#4e79a7", "width": 1.5},
+            fill="tozeroy",
+            name=escape(interval.name),
+            row=row,
+            col=column,
+        )
+        if interval.timeout_s is not None:
+            figure.add_scatter(
+                x=[interval.timeout_s] * 2,
+                y=[0.5, 2 * max(counts)],
+                mode="lines",
+                line={"color": theme.FAULT, "dash": "dash", "width": 2},
+                name=f"timeout of {escape(interval.name)}",
+                row=row,
+                col=column,
+            )
+        figure.update_xaxes(type="log", title="seconds", dtick="D2", row=row, col=column)
+        top = float(np.log10(2 * max(counts)))
+        figure.update_yaxes(
+            type="log", title="intervals", dtick=1, range=[float(np.log10(0.5)), top], row=row, col=column
+        )
+    height = 60 + 230 * ((len(shown) + 1) // 2)
+    figure.update_layout(
+        height=height, showlegend=False, margin={"l": 70, "r": 20, "t": 60, "b": 50}, plot_bgcolor="#f6f6f6"
+    )
+    return figure
+
+
+def _caption(interval: Interval) -> str:
+    name, timeout, longest, *_, margin = interval_row(interval)
+    name = name if len(name) <= 40 else name[:37] + "..."
+    return f"<b>{escape(name)}</b>: longest {longest}, timeout {timeout}, margin {margin}"
+
+
+def _histogram(seconds: np.ndarray[tuple[int], np.dtype[np.float64]]) -> tuple[Sequence[float], list[float]]:
+    """Bins of equal ratio; a count of 0 becomes 0.5, the bottom of a logarithmic axis."""
+    low, high = max(1e-6, float(seconds.min())), max(1e-6, float(seconds.max()))
+    edges = np.geomspace(low * 0.97, high * 1.03, _BINS + 1)
+    counts, _ = np.histogram(np.maximum(seconds, 1e-6), bins=edges)
+    return edges.tolist(), np.maximum(counts, 0.5).tolist()

@@ -1,0 +1,125 @@
+"""What both pictures share: colours, the unit of the time axis, titles, and which events are named. Pure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from megatron_ft.cli.analysis.raster import MOST_SECTIONS
+from megatron_ft.cli.analysis.timeline import Timeline
+
+__all__ = [
+    "BACKGROUND",
+    "FAULT",
+    "SECONDS",
+    "Happening",
+    "Unit",
+    "colors",
+    "happenings",
+    "hung_lines",
+    "title",
+    "unit_of",
+]
+
+BACKGROUND, FAULT = "#ffffff", "#c1121f"
+_SPECIAL = (BACKGROUND, FAULT, "#bfbfbf", "#ececec")  # in the order of the states of raster.py
+# Tableau's colours without the red and the grey, which mean something here; the first sections get the calmest.
+_SECTIONS = (
+    *("#4e79a7", "#f2b134", "#59a14f", "#b07aa1", "#76b7b2", "#9c755f", "#edc948", "#a0cbe8", "#8cd17d", "#d4a6c8"),
+    *("#6b4c9a", "#2f6f6f", "#c49c94", "#86bcb6"),
+)
+_OTHERS = "#444444"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unit:
+    """A unit of time for an axis."""
+
+    name: str
+    seconds: float
+
+
+SECONDS = Unit(name="seconds", seconds=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Happening:
+    """The end of a cycle, or something about a rank, to be marked and named.
+
+    Args:
+        number: from 1, as it is marked in the picture.
+        at_s: seconds since the beginning of the timeline.
+        rank: None: it concerns all, or it isn't known.
+    """
+
+    number: int
+    at_s: float
+    cycle: int
+    rank: int | None
+    text: str
+
+
+def colors(sections: int) -> list[str]:
+    """One for each state of the raster."""
+    own = [_SECTIONS[index % len(_SECTIONS)] for index in range(min(sections, MOST_SECTIONS))]
+    return [*_SPECIAL, *own, *([_OTHERS] if sections > MOST_SECTIONS else [])]
+
+
+def unit_of(seconds: float) -> Unit:
+    """The unit in which such a duration is easy to read."""
+    if seconds > 3 * 3600:
+        return Unit(name="hours", seconds=3600)
+    return Unit(name="minutes", seconds=60) if seconds > 600 else SECONDS
+
+
+def title(timeline: Timeline) -> str:
+    """When, how many, what came of it."""
+    run = timeline.summary
+    opened = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(timeline.begin_ns / 1e9))
+    size = len(timeline.ranks) if run.world_size is None else run.world_size
+    nodes = f" on {len(run.hosts)} nodes" if len(run.hosts) > 1 else ""
+    restarts = f"{run.restarts} restart{'' if run.restarts == 1 else 's'}"
+    end = "" if run.exit_code is None else f", exit code {run.exit_code}"
+    return f"run of {opened}: {size} rank{'' if size == 1 else 's'}{nodes}, {restarts}{end}"
+
+
+def hung_lines(timeline: Timeline, found: Sequence[Happening]) -> list[tuple[int, float, float]]:
+    """Rank, beginning and end (seconds since the beginning) of the hangs that ended a cycle.
+
+    Among hundreds of ranks, one row is thinner than a line must be to be seen.
+    """
+    named = {(each.rank, each.cycle) for each in found}
+    return [
+        (track.rank, (track.hang.since_ns - timeline.begin_ns) / 1e9, (track.end_ns - timeline.begin_ns) / 1e9)
+        for track in timeline.tracks
+        if track.hang is not None and (track.rank, track.cycle) in named
+    ]
+
+
+def happenings(timeline: Timeline) -> Sequence[Happening]:
+    """Why each cycle ended that failed, in the order of cycles; the finding across ranks says it best, if there is one.
+
+    Marked at the fault's or verdict's moment on the rank that it is about.
+    """
+    found = []
+    blamed = {cycle.cycle: cycle.rank for cycle in timeline.summary.cycles}
+    failed = [cycle for cycle in timeline.cycles if cycle.failed]
+    for number, cycle in enumerate(failed, start=1):
+        marks = timeline.marks_by_cycle.get(cycle.number, ())
+        findings = [mark for mark in marks if mark.kind == "finding"]
+        telling = [mark for mark in marks if mark.kind in ("fault", "verdict", "exit") and mark.rank is not None]
+        rank = findings[0].rank if findings and findings[0].rank is not None else blamed[cycle.number]
+        about = [mark for mark in telling if mark.rank == rank] or telling
+        at_ns = about[0].at_ns if about else cycle.end_ns
+        said = [cycle.text, *(mark.text for mark in findings if mark.text not in cycle.text)]
+        found.append(
+            Happening(
+                number=number,
+                at_s=(at_ns - timeline.begin_ns) / 1e9,
+                cycle=cycle.number,
+                rank=rank if rank is not None or not about else about[0].rank,
+                text="; ".join(text for text in said if text),
+            )
+        )
+    return found

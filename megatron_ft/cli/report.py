@@ -1,0 +1,147 @@
+"""`megatron-ft report`: tables, and on request pictures, a trace and JSON, of the runs in a log directory.
+
+Nothing heavy is imported before the command runs: `megatron-ft pause` goes through this module, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from megatron_ft.cli.render.terminal import check_extra
+from megatron_ft.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from megatron_ft.cli.analysis.analysis import Analysis
+    from megatron_ft.cli.logs.runs import RunLogs
+
+__all__ = ["add_command"]
+
+_NOTHING_FOUND = 1
+_MOST_PROCESSES = 8
+_DESCRIPTION = """\
+Say what happened in each run whose event logs are in a directory: its cycles and why they ended, how soon that was
+noticed and the job trained again, where the time went, and the timeouts beside the intervals they time.
+It reads only these logs, offline; they may still be written to, come from several nodes, or be cut off."""
+_EPILOG = """\
+Goodput is the time in iterations that counted, those not done again in a later cycle, over the wall time from the
+beginning of the first iteration of the run to the end of its last. An iteration lasts until the next one begins:
+checkpoints are in it. It is a dash where no iterations were recorded.
+
+The margin is how many times the longest observed interval fits into its timeout. A section that never ended because
+its rank hung, was ended or died isn't an observed interval.
+
+Of several runs in a directory, each has its tables (and is an element of the JSON), oldest first; the pictures and the
+trace show the last one. --run chooses another, for all of them."""
+
+
+def add_command(commands: Any) -> None:
+    """Add it to the subparsers of `megatron-ft`."""
+    parser = commands.add_parser(
+        "report",
+        help="what happened, cycle by cycle; pictures and a trace",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("log_dir", metavar="LOG_DIR", help="the directory that ft_launcher names as 'logs:'")
+    parser.add_argument("--html", metavar="FILE", help="write one page with everything; it loads nothing")
+    parser.add_argument("--png", metavar="FILE", help="write the timeline of all ranks as a picture")
+    parser.add_argument("--trace", metavar="FILE", help="write a trace for ui.perfetto.dev or chrome://tracing")
+    parser.add_argument("--json", action="store_true", help="print the summary as JSON, instead of tables")
+    parser.add_argument("--run", dest="run_number", type=int, metavar="N", help="only the Nth run; 1 is the oldest")
+    parser.set_defaults(run=_report)
+
+
+def _report(args: argparse.Namespace) -> int:
+    from megatron_ft.cli.logs.runs import split_runs
+
+    _check_extras(args)
+    runs = split_runs(_read(args.log_dir))
+    if not runs:
+        print(f"megatron-ft: no event logs in {args.log_dir}", file=sys.stderr)
+        return _NOTHING_FOUND
+    _write_all(args, _chosen(runs, args.run_number))
+    return 0
+
+
+def _check_extras(args: argparse.Namespace) -> None:
+    """Before minutes may go into reading."""
+    if not args.json:
+        check_extra("rich", "drawing tables")
+    if args.html is not None:
+        check_extra("plotly", "--html")
+    if args.png is not None:
+        check_extra("matplotlib", "--png")
+
+
+def _read(log_dir: str) -> Any:
+    from megatron_ft.cli.logs.read import read_directory
+
+    try:
+        return read_directory(log_dir, processes=min(_MOST_PROCESSES, os.cpu_count() or 1))
+    except OSError as error:
+        raise ConfigError(f"{log_dir} can't be read: {error.strerror}") from None
+
+
+def _chosen(runs: Sequence[RunLogs], number: int | None) -> Sequence[RunLogs]:
+    if number is None:
+        return runs
+    if not 1 <= number <= len(runs):
+        raise ConfigError(f"--run {number}: there {'is 1 run' if len(runs) == 1 else f'are {len(runs)} runs'}, from 1")
+    return runs[number - 1 : number]
+
+
+def _write_all(args: argparse.Namespace, runs: Sequence[RunLogs]) -> None:
+    from megatron_ft.cli.analysis.analysis import analyze
+
+    analyses = [analyze(run) for run in runs]
+    _print(analyses, as_json=args.json)
+    last = analyses[-1]
+    for path, write in ((args.html, _html), (args.png, _png), (args.trace, _trace)):
+        if path is None:
+            continue
+        try:
+            note = write(last, args.log_dir, path)
+        except OSError as error:
+            raise ConfigError(f"{path} can't be written: {error.strerror}") from None
+        # beside JSON on stdout, nothing else may be there
+        print(f"wrote {path}{note}", file=sys.stderr if args.json else sys.stdout)
+
+
+def _print(analyses: Sequence[Analysis], *, as_json: bool) -> None:
+    if as_json:
+        import json
+
+        from megatron_ft.cli.render.summary_json import summary_document
+
+        print(json.dumps([summary_document(each) for each in analyses], indent=2))
+        return
+    from megatron_ft.cli.render.analysis_table import print_analysis
+    from megatron_ft.cli.render.cycles_table import print_run
+
+    for each in analyses:
+        print_run(each.summary)
+        print_analysis(each)
+
+
+def _html(analysis: Analysis, log_dir: str, path: str) -> str:
+    from megatron_ft.cli.render.html_page import write_page
+
+    return write_page(analysis, log_dir, path)
+
+
+def _png(analysis: Analysis, log_dir: str, path: str) -> str:
+    from megatron_ft.cli.render.png import draw_png
+
+    draw_png(analysis, path)
+    return ""
+
+
+def _trace(analysis: Analysis, log_dir: str, path: str) -> str:
+    from megatron_ft.cli.render.trace import write_trace
+
+    return write_trace(analysis.timeline, path)

@@ -1,0 +1,157 @@
+"""`megatron-ft status`: where the ranks of this node's jobs are now, live, once, or for a script."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import select
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from megatron_ft.cli.pause import choose
+from megatron_ft.cli.render.terminal import check_extra, plain, terminal
+from megatron_ft.cli.status.status_json import job_object
+from megatron_ft.cli.status.status_table import Frame, job_frame
+from megatron_ft.core.errors import FaultToleranceError
+from megatron_ft.core.status.rows import make_rows
+from megatron_ft.ipc.job_watch import ANSWER_S, JobWatch
+from megatron_ft.ipc.jobs import RunningJob, find_jobs
+
+if TYPE_CHECKING:
+    from rich.console import Console, Group
+
+__all__ = ["add_command"]
+
+_NOTHING_SEEN = 1
+_INTERRUPTED = 130
+_REDRAW_S = 0.5
+_TEXT = "show where the ranks of this node's jobs are now, and how much of their timeouts is used"
+
+
+def add_command(commands: Any) -> None:
+    """Add it to the subparsers of `megatron-ft`."""
+    parser = commands.add_parser(
+        "status",
+        help=_TEXT,
+        description=f"{_TEXT[0].upper()}{_TEXT[1:]}. In a terminal it goes on until Ctrl-C or the end of the jobs; "
+        "the jobs notice nothing of it. The exit code is 1 if no job runs, or one doesn't answer.",
+    )
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--job", metavar="RUN_ID", help="only the job with this --rdzv-id")
+    which.add_argument("--pid", type=int, metavar="LAUNCHER_PID", help="only the job of this ft_launcher")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--once", action="store_true", help="print once and end, as it does where there is no terminal")
+    how.add_argument("--json", action="store_true", help="print once, for scripts; times are seconds")
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    if not args.json:
+        check_extra("rich", "drawing tables")
+    jobs = find_jobs()
+    if args.job is not None or args.pid is not None:
+        jobs = choose(jobs, run_id=args.job, pid=args.pid)
+    if not jobs:
+        print("megatron-ft: no ft_launcher of yours runs on this node", file=sys.stderr)
+    watches: list[JobWatch] = []
+    try:
+        code = _open(jobs, watches)
+        if args.json:
+            print(json.dumps({"jobs": [_object(watch) for watch in watches]}, indent=2), flush=True)
+        elif watches:
+            _show(watches, once=args.once)
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except BrokenPipeError:
+        # `| head` has seen enough; nothing more is written, not even at the interpreter's end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _NOTHING_SEEN
+    finally:
+        for watch in watches:
+            watch.close()
+    return code
+
+
+def _open(jobs: list[RunningJob], watches: list[JobWatch]) -> int:
+    """Add those that answer to ``watches``, and say which don't; the exit code."""
+    code = 0 if jobs else _NOTHING_SEEN
+    for job in jobs:
+        watch = None
+        try:
+            watch = JobWatch(job)
+            watch.wait()
+        except FaultToleranceError as error:
+            print(f"megatron-ft: {error}", file=sys.stderr)
+            code = _NOTHING_SEEN
+            if watch is not None:
+                watch.close()
+            continue
+        watches.append(watch)
+    return code
+
+
+def _frame(watch: JobWatch) -> Frame:
+    assert watch.facts is not None
+    readings = watch.readings()
+    now_ns = time.monotonic_ns()  # after the boards were read, so that nothing on them lies in the future
+    note = f"{watch.silence()}: what stands here of the job may be old" if watch.silent_s() > ANSWER_S else None
+    return Frame(watch.facts, make_rows(watch.facts, readings, now_ns), now_ns, note)
+
+
+def _object(watch: JobWatch) -> dict[str, Any]:
+    frame = _frame(watch)
+    return job_object(frame.facts, frame.rows, frame.now_ns)
+
+
+def _show(watches: list[JobWatch], *, once: bool) -> None:
+    console = terminal()
+    if console.is_terminal and not console.is_dumb_terminal and not once:
+        _live(watches, console)
+        return
+    console.print(_draw(watches, console, lines=None))
+
+
+def _live(watches: list[JobWatch], console: Console) -> None:
+    """Redraw until Ctrl-C, or until none of the jobs is there any more."""
+    from rich.live import Live
+
+    running = list(watches)
+    with Live(console=console, auto_refresh=False) as live:
+        try:
+            while running:
+                live.update(_draw(running, console, lines=console.height // len(running)), refresh=True)
+                for watch, reason in _serve(running, time.monotonic() + _REDRAW_S):
+                    running.remove(watch)
+                    live.console.print(f"job {plain(watch.job.run_id)}: {reason}", markup=False)
+        except KeyboardInterrupt:
+            return  # that is how one leaves it
+
+
+def _serve(watches: list[JobWatch], until_s: float) -> list[tuple[JobWatch, str]]:
+    """Let them hear and ask until then (time.monotonic); those that have gone, and why."""
+    gone: dict[JobWatch, str] = {}
+    while True:
+        for watch in watches:
+            try:
+                if watch not in gone:
+                    watch.step()
+            except FaultToleranceError:
+                gone[watch] = f"ft_launcher {watch.job.launcher_pid} has ended or can't be asked any more"
+        left_s = until_s - time.monotonic()
+        if left_s <= 0 or len(gone) == len(watches):
+            return list(gone.items())
+        poller = select.poll()
+        for watch in watches:
+            if watch not in gone:
+                poller.register(watch.fileno(), select.POLLIN)
+        poller.poll(left_s * 1e3)
+
+
+def _draw(watches: list[JobWatch], console: Console, *, lines: int | None) -> Group:
+    from rich.console import Group
+
+    ascii_only = not console.encoding.lower().startswith("utf")
+    frames = map(_frame, watches)
+    return Group(*(job_frame(each, width=console.width, lines=lines, ascii_only=ascii_only) for each in frames))

@@ -1,0 +1,247 @@
+"""The ranks of a running job as a table for the terminal; needs the package's extra `report` (rich).
+
+Everything that comes from outside (names of sections, texts of errors) goes through ``plain``: it may hold what a
+terminal would obey.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from megatron_ft.cli.render.terminal import plain
+from megatron_ft.core.board.hang_detector import HangKind
+from megatron_ft.core.status.job_facts import JobFacts, Phase
+from megatron_ft.core.status.rows import RankRow, RankState, TimeoutUse, most_urgent
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+__all__ = ["COLUMNS", "Frame", "duration", "job_frame"]
+
+COLUMNS = {"rank": 4, "section": 24, "for": 11, "iteration": 9, "timeout used": 31, "state": 17}
+"""With the width that each has where there is room, so that nothing jumps from one drawing to the next."""
+_ROOM_FOR_ALL = 120
+_ROOM_FOR_BAR = 90
+_BETWEEN = 3
+_LEAST_SECTION = 8
+_LONGEST_NAME = 20
+_TABLE_LINES = 6
+"""Of a table without its rows, the line below it, and where the cursor stays."""
+_LEAST_ROWS = 3
+_BAR = 10
+_MANY = 0.8
+_SOME = 0.5
+_WORDS = {
+    RankState.HUNG: ("hung, being ended", "bold red"),
+    RankState.DAMAGED: ("board damaged", "magenta"),
+    RankState.STOPPED: ("process stopped", "bold yellow"),
+    RankState.NOT_ATTACHED: ("not attached yet", "cyan"),
+    RankState.CLOSING: ("monitoring ended", "dim"),
+    RankState.PAUSED: ("paused", "yellow"),
+    RankState.RUNNING: ("running", "green"),
+}
+_HEARTBEATS = {
+    HangKind.INITIAL_HEARTBEAT.value: "first heartbeat",
+    HangKind.HEARTBEAT.value: "heartbeat",
+}
+_PHASES = {
+    Phase.STARTING: "starting",
+    Phase.RUNNING: "running",
+    Phase.RESTARTING: "ended, the next one is starting",
+    Phase.ENDING: "ended, the job is ending",
+}
+
+
+class Frame(NamedTuple):
+    """One job at one moment; ``note`` is a warning about the look itself."""
+
+    facts: JobFacts
+    rows: list[RankRow]
+    now_ns: int
+    note: str | None = None
+
+
+def job_frame(frame: Frame, *, width: int, lines: int | None, ascii_only: bool) -> Group:
+    """Draw one job, so many columns wide and in about so many lines (None: as many as it takes).
+
+    If there is no room for all ranks, those in trouble come before others. ``ascii_only`` is for terminals that have
+    no other characters.
+    """
+    from rich.console import Group
+
+    head = list(_head(frame))
+    used = _TABLE_LINES + sum(1 + line.cell_len // width for line in head)
+    shown = most_urgent(frame.rows, len(frame.rows) if lines is None else max(_LEAST_ROWS, lines - used))
+    parts: list[Text | Table] = [*head]
+    if shown:
+        parts.append(_table(shown, width=width, ascii_only=ascii_only))
+    if len(shown) < len(frame.rows):
+        parts.append(_hidden(frame.rows, shown))
+    return Group(*parts)
+
+
+def duration(seconds: float) -> str:
+    """For a person: "0.4 s", "42 s", "3 min 20 s", "2 h 05 min", "3 d 4 h"."""
+    if seconds < 10:
+        return f"{int(seconds * 10) / 10:.1f} s"
+    whole = int(seconds)
+    minutes, hours, days = whole // 60, whole // 3600, whole // 86400
+    if minutes == 0:
+        return f"{whole} s"
+    if hours == 0:
+        return f"{minutes} min {whole % 60:02} s"
+    return f"{hours} h {minutes % 60:02} min" if days < 2 else f"{days} d {hours % 24} h"
+
+
+def _head(frame: Frame) -> Iterator[Text]:
+    from rich.text import Text
+
+    facts, now_ns = frame.facts, frame.now_ns
+    up = duration((now_ns - facts.started_ns) / 1e9)
+    yield Text.assemble(
+        (f"job {plain(facts.run_id)}", "bold"), f"  ft_launcher {facts.launcher_pid}, up {up}", overflow="fold"
+    )
+    yield Text(_where_it_is(facts, now_ns))
+    if facts.paused_since_ns is not None:
+        since = duration((now_ns - facts.paused_since_ns) / 1e9)
+        yield Text(f"paused for {since}: no rank is found hung until `megatron-ft resume`", style="yellow")
+    if facts.observe_only:
+        yield Text("observing only: hung ranks are told of, none is ended", style="yellow")
+    if facts.last_cause is not None:
+        yield Text(f"cycle {facts.last_cause.cycle} ended: {plain(facts.last_cause.text)}")
+    yield Text(f"logs: {plain(facts.log_dir) or 'none'}", style="dim", overflow="fold")
+    if frame.note is not None:
+        yield Text(frame.note, style="bold red")
+
+
+def _where_it_is(facts: JobFacts, now_ns: int) -> str:
+    left = f"{facts.restarts_left} of {_count(facts.max_restarts, 'restart')} left"
+    if facts.cycle is None:
+        return f"no rank was started yet, {left}"
+    phase = _PHASES[facts.phase]
+    if facts.phase is Phase.RUNNING and facts.cycle_started_ns is not None:
+        phase += f" for {duration((now_ns - facts.cycle_started_ns) / 1e9)}"
+    here, nodes = len(facts.ranks), _count(facts.nodes, "node")
+    ranks = _count(here, "rank") if here == facts.world_size else f"{here} of {facts.world_size} ranks here on {nodes}"
+    return f"cycle {facts.cycle} {phase}, {ranks}, {left}"
+
+
+def _table(rows: list[RankRow], *, width: int, ascii_only: bool) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    lines = [_cells(row, width=width, ascii_only=ascii_only) for row in rows]
+    natural = {name: max(len(name), *(line[at].cell_len for line in lines)) for at, name in enumerate(COLUMNS)}
+    # the section's name may be cut, the rest is short and says what matters
+    room = width - _BETWEEN * len(COLUMNS) - sum(natural.values()) + natural["section"]
+    table = Table(box=box.ASCII2 if ascii_only else box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    for name, least in COLUMNS.items():
+        table.add_column(
+            name,
+            justify="right" if name in ("rank", "for", "iteration") else "left",
+            no_wrap=True,
+            min_width=least if width >= _ROOM_FOR_ALL else None,
+            max_width=max(_LEAST_SECTION, room) if name == "section" else None,
+        )
+    for line in lines:
+        table.add_row(*line)
+    return table
+
+
+def _cells(row: RankRow, *, width: int, ascii_only: bool) -> tuple[Text, ...]:
+    """In the order of ``COLUMNS``. As ``Text``, because rich would read a plain str as markup."""
+    from rich.text import Text
+
+    bar = _BAR if width >= _ROOM_FOR_BAR else 0
+    return (
+        Text(str(row.rank)),
+        _section(row),
+        Text(_time(row)),
+        Text("-" if row.iteration is None else str(row.iteration)),
+        _used(row, bar=bar, ascii_only=ascii_only),
+        _state(row),
+    )
+
+
+def _hidden(rows: list[RankRow], shown: list[RankRow]) -> Text:
+    from rich.text import Text
+
+    names = {row.rank for row in shown}
+    hidden = [row for row in rows if row.rank not in names]
+    most = max((row.timeout.share for row in hidden if row.timeout is not None), default=None)
+    rest = "" if most is None else f", none of them beyond {_percent(most)} of its timeout"
+    return Text(f"and {_count(len(hidden), 'more rank')}{rest}", style="dim")
+
+
+def _section(row: RankRow) -> Text:
+    from rich.text import Text
+
+    if row.sections:
+        return Text(" > ".join(plain(section.name) for section in row.sections))
+    return Text("out of section" if row.out_of_section_s is not None else "-", style="dim")
+
+
+def _time(row: RankRow) -> str:
+    if row.sections:
+        return duration(row.sections[-1].open_s)
+    return "-" if row.out_of_section_s is None else duration(row.out_of_section_s)
+
+
+def _used(row: RankRow, *, bar: int, ascii_only: bool) -> Text:
+    """The most advanced timeout, with its name where that isn't the section in which the rank is now."""
+    from rich.text import Text
+
+    use = row.timeout
+    if use is None:
+        return Text("-")
+    full, empty = ("#", ".") if ascii_only else ("\u2501", "\u2500")
+    filled = min(bar, int(use.share * bar))
+    style = "red" if use.share >= _MANY else "yellow" if use.share >= _SOME else "green"
+    told = f"{_percent(use.share):>5} of {_limit(use.timeout_s)}"
+    name = _name(row, use)
+    return Text.assemble(
+        (full * filled, style), (empty * (bar - filled), "dim"), " " if bar else "", told, f", {name}" if name else ""
+    )
+
+
+def _name(row: RankRow, use: TimeoutUse) -> str:
+    if use.section is None:
+        return "" if use.kind == HangKind.OUT_OF_SECTION.value else _HEARTBEATS[use.kind]
+    is_here = bool(row.sections) and row.sections[-1].name == use.section
+    name = plain(use.section)
+    return "" if is_here else name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 3] + "..."
+
+
+def _state(row: RankRow) -> Text:
+    from rich.text import Text
+
+    if row.state is not RankState.EXITED:
+        return Text(*_WORDS[row.state])
+    if not row.exit_code:
+        return Text("exited" if row.exit_code is None else "finished", style="dim")
+    if row.exit_code > 0:
+        return Text(f"exited with code {row.exit_code}", style="red")
+    return Text(f"ended by {_signal_name(-row.exit_code)}", style="red")
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"  # a real-time one
+
+
+def _percent(share: float) -> str:
+    return f"{int(share * 100)} %"
+
+
+def _limit(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds < 60 else duration(seconds)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

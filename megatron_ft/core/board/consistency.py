@@ -1,0 +1,70 @@
+"""Whether one reading of a board can come after another: what a stray write has left there is no progress. Pure.
+
+``board_layout.decode`` knows which words are impossible by themselves. Here is what the writer never does: it never
+counts back, never changes what it is, and changes a timeout only together with the version of the timeouts.
+"""
+
+from __future__ import annotations
+
+from megatron_ft.core.board.layout import BoardSnapshot, SectionView
+
+__all__ = ["contradiction"]
+
+_FIXED = ("cycle", "rank", "pid", "start_ns", "warmup_iterations", "epoch")
+_COUNTS = ("iterations_seen", "heartbeats", "ring_head", "timeouts_version")
+_STAMPS = (
+    "last_heartbeat_ns",
+    "last_transition_ns",
+    "first_iteration_at_ns",
+    "first_step_at_ns",
+    "warm_up_over_ns",
+)
+_TIMEOUTS = (
+    "initial_heartbeat_timeout_ns",
+    "heartbeat_timeout_ns",
+    "heartbeat_flags",
+    "out_of_section_timeout_ns",
+)
+_MOST_MORE = 2**40
+"""No rank counts that far between two looks, nor in its life: after a renewal, the ring goes on where it was."""
+_LATE_NS = 1_000_000_000
+"""From a stamp to its store there are nanoseconds; on a busy machine the process may have to wait in between."""
+
+
+def contradiction(before: BoardSnapshot, after: BoardSnapshot, looked_ns: int) -> str | None:
+    """Why ``after`` can't be a later reading of the board that said ``before`` at ``looked_ns``; None if it can."""
+    for names, least, most in ((_FIXED, 0, 0), (_COUNTS, 0, _MOST_MORE), (_STAMPS, 0, None)):
+        for name in names:
+            old, new = getattr(before, name), getattr(after, name)
+            if new - old < least or (most is not None and new - old > most):
+                return f"{name} went from {old} to {new}"
+    if before.closing and not after.closing:
+        return "the end of the monitoring was taken back"
+    same_timeouts = before.timeouts_version == after.timeouts_version
+    for name in _TIMEOUTS if same_timeouts else ():
+        if getattr(before, name) != getattr(after, name):
+            return f"{name} is {getattr(after, name)}, and nobody has changed the timeouts"
+    if len(after.sections) < len(before.sections):
+        return f"there were {len(before.sections)} sections, now there are {len(after.sections)}"
+    moved = before.last_transition_ns != after.last_transition_ns
+    for known, section in zip(before.sections, after.sections, strict=False):
+        why = _section(known, section, after.start_ns, looked_ns, same_timeouts=same_timeouts)
+        if known.opened_at_ns and not section.opened_at_ns and not moved:
+            why = why or "it is closed, and nobody has closed it"
+        if why is not None:
+            return f"section {known.name!r}: {why}"
+    return None
+
+
+def _section(old: SectionView, new: SectionView, start_ns: int, looked_ns: int, *, same_timeouts: bool) -> str | None:
+    if old.name != new.name:
+        return f"it is called {new.name!r} now"
+    if not 0 <= new.open_count - old.open_count <= _MOST_MORE:
+        return f"its count went from {old.open_count} to {new.open_count}"
+    if same_timeouts and old.timeout_ns != new.timeout_ns:
+        return f"its timeout is {new.timeout_ns}, and nobody has changed the timeouts"
+    # since the start: so a rank says what it had open before its board was renewed
+    since_known = (0, old.opened_at_ns, start_ns)
+    if new.opened_at_ns not in since_known and new.opened_at_ns < looked_ns - _LATE_NS:
+        return f"it is open since {new.opened_at_ns}, and wasn't at {looked_ns}"
+    return None

@@ -1,0 +1,335 @@
+"""The judgement: from what the board says and what time it is, to what the monitor does next.
+
+Pure: no clock, no I/O. Times are nanoseconds of CLOCK_MONOTONIC.
+
+Rules
+-----
+* Every open section is judged by ``now - opened at``; an overdue outer section is a hang even if an inner
+  one is young. Only if none is open, ``now - last transition`` counts against the out-of-section timeout.
+* Heartbeat timeouts, the user's like the default ones, apply to a rank that has sent a heartbeat or has opened no
+  section: one that opens sections and sends no heartbeat isn't judged by them.
+* During warm-up (see :func:`_is_warming_up`) "step" and the time out of section aren't judged.
+* A verdict is read twice, a moment apart, before it counts.
+* Time in which the whole node stood still isn't the rank's. The monitor can't see such time, but it notices
+  two signs of it: it wakes much later than it asked, or it receives SIGCONT. Either way the node may have
+  stood still at any moment since the last look, so all of that gap is taken off every interval. Of one that only
+  lateness tells of, that is sure of the lateness itself; of the sleep before it, of which it is a guess, an interval
+  gets no more than :func:`_most_doubt` in all, so that a node that is merely busy hides no hang.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from megatron_ft.core.board.layout import BoardSnapshot
+
+CONFIRM_AFTER_NS = 10_000_000
+"""From the first overdue reading to the second, which makes the verdict."""
+MIN_SLEEP_NS = 5_000_000
+"""Least sleep while nothing is overdue, so that absurdly small timeouts don't make a busy loop."""
+_MOST_PUT_OFF = 5
+"""So often in a row lateness alone makes a first reading of what should have been the second."""
+_DOUBT_NS = 10_000_000_000
+_DOUBT_SHARE = 4
+_MAX_TOLERANCE_NS = 100_000_000
+_MIN_TOLERANCE_NS = 20_000_000
+_MAX_GAPS = 64
+STEP = "step"
+
+
+class HangKind(enum.Enum):
+    """Which timeout was passed."""
+
+    SECTION = "section"
+    OUT_OF_SECTION = "out_of_section"
+    INITIAL_HEARTBEAT = "initial_heartbeat"
+    HEARTBEAT = "heartbeat"
+
+
+class Verdict(NamedTuple):
+    """A rank has made no progress for longer than it may."""
+
+    kind: HangKind
+    section: str | None
+    since_ns: int
+    """When the overdue interval began."""
+    elapsed_ns: int
+    """How long it has lasted, without the time in which the node stood still."""
+    timeout_ns: int
+    iteration: int | None
+    open_sections: tuple[str, ...]
+    """All that are open, outermost first."""
+
+
+class Step(enum.Enum):
+    """What the monitor does after a look."""
+
+    WATCH = "watch"
+    CONFIRM = "confirm"
+    END_RANK = "end_rank"
+    REST = "rest"
+
+
+class Look(NamedTuple):
+    """The outcome of one look."""
+
+    step: Step
+    next_look_ns: int | None
+    """When to look again at the latest; None: not before something else wakes the monitor."""
+    verdict: Verdict | None
+
+
+class Interval(NamedTuple):
+    """A time that is running against a timeout."""
+
+    kind: HangKind
+    section: str | None
+    since_ns: int
+    timeout_ns: int
+
+
+class _Suspect(NamedTuple):
+    """An interval seen overdue once; only a second reading, not before this time, makes it a verdict."""
+
+    interval: Interval
+    confirm_at_ns: int
+
+
+class Gap(NamedTuple):
+    """A span in which the node stood still, or may have; of several in one, what is between them is neither."""
+
+    start_ns: int
+    end_ns: int
+    lost_ns: int
+    """How much of it nobody is to be charged with."""
+    doubtful_ns: int
+    """How much more of it may have been lost."""
+
+
+@dataclass
+class MonitorState:
+    """What the monitor remembers between two looks at one board."""
+
+    check_interval_ns: int
+    last_look_ns: int
+    asked_ns: int | None = None
+    gaps: list[Gap] = field(default_factory=list)
+    """In order, without overlap."""
+    suspect: _Suspect | None = None
+    put_off: int = 0
+    """How often in a row a second reading came so late that it counted as a first one."""
+    dismissed: Interval | None = None
+    """Overdue, known, and left alone: it isn't judged again as long as it lasts."""
+
+
+def look(state: MonitorState, board: BoardSnapshot, now_ns: int, *, was_stopped: bool = False) -> Look:
+    """Judge one snapshot, taken just before ``now_ns``; ``was_stopped``: a SIGCONT came since the last look.
+
+    Changes ``state``.
+    """
+    assert now_ns >= state.last_look_ns, (now_ns, state.last_look_ns)
+    smallest = _smallest_timeout(board)
+    _note_gap(state, smallest, now_ns, was_stopped)
+    state.last_look_ns = now_ns
+    if board.closing:
+        state.suspect = None
+        state.asked_ns = None
+        return Look(Step.REST, None, None)
+
+    nearest: int | None = None
+    overdue: tuple[int, Interval] | None = None
+    for interval in running_intervals(board):
+        if interval == state.dismissed:
+            continue
+        deadline = interval.since_ns + interval.timeout_ns + _stood_still(state, interval)
+        if now_ns >= deadline and (overdue is None or deadline < overdue[0]):
+            overdue = (deadline, interval)
+        if nearest is None or deadline < nearest:
+            nearest = deadline
+
+    if overdue is not None:
+        return _judge_overdue(state, board, overdue[1], now_ns)
+    state.suspect = None
+    state.put_off = 0
+    bounds = [now_ns + state.check_interval_ns]
+    if smallest is not None:
+        bounds.append(now_ns + max(smallest, MIN_SLEEP_NS))
+    if nearest is not None:
+        bounds.append(nearest)
+    state.asked_ns = min(bounds)
+    return Look(Step.WATCH, state.asked_ns, None)
+
+
+def dismiss(state: MonitorState, verdict: Verdict) -> None:
+    """Let a rank that was found hung go on (who only observes ends nobody); the next verdict is another one.
+
+    Changes ``state``.
+    """
+    state.dismissed = Interval(verdict.kind, verdict.section, verdict.since_ns, verdict.timeout_ns)
+    state.suspect = None
+    state.asked_ns = None
+
+
+def excuse(state: MonitorState, since_ns: int, now_ns: int) -> None:
+    """Count the time from ``since_ns`` on, in which nobody was to judge, for nobody's. Changes ``state``."""
+    start_ns = max(since_ns, state.gaps[-1].end_ns if state.gaps else 0)
+    _add_gap(state, Gap(start_ns, now_ns, now_ns - start_ns, 0))
+    state.suspect = None
+    state.last_look_ns = max(state.last_look_ns, now_ns)
+    state.asked_ns = None
+
+
+def _judge_overdue(state: MonitorState, board: BoardSnapshot, interval: Interval, now_ns: int) -> Look:
+    verdict = Verdict(
+        kind=interval.kind,
+        section=interval.section,
+        since_ns=interval.since_ns,
+        elapsed_ns=now_ns - interval.since_ns - _stood_still(state, interval),
+        timeout_ns=interval.timeout_ns,
+        iteration=board.iteration,
+        open_sections=tuple(s.name for s in board.open_sections),
+    )
+    if state.suspect is None or state.suspect.interval != interval:
+        state.suspect = _Suspect(interval, now_ns + CONFIRM_AFTER_NS)
+    if now_ns >= state.suspect.confirm_at_ns:
+        return Look(Step.END_RANK, None, verdict)
+    state.asked_ns = state.suspect.confirm_at_ns
+    return Look(Step.CONFIRM, state.asked_ns, verdict)
+
+
+def running_intervals(board: BoardSnapshot) -> Iterator[Interval]:
+    """Everything that is being timed now and has a finite timeout; nothing once the board is ``closing``."""
+    if board.closing:
+        return
+    warming_up = _is_warming_up(board)
+    any_open = any_opened = False
+    for section in board.sections:
+        any_opened = any_opened or section.open_count > 0
+        if not section.opened_at_ns:
+            continue
+        any_open = True
+        timeout_ns = section.timeout_ns
+        if warming_up and section.name == STEP:
+            timeout_ns = _warm_up_timeout(board, timeout_ns)
+        if timeout_ns is not None:
+            yield Interval(HangKind.SECTION, section.name, section.opened_at_ns, timeout_ns)
+    out_of_section_ns = _longest_timeout(board) if is_blank(board) else board.out_of_section_timeout_ns
+    if warming_up:
+        out_of_section_ns = _warm_up_timeout(board, out_of_section_ns)
+    if not any_open and out_of_section_ns is not None:
+        since = max(board.last_transition_ns, board.start_ns, board.warm_up_over_ns)
+        yield Interval(HangKind.OUT_OF_SECTION, None, since, out_of_section_ns)
+
+    may_have_opened = any_opened or (is_blank(board) and bool(board.sections))
+    if board.heartbeats == 0:
+        kind, since, timeout = HangKind.INITIAL_HEARTBEAT, board.start_ns, board.initial_heartbeat_timeout_ns
+    else:
+        kind, since, timeout = HangKind.HEARTBEAT, board.last_heartbeat_ns, board.heartbeat_timeout_ns
+    # a heartbeat's count is written before its stamp: no stamp yet is not "since the epoch"
+    if timeout is not None and since and (board.heartbeats or not may_have_opened):
+        yield Interval(kind, None, since, timeout)
+
+
+def is_blank(board: BoardSnapshot) -> bool:
+    """Whether a board was renewed because it was damaged, and the rank has written nothing on it yet.
+
+    With the first thing that it writes, it gives back all that only it knows.
+    """
+    has_written = (
+        board.last_transition_ns > board.start_ns
+        or board.heartbeats > 0
+        or board.iteration is not None
+        or any(section.open_count for section in board.sections)
+    )
+    return board.epoch != 0 and not has_written
+
+
+def _longest_timeout(board: BoardSnapshot) -> int | None:
+    """The longest of all, None if one is infinite: a rank may be in any section, or in none."""
+    timeouts = [board.out_of_section_timeout_ns, *(section.timeout_ns for section in board.sections)]
+    finite = [timeout for timeout in timeouts if timeout is not None]
+    return max(finite) if len(finite) == len(timeouts) else None
+
+
+def _warm_up_timeout(board: BoardSnapshot, timeout_ns: int | None) -> int | None:
+    """What stands for a timeout while the rank warms up: as long as the start of a rank may take, if that is longer."""
+    start_ns = board.initial_heartbeat_timeout_ns
+    return None if timeout_ns is None or start_ns is None else max(timeout_ns, start_ns)
+
+
+def _is_warming_up(board: BoardSnapshot) -> bool:
+    """Whether the first iterations, which are slower (compilation, allocation), are still going on.
+
+    They end when the iteration after the given number of them begins (an iteration is reported as it begins), or with
+    the first "step". A job that has neither iterations nor a section "step" has no warm-up.
+    """
+    if board.warmup_iterations == 0 or board.iterations_seen > board.warmup_iterations:
+        return False
+    steps = [section for section in board.sections if section.name == STEP]
+    if any(section.open_count for section in steps):
+        return False
+    return bool(steps) or board.iterations_seen > 0
+
+
+def _smallest_timeout(board: BoardSnapshot) -> int | None:
+    """The smallest finite timeout: nothing that starts after a look can be late before it is over."""
+    timeouts = [s.timeout_ns for s in board.sections]
+    timeouts += [
+        board.out_of_section_timeout_ns,
+        board.initial_heartbeat_timeout_ns,
+        board.heartbeat_timeout_ns,
+    ]
+    return min((t for t in timeouts if t is not None), default=None)
+
+
+def _note_gap(state: MonitorState, smallest: int | None, now_ns: int, was_stopped: bool) -> None:
+    """Remember the time since the last look as lost if the node may have stood still in it."""
+    # a busy node wakes us some milliseconds late: that isn't a stand-still, and must not delay a verdict
+    tolerance = _MAX_TOLERANCE_NS
+    if smallest is not None:
+        tolerance = min(max(smallest // 10, _MIN_TOLERANCE_NS), _MAX_TOLERANCE_NS)
+    late_ns = 0 if state.asked_ns is None else now_ns - state.asked_ns
+    passed_ns = now_ns - state.last_look_ns
+    if passed_ns <= 0 or not (was_stopped or late_ns > tolerance):
+        return
+    lost_ns = passed_ns if was_stopped else min(late_ns, passed_ns)
+    _add_gap(state, Gap(state.last_look_ns, now_ns, lost_ns, passed_ns - lost_ns))
+    # between the two readings the rank must have had time to go on
+    if was_stopped or state.put_off < _MOST_PUT_OFF:
+        state.put_off += state.suspect is not None
+        state.suspect = None
+
+
+def _add_gap(state: MonitorState, gap: Gap) -> None:
+    state.gaps.append(gap)
+    if len(state.gaps) <= _MAX_GAPS:
+        return
+    # the longer ago, the longer the spans: what isn't known then is when in its span something that began in it did
+    pairs = list(itertools.pairwise(state.gaps))
+    shares = [(newer.end_ns - older.start_ns) / (gap.end_ns - older.start_ns) for older, newer in pairs]
+    at = shares.index(min(shares))
+    older, newer = pairs[at]
+    lost_ns, doubtful_ns = older.lost_ns + newer.lost_ns, older.doubtful_ns + newer.doubtful_ns
+    state.gaps[at : at + 2] = [Gap(older.start_ns, newer.end_ns, lost_ns, doubtful_ns)]
+
+
+def _stood_still(state: MonitorState, interval: Interval) -> int:
+    """How much of the time since an interval began isn't charged to it."""
+    lost_ns = doubtful_ns = 0
+    for gap in reversed(state.gaps):  # in order: the ones before are older still
+        if gap.end_ns <= interval.since_ns:
+            break
+        span_ns = gap.end_ns - max(gap.start_ns, interval.since_ns)
+        lost_of_it_ns = min(gap.lost_ns, span_ns)
+        lost_ns += lost_of_it_ns
+        doubtful_ns += min(gap.doubtful_ns, span_ns - lost_of_it_ns)
+    return lost_ns + min(doubtful_ns, _most_doubt(interval.timeout_ns))
+
+
+def _most_doubt(timeout_ns: int) -> int:
+    """A quarter of the timeout, and as a short one is looked at more often, ten seconds of it, or all."""
+    return min(timeout_ns, max(_DOUBT_NS, timeout_ns // _DOUBT_SHARE))

@@ -1,0 +1,276 @@
+"""Who hangs, and who only waits for it: from one note on each rank of a job. Pure.
+
+A rank waits for those of its collective's group that haven't entered it. Who is waited for and waits for nobody is the
+cause. Where all wait for each other (two ranks went different ways), the cause is the one rank without whose wait all
+the others' would be explained. A wrong accusation is worse than none: where this leaves several, all are named as
+candidates, and none as the cause.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from megatron_ft.core.diagnosis.exits import tells_of_a_lost_peer
+from megatron_ft.core.diagnosis.rank_snapshot import Collective, RankNote, place
+
+__all__ = ["Finding", "find", "waits_for"]
+
+Waits = Mapping[int, frozenset[int]]
+"""Rank -> those it waits for; ranks that wait for nobody have an empty set."""
+
+_MOST = 0.5
+"""A cause has been where it is for at least this share of the time that the overdue rank has."""
+_ALIKE, _ALIKE_S = 0.1, 0.25
+"""Found hung by its own monitor within this share of the overdue rank's time, or these seconds, a rank is stuck as long
+as that one: ranks reach the same line some milliseconds apart, and steps and pauses differ by more."""
+_SHOWN = 4
+_MOST_CANDIDATES = 64
+_NOBODY: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What the notes come to.
+
+    Args:
+        rank: the cause; None if the notes don't tell one.
+        candidates: those among whom they don't decide; empty where ``rank`` is known.
+        waiting: ranks that wait for the cause, or for others who do.
+        text: where the cause is, and what the others do: "in loader.py:88 next_batch; 7 others wait in all_reduce".
+    """
+
+    rank: int | None
+    candidates: tuple[int, ...] = ()
+    waiting: tuple[int, ...] = ()
+    text: str = ""
+
+
+def find(notes: Sequence[RankNote], *, elapsed_s: float, are_all: bool = True) -> Finding:
+    """Decide. ``elapsed_s``: for how long the rank that was found hung first has been; ``are_all``: of the job."""
+    waits = waits_for(notes)
+    is_alone = len(notes) == 1 and are_all
+    suspects, is_certain = ({notes[0].rank}, True) if is_alone else _suspects(notes, waits, elapsed_s)
+    waiting = tuple(sorted(rank for rank, others in waits.items() if others and rank not in suspects))
+    by_rank = {note.rank: note for note in notes}
+    if len(suspects) == 1 and is_certain:
+        (rank,) = suspects
+        told = [place(by_rank[rank]), _others(waiting, by_rank)]
+        return Finding(rank=rank, waiting=waiting, text="; ".join(part for part in told if part))
+    named = sorted(suspects or {note.rank for note in notes if _is_stuck(note, elapsed_s)})
+    return Finding(rank=None, candidates=tuple(named), waiting=waiting, text=_undecided(named, by_rank))
+
+
+def waits_for(notes: Iterable[RankNote]) -> dict[int, frozenset[int]]:
+    """For whom each rank waits, as its collectives tell, or, where it couldn't tell them, its stack.
+
+    Ranks of which there is no note may be among them, where nobody else is missing.
+    """
+    by_rank = {note.rank: note for note in notes}
+    absent = _Absent(by_rank)
+    waits = {}
+    for note in by_rank.values():
+        if note.gone or note.is_stopped or note.raised:
+            missing = _NOBODY
+        elif note.in_flight:
+            sets = [_missing(note, each, absent) for each in note.in_flight]
+            missing = sets[0] if len(sets) == 1 else frozenset().union(*sets)
+        else:
+            missing = absent.from_any if note.seems_to_wait else _NOBODY
+        # of thousands of ranks that wait for the same ones, all share one set
+        waits[note.rank] = missing - {note.rank} if note.rank in missing else missing
+    return waits
+
+
+class _Absent:
+    """Who isn't in a collective: found once for each, however many ranks are in it."""
+
+    def __init__(self, by_rank: Mapping[int, RankNote]) -> None:
+        self.by_rank = by_rank
+        self._found: dict[tuple[str, int, str, int], frozenset[int]] = {}
+        self._groups: dict[Sequence[int], int] = {}
+        self._known: dict[int, int] = {}
+
+    @functools.cached_property
+    def from_any(self) -> frozenset[int]:
+        """Ranks that are in none, as far as their stacks tell."""
+        outside = (note for note in self.by_rank.values() if not (note.in_flight or note.seems_to_wait))
+        return frozenset(note.rank for note in outside if not _may_wait(note))
+
+    def from_one(self, collective: Collective) -> frozenset[int]:
+        """Members of its group that aren't in it; if there are none, those of which there is no note."""
+        key = (collective.key, collective.seq, collective.op, self._group(collective.ranks))
+        if key not in self._found:
+            members = frozenset(collective.ranks or self.by_rank)
+            known = members & self.by_rank.keys()
+            missing = frozenset(rank for rank in known if _is_missing(self.by_rank[rank], collective))
+            self._found[key] = missing or members - known
+        return self._found[key]
+
+    def _group(self, ranks: Sequence[int]) -> int:
+        """A number for each group; to compare thousands of long lists would take longer than all the rest."""
+        number = self._known.get(id(ranks))
+        if number is None:
+            number = self._known[id(ranks)] = self._groups.setdefault(ranks, len(self._groups))
+        return number
+
+
+def _missing(note: RankNote, collective: Collective, absent: _Absent) -> frozenset[int]:
+    """Those of its group who aren't in this collective, or are in another one under the same number."""
+    if not collective.p2p:
+        return absent.from_one(collective)
+    peer, by_rank = collective.peer, absent.by_rank
+    if peer is None or (peer in by_rank and _meets(by_rank[peer], note.rank)):
+        return _NOBODY
+    return frozenset((peer,))
+
+
+def _meets(note: RankNote, rank: int) -> bool:
+    """Whether a rank is in a point-to-point operation with another one."""
+    return any(each.p2p and each.peer == rank for each in note.in_flight)
+
+
+def _is_missing(other: RankNote, collective: Collective) -> bool:
+    if other.gone or other.raised:
+        return True
+    if not other.has_collectives:
+        return not (other.waits_in or _may_wait(other))
+    key = (collective.key, collective.seq)
+    same = [each for each in other.in_flight if not each.p2p and (each.key, each.seq) == key]
+    if same:
+        return all(each.op != collective.op for each in same)
+    return other.enqueued.get(collective.key, 0) < collective.seq
+
+
+def _may_wait(note: RankNote) -> bool:
+    """Whether a rank that told no collectives may be in one all the same: it is somewhere in a library, or nowhere."""
+    return not (note.gone or note.is_stopped or note.has_collectives) and (not note.has_stack or note.is_in_library)
+
+
+def _suspects(notes: Sequence[RankNote], waits: Waits, elapsed_s: float) -> tuple[set[int], bool]:
+    """Those who may be the cause, none if the notes tell nothing, and whether one that is alone is it for certain."""
+    held = {note.rank for note in notes if note.is_stopped or note.is_stuck_in_kernel}
+    if held:
+        return held, True
+    raised = {note.rank for note in notes if note.raised and not tells_of_a_lost_peer(note.raised)}
+    if raised:
+        return raised, True
+    bereft = {note.rank for note in notes if note.lost and note.waits_for_process and _is_still(note, elapsed_s)}
+    if bereft:
+        return bereft, True
+    waited_for = frozenset().union(*{id(others): others for others in waits.values()}.values())
+    if not waited_for:
+        return _overdue(notes, elapsed_s), True
+    roots = {rank for rank in waited_for if not waits.get(rank)}
+    unknown = roots - waits.keys()
+    by_rank = {note.rank: note for note in notes}
+    if unknown or (roots and all(by_rank[rank].raised for rank in roots)):
+        return roots, False  # who raised because he had lost a peer isn't the cause
+    if roots:
+        return _narrowed([note for note in notes if note.rank in roots], elapsed_s)
+    return _explanations(waits), True
+
+
+def _explanations(waits: Waits) -> set[int]:
+    """Where all wait for each other: the ranks without whose wait everybody else's would be explained."""
+    waiting = [rank for rank, others in waits.items() if others]
+    # the first whose wait is explained by one rank waits for that one alone
+    candidates = {next(iter(waits[rank])) for rank in waiting if len(waits[rank]) == 1} if len(waiting) > 1 else waiting
+    if len(candidates) > _MOST_CANDIDATES:
+        return set(candidates)  # a circle that large: no single one
+    return {rank for rank in candidates if waits.get(rank) and _explains(rank, waits)}
+
+
+def _explains(rank: int, waits: Waits) -> bool:
+    """Whether everybody waits for this rank in the end, and for no circle, if this rank itself waits for nobody."""
+    left = {each: others for each, others in waits.items() if each != rank and others}
+    done = {rank}
+    while left:
+        freed = {each for each, others in left.items() if others <= done}
+        if not freed:
+            return False
+        done |= freed
+        left = {each: others for each, others in left.items() if each not in freed}
+    return True
+
+
+def _narrowed(roots: Sequence[RankNote], elapsed_s: float) -> tuple[set[int], bool]:
+    """Of several that are waited for: those that have been where they are for long; of these, those that are behind.
+
+    One that has moved a moment ago is no cause for certain, though it be the only one.
+    """
+    still = [note for note in roots if note.gone or note.found_hung or _is_still(note, elapsed_s)]
+    if not still:
+        return {note.rank for note in roots}, False
+    iterations = [note.iteration for note in still if note.iteration is not None]
+    if len(iterations) == len(still):
+        still = [note for note in still if note.iteration == min(iterations)]
+    return {note.rank for note in still}, True
+
+
+def _overdue(notes: Sequence[RankNote], elapsed_s: float) -> set[int]:
+    """Where nobody is seen to wait: who is stuck, unless somebody has been an iteration behind for most of it."""
+    hung = [note for note in notes if _is_stuck(note, elapsed_s)]
+    known = [note.iteration for note in hung if note.iteration is not None]
+    if known:
+        behind = [
+            note
+            for note in notes
+            if note.iteration is not None
+            and note.iteration < min(known)
+            and _is_still(note, elapsed_s)
+            and not (note.closing or note.gone)
+        ]
+        if behind:
+            return {note.rank for note in behind if note.iteration == min(n.iteration or 0 for n in behind)}
+        hung = [note for note in hung if note.iteration in (None, min(known))]
+    # where a rank waits in a collective and nobody is missing from it, the rank isn't the cause of that
+    return {note.rank for note in hung if not (note.in_flight or note.seems_to_wait)}
+
+
+def _is_still(note: RankNote, elapsed_s: float) -> bool:
+    """Whether a rank has been where it is for most of the time that the overdue rank has."""
+    return note.quiet_s >= _MOST * elapsed_s
+
+
+def _is_stuck(note: RankNote, elapsed_s: float) -> bool:
+    """Whether a rank was found hung, or is about to be: which monitor was first is chance."""
+    if note.found_hung:
+        return True
+    is_due = note.left_s is not None and note.left_s <= max(_ALIKE * elapsed_s, _ALIKE_S)
+    return is_due and _is_still(note, elapsed_s) and not (note.closing or note.gone)
+
+
+def _others(waiting: Sequence[int], by_rank: Mapping[int, RankNote]) -> str:
+    """What those do who wait: "7 others wait in all_reduce"."""
+    ops = Counter(_waits_in(by_rank[rank]) for rank in waiting)
+    if not ops:
+        return ""
+    (op, _), *more = ops.most_common()
+    who = f"rank {waiting[0]} waits" if len(waiting) == 1 else f"{len(waiting)} others wait"
+    return f"{who} in {op}" + (" and other collectives" if more else "")
+
+
+def _waits_in(note: RankNote) -> str:
+    return note.in_flight[0].name if note.in_flight else note.waits_in or note.inner
+
+
+def _undecided(ranks: Sequence[int], by_rank: Mapping[int, RankNote]) -> str:
+    """The candidates and where they are."""
+    places = {rank: place(by_rank[rank]) if rank in by_rank else "of which nothing is known" for rank in ranks[:_SHOWN]}
+    told = "; ".join(f"rank {rank} {where}" for rank, where in places.items())
+    more = f"; candidates: ranks {', '.join(_spans(ranks))}" if len(ranks) > _SHOWN else ""
+    return f"the evidence doesn't tell who began it: {told}{more}"
+
+
+def _spans(ranks: Sequence[int]) -> list[str]:
+    """Ascending ranks, those that follow each other together: "0-7", "9"."""
+    spans: list[list[int]] = []
+    for rank in ranks:
+        if spans and rank == spans[-1][-1] + 1:
+            spans[-1] = [spans[-1][0], rank]
+        else:
+            spans.append([rank])
+    return ["-".join(map(str, span)) for span in spans]

@@ -1,0 +1,88 @@
+"""torchrun's own options, for those who read a command line without torch, and what we make of some of them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+from collections.abc import Sequence
+
+from megatron_ft.core.errors import ConfigError
+from megatron_ft.ipc.config.resolved import ResolvedOptions
+
+__all__ = ["DEFAULT_SIGNALS", "add_torchrun_options", "check_forwarded", "parse_signals", "term_timeout"]
+
+DEFAULT_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+
+_WITH_VALUE = {
+    *("duplicate-stderr-filters", "duplicate-stdout-filters", "event-log-handler", "local-addr", "local-ranks-filter"),
+    *("log-dir", "logs-specs", "master-addr", "master-port", "max-restarts", "monitor-interval", "nnodes", "node-rank"),
+    *("nproc-per-node", "numa-binding", "rdzv-backend", "rdzv-conf", "rdzv-endpoint", "rdzv-id", "redirects", "role"),
+    *("shutdown-timeout", "signals-to-handle", "start-method", "tee"),
+}
+_FLAGS = {"module", "no-python", "run-path", "standalone", "virtual-local-rank"}
+_LETTERS = {"module": "-m", "redirects": "-r", "tee": "-t"}
+
+
+def add_torchrun_options(parser: argparse.ArgumentParser) -> None:
+    """Let a parser that isn't torchrun's take torchrun's options, as texts, which nobody judges."""
+    for name in sorted(_WITH_VALUE | _FLAGS):
+        letter = [_LETTERS[name]] if name in _LETTERS else []
+        spellings = [*letter, f"--{name}", *([f"--{name.replace('-', '_')}"] if "-" in name else [])]
+        if name in _FLAGS:
+            parser.add_argument(*spellings, action="store_true", help=argparse.SUPPRESS)
+        else:
+            default = os.environ.get(f"PET_{name.replace('-', '_').upper()}")
+            parser.add_argument(*spellings, default=default, help=argparse.SUPPRESS)
+
+
+def parse_signals(text: str) -> tuple[signal.Signals, ...]:
+    """Signals of torchrun's ``--signals-to-handle``.
+
+    Raises:
+        ConfigError: a name that is no signal, or one that can't be handled.
+    """
+    numbers = []
+    for name in text.split(","):
+        number = getattr(signal.Signals, name.strip().upper(), None)
+        if number is None or number in (signal.SIGKILL, signal.SIGSTOP):
+            raise ConfigError(f"--signals-to-handle: {name.strip()!r} is no signal that can be handled")
+        numbers.append(number)
+    # without SIGTERM and SIGINT nobody could end the job in an orderly way
+    return tuple(dict.fromkeys([*numbers, signal.SIGTERM, signal.SIGINT]))
+
+
+def check_forwarded(forwarded: Sequence[signal.Signals], handled: Sequence[signal.Signals]) -> None:
+    """No signal can do both.
+
+    Raises:
+        ConfigError: one is to.
+    """
+    for number in forwarded:
+        if number in handled:
+            raise ConfigError(
+                f"--ft-forward-signals: {number.name} ends the job (it is one of --signals-to-handle), so it can't be "
+                "passed on without ending anything"
+            )
+
+
+def term_timeout(namespace: argparse.Namespace, options: ResolvedOptions) -> float:
+    """Ours; if it isn't given, torchrun's --shutdown-timeout, which is the same; else our default. Seconds.
+
+    Raises:
+        ConfigError: that is no number of seconds.
+    """
+    if namespace.ft_term_timeout is not None:
+        return options.term_timeout
+    given = getattr(namespace, "shutdown_timeout", None)
+    if given is None:
+        given = os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
+    if given is None:
+        return options.term_timeout
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = -1.0
+    if seconds < 0:
+        raise ConfigError(f"--shutdown-timeout: {given} is no number of seconds")
+    return seconds

@@ -1,0 +1,99 @@
+"""``ft_state.json``: read with suspicion, written whole, set aside when it is broken."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import stat
+from typing import Any
+
+from megatron_ft.core.errors import FaultToleranceError
+from megatron_ft.ipc.files.atomic_write import write_whole
+
+__all__ = ["BrokenStateFile", "read_state", "set_aside", "write_state"]
+
+_MAX_CHARACTERS = 1 << 20
+_TEMPORARY = re.compile(r"\.\d+-[0-9a-f]{8}\.tmp")
+"""How a writer's temporary file is called (whole_file.py); a killed writer leaves one."""
+_STALE_AFTER_S = 600.0
+
+
+class BrokenStateFile(FaultToleranceError):
+    """There is something at the path, but no JSON can be had from it. The message says why."""
+
+
+def read_state(path: str) -> Any | None:
+    """The JSON document in the file; None if there is no file.
+
+    Raises:
+        BrokenStateFile: it can't be read or isn't JSON. (If it makes sense is for ``core/learned_document``.)
+    """
+    try:
+        # looked at first, because opening a fifo would wait for ever
+        with contextlib.suppress(FileNotFoundError):
+            mode = os.stat(path).st_mode
+            if not stat.S_ISREG(mode):
+                raise BrokenStateFile("is a directory" if stat.S_ISDIR(mode) else "is not a regular file")
+        with open(path, encoding="utf-8") as file:
+            text = file.read(_MAX_CHARACTERS + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise BrokenStateFile(f"can't be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise BrokenStateFile("is not a text file") from None
+    if len(text) > _MAX_CHARACTERS:
+        raise BrokenStateFile(f"has more than {_MAX_CHARACTERS} characters")
+    if not text.strip():
+        raise BrokenStateFile("is empty")
+    try:
+        document = json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise BrokenStateFile("is not JSON: nested too deep") from None
+    except ValueError as error:
+        raise BrokenStateFile(f"is not JSON: {error}") from None
+    if document is None:
+        raise BrokenStateFile("holds null, not a mapping")
+    return document
+
+
+def write_state(path: str, document: object) -> None:
+    """Replace the file; whoever is killed when, it is the old one or the new one.
+
+    Raises:
+        OSError: it can't be written; no temporary file is left.
+    """
+    # whatever the umask, no stranger sets the timeouts by which ranks are ended
+    write_whole(path, json.dumps(document, indent=2, allow_nan=False) + "\n", fsync=True, mode=0o664)
+    _remove_stale_temporaries(path)
+
+
+def set_aside(path: str) -> str:
+    """Rename the file to ``<path>.corrupt-<n>``, the first free n from 1; return the new path.
+
+    Raises:
+        OSError: it can't be renamed.
+    """
+    number = 1
+    while os.path.lexists(f"{path}.corrupt-{number}"):
+        number += 1
+    aside = f"{path}.corrupt-{number}"
+    os.rename(path, aside)
+    return aside
+
+
+def _remove_stale_temporaries(path: str) -> None:
+    """Remove what killed writers left, by its age next to the file just written: the file server's clock."""
+    with contextlib.suppress(OSError):  # tidying up is no reason to fail a write that has succeeded
+        target = os.path.realpath(path)
+        newest = os.stat(target).st_mtime
+        with os.scandir(os.path.dirname(target)) as entries:
+            for entry in entries:
+                if _TEMPORARY.fullmatch(entry.name) and newest - entry.stat().st_mtime > _STALE_AFTER_S:
+                    os.unlink(entry.path)
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a number")

@@ -1,0 +1,105 @@
+"""What the kernel tells of a process that hangs, from /proc: each part as far as it may be read.
+
+Only what can't wait for that process is read. The memory map of one that is stuck in a driver may be locked for good,
+and ``cmdline``, ``environ``, ``maps``, ``smaps`` and ``auxv`` wait for that lock (proc_pid_cmdline_read and mm_access
+in the kernel); ``syscall``, ``stack`` and ``personality`` wait for one that is in the middle of an exec
+(exec_update_lock). ``stat``, ``status``, ``wchan`` and the list of threads take spin locks only, ``schedstat`` none.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from megatron_ft.ipc.linux.processes import children, read_stat
+
+__all__ = ["blocking_threads", "handles", "lost_processes", "process_facts", "run_delays_ns"]
+
+_MAX_THREADS = 256
+_MAX_PROCESSES = 256
+_MAX_TEXT = 4096
+
+
+def process_facts(pid: int) -> dict[str, Any]:
+    """State, name, waiting channel and threads of a process; what can't be read is left out."""
+    stat = read_stat(pid)
+    if stat is None:
+        return {}
+    facts: dict[str, Any] = {"state": stat.state, "comm": stat.comm}
+    facts["wchan"] = _read(f"/proc/{pid}/wchan")
+    facts["threads"] = _threads(pid)
+    return {name: value for name, value in facts.items() if value not in ("", None)}
+
+
+def lost_processes(pid: int) -> list[tuple[int, str, int]]:
+    """Process id, name and exit code (as ``subprocess`` has it) of those a process or its children started that have
+    ended badly.
+
+    Only zombies are known: of a child that its parent has asked after, the kernel has forgotten everything.
+    """
+    found, seen, left = [], {pid}, [pid]
+    while left and len(seen) < _MAX_PROCESSES:
+        for child in sorted(children(left.pop(0)) - seen):
+            seen.add(child)
+            stat = read_stat(child)
+            if stat is not None and stat.state == "Z" and stat.exitcode != 0:
+                found.append((child, stat.comm, stat.exitcode))
+            elif stat is not None and stat.state != "Z":
+                left.append(child)
+    return found
+
+
+def handles(pid: int, number: int) -> bool:
+    """Whether a process catches this signal and doesn't block it in its main thread."""
+    masks = _signal_masks(f"/proc/{pid}/status")
+    bit = 1 << (number - 1)
+    return bool(masks.get("SigCgt", 0) & bit) and not masks.get("SigBlk", bit) & bit
+
+
+def blocking_threads(pid: int, number: int) -> set[int]:
+    """Those threads of a process that block this signal; one that is in its handler does so meanwhile."""
+    bit = 1 << (number - 1)
+    return {tid for tid in _tids(pid) if _signal_masks(f"/proc/{pid}/task/{tid}/status").get("SigBlk", 0) & bit}
+
+
+def run_delays_ns(pid: int) -> dict[int, int]:
+    """By thread of a process, how long it has been runnable and had no CPU, in its life.
+
+    A wait that isn't over yet isn't in it. All are 0 where the kernel doesn't count that.
+    """
+    found = {}
+    for tid in _tids(pid)[:_MAX_THREADS]:
+        fields = _read(f"/proc/{pid}/task/{tid}/schedstat").split()
+        if len(fields) > 1:
+            found[tid] = int(fields[1])
+    return found
+
+
+def _signal_masks(path: str) -> dict[str, int]:
+    lines = (line.partition(":") for line in _read(path).splitlines())
+    return {name: int(value, 16) for name, _, value in lines if name in ("SigCgt", "SigBlk")}
+
+
+def _threads(pid: int) -> list[dict[str, Any]]:
+    found = []
+    for tid in _tids(pid)[:_MAX_THREADS]:
+        head, _, tail = _read(f"/proc/{pid}/task/{tid}/stat").rpartition(")")
+        if tail:
+            comm, wchan = head.partition("(")[2], _read(f"/proc/{pid}/task/{tid}/wchan")
+            found.append({"tid": tid, "comm": comm, "state": tail.split()[0], "wchan": wchan})
+    return found
+
+
+def _tids(pid: int) -> list[int]:
+    try:
+        return sorted(map(int, os.listdir(f"/proc/{pid}/task")))
+    except OSError:
+        return []  # gone meanwhile
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            return file.read(_MAX_TEXT).decode(errors="replace")
+    except OSError:
+        return ""  # gone meanwhile, or not ours to read

@@ -1,0 +1,206 @@
+"""The launcher's two directories: one for sockets, gone after the run, and one for logs, that stays."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import pwd
+import re
+import shutil
+import socket
+import stat
+import tempfile
+import time
+
+from megatron_ft.core.errors import ConfigError
+from megatron_ft.launcher.base.leftovers import remove_leftovers
+
+__all__ = [
+    "TORCH_LOGS",
+    "doubt_about",
+    "make_log_directory",
+    "make_run_directory",
+    "remake_run_directory",
+    "remove_if_empty",
+    "remove_run_directory",
+]
+
+TORCH_LOGS = "ranks"
+"""Under the log directory: torch's error files, where the user gave no --log-dir."""
+
+_STATE = "the user's state directory (choose one with --ft-log-dir)"
+_RUN_DIRECTORY = "megatron_ft-"
+_LONGEST_SOCKET_NAME = len("/monitor-99999.sock")
+_SOCKET_PATH_LIMIT = 107  # sun_path of Linux, less the final zero
+
+
+def make_run_directory() -> str:
+    """A private directory of an unpredictable name, short enough for sockets.
+
+    It isn't in XDG_RUNTIME_DIR, which goes when the user logs out, under a job that was to go on. A place where
+    another user could rename it, and put something else there, is the last that is taken. Those that launchers of this
+    user have left in these places are removed.
+
+    Raises:
+        ConfigError: no place can be written.
+    """
+    tried = []
+    bases = sorted(dict.fromkeys((tempfile.gettempdir(), "/tmp", "/dev/shm")), key=_is_open_to_others)
+    for base in bases:
+        remove_leftovers(base, _RUN_DIRECTORY)
+    for base in bases:
+        name_bytes = len(os.fsencode(os.path.join(base, "megatron_ft-12345678")))
+        if name_bytes + _LONGEST_SOCKET_NAME > _SOCKET_PATH_LIMIT:
+            continue
+        try:
+            return tempfile.mkdtemp(prefix=_RUN_DIRECTORY, dir=base)
+        except OSError as error:
+            tried.append(f"{base}: {error.strerror}")
+    raise ConfigError(f"no directory for sockets can be made ({'; '.join(tried)}); set TMPDIR")
+
+
+def remake_run_directory(path: str) -> None:
+    """Make it again, by the name that the ranks know, after somebody removed it: cleaners of /tmp do, on long jobs.
+
+    Raises:
+        OSError: that can't be done, or something of another user is there meanwhile.
+    """
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+    found = os.lstat(path)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise PermissionError(errno.EPERM, "something else has its name", path)
+
+
+def remove_run_directory(path: str) -> None:
+    """Remove it with what is in it; that it is gone already is fine."""
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def make_log_directory(*, ft_log_dir: str | None, torch_log_dir: str | None, run_id: str) -> str:
+    """The directory of the event logs, made if it isn't there: the one that was asked for, or a new one.
+
+    Raises:
+        ConfigError: what was asked for is no directory.
+        OSError: it can't be made or written, in one line: a disk that is full is no mistake of the user.
+    """
+    if ft_log_dir:
+        return _make(os.path.abspath(ft_log_dir), "--ft-log-dir")
+    if torch_log_dir and torch_log_dir != os.devnull:
+        return _make(os.path.join(os.path.abspath(torch_log_dir), "megatron_ft"), "--log-dir")
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    # a run id may hold anything; what is kept of it is for the eye. A home may serve all the nodes of a job, whose
+    # launchers start in the same second: host and process make the name their own
+    words = [run_id[:40], socket.gethostname()[:64], str(os.getpid())]
+    name = "-".join([stamp, *(re.sub(r"[^A-Za-z0-9._-]+", "_", word) for word in words)])
+    state = _state_directory()
+    try:
+        _make_directories(state, mode=0o700)
+        own = os.path.join(state, "megatron_ft")
+        if _is_taken(own, state):
+            own = tempfile.mkdtemp(prefix="megatron_ft-", dir=state)
+    except OSError as error:
+        raise OSError(f"{_STATE}: {state} can't be written: {error.strerror}") from None
+    return _make_new(os.path.join(_make(own, _STATE), name))
+
+
+def doubt_about(log_dir: str) -> str | None:
+    """Who else may remove or replace what is written there, for a warning; None if nobody may but root, and the
+    directory's group where that may write: users that share a project have it so.
+    """
+    with contextlib.suppress(OSError):
+        owners = {os.lstat(log_dir).st_uid, os.stat(log_dir).st_uid} - {0, os.geteuid()}
+        what = "who may remove and replace what is written there, but not read it"
+        if owners:
+            return f"the log directory {log_dir} belongs to another user ({_user_name(min(owners))}), {what}"
+        if _is_open_to_others(log_dir):
+            return f"the log directory {log_dir} can be written by all users, {what}"
+    return None
+
+
+def remove_if_empty(path: str) -> None:
+    """Take back a log directory in which nothing was written."""
+    for each in (os.path.join(path, TORCH_LOGS), path):
+        with contextlib.suppress(OSError):  # not there, or not empty
+            os.rmdir(each)
+
+
+def _make(path: str, source: str) -> str:
+    try:
+        _make_directories(path, mode=0o700)
+        # a probe, because access() knows nothing of full quotas and read-only mounts
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except (FileExistsError, NotADirectoryError):
+        raise ConfigError(f"{source}: {path} is no directory") from None
+    except OSError as error:
+        raise OSError(f"{source}: {path} can't be written: {error.strerror}") from None
+    return path
+
+
+def _make_new(path: str) -> str:
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:  # process 1 of another container with the same host name
+        return tempfile.mkdtemp(prefix=f"{os.path.basename(path)}-", dir=os.path.dirname(path))
+    return path
+
+
+def _make_directories(path: str, *, mode: int) -> None:
+    """``os.makedirs`` whose new directories are nobody else's to write, whatever the umask; it heeds no ``mode`` above
+    the last one.
+
+    Raises:
+        OSError: that can't be done; FileExistsError if something else is there.
+    """
+    try:
+        os.mkdir(path, mode)
+    except FileNotFoundError:
+        parent = os.path.dirname(path)
+        if os.path.isdir(parent):  # /proc and its like
+            raise
+        _make_directories(parent, mode=0o755)
+        _make_directories(path, mode=mode)
+    except FileExistsError:
+        if not os.path.isdir(path):
+            raise
+
+
+def _state_directory() -> str:
+    """Where programs of this user keep what is to last.
+
+    Raises:
+        FileNotFoundError: the user has no home.
+    """
+    given = os.environ.get("XDG_STATE_HOME", "")
+    if os.path.isabs(given):  # another is to be ignored, says the specification
+        return os.path.normpath(given)
+    home = os.path.expanduser("~")
+    if not os.path.isabs(home):
+        raise FileNotFoundError("there is no home directory to write logs to: choose a place with --ft-log-dir")
+    return os.path.join(home, ".local", "state")
+
+
+def _is_taken(path: str, parent: str) -> bool:
+    """Whether somebody else has put something there: neither root, nor whose the directory around it is."""
+    try:
+        return os.lstat(path).st_uid not in (0, os.geteuid(), os.stat(parent).st_uid)
+    except FileNotFoundError:
+        return False
+
+
+def _is_open_to_others(path: str) -> bool:
+    """Whether another user (not root) may rename or remove what this one makes there."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return True
+    is_everybodys = bool(status.st_mode & stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX
+    return is_everybodys or status.st_uid not in (0, os.geteuid())
+
+
+def _user_name(uid: int) -> str:
+    with contextlib.suppress(KeyError):
+        return pwd.getpwuid(uid).pw_name
+    return f"uid {uid}"

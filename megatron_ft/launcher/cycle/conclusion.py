@@ -1,0 +1,126 @@
+"""Why a cycle has ended, and what this launcher does next: from what it knows and the coordinator's verdict. Pure.
+
+The coordinator's verdict is the same on all nodes. A node leaves the others by itself where somebody asked its launcher
+or one of its ranks for that, or where its ranks can't be ended.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+from collections.abc import Sequence
+
+from megatron_ft.core.diagnosis.exits import Cause, CauseKind
+from megatron_ft.core.job.edge import Leave
+from megatron_ft.core.job.messages import Report, Verdict
+from megatron_ft.core.job.restart_policy import Action, Decision, NodeState, Outcome
+from megatron_ft.launcher.base import lines
+from megatron_ft.launcher.cycle.cycle_record import CycleRecord
+
+__all__ = ["Known", "asked_at_last", "conclude", "has_ended_the_job", "left_out", "report"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Known:
+    """What is known at the end of a cycle.
+
+    Args:
+        verdict: the coordinator's; None where this node has left, or the others have lost it.
+        told: what this node has reported.
+        place: of this node in the cycle.
+        left: this launcher's job is over.
+        lost: why the cycle has ended for this node alone; ``cut_off``: because it couldn't reach the others.
+        received: signals that asked the launcher to stop.
+    """
+
+    record: CycleRecord
+    verdict: Verdict | None
+    told: Report | None
+    place: int | None
+    left: Leave | None
+    lost: str
+    cut_off: bool
+    received: Sequence[signal.Signals]
+    restarts_left: int
+
+
+def report(record: CycleRecord, cycle: int, state: NodeState, cause: Cause | None) -> Report:
+    """What the coordinator is told of this node; ``cycle`` is its number. Without a cause, that of the node's ranks."""
+    if state is NodeState.SUCCEEDED:
+        return Report(cycle, state)
+    why = cause or record.own_failure() or record.cause()
+    return Report(
+        cycle,
+        state,
+        why.line,
+        kind=why.kind,
+        rank=why.rank,
+        follows=why.follows,
+        reached=record.reached(),
+    )
+
+
+def conclude(known: Known, outcome: Outcome) -> tuple[Decision, Cause]:
+    """What follows from a cycle that hasn't ended well, and why it ended."""
+    record, verdict = known.record, known.verdict
+    stops = Decision(action=Action.GIVE_UP, restarts_left=known.restarts_left, reason="not restarting")
+    if verdict is None and known.received:
+        text = lines.stopped(known.received[0].name, record.failures())
+        return stops, Cause(kind=CauseKind.REQUEST, text=text)
+    if verdict is None and known.left is not None:
+        cause = Cause(kind=CauseKind.MEMBERSHIP, text=known.lost or known.left.text or "the job has ended")
+        return dataclasses.replace(stops, reason=""), cause
+    if verdict is None:
+        text, follows = (known.lost, "looking for the others") if known.cut_off else lines.taken_for_lost(known.lost)
+        again = Decision(action=Action.RESTART, restarts_left=known.restarts_left, reason=follows)
+        return again, Cause(kind=CauseKind.MEMBERSHIP, text=text)
+    if outcome is Outcome.STOPPED and record.shutdown_request is not None:
+        return stops, record.request_cause()
+    decision = verdict.decision()
+    if decision.action is Action.RESTART and known.received:
+        decision = dataclasses.replace(decision, action=Action.GIVE_UP, reason="not restarting")
+    return decision, _cause(known, verdict)
+
+
+def asked_at_last(record: CycleRecord, outcome: Outcome) -> Outcome:
+    """The outcome, with requests of ranks that came in the last moment."""
+    if outcome in (Outcome.FAILED, Outcome.MEMBERSHIP):
+        if record.shutdown_request is not None:
+            return Outcome.STOPPED
+        if record.exclude_request is not None:
+            return Outcome.EXCLUDED
+    return outcome
+
+
+def has_ended_the_job(known: Known, *, is_min_healthy: bool) -> bool:
+    """Whether a job that gives up does so because of ranks of this node; with min-healthy that takes several nodes."""
+    verdict, told = known.verdict, known.told
+    if verdict is None or verdict.outcome is Outcome.STOPPED:
+        return False
+    if is_min_healthy:
+        return told is not None and told.state is NodeState.UNHEALTHY
+    return verdict.rank in known.record.global_ranks or verdict.node == known.place
+
+
+def left_out(known: Known, stuck: str, *, is_alone: bool, job_ends: bool) -> Decision:
+    """What is done where this node leaves: a rank asked for that, or processes (``stuck``, in words) can't be ended.
+
+    ``is_alone``: the job has no other nodes; ``job_ends``: those that it has are too few.
+    """
+    reason = f"{stuck} can't be ended, this node leaves the job" if stuck else "this node leaves the job"
+    if stuck and is_alone:
+        reason = f"{stuck} can't be ended, giving up"
+    elif not stuck and job_ends and known.left is not None:
+        reason = f"{reason}, which ends: {known.left.text}"
+    return Decision(action=Action.GIVE_UP, restarts_left=known.restarts_left, reason=reason)
+
+
+def _cause(known: Known, verdict: Verdict) -> Cause:
+    """By the verdict; this node knows more of what it has told itself."""
+    record, told = known.record, known.told
+    if verdict.node == known.place and told is not None and verdict.text == told.text:
+        if record.failures() or record.found is not None:
+            return record.cause()
+        if record.exclude_request is not None:
+            return record.request_cause()
+    return verdict.cause(known.place)

@@ -1,0 +1,201 @@
+"""The rank monitors of this node: one per local rank, for the whole job, replaced when they die or stand still."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from megatron_ft.core.board.layout import BoardSnapshot
+from megatron_ft.core.board.pauses import Pauses
+from megatron_ft.core.diagnosis.exits import describe_hang
+from megatron_ft.ipc.files.event_log import DEFAULT_LOG_MAX_BYTES, EventLog
+from megatron_ft.ipc.wire import Message
+from megatron_ft.launcher.base import lines
+from megatron_ft.launcher.base.event_loop import Reactor
+from megatron_ft.launcher.monitors.reports import hang_verdict
+from megatron_ft.launcher.monitors.slot import MonitorPlace
+
+__all__ = ["Monitors"]
+
+_CHECK_S = 1.0
+_STOP_WAIT_S = 2.0
+
+
+class Monitors:
+    """All monitors of this node. ``on_message`` gets what they say of their ranks: (local rank, message)."""
+
+    def __init__(
+        self,
+        *,
+        count: int,
+        config: Mapping[str, Any],
+        run_dir: str,
+        log_dir: str | None,
+        run_id: str,
+        reactor: Reactor,
+        log: EventLog,
+        say: Callable[[str], None],
+        observe_only: bool = False,
+        log_max_bytes: int = DEFAULT_LOG_MAX_BYTES,
+    ) -> None:
+        self.on_message: Callable[[int, Message], None] = lambda _local_rank, _message: None
+        self.on_presence: Callable[[int, Message], None] = lambda _local_rank, _message: None
+        """Gets only that a rank has begun or ended its monitoring ("attached", "detached"), or was looked at."""
+        self.paused = Pauses()
+        self._reactor = reactor
+        self._log = log
+        self._say = say
+        self._places = [
+            MonitorPlace(
+                local_rank,
+                socket_path=os.path.join(run_dir, f"monitor-{local_rank}.sock"),
+                spawn_options={
+                    "config": config,
+                    "log_dir": log_dir,
+                    "run_id": run_id,
+                    "observe_only": observe_only,
+                    "log_max_bytes": log_max_bytes,
+                },
+                reactor=reactor,
+                log=log,
+                say=say,
+                on_message=self._hear,
+            )
+            for local_rank in range(count)
+        ]
+        self.on_check: Callable[[], None] = lambda: None
+        """Called every second, before they are looked at."""
+        self._timer = reactor.call_later(_CHECK_S, self._check_looks)
+
+    def listen(self) -> None:
+        """Make their sockets. Ranks can connect from now on, whether their monitor is up yet or not.
+
+        Raises:
+            OSError: a socket can't be made.
+        """
+        for place in self._places:
+            place.listen()
+
+    def are_lost(self) -> bool:
+        """Somebody has removed a socket of theirs."""
+        return any(place.is_lost() for place in self._places)
+
+    def listen_again(self) -> None:
+        """Make those sockets again that are lost.
+
+        Raises:
+            OSError: one can't be made.
+        """
+        for place in self._places:
+            if place.is_lost():
+                place.listen_again()
+
+    def start(self) -> None:
+        """Start them all: before the ranks, whose groups they end if the launcher is killed.
+
+        Raises:
+            OSError: a process can't be started.
+        """
+        for place in self._places:
+            place.start()
+
+    def socket_path(self, local_rank: int) -> str:
+        """Where the rank finds its monitor."""
+        return self._places[local_rank].socket_path
+
+    def pids(self) -> set[int]:
+        """Process ids of those that run."""
+        return {place.pid for place in self._places if place.pid is not None}
+
+    def snapshot(self, local_rank: int, cycle: int) -> BoardSnapshot | None:
+        """The rank's board in this cycle; None if it has none or it is damaged."""
+        return self._places[local_rank].snapshot(cycle)
+
+    def board_fd(self, local_rank: int, cycle: int) -> int | None:
+        """The memory of the rank's board in this cycle, which stays ours; None if it has none yet."""
+        return self._places[local_rank].board_fd(cycle)
+
+    def rank_started(self, local_rank: int, pid: int) -> None:
+        """A rank's process was made."""
+        self._places[local_rank].rank_started(pid)
+
+    def last_words(self, local_rank: int, cycle: int) -> str:
+        """What the rank of this cycle wrote of its stacks and of its end; empty if it never connected."""
+        return self._places[local_rank].last_words(cycle)
+
+    def watches(self, local_rank: int, cycle: int) -> bool:
+        """Whether the rank of this cycle has connected to its monitor."""
+        return self._places[local_rank].watches(cycle)
+
+    def collect(self, local_rank: int, *, passive: bool, deadline_ns: int) -> None:
+        """Let a monitor tell what its rank does; the answer is a message "evidence"."""
+        self._places[local_rank].collect(passive=passive, deadline_ns=deadline_ns)
+
+    def release(self) -> None:
+        """Everything has been seen: ranks that were found hung may be ended now."""
+        for place in self._places:
+            place.release()
+
+    def pause(self) -> bool:
+        """Let nobody judge any rank of this node until ``resume``; False if that is so already."""
+        if not self.paused.begin(time.monotonic_ns()):
+            return False
+        for place in self._places:
+            place.pause(self.paused.since_ns)
+        return True
+
+    def resume(self) -> bool:
+        """Judge again; the time since ``pause`` counts for no rank. False if nothing was paused."""
+        if not self.paused.end(time.monotonic_ns()):
+            return False
+        for place in self._places:
+            place.resume()
+        return True
+
+    def check_states(self) -> None:
+        """Replace those that were stopped by a signal. Called after each SIGCHLD."""
+        for place in self._places:
+            place.replace_if_stopped()
+
+    def hear_all(self) -> None:
+        """Read what is there from all of them now."""
+        for place in self._places:
+            place.read()
+
+    def stop(self) -> None:
+        """End all of them and give everything back."""
+        self._timer.cancel()
+        for place in self._places:
+            place.ask_to_stop()
+        deadline = time.monotonic() + _STOP_WAIT_S
+        for place in self._places:
+            place.end(deadline)
+
+    def _hear(self, local_rank: int, message: Message) -> None:
+        if message["type"] in ("attached", "detached", "evidence"):
+            self.on_presence(local_rank, message)
+        if message["type"] == "verdict" and message.get("observed_only"):
+            self._tell_observed(local_rank, message)
+        else:
+            self.on_message(local_rank, message)
+
+    def _tell_observed(self, local_rank: int, message: Message) -> None:
+        """A verdict that has no consequences: the cycle's record never hears of it."""
+        verdict = hang_verdict(message, local_rank=local_rank)
+        self._say(lines.observed(verdict))
+        self._log.write(
+            "would_have_ended",
+            rank=verdict.rank,
+            local_rank=local_rank,
+            cycle=message.get("cycle"),
+            iteration=verdict.iteration,
+            text=describe_hang(verdict),
+        )
+
+    def _check_looks(self) -> None:
+        self.on_check()
+        for place in self._places:
+            place.replace_if_overdue()
+        self._timer = self._reactor.call_later(_CHECK_S, self._check_looks)

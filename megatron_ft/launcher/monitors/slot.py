@@ -1,0 +1,361 @@
+"""The monitor of one local rank: its socket for the whole job, and the process that serves it now."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from megatron_ft.core.board import layout as layout
+from megatron_ft.core.board.layout import BoardDamagedError, BoardSnapshot
+from megatron_ft.core.errors import ProtocolError
+from megatron_ft.ipc import monitor_process
+from megatron_ft.ipc.board import Board
+from megatron_ft.ipc.files.event_log import EventLog
+from megatron_ft.ipc.linux.processes import is_gone, send_signal, wait_gone
+from megatron_ft.ipc.monitor_process import AttachedRank
+from megatron_ft.ipc.wire import Channel, ChannelClosedError, Message, Received, close_fds, listen
+from megatron_ft.launcher.base import lines
+from megatron_ft.launcher.base.event_loop import Priority, Reactor
+from megatron_ft.launcher.monitors.reports import check_report
+from megatron_ft.launcher.processes import process_tree
+
+__all__ = ["MonitorPlace"]
+
+_OVERDUE_NS = 5_000_000_000
+_STOPPED_FOR_S = 0.1
+_SHORT_LIFE_S = 2.0
+_LONGEST_PAUSE_S = 5.0
+_STOP_WAIT_S = 2.0
+_KILLED_S = 0.5
+_MAX_LAST_WORDS_BYTES = 1 << 20
+
+
+class MonitorPlace:
+    """Keeps one monitor at work; a new process goes on with the board, timeouts and waiting ranks of the old one."""
+
+    def __init__(
+        self,
+        local_rank: int,
+        *,
+        socket_path: str,
+        spawn_options: Mapping[str, Any],
+        reactor: Reactor,
+        log: EventLog,
+        say: Callable[[str], None],
+        on_message: Callable[[int, Message], None],
+    ) -> None:
+        self.local_rank = local_rank
+        self.socket_path = socket_path
+        self._spawn_options = spawn_options
+        self._reactor = reactor
+        self._log = log
+        self._say = say
+        self._on_message = on_message
+        self._listener: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pidfd = -1
+        self._channel: Channel | None = None
+        self._attached: AttachedRank | None = None
+        self._board: Board | None = None
+        self._started_at = 0.0
+        self._pause_s = 0.0
+        self._short_lives = 0
+        self._seen_overdue = False
+        self._paused_since_ns: int | None = None
+        self._rank_pid: int | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process that serves it now."""
+        return None if self._process is None else self._process.pid
+
+    def listen(self) -> None:
+        """Make the socket: a rank can connect, and waits."""
+        self._listener = listen(self.socket_path)
+
+    def is_lost(self) -> bool:
+        """Somebody has removed its socket."""
+        return self._listener is not None and not os.path.lexists(self.socket_path)
+
+    def listen_again(self) -> None:
+        """Make the socket again, and a process that serves it.
+
+        Raises:
+            OSError: it can't be made.
+        """
+        lost, self._listener = self._listener, listen(self.socket_path)
+        if lost is not None:
+            lost.close()
+        if self._process is not None:  # else one is about to be started
+            self._replace("has lost its socket")
+
+    def start(self) -> None:
+        """Start the process."""
+        self._spawn()
+
+    def board_fd(self, cycle: int) -> int | None:
+        """See ``Monitors.board_fd``."""
+        return None if self._attached is None or self._attached.cycle != cycle else self._attached.board_fd
+
+    def snapshot(self, cycle: int) -> BoardSnapshot | None:
+        """See ``Monitors.snapshot``."""
+        if self._board is None or self._attached is None or self._attached.cycle != cycle:
+            return None
+        try:
+            return self._board.snapshot()
+        except BoardDamagedError:
+            return None  # its monitor renews it and says so
+
+    def read(self) -> None:
+        """Take what the monitor has sent."""
+        complaint = self._take_all()
+        if complaint is not None:
+            self._replace(complaint)
+
+    def replace_if_stopped(self, *, again: bool = False) -> None:
+        """A monitor that somebody stopped (SIGSTOP) watches nobody.
+
+        It is looked at twice, a moment apart: when a whole node is continued, we may be so before our monitors.
+        """
+        process = self._process
+        if process is None or is_gone(self._pidfd) or not process_tree.is_stopped(process.pid):
+            return
+        if again:
+            self._replace("was stopped")
+        else:
+            self._reactor.call_later(_STOPPED_FOR_S, lambda: self.replace_if_stopped(again=True))
+
+    def replace_if_overdue(self) -> None:
+        """A monitor that doesn't look when it said it would is no monitor, whatever holds it."""
+        if self._process is None or self._board is None or self._attached is None:
+            return
+        next_look = self._board.words[layout.W_NEXT_LOOK]
+        overdue = (
+            0 < next_look < layout.NO_TIMEOUT
+            and time.monotonic_ns() - next_look > _OVERDUE_NS
+            and not is_gone(self._attached.pidfd)
+        )
+        # twice in a row: after a suspension of the whole node everybody is late once
+        if overdue and self._seen_overdue:
+            self._replace(f"has not looked for more than {_OVERDUE_NS / 1e9:g} s")
+            overdue = False
+        self._seen_overdue = overdue
+
+    def rank_started(self, pid: int) -> None:
+        """Tell it, and one that comes in its place, which processes to end if the launcher dies: the rank's group."""
+        self._rank_pid = pid
+        self._order("rank_started", pid=pid)
+
+    def last_words(self, cycle: int) -> str:
+        """See ``Monitors.last_words``."""
+        if self._attached is None or not self.watches(cycle):
+            return ""
+        return os.pread(self._attached.stack_fd, _MAX_LAST_WORDS_BYTES, 0).decode(errors="replace")
+
+    def watches(self, cycle: int) -> bool:
+        """See ``Monitors.watches``."""
+        return self._attached is not None and self._attached.cycle == cycle
+
+    def collect(self, *, passive: bool, deadline_ns: int) -> None:
+        """See ``Monitors.collect``."""
+        if self._attached is not None:
+            self._order("collect", cycle=self._attached.cycle, passive=passive, deadline_ns=deadline_ns)
+
+    def release(self) -> None:
+        """See ``Monitors.release``."""
+        if self._attached is not None:
+            self._order("release", cycle=self._attached.cycle)
+
+    def pause(self, since_ns: int | None) -> None:
+        """Let it judge nobody; a new process in its place is told, too. ``since_ns``: from when on (monotonic)."""
+        self._paused_since_ns = since_ns
+        self._order("pause", since_ns=since_ns)
+
+    def resume(self) -> None:
+        """Let it judge again."""
+        self._paused_since_ns = None
+        self._order("resume")
+
+    def ask_to_stop(self) -> None:
+        """Say that the job is over."""
+        if self._channel is not None:
+            fd = self._channel.fileno()
+            self._order("stop")
+            self._reactor.unwatch(fd)  # what it says on its way out is nobody's business
+
+    def end(self, deadline: float) -> None:
+        """Wait for its end until the deadline (time.monotonic), then make it end; give everything back."""
+        if self._process is not None:
+            if not wait_gone(self._pidfd, max(0.0, deadline - time.monotonic())):
+                send_signal(self._pidfd, signal.SIGKILL)
+                wait_gone(self._pidfd, _STOP_WAIT_S)
+            self._let_go()
+        self._forget_rank()
+        if self._listener is not None:
+            self._listener.close()
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.socket_path)
+
+    def _order(self, what: str, **fields: Any) -> None:
+        if self._channel is None:
+            return
+        fd = self._channel.fileno()
+        try:
+            self._channel.send({"type": what, **fields}, timeout_s=0.1)
+        except ChannelClosedError:
+            self._reactor.unwatch(fd)  # the process is ending: its pidfd says when
+            self._channel = None
+
+    def _spawn(self) -> None:
+        assert self._listener is not None
+        ours, theirs = socket.socketpair()
+        try:
+            self._process = monitor_process.spawn(
+                listen_fd=self._listener.fileno(),
+                socket_path=self.socket_path,
+                local_rank=self.local_rank,
+                launcher_fd=theirs.fileno(),
+                attached=self._living_rank(),
+                **self._spawn_options,
+            )
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self._started_at = time.monotonic()
+        self._pidfd = os.pidfd_open(self._process.pid)
+        self._channel = Channel(ours)
+        self._reactor.watch(self._channel.fileno(), self.read)
+        self._reactor.watch(self._pidfd, self._died, Priority.DEATH)
+        if self._rank_pid is not None:
+            self._order("rank_started", pid=self._rank_pid)
+        if self._paused_since_ns is not None:
+            self._order("pause", since_ns=self._paused_since_ns)  # it reads that before it looks at anybody
+
+    def _died(self) -> None:
+        assert self._process is not None
+        self._take_all()
+        self._let_go()
+        assert self._process is not None
+        self._replace(f"ended ({lines.exit_code(self._process.returncode)})")
+
+    def _let_go(self) -> None:
+        """Reap the process and close what belonged to it."""
+        assert self._process is not None
+        if self._pidfd >= 0:
+            self._reactor.unwatch(self._pidfd)
+            # one whose log's file server doesn't answer may not even end by SIGKILL: it is reaped when it does
+            if wait_gone(self._pidfd, _KILLED_S):
+                self._process.wait()
+            os.close(self._pidfd)
+            self._pidfd = -1
+        if self._channel is not None:
+            self._reactor.unwatch(self._channel.fileno())
+            self._channel.close()
+            self._channel = None
+
+    def _replace(self, reason: str) -> None:
+        assert self._process is not None
+        self._take_all()
+        if self._process.returncode is None:
+            send_signal(self._pidfd, signal.SIGKILL)
+            self._let_go()
+        lived_s = time.monotonic() - self._started_at
+        # one that can't live at all isn't started a thousand times a second
+        self._short_lives = self._short_lives + 1 if lived_s < _SHORT_LIFE_S else 0
+        self._pause_s = min(_LONGEST_PAUSE_S, 0.1 * 2**self._short_lives) if self._short_lives > 1 else 0.0
+        self._say(lines.monitor_replaced(self._name(), reason, self._pause_s))
+        self._log.write(
+            "monitor_replaced", local_rank=self.local_rank, rank=self._rank(), reason=reason, pid=self._process.pid
+        )
+        self._process = None
+        if self._pause_s:
+            self._reactor.call_later(self._pause_s, self._spawn_again)
+        else:
+            self._spawn_again()
+
+    def _spawn_again(self) -> None:
+        if self._listener is None or self._listener.fileno() < 0:
+            return  # the job ended meanwhile
+        try:
+            self._spawn()
+        except OSError as error:
+            # the node is out of something; ranks go on unwatched, and that is said, until it works again
+            self._pause_s = _LONGEST_PAUSE_S
+            self._say(lines.monitor_replaced(self._name(), f"can't be started: {error}", self._pause_s))
+            self._reactor.call_later(self._pause_s, self._spawn_again)
+
+    def _take_all(self) -> str | None:
+        """Take what the monitor has sent; why it isn't to be listened to any more, if it isn't."""
+        channel = self._channel
+        if channel is None:
+            return None
+        fd, received = channel.fileno(), deque[Received]()
+        try:
+            received.extend(channel.receive())
+            while received:
+                self._take(received.popleft())
+            return None
+        except ChannelClosedError:
+            complaint = None  # the process is ending: its pidfd says when
+        except ProtocolError as error:
+            complaint = f"sent what is no message: {error}"
+        for _, fds in received:
+            close_fds(fds)
+        if channel is not self._channel:
+            return None  # what was told has led to an order, which found it closed
+        self._reactor.unwatch(fd)
+        channel.close()
+        self._channel = None
+        return complaint
+
+    def _take(self, item: Received) -> None:
+        message, fds = item
+        try:
+            check_report(message, len(fds))
+        except ProtocolError:
+            close_fds(fds)
+            raise
+        if message["type"] == "attached":
+            self._attach(message, fds)
+        else:
+            close_fds(fds)
+        if message["type"] == "warning":
+            self._say(message["text"])
+        self._on_message(self.local_rank, message)
+
+    def _attach(self, message: Message, fds: tuple[int, ...]) -> None:
+        self._forget_rank()
+        board, wake, pidfd, stack, ask = fds
+        who = (message[name] for name in ("pid", "rank", "cycle"))
+        self._attached = AttachedRank(board, wake, pidfd, stack, ask, *who)
+        self._board = Board(self._attached.board_fd)
+        self._seen_overdue = False
+
+    def _living_rank(self) -> AttachedRank | None:
+        if self._attached is None or is_gone(self._attached.pidfd):
+            return None
+        return self._attached
+
+    def _forget_rank(self) -> None:
+        if self._board is not None:
+            self._board.close()
+            self._board = None
+        if self._attached is not None:
+            close_fds(self._attached.fds)
+            self._attached = None
+
+    def _rank(self) -> int | None:
+        return None if self._attached is None else self._attached.rank
+
+    def _name(self) -> str:
+        rank = self._rank()
+        return f"local rank {self.local_rank}" if rank is None else f"rank {rank}"

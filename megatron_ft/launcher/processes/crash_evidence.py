@@ -1,0 +1,96 @@
+"""The evidence on a rank that ended by itself: how, where it was, and what it wrote last."""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from megatron_ft.core.board import board_facts
+from megatron_ft.core.diagnosis.exceptions import LastWords, last_words, words_of_error_file
+from megatron_ft.core.diagnosis.exits import describe_exit, follows_from_another, is_by_us
+from megatron_ft.ipc.files.evidence_files import LIBRARIES, write_evidence
+from megatron_ft.launcher.base import logs
+from megatron_ft.launcher.cycle.cycle_record import CycleRecord
+from megatron_ft.launcher.node import Node
+
+__all__ = ["read_last_words", "tell"]
+
+_LAST_LINES = 40
+_MAX_BYTES = 16_384
+
+
+def read_last_words(node: Node, record: CycleRecord, local_rank: int) -> LastWords:
+    """What a rank that has ended wrote of its end, where its monitor reads it and where torch does."""
+    words = last_words(node.monitors.last_words(local_rank, record.cycle), library=LIBRARIES)
+    error_file = record.error_files.get(local_rank, "")
+    told = words_of_error_file(logs.call(lambda: _content(error_file), ""), library=LIBRARIES)
+    return words._replace(
+        error=told.error or words.error,
+        where=words.where or told.where,
+        exception=words.exception or told.exception,
+        raised_at_s=told.raised_at_s,
+    )
+
+
+def tell(node: Node, record: CycleRecord, local_rank: int) -> None:
+    """Write the evidence on a rank that has ended badly, and that none of us has ended."""
+    rank_exit, cycle = record.exits[local_rank], record.cycle
+    if rank_exit.exitcode == 0 or is_by_us(rank_exit) or local_rank in record.hung:
+        return
+    words = read_last_words(node, record, local_rank)
+    snapshot, stderr = node.monitors.snapshot(local_rank, cycle), record.stderrs.get(local_rank, "")
+    now_ns = time.monotonic_ns()
+    document = {
+        "schema": 1,
+        "summary": describe_exit(rank_exit) + (f", in {rank_exit.where}" if rank_exit.where else ""),
+        "rank": rank_exit.rank,
+        "local_rank": rank_exit.local_rank,
+        "host": socket.gethostname(),
+        "pid": rank_exit.pid,
+        "cycle": cycle,
+        "iteration": rank_exit.iteration,
+        "exit": f"code {rank_exit.exitcode}" if rank_exit.exitcode >= 0 else f"signal {-rank_exit.exitcode}",
+        "exitcode": rank_exit.exitcode,
+        "error": rank_exit.error,
+        "follows_from_another": follows_from_another(rank_exit),
+        "board": board_facts.of_snapshot(snapshot, rank_exit.at_ns),
+        "exception": words.exception,
+        "fatal_error": words.fatal_error,
+        "stderr": logs.call(lambda: _last_lines(stderr), ""),
+        "missing": [] if stderr else ["standard error: it isn't written to a file (--redirects, --tee)"],
+        "took_s": round((time.monotonic_ns() - now_ns) / 1e9, 4),
+    }
+    if node.log_dir is not None:
+        node.log.do(functools.partial(_write, node, node.log_dir, document))
+
+
+def _write(node: Node, log_dir: str, document: Mapping[str, Any]) -> None:
+    rank = document["rank"]
+    try:
+        path = write_evidence(log_dir, document, suffix="-end")
+    except OSError as error:
+        node.say(f"the evidence on rank {rank} can't be written: {error.strerror}")
+        return
+    node.log.write("evidence", rank=rank, cycle=document["cycle"], file=path, summary=document["summary"])
+
+
+def _content(path: str) -> str:
+    try:
+        with open(path, errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def _last_lines(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _MAX_BYTES))
+            text = file.read(_MAX_BYTES).decode(errors="replace")
+    except OSError:
+        return ""
+    return "\n".join(text.splitlines()[-_LAST_LINES:])

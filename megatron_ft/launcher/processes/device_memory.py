@@ -1,0 +1,133 @@
+"""Between two cycles: the new ranks wait until the driver has taken back the device memory of the last ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Collection
+from typing import Any
+
+from megatron_ft.core.device_memory import (
+    LONGEST_WAIT_S,
+    Holding,
+    Step,
+    describe,
+    held_by,
+    judge,
+    look_again_s,
+)
+from megatron_ft.ipc.files.event_log import EventLog
+from megatron_ft.ipc.linux import nvml
+from megatron_ft.launcher.base.event_loop import THREAD_PREFIX, Reactor
+
+__all__ = ["DeviceMemory"]
+
+_TELL_AFTER_S = 1.0
+_DRIVER_S = 5.0
+"""A driver that takes so much longer for an answer isn't asked again."""
+_OLD_S = 1.0
+"""A look that is older tells nothing of now: the node may have stood by meanwhile, for hours."""
+
+Query = Callable[[], list[Holding] | None]
+
+
+class DeviceMemory:
+    """Looks while the nodes meet, so that usually nobody waits. Does nothing where there is no NVIDIA driver."""
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        *,
+        log: EventLog,
+        say: Callable[[str], None],
+        load: Callable[[], Any | None] = nvml.load,
+        query: Callable[[Any], list[Holding] | None] = nvml.holdings,
+    ) -> None:
+        """``load`` and ``query`` are the driver's library and the question to it."""
+        self._reactor = reactor
+        self._log = log
+        self._say = say
+        self._load = load
+        self._query = query
+        self._look: _Look | None = None
+        self._gave_up = False
+
+    def begin(self, ended: Collection[int]) -> None:
+        """These processes are gone; look, in a thread, until nothing of theirs is held."""
+        library = None if self._gave_up or not ended else self._load()
+        self._look = None if library is None else _Look(frozenset(ended), lambda: self._query(library))
+
+    def wait(self, check: Callable[[], None]) -> None:
+        """Until the memory is free, or not waited for any more; serves everything else meanwhile.
+
+        Raises:
+            whatever ``check`` raises, which is called after each event.
+        """
+        look, self._look = self._look, None
+        if look is None:
+            return
+        look.renew()
+        if look.thread.is_alive():
+            tell = self._reactor.call_later(_TELL_AFTER_S, lambda: self._say_waiting(look))
+            try:
+                self._reactor.call_blocking(lambda: look.thread.join(look.left_s() + _DRIVER_S), check)
+            finally:
+                tell.cancel()
+        if look.thread.is_alive():
+            self._gave_up = True
+            self._say("the NVIDIA driver doesn't answer: device memory of ended ranks isn't waited for any more")
+        elif look.saw_any:
+            self._tell(look)
+
+    def _say_waiting(self, look: _Look) -> None:
+        if look.held and look.left_s():
+            waiting = f"waiting for device memory of the last cycle, at most {LONGEST_WAIT_S:g} s"
+            self._say(f"{waiting}: {describe(look.held)}")
+
+    def _tell(self, look: _Look) -> None:
+        held = look.held
+        if held:
+            waited = f"after {look.waited_s:.1f} s device memory of the last cycle is still held"
+            self._say(f"{waited}: {describe(held)}; the ranks start all the same")
+        self._log.write(
+            "device_memory", waited_s=round(look.waited_s, 3), held=[dataclasses.asdict(each) for each in held]
+        )
+
+
+class _Look:
+    """One wait, in a thread of its own: the driver may take its time."""
+
+    def __init__(self, ended: frozenset[int], query: Query) -> None:
+        self._ended = ended
+        self._query = query
+        self._began_s = self._looked_s = time.monotonic()
+        self.held: list[Holding] = []
+        self.saw_any = False
+        self.waited_s = 0.0
+        """When it looked last, from the beginning."""
+        self.thread = self._start()
+
+    def renew(self) -> None:
+        """Look once more, if it gave up and that is long ago."""
+        if self.held and not self.thread.is_alive() and time.monotonic() - self._looked_s > _OLD_S:
+            self.thread = self._start()
+
+    def left_s(self) -> float:
+        """Until it gives up by itself."""
+        return max(0.0, self._began_s + LONGEST_WAIT_S - time.monotonic())
+
+    def _start(self) -> threading.Thread:
+        thread = threading.Thread(target=self._run, name=f"{THREAD_PREFIX}device_memory", daemon=True)
+        thread.start()
+        return thread
+
+    def _run(self) -> None:
+        while True:
+            self.held = held_by(self._query() or [], self._ended)
+            self._looked_s = time.monotonic()
+            self.waited_s = self._looked_s - self._began_s
+            self.saw_any = self.saw_any or bool(self.held)
+            if judge(self.held, self.waited_s) is not Step.LOOK_AGAIN:
+                return
+            time.sleep(look_again_s(self.waited_s))

@@ -1,0 +1,203 @@
+"""The user's command that says whether this node is fit: run with a bound, and nothing of it left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+from megatron_ft.core.printable import printable
+from megatron_ft.ipc.linux.open_files import give_back_to
+from megatron_ft.ipc.linux.processes import kill_if_still, read_stat, with_owner
+from megatron_ft.launcher.base import lines
+from megatron_ft.launcher.base.event_loop import Priority, Reactor
+from megatron_ft.launcher.processes import process_tree
+from megatron_ft.launcher.processes.worker import find_setpriv
+
+__all__ = ["Checked", "HealthCheck", "last_line"]
+
+_SHELL = "/bin/sh"
+_NOT_STARTED = 127
+_GONE_WAIT_S = 2.0
+"""How long a process may take to end by SIGKILL; one that is stuck in the kernel isn't waited for."""
+_LOOK_AGAIN_S = 0.01
+"""What isn't our child ends without a word to us."""
+_KEPT_BYTES = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """How the command ended."""
+
+    ended: str
+    """As in "ended with code 3"; empty if it ended with 0 in time."""
+    code: int | None
+    """As subprocess has it; None if it had to be killed."""
+    last_line: str
+    """The last line that it wrote, to standard output or error."""
+    seconds: float
+
+    @property
+    def is_good(self) -> bool:
+        """Whether the node is fit."""
+        return not self.ended
+
+
+class HealthCheck:
+    """Runs the command, one at a time, while everything else is served."""
+
+    def __init__(
+        self, command: str, *, timeout_s: float | None, reactor: Reactor, known_children: Callable[[], Collection[int]]
+    ) -> None:
+        """A timeout of None is none; ``known_children`` are no leftovers of it."""
+        self._command = command
+        self._timeout_s = timeout_s
+        self._reactor = reactor
+        self._known_children = known_children
+        self._setpriv = find_setpriv()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._output = b""
+        self._is_stuck = False
+        """It has outlived SIGKILL."""
+
+    def pids(self) -> set[int]:
+        """Of the process that runs, if one does."""
+        return set() if self._process is None else {self._process.pid}
+
+    def run(self, environment: Mapping[str, str], check: Callable[[], None]) -> Checked:
+        """Run it; ``check`` is called after each event.
+
+        Raises:
+            whatever ``check`` raises; then the command is killed.
+        """
+        began_s = time.monotonic()
+
+        def checked(ended: str, code: int | None, told: str | None = None) -> Checked:
+            text = last_line(self._output) if told is None else told
+            return Checked(ended=ended, code=code, last_line=text, seconds=time.monotonic() - began_s)
+
+        if self._process is not None and not self._let_go():
+            return checked(f"can't run: {self._left()} of the last one can't be ended", None, "")
+        self._output = b""
+        try:
+            process, pidfd = self._start(environment)
+        except OSError as error:
+            return checked(f"ended with code {_NOT_STARTED}", _NOT_STARTED, str(error))
+        try:
+            code = self._wait(process, pidfd, None if self._timeout_s is None else began_s + self._timeout_s, check)
+        finally:
+            self.close()
+        if code is None:
+            return checked(f"took longer than {self._timeout_s:g} s", None)
+        if code < 0:
+            return checked(f"was killed by {lines.exit_code(code)}", code)
+        return checked(f"ended with code {code}" if code else "", code)
+
+    def close(self) -> None:
+        """Kill what is left of it, and serve everything else meanwhile. One that is stuck is waited for only once."""
+        if self._process is None:
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        deadline_s = time.monotonic() + (0.0 if self._is_stuck else _GONE_WAIT_S)
+        # what is served may have closed it, too
+        while self._process is not None and not self._let_go() and time.monotonic() < deadline_s:
+            self._reactor.run_once(_LOOK_AGAIN_S)
+        self._is_stuck = self._process is not None
+
+    def _start(self, environment: Mapping[str, str]) -> tuple[subprocess.Popen[bytes], int]:
+        """Its process, and a pidfd of that.
+
+        Raises:
+            OSError: it can't be started, or not be waited for; then it is killed.
+        """
+        process = self._process = subprocess.Popen(
+            [*self._setpriv, _SHELL, "-c", self._command],
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        if not self._setpriv:
+            give_back_to(process.pid)
+        try:
+            return process, os.pidfd_open(process.pid)
+        except OSError:
+            assert process.stdout is not None
+            process.stdout.close()
+            self.close()
+            raise
+
+    def _wait(
+        self, process: subprocess.Popen[bytes], pidfd: int, deadline_s: float | None, check: Callable[[], None]
+    ) -> int | None:
+        """How it ended; None if its time was over first."""
+        assert process.stdout is not None
+        out_fd = process.stdout.fileno()
+        os.set_blocking(out_fd, False)
+
+        def has_ended() -> bool:
+            if process_tree.exit_code_unreaped(process.pid) is not None:
+                return True
+            check()
+            return False
+
+        self._reactor.watch(pidfd, lambda: None, Priority.DEATH)
+        self._reactor.watch(out_fd, lambda: self._read(out_fd))
+        try:
+            self._reactor.run_until(has_ended, deadline_s)
+            self._read(out_fd)
+            return process_tree.exit_code_unreaped(process.pid)
+        finally:
+            self._reactor.unwatch(pidfd)
+            self._reactor.unwatch(out_fd)
+            os.close(pidfd)
+            process.stdout.close()
+
+    def _read(self, fd: int) -> None:
+        """Keep the end of what it writes. What somebody still writes who has left its session isn't waited for."""
+        with contextlib.suppress(BlockingIOError):
+            for _ in range(64):  # one that writes without end mustn't keep the launcher
+                data = os.read(fd, 65536)
+                if not data:
+                    self._reactor.unwatch(fd)
+                    return
+                self._output = (self._output + data)[-_KEPT_BYTES:]
+
+    def _let_go(self) -> bool:
+        """Whether nothing of it is left; then its number is given back."""
+        process = self._process
+        assert process is not None
+        code = process_tree.exit_code_unreaped(process.pid)
+        if code is None:
+            return False
+        left = process_tree.left_behind([process.pid], self._known_children())
+        for stat in left:  # a signal to the group doesn't reach those that made one of their own
+            kill_if_still(stat, lambda now: process.pid in (now.group, now.session))
+        if left:
+            return False
+        process_tree.reap(process.pid)
+        process.returncode = code  # else Popen would wait for a number that may be another's by then
+        self._process = None
+        return True
+
+    def _left(self) -> str:
+        """What is left of it and can't be ended: its shell, or what that has left."""
+        assert self._process is not None
+        pid = self._process.pid
+        shell = read_stat(pid)
+        left = process_tree.left_behind([pid], self._known_children())
+        if shell is not None and shell.state not in "ZX":
+            left.append(shell)
+        return lines.stuck([with_owner(stat) for stat in left]) if left else f"process {pid}"
+
+
+def last_line(output: bytes) -> str:
+    """The last line that isn't empty, harmless for a terminal."""
+    found = [line for line in output.decode(errors="replace").splitlines() if line.strip()]
+    return printable(found[-1].strip()) if found else ""

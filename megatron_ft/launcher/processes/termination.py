@@ -1,0 +1,221 @@
+"""Ending ranks: asked first, then made to; their whole process groups, and those that are stopped, too."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import signal
+import time
+from collections.abc import Callable, Collection
+
+from megatron_ft.ipc.linux.processes import ProcessStat, kill_if_still, read_stat, with_owner
+from megatron_ft.launcher.base import lines
+from megatron_ft.launcher.base.event_loop import Reactor
+from megatron_ft.launcher.processes import process_tree
+from megatron_ft.launcher.processes.worker import Worker
+
+__all__ = ["Ending"]
+
+_KILL_WAIT_S = 10.0
+"""How long a process may take to end by SIGKILL (a large one takes seconds) before it is given up."""
+_LEFTOVER_GRACE_S = 1.0
+"""What a rank leaves behind may go by itself for so long: a resource tracker, say, that removes shared memory."""
+_LOOK_AGAIN_S = 0.01
+
+
+class Ending:
+    """Ends groups of ranks; everything else is served meanwhile."""
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        *,
+        known_children: Callable[[], Collection[int]],
+        in_a_hurry: Callable[[], bool],
+        say: Callable[[str], None],
+    ) -> None:
+        """``known_children`` are no leftovers; ``in_a_hurry`` says that nobody is to be waited for any more."""
+        self._reactor = reactor
+        self._known_children = known_children
+        self._in_a_hurry = in_a_hurry
+        self._say = say
+        self._given_up: set[int] = set()
+        """Ranks that outlived SIGKILL: nobody waits for them again."""
+        self._left: list[ProcessStat] = []
+        """The same of what ranks left in their groups."""
+        self._let_go: set[int] = set()
+
+    def end(self, workers: list[Worker], number: int, grace_s: float) -> None:
+        """Signal those that live, wait, SIGKILL those that still live, clear their groups, and let them go.
+
+        With a grace of less than a second, what the ranks leave behind has no more time than they have.
+        """
+        is_quick = grace_s < _LEFTOVER_GRACE_S
+        self.ask(workers, number, whole_group=True)
+        if is_quick:
+            _ask_group([worker for worker in workers if worker.look()])
+        self.wait(workers, grace_s)
+        self.kill(workers)
+        self.clear(workers, ask=not is_quick, at_once=is_quick)
+
+    def ask(self, workers: list[Worker], number: int, *, whole_group: bool) -> None:
+        """Signal those that live; a stopped one is continued, else the signal would wait with it."""
+        for worker in workers:
+            if not worker.look():
+                worker.signal(number, whole_group=whole_group)
+                worker.signal(signal.SIGCONT, whole_group=whole_group)
+                worker.signals_sent.discard(signal.SIGCONT)  # nobody ends of that
+
+    def wait(self, workers: list[Worker], grace_s: float) -> None:
+        """Until all have ended, the grace is over, or somebody is in a hurry."""
+        hoped_for = self._hoped_for(workers)
+        self._reactor.run_until(
+            lambda: self._in_a_hurry() or _all_ended(hoped_for), deadline_s=time.monotonic() + grace_s
+        )
+
+    def kill(self, workers: list[Worker]) -> None:
+        """SIGKILL for the groups of those that still live."""
+        stubborn = [worker for worker in workers if not worker.look()]
+        for worker in stubborn:
+            worker.signal(signal.SIGKILL, whole_group=True)
+        hoped_for = self._hoped_for(stubborn)
+        self._reactor.run_until(lambda: _all_ended(hoped_for), deadline_s=time.monotonic() + _KILL_WAIT_S)
+        stuck = [worker.pid for worker in hoped_for if not worker.look()]
+        if stuck:
+            self._given_up.update(stuck)
+            self._say(lines.did_not_end(_stats(stuck), waited_s=_KILL_WAIT_S))
+
+    def still_there(self, workers: Collection[Worker]) -> list[ProcessStat]:
+        """What could not be ended of these ranks and of their groups, and lives; what has ended meanwhile is let go."""
+        if self._given_up or self._left:
+            self.clear([worker for worker in workers if not worker.reaped])
+            self._given_up.intersection_update(worker.pid for worker in workers if not worker.reaped)
+        now = _stats([*self._given_up, *(stat.pid for stat in self._left)])
+        before = {stat.pid: stat.session for stat in self._left}
+        self._left = [stat for stat in now if before.get(stat.pid) == stat.session]
+        return [stat for stat in now if stat.pid in self._given_up or stat in self._left]
+
+    def take_let_go(self) -> set[int]:
+        """Process ids of the ranks, and of what they left, that were let go since the last call."""
+        let_go, self._let_go = self._let_go, set()
+        return let_go
+
+    def _hoped_for(self, workers: list[Worker]) -> list[Worker]:
+        return [worker for worker in workers if worker.pid not in self._given_up]
+
+    def clear(
+        self,
+        workers: list[Worker],
+        *,
+        leftover_grace_s: float = _LEFTOVER_GRACE_S,
+        ask: bool = True,
+        quietly: bool = True,
+        at_once: bool = False,
+    ) -> None:
+        """End what the ranks that have ended left in their groups, then let the ranks go.
+
+        Args:
+            leftover_grace_s: how long that may take to end by itself.
+            ask: send SIGTERM to the groups of ranks that didn't end well (what follows a good end may be
+                finishing something); False if they had it already.
+            quietly: don't tell of what must be killed.
+            at_once: only those that tidy up after the others have that time, the rest is killed.
+        """
+        ended = [worker for worker in workers if worker.look() and not worker.reaped]
+        left = self._left_behind(ended)
+        self._let_go.update(worker.pid for worker in ended)
+        self._let_go.update(stat.pid for stat in left)
+        if left:
+            if ask:
+                _ask_group([worker for worker in ended if worker.exitcode != 0])
+            if at_once:
+                _kill([stat for stat in left if not process_tree.tidies_up(stat)], ended)
+            left = self._wait_gone(ended, left, leftover_grace_s, patient=False)
+        if left and not quietly:
+            names = ", ".join(f"{stat.pid} ({stat.comm})" for stat in left)
+            self._say(f"the ranks have ended and left processes behind, which are killed: {names}")
+        self._kill_left(ended, left)
+        for worker in ended:
+            worker.reap()
+
+    def _kill_left(self, ended: list[Worker], left: list[ProcessStat]) -> None:
+        deadline = time.monotonic() + _KILL_WAIT_S
+        while left and time.monotonic() < deadline:
+            # the groups first: what forks while we look at it is hit, too
+            for worker in ended:
+                worker.signal(signal.SIGKILL, whole_group=True)
+            _kill(left, ended)
+            left = self._wait_gone(ended, left, min(1.0, deadline - time.monotonic()), patient=True)
+        if left:
+            self._left += left
+            self._say(lines.did_not_end(_stats([stat.pid for stat in left]), waited_s=_KILL_WAIT_S))
+
+    def _left_behind(self, ended: list[Worker]) -> list[ProcessStat]:
+        return process_tree.left_behind({worker.pid for worker in ended}, self._known_children())
+
+    def _wait_gone(
+        self, ended: list[Worker], left: list[ProcessStat], grace_s: float, *, patient: bool
+    ) -> list[ProcessStat]:
+        """Wait for processes that aren't our children, as long as allowed; returns those that live then."""
+        deadline = time.monotonic() + grace_s
+        while left:
+            in_time = self._await(left, deadline, patient=patient)
+            left = self._left_behind(ended)
+            if not in_time or (self._in_a_hurry() and not patient):
+                break
+        return left
+
+    def _await(self, stats: list[ProcessStat], deadline: float, *, patient: bool) -> bool:
+        """Whether all of them ended before the deadline (time.monotonic)."""
+        waiting = set(_open_pidfds(stats))
+        if not waiting:  # they have just ended, or no descriptor is left to wait with
+            soon_s = min(deadline, time.monotonic() + _LOOK_AGAIN_S)
+            self._reactor.run_until(self._in_a_hurry, deadline_s=soon_s)
+            return time.monotonic() < deadline
+        for pidfd in waiting.copy():
+            self._reactor.watch(pidfd, functools.partial(self._gone, pidfd, waiting))
+        try:
+            return self._reactor.run_until(
+                lambda: not waiting or (self._in_a_hurry() and not patient), deadline_s=deadline
+            )
+        finally:
+            for pidfd in waiting.copy():
+                self._gone(pidfd, waiting)
+
+    def _gone(self, pidfd: int, waiting: set[int]) -> None:
+        self._reactor.unwatch(pidfd)
+        os.close(pidfd)
+        waiting.discard(pidfd)
+
+
+def _ask_group(ended: list[Worker]) -> None:
+    """SIGTERM for what ranks that have ended left in their groups."""
+    for worker in ended:
+        worker.signal(signal.SIGTERM, whole_group=True)
+        worker.signal(signal.SIGCONT, whole_group=True)
+
+
+def _all_ended(workers: list[Worker]) -> bool:
+    return all(worker.exitcode is not None for worker in workers)
+
+
+def _stats(pids: Collection[int]) -> list[ProcessStat]:
+    """Those of them that live, as they are now."""
+    stats = [read_stat(pid) for pid in pids]
+    return [with_owner(stat) for stat in stats if stat is not None and stat.state not in "ZX"]
+
+
+def _open_pidfds(stats: list[ProcessStat]) -> list[int]:
+    pidfds = []
+    for stat in stats:
+        with contextlib.suppress(OSError):
+            pidfds.append(os.pidfd_open(stat.pid))
+    return pidfds
+
+
+def _kill(stats: list[ProcessStat], ended: list[Worker]) -> None:
+    """SIGKILL through pidfds, for those of the session that made a group of their own."""
+    leaders = {worker.pid for worker in ended}
+    for stat in stats:
+        kill_if_still(stat, lambda now: not leaders.isdisjoint((now.group, now.session)))

@@ -1,0 +1,251 @@
+"""Ranks as processes: started, seen to end, and torch's place for them in its agent."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch.distributed.elastic.multiprocessing import LogsSpecs, PContext, RunProcsResult
+
+from megatron_ft.ipc.linux.open_files import give_back, given_soft_limit
+from megatron_ft.ipc.linux.prctl import die_with_parent
+from megatron_ft.ipc.linux.processes import send_signal, signal_main_thread
+from megatron_ft.launcher.base import logs
+from megatron_ft.launcher.base.event_loop import Priority, Reactor
+from megatron_ft.launcher.processes import process_tree
+from megatron_ft.launcher.torch_compat import private_names
+
+__all__ = ["FreshInterpreterSpawner", "RankSpec", "Spawner", "Worker", "WorkerContext", "find_setpriv"]
+
+
+@dataclass
+class Worker:
+    """One rank's process: leader of its own session and process group, child of the launcher, unreaped till the end."""
+
+    local_rank: int
+    pid: int
+    pidfd: int
+    on_reaped: Callable[[int], None] = lambda _code: None
+    on_exit: Callable[[Worker], None] = lambda _worker: None
+    """Called once, when the end is seen."""
+    started_at_ns: int = field(default_factory=time.monotonic_ns)
+    exitcode: int | None = None
+    """As subprocess has it; None while it lives."""
+    exited_at_ns: int = 0
+    signals_sent: set[int] = field(default_factory=set)
+    """By the launcher, and by the rank's monitor as far as it has said so."""
+    signalled_at_ns: int = 0
+    """When the launcher first sent it one that may end it (CLOCK_MONOTONIC)."""
+    reaped: bool = False
+
+    def look(self) -> bool:
+        """Take note of its end if it has ended; whether it has."""
+        if self.exitcode is None:
+            self.exitcode = process_tree.exit_code_unreaped(self.pid)
+            if self.exitcode is not None:
+                self.exited_at_ns = time.monotonic_ns()
+                self.on_exit(self)
+        return self.exitcode is not None
+
+    def signal(self, number: int, *, whole_group: bool) -> None:
+        """Send a signal to the rank, or to its whole group (also when the rank itself has ended)."""
+        assert not self.reaped, "the number may be another's by now"
+        if self.exitcode is None:
+            self.signals_sent.add(number)
+            if number != signal.SIGCONT:
+                self.signalled_at_ns = self.signalled_at_ns or time.monotonic_ns()
+        if whole_group:
+            try:
+                os.killpg(self.pid, number)
+            except PermissionError:
+                pass  # all of the group became another user's (sudo): that they live on is told later
+            except ProcessLookupError:
+                # forked a moment ago, and not the leader of its group yet; or nothing of it is left
+                send_signal(self.pidfd, number)
+        else:
+            signal_main_thread(self.pid, self.pidfd, number)
+
+    def reap(self) -> None:
+        """Let the process go, once it has ended and nothing of its group is left."""
+        assert self.exitcode is not None
+        if not self.reaped:
+            process_tree.reap(self.pid)
+            self.reaped = True
+            os.close(self.pidfd)
+            self.on_reaped(self.exitcode)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankSpec:
+    """What a rank is to be; ``stdout`` and ``stderr`` are files to write, None is the launcher's own stream."""
+
+    local_rank: int
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    stdout: str | None
+    stderr: str | None
+
+
+class Spawner(Protocol):
+    """A way to create ranks. Whoever it is, the rank is a child of the launcher and leads its own session."""
+
+    def spawn(self, specs: Sequence[RankSpec], on_spawned: Callable[[Worker], None]) -> None:
+        """Start ranks; ``on_spawned`` is called with each as soon as it is there.
+
+        Raises:
+            OSError: one can't be started; those before it were.
+        """
+        ...
+
+
+class FreshInterpreterSpawner:
+    """Starts the command itself. Ranks die with the launcher, even with one that is killed."""
+
+    def __init__(self) -> None:
+        self._setpriv = find_setpriv()
+
+    def spawn(self, specs: Sequence[RankSpec], on_spawned: Callable[[Worker], None]) -> None:
+        """See the protocol."""
+        for spec in specs:
+            on_spawned(self._spawn(spec))
+
+    def _spawn(self, spec: RankSpec) -> Worker:
+        with contextlib.ExitStack() as files:
+            out = files.enter_context(open(spec.stdout, "w")) if spec.stdout else None
+            err = files.enter_context(open(spec.stderr, "w")) if spec.stderr else None
+            process = subprocess.Popen(
+                [*self._setpriv, *spec.argv],
+                env=dict(spec.env),
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+                preexec_fn=None if self._setpriv else _die_with(os.getpid()),
+            )
+
+        def on_reaped(code: int) -> None:
+            process.returncode = code  # else Popen would wait for a number that may be another's by then
+
+        return Worker(spec.local_rank, process.pid, os.pidfd_open(process.pid), on_reaped)
+
+
+def find_setpriv() -> list[str]:
+    """util-linux's setpriv, which asks for the parent-death signal and becomes the command; empty without one.
+
+    Before it prlimit, if the launcher has raised its own limit of open files.
+
+    Asking from Python needs a fork of this process, with all of torch in it: 7 ms for each rank on a quiet
+    machine, 30 on a busy one, where this costs none.
+    """
+    path = shutil.which("setpriv")
+    if path is None:
+        return []
+    command = [path, "--pdeathsig", "KILL", "--"]
+    soft_limit = given_soft_limit()
+    if soft_limit is not None:
+        prlimit = shutil.which("prlimit")
+        if prlimit is None:
+            return []
+        command = [prlimit, f"--nofile={soft_limit}:", *command]
+    # others of that name (busybox) don't know the option
+    known = subprocess.run([*command, "true"], stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    return command if known.returncode == 0 else []
+
+
+def _die_with(launcher_pid: int) -> Callable[[], None]:
+    def in_child() -> None:
+        die_with_parent()
+        give_back()
+        # the launcher may have died before the kernel was asked
+        if os.getppid() != launcher_pid:
+            os._exit(1)
+
+    return in_child
+
+
+class WorkerContext(PContext):
+    """torch's idea of a group of ranks, with our way to start, see and end them.
+
+    Redirects, ``--tee``, error files and line prefixes are torch's own. ``end`` ends ranks; it is called with
+    (workers, signal, grace in seconds).
+    """
+
+    def __init__(
+        self,
+        *,
+        spawner: Spawner,
+        reactor: Reactor,
+        end: Callable[[list[Worker], int, float], None],
+        on_start: Callable[[Worker], None],
+        on_exit: Callable[[Worker], None],
+        numa_options: Any = None,
+        logs_specs: LogsSpecs,
+        **torch_arguments: Any,
+    ) -> None:
+        super().__init__(logs_specs=logs_specs, **torch_arguments)
+        self._spawner = spawner
+        self._reactor = reactor
+        self._end = end
+        self._on_start = on_start
+        self._on_exit = on_exit
+        self._numa_options = numa_options
+        self.workers: dict[int, Worker] = {}
+
+    def start(self) -> None:
+        """Start all ranks, then what copies their output. Signal handlers stay ours."""
+        self._start()
+        private_names.start_tail_logs(self)
+
+    def close(self, death_sig: signal.Signals | None = None, timeout: int = 30) -> None:
+        """End all ranks, then give what copies their output a moment to do so. It goes on by itself."""
+        self._close(death_sig or signal.SIGTERM, timeout)
+        logs.copying_ends(lambda: private_names.stop_tail_logs(self))
+
+    def _start(self) -> None:
+        assert not self.workers, "a group of ranks starts once"
+        assert isinstance(self.entrypoint, str), "functions are started by torch itself"
+        self._spawner.spawn([self._spec(local_rank) for local_rank in range(self.nprocs)], self._spawned)
+
+    def _spec(self, local_rank: int) -> RankSpec:
+        assert isinstance(self.entrypoint, str)
+        argv = [self.entrypoint, *(str(arg) for arg in self.args[local_rank])]
+        return RankSpec(
+            local_rank=local_rank,
+            argv=private_names.numa_bound_command(argv, local_rank=local_rank, numa_options=self._numa_options),
+            env={**os.environ, **self.envs[local_rank]},
+            stdout=self.stdouts[local_rank] or None,
+            stderr=self.stderrs[local_rank] or None,
+        )
+
+    def _spawned(self, worker: Worker) -> None:
+        worker.on_exit = self._ended
+        self.workers[worker.local_rank] = worker
+        self._on_start(worker)
+        self._reactor.watch(worker.pidfd, worker.look, Priority.DEATH)
+
+    def _ended(self, worker: Worker) -> None:
+        self._reactor.unwatch(worker.pidfd)
+        self._on_exit(worker)
+
+    def _poll(self) -> RunProcsResult | None:
+        """For torch's interface only; the agent looks at ``workers``."""
+        running = [worker for worker in self.workers.values() if not worker.look()]
+        return None if running else RunProcsResult(return_values=dict.fromkeys(self.workers))
+
+    def pids(self) -> dict[int, int]:
+        """Process ids by local rank."""
+        return {local_rank: worker.pid for local_rank, worker in self.workers.items()}
+
+    def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
+        unreaped = [worker for worker in self.workers.values() if not worker.reaped]
+        if unreaped:
+            self._end(unreaped, death_sig, timeout)
+        for worker in self.workers.values():
+            if not worker.reaped:  # it could not be ended; the descriptor stays open, nobody waits for it
+                self._reactor.unwatch(worker.pidfd)

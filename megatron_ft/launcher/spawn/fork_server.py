@@ -1,0 +1,205 @@
+"""A script that is run ahead, as the launcher sees it: a process that forks ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import megatron_ft
+from megatron_ft.core.errors import FaultToleranceError, ProtocolError
+from megatron_ft.core.run_ahead import FORK_SERVER_NAME, RUN_AHEAD_VARIABLE, Ahead
+from megatron_ft.ipc.linux.open_files import give_back_to
+from megatron_ft.ipc.linux.processes import send_signal, wait_gone
+from megatron_ft.ipc.wire import Channel, ChannelClosedError, Message
+from megatron_ft.launcher.base import lines
+from megatron_ft.launcher.processes import process_tree
+
+__all__ = ["ServerError", "ServerProcess", "why_fresh"]
+
+_STARTUP = os.path.join(os.path.dirname(os.path.abspath(megatron_ft.__file__)), "rank", "run_ahead", "startup")
+"""A directory with a ``sitecustomize``, which Python imports before the script."""
+_ANSWER_S = 3.0
+"""A fork takes milliseconds; a server that needs longer is stopped, or stuck."""
+_LONGEST_END_S = 5.0
+
+
+class ServerError(FaultToleranceError):
+    """A fork server doesn't do what it is asked."""
+
+
+class ServerProcess:
+    """A child of the launcher."""
+
+    def __init__(self, ahead: Ahead) -> None:
+        """Start it.
+
+        Raises:
+            OSError: it can't be started.
+        """
+        self.ahead = ahead
+        self.started_s = time.monotonic()
+        self.on_channel_closed: Callable[[], None] = lambda: None
+        """Called when the connection has closed itself: its number may soon be another's."""
+        self.is_ready = False
+        self.is_gone = False
+        self.unfit: str | None = None
+        """Why ranks can't be forked from it."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.channel = Channel(ours)
+        self.channel_fd = ours.fileno()
+        try:
+            with theirs:
+                self._process = self._start(theirs.fileno())
+        except OSError:
+            self.channel.close()
+            raise
+        self.pid = self._process.pid
+        give_back_to(self.pid)
+        self.pidfd = os.pidfd_open(self.pid)
+
+    def _start(self, fd: int) -> subprocess.Popen[bytes]:
+        command, environment, preload, shares_output = self.ahead
+        python_path = environment.get("PYTHONPATH")
+        orders = {
+            "fd": fd,
+            "launcher": os.getpid(),
+            "python_path": python_path,
+            "first_in_path": _first_in_path(command),
+            "preload": preload,
+            "terminals": [fd for fd in (1, 2) if shares_output and os.isatty(fd)],
+        }
+        env = {
+            **environment,
+            RUN_AHEAD_VARIABLE: json.dumps(orders),
+            "PYTHONPATH": os.pathsep.join(filter(None, (_STARTUP, python_path))),
+        }
+        with open(os.memfd_create("ft_stdout"), "wb") as out, open(os.memfd_create("ft_stderr"), "wb") as err:
+            # what goes to one place, in turns, must stay in that order
+            is_one = shares_output and os.path.sameopenfile(1, 2)
+            return subprocess.Popen(
+                command,
+                env=env,
+                stdout=out,
+                stderr=out if is_one else err,
+                pass_fds=[fd],
+                start_new_session=True,
+            )
+
+    def read(self) -> list[Message]:
+        """What it has told since: that its script waits, or can't, and which modules to preload it has left out."""
+        messages: list[Message] = []
+        try:
+            if self.channel.fileno() >= 0:
+                messages = [message for message, _ in self.channel.receive()]
+        except (ChannelClosedError, ProtocolError):
+            self._lose()  # it is ending anyway: its pidfd says when
+        for message in messages:
+            if message["type"] == "ready":
+                self.is_ready = True
+            elif message["type"] == "unfit":
+                self.unfit = lines.cannot_be_shared(message["reason"], message["where"], message["what"])
+        return messages
+
+    def fork_ranks(self, requests: Sequence[tuple[Mapping[str, str], Sequence[int]]]) -> list[int]:
+        """For each request (variables, and the descriptors of go, standard output and error) a new rank's process id.
+
+        The ranks are children of the launcher by then. Each waits for a byte at go, or for its end, at which it ends.
+
+        Raises:
+            ServerError: they can't be made, or not all of them.
+        """
+        answers = self._ask([({"type": "spawn", "env": env}, fds) for env, fds in requests])
+        for answer in answers:
+            if answer["type"] != "forked":
+                raise ServerError(str(answer["reason"]))
+        return [int(answer["pid"]) for answer in answers]
+
+    def changed_file(self) -> str | None:
+        """One that its script has read or run, and that isn't what it was.
+
+        Raises:
+            ServerError: it is gone or doesn't answer.
+        """
+        (answer,) = self._ask([({"type": "check"}, ())])
+        return None if answer["changed"] is None else str(answer["changed"])
+
+    def kill(self) -> None:
+        """End it, stopped or not; it has nothing to tidy up."""
+        if not self.is_gone:
+            send_signal(self.pidfd, signal.SIGKILL)
+
+    def end(self, known_children: Callable[[], Collection[int]]) -> int:
+        """Kill it and what is left of it, and let it go; how it ended, as subprocess has it.
+
+        That is what its script has started, and what it had just forked, and nobody has heard of: those of our children
+        aren't known. One that is stuck in the kernel is left to itself, and counts as killed.
+        """
+        assert not self.is_gone
+        self.kill()
+        wait_gone(self.pidfd, _LONGEST_END_S)
+        process_tree.end_strays(self.pid, FORK_SERVER_NAME, known_children)
+        code = process_tree.exit_code_unreaped(self.pid)
+        if code is not None:
+            process_tree.reap(self.pid)
+        # else Popen would wait for a number that may be another's by then
+        self._process.returncode = -signal.SIGKILL if code is None else code
+        self.is_gone, self.is_ready = True, False
+        self.channel.close()
+        os.close(self.pidfd)
+        return self._process.returncode
+
+    def _ask(self, requests: Sequence[tuple[Mapping[str, Any], Sequence[int]]]) -> list[Message]:
+        """An answer to each; a server that is gone or doesn't answer is killed."""
+        answers: list[Message] = []
+        try:
+            if self.is_gone or process_tree.is_stopped(self.pid):
+                raise TimeoutError("it is stopped")
+            for request, fds in requests:
+                self.channel.send(request, fds)
+            poller = select.poll()
+            poller.register(self.channel_fd, select.POLLIN)
+            while len(answers) < len(requests):
+                if not poller.poll(_ANSWER_S * 1e3):
+                    raise TimeoutError(f"no answer for {_ANSWER_S:g} s")
+                answers += [message for message, _ in self.channel.receive()]
+        except (ChannelClosedError, ProtocolError, TimeoutError) as error:
+            self._lose()
+            raise ServerError(str(error)) from None
+        return answers
+
+    def _lose(self) -> None:
+        if self.channel.fileno() < 0:
+            self.on_channel_closed()
+        self.kill()
+
+
+def why_fresh(argv: Sequence[str]) -> str | None:
+    """Why this command of a rank can't be run ahead; None if it can. torch builds it: interpreter, "-u", ..."""
+    if argv[0] != sys.executable:
+        return "the ranks aren't run by this Python"
+    if len(argv) < 3 or argv[1] != "-u":
+        return "the ranks' interpreter has options of its own"
+    if argv[2].startswith("-") and (argv[2] != "-m" or len(argv) < 4):
+        return "the script isn't a file"
+    if sys.flags.ignore_environment or sys.flags.no_site:
+        return "this Python doesn't read PYTHONPATH"
+    return None
+
+
+def _first_in_path(command: Sequence[str]) -> str:
+    """What comes first in the ``sys.path`` of a rank with that command."""
+    script = command[2]
+    if script == "-m":
+        try:
+            return os.getcwd()
+        except OSError:
+            return ""  # it was removed
+    return script if os.path.isdir(script) else os.path.dirname(os.path.realpath(script))

@@ -1,0 +1,233 @@
+"""Ranks forked from their own script, which a process runs ahead; fresh interpreters wherever that can't be done."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+from megatron_ft.core.run_ahead import Ahead, is_set_for_ranks, shared_environment, without_ranks
+from megatron_ft.ipc.files.event_log import EventLog
+from megatron_ft.ipc.wire import close_fds
+from megatron_ft.launcher.base import lines
+from megatron_ft.launcher.base.event_loop import Priority, Reactor
+from megatron_ft.launcher.processes.process_tree import is_stopped
+from megatron_ft.launcher.processes.worker import RankSpec, Spawner, Worker
+from megatron_ft.launcher.spawn.fork_server import ServerError, ServerProcess, why_fresh
+
+__all__ = ["ForkingSpawner"]
+
+_MOST_DEATHS = 5
+"""Servers that may die before none is started any more."""
+_STOPPED_FOR_S = 0.1
+
+
+@dataclass(kw_only=True)
+class ForkingSpawner:
+    """Has one server at a time, and another spawner for what that can't do."""
+
+    fresh: Spawner
+    server: ServerProcess | None
+    """At first one that runs already; without one, or with a wrong one, another is started."""
+    preload: tuple[str, ...]
+    shares_output: bool
+    """Both: see ``Ahead``."""
+    timeout_s: float
+    """So long a script may run ahead."""
+    reactor: Reactor
+    log: EventLog
+    say: Callable[[str], None]
+    check_stop: Callable[[], None]
+    """Raises if the launcher was asked to stop."""
+    known_children: Callable[[], Collection[int]]
+    """Of the launcher, the servers included."""
+    expects_restart: bool = True
+    """Whether another cycle may follow the one whose ranks are spawned next; else no server is needed after."""
+    _command: list[str] | None = None
+    """None while, or when, ranks aren't forked."""
+    _deaths: int = 0
+    _said: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        """Take over the one that runs already."""
+        if self.server is not None:
+            self._watch(self.server)
+
+    def prepare(self, argv: Sequence[str]) -> None:
+        """Have the command of the ranks run ahead, if it isn't already."""
+        reason = why_fresh(argv)
+        if reason is not None:
+            self._give_up(reason)
+            return
+        self._command = list(argv)
+        self._have_server(without_ranks(os.environ))
+
+    def spawn(self, specs: Sequence[RankSpec], on_spawned: Callable[[Worker], None]) -> None:
+        """See the protocol."""
+        try:
+            is_done = self._fork(specs, on_spawned)
+        except ServerError as error:
+            self.log.write("fork_failed", pids=sorted(self.pids()), reason=str(error))
+            is_done = False
+        if not is_done:
+            self.fresh.spawn(specs, on_spawned)
+        if not self.expects_restart:
+            self.close()
+
+    def pids(self) -> set[int]:
+        """Of the server."""
+        return set() if self.server is None else {self.server.pid}
+
+    def check_states(self, *, again: bool = False) -> None:
+        """Replace a server that somebody stopped; looked at twice: of a node that is continued, we may be first."""
+        if self.server is None or not is_stopped(self.server.pid):
+            return
+        if again:
+            self.server.kill()  # its end is seen like any other
+        else:
+            self.reactor.call_later(_STOPPED_FOR_S, lambda: self.check_states(again=True))
+
+    def close(self) -> None:
+        """End the server."""
+        self._command = None
+        self._drop()
+
+    # -- the server ---------------------------------------------------------------------------------------
+
+    def _server_for(self, specs: Sequence[RankSpec]) -> ServerProcess | None:
+        """The one that has run ahead what these ranks are to run, and none of whose files has changed.
+
+        Raises:
+            ServerError: it doesn't tell.
+        """
+        if self._command is None:
+            return None
+        environment = shared_environment([spec.env for spec in specs])
+        if environment is None or any(list(spec.argv) != self._command for spec in specs):
+            self._give_up("the command lines or environments of the ranks differ")
+            return None
+        server = self._when_ready(environment)
+        changed = None if server is None else server.changed_file()
+        if changed is None:
+            return server
+        self.say(lines.file_changed(changed))
+        self._drop()
+        return self._when_ready(environment)
+
+    def _when_ready(self, environment: dict[str, str]) -> ServerProcess | None:
+        """Wait until the server is; None if it won't be."""
+        self._have_server(environment)
+        server = self.server
+        while server is not None and server is self.server and not server.is_ready:
+            self.check_stop()
+            self.reactor.run_once(1.0)
+        return server if server is self.server else None
+
+    def _have_server(self, environment: dict[str, str]) -> None:
+        """Start one, unless the one that runs does just that."""
+        assert self._command is not None
+        ahead = Ahead(self._command, environment, self.preload, self.shares_output)
+        if self.server is not None and self.server.ahead != ahead:
+            names = {name for name, _ in self.server.ahead.environment.items() ^ environment.items()}
+            self.log.write("fork_server", state="for something else", pid=self.server.pid, names=sorted(names))
+            self._drop()
+        if self.server is None:
+            try:
+                self.server = ServerProcess(ahead)
+            except OSError as error:
+                self.log.write("fork_server", state="not started", reason=str(error))
+                return
+            self._watch(self.server)
+
+    def _watch(self, server: ServerProcess) -> None:
+        self.log.write("fork_server", state="started", pid=server.pid)
+        server.on_channel_closed = lambda: self.reactor.unwatch(server.channel_fd)
+        self.reactor.watch(server.channel_fd, lambda: self._take(server))
+        self.reactor.watch(server.pidfd, lambda: self._ended(server), Priority.DEATH)
+        left_s = server.started_s + self.timeout_s - time.monotonic()
+        self.reactor.call_later(max(0.0, left_s), lambda: self._is_late(server))
+
+    def _take(self, server: ServerProcess) -> None:
+        for message in server.read():
+            if message["type"] == "left_out":
+                self._say_once(lines.preload_left_out(message["name"], message["reason"]))
+            elif message["type"] == "ready":
+                where, what, took_s = message["where"], message["what"], message["took_s"]
+                self.log.write(
+                    "fork_server", state="ready", pid=server.pid, where=where, what=what, took_s=round(took_s, 3)
+                )
+                self._say_once(lines.forked_at(where, what), lines.forked_at(where, what, took_s))
+
+    def _is_late(self, server: ServerProcess) -> None:
+        if not (server.is_ready or server.is_gone):
+            server.unfit = f"the script has reached no point at which they differ in {self.timeout_s:g} s"
+            server.kill()
+
+    def _ended(self, server: ServerProcess) -> None:
+        self._take(server)  # its last words
+        code = self._let_go(server)
+        if server.unfit is not None:
+            self._give_up(server.unfit)
+            return
+        self._deaths += 1
+        if self._deaths >= _MOST_DEATHS:
+            self.say(lines.no_more_fork_servers(self._deaths))
+            self._command = None
+        elif self._command is not None:
+            self.say(lines.fork_server_replaced(code))
+            self._have_server(server.ahead.environment)
+
+    def _drop(self) -> None:
+        """The server isn't the right one, or isn't needed any more."""
+        if self.server is not None:
+            self._let_go(self.server)
+
+    def _let_go(self, server: ServerProcess) -> int:
+        """End it, if it hasn't ended; its exit code."""
+        self.server = None
+        self.reactor.unwatch(server.pidfd)
+        if server.channel.fileno() >= 0:
+            self.reactor.unwatch(server.channel_fd)
+        code = server.end(self.known_children)
+        self.log.write("fork_server", state="ended", pid=server.pid, exit_code=code, reason=server.unfit)
+        return code
+
+    def _give_up(self, reason: str) -> None:
+        self.close()
+        self._say_once(lines.fresh_interpreters(reason))
+        self.log.write("fresh_interpreters", reason=reason)
+
+    def _say_once(self, line: str, shown: str | None = None) -> None:
+        if line not in self._said:
+            self._said.add(line)
+            self.say(shown or line)
+
+    # -- ranks --------------------------------------------------------------------------------------------
+
+    def _fork(self, specs: Sequence[RankSpec], on_spawned: Callable[[Worker], None]) -> bool:
+        """Fork the ranks; False where there is no server for that.
+
+        Raises:
+            ServerError: it has made none that is used.
+        """
+        server = self._server_for(specs)
+        if server is None:
+            return False
+        with contextlib.ExitStack() as stack:
+            go_read, go_write = os.pipe()
+            # whatever happens here: a rank that isn't told to go ends itself when this is closed
+            stack.callback(close_fds, (go_read, go_write))
+            requests = []
+            for spec in specs:
+                env = {name: value for name, value in spec.env.items() if is_set_for_ranks(name)}
+                requests.append((env, [go_read, _output(spec.stdout, 1, stack), _output(spec.stderr, 2, stack)]))
+            for spec, pid in zip(specs, server.fork_ranks(requests), strict=True):
+                on_spawned(Worker(spec.local_rank, pid, os.pidfd_open(pid)))
+            os.write(go_write, b"g" * len(specs))
+        return True
+
+
+def _output(path: str | None, own: int, stack: contextlib.ExitStack) -> int:
+    return own if path is None else stack.enter_context(open(path, "w")).fileno()

@@ -1,0 +1,202 @@
+"""Every place where the launcher touches names that torch keeps to itself, with what is done where they differ.
+
+Written for torch 2.13. ``missing_essentials`` says what the launcher can't do without; everything else falls
+back to torch's own behaviour with one warning.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import inspect
+import logging
+import os
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed.elastic.agent.server.local_elastic_agent as _local_elastic_agent
+import torch.distributed.launcher.api as _launcher_api
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import PContext
+from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
+
+from megatron_ft.core.errors import ConfigError
+from megatron_ft.launcher.coordination import static_rounds, torch_rounds
+
+__all__ = [
+    "agent_made_by",
+    "missing_essentials",
+    "numa_bound_command",
+    "rendezvous_backends",
+    "say_nothing_of_death_signals",
+    "shut_down_agent",
+    "start_tail_logs",
+    "stop_tail_logs",
+    "warn_of_no_lost_connections",
+    "workers_started_by",
+]
+
+# names that torch doesn't export are looked up in these, unknown to the type checker
+local_elastic_agent: Any = _local_elastic_agent
+launcher_api: Any = _launcher_api
+
+_CPP_ERROR = 2
+
+_AGENT_METHODS = (
+    "_assign_worker_ranks",
+    "_exit_barrier",
+    "_initialize_workers",
+    "_invoke_run",
+    "_rendezvous",
+    "_shutdown",
+    "_start_workers",
+    "_stop_workers",
+)
+_CONTEXT_METHODS = ("_close", "_poll", "_start", "close", "pids", "start")
+_CONTEXT_ATTRIBUTES = ("_tail_logs", "args", "entrypoint", "envs", "error_files", "nprocs", "stderrs", "stdouts")
+_AGENT_ATTRIBUTES = ("_pcontext", "_remaining_restarts", "_store", "_worker_group")
+
+
+def missing_essentials() -> list[str]:
+    """Names that the launcher needs and this torch doesn't have; empty for the versions it was made for."""
+    missing = [f"LocalElasticAgent.{name}" for name in _AGENT_METHODS if not hasattr(LocalElasticAgent, name)]
+    written = {name for cls in LocalElasticAgent.__mro__ for name in _names_in_init(cls)}
+    missing += [f"LocalElasticAgent.{name}" for name in _AGENT_ATTRIBUTES if name not in written]
+    written = _names_in_init(PContext)
+    missing += [f"PContext.{name}" for name in _CONTEXT_ATTRIBUTES if name not in written]
+    missing += [f"PContext.{name}" for name in _CONTEXT_METHODS if not hasattr(PContext, name)]
+    for module, name in ((launcher_api, "LocalElasticAgent"), (local_elastic_agent, "start_processes")):
+        if not hasattr(module, name):
+            missing.append(f"{module.__name__}.{name}")
+    return missing
+
+
+@contextlib.contextmanager
+def agent_made_by(
+    factory: Callable[..., LocalElasticAgent], blocking: Callable[[Callable[[], Any]], Any]
+) -> Iterator[None]:
+    """Let ``launch_agent`` make its agent with ``factory``.
+
+    Its rendezvous handler is made, and shut down, through ``blocking``: both may wait for other nodes.
+    """
+    registry = getattr(launcher_api, "rdzv_registry", None)
+    original_agent = launcher_api.LocalElasticAgent
+
+    def make(*, spec: Any, **arguments: Any) -> LocalElasticAgent:
+        static_rounds.let_rounds_name_the_store(spec)
+        return factory(spec=spec, **arguments)
+
+    launcher_api.LocalElasticAgent = make
+    if registry is not None:
+        launcher_api.rdzv_registry = _PatientRegistry(registry, blocking)
+    try:
+        yield
+    finally:
+        launcher_api.LocalElasticAgent = original_agent
+        if registry is not None:
+            launcher_api.rdzv_registry = registry
+
+
+class _PatientRegistry:
+    """``rdzv_registry`` whose handlers are made and shut down in the background."""
+
+    def __init__(self, registry: Any, blocking: Callable[[Callable[[], Any]], Any]) -> None:
+        self._registry = registry
+        self._blocking = blocking
+
+    def get_rendezvous_handler(self, parameters: Any) -> Any:
+        try:
+            handler = self._blocking(lambda: self._registry.get_rendezvous_handler(parameters))
+        except (ImportError, ValueError) as error:  # etcd needs modules that torch doesn't bring along
+            raise ConfigError(f"rendezvous: {error}") from error
+        handler = torch_rounds.in_rounds(handler)
+        shutdown = handler.shutdown
+        handler.shutdown = lambda: self._blocking(shutdown)
+        return handler
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._registry, name)
+
+
+def rendezvous_backends() -> list[str]:
+    """Names that ``--rdzv-backend`` may have; empty where this torch doesn't tell."""
+    return list(getattr(rendezvous_handler_registry, "_registry", ()))
+
+
+def say_nothing_of_death_signals() -> None:
+    """Drop torch's warning that it shuts workers down after a signal: it comes when they are gone, and we told."""
+    logging.getLogger(LocalElasticAgent.__mro__[1].__module__).addFilter(
+        lambda record: not record.getMessage().endswith("death signal, shutting down workers")
+    )
+
+
+def warn_of_no_lost_connections() -> None:
+    """Don't let torch's C++ print what it warns of, in this process.
+
+    Where the host of the store is lost, each connection to it gives a backtrace of twenty lines before the line that
+    matters, which is ours. Who sets TORCH_CPP_LOG_LEVEL wants to see what it names.
+    """
+    if "TORCH_CPP_LOG_LEVEL" in os.environ:
+        return
+    with contextlib.suppress(OSError, ValueError):  # another torch, which prints them
+        library = ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", "libc10.so"))
+        level = ctypes.c_int.in_dll(library, "FLAGS_caffe2_log_level")
+        level.value = max(level.value, _CPP_ERROR)
+
+
+@contextlib.contextmanager
+def workers_started_by(start_processes: Callable[..., PContext]) -> Iterator[None]:
+    """Let the agent start its ranks with ``start_processes``, called as torch's function of that name."""
+    original = local_elastic_agent.start_processes
+    local_elastic_agent.start_processes = start_processes
+    try:
+        yield
+    finally:
+        local_elastic_agent.start_processes = original
+
+
+def start_tail_logs(context: PContext) -> None:
+    """What ``PContext.start`` does after the ranks are started (before, it would take our signal handlers)."""
+    for tail_log in context._tail_logs:
+        tail_log.start()
+
+
+def stop_tail_logs(context: PContext) -> None:
+    """What ``PContext.close`` does after the ranks are ended: wait until all that they wrote is copied."""
+    for tail_log in context._tail_logs:
+        tail_log.stop()
+    for name in ("filtered_stdout", "filtered_stderr"):
+        file = getattr(context, name, None)  # torch 2.6 has neither
+        if file is not None:
+            file.close()
+
+
+def shut_down_agent(shutdown: Callable[..., None], death_signal: signal.Signals, timeout_s: float) -> None:
+    """Call torch's ``_shutdown``, which takes a timeout only in newer versions."""
+    if "timeout" in inspect.signature(shutdown).parameters:
+        shutdown(death_signal, timeout_s)
+    else:
+        shutdown(death_signal)
+
+
+def numa_bound_command(argv: list[str], *, local_rank: int, numa_options: Any) -> list[str]:
+    """The command of a rank, bound to its GPU's CPUs if ``--numa-binding`` asks for it.
+
+    Raises:
+        RuntimeError: this torch binds in another way.
+    """
+    if numa_options is None:
+        return argv
+    from torch.numa import binding
+
+    wrap = getattr(binding, "_maybe_wrap_command_args_with_numa_binding", None)
+    if wrap is None:
+        raise RuntimeError(f"--numa-binding isn't possible with torch {torch.__version__}")
+    return list(wrap(tuple(argv), gpu_index=local_rank, numa_options=numa_options))
+
+
+def _names_in_init(cls: type) -> set[str]:
+    code = getattr(cls.__dict__.get("__init__"), "__code__", None)
+    return set() if code is None else set(code.co_names)

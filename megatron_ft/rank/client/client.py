@@ -1,0 +1,397 @@
+"""``RankMonitorClient``: how a training script tells its monitor that it makes progress."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from megatron_ft.core.board import layout as layout
+from megatron_ft.core.control import WorkloadControlRequest
+from megatron_ft.core.errors import NotUnderLauncherError, RankMonitorClientError
+from megatron_ft.core.rank_info import RankInfo
+from megatron_ft.core.timeouts.calculation import (
+    NO_OBSERVATION,
+    NotReady,
+    Rule,
+    calculate_heartbeats,
+    calculate_sections,
+)
+from megatron_ft.core.timeouts.timeouts import (
+    OUT_OF_SECTION,
+    HeartbeatTimeouts,
+    SectionTimeouts,
+    state_from_dict,
+    state_to_dict,
+)
+from megatron_ft.ipc.board import Board
+from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
+from megatron_ft.ipc.files.event_log import EventLog, NullEventLog
+from megatron_ft.rank.client.collective import max_over_ranks
+from megatron_ft.rank.client.connection import LAUNCHER_SOCKET, MONITOR_SOCKET, Welcome, ask_launcher, say_hello
+from megatron_ft.rank.client.recorder import Recorder
+from megatron_ft.rank.crash_reporter.reporter import Witness
+
+_clients: weakref.WeakSet[RankMonitorClient] = weakref.WeakSet()
+
+
+class RankMonitorClient:
+    """Connects one rank to its monitor. One thread uses the hooks of a client, as train loops do.
+
+    After :meth:`init_workload_monitoring` everything travels through shared memory: no hook waits for the
+    monitor, and none fails because the monitor is dead or stopped (the launcher replaces it). The monitoring
+    ends with :meth:`shutdown_workload_monitoring`, with the process, or with the last reference to the client.
+    """
+
+    CURRENT_TIMEOUTS_STATE_KEY = "current_timeouts"
+    """Where the timeouts are in ``state_dict()``; existing code reads it."""
+
+    def __init__(self) -> None:
+        """No I/O happens here."""
+        self.is_initialized = False
+        self.cfg: FaultToleranceConfig | None = None
+        self.rank_info: RankInfo | None = None
+        self.hb_timeouts: HeartbeatTimeouts | None = None
+        self.section_timeouts: SectionTimeouts | None = None
+        self._recorder: Recorder | None = None
+        self._board: Board | None = None
+        self._wake_fd = -1
+        self._witness = Witness()
+        self._loaded: Mapping[str, Any] | None = None
+        self._log: EventLog = NullEventLog()
+        self._log_place: tuple[str, str] | None = None
+        self._calculated_timeout_floor = 0.0
+        self._last_calculation: dict[str, dict[str, float | int | None]] = {}
+        _clients.add(self)
+
+    def init_workload_monitoring(self, num_warmup_iters: int | None = None) -> None:
+        """Connect to this rank's monitor and receive the configuration; monitoring starts here.
+
+        Args:
+            num_warmup_iters: in that many iterations of this cycle "step" and the time out of section have at
+                least ``initial_rank_heartbeat_timeout`` seconds (an hour by default): until the next iteration begins
+                (:meth:`set_iteration`) or the first "step" is opened. A job without iterations and without a
+                section "step" has no warm-up. None is 0.
+
+        Raises:
+            NotUnderLauncherError: the script wasn't started with ``ft_launcher``.
+            RankMonitorClientError: it is initialised already, or the monitor refuses or doesn't answer.
+        """
+        if self.is_initialized:
+            raise RankMonitorClientError(
+                "workload monitoring is initialized already; call shutdown_workload_monitoring() before"
+            )
+        if num_warmup_iters is not None and (not isinstance(num_warmup_iters, int) or num_warmup_iters < 0):
+            raise RankMonitorClientError(f"num_warmup_iters must be a whole number >= 0, got {num_warmup_iters!r}")
+        path = os.environ.get(MONITOR_SOCKET)
+        if not path:
+            raise NotUnderLauncherError(
+                f"no rank monitor: {MONITOR_SOCKET} is not set; start this script with ft_launcher"
+            )
+        info = RankInfo.from_environment(os.environ, socket.gethostname(), os.getpid())
+        welcome = say_hello(path, info, num_warmup_iters or 0)
+        self._begin(info, welcome)
+        if self._loaded is not None:
+            self._apply(self._loaded)
+
+    def _begin(self, info: RankInfo, welcome: Welcome) -> None:
+        cfg = welcome.config
+        self.rank_info, self.cfg = info, cfg
+        self.hb_timeouts = HeartbeatTimeouts(cfg.initial_rank_heartbeat_timeout, cfg.rank_heartbeat_timeout, False)
+        self.section_timeouts = SectionTimeouts(
+            dict(cfg.rank_section_timeouts), cfg.rank_out_of_section_timeout, set(), False
+        )
+        self._board = welcome.board
+        self._wake_fd = welcome.wake_fd
+        self._log_place = None if welcome.log_dir is None else (welcome.log_dir, welcome.run_id)
+        self._recorder = Recorder(self._board, self.section_timeouts)
+        self._witness.begin(self._board, welcome.stack_fd, welcome.ask_fd)
+        self.is_initialized = True
+
+    def send_heartbeat(self) -> None:
+        """Tell the monitor that this rank is alive.
+
+        Raises:
+            RankMonitorClientError: not initialised.
+        """
+        self._ready().heartbeat()
+
+    def set_iteration(self, n: int) -> None:
+        """Tell the monitor that training iteration ``n`` (from 0) has begun: ``n`` are done. For verdicts and reports.
+
+        Raises:
+            RankMonitorClientError: not initialised, or ``n`` is negative.
+        """
+        self._ready().iteration(n)
+
+    def start_section(self, section: str) -> None:
+        """Open a section; sections may nest, and every open one is judged against its own timeout.
+
+        Raises:
+            RankMonitorClientError: not initialised, open already, or not configured (the message lists those).
+        """
+        recorder = self._recorder
+        if recorder is None:
+            raise _not_initialized()
+        recorder.start(section)
+
+    def end_section(self, section: str) -> None:
+        """Close an open section.
+
+        Raises:
+            RankMonitorClientError: not initialised, not open, or not configured.
+        """
+        recorder = self._recorder
+        if recorder is None:
+            raise _not_initialized()
+        recorder.end(section)
+
+    def end_all_sections(self) -> None:
+        """Close every open section, the innermost first; none open is fine.
+
+        Raises:
+            RankMonitorClientError: not initialised.
+        """
+        recorder = self._ready()
+        for section in reversed(recorder.open_sections):
+            recorder.end(section)
+
+    @contextlib.contextmanager
+    def section(self, name: str) -> Iterator[None]:
+        """``with client.section("step"):`` opens and closes a section, also when an exception passes."""
+        self.start_section(name)
+        try:
+            yield
+        finally:
+            # the body may have shut monitoring down, or closed everything at once: nothing is left to close then
+            if self._recorder is not None and name in self._recorder.open_sections:
+                self.end_section(name)
+
+    def calculate_and_set_hb_timeouts(self, skip_if_not_ready: bool = False) -> bool:
+        """Set both heartbeat timeouts from the observed intervals. Collective: all ranks must call it.
+
+        Neither is enforced below ``cfg.calculated_timeout_floor``, whatever ``hb_timeouts`` says.
+
+        Returns:
+            True if they were set; False if no rank has seen two heartbeats yet and ``skip_if_not_ready``.
+
+        Raises:
+            RankMonitorClientError: not initialised, or (without ``skip_if_not_ready``) not enough heartbeats.
+        """
+        recorder = self._ready()
+        assert self.hb_timeouts is not None
+        observed = {
+            "initial": _seconds(recorder.initial_heartbeat),
+            "subsequent": _seconds(recorder.longest_heartbeat),
+        }
+        result = calculate_heartbeats(observed, self.hb_timeouts, self._rule(), max_over_ranks)
+        if isinstance(result, NotReady):
+            return self._not_ready("no rank has sent two heartbeats yet", skip_if_not_ready)
+        self.hb_timeouts, calculations = result
+        self._last_calculation.update({name: c._asdict() for name, c in calculations.items()})
+        recorder.begin_anew()
+        self._write_heartbeat_timeouts()
+        return True
+
+    def calculate_and_set_section_timeouts(
+        self,
+        selected_sections: Sequence[str] | None = None,
+        calc_out_of_section: bool = True,
+        skip_if_not_ready: bool = False,
+    ) -> bool:
+        """Set section timeouts from the observed intervals. Collective: all ranks call it with the same arguments.
+
+        Args:
+            selected_sections: names whose timeout is calculated, the others keep theirs; None is all.
+            calc_out_of_section: whether the time out of section is calculated too.
+            skip_if_not_ready: do nothing instead of raising if something selected was never observed.
+
+        Only what has ended is an observation; beside one, the age of what is still open counts, too. No calculated
+        timeout is enforced below ``cfg.calculated_timeout_floor``, whatever ``section_timeouts`` says.
+
+        Returns:
+            Whether the timeouts were set.
+
+        Raises:
+            RankMonitorClientError: not initialised, a name isn't configured, or nothing was observed for one.
+        """
+        recorder = self._ready()
+        timeouts = self.section_timeouts
+        assert timeouts is not None
+        names = list(timeouts.section) if selected_sections is None else list(dict.fromkeys(selected_sections))
+        unknown = [name for name in names if name not in timeouts.section]
+        if unknown:
+            raise RankMonitorClientError(
+                f"sections {unknown} are not configured; configured sections: {list(timeouts.section)}"
+            )
+        longest = recorder.observed()
+        keys = [*names, OUT_OF_SECTION] if calc_out_of_section else names
+        observed = {name: _seconds(longest[name]) for name in keys}
+        going_on = {name: _seconds(age) for name, age in recorder.going_on().items()}
+        result = calculate_sections(observed, timeouts, self._rule(), max_over_ranks, going_on)
+        if isinstance(result, NotReady):
+            return self._not_ready(f"no rank has seen the end of {result.missing} yet", skip_if_not_ready)
+        self.section_timeouts, calculations = result
+        self._last_calculation.update({name: c._asdict() for name, c in calculations.items()})
+        recorder.begin_anew()
+        self._write_section_timeouts()
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        """The calculated timeouts, JSON-serialisable and equal on all ranks; the configured ones aren't in it."""
+        return state_to_dict(self.hb_timeouts, self.section_timeouts)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Use calculated timeouts of an earlier run, now or, before initialisation, from then on.
+
+        Raises:
+            ConfigError: the state isn't one (a ValueError); nothing is changed.
+        """
+        state_from_dict(state)
+        self._loaded = state
+        if self.is_initialized:
+            self._apply(state)
+
+    def send_workload_control_request(self, req: WorkloadControlRequest) -> None:
+        """Ask this node's launcher for something; returns when it has the request.
+
+        Raises:
+            RankMonitorClientError: there is no launcher, or it doesn't answer.
+        """
+        path = os.environ.get(LAUNCHER_SOCKET)
+        if not path:
+            raise NotUnderLauncherError(
+                f"no launcher: {LAUNCHER_SOCKET} is not set; start this script with ft_launcher"
+            )
+        rank = RankInfo.from_environment(os.environ, "", os.getpid()).global_rank
+        ask_launcher(path, req, rank)
+
+    def shutdown_workload_monitoring(self) -> None:
+        """End the monitoring of this rank at once, whatever the monitor does; calling it again does nothing."""
+        if not self.is_initialized:
+            return
+        assert self._board is not None
+        self._board.words[layout.W_CLOSING] = layout.CLOSING
+        self._wake_monitor()
+        self._disconnect()
+
+    def __del__(self) -> None:
+        # nobody can report progress any more; but a rank that hangs on its way out of the interpreter stays judged
+        if getattr(self, "is_initialized", False) and not sys.is_finalizing():
+            self.shutdown_workload_monitoring()
+
+    def _add_sections(self, names: Sequence[str]) -> list[str]:
+        """Make unconfigured sections known, with an infinite timeout; returns those that were new."""
+        recorder = self._ready()
+        assert self.section_timeouts is not None
+        added = [name for name in names if name not in self.section_timeouts.section]
+        for name in added:
+            recorder.add_section(name)
+            self.section_timeouts.section = {**self.section_timeouts.section, name: None}
+        if added:
+            self._write_section_timeouts()
+        return added
+
+    def _log_event(self, ev: str, **fields: Any) -> None:
+        """Write to this rank's own event log, which begins with the first event."""
+        if self._log_place is not None and self._log.path == "":
+            assert self.rank_info is not None
+            directory, run_id = self._log_place
+            info = self.rank_info
+            who = {"rank": info.global_rank, "local_rank": info.local_rank, "cycle": info.cycle}
+            name = f"{info.global_rank}-cycle{info.cycle}"
+            self._log = EventLog.open(directory, role="rank", run_id=run_id, name=name, **who)
+        self._log.write(ev, **fields)
+
+    def _observed(self) -> dict[str, float]:
+        """Longest observed interval per section and out of section on this rank, in seconds."""
+        return {name: ns / 1e9 for name, ns in self._ready().observed().items() if ns >= 0}
+
+    def _rule(self) -> Rule:
+        assert self.cfg is not None
+        return Rule(self.cfg.safety_factor, self._calculated_timeout_floor)
+
+    def _not_ready(self, reason: str, skip: bool) -> bool:
+        if skip:
+            return False
+        raise RankMonitorClientError(f"{reason}, so no timeout can be calculated")
+
+    def _apply(self, state: Mapping[str, Any]) -> None:
+        learned = state_from_dict(state)
+        timeouts = self.section_timeouts
+        assert timeouts is not None
+        # a section that is no longer configured has no place on the board, and nothing to be judged
+        known = {name: value for name, value in learned.sections.items() if name in timeouts.section}
+        timeouts.section = {**timeouts.section, **known}
+        timeouts.calculated_sections |= set(known)
+        if learned.out_of_section is not None:
+            timeouts.out_of_section = learned.out_of_section
+            timeouts.is_out_of_section_calculated = True
+        self._write_section_timeouts()
+        if learned.heartbeats is not None:
+            self.hb_timeouts = HeartbeatTimeouts(*learned.heartbeats, True)
+            self._write_heartbeat_timeouts()
+
+    def _write_section_timeouts(self) -> None:
+        assert self.section_timeouts is not None
+        assert self.cfg is not None
+        self._ready().write_timeouts(self.section_timeouts.enforced(self.cfg.calculated_timeout_floor))
+        self._wake_monitor()
+
+    def _write_heartbeat_timeouts(self) -> None:
+        assert self._board is not None
+        assert self.hb_timeouts is not None
+        assert self.cfg is not None
+        timeouts = self.hb_timeouts.enforced(self.cfg.calculated_timeout_floor)
+        words = self._board.words
+        self._board.count_up(layout.W_TIMEOUTS_VERSION)  # before and after, see Recorder.write_timeouts
+        words[layout.W_INITIAL_HEARTBEAT_TIMEOUT] = layout.timeout_word(timeouts.initial)
+        words[layout.W_HEARTBEAT_TIMEOUT] = layout.timeout_word(timeouts.subsequent)
+        words[layout.W_HEARTBEAT_FLAGS] = layout.FLAG_INITIAL_IS_EXPLICIT | layout.FLAG_SUBSEQUENT_IS_EXPLICIT
+        self._board.count_up(layout.W_TIMEOUTS_VERSION)
+        self._wake_monitor()
+
+    def _wake_monitor(self) -> None:
+        # an eventfd never blocks here: it would take 2**64 - 1 wake-ups that nobody reads to fill it
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_write(self._wake_fd, 1)
+
+    def _ready(self) -> Recorder:
+        if self._recorder is None:
+            raise _not_initialized()
+        return self._recorder
+
+    def _disconnect(self) -> None:
+        self.is_initialized = False
+        self._recorder = None
+        if self._board is not None:
+            self._board.close()
+            self._board = None
+        if self._wake_fd >= 0:
+            os.close(self._wake_fd)
+            self._wake_fd = -1
+        self._witness.end()
+        self._log.close()
+        self._log = NullEventLog()
+
+
+def _not_initialized() -> RankMonitorClientError:
+    return RankMonitorClientError("workload monitoring is not initialized; call init_workload_monitoring() first")
+
+
+def _seconds(ns: int) -> float:
+    return ns / 1e9 if ns >= 0 else NO_OBSERVATION
+
+
+def _disarm_in_child() -> None:
+    """A forked child (a data-loader worker) has no monitor: its hooks must not speak for the rank."""
+    for client in list(_clients):
+        client._witness.forget_in_child()
+        client._disconnect()
+
+
+os.register_at_fork(after_in_child=_disarm_in_child)

@@ -1,0 +1,131 @@
+"""The two conversations of a rank: the hello to its monitor, and a request to its launcher."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from megatron_ft.core.control import WorkloadControlRequest
+from megatron_ft.core.errors import ConfigError, ProtocolError, RankMonitorClientError
+from megatron_ft.core.rank_info import RankInfo
+from megatron_ft.ipc.board import Board
+from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
+from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received, close_fds, connect, shown
+from megatron_ft.rank.client import agreement
+from megatron_ft.rank.run_ahead.user_code import user_code_began_ns
+
+MONITOR_SOCKET = "FT_RANK_MONITOR_IPC_SOCKET"
+LAUNCHER_SOCKET = "FT_LAUNCHER_IPC_SOCKET"
+_PATIENCE_S = 30.0
+_ANSWER_S = 10.0
+_RETRY_S = 0.02
+_MADE_AGAIN_S = 5.0
+"""The launcher looks each second whether its directory is still there, and makes it again."""
+
+
+class Welcome(NamedTuple):
+    """What a monitor gives to its rank; the descriptors are the receiver's to close."""
+
+    config: FaultToleranceConfig
+    board: Board
+    wake_fd: int
+    stack_fd: int
+    ask_fd: int
+    log_dir: str | None
+    run_id: str
+
+
+def say_hello(path: str, info: RankInfo, warmup_iterations: int) -> Welcome:
+    """Introduce this rank to its monitor.
+
+    A monitor that dies or stands still in between is replaced by the launcher; this tries again for a while.
+
+    Raises:
+        RankMonitorClientError: nobody listens, the monitor refuses, or none answers within 30 s.
+    """
+    hello = {
+        "type": "hello",
+        "cycle": info.cycle,
+        "rank": info.global_rank,
+        "warmup_iterations": warmup_iterations,
+        "user_code_ns": user_code_began_ns(),
+        "has_group": agreement.has_process_group(),
+    }
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            answer = _exchange(path, hello, min(_ANSWER_S, _PATIENCE_S))
+            return _read_welcome(answer)
+        except (ChannelClosedError, TimeoutError) as error:
+            if time.monotonic() > deadline:
+                raise RankMonitorClientError(f"the rank monitor at {path} does not answer: {error}") from None
+            hello["again"] = True  # the one that has died may have told the launcher of us
+            time.sleep(_RETRY_S)
+        except (OSError, ProtocolError) as error:
+            raise RankMonitorClientError(f"no rank monitor at {path}: {error}") from None
+
+
+def ask_launcher(path: str, request: WorkloadControlRequest, rank: int) -> None:
+    """Hand a request to the launcher and wait until it has it.
+
+    Raises:
+        RankMonitorClientError: the launcher isn't there or doesn't answer.
+    """
+    message = {
+        "type": "workload_control",
+        "action": request.action.name,
+        "description": request.description,
+        "rank": rank,
+        "pid": os.getpid(),
+    }
+    try:
+        answer = _exchange(path, message, _ANSWER_S)
+    except (ChannelClosedError, OSError, ProtocolError) as error:
+        raise RankMonitorClientError(f"the launcher at {path} did not take the request: {error}") from None
+    close_fds(answer.fds)
+
+
+def _exchange(path: str, message: Mapping[str, object], timeout_s: float) -> Received:
+    channel = _connect(path, timeout_s)
+    try:
+        channel.send(message, timeout_s=timeout_s)
+        return channel.wait_message(timeout_s)
+    finally:
+        channel.close()
+
+
+def _connect(path: str, timeout_s: float) -> Channel:
+    deadline = time.monotonic() + _MADE_AGAIN_S
+    while True:
+        try:
+            return connect(path, timeout_s)
+        except (FileNotFoundError, ConnectionRefusedError):  # it isn't there, or isn't listened at yet
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_RETRY_S)
+
+
+def _read_welcome(answer: Received) -> Welcome:
+    message, fds = answer
+    if message["type"] == "refused":
+        close_fds(fds)
+        raise RankMonitorClientError(f"the rank monitor refused: {message.get('reason')}")
+    if message["type"] != "welcome" or len(fds) != 4:
+        close_fds(fds)
+        raise ProtocolError(f"expected a welcome with 4 descriptors, got {shown(message['type'])} with {len(fds)}")
+    board_fd, wake_fd, stack_fd, ask_fd = fds
+    log_dir, run_id = message.get("log_dir"), message.get("run_id", "")
+    try:
+        if not isinstance(run_id, str) or not isinstance(log_dir, (str, type(None))):
+            raise ProtocolError("a welcome that names no run")
+        if not isinstance(message.get("config"), dict):
+            raise ProtocolError("a welcome without a configuration")
+        config = FaultToleranceConfig.from_dict(message["config"])
+        board = Board(board_fd)
+    except (ProtocolError, ConfigError, OSError, ValueError) as error:
+        close_fds(fds)
+        raise ProtocolError(f"the welcome can't be used: {error}") from None
+    os.close(board_fd)  # the mapping holds the memory from here on
+    return Welcome(config, board, wake_fd, stack_fd, ask_fd, log_dir, run_id)

@@ -1,0 +1,292 @@
+"""The hot path: section events, heartbeats and iterations, written to the progress board.
+
+Nothing here is a system call (``time.monotonic_ns`` is read from a page the kernel shares), takes a lock or
+waits. The order of the stores matters where it is remarked: a monitor that reads between two of them must not
+see a rank that is later than it is. What is counted on the board itself wraps around: a board that was written over
+may hold any number, and must not make a hook fail.
+"""
+
+from __future__ import annotations
+
+import time
+
+from megatron_ft.core.board import layout as layout
+from megatron_ft.core.board.hang_detector import STEP
+from megatron_ft.core.board.layout import (
+    EVENT_END,
+    EVENT_HEARTBEAT,
+    EVENT_ITERATION,
+    EVENT_START,
+    KIND_SHIFT,
+    RING,
+    RING_MASK,
+    S_OPEN_COUNT,
+    S_OPENED_AT,
+    SECTION_SHIFT,
+    VALUE_MASK,
+    W_EPOCH,
+    W_FIRST_ITERATION,
+    W_FIRST_ITERATION_AT,
+    W_FIRST_STEP_AT,
+    W_HEARTBEATS,
+    W_ITERATION,
+    W_ITERATIONS_SEEN,
+    W_LAST_HEARTBEAT,
+    W_LAST_TRANSITION,
+    W_RING_HEAD,
+    W_WARM_UP_OVER_AT,
+    W_WARMUP_ITERATIONS,
+    WORD_MASK,
+)
+from megatron_ft.core.errors import RankMonitorClientError
+from megatron_ft.core.timeouts.timeouts import OUT_OF_SECTION, SectionTimeouts
+from megatron_ft.ipc.board import Board
+from megatron_ft.rank.run_ahead import user_code
+
+_monotonic_ns = time.monotonic_ns
+_HEARTBEAT_CODE = EVENT_HEARTBEAT << KIND_SHIFT
+_ITERATION_CODE = EVENT_ITERATION << KIND_SHIFT
+
+
+class Recorder:
+    """Writes one rank's progress and remembers the longest intervals (nanoseconds) for the calculation."""
+
+    def __init__(self, board: Board, timeouts: SectionTimeouts) -> None:
+        self._board = board
+        self._words = board.words
+        self._epoch = board.words[W_EPOCH]
+        self._head = 0
+        self._opened: dict[str, int] = {}
+        self._slots: dict[str, int] = {}
+        self._start_codes: dict[str, int] = {}
+        self._end_codes: dict[str, int] = {}
+        self._start_ns = board.words[layout.W_START]
+        self._idle_since = self._start_ns
+        self._last_heartbeat = 0
+        self._last_iteration = -1
+        self._in_first_step = False
+        self._is_starting = not user_code.tells_iterations()
+        """No second "step" has begun, which would say that the rank trains."""
+        self._first_step_began = 0
+        self._timeouts = timeouts
+        self.longest_section: dict[str, int] = {}
+        self.longest_out_of_section = -1
+        self.initial_heartbeat = -1
+        self.longest_heartbeat = -1
+        for index, name in enumerate(timeouts.section):
+            self._know(name, index)
+
+    def start(self, section: str) -> None:
+        """Open a section; see ``RankMonitorClient.start_section``."""
+        opened = self._opened
+        slot = self._slots.get(section)
+        if slot is None or section in opened:
+            raise self._refusal(section, "open")
+        words = self._words
+        now = _monotonic_ns()
+        if self._is_starting and section == STEP:
+            self._step_begins(now)
+        if not opened:
+            idle = now - self._idle_since
+            if idle > self.longest_out_of_section:
+                self.longest_out_of_section = idle
+        opened[section] = now
+        words[slot + S_OPEN_COUNT] = (words[slot + S_OPEN_COUNT] + 1) & WORD_MASK
+        # open before the transition: the time out of section must not seem to go on when it is over
+        words[slot + S_OPENED_AT] = now
+        words[W_LAST_TRANSITION] = now
+        head = self._head
+        at = RING + ((head & RING_MASK) << 1)
+        words[at] = now
+        words[at + 1] = self._start_codes[section]
+        self._head = words[W_RING_HEAD] = head + 1
+        if words[W_EPOCH] != self._epoch:
+            self._write_again()
+        if section not in opened:
+            self._clear(section)  # a signal handler has closed it since
+
+    def end(self, section: str) -> None:
+        """Close a section; see ``RankMonitorClient.end_section``."""
+        opened = self._opened
+        since = opened.get(section)
+        if since is None:
+            self._clear(section)
+            raise self._refusal(section, "closed")
+        words = self._words
+        now = _monotonic_ns()
+        # the transition first: no section and an old transition would look idle since then
+        words[W_LAST_TRANSITION] = now
+        words[self._slots[section] + S_OPENED_AT] = 0
+        head = self._head
+        at = RING + ((head & RING_MASK) << 1)
+        words[at] = now
+        words[at + 1] = self._end_codes[section]
+        self._head = words[W_RING_HEAD] = head + 1
+        # not before: of an exception that a signal handler raises in between, it can still be closed
+        opened.pop(section, None)
+        if not opened:
+            self._idle_since = now
+        if now - since > self.longest_section[section]:
+            self.longest_section[section] = now - since
+        if words[W_EPOCH] != self._epoch:
+            self._write_again()
+
+    def heartbeat(self) -> None:
+        """Say that the rank is alive."""
+        words = self._words
+        now = _monotonic_ns()
+        # the stamp before the count: a first count without a stamp would mean "since ever"
+        words[W_LAST_HEARTBEAT] = now
+        words[W_HEARTBEATS] = (words[W_HEARTBEATS] + 1) & WORD_MASK
+        head = self._head
+        at = RING + ((head & RING_MASK) << 1)
+        words[at] = now
+        words[at + 1] = _HEARTBEAT_CODE
+        self._head = words[W_RING_HEAD] = head + 1
+        if self._last_heartbeat:
+            interval = now - self._last_heartbeat
+            if interval > self.longest_heartbeat:
+                self.longest_heartbeat = interval
+        else:
+            self.initial_heartbeat = now - self._start_ns
+        self._last_heartbeat = now
+        if words[W_EPOCH] != self._epoch:
+            self._write_again()
+
+    def iteration(self, number: int) -> None:
+        """Say that the training iteration ``number`` (from 0) has begun."""
+        if number < 0:
+            raise RankMonitorClientError(f"iteration {number} is negative; iterations count from 0")
+        if number == self._last_iteration:
+            return
+        words = self._words
+        now = _monotonic_ns()
+        words[W_ITERATION] = number + 1
+        if self._last_iteration < 0:
+            words[W_FIRST_ITERATION] = number + 1
+            words[W_FIRST_ITERATION_AT] = words[W_FIRST_ITERATION_AT] or now
+        elif self._in_first_step and not words[W_FIRST_STEP_AT]:
+            words[W_FIRST_STEP_AT] = now
+        self._in_first_step = self._last_iteration < 0
+        seen = words[W_ITERATIONS_SEEN]
+        if seen and seen == words[W_WARMUP_ITERATIONS]:
+            # before the count: the time out of section, which is judged from then on, begins here
+            words[W_WARM_UP_OVER_AT] = now
+        words[W_ITERATIONS_SEEN] = (seen + 1) & WORD_MASK
+        self._last_iteration = number
+        head = self._head
+        at = RING + ((head & RING_MASK) << 1)
+        words[at] = now
+        words[at + 1] = _ITERATION_CODE | (number & VALUE_MASK)
+        self._head = words[W_RING_HEAD] = head + 1
+        if words[W_EPOCH] != self._epoch:
+            self._write_again()
+
+    def observed(self) -> dict[str, int]:
+        """Longest interval that has ended, per section and out of section under its own key; -1: none yet."""
+        return {**self.longest_section, OUT_OF_SECTION: self.longest_out_of_section}
+
+    def going_on(self) -> dict[str, int]:
+        """Age of each open section, or of the time out of section; the last one of a run never ends."""
+        now = _monotonic_ns()
+        if not self._opened:
+            return {OUT_OF_SECTION: now - self._idle_since}
+        return {name: now - since for name, since in self._opened.items()}
+
+    def begin_anew(self) -> None:
+        """Time out of section and since the last heartbeat starts again: a collective that ended is progress.
+
+        Without it a rank that waited long for the others in a calculation would be late the moment the new,
+        shorter timeouts take force.
+        """
+        now = _monotonic_ns()
+        if not self._opened:
+            if self.longest_out_of_section >= 0:  # before the first section the whole time counts, once it has ended
+                self.longest_out_of_section = max(self.longest_out_of_section, now - self._idle_since)
+                self._idle_since = now
+            self._words[W_LAST_TRANSITION] = now
+        if self._last_heartbeat:
+            self._last_heartbeat = now
+            self._words[W_LAST_HEARTBEAT] = now
+
+    @property
+    def open_sections(self) -> list[str]:
+        """Names of the open sections, outermost first."""
+        return list(self._opened)
+
+    def add_section(self, name: str) -> None:
+        """Make one more section known, with no timeout.
+
+        Raises:
+            ValueError: the board's table is full.
+        """
+        index = len(self._slots)
+        self._board.put_section(index, name, None)
+        self._words[layout.W_SECTION_COUNT] = index + 1
+        self._know(name, index)
+
+    def write_timeouts(self, timeouts: SectionTimeouts) -> None:
+        """Put the section timeouts in force on the board; the heartbeats' are the client's to write."""
+        self._timeouts = timeouts
+        # before and after: timeouts that change without their version are none that anybody has set
+        self._board.count_up(layout.W_TIMEOUTS_VERSION)
+        for name, timeout in self._timeouts.section.items():
+            self._words[self._slots[name] + layout.S_TIMEOUT] = layout.timeout_word(timeout)
+        self._words[layout.W_OUT_OF_SECTION_TIMEOUT] = layout.timeout_word(self._timeouts.out_of_section)
+        self._board.count_up(layout.W_TIMEOUTS_VERSION)
+
+    def _know(self, name: str, index: int) -> None:
+        self._slots[name] = layout.slot(index)
+        self._start_codes[name] = EVENT_START << KIND_SHIFT | index << SECTION_SHIFT
+        self._end_codes[name] = EVENT_END << KIND_SHIFT | index << SECTION_SHIFT
+        self.longest_section.setdefault(name, -1)
+
+    def _step_begins(self, now: int) -> None:
+        """When the second "step" begins, the rank trains, where it isn't known to tell its iterations.
+
+        Not when the first one ends: an exception ends it, too.
+        """
+        words = self._words
+        if self.longest_section[STEP] < 0:
+            self._first_step_began = now
+            return
+        self._is_starting = False
+        if not words[W_FIRST_ITERATION_AT]:
+            # the monitor may have renewed the board since: no stamp lies before its start
+            words[W_FIRST_ITERATION_AT] = max(self._first_step_began, words[layout.W_START])
+        if not words[W_FIRST_STEP_AT]:
+            words[W_FIRST_STEP_AT] = now
+
+    def _clear(self, section: str) -> None:
+        # two threads, or a signal handler, may have raced in one section: what nobody holds open must not look so
+        slot = self._slots.get(section)
+        if slot is not None:
+            self._words[slot + S_OPENED_AT] = 0
+
+    def _refusal(self, section: str, state: str) -> RankMonitorClientError:
+        if section not in self._slots:
+            names = ", ".join(repr(name) for name in self._slots) or "none"
+            return RankMonitorClientError(f"section {section!r} is not configured; configured sections: {names}")
+        return RankMonitorClientError(f"section {section!r} is already {state}")
+
+    def _write_again(self) -> None:
+        """The monitor had to renew the board: give it back what only this rank knows."""
+        words = self._words
+        self._epoch = words[W_EPOCH]
+        start = words[layout.W_START]
+        words[W_RING_HEAD] = self._head
+        if self._last_iteration >= 0:
+            words[W_ITERATION] = self._last_iteration + 1
+        if self._last_heartbeat:
+            words[W_LAST_HEARTBEAT] = max(self._last_heartbeat, start)
+            words[W_HEARTBEATS] = (words[W_HEARTBEATS] + 1) & WORD_MASK
+        self._board.count_up(layout.W_TIMEOUTS_VERSION)
+        for index, name in enumerate(self._slots):
+            self._board.put_section(index, name, self._timeouts.section.get(name))
+        # never lowered on the way, which the monitor would take for damage again
+        words[layout.W_SECTION_COUNT] = len(self._slots)
+        for name, since in self._opened.items():
+            # never before the new start of monitoring: such a stamp would count as damage again
+            words[self._slots[name] + S_OPEN_COUNT] = 1
+            words[self._slots[name] + S_OPENED_AT] = max(since, start)
+        self.write_timeouts(self._timeouts)

@@ -1,0 +1,84 @@
+"""``RankMonitorServer``: a rank monitor without a launcher, for tests and for launchers of one's own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from megatron_ft.core.config.config import ConfigValues
+from megatron_ft.ipc import monitor_process, wire
+
+__all__ = ["MonitorHandle", "RankMonitorServer"]
+
+
+class MonitorHandle:
+    """The monitor process, with the methods of ``multiprocessing.Process`` that callers use."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self._lock = threading.Lock()
+        self.pid: int = process.pid
+        self.name = f"RankMonitor-{process.pid}"
+
+    @property
+    def exitcode(self) -> int | None:
+        """None while it runs, else its exit code, negative for a signal."""
+        return self._process.poll()
+
+    def is_alive(self) -> bool:
+        """Whether it still runs."""
+        return self._process.poll() is None
+
+    def terminate(self) -> None:
+        """Ask it to end; its rank goes on unwatched."""
+        self._process.terminate()
+
+    def kill(self) -> None:
+        """End it at once; its socket file stays behind, and the next monitor at that path replaces it."""
+        self._process.kill()
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for its end, at most ``timeout`` seconds."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout)
+
+
+class RankMonitorServer:
+    """Starts rank monitors."""
+
+    @staticmethod
+    def run_in_subprocess(
+        cfg: ConfigValues,
+        ipc_socket_path: str,
+        is_restarter_logger: bool = False,
+        mp_ctx: Any = None,
+        env: Mapping[str, str] | None = None,
+    ) -> MonitorHandle:
+        """Start a monitor that serves one rank at a time; it listens at ``ipc_socket_path`` on return.
+
+        Args:
+            cfg: its configuration; later changes to the object don't reach the monitor.
+            ipc_socket_path: any path; the socket gets mode 0600. Ranks find it in FT_RANK_MONITOR_IPC_SOCKET.
+            is_restarter_logger: accepted for existing callers, without effect.
+            mp_ctx: accepted for existing callers: the monitor is a fresh interpreter, never a fork.
+            env: variables that it gets beside those of the caller, or in place of them.
+
+        Raises:
+            OSError: the path can't be bound.
+        """
+        listener = wire.listen(str(ipc_socket_path))
+        try:
+            process = monitor_process.spawn(
+                listen_fd=listener.fileno(),
+                socket_path=str(ipc_socket_path),
+                local_rank=0,
+                config=cfg.to_dict(),
+                env={**os.environ, **(env or {})},
+            )
+        finally:
+            listener.close()
+        return MonitorHandle(process)

@@ -1,0 +1,107 @@
+"""The collectives of this rank that aren't over, from torch's flight recorder: which, and with whom.
+
+It is asked by a thread of its own (see ``witness``), only when somebody hangs. On a GPU as on a CPU torch keeps the
+last few thousand collectives by itself (``TORCH_FR_BUFFER_SIZE``, 2000 unless it is set; 0 is none).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Collection
+from typing import Any
+
+from megatron_ft.core.diagnosis.rank_snapshot import packed
+
+__all__ = ["collectives", "digest"]
+
+_MAX_IN_FLIGHT = 20
+
+
+def collectives() -> dict[str, Any]:
+    """What the process groups of this process do.
+
+    Returns:
+        ``in_flight``: not over yet, the earliest first, of each {group, description, backend, seq, op, p2p, sizes};
+        ``enqueued``: "backend/group" -> number of the last collective that this rank has entered;
+        ``ranks``: group -> its global ranks, as `core.rank_note.packed` has them, of groups that are in flight.
+        Groups are named alike on all their ranks.
+        ``error``: in place of all these, why nothing can be told.
+    """
+    if "torch.distributed" not in sys.modules:
+        return {"error": "torch.distributed isn't imported"}
+    try:
+        return _collectives()
+    except Exception as error:  # noqa: BLE001 - private parts of torch: whatever they raise, the rest of the evidence counts
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def _collectives() -> dict[str, Any]:
+    import torch.distributed as dist
+    from torch._C import _distributed_c10d as c10d
+
+    if not dist.is_initialized():
+        return {"error": "there is no process group"}
+    # each of them knows the collectives of one recorder: of NCCL on a GPU, of all others
+    dumps = [getattr(c10d, name) for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json") if hasattr(c10d, name)]
+    if not dumps:
+        return {"error": "this torch has no flight recorder"}
+    traces = [json.loads(dump(includeCollectives=True, onlyActive=False)) for dump in dumps]
+    found = digest([entry for trace in traces for entry in trace.get("entries") or []])
+    return {**found, "ranks": _groups({each["group"] for each in found["in_flight"]})}
+
+
+def digest(entries: list[dict[str, Any]]) -> dict[str, Any]:
+    """What is under way, and how far each group has got, from the entries of torch's dumps, oldest first. Pure."""
+    enqueued: dict[str, int] = {}
+    last_done: dict[tuple[str, str], int] = {}
+    for index, entry in enumerate(entries):
+        backend, _, _ = str(entry.get("profiling_name", "")).rpartition(":")
+        key = backend, str(entry["process_group"][0])
+        if not entry.get("is_p2p"):
+            name = "/".join(key)
+            enqueued[name] = max(enqueued.get(name, 0), int(entry["collective_seq_id"]))
+        if _is_done(entry):
+            last_done[key] = index
+    active = []
+    for index, entry in enumerate(entries):
+        short = _short(entry)
+        # the parts of a batch of NCCL's are never retired, though the batch, which comes later, is
+        is_part = short["p2p"] and short["backend"] == "nccl"
+        if not _is_done(entry) and not (is_part and index < last_done.get((short["backend"], short["group"]), -1)):
+            active.append(short)
+    return {"in_flight": active[-_MAX_IN_FLIGHT:], "enqueued": enqueued}
+
+
+def _is_done(entry: dict[str, Any]) -> bool:
+    # what gloo has finished is retired, and keeps the state "scheduled"
+    return bool(entry.get("retired")) or entry.get("state") == "completed"
+
+
+def _groups(wanted: Collection[str]) -> dict[str, Any]:
+    """The groups of these names, of torch's. A rank of a large job is in dozens, most of which nobody asks about."""
+    from torch.distributed import distributed_c10d
+
+    names = distributed_c10d._world.pg_names
+    members = distributed_c10d._world.pg_group_ranks
+    found = {}
+    for group, name in list(names.items()):
+        if str(name) in wanted:
+            found[str(name)] = packed(sorted(members.get(group, {})))
+    return found
+
+
+def _short(entry: dict[str, Any]) -> dict[str, Any]:
+    """What another rank needs to know of one; the names of torch's dump shortened to ours."""
+    name, description = entry["process_group"][:2]
+    is_p2p = bool(entry.get("is_p2p"))
+    backend, _, op = str(entry.get("profiling_name", "")).rpartition(":")
+    return {
+        "group": str(name),
+        "description": "" if description == "undefined" else str(description),
+        "seq": int(entry["p2p_seq_id" if is_p2p else "collective_seq_id"]),
+        "op": op or "a collective",
+        "backend": backend,
+        "p2p": is_p2p,
+        "sizes": str(entry.get("input_sizes", ""))[:60],
+    }

@@ -1,0 +1,171 @@
+"""What a rank has ready for the day it hangs or dies: its stacks, its collectives, its last exception.
+
+* A real-time signal makes `faulthandler` write the stacks of all threads to a memory that the monitor reads. It
+  works while somebody holds Python's lock, and the interrupted system call goes on.
+* A daemon thread sleeps in one read and answers the monitor's question for the collectives in flight. It never runs
+  while nobody asks.
+* An uncaught exception is written to the same memory, and so are the stacks at a signal that ends the process, unless
+  the script has enabled `faulthandler` itself.
+
+Nothing here is touched by a hook, and nothing of it can fail a rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from megatron_ft.core.board import layout as layout
+from megatron_ft.core.diagnosis.exceptions import EXCEPTION_MARK
+from megatron_ft.ipc.board import Board
+from megatron_ft.ipc.linux.processes import would_end_by
+from megatron_ft.rank.crash_reporter.error_file import told_by
+from megatron_ft.rank.crash_reporter.flight_recorder import collectives
+
+__all__ = ["Witness"]
+
+_FIRST_SIGNAL = signal.SIGRTMIN + 5
+_MAX_QUESTION_BYTES = 256
+_MAX_ANSWER_BYTES = 150_000
+_MAX_LINE = 1000
+_MAX_TRACEBACK = 32_768
+
+_current: Witness | None = None
+"""The last one that began in this process."""
+
+
+class Witness:
+    """Of one rank. ``begin`` once it is monitored; ``end`` when it isn't any more."""
+
+    def __init__(self) -> None:
+        self._stack_fd = -1
+        self._signal: int | None = None
+        self._socket: socket.socket | None = None
+        self._hook: _ExceptionNote | None = None
+        self._tells_of_crashes = False
+
+    def begin(self, board: Board, stack_fd: int, ask_fd: int) -> None:
+        """Take both descriptors, get ready, and say on the board how to ask."""
+        global _current
+        if _current is not None:
+            _current.forget()  # of an earlier monitoring in this process
+        _current = self
+        self._stack_fd = stack_fd
+        self._socket = socket.socket(fileno=ask_fd)
+        self._signal = _register(stack_fd)
+        # the number of the main thread first: without a signal nobody looks for it
+        board.words[layout.W_MAIN_THREAD] = threading.main_thread().ident or 0
+        board.words[layout.W_STACK_SIGNAL] = self._signal or 0
+        if not faulthandler.is_enabled():
+            faulthandler.enable(file=stack_fd, all_threads=True)
+            self._tells_of_crashes = True
+        self._hook = sys.excepthook = _ExceptionNote(stack_fd, sys.excepthook)
+        thread = threading.Thread(target=_answer, args=(self._socket,), name="megatron_ft_witness", daemon=True)
+        with contextlib.suppress(RuntimeError):  # no more threads are allowed: then it tells no collectives
+            thread.start()
+
+    def end(self) -> None:
+        """No more questions. Stacks can still be had: a rank may hang after it has ended its monitoring."""
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)  # its thread ends
+            self._socket = None
+
+    def forget(self) -> None:
+        """Another one begins in this process: what ``end`` has left goes, too."""
+        self.end()
+        if self._stack_fd < 0:
+            return
+        if self._signal is not None:
+            faulthandler.unregister(self._signal)
+        if self._tells_of_crashes:
+            faulthandler.disable()
+        self._unhook()
+        os.close(self._stack_fd)
+        self._stack_fd = -1
+
+    def forget_in_child(self) -> None:
+        """A forked child (a data-loader worker) isn't the rank: what ends it must not be told as the rank's end."""
+        if self._stack_fd >= 0 and self._tells_of_crashes:
+            faulthandler.disable()
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        self._unhook()
+
+    def _unhook(self) -> None:
+        if self._hook is not None:
+            self._hook.retire()
+            self._hook = None
+
+
+class _ExceptionNote:
+    """An excepthook that writes the exception down first. One for each time that monitoring begins.
+
+    Somebody may have wrapped it since, and calls it for ever: then it only hands on, to what was there before it.
+    """
+
+    def __init__(self, stack_fd: int, previous: Callable[..., Any]) -> None:
+        self._stack_fd = stack_fd
+        self._previous = previous
+
+    def __call__(self, kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
+        if self._stack_fd >= 0:
+            with contextlib.suppress(OSError, ValueError):
+                line = " ".join(told_by(kind, error).split())
+                text = "".join(traceback.format_exception(kind, error, where))
+                told = f"\n{EXCEPTION_MARK} {time.monotonic_ns()}\n{line[:_MAX_LINE]}\n{text[-_MAX_TRACEBACK:]}\n"
+                os.write(self._stack_fd, told.encode(errors="replace"))
+        self._previous(kind, error, where)
+
+    def retire(self) -> None:
+        """Write nothing from now on: the descriptor is another one's."""
+        self._stack_fd = -1
+        if sys.excepthook is self:
+            sys.excepthook = self._previous
+
+
+def _register(stack_fd: int) -> int | None:
+    """Let a real-time signal that nobody uses write the stacks; None if all are in use."""
+    for number in range(_FIRST_SIGNAL, signal.SIGRTMAX):
+        if would_end_by(os.getpid(), number):
+            faulthandler.register(number, file=stack_fd, all_threads=True)
+            return number
+    return None
+
+
+def _answer(questions: socket.socket) -> None:
+    """Until the socket is shut down: each question is a JSON with an ``id``, and so is its answer."""
+    while True:
+        try:
+            question = questions.recv(_MAX_QUESTION_BYTES)
+            if not question and _is_over(questions):
+                questions.close()
+                return
+            number = json.loads(question).get("id")
+            answer = json.dumps({"id": number, **collectives()}).encode()
+            if len(answer) > _MAX_ANSWER_BYTES:
+                answer = json.dumps({"id": number, "error": f"{len(answer)} bytes are too many"}).encode()
+            questions.send(answer, socket.MSG_DONTWAIT)
+        except (OSError, ValueError, AttributeError, RecursionError):
+            if questions.fileno() < 0:
+                return
+
+
+def _is_over(questions: socket.socket) -> bool:
+    """Whether nobody will ask any more; an empty question reads like that, too."""
+    poller = select.poll()
+    poller.register(questions, 0)
+    return bool(poller.poll(0))

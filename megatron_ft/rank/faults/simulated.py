@@ -1,0 +1,125 @@
+"""A simulated fault after a delay: which rank, what and when, and who does it.
+
+A thread waits for the moment. Most faults it can do to the process itself; those that only the training thread
+can do (see ``IN_LOOP_TYPES``) are done in that thread's next training step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import random
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from megatron_ft.core.config.fields import nearest, show
+from megatron_ft.core.errors import ConfigError
+from megatron_ft.core.fault_plan import FAULT_TYPES, IN_LOOP_TYPES, RANDOM, RANDOM_TYPES
+from megatron_ft.core.iterations import when
+from megatron_ft.rank.client import agreement
+from megatron_ft.rank.faults.acts import Slowness, announce, inject
+from megatron_ft.rank.hooks.learning import current_iteration, log_event
+
+__all__ = ["SimulatedFault", "common_seed", "maybe_start", "on_step", "plan_fault"]
+
+_DELAY_SPREAD = 0.2
+
+_for_next_step: list[Callable[[], None]] = []
+"""What the training thread is to do in its next step."""
+_slowness = Slowness()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulatedFault:
+    """Which rank does what to itself; the same on all ranks."""
+
+    type: str
+    rank: int
+    delay_s: float
+    """From now; known to the rank itself."""
+
+    def describe(self) -> str:
+        """One line."""
+        return f"rank {self.rank} {FAULT_TYPES[self.type]} in {self.delay_s:.1f} s ({self.type})"
+
+
+def plan_fault(config: Any, *, world_size: int, seed: Callable[[], int]) -> SimulatedFault:
+    """What the configuration asks for; what it leaves open is drawn from ``seed``.
+
+    Args:
+        config: has ``simulated_fault_type``, ``simulated_fault_rank``, ``simulated_fault_base_delay`` (s).
+        world_size: number of ranks.
+        seed: asked only if the rank or the type is left open, because the answer may take a collective.
+
+    Raises:
+        ConfigError: a value that can't be right; decided alike on all ranks, before the seed is asked for.
+    """
+    fault_type, rank, base = (
+        config.simulated_fault_type,
+        config.simulated_fault_rank,
+        config.simulated_fault_base_delay,
+    )
+    known = [*FAULT_TYPES, RANDOM]
+    if fault_type not in known:
+        raise ConfigError(f"Unknown fault type {fault_type}{nearest(str(fault_type), known)}")
+    if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < world_size):
+        raise ConfigError(f"simulated_fault_rank must be a rank from 0 to {world_size - 1}, not {show(rank)}")
+    if isinstance(base, bool) or not isinstance(base, (int, float)) or not (math.isfinite(base) and base >= 0):
+        raise ConfigError(f"simulated_fault_base_delay must be a number of seconds from 0, not {show(base)}")
+    is_open = rank is None or fault_type == RANDOM
+    draw = random.Random(seed()) if is_open else random.Random()
+    drawn_rank, drawn_type = draw.randrange(world_size), draw.choice(RANDOM_TYPES)
+    return SimulatedFault(
+        type=drawn_type if fault_type == RANDOM else fault_type,
+        rank=drawn_rank if rank is None else rank,
+        delay_s=base * (1.0 + _DELAY_SPREAD * draw.random()),
+    )
+
+
+def common_seed() -> int:
+    """The same number on all ranks: rank 0's, or, without a process group, made from run and cycle."""
+    if agreement.has_process_group():
+        return int(agreement.from_rank_0(secrets.randbits(63)))
+    text = f"{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{os.environ.get('FT_CYCLE', '0')}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+
+
+def maybe_start(config: Any, *, client: Callable[[], Any], save_dir: Callable[[], str | None]) -> None:
+    """See ``fault_tolerance.maybe_setup_simulated_fault``; ``client`` and ``save_dir`` are asked when it is due."""
+    if config is None or not config.simulate_fault:
+        return
+    fault = plan_fault(config, world_size=agreement.world_size(), seed=common_seed)
+    if fault.rank != agreement.rank():
+        return
+
+    def when_due() -> None:
+        time.sleep(fault.delay_s)
+        if fault.type in IN_LOOP_TYPES:
+            _for_next_step.append(lambda: _carry_out(fault, client(), save_dir()))
+        else:
+            _carry_out(fault, client(), save_dir())
+
+    announce(f"planned: {fault.describe()}")
+    thread = threading.Thread(target=when_due, name="ft-simulated-fault")
+    thread.daemon = True
+    thread.start()
+
+
+def on_step() -> None:
+    """In the training thread, in each step: do what is due there, which usually is nothing."""
+    if _for_next_step:
+        _for_next_step.pop()()
+    _slowness.on_step()
+
+
+def _carry_out(fault: SimulatedFault, client: Any, save_dir: str | None) -> None:
+    cycle, iteration = int(os.environ.get("FT_CYCLE", "0")), current_iteration(client)
+    log_event(client, "fault_injected", type=fault.type, rank=fault.rank, iteration=iteration, cycle=cycle)
+    where = f"in cycle {cycle}" if iteration is None else f"{when(iteration)} of cycle {cycle}"
+    announce(f"rank {fault.rank} {FAULT_TYPES[fault.type]} {where}")
+    inject(fault.type, save_dir=save_dir, slowness=_slowness)

@@ -1,0 +1,211 @@
+"""Learned timeouts between a client and ``ft_state.json``, and all that needs more than public methods.
+
+A client may be any object with the public methods of :class:`RankMonitorClient`; for one that isn't ours the
+file holds its plain ``state_dict()``, and nothing is looked up inside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from megatron_ft.core.errors import ConfigError
+from megatron_ft.core.timeouts import learned
+from megatron_ft.core.timeouts.document import parse, to_document
+from megatron_ft.core.timeouts.learned import LearnedState, seconds
+from megatron_ft.core.timeouts.timeouts import state_to_dict
+from megatron_ft.ipc.files.state_file import BrokenStateFile, read_state, set_aside, write_state
+from megatron_ft.rank.client import agreement
+from megatron_ft.rank.client.client import RankMonitorClient
+from megatron_ft.rank.crash_reporter.parallel_layout import current_layout
+
+__all__ = ["Loaded", "current_iteration", "describe_update", "load", "log_event", "log_learned", "prepare", "save"]
+
+
+@dataclass(kw_only=True)
+class Loaded:
+    """What came of loading: lines for rank 0 to print."""
+
+    infos: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+def ours(client: Any) -> RankMonitorClient | None:
+    """The client if it is of this package, so that its private parts may be used."""
+    return client if isinstance(client, RankMonitorClient) else None
+
+
+def prepare(client: Any, sections: Iterable[str]) -> list[str]:
+    """After init: the floor of learned timeouts, and the sections that must exist; returns the added ones."""
+    mine = ours(client)
+    if mine is None:
+        return []
+    assert mine.cfg is not None
+    mine._calculated_timeout_floor = mine.cfg.calculated_timeout_floor
+    return list(mine._add_sections(list(sections)))
+
+
+def log_event(client: Any, ev: str, **fields: Any) -> None:
+    """Append to the event log of this rank, if there is one, and see it written: a fault may end the rank now."""
+    mine = ours(client)
+    if mine is not None:
+        mine._log_event(ev, **fields)
+        mine._log.flush()
+
+
+def current_iteration(client: Any) -> int | None:
+    """The iteration that this rank reported last, if it did. Any thread may ask."""
+    recorder = getattr(ours(client), "_recorder", None)
+    return recorder._last_iteration if recorder is not None and recorder._last_iteration >= 0 else None
+
+
+def load(client: Any, path: str, *, is_rank_0: bool) -> Loaded:
+    """Load what the file holds into the client, the same on all ranks.
+
+    With a process group this is a collective: rank 0 reads and tells the others, so that no two ranks can see
+    different files. A broken file is set aside by rank 0, and nothing is loaded.
+
+    Raises:
+        RankMonitorClientError: the client refuses what was chosen.
+    """
+    loaded = Loaded()
+    document = None
+    if is_rank_0 or not agreement.has_process_group():
+        document = _read(client, path, is_rank_0=is_rank_0, loaded=loaded)
+    document = agreement.from_rank_0(document)
+    if document is None:
+        return loaded
+    mine = ours(client)
+    if mine is None:
+        client.load_state_dict(document)
+        loaded.infos.append(f"timeouts loaded from {path}")
+        return loaded
+    assert mine.section_timeouts is not None
+    state = parse(document)
+    choice = learned.choose(
+        state,
+        configured=_configured(mine),
+        known_sections=frozenset(mine.section_timeouts.section),
+        floor_s=_floor(mine),
+    )
+    loaded.warnings.extend(superseded.describe() for superseded in choice.superseded)
+    if choice.unknown:
+        loaded.warnings.append(f"learned timeouts of sections that don't exist now are ignored: {list(choice.unknown)}")
+    if not choice.is_empty:
+        mine.load_state_dict(choice.client_state())
+        summary = ", ".join(f"{name} {seconds(value)}" for name, value in choice.timeouts.items())
+        loaded.infos.append(f"timeouts loaded from {path}: {summary or 'heartbeats'}")
+        difference = learned.describe_difference(state, world_size=agreement.world_size(), layout=current_layout())
+        if difference is not None:
+            loaded.warnings.append(f"timeouts loaded from {path}: {difference}")
+    mine._log_event(
+        "state_loaded",
+        path=path,
+        timeouts=choice.timeouts,
+        superseded=[superseded.name for superseded in choice.superseded],
+        ignored=list(choice.unknown),
+        world_size=state.world_size,
+        layout=None if state.layout is None else dict(state.layout),
+    )
+    return loaded
+
+
+def save(client: Any, path: str, *, written_at_unix_s: float, world_size: int) -> None:
+    """Write the client's calculated timeouts to the file. Only rank 0 may call this.
+
+    Raises:
+        OSError: it can't be written.
+    """
+    mine = ours(client)
+    if mine is None:
+        write_state(path, client.state_dict())
+        return
+    earlier: LearnedState | None = None
+    with contextlib.suppress(BrokenStateFile, ConfigError):  # it only tells where older values came from
+        earlier = parse(read_state(path))
+    state = learned.from_client(
+        mine.state_dict(),
+        last_calculation=mine._last_calculation,
+        earlier=earlier,
+        configured=_configured(mine),
+        written_at_unix_s=written_at_unix_s,
+        world_size=world_size,
+        layout=current_layout(),
+    )
+    # for nvidia-resiliency-ext, so that a user who goes back to it loses nothing; here nothing reads it
+    theirs = state_to_dict(mine.hb_timeouts, mine.section_timeouts, with_configured=True)
+    write_state(path, {**to_document(state), **theirs})
+
+
+def log_learned(client: Any, names: Iterable[str]) -> None:
+    """Append the latest calculation of these timeouts to the event log: old, new, margin, who set it.
+
+    The margin is what the new timeout leaves above the longest interval that was seen, in seconds.
+    """
+    mine = ours(client)
+    if mine is not None:
+        timeouts = {name: _with_margin(mine._last_calculation[name]) for name in names}
+        mine._log_event("timeouts_learned", timeouts=timeouts)
+
+
+def _with_margin(calculation: Mapping[str, Any]) -> dict[str, Any]:
+    timeout, longest = calculation["timeout_s"], calculation["max_observed_s"]
+    return {**calculation, "margin_s": None if timeout is None or longest is None else timeout - longest}
+
+
+def describe_update(client: Any, names: Iterable[str]) -> str:
+    """What the latest calculation of these timeouts has changed, in one line; empty if nothing worth a line."""
+    mine = ours(client)
+    if mine is None:
+        return f"timeouts updated: {', '.join(names)}"
+    calculations = {name: mine._last_calculation[name] for name in names}
+    changes = [_describe_change(name, c) for name, c in calculations.items() if _is_worth_a_line(c)]
+    return f"timeouts updated: {'; '.join(changes)}" if changes else ""
+
+
+def _is_worth_a_line(calculation: Mapping[str, Any]) -> bool:
+    previous = calculation["previous_s"]
+    return previous is None or abs(calculation["timeout_s"] - previous) > 0.01 * previous
+
+
+def _describe_change(name: str, calculation: Mapping[str, Any]) -> str:
+    return (
+        f"{name} {seconds(calculation['timeout_s'])} (was {seconds(calculation['previous_s'])}; "
+        f"the longest took {seconds(calculation['max_observed_s'])}, in rank {calculation['rank_of_max']})"
+    )
+
+
+def _read(client: Any, path: str, *, is_rank_0: bool, loaded: Loaded) -> Any | None:
+    """The document, or None; puts a broken file out of the way and says so (rank 0)."""
+    try:
+        document = read_state(path)
+        if document is not None and ours(client) is not None:
+            parse(document)
+        elif document is not None and not isinstance(document, dict):
+            raise BrokenStateFile(f"holds {type(document).__name__}, not a mapping")
+        return document
+    except (BrokenStateFile, ConfigError) as error:
+        if is_rank_0:
+            loaded.warnings.append(f"{path} {error}; {_put_away(path)}. Going on with the configured timeouts")
+        return None
+
+
+def _put_away(path: str) -> str:
+    try:
+        return f"set aside as {set_aside(path)}"
+    except OSError as error:
+        return f"it could not be set aside ({error.strerror})"
+
+
+def _configured(client: RankMonitorClient) -> dict[str, Any]:
+    """The timeouts that the user set."""
+    assert client.cfg is not None
+    values = client.cfg.to_dict()
+    return {name: values[name] for name in learned.CONFIGURED_FIELDS if name in values}
+
+
+def _floor(client: RankMonitorClient) -> float:
+    assert client.cfg is not None
+    return float(client.cfg.calculated_timeout_floor)

@@ -1,0 +1,120 @@
+"""Random numbers in a script that is run ahead: what it seeds stays, what nobody seeds differs from rank to rank."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from megatron_ft.rank.run_ahead.replacing import Replacements
+
+__all__ = ["Randomness"]
+
+_TORCH = (
+    *("rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like"),
+    *("normal", "bernoulli", "multinomial", "poisson", "seed", "initial_seed", "get_rng_state"),
+)
+_STATES = ("seed", "initial_seed", "get_rng_state")
+"""Of ``torch.random``, whose other functions call them there."""
+_TENSOR = (
+    *("uniform_", "normal_", "random_", "bernoulli_", "exponential_", "geometric_", "cauchy_", "log_normal_"),
+    *("bernoulli", "multinomial"),
+)
+_SETTERS = ("setstate", "set_state", "set_bit_generator")
+
+
+class Randomness:
+    """The generators that Python, numpy and torch share within a process."""
+
+    def __init__(
+        self, replacements: Replacements, draw: Callable[[str], None], draw_if_users: Callable[[str], None]
+    ) -> None:
+        """``draw`` is called before the first number is taken from a generator that nobody has seeded.
+
+        ``draw_if_users``: before another one is made from the system's, which a library may do for itself.
+        """
+        self._replace = replacements.replace
+        self._draw = draw
+        self._draw_if_users = draw_if_users
+        self._ways: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {}
+        """Of each generator: how to have its state, and how to seed it from the system."""
+        self._states: dict[str, Any] = {}
+        """Of the generators that nobody has seeded: what they were when they were made."""
+        self._seeded: set[str] = set()
+        self._torch_seed: Any = None
+        self._made: dict[int, weakref.ref[Any]] = {}
+        """Generators that libraries have made for themselves, and haven't seeded."""
+        for name, hook in (("random", self._python), ("numpy.random", self._numpy), ("torch", self._torch)):
+            replacements.when_imported(name, hook)
+
+    def _python(self, module: Any) -> None:
+        if not hasattr(module, "_inst"):
+            return  # the script's own module of that name
+        self._note("random", module.getstate, module.seed)
+        self._replace(module.Random, "seed", self._before_seed)
+        self._replace(module.Random, "setstate", lambda generator, *_: self._before_seed(generator, "a state"))
+        for name, function in list(vars(module).items()):
+            if getattr(function, "__self__", None) is module._inst:
+                self._replace(module, name, self._before("random", name))
+
+    def _numpy(self, module: Any) -> None:
+        generator = module.mtrand._rand
+        self._note("numpy.random", lambda: repr(module.mtrand._rand.get_state()), module.seed)
+        for name, function in list(vars(module).items()):
+            if getattr(function, "__self__", None) is generator or name in ("seed", "ranf", "sample"):
+                self._replace(module, name, self._before("numpy.random", name))
+
+    def _torch(self, module: Any) -> None:
+        generator = module.default_generator
+        self._torch_seed = generator.initial_seed()
+        self._note("torch", lambda: generator.get_state().tolist(), generator.seed)
+        for owner, names in ((module, _TORCH), (module.random, _STATES), (module.Tensor, _TENSOR)):
+            for name in names:
+                if hasattr(owner, name):
+                    self._replace(owner, name, self._before("torch", name))
+
+    def _note(self, generator: str, state: Callable[[], Any], seed: Callable[[], Any]) -> None:
+        self._ways[generator], self._states[generator] = (state, seed), state()
+
+    def _before(self, generator: str, name: str) -> Callable[..., None]:
+        def before(*arguments: Any, **named: Any) -> None:
+            given = [*arguments, *named.values(), None][0]
+            if name in _SETTERS or (name == "seed" and given is not None):
+                self._seeded.add(generator)
+            elif name == "seed" and generator != "torch":  # by the system, as it was in the beginning
+                self._seeded.discard(generator)
+                self._states.pop(generator, None)
+            elif not self._is_seeded(generator) and named.get("generator") is None:
+                self._draw(f"draws random numbers ({generator}.{name}) that nobody has seeded")
+
+        return before
+
+    def _before_seed(self, generator: Any, a: Any = None, *_more: Any, **_named: Any) -> None:
+        self._made.pop(id(generator), None)
+        if a is None:
+            self._draw_if_users("draws random numbers (random.Random)")
+            self._made[id(generator)] = weakref.ref(generator)
+
+    def _is_seeded(self, generator: str) -> bool:
+        if generator == "torch":
+            # manual_seed and fork_rng are C++'s own business: the seed tells
+            return bool(sys.modules["torch"].default_generator.initial_seed() != self._torch_seed)
+        return generator in self._seeded
+
+    def why_spoiled(self) -> str | None:
+        """Whether numbers that would be the same in all ranks were drawn in a way that isn't seen: in C++, say."""
+        for generator, state in self._states.items():
+            if not self._is_seeded(generator) and self._ways[generator][0]() != state:
+                return f"it has drawn random numbers that nobody has seeded ({generator})"
+        return None
+
+    def freshen(self) -> None:
+        """In a new rank: new seeds for those that nobody has seeded."""
+        for generator, (_, seed) in self._ways.items():
+            if not self._is_seeded(generator):
+                seed()
+        for reference in self._made.values():
+            made = reference()
+            if made is not None:
+                made.seed()

@@ -1,0 +1,76 @@
+"""Files that a script has read, run or looked for before its ranks are forked: have they changed since?"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import stat
+import sys
+from types import ModuleType
+
+from megatron_ft.rank.run_ahead.acting import is_own
+
+__all__ = ["LookedAt"]
+
+_NOT_FILES = ("/proc/", "/sys/", "/dev/")
+_IN_MEMORY = "/dev/shm/"  # where some keep their checkpoints
+_Facts = tuple[int, ...] | None
+
+
+class LookedAt:
+    """Paths, and what they were when the script looked: a change during the run is seen, too."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[bool, _Facts]] = {}
+
+    def note(self, path: str, *, listed: bool = False) -> None:
+        """The script looks at ``path`` now; ``listed``: at the names in that directory."""
+        with contextlib.suppress(OSError, ValueError, NotImplementedError):  # no working directory; no such name
+            path = os.path.abspath(path)
+            if path.endswith(".pyc") and "__pycache__" in path:
+                path = importlib.util.source_from_cache(path)
+        if path.startswith(_NOT_FILES) and not path.startswith(_IN_MEMORY):
+            return
+        if path not in self._seen or (listed and not self._seen[path][0]):
+            self._seen[path] = listed, _facts(path, listed)
+
+    def __len__(self) -> int:
+        """How many."""
+        return len(self._seen)
+
+    def note_unseen(self) -> None:
+        """What nobody saw the script read: files that C code has mapped or open, and modules from before the watch."""
+        with open("/proc/self/maps") as maps:
+            paths = {words[5] for line in maps if len(words := line.rstrip("\n").split(maxsplit=5)) == 6}
+        for fd in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):  # the one that listed them
+                paths.add(os.readlink(f"/proc/self/fd/{fd}"))
+        own = {path for path in paths if path.startswith("/") and is_own(path)}
+        for module in [module for module in sys.modules.values() if isinstance(module, ModuleType)]:
+            file = getattr(module, "__file__", None)
+            if isinstance(file, str) and (is_own(file) or module.__name__ == "__main__"):
+                own.add(file)
+        for path in own:
+            self.note(path)
+
+    def changed(self) -> str | None:
+        """One that isn't what it was."""
+        for path, (listed, facts) in self._seen.items():
+            if _facts(path, listed) != facts:
+                return path
+        return None
+
+
+def _facts(path: str, listed: bool) -> _Facts:
+    """None: there is no such file. The time of a directory changes with what is in it, which nobody may have seen."""
+    for look in (_stat, _lstat):  # the second for a link to nowhere
+        with contextlib.suppress(OSError, ValueError):
+            found = look(path)
+            if stat.S_ISDIR(found.st_mode):
+                return (found.st_ino, found.st_mtime_ns) if listed else (found.st_ino,)
+            return found.st_ino, found.st_size, found.st_mtime_ns, found.st_mode
+    return None
+
+
+_stat, _lstat = os.stat, os.lstat  # those that nobody watches

@@ -1,0 +1,290 @@
+"""A script that is run ahead: up to its first act that ranks can't share, where it waits to be forked for each of them.
+
+``startup/sitecustomize.py`` calls ``begin`` before the script's first line. The script then runs as ever, until
+``stop`` is called in the middle of something: that call returns in each rank, and never here. The launcher holds the
+other end of a socket pair; its end ends this process. Ranks are children of the launcher, made by forking twice: the
+launcher is child subreaper, and adopts what the process in between leaves.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import importlib
+import io
+import json
+import os
+import select
+import signal
+import socket
+import stat
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from importlib.machinery import PathFinder
+from typing import Any
+
+from megatron_ft.core.run_ahead import FORK_SERVER_NAME, RUN_AHEAD_VARIABLE
+from megatron_ft.ipc.linux.prctl import die_with_parent, set_name
+from megatron_ft.ipc.net.resolver import ask_again_soon
+from megatron_ft.ipc.wire import Channel, ChannelClosedError, Message, Received, close_fds
+from megatron_ft.rank.crash_reporter.error_file import write_error_file
+from megatron_ft.rank.run_ahead.acting import place
+from megatron_ft.rank.run_ahead.forking import fork_orphans
+from megatron_ft.rank.run_ahead.huge_pages import collapse_memory
+from megatron_ft.rank.run_ahead.sharing import descriptors, identity, take_over, why_not_shared
+from megatron_ft.rank.run_ahead.user_code import note_user_code
+from megatron_ft.rank.run_ahead.watching import Watch
+
+__all__ = ["begin", "stop"]
+
+_IDLE_MS: float = 1000.0
+_PATIENCE_S = 3600.0
+_DONE = object()
+# as they are before anything stands in for them
+_exit, _getpid, _environ = os._exit, os.getpid, os.environ
+
+_ahead: RunAhead | None = None
+
+
+def begin(known: set[str]) -> None:
+    """Watch this process from here on. ``known``: modules that a script finds imported already anyway."""
+    global _ahead
+    orders = json.loads(os.environ.pop(RUN_AHEAD_VARIABLE))
+    if orders["python_path"] is None:
+        del os.environ["PYTHONPATH"]
+    else:
+        os.environ["PYTHONPATH"] = orders["python_path"]
+    _ahead = RunAhead(orders)
+    _ahead.begin(orders["terminals"])
+    _forget_hidden(known, orders["first_in_path"])
+    _ahead.preload(orders["preload"], orders["first_in_path"])
+
+
+def stop(what: str) -> None:
+    """The script is about to do ``what``: wait here, if it is run ahead. Returns in a rank, or if it isn't."""
+    if _ahead is not None:
+        _ahead.stop(what)
+
+
+def _forget_hidden(known: set[str], directory: str) -> None:
+    """A script finds its own ``queue.py``, though we have imported Python's."""
+    for name in sys.modules.keys() - known:
+        top = name.partition(".")[0]
+        spec = None if top == "megatron_ft" else PathFinder.find_spec(top, [directory])
+        if spec is not None and spec.origin is not None:
+            del sys.modules[name]
+
+
+class RunAhead:
+    """The one of this process."""
+
+    def __init__(self, orders: Mapping[str, Any]) -> None:
+        self._began_s = time.monotonic()
+        self._pid = _getpid()
+        self._launcher_pid: int = orders["launcher"]
+        self._channel = Channel(socket.socket(fileno=orders["fd"]))
+        self._captured = os.dup(1), os.dup(2)
+        self._own_fds = {orders["fd"], *self._captured}
+        self._given = set(map(identity, (0, *self._captured)))
+        self._watch = Watch(self.stop)
+        self._has_stopped = self._is_rank = False
+        self._asks_for: str | None = None
+        self._blocked: set[int] = set()
+
+    def begin(self, terminals: list[int]) -> None:
+        """From here on nothing happens unseen. ``terminals``: of 1 and 2 those that are one in the ranks."""
+        die_with_parent()
+        if os.getppid() != self._launcher_pid:
+            _exit(0)
+        # one that comes to a rank before it is one waits
+        self._blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        ask_again_soon()
+        atexit.register(gc.unfreeze)  # else libraries find objects alive at the end, and say that they leak
+        threading._register_atexit(self._write_error)  # type: ignore[attr-defined]
+        self._gate_fork_handlers()
+        self._watch_input()
+        self._claim(terminals)
+        self._watch.begin()
+
+    def preload(self, names: list[str], directory: str) -> None:
+        """Import what the user asked for, before the script."""
+        sys.path.insert(0, directory)
+        for name in names:
+            self._asks_for = name
+            try:
+                importlib.import_module(name)
+            except BaseException as error:  # noqa: BLE001 - a module may raise anything, SystemExit included
+                self._tell({"type": "left_out", "name": name, "reason": f"{type(error).__name__}: {error}"})
+        self._asks_for = None
+        sys.path.remove(directory)
+
+    def stop(self, what: str) -> None:
+        """Wait here, for good, and fork ranks; returns in those. What this process forks itself isn't concerned."""
+        if self._has_stopped or _getpid() != self._pid:
+            return
+        if gc.isenabled():
+            gc.collect(1)  # what is garbage by now would never be collected; while it is, its own acts are watched
+        if self._is_rank:
+            return  # one of them was the first that can't be shared
+        self._has_stopped = True
+        try:
+            self._wait(what)
+        except BaseException as error:  # noqa: BLE001 - whatever it is: the script would catch it, and go on unwatched
+            sys.__excepthook__(type(error), error, error.__traceback__)
+            reason = f"{type(error).__name__}: {error}"
+            self._tell({"type": "unfit", "reason": reason, "where": "", "what": ""})
+            _exit(1)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._blocked)  # a signal that has waited comes now
+
+    def _wait(self, what: str) -> None:
+        """Stop watching, tell the launcher, and serve; what comes after that is done in a rank."""
+        took_s = time.monotonic() - self._began_s
+        where = place() or (f"--ft-preload {self._asks_for}" if self._asks_for else "")
+        point = {"where": where, "what": what, "took_s": took_s}
+        self._watch.end()
+        self._watch.looked.note_unseen()
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        # after a fork Python takes all others for ended, those too that were never started
+        threads = [*threading._dangling]  # type: ignore[attr-defined]
+        threading._dangling.clear()  # type: ignore[attr-defined]
+        on_child = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else the kernel may reap what we wait for
+        reason = self._watch.randomness.why_spoiled() or why_not_shared(self._own_fds, self._given)
+        if reason is not None:
+            self._tell({"type": "unfit", "reason": reason, **point})
+            _exit(0)
+        script_fds = descriptors(self._own_fds)
+        name = set_name(FORK_SERVER_NAME.encode())
+        gc.freeze()  # a collection in a rank would else copy every page that it looks at
+        self._tell({"type": "ready", **point})
+        message, fds = self._serve()
+        self._wait_for_launcher(fds[0])
+        set_name(name)
+        for variable, value in message["env"].items():
+            _environ[variable] = value
+        take_over(script_fds, self._given, self._captured, fds[1:])
+        self._watch.randomness.freshen()
+        process: Any = sys.modules.get("multiprocessing.process")
+        if process is not None:
+            process.current_process().authkey = os.urandom(32)
+        for thread in threads:
+            if hasattr(thread, "_handle") and not thread._started.is_set():
+                thread._handle = type(thread._handle)()  # from Python 3.13 on, a fork marks the old one as ended
+        threading._dangling.update(threads)  # type: ignore[attr-defined]
+        main_thread: Any = threading.main_thread()
+        main_thread._set_native_id()
+        note_user_code()
+        self._is_rank = True
+        if on_child is not None:
+            signal.signal(signal.SIGCHLD, on_child)
+
+    # -- the server -------------------------------------------------------------------------------------
+
+    def _tell(self, message: Mapping[str, Any]) -> None:
+        try:
+            if _getpid() != self._pid:
+                return
+            # a launcher that is stopped reads nothing, and is waited for; one that is gone ends us
+            with self._watch.unwatched():
+                self._channel.send(message, timeout_s=_PATIENCE_S)
+        except ChannelClosedError:
+            _exit(0)
+
+    def _serve(self) -> Received:
+        """Answer requests; returns only in a rank, with what it is to be."""
+        poller = select.poll()
+        poller.register(self._channel.fileno(), select.POLLIN)
+        idle_work = collapse_memory()
+        wait_ms: float | None = _IDLE_MS
+        while True:
+            if not poller.poll(wait_ms):
+                # nobody has asked for anything: make the next fork faster, and look again after each little step
+                wait_ms = 0 if next(idle_work, _DONE) is None else None
+                continue
+            wait_ms = _IDLE_MS
+            try:
+                received = self._channel.receive()
+            except ChannelClosedError:
+                _exit(0)
+            if any(message["type"] == "check" for message, _ in received):
+                self._tell({"type": "checked", "changed": self._watch.looked.changed()})
+            spawns = [each for each in received if each.message["type"] == "spawn"]
+            answers: list[Message] = []
+            try:
+                made = fork_orphans(len(spawns)) if spawns else []
+                if isinstance(made, int):
+                    return spawns[made]
+                answers = [{"type": "forked", "pid": pid} for pid in made]
+            except OSError as error:
+                answers = [{"type": "failed", "reason": str(error)}] * len(spawns)
+            for answer, (_, fds) in zip(answers, spawns, strict=True):
+                self._tell(answer)
+                close_fds(fds)
+
+    # -- the rank ---------------------------------------------------------------------------------------
+
+    def _wait_for_launcher(self, go_fd: int) -> None:
+        """Until it is the parent of this process, knows it, and says so."""
+        self._channel.close()  # by its object: collected later, it would close a number that is another's by then
+        os.setsid()
+        if not os.read(go_fd, 1):
+            _exit(1)  # the launcher has given this one up
+        die_with_parent()
+        # the launcher may have died before the kernel was asked
+        if os.getppid() != self._launcher_pid:
+            _exit(1)
+
+    def _gate_fork_handlers(self) -> None:
+        """A script's handlers of forks are for its own forks: it may hold their locks where it waits."""
+        register = os.register_at_fork
+
+        def gated(handler: Callable[[], Any]) -> Callable[[], Any]:
+            return lambda: handler() if self._is_rank or not self._has_stopped else None
+
+        def register_at_fork(**handlers: Callable[[], Any]) -> None:
+            register(**{when: gated(h) if callable(h) else h for when, h in handlers.items()})
+
+        self._watch.replaced.put(os, "register_at_fork", register_at_fork)
+
+    def _claim(self, terminals: list[int]) -> None:
+        """What is written is kept back, but the ranks' streams are terminals where the launcher's are."""
+        isatty, put = os.isatty, self._watch.replaced.put
+        if terminals:
+            put(os, "isatty", lambda fd: fd in terminals or isatty(fd))
+        for fd in terminals:
+            put((sys.stdout, sys.stderr)[fd - 1], "isatty", lambda: True)
+
+    def _watch_input(self) -> None:
+        """Nothing tells when ``sys.stdin`` is read, so another one has to; not where there is nothing to read."""
+        facts = os.fstat(0)
+        if sys.stdin is None or (stat.S_ISCHR(facts.st_mode) and facts.st_rdev == os.makedev(1, 3)):
+            return
+        raw = _Input(0, "rb", closefd=False)
+        raw.name = "<stdin>"
+        old = sys.stdin
+        watched: Any = io.TextIOWrapper(
+            io.BufferedReader(raw), old.encoding, old.errors, "\n", bool(old.line_buffering)
+        )
+        watched.mode = "r"
+        _kept.append(sys.__stdin__)
+        sys.stdin = sys.__stdin__ = watched  # type: ignore[misc]
+
+    def _write_error(self) -> None:
+        """What ends a rank, where torch looks for it: also without torch's ``@record`` around ``main``."""
+        if self._is_rank and _getpid() == os.getsid(0) and isinstance(getattr(sys, "last_value", None), Exception):
+            write_error_file(sys.last_type, sys.last_value, sys.last_traceback)  # type: ignore[arg-type]
+
+
+class _Input(io.FileIO):
+    def readinto(self, buffer: Any) -> int | None:
+        stop("reads standard input")
+        return super().readinto(buffer)
+
+    def readall(self) -> bytes:
+        stop("reads standard input")
+        return super().readall()
+
+
+_kept: list[Any] = []
+"""What the process had before and can't do without, though nothing refers to it any more."""
