@@ -1,0 +1,144 @@
+"""Our rule for learned timeouts: a budget of false kills instead of a factor. Pure; see `docs/timeouts.md`.
+
+The timeout is what one interval in ``1 / budget`` is expected to pass, by the tail of all that was seen, with room for
+what wasn't; never above what the reference's rule has given on average, but above what was seen more than once.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from megatron_ft.core.timeouts.tail import HALF_LIFE, Tail, length_of
+from megatron_ft.core.timeouts.timeouts import calculate_timeout
+
+__all__ = ["DEFAULT_BUDGET", "FIRST_INTERVALS", "Estimate", "Known", "after_kill", "after_update", "estimate"]
+
+DEFAULT_BUDGET = 1e-6
+FIRST_INTERVALS = 4
+"""So many intervals of a section are the first of a cycle: compilation, allocation, files that aren't cached."""
+_ROOM = 4.0
+_COMMON = 0.999
+_ROOM_ABOVE_SEEN = 1.25
+_SEEN_TWICE = 1.5
+"""Two, of which the first counts a little less since."""
+_SEEN_ONCE = 0.5
+_SHARE_OF_REFERENCE = 0.8
+_MOST_UPDATES = 400
+_COMES_DOWN = 0.95
+_MOST_OF_TAIL = 48
+_PRIOR_INDEX = 0.25
+_PRIOR_WEIGHT = 4.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """What a job knows of one section, all its ranks and earlier runs included; times are seconds."""
+
+    tail: Tail = field(default_factory=Tail)
+    """Of all but the first intervals of each cycle."""
+    first_s: float = 0.0
+    """The longest of those."""
+    reference_s: float | None = None
+    """The timeout of the reference's rule."""
+    usual_reference_s: float | None = None
+    """Its mean over the updates, of which there were ``updates``."""
+    updates: int = 0
+    raised: float = 1.0
+    """Doubled by each kill that was ours, and less with each update since."""
+
+
+class Estimate(NamedTuple):
+    """A timeout, and what each consideration would make it (seconds)."""
+
+    timeout_s: float
+    budget_s: float
+    """What one interval in ``1 / budget`` passes."""
+    room_s: float
+    """Some times what is common."""
+    habit_s: float
+    """Above what was seen more than once: never less than this."""
+    ceiling_s: float
+    """More only for ``habit_s``."""
+    first_s: float
+    """The timeout of the first intervals of a cycle."""
+
+
+def after_update(known: Known, *, tail: Tail, longest_s: float, first_s: float, factor: float) -> Known:
+    """More was seen.
+
+    Args:
+        known: what was known before.
+        tail: that of ``known`` and what all ranks have seen since.
+        longest_s: the longest of this run, the first ones included.
+        first_s: the longest of those; 0 if there was none.
+        factor: the reference's ``safety_factor``.
+    """
+    reference = calculate_timeout(
+        longest=longest_s,
+        safety_factor=factor,
+        current=known.reference_s,
+        current_was_calculated=known.reference_s is not None,
+        floor=0.0,
+    )
+    updates = min(known.updates + 1, _MOST_UPDATES)
+    usual = reference if known.usual_reference_s is None else known.usual_reference_s
+    return Known(
+        tail=tail,
+        first_s=max(first_s, known.first_s),
+        reference_s=reference,
+        usual_reference_s=usual + (reference - usual) / updates,
+        updates=updates,
+        raised=max(1.0, known.raised * _COMES_DOWN),
+    )
+
+
+def after_kill(known: Known, factor: float = 2.0) -> Known:
+    """A timeout of this has ended a rank, or several in a row have, which ``factor`` says."""
+    return replace(known, raised=known.raised * factor)
+
+
+def estimate(known: Known, *, budget: float, factor: float, was_killed: bool = False) -> Estimate | None:
+    """The timeout; None if nothing was seen.
+
+    ``was_killed``: the last cycle ended by it. Then it is the double of the reference's at least.
+    """
+    usual = known.usual_reference_s
+    tail = known.tail
+    if usual is None:
+        return None
+    longest, total = tail.longest(_SEEN_ONCE), tail.total
+    first = factor * known.first_s
+    if longest is None:  # only first intervals yet
+        timeout = max(first, usual)
+        return Estimate(timeout * known.raised, timeout, timeout, 0.0, usual, timeout * known.raised)
+    common = tail.longest(max(_SEEN_ONCE, (1.0 - _COMMON) * total)) or longest
+    by_budget = max(_extrapolated(tail, total, budget), _ROOM_ABOVE_SEEN * longest)
+    room = _ROOM * (1.0 + HALF_LIFE / (HALF_LIFE + total)) * common  # twice as much while little is known
+    habit = _ROOM_ABOVE_SEEN * (tail.longest(_SEEN_TWICE) or 0.0)
+    ceiling = _SHARE_OF_REFERENCE * usual
+    timeout = max(min(max(by_budget, room), ceiling), habit)
+    timeout = known.raised * (max(timeout, usual) if was_killed else timeout)
+    return Estimate(timeout, by_budget, room, habit, ceiling, max(timeout, first))
+
+
+def _extrapolated(tail: Tail, total: float, budget: float) -> float:
+    """Beyond what was seen the tail goes on as a power law, with the index of its longest part (Hill, Weissman).
+
+    Few intervals say little of an index: it is drawn towards one that is heavy for a training step.
+    """
+    most = min(_MOST_OF_TAIL, total / 4)
+    taken, excess = 0.0, 0.0
+    parts: list[tuple[float, float]] = []
+    base = 0.0
+    for bucket in sorted(tail.counts, reverse=True):
+        count, base = tail.counts[bucket], math.log(length_of(bucket))
+        if taken and taken + count > most:
+            break
+        parts.append((count, base))
+        taken += count
+    excess = math.fsum(count * (log - base) for count, log in parts)
+    index = (excess + _PRIOR_WEIGHT * _PRIOR_INDEX) / (taken + _PRIOR_WEIGHT)
+    expected = max(total * budget, 1e-12)
+    return math.exp(base + index * math.log(max(taken / expected, 1.0)))

@@ -1,0 +1,250 @@
+"""Rules for learned timeouts on made-up jobs: how often each ends a healthy rank, and how late it would see a hang.
+
+Nothing is judged before the first save. A step that a kill cut short is repeated only if it takes as long again for a
+reason (an evaluation, the end of the data), and five times at most; where it isn't, the job goes on behind it. Both
+spare the rule that kills more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from megatron_ft.core.timeouts.budget_rule import (
+    DEFAULT_BUDGET,
+    FIRST_INTERVALS,
+    Estimate,
+    Known,
+    after_kill,
+    after_update,
+    estimate,
+)
+from megatron_ft.core.timeouts.tail import Tail, bucket_of
+from megatron_ft.core.timeouts.timeouts import calculate_timeout
+from tests.bench.figures import Row
+from tests.bench.traces import TRACES, Floats, Trace, make, slow_first
+
+__all__ = ["Budget", "Constant", "Outcome", "Reference", "Rule", "measure", "play", "rows"]
+
+SAVE_EVERY = 250
+FACTOR = 5.0
+_MOST_REPEATS = 5
+_FACTORS = (5.0, 6.0, 7.0, 8.0, 10.0, 12.0, 15.0, 20.0, 30.0, 50.0, 100.0)
+_NONE = float("inf")
+
+
+class Rule(Protocol):
+    """What learns in a job. Times are seconds."""
+
+    timeout_s: float
+    first_s: float
+    """Of the first steps of a run."""
+
+    def restart(self) -> None:
+        """A run begins: the processes are new."""
+
+    def killed(self) -> None:
+        """The timeout has ended the last run."""
+
+    def saw(self, took_s: Floats, of_run: int) -> None:
+        """Steps of all ranks, the first of which so many of its run precede."""
+
+    def update(self) -> None:
+        """All ranks save."""
+
+
+class Reference:
+    """A factor times the longest of this run; the mean of that and the last timeout."""
+
+    def __init__(self, factor: float = FACTOR) -> None:
+        self.timeout_s = self.first_s = _NONE
+        self._factor = factor
+        self._longest_s = 0.0
+
+    def restart(self) -> None:
+        self._longest_s = 0.0
+
+    def killed(self) -> None:
+        self.restart()
+
+    def saw(self, took_s: Floats, of_run: int) -> None:
+        self._longest_s = max(self._longest_s, float(took_s.max()))
+
+    def update(self) -> None:
+        known = self.timeout_s != _NONE
+        self.timeout_s = self.first_s = calculate_timeout(
+            longest=self._longest_s,
+            safety_factor=self._factor,
+            current=self.timeout_s if known else None,
+            current_was_calculated=known,
+            floor=0.0,
+        )
+
+
+class Budget:
+    """Ours."""
+
+    def __init__(self, budget: float = DEFAULT_BUDGET) -> None:
+        self.timeout_s = self.first_s = _NONE
+        self._budget = budget
+        self._known = Known()
+        self.restart()
+
+    def restart(self) -> None:
+        self._new: list[tuple[Floats, int]] = []
+        self._longest_s = self._first_s = 0.0
+
+    def killed(self) -> None:
+        self._known = after_kill(self._known)
+        self._enforce(was_killed=True)
+        self.restart()
+
+    def saw(self, took_s: Floats, of_run: int) -> None:
+        first = max(0, min(FIRST_INTERVALS - of_run, len(took_s)))
+        self._longest_s = max(self._longest_s, float(took_s.max()))
+        if first:
+            self._first_s = max(self._first_s, float(took_s[:first].max()))
+        if first < len(took_s):
+            self._new.append((took_s[first:], first))
+
+    def update(self) -> None:
+        tail = Tail(dict(self._known.tail.counts))
+        for took_s, _ in self._new:
+            tail.forget(len(took_s))
+            tail = Tail.joined([_with(tail, took_s[:, rank]) for rank in range(took_s.shape[1])])
+        self._new = []
+        self._known = after_update(
+            self._known, tail=tail, longest_s=self._longest_s, first_s=self._first_s, factor=FACTOR
+        )
+        self._enforce()
+
+    def _enforce(self, *, was_killed: bool = False) -> None:
+        found = estimate(self._known, budget=self._budget, factor=FACTOR, was_killed=was_killed)
+        assert found is not None
+        self.timeout_s, self.first_s = found.timeout_s, found.first_s
+        self.last: Estimate = found
+
+
+class Constant(Reference):
+    """What somebody might have chosen who knew all that was to come."""
+
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__()
+        self._chosen_s = timeout_s
+
+    def update(self) -> None:
+        self.timeout_s = self.first_s = self._chosen_s
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """``delay_s`` is the mean of the timeout, which is how long a hang lasts before anybody looks."""
+
+    steps: int
+    kills: int
+    delay_s: float
+
+    @property
+    def per_million(self) -> float:
+        """False kills in a million steps of the job."""
+        return 1e6 * self.kills / self.steps
+
+
+def play(trace: Trace, rule: Rule) -> Outcome:
+    """A job under a rule."""
+    steps = len(trace.took_s)
+    begins = np.flatnonzero(trace.begins)
+    at = of_run = kills = tries = judged = 0
+    delay = 0.0
+    while at < steps:
+        if trace.begins[at] and not tries:
+            rule.restart()
+            of_run = 0
+        later = begins[np.searchsorted(begins, at, side="right") :]
+        end = min([at + SAVE_EVERY - of_run % SAVE_EVERY, steps, *later[:1].tolist()])
+        took = trace.took_s[at:end].copy()
+        numbers = np.arange(of_run, of_run + len(took))
+        took *= np.array([slow_first(int(n)) for n in numbers[:8]] + [1.0] * (len(took) - 8))[: len(took), None]
+        late = np.flatnonzero(took.max(axis=1) > np.where(numbers < FIRST_INTERVALS, rule.first_s, rule.timeout_s))
+        done = int(late[0]) if len(late) else len(took)
+        if rule.timeout_s != _NONE:
+            delay, judged = delay + rule.timeout_s * done, judged + done
+        at += done
+        if not len(late):
+            rule.saw(took, of_run)
+            of_run += done
+            tries = 0
+            if of_run % SAVE_EVERY == 0:
+                rule.update()
+            continue
+        kills += 1
+        tries = tries + 1 if not done else 1
+        if not trace.repeats[at] or tries >= _MOST_REPEATS:
+            at, tries = at + 1, 0
+        rule.killed()
+        of_run = FIRST_INTERVALS  # it goes on from the last save, and comes here later
+    return Outcome(steps, kills, delay / max(judged, 1))
+
+
+def measure(seeds: int, intervals: int) -> dict[str, Any]:
+    """Sums over the seeds; ``intervals`` are those of all ranks of one job."""
+    return {name: _measure(name, seeds, intervals) for name in TRACES}
+
+
+def _measure(name: str, seeds: int, intervals: int) -> dict[str, float]:
+    traces = [make(name, seed, intervals) for seed in range(seeds)]
+
+    def over_all(rule: Callable[[], Rule]) -> Outcome:
+        found = [play(trace, rule()) for trace in traces]
+        return Outcome(sum(f.steps for f in found), sum(f.kills for f in found), _mean([f.delay_s for f in found]))
+
+    ours, reference = over_all(Budget), over_all(Reference)
+    same = reference
+    for factor in _FACTORS:
+        same = over_all(lambda factor=factor: Reference(factor))  # type: ignore[misc]
+        if same.delay_s >= ours.delay_s:
+            break
+    best = over_all(lambda: Constant(ours.delay_s))
+    return {
+        "ours": ours.per_million,
+        "ours_s": ours.delay_s,
+        "reference": reference.per_million,
+        "reference_s": reference.delay_s,
+        "as_slow": same.per_million,
+        "as_slow_s": same.delay_s,
+        "as_slow_factor": factor,
+        "constant": best.per_million,
+    }
+
+
+def rows(result: dict[str, Any]) -> list[Row]:
+    """Of each trace."""
+    found = []
+    for name, of in result.items():
+        found += [
+            Row(f"{name}: false kills per million steps", "", of["ours"], {"reference": of["reference"]}),
+            Row(f"{name}: from a hang to a look at it", "s", of["ours_s"], {"reference": of["reference_s"]}),
+            Row(
+                f"{name}: false kills, factor {of['as_slow_factor']:g} ({of['as_slow_s']:.3g} s)",
+                "",
+                of["ours"],
+                {"reference": of["as_slow"]},
+            ),
+            Row(f"{name}: false kills of the best constant that is as slow", "", of["constant"]),
+        ]
+    return found
+
+
+def _with(tail: Tail, took_s: Floats) -> Tail:
+    values, counts = np.unique(took_s.round(3), return_counts=True)
+    more = Tail(dict(tail.counts))
+    for value, count in zip(values.tolist(), counts.tolist(), strict=True):
+        more.count(bucket_of(value), count)
+    return more
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)

@@ -1,0 +1,59 @@
+"""Made-up jobs and the rules that are tried on them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.bench import rules
+from tests.bench.traces import TRACES, Trace, make
+
+
+def trace(took_s: list[float], *, repeats: tuple[int, ...] = ()) -> Trace:
+    begins, repeated = np.zeros(len(took_s), dtype=np.bool_), np.zeros(len(took_s), dtype=np.bool_)
+    begins[0] = True
+    repeated[list(repeats)] = True
+    return Trace("test", np.array(took_s)[:, None], begins, repeated)
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_a_trace_is_the_same_for_the_same_seed(name: str) -> None:
+    one, same, other = (make(name, seed, 40_000) for seed in (1, 1, 2))
+    assert np.array_equal(one.took_s, same.took_s)
+    assert not np.array_equal(one.took_s, other.took_s)
+    assert one.took_s.size == 40_000
+    assert one.took_s.min() > 0
+
+
+def test_a_kill_is_a_step_above_the_timeout_that_was_learned_before() -> None:
+    steps = [1.0] * 1000
+    steps[100] = 50.0  # before the first save nothing is judged
+    steps[400] = 7.0  # and now 0.5 * 50
+    steps[600] = 251.0
+    found = rules.play(trace(steps), rules.Reference())
+    assert found.kills == 1
+
+
+def test_a_step_that_repeats_is_tried_again_five_times_at_most() -> None:
+    steps = [1.0] * 1000
+    steps[600] = 1000.0
+    assert rules.play(trace(steps), rules.Reference()).kills == 1
+    assert rules.play(trace(steps, repeats=(600,)), rules.Reference()).kills == 5
+    steps[600] = 15.0
+    assert rules.play(trace(steps, repeats=(600,)), rules.Budget()).kills == 1
+
+
+def test_a_step_ten_times_as_long_now_and_then_ends_ours_once_at_most() -> None:
+    steps = [1.0] * 20_000
+    slow = tuple(range(900, 20_000, 900))
+    for at in slow:
+        steps[at] = 10.0
+    assert rules.play(trace(steps, repeats=slow), rules.Budget()).kills <= 1
+
+
+@pytest.mark.parametrize("name", ["steady", "drifting"])
+def test_where_nothing_happens_nobody_is_ended_and_ours_is_sooner(name: str) -> None:
+    made = make(name, 1, 50_000)
+    ours, reference = rules.play(made, rules.Budget()), rules.play(made, rules.Reference())
+    assert ours.kills == 0
+    assert ours.delay_s < reference.delay_s
