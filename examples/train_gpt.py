@@ -251,7 +251,7 @@ def main() -> None:
         simulated_fault_rank=args.simulated_fault_rank,
         simulated_fault_base_delay=args.simulated_fault_base_delay,
     )
-    state = ft.GlobalState.create(save=args.save, async_save=args.async_save, ft=settings)
+    state = ft.GlobalState.create(save=args.save, async_save=args.async_save, ft=settings, train_iters=args.train_iters)
     ft.setup(state.cfg, state)
     ft.maybe_setup_simulated_fault(settings)
     injector = FaultInjector(
@@ -267,7 +267,7 @@ def main() -> None:
     loaded = load_checkpoint(model, optimizer, scheduler, args)
     if loaded is not None:
         ft.on_checkpoint_loaded(is_local_chkpt=False, global_state=state)
-    train(loaded or 0, model, optimizer, scheduler, state, injector, args)
+    state.train_state.step = train(loaded or 0, model, optimizer, scheduler, state, injector, args)
     print_weights_hash(model, args)
     ft.shutdown(state)
     parallel_state.destroy_model_parallel()

@@ -33,7 +33,7 @@ from megatron_ft.core.timeouts.update_rules import choose_update
 from megatron_ft.rank.client import agreement
 from megatron_ft.rank.client.client import RankMonitorClient
 from megatron_ft.rank.faults import simulated
-from megatron_ft.rank.hooks import learning, mistakes, save_dir, say, tolerant
+from megatron_ft.rank.hooks import finished, learning, mistakes, save_dir, say, tolerant
 from megatron_ft.rank.hooks.loop_state import (
     CheckpointConfig,
     FaultToleranceSettings,
@@ -218,9 +218,8 @@ def on_checkpoint_loaded(is_local_chkpt: bool, global_state: Any) -> None:
 
 def shutdown(global_state: Any) -> None:
     """At the end: closes open sections, updates timeouts (a collective), disconnects; hooks are no-ops again.
-
-    While an exception is handled or passes this is :func:`abort`, and says so: other ranks may be in another
-    collective. An exception that only says that there is no more data is none of these.
+    Rank 0 writes ``FAULT_TOL_FINISHED_FLAG_FILE`` if ``cfg.train.train_iters`` iterations are made. While an exception
+    (not: no more data) is handled or passes this is :func:`abort`, and says so: others may be in another collective.
     """
     client = getattr(global_state, "rank_monitor_client", None)
     if client is None:
@@ -242,6 +241,7 @@ def shutdown(global_state: Any) -> None:
     finally:
         _after_disconnect = None
         _disconnect(client, global_state)
+    writes.append(functools.partial(finished.tell_if_finished, global_state))
     for write in writes:
         write()
 

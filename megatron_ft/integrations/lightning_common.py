@@ -17,16 +17,14 @@ from megatron_ft.integrations import lightning_faults, lightning_state
 from megatron_ft.integrations.lightning_faults import SimulatedFaultParams
 from megatron_ft.integrations.lightning_finished import look_at, why_finished
 from megatron_ft.integrations.lightning_packages import LightningCallback, is_tuner_exit
-from megatron_ft.ipc.files.atomic_write import write_whole
 from megatron_ft.rank.client import agreement
 from megatron_ft.rank.client.client import RankMonitorClient
 from megatron_ft.rank.hooks import learning, say, tolerant
+from megatron_ft.rank.hooks.finished import FINISHED_FLAG, write_flag
 from megatron_ft.rank.hooks.save_dir import why_unusable
 from megatron_ft.rank.run_ahead import user_code
 
 __all__ = ["FINISHED_FLAG", "Fit", "FitCallback"]
-
-FINISHED_FLAG = "FAULT_TOL_FINISHED_FLAG_FILE"
 
 
 @dataclass
@@ -217,16 +215,14 @@ class FitCallback(LightningCallback):
 
     def _write_flag(self, reason: str) -> None:
         """Write the file that ends the loop of jobs; it holds the reason."""
-        path = os.environ.get(FINISHED_FLAG)
-        if not path:
-            return
         try:
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, f"{reason}\n", fsync=True)
+            path = write_flag(reason)
         except OSError as error:
+            path = os.environ[FINISHED_FLAG]
             self.logger.error("FT: %s can't be written (%s): %s", path, error.strerror or error, reason)
         else:
-            self.logger.info("FT: %s, so %s is written", reason, path)
+            if path is not None:
+                self.logger.info("FT: %s, so %s is written", reason, path)
 
     def _learned(self, client: RankMonitorClient, names: Sequence[str]) -> None:
         """New timeouts are in force: say so."""

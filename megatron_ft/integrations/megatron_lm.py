@@ -89,7 +89,8 @@ def setup(args: Any = None) -> None:
 
     Args:
         args: ``enable_ft_package, save``, and where they are there ``async_save, calc_ft_timeouts,
-            ft_num_warmup_iters, simulate_fault, simulated_fault_{type,rank,base_delay}, curr_iteration``. None:
+            ft_num_warmup_iters, simulate_fault, simulated_fault_{type,rank,base_delay}, curr_iteration,
+            train_iters, iteration``. None:
             Megatron-LM's global arguments or, before it has them, what it parses from the command line.
 
     Raises:
@@ -124,6 +125,8 @@ def on_training_step_start() -> None:
 
 def on_training_step_end() -> None:
     """After each training step."""
+    if _state.train_state is not None:
+        _state.train_state.step += 1
     ft.on_training_step_end(_live_state())
 
 
@@ -153,7 +156,11 @@ def on_checkpoint_loaded(is_local_chkpt: bool) -> None:
 
 
 def shutdown() -> None:
-    """At the end: closes open sections, updates timeouts (a collective), disconnects."""
+    """At the end: closes open sections, updates timeouts (a collective), disconnects.
+
+    If ``args.train_iters`` iterations are made, rank 0 writes ``FAULT_TOL_FINISHED_FLAG_FILE``.
+    """
+    _note_iterations(_current_args())
     ft.shutdown(_live_state())
 
 
@@ -184,6 +191,15 @@ def _live_state() -> ft.GlobalState:
     if client is not None and not getattr(client, "is_initialized", True):
         ft.abort(_state)
     return _state
+
+
+def _note_iterations(args: Any) -> None:
+    """How many there are, and how many are made: maybe all before this run."""
+    last, loaded = getattr(args, "train_iters", None), getattr(args, "iteration", None)
+    if _state.cfg is not None:
+        _state.cfg.train.train_iters = last if isinstance(last, int) else None
+    if isinstance(loaded, int) and (_state.train_state is None or _state.train_state.step < loaded):
+        _state.train_state = ft.TrainState(step=loaded)
 
 
 def _current_args() -> Any:

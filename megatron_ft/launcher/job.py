@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import signal
 import sys
 from collections.abc import Sequence
 
@@ -13,16 +12,20 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from megatron_ft.core.errors import ConfigError, FaultToleranceError
+from megatron_ft.core.job.progress import Advance
 from megatron_ft.core.printable import printable
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.linux import open_files
+from megatron_ft.launcher import endings
 from megatron_ft.launcher.arguments import CommandLine
 from megatron_ft.launcher.base import directories, lines
 from megatron_ft.launcher.coordination import joining
+from megatron_ft.launcher.coordination.coordination import Coordination
 from megatron_ft.launcher.coordination.meeting_place import Kind, MeetingPlace
 from megatron_ft.launcher.cycle.agent import FaultTolerantAgent
 from megatron_ft.launcher.job_errors import JobEndedError, JobLeftError, NodeExcludedError
 from megatron_ft.launcher.node import Node, say
+from megatron_ft.launcher.result_file import End, ResultFile, read_lives
 from megatron_ft.launcher.spawn.fork_server import ServerProcess
 from megatron_ft.launcher.torch_compat import private_names
 
@@ -59,12 +62,21 @@ def run(
     if line.options.observe_only:
         say(lines.OBSERVING_ONLY)
     log.write("config", values=line.options.sources_for_log(), command=list(command))
+    before = read_lives(log_dir).advance(command)
     log.write("meeting", how=place.kind.value, endpoints=place.endpoints, rank=place.rank, rank_from=place.rank_source)
     open_files.take_all()
     try:
         node = Node(line, ranks=config.nproc_per_node, log=log, log_dir=log_dir, server=server)
         try:
-            code = _launch(node, place, config, command)
+            result = ResultFile(
+                log,
+                log_dir if endings.speaks_for_the_job(place) else None,
+                job=place.job,
+                command=command,
+                is_first=place.kind is Kind.ALONE or place.is_founder,
+                before=before,
+            )
+            code = _launch(node, place, config, command, result, before)
         finally:
             node.close()
     finally:
@@ -73,46 +85,66 @@ def run(
     return code
 
 
-def _launch(node: Node, place: MeetingPlace, config: LaunchConfig, command: Sequence[str]) -> int:
-    entrypoint, *arguments = command
+def _launch(
+    node: Node, place: MeetingPlace, config: LaunchConfig, command: Sequence[str], result: ResultFile, before: Advance
+) -> int:
+    """The exit code; the result file is told how the job has ended, as far as this launcher can say."""
     private_names.say_nothing_of_death_signals()
+    coordination: Coordination | None = None
     try:
-        with joining.joined(node, place, config) as coordination:
-            node.start(command)
-            agent = functools.partial(
-                FaultTolerantAgent, node=node, coordination=coordination, meets_by_torch=place.kind is Kind.TORCH
-            )
-            with private_names.agent_made_by(agent, node.blocking):
-                # record: an error file of the root cause for a scheduler that asks for one, as torchrun has it
-                record(elastic_launch(config, entrypoint))(*arguments)
-    except ChildFailedError as error:
-        # torch's table of the failures, without a traceback of ours and with the script's name in its title
-        table = str(ChildFailedError(node.line.namespace.training_script, error.failures))
-        print("\n".join(map(printable, table.split("\n"))), file=sys.stderr, flush=True)
-        return node.failure_code
-    except SignalException as error:
-        if error.sigval == signal.SIGINT:
-            return 128 + signal.SIGINT
-        return 0 if node.ranks_ended_well else 1
-    except JobEndedError:
-        return node.failure_code
-    except NodeExcludedError as error:
-        # 0: a scheduler that ends the whole job when one node's task fails would undo what was asked for
-        return 1 if error.job_ends else 0
-    except JobLeftError as error:
-        if str(error) or not error.code:
-            say(str(error) if error.code else lines.job_went_on(str(error)))
-        return error.code
+        with joining.joined(node, place, config, before=before) as coordination:
+            coordination.on_begin, coordination.on_verdict = result.begun, result.concluded
+            _train(node, place, config, command, coordination)
+        end = endings.succeeded(node, coordination)
     except ConfigError:
         raise
-    except FaultToleranceError as error:
-        say(str(error))
-        return 1
-    except RendezvousError as error:
-        say(lines.rendezvous_failed(error))
-        return 1
-    except OSError as error:
-        # a full disk, no descriptor left: the machine's trouble, of which a traceback tells nothing
-        say(f"the launcher failed: {lines.in_one_line(error)}")
-        return 1
-    return 0
+    except _ENDS as error:
+        end = _end(node, coordination, error)
+    held = None if coordination is None else coordination.member.memory.decided
+    result.ended(end, decided=None if held is None else held.decision, iteration=node.status.last_iteration())
+    return end.code
+
+
+_ENDS = (ChildFailedError, SignalException, FaultToleranceError, RendezvousError, OSError)
+
+
+def _train(
+    node: Node, place: MeetingPlace, config: LaunchConfig, command: Sequence[str], coordination: Coordination
+) -> None:
+    entrypoint, *arguments = command
+    node.start(command)
+    agent = functools.partial(
+        FaultTolerantAgent, node=node, coordination=coordination, meets_by_torch=place.kind is Kind.TORCH
+    )
+    with private_names.agent_made_by(agent, node.blocking):
+        # record: an error file of the root cause for a scheduler that asks for one, as torchrun has it
+        record(elastic_launch(config, entrypoint))(*arguments)
+
+
+def _end(node: Node, coordination: Coordination | None, error: BaseException) -> End:
+    """Say why, where that isn't said yet."""
+    match error:
+        case ChildFailedError():
+            # torch's table of the failures, without a traceback of ours and with the script's name in its title
+            table = str(ChildFailedError(node.line.namespace.training_script, error.failures))
+            print("\n".join(map(printable, table.split("\n"))), file=sys.stderr, flush=True)
+            return endings.failed(node, coordination)
+        case SignalException():
+            return endings.stopped(node, error.sigval)
+        case JobEndedError():
+            return endings.failed(node, coordination)
+        case NodeExcludedError():
+            return endings.excluded(node, coordination, job_ends=error.job_ends)
+        case JobLeftError():
+            if str(error) or not error.code:
+                node.say(str(error) if error.code else lines.job_went_on(str(error)))
+            return endings.left(error)
+        case FaultToleranceError():
+            text = str(error)
+        case RendezvousError():
+            text = lines.rendezvous_failed(error)
+        case _:
+            # a full disk, no descriptor left: the machine's trouble, of which a traceback tells nothing
+            text = f"the launcher failed: {lines.in_one_line(error)}"
+    node.say(text)
+    return endings.launcher_failed(node, text)

@@ -51,6 +51,10 @@ class JobStatus:
             text = cause.text[:_LONGEST_TEXT]
             self._last_cause = LastCause(cycle=record.cycle, text=text, rank=cause.rank, kind=cause.kind.value)
 
+    def last_iteration(self) -> int | None:
+        """The furthest that a rank of this node has reported in the last cycle."""
+        return None if self._record is None else self._record.last_iteration()
+
     def answer(self, question: Message, channel: Channel) -> None:
         """Answer "status" with the facts, and "boards" with the boards of the ``local_ranks`` that have one.
 

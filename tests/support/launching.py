@@ -281,7 +281,7 @@ def clean_environment() -> dict[str, str]:
     """Ours, without what would make a launcher under test take itself for a rank."""
     names = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "PYTHONPATH"}
     names.add("PYTORCH_NVML_BASED_CUDA_CHECK")  # Lightning sets it in the process that imports it: in that of the tests
-    prefixes = ("FT_", "PET_", "TORCHELASTIC_", "TORCH_ELASTIC_", "GROUP_", "ROLE_")
+    prefixes = ("FT_", "FAULT_TOL_", "SLURM_", "PET_", "TORCHELASTIC_", "TORCH_ELASTIC_", "GROUP_", "ROLE_")
     kept = {k: v for k, v in os.environ.items() if k not in names and not k.startswith(prefixes)}
     # one thread: else torchrun warns, and small machines are busy with nothing
     return {**kept, "OMP_NUM_THREADS": "1"}

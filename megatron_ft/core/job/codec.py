@@ -17,7 +17,9 @@ from typing import Any
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.job import messages
 
-__all__ = ["parse", "to_message"]
+__all__ = ["parse", "read", "to_message"]
+
+T = typing.TypeVar("T")
 
 _TYPES: dict[str, type] = {
     kind.__name__.lower(): kind for kind in (*typing.get_args(messages.FromMember), *typing.get_args(messages.ToMember))
@@ -39,6 +41,16 @@ def parse(message: Mapping[str, Any]) -> Any:
     if kind is None:
         raise ProtocolError("a message of an unknown type")
     return _reader(kind)(message)
+
+
+def read(kind: type[T], value: Any) -> T:
+    """A JSON value as such a dataclass.
+
+    Raises:
+        ProtocolError: it isn't one.
+    """
+    reader: Callable[[Any], T] = _reader(typing.cast(Any, kind))
+    return reader(value)
 
 
 def _fields(value: Any) -> dict[str, Any]:

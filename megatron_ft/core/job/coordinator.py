@@ -118,7 +118,7 @@ class Coordinator:
             return
         if node is None:
             self._arrivals += 1
-            node = Node(hello.instance, hello.name, hello.address, hello.rank, hello.owns, self._arrivals)
+            node = Node.of(hello, self._arrivals)
         elif node.link is not None:
             self._out.append(Drop(node.link))
             self._gone(node, silent=False)

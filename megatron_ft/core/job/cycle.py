@@ -136,7 +136,8 @@ class Cycle:
             self.seats[place].leaving = goodbye.text
             self._farewell_s = now_s + _FAREWELL_S
             return
-        self.changed(place, Report(self.decision.cycle, state, goodbye.text))
+        kind = None if goodbye.failed else CauseKind.REQUEST
+        self.changed(place, Report(self.decision.cycle, state, goodbye.text, kind=kind))
 
     def hang(self, place: int, hang: Hang, *, asked: Sequence[int], now_s: float) -> bool:
         """A rank of that node hangs; whether everybody is to look at its ranks now."""
@@ -294,7 +295,7 @@ class Cycle:
             for place, seat in enumerate(self.seats):
                 if seat.leaving:
                     text, seat.leaving = seat.leaving, ""
-                    self.changed(place, Report(self.decision.cycle, NodeState.LOST, text))
+                    self.changed(place, Report(self.decision.cycle, NodeState.LOST, text, kind=CauseKind.REQUEST))
             if self._judged is not None:
                 self.outcome, self.decided_by = self._judged
 

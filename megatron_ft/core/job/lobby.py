@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from megatron_ft.core.job.messages import Phase, Standing
+from megatron_ft.core.job.messages import Hello, Phase, Standing
+from megatron_ft.core.job.progress import Advance
 from megatron_ft.core.job.roll import Decision, Held, Memory
 
 __all__ = ["GRACE_S", "Node", "Slot", "beat_s", "choose", "lost_s"]
@@ -41,11 +42,18 @@ class Node:
     silent: bool = False
     follows: bool = False
     phase: Phase = Phase.BUSY
+    before: Advance = Advance()  # noqa: RUF009 - frozen
+    """Of earlier lives of the job."""
     memory: Memory = field(default_factory=Memory)
     standing: Standing = field(default_factory=Standing)
     place: int | None = None
     """In the last decision."""
     votes: bool = False
+
+    @staticmethod
+    def of(hello: Hello, arrived: int) -> Node:
+        """A launcher that says hello for the first time."""
+        return Node(hello.instance, hello.name, hello.address, hello.rank, hello.owns, arrived, before=hello.before)
 
     def held(self, decision: Decision) -> Held | None:
         """That decision as this node has it, if it has heard of it."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.lobby import beat_s, lost_s
+from megatron_ft.core.job.progress import Advance
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
 from megatron_ft.core.job.roll import Accepted, Held, Kind, Memory, Term
 from megatron_ft.core.job.search import Search
@@ -45,6 +46,7 @@ class Identity:
     address: str
     endpoints: tuple[str, ...]
     rank: int | None = None
+    before: Advance = Advance()  # noqa: RUF009 - frozen
 
 
 class Member:
@@ -134,6 +136,7 @@ class Member:
             address=who.address,
             rank=who.rank,
             owns=self._search.address == self._owned,
+            before=who.before,
             memory=self.memory,
             standing=self.standing,
         )

@@ -9,7 +9,7 @@ from typing import Any
 
 from megatron_ft.core.diagnosis.exits import Cause, CauseKind, HangVerdict
 from megatron_ft.core.job import lines
-from megatron_ft.core.job.progress import Reached
+from megatron_ft.core.job.progress import Advance, Reached
 from megatron_ft.core.job.restart_policy import Action, AnyFailed, MinHealthy, NodeState, Outcome, RestartPolicy
 from megatron_ft.core.job.restart_policy import Decision as Follows
 from megatron_ft.core.job.roll import Ballot, Decision, Memory, Term
@@ -87,6 +87,7 @@ class Verdict:
         nodes: so many took part.
         names_nodes: ``text`` says itself which nodes it is about.
         code: the launchers' exit code, if there is no other cycle.
+        stopped: it has succeeded, but nodes were asked to stop: there may be more to train.
     """
 
     cycle: int
@@ -105,6 +106,7 @@ class Verdict:
     iteration: int | None = None
     detail: str = ""
     code: int = 0
+    stopped: bool = False
 
     def cause(self, place: int | None) -> Cause:
         """Why, in the words for the node that has that place (None: for one that has none)."""
@@ -189,6 +191,7 @@ class Hello:
         address: where it can coordinate, ``host:port``; empty if it can't.
         rank: the place it is meant to have, by the command line or the scheduler; None if nobody said.
         owns: it has started this very coordinator.
+        before: how far earlier lives of the job have got, as this launcher's log directory says.
     """
 
     job: str
@@ -199,6 +202,7 @@ class Hello:
     address: str = ""
     rank: int | None = None
     owns: bool = False
+    before: Advance = Advance()  # noqa: RUF009 - frozen
     memory: Memory = field(default_factory=Memory)
     standing: Standing = field(default_factory=Standing)
 
@@ -278,11 +282,13 @@ class Goodbye:
         excluded: it is left out, which costs no restart: a rank asked for that, or it can't end its ranks. Else it was
             stopped.
         well: all its ranks have ended with 0.
+        failed: its launcher can't go on.
     """
 
     text: str
     excluded: bool = False
     well: bool = False
+    failed: bool = False
 
     @property
     def code(self) -> int:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-__all__ = ["Advance", "Reached"]
+__all__ = ["Advance", "Reached", "furthest"]
 
 
 class Reached(NamedTuple):
@@ -37,3 +38,8 @@ class Advance:
         if reached.last > self.last or reached.first > self.first:
             return Advance(max(self.first, reached.first), max(self.last, reached.last))
         return replace(self, stalled=self.stalled + 1)
+
+
+def furthest(known: Iterable[Advance]) -> Advance:
+    """What is known by whoever knows most: not all nodes need have seen the job's earlier lives."""
+    return max(known, key=lambda advance: (advance.last, advance.first, advance.stalled), default=Advance())

@@ -10,7 +10,7 @@ from megatron_ft.core.job.cycle import Cycle
 from megatron_ft.core.job.forming import Forming
 from megatron_ft.core.job.lobby import Node, Slot, choose
 from megatron_ft.core.job.messages import Phase, Rules
-from megatron_ft.core.job.progress import Advance
+from megatron_ft.core.job.progress import furthest
 from megatron_ft.core.job.restart_policy import Action, Outcome
 from megatron_ft.core.job.roll import Decision, Kind
 
@@ -98,7 +98,7 @@ class Rounds:
             cycle=0 if cycle is None else cycle.decision.cycle + 1,
             world=len(chosen),
             restarts=0 if cycle is None else cycle.restarts_used,
-            advance=Advance() if cycle is None else cycle.advance,
+            advance=furthest(node.before for node in ready) if cycle is None else cycle.advance,
         )
 
     def _end_job(self, cycle: Cycle | None, code: int, text: str) -> None:
@@ -110,7 +110,7 @@ class Rounds:
             cycle=-1 if decision is None else decision.cycle,
             world=0 if decision is None else decision.world,
             restarts=0 if decision is None else decision.restarts,
-            advance=Advance() if decision is None else decision.advance,
+            advance=furthest(node.before for node in self._nodes.values()) if cycle is None else cycle.advance,
             code=code,
             text=text,
         )

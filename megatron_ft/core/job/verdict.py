@@ -92,6 +92,7 @@ def verdict_on(
         reason=decision.reason,
         no_progress=decision.no_progress,
         code=code,
+        stopped=any(seat.leaving for seat in seats),
     )
 
 

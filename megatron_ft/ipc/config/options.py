@@ -204,6 +204,14 @@ def _add_progress_options(group: argparse._ArgumentGroup) -> None:
         "them to: too few nodes are left to go on.) "
         f"Default: {DEFAULT_NO_RESTART_EXIT_CODE}.",
     )
+    _add(
+        group,
+        ["--ft-stopped-exit-code", "--ft_stopped_exit_code"],
+        dest="ft_stopped_exit_code",
+        metavar="CODE",
+        help="The launcher's exit code when it was asked to stop, so that a scheduler can tell that from a finished "
+        "training. Default: 0 if all ranks then ended with 0, else 1; 130 for SIGINT.",
+    )
 
 
 def _add_preload_options(group: argparse._ArgumentGroup) -> None:

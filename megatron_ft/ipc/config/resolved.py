@@ -54,6 +54,8 @@ class ResolvedOptions:
     log_max_bytes: int
     max_no_progress_cycles: int
     no_restart_exit_code: int
+    stopped_exit_code: int | None
+    """None: by how the ranks ended."""
     startup_timeout: float | None
     """From the start of a rank's process to the start of its monitoring."""
     exit_timeout: float | None
@@ -130,6 +132,9 @@ def read_ft_options(namespace: argparse.Namespace) -> ResolvedOptions:
             DEFAULT_NO_RESTART_EXIT_CODE,
             range(1, 256),
         ),
+        "ft-stopped-exit-code": None
+        if namespace.ft_stopped_exit_code is None
+        else _whole("--ft-stopped-exit-code", namespace.ft_stopped_exit_code, 0, range(256)),
         "ft-startup-timeout": _limit("--ft-startup-timeout", namespace.ft_startup_timeout),
         "ft-exit-timeout": _limit("--ft-exit-timeout", namespace.ft_exit_timeout),
         "ft-observe-only": bool(namespace.ft_observe_only),
@@ -156,6 +161,7 @@ def read_ft_options(namespace: argparse.Namespace) -> ResolvedOptions:
         log_max_bytes=ours["ft-log-max-bytes"],
         max_no_progress_cycles=ours["ft-max-no-progress-cycles"],
         no_restart_exit_code=ours["ft-no-restart-exit-code"],
+        stopped_exit_code=ours["ft-stopped-exit-code"],
         startup_timeout=ours["ft-startup-timeout"],
         exit_timeout=ours["ft-exit-timeout"],
         observe_only=ours["ft-observe-only"],

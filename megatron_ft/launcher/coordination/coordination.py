@@ -52,6 +52,10 @@ class Coordination:
         """This launcher's job is over."""
         self.on_collect: Callable[[], None] = lambda: None
         """A rank hangs somewhere in the job: the ranks of this node are to be looked at."""
+        self.on_begin: Callable[[Held], None] = lambda held: None
+        """A cycle begins in which this node has a place."""
+        self.on_verdict: Callable[[m.Verdict], None] = lambda verdict: None
+        """It has ended, and why."""
         self._open_store = open_store
         self._reactor = reactor
         self._say = say
@@ -193,11 +197,13 @@ class Coordination:
             case edge.Begin(held):
                 self.begun, self.end, self.verdict, self._told = held, None, None, None
                 self.is_cut_off = False
+                self.on_begin(held)
             case edge.EndRanks(end):
                 self.end, self.is_cut_off = end, not self.member.is_led
             case edge.Conclude(verdict):
                 if self.begun is not None and verdict.cycle == self.begun.decision.cycle:
                     self.verdict = verdict
+                    self.on_verdict(verdict)
             case edge.LookAtRanks():
                 self.on_collect()
             case edge.Say(text):

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from torch.distributed.launcher.api import LaunchConfig
 
 from megatron_ft.core.job.member import Identity
+from megatron_ft.core.job.progress import Advance
 from megatron_ft.ipc.net.secret import read_secret
 from megatron_ft.ipc.net.tcp import parse_address
 from megatron_ft.launcher.coordination import rendezvous
@@ -30,8 +31,10 @@ _HERE = "this process"
 
 
 @contextlib.contextmanager
-def joined(node: Node, place: MeetingPlace, config: LaunchConfig) -> Iterator[Coordination]:
+def joined(node: Node, place: MeetingPlace, config: LaunchConfig, *, before: Advance) -> Iterator[Coordination]:
     """Be a member of the job, and have torch's agent meet by what the coordinator decides.
+
+    ``before`` is how far earlier lives of the job have got.
 
     Raises:
         ConfigError: the secret or the endpoint can't be used.
@@ -40,9 +43,9 @@ def joined(node: Node, place: MeetingPlace, config: LaunchConfig) -> Iterator[Co
     here = node.blocking(lambda: own_host(config.local_addr, endpoint))
     store, host = RankStore(here, address=place.ranks_store), None
     if place.kind is Kind.COORDINATED:
-        coordination, host = _with_others(node, place, store, here)
+        coordination, host = _with_others(node, place, store, here, before)
     else:
-        coordination = _alone(node, place, store if place.kind is Kind.ALONE else None)
+        coordination = _alone(node, place, store if place.kind is Kind.ALONE else None, before)
     if place.kind is not Kind.TORCH:
         rendezvous.register(config, coordination=coordination, store=store)
     coordination.start()
@@ -55,9 +58,9 @@ def joined(node: Node, place: MeetingPlace, config: LaunchConfig) -> Iterator[Co
             host.close()
 
 
-def _alone(node: Node, place: MeetingPlace, store: RankStore | None) -> Coordination:
+def _alone(node: Node, place: MeetingPlace, store: RankStore | None, before: Advance) -> Coordination:
     coordination = Coordination(
-        _identity(place, _HERE, (_HERE,)),
+        _identity(place, _HERE, (_HERE,), before),
         transport=lambda listener: InProcess(node.reactor, listener),
         open_store=(lambda: "") if store is None else store.open,
         reactor=node.reactor,
@@ -67,7 +70,9 @@ def _alone(node: Node, place: MeetingPlace, store: RankStore | None) -> Coordina
     return coordination
 
 
-def _with_others(node: Node, place: MeetingPlace, store: RankStore, here: str) -> tuple[Coordination, Host]:
+def _with_others(
+    node: Node, place: MeetingPlace, store: RankStore, here: str, before: Advance
+) -> tuple[Coordination, Host]:
     secret = read_secret(os.environ)
     listener, name, is_founder = node.blocking(lambda: _socket(place, here))
     host = Host(
@@ -81,8 +86,9 @@ def _with_others(node: Node, place: MeetingPlace, store: RankStore, here: str) -
         say=node.say,
         gave_up=lambda text: coordination.gave_up(text),
     )
+    endpoints = (host.address, *place.endpoints[1:]) if is_founder else place.endpoints
     coordination = Coordination(
-        _identity(place, host.address, (host.address, *place.endpoints[1:]) if is_founder else place.endpoints),
+        _identity(place, host.address, endpoints, before),
         transport=lambda listener: Sockets(node.reactor, secret, listener),
         open_store=store.open,
         reactor=node.reactor,
@@ -110,7 +116,7 @@ def _socket(place: MeetingPlace, here: str) -> tuple[socket.socket, str, bool]:
     return listener, here, False
 
 
-def _identity(place: MeetingPlace, address: str, endpoints: tuple[str, ...]) -> Identity:
+def _identity(place: MeetingPlace, address: str, endpoints: tuple[str, ...], before: Advance) -> Identity:
     return Identity(
         job=place.job,
         rules=place.rules,
@@ -119,4 +125,5 @@ def _identity(place: MeetingPlace, address: str, endpoints: tuple[str, ...]) -> 
         address=address,
         endpoints=endpoints,
         rank=place.rank,
+        before=before,
     )

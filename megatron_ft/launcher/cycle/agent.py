@@ -76,7 +76,7 @@ class FaultTolerantAgent(LocalElasticAgent):
             raise
         except BaseException as error:
             # whatever it is: the others are to know at once, and why
-            self._say_goodbye(Goodbye(f"its launcher failed: {lines.in_one_line(error)}"))
+            self._say_goodbye(Goodbye(f"its launcher failed: {lines.in_one_line(error)}", failed=True))
             raise
 
     def _join(self) -> None:

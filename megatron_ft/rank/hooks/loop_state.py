@@ -12,6 +12,7 @@ __all__ = [
     "GlobalState",
     "LoopConfig",
     "TrainState",
+    "TrainingConfig",
     "configured_warmup",
 ]
 
@@ -45,12 +46,21 @@ class FaultToleranceSettings:
 
 
 @dataclass(kw_only=True)
+class TrainingConfig:
+    """How long the loop trains."""
+
+    train_iters: int | None = None
+    """It is finished after so many iterations; None: nobody says when."""
+
+
+@dataclass(kw_only=True)
 class LoopConfig:
     """The part of a training configuration that matters here."""
 
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     ft: FaultToleranceSettings | None = None
     """None: every hook is a no-op."""
+    train: TrainingConfig = field(default_factory=TrainingConfig)
 
 
 @dataclass(kw_only=True)
@@ -86,10 +96,17 @@ class GlobalState:
     fault_tolerance_state: FaultToleranceState = field(default_factory=FaultToleranceState)
 
     @staticmethod
-    def create(*, save: str | None, async_save: bool = False, ft: FaultToleranceSettings | None) -> GlobalState:
+    def create(
+        *,
+        save: str | None,
+        async_save: bool = False,
+        ft: FaultToleranceSettings | None,
+        train_iters: int | None = None,
+    ) -> GlobalState:
         """A state with its configuration inside (``state.cfg``), for ``setup(state.cfg, state)``."""
         checkpoint = CheckpointConfig(save=save, async_save=async_save)
-        return GlobalState(cfg=LoopConfig(checkpoint=checkpoint, ft=ft), train_state=TrainState())
+        config = LoopConfig(checkpoint=checkpoint, ft=ft, train=TrainingConfig(train_iters=train_iters))
+        return GlobalState(cfg=config, train_state=TrainState())
 
 
 def configured_warmup(config: Any) -> int | None:

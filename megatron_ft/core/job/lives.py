@@ -1,0 +1,204 @@
+"""The lives of a job: one record from each start by a scheduler to its end, for scripts and for the next life. Pure.
+
+``result.json`` in the log directory holds them. What a job has reached, and which nodes have failed it, is carried from
+life to life through it. Times are texts, UTC.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from megatron_ft.core.diagnosis.exits import CauseKind
+from megatron_ft.core.errors import ProtocolError
+from megatron_ft.core.job.codec import read
+from megatron_ft.core.job.messages import Verdict
+from megatron_ft.core.job.progress import Advance
+from megatron_ft.core.job.restart_policy import Outcome
+
+__all__ = ["Ending", "Fault", "FaultKind", "Life", "Lives", "fault_of"]
+
+VERSION = 1
+_MOST_LIVES = 200
+_MOST_FAULTS = 100
+_LONGEST_TEXT = 500
+_REPEATS = 2
+_WITHOUT_A_WORD = "it ended without a word: its processes were killed, or their machine was lost"
+
+
+class Ending(enum.Enum):
+    """How a life ended."""
+
+    RUNNING = "running"
+    """It hasn't; or nobody was left to say how."""
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    """On request, with more to train."""
+    FAILED = "failed"
+    NO_PROGRESS = "no_progress"
+    MISTAKE = "mistake"
+    """Of the user: no rank was started."""
+    LOST = "lost"
+    """It could go on from its last checkpoint, but not from where it was."""
+
+
+class FaultKind(enum.Enum):
+    """What a node did to a cycle."""
+
+    LOST = "lost"
+    """Its launcher or its machine was gone."""
+    LEFT = "left"
+    """It was excluded, or couldn't end its ranks."""
+    RANK = "rank"
+    """One of its ranks crashed, was killed or hung: the script may be to blame."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """The end of a cycle that was one node's. ``advanced``: the cycle had got further than those before it."""
+
+    node: str
+    cycle: int
+    kind: FaultKind
+    text: str
+    advanced: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Life:
+    """One. ``life`` counts from 1; ``iteration`` is the last that was begun, -1 where none was told.
+
+    Args:
+        job: what tells the job from others: ``--rdzv-id`` and what the scheduler says.
+        command: what the ranks run; what was reached is carried on only from lives that ran the same.
+        restarts: used in this life.
+        exit_code: of the launchers; None while it runs, and where nobody could say it.
+        resumed: the furthest iteration that a cycle went on from.
+        stalled: so many failed cycles in a row, those of earlier lives included, have got no further.
+    """
+
+    life: int = 0
+    job: str
+    command: tuple[str, ...] = ()
+    outcome: Ending = Ending.RUNNING
+    exit_code: int | None = None
+    cause: str = ""
+    began: str = ""
+    ended: str = ""
+    nodes: int = 0
+    cycles: int = 0
+    restarts: int = 0
+    iteration: int = -1
+    resumed: int = -1
+    stalled: int = 0
+    faults: tuple[Fault, ...] = ()
+
+    @property
+    def advance(self) -> Advance:
+        """How far the job had got when this was written."""
+        return Advance(self.resumed, self.iteration, self.stalled)
+
+
+def fault_of(verdict: Verdict) -> Fault | None:
+    """The fault of the node that ended a cycle; None where no node did, or it was only asked to stop."""
+    if verdict.node is None or not verdict.name:
+        return None
+    if verdict.outcome is Outcome.MEMBERSHIP:
+        kind = FaultKind.LEFT
+    elif verdict.outcome is not Outcome.FAILED or verdict.kind is CauseKind.REQUEST:
+        return None
+    else:
+        kind = FaultKind.LOST if verdict.kind is CauseKind.MEMBERSHIP else FaultKind.RANK
+    return Fault(node=verdict.name, cycle=verdict.cycle, kind=kind, text=verdict.text[:_LONGEST_TEXT])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lives:
+    """All lives of a job, oldest first."""
+
+    lives: tuple[Life, ...] = ()
+
+    @staticmethod
+    def parse(text: str | bytes) -> Lives:
+        """What was written.
+
+        Raises:
+            ValueError: it isn't that.
+        """
+        try:
+            document = json.loads(text)
+            if not isinstance(document, dict) or document.get("version") != VERSION:
+                raise ValueError(f"no result of version {VERSION}")
+            return read(Lives, document)
+        except (ProtocolError, RecursionError) as error:
+            raise ValueError(str(error)) from None
+
+    def to_text(self) -> str:
+        """What is written: a reader finds every field, and bad nodes on top."""
+        lives = [_plain(dataclasses.asdict(life)) for life in self.lives]
+        document = {"version": VERSION, "bad_nodes": self.bad_nodes(), "lives": lives}
+        return json.dumps(document, indent=1) + "\n"
+
+    def bad_nodes(self) -> dict[str, str]:
+        """By name, and why: lost, left out, or again and again the place where a job failed that got on elsewhere.
+
+        A rank that fails says little of its node where the job didn't get on: that may be the script.
+        """
+        found: dict[str, str] = {}
+        repeats: dict[str, int] = {}
+        for fault in (fault for life in self.lives for fault in life.faults):
+            if fault.kind is not FaultKind.RANK:
+                found[fault.node] = fault.text
+            elif fault.advanced:
+                repeats[fault.node] = count = repeats.get(fault.node, 0) + 1
+                if count >= _REPEATS:
+                    found.setdefault(fault.node, f"{count} times: {fault.text}")
+        return found
+
+    def advance(self, command: Sequence[str]) -> Advance:
+        """What a new life that runs this begins with. Who starts again what had ended for good has mended something."""
+        last = self.lives[-1] if self.lives else None
+        if last is None or last.command != tuple(command):
+            return Advance()
+        return Advance() if last.outcome in (Ending.FINISHED, Ending.NO_PROGRESS) else last.advance
+
+    def begun(self, life: Life) -> Lives:
+        """With another life. The one before ended without a word, if it hasn't said one."""
+        lives = [
+            replace(each, outcome=Ending.LOST, cause=_WITHOUT_A_WORD) if each.outcome is Ending.RUNNING else each
+            for each in self.lives
+        ]
+        number = lives[-1].life + 1 if lives else 1
+        return Lives(lives=(*lives, replace(life, life=number))[-_MOST_LIVES:])
+
+    def updated(self, life: Life) -> Lives:
+        """With the news of the last life, from whichever launcher tells them."""
+        last = self.lives[-1] if self.lives else None
+        if last is None or last.job != life.job:
+            return self.begun(life)
+        faults = _merged(last.faults, life.faults)
+        more = replace(life, life=last.life, began=last.began, command=last.command, faults=faults)
+        return Lives(lives=(*self.lives[:-1], more))
+
+    def ended(self, life: Life, *, is_first: bool) -> Lives:
+        """With the end of the last life. Of several launchers, only the first one's word replaces another."""
+        last = self.lives[-1] if self.lives else None
+        is_told = last is not None and last.job == life.job and last.outcome is not Ending.RUNNING
+        return self if is_told and not is_first else self.updated(life)
+
+
+def _merged(*told: Iterable[Fault]) -> tuple[Fault, ...]:
+    faults = {(fault.cycle, fault.node): fault for each in told for fault in each}
+    return tuple(faults.values())[-_MOST_FAULTS:]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, tuple | list) else value

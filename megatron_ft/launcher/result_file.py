@@ -1,0 +1,140 @@
+"""``LOG_DIR/result.json``: what this life of the job has come to, written whole, for scripts and for the next life.
+
+The launcher at place 0 writes it when a cycle begins and at the end; where that one is lost, one of the next places
+does. Nobody waits for it: the event log's thread reads and writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from megatron_ft.core.job.lives import Ending, Fault, Life, Lives, fault_of
+from megatron_ft.core.job.messages import Verdict
+from megatron_ft.core.job.progress import Advance
+from megatron_ft.core.job.roll import Decision, Held, Kind
+from megatron_ft.ipc.files.atomic_write import write_whole
+from megatron_ft.ipc.files.event_log import EventLog
+from megatron_ft.launcher.base import logs
+
+__all__ = ["RESULT", "End", "ResultFile", "read_lives"]
+
+RESULT = "result.json"
+_READ_S = 2.0
+_TELLERS = 8
+"""So many of the lowest places tell the end, if no lower one has."""
+
+
+@dataclass(frozen=True)
+class End:
+    """How the job has ended for this launcher. ``ending`` is None where it isn't this launcher's to say."""
+
+    code: int
+    ending: Ending | None = None
+    cause: str = ""
+
+
+def read_lives(log_dir: str | None) -> Lives:
+    """The job's lives so far; none where they can't be read, or not soon."""
+    if log_dir is None:
+        return Lives()
+    return logs.call(lambda: _read(os.path.join(log_dir, RESULT)), Lives(), bound_s=_READ_S)
+
+
+class ResultFile:
+    """This life's record, as far as this launcher knows.
+
+    Args:
+        log_dir: None: nothing is written.
+        is_first: the launcher that speaks for the job as long as no cycle has begun.
+    """
+
+    def __init__(
+        self, log: EventLog, log_dir: str | None, *, job: str, command: Sequence[str], is_first: bool, before: Advance
+    ) -> None:
+        self._log = log
+        self._path = None if log_dir is None else os.path.join(log_dir, RESULT)
+        self._life = _reached(Life(job=job, command=tuple(command), began=_now()), before)
+        self._place = 0 if is_first else None
+        self._began: Decision | None = None
+
+    def begun(self, held: Held) -> None:
+        """A cycle begins in which this node has a place."""
+        decision = held.decision
+        life = replace(
+            self._life,
+            nodes=decision.world,
+            cycles=decision.cycle + 1,
+            restarts=decision.restarts,
+            faults=self._faults(decision),
+        )
+        self._life, self._place, self._began = _reached(life, decision.advance), held.place, decision
+        if held.place == 0:
+            life = self._life
+            self._change(lambda lives: lives.begun(life) if decision.cycle == 0 else lives.updated(life))
+
+    def concluded(self, verdict: Verdict) -> None:
+        """A cycle has ended."""
+        fault = fault_of(verdict)
+        if fault is not None:
+            self._life = replace(self._life, faults=(*self._life.faults, fault))
+
+    def ended(self, end: End, *, decided: Decision | None, iteration: int | None) -> None:
+        """The job has ended. ``decided`` is the last decision that this launcher knows, ``iteration`` its ranks'."""
+        place, ending = self._place, end.ending
+        if ending is None or place is None or place >= _TELLERS:
+            return
+        life = replace(self._life, outcome=ending, exit_code=end.code, cause=end.cause, ended=_now())
+        if decided is not None and decided.kind is Kind.END:
+            life = _reached(replace(life, faults=self._faults(decided)), decided.advance)
+        life = replace(life, iteration=max(life.iteration, -1 if iteration is None else iteration))
+        self._change(lambda lives: lives.ended(life, is_first=place == 0))
+
+    def _faults(self, decision: Decision) -> tuple[Fault, ...]:
+        """With what the next decision says of the cycle before it: whether it had got further."""
+        before, faults = self._began, self._life.faults
+        if before is None or decision.advance.last <= before.advance.last:
+            return faults
+        return tuple(replace(each, advanced=True) if each.cycle == before.cycle else each for each in faults)
+
+    def _change(self, change: Callable[[Lives], Lives]) -> None:
+        if self._path is not None:
+            self._log.do(functools.partial(_rewrite, self._path, change))
+
+
+def _reached(life: Life, advance: Advance) -> Life:
+    return replace(life, iteration=advance.last, resumed=advance.first, stalled=advance.stalled)
+
+
+def _rewrite(path: str, change: Callable[[Lives], Lives]) -> None:
+    lives = _read(path)
+    changed = change(lives)
+    if changed is lives:
+        return
+    try:
+        write_whole(path, changed.to_text(), fsync=True, mode=0o644)
+    except OSError as error:
+        print(f"megatron_ft: {path} can't be written: {error.strerror}", file=sys.stderr)
+
+
+def _read(path: str) -> Lives:
+    try:
+        with open(path, "rb") as file:
+            return Lives.parse(file.read())
+    except FileNotFoundError:
+        return Lives()
+    except (OSError, ValueError) as error:
+        aside = f"{path}.unreadable"
+        with contextlib.suppress(OSError):
+            os.replace(path, aside)
+        print(f"megatron_ft: {path} can't be read ({error}); it is {aside} now", file=sys.stderr)
+        return Lives()
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -1,0 +1,145 @@
+"""What ``result.json`` holds: one record for each life of a job, and what the next life takes from them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from megatron_ft.core.diagnosis.exits import CauseKind
+from megatron_ft.core.job.lives import Ending, Fault, FaultKind, Life, Lives, fault_of
+from megatron_ft.core.job.messages import Verdict
+from megatron_ft.core.job.progress import Advance, Reached, furthest
+from megatron_ft.core.job.restart_policy import Action, Outcome
+
+COMMAND = ("python", "train.py")
+LIFE = Life(job="job-1", command=COMMAND, began="2026-01-01T00:00:00Z", nodes=2, cycles=1)
+
+
+def a_verdict(**changes: object) -> Verdict:
+    base = Verdict(
+        cycle=3,
+        outcome=Outcome.FAILED,
+        text="rank 5 exited with code 7",
+        action=Action.RESTART,
+        restarts_left=2,
+        kind=CauseKind.CRASH,
+        node=1,
+        name="b",
+        nodes=2,
+    )
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def a_fault(node: str, cycle: int, kind: FaultKind = FaultKind.RANK, **more: bool) -> Fault:
+    return Fault(node=node, cycle=cycle, kind=kind, text=f"cycle {cycle}", **more)
+
+
+def test_it_is_read_as_it_was_written() -> None:
+    life = replace(LIFE, outcome=Ending.FAILED, exit_code=1, faults=(a_fault("b", 3), a_fault("c", 4, FaultKind.LOST)))
+    lives = Lives().begun(life)
+    assert Lives.parse(lives.to_text()) == lives
+    document = json.loads(lives.to_text())
+    assert document["bad_nodes"] == {"c": "cycle 4"}
+    assert document["lives"][0]["outcome"] == "failed"
+    assert document["lives"][0]["life"] == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", '{"version": 2, "lives": []}', '{"version": 1, "lives": [{}]}', '{"version":1,"lives":7}', "[" * 9**6],
+)
+def test_what_it_never_was_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        Lives.parse(text)
+
+
+def test_a_life_that_ended_without_a_word_is_told_by_the_next() -> None:
+    lives = Lives().begun(LIFE).begun(LIFE)
+    assert [(life.life, life.outcome) for life in lives.lives] == [(1, Ending.LOST), (2, Ending.RUNNING)]
+    assert "without a word" in lives.lives[0].cause
+
+
+def test_another_launcher_goes_on_with_the_record_and_keeps_its_faults() -> None:
+    lives = Lives().begun(replace(LIFE, faults=(a_fault("a", 0), a_fault("b", 1))))
+    later = replace(
+        LIFE, began="2026-01-01T01:00:00Z", cycles=3, faults=(a_fault("b", 1, advanced=True), a_fault("c", 2))
+    )
+    (life,) = lives.updated(later).lives
+    assert (life.began, life.cycles, life.life) == (LIFE.began, 3, 1)
+    assert [(fault.node, fault.advanced) for fault in life.faults] == [("a", False), ("b", True), ("c", False)]
+
+
+def test_only_the_first_launcher_replaces_what_was_told_of_the_end() -> None:
+    stopped = replace(LIFE, outcome=Ending.STOPPED, exit_code=0)
+    failed = replace(LIFE, outcome=Ending.FAILED, exit_code=1)
+    lives = Lives().begun(LIFE).ended(failed, is_first=False)
+    assert lives.lives[-1].outcome is Ending.FAILED
+    assert lives.ended(stopped, is_first=False) is lives
+    assert lives.ended(stopped, is_first=True).lives[-1].outcome is Ending.STOPPED
+
+
+def test_the_end_of_another_job_is_a_life_of_its_own() -> None:
+    lives = Lives().begun(LIFE).ended(replace(LIFE, job="job-2", outcome=Ending.LOST), is_first=False)
+    assert [life.job for life in lives.lives] == ["job-1", "job-2"]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "carried"),
+    [
+        (Ending.FAILED, True),
+        (Ending.LOST, True),
+        (Ending.STOPPED, True),
+        (Ending.RUNNING, True),
+        (Ending.FINISHED, False),
+        (Ending.NO_PROGRESS, False),
+    ],
+)
+def test_what_was_reached_is_carried_on_unless_that_was_the_end(outcome: Ending, carried: bool) -> None:
+    lives = Lives().begun(replace(LIFE, outcome=outcome, resumed=10, iteration=25, stalled=2))
+    assert lives.advance(COMMAND) == (Advance(10, 25, 2) if carried else Advance())
+    assert lives.advance(("python", "other.py")) == Advance()
+
+
+def test_failures_at_the_same_place_add_up_over_lives() -> None:
+    lives, advance, counts = Lives(), Advance(), []
+    for _ in range(3):
+        advance = lives.advance(COMMAND)
+        for _ in range(3):
+            advance = advance.after(Reached(first=0, last=3))
+        counts.append(advance.stalled)
+        lives = lives.begun(replace(LIFE, outcome=Ending.FAILED, resumed=0, iteration=3, stalled=advance.stalled))
+    assert counts == [2, 5, 8]
+
+
+def test_whoever_knows_most_is_believed() -> None:
+    assert furthest([]) == Advance()
+    assert furthest([Advance(), Advance(5, 20, 1), Advance(0, 20, 9), Advance(5, 20, 2)]) == Advance(5, 20, 2)
+
+
+def test_the_fault_is_that_of_the_node_that_the_verdict_names() -> None:
+    assert fault_of(a_verdict()) == Fault(node="b", cycle=3, kind=FaultKind.RANK, text="rank 5 exited with code 7")
+    lost = fault_of(a_verdict(kind=CauseKind.MEMBERSHIP, text="its launcher has ended"))
+    assert lost is not None
+    assert lost.kind is FaultKind.LOST
+    left = fault_of(a_verdict(outcome=Outcome.MEMBERSHIP, kind=CauseKind.MEMBERSHIP))
+    assert left is not None
+    assert left.kind is FaultKind.LEFT
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"node": None}, {"kind": CauseKind.REQUEST}, {"outcome": Outcome.STOPPED}, {"outcome": Outcome.SUCCEEDED}],
+)
+def test_nobody_is_blamed_for_what_was_asked_for(changes: dict[str, object]) -> None:
+    assert fault_of(a_verdict(**changes)) is None
+
+
+def test_a_node_is_bad_if_it_was_lost_or_failed_again_in_a_job_that_got_on() -> None:
+    script = [a_fault("b", cycle) for cycle in range(5)]
+    assert Lives().begun(replace(LIFE, faults=tuple(script))).bad_nodes() == {}
+    once = Lives().begun(replace(LIFE, faults=(a_fault("b", 1, advanced=True),)))
+    assert once.bad_nodes() == {}
+    twice = once.begun(replace(LIFE, faults=(a_fault("b", 0, advanced=True), a_fault("d", 1, FaultKind.LEFT))))
+    assert twice.bad_nodes() == {"b": "2 times: cycle 0", "d": "cycle 1"}
