@@ -230,7 +230,7 @@ class Node:
         if self.signals.received:
             number = self.signals.received[0]
             self.tell_asked_to_stop(ranks=0)
-            raise SignalException(f"asked to stop by {number.name}", sigval=number)
+            raise SignalException(f"received {number.name}", sigval=number)
 
     def tell_asked_to_stop(self, *, ranks: int) -> None:
         """Say once that the launcher was asked to stop, and how many ranks that goes to."""

@@ -40,7 +40,7 @@ class Outcome:
 
 _HANG = (
     r"rank {rank}( \(\w+\))? hung |"
-    r"a hang, seen first on rank \d+, .*the evidence doesn't tell who began it: .*rank {rank}\b"
+    r"hang detected \(first on rank \d+: .*root cause undetermined; candidates: .*rank {rank}\b"
 )
 FAULTS: dict[str, tuple[str, str]] = {
     # by the rank itself
@@ -73,8 +73,8 @@ _BETWEEN = ("server_killed", "server_stopped", "launcher_term", "launcher_int", 
 """What can happen while there is no rank that waits for it: at the rendezvous."""
 HOSTS = 3
 _LOST_HOST = (
-    r".*(is lost|its launcher was not heard of|lost its connection|, which another rank's end leads to)|"
-    r"a hang, seen first on rank \d+, .*the evidence doesn't tell who began it: .*\brank {rank} of which nothing "
+    r".*(is lost|no message from its launcher|lost its connection|, likely a consequence of another rank's exit)|"
+    r"hang detected \(first on rank \d+: .*root cause undetermined; candidates: .*\brank {rank} of which nothing "
 )
 """The ranks of the others may see it, or wait for too long, before it can be known to be lost, which is told then."""
 HOST_FAULTS: dict[str, tuple[str, str]] = {

@@ -60,7 +60,7 @@ class Job:
         for rank, node in enumerate(self.nodes):
             trains(node, 0, rank=rank, world=3)
         self.start()
-        self.nodes[3].wait_for("standing by for the next restart: 3 nodes run without this one")
+        self.nodes[3].wait_for("on standby for the next restart: 3 nodes run without this one")
 
 
 def trains(node: Launched, cycle: int, *, rank: int, world: int, timeout_s: float = 60.0) -> float:
@@ -89,7 +89,7 @@ def test_coordinator_is_killed_and_no_cycle_ends(launcher: Launcher) -> None:
     pid = coordinator_of(job.nodes[0])
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
-    job.nodes[0].wait_for(r"the coordinator at 127\.0\.0\.1:\d+ ended .*SIGKILL.*; another takes its place")
+    job.nodes[0].wait_for(r"the coordinator at 127\.0\.0\.1:\d+ ended .*SIGKILL.*; another one takes over")
     wait_until(lambda: coordinator_of(job.nodes[0]) not in (None, pid), 20)
     # the new one is told all that the old one knew, whether that is before the failure or with it
     (launcher.directory / "fail-0-1").touch()
@@ -109,7 +109,7 @@ def test_launcher_of_the_coordinator_is_killed_and_a_spare_has_its_place(launche
     again_s = trains(spare, 1, rank=0, world=3)
     for rank, node in enumerate(others, start=1):
         trains(node, 1, rank=rank, world=3)
-        assert re.search(r"cycle 0 ended: node 0 \(.+\): its launcher has ended; restarting as cycle 1", node.err)
+        assert re.search(r"cycle 0 ended: node 0 \(.+\): its launcher exited; restarting as cycle 1", node.err)
     print(f"launcher killed to first step on a spare: {again_s - killed_s:.2f} s")
     assert again_s - killed_s < TRAINS_AGAIN_S
     first.process.wait()
@@ -128,7 +128,7 @@ def test_host_of_the_coordinator_is_lost_and_the_others_go_on(launcher: Launcher
     again_s = trains(spare, 1, rank=0, world=3)
     for rank, node in enumerate(others, start=1):
         trains(node, 1, rank=rank, world=3)
-        assert re.search(r"cycle 0 ended: node 0: its launcher was not heard of for . s; restarting", node.err)
+        assert re.search(r"cycle 0 ended: node 0: no message from its launcher for . s; restarting", node.err)
     print(f"host of the coordinator powered off to first step on a spare: {again_s - off_s:.2f} s")
     finish(launcher, [*others, spare])
 
@@ -160,7 +160,7 @@ def test_host_that_is_cut_off_ends_its_ranks_and_stands_by_when_it_is_back(launc
     assert overlap_s < CUT_OFF_S + LATE_S
     assert ended_at(third, 0) - cut_s < NOTICED_S + CUT_OFF_S + LATE_S
     hosts.heal(3)
-    third.wait_for("standing by for the next restart: 2 nodes run without this one")
+    third.wait_for("on standby for the next restart: 2 nodes run without this one")
     (launcher.directory / "fail-1-0").touch()
     for rank, node in enumerate(job.nodes):
         trains(node, 2, rank=rank, world=3)

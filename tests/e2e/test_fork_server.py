@@ -123,7 +123,7 @@ def test_a_script_that_kills_its_process_while_it_runs_ahead(launcher: Launcher,
     finished = launched.wait()
     assert finished.code == 1
     assert finished.out == "here\n" * 2
-    assert "the fork server ended (SIGSEGV), which hurts no rank; a new one is started" in finished.lines
+    assert "the fork server ended (SIGSEGV); ranks are not affected; starting a new one" in finished.lines
 
 
 EDITED = """
@@ -175,7 +175,7 @@ def test_own_files_that_change_between_cycles_are_run_anew(launcher: Launcher) -
         *("script 2 part 22 settings 2", "2 True []"),
         *("script 2 part 22 settings 2", "3 True ['new']"),
     ]
-    changed = re.findall(r"(\S+) has changed: the script is run ahead again", finished.err)
+    changed = re.findall(r"(\S+) changed: running the script ahead again", finished.err)
     assert changed == [str(script), str(directory / "checkpoint"), str(directory / "data")]
     assert fork_points(launched) == ["script.py:6 (reads FT_CYCLE)"]
 
@@ -295,7 +295,7 @@ def test_a_server_that_is_ended_or_stopped_is_replaced(launcher: Launcher, how: 
     assert finished.code == 0, finished.err
     assert "ready 1 1 forked True" in finished.out
     assert "ready 1 2" in finished.out
-    assert "the fork server ended (SIGKILL), which hurts no rank; a new one is started" in finished.lines
+    assert "the fork server ended (SIGKILL); ranks are not affected; starting a new one" in finished.lines
 
 
 def test_a_server_that_waits_hears_no_signal(launcher: Launcher) -> None:

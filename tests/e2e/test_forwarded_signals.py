@@ -40,9 +40,9 @@ os.waitpid(child, 0)
     assert finished.code == 0
     assert "child" not in finished.out
     assert finished.lines[1:] == [
-        "SIGUSR1 passed on to 2 ranks",
-        "SIGUSR2 passed on to 2 ranks",
-        "SIGUSR1 passed on to 2 ranks",
+        "SIGUSR1 forwarded to 2 ranks",
+        "SIGUSR2 forwarded to 2 ranks",
+        "SIGUSR1 forwarded to 2 ranks",
         "all ranks finished after 1 cycle",
     ]
     assert [e["signal"] for e in launched.events("signal_forwarded")] == ["SIGUSR1", "SIGUSR2", "SIGUSR1"]
@@ -64,7 +64,7 @@ sys.exit(3 if CYCLE == 0 and RANK == 0 else 0)
     (launched.directory / "go").touch()
     finished = launched.wait()
     assert finished.code == 0
-    assert finished.lines[1] == "SIGUSR1 passed on to 1 rank, not to local rank 1, which has no handler for it (yet)"
+    assert finished.lines[1] == "SIGUSR1 forwarded to 1 rank, local rank 1 has no handler for it (yet)"
     # an end after it isn't taken for one of our making
     assert [e["by_us"] for e in launched.events("rank_exited") if (e["cycle"], e["rank"]) == (0, 0)] == [False]
     assert finished.lines[2].startswith("cycle 0 ended: rank 0 exited with code 3; restarting")

@@ -32,6 +32,6 @@ def test_ranks_that_are_left_go_on_in_their_processes(launcher: Launcher, tmp_pa
         assert re.search(rf"^finished at iteration 30, weight {1 - 0.9**30:.4f}", finished.out, re.MULTILINE)
     for finished in ended:
         assert "cycle 1" not in finished.err
-        assert "going on with 2 good nodes of at least 2" in finished.err
+        assert "continuing with 2 healthy nodes, at least 2 required" in finished.err
     # the monitors saw two lives of the survivors, and one of the other
     assert sorted(len(node.events("attached", role="monitor")) for node in nodes) == [1, 2, 2]

@@ -63,7 +63,7 @@ def saved_at(finished: Finished) -> int:
     assert finished.code == 0, finished.out + finished.err
     (iteration,) = re.findall(LAST, finished.out, re.MULTILINE)
     assert finished.out.count(f"saved checkpoint at iteration {int(iteration):7d} ") == 1
-    assert finished.lines[-1] == "cycle 0 ended: stopped by SIGTERM, all ranks ended with 0; not restarting"
+    assert finished.lines[-1] == "cycle 0 ended: stopped by SIGTERM, all ranks exited with 0; not restarting"
     return int(iteration)
 
 
@@ -125,7 +125,7 @@ def test_in_setup_and_in_a_restart_there_is_nothing_new_to_save(launcher: Launch
     restarting.wait_for("restarting as cycle 1")
     finished = asked_to_end(restarting)
     assert finished.code == 1
-    assert "asked to stop by SIGTERM" in finished.err
+    assert "received SIGTERM" in finished.err
     assert not re.search(LAST, finished.out, re.MULTILINE)
     kept = job.last_iteration
     assert kept is not None

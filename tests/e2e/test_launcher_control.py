@@ -92,7 +92,7 @@ def test_excluded_node_of_min_healthy_disturbs_nobody(launcher: Launcher) -> Non
     nodes = start(launcher, "min-healthy", "ExcludeThisNode", nodes=3, nnodes="2:3", asking=1)
     assert nodes[1].wait().code == 0
     for other in (nodes[0], nodes[2]):
-        other.wait_for("is excluded: rank . asked for ExcludeThisNode: bad GPU; going on with 2 good nodes")
+        other.wait_for("is excluded: rank . asked for ExcludeThisNode: bad GPU; continuing with 2 healthy nodes")
     (launcher.directory / "flag-finish").touch()
     ended = wait_for_all(nodes)
     assert [finished.code for finished in ended] == [0, 0, 0]
@@ -104,8 +104,8 @@ def test_excluded_node_ends_the_job_where_too_few_are_left(launcher: Launcher, p
     nodes = start(launcher, policy, "ExcludeThisNode", nodes=2, nnodes="2", asking=1)
     ended = wait_for_all(nodes)
     assert [finished.code for finished in ended] == [1, 1]
-    assert ended_lines(ended[1]).endswith("this node leaves the job, which ends: 1 of at least 2 nodes left")
-    assert ended_lines(ended[0]).endswith("1 of at least 2 nodes left, giving up")
+    assert ended_lines(ended[1]).endswith("this node leaves the job, which ends: 1 node left, at least 2 required")
+    assert ended_lines(ended[0]).endswith("1 node left, at least 2 required, giving up")
 
 
 def test_continue_changes_nothing(launcher: Launcher) -> None:

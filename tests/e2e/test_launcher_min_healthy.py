@@ -76,7 +76,7 @@ def test_one_node_lost_of_three_disturbs_nobody_a_second_one_restarts_all(launch
     nodes = by_rank(start_three(launcher, "--max-restarts=1"))
     tell(launcher, "fail-0-1")
     for node in nodes:
-        node.wait_for("going on with 2 good nodes of at least 2")
+        node.wait_for("continuing with 2 healthy nodes, at least 2 required")
     pids = [(launcher.directory / f"pid-0-{rank}").read_text() for rank in (0, 2)]
     assert all(os.path.exists(f"/proc/{pid}") for pid in pids)
     assert [cycles_of(node) for node in nodes] == [["0"]] * 3
@@ -98,7 +98,9 @@ def test_one_node_lost_of_three_disturbs_nobody_a_second_one_restarts_all(launch
         told = "; ".join(rf"node {n} \(.*\) is unhealthy: rank {n} exited with code 7" for n in bad)
         for lines in lines_with(ended, f"^cycle {cycle} ended"):
             assert len(lines) == 1
-            assert re.fullmatch(f"cycle {cycle} ended: 1 good node of at least 2: {told}; {follows}", lines[0])
+            assert re.fullmatch(
+                f"cycle {cycle} ended: 1 healthy node, at least 2 required: {told}; {follows}", lines[0]
+            )
     # torch's table of failures is for nodes that had some
     assert ["FAILED" in finished.err for finished in wait_for_all(again)] == [True, True, False]
 
@@ -163,8 +165,8 @@ def test_late_node_disturbs_nobody_and_takes_part_in_the_next_cycle(launcher: La
         SCRIPT, *place, rendezvous_settings(is_host=False, last_call_s=1), script_args=[str(launcher.directory)]
     )
     late.wait_for("logs: ")
-    late.wait_for("standing by for the next restart: 1 node runs without this one")
-    first.wait_for(f"1 node stands by for the next restart: {socket.gethostname()}")
+    late.wait_for("on standby for the next restart: 1 node runs without this one")
+    first.wait_for(f"1 node on standby for the next restart: {socket.gethostname()}")
     assert cycles_of(first) == ["0"]
     tell(launcher, "fail-0-0")
     for node in (first, late):
@@ -182,10 +184,10 @@ def test_dead_launcher_and_frozen_launcher_are_lost(launcher: Launcher) -> None:
     others[0].process.kill()
     others[0].process.wait()
     for node in (host, *others[1:]):
-        node.wait_for(r"is lost: its launcher has ended; going on with 3 good nodes", timeout_s=20)
+        node.wait_for(r"is lost: its launcher exited; continuing with 3 healthy nodes", timeout_s=20)
         assert cycles_of(node) == ["0"]
     os.kill(others[1].process.pid, signal.SIGSTOP)
-    host.wait_for("cycle 0 ended: 2 good nodes of at least 3", timeout_s=20)
+    host.wait_for("cycle 0 ended: 2 healthy nodes, at least 3 required", timeout_s=20)
     os.kill(others[1].process.pid, signal.SIGCONT)
     for node in (host, *others[1:]):
         node.wait_for("^cycle 1 of . in 3")

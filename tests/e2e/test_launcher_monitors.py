@@ -83,7 +83,7 @@ forever()
     launched = launcher.start(script, *sections(1.0), script_args=[str(flag)])
     launched.wait_for("^lost$")
     os.kill(launched.monitor_pids()[0], signal.SIGKILL)
-    launched.wait_for(r"the monitor of rank 0 ended \(SIGKILL\); it is replaced")
+    launched.wait_for(r"the monitor of rank 0 ended \(SIGKILL\); replacing it")
     flag.touch()
     finished = launched.wait()
     assert "there" in finished.out, finished.err
@@ -232,7 +232,7 @@ forever()
     start = time.monotonic()
     (line,) = launched.wait_for(r"^\[ft_launcher\] (the monitor of rank 0 .*)")
     assert time.monotonic() - start < 4.5
-    assert line.endswith("; it is replaced")
+    assert line.endswith("; replacing it")
     assert ("was stopped" if how == signal.SIGSTOP else "ended (SIGKILL)") in line
     wait_until(lambda: set(launched.monitor_pids().values()) - {old} != set(), 10)
     assert read_stat(old) is None
@@ -264,7 +264,7 @@ sys.exit(3 if CYCLE == 0 else 0)
     launched.wait_for("^ready 0")
     (run_dir,) = Path(launched.temp_dir).glob("megatron_ft-*")
     shutil.rmtree(run_dir)
-    launched.wait_for(rf"^\[ft_launcher\] {run_dir} was removed, in which ranks find their monitors: it is made again$")
+    launched.wait_for(rf"^\[ft_launcher\] socket directory {run_dir} was deleted: recreated$")
     wait_until(lambda: {path.name for path in run_dir.iterdir()} == {"launcher.sock", "monitor-0.sock", "owner"}, 10)
     assert run_dir.stat().st_mode & 0o777 == 0o700
     (launched.directory / "go").touch()

@@ -50,8 +50,8 @@ def test_ranks_that_obey_make_exit_code_0(launcher: Launcher, name: str) -> None
         f"obeyed 0 {name}",
         f"obeyed 1 {name}",
     ]
-    assert finished.lines[1].startswith(f"asked to stop by {name}: passed on to 2 ranks, which may take 1800 s")
-    assert finished.lines[2] == f"cycle 0 ended: stopped by {name}, all ranks ended with 0; not restarting"
+    assert finished.lines[1].startswith(f"received {name}: forwarded to 2 ranks, waiting up to 1800 s")
+    assert finished.lines[2] == f"cycle 0 ended: stopped by {name}, all ranks exited with 0; not restarting"
     (ended,) = launched.events("cycle_ended")
     assert (ended["outcome"], ended["cause"]["kind"], ended["action"]) == ("stopped", "request", "give_up")
     assert "Traceback" not in finished.err
@@ -93,7 +93,7 @@ def test_second_request_kills_at_once(launcher: Launcher) -> None:
     assert ended_after(launched, signal.SIGINT) < QUICK_S
     finished = launched.wait()
     assert finished.code == 1
-    assert "asked again by SIGINT: killing the ranks" in finished.lines
+    assert "received SIGINT again: killing the ranks" in finished.lines
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
@@ -203,7 +203,7 @@ def test_request_in_the_first_rendezvous(launcher: Launcher) -> None:
     assert ended_after(launched, signal.SIGTERM) < QUICK_S
     finished = launched.wait()
     assert finished.code == 1
-    assert finished.lines == ["asked to stop by SIGTERM"]
+    assert finished.lines == ["received SIGTERM"]
 
 
 def test_request_between_two_cycles(launcher: Launcher) -> None:
@@ -216,7 +216,7 @@ def test_request_between_two_cycles(launcher: Launcher) -> None:
     finished = launched.wait()
     assert finished.code == 1  # no rank could end with 0
     assert finished.out.count("ready") == 1
-    assert finished.lines[-1] == "asked to stop by SIGTERM"
+    assert finished.lines[-1] == "received SIGTERM"
 
 
 def test_request_while_a_failed_cycle_is_stopped(launcher: Launcher) -> None:
@@ -237,7 +237,7 @@ sys.exit(5)
     finished = launched.wait()
     assert finished.code == 1
     assert finished.lines[1:] == [
-        "asked to stop by SIGTERM",
+        "received SIGTERM",
         "cycle 0 ended: rank 1 exited with code 5; not restarting",
     ]
 

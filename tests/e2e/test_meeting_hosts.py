@@ -105,7 +105,7 @@ def test_host_whose_processes_are_killed_is_soon_done_without(launcher: Launcher
     kill_all_of(lost)
     for node in others:
         node.wait_for("^cycle 1 of . in 2 on")
-        assert re.search(rf"node \d \({host}\) is lost: its launcher has ended", node.err)
+        assert re.search(rf"node \d \({host}\) is lost: its launcher exited", node.err)
     # torch: 15 s and 30 s; wanted is less than 2
     assert seconds_from(others, "rank_exited", "cycle_started", 0) < 5
     (launcher.directory / "finish").touch()
@@ -120,7 +120,7 @@ def test_host_that_vanishes_is_missed_even_if_no_rank_notices(launcher: Launcher
     for node in others:
         # the kernel says after 5 s that no packet is answered, the coordinator itself would after 6 s
         node.wait_for(
-            r"cycle 0 ended: node \d \(node3\): its launcher was not heard of for [56] s; restarting as cycle 1"
+            r"cycle 0 ended: node \d \(node3\): no message from its launcher for [56] s; restarting as cycle 1"
         )
         node.wait_for(r"waiting for 1 more node \(2 of 3 are here: node1, node2; lost in cycle 0: node3\)")
     # without it the round isn't complete; the user ends it

@@ -23,7 +23,7 @@ while not (WHERE / "finish").exists():
         sys.exit(7)
     time.sleep(0.02)
 """
-STANDS_BY = "standing by for the next restart: {} without this one"
+STANDS_BY = "on standby for the next restart: {} without this one"
 
 
 def start(launcher: Launcher, *options: str, is_host: bool, join_s: int = 600) -> Launched:
@@ -49,7 +49,7 @@ def starts_a_first_and_a_late_one(launcher: Launcher, *options: str, join_s: int
 def test_a_late_node_stands_by_until_the_next_restart(launcher: Launcher) -> None:
     first, late = starts_a_first_and_a_late_one(launcher)
     late.wait_for(STANDS_BY.format("1 node runs"))
-    first.wait_for(f"1 node stands by for the next restart: {socket.gethostname()}")
+    first.wait_for(f"1 node on standby for the next restart: {socket.gethostname()}")
     assert cycles_of(first) == ["0"]
     tell(launcher, "fail-0-0")
     for node in (first, late):
@@ -57,7 +57,7 @@ def test_a_late_node_stands_by_until_the_next_restart(launcher: Launcher) -> Non
     tell(launcher, "finish")
     assert [finished.code for finished in wait_for_all([first, late])] == [0, 0]
     assert (cycles_of(first), cycles_of(late)) == (["0", "1"], ["1"])
-    assert first.err.count("stands by for the next restart") == 1
+    assert first.err.count("on standby for the next restart") == 1
     assert [event["outcome"] for event in first.events("cycle_ended")] == ["failed", "succeeded"]
 
 
@@ -71,7 +71,7 @@ def test_on_request_it_is_used_at_once(launcher: Launcher, policy: str) -> None:
     first = nodes[0]
     assert "1 node waiting to join" in first.err
     assert "restarting as cycle 1, no restart used" in first.err
-    assert "stands by" not in first.err
+    assert "on standby" not in first.err
     assert first.events("cycle_ended")[0]["cause"]["kind"] == "membership"
 
 
@@ -84,7 +84,7 @@ def test_a_node_that_was_never_needed_ends_well_with_the_job(launcher: Launcher)
     tell(launcher, "finish")
     ended = wait_for_all([first, late])
     assert [finished.code for finished in ended] == [0, 0]
-    assert "the job ended without needing this node" in ended[1].lines[-1]
+    assert "the job ended without this node" in ended[1].lines[-1]
 
 
 def test_a_spare_takes_the_place_of_a_node_that_dies(launcher: Launcher) -> None:
@@ -95,13 +95,13 @@ def test_a_spare_takes_the_place_of_a_node_that_dies(launcher: Launcher) -> None
     spare = start(launcher, *place, is_host=False)
     spare.wait_for(STANDS_BY.format("2 nodes run"))
     for node in nodes:
-        node.wait_for(f"1 node stands by for the next restart: {socket.gethostname()}")
+        node.wait_for(f"1 node on standby for the next restart: {socket.gethostname()}")
     assert [cycles_of(node) for node in nodes] == [["0"], ["0"]]
     nodes[1].process.kill()
     nodes[1].process.wait()
     for node in (nodes[0], spare):
         node.wait_for("^cycle 1 of . in 2")
-    nodes[0].wait_for(r"its launcher has ended; restarting as cycle 1, 1 of 2")
+    nodes[0].wait_for(r"its launcher exited; restarting as cycle 1, 1 of 2")
     tell(launcher, "finish")
     assert [finished.code for finished in wait_for_all([nodes[0], spare])] == [0, 0]
 
@@ -117,17 +117,17 @@ def test_a_launcher_that_was_frozen_is_done_without_and_stands_by(launcher: Laun
     nodes[2].signal(signal.SIGSTOP)
     for node in nodes[:2]:
         node.wait_for(
-            r"cycle 0 ended: node \d \(.+\): its launcher was not heard of for [67] s; restarting as cycle 1, 1 of 2"
+            r"cycle 0 ended: node \d \(.+\): no message from its launcher for [67] s; restarting as cycle 1, 1 of 2"
         )
         node.wait_for("^cycle 1 of . in 2")
     nodes[2].signal(signal.SIGCONT)
     nodes[2].wait_for(STANDS_BY.format("2 nodes run"))
-    assert "the other nodes took this one for lost" in nodes[2].err
+    assert "the other nodes declared this one lost" in nodes[2].err
     for node in nodes[:2]:
-        node.wait_for("1 node stands by for the next restart: ")
+        node.wait_for("1 node on standby for the next restart: ")
     # they are none of its cycle any more, so it misses none of them
     with pytest.raises(AssertionError):
-        wait_until(lambda: "the other nodes meet without it" in nodes[2].err, 2)
+        wait_until(lambda: "the other nodes continue without it" in nodes[2].err, 2)
     tell(launcher, "fail-1-0")
     for node in nodes:
         node.wait_for("^cycle 2 of . in 3")

@@ -94,7 +94,7 @@ forever()
     for node in nodes:
         node.wait_for("^ready")
     nodes[0].signal(signal.SIGTERM)
-    nodes[0].wait_for("stopped by SIGTERM, all ranks ended with 0")
+    nodes[0].wait_for("stopped by SIGTERM, all ranks exited with 0")
     # the first one has ended; nothing of that ends the other one's ranks
     assert nodes[0].wait().code == 0
     with pytest.raises(subprocess.TimeoutExpired):

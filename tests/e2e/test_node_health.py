@@ -133,8 +133,8 @@ def test_before_each_round_and_again_until_it_is_good(launcher: Launcher) -> Non
     assert [line.split(" of ")[0] for line in rounds.read_text().splitlines()] == ["0", "0", "1"]
     assert all(line.endswith(" on 1") for line in rounds.read_text().splitlines())
     assert finished.lines[:2] == [
-        "this node stands aside: its health check ended with code 3 (GPU 5 is missing); looking again in 2 s",
-        "the health check of this node is good again after 1 failure: it joins",
+        "node health check failed: ended with code 3 (GPU 5 is missing); retrying in 2 s",
+        "node health check passed after 1 failure: joining",
     ]
     events = launcher.launches[0].events("node_health")
     assert [(event["cycle"], event["good"], event["exit_code"]) for event in events] == [
@@ -147,8 +147,8 @@ def test_before_each_round_and_again_until_it_is_good(launcher: Launcher) -> Non
 def test_a_node_that_is_alone_gives_up_after_the_time_that_a_round_waits(launcher: Launcher) -> None:
     finished = launcher.run("forever()", "--rdzv-conf=join_timeout=1", "--ft-node-health-command=exit 9")
     assert finished.code == 94, "it may be started again, on a node that is fit"
-    assert finished.lines[0].startswith("this node stands aside: its health check ended with code 9; ")
-    assert finished.lines[-1] == "1 more node didn't come in 1 s; 1 node stands aside, whose health check fails"
+    assert finished.lines[0].startswith("node health check failed: ended with code 9; ")
+    assert finished.lines[-1] == "1 more node did not join within 1 s; 1 node failing the health check"
 
 
 def test_stopped_in_the_middle_of_a_check(launcher: Launcher) -> None:
@@ -169,7 +169,7 @@ def test_others_that_need_it_wait_for_it(launcher: Launcher) -> None:
     ill = launcher.start(
         "say('ran')", *place, "--rdzv-conf=is_host=0", f"--ft-node-health-command=test -e {well} || exit 5"
     )
-    ill.wait_for("this node stands aside: its health check ended with code 5; ")
+    ill.wait_for("node health check failed: ended with code 5; ")
     first.wait_for("waiting for 1 more node ")
     well.touch()
     ended = wait_for_all([first, ill])
@@ -197,12 +197,12 @@ def test_the_others_go_on_and_use_it_again_at_the_next_restart(launcher: Launche
     well = nodes[1 - ill]
     tell(launcher, f"ill{ill}")
     tell(launcher, "fail-0-0")
-    nodes[ill].wait_for(r"this node stands aside: its health check ended with code 4 \(ill\); looking again in 2 s")
+    nodes[ill].wait_for(r"node health check failed: ended with code 4 \(ill\); retrying in 2 s")
     well.wait_for("^cycle 1 of 0 in 1")
     os.unlink(launcher.directory / f"ill{ill}")
-    nodes[ill].wait_for("the health check of this node is good again after . failure")
+    nodes[ill].wait_for("node health check passed after . failure")
     nodes[ill].wait_for(STANDS_BY.format("1 node runs"))
-    well.wait_for(f"1 node stands by for the next restart: {socket.gethostname()}")
+    well.wait_for(f"1 node on standby for the next restart: {socket.gethostname()}")
     assert cycles_of(well) == ["0", "1"]
     tell(launcher, "fail-1-0")
     for node in nodes:
@@ -220,6 +220,6 @@ def test_the_others_go_on_and_use_it_again_at_the_next_restart(launcher: Launche
         nodes[ill].signal(signal.SIGCONT)
     ended = wait_for_all(nodes)
     assert [finished.code for finished in ended] == [0, 0], [finished.err for finished in ended]
-    assert ended[ill].lines[-1] == "the job ended without needing this node: it stood aside"
+    assert ended[ill].lines[-1] == "the job ended without this node: it stood aside"
     assert ended[1 - ill].lines[-1].startswith("all ranks finished after")
     assert "is lost" not in ended[0].err + ended[1].err

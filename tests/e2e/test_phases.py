@@ -36,7 +36,9 @@ def test_every_phase_of_a_restart_is_told(launcher: Launcher, forked: bool) -> N
     launched = launcher.start(SCRIPT, "--nproc-per-node=2", "--max-restarts=1", *options)
     finished = launched.wait()
     assert finished.code == 0, finished.err
-    (line,) = re.findall(r"cycle 1 trains again (\d+\.\d+) s after the failure was noticed \((.*)\)", finished.err)
+    (line,) = re.findall(
+        r"cycle 1 is training again (\d+\.\d+) s after the failure was detected \((.*)\)", finished.err
+    )
     names = [part.rsplit(" ", 1)[0] for part in line[1].split(", ")]
     user_code = ["user code"] if forked else []
     assert names == ["stop", "rendezvous", "ranks created", *user_code, "imports", "set up", "first step"]

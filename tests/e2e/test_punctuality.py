@@ -64,11 +64,11 @@ if CYCLE == 0:
     finished = launcher.run(script, *TWO, "--ft-exit-timeout=2", "--max-restarts=1")
     assert finished.code == 0
     (ended,) = [line for line in finished.lines if line.startswith("cycle 0 ended")]
-    first = "cycle 0 ended: a hang, seen first on rank "
+    first = "cycle 0 ended: hang detected (first on rank "
     assert (ended[: len(first)], ended[len(first)]) in ((first, "0"), (first, "1"))
     # one may wait for the other
     assert ended[len(first) + 1 :] == (
-        ", which did not exit within 2 s after its shutdown after iteration 9, the evidence doesn't tell who began it: "
+        ": did not exit within 2 s after its shutdown) after iteration 9, root cause undetermined; candidates: "
         "rank 0 in script.py:8 forever; rank 1 in script.py:8 forever; restarting as cycle 1, 0 of 1 restart left"
     )
 
@@ -86,7 +86,7 @@ if CYCLE < 2:
     first, second = (line for line in finished.lines if " ended: " in line)
     late = "did not start monitoring within 3 s"
     assert re.fullmatch(
-        rf"cycle 0 ended: a hang, seen first on rank [01], which {late}, the evidence doesn't tell who began it: "
+        rf"cycle 0 ended: hang detected \(first on rank [01]: {late}\), root cause undetermined; candidates: "
         "rank 0; rank 1; restarting as cycle 1, 1 of 2 restarts left",
         first,
     )
@@ -109,8 +109,8 @@ if RANK == 1:
     assert finished.code == 0
     assert finished.lines == [
         FIRST_LINE,
-        "rank 1 did not exit within 4 s after its shutdown and is ended; the other ranks of this node have finished,"
-        " so it counts as finished, too",
+        "rank 1 did not exit within 4 s after its shutdown: terminating it; the other ranks of this node have finished,"
+        " treating it as finished",
         "all ranks finished after 1 cycle",
     ]
     (detached, _) = launched.events("detached", role="monitor")
@@ -163,7 +163,7 @@ while not os.path.exists("go"):
 """
     )
     launched = launcher.start(script, "--ft-exit-timeout=0.2", "--ft-observe-only")
-    launched.wait_for("would have been ended: did not exit within 0.2 s after its shutdown, observing only")
+    launched.wait_for("did not exit within 0.2 s after its shutdown: not killed \\(observe-only\\)")
     (launched.directory / "go").touch()
     assert launched.wait().code == 0
     (verdict,) = launched.events("verdict")

@@ -155,10 +155,12 @@ def test_a_stuck_collective_hangs_all_and_ends(launcher: Launcher, tmp_path: Pat
     assert_all_fired(launched, plan)
     # both ranks wait for each other, so neither is blamed
     seen = (
-        rf"cycle 0 ended: a hang, seen first on rank [01], which {HUNG} after iteration 3, "
-        "the evidence doesn't tell who"
+        rf"cycle 0 ended: hang detected \(first on rank [01]: {HUNG}\) after iteration 3, "
+        "root cause"
     )
-    assert re.search(rf"{seen} began it: rank 0 in .*; rank 1 in .*; restarting as cycle 1", finished.err)
+    assert re.search(
+        rf"{seen} undetermined; candidates: rank 0 in .*; rank 1 in .*; restarting as cycle 1", finished.err
+    )
     failed, succeeded = launched.events("cycle_ended")
     assert (failed["cause"]["kind"], failed["cause"]["rank"]) == ("hang", None)
     assert succeeded["outcome"] == "succeeded"

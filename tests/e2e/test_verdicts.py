@@ -169,7 +169,7 @@ client.end_section("step")
 client.shutdown_workload_monitoring()
 """
     launched = launcher.start(script, "--ft-observe-only", "--ft-param-rank_section_timeouts=step:0.5")
-    launched.wait_for("would have been ended")
+    launched.wait_for("not killed .observe-only")
     # the rank is looked at after that, and has to be in its step still
     wait_until(lambda: bool(evidence(launched, 0)), 20)
     (launched.directory / "seen").touch()

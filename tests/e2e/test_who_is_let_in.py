@@ -61,7 +61,7 @@ def test_who_has_a_secret_does_not_join_a_job_without(launcher: Launcher) -> Non
 
 def test_who_has_other_options_is_told_which(launcher: Launcher) -> None:
     job = Job(launcher, {})
-    told = "the options of this launcher differ from those of the others: "
+    told = "this launcher's options differ from those of the others: "
     assert job.refused("--max-restarts=5") == f"{told}--max-restarts is 5 here, 3 there"
     others = ["--nnodes=2:3", "--restart-policy=min-healthy"]
     policies = "--restart-policy is min-healthy here, any-failed there"

@@ -28,7 +28,7 @@ def test_launcher_of_another_job_is_told_that_it_needs_an_endpoint_of_its_own() 
 
 def test_launcher_with_other_options_is_told_which() -> None:
     told = (
-        "the options of this launcher differ from those of the others: "
+        "this launcher's options differ from those of the others: "
         "--nnodes is 2:4 here, 2:3 there; --max-restarts is 5 here, 3 there"
     )
     assert refusal(hello(max_nodes=4, max_restarts=5), "job", RULES) == Dismiss(2, told)

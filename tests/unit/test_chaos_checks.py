@@ -116,11 +116,11 @@ PLANTED = {
             1,
             ended(
                 1,
-                text="a hang, seen first on rank 1, which hung in 'setup' for 20.0 s",
-                detail="the evidence doesn't tell who began it: rank 1 in a.py:1 f",
+                text="hang detected (first on rank 1: hung in 'setup' for 20.0 s)",
+                detail="root cause undetermined; candidates: rank 1 in a.py:1 f",
             ),
         ),
-        'but the cause that is named is "a hang, seen first on rank 1',
+        'but the cause that is named is "hang detected (first on rank 1',
     ),
     "an end that isn't logged": (
         lambda seen: with_record(seen, 1, ended(7, "succeeded")),
@@ -197,8 +197,8 @@ def test_where_nothing_may_be_there_a_fault_may_hit_nothing(right: Seen) -> None
 
 
 def test_candidates_with_the_rank_are_no_accusation(right: Seen) -> None:
-    detail = "the evidence doesn't tell who began it: rank 0 in a.py:1 f; rank 1 in b.py:2 g"
-    text = "a hang, seen first on rank 1, which hung in 'setup' for 20.0 s (timeout 20.0 s)"
+    detail = "root cause undetermined; candidates: rank 0 in a.py:1 f; rank 1 in b.py:2 g"
+    text = "hang detected (first on rank 1: hung in 'setup' for 20.0 s (timeout 20.0 s))"
     assert problems(with_record(right, 1, ended(1, text=text, detail=detail))) == []
 
 

@@ -97,7 +97,7 @@ def test_where_the_job_begins_one_is_started_at_once_and_replaced_on_the_same_so
         assert isinstance(ear.heard_messages[1], m.Lead)
         assert one.pid() != first
         assert read_stat(first) is None  # it is reaped
-        assert one.said == [f"the coordinator at {one.host.address} ended (SIGKILL); another takes its place"]
+        assert one.said == [f"the coordinator at {one.host.address} ended (SIGKILL); another one takes over"]
         assert one.gave_up == []
 
 

@@ -66,7 +66,7 @@ def test_a_rank_that_has_ended_says_on_its_board_whether_it_was_through_a_step(e
     announce.training_again(node, record)  # type: ignore[arg-type]
     announce.training_again(node, record)  # type: ignore[arg-type]
     (line,) = node.said
-    assert line.startswith("cycle 3 trains again ")
+    assert line.startswith("cycle 3 is training again ")
 
 
 def test_a_rank_that_ended_before_its_first_step_trained_at_no_time() -> None:

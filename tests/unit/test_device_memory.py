@@ -156,7 +156,7 @@ def test_a_driver_that_does_not_answer_is_asked_once(waiting: Make, monkeypatch:
     one.wait(8)
     answer.set()
     assert one.loads == 1
-    assert one.said == ["the NVIDIA driver doesn't answer: device memory of ended ranks isn't waited for any more"]
+    assert one.said == ["the NVIDIA driver is not responding: no longer waiting for the device memory of exited ranks"]
 
 
 def test_who_is_asked_to_stop_waits_no_longer(waiting: Make) -> None:

@@ -271,4 +271,4 @@ def test_one_that_followed_a_rank_of_another_node_says_so() -> None:
     cause = find_cause([ended(0, 1, error=LOST)], [])
     assert cause is not None
     assert cause.follows
-    assert cause.line.endswith("which another rank's end leads to")
+    assert cause.line.endswith("likely a consequence of another rank's exit")

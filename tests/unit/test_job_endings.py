@@ -77,7 +77,7 @@ def test_a_node_that_was_taken_for_lost_hears_why() -> None:
     nodes[2].is_silent = False
     job.run(0.5)
     (end,) = nodes[2].ends
-    assert (end.lost, end.text) == (True, "its launcher was not heard of for 6 s")
+    assert (end.lost, end.text) == (True, "no message from its launcher for 6 s")
     nodes[1].is_silent = True  # and one that has slept through more than that
     job.run(9.0)
     nodes[1].is_silent = False
@@ -92,7 +92,7 @@ def test_a_spare_does_not_wait_for_nodes_that_have_all_left() -> None:
         node.leaves("its launcher received SIGTERM")
     job.run(1.0)
     assert [node.left for node in (a, b)] == [(1, "")] * 2
-    told = "all nodes that trained have left the job, which can't go on from here: start it again"
+    told = "all training nodes have left the job, which can't continue: start it again"
     assert spare.left == (94, told)
     assert job.has_quit
 
@@ -139,7 +139,7 @@ def test_with_min_healthy_it_is_told_of_and_is_not_counted_as_finished() -> None
     c.leaves("stopped by SIGTERM", well=True)
     job.run(4.0)
     bad = "node 2 (c) is lost: stopped by SIGTERM"
-    assert a.lines == b.lines == [f"cycle 0: {bad}; going on with 2 good nodes of at least 2"]
+    assert a.lines == b.lines == [f"cycle 0: {bad}; continuing with 2 healthy nodes, at least 2 required"]
     for node in (a, b):
         node.finishes()
     job.run(0.5)
@@ -189,10 +189,10 @@ def test_where_too_few_are_left_all_end(min_healthy: bool) -> None:
     a, b = job.start("ab")
     b.leaves("rank 1 asked for it", excluded=True)
     job.run(1.0)
-    assert b.left == (1, "1 of at least 2 nodes left")
+    assert b.left == (1, "1 node left, at least 2 required")
     outcome = Outcome.FAILED if min_healthy else Outcome.MEMBERSHIP
     left = 2 if min_healthy else 3
-    assert follows(a) == (outcome, Action.GIVE_UP, left, "1 of at least 2 nodes left, giving up")
+    assert follows(a) == (outcome, Action.GIVE_UP, left, "1 node left, at least 2 required, giving up")
     assert a.left is not None
     assert a.left[0] == 1
 
@@ -226,8 +226,8 @@ def test_with_min_healthy_the_others_go_on_without_an_excluded_node_while_they_a
     assert (b.left, cycles(a, c), a.verdicts) == ((0, ""), [0, 0], [])
     c.leaves("rank 2 asked for it", excluded=True)
     job.run(1.0)
-    assert c.left == (1, "1 of at least 2 nodes left")
-    assert follows(a)[1:] == (Action.GIVE_UP, 2, "1 of at least 2 nodes left, giving up")
+    assert c.left == (1, "1 node left, at least 2 required")
+    assert follows(a)[1:] == (Action.GIVE_UP, 2, "1 node left, at least 2 required, giving up")
 
 
 def test_a_node_that_can_not_end_its_ranks_leaves_and_the_others_go_on() -> None:
@@ -241,7 +241,7 @@ def test_a_node_that_can_not_end_its_ranks_leaves_and_the_others_go_on() -> None
     job.run(2.0)
     assert b.left == (0, "")
     assert cycles(a, c) == [1, 1]
-    told = "node 1 (b) leaves the job: process 7 (python, state D) can't be ended; the other nodes meet without it"
+    told = "node 1 (b) leaves the job: process 7 (python, state D) can't be ended; the other nodes continue without it"
     assert a.lines[-1] == told
     assert follows(a) == (Outcome.FAILED, Action.RESTART, 2, "")
 
@@ -254,8 +254,8 @@ def test_or_the_job_ends_at_once_where_they_are_too_few() -> None:
     job.run(10.0)
     b.leaves("process 7 (python, state D) can't be ended", excluded=True)
     job.run(1.0)
-    assert b.left == (1, "1 of at least 2 nodes left")
-    assert a.left == (1, "on node 1 (b) process 7 (python, state D) can't be ended; 1 of at least 2 nodes left")
+    assert b.left == (1, "1 node left, at least 2 required")
+    assert a.left == (1, "on node 1 (b) process 7 (python, state D) can't be ended; 1 node left, at least 2 required")
 
 
 def test_a_request_to_end_the_job_while_nodes_meet_is_told_to_all() -> None:
@@ -305,7 +305,7 @@ def test_a_newcomer_that_is_used_at_once_costs_no_restart() -> None:
     assert a.verdicts[0].text == "1 node waiting to join"
     (spare,) = job.start("d")  # for which there is no room
     job.run(2.0)
-    assert (cycles(a, spare), spare.lines[0][:11]) == ([1, None], "standing by")
+    assert (cycles(a, spare), spare.lines[0][:10]) == ([1, None], "on standby")
 
 
 def test_with_min_healthy_too_and_in_the_place_of_a_lost_node() -> None:
@@ -345,7 +345,7 @@ def test_a_round_that_lacks_nodes_for_too_long_ends_the_job_and_says_to_try_agai
     job.run(39.0)
     assert (a.left, b.left) == (None, None)
     job.run(2.0)
-    assert a.left == b.left == (75, "1 more node didn't come in 40 s")
+    assert a.left == b.left == (75, "1 more node did not join within 40 s")
 
 
 def test_a_node_that_finds_no_majority_any_more_says_to_try_again() -> None:

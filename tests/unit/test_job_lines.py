@@ -51,11 +51,11 @@ def test_of_the_last_cycle_it_says_who_lives_and_who_is_lost() -> None:
     job.run(3.5)
     told = (
         "waiting for 1 more node (2 of 3 are here: a, b; "
-        "missing since cycle 0: c; lost in cycle 0: d; standing aside: e)"
+        "missing since cycle 0: c; lost in cycle 0: d; failing their health check: e)"
     )
     assert [line for line in a.lines if line.startswith("waiting")] == [told]
     assert told in b.lines
-    assert c.lines == e.lines == ["node 3 (d) is lost: its launcher has ended; the other nodes meet without it"]
+    assert c.lines == e.lines == ["node 3 (d) is lost: its launcher exited; the other nodes continue without it"]
     c.ready()
     job.run(0.5)
     assert a.cycle == 0  # the last call is open for d
@@ -83,12 +83,12 @@ def test_a_node_that_has_no_place_stands_by_and_the_others_hear_of_it_once() -> 
     a, b = job.start("ab")
     spare, other = job.start("cd")
     job.run(1.5)
-    assert spare.lines == other.lines == ["standing by for the next restart: 2 nodes run without this one"]
-    assert a.lines == ["2 nodes stand by for the next restart: c, d"]
+    assert spare.lines == other.lines == ["on standby for the next restart: 2 nodes run without this one"]
+    assert a.lines == ["2 nodes on standby for the next restart: c, d"]
     (late,) = job.start("e")
     job.run(30.0)
     assert late.lines == spare.lines
-    assert a.lines[1:] == ["1 node stands by for the next restart: e"]
+    assert a.lines[1:] == ["1 node on standby for the next restart: e"]
     assert b.lines == a.lines
     b.fails()
     job.run(1.5)
@@ -115,13 +115,14 @@ def test_nodes_hear_of_one_that_is_no_good_any_more_where_the_others_go_on() -> 
     nodes = job.start("abc")
     nodes[1].fails()
     job.run()
-    told = "cycle 0: node 1 (b) is unhealthy: rank 0 exited with code 7; going on with 2 good nodes of at least 2"
+    told = "cycle 0: node 1 (b) is unhealthy: rank 0 exited with code 7"
+    told += "; continuing with 2 healthy nodes, at least 2 required"
     assert [node.lines for node in nodes] == [[told]] * 3
     nodes[2].dies()
     job.run(1.0)
     # that ended the cycle, and is told as its end
     assert [node.lines for node in nodes[:2]] == [[told]] * 2
-    assert nodes[0].verdicts[0].text.startswith("1 good node of at least 2: node 1 (b) is unhealthy")
+    assert nodes[0].verdicts[0].text.startswith("1 healthy node, at least 2 required: node 1 (b) is unhealthy")
 
 
 def test_nodes_hear_of_one_that_is_lost_while_they_meet() -> None:
@@ -132,11 +133,11 @@ def test_nodes_hear_of_one_that_is_lost_while_they_meet() -> None:
     job.run(0.1)
     c.dies()
     job.run(0.5)
-    lost = "node 2 (c) is lost: its launcher has ended; the other nodes meet without it"
+    lost = "node 2 (c) is lost: its launcher exited; the other nodes continue without it"
     assert a.lines == b.lines == [lost]
     b.leaves("stopped by SIGTERM")
     job.run()
-    few = "node 1 (b) is lost: stopped by SIGTERM; the other nodes are too few, and wait for it or for one in its place"
+    few = "node 1 (b) is lost: stopped by SIGTERM; the other nodes are too few: waiting for it or a replacement"
     assert a.lines == [lost, few]
 
 
@@ -165,7 +166,7 @@ def test_a_loss_that_ended_the_cycle_is_told_once() -> None:
     job.run(2.5)
     assert a.cycle == b.cycle == 1
     assert a.lines == b.lines == []
-    assert a.verdicts[0].cause(0).text == "node 2 (c): its launcher has ended"
+    assert a.verdicts[0].cause(0).text == "node 2 (c): its launcher exited"
 
 
 @pytest.mark.parametrize("min_healthy", [True, False])

@@ -232,7 +232,7 @@ HEALTHY_TWO = m.Rules(min_nodes=2, max_nodes=4, max_restarts=3, min_healthy=True
         ),
         (
             judged(Outcome.FAILED, H, U, L, decided_by=1, rules=HEALTHY_TWO),
-            "cycle 0 ended: 1 good node of at least 2: node 1 (host1) is unhealthy: text 1; "
+            "cycle 0 ended: 1 healthy node, at least 2 required: node 1 (host1) is unhealthy: text 1; "
             "node 2 (host2) is lost: text 2; restarting as cycle 1, 2 of 3 restarts left",
             None,
         ),
@@ -405,7 +405,7 @@ def test_the_node_of_a_launcher_whose_own_coordinator_outlives_it_is_lost_at_onc
         effects = machine.settle(0.0)
         assert (edge.Drop(0) in effects) is not breaks_first
         (verdict,) = [effect.verdict for effect in effects if isinstance(effect, edge.Judged)]
-        assert (verdict.node, "its launcher has ended" in verdict.text) == (0, True)
+        assert (verdict.node, "its launcher exited" in verdict.text) == (0, True)
 
 
 def shake_hands(ours: bytes | None, theirs: bytes | None) -> bool:

@@ -140,5 +140,5 @@ def test_one_that_tells_nonsense_is_replaced_once(
     assert heard == ["warning"] * (1 if sent is NONSENSE[0] else 2)
     assert "two" not in said
     assert fake.processes[0].returncode is not None
-    assert len([text for text in said if text.endswith("; it is replaced")]) == 1, said
+    assert len([text for text in said if text.endswith("; replacing it")]) == 1, said
     place.end(0.0)

@@ -160,14 +160,14 @@ def test_restarts_are_counted_for_the_job(
     ("outcome", "left", "action", "reason"),
     [
         (M, 2, Action.RESTART, ""),
-        (M, 1, Action.GIVE_UP, "1 of at least 2 nodes left, giving up"),
-        (F, 1, Action.GIVE_UP, "1 of at least 2 nodes left, giving up"),
+        (M, 1, Action.GIVE_UP, "1 node left, at least 2 required, giving up"),
+        (F, 1, Action.GIVE_UP, "1 node left, at least 2 required, giving up"),
         (Outcome.EXCLUDED, 2, Action.GIVE_UP, "this node leaves the job"),
         (
             Outcome.EXCLUDED,
             1,
             Action.GIVE_UP,
-            "this node leaves the job, which ends: 1 of at least 2 nodes left",
+            "this node leaves the job, which ends: 1 node left, at least 2 required",
         ),
     ],
 )

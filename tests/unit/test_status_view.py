@@ -61,8 +61,8 @@ def test_a_job_at_a_glance() -> None:
         ({"cycle": None, "cycle_started_ns": None, "ranks": ()}, "no rank was started yet, 2 of 3 restarts left"),
         ({"phase": Phase.RESTARTING}, "cycle 1 ended, the next one is starting, 1 of 2 ranks here on 1 node, 2 of"),
         ({"phase": Phase.ENDING}, "cycle 1 ended, the job is ending"),
-        ({"observe_only": True}, "observing only: hung ranks are told of, none is ended"),
-        ({"paused_since_ns": NOW - 30 * S}, "paused for 30 s: no rank is found hung until `megatron-ft resume`"),
+        ({"observe_only": True}, "observe-only: hung ranks are reported, not killed"),
+        ({"paused_since_ns": NOW - 30 * S}, "paused for 30 s: hang detection is off until `megatron-ft resume`"),
     ],
 )
 def test_the_lines_above_the_table(changes: dict[str, Any], line: str) -> None:

@@ -57,7 +57,7 @@ class Stopped:
         return self.done
 
 
-KILLING = "asked again by {}: killing the ranks"
+KILLING = "received {} again: killing the ranks"
 
 
 def test_the_second_request_is_told_of_when_it_comes_while_the_first_is_passed_on() -> None:

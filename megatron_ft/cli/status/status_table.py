@@ -108,9 +108,9 @@ def _head(frame: Frame) -> Iterator[Text]:
     yield Text(_where_it_is(facts, now_ns))
     if facts.paused_since_ns is not None:
         since = duration((now_ns - facts.paused_since_ns) / 1e9)
-        yield Text(f"paused for {since}: no rank is found hung until `megatron-ft resume`", style="yellow")
+        yield Text(f"paused for {since}: hang detection is off until `megatron-ft resume`", style="yellow")
     if facts.observe_only:
-        yield Text("observing only: hung ranks are told of, none is ended", style="yellow")
+        yield Text("observe-only: hung ranks are reported, not killed", style="yellow")
     if facts.last_cause is not None:
         yield Text(f"cycle {facts.last_cause.cycle} ended: {plain(facts.last_cause.text)}")
     yield Text(f"logs: {plain(facts.log_dir) or 'none'}", style="dim", overflow="fold")

@@ -205,7 +205,7 @@ def describe_overdue(verdict: HangVerdict) -> str:
 
 def hang_of_nobody(first: HangVerdict, *, detail: str) -> Cause:
     """The cause where nothing tells who began it; ``first`` was found first, and may only wait."""
-    text = f"a hang, seen first on rank {first.rank}, which {describe_overdue(first)}"
+    text = f"hang detected (first on rank {first.rank}: {describe_overdue(first)})"
     return Cause(kind=CauseKind.HANG, text=text, iteration=first.iteration, detail=detail)
 
 
@@ -220,7 +220,7 @@ def hang_of_one(verdict: HangVerdict, places: Mapping[int, str]) -> Cause:
         text = describe_hang(verdict)
         return Cause(kind=CauseKind.HANG, text=text, rank=rank, iteration=verdict.iteration, detail=detail)
     told = "; ".join(f"rank {rank} {place}".rstrip() for rank, place in places.items())
-    return hang_of_nobody(verdict, detail=f"the evidence doesn't tell who began it: {told}")
+    return hang_of_nobody(verdict, detail=f"root cause undetermined; candidates: {told}")
 
 
 def find_culprit(verdict: HangVerdict, others: Sequence[RankView]) -> HangVerdict:
@@ -268,7 +268,7 @@ def find_cause(exits: Sequence[RankExit], verdicts: Sequence[HangVerdict]) -> Ca
     cause = min(tied, key=_suspicion)
     parts = [f"in {cause.where}" if cause.where else ""]
     if cause in followed:
-        parts.append("which another rank's end leads to")
+        parts.append("likely a consequence of another rank's exit")
     elif followed and cause in others:
         parts.append(f"{len(followed)} other{'' if len(followed) == 1 else 's'} failed because of it")
     detail = ", ".join(part for part in parts if part)

@@ -261,8 +261,8 @@ def _undecided(ranks: Sequence[int], by_rank: Mapping[int, RankNote]) -> str:
     """The candidates and where they are."""
     places = {rank: place(by_rank[rank]) if rank in by_rank else "of which nothing is known" for rank in ranks[:_SHOWN]}
     told = "; ".join(f"rank {rank} {where}" for rank, where in places.items())
-    more = f"; candidates: ranks {', '.join(_spans(ranks))}" if len(ranks) > _SHOWN else ""
-    return f"the evidence doesn't tell who began it: {told}{more}"
+    more = f"; all candidates: ranks {', '.join(_spans(ranks))}" if len(ranks) > _SHOWN else ""
+    return f"root cause undetermined; candidates: {told}{more}"
 
 
 def _spans(ranks: Sequence[int]) -> list[str]:

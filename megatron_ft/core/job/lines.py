@@ -34,10 +34,10 @@ __all__ = [
     "without",
 ]
 
-ALL_HAVE_LEFT = "all nodes that trained have left the job, which can't go on from here: start it again"
+ALL_HAVE_LEFT = "all training nodes have left the job, which can't continue: start it again"
 ANOTHER_JOB = "another job meets at this address: give each job its own --rdzv-endpoint"
 UNKNOWN_FAILURE = "a failure that only the lost coordinator knew of"
-LAUNCHER_ENDED = "its launcher has ended"
+LAUNCHER_ENDED = "its launcher exited"
 _SHOWN = 8
 """So many nodes are listed by name in one line."""
 
@@ -84,7 +84,7 @@ def without(cycle: int) -> str:
 
 def silent(seconds: float) -> str:
     """Why a node is lost."""
-    return f"its launcher was not heard of for {seconds:.0f} s"
+    return f"no message from its launcher for {seconds:.0f} s"
 
 
 # -- while a cycle runs, or nodes meet for one ----------------------------------------------------------------
@@ -92,13 +92,13 @@ def silent(seconds: float) -> str:
 
 def node_changed(*, cycle: int, told: str, good: int, min_nodes: int) -> str:
     """Nodes aren't good any more, and the others go on. ``told``: which, as ``listed``."""
-    return f"cycle {cycle}: {told}; going on with {_good(good, min_nodes)}"
+    return f"cycle {cycle}: {told}; continuing with {_good(good, min_nodes)}"
 
 
 def lost_between(*, told: str, several: bool, are_enough: bool) -> str:
     """Nodes are missed while the others meet again. ``told``: which, as ``listed``; ``are_enough``: without them."""
-    it, its = ("them", "their") if several else ("it", "its")
-    follows = f"meet without {it}" if are_enough else f"are too few, and wait for {it} or for one in {its} place"
+    it = "them" if several else "it"
+    follows = f"continue without {it}" if are_enough else f"are too few: waiting for {it} or a replacement"
     return f"{told}; the other nodes {follows}"
 
 
@@ -126,7 +126,7 @@ def waiting_for_nodes(
     if lost:
         parts.append(f"lost in cycle {cycle}: {_names(lost)}")
     if aside:
-        parts.append(f"standing aside: {_names(aside)}")
+        parts.append(f"failing their health check: {_names(aside)}")
     needed = _count(more, "more node") if more else "more nodes to come"
     return f"waiting for {needed} ({'; '.join(parts)})"
 
@@ -139,13 +139,12 @@ def waiting_for_others(*, cycle: int, others: int) -> str:
 def standing_by(running: int) -> str:
     """To a node that isn't needed for now."""
     nodes = "1 node runs" if running == 1 else f"{running} nodes run"
-    return f"standing by for the next restart: {nodes} without this one"
+    return f"on standby for the next restart: {nodes} without this one"
 
 
 def others_stand_by(names: Sequence[str]) -> str:
     """Of such nodes."""
-    nodes = "1 node stands" if len(names) == 1 else f"{len(names)} nodes stand"
-    return f"{nodes} by for the next restart: {_names(names)}"
+    return f"{_count(len(names), 'node')} on standby for the next restart: {_names(names)}"
 
 
 # -- why a cycle or the job ended -----------------------------------------------------------------------------
@@ -168,25 +167,25 @@ def finished_without(*, finished: int, nodes: int, told: str) -> str:
 
 def did_not_come(more: int, *, seconds: float, aside: int) -> str:
     """Why the job ends: a round waits for nodes that it needs, but not for ever."""
-    text = f"{_count(more, 'more node')} didn't come in {seconds:g} s"
+    text = f"{_count(more, 'more node')} did not join within {seconds:g} s"
     if not aside:
         return text
-    return f"{text}; {_count(aside, 'node')} {'stands' if aside == 1 else 'stand'} aside, whose health check fails"
+    return f"{text}; {_count(aside, 'node')} failing the health check"
 
 
 def other_options(differences: Sequence[tuple[str, str, str]]) -> str:
     """Why a launcher isn't let in: each option, what this launcher has, and what the others have."""
     told = "; ".join(f"{option} is {own} here, {others} there" for option, own, others in differences)
-    return f"the options of this launcher differ from those of the others: {told}"
+    return f"this launcher's options differ from those of the others: {told}"
 
 
 def too_few_left(*, left: int, min_nodes: int) -> str:
     """A node has left, and the others can't go on."""
-    return f"{left} of at least {min_nodes} nodes left"
+    return f"{_count(left, 'node')} left, at least {min_nodes} required"
 
 
 def _good(good: int, min_nodes: int) -> str:
-    return f"{_count(good, 'good node')} of at least {min_nodes}"
+    return f"{_count(good, 'healthy node')}, at least {min_nodes} required"
 
 
 def _names(names: Sequence[str]) -> str:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from megatron_ft.core.job import lines
+
 __all__ = [
     "Action",
     "AnyFailed",
@@ -164,10 +166,10 @@ def _decide(last: CycleEnd, policy: AnyFailed | MinHealthy) -> Decision:
         case Outcome.EXCLUDED:
             reason = "this node leaves the job"
             if too_few:
-                reason += f", which ends: {last.nodes_left} of at least {min_nodes} nodes left"
+                reason += f", which ends: {lines.too_few_left(left=last.nodes_left, min_nodes=min_nodes)}"
             return Decision(action=Action.GIVE_UP, restarts_left=left, reason=reason)
         case _ if too_few:
-            reason = f"{last.nodes_left} of at least {min_nodes} nodes left, giving up"
+            reason = f"{lines.too_few_left(left=last.nodes_left, min_nodes=min_nodes)}, giving up"
             return Decision(action=Action.GIVE_UP, restarts_left=left, reason=reason)
         case Outcome.FAILED if 0 < policy.max_stalled <= last.stalled:
             cycles = "1 cycle" if last.stalled == 1 else f"{last.stalled} cycles"

@@ -13,7 +13,7 @@ from megatron_ft.launcher.base.signals import AGAIN_AFTER_S
 
 PREFIX = "[ft_launcher] "
 _SHOWN = 200
-OBSERVING_ONLY = "observing only: hung ranks are told of, none is ended"
+OBSERVING_ONLY = "observe-only: hung ranks are reported, not killed"
 
 __all__ = [
     "OBSERVING_ONLY",
@@ -90,13 +90,13 @@ def stuck(stats: Sequence[ProcessStat]) -> str:
 
 def did_not_end(stats: Sequence[ProcessStat], *, waited_s: float) -> str:
     """They hold what new ranks would need."""
-    return f"{stuck(stats)} did not end {waited_s:g} s after SIGKILL, and can only be left behind"
+    return f"{stuck(stats)} still running {waited_s:g} s after SIGKILL: leaving it behind"
 
 
 def training_again(*, cycle: int, seconds: Mapping[str, float]) -> str:
     """The ranks of a new cycle are through their first step. ``seconds``: since the failure was noticed, by phase."""
     parts = ", ".join(f"{name} {duration:.2f}" for name, duration in seconds.items())
-    return f"cycle {cycle} trains again {sum(seconds.values()):.2f} s after the failure was noticed ({parts})"
+    return f"cycle {cycle} is training again {sum(seconds.values()):.2f} s after the failure was detected ({parts})"
 
 
 def run_finished(cycles: int) -> str:
@@ -108,12 +108,12 @@ def unfit(ended: str, last_line: str, *, retry_s: float) -> str:
     """Why this node doesn't join. ``ended`` as in "ended with code 3", ``last_line`` is what the check said."""
     shown = last_line if len(last_line) <= _SHOWN else f"{last_line[: _SHOWN - 3]}..."
     said = f" ({shown})" if shown else ""
-    return f"this node stands aside: its health check {ended}{said}; looking again in {retry_s:g} s"
+    return f"node health check failed: {ended}{said}; retrying in {retry_s:g} s"
 
 
 def fit_again(failures: int) -> str:
     """It joins after all."""
-    return f"the health check of this node is good again after {_count(failures, 'failure')}: it joins"
+    return f"node health check passed after {_count(failures, 'failure')}: joining"
 
 
 def fresh_interpreters(reason: str) -> str:
@@ -140,12 +140,12 @@ def cannot_be_shared(reason: str, where: str, what: str) -> str:
 
 def file_changed(path: str) -> str:
     """The script has to run ahead again."""
-    return f"{path} has changed: the script is run ahead again"
+    return f"{path} changed: running the script ahead again"
 
 
 def fork_server_replaced(code: int) -> str:
     """The fork server is gone, ranks aren't hurt."""
-    return f"the fork server ended ({exit_code(code)}), which hurts no rank; a new one is started"
+    return f"the fork server ended ({exit_code(code)}); ranks are not affected; starting a new one"
 
 
 def no_more_fork_servers(deaths: int) -> str:
@@ -166,10 +166,10 @@ def nodes_waiting(count: int) -> str:
 def asked_to_stop(*, name: str, ranks: int, timeout_s: float) -> str:
     """The first request to stop."""
     if not ranks:
-        return f"asked to stop by {name}"
+        return f"received {name}"
     return (
-        f"asked to stop by {name}: passed on to {_count(ranks, 'rank')}, which may take {timeout_s:g} s "
-        f"(SIGINT or SIGTERM again after {AGAIN_AFTER_S:g} s to kill)"
+        f"received {name}: forwarded to {_count(ranks, 'rank')}, waiting up to {timeout_s:g} s "
+        f"(SIGINT or SIGTERM again after {AGAIN_AFTER_S:g} s kills them)"
     )
 
 
@@ -177,74 +177,74 @@ def forwarded(name: str, *, ranks: Sequence[int], unready: Sequence[int]) -> str
     """A signal of ``--ft-forward-signals``; local ranks."""
     if not ranks and not unready:
         return f"{name} dropped: no rank runs now"
-    kept = "" if not unready else f"not to local rank {', '.join(map(str, unready))}, which has no handler for it (yet)"
+    kept = "" if not unready else f"local rank {', '.join(map(str, unready))} has no handler for it (yet)"
     if not ranks:
-        return f"{name} passed on to nobody, {kept}"
-    return f"{name} passed on to {_count(len(ranks), 'rank')}" + (f", {kept}" if kept else "")
+        return f"{name} not forwarded: {kept}"
+    return f"{name} forwarded to {_count(len(ranks), 'rank')}" + (f", {kept}" if kept else "")
 
 
 def killing_at_once(name: str) -> str:
     """The second request to stop."""
-    return f"asked again by {name}: killing the ranks"
+    return f"received {name} again: killing the ranks"
 
 
 def stopped(name: str, failed: Sequence[str]) -> str:
     """Why a cycle ended that was asked to; ``failed`` says how ranks ended that didn't end with 0."""
     if not failed:
-        return f"stopped by {name}, all ranks ended with 0"
+        return f"stopped by {name}, all ranks exited with 0"
     more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
     return f"stopped by {name}, {failed[0]}{more}"
 
 
 def monitor_replaced(whose: str, reason: str, pause_s: float) -> str:
     """A monitor that didn't do its work any more."""
-    when = "it is replaced" if not pause_s else f"a new one is started in {pause_s:g} s, unwatched until then"
+    when = "replacing it" if not pause_s else f"starting a new one in {pause_s:g} s, not monitored until then"
     return f"the monitor of {whose} {reason}; {when}"
 
 
 def run_dir_removed(path: str) -> str:
     """Somebody removed the directory of the sockets, or what is in it."""
-    return f"{path} was removed, in which ranks find their monitors: it is made again"
+    return f"socket directory {path} was deleted: recreated"
 
 
 def run_dir_lost(reason: str) -> str:
     """It can't be made again."""
-    return f"it can't be made again ({reason}): ranks that aren't connected yet will fail"
+    return f"the socket directory can't be recreated ({reason}): ranks that aren't connected yet will fail"
 
 
 def observed(verdict: HangVerdict) -> str:
     """A rank that hangs under ``--ft-observe-only``."""
     where = "" if verdict.iteration is None else f" {when(verdict.iteration)}"
-    return f"rank {verdict.rank} would have been ended: {describe_overdue(verdict)}{where}, observing only"
+    return f"rank {verdict.rank} {describe_overdue(verdict)}{where}: not killed (observe-only)"
 
 
 def finished_late(verdict: HangVerdict) -> str:
     """A rank that doesn't exit when all the others of the node have finished."""
     return (
-        f"rank {verdict.rank} {describe_overdue(verdict)} and is ended; "
-        "the other ranks of this node have finished, so it counts as finished, too"
+        f"rank {verdict.rank} {describe_overdue(verdict)}: terminating it; "
+        "the other ranks of this node have finished: treating it as finished"
     )
 
 
 def paused(pid: int) -> str:
     """The judgement of hangs was suspended."""
-    return f"paused by process {pid}: no rank of this node is found hung until `megatron-ft resume`"
+    return f"paused by process {pid}: hang detection is off on this node until `megatron-ft resume`"
 
 
 def resumed(pid: int, pause_s: float) -> str:
     """The judgement of hangs goes on."""
-    return f"resumed by process {pid} after {pause_s:.1f} s, which count for no rank"
+    return f"resumed by process {pid} after {pause_s:.1f} s, not counted against any timeout"
 
 
 def taken_for_lost(why: str) -> tuple[str, str]:
     """The others gave this node up: for the place of the cause, and what follows."""
     told = f" ({why})" if why else ""
-    return f"the other nodes took this one for lost{told}, and go on without it", "standing by"
+    return f"the other nodes declared this one lost{told} and continue without it", "on standby"
 
 
 def job_went_on(text: str) -> str:
     """The job has ended, and this launcher's ranks had no part in its end."""
-    return f"the job ended without needing this node: {text or 'others ran it to its end'}"
+    return f"the job ended without this node: {text or 'others ran it to its end'}"
 
 
 def in_one_line(error: BaseException) -> str:

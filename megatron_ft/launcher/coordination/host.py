@@ -150,7 +150,7 @@ class Host:
             self.close()
             self._gave_up(f"the coordinator at {self.address} {how}, and isn't started again")
             return
-        self._say(f"the coordinator at {self.address} {how}; another takes its place")
+        self._say(f"the coordinator at {self.address} {how}; another one takes over")
         again = self._start if self._founds else self._wait_for_somebody
         pause_s = _PAUSES_S[min(max(0, self._quick - 1), len(_PAUSES_S) - 1)]
         self._timer = self._reactor.call_later(pause_s, again)

@@ -73,7 +73,7 @@ def _write(node: Node, log_dir: str, document: Mapping[str, Any]) -> None:
     try:
         path = write_evidence(log_dir, document, suffix="-end")
     except OSError as error:
-        node.say(f"the evidence on rank {rank} can't be written: {error.strerror}")
+        node.say(f"could not write the evidence on rank {rank}: {error.strerror}")
         return
     node.log.write("evidence", rank=rank, cycle=document["cycle"], file=path, summary=document["summary"])
 

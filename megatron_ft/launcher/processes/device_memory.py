@@ -76,7 +76,7 @@ class DeviceMemory:
                 tell.cancel()
         if look.thread.is_alive():
             self._gave_up = True
-            self._say("the NVIDIA driver doesn't answer: device memory of ended ranks isn't waited for any more")
+            self._say("the NVIDIA driver is not responding: no longer waiting for the device memory of exited ranks")
         elif look.saw_any:
             self._tell(look)
 

@@ -134,7 +134,7 @@ class Ending:
             left = self._wait_gone(ended, left, leftover_grace_s, patient=False)
         if left and not quietly:
             names = ", ".join(f"{stat.pid} ({stat.comm})" for stat in left)
-            self._say(f"the ranks have ended and left processes behind, which are killed: {names}")
+            self._say(f"ranks exited and left processes behind; killing them: {names}")
         self._kill_left(ended, left)
         for worker in ended:
             worker.reap()

@@ -58,7 +58,7 @@ class CycleLogs(LogsSpecs):
         except OSError as error:
             why = str(error)
         if files is None:
-            self._say(f"warning: the ranks' log files can't be made, they write to the launcher's output: {why}")
+            self._say(f"warning: could not create the ranks' log files; ranks write to the launcher's output: {why}")
             files = _no_files(len(envs))
         for local_rank, env in envs.items():
             if files.error_files[local_rank] == os.devnull:  # why a rank ended badly is to be known all the same
