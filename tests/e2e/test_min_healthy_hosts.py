@@ -38,9 +38,7 @@ def test_one_host_lost_disturbs_nobody_a_second_failure_restarts(launcher: Launc
     first, second, third = start_on_each(launcher, hosts, "--max-restarts=1")
     hosts.power_off(3, third)
     for node in (first, second):
-        node.wait_for(
-            r"node . \(node3\) is lost: .* continuing with 2 healthy nodes", timeout_s=20
-        )
+        node.wait_for(r"node . \(node3\) is lost: .* continuing with 2 healthy nodes", timeout_s=20)
     assert cycles_of(first) == cycles_of(second) == ["0"]
     tell(launcher, f"fail-0-{rank_of(second, 0)}")
     for node in (first, second):
