@@ -157,7 +157,9 @@ def _decide(last: CycleEnd, policy: AnyFailed | MinHealthy) -> Decision:
     max_restarts, min_nodes = policy.max_restarts, policy.min_nodes
     used = last.restarts_before + (last.outcome is Outcome.FAILED)
     left = max(0, max_restarts - used)
-    too_few = last.nodes_left is not None and last.nodes_left < min_nodes
+    too_few = ""
+    if last.nodes_left is not None and last.nodes_left < min_nodes:
+        too_few = lines.too_few_left(left=last.nodes_left, min_nodes=min_nodes)
     match last.outcome:
         case Outcome.SUCCEEDED:
             return Decision(action=Action.FINISH, restarts_left=left, reason="")
@@ -166,10 +168,10 @@ def _decide(last: CycleEnd, policy: AnyFailed | MinHealthy) -> Decision:
         case Outcome.EXCLUDED:
             reason = "this node leaves the job"
             if too_few:
-                reason += f", which ends: {lines.too_few_left(left=last.nodes_left, min_nodes=min_nodes)}"
+                reason += f", which ends: {too_few}"
             return Decision(action=Action.GIVE_UP, restarts_left=left, reason=reason)
         case _ if too_few:
-            reason = f"{lines.too_few_left(left=last.nodes_left, min_nodes=min_nodes)}, giving up"
+            reason = f"{too_few}, giving up"
             return Decision(action=Action.GIVE_UP, restarts_left=left, reason=reason)
         case Outcome.FAILED if 0 < policy.max_stalled <= last.stalled:
             cycles = "1 cycle" if last.stalled == 1 else f"{last.stalled} cycles"
