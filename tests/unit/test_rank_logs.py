@@ -48,7 +48,7 @@ def test_files_that_cannot_be_made_cost_no_more_than_the_files(tmp_path: Path) -
     assert (files.tee_stdouts, files.tee_stderrs) == ({}, {})
     assert list(files.error_files.values()) == [str(tmp_path / "run" / f"error-1-{each}.json") for each in range(2)]
     (warning,) = said
-    assert warning.startswith("warning: the ranks' log files can't be made")
+    assert warning.startswith("warning: could not create the ranks' log files")
 
 
 def test_without_a_log_directory_errors_are_known_all_the_same(tmp_path: Path) -> None:
