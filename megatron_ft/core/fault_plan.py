@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from megatron_ft.core.config.fields import nearest, show
+from megatron_ft.core.config.kinds import nearest, show
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.iterations import when
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from megatron_ft.core.config.fields import show
+from megatron_ft.core.config.kinds import show
 from megatron_ft.core.control import WorkloadAction, WorkloadControlRequest
 from megatron_ft.core.errors import ConfigError, RankMonitorClientError
 from megatron_ft.core.timeouts.timeouts import OUT_OF_SECTION

@@ -20,7 +20,7 @@ import sys
 from typing import Any
 
 from megatron_ft import fault_tolerance as ft
-from megatron_ft.core.config.fields import show
+from megatron_ft.core.config.kinds import show
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.fault_plan import FAULT_TYPES, RANDOM
 from megatron_ft.rank.hooks.mistakes import no_restart_for_mistakes

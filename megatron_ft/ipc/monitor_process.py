@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from megatron_ft.ipc.files.event_log import DEFAULT_LOG_MAX_BYTES
+from megatron_ft.core.config.kinds import DEFAULT_LOG_MAX_BYTES
 from megatron_ft.ipc.linux.isolated import isolated_command
 from megatron_ft.ipc.linux.open_files import give_back_to
 

@@ -17,14 +17,19 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic import events
 from torch.distributed.launcher.api import LaunchConfig
 
-from megatron_ft.core.config.fields import nearest
+from megatron_ft.core.config.kinds import nearest
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.ipc.config.options import add_ft_options, with_hint
 from megatron_ft.ipc.config.resolved import ResolvedOptions, read_ft_options
-from megatron_ft.ipc.config.torchrun import DEFAULT_SIGNALS, check_forwarded, parse_signals, term_timeout
+from megatron_ft.ipc.config.torchrun import (
+    DEFAULT_SIGNALS,
+    check_forwarded,
+    parse_signals,
+    say_what_they_mean,
+    term_timeout,
+)
 from megatron_ft.launcher.base import directories
 from megatron_ft.launcher.coordination import meeting_place
-from megatron_ft.launcher.coordination.options import say_what_they_mean
 from megatron_ft.launcher.torch_compat import private_names
 
 __all__ = ["CommandLine", "parse", "torch_launch_config"]
@@ -118,7 +123,7 @@ def parse(argv: Sequence[str] | None) -> CommandLine:
         max_nodes=max_nodes,
         term_timeout=term_timeout(namespace, options),
         stop_timeout=options.workers_stop_timeout,
-        restart_grace=options.workers_stop_timeout if options.workers_stop_timeout_was_set else _RESTART_GRACE_S,
+        restart_grace=options.workers_stop_timeout if options.was_set("workers-stop-timeout") else _RESTART_GRACE_S,
         given=given,
         node_rank=node_rank,
     )

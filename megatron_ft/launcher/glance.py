@@ -10,15 +10,18 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 
+from megatron_ft.core.config.launcher_options import LAUNCHER_OPTIONS
+from megatron_ft.core.config.torchrun import TORCHRUN_OPTIONS
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.run_ahead import Ahead, parse_preload, without_ranks
 
 __all__ = ["glance", "shares_output"]
 
-_FLAGS = (
-    *("standalone", "module", "no-python", "run-path", "virtual-local-rank", "help", "ft-observe-only"),
-    *("ft-scale-up-at-once", "ft-ignore-missing-cfg", "ignore-missing-fault-tol-cfg"),
-)
+_FLAGS = {
+    "help",
+    *(each.name for each in TORCHRUN_OPTIONS.values() if each.is_flag),
+    *(name for each in LAUNCHER_OPTIONS.values() if each.is_flag for name in each.names),
+}
 _SHORT = {"m": "module", "h": "help", "r": "redirects", "t": "tee"}
 
 

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_ft.cli import main
-from megatron_ft.core.config.fields import FIELDS
+from megatron_ft.core.config.config import FIELDS
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.timeouts.document import parse as parse_learned
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig

@@ -1,21 +1,42 @@
 """The configuration: typed, strict at construction and at every assignment, and aware of what was set.
 
 `ConfigValues` is everything that needs no file. What users see is its subclass with the file methods,
-``megatron_ft.FaultToleranceConfig`` (in `megatron_ft.ipc.config.yaml_file`): this floor does no I/O.
+``megatron_ft.FaultToleranceConfig``: this floor does no I/O.
 """
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from megatron_ft.core.config.fields import FIELDS, SectionTimeoutMap, check_value, nearest, plain, show
-from megatron_ft.core.config.reference_names import REFERENCE_FIELDS
+from megatron_ft.core.config.kinds import (
+    DURATION,
+    DURATION_OR_ZERO,
+    FACTOR,
+    LOG_LEVEL,
+    SIGNAL,
+    TIMEOUT,
+    nearest,
+    show,
+)
+from megatron_ft.core.config.option import option, table_of
+from megatron_ft.core.config.sections import SECTIONS, SectionTimeoutMap
 from megatron_ft.core.errors import ConfigError
 
 Self = TypeVar("Self", bound="ConfigValues")
+Given = TypeVar("Given")
+Stored = TypeVar("Stored")
+
+if TYPE_CHECKING:
+
+    class Converted(Generic[Given, Stored]):
+        """For type checkers: what a field takes, and what it gives back."""
+
+        def __get__(self, owner: object, kind: type) -> Stored: ...
+        def __set__(self, owner: object, value: Given) -> None: ...
+        def __delete__(self, owner: object) -> None: ...
 
 
 @dataclass(kw_only=True, eq=False)
@@ -25,54 +46,74 @@ class ConfigValues:
     Every assignment is validated; a refused one raises `ConfigError` (a ValueError) and changes nothing.
     The object knows which fields were set (`is_set`); copies, pickles, `to_dict` and YAML carry only those.
     `del cfg.field` puts a field's default back. `dataclasses.replace` sets every field: prefer `copy()`.
-    Fields that only nvidia-resiliency-ext knows are ignored with a warning, here as in files and on command lines.
+    Names that only the launcher or nvidia-resiliency-ext knows are ignored with a warning.
     """
 
-    initial_rank_heartbeat_timeout: float | None = 3600.0
-    rank_heartbeat_timeout: float | None = 2700.0
-    rank_section_timeouts: SectionTimeoutMap = field(default_factory=SectionTimeoutMap)
-    rank_out_of_section_timeout: float | None = None
-    safety_factor: float = 5.0
-    calculated_timeout_floor: float = 5.0
-    workload_check_interval: float = 5.0
-    rank_termination_signal: signal.Signals = signal.SIGKILL
-    log_level: int = 20
+    initial_rank_heartbeat_timeout: float | None = option(
+        3600.0,
+        TIMEOUT,
+        "Longest time from the start of a rank to its first heartbeat, in seconds. "
+        "Not for ranks that open sections and send no heartbeat; for these it bounds each iteration of the warm-up.",
+    )
+    rank_heartbeat_timeout: float | None = option(
+        2700.0,
+        TIMEOUT,
+        "Longest time between two heartbeats of a rank, in seconds. Only for ranks that send heartbeats.",
+    )
+    rank_section_timeouts: Converted[Mapping[str, float | None], SectionTimeoutMap] = option(
+        SectionTimeoutMap,
+        SECTIONS,
+        "Longest time that each section may stay open, in seconds: setup:600,step:180,checkpointing:null. "
+        "Replaces the whole map of the YAML file.",
+    )
+    rank_out_of_section_timeout: float | None = option(
+        None, TIMEOUT, "Longest time that a rank may spend with no section open, in seconds."
+    )
+    safety_factor: float = option(
+        5.0, FACTOR, "A learned timeout is the longest interval that was seen on any rank, times this factor."
+    )
+    calculated_timeout_floor: float = option(
+        5.0,
+        DURATION_OR_ZERO,
+        "No learned timeout is enforced below this, in seconds: no rank is killed for being fast.",
+    )
+    workload_check_interval: float = option(
+        5.0,
+        DURATION,
+        "Longest time between two looks of a monitor at its rank, in seconds. Detection doesn't wait "
+        "for it: a monitor also looks at the moment when something can be late.",
+    )
+    rank_termination_signal: Converted[signal.Signals | int | str, signal.Signals] = option(
+        signal.SIGKILL,
+        SIGNAL,
+        "What ends a hung rank, by name or number. A rank that outlives it by 5 seconds gets SIGKILL. Up to 60 "
+        "seconds in which it waited for a CPU don't count.",
+    )
+    log_level: Converted[int | str, int] = option(
+        20, LOG_LEVEL, "How much this package logs: DEBUG, INFO, WARNING, ERROR or CRITICAL."
+    )
 
-    if TYPE_CHECKING:
-
-        def __init__(
-            self,
-            *,
-            initial_rank_heartbeat_timeout: float | None = ...,
-            rank_heartbeat_timeout: float | None = ...,
-            rank_section_timeouts: Mapping[str, float | None] = ...,
-            rank_out_of_section_timeout: float | None = ...,
-            safety_factor: float = ...,
-            calculated_timeout_floor: float = ...,
-            workload_check_interval: float = ...,
-            rank_termination_signal: signal.Signals | int | str = ...,
-            log_level: int | str = ...,
-        ) -> None: ...
-
-    else:
+    if not TYPE_CHECKING:
 
         def __init__(self, **values: object) -> None:
             # Defaults are class attributes; an instance stores its set fields and its own map of sections.
             self.__dict__["_assigned"] = set()
             self.__dict__["rank_section_timeouts"] = SectionTimeoutMap()
-            warn_of_ignored([name for name in values if name in REFERENCE_FIELDS])
+            foreign = [name for name in values if name not in FIELDS and is_foreign(name)]
+            if foreign:
+                warn_of(foreign)
             for name, value in values.items():
-                if name not in REFERENCE_FIELDS:
+                if name not in foreign:
                     setattr(self, name, value)
 
     def __setattr__(self, name: str, value: object) -> None:
-        if name in REFERENCE_FIELDS:
-            warn_of_ignored([name])
-            return
-        if name not in FIELDS:
+        if name in FIELDS:
+            self.__dict__[name] = FIELDS[name].check(value)
+            self.__dict__["_assigned"].add(name)
+        elif is_foreign(name):
+            warn_of([name])
+        else:
             raise ConfigError(f"unknown field {show(name)} of {type(self).__name__}{nearest(name, FIELDS)}")
-        self.__dict__[name] = check_value(name, value)
-        self.__dict__["_assigned"].add(name)
 
     def __delattr__(self, name: str) -> None:
         if name not in FIELDS:
@@ -95,7 +136,7 @@ class ConfigValues:
 
     def to_dict(self) -> dict[str, Any]:
         """The set fields as JSON and YAML can hold them; `from_dict` gives an equal configuration back."""
-        return {name: plain(name, getattr(self, name)) for name in FIELDS if self.is_set(name)}
+        return {name: FIELDS[name].kind.plain(getattr(self, name)) for name in FIELDS if self.is_set(name)}
 
     @classmethod
     def from_dict(cls: type[Self], values: Mapping[str, Any]) -> Self:
@@ -111,7 +152,7 @@ class ConfigValues:
         Unknown names are ignored, or raise ConfigError with `ignore_not_recognized=False`. Bad values always
         raise it.
         """
-        known = {name: value for name, value in kwargs.items() if name in FIELDS or name in REFERENCE_FIELDS}
+        known = {name: value for name, value in kwargs.items() if name in FIELDS or is_foreign(name)}
         return cls(**(known if ignore_not_recognized else kwargs))
 
     @classmethod
@@ -128,7 +169,7 @@ class ConfigValues:
             values.update(layer)
             sources.update({name: source(name) for name in layer})
         config = cls(**values)
-        effective = {name: plain(name, getattr(config, name)) for name in FIELDS}
+        effective = {name: each.kind.plain(getattr(config, name)) for name, each in FIELDS.items()}
         return config, {name: (value, sources.get(name, "default")) for name, value in effective.items()}
 
     def copy(self: Self) -> Self:
@@ -147,44 +188,24 @@ class ConfigValues:
     __hash__ = None  # type: ignore[assignment]  # mutable
 
 
-def describe_ignored(names: Iterable[str]) -> str:
-    """The warning about what a user has set and nothing here reads."""
-    return f"ignored, because only nvidia-resiliency-ext knows it: {', '.join(names)}"
-
-
-def warn_of_ignored(names: Sequence[str]) -> None:
-    """Give that warning, if there is anything to warn of."""
-    if names:
-        import warnings  # no monitor needs it
-
-        warnings.warn(describe_ignored(names), stacklevel=3)
-
+FIELDS = table_of(ConfigValues, lambda field: (f"ft-param-{field}", f"ft-{field}"))
 
 Layer = tuple[Mapping[str, Any], Callable[[str], str]]
 """Values by field, and a function from a field's name to the place its value comes from ("ft.yaml:12")."""
 
 
-def strict_from_mapping(
-    values: Mapping[Any, object],
-    where: Callable[[Any], str],
-    convert: Callable[[str, Any], Any] = check_value,
-) -> tuple[dict[str, Any], list[str]]:
-    """The values as the fields store them, and the names that only nvidia-resiliency-ext knows.
+def is_foreign(name: object) -> bool:
+    """Whether the name isn't ours but has a meaning: for ft_launcher, or for nvidia-resiliency-ext."""
+    from megatron_ft.core.config.reference import meaning  # a monitor meets no such name
 
-    `where(name)` is the place of a name, for messages. Raises ConfigError, one line, for the first unknown
-    name or refused value. `convert` is `check_value` for typed values, `parse_text` for texts of the command
-    line.
-    """
-    checked: dict[str, Any] = {}
-    ignored: list[str] = []
-    for name, value in values.items():
-        if name in REFERENCE_FIELDS:
-            ignored.append(name)
-        elif name not in FIELDS:
-            raise ConfigError(f"{where(name)}: unknown key {show(name)}{nearest(str(name), FIELDS)}")
-        else:
-            try:
-                checked[name] = convert(name, value)
-            except ConfigError as error:
-                raise ConfigError(f"{where(name)}: {error}") from None
-    return checked, ignored
+    return meaning(name) is not None
+
+
+def warn_of(names: Iterable[str], where: Callable[[str], str] = str) -> None:
+    """Warn of such names, in one line for all with the same meaning; ``where`` says how each was given."""
+    import warnings
+
+    from megatron_ft.core.config.reference import describe
+
+    for line in describe((name, where(name)) for name in names):
+        warnings.warn(line, stacklevel=4)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
 
-from megatron_ft.core.config.fields import MAX_SECONDS, show
+from megatron_ft.core.config.kinds import MAX_SECONDS, show
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.timeouts.learned import HEARTBEAT_FIELDS, OUT_FIELD, SECTIONS_FIELD, LearnedState, LearnedTimeout
 from megatron_ft.core.timeouts.timeouts import OUT_OF_SECTION, state_from_dict

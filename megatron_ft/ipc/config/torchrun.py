@@ -7,33 +7,38 @@ import os
 import signal
 from collections.abc import Sequence
 
+from megatron_ft.core.config.torchrun import TORCHRUN_OPTIONS
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.ipc.config.resolved import ResolvedOptions
 
-__all__ = ["DEFAULT_SIGNALS", "add_torchrun_options", "check_forwarded", "parse_signals", "term_timeout"]
+__all__ = [
+    "DEFAULT_SIGNALS",
+    "add_torchrun_options",
+    "check_forwarded",
+    "parse_signals",
+    "say_what_they_mean",
+    "term_timeout",
+]
 
 DEFAULT_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
-
-_WITH_VALUE = {
-    *("duplicate-stderr-filters", "duplicate-stdout-filters", "event-log-handler", "local-addr", "local-ranks-filter"),
-    *("log-dir", "logs-specs", "master-addr", "master-port", "max-restarts", "monitor-interval", "nnodes", "node-rank"),
-    *("nproc-per-node", "numa-binding", "rdzv-backend", "rdzv-conf", "rdzv-endpoint", "rdzv-id", "redirects", "role"),
-    *("shutdown-timeout", "signals-to-handle", "start-method", "tee"),
-}
-_FLAGS = {"module", "no-python", "run-path", "standalone", "virtual-local-rank"}
-_LETTERS = {"module": "-m", "redirects": "-r", "tee": "-t"}
 
 
 def add_torchrun_options(parser: argparse.ArgumentParser) -> None:
     """Let a parser that isn't torchrun's take torchrun's options, as texts, which nobody judges."""
-    for name in sorted(_WITH_VALUE | _FLAGS):
-        letter = [_LETTERS[name]] if name in _LETTERS else []
-        spellings = [*letter, f"--{name}", *([f"--{name.replace('-', '_')}"] if "-" in name else [])]
-        if name in _FLAGS:
-            parser.add_argument(*spellings, action="store_true", help=argparse.SUPPRESS)
+    for each in TORCHRUN_OPTIONS.values():
+        if each.is_flag:
+            parser.add_argument(*each.spellings, action="store_true", help=argparse.SUPPRESS)
         else:
-            default = os.environ.get(f"PET_{name.replace('-', '_').upper()}")
-            parser.add_argument(*spellings, default=default, help=argparse.SUPPRESS)
+            default = os.environ.get(f"PET_{each.dest.upper()}")
+            parser.add_argument(*each.spellings, default=default, help=argparse.SUPPRESS)
+
+
+def say_what_they_mean(parser: argparse.ArgumentParser) -> None:
+    """Have ``--help`` of torchrun's parser say what they mean here."""
+    for action in parser._actions:
+        known = TORCHRUN_OPTIONS.get(action.dest)
+        if known is not None and known.here:
+            action.help = known.here
 
 
 def parse_signals(text: str) -> tuple[signal.Signals, ...]:
@@ -72,7 +77,7 @@ def term_timeout(namespace: argparse.Namespace, options: ResolvedOptions) -> flo
     Raises:
         ConfigError: that is no number of seconds.
     """
-    if namespace.ft_term_timeout is not None:
+    if options.was_set("term-timeout"):
         return options.term_timeout
     given = getattr(namespace, "shutdown_timeout", None)
     if given is None:

@@ -13,9 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from megatron_ft.core.config.config import ConfigValues, Layer, strict_from_mapping, warn_of_ignored
-from megatron_ft.core.config.fields import FIELDS, check_value, parse_text
-from megatron_ft.core.config.reference_names import REFERENCE_FIELDS
+from megatron_ft.core.config.config import FIELDS, ConfigValues, Layer, is_foreign, warn_of
+from megatron_ft.core.config.option import Option, check_all
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.ipc.files.atomic_write import write_whole
 
@@ -80,26 +79,27 @@ def command_line_values(args: object) -> dict[str, Any]:
 
     Raises ConfigError, one line that begins with "command line".
     """
-    given = {name: getattr(args, f"ft_{name}", None) for name in FIELDS}
-    texts = {name: value for name, value in given.items() if value is not None}
-    return strict_from_mapping(texts, _on_command_line, _convert_argument)[0]
+    given = {name: getattr(args, each.dest, None) for name, each in FIELDS.items()}
+    given = {name: value for name, value in given.items() if value is not None}
+    return check_all(FIELDS, given, _on_command_line, _convert_argument)
 
 
 def _on_command_line(_name: object) -> str:
     return "command line"
 
 
-def _convert_argument(name: str, value: Any) -> Any:
-    return parse_text(name, value) if isinstance(value, str) else check_value(name, value)
+def _convert_argument(option: Option, value: Any) -> Any:
+    return option.parse(value) if isinstance(value, str) else option.check(value)
 
 
 def _known_values(section: FileSection, ignore_not_recognized: bool) -> dict[str, Any]:
-    values = section.values
+    foreign = [name for name in section.values if name not in FIELDS and is_foreign(name)]
+    if foreign:
+        warn_of(foreign, lambda name: f"{name} ({section.where(name)})")
+    values = {name: value for name, value in section.values.items() if name not in foreign}
     if ignore_not_recognized:
-        values = {name: value for name, value in values.items() if name in FIELDS or name in REFERENCE_FIELDS}
-    checked, foreign = strict_from_mapping(values, section.where)
-    warn_of_ignored([f"{name} ({section.where(name)})" for name in foreign])
-    return checked
+        values = {name: value for name, value in values.items() if name in FIELDS}
+    return check_all(FIELDS, values, section.where)
 
 
 @dataclass(frozen=True)

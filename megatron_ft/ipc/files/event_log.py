@@ -16,13 +16,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from megatron_ft.core.config.kinds import DEFAULT_LOG_MAX_BYTES
 from megatron_ft.ipc.files.writer_thread import FileThread
 
 SCHEMA = 1
 SUFFIX = ".jsonl"
 OLDER_SUFFIX = ".before.jsonl"  # sorted before the newer one
-DEFAULT_LOG_MAX_BYTES = 200_000_000
-"""Of one process. A step of training takes its monitor about 20 bytes."""
 FLUSH_S = 2.0
 """How long the end of a process may wait for its log."""
 _TELL_AFTER_S = 10.0

@@ -9,8 +9,9 @@ from typing import Any
 
 from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.board.pauses import Pauses
+from megatron_ft.core.config.kinds import DEFAULT_LOG_MAX_BYTES
 from megatron_ft.core.diagnosis.exits import describe_hang
-from megatron_ft.ipc.files.event_log import DEFAULT_LOG_MAX_BYTES, EventLog
+from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.wire import Message
 from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.base.event_loop import Reactor

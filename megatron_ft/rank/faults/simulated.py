@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from megatron_ft.core.config.fields import nearest, show
+from megatron_ft.core.config.kinds import nearest, show
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.fault_plan import FAULT_TYPES, IN_LOOP_TYPES, RANDOM, RANDOM_TYPES
 from megatron_ft.core.iterations import when

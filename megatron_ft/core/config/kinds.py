@@ -1,0 +1,257 @@
+"""What an option may hold: how it is written as text, what is stored, and what a refusal says. No I/O."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import signal
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from megatron_ft.core.errors import ConfigError
+
+MAX_SECONDS = 1e9
+"""Largest finite duration, in seconds (31 years). Its nanoseconds fit in 64 bits with room to spare."""
+
+DEFAULT_LOG_MAX_BYTES = 200_000_000
+"""Of the event logs of one process. A step of training takes its monitor about 20 bytes."""
+_NO_LIMIT = ("null", "none", "~", "inf", "+inf", "infinity")
+_TRUE, _FALSE = ("1", "true", "yes"), ("0", "false", "no")
+_NOT_FORWARDED = frozenset(
+    {
+        *(signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGCONT),  # nobody can pass them on
+        *(signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGPIPE, signal.SIGABRT),  # stops and faults
+        *(signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS),
+    }
+)
+# The numbers of the logging module; importing it would cost each monitor a megabyte for five integers.
+_LOG_LEVELS = {"DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40, "CRITICAL": 50}
+_LOG_LEVEL_ALIASES = {"DBG": "DEBUG", "WARN": "WARNING", "FATAL": "CRITICAL"}
+
+
+class Refused(ValueError):
+    """A value that a field can't hold. The message is a hint to append to what is allowed, or empty."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """What an option may hold.
+
+    `check` turns what a user gave into what is stored, or raises `Refused`. `read` turns a text of the command line
+    into something that `check` can judge. `plain` turns what is stored into what JSON and YAML can hold and `check`
+    accepts back.
+    """
+
+    check: Callable[[Any], Any]
+    allowed: str
+    read: Callable[[str], Any] = str
+    plain: Callable[[Any], Any] = lambda stored: stored
+    unit: str = ""
+    metavar: str = "VALUE"
+
+    def judge(self, label: str, value: object) -> Any:
+        """`value` as it is stored. Raises ConfigError, one line that begins with `label`."""
+        try:
+            return self.check(value)
+        except Refused as refused:
+            raise ConfigError(f"{label} {show(value)}: must be {self.allowed}{refused}") from None
+
+
+def show(value: object) -> str:
+    """The value as it appears in a one-line message: its repr, shortened."""
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of thousands of digits
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def nearest(name: str, candidates: Iterable[str]) -> str:
+    """`" (did you mean 'x'?)"`, or the list of all candidates if none is near."""
+    import difflib  # only needed once a user made a mistake
+
+    known = list(candidates)
+    folded = name.strip().lstrip("-").lower().replace("-", "_").replace(" ", "_")
+    by_folded = {candidate.lower().replace("-", "_"): candidate for candidate in known}
+    for guess in (folded, folded.removeprefix("ft_"), folded.removeprefix("ft_param_")):
+        near = difflib.get_close_matches(guess, by_folded, n=1, cutoff=0.6)
+        if near:
+            return f" (did you mean {by_folded[near[0]]!r}?)"
+    return f" (known: {', '.join(known)})"
+
+
+def _number(value: object) -> float | None:
+    """The value as a float if it is a number (bool, text and infinite ones aren't), else None."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _seconds(value: object, zero: bool = False) -> float:
+    number = _number(value)
+    if number is None or number > MAX_SECONDS or number < 0 or (number == 0 and not zero):
+        raise Refused(_text_hint(value))
+    return number
+
+
+def _text_hint(value: object) -> str:
+    """YAML reads `1e3` and `"600"` as text: say how to write the number."""
+    as_number = _number(_read_number(value)) if isinstance(value, str) else None
+    return "" if as_number is None else f"; this is a text, the number is written {as_number!r}"
+
+
+def _timeout(value: object) -> float | None:
+    return None if value is None else _seconds(value)
+
+
+def _factor(value: object) -> float:
+    number = _number(value)
+    if number is None or number <= 0:
+        raise Refused(_text_hint(value))
+    return number
+
+
+def _floor(value: object) -> float:
+    return _seconds(value, zero=True)
+
+
+def _signal(value: object) -> signal.Signals:
+    if isinstance(value, str):
+        name = value.strip().upper()
+        name = name if name.startswith("SIG") else f"SIG{name}"
+        known = [s.name for s in signal.Signals]
+        if name in known:
+            return signal.Signals[name]
+        raise Refused(nearest(name, known))
+    if isinstance(value, int) and not isinstance(value, bool) and value in list(signal.Signals):
+        return signal.Signals(value)
+    raise Refused
+
+
+def _log_level(value: object) -> int:
+    if isinstance(value, str):
+        name = value.strip().upper()
+        name = _LOG_LEVEL_ALIASES.get(name, name)
+        if name in _LOG_LEVELS:
+            return _LOG_LEVELS[name]
+    elif isinstance(value, int) and not isinstance(value, bool) and 10 <= value <= 50:
+        return int(value)
+    raise Refused
+
+
+def _read_number(text: str) -> object:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _read_timeout(text: str) -> object:
+    return None if text.strip().lower() in _NO_LIMIT else _read_number(text)
+
+
+def _read_name_or_number(text: str) -> object:
+    stripped = text.strip()
+    return int(stripped) if stripped.isdecimal() else stripped
+
+
+def _text(value: object) -> str | None:
+    if value is None or (isinstance(value, str) and value.strip()):
+        return value
+    raise Refused
+
+
+def _yes_or_no(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.strip().lower() in (*_TRUE, *_FALSE):
+        return value.strip().lower() in _TRUE
+    raise Refused
+
+
+def _forwarded(value: object) -> tuple[signal.Signals, ...]:
+    words = value.split(",") if isinstance(value, str) else value
+    if not isinstance(words, Sequence):
+        raise Refused
+    numbers_ = dict.fromkeys(_signal(word) for word in words)
+    for number in numbers_:
+        if number in _NOT_FORWARDED:
+            raise Refused(f"; {number.name} can't be passed on")
+    return tuple(numbers_)
+
+
+def whole(first: int, last: int, unit: str = "") -> Kind:
+    """A whole number within these bounds."""
+
+    def check(value: object) -> int:
+        if isinstance(value, int) and not isinstance(value, bool) and first <= value <= last:
+            return value
+        raise Refused
+
+    allowed = f"a whole number from {first} to {last}"
+    return Kind(check=check, read=_read_name_or_number, allowed=allowed, unit=unit, metavar="N")
+
+
+def one_of(*words: str) -> Kind:
+    """One of these words."""
+
+    def check(value: object) -> str:
+        if isinstance(value, str) and value in words:
+            return value
+        raise Refused(nearest(value, words) if isinstance(value, str) else "")
+
+    return Kind(check=check, allowed=" or ".join(words))
+
+
+def text(what: str, metavar: str) -> Kind:
+    """Any text that isn't empty, or none."""
+    return Kind(check=_text, allowed=what, metavar=metavar)
+
+
+def path(of: str, metavar: str) -> Kind:
+    """The path of a file or directory; an empty one is none."""
+    return Kind(check=lambda value: None if value == "" else _text(value), allowed=f"the path {of}", metavar=metavar)
+
+
+TIMEOUT = Kind(
+    check=_timeout,
+    read=_read_timeout,
+    allowed=f"a positive number of seconds, at most {MAX_SECONDS:.0e}, or null for no limit",
+    unit="s",
+)
+DURATION = Kind(
+    check=_seconds,
+    read=_read_number,
+    allowed=f"a positive number of seconds, at most {MAX_SECONDS:.0e}",
+    unit="s",
+)
+DURATION_OR_ZERO = Kind(
+    check=_floor, read=_read_number, allowed=f"a number of seconds from 0 to {MAX_SECONDS:.0e}", unit="s"
+)
+FACTOR = Kind(check=_factor, read=_read_number, allowed="a finite number above 0")
+SIGNAL = Kind(
+    check=_signal,
+    read=_read_name_or_number,
+    allowed="the name or number of a signal, for example SIGKILL or 9",
+    plain=lambda stored: stored.name,
+)
+SIGNALS = Kind(
+    check=_forwarded,
+    allowed="names of signals, for example SIGUSR1,SIGUSR2",
+    plain=lambda stored: ",".join(each.name for each in stored),
+    metavar="SIGNALS",
+)
+LOG_LEVEL = Kind(
+    check=_log_level,
+    read=_read_name_or_number,
+    allowed=f"one of {', '.join(_LOG_LEVELS)}, or a number from 10 to 50",
+    plain=lambda stored: next((name for name, number in _LOG_LEVELS.items() if number == stored), stored),
+)
+YES_OR_NO = Kind(check=_yes_or_no, allowed="true or false", metavar="BOOL")
+FLAG = Kind(check=_yes_or_no, allowed="true or false", metavar="")
+"""On the command line it takes no value."""

@@ -1,0 +1,140 @@
+"""The options of ``ft_launcher`` beyond torchrun's and those of the configuration that the ranks get, too."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+
+from megatron_ft.core.config.kinds import (
+    DEFAULT_LOG_MAX_BYTES,
+    DURATION,
+    DURATION_OR_ZERO,
+    FLAG,
+    SIGNALS,
+    TIMEOUT,
+    one_of,
+    path,
+    text,
+    whole,
+)
+from megatron_ft.core.config.option import option, table_of
+from megatron_ft.core.run_ahead import MODULES
+
+RESTART_POLICIES = ("any-failed", "min-healthy")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LauncherOptions:
+    """Their values. Durations are seconds; None means no limit, or none at all."""
+
+    cfg_path: str | None = option(
+        None,
+        path("of a file", "FILE"),
+        "YAML file with a fault_tolerance section, at the top or nested in any other section.",
+        names=("fault-tol-cfg-path", "ft-cfg-path"),
+        in_yaml=False,
+        is_told=False,
+    )
+    ignore_missing_cfg: bool = option(
+        False,
+        FLAG,
+        "Go on with defaults if that file or its fault_tolerance section is missing.",
+        names=("ignore-missing-fault-tol-cfg", "ft-ignore-missing-cfg"),
+        in_yaml=False,
+        is_told=False,
+    )
+    log_dir: str | None = option(
+        None,
+        path("of a directory", "DIR"),
+        "Directory of the event logs. Default: beside torchrun's --log-dir, else under the user's state directory.",
+        is_told=False,  # a line of its own tells it
+    )
+    log_max_bytes: int = option(
+        DEFAULT_LOG_MAX_BYTES,
+        whole(0, 2**62 - 1, "bytes"),
+        "What the event logs of one process (the launcher's, each monitor's) may take; the oldest records go first, "
+        "evidence never. 0 is no bound.",
+    )
+    restart_policy: str = option(
+        RESTART_POLICIES[0],
+        one_of(*RESTART_POLICIES),
+        "When to restart: any-failed or min-healthy.",
+        names=("restart-policy", "ft-restart-policy"),
+    )
+    term_timeout: float = option(
+        1800.0,
+        DURATION_OR_ZERO,
+        "From SIGTERM to SIGKILL for the ranks when the launcher is asked to stop.",
+        names=("term-timeout",),
+    )
+    workers_stop_timeout: float = option(
+        5.0,
+        DURATION_OR_ZERO,
+        "From SIGTERM to SIGKILL for the ranks when the launcher restarts them. Without it, a tenth of a second where "
+        "one of them has failed, because nothing can be saved together any more.",
+        names=("workers-stop-timeout",),
+    )
+    scale_up_at_once: bool = option(
+        False,
+        FLAG,
+        "Restart all ranks as soon as a node waits to join, as torchrun does. Without, it stands by for the next "
+        "restart.",
+    )
+    node_health_command: str | None = option(
+        None,
+        text("a shell command", "COMMAND"),
+        "A shell command that is run before this node joins a round. If it doesn't end with 0 the node stands aside, "
+        "and it is tried again.",
+    )
+    node_health_timeout: float | None = option(
+        60.0, TIMEOUT, "It is killed if it takes longer, and has failed; null: no limit."
+    )
+    max_no_progress_cycles: int = option(
+        3,
+        whole(0, 10**6 - 1, "cycles"),
+        "End the job when so many failed cycles in a row got no further than the job has been, neither in iterations "
+        "nor in the iteration they went on from; 0 never does. Only for jobs that tell their iterations.",
+    )
+    no_restart_exit_code: int = option(
+        93,
+        whole(1, 255),
+        "The launcher's exit code then, for schedulers that would start the job again. (94 asks them to: too few nodes "
+        "are left to go on.)",
+    )
+    stopped_exit_code: int | None = option(
+        None,
+        whole(0, 255),
+        "The launcher's exit code when it was asked to stop, so that a scheduler can tell that from a finished "
+        "training. Default: 0 if all ranks then ended with 0, else 1; 130 for SIGINT.",
+    )
+    startup_timeout: float | None = option(
+        None,
+        TIMEOUT,
+        "From the start of a rank's process to its init_workload_monitoring(); a rank that takes longer is ended as "
+        "hung.",
+    )
+    exit_timeout: float | None = option(
+        None,
+        TIMEOUT,
+        "From a rank's shutdown_workload_monitoring() to the end of its process; a rank that takes longer is ended as "
+        "hung, unless other ranks of the node have exited with 0 and none is still at work: then it counts as "
+        "finished.",
+    )
+    observe_only: bool = option(False, FLAG, "Tell and log which rank would have been ended as hung, and end none.")
+    forward_signals: tuple[signal.Signals, ...] = option(
+        (), SIGNALS, "Signals that are passed on to the ranks and end nothing, for example SIGUSR1,SIGUSR2."
+    )
+    preload: tuple[str, ...] | None = option(
+        (),
+        MODULES,
+        "Modules, as in a,b.c, to import before the script's first line. The script itself is run ahead, once for all "
+        "ranks of the node, to where they begin to differ. none: it isn't, ranks start as fresh "
+        "interpreters. Default: the script, and no further modules.",
+        in_yaml=False,  # it is needed before a file can be read
+    )
+    preload_timeout: float = option(
+        60.0, DURATION, "A script that runs ahead for longer starts as fresh interpreters instead."
+    )
+
+
+LAUNCHER_OPTIONS = table_of(LauncherOptions, lambda field: (f"ft-{field.replace('_', '-')}",))

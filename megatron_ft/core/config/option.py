@@ -1,0 +1,119 @@
+"""What is known of an option, and the tables of options that dataclasses make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any
+
+from megatron_ft.core.config.kinds import FLAG, Kind, nearest, show
+from megatron_ft.core.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """All that is known of an option: a new one is described in one place, as a field of a dataclass."""
+
+    field: str
+    """The attribute of its dataclass and, where `in_yaml`, the key of the YAML file."""
+    kind: Kind
+    default: Any
+    help: str
+    names: tuple[str, ...]
+    """On the command line, without the dashes before it; the first one is shown, others may be the reference's."""
+    in_yaml: bool
+    on_command_line: bool
+    is_told: bool
+    """Whether the launcher's first lines tell its value, if it isn't the default."""
+
+    @property
+    def dest(self) -> str:
+        """Its attribute of parsed arguments."""
+        return f"ft_{self.field}"
+
+    @property
+    def is_flag(self) -> bool:
+        """Whether it takes no value on the command line."""
+        return self.kind is FLAG
+
+    @property
+    def spellings(self) -> list[str]:
+        """On the command line; the first one is shown."""
+        return list(dict.fromkeys(each for name in self.names for each in spellings(name)))
+
+    @property
+    def variables(self) -> list[str]:
+        """Environment variables that give it a value, as torchrun has them for its own options."""
+        return [f"PET_{name.upper().replace('-', '_')}" for name in self.names]
+
+    def check(self, value: object) -> Any:
+        """`value` as it is stored. Raises ConfigError, one line."""
+        return self.kind.judge(f"{self.field} =", value)
+
+    def parse(self, text: str) -> Any:
+        """A text of the command line as it is stored. Raises ConfigError, one line."""
+        return self.check(self.kind.read(text))
+
+
+def option(
+    default: Any,
+    kind: Kind,
+    help: str,  # noqa: A002
+    *,
+    names: tuple[str, ...] = (),
+    in_yaml: bool = True,
+    on_command_line: bool = True,
+    is_told: bool = True,
+) -> Any:
+    """A field of a dataclass that is an option; a callable `default` makes it. Names: see `table_of`."""
+    known = {"kind": kind, "help": help, "names": names, "in_yaml": in_yaml, "is_told": is_told}
+    known["on_command_line"] = on_command_line
+    if callable(default):
+        return field(default_factory=default, metadata=known)
+    return field(default=default, metadata=known)
+
+
+def table_of(options: type, names: Callable[[str], tuple[str, ...]]) -> dict[str, Option]:
+    """The options that are fields of this dataclass, by field.
+
+    An option without names of its own has those that ``names`` makes of its field's.
+    """
+    table = {}
+    for each in fields(options):
+        if not each.metadata:
+            continue
+        default = each.default if each.default_factory is MISSING else each.default_factory()
+        known = dict(each.metadata)
+        known["names"] = known["names"] or names(each.name)
+        table[each.name] = Option(field=each.name, default=default, **known)
+    return table
+
+
+def spellings(name: str) -> list[str]:
+    """As it is, and with other dashes; underscores may stand after "--ft-" or "--ft-param-" only, or everywhere."""
+    prefix = next((start for start in ("ft-param-", "ft-") if name.startswith(start)), "")
+    rest = name.removeprefix(prefix)
+    rests = (rest, rest.replace("_", "-"), rest.replace("-", "_"))
+    return list(dict.fromkeys(f"--{start}{end}" for start in (prefix, prefix.replace("-", "_")) for end in rests))
+
+
+def check_all(
+    table: Mapping[str, Option],
+    values: Mapping[Any, object],
+    where: Callable[[Any], str],
+    convert: Callable[[Option, Any], Any] = Option.check,
+) -> dict[str, Any]:
+    """The values as the options store them.
+
+    `where(name)` is the place of a name, for messages: "ft.yaml:12". Raises ConfigError, one line, for the first
+    unknown name or refused value.
+    """
+    checked: dict[str, Any] = {}
+    for name, value in values.items():
+        if name not in table:
+            raise ConfigError(f"{where(name)}: unknown key {show(name)}{nearest(str(name), table)}")
+        try:
+            checked[name] = convert(table[name], value)
+        except ConfigError as error:
+            raise ConfigError(f"{where(name)}: {error}") from None
+    return checked

@@ -1,0 +1,81 @@
+"""Options of nvidia-resiliency-ext that aren't ours, 0.2 to 0.7: what is lost where one is ignored.
+
+Those that work here are names of options of ours. `tests/unit/test_reference_options.py` holds all its spellings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from megatron_ft.core.config.launcher_options import LAUNCHER_OPTIONS
+
+_LINKS = "network links are not checked; --ft-node-health-command can run a check of yours before each round"
+_STORAGE = "storage is not checked; --ft-node-health-command can, as in 'timeout 10 test -r PATH'"
+_MEMORY = "ranks wait for device memory until the driver has taken it back, within bounds that aren't options"
+_LOG_SERVER = "there is no log server: each node writes the ranks' output itself, see --log-dir and --tee"
+_ATTRIBUTION = "no service reads the logs; who hung or crashed first, and why, is said by ft_launcher itself"
+
+IGNORED: dict[str, str] = {
+    **dict.fromkeys(
+        (
+            *("enable_nic_monitor", "enable_nic_healthcheck", "pci_topo_file"),
+            *("link_down_path_template", "link_state_path_template"),
+        ),
+        _LINKS,
+    ),
+    **dict.fromkeys(
+        ("enable_dist_storage_healthcheck", "storage_healthcheck_path", "storage_health_check_path"), _STORAGE
+    ),
+    **dict.fromkeys(("gpu_memory_reclaim_timeout", "gpu_memory_tolerance_mb", "gpu_memory_poll_interval"), _MEMORY),
+    **dict.fromkeys(
+        (
+            *("enable_log_server", "log_server_port", "log_server_log", "log_server_log_prefix"),
+            *("log_server_graceful_shutdown_timeout", "log_aggregator_count", "log_leaf_max_queue_chunks"),
+        ),
+        _LOG_SERVER,
+    ),
+    **dict.fromkeys(
+        (
+            *("attribution_endpoint", "attribution_stop_action", "attribution_export_url"),
+            *("attribution_analysis_backend", "attribution_compute_timeout", "attribution_llm_api_key_file"),
+            *("attribution_llm_base_url", "attribution_llm_model", "attribution_log_level"),
+            *("attribution_startup_timeout", "attrsvc_host", "attrsvc_port"),
+        ),
+        _ATTRIBUTION,
+    ),
+    "node_health_check_interval": "a node's health is checked before each round and not in between",
+    "restart_check_interval": "nothing is lost: the launcher notices the end of a rank at once",
+    "skip_section_response": "nothing is lost: no hook waits for an answer",
+    "check_remaining_processes": "nothing is lost: a rank's whole process group is ended and waited for",
+    "install_exception_hook": "nothing is lost: a rank's uncaught exception is always reported",
+    "progress_update_interval": "nothing is lost: progress is read from memory shared with the ranks",
+    "rdzv_impl": "nothing is lost: there is one way for nodes to meet, with spare nodes",
+    "nvrx_logfile": "the launcher writes to standard error, and its event logs to --ft-log-dir",
+    "min_progress_iterations": "one iteration more counts as progress",
+    "num_warmup_iterations": "the functional module and --ft-num-warmup-iters of the script say it",
+    "segment_health_check_dir": "segments of nodes have no health check of their own",
+    "numa_bind_strict": "ranks are not bound to NUMA nodes; torchrun's --numa-binding does it",
+    "segment": "nodes are ordered by --node-rank, SLURM or arrival, not by their NVLink domain",
+    "checkpoint_iteration_file": "progress is what the ranks report",
+    "cycle_info_dir": "no cycle_info files are written",
+    "cycle_info_job_id": "no cycle_info files are written",
+    "per_cycle_applog_prefix": "the ranks' output goes where --log-dir, --tee and --redirects say",
+    "node_health_check_endpoint": "no health service is asked; --ft-node-health-command can ask it",
+    "use_infra_group_rank": "nodes are ordered by --node-rank, SLURM or arrival",
+}
+"""By the option's name as a key of YAML: what is lost."""
+
+
+def meaning(name: object) -> str | None:
+    """Why a configuration of ranks ignores this name; None if nobody knows it."""
+    if name in LAUNCHER_OPTIONS:
+        return "an option of ft_launcher, for its command line and YAML file"
+    return IGNORED.get(name) if isinstance(name, str) else None
+
+
+def describe(ignored: Iterable[tuple[str, str]]) -> list[str]:
+    """One line for all that are ignored for the same reason; each is its name and the words it was given with."""
+    by_reason: dict[str | None, list[str]] = {}
+    for name, words in ignored:
+        by_reason.setdefault(meaning(name), []).append(words)
+    return [f"ignored: {', '.join(dict.fromkeys(words))} ({reason})" for reason, words in by_reason.items()]

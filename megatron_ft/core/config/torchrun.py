@@ -1,0 +1,94 @@
+"""torchrun's own options, for those who read a command line without torch, and what some of them mean here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class TorchrunOption:
+    """One of them; it may be written with underscores, too."""
+
+    name: str
+    here: str = ""
+    """What it means here, where that isn't what torchrun's own help says."""
+    is_flag: bool = False
+    letter: str = ""
+
+    @property
+    def dest(self) -> str:
+        """Its attribute of parsed arguments."""
+        return self.name.replace("-", "_")
+
+    @property
+    def spellings(self) -> list[str]:
+        """The shortest first."""
+        words = [*([self.letter] if self.letter else []), f"--{self.name}"]
+        return [*words, f"--{self.dest}"] if "-" in self.name else words
+
+
+TORCHRUN_OPTIONS = {
+    each.dest: each
+    for each in (
+        TorchrunOption(
+            "nnodes",
+            "Number of nodes, or MIN:MAX: MIN are needed to train, up to MAX take part, more stand by as spares.",
+        ),
+        TorchrunOption("nproc-per-node"),
+        TorchrunOption(
+            "rdzv-backend",
+            "How nodes meet. Not given, or c10d: at the coordinator, a process that ft_launcher starts at the "
+            "endpoint. static, etcd-v2 and others: through torch, without spare nodes and min-healthy.",
+        ),
+        TorchrunOption(
+            "rdzv-endpoint",
+            "HOST:PORT of the coordinator. More hosts, as in a:29500,b,c, are where it is looked for when "
+            "the first doesn't answer. Default: --master-addr:--master-port.",
+        ),
+        TorchrunOption("rdzv-id"),
+        TorchrunOption(
+            "rdzv-conf",
+            "name=value,... The coordinator knows join_timeout (seconds for which a round waits for MIN nodes, "
+            "default 600), last_call_timeout (seconds for which it then waits for more) and is_host (whether the first "
+            "endpoint is this machine). Others are for torch's own backends.",
+        ),
+        TorchrunOption(
+            "standalone",
+            "A job of one node, whatever the other options of the rendezvous say.",
+            is_flag=True,
+        ),
+        TorchrunOption("max-restarts"),
+        TorchrunOption("monitor-interval"),
+        TorchrunOption("start-method"),
+        TorchrunOption("event-log-handler"),
+        TorchrunOption("role"),
+        TorchrunOption("module", is_flag=True, letter="-m"),
+        TorchrunOption("no-python", is_flag=True),
+        TorchrunOption("run-path", is_flag=True),
+        TorchrunOption("log-dir"),
+        TorchrunOption("redirects", letter="-r"),
+        TorchrunOption("tee", letter="-t"),
+        TorchrunOption("local-ranks-filter"),
+        TorchrunOption("duplicate-stdout-filters"),
+        TorchrunOption("duplicate-stderr-filters"),
+        TorchrunOption(
+            "node-rank",
+            "Orders the nodes, from 0. Default: GROUP_RANK, SLURM_PROCID or SLURM_NODEID under srun, "
+            "JOB_COMPLETION_INDEX, else the order in which they arrive.",
+        ),
+        TorchrunOption("master-addr", "Host of the coordinator, if no --rdzv-endpoint is given. Default: 127.0.0.1."),
+        TorchrunOption(
+            "master-port",
+            "Its port. The ranks meet at another one (MASTER_PORT), new in each cycle. Default: 29500.",
+        ),
+        TorchrunOption(
+            "local-addr", "Address of this node for others. Default: the one from which it reaches the endpoint."
+        ),
+        TorchrunOption("logs-specs"),
+        TorchrunOption("numa-binding"),
+        TorchrunOption("shutdown-timeout"),
+        TorchrunOption("signals-to-handle"),
+        TorchrunOption("virtual-local-rank", is_flag=True),
+    )
+}
+"""By the name of the option in the namespace."""

@@ -1,0 +1,66 @@
+"""docs/options.md, made from the tables of options: ``python -m tests.support.options_page``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from megatron_ft.core.config.config import FIELDS
+from megatron_ft.core.config.launcher_options import LAUNCHER_OPTIONS
+from megatron_ft.core.config.option import Option
+from megatron_ft.core.config.reference import IGNORED
+from megatron_ft.core.config.torchrun import TORCHRUN_OPTIONS
+from megatron_ft.ipc.config.options import default_text
+
+PAGE = Path(__file__).parents[2] / "docs" / "options.md"
+
+_HEAD = """\
+# Options
+
+This page is made from the tables in `megatron_ft/core/config`; `python -m tests.support.options_page` writes it anew.
+
+`ft_launcher` takes all of torchrun's options and those below, before the script. Dashes and underscores mean the same.
+An option with a key may also stand in the YAML file, in the section `fault_tolerance`; the command line wins. Each may
+also be given as an environment variable, like torchrun's own: `PET_` and one of its names in capitals.
+`null` is no limit. `megatron-ft check-config FILE OPTIONS` says what they come to, and where each value comes from.
+"""
+
+
+def page() -> str:
+    """The text of the page."""
+    parts = [_HEAD, "## The configuration, which the ranks get, too\n", _table(FIELDS)]
+    parts += ["## The launcher\n", _table(LAUNCHER_OPTIONS)]
+    parts += ["## Options of torchrun that mean something else or more here\n", "| option | here |\n|---|---|"]
+    parts += [f"| `--{each.name}` | {_cell(each.here)} |" for each in TORCHRUN_OPTIONS.values() if each.here]
+    parts += ["\n## Options of nvidia-resiliency-ext that are ignored\n", "| options | what is lost |\n|---|---|"]
+    by_loss: dict[str, list[str]] = {}
+    for name, loss in IGNORED.items():
+        by_loss.setdefault(loss, []).append(name)
+    parts += [
+        f"| {', '.join(f'`--ft-{_dashed(name)}`' for name in names)} | {_cell(loss)} |"
+        for loss, names in by_loss.items()
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _table(options: dict[str, Option]) -> str:
+    rows = ["| option | key in YAML | default | unit | |", "|---|---|---|---|---|"]
+    for each in options.values():
+        shown, *others = dict.fromkeys(f"--{name}" for name in each.names)
+        value = "" if each.is_flag else f" {each.kind.metavar}"
+        names = f"`{shown}{value}`" + "".join(f", `{other}`" for other in others)
+        default = "" if each.is_flag or "Default: " in each.help else default_text(each)
+        key = f"`{each.field}`" if each.in_yaml else ""
+        rows.append(f"| {names} | {key} | {default} | {each.kind.unit} | {_cell(each.help)} |")
+    return "\n".join(rows) + "\n"
+
+
+def _dashed(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
