@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from megatron_ft.core.diagnosis.exits import CauseKind, HangVerdict
+from megatron_ft.core.diagnosis.rank_snapshot import RankNote
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.coordinator import Coordinator
@@ -305,12 +306,8 @@ class Launcher(Process):
     def _notice(self) -> None:
         place = self.member.place or 0
         is_it = bool(self.touched) and self.world.now_s - self.touched[-1] < 4.0
-        note = {
-            "rank": place,
-            "state": "T" if is_it else "S",
-            "has_stack": True,
-            "waits_in": "" if is_it else "all_reduce",
-        }
+        waits_in = "" if is_it else "all_reduce"
+        note = RankNote(rank=place, state="T" if is_it else "S", has_stack=True, waits_in=waits_in)
         self.do(self.member.tell(m.Notes(self.member.standing.cycle, (note,)), self.clock()))
 
     def say(self, report: m.Report) -> None:

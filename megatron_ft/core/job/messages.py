@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from megatron_ft.core.diagnosis.exits import Cause, CauseKind, HangVerdict
+from megatron_ft.core.diagnosis.rank_snapshot import RankNote
 from megatron_ft.core.job import lines
 from megatron_ft.core.job.progress import Advance, Reached
 from megatron_ft.core.job.restart_policy import Action, AnyFailed, MinHealthy, NodeState, Outcome, RestartPolicy
 from megatron_ft.core.job.restart_policy import Decision as Follows
 from megatron_ft.core.job.roll import Ballot, Decision, Memory, Term
+from megatron_ft.core.messages.codec import Vocabulary
 
 __all__ = [
     "Accept",
@@ -252,10 +252,10 @@ class Hang:
 
 @dataclass(frozen=True, slots=True)
 class Notes:
-    """What a node has seen of its ranks, one `RankNote` each."""
+    """What a node has seen of its ranks."""
 
     cycle: int
-    notes: tuple[Mapping[str, Any], ...]
+    notes: tuple[RankNote, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,3 +391,5 @@ FromMember = (
     Hello | Follow | Newer | Accept | Report | Ready | Aside | Hang | Notes | Shutdown | Regroup | Goodbye | Beat
 )
 ToMember = Lead | Wait | Propose | Commit | End | Verdict | Collect | Tell | Elsewhere | Dismiss | Beat
+FROM_MEMBER: Vocabulary[FromMember] = Vocabulary(FromMember)
+TO_MEMBER: Vocabulary[ToMember] = Vocabulary(ToMember)

@@ -14,6 +14,7 @@ from megatron_ft.core.board import layout as layout
 from megatron_ft.core.control import WorkloadControlRequest
 from megatron_ft.core.errors import NotUnderLauncherError, RankMonitorClientError
 from megatron_ft.core.rank_info import RankInfo
+from megatron_ft.core.records import Record
 from megatron_ft.core.timeouts.calculation import (
     NO_OBSERVATION,
     NotReady,
@@ -296,7 +297,7 @@ class RankMonitorClient:
             self._write_section_timeouts()
         return added
 
-    def _log_event(self, ev: str, **fields: Any) -> None:
+    def _log_event(self, record: Record) -> None:
         """Write to this rank's own event log, which begins with the first event."""
         if self._log_place is not None and self._log.path == "":
             assert self.rank_info is not None
@@ -305,7 +306,7 @@ class RankMonitorClient:
             who = {"rank": info.global_rank, "local_rank": info.local_rank, "cycle": info.cycle}
             name = f"{info.global_rank}-cycle{info.cycle}"
             self._log = EventLog.open(directory, role="rank", run_id=run_id, name=name, **who)
-        self._log.write(ev, **fields)
+        self._log.write(record)
 
     def _observed(self) -> dict[str, float]:
         """Longest observed interval per section and out of section on this rank, in seconds."""

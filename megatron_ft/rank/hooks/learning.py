@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from megatron_ft.core.errors import ConfigError
+from megatron_ft.core.records import Record
+from megatron_ft.core.records import rank as records
 from megatron_ft.core.timeouts import learned
 from megatron_ft.core.timeouts.document import parse, to_document
 from megatron_ft.core.timeouts.learned import LearnedState, seconds
@@ -47,11 +49,11 @@ def prepare(client: Any, sections: Iterable[str]) -> list[str]:
     return list(mine._add_sections(list(sections)))
 
 
-def log_event(client: Any, ev: str, **fields: Any) -> None:
+def log_event(client: Any, record: Record) -> None:
     """Append to the event log of this rank, if there is one, and see it written: a fault may end the rank now."""
     mine = ours(client)
     if mine is not None:
-        mine._log_event(ev, **fields)
+        mine._log_event(record)
         mine._log.flush()
 
 
@@ -100,15 +102,15 @@ def load(client: Any, path: str, *, is_rank_0: bool) -> Loaded:
         difference = learned.describe_difference(state, world_size=agreement.world_size(), layout=current_layout())
         if difference is not None:
             loaded.warnings.append(f"timeouts loaded from {path}: {difference}")
-    mine._log_event(
-        "state_loaded",
+    record = records.StateLoaded(
         path=path,
         timeouts=choice.timeouts,
-        superseded=[superseded.name for superseded in choice.superseded],
-        ignored=list(choice.unknown),
+        superseded=tuple(superseded.name for superseded in choice.superseded),
+        ignored=tuple(choice.unknown),
         world_size=state.world_size,
         layout=None if state.layout is None else dict(state.layout),
     )
+    mine._log_event(record)
     return loaded
 
 
@@ -147,12 +149,14 @@ def log_learned(client: Any, names: Iterable[str]) -> None:
     mine = ours(client)
     if mine is not None:
         timeouts = {name: _with_margin(mine._last_calculation[name]) for name in names}
-        mine._log_event("timeouts_learned", timeouts=timeouts)
+        mine._log_event(records.TimeoutsLearned(timeouts=timeouts))
 
 
-def _with_margin(calculation: Mapping[str, Any]) -> dict[str, Any]:
+def _with_margin(calculation: Mapping[str, Any]) -> records.LearnedTimeout:
     timeout, longest = calculation["timeout_s"], calculation["max_observed_s"]
-    return {**calculation, "margin_s": None if timeout is None or longest is None else timeout - longest}
+    return records.LearnedTimeout(
+        **calculation, margin_s=None if timeout is None or longest is None else timeout - longest
+    )
 
 
 def describe_update(client: Any, names: Iterable[str]) -> str:
