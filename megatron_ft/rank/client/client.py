@@ -16,11 +16,10 @@ from megatron_ft.core.errors import NotUnderLauncherError, RankMonitorClientErro
 from megatron_ft.core.rank_info import RankInfo
 from megatron_ft.core.records import Record
 from megatron_ft.core.timeouts.calculation import (
-    NO_OBSERVATION,
+    REFERENCE,
     NotReady,
     Rule,
     calculate_heartbeats,
-    calculate_sections,
 )
 from megatron_ft.core.timeouts.timeouts import (
     OUT_OF_SECTION,
@@ -32,6 +31,7 @@ from megatron_ft.core.timeouts.timeouts import (
 from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
 from megatron_ft.ipc.files.event_log import EventLog, NullEventLog
+from megatron_ft.rank.client.calculating import Knowledge, seconds, section_timeouts
 from megatron_ft.rank.client.collective import max_over_ranks
 from megatron_ft.rank.client.connection import LAUNCHER_SOCKET, MONITOR_SOCKET, Welcome, ask_launcher, say_hello
 from megatron_ft.rank.client.recorder import Recorder
@@ -66,7 +66,8 @@ class RankMonitorClient:
         self._log: EventLog = NullEventLog()
         self._log_place: tuple[str, str] | None = None
         self._calculated_timeout_floor = 0.0
-        self._last_calculation: dict[str, dict[str, float | int | None]] = {}
+        self._knowledge = Knowledge()
+        self._timeout_rule = REFERENCE
         _clients.add(self)
 
     def init_workload_monitoring(self, num_warmup_iters: int | None = None) -> None:
@@ -186,14 +187,14 @@ class RankMonitorClient:
         recorder = self._ready()
         assert self.hb_timeouts is not None
         observed = {
-            "initial": _seconds(recorder.initial_heartbeat),
-            "subsequent": _seconds(recorder.longest_heartbeat),
+            "initial": seconds(recorder.initial_heartbeat),
+            "subsequent": seconds(recorder.longest_heartbeat),
         }
         result = calculate_heartbeats(observed, self.hb_timeouts, self._rule(), max_over_ranks)
         if isinstance(result, NotReady):
             return self._not_ready("no rank has sent two heartbeats yet", skip_if_not_ready)
         self.hb_timeouts, calculations = result
-        self._last_calculation.update({name: c._asdict() for name, c in calculations.items()})
+        self._knowledge.note(calculations)
         recorder.begin_anew()
         self._write_heartbeat_timeouts()
         return True
@@ -229,15 +230,11 @@ class RankMonitorClient:
             raise RankMonitorClientError(
                 f"sections {unknown} are not configured; configured sections: {list(timeouts.section)}"
             )
-        longest = recorder.observed()
         keys = [*names, OUT_OF_SECTION] if calc_out_of_section else names
-        observed = {name: _seconds(longest[name]) for name in keys}
-        going_on = {name: _seconds(age) for name, age in recorder.going_on().items()}
-        result = calculate_sections(observed, timeouts, self._rule(), max_over_ranks, going_on)
+        result = section_timeouts(recorder, timeouts, keys, self._rule(), self._knowledge)
         if isinstance(result, NotReady):
             return self._not_ready(f"no rank has seen the end of {result.missing} yet", skip_if_not_ready)
-        self.section_timeouts, calculations = result
-        self._last_calculation.update({name: c._asdict() for name, c in calculations.items()})
+        self.section_timeouts, _ = result
         recorder.begin_anew()
         self._write_section_timeouts()
         return True
@@ -314,7 +311,8 @@ class RankMonitorClient:
 
     def _rule(self) -> Rule:
         assert self.cfg is not None
-        return Rule(self.cfg.safety_factor, self._calculated_timeout_floor)
+        name = self.cfg.timeout_rule if self.cfg.is_set("timeout_rule") else self._timeout_rule
+        return Rule(self.cfg.safety_factor, self._calculated_timeout_floor, name, self.cfg.false_kill_budget)
 
     def _not_ready(self, reason: str, skip: bool) -> bool:
         if skip:
@@ -340,7 +338,8 @@ class RankMonitorClient:
     def _write_section_timeouts(self) -> None:
         assert self.section_timeouts is not None
         assert self.cfg is not None
-        self._ready().write_timeouts(self.section_timeouts.enforced(self.cfg.calculated_timeout_floor))
+        enforced = self.section_timeouts.enforced(self.cfg.calculated_timeout_floor)
+        self._ready().write_timeouts(enforced, self._knowledge.first_timeouts)
         self._wake_monitor()
 
     def _write_heartbeat_timeouts(self) -> None:
@@ -382,10 +381,6 @@ class RankMonitorClient:
 
 def _not_initialized() -> RankMonitorClientError:
     return RankMonitorClientError("workload monitoring is not initialized; call init_workload_monitoring() first")
-
-
-def _seconds(ns: int) -> float:
-    return ns / 1e9 if ns >= 0 else NO_OBSERVATION
 
 
 def _disarm_in_child() -> None:

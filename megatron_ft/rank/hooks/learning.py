@@ -46,6 +46,7 @@ def prepare(client: Any, sections: Iterable[str]) -> list[str]:
         return []
     assert mine.cfg is not None
     mine._calculated_timeout_floor = mine.cfg.calculated_timeout_floor
+    mine._timeout_rule = mine.cfg.timeout_rule
     return list(mine._add_sections(list(sections)))
 
 
@@ -95,7 +96,11 @@ def load(client: Any, path: str, *, is_rank_0: bool) -> Loaded:
     loaded.warnings.extend(superseded.describe() for superseded in choice.superseded)
     if choice.unknown:
         loaded.warnings.append(f"learned timeouts of sections that don't exist now are ignored: {list(choice.unknown)}")
+    mine._knowledge.known.update(state.known)
     if not choice.is_empty:
+        mine._knowledge.first_timeouts.update(
+            {name: entry.first_s for name, entry in state.entries() if entry.first_s and name in choice.timeouts}
+        )
         mine.load_state_dict(choice.client_state())
         summary = ", ".join(f"{name} {seconds(value)}" for name, value in choice.timeouts.items())
         loaded.infos.append(f"timeouts loaded from {path}: {summary or 'heartbeats'}")
@@ -129,12 +134,13 @@ def save(client: Any, path: str, *, written_at_unix_s: float, world_size: int) -
         earlier = parse(read_state(path))
     state = learned.from_client(
         mine.state_dict(),
-        last_calculation=mine._last_calculation,
+        last_calculation=mine._knowledge.last_calculation,
         earlier=earlier,
         configured=_configured(mine),
         written_at_unix_s=written_at_unix_s,
         world_size=world_size,
         layout=current_layout(),
+        known=mine._knowledge.known,
     )
     # for nvidia-resiliency-ext, so that a user who goes back to it loses nothing; here nothing reads it
     theirs = state_to_dict(mine.hb_timeouts, mine.section_timeouts, with_configured=True)
@@ -148,7 +154,7 @@ def log_learned(client: Any, names: Iterable[str]) -> None:
     """
     mine = ours(client)
     if mine is not None:
-        timeouts = {name: _with_margin(mine._last_calculation[name]) for name in names}
+        timeouts = {name: _with_margin(mine._knowledge.last_calculation[name]) for name in names}
         mine._log_event(records.TimeoutsLearned(timeouts=timeouts))
 
 
@@ -164,7 +170,7 @@ def describe_update(client: Any, names: Iterable[str]) -> str:
     mine = ours(client)
     if mine is None:
         return f"timeouts updated: {', '.join(names)}"
-    calculations = {name: mine._last_calculation[name] for name in names}
+    calculations = {name: mine._knowledge.last_calculation[name] for name in names}
     changes = [_describe_change(name, c) for name, c in calculations.items() if _is_worth_a_line(c)]
     return f"timeouts updated: {'; '.join(changes)}" if changes else ""
 
