@@ -36,6 +36,7 @@ from megatron_ft.launcher.processes.termination import Ending
 from megatron_ft.launcher.processes.worker import FreshInterpreterSpawner, Spawner, Worker
 from megatron_ft.launcher.spawn.fork_server import ServerProcess
 from megatron_ft.launcher.spawn.forking import ForkingSpawner
+from megatron_ft.launcher.spawn.rank_environment import rank_environment
 
 __all__ = ["Node", "say"]
 
@@ -145,7 +146,12 @@ class Node:
             say=self.say,
             check_stop=self.raise_if_asked_to_stop,
             known_children=self._known_children,
+            environment=self.rank_environment,
         )
+
+    def rank_environment(self) -> dict[str, str]:
+        """Of this node's ranks, but for what torch gives to each."""
+        return rank_environment(os.environ, reference_names=self.line.options.reference_names == "on")
 
     def _make_health_check(self) -> HealthCheck:
         options = self.line.options

@@ -44,6 +44,8 @@ class ForkingSpawner:
     """Raises if the launcher was asked to stop."""
     known_children: Callable[[], Collection[int]]
     """Of the launcher, the servers included."""
+    environment: Callable[[], dict[str, str]]
+    """That of ranks, but for what torch gives to each."""
     expects_restart: bool = True
     """Whether another cycle may follow the one whose ranks are spawned next; else no server is needed after."""
     _command: list[str] | None = None
@@ -63,7 +65,7 @@ class ForkingSpawner:
             self._give_up(reason)
             return
         self._command = list(argv)
-        self._have_server(without_ranks(os.environ))
+        self._have_server(without_ranks(self.environment()))
 
     def spawn(self, specs: Sequence[RankSpec], on_spawned: Callable[[Worker], None]) -> None:
         """See the protocol."""

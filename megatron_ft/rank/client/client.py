@@ -7,14 +7,13 @@ import os
 import socket
 import sys
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from megatron_ft.core.board import layout as layout
 from megatron_ft.core.control import WorkloadControlRequest
 from megatron_ft.core.errors import NotUnderLauncherError, RankMonitorClientError
 from megatron_ft.core.rank_info import RankInfo
-from megatron_ft.core.records import Record
 from megatron_ft.core.timeouts.calculation import (
     REFERENCE,
     NotReady,
@@ -30,12 +29,13 @@ from megatron_ft.core.timeouts.timeouts import (
 )
 from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
-from megatron_ft.ipc.files.event_log import EventLog, NullEventLog
 from megatron_ft.rank.client.calculating import Knowledge, seconds, section_timeouts
 from megatron_ft.rank.client.collective import max_over_ranks
 from megatron_ft.rank.client.connection import LAUNCHER_SOCKET, MONITOR_SOCKET, Welcome, ask_launcher, say_hello
+from megatron_ft.rank.client.rank_log import RankLog
 from megatron_ft.rank.client.recorder import Recorder
 from megatron_ft.rank.crash_reporter.reporter import Witness
+from megatron_ft.rank.reference.notice import say_whose
 
 _clients: weakref.WeakSet[RankMonitorClient] = weakref.WeakSet()
 
@@ -63,8 +63,7 @@ class RankMonitorClient:
         self._wake_fd = -1
         self._witness = Witness()
         self._loaded: Mapping[str, Any] | None = None
-        self._log: EventLog = NullEventLog()
-        self._log_place: tuple[str, str] | None = None
+        self._log = RankLog()
         self._calculated_timeout_floor = 0.0
         self._knowledge = Knowledge()
         self._timeout_rule = REFERENCE
@@ -97,6 +96,7 @@ class RankMonitorClient:
         info = RankInfo.from_environment(os.environ, socket.gethostname(), os.getpid())
         welcome = say_hello(path, info, num_warmup_iters or 0)
         self._begin(info, welcome)
+        say_whose(info)
         if self._loaded is not None:
             self._apply(self._loaded)
 
@@ -109,7 +109,7 @@ class RankMonitorClient:
         )
         self._board = welcome.board
         self._wake_fd = welcome.wake_fd
-        self._log_place = None if welcome.log_dir is None else (welcome.log_dir, welcome.run_id)
+        self._log = RankLog(info, welcome.log_dir, welcome.run_id)
         self._recorder = Recorder(self._board, self.section_timeouts)
         self._witness.begin(self._board, welcome.stack_fd, welcome.ask_fd)
         self.is_initialized = True
@@ -277,9 +277,9 @@ class RankMonitorClient:
         self._wake_monitor()
         self._disconnect()
 
-    def __del__(self) -> None:
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # nobody can report progress any more; but a rank that hangs on its way out of the interpreter stays judged
-        if getattr(self, "is_initialized", False) and not sys.is_finalizing():
+        if getattr(self, "is_initialized", False) and not is_finalizing():
             self.shutdown_workload_monitoring()
 
     def _add_sections(self, names: Sequence[str]) -> list[str]:
@@ -293,17 +293,6 @@ class RankMonitorClient:
         if added:
             self._write_section_timeouts()
         return added
-
-    def _log_event(self, record: Record) -> None:
-        """Write to this rank's own event log, which begins with the first event."""
-        if self._log_place is not None and self._log.path == "":
-            assert self.rank_info is not None
-            directory, run_id = self._log_place
-            info = self.rank_info
-            who = {"rank": info.global_rank, "local_rank": info.local_rank, "cycle": info.cycle}
-            name = f"{info.global_rank}-cycle{info.cycle}"
-            self._log = EventLog.open(directory, role="rank", run_id=run_id, name=name, **who)
-        self._log.write(record)
 
     def _observed(self) -> dict[str, float]:
         """Longest observed interval per section and out of section on this rank, in seconds."""
@@ -376,7 +365,7 @@ class RankMonitorClient:
             self._wake_fd = -1
         self._witness.end()
         self._log.close()
-        self._log = NullEventLog()
+        self._log = RankLog()
 
 
 def _not_initialized() -> RankMonitorClientError:

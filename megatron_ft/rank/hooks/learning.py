@@ -54,7 +54,7 @@ def log_event(client: Any, record: Record) -> None:
     """Append to the event log of this rank, if there is one, and see it written: a fault may end the rank now."""
     mine = ours(client)
     if mine is not None:
-        mine._log_event(record)
+        mine._log.write(record)
         mine._log.flush()
 
 
@@ -115,7 +115,7 @@ def load(client: Any, path: str, *, is_rank_0: bool) -> Loaded:
         world_size=state.world_size,
         layout=None if state.layout is None else dict(state.layout),
     )
-    mine._log_event(record)
+    mine._log.write(record)
     return loaded
 
 
@@ -155,7 +155,7 @@ def log_learned(client: Any, names: Iterable[str]) -> None:
     mine = ours(client)
     if mine is not None:
         timeouts = {name: _with_margin(mine._knowledge.last_calculation[name]) for name in names}
-        mine._log_event(records.TimeoutsLearned(timeouts=timeouts))
+        mine._log.write(records.TimeoutsLearned(timeouts=timeouts))
 
 
 def _with_margin(calculation: Mapping[str, Any]) -> records.LearnedTimeout:
