@@ -12,7 +12,7 @@ from collections.abc import Callable
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.job.coordinator import Coordinator
 from megatron_ft.core.job.edge import Broken, CoordinatorEffect, Drop, Heard, Quit, Send
-from megatron_ft.core.job.messages import FROM_MEMBER, Beat, Dismiss, FromMember, Hello, Propose, ToMember
+from megatron_ft.core.job.messages import FROM_MEMBER, Beat, Dismiss, FromMember, Hello, Moved, Propose, ToMember
 from megatron_ft.core.job.roll import Ballot, Decision
 from megatron_ft.ipc.net.secret import DENIED, OPEN, Asking, SecretError
 from megatron_ft.ipc.net.tcp import Peer
@@ -143,7 +143,7 @@ class Service:
             )  # it has a secret: with a coordinator without one it doesn't speak
             return
         parsed = _read_short(body) if len(body) <= _SHORT_BYTES else _read(body)
-        if link.greeted is isinstance(parsed, Hello):
+        if link.greeted is isinstance(parsed, Hello | Moved):
             raise ProtocolError("a hello in another place than the first")
         link.greeted = True
         self._strangers.pop(link.number, None)

@@ -136,15 +136,8 @@ class Launcher(Process):
 
     def _do(self, effect: edge.MemberEffect) -> None:
         match effect:
-            case edge.Connect(address):
-                self._connect(address)
-            case edge.Disconnect():
-                self._disconnect()
-            case edge.Transmit(message):
-                if self.link is not None:
-                    if self.world.story is not None and not isinstance(message, m.Beat):
-                        self.world.tell(f"  {self.name} ({self.link.number}) -> {str(message)[:150]}")
-                    self.link.send(self, message)
+            case edge.Connect() | edge.Disconnect() | edge.Transmit() | edge.Announce():
+                self._send(effect)
             case edge.OpenStore(held):
                 self.later(0.002, lambda: self.do(self.member.store_opened(held, f"{self.address}:s", self.clock())))
             case edge.Begin(held):
@@ -162,6 +155,21 @@ class Launcher(Process):
                 self.die()
             case _:
                 pass
+
+    def _send(self, effect: edge.MemberEffect) -> None:
+        match effect:
+            case edge.Connect(address):
+                self._connect(address)
+            case edge.Disconnect():
+                self._disconnect()
+            case edge.Transmit(message) if self.link is not None:
+                if self.world.story is not None and not isinstance(message, m.Beat):
+                    self.world.tell(f"  {self.name} ({self.link.number}) -> {str(message)[:150]}")
+                self.link.send(self, message)
+            case edge.Announce(address, moved):
+                listener = self.world.listeners.get(address)
+                if listener is not None and listener.is_alive and not self.world.is_cut(self.host, listener.host):
+                    Announcement(self, listener, moved)
 
     def clock(self) -> float:
         """This host's."""
@@ -337,6 +345,20 @@ class Launcher(Process):
         self.do(self.member.shutdown("enough", 0, self.clock()))
 
 
+class Announcement(Process):
+    """A connection of a launcher's on which one thing is said."""
+
+    def __init__(self, launcher: Launcher, listener: Listener, moved: m.Moved) -> None:
+        super().__init__(launcher.host, f"announcement of {launcher.name}")
+        link = Link(self.world, self, listener)
+        self.world.after(self.world.delay_s(), lambda: listener.call(lambda: listener.accepts(link)))
+        link.send(self, moved)
+
+    def link_broke(self, link: Link) -> None:
+        """It was heard, or wasn't."""
+        self.die()
+
+
 class Listener(Process):
     """A launcher's listening socket: whoever connects is kept until a coordinator takes the connection."""
 
@@ -400,9 +422,12 @@ class Listener(Process):
             self._close()
 
     def _close(self) -> None:
+        self.die()
+
+    def died(self) -> None:
+        """The address is free."""
         if self.world.listeners.get(self.owner.address) is self:
             del self.world.listeners[self.owner.address]
-        self.die()
 
 
 class CoordinatorProcess(Process):

@@ -9,9 +9,10 @@ from megatron_ft.core.diagnosis.exits import Cause, CauseKind, HangVerdict
 from megatron_ft.core.diagnosis.rank_snapshot import RankNote
 from megatron_ft.core.job import lines
 from megatron_ft.core.job.progress import Advance, Reached
-from megatron_ft.core.job.restart_policy import Action, AnyFailed, MinHealthy, NodeState, Outcome, RestartPolicy
+from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
 from megatron_ft.core.job.restart_policy import Decision as Follows
 from megatron_ft.core.job.roll import Ballot, Decision, Memory, Term
+from megatron_ft.core.job.rules import Rules
 from megatron_ft.core.messages.codec import Vocabulary
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "Hang",
     "Hello",
     "Lead",
+    "Moved",
     "Newer",
     "Notes",
     "OfCycle",
@@ -143,36 +145,6 @@ class Standing:
     verdict: Verdict | None = None
     shutdown: str = ""
     """A rank of this node has asked for the end of the job, in these words."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """What all launchers of a job were told on their command lines, the same for all. Times are seconds.
-
-    Args:
-        last_call_s: so long a round is open for more nodes after there are enough; None: 30 s for the first one, 1 s
-            for a later one that has lost a node or gained one.
-        join_timeout_s: so long a round waits for nodes that it needs.
-        no_progress_code, try_again_code: exit codes of the launchers, where another cycle would fail where the last
-            ones did, and where the job can't go on, but could be started again.
-    """
-
-    min_nodes: int
-    max_nodes: int
-    min_healthy: bool = False
-    max_restarts: int = 0
-    max_stalled: int = 0
-    at_once: bool = False
-    last_call_s: float | None = None
-    join_timeout_s: float = 600.0
-    no_progress_code: int = 93
-    try_again_code: int = 94
-
-    @property
-    def policy(self) -> RestartPolicy:
-        """When a cycle ends, and what follows."""
-        kind = MinHealthy if self.min_healthy else AnyFailed
-        return kind(max_restarts=self.max_restarts, min_nodes=self.min_nodes, max_stalled=self.max_stalled)
 
 
 # -- from a launcher ------------------------------------------------------------------------------------------
@@ -297,6 +269,16 @@ class Goodbye:
 
 
 @dataclass(frozen=True, slots=True)
+class Moved:
+    """The first and only message on a connection: that job is coordinated at ``address``, by a coordinator that has
+    taken over. Said every few seconds to the first endpoint, where a launcher that is started again knows of no job.
+    """
+
+    job: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
 class Beat:
     """This end is alive: from a launcher, and answered by the coordinator."""
 
@@ -388,7 +370,20 @@ class Dismiss:
 
 OfCycle = Hang | Notes | Regroup
 FromMember = (
-    Hello | Follow | Newer | Accept | Report | Ready | Aside | Hang | Notes | Shutdown | Regroup | Goodbye | Beat
+    Hello
+    | Follow
+    | Newer
+    | Accept
+    | Report
+    | Ready
+    | Aside
+    | Hang
+    | Notes
+    | Shutdown
+    | Regroup
+    | Goodbye
+    | Moved
+    | Beat
 )
 ToMember = Lead | Wait | Propose | Commit | End | Verdict | Collect | Tell | Elsewhere | Dismiss | Beat
 FROM_MEMBER: Vocabulary[FromMember] = Vocabulary(FromMember)
