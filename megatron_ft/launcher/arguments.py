@@ -6,6 +6,7 @@ import argparse
 import os
 import shutil
 import signal
+import socket
 import sys
 import uuid
 from collections.abc import Collection, Sequence
@@ -30,6 +31,8 @@ from megatron_ft.ipc.config.torchrun import (
 )
 from megatron_ft.launcher.base import directories
 from megatron_ft.launcher.coordination import meeting_place
+from megatron_ft.launcher.coordination.surroundings import Scheduler, Surroundings, look
+from megatron_ft.launcher.coordination.taking import take
 from megatron_ft.launcher.torch_compat import private_names
 
 __all__ = ["CommandLine", "parse", "torch_launch_config"]
@@ -42,8 +45,8 @@ _RUN_PATH = (
 )
 
 _RESTART_GRACE_S = 0.1
-_TELLS = ("rdzv_backend", "node_rank", "master_addr", "master_port")
-"""Options that mean something just by being given."""
+_TELLS = ("nnodes", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "node_rank", "master_addr", "master_port")
+"""Options that mean something just by being given; what isn't may be taken from the scheduler."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,14 +65,33 @@ class CommandLine:
     """``stop_timeout`` for ranks that are restarted because one of them has failed. Unless the user has said how long,
     it is short: without that rank nothing can be saved together any more, and each second of it is one of the job's."""
     given: frozenset[str] = frozenset()
-    """Which of rdzv_backend, node_rank, master_addr and master_port the user gave, as an option or a PET_ variable."""
+    """Which of ``_TELLS`` the user gave, as an option or a PET_ variable."""
     node_rank: int | None = None
     """None if it wasn't given; torchrun's default is 0."""
+    where: Surroundings = Surroundings()  # noqa: RUF009 - frozen
+    taken: str = ""
+    """What was taken from the scheduler, for the user; empty if nothing."""
 
     @property
     def run_id(self) -> str:
         """torchrun's --rdzv-id, made up for a single node."""
         return str(self.namespace.rdzv_id)
+
+    @property
+    def stopped_code(self) -> int | None:
+        """The exit code of a launcher that was asked to stop; None: by how its ranks have ended.
+
+        Kubernetes takes 0 for the end of the training, and a pod whose node is drained has more to do.
+        """
+        chosen = self.options.stopped_exit_code
+        return 128 + signal.SIGTERM if chosen is None and self.where.scheduler is Scheduler.KUBERNETES else chosen
+
+    @property
+    def save_signals(self) -> tuple[signal.Signals, ...]:
+        """Slurm's users have them sent before the time is over: they ask ranks that have no handler to stop."""
+        if self.where.scheduler is not Scheduler.SLURM:
+            return ()
+        return tuple({signal.SIGUSR1, signal.SIGUSR2} - {*self.signals, *self.options.forward_signals})
 
     @property
     def rendezvous_settings(self) -> dict[str, str]:
@@ -109,6 +131,9 @@ def parse(argv: Sequence[str] | None) -> CommandLine:
     if node_rank is not None and node_rank < 0:
         raise ConfigError(f"--node-rank: {node_rank} is negative")
     options = read_ft_options(namespace)
+    where = look(os.environ, options.scheduler, full_name=_full_name())
+    taken = take(namespace, given, where)
+    options.warnings.extend(where.warnings)
     min_nodes, max_nodes = _check_sizes(namespace)
     handled = parse_signals(namespace.signals_to_handle)
     check_forwarded(options.forward_signals, handled)
@@ -126,9 +151,22 @@ def parse(argv: Sequence[str] | None) -> CommandLine:
         restart_grace=options.workers_stop_timeout if options.was_set("workers-stop-timeout") else _RESTART_GRACE_S,
         given=given,
         node_rank=node_rank,
+        where=where,
+        taken=taken,
     )
     meeting_place.check(line)
     return line
+
+
+def _full_name() -> str:
+    """This host's, as its own table of hosts has it: no name server is asked."""
+    host = socket.gethostname()
+    try:
+        with open("/etc/hosts") as file:
+            names = [name for line in file for name in line.partition("#")[0].split()[1:]]
+    except (OSError, ValueError):
+        return host
+    return next((name for name in names if name.startswith(f"{host}.")), host)
 
 
 def _without_defaults(parser: argparse.ArgumentParser) -> dict[str, Any]:

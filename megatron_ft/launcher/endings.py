@@ -73,5 +73,5 @@ def launcher_failed(node: Node, text: str) -> End:
 
 
 def _stopped(node: Node, text: str, code: int = 0) -> End:
-    chosen = node.line.options.stopped_exit_code
+    chosen = node.line.stopped_code
     return End(code if chosen is None else chosen, Ending.STOPPED, text)

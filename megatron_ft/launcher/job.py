@@ -14,15 +14,15 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from megatron_ft.core.errors import ConfigError, FaultToleranceError
 from megatron_ft.core.job.progress import Advance
 from megatron_ft.core.printable import printable
-from megatron_ft.core.records import launcher as records
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.linux import open_files
-from megatron_ft.launcher import endings
+from megatron_ft.launcher import endings, termination_log
 from megatron_ft.launcher.arguments import CommandLine
 from megatron_ft.launcher.base import directories, lines
 from megatron_ft.launcher.coordination import joining
 from megatron_ft.launcher.coordination.coordination import Coordination
 from megatron_ft.launcher.coordination.meeting_place import Kind, MeetingPlace
+from megatron_ft.launcher.coordination.surroundings import Scheduler
 from megatron_ft.launcher.cycle.agent import FaultTolerantAgent
 from megatron_ft.launcher.job_errors import JobEndedError, JobLeftError, NodeExcludedError
 from megatron_ft.launcher.node import Node, say
@@ -58,16 +58,15 @@ def run(
         doubt = directories.doubt_about(log_dir)
         if doubt is not None:
             say(f"warning: {doubt}")
+    if line.taken:
+        say(line.taken)
     if place.note:
         say(place.note)
     if line.options.observe_only:
         say(lines.OBSERVING_ONLY)
-    log.write(records.Config(values=line.options.sources_for_log(), command=tuple(command)))
+    log.write("config", values=line.options.sources_for_log(), command=list(command))
     before = read_lives(log_dir).advance(command)
-    meeting = records.Meeting(
-        how=place.kind.value, endpoints=place.endpoints, rank=place.rank, rank_from=place.rank_source
-    )
-    log.write(meeting)
+    log.write("meeting", how=place.kind.value, endpoints=place.endpoints, rank=place.rank, rank_from=place.rank_source)
     open_files.take_all()
     try:
         node = Node(line, ranks=config.nproc_per_node, log=log, log_dir=log_dir, server=server)
@@ -85,7 +84,7 @@ def run(
             node.close()
     finally:
         open_files.give_back()
-    log.write(records.RunEnded(exit_code=code))
+    log.write("run_ended", exit_code=code)
     return code
 
 
@@ -106,6 +105,8 @@ def _launch(
         end = _end(node, coordination, error)
     held = None if coordination is None else coordination.member.memory.decided
     result.ended(end, decided=None if held is None else held.decision, iteration=node.status.last_iteration())
+    if node.line.where.scheduler is Scheduler.KUBERNETES:
+        termination_log.tell(end)
     return end.code
 
 

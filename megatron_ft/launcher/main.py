@@ -130,7 +130,10 @@ def _run(argv: Sequence[str] | None, server: ServerProcess | None) -> int:
     log: EventLog = NullEventLog()
     try:
         log_dir = directories.make_log_directory(
-            ft_log_dir=line.options.log_dir, torch_log_dir=line.namespace.log_dir, run_id=line.run_id
+            ft_log_dir=line.options.log_dir,
+            torch_log_dir=line.namespace.log_dir,
+            run_id=line.run_id,
+            job_name=line.where.log_name,
         )
     except OSError as error:
         line.options.warnings.append(f"no logs are written: {error}")

@@ -15,7 +15,6 @@ from megatron_ft.core.diagnosis.rank_snapshot import LOOK_S
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.printable import printable
 from megatron_ft.core.rate_limiter import Moderation
-from megatron_ft.core.records import launcher as records
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.linux.prctl import become_subreaper
 from megatron_ft.ipc.linux.processes import send_signal, would_end_by
@@ -36,7 +35,6 @@ from megatron_ft.launcher.processes.termination import Ending
 from megatron_ft.launcher.processes.worker import FreshInterpreterSpawner, Spawner, Worker
 from megatron_ft.launcher.spawn.fork_server import ServerProcess
 from megatron_ft.launcher.spawn.forking import ForkingSpawner
-from megatron_ft.launcher.spawn.rank_environment import rank_environment
 
 __all__ = ["Node", "say"]
 
@@ -86,7 +84,9 @@ class Node:
         become_subreaper()
         self.reactor = Reactor()
         self.signals = SignalWatch(
-            line.signals, forwarded=line.options.forward_signals, keep_ignored_hangup=line.signals_are_default
+            line.signals,
+            forwarded=(*line.options.forward_signals, *line.save_signals),
+            keep_ignored_hangup=line.signals_are_default,
         )
         self.signals.install()
         self.reactor.watch(self.signals.fileno(), self._woken, Priority.SIGNAL)
@@ -146,12 +146,7 @@ class Node:
             say=self.say,
             check_stop=self.raise_if_asked_to_stop,
             known_children=self._known_children,
-            environment=self.rank_environment,
         )
-
-    def rank_environment(self) -> dict[str, str]:
-        """Of this node's ranks, but for what torch gives to each."""
-        return rank_environment(os.environ, reference_names=self.line.options.reference_names == "on")
 
     def _make_health_check(self) -> HealthCheck:
         options = self.line.options
@@ -245,7 +240,7 @@ class Node:
             self._told_stop = True
             name = self.signals.received[0].name
             self.say(lines.asked_to_stop(name=name, ranks=ranks, timeout_s=self.line.term_timeout))
-            self.log.write(records.StopRequested(signal=name, ranks=ranks))
+            self.log.write("stop_requested", signal=name, ranks=ranks)
 
     def close(self) -> None:
         """End the monitors and remove what was made."""
@@ -281,7 +276,7 @@ class Node:
         line_now = self._pause_lines.admit(line, time.monotonic())
         if line_now is not None:
             self.say(line_now)
-        self.log.write(records.Paused(by=pid) if order == "pause" else records.Resumed(by=pid))
+        self.log.write(f"{order}d", by=pid)
         return True
 
     def _woken(self) -> None:
@@ -311,11 +306,16 @@ class Node:
         passed_on = [worker for worker in alive if worker not in unready]
         for worker in passed_on:
             send_signal(worker.pidfd, number)  # not as one of ours: nobody ends of it
-        ranks = [worker.local_rank for worker in passed_on]
-        without = [worker.local_rank for worker in unready]
-        self.say(lines.forwarded(number.name, ranks=ranks, unready=without))
-        forwarded = records.SignalForwarded(signal=number.name, local_ranks=tuple(ranks), unready=tuple(without))
-        self.log.write(forwarded)
+        if number in self.line.save_signals and not passed_on:
+            self.say(f"{number.name} is taken as a request to stop: no rank has a handler for it")
+            self.signals.note(signal.SIGTERM, time.monotonic())
+            return
+        told = {
+            "ranks": [worker.local_rank for worker in passed_on],
+            "unready": [worker.local_rank for worker in unready],
+        }
+        self.say(lines.forwarded(number.name, **told))
+        self.log.write("signal_forwarded", signal=number.name, local_ranks=told["ranks"], unready=told["unready"])
 
     def _known_children(self) -> set[int]:
         ranks = {worker.pid for worker in self.workers.values() if not worker.reaped}

@@ -387,3 +387,28 @@ def test_another_job_at_a_known_address_doesn_t_end_a_node_that_trains() -> None
     a.do(a.member.heard(m.Dismiss(m.REFUSED, "another job meets at this address"), job.now_s))
     assert a.left is None
     assert not a.ends
+
+
+def test_where_no_launcher_is_started_again_nobody_waits_for_one_in_vain() -> None:
+    job = Job(min_nodes=3, launchers=4)
+    a, b, c, spare = job.start("abcd")
+    spare.dies()
+    job.run(1.0)
+    c.dies()
+    job.run(5.0)
+    assert a.left is not None
+    assert a.left[0] == 94
+    assert "2 of at least 3 nodes left" in a.left[1]
+    assert "c, d" in a.left[1] or "d, c" in a.left[1]
+    assert b.left == a.left
+
+
+def test_one_that_only_fell_silent_may_be_back() -> None:
+    job = Job(min_nodes=3, launchers=3)
+    a, _, c = job.start("abc")
+    c.is_silent = True
+    job.run(60.0)
+    assert a.left is None
+    job.run(40.0)
+    assert a.left is not None
+    assert a.left[0] == 94

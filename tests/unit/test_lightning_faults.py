@@ -11,7 +11,6 @@ import pytest
 
 pytest.importorskip("lightning.pytorch", reason="the extra megatron_ft[lightning] isn't installed")
 
-from megatron_ft.core.records.rank import FaultInjected
 from megatron_ft.integrations import lightning_faults
 from megatron_ft.integrations.lightning import (
     FaultToleranceCallback,
@@ -106,7 +105,7 @@ def test_only_the_rank_that_is_meant_does_it(monkeypatch: pytest.MonkeyPatch, tm
         lightning_faults, "inject", lambda kind: injected.append((kind, threading.current_thread().name))
     )
     logged: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(lightning_faults, "log_event", lambda *args: logged.append(args))
+    monkeypatch.setattr(lightning_faults, "log_event", lambda *args, **fields: logged.append((args, fields)))
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("FT_CYCLE", "3")
     for rank in ("0", "1"):
@@ -117,4 +116,5 @@ def test_only_the_rank_that_is_meant_does_it(monkeypatch: pytest.MonkeyPatch, tm
             assert thread.daemon
             thread.join(10)
     assert injected == [("rank_killed", "ft-simulated-fault")]
-    assert logged == [(client, FaultInjected(type="rank_killed", rank=1, cycle=3))]
+    fields = {"type": "rank_killed", "rank": 1, "iteration": None, "cycle": 3}
+    assert logged == [((client, "fault_injected"), fields)]

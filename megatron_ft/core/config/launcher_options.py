@@ -21,6 +21,7 @@ from megatron_ft.core.config.option import option, table_of
 from megatron_ft.core.run_ahead import MODULES
 
 RESTART_POLICIES = ("any-failed", "min-healthy")
+SCHEDULERS = ("auto", "slurm", "kubernetes", "none")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +55,13 @@ class LauncherOptions:
         whole(0, 2**62 - 1, "bytes"),
         "What the event logs of one process (the launcher's, each monitor's) may take; the oldest records go first, "
         "evidence never. 0 is no bound.",
+    )
+    scheduler: str = option(
+        SCHEDULERS[0],
+        one_of(*SCHEDULERS),
+        "Whose variables fill in --nnodes, --rdzv-endpoint, --rdzv-id and the log directory where they aren't given: "
+        "slurm, kubernetes, none, or auto (the one that is found).",
+        names=("scheduler", "ft-scheduler"),
     )
     restart_policy: str = option(
         RESTART_POLICIES[0],
@@ -134,13 +142,6 @@ class LauncherOptions:
     )
     preload_timeout: float = option(
         60.0, DURATION, "A script that runs ahead for longer starts as fresh interpreters instead."
-    )
-    reference_names: str = option(
-        "on",
-        one_of("on", "off"),
-        "on: ranks that import nvidia_resiliency_ext.fault_tolerance or .ptl_resiliency get this package's, whether "
-        "that one is installed or not. off: they get what is installed.",
-        in_yaml=False,  # it is needed before a file can be read
     )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from megatron_ft.core.diagnosis.exits import (
     Cause,
@@ -37,12 +38,15 @@ class Inquest:
         self._notes: list[RankNote] = []
         self._found: tuple[Cause | None] | None = None
 
-    def told(self, place: int, notes: Sequence[RankNote]) -> None:
-        """What one node has seen."""
+    def told(self, place: int, notes: Sequence[Mapping[str, Any]]) -> None:
+        """What one node has seen; of a launcher that speaks otherwise, nothing."""
         if place not in self._awaited:
             return
         self._awaited.discard(place)
-        self._notes += notes
+        try:
+            self._notes += [RankNote.from_dict(each) for each in notes]
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
+            self._are_all = False
 
     def lost(self, place: int) -> None:
         """That node can't be asked any more."""

@@ -16,6 +16,7 @@ __all__ = [
     "bad",
     "did_not_come",
     "finished_without",
+    "gone_for_good",
     "leaves",
     "listed",
     "lost_between",
@@ -182,6 +183,11 @@ def other_options(differences: Sequence[tuple[str, str, str]]) -> str:
 def too_few_left(*, left: int, min_nodes: int) -> str:
     """A node has left, and the others can't go on."""
     return f"{_count(left, 'node')} left, at least {min_nodes} required"
+
+
+def gone_for_good(*, left: int, min_nodes: int, names: Sequence[str]) -> str:
+    """Why the job ends: the scheduler starts no launcher again in place of those that are gone."""
+    return f"{left} of at least {min_nodes} nodes left, and no launcher is started again for {_names(names)}"
 
 
 def _good(good: int, min_nodes: int) -> str:

@@ -18,6 +18,8 @@ __all__ = ["Rounds", "is_awaited", "seated"]
 
 _SHRINK_S = 0.2
 """After the last loss: several nodes may be lost together."""
+_MAY_BE_BACK_S = 70.0
+"""Longer than a launcher that is cut off looks for the others."""
 
 
 class Rounds:
@@ -33,6 +35,9 @@ class Rounds:
         self._forming = Forming()
         self._slots: list[Slot] = []
         self._next_slots: list[Slot] = []
+        self._known: dict[str, Node] = {}
+        """All launchers that were ever here."""
+        self._arrivals = 0
         self._slots_are_places = False
         """Nobody but those that have one now is known to have had a place."""
 
@@ -54,6 +59,9 @@ class Rounds:
     def go_on(self, rules: Rules, cycle: Cycle | None, *, arrivals: int, has_absent: bool, now_s: float) -> None:
         """Propose what is due. ``has_absent``: a launcher has gone a moment ago, and may be back the next."""
         self.alarm_s = None
+        if self._arrivals != arrivals:
+            self._arrivals = arrivals
+            self._known.update(self._nodes)
         if self._council.proposal is None and (cycle is None or cycle.outcome is not None):
             self._gather(rules, cycle, arrivals, now_s)
         if self._council.proposal is None and cycle is not None:
@@ -82,11 +90,26 @@ class Rounds:
         self.alarm_s = self._forming.alarm_s
         if complete:
             self._begin(rules, cycle, ready)
+        elif too_few := self._too_few_for_ever(rules, now_s):
+            self._end_job(cycle, rules.try_again_code, too_few)
         elif self._forming.has_waited_long(rules, now_s):
             more = rules.min_nodes - len(ready)
             aside = sum(node.phase is Phase.ASIDE for node in self._nodes.values())
             text = lines.did_not_come(more, seconds=rules.join_timeout_s, aside=aside)
             self._end_job(cycle, rules.try_again_code, text)
+
+    def _too_few_for_ever(self, rules: Rules, now_s: float) -> str:
+        """In words, where who has gone isn't started again and the others are too few; empty where they aren't."""
+        if not rules.launchers:
+            return ""
+        gone = [node for instance, node in self._known.items() if instance not in self._nodes]
+        back_s = [at_s for node in gone if node.silent and (at_s := node.gone_s + _MAY_BE_BACK_S) > now_s]
+        left = rules.launchers - len(gone)
+        if left + len(back_s) < rules.min_nodes:
+            return lines.gone_for_good(left=left, min_nodes=rules.min_nodes, names=[node.name for node in gone])
+        times = [*back_s, *([] if self.alarm_s is None else [self.alarm_s])]
+        self.alarm_s = min(times, default=None)
+        return ""
 
     def _begin(self, rules: Rules, cycle: Cycle | None, ready: list[Node]) -> None:
         chosen, self._next_slots = choose(self._slots, ready, rules.max_nodes)

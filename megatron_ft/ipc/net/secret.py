@@ -15,8 +15,7 @@ import os
 from collections.abc import Mapping
 
 from megatron_ft.core.errors import ConfigError, ProtocolError
-from megatron_ft.core.printable import shown
-from megatron_ft.ipc.wire import Message
+from megatron_ft.ipc.wire import Message, shown
 
 __all__ = ["DENIED", "OPEN", "Asked", "Asking", "SecretError", "read_secret"]
 

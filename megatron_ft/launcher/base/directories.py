@@ -78,8 +78,10 @@ def remove_run_directory(path: str) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-def make_log_directory(*, ft_log_dir: str | None, torch_log_dir: str | None, run_id: str) -> str:
+def make_log_directory(*, ft_log_dir: str | None, torch_log_dir: str | None, run_id: str, job_name: str = "") -> str:
     """The directory of the event logs, made if it isn't there: the one that was asked for, or a new one.
+
+    With a ``job_name`` it is one for all nodes and lives of the job, as far as they have the same home.
 
     Raises:
         ConfigError: what was asked for is no directory.
@@ -102,6 +104,8 @@ def make_log_directory(*, ft_log_dir: str | None, torch_log_dir: str | None, run
             own = tempfile.mkdtemp(prefix="megatron_ft-", dir=state)
     except OSError as error:
         raise OSError(f"{_STATE}: {state} can't be written: {error.strerror}") from None
+    if job_name:
+        return _make(os.path.join(_make(own, _STATE), job_name), _STATE)
     return _make_new(os.path.join(_make(own, _STATE), name))
 
 

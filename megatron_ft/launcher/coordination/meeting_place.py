@@ -105,10 +105,11 @@ def meeting_place(
         store = _named_store(line) if kind is Kind.ALONE else ""
         return MeetingPlace(kind=kind, job=job, rules=rules, ranks_store=store, note=_limits(line, kind))
     given = _endpoints(line)
-    here = _here([host for host, _ in given], line, is_local or is_this_machine)
+    own = scheduler.own_names(environ, socket.gethostname())
+    is_here = is_local or (lambda host: host in own or is_this_machine(host))
+    here = _here([host for host, _ in given], line, is_here)
     endpoints = [format_address(*each) for each in given]
     if not is_loopback(given[0][0]):
-        own = scheduler.own_names(environ, socket.gethostname())
         for host in scheduler.hosts(environ, _MOST_CANDIDATES):
             address = format_address(host, given[0][1])
             if address not in endpoints and len(endpoints) < _MOST_CANDIDATES:
@@ -202,7 +203,8 @@ def _rank(line: CommandLine, environ: Mapping[str, str]) -> tuple[int | None, st
 def _job(line: CommandLine, environ: Mapping[str, str]) -> str:
     """Arguments and directories may differ between the nodes of a job; what they run, and for whom, doesn't."""
     script = os.path.basename(str(line.namespace.training_script))
-    return "/".join([line.run_id, str(os.getuid()), environ.get("SLURM_JOB_ID", ""), script])
+    life = line.where.life or environ.get("SLURM_JOB_ID", "")
+    return "/".join([line.run_id, str(os.getuid()), life, script])
 
 
 def _rules(line: CommandLine) -> Rules:
@@ -229,6 +231,7 @@ def _rules(line: CommandLine) -> Rules:
         last_call_s=_seconds(settings, "last_call_timeout"),
         no_progress_code=options.no_restart_exit_code,
         try_again_code=TRY_AGAIN_CODE,
+        launchers=0 if is_alone else line.where.launchers,
     )
     return rules if join_s is None else replace(rules, join_timeout_s=join_s)
 

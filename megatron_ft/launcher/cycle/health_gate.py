@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 
 from megatron_ft.core.health_gate import is_told, retry_delay_s
-from megatron_ft.core.records.launcher import NodeHealth
 from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.coordination.coordination import Coordination
 from megatron_ft.launcher.node import Node
@@ -48,7 +47,8 @@ def _look(
         "LOCAL_WORLD_SIZE": str(ranks),
     }
     checked = health.run(environment, check)
-    record = NodeHealth(
+    node.log.write(
+        "node_health",
         cycle=cycle,
         good=checked.is_good,
         exit_code=checked.code,
@@ -56,5 +56,4 @@ def _look(
         last_line=checked.last_line,
         seconds=checked.seconds,
     )
-    node.log.write(record)
     return checked

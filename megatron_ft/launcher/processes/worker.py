@@ -173,14 +173,13 @@ class WorkerContext(PContext):
     """torch's idea of a group of ranks, with our way to start, see and end them.
 
     Redirects, ``--tee``, error files and line prefixes are torch's own. ``end`` ends ranks; it is called with
-    (workers, signal, grace in seconds). ``environment`` is that of all ranks, to which torch adds each one's own.
+    (workers, signal, grace in seconds).
     """
 
     def __init__(
         self,
         *,
         spawner: Spawner,
-        environment: Mapping[str, str],
         reactor: Reactor,
         end: Callable[[list[Worker], int, float], None],
         on_start: Callable[[Worker], None],
@@ -191,7 +190,6 @@ class WorkerContext(PContext):
     ) -> None:
         super().__init__(logs_specs=logs_specs, **torch_arguments)
         self._spawner = spawner
-        self._environment = environment
         self._reactor = reactor
         self._end = end
         self._on_start = on_start
@@ -220,7 +218,7 @@ class WorkerContext(PContext):
         return RankSpec(
             local_rank=local_rank,
             argv=private_names.numa_bound_command(argv, local_rank=local_rank, numa_options=self._numa_options),
-            env={**self._environment, **self.envs[local_rank]},
+            env={**os.environ, **self.envs[local_rank]},
             stdout=self.stdouts[local_rank] or None,
             stderr=self.stderrs[local_rank] or None,
         )

@@ -8,7 +8,6 @@ from typing import Any
 
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.fault_plan import PlannedFault, due, resolve
-from megatron_ft.core.records.rank import FaultInjected
 from megatron_ft.ipc.config.fault_plan_file import read_fault_plan
 from megatron_ft.rank.faults.acts import InjectedFault, Slowness, announce, inject
 from megatron_ft.rank.hooks.learning import log_event
@@ -116,8 +115,14 @@ class FaultInjector:
 
     def _carry_out(self, fault: PlannedFault) -> None:
         self._pending.remove(fault)
-        record = FaultInjected(type=fault.type, rank=fault.rank, iteration=fault.iteration, cycle=fault.cycle)
-        log_event(self._client, record)
+        log_event(
+            self._client,
+            "fault_injected",
+            type=fault.type,
+            rank=fault.rank,
+            iteration=fault.iteration,
+            cycle=fault.cycle,
+        )
         announce(fault.describe())
         inject(
             fault.type,

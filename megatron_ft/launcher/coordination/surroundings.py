@@ -1,0 +1,131 @@
+"""What the scheduler says of this launcher's job, nodes and endpoint, from environment variables alone. Pure."""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from megatron_ft.core.errors import ConfigError
+from megatron_ft.launcher.coordination import scheduler
+
+__all__ = ["Scheduler", "Surroundings", "look"]
+
+_FIRST_PORT = 20000
+_PORTS = 9000
+"""Below those that Linux gives to outgoing connections."""
+_STEPS = 16
+_KUBERNETES_PORT = 29500
+
+
+class Scheduler(enum.Enum):
+    """Who has started this launcher; the values are those of ``--scheduler``."""
+
+    SLURM = "slurm"
+    KUBERNETES = "kubernetes"
+    NONE = "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What is known of the job. Empty texts and None are unknown; nothing here is the user's word.
+
+    Args:
+        job: for people: "job 4711 step 0 life 1".
+        life: tells this start of the job from all others, for launchers of any step.
+        run_id: the same for this step: the rendezvous id.
+        nodes: so many have a launcher.
+        launchers: so many were started, and none of them comes back when it has ended; 0: unknown.
+        endpoint: where the first of them is.
+        log_name: the name of a directory for all nodes and lives.
+        surplus: why some launchers would stand in each other's way, where not each is meant as a node.
+        warnings: settings of the scheduler that defeat recovery.
+    """
+
+    scheduler: Scheduler = Scheduler.NONE
+    job: str = ""
+    life: str = ""
+    run_id: str = ""
+    nodes: int | None = None
+    launchers: int = 0
+    endpoint: str = ""
+    log_name: str = ""
+    surplus: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+def look(environ: Mapping[str, str], choice: str = "auto", *, full_name: str = "") -> Surroundings:
+    """``choice`` is that of ``--scheduler``; ``full_name`` is this host's, with its domain.
+
+    Raises:
+        ConfigError: there is no sign of that scheduler.
+    """
+    in_slurm = environ.get("SLURM_JOB_ID", "").isdecimal()
+    in_kubernetes = bool(environ.get("KUBERNETES_SERVICE_HOST")) or "JOB_COMPLETION_INDEX" in environ
+    if choice == "slurm" and not in_slurm:
+        raise ConfigError("--scheduler slurm: SLURM_JOB_ID isn't set: this is no job of Slurm")
+    if choice == "slurm" or (choice == "auto" and in_slurm):
+        return _slurm(environ)
+    if choice == "kubernetes" or (choice == "auto" and in_kubernetes):
+        return _kubernetes(environ, full_name)
+    return Surroundings()
+
+
+def _slurm(environ: Mapping[str, str]) -> Surroundings:
+    job, life = environ["SLURM_JOB_ID"], environ.get("SLURM_RESTART_COUNT") or "0"
+    known = Surroundings(
+        scheduler=Scheduler.SLURM, job=f"job {job} life {life}", life=f"{job}.{life}", log_name=f"slurm-{job}"
+    )
+    step, tasks = environ.get("SLURM_STEP_ID", ""), _number(environ, "SLURM_STEP_NUM_TASKS")
+    hosts = scheduler.hosts(environ, 1)
+    if not step.isdecimal() or tasks < 2 or not hosts:
+        return known  # a batch script, or one launcher
+    nodes = _number(environ, "SLURM_STEP_NUM_NODES") or 1
+    port = _FIRST_PORT + (int(job) * _STEPS + int(step)) % _PORTS
+    return Surroundings(
+        scheduler=Scheduler.SLURM,
+        job=f"job {job} step {step} life {life}",
+        life=known.life,
+        run_id=f"{job}.{step}.{life}",
+        nodes=nodes,
+        launchers=tasks,
+        endpoint=f"{hosts[0]}:{port}",
+        log_name=known.log_name,
+        surplus="" if tasks == nodes else f"srun has started {tasks} launchers on {nodes} node{'s' * (nodes > 1)}",
+        warnings=_defeats(environ) if nodes > 1 else (),
+    )
+
+
+def _defeats(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """srun's own settings, as it passes them on."""
+    told = []
+    if environ.get("SLURM_KILL_BAD_EXIT", "0") not in ("", "0"):
+        told.append("SLURM_KILL_BAD_EXIT is set: srun ends all nodes when one of them fails; add --kill-on-bad-exit=0")
+    if environ.get("SLURM_WAIT", "0") not in ("", "0"):
+        told.append(
+            f"SLURM_WAIT is {environ['SLURM_WAIT']}: srun ends all nodes so many seconds after one has left the job; "
+            "add --wait=0"
+        )
+    return tuple(told)
+
+
+def _kubernetes(environ: Mapping[str, str], full_name: str) -> Surroundings:
+    """An indexed Job calls its pods NAME-INDEX; a headless service is their domain."""
+    index = environ.get("JOB_COMPLETION_INDEX", "")
+    host, _, domain = full_name.partition(".")
+    pod = re.fullmatch(r"(.+)-(\d+)", host)
+    if pod is None or pod[2] != index:
+        return Surroundings(scheduler=Scheduler.KUBERNETES, job="a pod")
+    return Surroundings(
+        scheduler=Scheduler.KUBERNETES,
+        job=f"pod {index} of {pod[1]}",
+        life=pod[1],
+        run_id=pod[1],
+        endpoint=f"{pod[1]}-0.{domain}:{_KUBERNETES_PORT}" if domain else "",
+    )
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    value = environ.get(name, "")
+    return int(value) if value.isdecimal() else 0

@@ -1,0 +1,53 @@
+"""What isn't given on the command line is taken from the scheduler; one line says what."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Collection
+
+from torch.distributed import run as torchrun
+
+from megatron_ft.core.errors import ConfigError
+from megatron_ft.launcher.coordination.surroundings import Scheduler, Surroundings
+
+__all__ = ["take"]
+
+_PLACES = {"rdzv_endpoint", "master_addr", "master_port"}
+_NAMES = {Scheduler.SLURM: "Slurm", Scheduler.KUBERNETES: "Kubernetes"}
+
+
+def take(namespace: argparse.Namespace, given: Collection[str], where: Surroundings) -> str:
+    """Fill in what isn't ``given`` (names of options). The line for the user; empty where nothing was taken.
+
+    Raises:
+        ConfigError: the scheduler has started launchers that would stand in each other's way.
+    """
+    if namespace.standalone:
+        return ""
+    taken = {}
+    if where.surplus and (("nnodes" not in given) or _most(namespace.nnodes) not in (1, where.launchers)):
+        raise ConfigError(
+            f"{where.surplus}, and one is needed on each: srun --ntasks-per-node=1. (Where each is to be a node of its "
+            f"own: --nnodes {where.launchers}; a job of its own: --standalone)"
+        )
+    if where.nodes is not None and "nnodes" not in given:
+        taken["--nnodes"] = namespace.nnodes = str(where.nodes)
+    if _most(namespace.nnodes) == 1:
+        return ""
+    meets_here = "rdzv_backend" not in given or namespace.rdzv_backend == "c10d"
+    if where.endpoint and meets_here and _PLACES.isdisjoint(given):
+        namespace.rdzv_backend = "c10d"
+        taken["--rdzv-endpoint"] = namespace.rdzv_endpoint = where.endpoint
+    if where.run_id and "rdzv_id" not in given:
+        taken["--rdzv-id"] = namespace.rdzv_id = where.run_id
+    if not taken:
+        return ""
+    told = ", ".join(f"{option} {value}" for option, value in taken.items())
+    return f"{_NAMES[where.scheduler]} {where.job}: {told} (--scheduler none takes nothing)"
+
+
+def _most(nnodes: str) -> int | None:
+    try:
+        return int(torchrun.parse_min_max_nnodes(nnodes)[1])
+    except (ValueError, RuntimeError):
+        return None  # refused elsewhere

@@ -1,0 +1,204 @@
+"""What is taken from the scheduler where it isn't given on the command line."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from megatron_ft.core.errors import ConfigError
+from megatron_ft.core.job.lives import Ending
+from megatron_ft.launcher import arguments, termination_log
+from megatron_ft.launcher.arguments import CommandLine, parse
+from megatron_ft.launcher.base.directories import make_log_directory
+from megatron_ft.launcher.coordination.meeting_place import Kind, meeting_place
+from megatron_ft.launcher.coordination.scheduler import expand_hosts
+from megatron_ft.launcher.coordination.surroundings import Scheduler, look
+from megatron_ft.launcher.result_file import End
+
+STEP = {
+    "SLURM_JOB_ID": "4711",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_NODES": "3",
+    "SLURM_STEP_NUM_TASKS": "3",
+    "SLURM_STEP_NODELIST": "node[08-10]",
+    "SLURM_PROCID": "1",
+    "SLURM_NODEID": "1",
+    "SLURMD_NODENAME": "node09",
+}
+PORT = 20000 + 4711 * 16 % 9000
+C10D = "--rdzv-backend=c10d"
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith(("PET_", "SLURM_", "KUBERNETES_", "JOB_"))]:
+        monkeypatch.delenv(name)
+
+
+def line_in(monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], *options: str) -> CommandLine:
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    return parse([*options, __file__])
+
+
+@pytest.mark.parametrize(
+    ("listed", "hosts"),
+    [
+        ("node1", ["node1"]),
+        ("node[1-3]", ["node1", "node2", "node3"]),
+        ("node[08-10,12],gpu1", ["node08", "node09", "node10", "node12", "gpu1"]),
+        ("a[1-2]-b[3-4]", ["a1-b3", "a1-b4", "a2-b3", "a2-b4"]),
+        ("a,b,c", ["a", "b", "c"]),
+        ("cn[001-002],login[1]", ["cn001", "cn002", "login1"]),
+        ("", []),
+    ],
+)
+def test_slurms_lists_of_hosts(listed: str, hosts: list[str]) -> None:
+    assert list(expand_hosts(listed, 100)) == hosts
+
+
+def test_all_of_it_is_taken_where_nothing_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = line_in(monkeypatch, STEP)
+    assert (line.min_nodes, line.max_nodes, line.run_id) == (3, 3, "4711.0.0")
+    place = meeting_place(line, os.environ, is_local=lambda host: False)
+    assert place.kind is Kind.COORDINATED
+    assert place.endpoints == tuple(f"node{n}:{PORT}" for n in ("08", "09", "10"))
+    assert (place.rank, place.rank_source, place.here) == (1, "SLURM_PROCID", 1)
+    assert line.taken == (
+        f"Slurm job 4711 step 0 life 0: --nnodes 3, --rdzv-endpoint node08:{PORT}, --rdzv-id 4711.0.0 "
+        "(--scheduler none takes nothing)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "endpoint", "nodes", "run_id"),
+    [
+        (["--nnodes=2"], f"node08:{PORT}", 2, "4711.0.0"),
+        (["--nnodes=2:3"], f"node08:{PORT}", 3, "4711.0.0"),
+        ([C10D], f"node08:{PORT}", 3, "4711.0.0"),
+        (["--rdzv-endpoint=a:7"], "a:7", 3, "4711.0.0"),
+        (["--master-addr=a"], "a:29500", 3, "4711.0.0"),
+        (["--rdzv-id=mine"], f"node08:{PORT}", 3, "mine"),
+    ],
+)
+def test_what_is_given_wins(
+    options: list[str], endpoint: str, nodes: int, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = line_in(monkeypatch, STEP, *options)
+    place = meeting_place(line, os.environ, is_local=lambda host: False)
+    assert (place.endpoints[0], line.max_nodes, line.run_id) == (endpoint, nodes, run_id)
+
+
+@pytest.mark.parametrize("options", [["--scheduler=none"], ["--standalone"], ["--nnodes=1"]])
+def test_nothing_is_taken_for_a_job_of_one_node(options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    line = line_in(monkeypatch, STEP, *options)
+    assert (line.taken, line.max_nodes, meeting_place(line, os.environ).kind) == ("", 1, Kind.ALONE)
+
+
+def test_variables_of_torchrun_are_given_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = line_in(monkeypatch, {**STEP, "PET_NNODES": "2", "PET_RDZV_ENDPOINT": "a:7", "PET_RDZV_ID": "x"})
+    assert (line.max_nodes, line.namespace.rdzv_endpoint, line.run_id, line.taken) == (2, "a:7", "x", "")
+
+
+def test_a_batch_script_is_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = line_in(monkeypatch, {"SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "node[1-3]", "SLURM_PROCID": "0"})
+    assert (line.max_nodes, line.taken, line.where.log_name) == (1, "", "slurm-4711")
+
+
+def test_each_start_of_a_job_is_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = set()
+    for change in ({}, {"SLURM_RESTART_COUNT": "1"}, {"SLURM_STEP_ID": "1"}, {"SLURM_JOB_ID": "4712"}):
+        line = line_in(monkeypatch, {**STEP, **change})
+        jobs.add(meeting_place(line, os.environ, is_local=lambda host: False).job)
+    assert len(jobs) == 4
+
+
+TWO_EACH = {**STEP, "SLURM_STEP_NUM_TASKS": "6"}
+
+
+@pytest.mark.parametrize("options", [[], ["--nnodes=3"], ["--nnodes=2:3"]])
+def test_two_launchers_on_a_node_are_refused(options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"srun has started 6 launchers on 3 nodes.*--ntasks-per-node=1"):
+        line_in(monkeypatch, TWO_EACH, *options)
+
+
+@pytest.mark.parametrize("options", [["--nnodes=6"], ["--standalone"], ["--nnodes=1"], ["--scheduler=none"]])
+def test_unless_each_is_meant_as_a_node_or_a_job(options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    line_in(monkeypatch, TWO_EACH, *options)
+
+
+def test_settings_that_defeat_recovery_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = line_in(monkeypatch, {**STEP, "SLURM_KILL_BAD_EXIT": "1", "SLURM_WAIT": "60"})
+    first, second = line.options.warnings
+    assert first.startswith("SLURM_KILL_BAD_EXIT is set")
+    assert second.startswith("SLURM_WAIT is 60")
+    monkeypatch.setenv("SLURM_KILL_BAD_EXIT", "0")
+    monkeypatch.setenv("SLURM_WAIT", "0")
+    assert parse([__file__]).options.warnings == []
+
+
+@pytest.mark.parametrize("choice", ["slurm", "pbs"])
+def test_a_scheduler_that_is_not_there(choice: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="scheduler"):
+        line_in(monkeypatch, {}, f"--scheduler={choice}")
+
+
+def test_users_signals_are_for_ranks_that_want_them_and_else_a_request_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert set(line_in(monkeypatch, STEP).save_signals) == {signal.SIGUSR1, signal.SIGUSR2}
+    assert line_in(monkeypatch, STEP, "--ft-forward-signals=USR1").save_signals == (signal.SIGUSR2,)
+    assert line_in(monkeypatch, STEP, "--scheduler=none").save_signals == ()
+
+
+def test_all_nodes_and_lives_have_one_log_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    made = {make_log_directory(ft_log_dir=None, torch_log_dir=None, run_id="x", job_name="slurm-7") for _ in range(2)}
+    assert made == {str(tmp_path / "megatron_ft" / "slurm-7")}
+
+
+def test_an_indexed_job_behind_a_headless_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arguments, "_full_name", lambda: "llama-2.llama-net.default.svc.cluster.local")
+    line = line_in(monkeypatch, {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "2"}, "--nnodes=4")
+    assert line.namespace.rdzv_endpoint == "llama-0.llama-net.default.svc.cluster.local:29500"
+    assert (line.run_id, line.stopped_code) == ("llama", 143)
+    assert meeting_place(line, os.environ, is_local=lambda host: False).rank == 2
+
+
+def test_an_operators_variables_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arguments, "_full_name", lambda: "job-node-0-1")
+    operator = {
+        "PET_NNODES": "2",
+        "PET_NODE_RANK": "1",
+        "PET_MASTER_ADDR": "job-node-0-0.job",
+        "PET_MASTER_PORT": "29400",
+        "KUBERNETES_SERVICE_HOST": "10.0.0.1",
+        "JOB_COMPLETION_INDEX": "1",
+    }
+    line = line_in(monkeypatch, operator)
+    place = meeting_place(line, os.environ, is_local=lambda host: False)
+    assert (place.endpoints, place.rank) == (("job-node-0-0.job:29400",), 1)
+
+
+def test_other_pods_say_nothing_of_their_job() -> None:
+    where = look({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, full_name="bench-7d9f")
+    assert (where.scheduler, where.run_id, where.endpoint) == (Scheduler.KUBERNETES, "", "")
+
+
+def test_a_stopped_pod_has_the_code_that_the_user_chose(monkeypatch: pytest.MonkeyPatch) -> None:
+    pod = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+    assert line_in(monkeypatch, pod, "--ft-stopped-exit-code=0").stopped_code == 0
+    assert line_in(monkeypatch, pod, "--scheduler=none").stopped_code is None
+
+
+def test_kubernetes_is_told_why(tmp_path: Path) -> None:
+    path = tmp_path / "termination-log"
+    path.write_text("x" * 5000)
+    termination_log.tell(End(93, Ending.NO_PROGRESS, "rank 0 exited with code 7"), path=str(path))
+    assert path.read_text() == "no progress: rank 0 exited with code 7"
+    termination_log.tell(End(1, Ending.FAILED, "y" * 9999), path=str(path))
+    assert path.stat().st_size == 4000
+    termination_log.tell(End(0), path=str(path))
+    termination_log.tell(End(0, Ending.FINISHED), path=str(tmp_path / "none"))
+    assert os.listdir(tmp_path) == ["termination-log"]
