@@ -88,7 +88,7 @@ def test_one_node_lost_of_three_disturbs_nobody_a_second_one_restarts_all(launch
     tell(launcher, "finish-1-2")
     again[2].wait_for("all ranks of this node finished; waiting for 2 other nodes")
     tell(launcher, "fail-1-0")
-    again[0].wait_for("cycle 1: node 0 .* is unhealthy: rank 0 exited with code 7; going on")
+    again[0].wait_for("cycle 1: node 0 .* is unhealthy: rank 0 exited with code 7; continuing")
     tell(launcher, "fail-1-1")
     ended = wait_for_all(nodes)
     assert [finished.code for finished in ended] == [1, 1, 1]

@@ -87,7 +87,7 @@ def test_second_request_kills_at_once(launcher: Launcher) -> None:
     launched = launcher.start(script)
     launched.wait_for("^ready")
     launched.signal(signal.SIGTERM)
-    launched.wait_for(r"again after 5 s to kill\)")
+    launched.wait_for(r"again after 5 s kills them\)")
     launched.wait_for("^told")
     time.sleep(5.0)
     assert ended_after(launched, signal.SIGINT) < QUICK_S
@@ -116,7 +116,7 @@ say("saved", len(told))
     finished = launched.wait()
     assert "saved 1" in finished.out
     assert finished.code == (0 if name == "SIGTERM" else 130)
-    assert not [line for line in finished.lines if "again by" in line]
+    assert not [line for line in finished.lines if "again: killing" in line]
 
 
 def test_interrupt(fresh_launcher: Launcher) -> None:
