@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import os
 import re
 import shlex
@@ -12,7 +13,6 @@ import textwrap
 from pathlib import Path
 
 import pytest
-import tomllib
 
 from tests.support.launching import ROOT, Launcher, clean_environment, launcher
 
@@ -109,6 +109,6 @@ def test_the_hooks_as_they_stand_there(launcher: Launcher, tmp_path: Path) -> No
 
 
 def test_the_extras_exist() -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = importlib.metadata.metadata("megatron_ft").get_all("Provides-Extra")
     for name in re.findall(r"pip install \"\.\[(\w+)\]\"", README):
         assert name in extras
