@@ -33,6 +33,7 @@ from megatron_ft.launcher.base import directories
 from megatron_ft.launcher.coordination import meeting_place
 from megatron_ft.launcher.coordination.surroundings import Scheduler, Surroundings, look
 from megatron_ft.launcher.coordination.taking import take
+from megatron_ft.launcher.processes import numa
 from megatron_ft.launcher.torch_compat import private_names
 
 __all__ = ["CommandLine", "parse", "torch_launch_config"]
@@ -154,6 +155,7 @@ def parse(argv: Sequence[str] | None) -> CommandLine:
         where=where,
         taken=taken,
     )
+    numa.check()
     meeting_place.check(line)
     return line
 

@@ -45,7 +45,9 @@ def glance(argv: Sequence[str], environ: Mapping[str, str]) -> Ahead | None:
         preload = parse_preload(given.get("ft-preload"))
     except ConfigError:
         return None  # it is told later
-    is_other = any(given.get(name, "0") != "0" for name in ("help", "no-python", "run-path", "numa-binding"))
+    is_other = "NVRX_GPUS_PER_NUMA" in environ or any(
+        given.get(name, "0") != "0" for name in ("help", "no-python", "run-path", "numa-binding")
+    )
     if preload is None or is_other or not words or words[0].startswith("-") or "${" in words[0]:
         return None
     command = [sys.executable, "-u", *(["-m"] if given.get("module", "0") == "1" else []), *words]

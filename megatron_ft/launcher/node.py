@@ -18,6 +18,7 @@ from megatron_ft.core.rate_limiter import Moderation
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.linux.prctl import become_subreaper
 from megatron_ft.ipc.linux.processes import send_signal, would_end_by
+from megatron_ft.launcher import reference_names
 from megatron_ft.launcher.arguments import CommandLine
 from megatron_ft.launcher.base import directories, leftovers, lines
 from megatron_ft.launcher.base.event_loop import Priority, Reactor
@@ -28,7 +29,7 @@ from megatron_ft.launcher.cycle.deadlines import Punctuality
 from megatron_ft.launcher.glance import shares_output
 from megatron_ft.launcher.job_status import JobStatus
 from megatron_ft.launcher.monitors.monitors import Monitors
-from megatron_ft.launcher.processes import process_tree
+from megatron_ft.launcher.processes import numa, process_tree
 from megatron_ft.launcher.processes.device_memory import DeviceMemory
 from megatron_ft.launcher.processes.health_command import HealthCheck
 from megatron_ft.launcher.processes.termination import Ending
@@ -92,7 +93,8 @@ class Node:
         self.reactor.watch(self.signals.fileno(), self._woken, Priority.SIGNAL)
         self.run_dir = directories.make_run_directory()
         self._claim = leftovers.claim(self.run_dir)
-        self.forking = None if line.options.preload is None else self._make_forking(server)
+        binds = numa.variable() is not None  # through a command, which starts interpreters
+        self.forking = None if line.options.preload is None or binds else self._make_forking(server)
         if self.forking is None and server is not None:
             server.end(set)  # at a glance nobody saw that it isn't wanted
         self.spawner: Spawner = self.forking or FreshInterpreterSpawner()
@@ -100,6 +102,9 @@ class Node:
             self.reactor, known_children=self._known_children, in_a_hurry=self.signals.ask_to_kill, say=say
         )
         self.device_memory = DeviceMemory(self.reactor, log=log, say=say)
+        self._infra_rank = reference_names.infra_rank(line, os.environ)
+        self.cycle_info = reference_names.cycle_info(line, os.environ, log)
+        """None: nobody wants it."""
         self.health = None if line.options.node_health_command is None else self._make_health_check()
         self.control = ControlSocket(os.path.join(self.run_dir, "launcher.sock"), self.reactor, say=say)
         self.control.on_order = self._ordered
@@ -198,10 +203,20 @@ class Node:
     def ranks_start(self, envs: dict[int, dict[str, str]], *, cycle: int, restarts_left: int) -> None:
         """The ranks of a cycle are about to be made, by local rank; nodes that join or leave may restart them, too."""
         self.mend_run_dir()
+        now = time.time()
         for local_rank, env in envs.items():
             env.update(self.environment(local_rank, cycle))
+            env.update(reference_names.variables(cycle, now, self._infra_rank))
+            if self.cycle_info is not None:
+                env["NVRX_CURRENT_CYCLE_INFO"] = self.cycle_info.current
+        if self.cycle_info is not None and envs[0].get("GROUP_RANK") == "0":
+            self.cycle_info.begun(cycle, nodes=int(envs[0]["GROUP_WORLD_SIZE"]))
         if self.forking is not None:
             self.forking.expects_restart = restarts_left > 0 or self.line.max_nodes > 1
+
+    def checkpointed(self) -> int | None:
+        """The iteration of the last checkpoint, where a file holds it."""
+        return reference_names.checkpointed(self.line.options.checkpoint_iteration_file)
 
     def ranks_started(self, record: CycleRecord) -> None:
         """All ranks of a cycle were made."""
@@ -244,6 +259,8 @@ class Node:
 
     def close(self) -> None:
         """End the monitors and remove what was made."""
+        if self.cycle_info is not None:
+            self.cycle_info.ended()
         if self.health is not None:
             self.health.close()
         if self.forking is not None:

@@ -12,6 +12,7 @@ from megatron_ft.core.config.kinds import (
     FLAG,
     SIGNALS,
     TIMEOUT,
+    YES_OR_NO,
     one_of,
     path,
     text,
@@ -102,6 +103,13 @@ class LauncherOptions:
         whole(0, 10**6 - 1, "cycles"),
         "End the job when so many failed cycles in a row got no further than the job has been, neither in iterations "
         "nor in the iteration they went on from; 0 never does. Only for jobs that tell their iterations.",
+        names=("ft-max-no-progress-cycles", "ft-max-no-progress-restarts"),
+    )
+    checkpoint_iteration_file: str | None = option(
+        None,
+        path("of a file", "FILE"),
+        "A file that holds the iteration of the last checkpoint (Megatron-LM's latest_checkpointed_iteration.txt): the "
+        "progress of a job whose ranks report no iterations.",
     )
     no_restart_exit_code: int = option(
         93,
@@ -114,6 +122,29 @@ class LauncherOptions:
         whole(0, 255),
         "The launcher's exit code when it was asked to stop, so that a scheduler can tell that from a finished "
         "training. Default: 0 if all ranks then ended with 0, else 1; 130 for SIGINT.",
+    )
+    use_infra_group_rank: bool = option(
+        True,
+        YES_OR_NO,
+        "Whether nodes are ordered as the scheduler numbers them (GROUP_RANK, SLURM_PROCID or SLURM_NODEID, "
+        "JOB_COMPLETION_INDEX) where no --node-rank is given; else as they arrive.",
+    )
+    numa_bind_strict: bool = option(
+        True,
+        YES_OR_NO,
+        "With NVRX_GPUS_PER_NUMA=N in the environment each rank is bound to NUMA node LOCAL_RANK // N by numactl: true "
+        "binds CPUs and memory, false CPUs only.",
+    )
+    cycle_info_dir: str | None = option(
+        None,
+        path("of a directory", "DIR"),
+        "Where the node of rank 0 writes cycle_info.JOB.ATTEMPT.CYCLE (JSON) for each cycle, and the link "
+        "cycle_info.JOB.current, which ranks find as NVRX_CURRENT_CYCLE_INFO.",
+    )
+    cycle_info_job_id: str | None = option(
+        None,
+        text("the id of a job", "JOB"),
+        "The JOB in these names. Default: SLURM_ARRAY_JOB_ID, SLURM_JOB_ID or --rdzv-id.",
     )
     startup_timeout: float | None = option(
         None,

@@ -54,14 +54,9 @@ IGNORED: dict[str, str] = {
     "min_progress_iterations": "one iteration more counts as progress",
     "num_warmup_iterations": "the functional module and --ft-num-warmup-iters of the script say it",
     "segment_health_check_dir": "segments of nodes have no health check of their own",
-    "numa_bind_strict": "ranks are not bound to NUMA nodes; torchrun's --numa-binding does it",
     "segment": "nodes are ordered by --node-rank, SLURM or arrival, not by their NVLink domain",
-    "checkpoint_iteration_file": "progress is what the ranks report",
-    "cycle_info_dir": "no cycle_info files are written",
-    "cycle_info_job_id": "no cycle_info files are written",
     "per_cycle_applog_prefix": "the ranks' output goes where --log-dir, --tee and --redirects say",
-    "node_health_check_endpoint": "no health service is asked; --ft-node-health-command can ask it",
-    "use_infra_group_rank": "nodes are ordered by --node-rank, SLURM or arrival",
+    "node_health_check_endpoint": "no health service is asked; --ft-node-health-command can, as by grpcurl",
 }
 """By the option's name as a key of YAML: what is lost."""
 

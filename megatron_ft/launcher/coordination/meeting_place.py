@@ -195,6 +195,8 @@ def _is_host(settings: Mapping[str, str]) -> bool | None:
 
 def _rank(line: CommandLine, environ: Mapping[str, str]) -> tuple[int | None, str]:
     rank = line.node_rank
+    if rank is None and not line.options.use_infra_group_rank:
+        return None, ""
     if rank is None:
         return scheduler.rank(environ, min_nodes=line.min_nodes, max_nodes=line.max_nodes)
     return rank, "PET_NODE_RANK" if environ.get("PET_NODE_RANK") == str(rank) else "--node-rank"

@@ -175,13 +175,13 @@ class FaultTolerantAgent(LocalElasticAgent):
         private_names.shut_down_agent(super()._shutdown, death_sig, self._grace_s)
 
     def _new_record(self, global_ranks: list[int]) -> CycleRecord:
-        own = self._coordination.cycle
-        cycle = own if self._rounds is None else self._rounds.cycle if global_ranks else -1
+        cycle = self._coordination.cycle if self._rounds is None else self._rounds.cycle if global_ranks else -1
         return CycleRecord(
             cycle,
             global_ranks,
             snapshot=lambda local_rank: self._node.monitors.snapshot(local_rank, cycle),
             log=self._node.log,
+            checkpointed=self._node.checkpointed,
             last_words=lambda local_rank: crash_evidence.read_last_words(self._node, self._current(), local_rank),
         )
 

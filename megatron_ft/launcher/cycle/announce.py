@@ -74,6 +74,8 @@ def training_again(node: Node, record: CycleRecord) -> None:
 def cycle_ended(node: Node, record: CycleRecord, outcome: Outcome, decision: Decision, cause: Cause) -> None:
     """A cycle has ended otherwise than well."""
     node.failure_ns = (record.noticed_ns(), time.monotonic_ns())
+    if node.cycle_info is not None:
+        node.cycle_info.ended()
     node.say(
         lines.cycle_ended(
             cycle=record.cycle,

@@ -52,7 +52,9 @@ class CycleRecord:
         snapshot: Callable[[int], BoardSnapshot | None],
         log: EventLog,
         last_words: Callable[[int], LastWords] = lambda _local_rank: LastWords(),
+        checkpointed: Callable[[], int | None] = lambda: None,
     ) -> None:
+        """``checkpointed`` says the iteration of the last checkpoint, where a file holds it."""
         self.cycle = cycle
         self.met_ns = time.monotonic_ns()
         """When the nodes had met, which is when a record begins."""
@@ -85,6 +87,7 @@ class CycleRecord:
         self._snapshot = snapshot
         self._log = log
         self._last_words = last_words
+        self._checkpointed = checkpointed
 
     def ended(self, worker: Worker) -> None:
         """A rank has ended."""
@@ -286,6 +289,9 @@ class CycleRecord:
         snapshots = [s for s in map(self._snapshot, range(len(self.global_ranks))) if s is not None]
         # the one that is behind: the others may have gone on for a moment after a rank had failed
         known = [(s.first_iteration, s.iteration) for s in snapshots if s.first_iteration is not None]
+        saved = None if known else self._checkpointed()
+        if saved is not None:
+            return Reached(first=saved, last=saved)
         first = min((first for first, _ in known), default=-1)
         return Reached(first=first, last=min((-1 if last is None else last for _, last in known), default=-1))
 

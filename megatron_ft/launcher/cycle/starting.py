@@ -12,6 +12,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, 
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.launcher.cycle.cycle_record import CycleRecord
 from megatron_ft.launcher.node import Node
+from megatron_ft.launcher.processes import numa
 from megatron_ft.launcher.processes.worker import Worker, WorkerContext
 from megatron_ft.launcher.spawn.rank_logs import CycleLogs
 from megatron_ft.launcher.torch_compat import private_names
@@ -58,6 +59,7 @@ def make_context(
         end=node.ending.end,
         on_start=lambda worker: node.monitors.rank_started(worker.local_rank, worker.pid),
         on_exit=on_exit,
+        prefix=lambda local_rank: numa.prefix(local_rank, strict=node.line.options.numa_bind_strict),
         envs=envs,
         logs_specs=CycleLogs(given.pop("logs_specs"), run_dir=node.run_dir, say=node.say, blocking=node.blocking),
         **given,

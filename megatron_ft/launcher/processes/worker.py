@@ -173,7 +173,7 @@ class WorkerContext(PContext):
     """torch's idea of a group of ranks, with our way to start, see and end them.
 
     Redirects, ``--tee``, error files and line prefixes are torch's own. ``end`` ends ranks; it is called with
-    (workers, signal, grace in seconds).
+    (workers, signal, grace in seconds); ``prefix`` is what stands before the command of a local rank.
     """
 
     def __init__(
@@ -184,6 +184,7 @@ class WorkerContext(PContext):
         end: Callable[[list[Worker], int, float], None],
         on_start: Callable[[Worker], None],
         on_exit: Callable[[Worker], None],
+        prefix: Callable[[int], list[str]] = lambda _local_rank: [],
         numa_options: Any = None,
         logs_specs: LogsSpecs,
         **torch_arguments: Any,
@@ -194,6 +195,7 @@ class WorkerContext(PContext):
         self._end = end
         self._on_start = on_start
         self._on_exit = on_exit
+        self._prefix = prefix
         self._numa_options = numa_options
         self.workers: dict[int, Worker] = {}
 
@@ -214,7 +216,7 @@ class WorkerContext(PContext):
 
     def _spec(self, local_rank: int) -> RankSpec:
         assert isinstance(self.entrypoint, str)
-        argv = [self.entrypoint, *(str(arg) for arg in self.args[local_rank])]
+        argv = [*self._prefix(local_rank), self.entrypoint, *(str(arg) for arg in self.args[local_rank])]
         return RankSpec(
             local_rank=local_rank,
             argv=private_names.numa_bound_command(argv, local_rank=local_rank, numa_options=self._numa_options),

@@ -1,0 +1,85 @@
+"""What jobs of nvidia-resiliency-ext ask of their launcher, and find from it."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+from tests.support.launching import Launcher, launcher
+from tests.support.nodes import meeting_place
+
+__all__ = ["launcher"]
+
+FAILS_ONCE = "os._exit(7) if CYCLE == 0 else None"
+
+
+def test_the_variables_of_a_cycle(launcher: Launcher) -> None:
+    show = 'say(*(os.environ.get("NVRX_" + name) for name in ("CYCLE", "INFRA_RANK", "LAUNCH_TIME")))'
+    before = time.time()
+    finished = launcher.run(f"{show}\n{FAILS_ONCE}", "--max-restarts=1", env={"GROUP_RANK": "4"})
+    assert finished.code == 0
+    (cycle_0, rank_0, began_0), (cycle_1, rank_1, began_1) = (line.split() for line in finished.out.splitlines())
+    assert (cycle_0, cycle_1, rank_0, rank_1) == ("0", "1", "4", "4")
+    assert before < float(began_0) < float(began_1) < time.time()
+
+
+def test_a_file_for_each_cycle(launcher: Launcher, tmp_path: Path) -> None:
+    directory = tmp_path / "info"
+    show = 'say(os.environ["NVRX_CURRENT_CYCLE_INFO"])'
+    options = [f"--ft-cycle-info-dir={directory}", "--max-restarts=1", "--nproc-per-node=2"]
+    env = {"SLURM_JOB_ID": "77", "SLURM_RESTART_COUNT": "3"}
+    finished = launcher.run(f"{show}\n{FAILS_ONCE}", *options, env=env)
+    assert finished.code == 0
+    current = directory / "cycle_info.77.current"
+    assert set(finished.out.splitlines()) == {str(current)}
+    assert current.readlink() == Path("cycle_info.77.3.1")
+    for cycle in (0, 1):
+        values = json.loads((directory / f"cycle_info.77.3.{cycle}").read_text())
+        assert values["cycle_start_time"] < values.pop("cycle_end_time")
+        assert values.pop("active_nodes")
+        assert values.pop("cycle_start_time").endswith("Z")
+        assert values == {
+            "job_id": "77",
+            "attempt_index": 3,
+            "cycle_number": cycle,
+            "cycle_log_file": "",
+            "standby_nodes": "",
+            "generation": "1",
+            "active_ranks": "0",
+        }
+
+
+def test_progress_of_ranks_that_report_none_is_what_a_file_says(launcher: Launcher, tmp_path: Path) -> None:
+    saved = tmp_path / "latest_checkpointed_iteration.txt"
+    options = [f"--ft-checkpoint-iteration-file={saved}", "--max-restarts=20", "--ft-max-no-progress-cycles=2"]
+    script = f"open({str(saved)!r}, 'w').write(str(min(CYCLE, 3) * 10)); os._exit(7)"
+    finished = launcher.run(script, *options)
+    assert finished.code == 93
+    assert len([line for line in finished.lines if " ended: " in line]) == 6
+
+
+def test_ranks_are_bound_to_numa_nodes(launcher: Launcher, tmp_path: Path) -> None:
+    numactl = tmp_path / "bin" / "numactl"
+    numactl.parent.mkdir()
+    numactl.write_text('#!/bin/sh\nexport BOUND="$1 $2"\nshift 2\nexec "$@"\n')
+    numactl.chmod(0o755)
+    env = {"NVRX_GPUS_PER_NUMA": "1", "PATH": f"{numactl.parent}:/usr/bin:/bin"}
+    for option, memory in (("true", "--membind=1"), ("false", "--localalloc")):
+        finished = launcher.run(
+            'say(RANK, os.environ["BOUND"])', "--nproc-per-node=2", f"--ft-numa-bind-strict={option}", env=env
+        )
+        assert finished.code == 0
+        assert f"1 --cpunodebind=1 {memory}" in finished.out.splitlines()
+    finished = launcher.run("pass", env={**env, "NVRX_GPUS_PER_NUMA": "many"})
+    assert (finished.code, finished.err) == (
+        2,
+        "ft_launcher: error: NVRX_GPUS_PER_NUMA='many': must be a whole number of GPUs, at least 1\n",
+    )
+
+
+def test_the_published_batch_line_without_a_backend(launcher: Launcher) -> None:
+    _, *where = meeting_place("--nnodes=1:2", "--rdzv-conf=last_call_timeout=0.2")
+    options = [*where, "--ft-restart_policy=min-healthy", "--max-restarts=1", "--ft-use-infra-group-rank=true"]
+    finished = launcher.run(FAILS_ONCE, *options)
+    assert finished.code == 0
