@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from megatron_ft.cli import check_config, pause, report
+from megatron_ft.cli import check_config, check_launch, pause, report
 from megatron_ft.cli.status import status
 from megatron_ft.coordinator import __main__ as coordinator
 from megatron_ft.core.errors import ConfigError
@@ -52,6 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
     report.add_command(commands)
     check_config.add_command(commands)
+    check_launch.add_commands(commands)
     pause.add_commands(commands)
     status.add_command(commands)
     by_hand = commands.add_parser(
