@@ -4,7 +4,8 @@
 #     export FAULT_TOL_FINISHED_FLAG_FILE=/checkpoints/finished
 #     examples/autoresume/launch.sh ft_launcher --nproc-per-node 8 --max-restarts 3 train.py --save /checkpoints
 #
-# The arguments are the command of a job; under Slurm that is "srun ft_launcher ...", and this is the batch script.
+# The arguments are the command of a job, on a machine without a scheduler. Under Slurm the batch script's body is
+# `megatron-ft slurm` (docs/slurm.md), which knows what srun and the time limit do to a job.
 # Each job goes on from the last checkpoint. One that finishes the training writes the file that
 # FAULT_TOL_FINISHED_FLAG_FILE names: examples/autoresume/train.py does so itself, and with autoresume=True the
 # Lightning callbacks do (examples/lightning_gpt.py). ft_launcher restarts ranks within a job; this starts a new job

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
-__all__ = ["expand_hosts", "hosts", "own_names", "rank"]
+from megatron_ft.core.hosts import expand_hosts
 
-_WORD = re.compile(r"(?:\[[^\]]*\]|[^,])+")
-_RANGES = re.compile(r"\[([^\]]*)\]")
+__all__ = ["hosts", "own_names", "rank"]
 
 
 def hosts(environ: Mapping[str, str], most: int) -> tuple[str, ...]:
@@ -21,31 +18,6 @@ def hosts(environ: Mapping[str, str], most: int) -> tuple[str, ...]:
 def own_names(environ: Mapping[str, str], hostname: str) -> frozenset[str]:
     """By these names the scheduler may know this machine."""
     return frozenset({hostname, hostname.partition(".")[0], environ.get("SLURMD_NODENAME") or hostname})
-
-
-def expand_hosts(text: str, most: int) -> tuple[str, ...]:
-    """The first ``most`` hosts of Slurm's short form: ``node[01-03,7],gpu1``. What isn't in that form is left out."""
-    names = itertools.chain.from_iterable(_expand(word.strip()) for word in _WORD.findall(text))
-    return tuple(itertools.islice(filter(None, names), most))
-
-
-def _expand(word: str) -> Iterator[str]:
-    ranges = _RANGES.search(word)
-    if ranges is None:
-        if "[" not in word and "]" not in word:
-            yield word
-        return
-    for number in _numbers(ranges[1]):
-        for rest in _expand(word[ranges.end() :]) if ranges.end() < len(word) else ("",):
-            yield word[: ranges.start()] + number + rest
-
-
-def _numbers(ranges: str) -> Iterator[str]:
-    for part in ranges.split(","):
-        first, dash, last = part.strip().partition("-")
-        if first.isdecimal() and (last.isdecimal() or not dash):
-            for number in range(int(first), int(last or first) + 1):
-                yield f"{number:0{len(first)}}"
 
 
 def rank(environ: Mapping[str, str], *, min_nodes: int, max_nodes: int) -> tuple[int | None, str]:

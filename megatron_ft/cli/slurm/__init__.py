@@ -1,0 +1,1 @@
+"""`megatron-ft slurm`: the body of a batch script."""

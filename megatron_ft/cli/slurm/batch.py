@@ -1,0 +1,230 @@
+"""The loop of `megatron-ft slurm`: srun, wait, read result.json, and do what the policy says."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import FrameType
+
+from megatron_ft.cli.slurm import commands
+from megatron_ft.cli.slurm.policy import TRY_AGAIN_CODE, Action, After, Limits, Next, decide
+from megatron_ft.core.hosts import expand_hosts
+from megatron_ft.core.job.lives import Lives
+
+__all__ = ["Batch", "Plan"]
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_AGAIN_S = 5.0
+"""Slurm sends a signal twice within milliseconds."""
+_COMMAND_S = 60.0
+_MOST_NODES = 100_000
+_REQUEUED_S = 60.0
+"""So long after it was requeued, this process is still there at most."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What the user wants, and what the allocation is."""
+
+    job: str
+    array: str
+    """The array's number if each of its tasks is a life; else empty."""
+    nodes: int
+    """In the allocation."""
+    limits: Limits
+    log_dir: str
+    launcher: tuple[str, ...]
+    srun_options: tuple[str, ...]
+    excludes_bad_nodes: bool
+
+
+class Batch:
+    """One run of the batch script."""
+
+    def __init__(self, plan: Plan, environ: Mapping[str, str]) -> None:
+        self._plan = plan
+        self._environ = commands.srun_environment(environ)
+        self._asked: list[signal.Signals] = []
+        self._passed_on_s = -_AGAIN_S
+
+    def run(self) -> int:
+        """Until the job ends or is requeued; the exit code."""
+        flag = self._environ.get("FAULT_TOL_FINISHED_FLAG_FILE", "")
+        if flag and os.path.exists(flag):
+            say(f"nothing to do: {flag} is there, the training is finished")
+            self._end_array()
+            return 0
+        with self._taking_signals() as wake:
+            nodes, steps = self._plan.nodes, 0
+            while True:
+                steps += 1
+                before = len(self._lives().lives)
+                code = self._step(nodes, wake)
+                lives, job = self._lives(), self._allocation()
+                nodes = self._plan.nodes if job is None else job.nodes
+                asked = self._asked[0].name if self._asked else ""
+                after = After(lives=lives.lives, before=before, code=code, asked=asked, nodes=nodes, steps=steps)
+                follows = decide(after, self._plan.limits)
+                self._tell_bad_nodes(lives)
+                if follows.action is Action.SRUN:
+                    say(f"{follows.why}; starting another step in this allocation")
+                    continue
+                if follows.action is Action.REQUEUE:
+                    return self._again(follows, lives, "" if job is None else job.state)
+                say(follows.why)
+                if self._plan.array:
+                    self._end_array()
+                return follows.code
+
+    def tell_commands(self) -> None:
+        """Print what would be run."""
+        plan = self._plan
+        words = commands.srun(
+            nodes=plan.nodes, exclude=self._excluded(plan.nodes), more=plan.srun_options, launcher=plan.launcher
+        )
+        print(shlex.join(words))
+        print(f"# on SIGTERM, SIGUSR1 or SIGUSR2: {shlex.join(commands.stop_steps(plan.job))}")
+        print(f"# then, from {os.path.join(plan.log_dir, 'result.json')}:")
+        print(f"#   lost or failed: {shlex.join(commands.show(plan.job))}, and srun again if enough nodes are left")
+        if plan.array:
+            print("#   stopped, or lost with too few nodes: end with 0, and the array's next task goes on")
+            print(f"#   finished, or no progress: {shlex.join(commands.end_array(plan.array))}")
+        else:
+            print(f"#   stopped, or lost with too few nodes: {shlex.join(commands.requeue(plan.job))}")
+            print("#   finished: end with 0; no progress: end with 93")
+        if plan.excludes_bad_nodes:
+            print(f"#   before that, of bad nodes: {shlex.join(commands.avoid(plan.job, ['NODE,...']))}")
+
+    # -- one step ---------------------------------------------------------------------------------------------
+
+    def _step(self, nodes: int, wake: socket.socket) -> int:
+        excluded = self._excluded(nodes)
+        words = commands.srun(
+            nodes=nodes - len(excluded),
+            exclude=excluded,
+            more=self._plan.srun_options,
+            launcher=self._plan.launcher,
+        )
+        say(shlex.join(words))
+        try:
+            # a session of its own: what is sent to this script's group isn't for srun
+            step = subprocess.Popen(words, env=self._environ, stdin=subprocess.DEVNULL, start_new_session=True)
+        except OSError as error:
+            say(f"srun can't be started: {error.strerror}")
+            return TRY_AGAIN_CODE
+        pidfd = os.pidfd_open(step.pid)
+        try:
+            while step.poll() is None:
+                ready, _, _ = select.select([pidfd, wake.fileno()], [], [])
+                if wake.fileno() in ready:
+                    wake.recv(4096)
+                    self._pass_on()
+        finally:
+            os.close(pidfd)
+        return step.returncode if step.returncode >= 0 else 128 - step.returncode
+
+    def _pass_on(self) -> None:
+        """The launchers end their ranks, which save; whoever asks again asks them to be quick."""
+        if not self._asked or time.monotonic() < self._passed_on_s + _AGAIN_S:
+            return
+        self._passed_on_s = time.monotonic()
+        say(f"{self._asked[-1].name}: the launchers are asked to stop")
+        self._command(commands.stop_steps(self._plan.job))
+
+    @contextlib.contextmanager
+    def _taking_signals(self) -> Iterator[socket.socket]:
+        read, write = socket.socketpair()
+        with read, write:
+            write.setblocking(False)
+            before = {number: signal.signal(number, self._note) for number in _SIGNALS}
+            old = signal.set_wakeup_fd(write.fileno(), warn_on_full_buffer=False)
+            try:
+                yield read
+            finally:
+                signal.set_wakeup_fd(old)
+                for number, handler in before.items():
+                    signal.signal(number, handler)
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        self._asked.append(signal.Signals(number))
+
+    # -- what follows -----------------------------------------------------------------------------------------
+
+    def _again(self, follows: Next, lives: Lives, state: str) -> int:
+        if self._plan.array:
+            say(f"{follows.why}; the array's next task goes on")
+            return 0
+        if state not in ("", "RUNNING", "TIMEOUT", "NODE_FAIL"):
+            say(f"{follows.why}; the job isn't requeued: Slurm says that it is {state}")
+            return TRY_AGAIN_CODE
+        bad = sorted(lives.bad_nodes())
+        if bad and self._plan.excludes_bad_nodes:
+            self._command(commands.avoid(self._plan.job, bad))
+        say(f"{follows.why}; requeueing job {self._plan.job}")
+        if self._command(commands.requeue(self._plan.job)) is None:
+            return TRY_AGAIN_CODE
+        time.sleep(_REQUEUED_S)  # Slurm ends this process now; whichever code it ends with counts for nothing
+        return 0
+
+    def _end_array(self) -> None:
+        if self._plan.array:
+            self._command(commands.end_array(self._plan.array))
+
+    def _excluded(self, nodes: int) -> list[str]:
+        """Bad nodes of this allocation that can be done without."""
+        if not self._plan.excludes_bad_nodes:
+            return []
+        job = self._allocation()
+        bad = self._lives().bad_nodes()
+        here = [] if job is None else [name for name in expand_hosts(job.hosts, _MOST_NODES) if name in bad]
+        return here[: max(0, nodes - self._plan.limits.nodes)]
+
+    def _tell_bad_nodes(self, lives: Lives) -> None:
+        for node, reason in lives.bad_nodes().items():
+            say(f"bad node {node}: {reason}. To drain it: {shlex.join(commands.drain(node, reason[:100]))}")
+
+    # -- files and commands -----------------------------------------------------------------------------------
+
+    def _lives(self) -> Lives:
+        try:
+            with open(os.path.join(self._plan.log_dir, "result.json"), "rb") as file:
+                return Lives.parse(file.read())
+        except FileNotFoundError:
+            return Lives()
+        except (OSError, ValueError) as error:
+            say(f"{self._plan.log_dir}/result.json can't be read: {error}")
+            return Lives()
+
+    def _allocation(self) -> commands.Job | None:
+        answer = self._command(commands.show(self._plan.job), quietly=True)
+        return None if answer is None else commands.allocation(answer)
+
+    def _command(self, words: Sequence[str], *, quietly: bool = False) -> str | None:
+        """What it prints; None if it fails, which is told."""
+        if not quietly:
+            say(shlex.join(words))
+        try:
+            done = subprocess.run(
+                words, capture_output=True, text=True, timeout=_COMMAND_S, stdin=subprocess.DEVNULL, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            say(f"{words[0]} fails: {error}")
+            return None
+        if done.returncode:
+            say(f"{shlex.join(words)} ended with code {done.returncode}: {done.stderr.strip()}")
+            return None
+        return done.stdout
+
+
+def say(text: str) -> None:
+    """A line with the time, for the job's output file."""
+    print(f"[megatron-ft slurm] {time.strftime('%Y-%m-%d %H:%M:%S')} {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,131 @@
+"""`megatron-ft slurm`: its options, and what it finds in its environment."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from megatron_ft.cli.slurm.batch import Batch, Plan
+from megatron_ft.cli.slurm.policy import Limits
+from megatron_ft.core.config.launcher_options import LAUNCHER_OPTIONS
+from megatron_ft.core.errors import ConfigError
+
+__all__ = ["add_command", "plan"]
+
+_DESCRIPTION = """\
+The body of a batch script: it runs ft_launcher on each node by srun, passes on what Slurm asks for, and when the step
+has ended it reads result.json and starts it again in the same allocation, requeues the job, or ends it."""
+_EPILOG = """\
+Everything after -- is for ft_launcher, which finds nodes, endpoint and id itself. docs/slurm.md has a script."""
+
+
+def add_command(commands: Any) -> None:
+    """Add it to the subparsers of `megatron-ft`."""
+    parser = commands.add_parser(
+        "slurm", help="the body of a batch script of Slurm", description=_DESCRIPTION, epilog=_EPILOG
+    )
+    parser.add_argument("--spares", type=int, default=0, metavar="N", help="nodes that stand by (default 0)")
+    parser.add_argument(
+        "--max-lives", type=int, default=20, metavar="N", help="starts of the job in all (default %(default)s)"
+    )
+    parser.add_argument(
+        "--max-failures",
+        type=int,
+        default=3,
+        metavar="N",
+        help="end the job when so many lives in a row have failed (default %(default)s)",
+    )
+    parser.add_argument(
+        "--chain",
+        action="store_true",
+        help="the tasks of an array (--array=1-20%%1) are the lives: nothing is requeued",
+    )
+    parser.add_argument(
+        "--exclude-bad-nodes",
+        action="store_true",
+        help="do without nodes that result.json calls bad, where that's possible",
+    )
+    parser.add_argument("--srun", action="append", default=[], metavar="OPTION", help="one more option for srun")
+    parser.add_argument(
+        "--launcher", default="", metavar="PROGRAM", help="ft_launcher's path on the nodes (default: this Python's own)"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="print the commands, run none")
+    parser.add_argument("arguments", nargs="*", metavar="-- ARGUMENTS", help="of ft_launcher")
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    batch = Batch(plan(args, os.environ), os.environ)
+    if args.dry_run:
+        batch.tell_commands()
+        return 0
+    return batch.run()
+
+
+def plan(args: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
+    """What to run.
+
+    Raises:
+        ConfigError: this is no job of Slurm, or the options can't be right.
+    """
+    job, nodes = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES", "")
+    if not job or not nodes.isdecimal():
+        raise ConfigError("SLURM_JOB_ID isn't set: `megatron-ft slurm` belongs into a batch script (sbatch)")
+    array = environ.get("SLURM_ARRAY_JOB_ID", "")
+    if args.chain and not array:
+        raise ConfigError("--chain needs an array, whose tasks run one after the other: sbatch --array=1-20%1")
+    if not args.arguments:
+        raise ConfigError("what is to be run comes after --, as in: megatron-ft slurm -- --nproc-per-node 8 train.py")
+    count = int(nodes)
+    for name, value, least in (
+        ("--spares", args.spares, 0),
+        ("--max-lives", args.max_lives, 1),
+        ("--max-failures", args.max_failures, 1),
+    ):
+        if value < least:
+            raise ConfigError(f"{name} {value}: must be at least {least}")
+    if args.spares >= count:
+        raise ConfigError(f"--spares {args.spares}: the job has {count} node{'s' * (count > 1)}, and one is to train")
+    needed = count - args.spares
+    given_log_dir = _value(args.arguments, LAUNCHER_OPTIONS["log_dir"].spellings)
+    log_dir = given_log_dir or os.path.join(
+        environ.get("SLURM_SUBMIT_DIR") or os.getcwd(), f"ft-{array if args.chain else job}"
+    )
+    program = [args.launcher] if args.launcher else [sys.executable, "-m", "megatron_ft.launcher"]
+    ours = [] if given_log_dir else [f"--ft-log-dir={log_dir}"]
+    given = _value(args.arguments, ["--nnodes"])
+    if given is None:
+        ours.append(f"--nnodes={needed}")
+    else:
+        needed = _least(given)
+    return Plan(
+        job=job,
+        array=array if args.chain else "",
+        nodes=count,
+        limits=Limits(lives=args.max_lives, failures=args.max_failures, nodes=needed),
+        log_dir=log_dir,
+        launcher=(*program, *ours, *args.arguments),
+        srun_options=tuple(args.srun),
+        excludes_bad_nodes=args.exclude_bad_nodes,
+    )
+
+
+def _value(arguments: Sequence[str], names: Sequence[str]) -> str | None:
+    """The launcher's option of one of these names, if it is given before the script's own."""
+    for index, word in enumerate(arguments):
+        option, equals, value = word.partition("=")
+        if option in names:
+            return value if equals else next(iter(arguments[index + 1 :]), "")
+        if word.endswith(".py"):
+            break
+    return None
+
+
+def _least(nnodes: str) -> int:
+    least = nnodes.partition(":")[0]
+    if not least.isdecimal() or int(least) < 1:
+        raise ConfigError(f"--nnodes: {nnodes!r} is neither a number nor MIN:MAX")
+    return int(least)

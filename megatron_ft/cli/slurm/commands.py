@@ -1,0 +1,83 @@
+"""The commands of Slurm that are run, as words; and what their answers say. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+__all__ = [
+    "Job",
+    "allocation",
+    "avoid",
+    "drain",
+    "end_array",
+    "requeue",
+    "show",
+    "srun",
+    "srun_environment",
+    "stop_steps",
+]
+
+_DEFEATS = ("SLURM_KILL_BAD_EXIT", "SLURM_WAIT")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """As ``scontrol show job`` has it."""
+
+    state: str
+    nodes: int
+    hosts: str
+
+
+def srun(*, nodes: int, exclude: Sequence[str], more: Sequence[str], launcher: Sequence[str]) -> list[str]:
+    """One launcher on each node; neither one that ends nor a node that is lost ends the others."""
+    shape = [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
+    others = [f"--exclude={','.join(exclude)}"] if exclude else []
+    stays = ["--kill-on-bad-exit=0", "--wait=0", "--no-kill", "--cpu-bind=none"]
+    return ["srun", *shape, *others, *stays, *more, *launcher]
+
+
+def srun_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Without what would have launchers warn of settings that the options above have overruled."""
+    return {name: value for name, value in environ.items() if name not in _DEFEATS}
+
+
+def stop_steps(job: str) -> list[str]:
+    """SIGTERM for the job's steps: each launcher gets it once. srun itself would end the step without a save."""
+    return ["scancel", "--signal=TERM", job]
+
+
+def requeue(job: str) -> list[str]:
+    """The same job once more."""
+    return ["scontrol", "requeue", job]
+
+
+def show(job: str) -> list[str]:
+    """Its state, and the nodes that it has now."""
+    return ["scontrol", "--oneliner", "show", "job", job]
+
+
+def end_array(array: str) -> list[str]:
+    """The tasks of an array that haven't begun."""
+    return ["scancel", "--state=PENDING", array]
+
+
+def avoid(job: str, nodes: Sequence[str]) -> list[str]:
+    """Not these, the next time."""
+    return ["scontrol", "update", f"JobId={job}", f"ExcNodeList={','.join(nodes)}"]
+
+
+def drain(node: str, reason: str) -> list[str]:
+    """For an operator."""
+    return ["scontrol", "update", f"NodeName={node}", "State=DRAIN", f"Reason={reason}"]
+
+
+def allocation(text: str) -> Job | None:
+    """What ``show`` has printed; None if it isn't that."""
+    found = dict(re.findall(r"(?:^|\s)(JobState|NumNodes|NodeList)=(\S*)", text))
+    nodes = re.match(r"\d+", found.get("NumNodes", ""))
+    if "JobState" not in found or nodes is None:
+        return None
+    return Job(state=found["JobState"], nodes=int(nodes[0]), hosts=found.get("NodeList", ""))

@@ -1,0 +1,37 @@
+"""Slurm's short form of lists of hosts. Pure."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+
+__all__ = ["expand_hosts"]
+
+_WORD = re.compile(r"(?:\[[^\]]*\]|[^,])+")
+_RANGES = re.compile(r"\[([^\]]*)\]")
+
+
+def expand_hosts(text: str, most: int) -> tuple[str, ...]:
+    """The first ``most`` hosts of Slurm's short form: ``node[01-03,7],gpu1``. What isn't in that form is left out."""
+    names = itertools.chain.from_iterable(_expand(word.strip()) for word in _WORD.findall(text))
+    return tuple(itertools.islice(filter(None, names), most))
+
+
+def _expand(word: str) -> Iterator[str]:
+    ranges = _RANGES.search(word)
+    if ranges is None:
+        if "[" not in word and "]" not in word:
+            yield word
+        return
+    for number in _numbers(ranges[1]):
+        for rest in _expand(word[ranges.end() :]) if ranges.end() < len(word) else ("",):
+            yield word[: ranges.start()] + number + rest
+
+
+def _numbers(ranges: str) -> Iterator[str]:
+    for part in ranges.split(","):
+        first, dash, last = part.strip().partition("-")
+        if first.isdecimal() and (last.isdecimal() or not dash):
+            for number in range(int(first), int(last or first) + 1):
+                yield f"{number:0{len(first)}}"

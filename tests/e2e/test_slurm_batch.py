@@ -1,0 +1,196 @@
+"""`megatron-ft slurm` from its start to its end, with stand-ins for srun, scancel and scontrol."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from megatron_ft.core.job.lives import Lives
+from tests.support.launching import ROOT, clean_environment, wait_until
+from tests.support.slurm_stand_ins import install
+
+LAUNCHER = """#!{python}
+import os, signal, sys, time
+sys.path.insert(0, {root!r})
+from megatron_ft.core.job.lives import Ending, Life, Lives
+if os.environ["SLURM_PROCID"] != "0":
+    sys.exit(0)
+result = {home!r} + "/logs/result.json"
+os.makedirs(os.path.dirname(result), exist_ok=True)
+lives = Lives.parse(open(result).read()) if os.path.exists(result) else Lives()
+scenario = open({home!r} + "/scenario").read().split()
+how, code = scenario[len(lives.lives)].split(":")
+lives = lives.begun(Life(job=os.environ["SLURM_STEP_ID"]))
+def write(ending):
+    life = lives.lives[-1]
+    told = Life(job=life.job, outcome=Ending(ending))
+    with open(result + ".new", "w") as file:
+        file.write(lives.updated(told).to_text())
+    os.replace(result + ".new", result)
+def stop(*_):
+    write("stopped")
+    os._exit(int(code))
+signal.signal(signal.SIGTERM, stop)
+write("running")
+if how == "waits":
+    while True:
+        time.sleep(0.01)
+write(how)
+sys.exit(int(code))
+"""
+
+
+class Bench:
+    """One job of Slurm's, whose launchers end as a scenario says: a word for each life, its end and the exit code."""
+
+    def __init__(self, home: Path, scenario: str) -> None:
+        self.home = home
+        self.started: list[subprocess.Popen[bytes]] = []
+        (home / "scenario").write_text(scenario)
+        self._path = install(home)
+        program = home / "ft_launcher"
+        program.write_text(LAUNCHER.format(python=sys.executable, root=str(ROOT), home=str(home)))
+        program.chmod(0o755)
+
+    def start(self, *options: str, arguments: tuple[str, ...] = ("t.py",), **environ: str) -> subprocess.Popen[bytes]:
+        job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "3", "PYTHONPATH": str(ROOT)}
+        path = f"{self._path}:{os.environ['PATH']}"
+        command = [sys.executable, "-m", "megatron_ft.cli.main", "slurm", *options]
+        if "--launcher" not in options:
+            command += ["--launcher", str(self.home / "ft_launcher")]
+        command += ["--", f"--ft-log-dir={self.home / 'logs'}", *arguments]
+        with (self.home / "err").open("a") as err:
+            environment = {**clean_environment(), **job, "PATH": path, **environ}
+            process = subprocess.Popen(command, env=environment, cwd=self.home, stdout=err, stderr=err)
+        self.started.append(process)
+        return process
+
+    def run(self, *options: str, **environ: str) -> int:
+        return self.start(*options, **environ).wait(60)
+
+    @property
+    def calls(self) -> list[list[str]]:
+        return [json.loads(line) for line in (self.home / "calls").read_text().splitlines()]
+
+    def called(self, *names: str) -> list[str]:
+        """The commands that changed something, without options of srun."""
+        found = [" ".join(call) for call in self.calls if call[0] != "srun" and "show" not in call]
+        return [call for call in found if call.startswith(names)]
+
+    @property
+    def steps(self) -> int:
+        return sum(call[0] == "srun" for call in self.calls)
+
+    @property
+    def outcomes(self) -> list[str]:
+        return [life.outcome.value for life in Lives.parse((self.home / "logs" / "result.json").read_text()).lives]
+
+    def wait_for_steps(self, count: int) -> None:
+        """Until that step runs, and its launcher waits."""
+        written = [self.home / "pids", self.home / "logs" / "result.json"]
+        wait_until(lambda: all(map(Path.exists, written)) and self.outcomes.count("running") == 1, 60.0)
+        assert self.steps == count
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path
+    pids = tmp_path / "pids"
+    for pid in pids.read_text().split() if pids.exists() else ():
+        os.kill(int(pid), signal.SIGKILL)
+
+
+def test_it_goes_on_in_the_same_allocation_until_the_training_is_finished(home: Path) -> None:
+    bench = Bench(home, "lost:94 failed:1 finished:0")
+    assert bench.run() == 0
+    assert (bench.steps, bench.outcomes, bench.called("sc")) == (3, ["lost", "failed", "finished"], [])
+    assert "--kill-on-bad-exit=0" in bench.calls[-2] or "--kill-on-bad-exit=0" in bench.calls[-1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_it_has_the_launchers_stopped_and_the_job_requeued(number: signal.Signals, home: Path) -> None:
+    bench = Bench(home, "waits:0 finished:0")
+    first = bench.start()
+    bench.wait_for_steps(1)
+    first.send_signal(number)
+    first.send_signal(number)  # Slurm sends it twice
+    assert first.wait(60) == -signal.SIGKILL  # the stand-in does what Slurm does to a job that is requeued
+    assert bench.called("sc") == ["scancel --signal=TERM 7", "scontrol requeue 7"]
+    assert bench.run(SLURM_RESTART_COUNT="1") == 0
+    assert bench.outcomes == ["stopped", "finished"]
+
+
+def test_a_job_that_is_being_cancelled_is_not_requeued(home: Path) -> None:
+    bench = Bench(home, "waits:0")
+    (home / "job").write_text("JobId=7 JobState=CANCELLED NodeList=localhost NumNodes=3")
+    batch = bench.start()
+    bench.wait_for_steps(1)
+    batch.send_signal(signal.SIGTERM)
+    assert batch.wait(60) == 94
+    assert bench.called("scontrol") == []
+
+
+def test_an_allocation_that_has_become_too_small_is_given_back(home: Path) -> None:
+    bench = Bench(home, "lost:94")
+    (home / "job").write_text("JobId=7 JobState=RUNNING NodeList=localhost NumNodes=2")
+    assert bench.run() == -signal.SIGKILL
+    assert bench.called("scontrol") == ["scontrol requeue 7"]
+
+
+@pytest.mark.parametrize(("scenario", "code"), [("no_progress:93", 93), ("failed:1 failed:1 failed:1", 1)])
+def test_what_another_start_would_not_mend_ends_the_job(scenario: str, code: int, home: Path) -> None:
+    bench = Bench(home, scenario)
+    assert bench.run() == code
+    assert bench.called("sc") == []
+
+
+def test_lives_are_counted_over_requeues(home: Path) -> None:
+    bench = Bench(home, "stopped:0 stopped:0")
+    assert bench.run("--max-lives=2") == -signal.SIGKILL
+    assert bench.run("--max-lives=2", SLURM_RESTART_COUNT="1") == 1
+    assert len(bench.called("scontrol")) == 1
+
+
+def test_the_tasks_of_an_array_are_the_lives(home: Path) -> None:
+    bench = Bench(home, "stopped:0 finished:0")
+    assert bench.run("--chain", SLURM_ARRAY_JOB_ID="5") == 0
+    assert bench.called("sc") == []
+    assert bench.run("--chain", SLURM_ARRAY_JOB_ID="5", SLURM_JOB_ID="8") == 0
+    assert bench.called("sc") == ["scancel --state=PENDING 5"]
+
+
+def test_nothing_is_started_where_the_training_is_finished(home: Path) -> None:
+    bench = Bench(home, "")
+    (home / "finished").touch()
+    assert bench.run(FAULT_TOL_FINISHED_FLAG_FILE=str(home / "finished")) == 0
+    assert not (home / "calls").exists()
+
+
+def test_with_real_launchers(home: Path) -> None:
+    script = home / "train.py"
+    script.write_text(
+        "import os, signal, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: os._exit(0))\n"
+        "again = 'SLURM_RESTART_COUNT' in os.environ\n"
+        "open(f'ready-{os.environ[\"RANK\"]}', 'w').close()\n"
+        "while not again:\n    time.sleep(0.01)\n"
+    )
+    bench = Bench(home, "")
+    real = home / "real_launcher"
+    real.write_text(f'#!/bin/sh\nexec {sys.executable} -m megatron_ft.launcher "$@"\n')
+    real.chmod(0o755)
+    options, job = ("--spares", "1", "--launcher", str(real)), {"SLURM_JOB_ID": str(os.getpid() * 100)}
+    batch = bench.start(*options, arguments=(str(script),), **job)
+    wait_until(lambda: all((home / f"ready-{rank}").exists() for rank in range(2)), 60.0)
+    batch.send_signal(signal.SIGTERM)
+    assert batch.wait(60) == -signal.SIGKILL
+    assert bench.start(*options, arguments=(str(script),), SLURM_RESTART_COUNT="1", **job).wait(60) == 0
+    assert bench.outcomes == ["stopped", "finished"]
+    assert "1 of 2" not in (home / "err").read_text()

@@ -1,0 +1,141 @@
+"""`megatron-ft slurm`: what follows from how a life ended, and the commands that are run for it."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from megatron_ft.cli.main import main
+from megatron_ft.cli.slurm import commands
+from megatron_ft.cli.slurm.command import plan
+from megatron_ft.cli.slurm.policy import Action, After, Limits, Next, decide
+from megatron_ft.core.errors import ConfigError
+from megatron_ft.core.job.lives import Ending, Life
+
+LIMITS = Limits(lives=5, failures=2, nodes=3)
+SRUN, REQUEUE, END = Action.SRUN, Action.REQUEUE, Action.END
+
+
+def after(*endings: Ending, code: int = 1, **changes: object) -> Next:
+    lives = [Life(job="j", outcome=each, cause="rank 0 exited with code 7") for each in endings]
+    known = {"lives": lives, "before": max(0, len(lives) - 1), "code": code, "nodes": 4, **changes}
+    return decide(After(**known), LIMITS)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("endings", "code", "changes", "action", "own_code"),
+    [
+        ([Ending.FINISHED], 0, {}, END, 0),
+        ([Ending.FINISHED], 1, {"asked": "SIGTERM"}, END, 0),
+        ([Ending.NO_PROGRESS], 93, {}, END, 93),
+        ([Ending.MISTAKE], 2, {}, END, 2),
+        ([Ending.STOPPED], 0, {}, REQUEUE, 0),
+        ([Ending.STOPPED], 130, {"asked": "SIGINT"}, END, 130),
+        ([Ending.LOST], 94, {}, SRUN, 0),
+        ([Ending.LOST], 94, {"nodes": 3}, SRUN, 0),
+        ([Ending.LOST], 94, {"nodes": 2}, REQUEUE, 0),
+        ([Ending.LOST], 94, {"asked": "SIGTERM"}, REQUEUE, 0),
+        ([Ending.LOST], 94, {"steps": 3}, REQUEUE, 0),
+        # srun was killed, or all launchers were
+        ([Ending.RUNNING], 137, {}, SRUN, 0),
+        ([Ending.FAILED], 1, {}, SRUN, 0),
+        ([Ending.FAILED, Ending.FAILED], 1, {}, END, 1),
+        ([Ending.FAILED, Ending.STOPPED, Ending.FAILED], 1, {}, SRUN, 0),
+        ([Ending.FAILED], 1, {"asked": "SIGUSR1"}, REQUEUE, 0),
+        ([Ending.STOPPED] * 5, 0, {}, END, 1),
+        ([Ending.LOST] * 5, 94, {}, END, 94),
+        # no launcher has got so far as to write anything
+        ([], 2, {}, END, 2),
+        ([], 1, {}, SRUN, 0),
+        ([Ending.FINISHED], 1, {"before": 1}, SRUN, 0),
+    ],
+)
+def test_what_follows(
+    endings: list[Ending], code: int, changes: dict[str, object], action: Action, own_code: int
+) -> None:
+    follows = after(*endings, code=code, **changes)
+    assert (follows.action, follows.code) == (action, own_code)
+    assert follows.why
+
+
+def test_it_says_why() -> None:
+    assert after(Ending.STOPPED).why == "life 1 was stopped: rank 0 exited with code 7; there is more to train"
+    assert after(Ending.LOST, nodes=2).why.endswith("2 of 3 nodes are left here")
+
+
+def test_what_scontrol_says() -> None:
+    text = (
+        "JobId=7 JobName=x UserId=a(1) JobState=RUNNING Reason=None NodeList=node[1-2] ReqNodeList=(null) "
+        "ExcNodeList=node9 BatchHost=node1 NumNodes=2 NumCPUs=4"
+    )
+    assert commands.allocation(text) == commands.Job(state="RUNNING", nodes=2, hosts="node[1-2]")
+    assert commands.allocation("JobId=7 JobState=PENDING NumNodes=2-4 NodeList=") == commands.Job(
+        state="PENDING", nodes=2, hosts=""
+    )
+    assert commands.allocation("slurm_load_jobs error: Invalid job id specified") is None
+
+
+def test_srun_is_told_that_nobody_ends_with_another() -> None:
+    words = commands.srun(nodes=3, exclude=["b"], more=["--container-image=x"], launcher=["ft_launcher", "t.py"])
+    assert words[:4] == ["srun", "--nodes=3", "--ntasks=3", "--ntasks-per-node=1"]
+    assert {"--kill-on-bad-exit=0", "--wait=0", "--no-kill", "--exclude=b", "--container-image=x"} <= set(words)
+    assert words[-2:] == ["ft_launcher", "t.py"]
+    assert commands.srun_environment({"SLURM_WAIT": "60", "SLURM_KILL_BAD_EXIT": "1", "A": "b"}) == {"A": "b"}
+
+
+JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "17", "SLURM_SUBMIT_DIR": "/home/u"}
+
+
+def arguments(*words: str, **changes: object) -> argparse.Namespace:
+    known = {"spares": 0, "max_lives": 20, "max_failures": 3, "chain": False, "exclude_bad_nodes": False}
+    return argparse.Namespace(
+        **{**known, "srun": [], "launcher": "ft_launcher", "arguments": list(words or ["t.py"]), **changes}
+    )
+
+
+def test_spares_are_left_out_of_the_nodes_that_train() -> None:
+    made = plan(arguments(spares=1), JOB)
+    assert made.launcher == ("ft_launcher", "--ft-log-dir=/home/u/ft-7", "--nnodes=16", "t.py")
+    assert (made.nodes, made.limits.nodes) == (17, 16)
+
+
+def test_what_the_user_gives_the_launcher_wins() -> None:
+    made = plan(arguments("--nnodes", "12:16", "--ft_log_dir=/logs", "t.py", "--nnodes=1"), JOB)
+    assert made.launcher == ("ft_launcher", "--nnodes", "12:16", "--ft_log_dir=/logs", "t.py", "--nnodes=1")
+    assert (made.log_dir, made.limits.nodes) == ("/logs", 12)
+
+
+def test_the_tasks_of_an_array_have_one_directory() -> None:
+    made = plan(arguments(chain=True), {**JOB, "SLURM_ARRAY_JOB_ID": "5"})
+    assert (made.array, made.log_dir) == ("5", "/home/u/ft-5")
+    assert plan(arguments(), {**JOB, "SLURM_ARRAY_JOB_ID": "5"}).array == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "environ", "match"),
+    [
+        ({}, {}, "SLURM_JOB_ID isn't set"),
+        ({"arguments": []}, JOB, "comes after --"),
+        ({"spares": 17}, JOB, "--spares 17: the job has 17 nodes"),
+        ({"spares": -1}, JOB, "--spares -1: must be at least 0"),
+        ({"max_lives": 0}, JOB, "--max-lives 0"),
+        ({"chain": True}, JOB, "--chain needs an array"),
+        ({"arguments": ["--nnodes=x", "t.py"]}, JOB, "--nnodes: 'x'"),
+    ],
+)
+def test_mistakes(changes: dict[str, object], environ: dict[str, str], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        plan(arguments(**changes), environ)
+
+
+def test_a_dry_run_prints_every_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, value in JOB.items():
+        monkeypatch.setenv(name, value)
+    options = ["--spares", "1", "--exclude-bad-nodes", "--launcher", "ft_launcher", "--dry-run"]
+    assert main(["slurm", *options, "--", "--nproc-per-node", "8", "t.py", "--save", "x"]) == 0
+    out = capsys.readouterr().out
+    launched = "ft_launcher --ft-log-dir=/home/u/ft-7 --nnodes=16 --nproc-per-node 8 t.py --save x"
+    assert out.splitlines()[0].endswith(launched)
+    for command in ("scancel --signal=TERM 7", "scontrol requeue 7", "scontrol --oneliner show job 7", "ExcNodeList"):
+        assert command in out
