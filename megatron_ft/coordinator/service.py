@@ -10,10 +10,9 @@ import time
 from collections.abc import Callable
 
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.job.codec import parse, to_message
 from megatron_ft.core.job.coordinator import Coordinator
 from megatron_ft.core.job.edge import Broken, CoordinatorEffect, Drop, Heard, Quit, Send
-from megatron_ft.core.job.messages import Beat, Dismiss, FromMember, Hello, Propose, ToMember
+from megatron_ft.core.job.messages import FROM_MEMBER, Beat, Dismiss, FromMember, Hello, Moved, Propose, ToMember
 from megatron_ft.core.job.roll import Ballot, Decision
 from megatron_ft.ipc.net.secret import DENIED, OPEN, Asking, SecretError
 from megatron_ft.ipc.net.tcp import Peer
@@ -21,7 +20,7 @@ from megatron_ft.ipc.wire import PROTOCOL_VERSION, Message, VersionError, decode
 
 __all__ = ["Service", "frame"]
 
-_BEAT = encode(to_message(Beat()))
+_BEAT = encode(Beat())
 
 _GREETING_S = 10.0
 """Who has connected has so long to say who it is."""
@@ -123,7 +122,7 @@ class Service:
                 self._heard(link, body)
         except VersionError as error:
             text = f"its coordinator speaks version {PROTOCOL_VERSION} of the protocol, this launcher {error.theirs}"
-            self._close_with(link, to_message(Dismiss(2, text)))
+            self._close_with(link, Dismiss(2, text))
         except SecretError:
             self._close_with(link, DENIED)
         except ProtocolError:
@@ -144,13 +143,13 @@ class Service:
             )  # it has a secret: with a coordinator without one it doesn't speak
             return
         parsed = _read_short(body) if len(body) <= _SHORT_BYTES else _read(body)
-        if link.greeted is isinstance(parsed, Hello):
+        if link.greeted is isinstance(parsed, Hello | Moved):
             raise ProtocolError("a hello in another place than the first")
         link.greeted = True
         self._strangers.pop(link.number, None)
         self._do(self._machine.handle(Heard(link.number, parsed), time.monotonic()))
 
-    def _close_with(self, link: _Link, message: Message) -> None:
+    def _close_with(self, link: _Link, message: Message | Dismiss) -> None:
         link.peer.write(encode(message))
         link.peer.flush()
         link.peer.is_open = False
@@ -214,8 +213,7 @@ class Service:
 
 
 def _read(body: bytes) -> FromMember:
-    message: FromMember = parse(decode(body))
-    return message
+    return FROM_MEMBER.parse(decode(body))
 
 
 _read_short = functools.lru_cache(maxsize=1024)(_read)
@@ -227,7 +225,7 @@ def frame(message: ToMember) -> bytes:
     if isinstance(message, Beat):
         return _BEAT
     if not isinstance(message, Propose) or message.place is None:
-        return encode(to_message(message))
+        return encode(message)
     before, after = _around_place(message.ballot, message.decision, message.votes)
     body = b"%b%d%b" % (before, message.place, after)
     return len(body).to_bytes(4, "big") + body
@@ -235,6 +233,6 @@ def frame(message: ToMember) -> bytes:
 
 @functools.lru_cache(maxsize=4)
 def _around_place(ballot: Ballot, decision: Decision, votes: bool) -> tuple[bytes, bytes]:
-    whole = encode(to_message(Propose(ballot, decision, 0, votes)))[4:]
+    whole = encode(Propose(ballot, decision, 0, votes))[4:]
     before, place, after = whole.rpartition(b'"place":')  # in a string, a quote would have a backslash before it
     return before + place, after[1:]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["printable"]
+__all__ = ["printable", "shown"]
+
+_SHOWN = 100
 
 
 def printable(text: str) -> str:
@@ -14,6 +16,16 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else " " if each.isspace() else _escaped(each) for each in text)
+
+
+def shown(value: object) -> str:
+    """Something a peer sent, for a line that a person reads: plain ASCII, and short whatever it is."""
+    if value is None or isinstance(value, (bool, float)):
+        return str(value)
+    if isinstance(value, (int, str)):
+        text = ascii(value)
+        return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    return f"a {type(value).__name__}"  # it may be nested so deep that to write it would fail
 
 
 def _escaped(char: str) -> str:

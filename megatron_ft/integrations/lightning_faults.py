@@ -15,6 +15,7 @@ from typing import Any
 from megatron_ft.core.config.kinds import nearest, show
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.fault_plan import FAULT_TYPES, RANDOM, RANDOM_TYPES
+from megatron_ft.core.records.rank import FaultInjected
 from megatron_ft.rank.client import agreement
 from megatron_ft.rank.faults.injection import inject
 from megatron_ft.rank.faults.simulated import SimulatedFault, common_seed
@@ -116,6 +117,6 @@ def start(params: SimulatedFaultParams, client: Callable[[], Any]) -> None:
 def _carry_out(fault: SimulatedFault, client: Callable[[], Any]) -> None:
     time.sleep(fault.delay_s)
     cycle = int(os.environ.get("FT_CYCLE", "0"))
-    log_event(client(), "fault_injected", type=fault.type, rank=fault.rank, iteration=None, cycle=cycle)
+    log_event(client(), FaultInjected(type=fault.type, rank=fault.rank, cycle=cycle))
     print(f"FT: simulated fault: rank {fault.rank} {FAULT_TYPES[fault.type]} now", file=sys.stderr, flush=True)
     inject(fault.type)

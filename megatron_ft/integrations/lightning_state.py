@@ -46,10 +46,11 @@ def save(client: RankMonitorClient, path: Path) -> None:
     configured = client.cfg.to_dict()
     state = learned.from_client(
         client.state_dict(),
-        last_calculation=client._last_calculation,
+        last_calculation=client._knowledge.last_calculation,
         earlier=earlier,
         configured={name: configured[name] for name in learned.CONFIGURED_FIELDS if name in configured},
         written_at_unix_s=time.time(),
         world_size=agreement.world_size(),
+        known=client._knowledge.known,
     )
     write_state(str(path), {**to_document(state), **client.state_dict()})

@@ -103,6 +103,7 @@ class Board:
         self.words[at + layout.S_OPENED_AT] = 0
         self.words[at + layout.S_OPEN_COUNT] = 0
         self.words[at + layout.S_TIMEOUT] = layout.timeout_word(timeout_s)
+        self.words[at + layout.S_FIRST_TIMEOUT] = self.words[at + layout.S_LEARNED] = 0
 
     def count_up(self, word: int) -> None:
         """Add one, whatever is there."""

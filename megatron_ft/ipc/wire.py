@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from megatron_ft.core.errors import FaultToleranceError, ProtocolError
+from megatron_ft.core.messages.codec import pack
 
 PROTOCOL_VERSION = 1
 MAX_MESSAGE_BYTES = 1 << 20
@@ -28,7 +29,6 @@ MAX_FDS = 8
 """So many descriptors a message may carry; who has more to hand over sends several."""
 _PATH_LIMIT = 107  # sun_path of Linux, less the final zero
 _CHUNK = 1 << 16
-_SHOWN = 100
 
 # a script that is run ahead may put something else into the module
 _dumps, _loads = json.dumps, json.loads
@@ -55,9 +55,10 @@ class Received(NamedTuple):
     fds: tuple[int, ...]
 
 
-def encode(message: Mapping[str, Any], fd_count: int = 0) -> bytes:
-    """The bytes of one message."""
-    body = _dumps({"v": PROTOCOL_VERSION, "fds": fd_count, **message}, separators=(",", ":")).encode()
+def encode(message: object, fd_count: int = 0) -> bytes:
+    """The bytes of one message: a frozen dataclass, or what stands for one."""
+    fields = message if isinstance(message, Mapping) else pack(message)
+    body = _dumps({"v": PROTOCOL_VERSION, "fds": fd_count, **fields}, separators=(",", ":")).encode()
     assert len(body) <= MAX_MESSAGE_BYTES, len(body)
     return _LENGTH.pack(len(body)) + body
 
@@ -119,16 +120,6 @@ def decode(body: bytes) -> Message:
     return message
 
 
-def shown(value: object) -> str:
-    """Something a peer sent, for a line that a person reads: plain ASCII, and short whatever it is."""
-    if value is None or isinstance(value, (bool, float)):
-        return str(value)
-    if isinstance(value, (int, str)):
-        text = ascii(value)
-        return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
-    return f"a {type(value).__name__}"  # it may be nested so deep that to write it would fail
-
-
 class Channel:
     """One end of a connection. Never blocks longer than asked."""
 
@@ -144,7 +135,7 @@ class Channel:
         """For ``select`` and ``poll``; -1 once closed."""
         return self._sock.fileno()
 
-    def send(self, message: Mapping[str, Any], fds: Sequence[int] = (), *, timeout_s: float = 1.0) -> None:
+    def send(self, message: object, fds: Sequence[int] = (), *, timeout_s: float = 1.0) -> None:
         """Send one message, waiting at most ``timeout_s`` for room.
 
         Raises:

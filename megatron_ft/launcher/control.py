@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from megatron_ft.core.control import WorkloadAction
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.printable import printable
+from megatron_ft.core.printable import printable, shown
 from megatron_ft.core.rate_limiter import Moderation
-from megatron_ft.ipc.wire import Channel, ChannelClosedError, Message, check_peer, listen, shown
+from megatron_ft.ipc.wire import Channel, ChannelClosedError, Message, check_peer, listen
 from megatron_ft.launcher.base.event_loop import Reactor
 
 __all__ = ["ControlSocket", "ReceivedRequest"]

@@ -14,6 +14,7 @@ from megatron_ft.core.config.launcher_options import LAUNCHER_OPTIONS
 from megatron_ft.core.config.torchrun import TORCHRUN_OPTIONS
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.run_ahead import Ahead, parse_preload, without_ranks
+from megatron_ft.launcher.spawn.rank_environment import rank_environment
 
 __all__ = ["glance", "shares_output"]
 
@@ -53,10 +54,9 @@ def glance(argv: Sequence[str], environ: Mapping[str, str]) -> Ahead | None:
     command = [sys.executable, "-u", *(["-m"] if given.get("module", "0") == "1" else []), *words]
     is_one = "OMP_NUM_THREADS" in environ or given.get("nproc-per-node", "1").strip() == "1"
     is_shared = shares_output(given.get("redirects", "0"), given.get("tee", "0"), given.get("logs-specs"))
+    own = rank_environment(environ, reference_names=given.get("ft-reference-names", "on") == "on")
     # torch will add that for the ranks
-    return Ahead(
-        command, without_ranks({**environ, **({} if is_one else {"OMP_NUM_THREADS": "1"})}), preload, is_shared
-    )
+    return Ahead(command, without_ranks({**own, **({} if is_one else {"OMP_NUM_THREADS": "1"})}), preload, is_shared)
 
 
 def shares_output(redirects: object, tee: object, logs_specs: object) -> bool:

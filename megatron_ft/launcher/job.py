@@ -14,6 +14,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from megatron_ft.core.errors import ConfigError, FaultToleranceError
 from megatron_ft.core.job.progress import Advance
 from megatron_ft.core.printable import printable
+from megatron_ft.core.records import launcher as records
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.linux import open_files
 from megatron_ft.launcher import endings, termination_log
@@ -64,9 +65,12 @@ def run(
         say(place.note)
     if line.options.observe_only:
         say(lines.OBSERVING_ONLY)
-    log.write("config", values=line.options.sources_for_log(), command=list(command))
+    log.write(records.Config(values=line.options.sources_for_log(), command=tuple(command)))
     before = read_lives(log_dir).advance(command)
-    log.write("meeting", how=place.kind.value, endpoints=place.endpoints, rank=place.rank, rank_from=place.rank_source)
+    meeting = records.Meeting(
+        how=place.kind.value, endpoints=place.endpoints, rank=place.rank, rank_from=place.rank_source
+    )
+    log.write(meeting)
     open_files.take_all()
     try:
         node = Node(line, ranks=config.nproc_per_node, log=log, log_dir=log_dir, server=server)
@@ -84,7 +88,7 @@ def run(
             node.close()
     finally:
         open_files.give_back()
-    log.write("run_ended", exit_code=code)
+    log.write(records.RunEnded(exit_code=code))
     return code
 
 

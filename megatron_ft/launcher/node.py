@@ -15,6 +15,7 @@ from megatron_ft.core.diagnosis.rank_snapshot import LOOK_S
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.printable import printable
 from megatron_ft.core.rate_limiter import Moderation
+from megatron_ft.core.records import launcher as records
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.linux.prctl import become_subreaper
 from megatron_ft.ipc.linux.processes import send_signal, would_end_by
@@ -36,6 +37,7 @@ from megatron_ft.launcher.processes.termination import Ending
 from megatron_ft.launcher.processes.worker import FreshInterpreterSpawner, Spawner, Worker
 from megatron_ft.launcher.spawn.fork_server import ServerProcess
 from megatron_ft.launcher.spawn.forking import ForkingSpawner
+from megatron_ft.launcher.spawn.rank_environment import rank_environment
 
 __all__ = ["Node", "say"]
 
@@ -151,7 +153,12 @@ class Node:
             say=self.say,
             check_stop=self.raise_if_asked_to_stop,
             known_children=self._known_children,
+            environment=self.rank_environment,
         )
+
+    def rank_environment(self) -> dict[str, str]:
+        """Of this node's ranks, but for what torch gives to each."""
+        return rank_environment(os.environ, reference_names=self.line.options.reference_names == "on")
 
     def _make_health_check(self) -> HealthCheck:
         options = self.line.options
@@ -255,7 +262,7 @@ class Node:
             self._told_stop = True
             name = self.signals.received[0].name
             self.say(lines.asked_to_stop(name=name, ranks=ranks, timeout_s=self.line.term_timeout))
-            self.log.write("stop_requested", signal=name, ranks=ranks)
+            self.log.write(records.StopRequested(signal=name, ranks=ranks))
 
     def close(self) -> None:
         """End the monitors and remove what was made."""
@@ -293,7 +300,7 @@ class Node:
         line_now = self._pause_lines.admit(line, time.monotonic())
         if line_now is not None:
             self.say(line_now)
-        self.log.write(f"{order}d", by=pid)
+        self.log.write(records.Paused(by=pid) if order == "pause" else records.Resumed(by=pid))
         return True
 
     def _woken(self) -> None:
@@ -327,12 +334,11 @@ class Node:
             self.say(f"{number.name} is taken as a request to stop: no rank has a handler for it")
             self.signals.note(signal.SIGTERM, time.monotonic())
             return
-        told = {
-            "ranks": [worker.local_rank for worker in passed_on],
-            "unready": [worker.local_rank for worker in unready],
-        }
-        self.say(lines.forwarded(number.name, **told))
-        self.log.write("signal_forwarded", signal=number.name, local_ranks=told["ranks"], unready=told["unready"])
+        ranks = [worker.local_rank for worker in passed_on]
+        without = [worker.local_rank for worker in unready]
+        self.say(lines.forwarded(number.name, ranks=ranks, unready=without))
+        forwarded = records.SignalForwarded(signal=number.name, local_ranks=tuple(ranks), unready=tuple(without))
+        self.log.write(forwarded)
 
     def _known_children(self) -> set[int]:
         ranks = {worker.pid for worker in self.workers.values() if not worker.reaped}

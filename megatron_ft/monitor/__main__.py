@@ -24,7 +24,7 @@ def main() -> None:
     parent_pidfd = _parent_pidfd(settings.parent)
     signal_fd = _route_signals()
     _name_process(f"ft_monitor_{settings.local_rank}")
-    reports = Reports(_open_log(settings), _channel(settings), settings.local_rank)
+    reports = Reports(_open_log(settings), _channel(settings))
     MonitorService(settings, reports, signal_fd, parent_pidfd).run()
 
 

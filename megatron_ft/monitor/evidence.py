@@ -35,6 +35,7 @@ from megatron_ft.core.diagnosis.rank_snapshot import (
 )
 from megatron_ft.core.diagnosis.stacks import Frame, ThreadStack, frame_that_tells, main_stack, parse_faulthandler
 from megatron_ft.core.iterations import begins
+from megatron_ft.core.messages.codec import fields
 from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.files.evidence_files import LIBRARIES
 from megatron_ft.ipc.linux import proc
@@ -106,7 +107,7 @@ def collect(
     document = {
         "schema": 1,
         "summary": f"rank {attached.rank}: {place(note)}",
-        **note.to_dict(),
+        **fields(note),
         "cycle": attached.cycle,
         "verdict": None if verdict is None else board_facts.of_verdict(verdict),
         "board": {

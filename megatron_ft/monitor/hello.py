@@ -8,8 +8,9 @@ import time
 from typing import NamedTuple
 
 from megatron_ft.core.errors import ProtocolError
+from megatron_ft.core.printable import shown
 from megatron_ft.ipc.linux.processes import is_gone
-from megatron_ft.ipc.wire import Channel, check_peer, shown
+from megatron_ft.ipc.wire import Channel, check_peer
 
 PATIENCE_S = 5.0
 """How long a connection may stay silent before it is closed."""

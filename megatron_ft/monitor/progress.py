@@ -6,10 +6,9 @@ says how many. What was written last stands on the board, so that a monitor that
 
 from __future__ import annotations
 
-from typing import Any
-
 from megatron_ft.core.board import layout as layout
 from megatron_ft.core.board.layout import BoardSnapshot
+from megatron_ft.core.records.monitor import Progress
 from megatron_ft.ipc.board import Board, RingEvent
 
 __all__ = ["next_batch", "taken"]
@@ -20,15 +19,10 @@ EVERY_NS = 30_000_000_000
 """A batch is written when it has many events, or its first one is this old."""
 
 
-def next_batch(board: Board, snapshot: BoardSnapshot, now_ns: int, *, at_once: bool = False) -> dict[str, Any] | None:
-    """The fields of one record ``progress``; None if it isn't time yet.
+def next_batch(board: Board, snapshot: BoardSnapshot, now_ns: int, *, at_once: bool = False) -> Progress | None:
+    """What is to be written now; None if it isn't time yet.
 
     The caller writes it, then notes on the board how far it goes (``taken``): one that dies in between repeats it.
-
-    Returns:
-        ``names`` of the sections by index; ``from_ns`` (monotonic); ``dt_us``: microseconds from one event to the next,
-        the first from ``from_ns``; ``code``: 256 * kind + section index; ``iterations``: the numbers of those that
-        begin, in order; ``lost``: events that were overwritten before they could be read.
     """
     first, head = board.words[layout.W_LOGGED_HEAD], snapshot.ring_head
     if head <= first or not (at_once or head - first >= _ENOUGH or _age_ns(board, first, now_ns) >= EVERY_NS):
@@ -42,14 +36,16 @@ def next_batch(board: Board, snapshot: BoardSnapshot, now_ns: int, *, at_once: b
     ]
     from_ns = events[0].at_ns if events else now_ns
     at_us = [(event.at_ns - from_ns) // 1000 for event in events]
-    return {
-        "names": [section.name for section in snapshot.sections],
-        "from_ns": from_ns,
-        "dt_us": [later - earlier for earlier, later in zip([0, *at_us], at_us, strict=False)],
-        "code": [event.kind << 8 | event.section_index for event in events],
-        "iterations": [event.value for event in events if event.kind == layout.EVENT_ITERATION],
-        "lost": head - first - len(events),
-    }
+    return Progress(
+        rank=snapshot.rank,
+        cycle=snapshot.cycle,
+        names=tuple(section.name for section in snapshot.sections),
+        from_ns=from_ns,
+        dt_us=[later - earlier for earlier, later in zip([0, *at_us], at_us, strict=False)],
+        code=[event.kind << 8 | event.section_index for event in events],
+        iterations=[event.value for event in events if event.kind == layout.EVENT_ITERATION],
+        lost=head - first - len(events),
+    )
 
 
 def taken(board: Board, snapshot: BoardSnapshot) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +12,11 @@ from megatron_ft.core.board.hang_detector import Verdict
 from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.diagnosis.rank_snapshot import RankNote
 from megatron_ft.core.errors import ProtocolError
+from megatron_ft.core.messages.monitor import Seen
 from megatron_ft.core.rate_limiter import Moderation
+from megatron_ft.core.records import monitor as records
+from megatron_ft.core.records import shared
+from megatron_ft.core.records.shared import Warning_
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.files.evidence_files import write_evidence
 from megatron_ft.ipc.linux.processes import read_stat
@@ -28,19 +33,18 @@ _WRITING_S = 1.0
 class Reports:
     """Sends and writes; a launcher that is gone or takes nothing is never waited for longer than a second."""
 
-    def __init__(self, log: EventLog, launcher: Channel | None, local_rank: int) -> None:
+    def __init__(self, log: EventLog, launcher: Channel | None) -> None:
         self._log = log
         self._launcher = launcher
-        self._local_rank = local_rank
         self.launcher_is_gone = False
         self._complaints: dict[str, Moderation] = {}
 
-    def tell(self, message_type: str, fds: Sequence[int] = (), /, **fields: Any) -> None:
+    def _tell(self, report: object, fds: Sequence[int] = ()) -> None:
         """Send one message to the launcher."""
         if self._launcher is None or self.launcher_is_gone:
             return
         try:
-            self._launcher.send({"type": message_type, "local_rank": self._local_rank, **fields}, fds)
+            self._launcher.send(report, fds)
         except ChannelClosedError:
             self.launcher_is_gone = True
 
@@ -53,14 +57,13 @@ class Reports:
             self.launcher_is_gone = True
             return []
 
-    def write(self, ev: str, /, **fields: Any) -> None:
-        """Write one record to the event log only."""
-        self._log.write(ev, **fields)
+    def note(self, text: str) -> None:
+        """Something that is only to be found in the event log."""
+        self._log.write(Warning_(text=text))
 
     def warn(self, text: str) -> None:
         """Something a person should know: in the log and on the launcher's output."""
-        self._log.write("warning", text=text)
-        self.tell("warning", text=text)
+        self._write_and_tell(Warning_(text=text))
 
     def complain(self, kind: str, text: str) -> None:
         """A warning that may come again and again: then it is said seldom, with how often it came."""
@@ -70,37 +73,35 @@ class Reports:
 
     def attached(self, attached: AttachedRank, greeting: Hello) -> None:
         """A rank is watched from now on; the launcher gets what a replacement monitor would need."""
-        who = {
-            "rank": attached.rank,
-            "cycle": attached.cycle,
-            "pid": attached.pid,
-            "user_code_ns": greeting.user_code_ns or None,
-            "has_group": greeting.has_group,
-            "at_ns": time.monotonic_ns(),
-        }
-        self._log.write("attached", **who)
-        self.tell("attached", attached.fds, **who)
+        report = records.Attached(
+            rank=attached.rank,
+            cycle=attached.cycle,
+            pid=attached.pid,
+            user_code_ns=greeting.user_code_ns or None,
+            has_group=greeting.has_group,
+            at_ns=time.monotonic_ns(),
+        )
+        self._write_and_tell(report, attached.fds)
 
     def verdict(self, attached: AttachedRank, verdict: Verdict, at_ns: int, *, observed_only: bool) -> None:
         """A rank hangs; said before it is signalled, or, ``observed_only``, without that it is."""
         stat = read_stat(attached.pid)
-        facts: dict[str, Any] = {
-            "rank": attached.rank,
-            "cycle": attached.cycle,
-            "pid": attached.pid,
-            "kind": verdict.kind.value,
-            "section": verdict.section,
-            "since_ns": verdict.since_ns,
-            "elapsed_s": verdict.elapsed_ns / 1e9,
-            "timeout_s": verdict.timeout_ns / 1e9,
-            "iteration": verdict.iteration,
-            "open_sections": list(verdict.open_sections),
-            "state": None if stat is None else stat.state,
-            "observed_only": observed_only,
-            "at_ns": at_ns,
-        }
-        self.tell("verdict", **facts)
-        self._log.write("verdict", **facts)
+        report = shared.Verdict(
+            rank=attached.rank,
+            cycle=attached.cycle,
+            pid=attached.pid,
+            kind=verdict.kind.value,
+            section=verdict.section,
+            since_ns=verdict.since_ns,
+            elapsed_s=verdict.elapsed_ns / 1e9,
+            timeout_s=verdict.timeout_ns / 1e9,
+            iteration=verdict.iteration,
+            open_sections=verdict.open_sections,
+            state=None if stat is None else stat.state,
+            observed_only=observed_only,
+            at_ns=at_ns,
+        )
+        self._write_and_tell(report)
 
     def evidence(
         self, log_dir: str | None, attached: AttachedRank, note: RankNote, document: Mapping[str, Any]
@@ -115,67 +116,83 @@ class Reports:
         self._log.close(_WRITING_S)
 
     def _write_evidence(self, log_dir: str, attached: AttachedRank, document: Mapping[str, Any]) -> None:
-        who = {"rank": attached.rank, "cycle": attached.cycle}
         try:
             path = write_evidence(log_dir, document)
         except OSError as error:
-            self._log.write("warning", text=f"the evidence on rank {attached.rank} can't be written: {error.strerror}")
+            self.note(f"the evidence on rank {attached.rank} can't be written: {error.strerror}")
             return
-        self._log.write("evidence", **who, file=path, summary=document["summary"], took_s=document["took_s"])
+        summary, took_s = document["summary"], document["took_s"]
+        record = shared.Evidence(rank=attached.rank, cycle=attached.cycle, file=path, summary=summary, took_s=took_s)
+        self._log.write(record)
 
     def seen(self, attached: AttachedRank, note: RankNote) -> None:
         """The note alone."""
-        self.tell("evidence", rank=attached.rank, cycle=attached.cycle, note=note.to_dict())
+        self._tell(Seen(attached.cycle, note))
 
     def news(self, watched: WatchedRank, snapshot: BoardSnapshot) -> None:
         """Log what the board shows for the first time: new timeouts, the first iteration of the cycle."""
-        attached = watched.attached
+        rank, cycle = watched.attached.rank, watched.attached.cycle
         if snapshot.timeouts_version != watched.logged_timeouts_version:
             watched.logged_timeouts_version = snapshot.timeouts_version
-            self._log.write(
-                "timeouts",
-                rank=attached.rank,
-                cycle=attached.cycle,
+            record = records.Timeouts(
+                rank=rank,
+                cycle=cycle,
                 version=snapshot.timeouts_version,
                 initial_heartbeat=seconds(snapshot.initial_heartbeat_timeout_ns),
                 heartbeat=seconds(snapshot.heartbeat_timeout_ns),
                 sections={s.name: seconds(s.timeout_ns) for s in snapshot.sections},
                 out_of_section=seconds(snapshot.out_of_section_timeout_ns),
             )
+            self._log.write(record)
         if snapshot.first_iteration_at_ns and not watched.logged_first_iteration:
             watched.logged_first_iteration = True
-            self._log.write(
-                "first_iteration",
-                rank=attached.rank,
-                cycle=attached.cycle,
-                iteration=snapshot.first_iteration,
-                at_ns=snapshot.first_iteration_at_ns,
-            )
+            iteration, at_ns = snapshot.first_iteration or 0, snapshot.first_iteration_at_ns
+            self._log.write(records.FirstIteration(rank=rank, cycle=cycle, iteration=iteration, at_ns=at_ns))
         if snapshot.first_step_at_ns and not watched.logged_first_step:
             watched.logged_first_step = True
-            facts = {"rank": attached.rank, "cycle": attached.cycle, "at_ns": snapshot.first_step_at_ns}
-            self._log.write("first_step", **facts)
-            self.tell("trains", began_ns=snapshot.first_iteration_at_ns, **facts)
+            began_ns, at_ns = snapshot.first_iteration_at_ns, snapshot.first_step_at_ns
+            self._write_and_tell(records.FirstStep(rank=rank, cycle=cycle, began_ns=began_ns, at_ns=at_ns))
 
     def progress(self, watched: WatchedRank, snapshot: BoardSnapshot, *, at_once: bool = False) -> None:
         """Log the section events since the last time, if there are enough of them or it is high time."""
         batch = next_batch(watched.board, snapshot, time.monotonic_ns(), at_once=at_once)
         if batch is not None:
-            self._log.write("progress", rank=watched.attached.rank, cycle=watched.attached.cycle, **batch)
+            self._log.write(batch)
             taken(watched.board, snapshot)
 
     def detached(self, attached: AttachedRank, at_ns: int) -> None:
         """A rank has ended its monitoring; its process still runs."""
-        who = {"rank": attached.rank, "cycle": attached.cycle, "pid": attached.pid}
-        self._log.write("detached", **who)
-        self.tell("detached", **who, at_ns=at_ns)
+        self._write_and_tell(records.Detached(rank=attached.rank, cycle=attached.cycle, pid=attached.pid, at_ns=at_ns))
+
+    def signalled(self, attached: AttachedRank, number: signal.Signals) -> None:
+        """A rank that was found hung was sent a signal."""
+        report = records.Signalled(
+            rank=attached.rank,
+            cycle=attached.cycle,
+            pid=attached.pid,
+            signal=number.name,
+            at_ns=time.monotonic_ns(),
+        )
+        self._write_and_tell(report)
+
+    def launcher_gone(self) -> None:
+        """The launcher has died."""
+        self._log.write(records.LauncherGone())
 
     def rank_gone(self, attached: AttachedRank, snapshot: BoardSnapshot | None) -> None:
         """Log where a rank was when it ended."""
-        facts: dict[str, Any] = {"rank": attached.rank, "cycle": attached.cycle, "pid": attached.pid}
-        if snapshot is not None:
-            facts["iteration"] = snapshot.iteration
-            facts["open_sections"] = [s.name for s in snapshot.open_sections]
-            facts["last_transition_ns"] = snapshot.last_transition_ns
-            facts["shut_down"] = snapshot.closing
-        self._log.write("rank_gone", **facts)
+        record = records.RankGone(
+            rank=attached.rank,
+            cycle=attached.cycle,
+            pid=attached.pid,
+            iteration=snapshot and snapshot.iteration,
+            open_sections=() if snapshot is None else tuple(s.name for s in snapshot.open_sections),
+            last_transition_ns=snapshot and snapshot.last_transition_ns,
+            shut_down=snapshot and snapshot.closing,
+        )
+        self._log.write(record)
+
+    def _write_and_tell(self, report: records.Record | shared.Record, fds: Sequence[int] = ()) -> None:
+        """The launcher first: it may be waited for."""
+        self._tell(report, fds)
+        self._log.write(report)

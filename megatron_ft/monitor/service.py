@@ -15,10 +15,11 @@ from megatron_ft.core.board.hang_detector import Step, Verdict
 from megatron_ft.core.board.layout import BoardDamagedError
 from megatron_ft.core.diagnosis.rank_snapshot import LOOK_S
 from megatron_ft.core.errors import ProtocolError
+from megatron_ft.core.messages.monitor import ORDERS, Collect, Pause, RankStarted, Release, Resume, Stop
 from megatron_ft.ipc.linux.processes import is_gone, is_in, wait_gone
 from megatron_ft.ipc.monitor_process import AttachedRank
 from megatron_ft.ipc.wire import ChannelClosedError, Message
-from megatron_ft.monitor import hello, orders
+from megatron_ft.monitor import hello
 from megatron_ft.monitor.end_of_rank import Ending, end_orphans, remove_run_directory
 from megatron_ft.monitor.evidence import collect
 from megatron_ft.monitor.hello import Caller
@@ -109,31 +110,32 @@ class MonitorService:
     def _obey(self, message: Message) -> None:
         """Do what the launcher says."""
         try:
-            order = orders.parse(message)
+            order = ORDERS.parse(message)
         except ProtocolError as error:
             self._reports.complain("order", f"did not do what the launcher said: {error}")
             return
-        if order.kind == "stop":
-            self._running = False
-        elif order.kind == "rank_started":
-            self._group = self._started = order.pid  # it leads its own group, and its session
-        elif order.kind in ("collect", "release") and not self._is_of_this_cycle(order):
-            return  # it was meant for the rank before
-        elif order.kind == "collect" and self._watched is not None:
-            self._examine(self._watched, None, passive=order.passive, deadline_ns=order.deadline_ns)
-        elif order.kind == "release" and self._ending is not None:
-            self._ending.hurry()
-        elif order.kind == "pause" and self._paused_at_ns is None:
-            # to one that replaces another, the launcher says since when that one was paused
-            now_ns = time.monotonic_ns()
-            self._paused_at_ns = min(order.since_ns or now_ns, now_ns)
-            if self._watched is not None:
-                self._watched.rest()
-        elif order.kind == "resume" and self._paused_at_ns is not None:
-            paused_at_ns, self._paused_at_ns = self._paused_at_ns, None
-            if self._watched is not None:
-                self._watched.excuse_since(paused_at_ns)
-                self._next_look_ns = time.monotonic_ns()
+        match order:
+            case Stop():
+                self._running = False
+            case RankStarted(pid):
+                self._group = self._started = pid  # it leads its own group, and its session
+            case Collect() | Release() if not self._is_of_this_cycle(order.cycle):
+                return  # it was meant for the rank before
+            case Collect() if self._watched is not None:
+                self._examine(self._watched, None, passive=order.passive, deadline_ns=order.deadline_ns)
+            case Release() if self._ending is not None:
+                self._ending.hurry()
+            case Pause(since_ns) if self._paused_at_ns is None:
+                # to one that replaces another, the launcher says since when that one was paused
+                now_ns = time.monotonic_ns()
+                self._paused_at_ns = min(since_ns or now_ns, now_ns)
+                if self._watched is not None:
+                    self._watched.rest()
+            case Resume() if self._paused_at_ns is not None:
+                paused_at_ns, self._paused_at_ns = self._paused_at_ns, None
+                if self._watched is not None:
+                    self._watched.excuse_since(paused_at_ns)
+                    self._next_look_ns = time.monotonic_ns()
 
     def _take_signals(self) -> None:
         for number in os.read(self._signal_fd, 64):
@@ -311,8 +313,8 @@ class MonitorService:
             watched.dismiss(verdict)
             self._next_look_ns = time.monotonic_ns()
 
-    def _is_of_this_cycle(self, order: orders.Order) -> bool:
-        return self._watched is not None and order.cycle == self._watched.attached.cycle
+    def _is_of_this_cycle(self, cycle: int) -> bool:
+        return self._watched is not None and cycle == self._watched.attached.cycle
 
     def _examine(self, watched: WatchedRank, verdict: Verdict | None, *, passive: bool, deadline_ns: int) -> None:
         if watched.note is not None:
@@ -339,9 +341,7 @@ class MonitorService:
         attached = self._watched.attached
         sent = ending.advance()
         for number in sent:
-            fields = {"pid": attached.pid, "signal": number.name, "at_ns": time.monotonic_ns()}
-            self._reports.write("signalled", rank=attached.rank, cycle=attached.cycle, **fields)
-            self._reports.tell("signalled", **fields)
+            self._reports.signalled(attached, number)
         if not sent:
             self._reports.warn(f"rank {attached.rank} (process {attached.pid}) did not end by SIGKILL")
 
@@ -368,12 +368,12 @@ class MonitorService:
             return
         if not is_gone(self._parent_pidfd) and not wait_gone(self._parent_pidfd, _LAUNCHER_ENDS_S):
             # it lives, and will start another monitor when this one ends: no reason to end a rank
-            self._reports.write("warning", text="the launcher can't be heard any more: another monitor takes over")
+            self._reports.note("the launcher can't be heard any more: another monitor takes over")
             return
-        self._reports.write("launcher_gone")
+        self._reports.launcher_gone()
         left = end_orphans(self._settings.socket_path, self._group)
         if left:
-            self._reports.write("warning", text=f"processes {[s.pid for s in left]} did not end by SIGKILL")
+            self._reports.note(f"processes {[s.pid for s in left]} did not end by SIGKILL")
         remove_run_directory(self._settings.socket_path)
 
     def _stop(self) -> None:

@@ -26,7 +26,6 @@ from megatron_ft.coordinator.service import Service
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.codec import parse, to_message
 from megatron_ft.core.job.coordinator import Coordinator
 from megatron_ft.core.job.member import Identity, Member
 from megatron_ft.ipc.net import tcp
@@ -77,7 +76,7 @@ class _StandIn:
                     self.close()
                 case edge.Transmit(message):
                     if self.peer is not None:
-                        self.peer.write(encode(to_message(message)))
+                        self.peer.write(encode(message))
                         self.peer.flush()
                 case edge.OpenStore(held):
                     self.do(self.member.store_opened(held, "127.0.0.1:1", now_s))
@@ -116,7 +115,7 @@ class _StandIn:
     def _heard(self, message: dict[str, object]) -> None:
         assert self.asked is not None
         if self.asked.is_done:
-            self.do(self.member.heard(parse(message), time.monotonic()))
+            self.do(self.member.heard(m.TO_MEMBER.parse(message), time.monotonic()))
             return
         answer = self.asked.answer(message)
         if answer is not None and self.peer is not None:

@@ -14,7 +14,6 @@ import time
 from collections import deque
 
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.codec import parse, to_message
 from megatron_ft.core.job.lobby import beat_s
 from megatron_ft.core.job.roll import Kind
 from megatron_ft.ipc.net import tcp
@@ -22,8 +21,8 @@ from megatron_ft.ipc.wire import Decoder, decode, encode
 
 __all__ = ["StandIns"]
 
-_BEAT = encode(to_message(m.Beat()))
-_READY = encode(to_message(m.Ready()))
+_BEAT = encode(m.Beat())
+_READY = encode(m.Ready())
 _PROPOSAL = b'{"v":1,"fds":0,"type":"propose"'
 _CONNECTED_S = 60.0
 
@@ -61,7 +60,7 @@ class StandIns:
         is_ready = m.Standing(phase=m.Phase.READY)
         address = f"node{number}:29500"
         hello = m.Hello("bench", self._rules, f"i{number}", 1, f"node{number}", address, number, standing=is_ready)
-        return encode(to_message(hello))
+        return encode(hello)
 
     def start(self) -> None:
         """All connect at once."""
@@ -137,11 +136,11 @@ class StandIns:
 
     def _reply(self, body: bytes) -> tuple[bytes, int]:
         """What to say in return, and the cycle that begins."""
-        match parse(decode(body)):
+        match m.TO_MEMBER.parse(decode(body)):
             case m.Lead(term):
-                return encode(to_message(m.Follow(term))), -1
+                return encode(m.Follow(term)), -1
             case m.Propose(ballot):
-                return encode(to_message(m.Accept(ballot, "10.0.0.1:1"))), -1  # only that of place 0 is looked at
+                return encode(m.Accept(ballot, "10.0.0.1:1")), -1  # only that of place 0 is looked at
             case m.Commit(decision) if decision.kind is Kind.CYCLE:
                 return b"", decision.cycle
             case m.End():

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.chaos.plan import HOSTS, ITERATIONS, Event, Outcome, Plan, expected_cause
+from tests.chaos.plan import HOSTS, ITERATIONS, KILLING, Event, Outcome, Plan, expected_cause
 
 __all__ = ["CHECKS", "HOST_CHECKS", "Launch", "Seen", "problems"]
 
@@ -111,11 +112,14 @@ def it_ended_as_it_should(seen: Seen) -> Iterator[str]:
 
 
 def all_hosts_ended_well(seen: Seen) -> Iterator[str]:
-    """The last launcher of each host with 0: earlier ones may have been killed, or have lost the others."""
+    """The last launcher of each host with 0, and none before it but those that were killed."""
     for host in range(1, HOSTS + 1):
         codes = [launch.code for launch in seen.launches if launch.host == host]
-        if not codes or codes[-1] != 0:
-            yield f"the launchers of host {host} ended with {codes}, and not the last one with 0"
+        if not codes or codes[-1] != 0 or any(code != -signal.SIGKILL for code in codes[:-1]):
+            yield f"the launchers of host {host} ended with {codes}: all but the last one are to be killed, that one 0"
+    killed = sum(seen.plan.events[number].fault in KILLING for number in seen.hit())
+    if len(seen.launches) != HOSTS + killed:
+        yield f"{len(seen.launches)} launchers were started on {HOSTS} hosts, where {killed} were killed"
 
 
 def the_weights_are_those_of_the_undisturbed_run(seen: Seen) -> Iterator[str]:

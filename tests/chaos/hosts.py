@@ -11,8 +11,8 @@ from pathlib import Path
 
 from tests.chaos.check import Launch, Seen
 from tests.chaos.one import LAUNCH_S, MEGATRON, TIMEOUTS, Run, launcher_records, next_order, signal_all, training
-from tests.chaos.plan import HOSTS, Event, Plan
-from tests.support.launching import marked
+from tests.chaos.plan import HOSTS, KILLING, Event, Plan
+from tests.support.launching import command_line, marked
 from tests.support.netns import Hosts
 
 __all__ = ["HostsRun"]
@@ -24,20 +24,18 @@ _CUT_S = {"cut_for_a_moment": 1.0, "cut_for_long": 12.0, "host_off": 9.0}
 
 
 class HostsRun(Run):
-    """Host 1 is that of the rendezvous. ``Seen.launches`` are those of all hosts; the last ones end with 0."""
+    """Nodes meet at host 1. It is one job, whichever host is lost: all of ``Seen.launches`` have the number 0."""
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan, clock_library=None)
         self._hosts = Hosts(self.directory, HOSTS)
         self._running: dict[int, subprocess.Popen[bytes]] = {}
-        self._started: list[tuple[int, int, Path]] = []
-        """Host, number of the job, logs."""
+        self._started: list[tuple[int, Path]] = []
+        """Host, and logs."""
         self._codes: dict[int, int | None] = {}
         """By number of the launch."""
         self._heal_at: dict[int, float] = {}
         self._start_at: dict[int, float] = {}
-        self._generation = -1
-        """How often the host of the rendezvous was started, from 0: each is a job of its own."""
 
     def __enter__(self) -> HostsRun:
         super().__enter__()
@@ -80,16 +78,14 @@ class HostsRun(Run):
         left = super().left()
         for event in self.plan.events:
             directory = next((what for what in left if what.startswith("file megatron_ft-")), None)
-            if event.fault in ("host_killed", "host_off") and directory is not None:
+            if event.fault in KILLING and directory is not None:
                 left.remove(directory)
         return left
 
     def _start(self, host: int) -> None:
-        if host == 1:
-            self._generation += 1
         number = len(self._started)
         logs = self.directory / f"logs-{number}"
-        self._started.append((host, max(0, self._generation), logs))
+        self._started.append((host, logs))
         own = {_HOST: f"{self.directory.name}-{host}"}
         command = [*self._hosts.enter(host), sys.executable, "-m", "megatron_ft.launcher", "--nproc-per-node=1"]
         command += [f"--nnodes={HOSTS}", "--max-restarts=10", f"--ft-log-dir={logs}", "--rdzv-backend=c10d"]
@@ -98,7 +94,7 @@ class HostsRun(Run):
             self._running[number] = subprocess.Popen(
                 [*command, *training(self.plan, self.directory)],
                 cwd=self.directory,
-                env={**self.environment(max(0, self._generation)), **own},
+                env={**self.environment(0), **own},
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=stream,
@@ -106,8 +102,8 @@ class HostsRun(Run):
             )
 
     def _read(self, number: int) -> Launch:
-        host, job_number, logs = self._started[number]
-        return Launch(number=job_number, host=host, code=self._codes.get(number), records=launcher_records(logs))
+        host, logs = self._started[number]
+        return Launch(number=0, host=host, code=self._codes.get(number), records=launcher_records(logs))
 
     def _obey(self) -> None:
         with next_order(self._orders) as order:
@@ -129,12 +125,22 @@ class HostsRun(Run):
             while pids := self._pids(host):
                 hits += signal_all(pids, signal.SIGKILL)
                 time.sleep(0.01)
+        elif event.fault == "launcher_lost":
+            launcher = next(n for n, process in self._running.items() if self._started[n][0] == host)
+            self._running[launcher].kill()
+            hits += 1
+        elif event.fault == "coordinator_killed":
+            hits += signal_all(self._coordinators(), signal.SIGKILL)
         elif event.fault == "host_suspended":
             pids = self._pids(host)
             hits += signal_all(pids, signal.SIGSTOP)
             time.sleep(self._chance.uniform(0.2, 2.5))
             signal_all(pids, signal.SIGCONT)
         return hits
+
+    def _coordinators(self) -> list[int]:
+        """On whichever host."""
+        return [stat.pid for stat in marked(self.mark) if "--owner" in command_line(stat.pid)]
 
     def _pids(self, host: int) -> list[int]:
         return [stat.pid for stat in marked(f"{_HOST}={self.directory.name}-{host}")]

@@ -56,7 +56,7 @@ TIMEOUTS = (
     "--ft-rank-section-timeouts=setup:20,step:5,checkpointing:20",
     "--ft-rank-out-of-section-timeout=10",
     "--ft-startup-timeout=25",
-    "--ft-exit-timeout=8",
+    "--ft-exit-timeout=15",
 )
 _OF_OTHERS = ("torchinductor_", "pymp-")
 """What torch, and a killed process that used multiprocessing, leave in the temporary directory."""

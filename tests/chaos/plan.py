@@ -12,6 +12,7 @@ __all__ = [
     "HOSTS",
     "HOST_FAULTS",
     "ITERATIONS",
+    "KILLING",
     "LAYOUTS",
     "RANKS",
     "Event",
@@ -73,7 +74,7 @@ _BETWEEN = ("server_killed", "server_stopped", "launcher_term", "launcher_int", 
 """What can happen while there is no rank that waits for it: at the rendezvous."""
 HOSTS = 3
 _LOST_HOST = (
-    r".*(is lost|no message from its launcher|lost its connection|, likely a consequence of another rank's exit)|"
+    r".*(no message from its launcher|its launcher exited|, likely a consequence of another rank's exit)|"
     r"hang detected \(first on rank \d+: .*root cause undetermined; candidates: .*\brank {rank} of which nothing "
 )
 """The ranks of the others may see it, or wait for too long, before it can be known to be lost, which is told then."""
@@ -81,11 +82,18 @@ HOST_FAULTS: dict[str, tuple[str, str]] = {
     **{name: FAULTS[name] for name in ("rank_killed", "rank_hung", "sleep", "exception")},
     "host_killed": (Outcome.ENDS, _LOST_HOST),
     "host_off": (Outcome.ENDS, _LOST_HOST),
+    "launcher_lost": (Outcome.ENDS, _LOST_HOST),
+    "coordinator_killed": (Outcome.NOTHING, ""),
     "cut_for_long": (Outcome.MAY_END, ""),
     "cut_for_a_moment": (Outcome.NOTHING, ""),
     "host_suspended": (Outcome.NOTHING, ""),
 }
-"""What happens on three hosts with one rank each: to a rank, to all processes of a host, to its network."""
+"""What happens on three hosts with one rank each: to a rank, to processes of a host, to its network.
+
+Whichever host it is, the same is due: one that has the coordinator is replaced by the next one.
+"""
+KILLING = ("host_killed", "host_off", "launcher_lost")
+"""Those that kill a launcher, which its scheduler starts again."""
 _WEIGHTS = {"rank_killed": 3, "exception": 2, "launcher_killed": 2}
 
 _BEFORE_TRAINING = ("start", "setup", "load")
@@ -173,8 +181,6 @@ def expected_cause(event: Event, *, forked: bool) -> str:
         pattern += r"|rank {rank}( \(\w+\))? did not start monitoring within "
     if event.phase == "start" and event.fault == "exception" and not forked:
         pattern = r"rank {rank} exited with code 1"  # a fresh interpreter that isn't monitored yet tells no more
-    if event.fault in ("host_killed", "host_off") and event.rank == 0:
-        pattern += r"|the rendezvous failed: "  # its store went with it
     return pattern.format(rank=event.rank)
 
 
@@ -199,23 +205,25 @@ def draw(seed: int) -> Plan:
 
 
 def draw_for_hosts(seed: int) -> Plan:
-    """The run of that seed on three hosts: one or two faults, each in a cycle of its own."""
+    """The run of that seed on three hosts: one or two faults, of which the second may hit the restart."""
     chance = random.Random(seed)
     events: list[Event] = []
+    cycle = 0
     for _ in range(chance.choice((1, 1, 2))):
-        phases = ("setup", "load", "step", "step", "save", "evaluation")
-        phase = chance.choice(phases[2:] if events else phases)
+        before_training = _BEFORE_TRAINING[1:] if not events or cycle else ()
+        phase = chance.choice((*before_training, "step", "step", "save", "evaluation"))
         iteration = -1
         if phase not in _BEFORE_TRAINING:
             least = max((event.iteration for event in events), default=0)
             later = [n for n in _iterations(phase) if n > least]
             phase, iteration = (phase, chance.choice(later)) if later else ("step", ITERATIONS - 1)
-        fault = chance.choice([name for name in HOST_FAULTS if not events or name not in ("host_killed", "host_off")])
-        events.append(
-            Event(fault=fault, phase=phase, launch=0, cycle=0, rank=chance.randrange(HOSTS), iteration=iteration)
-        )
-        if events[-1].outcome != Outcome.NOTHING:
+        if iteration >= 0 and any(event.iteration == iteration for event in events):
+            break  # it was the last one
+        fault, rank = chance.choice(list(HOST_FAULTS)), chance.randrange(HOSTS)
+        events.append(Event(fault=fault, phase=phase, launch=0, cycle=cycle, rank=rank, iteration=iteration))
+        if events[-1].outcome == Outcome.MAY_END:
             break
+        cycle += events[-1].outcome == Outcome.ENDS
     return Plan(seed=seed, layout="dp3", preload="megatron", learns=False, events=tuple(events))
 
 

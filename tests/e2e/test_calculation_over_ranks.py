@@ -31,7 +31,7 @@ if rank == 2:
 client.send_heartbeat(); time.sleep(0.1 * (4 - rank)); client.send_heartbeat()
 client.calculate_and_set_section_timeouts(['a', 'slow'])
 client.calculate_and_set_hb_timeouts()
-say('state', json.dumps([client.state_dict(), client._last_calculation, client._observed()]))
+say('state', json.dumps([client.state_dict(), client._knowledge.last_calculation, client._observed()]))
 client.shutdown_workload_monitoring()
 dist.barrier()
 dist.destroy_process_group()

@@ -56,8 +56,10 @@ _NOTE: Message = {
     "has_collectives": True,
     "enqueued": {"gloo/0": 3},
     "waits_in": "all_reduce",
-    "groups": {"0": {"range": [0, 4, 1]}},
-    "in_flight": [{"group": "0", "seq": 3, "op": "all_reduce", "ranks": [], "backend": "gloo"}],
+    "in_flight": [
+        {"group": "0", "seq": 3, "op": "all_reduce", "ranks": {"range": [0, 4, 1]}, "backend": "gloo"},
+        {"group": "0", "seq": 4, "op": "recv 0<-1", "p2p": True, "backend": "gloo"},
+    ],
 }
 _VERDICT: Message = {
     "type": "verdict",
@@ -76,12 +78,12 @@ _VERDICT: Message = {
 }
 REPORTS: tuple[Message, ...] = (
     {"type": "attached", "rank": 1, "cycle": 0, "pid": 77, "user_code_ns": 10**12},
-    {"type": "trains", "rank": 1, "cycle": 0, "at_ns": 10**12, "began_ns": 10**12},
+    {"type": "first_step", "rank": 1, "cycle": 0, "at_ns": 10**12, "began_ns": 10**12},
     _VERDICT,
     {**_VERDICT, "section": None, "observed_only": True},
-    {"type": "evidence", "rank": 1, "cycle": 0, "note": _NOTE},
-    {"type": "evidence", "rank": 1, "cycle": 0, "note": {"rank": 1}},
-    {"type": "signalled", "pid": 77, "signal": "SIGTERM", "at_ns": 10**12},
+    {"type": "seen", "cycle": 0, "note": _NOTE},
+    {"type": "seen", "cycle": 0, "note": {"rank": 1}},
+    {"type": "signalled", "rank": 1, "cycle": 0, "pid": 77, "signal": "SIGTERM", "at_ns": 10**12},
     {"type": "warning", "text": "the board was damaged"},
     {"type": "detached", "rank": 1, "cycle": 0, "pid": 77, "at_ns": 10**12},
 )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from megatron_ft.core.diagnosis.exits import CauseKind, HangVerdict
+from megatron_ft.core.diagnosis.rank_snapshot import RankNote
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.coordinator import Coordinator
@@ -135,15 +136,8 @@ class Launcher(Process):
 
     def _do(self, effect: edge.MemberEffect) -> None:
         match effect:
-            case edge.Connect(address):
-                self._connect(address)
-            case edge.Disconnect():
-                self._disconnect()
-            case edge.Transmit(message):
-                if self.link is not None:
-                    if self.world.story is not None and not isinstance(message, m.Beat):
-                        self.world.tell(f"  {self.name} ({self.link.number}) -> {str(message)[:150]}")
-                    self.link.send(self, message)
+            case edge.Connect() | edge.Disconnect() | edge.Transmit() | edge.Announce():
+                self._send(effect)
             case edge.OpenStore(held):
                 self.later(0.002, lambda: self.do(self.member.store_opened(held, f"{self.address}:s", self.clock())))
             case edge.Begin(held):
@@ -161,6 +155,21 @@ class Launcher(Process):
                 self.die()
             case _:
                 pass
+
+    def _send(self, effect: edge.MemberEffect) -> None:
+        match effect:
+            case edge.Connect(address):
+                self._connect(address)
+            case edge.Disconnect():
+                self._disconnect()
+            case edge.Transmit(message) if self.link is not None:
+                if self.world.story is not None and not isinstance(message, m.Beat):
+                    self.world.tell(f"  {self.name} ({self.link.number}) -> {str(message)[:150]}")
+                self.link.send(self, message)
+            case edge.Announce(address, moved):
+                listener = self.world.listeners.get(address)
+                if listener is not None and listener.is_alive and not self.world.is_cut(self.host, listener.host):
+                    Announcement(self, listener, moved)
 
     def clock(self) -> float:
         """This host's."""
@@ -305,12 +314,8 @@ class Launcher(Process):
     def _notice(self) -> None:
         place = self.member.place or 0
         is_it = bool(self.touched) and self.world.now_s - self.touched[-1] < 4.0
-        note = {
-            "rank": place,
-            "state": "T" if is_it else "S",
-            "has_stack": True,
-            "waits_in": "" if is_it else "all_reduce",
-        }
+        waits_in = "" if is_it else "all_reduce"
+        note = RankNote(rank=place, state="T" if is_it else "S", has_stack=True, waits_in=waits_in)
         self.do(self.member.tell(m.Notes(self.member.standing.cycle, (note,)), self.clock()))
 
     def say(self, report: m.Report) -> None:
@@ -338,6 +343,20 @@ class Launcher(Process):
         """A rank asks for the end of the job."""
         self.touched.append(self.world.now_s)
         self.do(self.member.shutdown("enough", 0, self.clock()))
+
+
+class Announcement(Process):
+    """A connection of a launcher's on which one thing is said."""
+
+    def __init__(self, launcher: Launcher, listener: Listener, moved: m.Moved) -> None:
+        super().__init__(launcher.host, f"announcement of {launcher.name}")
+        link = Link(self.world, self, listener)
+        self.world.after(self.world.delay_s(), lambda: listener.call(lambda: listener.accepts(link)))
+        link.send(self, moved)
+
+    def link_broke(self, link: Link) -> None:
+        """It was heard, or wasn't."""
+        self.die()
 
 
 class Listener(Process):
@@ -403,9 +422,12 @@ class Listener(Process):
             self._close()
 
     def _close(self) -> None:
+        self.die()
+
+    def died(self) -> None:
+        """The address is free."""
         if self.world.listeners.get(self.owner.address) is self:
             del self.world.listeners[self.owner.address]
-        self.die()
 
 
 class CoordinatorProcess(Process):

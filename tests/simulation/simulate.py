@@ -37,7 +37,7 @@ def simulate(plan: Plan, *, tell: bool = False) -> Run:
     hosts = world.hosts
     endpoints = tuple(f"h{number}" for number in range(min(plan.endpoints, plan.nodes)))
     job = Job(world, plan.rules, plan.work_s, endpoints)
-    trouble = _Trouble(world, job)
+    trouble = _Trouble(world, job, len(plan.faults))
     order = list(range(len(hosts)))
     world.chance.shuffle(order)
     for number in order:
@@ -53,8 +53,9 @@ def simulate(plan: Plan, *, tell: bool = False) -> Run:
 class _Trouble:
     """What is done to the world."""
 
-    def __init__(self, world: World, job: Job) -> None:
+    def __init__(self, world: World, job: Job, faults: int) -> None:
         self.world = world
+        self._faults = faults
         self.job = job
         self.until_s = 0.0
         """Somebody is still to come back."""
@@ -122,12 +123,15 @@ class _Trouble:
         if launcher is not None:
             launcher.touched.append(self.world.now_s)
             launcher.die()
-            if fault.comes_back and not self._founds_again(launcher):
+            if fault.comes_back and self._may_come_back(launcher.host):
                 self._again(launcher.host, fault.seconds)
 
-    def _founds_again(self, launcher: Launcher) -> bool:
-        """A new launcher at the first endpoint knows of no job, if its coordinator is gone, too: documented."""
-        return launcher.address == self.job.endpoints[0]
+    def _may_come_back(self, host: Host) -> bool:
+        """A new launcher at the first endpoint knows of no job, and enough of them may begin another one: documented.
+
+        As many as MIN can't be new, if there are fewer faults.
+        """
+        return f"h{host.number}" != self.job.endpoints[0] or self._faults + 1 < self.job.rules.min_nodes
 
     def _host_off(self, fault: Fault) -> None:
         host = self._host(fault)
@@ -135,7 +139,7 @@ class _Trouble:
             self._touch([host], 0.0)
             self.network = True
             host.power_off()
-            if fault.comes_back and f"h{host.number}" != self.job.endpoints[0]:
+            if fault.comes_back and self._may_come_back(host):
                 self.world.after(fault.seconds, host.power_on)
                 self._again(host, fault.seconds + 0.1)
 
@@ -200,7 +204,7 @@ class _Trouble:
 
     def _dies_at_effect(self, fault: Fault) -> None:
         launcher = self._launcher(fault)
-        if launcher is not None and not self._founds_again(launcher):
+        if launcher is not None:
             launcher.touched += [self.world.now_s, 1e9]
             launcher.dies_at_effect = fault.count
 

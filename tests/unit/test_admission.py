@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.core.job.admission import differences, refusal
-from megatron_ft.core.job.messages import Dismiss, Hello, Rules
+from megatron_ft.core.job import edge
+from megatron_ft.core.job.admission import MOVED_S, Door, differences, refusal
+from megatron_ft.core.job.coordinator import Coordinator
+from megatron_ft.core.job.messages import Dismiss, Elsewhere, Hello, Moved, Rules
+from megatron_ft.core.job.roll import Decision, Held, Kind, Memory
 
 RULES = Rules(min_nodes=2, max_nodes=3, max_restarts=3)
 
@@ -41,3 +44,44 @@ def test_every_rule_that_differs_has_a_name(field: dataclasses.Field[Any]) -> No
     ((name, own, others),) = differences(RULES, other)
     assert name
     assert own != others
+
+
+# -- a job that is coordinated at another address ---------------------------------------------------------------
+
+
+def knowing() -> Hello:
+    decided = Held(Decision(0, (0, "c", 1), Kind.CYCLE, cycle=0, world=2, size=2, head=0), place=0, votes=True)
+    return dataclasses.replace(hello(), memory=Memory(decided=decided))
+
+
+def test_launcher_that_knows_of_no_job_is_sent_where_the_job_has_moved_for_some_seconds() -> None:
+    door = Door("")
+    assert door.answer(hello(), leads=False, now_s=1.0) is None
+    assert door.moved(Moved("job", "b:29500"), 1.0)
+    assert door.answer(hello(), leads=False, now_s=2.0) == Elsewhere("b:29500")
+    assert door.answer(knowing(), leads=False, now_s=2.0) is None
+    assert door.answer(hello("another"), leads=False, now_s=2.0) == refusal(hello("another"), "job", RULES)
+    assert door.answer(hello(), leads=False, now_s=1.0 + 3 * MOVED_S) is None
+
+
+def test_another_job_that_has_moved_is_none_of_its_business() -> None:
+    door = Door("")
+    door.answer(hello(), leads=False, now_s=0.0)
+    assert not door.moved(Moved("another", "b:29500"), 1.0)
+    assert door.answer(hello(), leads=False, now_s=1.0) is None
+
+
+def test_coordinator_without_a_cycle_lets_its_launchers_go_there() -> None:
+    fresh = Coordinator("fresh", founds=True)
+    fresh.handle(edge.Heard(1, dataclasses.replace(hello(), owns=True)), 0.0)
+    fresh.settle(0.1)
+    told = fresh.handle(edge.Heard(2, Moved("job", "b:29500")), 0.2)
+    assert told == [edge.Drop(2), edge.Send([1], Elsewhere("b:29500")), edge.Drop(1)]
+    assert fresh.connections == 0
+
+
+def test_coordinator_of_a_cycle_keeps_its_launchers() -> None:
+    leader = Coordinator("leader", founds=True)
+    leader.handle(edge.Heard(1, knowing()), 0.0)
+    assert leader.handle(edge.Heard(2, Moved("job", "b:29500")), 0.2) == [edge.Drop(2)]
+    assert leader.connections == 1

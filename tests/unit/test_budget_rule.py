@@ -134,3 +134,8 @@ def test_a_tail_that_forgets_keeps_being_finite() -> None:
     for _ in range(50):
         tail.forget(HALF_LIFE)
         assert math.isfinite(tail.total)
+
+
+def test_a_few_quick_ones_after_slow_first_ones_make_no_short_timeout() -> None:
+    few = after_update(Known(), tail=tail_of(2.0, 2.0), longest_s=60.0, first_s=60.0, factor=5.0)
+    assert judged(few).timeout_s == judged(few).first_s == pytest.approx(300.0)

@@ -16,7 +16,7 @@ from megatron_ft.ipc.linux.processes import carries
 from tests.chaos import one
 from tests.chaos.check import CHECKS, Launch, Seen, problems
 from tests.chaos.one import Run
-from tests.chaos.plan import FAULTS, ITERATIONS, Event, Outcome, Plan, draw
+from tests.chaos.plan import FAULTS, HOST_FAULTS, ITERATIONS, Event, Outcome, Plan, draw, draw_for_hosts
 from tests.support.launching import wait_until
 
 KILL = Event(fault="rank_killed", phase="step", launch=0, cycle=0, rank=1, iteration=5)
@@ -200,6 +200,35 @@ def test_candidates_with_the_rank_are_no_accusation(right: Seen) -> None:
     detail = "root cause undetermined; candidates: rank 0 in a.py:1 f; rank 1 in b.py:2 g"
     text = "hang detected (first on rank 1: hung in 'setup' for 20.0 s (timeout 20.0 s))"
     assert problems(with_record(right, 1, ended(1, text=text, detail=detail))) == []
+
+
+LOST = Event(fault="host_off", phase="step", launch=0, cycle=0, rank=0, iteration=2)
+CODES = {
+    "all went on": ({1: (-9, 0), 2: (0,), 3: (0,)}, None),
+    "one didn't end": ({1: (-9, 0), 2: (0,), 3: (None,)}, "the launchers of host 3 ended with [None]"),
+    "another one ended, and was started again": ({1: (-9, 0), 2: (94, 0), 3: (0,)}, "host 2 ended with [94, 0]"),
+    "another one was killed": ({1: (-9, 0), 2: (-9, 0), 3: (0,)}, "5 launchers were started on 3 hosts, where 1 were"),
+}
+
+
+@pytest.mark.parametrize("what", CODES)
+def test_on_hosts_all_launchers_go_on_but_those_that_are_killed(what: str) -> None:
+    codes, said = CODES[what]
+    plan = Plan(seed=1, layout="dp3", preload="none", learns=False, events=(LOST,))
+    launches = [Launch(number=0, host=host, code=code) for host, each in codes.items() for code in each]
+    records = [ended(0, text="node 0: no message from its launcher for 6 s"), ended(1, "succeeded")]
+    launches[-1] = dataclasses.replace(launches[-1], records=records)
+    trace = [noted("fault", 0, number=0), noted("saved", 1, iteration=ITERATIONS)]
+    found = problems(Seen(plan=plan, launches=launches, trace=trace, weights=WEIGHTS, undisturbed=WEIGHTS))
+    assert (found == []) if said is None else any(said in problem for problem in found)
+
+
+def test_on_hosts_a_campaign_draws_all_there_is_also_for_a_restart() -> None:
+    plans = [draw_for_hosts(seed) for seed in range(200)]
+    events = [event for plan in plans for event in plan.events]
+    assert {event.fault for event in events} == set(HOST_FAULTS)
+    assert {event.cycle for event in events} == {0, 1}
+    assert {event.launch for event in events} == {0}
 
 
 def test_every_check_is_planted(right: Seen) -> None:

@@ -35,6 +35,8 @@ def test_defaults() -> None:
         "rank_section_timeouts": {},
         "rank_out_of_section_timeout": None,
         "safety_factor": 5.0,
+        "timeout_rule": "budget",
+        "false_kill_budget": 1e-6,
         "calculated_timeout_floor": 5.0,
         "workload_check_interval": 5.0,
         "rank_termination_signal": signal.SIGKILL,

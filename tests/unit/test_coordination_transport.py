@@ -62,8 +62,9 @@ class Served:
 
     def close(self) -> None:
         self._is_over = True
-        with contextlib.suppress(OSError), socket.create_connection(self.listener.getsockname(), timeout=5):
-            self._thread.join(BOUND_S)
+        with contextlib.suppress(OSError):  # it may see by itself that it is over
+            socket.create_connection(self.listener.getsockname(), timeout=5).close()
+        self._thread.join(BOUND_S)
         assert not self._thread.is_alive()
 
 

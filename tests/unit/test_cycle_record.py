@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.diagnosis.exceptions import LastWords
 from megatron_ft.core.diagnosis.exits import HangVerdict
+from megatron_ft.core.records.monitor import Attached, FirstStep
 from megatron_ft.ipc.files.event_log import NullEventLog
 from megatron_ft.launcher.cycle import announce, cycle_record
 from megatron_ft.launcher.cycle.cycle_record import CycleRecord
@@ -48,8 +50,8 @@ def worker(local_rank: int) -> Any:
     )
 
 
-def trains(local_rank: int) -> dict[str, Any]:
-    return {"type": "trains", "cycle": 3, "rank": local_rank, "at_ns": time.monotonic_ns()}
+def trains(local_rank: int) -> FirstStep:
+    return FirstStep(cycle=3, rank=local_rank, at_ns=time.monotonic_ns())
 
 
 @pytest.mark.parametrize("ends", [(), (1,), (0, 1)])
@@ -114,11 +116,17 @@ def test_what_the_time_of_a_start_went_into(has_group: bool, forked: bool) -> No
     for local_rank in (0, 1):
         # the last rank counts, and of one that connects again only the first time
         at = start + local_rank * 1000
-        hello = {"type": "attached", "cycle": 3, "at_ns": at + 100, "has_group": has_group and local_rank == 1}
-        hello["user_code_ns"] = at + 10 if forked else None
+        hello = Attached(
+            cycle=3,
+            rank=local_rank,
+            pid=1,
+            at_ns=at + 100,
+            has_group=has_group and local_rank == 1,
+            user_code_ns=at + 10 if forked else None,
+        )
         record.told_by_monitor(local_rank, hello)
-        record.told_by_monitor(local_rank, {**hello, "at_ns": at + 10**9, "user_code_ns": None})
-        trained = {**trains(local_rank), "began_ns": at + 200, "at_ns": at + 300}
+        record.told_by_monitor(local_rank, replace(hello, at_ns=at + 10**9, user_code_ns=None))
+        trained = replace(trains(local_rank), began_ns=at + 200, at_ns=at + 300)
         record.told_by_monitor(local_rank, trained)
     phases = record.phases_ns() or {}
     user_code = {"user code": 1010} if forked else {}
@@ -130,7 +138,7 @@ def test_what_the_time_of_a_start_went_into(has_group: bool, forked: bool) -> No
 
 def test_a_phase_that_is_not_known_of_all_ranks_is_not_told() -> None:
     record = record_of({})
-    record.told_by_monitor(0, {"type": "attached", "cycle": 3, "at_ns": time.monotonic_ns()})
+    record.told_by_monitor(0, Attached(cycle=3, rank=0, pid=1, at_ns=time.monotonic_ns()))
     for local_rank in (0, 1):
         record.told_by_monitor(local_rank, trains(local_rank))
     assert list(record.phases_ns() or {}) == ["rendezvous", "ranks created", "first step"]

@@ -13,20 +13,30 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.cli.logs.read import read_directory
+from megatron_ft.cli.logs.read import EventLogFile, read_directory
+from megatron_ft.core.records.shared import Warning_
 from megatron_ft.ipc.files import event_log
 from megatron_ft.ipc.files.event_log import EventLog
 
 
 def numbers(directory: Path) -> list[int]:
     """Of the records that are left, as the report reads them."""
-    return [record.get("number") for log in read_directory(directory) for record in log.records]
+    return [int(text.split()[0]) for log in read_directory(directory) for text in texts(log)]
+
+
+def texts(log: EventLogFile) -> list[str]:
+    """Of its warnings."""
+    return [record.get("text") for record in log.records if record.ev == "warning"]
+
+
+def tick(number: int, padding: int = 0) -> Warning_:
+    return Warning_(text=f"{number} {'x' * padding}")
 
 
 def test_a_log_within_its_bound_is_one_file(tmp_path: Path) -> None:
     log = EventLog.open(str(tmp_path), role="launcher", run_id="x", max_bytes=100_000)
     for number in range(100):
-        log.write("tick", number=number)
+        log.write(tick(number))
     log.close()
     assert len(os.listdir(tmp_path)) == 1
     assert numbers(tmp_path) == list(range(100))
@@ -44,7 +54,7 @@ def open_below(directory: Path) -> list[str]:
 def test_the_oldest_records_go_first(tmp_path: Path) -> None:
     log = EventLog.open(str(tmp_path), role="monitor", run_id="x", name="local0", max_bytes=20_000)
     for number in range(5000):
-        log.write("tick", number=number, padding="x" * 50)
+        log.write(tick(number, 50))
         with contextlib.suppress(FileNotFoundError):  # it is just being renamed
             assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 20_200
     log.close()
@@ -63,7 +73,7 @@ def test_the_oldest_records_go_first(tmp_path: Path) -> None:
 def test_no_bound(tmp_path: Path) -> None:
     log = EventLog.open(str(tmp_path), role="launcher", run_id="x", max_bytes=0)
     for number in range(3000):
-        log.write("tick", number=number, padding="x" * 100)
+        log.write(tick(number, 100))
     log.close()
     assert numbers(tmp_path) == list(range(3000))
 
@@ -78,7 +88,7 @@ def test_a_directory_that_is_gone_costs_records_and_nothing_else(
     next(directory.iterdir()).unlink()
     directory.rmdir()
     for number in range(200):
-        log.write("tick", number=number)
+        log.write(tick(number))
     log.close()
     assert capsys.readouterr().err.count("lost records") == 1
     assert not directory.exists()
@@ -86,7 +96,7 @@ def test_a_directory_that_is_gone_costs_records_and_nothing_else(
 
 def test_what_is_done_with_files_before_the_end_has_its_record(tmp_path: Path) -> None:
     log, go = EventLog.open(str(tmp_path), role="launcher", run_id="x"), threading.Event()
-    log.do(lambda: go.wait(30) and log.write("tick", number=1))
+    log.do(lambda: go.wait(30) and log.write(tick(1)))
     threading.Timer(0.1, go.set).start()
     log.close(30)
     assert numbers(tmp_path) == [1]
@@ -112,16 +122,16 @@ def test_a_directory_that_does_not_answer_keeps_nobody_waiting(
     answers = silent_directory(monkeypatch)
     log = EventLog.open(str(tmp_path), role="monitor", run_id="x")
     for number in range(100):
-        log.write("tick", number=number, padding="x" * 200_000)
+        log.write(tick(number, 200_000))
     assert os.listdir(tmp_path) == []
     assert not log.flush(0.01)
     assert capsys.readouterr().err.count("loses records: too many wait") == 1
     answers.set()
     assert log.flush(30)
-    log.write("tick", number=100)
+    log.write(tick(100))
     log.close()
     (read,) = read_directory(tmp_path)
-    ticks = [record.get("number") for record in read.records if record.ev == "tick"]
+    ticks = [int(text.split()[0]) for text in texts(read)]
     (lost,) = [record.get("count") for record in read.records if record.ev == "records_lost"]
     assert ticks == [*range(len(ticks) - 1), 100]
     assert 10 < len(ticks) == 101 - lost
@@ -144,8 +154,9 @@ def test_the_end_waits_for_it_with_a_bound(
 def test_a_process_that_ends_without_a_word_has_written_all(tmp_path: Path) -> None:
     script = (
         "import sys; from megatron_ft.ipc.files.event_log import EventLog\n"
+        "from megatron_ft.core.records.shared import Warning_\n"
         "log = EventLog.open(sys.argv[1], role='rank', run_id='x')\n"
-        "for number in range(3000): log.write('tick', number=number)\n"
+        "for number in range(3000): log.write(Warning_(text=str(number)))\n"
     )
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True)
     assert numbers(tmp_path) == list(range(3000))

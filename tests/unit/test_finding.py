@@ -12,6 +12,8 @@ import pytest
 from megatron_ft.core.diagnosis.rank_snapshot import Collective, RankNote, is_waiting_for_process, lost_process, place
 from megatron_ft.core.diagnosis.root_cause import find, waits_for
 from megatron_ft.core.diagnosis.stacks import Frame
+from megatron_ft.core.messages.codec import fields as fields_of
+from megatron_ft.core.messages.codec import unpack
 
 WORLD = (0, 1, 2, 3)
 
@@ -64,7 +66,7 @@ def test_a_rank_that_has_raised_and_doesn_t_end_is_the_cause() -> None:
     finding = find(notes, elapsed_s=10.0)
     assert finding.rank == 2
     assert finding.text.startswith("doesn't come to its end, in train.py:2 step; ")
-    assert RankNote.from_dict(json.loads(json.dumps(notes[2].to_dict()))) == notes[2]
+    assert unpack(RankNote, json.loads(json.dumps(fields_of(notes[2])))) == notes[2]
     # where all have only lost a peer, that decides nothing
     notes[2] = note(2, raised=theirs)
     assert find(notes, elapsed_s=10.0).rank is None
@@ -221,9 +223,9 @@ def test_no_circle_of_random_waits_lets_the_search_run_on() -> None:
 
 def test_a_note_survives_its_message() -> None:
     for one in (inside(1, found_hung=True, state="S"), note(2, gone=True), RankNote(rank=0)):
-        document = one.to_dict()
-        assert RankNote.from_dict({**document, "new_field": 1}) == one
-    assert RankNote(rank=0).to_dict() == {"rank": 0}
+        document = fields_of(one)
+        assert unpack(RankNote, {**document, "new_field": 1}) == one
+    assert fields_of(RankNote(rank=0)) == {"rank": 0}
 
 
 @pytest.mark.parametrize(
@@ -296,14 +298,14 @@ def test_a_single_suspect_that_has_just_moved_is_only_a_candidate() -> None:
 @pytest.mark.parametrize("ranks", [(), (3,), (0, 1), tuple(range(0, 9000, 8)), (0, 1, 3), (5, 4, 3), (1, 1, 1)])
 def test_large_groups_travel_short(ranks: tuple[int, ...]) -> None:
     one = inside(0, ranks=ranks)
-    assert RankNote.from_dict(json.loads(json.dumps(one.to_dict()))) == one
-    assert len(json.dumps(one.to_dict())) < 700
+    assert unpack(RankNote, json.loads(json.dumps(fields_of(one)))) == one
+    assert len(json.dumps(fields_of(one))) < 700
 
 
 def test_what_a_newer_version_says_of_a_collective_is_passed_over() -> None:
-    document = inside(0).to_dict()
+    document = fields_of(inside(0))
     document["in_flight"][0]["colour"] = "blue"
-    assert RankNote.from_dict(document) == inside(0)
+    assert unpack(RankNote, document) == inside(0)
 
 
 @pytest.mark.parametrize("culprit", [0, 1])
@@ -369,7 +371,7 @@ def test_who_waits_for_a_process_that_has_died_is_the_cause() -> None:
     assert finding.rank == 1
     words = "its process 77 (pt_data_worker), which was killed by SIGKILL, and 1 more, in train.py:1 step"
     assert finding.text == f"waits for {words}"
-    assert RankNote.from_dict(json.loads(json.dumps(waiting.to_dict()))) == waiting
+    assert unpack(RankNote, json.loads(json.dumps(fields_of(waiting)))) == waiting
     # one that waits for nothing of the kind, or moves, is told of but isn't blamed for that
     idle = note(1, lost=lost)
     assert find([note(0, found_hung=True), idle], elapsed_s=10.0).rank == 0
@@ -405,9 +407,9 @@ def test_a_verdict_among_thousands_of_ranks_is_quick_and_their_notes_take_little
         one = Collective(group=str(group), seq=100, op="all_reduce", ranks=range(group, ranks, size))
         return note(rank, in_flight=() if rank == culprit else (one,), enqueued={f"/{group}": seq}, found_hung=True)
 
-    texts = [json.dumps(told(rank).to_dict()) for rank in range(ranks)]
+    texts = [json.dumps(fields_of(told(rank))) for rank in range(ranks)]
     assert max(map(len, texts)) < 700
-    notes = [RankNote.from_dict(json.loads(text)) for text in texts]
+    notes = [unpack(RankNote, json.loads(text)) for text in texts]
     assert all(isinstance(each.ranks, range) for one in notes for each in one.in_flight)
     began_s = time.process_time()
     finding = find(notes, elapsed_s=10.0)

@@ -21,6 +21,8 @@ TEXTS = {
     "rank_section_timeouts": "setup:600,step:null",
     "rank_termination_signal": "SIGTERM",
     "log_level": "DEBUG",
+    "timeout_rule": "reference",
+    "false_kill_budget": "1e-4",
 }
 
 

@@ -392,6 +392,7 @@ def test_another_job_at_a_known_address_doesn_t_end_a_node_that_trains() -> None
 def test_where_no_launcher_is_started_again_nobody_waits_for_one_in_vain() -> None:
     job = Job(min_nodes=3, launchers=4)
     a, b, c, spare = job.start("abcd")
+    job.run(1.0)
     spare.dies()
     job.run(1.0)
     c.dies()

@@ -9,10 +9,10 @@ import pytest
 
 from megatron_ft.coordinator.service import frame
 from megatron_ft.core.diagnosis.exits import Cause, CauseKind, HangVerdict
+from megatron_ft.core.diagnosis.rank_snapshot import RankNote
 from megatron_ft.core.errors import ConfigError, ProtocolError
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.codec import parse, to_message
 from megatron_ft.core.job.coordinator import Coordinator
 from megatron_ft.core.job.forming import Forming
 from megatron_ft.core.job.lobby import Node, choose
@@ -22,6 +22,7 @@ from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
 from megatron_ft.core.job.restart_policy import Decision as Follows
 from megatron_ft.core.job.roll import Accepted, Decision, Held, Kind, Memory, is_quorum
 from megatron_ft.core.job.verdict import Seat, verdict_on
+from megatron_ft.core.messages.codec import Vocabulary, pack
 from megatron_ft.ipc.net.secret import Asked, Asking, read_secret
 from megatron_ft.ipc.wire import encode
 from megatron_ft.launcher.base.lines import cycle_ended
@@ -243,7 +244,7 @@ def test_a_node_hears_of_another_one_by_name_and_of_itself_without(
 ) -> None:
     assert {told_to(verdict, place) for place in (None, 0, 2)} == {elsewhere}
     assert told_to(verdict, 1) == (at_1 or elsewhere)
-    assert parse(to_message(verdict)) == verdict
+    assert MESSAGES_OF_BOTH.parse(pack(verdict)) == verdict
 
 
 def test_where_there_is_one_node_it_has_no_name() -> None:
@@ -333,6 +334,7 @@ def test_time_in_which_a_launcher_stood_still_is_nobodys_silence() -> None:
 HANG = HangVerdict(
     rank=3, local_rank=1, kind="section", section="step", elapsed_s=3.0, timeout_s=3.0, iteration=7, at_ns=9
 )
+MESSAGES_OF_BOTH: Vocabulary[Any] = Vocabulary(m.FromMember | m.ToMember)
 MESSAGES = [
     m.Hello(
         job="j",
@@ -345,7 +347,7 @@ MESSAGES = [
         standing=m.Standing(m.Phase.RUNNING, 4, m.Report(4, U, "x", CauseKind.HANG, 3, True, Reached(1, 2))),
     ),
     m.Hang(2, HANG, Reached(0, 3)),
-    m.Notes(2, ({"rank": 1, "state": "T"},)),
+    m.Notes(2, (RankNote(rank=1, state="T"),)),
     m.Propose((1, "c", 1), Decision(3, (1, "c", 1), Kind.END, 2, 4, 3, 1, 2, Advance(1, 2, 0), 93, "no"), None, False),
     m.End(2, Outcome.MEMBERSHIP, restarts=True, lost=True),
     m.Beat(),
@@ -354,7 +356,7 @@ MESSAGES = [
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
 def test_what_is_sent_is_what_arrives(message: Any) -> None:
-    assert parse(to_message(message)) == message
+    assert MESSAGES_OF_BOTH.parse(pack(message)) == message
 
 
 @pytest.mark.parametrize(
@@ -372,7 +374,7 @@ def test_what_is_sent_is_what_arrives(message: Any) -> None:
 )
 def test_what_is_no_message_is_refused(message: dict[str, Any]) -> None:
     with pytest.raises(ProtocolError):
-        parse(message)
+        MESSAGES_OF_BOTH.parse(message)
 
 
 def answers(machine: Coordinator, effects: list[edge.CoordinatorEffect]) -> list[edge.CoordinatorEffect]:
@@ -440,5 +442,5 @@ def test_a_proposal_whose_place_alone_is_written_anew_is_what_any_message_is() -
     about = Decision(3, (2, "c", 1), Kind.END, 1, 4, 4, 0, text='says "place":7, and \\"place\\":8')
     for place in (0, 5, 9999, None):
         proposal = m.Propose((2, "c", 7), about, place, place is not None)
-        assert frame(proposal) == encode(to_message(proposal))
-    assert frame(m.Beat()) == encode(to_message(m.Beat()))
+        assert frame(proposal) == encode(proposal)
+    assert frame(m.Beat()) == encode(m.Beat())

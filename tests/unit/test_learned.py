@@ -197,7 +197,7 @@ def test_the_document_is_readable() -> None:
     )
     document = to_document(state)
     assert document["schema"] == "megatron_ft.ft_state"
-    assert document["schema_version"] == 1
+    assert document["schema_version"] == 2
     assert document["written_at_utc"] == "2023-11-14T22:13:20+00:00"
     assert document["world_size"] == 8
     assert document["layout"] == {"tensor": 2, "data": 4}
@@ -295,7 +295,7 @@ def test_a_plain_state_dict_of_nothing_is_read() -> None:
         ({}, "holds no learned timeouts"),
         ({"schema": "x"}, "schema is 'x'"),
         ({"schema": "megatron_ft.ft_state"}, "schema_version"),
-        ({"schema": "megatron_ft.ft_state", "schema_version": 2, "sections": {}}, "newer than 1"),
+        ({"schema": "megatron_ft.ft_state", "schema_version": 3, "sections": {}}, "newer than 2"),
         ({"schema": "megatron_ft.ft_state", "schema_version": 1}, "sections must be a mapping, not nothing"),
         (
             {"schema": "megatron_ft.ft_state", "schema_version": 1, "sections": {"step": {}}},

@@ -174,7 +174,7 @@ def test_learned_timeouts_are_kept_and_used_by_the_next_run(bench: Bench) -> Non
     bench.learn()
     document = json.loads(bench.state_file.read_text())
     assert set(document["sections"]) == ALL - {"out_of_section"}
-    assert document["schema_version"] == 1
+    assert document["schema_version"] == 2
     assert document["world_size"] == 1
     assert document["written_at_unix_s"] == pytest.approx(time.time(), abs=60.0)
     step = document["sections"]["step"]
@@ -196,7 +196,11 @@ def test_every_learned_timeout_is_logged_with_its_margin(bench: Bench) -> None:
     bench.learn()
     logged = bench.events("timeouts_learned", 2)
     step = logged[0]["timeouts"]["step"]
-    assert step.keys() == {"timeout_s", "previous_s", "max_observed_s", "margin_s", "rank_of_max"}
+    assert step.keys() == {
+        *("timeout_s", "previous_s", "max_observed_s", "margin_s", "rank_of_max"),
+        *("rule", "reference_s", "budget_s", "first_s"),
+    }
+    assert step["rule"] == "budget"
     assert (step["previous_s"], step["timeout_s"], step["rank_of_max"]) == (30.0, 0.5, 0)
     assert step["margin_s"] == pytest.approx(0.5 - step["max_observed_s"])
     assert {name for event in logged for name in event["timeouts"]} == ALL
@@ -404,4 +408,44 @@ def test_values_that_cant_be_right_make_a_file_broken(
     state = bench.start()
     assert ("corrupt-1" in capfd.readouterr().err) is not is_fine
     assert bench.in_force(state)["step"] == (0.5 if is_fine else None)
+    ft.shutdown(state)
+
+
+def test_what_was_seen_is_kept_and_the_next_run_goes_on_from_it(bench: Bench) -> None:
+    bench.learn()
+    document = json.loads(bench.state_file.read_text())
+    assert set(document["seen"]) == ALL
+    assert document["seen"]["step"]["updates"] == 2
+    assert sum(document["seen"]["step"]["counts"].values()) == pytest.approx(20 - 1 - 4, rel=0.01)
+    bench.learn()
+    later = json.loads(bench.state_file.read_text())
+    assert later["seen"]["step"]["updates"] == 4
+    assert sum(later["seen"]["step"]["counts"].values()) == pytest.approx(2 * (20 - 1 - 4), rel=0.01)
+
+
+def test_the_reference_rule_can_be_chosen(bench: Bench) -> None:
+    bench.config.timeout_rule = "reference"
+    bench.learn()
+    document = json.loads(bench.state_file.read_text())
+    assert document["seen"] == {}
+    assert bench.events("timeouts_learned")[0]["timeouts"]["step"]["rule"] == "reference"
+
+
+def test_the_first_steps_have_a_timeout_of_their_own_on_the_board(bench: Bench) -> None:
+    bench.config.calculated_timeout_floor = 0.0
+    state = bench.start()
+    recorder = state.rank_monitor_client._recorder
+    train(state, 20)
+    recorder.seen["step"].first_ns = 50_000_000
+    save_checkpoint(state)
+    board = state.rank_monitor_client._board.snapshot()
+    (step,) = [section for section in board.sections if section.name == "step"]
+    assert step.is_learned
+    assert step.first_timeout_ns == 250_000_000
+    assert step.timeout_ns is not None
+    assert step.timeout_ns < 250_000_000
+    ft.shutdown(state)
+    state = bench.start()  # the next run has it from the file
+    (step,) = [s for s in state.rank_monitor_client._board.snapshot().sections if s.name == "step"]
+    assert step.first_timeout_ns == 250_000_000
     ft.shutdown(state)

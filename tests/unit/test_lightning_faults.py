@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("lightning.pytorch", reason="the extra megatron_ft[lightning] isn't installed")
 
+from megatron_ft.core.records.rank import FaultInjected
 from megatron_ft.integrations import lightning_faults
 from megatron_ft.integrations.lightning import (
     FaultToleranceCallback,
@@ -105,7 +106,7 @@ def test_only_the_rank_that_is_meant_does_it(monkeypatch: pytest.MonkeyPatch, tm
         lightning_faults, "inject", lambda kind: injected.append((kind, threading.current_thread().name))
     )
     logged: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(lightning_faults, "log_event", lambda *args, **fields: logged.append((args, fields)))
+    monkeypatch.setattr(lightning_faults, "log_event", lambda *args: logged.append(args))
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("FT_CYCLE", "3")
     for rank in ("0", "1"):
@@ -116,5 +117,4 @@ def test_only_the_rank_that_is_meant_does_it(monkeypatch: pytest.MonkeyPatch, tm
             assert thread.daemon
             thread.join(10)
     assert injected == [("rank_killed", "ft-simulated-fault")]
-    fields = {"type": "rank_killed", "rank": 1, "iteration": None, "cycle": 3}
-    assert logged == [((client, "fault_injected"), fields)]
+    assert logged == [(client, FaultInjected(type="rank_killed", rank=1, cycle=3))]

@@ -10,6 +10,7 @@ from itertools import accumulate
 import pytest
 
 from megatron_ft.core.board import layout as layout
+from megatron_ft.core.records.monitor import Progress
 from megatron_ft.core.timeouts.timeouts import SectionTimeouts
 from megatron_ft.ipc.board import Board, BoardTimeouts, create_memory
 from megatron_ft.monitor.progress import EVERY_NS, next_batch, taken
@@ -35,12 +36,16 @@ def recorder(board: Board) -> Recorder:
     return Recorder(board, SectionTimeouts(dict(SECTIONS), None))
 
 
-def take(board: Board, *, at_once: bool = True, later_ns: int = 0) -> dict[str, list[int]] | None:
+def take(board: Board, *, at_once: bool = True, later_ns: int = 0) -> Progress | None:
     snapshot = board.snapshot()
     batch = next_batch(board, snapshot, time.monotonic_ns() + later_ns, at_once=at_once)
     if batch is not None:
         taken(board, snapshot)
     return batch
+
+
+def iterations(batch: Progress | None) -> list[int]:
+    return [] if batch is None else batch.iterations
 
 
 def test_a_batch_says_what_the_rank_did_and_when(board: Board, recorder: Recorder) -> None:
@@ -52,11 +57,11 @@ def test_a_batch_says_what_the_rank_did_and_when(board: Board, recorder: Recorde
     after = time.monotonic_ns()
     batch = take(board)
     assert batch is not None
-    assert batch["names"] == ["setup", "step"]
-    assert batch["code"] == [ITERATION, START | 1, BEAT, END | 1]
-    assert batch["iterations"] == [41]
-    assert batch["lost"] == 0
-    ends_ns = [batch["from_ns"] + 1000 * us for us in accumulate(batch["dt_us"])]
+    assert batch.names == ("setup", "step")
+    assert batch.code == [ITERATION, START | 1, BEAT, END | 1]
+    assert batch.iterations == [41]
+    assert batch.lost == 0
+    ends_ns = [batch.from_ns + 1000 * us for us in accumulate(batch.dt_us)]
     assert before <= ends_ns[0]
     assert ends_ns == sorted(ends_ns)
     assert ends_ns[-1] <= after
@@ -69,8 +74,8 @@ def test_each_event_is_in_one_batch_whichever_monitor_takes_it(board: Board, rec
     for number in range(50):
         recorder.iteration(number)
         if number % 7 == 0:
-            seen += (take(board) or {"iterations": []})["iterations"]
-    seen += (take(board) or {"iterations": []})["iterations"]
+            seen += iterations(take(board))
+    seen += iterations(take(board))
     assert seen == list(range(50))
 
 
@@ -79,8 +84,8 @@ def test_a_rank_that_is_too_fast_loses_its_oldest_events(board: Board, recorder:
         recorder.iteration(number)
     batch = take(board)
     assert batch is not None
-    assert batch["lost"] == 100
-    assert batch["iterations"] == list(range(100, layout.RING_EVENTS + 100))
+    assert batch.lost == 100
+    assert batch.iterations == list(range(100, layout.RING_EVENTS + 100))
 
 
 def test_a_batch_is_written_when_it_is_old_or_large(board: Board, recorder: Recorder) -> None:
@@ -91,7 +96,7 @@ def test_a_batch_is_written_when_it_is_old_or_large(board: Board, recorder: Reco
         recorder.iteration(number)
     batch = take(board, at_once=False)
     assert batch is not None
-    assert batch["iterations"][0] == 2
+    assert batch.iterations[0] == 2
 
 
 def test_nothing_of_a_damaged_ring_is_logged(board: Board, recorder: Recorder) -> None:
@@ -101,8 +106,8 @@ def test_nothing_of_a_damaged_ring_is_logged(board: Board, recorder: Recorder) -
     board.words[layout.RING + 3] = 0xFFFF << layout.SECTION_SHIFT  # no kind of event
     damaged = take(board)
     assert damaged is not None
-    assert (damaged["code"], damaged["lost"]) == ([], 2)
+    assert (damaged.code, damaged.lost) == ([], 2)
     recorder.iteration(3)
     batch = take(board)
     assert batch is not None
-    assert batch["iterations"] == [3]
+    assert batch.iterations == [3]

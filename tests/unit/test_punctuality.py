@@ -11,6 +11,7 @@ import pytest
 
 from megatron_ft.core.board.pauses import Pauses
 from megatron_ft.core.diagnosis.exits import HangVerdict
+from megatron_ft.core.records.monitor import Attached, Detached
 from megatron_ft.ipc.files.event_log import NullEventLog
 from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.cycle import deadlines
@@ -71,8 +72,8 @@ class Setting:
         """Until the rank was found hung, at most that long; whether it was."""
         return self.reactor.run_until(lambda: bool(self.hung), time.monotonic() + seconds)
 
-    def heard(self, name: str) -> None:
-        self.punctuality.heard(0, {"type": name, "cycle": 0, "at_ns": time.monotonic_ns()})
+    def heard(self, kind: type[Attached | Detached]) -> None:
+        self.punctuality.heard(0, kind(rank=5, cycle=0, pid=1, at_ns=time.monotonic_ns()))
 
 
 @pytest.fixture(autouse=True)
@@ -90,13 +91,13 @@ def test_late_start() -> None:
 
 def test_start_in_time() -> None:
     setting = Setting(startup_timeout_s=0.1)
-    setting.heard("attached")
+    setting.heard(Attached)
     assert not setting.serve(0.3)
 
 
 def test_messages_of_another_cycle_mean_nothing() -> None:
     setting = Setting(startup_timeout_s=0.1)
-    setting.punctuality.heard(0, {"type": "attached", "cycle": 7})
+    setting.punctuality.heard(0, Attached(rank=5, cycle=7, pid=1))
     assert setting.serve(5)
 
 
@@ -108,10 +109,10 @@ def test_nobody_need_start_any_more_when_the_launcher_stops() -> None:
 
 def test_late_exit_counts_from_the_first_goodbye() -> None:
     setting = Setting(exit_timeout_s=0.2)
-    setting.heard("attached")
-    setting.heard("detached")
+    setting.heard(Attached)
+    setting.heard(Detached)
     setting.reactor.run_until(lambda: False, time.monotonic() + 0.15)
-    setting.heard("detached")  # by a monitor that has replaced the first
+    setting.heard(Detached)  # by a monitor that has replaced the first
     started = time.monotonic()
     assert setting.serve(5)
     assert setting.hung[0].kind == "exit"

@@ -13,6 +13,7 @@ from megatron_ft.core.job import coordinator, council, cycle, edge, member, roun
 from megatron_ft.core.job.council import Council
 from megatron_ft.core.job.cycle import Cycle
 from megatron_ft.core.job.member import Member
+from megatron_ft.core.job.roll import Kind
 from megatron_ft.core.job.rounds import Rounds
 from tests.simulation.plan import Fault, plan_of
 from tests.simulation.run import shrunk
@@ -30,6 +31,18 @@ def test_a_hundred_nodes() -> None:
     run = simulate(plan_of(7, nodes=100, faults=3))
     assert run.broken == []
     assert max(made.decision.world for made in run.job.made) >= 50
+
+
+def test_the_first_host_comes_back_to_a_job_that_has_moved() -> None:
+    plan = plan_of(1, nodes=4, faults=0)
+    rules = replace(plan.rules, min_nodes=4, min_healthy=False, max_restarts=3, at_once=False)
+    fault = Fault(at_s=6.0, kind="host_off", which=0, seconds=20.0, comes_back=True)
+    run = simulate(replace(plan, rules=rules, spares=0, endpoints=1, work_s=30.0, faults=(fault,)))
+    assert run.broken == []
+    begun = [made for made in run.job.made if made.decision.kind is Kind.CYCLE]
+    assert [(made.decision.cycle, len(made.members)) for made in begun] == [(0, 4), (1, 4)]
+    assert begun[1].at_s < 6.0 + 20.0 + 10.0
+    assert {launcher.code for launcher in run.job.launchers if launcher.code is not None} == {0}
 
 
 def test_the_same_seed_is_the_same_run() -> None:

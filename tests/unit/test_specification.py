@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 ROWS = [
     [cell.strip() for cell in line.strip("|").split(" | ")]
-    for line in (ROOT / "docs" / "specification.md").read_text().splitlines()
+    for line in (ROOT / "docs" / "specification.md").read_text().partition("\n## Where this differs")[0].splitlines()
     if line.startswith("| ") and not line.startswith("| sentence")
 ]
 

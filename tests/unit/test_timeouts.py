@@ -10,6 +10,7 @@ import pytest
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.timeouts.calculation import (
     NO_OBSERVATION,
+    Calculation,
     NotReady,
     Rule,
     calculate_heartbeats,
@@ -45,7 +46,7 @@ def test_a_configured_value_is_replaced_and_a_calculated_one_averaged() -> None:
     new, how = calculate_sections({"step": 2.0}, old, RULE, alone)  # type: ignore[misc]
     assert new.section == {"step": 10.0, "ckpt": None}
     assert new.calculated_sections == {"step"}
-    assert how["step"]._asdict() == {"timeout_s": 10.0, "previous_s": 100.0, "max_observed_s": 2.0, "rank_of_max": 0}
+    assert how["step"] == Calculation(timeout_s=10.0, previous_s=100.0, max_observed_s=2.0, rank_of_max=0)
     again, _ = calculate_sections({"step": 4.0}, new, RULE, alone)  # type: ignore[misc]
     assert again.section["step"] == (10.0 + 20.0) / 2
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.ipc.wire import MAX_FDS, Channel, ChannelClosedError, Decoder, connect, encode, listen, shown
+from megatron_ft.core.printable import shown
+from megatron_ft.ipc.wire import MAX_FDS, Channel, ChannelClosedError, Decoder, connect, encode, listen
 
 
 @pytest.fixture

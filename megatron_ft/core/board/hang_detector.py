@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from megatron_ft.core.board.layout import BoardSnapshot
+from megatron_ft.core.timeouts.budget_rule import FIRST_INTERVALS
 
 CONFIRM_AFTER_NS = 10_000_000
 """From the first overdue reading to the second, which makes the verdict."""
@@ -213,6 +214,8 @@ def running_intervals(board: BoardSnapshot) -> Iterator[Interval]:
             continue
         any_open = True
         timeout_ns = section.timeout_ns
+        if section.first_timeout_ns is not None and section.open_count <= FIRST_INTERVALS:
+            timeout_ns = section.first_timeout_ns
         if warming_up and section.name == STEP:
             timeout_ns = _warm_up_timeout(board, timeout_ns)
         if timeout_ns is not None:

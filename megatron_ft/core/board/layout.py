@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-MAGIC = 0x4D46545F424F0005
+MAGIC = 0x4D46545F424F0006
 """'MFT_BO' and the layout's version: a board of another version isn't read."""
 WORD_MASK = 2**64 - 1
 NO_TIMEOUT = WORD_MASK
@@ -47,11 +47,13 @@ W_STACK_SIGNAL = 25  # the signal that makes this rank write its stacks; 0: none
 W_MAIN_THREAD = 26  # threading.get_ident() of its main thread
 W_LOGGED_HEAD = 27  # (monitor) events before this number are in the event log
 W_WARM_UP_OVER_AT = 28  # when the first iteration after those of the warm-up began
+W_OUT_OF_SECTION_LEARNED = 29  # 1: the timeout was calculated from observed intervals
 
 CLOSING = int.from_bytes(b"is over!", "little")
 """No stray write makes that: a board that is renewed keeps it, because nobody would write it again."""
 FLAG_INITIAL_IS_EXPLICIT = 1
 FLAG_SUBSEQUENT_IS_EXPLICIT = 2
+FLAG_ARE_LEARNED = 4
 
 SECTION_TABLE = 32
 SECTION_WORDS = 16
@@ -60,6 +62,8 @@ NAME_BYTES = 64
 S_OPENED_AT = 8  # after the 8 words of the name
 S_OPEN_COUNT = 9
 S_TIMEOUT = 10
+S_FIRST_TIMEOUT = 11  # of the first intervals of a cycle; 0: the same
+S_LEARNED = 12  # 1: both were calculated from observed intervals
 
 RING = SECTION_TABLE + SECTION_WORDS * MAX_SECTIONS
 RING_EVENTS = 4096  # a power of two
@@ -91,6 +95,9 @@ class SectionView(NamedTuple):
     opened_at_ns: int
     open_count: int
     timeout_ns: int | None
+    first_timeout_ns: int | None = None
+    """Of the first intervals of a cycle; None: the same."""
+    is_learned: bool = False
 
 
 class BoardSnapshot(NamedTuple):
@@ -123,6 +130,7 @@ class BoardSnapshot(NamedTuple):
     stack_signal: int = 0
     main_thread: int = 0
     warm_up_over_ns: int = 0
+    is_out_of_section_learned: bool = False
 
     @property
     def open_sections(self) -> tuple[SectionView, ...]:
@@ -190,6 +198,7 @@ def decode(raw: bytes | memoryview, now_ns: int) -> BoardSnapshot:
         stack_signal=words[W_STACK_SIGNAL],
         main_thread=words[W_MAIN_THREAD],
         warm_up_over_ns=words[W_WARM_UP_OVER_AT],
+        is_out_of_section_learned=words[W_OUT_OF_SECTION_LEARNED] == 1,
     )
 
 
@@ -218,7 +227,15 @@ def _decode_section(
         raise BoardDamagedError(f"name of section {index} is empty")
     opened_at = words[at + S_OPENED_AT]
     _check_stamp(f"start of section {name!r}", opened_at, start, now_ns)
-    return SectionView(name, opened_at, words[at + S_OPEN_COUNT], _timeout(name, words[at + S_TIMEOUT]))
+    first = words[at + S_FIRST_TIMEOUT]
+    return SectionView(
+        name,
+        opened_at,
+        words[at + S_OPEN_COUNT],
+        _timeout(name, words[at + S_TIMEOUT]),
+        _timeout(name, first) if first else None,
+        words[at + S_LEARNED] == 1,
+    )
 
 
 def _check_stamp(what: str, stamp: int, start: int, now_ns: int) -> None:

@@ -16,9 +16,11 @@ from megatron_ft.core.config.kinds import (
     DURATION_OR_ZERO,
     FACTOR,
     LOG_LEVEL,
+    SHARE,
     SIGNAL,
     TIMEOUT,
     nearest,
+    one_of,
     show,
 )
 from megatron_ft.core.config.option import option, table_of
@@ -70,7 +72,20 @@ class ConfigValues:
         None, TIMEOUT, "Longest time that a rank may spend with no section open, in seconds."
     )
     safety_factor: float = option(
-        5.0, FACTOR, "A learned timeout is the longest interval that was seen on any rank, times this factor."
+        5.0,
+        FACTOR,
+        "By timeout_rule 'reference', a learned timeout is the longest interval that was seen on any rank, times "
+        "this factor; by 'budget' it is at most what that gives on average.",
+    )
+    timeout_rule: str = option(
+        "budget",
+        one_of("budget", "reference"),
+        "How the hooks learn timeouts: 'budget' by the tail of all that was seen, 'reference' by safety_factor.",
+    )
+    false_kill_budget: float = option(
+        1e-6,
+        SHARE,
+        "By timeout_rule 'budget': this share of the intervals of a healthy job may pass a learned timeout.",
     )
     calculated_timeout_floor: float = option(
         5.0,

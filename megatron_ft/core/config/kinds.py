@@ -116,6 +116,13 @@ def _factor(value: object) -> float:
     return number
 
 
+def _share(value: object) -> float:
+    number = _number(value)
+    if number is None or not 0 < number <= 0.1:
+        raise Refused(_text_hint(value))
+    return number
+
+
 def _floor(value: object) -> float:
     return _seconds(value, zero=True)
 
@@ -234,6 +241,7 @@ DURATION_OR_ZERO = Kind(
     check=_floor, read=_read_number, allowed=f"a number of seconds from 0 to {MAX_SECONDS:.0e}", unit="s"
 )
 FACTOR = Kind(check=_factor, read=_read_number, allowed="a finite number above 0")
+SHARE = Kind(check=_share, read=_read_number, allowed="a number above 0 and at most 0.1")
 SIGNAL = Kind(
     check=_signal,
     read=_read_name_or_number,

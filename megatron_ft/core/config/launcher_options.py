@@ -174,6 +174,13 @@ class LauncherOptions:
     preload_timeout: float = option(
         60.0, DURATION, "A script that runs ahead for longer starts as fresh interpreters instead."
     )
+    reference_names: str = option(
+        "on",
+        one_of("on", "off"),
+        "on: ranks that import nvidia_resiliency_ext.fault_tolerance or .ptl_resiliency get this package's, whether "
+        "that one is installed or not. off: they get what is installed.",
+        in_yaml=False,  # it is needed before a file can be read
+    )
 
 
 LAUNCHER_OPTIONS = table_of(LauncherOptions, lambda field: (f"ft-{field.replace('_', '-')}",))

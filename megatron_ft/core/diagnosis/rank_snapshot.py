@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
 
 from megatron_ft.core.diagnosis.stacks import Frame
+from megatron_ft.core.errors import ProtocolError
+from megatron_ft.core.messages.codec import Form, fields, unpack
+from megatron_ft.core.messages.fields import Count, LocalRank, Rank, Seconds
+from megatron_ft.core.printable import shown
 
 __all__ = [
     "LOOK_S",
@@ -37,6 +40,37 @@ _PROCESSES = ("/multiprocessing/", "/concurrent/futures/process.py", "/subproces
 _CHECKPOINTS = ("/dist_checkpointing/", "torch/distributed/checkpoint/")
 
 
+def packed(ranks: Sequence[int]) -> list[int] | dict[str, list[int]]:
+    """A group for JSON: those of thousands of ranks are nearly always evenly spaced."""
+    spaced = _spaced(ranks)
+    return list(ranks) if spaced is None else {"range": [spaced.start, spaced.stop, spaced.step]}
+
+
+def unpacked(ranks: Any) -> Sequence[int]:
+    """The other way: a ``range`` where it can be, which takes no room however large the group is.
+
+    Raises:
+        ProtocolError: it is none.
+    """
+    try:
+        found = range(*ranks["range"]) if isinstance(ranks, Mapping) else tuple(ranks)
+        ends = (found[0], found[-1]) if found and isinstance(found, range) else found
+    except (KeyError, OverflowError, TypeError, ValueError):
+        raise ProtocolError(shown(ranks)) from None
+    if not all(type(each) is int and 0 <= each < _MOST_RANKS for each in ends):
+        raise ProtocolError(shown(ranks))
+    return found
+
+
+def _spaced(ranks: Sequence[int]) -> range | None:
+    if isinstance(ranks, range):
+        return ranks
+    if len(ranks) <= 2:
+        return None
+    found = range(ranks[0], ranks[-1] + 1, (ranks[1] - ranks[0]) or 1)
+    return found if len(found) == len(ranks) and all(map(int.__eq__, ranks, found)) else None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Collective:
     """One that a rank has entered and not left.
@@ -49,9 +83,9 @@ class Collective:
     """
 
     group: str
-    seq: int
+    seq: Count
     op: str
-    ranks: Sequence[int] = ()
+    ranks: Annotated[Sequence[int], Form(unpacked, packed)] = ()
     p2p: bool = False
     description: str = ""
     backend: str = ""
@@ -80,6 +114,23 @@ class Collective:
         return f"{self.op} #{self.seq}" + ("" if group in ("", "0", "default_pg") else f" of group {group}")
 
 
+def _write_in_flight(collectives: Sequence[Collective]) -> list[dict[str, Any]]:
+    """The ranks of a group are told once, however many of its collectives are in flight."""
+    found, told = [], set()
+    for each in collectives:
+        found.append(fields(each if each.group not in told else replace(each, ranks=())))
+        told.add(each.group)
+    return found
+
+
+def _read_in_flight(value: Any) -> tuple[Collective, ...]:
+    if not isinstance(value, list):
+        raise ProtocolError(shown(value))
+    found = [unpack(Collective, each) for each in value]
+    groups: dict[str, Sequence[int]] = {}
+    return tuple(replace(each, ranks=groups.setdefault(each.group, each.ranks)) for each in found)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RankNote:
     """One rank, at the moment at which somebody was found hung.
@@ -104,14 +155,14 @@ class RankNote:
         waits_for_process: its stack is where Python waits for a process, or for what one sends.
     """
 
-    rank: int
-    local_rank: int = 0
+    rank: Rank
+    local_rank: LocalRank = 0
     host: str = ""
-    pid: int = 0
+    pid: Count = 0
     iteration: int | None = None
     section: str | None = None
-    open_s: float = 0.0
-    quiet_s: float = 0.0
+    open_s: Seconds = 0.0
+    quiet_s: Seconds = 0.0
     found_hung: bool = False
     state: str = ""
     is_busy: bool = False
@@ -121,10 +172,10 @@ class RankNote:
     waits_in: str = ""
     is_saving: bool = False
     is_in_library: bool = False
-    timeout_s: float | None = None
+    timeout_s: Seconds | None = None
     has_collectives: bool = False
-    in_flight: tuple[Collective, ...] = ()
-    enqueued: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    in_flight: Annotated[tuple[Collective, ...], Form(_read_in_flight, _write_in_flight)] = ()
+    enqueued: Mapping[str, Count] = field(default_factory=dict)
     closing: bool = False
     gone: bool = False
     raised: str = ""
@@ -150,33 +201,6 @@ class RankNote:
         """In uninterruptible sleep: a dead file server, a driver."""
         return self.state == "D"
 
-    def to_dict(self) -> dict[str, Any]:
-        """For a message; what is at its default is left out."""
-        default = RankNote(rank=-1)
-        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        document = {name: value for name, value in values.items() if value != getattr(default, name)}
-        if self.in_flight:
-            document["groups"] = {each.group: packed(each.ranks) for each in self.in_flight}
-            document["in_flight"] = [_without_ranks(each) for each in self.in_flight]
-        return document
-
-    @classmethod
-    def from_dict(cls, document: Mapping[str, Any]) -> RankNote:
-        """The other way; names that this version doesn't know are passed over.
-
-        Raises:
-            AttributeError, KeyError, OverflowError, TypeError, ValueError: it is none. What its fields hold isn't
-                checked.
-        """
-        groups = {name: unpacked(ranks) for name, ranks in document.get("groups", {}).items()}
-        values = _known(cls, document)
-        values["lost"] = tuple(document.get("lost", ()))
-        values["in_flight"] = tuple(
-            Collective(**{**_known(Collective, each), "ranks": groups.get(each["group"], ())})
-            for each in document.get("in_flight", ())
-        )
-        return cls(**values)
-
 
 def collectives_of(answer: Mapping[str, Any]) -> tuple[Collective, ...]:
     """The collectives in flight from what ``rank.crash_reporter.flight_recorder`` tells."""
@@ -193,44 +217,6 @@ def collectives_of(answer: Mapping[str, Any]) -> tuple[Collective, ...]:
         )
         for each in answer.get("in_flight") or ()
     )
-
-
-def _without_ranks(collective: Collective) -> dict[str, Any]:
-    names = (field.name for field in dataclasses.fields(collective) if field.name != "ranks")
-    return {name: getattr(collective, name) for name in names}
-
-
-def _known(kind: type, document: Mapping[str, Any]) -> dict[str, Any]:
-    return {field.name: document[field.name] for field in dataclasses.fields(kind) if field.name in document}
-
-
-def packed(ranks: Sequence[int]) -> list[int] | dict[str, list[int]]:
-    """A group for JSON: those of thousands of ranks are nearly always evenly spaced."""
-    spaced = _spaced(ranks)
-    return list(ranks) if spaced is None else {"range": [spaced.start, spaced.stop, spaced.step]}
-
-
-def unpacked(ranks: Any) -> Sequence[int]:
-    """The other way: a ``range`` where it can be, which takes no room however large the group is.
-
-    Raises:
-        KeyError, TypeError, ValueError: it is none.
-    """
-    if isinstance(ranks, Mapping):
-        found = range(*ranks["range"])
-        if len(found) > _MOST_RANKS:
-            raise ValueError(f"a group of {len(found)} ranks")
-        return found
-    return tuple(ranks)
-
-
-def _spaced(ranks: Sequence[int]) -> range | None:
-    if isinstance(ranks, range):
-        return ranks
-    if len(ranks) <= 2:
-        return None
-    found = range(ranks[0], ranks[-1] + 1, (ranks[1] - ranks[0]) or 1)
-    return found if len(found) == len(ranks) and all(map(int.__eq__, ranks, found)) else None
 
 
 def is_in_library(frames: Sequence[Frame]) -> bool:

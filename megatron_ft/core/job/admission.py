@@ -1,11 +1,45 @@
-"""Who is let into a job: launchers of that very job, whose options are those of the first one. Pure."""
+"""Who is let into a job: launchers of that very job, whose options are those of the first one. Pure.
+
+Launchers that know of no job are sent where it is coordinated, if that is another place.
+"""
 
 from __future__ import annotations
 
 from megatron_ft.core.job import lines
-from megatron_ft.core.job.messages import REFUSED, Dismiss, Hello, Rules
+from megatron_ft.core.job.messages import REFUSED, Dismiss, Elsewhere, Hello, Moved, Rules
 
-__all__ = ["differences", "refusal"]
+__all__ = ["MOVED_S", "Door", "differences", "refusal"]
+
+MOVED_S = 3.0
+"""Between two `Moved` of one launcher; what it said holds for three times as long."""
+
+
+class Door:
+    """Of one coordinator. ``rules`` and ``job`` are those of the first launcher.
+
+    ``elsewhere``: where the launcher beside this coordinator is led; empty if it isn't.
+    """
+
+    def __init__(self, elsewhere: str) -> None:
+        self.rules: Rules | None = None
+        self.job = ""
+        self._elsewhere = elsewhere
+        self._until_s = float("inf")
+
+    def answer(self, hello: Hello, *, leads: bool, now_s: float) -> Dismiss | Elsewhere | None:
+        """What to tell a launcher that has to go; None if it is let in. ``leads``: the job is coordinated here."""
+        if self.rules is None:
+            self.rules, self.job = hello.rules, hello.job
+        if hello.memory.decided is None and not leads and self._elsewhere and now_s < self._until_s:
+            return refusal(hello, self.job, self.rules) or Elsewhere(self._elsewhere)
+        return refusal(hello, self.job, self.rules)
+
+    def moved(self, moved: Moved, now_s: float) -> bool:
+        """Whether that is news of this job, which has no cycle here."""
+        if self.job not in ("", moved.job):
+            return False
+        self._elsewhere, self._until_s = moved.address, now_s + 3 * MOVED_S
+        return True
 
 
 def refusal(hello: Hello, job: str, rules: Rules) -> Dismiss | None:

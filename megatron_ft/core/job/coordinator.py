@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from megatron_ft.core.job import lines
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.admission import refusal
+from megatron_ft.core.job.admission import Door
 from megatron_ft.core.job.council import Council, Proposal
 from megatron_ft.core.job.cycle import Cycle
 from megatron_ft.core.job.edge import Broken, CoordinatorEffect, CoordinatorEvent, Drop, Judged, Quit, Send
@@ -39,8 +39,7 @@ class Coordinator:
     def __init__(self, word: str, *, founds: bool, owned: bool = True, elsewhere: str = "", now_s: float = 0.0) -> None:
         self._out: list[CoordinatorEffect] = []
         self._council = Council(word, founds=founds, owned=owned, emit=self._out.append, decided=self._decided)
-        self._rules: m.Rules | None = None
-        self._job = ""
+        self._door = Door(elsewhere)
         self._nodes: dict[str, Node] = {}
         self._links: dict[int, Node] = {}
         self._absent: dict[str, Node] = {}
@@ -60,7 +59,6 @@ class Coordinator:
         self._is_orphan = False
         self.needs_settling = False
         """Something was heard of which something may follow."""
-        self._elsewhere = elsewhere
 
     @property
     def alarm_s(self) -> float:
@@ -94,6 +92,8 @@ class Coordinator:
                 self._gone(node, silent=event.silent)
         elif isinstance(event.message, m.Hello):
             self._hello(event.link, event.message)
+        elif isinstance(event.message, m.Moved):
+            self._moved(event.link, event.message)
         elif (node := self._links.get(event.link)) is not None:
             node.heard_s = self._now_s
             self._heard(node, event.link, event.message)
@@ -109,10 +109,8 @@ class Coordinator:
         return taken
 
     def _hello(self, link: int, hello: m.Hello) -> None:
-        if self._rules is None:
-            self._rules, self._job = hello.rules, hello.job
         node = self._nodes.get(hello.instance)
-        turned_away = self._turned_away(hello)
+        turned_away = self._door.answer(hello, leads=self._council.leads, now_s=self._now_s)
         if turned_away is not None or (node is not None and hello.session < node.session):
             self._out += [Drop(link)] if turned_away is None else [Send([link], turned_away), Drop(link)]
             return
@@ -131,14 +129,13 @@ class Coordinator:
         if self._over_s is not None:
             self._out.append(Send([link], self._council.news()))
 
-    def _turned_away(self, hello: m.Hello) -> m.Dismiss | m.Elsewhere | None:
-        assert self._rules is not None
-        dismiss = refusal(hello, self._job, self._rules)
-        if dismiss is not None:
-            return dismiss
-        if self._elsewhere and hello.memory.decided is None and not self._council.leads:
-            return m.Elsewhere(self._elsewhere)
-        return None
+    def _moved(self, link: int, moved: m.Moved) -> None:
+        self._out.append(Drop(link))
+        if self._council.decision is None and self._door.moved(moved, self._now_s):
+            self._council.leads = False
+            for here, node in list(self._links.items()):
+                self._out += [Send([here], m.Elsewhere(moved.address)), Drop(here)]
+                self._gone(node, silent=True)
 
     def _heard(self, node: Node, link: int, message: m.FromMember) -> None:
         match message:
@@ -224,7 +221,7 @@ class Coordinator:
 
     def _decided(self, proposal: Proposal | None) -> None:
         """The last decision is another one: by this coordinator's own proposal, or one that a launcher told."""
-        decision, rules = self._council.decision, self._rules
+        decision, rules = self._council.decision, self._door.rules
         assert decision is not None
         assert rules is not None
         if decision.kind is Kind.END:
@@ -295,8 +292,8 @@ class Coordinator:
     def _send_home(self) -> None:
         """All nodes that could decide have left: who stands by needn't look for anybody who can go on."""
         for link, node in list(self._links.items()):
-            if node.memory.accepted is None and self._rules is not None:
-                self._out.append(Send([link], m.Dismiss(self._rules.try_again_code, lines.ALL_HAVE_LEFT)))
+            if node.memory.accepted is None and self._door.rules is not None:
+                self._out.append(Send([link], m.Dismiss(self._door.rules.try_again_code, lines.ALL_HAVE_LEFT)))
                 self._gone(node, silent=True)
 
     def _look_for_lost(self) -> None:
@@ -360,7 +357,7 @@ class Coordinator:
 
     def _conclude(self) -> None:
         """See whether the cycle is over, and why."""
-        cycle, rules = self._cycle, self._rules
+        cycle, rules = self._cycle, self._door.rules
         if cycle is None or rules is None:
             return
         cycle.lose_missing(lost_s(len(self._nodes)), self._now_s)
@@ -380,13 +377,13 @@ class Coordinator:
             self._alarms.append(cycle.alarm_s)
 
     def _go_on(self) -> None:
-        if self._rules is None or self._over_s is not None:
+        if self._door.rules is None or self._over_s is not None:
             return
         self._rounds.go_on(
-            self._rules, self._cycle, arrivals=self._arrivals, has_absent=bool(self._absent), now_s=self._now_s
+            self._door.rules, self._cycle, arrivals=self._arrivals, has_absent=bool(self._absent), now_s=self._now_s
         )
         is_forming = self._council.proposal is None
-        self._out += self._herald.tell(self._rules, self._cycle, is_forming=is_forming, now_s=self._now_s)
+        self._out += self._herald.tell(self._door.rules, self._cycle, is_forming=is_forming, now_s=self._now_s)
         self._alarms += [at_s for at_s in (self._rounds.alarm_s, self._herald.alarm_s) if at_s is not None]
 
     def _end_for(self, nodes: list[Node], cycle: Cycle) -> None:

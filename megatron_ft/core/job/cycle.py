@@ -235,9 +235,9 @@ class Cycle:
             self.decided_by = first_failure(self.seats, None)
         if self.decided_by is not None and self.inquest is None and self.seats[self.decided_by].report.follows:
             place = first_failure(self.seats, self.decided_by)
-            if place == self.decided_by and now_s < self._ended_s + _CAUSE_S:
+            if place == self.decided_by and (self._missing or now_s < self._ended_s + _CAUSE_S):
                 self._wake(self._ended_s + _CAUSE_S)
-                return None
+                return None  # who is missing may be the cause
         self.verdict = self._judge(nodes_left)
         return self.verdict
 

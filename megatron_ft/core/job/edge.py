@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from megatron_ft.core.job.messages import End, FromMember, ToMember, Verdict
+from megatron_ft.core.job.messages import End, FromMember, Moved, ToMember, Verdict
 from megatron_ft.core.job.roll import Held
 
 # -- the coordinator ------------------------------------------------------------------------------------------
@@ -89,6 +89,14 @@ class Transmit:
 
 
 @dataclass(frozen=True, slots=True)
+class Announce:
+    """Say this to ``host:port``, on a connection of its own, if somebody is there; the one before may be given up."""
+
+    address: str
+    moved: Moved
+
+
+@dataclass(frozen=True, slots=True)
 class OpenStore:
     """This node is at place 0: open a store for the ranks, and say where with ``Member.store_opened``."""
 
@@ -138,9 +146,12 @@ class Leave:
     text: str = ""
 
 
-MemberEffect = Connect | Disconnect | Transmit | OpenStore | Begin | EndRanks | Conclude | LookAtRanks | Say | Leave
+MemberEffect = (
+    Connect | Disconnect | Transmit | Announce | OpenStore | Begin | EndRanks | Conclude | LookAtRanks | Say | Leave
+)
 
 __all__ = [
+    "Announce",
     "Begin",
     "Conclude",
     "Connect",

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from megatron_ft.core.diagnosis.exits import (
     Cause,
@@ -38,15 +37,12 @@ class Inquest:
         self._notes: list[RankNote] = []
         self._found: tuple[Cause | None] | None = None
 
-    def told(self, place: int, notes: Sequence[Mapping[str, Any]]) -> None:
-        """What one node has seen; of a launcher that speaks otherwise, nothing."""
+    def told(self, place: int, notes: Sequence[RankNote]) -> None:
+        """What one node has seen."""
         if place not in self._awaited:
             return
         self._awaited.discard(place)
-        try:
-            self._notes += [RankNote.from_dict(each) for each in notes]
-        except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
-            self._are_all = False
+        self._notes += notes
 
     def lost(self, place: int) -> None:
         """That node can't be asked any more."""

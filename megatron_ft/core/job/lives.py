@@ -6,19 +6,17 @@ life to life through it. Times are texts, UTC.
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from megatron_ft.core.diagnosis.exits import CauseKind
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.job.codec import read
 from megatron_ft.core.job.messages import Verdict
 from megatron_ft.core.job.progress import Advance
 from megatron_ft.core.job.restart_policy import Outcome
+from megatron_ft.core.messages.codec import fields, unpack
 
 __all__ = ["Ending", "Fault", "FaultKind", "Life", "Lives", "fault_of"]
 
@@ -133,13 +131,13 @@ class Lives:
             document = json.loads(text)
             if not isinstance(document, dict) or document.get("version") != VERSION:
                 raise ValueError(f"no result of version {VERSION}")
-            return read(Lives, document)
+            return unpack(Lives, document)
         except (ProtocolError, RecursionError) as error:
             raise ValueError(str(error)) from None
 
     def to_text(self) -> str:
         """What is written: a reader finds every field, and bad nodes on top."""
-        lives = [_plain(dataclasses.asdict(life)) for life in self.lives]
+        lives = [fields(life, full=True) for life in self.lives]
         document = {"version": VERSION, "bad_nodes": self.bad_nodes(), "lives": lives}
         return json.dumps(document, indent=1) + "\n"
 
@@ -194,11 +192,3 @@ class Lives:
 def _merged(*told: Iterable[Fault]) -> tuple[Fault, ...]:
     faults = {(fault.cycle, fault.node): fault for each in told for fault in each}
     return tuple(faults.values())[-_MOST_FAULTS:]
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, enum.Enum):
-        return value.value
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, tuple | list) else value

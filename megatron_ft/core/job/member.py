@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
+from megatron_ft.core.job.admission import MOVED_S
 from megatron_ft.core.job.lobby import beat_s, lost_s
 from megatron_ft.core.job.progress import Advance
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
@@ -69,6 +70,7 @@ class Member:
         self._is_open = self._is_answered = False
         self._retry_s: float | None = 0.0
         self._until_s: float | None = None
+        self._announce_s: float | None = None
         self._heard_s = self._beat_s = self._unled_s = 0.0
         self._leaving: m.Goodbye | None = None
         self._leave_s: float | None = None
@@ -78,7 +80,7 @@ class Member:
     @property
     def alarm_s(self) -> float:
         """When ``tick`` is to be called at the latest, by the caller's clock."""
-        times = [self._retry_s, self._until_s, self._leave_s]
+        times = [self._retry_s, self._until_s, self._leave_s, self._announce_s]
         if self._is_open:
             times += [self._beat_s, self._heard_s + self._lost_s]
         if not self.is_led:
@@ -116,6 +118,8 @@ class Member:
             self._out.append(edge.Transmit(m.Beat()))
         if not self.is_led:
             self._look_whether_cut_off()
+        if self._announce_s is not None and now >= self._announce_s:
+            self._announce()
         return self._take()
 
     def opened(self, now_s: float) -> list[edge.MemberEffect]:
@@ -180,8 +184,16 @@ class Member:
         self._out.append(edge.Connect(address))
 
     def _unled(self) -> None:
+        self._announce_s = None
         if self.is_led:
             self.is_led, self._unled_s = False, self._now_s
+
+    def _announce(self) -> None:
+        """The job isn't led where it began: some of its launchers say so there, to who is started again."""
+        first, own = self.identity.endpoints[0], self.identity.address
+        self._announce_s = None if self.led_at == first else self._now_s + MOVED_S
+        if self._announce_s is not None and (own in (first, self.led_at) or self.place == 0):
+            self._out.append(edge.Announce(first, m.Moved(self.identity.job, self.led_at)))
 
     def _look_whether_cut_off(self) -> None:
         unled_s = self._now_s - self._unled_s
@@ -267,6 +279,7 @@ class Member:
         self.is_led, self._is_cut_off, self._until_s = True, False, None
         self._search.found()
         self._out.append(edge.Transmit(m.Follow(term)))
+        self._announce()
 
     def _proposed(self, proposal: m.Propose) -> None:
         if proposal.ballot[:2] < self.memory.promised or proposal.decision.number <= self.memory.number:

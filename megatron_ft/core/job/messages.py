@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from megatron_ft.core.diagnosis.exits import Cause, CauseKind, HangVerdict
+from megatron_ft.core.diagnosis.rank_snapshot import RankNote
 from megatron_ft.core.job import lines
 from megatron_ft.core.job.progress import Advance, Reached
-from megatron_ft.core.job.restart_policy import Action, AnyFailed, MinHealthy, NodeState, Outcome, RestartPolicy
+from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
 from megatron_ft.core.job.restart_policy import Decision as Follows
 from megatron_ft.core.job.roll import Ballot, Decision, Memory, Term
+from megatron_ft.core.job.rules import Rules
+from megatron_ft.core.messages.codec import Vocabulary
 
 __all__ = [
     "Accept",
@@ -29,6 +30,7 @@ __all__ = [
     "Hang",
     "Hello",
     "Lead",
+    "Moved",
     "Newer",
     "Notes",
     "OfCycle",
@@ -145,38 +147,6 @@ class Standing:
     """A rank of this node has asked for the end of the job, in these words."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """What all launchers of a job were told on their command lines, the same for all. Times are seconds.
-
-    Args:
-        last_call_s: so long a round is open for more nodes after there are enough; None: 30 s for the first one, 1 s
-            for a later one that has lost a node or gained one.
-        join_timeout_s: so long a round waits for nodes that it needs.
-        no_progress_code, try_again_code: exit codes of the launchers, where another cycle would fail where the last
-            ones did, and where the job can't go on, but could be started again.
-        launchers: so many were started, and who has ended is never started again; 0: nobody knows.
-    """
-
-    min_nodes: int
-    max_nodes: int
-    min_healthy: bool = False
-    max_restarts: int = 0
-    max_stalled: int = 0
-    at_once: bool = False
-    last_call_s: float | None = None
-    join_timeout_s: float = 600.0
-    no_progress_code: int = 93
-    try_again_code: int = 94
-    launchers: int = 0
-
-    @property
-    def policy(self) -> RestartPolicy:
-        """When a cycle ends, and what follows."""
-        kind = MinHealthy if self.min_healthy else AnyFailed
-        return kind(max_restarts=self.max_restarts, min_nodes=self.min_nodes, max_stalled=self.max_stalled)
-
-
 # -- from a launcher ------------------------------------------------------------------------------------------
 
 
@@ -254,10 +224,10 @@ class Hang:
 
 @dataclass(frozen=True, slots=True)
 class Notes:
-    """What a node has seen of its ranks, one `RankNote` each."""
+    """What a node has seen of its ranks."""
 
     cycle: int
-    notes: tuple[Mapping[str, Any], ...]
+    notes: tuple[RankNote, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,6 +266,16 @@ class Goodbye:
     def code(self) -> int:
         """The launcher's exit code, if the job goes on without it."""
         return 0 if self.excluded or self.well else 1
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """The first and only message on a connection: that job is coordinated at ``address``, by a coordinator that has
+    taken over. Said every few seconds to the first endpoint, where a launcher that is started again knows of no job.
+    """
+
+    job: str
+    address: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,6 +370,21 @@ class Dismiss:
 
 OfCycle = Hang | Notes | Regroup
 FromMember = (
-    Hello | Follow | Newer | Accept | Report | Ready | Aside | Hang | Notes | Shutdown | Regroup | Goodbye | Beat
+    Hello
+    | Follow
+    | Newer
+    | Accept
+    | Report
+    | Ready
+    | Aside
+    | Hang
+    | Notes
+    | Shutdown
+    | Regroup
+    | Goodbye
+    | Moved
+    | Beat
 )
 ToMember = Lead | Wait | Propose | Commit | End | Verdict | Collect | Tell | Elsewhere | Dismiss | Beat
+FROM_MEMBER: Vocabulary[FromMember] = Vocabulary(FromMember)
+TO_MEMBER: Vocabulary[ToMember] = Vocabulary(ToMember)

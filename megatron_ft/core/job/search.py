@@ -63,7 +63,9 @@ class Search:
         """All addresses, in the same order for all launchers, and before each the one where the job was led last."""
         founds = not knows_job and self._own == self._endpoints[0]
         others = [address for address in self._addresses if address != self.home]
-        if founds or not others:
+        if founds:
+            return list(dict.fromkeys([self.home, self._own]))  # where it was sent, and back if nobody is there
+        if not others:
             return [self.home]
         answering = [address for address in others if self._is_worth(address, now_s)] or others
         if not self._is_worth(self.home, now_s):

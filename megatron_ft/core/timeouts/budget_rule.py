@@ -24,6 +24,8 @@ _ROOM_ABOVE_SEEN = 1.25
 _SEEN_TWICE = 1.5
 """Two, of which the first counts a little less since."""
 _SEEN_ONCE = 0.5
+_FEW = 12.0
+"""Fewer say too little beside the first ones: then it is what the reference gives."""
 _SHARE_OF_REFERENCE = 0.8
 _MOST_UPDATES = 400
 _COMES_DOWN = 0.95
@@ -110,9 +112,9 @@ def estimate(known: Known, *, budget: float, factor: float, was_killed: bool = F
         return None
     longest, total = tail.longest(_SEEN_ONCE), tail.total
     first = factor * known.first_s
-    if longest is None:  # only first intervals yet
-        timeout = max(first, usual)
-        return Estimate(timeout * known.raised, timeout, timeout, 0.0, usual, timeout * known.raised)
+    if longest is None or total < _FEW:
+        timeout = max(first, usual, _ROOM_ABOVE_SEEN * (longest or 0.0)) * known.raised
+        return Estimate(timeout, timeout, timeout, 0.0, usual, timeout)
     common = tail.longest(max(_SEEN_ONCE, (1.0 - _COMMON) * total)) or longest
     by_budget = max(_extrapolated(tail, total, budget), _ROOM_ABOVE_SEEN * longest)
     room = _ROOM * (1.0 + HALF_LIFE / (HALF_LIFE + total)) * common  # twice as much while little is known

@@ -12,13 +12,16 @@ from typing import Any
 
 from megatron_ft.core.config.kinds import MAX_SECONDS, show
 from megatron_ft.core.errors import ConfigError
+from megatron_ft.core.timeouts.budget_rule import Known
 from megatron_ft.core.timeouts.learned import HEARTBEAT_FIELDS, OUT_FIELD, SECTIONS_FIELD, LearnedState, LearnedTimeout
+from megatron_ft.core.timeouts.tail import BUCKETS, Tail
 from megatron_ft.core.timeouts.timeouts import OUT_OF_SECTION, state_from_dict
 
 __all__ = ["SCHEMA", "SCHEMA_VERSION", "parse", "to_document"]
 
 SCHEMA = "megatron_ft.ft_state"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""2: what the rule `budget` knows is there (``seen``), and timeouts of first intervals."""
 
 
 def to_document(state: LearnedState) -> dict[str, Any]:
@@ -30,6 +33,7 @@ def to_document(state: LearnedState) -> dict[str, Any]:
             "previous_s": value.previous_s,
             "max_observed_s": value.max_observed_s,
             "rank_of_max": value.rank_of_max,
+            **({} if value.first_s is None else {"first_timeout_s": value.first_s}),
         }
 
     beats, out, written = state.heartbeats, state.out_of_section, state.written_at_unix_s
@@ -45,6 +49,7 @@ def to_document(state: LearnedState) -> dict[str, Any]:
         "sections": {name: entry(value) for name, value in state.sections.items()},
         "out_of_section": None if out is None else entry(out),
         "heartbeats": None if beats is None else {"initial_s": beats[0], "subsequent_s": beats[1]},
+        "seen": {name: _of_known(known) for name, known in sorted(state.known.items())},
         "configured_s": None if state.configured is None else dict(state.configured),
     }
 
@@ -100,18 +105,54 @@ def _parse_ours(document: Mapping[Any, Any]) -> LearnedState:
         written_at_unix_s=_number("written_at_unix_s", document.get("written_at_unix_s")),
         world_size=None if world_size is None else _count("world_size", world_size),
         layout=_parse_layout(document.get("layout")),
+        known={
+            str(name): _parse_known(str(name), value)
+            for name, value in _mapping("seen", document.get("seen") or {}).items()
+        },
     )
 
 
 def _parse_entry(name: str, value: object) -> LearnedTimeout:
     where = show(name)
     entry = _mapping(where, value)
-    rank = entry.get("rank_of_max")
+    rank, first = entry.get("rank_of_max"), entry.get("first_timeout_s")
     return LearnedTimeout(
         timeout_s=_timeout(f"timeout_s of {where}", entry.get("timeout_s")),
         previous_s=_number(f"previous_s of {where}", entry.get("previous_s")),
         max_observed_s=_number(f"max_observed_s of {where}", entry.get("max_observed_s")),
         rank_of_max=None if rank is None else _count(f"rank_of_max of {where}", rank),
+        first_s=None if first is None else _timeout(f"first_timeout_s of {where}", first),
+    )
+
+
+def _of_known(known: Known) -> dict[str, Any]:
+    return {
+        "counts": known.tail.to_counts(),
+        "first_s": known.first_s,
+        "reference_s": known.reference_s,
+        "usual_reference_s": known.usual_reference_s,
+        "updates": known.updates,
+        "raised": known.raised,
+    }
+
+
+def _parse_known(name: str, value: object) -> Known:
+    where = f"seen of {show(name)}"
+    entry = _mapping(where, value)
+    counts = {}
+    for key, count in _mapping(f"counts in {where}", entry.get("counts")).items():
+        number = _number(f"a count in {where}", count)
+        if not str(key).isdecimal() or int(key) >= BUCKETS or number is None:
+            raise ConfigError(f"counts in {where} must be by numbers below {BUCKETS}, not {show(key)}")
+        counts[int(key)] = number
+    raised = _number(f"raised in {where}", entry.get("raised"))
+    return Known(
+        tail=Tail.from_counts(counts),
+        first_s=_number(f"first_s in {where}", entry.get("first_s")) or 0.0,
+        reference_s=_number(f"reference_s in {where}", entry.get("reference_s")),
+        usual_reference_s=_number(f"usual_reference_s in {where}", entry.get("usual_reference_s")),
+        updates=_count(f"updates in {where}", entry.get("updates")),
+        raised=max(1.0, raised or 1.0),
     )
 
 

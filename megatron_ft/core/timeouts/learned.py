@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from megatron_ft.core.timeouts.budget_rule import Known
 from megatron_ft.core.timeouts.timeouts import (
     OUT_OF_SECTION,
     HeartbeatTimeouts,
@@ -44,6 +45,8 @@ class LearnedTimeout:
     """The longest interval over all ranks."""
     rank_of_max: int | None = None
     """The rank that had it."""
+    first_s: float | None = None
+    """The timeout of the first intervals of a cycle, where it is another one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +63,15 @@ class LearnedState:
     world_size: int | None = None
     layout: Mapping[str, int] | None = None
     """Sizes of the parallel groups by kind ("tensor": 2); None: not known."""
+
+    known: Mapping[str, Known] = field(default_factory=dict)
+    """By section, and OUT_OF_SECTION: what the rule `budget` goes on from."""
+
+    def entries(self) -> Iterator[tuple[str, LearnedTimeout]]:
+        """All there are, by name."""
+        yield from self.sections.items()
+        if self.out_of_section is not None:
+            yield OUT_OF_SECTION, self.out_of_section
 
     def entry(self, name: str) -> LearnedTimeout | None:
         """The entry of a section, or of the time out of section."""
@@ -192,6 +204,7 @@ def from_client(
     written_at_unix_s: float,
     world_size: int,
     layout: Mapping[str, int] | None = None,
+    known: Mapping[str, Known] | None = None,
 ) -> LearnedState:
     """What is to be kept now.
 
@@ -203,6 +216,7 @@ def from_client(
         written_at_unix_s: wall clock.
         world_size: number of ranks.
         layout: sizes of the parallel groups, None if not known.
+        known: what the rule `budget` goes on from; nothing is what the file holds now.
     """
     calculated = state_from_dict(client_state)
 
@@ -214,6 +228,7 @@ def from_client(
                 previous_s=new.get("previous_s"),
                 max_observed_s=new.get("max_observed_s"),
                 rank_of_max=new.get("rank_of_max"),
+                first_s=new.get("first_s"),
             )
         old = None if earlier is None else earlier.entry(name)
         return old if old is not None and old.timeout_s == timeout_s else LearnedTimeout(timeout_s=timeout_s)
@@ -227,4 +242,5 @@ def from_client(
         written_at_unix_s=written_at_unix_s,
         world_size=world_size,
         layout=layout,
+        known=known or ({} if earlier is None else earlier.known),
     )

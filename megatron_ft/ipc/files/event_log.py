@@ -1,7 +1,7 @@
 """One process's own event log: one JSON object a line, in a directory that stays after the run.
 
-Every record has ``t``, nanoseconds of CLOCK_MONOTONIC, and ``ev``, its name. The first one, ``log_opened``,
-says who writes and ties that clock to the wall clock, so that logs of several nodes can be merged.
+Every record is one of ``core.records``, with ``t``, nanoseconds of CLOCK_MONOTONIC, and ``ev``, its name. The first
+one, ``log_opened``, says who writes and ties that clock to the wall clock, so that logs of several nodes can be merged.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from megatron_ft.core.config.kinds import DEFAULT_LOG_MAX_BYTES
+from megatron_ft.core.messages.codec import pack
+from megatron_ft.core.records import SCHEMA, Record, shared
 from megatron_ft.ipc.files.writer_thread import FileThread
 
-SCHEMA = 1
 SUFFIX = ".jsonl"
 OLDER_SUFFIX = ".before.jsonl"  # sorted before the newer one
 FLUSH_S = 2.0
@@ -56,7 +56,9 @@ class EventLog:
         run_id: str,
         name: str = "",
         max_bytes: int = DEFAULT_LOG_MAX_BYTES,
-        **header: Any,
+        local_rank: int | None = None,
+        rank: int | None = None,
+        cycle: int | None = None,
     ) -> EventLog:
         """Begin a new file in ``directory`` for this process, soon; ``name`` tells it apart from its like.
 
@@ -66,20 +68,30 @@ class EventLog:
         wall_ns, now_ns = time.time_ns(), time.monotonic_ns()
         parts = [role, host, *([name] if name else []), str(pid), str(wall_ns)]
         log = cls(os.path.join(directory, "-".join(parts) + SUFFIX), max_bytes)
-        who = {"schema": SCHEMA, "role": role, "host": host, "pid": pid, "run_id": run_id, "wall_ns": wall_ns}
-        log._header = _line("log_opened", now_ns, {**who, **header})
+        header = shared.LogOpened(
+            wall_ns=wall_ns,
+            pid=pid,
+            schema=SCHEMA,
+            role=role,
+            host=host,
+            run_id=run_id,
+            local_rank=local_rank,
+            rank=rank,
+            cycle=cycle,
+        )
+        log._header = _line(now_ns, header)
         log._append(b"")
         atexit.register(log.close)
         return log
 
-    def write(self, ev: str, /, *, t: int | None = None, **fields: Any) -> None:
+    def write(self, record: Record, *, t: int | None = None) -> None:
         """Append one record; ``t`` is when it happened (monotonic ns) if that isn't now."""
         if self._is_closed:
             return
         now_ns = time.monotonic_ns()
-        line = _line(ev, now_ns if t is None else t, fields)
+        line = _line(now_ns if t is None else t, record)
         if self._lost:
-            line = _line("records_lost", now_ns, {"count": self._lost}) + line
+            line = _line(now_ns, shared.RecordsLost(count=self._lost)) + line
         if self._append(line):
             self._lost = 0
         else:
@@ -169,5 +181,5 @@ class NullEventLog(EventLog):
         self._is_closed = True
 
 
-def _line(ev: str, t: int, fields: Mapping[str, Any]) -> bytes:
-    return json.dumps({"t": t, "ev": ev, **fields}, separators=(",", ":")).encode() + b"\n"
+def _line(t: int, record: Record) -> bytes:
+    return json.dumps({"t": t, **pack(record, "ev", full=True)}, separators=(",", ":")).encode() + b"\n"

@@ -15,7 +15,8 @@ import os
 from collections.abc import Mapping
 
 from megatron_ft.core.errors import ConfigError, ProtocolError
-from megatron_ft.ipc.wire import Message, shown
+from megatron_ft.core.printable import shown
+from megatron_ft.ipc.wire import Message
 
 __all__ = ["DENIED", "OPEN", "Asked", "Asking", "SecretError", "read_secret"]
 

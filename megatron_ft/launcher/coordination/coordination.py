@@ -27,6 +27,7 @@ class Coordination:
 
     Args:
         transport: makes the connection, given who hears of it.
+        announce: says something to ``host:port``, on a connection of its own.
         open_store: opens the store in which the ranks of a cycle meet; the address that other nodes reach it at.
     """
 
@@ -36,6 +37,7 @@ class Coordination:
         *,
         transport: Callable[[Listener], Transport],
         open_store: Callable[[], str],
+        announce: Callable[[str, m.Moved], None] = lambda _address, _moved: None,
         reactor: Reactor,
         say: Callable[[str], None],
     ) -> None:
@@ -57,6 +59,7 @@ class Coordination:
         self.on_verdict: Callable[[m.Verdict], None] = lambda verdict: None
         """It has ended, and why."""
         self._open_store = open_store
+        self._announce = announce
         self._reactor = reactor
         self._say = say
         self._timer: Timer | None = None
@@ -186,12 +189,8 @@ class Coordination:
 
     def _bring_about(self, effect: edge.MemberEffect) -> None:
         match effect:
-            case edge.Connect(address):
-                self._transport.connect(address)
-            case edge.Disconnect():
-                self._transport.disconnect()
-            case edge.Transmit(message):
-                self._transport.transmit(message)
+            case edge.Connect() | edge.Disconnect() | edge.Transmit() | edge.Announce():
+                self._send(effect)
             case edge.OpenStore(held):
                 self._effects.extend(self.member.store_opened(held, self._store_of(held), time.monotonic()))
             case edge.Begin(held):
@@ -210,6 +209,17 @@ class Coordination:
                 self._say(text)
             case edge.Leave():
                 self._leave(effect)
+
+    def _send(self, effect: edge.Connect | edge.Disconnect | edge.Transmit | edge.Announce) -> None:
+        match effect:
+            case edge.Connect(address):
+                self._transport.connect(address)
+            case edge.Disconnect():
+                self._transport.disconnect()
+            case edge.Transmit(message):
+                self._transport.transmit(message)
+            case edge.Announce(address, moved):
+                self._announce(address, moved)
 
     def _store_of(self, held: Held) -> str:
         """Opened once for each decision, which may be proposed again."""

@@ -15,6 +15,7 @@ from megatron_ft.core.job.progress import Advance
 from megatron_ft.ipc.net.secret import read_secret
 from megatron_ft.ipc.net.tcp import parse_address
 from megatron_ft.launcher.coordination import rendezvous
+from megatron_ft.launcher.coordination.announcer import Announcer
 from megatron_ft.launcher.coordination.coordination import Coordination
 from megatron_ft.launcher.coordination.endpoint import listen_anywhere, take_endpoint
 from megatron_ft.launcher.coordination.host import Host
@@ -41,9 +42,10 @@ def joined(node: Node, place: MeetingPlace, config: LaunchConfig, *, before: Adv
     """
     endpoint = place.endpoints[0] if place.endpoints else ""
     here = node.blocking(lambda: own_host(config.local_addr, endpoint))
-    store, host = RankStore(here, address=place.ranks_store), None
+    store = RankStore(here, address=place.ranks_store)
+    host = announcer = None
     if place.kind is Kind.COORDINATED:
-        coordination, host = _with_others(node, place, store, here, before)
+        coordination, host, announcer = _with_others(node, place, store, here, before)
     else:
         coordination = _alone(node, place, store if place.kind is Kind.ALONE else None, before)
     if place.kind is not Kind.TORCH:
@@ -54,6 +56,8 @@ def joined(node: Node, place: MeetingPlace, config: LaunchConfig, *, before: Adv
     finally:
         store.close()
         coordination.close()
+        if announcer is not None:
+            announcer.close()
         if host is not None:
             host.close()
 
@@ -72,7 +76,7 @@ def _alone(node: Node, place: MeetingPlace, store: RankStore | None, before: Adv
 
 def _with_others(
     node: Node, place: MeetingPlace, store: RankStore, here: str, before: Advance
-) -> tuple[Coordination, Host]:
+) -> tuple[Coordination, Host, Announcer]:
     secret = read_secret(os.environ)
     listener, name, is_founder = node.blocking(lambda: _socket(place, here))
     host = Host(
@@ -87,10 +91,12 @@ def _with_others(
         gave_up=lambda text: coordination.gave_up(text),
     )
     endpoints = (host.address, *place.endpoints[1:]) if is_founder else place.endpoints
+    announcer = Announcer(node.reactor, secret)
     coordination = Coordination(
         _identity(place, host.address, endpoints, before),
         transport=lambda listener: Sockets(node.reactor, secret, listener),
         open_store=store.open,
+        announce=announcer.announce,
         reactor=node.reactor,
         say=node.say,
     )
@@ -98,7 +104,7 @@ def _with_others(
     node.coordinator_pids = host.pids
     coordination.member.owns(host.address)
     host.start()
-    return coordination, host
+    return coordination, host, announcer
 
 
 def _socket(place: MeetingPlace, here: str) -> tuple[socket.socket, str, bool]:

@@ -9,8 +9,7 @@ import time
 from collections.abc import Callable
 
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.job.codec import parse, to_message
-from megatron_ft.core.job.messages import FromMember
+from megatron_ft.core.job.messages import TO_MEMBER, FromMember
 from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.net.secret import Asked, SecretError
 from megatron_ft.ipc.wire import PROTOCOL_VERSION, VersionError, decode, encode
@@ -67,7 +66,7 @@ class Sockets:
     def transmit(self, message: FromMember) -> None:
         """As in `Transport`."""
         if self._peer is not None and self._asked is not None and self._asked.is_done:
-            self._send(encode(to_message(message)))
+            self._send(encode(message))
 
     def close(self, within_s: float = 0.5) -> None:
         """As in `Transport`."""
@@ -161,7 +160,7 @@ class Sockets:
         asked, message = self._asked, decode(body)
         assert asked is not None
         if asked.is_done and message["type"] != "challenge":
-            self._listener.heard(parse(message))
+            self._listener.heard(TO_MEMBER.parse(message))
             return
         answer = asked.answer(message)
         if answer is not None:

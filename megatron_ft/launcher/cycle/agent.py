@@ -20,6 +20,7 @@ from megatron_ft.core.job.edge import Leave
 from megatron_ft.core.job.messages import Goodbye, Phase, Regroup, Verdict
 from megatron_ft.core.job.restart_policy import Action, Decision, NodeState, Outcome
 from megatron_ft.core.job.roll import Held
+from megatron_ft.core.messages.monitor import Report
 from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.control import ReceivedRequest
 from megatron_ft.launcher.coordination.coordination import Coordination
@@ -365,11 +366,11 @@ class FaultTolerantAgent(LocalElasticAgent):
         announce.training_again(self._node, self._current())
         crash_evidence.tell(self._node, self._current(), worker.local_rank)
 
-    def _heard_of(self, local_rank: int, message: dict[str, Any]) -> None:
+    def _heard_of(self, local_rank: int, report: Report) -> None:
         if self._record is not None:
-            self._record.told_by_monitor(local_rank, message)
+            self._record.told_by_monitor(local_rank, report)
             if self._inquest is not None:
-                self._inquest.heard(local_rank, message)
+                self._inquest.heard(local_rank, report)
             announce.training_again(self._node, self._record)
 
     def _look_at_ranks(self) -> None:

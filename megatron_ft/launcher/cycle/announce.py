@@ -9,6 +9,7 @@ from torch.distributed.elastic.agent.server.api import WorkerGroup
 
 from megatron_ft.core.diagnosis.exits import Cause, CauseKind
 from megatron_ft.core.job.restart_policy import Decision, Outcome
+from megatron_ft.core.records import launcher as records
 from megatron_ft.ipc.linux.proc import process_facts
 from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.control import ReceivedRequest
@@ -37,13 +38,12 @@ def cycle_started(node: Node, record: CycleRecord, group: WorkerGroup, restarts_
             nodes=group.group_world_size or 1,
         )
     )
-    node.log.write(
-        "cycle_started",
+    started = records.CycleStarted(
         cycle=record.cycle,
-        ranks=[
-            {"rank": record.global_ranks[local_rank], "local_rank": local_rank, "pid": worker.pid}
+        ranks=tuple(
+            records.StartedRank(rank=record.global_ranks[local_rank], local_rank=local_rank, pid=worker.pid)
             for local_rank, worker in record.workers.items()
-        ],
+        ),
         group_rank=group.group_rank,
         world_size=world_size,
         max_restarts=node.line.namespace.max_restarts,
@@ -51,6 +51,7 @@ def cycle_started(node: Node, record: CycleRecord, group: WorkerGroup, restarts_
         met_ns=record.met_ns,
         spawned_ns=record.spawned_ns,
     )
+    node.log.write(started)
     nodes = group.group_world_size or 1
     node.status.cycle_started(record, nodes=nodes, world_size=world_size or 0, restarts_left=restarts_left)
 
@@ -68,7 +69,7 @@ def training_again(node: Node, record: CycleRecord) -> None:
     durations = dict(zip(moments, (b - a for a, b in itertools.pairwise([noticed_ns, *moments.values()])), strict=True))
     seconds = {name: duration / 1e9 for name, duration in durations.items()}
     node.say(lines.training_again(cycle=record.cycle, seconds=seconds))
-    node.log.write("training_again", cycle=record.cycle, seconds=seconds)
+    node.log.write(records.TrainingAgain(cycle=record.cycle, seconds=seconds))
 
 
 def cycle_ended(node: Node, record: CycleRecord, outcome: Outcome, decision: Decision, cause: Cause) -> None:
@@ -91,7 +92,7 @@ def cycle_ended(node: Node, record: CycleRecord, outcome: Outcome, decision: Dec
 def finding(node: Node, record: CycleRecord, cause: Cause) -> None:
     """All ranks were looked at because one hung: who it was. One launcher of the job logs it."""
     if cause.detail and cause.kind in (CauseKind.HANG, CauseKind.CRASH):
-        node.log.write("finding", cycle=record.cycle, rank=cause.rank, text=cause.detail)
+        node.log.write(records.Finding(cycle=record.cycle, rank=cause.rank, text=cause.detail))
 
 
 def stuck(node: Node, record: CycleRecord) -> str:
@@ -99,33 +100,36 @@ def stuck(node: Node, record: CycleRecord) -> str:
     there = node.ending.still_there(record.workers.values())
     if not there:
         return ""
-    told = [{"pid": stat.pid, **process_facts(stat.pid)} for stat in there]
-    node.log.write("stuck", cycle=record.cycle, processes=told)
+    told = tuple({"pid": stat.pid, **process_facts(stat.pid)} for stat in there)
+    node.log.write(records.Stuck(cycle=record.cycle, processes=told))
     return lines.stuck(there)
 
 
 def log_request(node: Node, request: ReceivedRequest) -> None:
     """A rank asked for something."""
-    node.log.write(
-        "workload_control",
+    asked = records.WorkloadControl(
         action=request.action.name,
         description=request.description,
         rank=request.rank,
         pid=request.pid,
     )
+    node.log.write(asked)
 
 
 def log_end(node: Node, record: CycleRecord, outcome: Outcome, decision: Decision, cause: Cause | None) -> None:
     """Only the record: the end of a cycle, good or bad."""
     node.status.cycle_ended(record, decision, cause)
-    node.log.write(
-        "cycle_ended",
+    why = (
+        None
+        if cause is None
+        else records.Cause(rank=cause.rank, kind=cause.kind.value, text=cause.text, detail=cause.detail)
+    )
+    ended = records.CycleEnded(
         cycle=record.cycle,
         outcome=outcome.value,
-        cause=None
-        if cause is None
-        else {"rank": cause.rank, "kind": cause.kind.value, "text": cause.text, "detail": cause.detail},
+        cause=why,
         action=decision.action.value,
         iteration=record.last_iteration() if cause is None or cause.iteration is None else cause.iteration,
         restarts_left=decision.restarts_left,
     )
+    node.log.write(ended)

@@ -26,9 +26,12 @@ from megatron_ft.core.diagnosis.exits import (
 )
 from megatron_ft.core.grace import Grace
 from megatron_ft.core.job.progress import Reached
+from megatron_ft.core.messages.monitor import Report
+from megatron_ft.core.records.launcher import RankExited
+from megatron_ft.core.records.monitor import Attached, FirstStep, Signalled
+from megatron_ft.core.records.shared import Verdict, Warning_
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.linux.proc import run_delays_ns
-from megatron_ft.ipc.wire import Message
 from megatron_ft.launcher.base import logs
 from megatron_ft.launcher.control import ReceivedRequest
 from megatron_ft.launcher.monitors.reports import hang_verdict
@@ -117,9 +120,7 @@ class CycleRecord:
             where=words.where,
         )
         self.exits[local_rank] = rank_exit
-        self._log.write(
-            "rank_exited",
-            t=rank_exit.at_ns,
+        exited = RankExited(
             cycle=self.cycle,
             rank=rank_exit.rank,
             local_rank=local_rank,
@@ -130,21 +131,24 @@ class CycleRecord:
             iteration=rank_exit.iteration,
             error=rank_exit.error,
         )
+        self._log.write(exited, t=rank_exit.at_ns)
 
-    def told_by_monitor(self, local_rank: int, message: Message) -> None:
+    def told_by_monitor(self, local_rank: int, report: Report) -> None:
         """Something a monitor said."""
         worker = self.workers.get(local_rank)
-        if message["type"] == "signalled" and worker is not None and worker.exitcode is None:
-            number = signal.Signals.__members__.get(message["signal"])
+        if isinstance(report, Signalled) and worker is not None and worker.exitcode is None:
+            number = signal.Signals.__members__.get(report.signal)
             if number is not None and number != signal.SIGCONT:
                 worker.signals_sent.add(number)
-        elif message["type"] == "attached" and message.get("cycle") == self.cycle:
-            self._attached(local_rank, message)
-        elif message["type"] == "trains" and message.get("cycle") == self.cycle:
-            self._first_step_ns[local_rank] = int(message.get("began_ns") or 0), int(message["at_ns"])
-        elif message["type"] == "verdict" and message.get("cycle") == self.cycle and local_rank not in self.hung:
+        elif isinstance(report, Warning_) or report.cycle != self.cycle:
+            return
+        elif isinstance(report, Attached):
+            self._attached(local_rank, report)
+        elif isinstance(report, FirstStep):
+            self._first_step_ns[local_rank] = report.began_ns or 0, report.at_ns
+        elif isinstance(report, Verdict) and local_rank not in self.hung:
             self._should_end(local_rank)
-            self._verdicts.append(find_culprit(self._verdict(local_rank, message), self._views()))
+            self._verdicts.append(find_culprit(self._verdict(local_rank, report), self._views()))
 
     @property
     def spawned_ns(self) -> int | None:
@@ -167,14 +171,14 @@ class CycleRecord:
             moments["set up"] = max(began_ns)
         return {**moments, "first step": max(ended_ns)}
 
-    def _attached(self, local_rank: int, message: Message) -> None:
+    def _attached(self, local_rank: int, report: Attached) -> None:
         """A rank has connected to its monitor; a script may do so again after it has shut its monitoring down."""
-        if local_rank in self._attached_ns or message.get("at_ns") is None:
+        if local_rank in self._attached_ns or report.at_ns is None:
             return
-        self._attached_ns[local_rank] = message["at_ns"]
-        self._has_group = self._has_group or message.get("has_group") is True
-        if message.get("user_code_ns") is not None:
-            self._began_ns.append(message["user_code_ns"])
+        self._attached_ns[local_rank] = report.at_ns
+        self._has_group = self._has_group or report.has_group
+        if report.user_code_ns is not None:
+            self._began_ns.append(report.user_code_ns)
 
     def noticed_ns(self) -> int:
         """When it was known that this cycle has failed; now, if no rank of this node has."""
@@ -308,8 +312,8 @@ class CycleRecord:
             failures[rank_exit.rank] = failure
         return failures
 
-    def _verdict(self, local_rank: int, message: Message) -> HangVerdict:
-        return dataclasses.replace(hang_verdict(message, local_rank=local_rank), rank=self.global_ranks[local_rank])
+    def _verdict(self, local_rank: int, report: Verdict) -> HangVerdict:
+        return dataclasses.replace(hang_verdict(report, local_rank=local_rank), rank=self.global_ranks[local_rank])
 
     def _views(self) -> list[RankView]:
         views = (self._view(local_rank) for local_rank in range(len(self.global_ranks)))

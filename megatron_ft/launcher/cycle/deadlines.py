@@ -17,9 +17,11 @@ from megatron_ft.core.board.pauses import Pauses
 from megatron_ft.core.diagnosis.exits import HangVerdict, describe_hang
 from megatron_ft.core.diagnosis.rank_snapshot import LOOK_S
 from megatron_ft.core.grace import Grace
+from megatron_ft.core.messages.monitor import Seen
+from megatron_ft.core.records.monitor import Attached, Detached
+from megatron_ft.core.records.shared import Verdict
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.linux.proc import run_delays_ns
-from megatron_ft.ipc.wire import Message
 from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.base.event_loop import Reactor, Timer
 from megatron_ft.launcher.cycle.cycle_record import CycleRecord
@@ -97,22 +99,22 @@ class Punctuality:
             for local_rank, worker in record.workers.items():
                 self._await("startup", local_rank, worker.started_at_ns, self._startup_timeout_s)
 
-    def heard(self, local_rank: int, message: Message) -> None:
+    def heard(self, local_rank: int, report: Attached | Detached | Seen) -> None:
         """Something a monitor said."""
         record = self._record
-        if record is None or message.get("cycle") != record.cycle or local_rank not in record.workers:
+        if record is None or report.cycle != record.cycle or local_rank not in record.workers:
             return
-        if message["type"] == "evidence" and local_rank in self._asked:
-            if frame := message["note"].get("frame"):
-                record.places[record.global_ranks[local_rank]] = f"in {frame}"
+        if isinstance(report, Seen) and local_rank in self._asked:
+            if report.note.frame:
+                record.places[record.global_ranks[local_rank]] = f"in {report.note.frame}"
             self._asked.discard(local_rank)
             if not self._asked:
                 self._end_seen()
-        elif message["type"] == "attached":
+        elif isinstance(report, Attached):
             self._awaited.pop(local_rank, None)  # also one that was at its end and begins again
-        elif message["type"] == "detached" and self._exit_timeout_s is not None:
+        elif isinstance(report, Detached) and self._exit_timeout_s is not None:
             if local_rank not in self._awaited:  # a monitor that replaces another says it again
-                self._await("exit", local_rank, int(message["at_ns"]), self._exit_timeout_s)
+                self._await("exit", local_rank, report.at_ns or time.monotonic_ns(), self._exit_timeout_s)
 
     def stood_still(self) -> None:
         """The launcher was stopped and continued, and so were its ranks, if somebody did that to the whole node.
@@ -229,23 +231,21 @@ class Punctuality:
             self._timer = None
 
     def _write(self, verdict: HangVerdict, appointment: _Appointment) -> None:
-        self._log.write(
-            "verdict",
+        record = Verdict(
             rank=verdict.rank,
             local_rank=verdict.local_rank,
             cycle=appointment.record.cycle,
             pid=appointment.worker.pid,
             kind=verdict.kind,
-            section=None,
             since_ns=appointment.since_ns,
             elapsed_s=verdict.elapsed_s,
             timeout_s=verdict.timeout_s,
             iteration=verdict.iteration,
-            open_sections=[],
             observed_only=self._observe_only,
             at_ns=verdict.at_ns,
             text=describe_hang(verdict),
         )
+        self._log.write(record)
 
     def _end(self, worker: Worker) -> None:
         """As its monitor would: the rank alone, SIGKILL after a grace."""

@@ -16,7 +16,8 @@ from megatron_ft.core.diagnosis.exits import HangVerdict
 from megatron_ft.core.diagnosis.rank_snapshot import LOOK_S, RankNote
 from megatron_ft.core.job.inquest import blamed
 from megatron_ft.core.job.messages import Hang, Notes
-from megatron_ft.ipc.wire import Message
+from megatron_ft.core.messages.monitor import Report, Seen
+from megatron_ft.core.records.shared import Verdict
 from megatron_ft.launcher.base.event_loop import Timer
 from megatron_ft.launcher.coordination.coordination import Coordination
 from megatron_ft.launcher.cycle import announce
@@ -56,21 +57,21 @@ class Inquest:
         self._is_over = False
         self._timer: Timer | None = None
 
-    def heard(self, local_rank: int, message: Message) -> None:
+    def heard(self, local_rank: int, report: Report) -> None:
         """What a monitor says."""
-        if message["type"] not in ("verdict", "evidence") or message.get("cycle") != self._record.cycle:
+        if not isinstance(report, Verdict | Seen) or report.cycle != self._record.cycle:
             return
         if self._is_over:
             self._node.monitors.release()
-        elif message["type"] == "evidence":
-            note, before = RankNote.from_dict(message["note"]), self._notes.get(local_rank)
+        elif isinstance(report, Seen):
+            note, before = report.note, self._notes.get(local_rank)
             if before is not None:
                 # what was looked at first counts: since then a rank may have been stopped by its monitor
                 note = dataclasses.replace(before, found_hung=before.found_hung or note.found_hung)
             self._notes[local_rank] = note
             self._go_on()
-        elif not message.get("observed_only"):
-            verdict = hang_verdict(message, local_rank=local_rank)
+        elif not report.observed_only:
+            verdict = hang_verdict(report, local_rank=local_rank)
             self._verdict = self._verdict or verdict
             self._begin(at_s=verdict.at_ns / 1e9, known={local_rank})
 
@@ -114,7 +115,7 @@ class Inquest:
         self._is_told = True
         notes = self._local()
         if self._coordination is not None:
-            self._coordination.tell(Notes(self._coordination.cycle, tuple(note.to_dict() for note in notes)))
+            self._coordination.tell(Notes(self._coordination.cycle, tuple(notes)))
         elif self._verdict is not None:
             found = self._record.found = blamed(notes, self._verdict, are_all=self._are_all, several=False)
             if found is not None:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 from megatron_ft.core.health_gate import is_told, retry_delay_s
+from megatron_ft.core.records.launcher import NodeHealth
 from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.coordination.coordination import Coordination
 from megatron_ft.launcher.node import Node
@@ -47,8 +48,7 @@ def _look(
         "LOCAL_WORLD_SIZE": str(ranks),
     }
     checked = health.run(environment, check)
-    node.log.write(
-        "node_health",
+    record = NodeHealth(
         cycle=cycle,
         good=checked.is_good,
         exit_code=checked.code,
@@ -56,4 +56,5 @@ def _look(
         last_line=checked.last_line,
         seconds=checked.seconds,
     )
+    node.log.write(record)
     return checked

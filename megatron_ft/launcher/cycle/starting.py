@@ -55,6 +55,7 @@ def make_context(
     given.pop("start_method", None)
     context = WorkerContext(
         spawner=node.spawner,
+        environment=node.rank_environment(),
         reactor=node.reactor,
         end=node.ending.end,
         on_start=lambda worker: node.monitors.rank_started(worker.local_rank, worker.pid),

@@ -11,8 +11,11 @@ from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.board.pauses import Pauses
 from megatron_ft.core.config.kinds import DEFAULT_LOG_MAX_BYTES
 from megatron_ft.core.diagnosis.exits import describe_hang
+from megatron_ft.core.messages.monitor import Report, Seen
+from megatron_ft.core.records.launcher import WouldHaveEnded
+from megatron_ft.core.records.monitor import Attached, Detached
+from megatron_ft.core.records.shared import Verdict
 from megatron_ft.ipc.files.event_log import EventLog
-from megatron_ft.ipc.wire import Message
 from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.monitors.reports import hang_verdict
@@ -41,9 +44,9 @@ class Monitors:
         observe_only: bool = False,
         log_max_bytes: int = DEFAULT_LOG_MAX_BYTES,
     ) -> None:
-        self.on_message: Callable[[int, Message], None] = lambda _local_rank, _message: None
-        self.on_presence: Callable[[int, Message], None] = lambda _local_rank, _message: None
-        """Gets only that a rank has begun or ended its monitoring ("attached", "detached"), or was looked at."""
+        self.on_message: Callable[[int, Report], None] = lambda _local_rank, _message: None
+        self.on_presence: Callable[[int, Attached | Detached | Seen], None] = lambda _local_rank, _message: None
+        """Gets only that a rank has begun or ended its monitoring (`Attached`, `Detached`), or was looked at."""
         self.paused = Pauses()
         self._reactor = reactor
         self._log = log
@@ -131,7 +134,7 @@ class Monitors:
         return self._places[local_rank].watches(cycle)
 
     def collect(self, local_rank: int, *, passive: bool, deadline_ns: int) -> None:
-        """Let a monitor tell what its rank does; the answer is a message "evidence"."""
+        """Let a monitor tell what its rank does; the answer is `Seen`."""
         self._places[local_rank].collect(passive=passive, deadline_ns=deadline_ns)
 
     def release(self) -> None:
@@ -174,26 +177,26 @@ class Monitors:
         for place in self._places:
             place.end(deadline)
 
-    def _hear(self, local_rank: int, message: Message) -> None:
-        if message["type"] in ("attached", "detached", "evidence"):
-            self.on_presence(local_rank, message)
-        if message["type"] == "verdict" and message.get("observed_only"):
-            self._tell_observed(local_rank, message)
+    def _hear(self, local_rank: int, report: Report) -> None:
+        if isinstance(report, Attached | Detached | Seen):
+            self.on_presence(local_rank, report)
+        if isinstance(report, Verdict) and report.observed_only:
+            self._tell_observed(local_rank, report)
         else:
-            self.on_message(local_rank, message)
+            self.on_message(local_rank, report)
 
-    def _tell_observed(self, local_rank: int, message: Message) -> None:
+    def _tell_observed(self, local_rank: int, report: Verdict) -> None:
         """A verdict that has no consequences: the cycle's record never hears of it."""
-        verdict = hang_verdict(message, local_rank=local_rank)
+        verdict = hang_verdict(report, local_rank=local_rank)
         self._say(lines.observed(verdict))
-        self._log.write(
-            "would_have_ended",
+        record = WouldHaveEnded(
             rank=verdict.rank,
             local_rank=local_rank,
-            cycle=message.get("cycle"),
+            cycle=report.cycle,
             iteration=verdict.iteration,
             text=describe_hang(verdict),
         )
+        self._log.write(record)
 
     def _check_looks(self) -> None:
         self.on_check()

@@ -15,19 +15,34 @@ from typing import Any
 from megatron_ft.core.board import layout as layout
 from megatron_ft.core.board.layout import BoardDamagedError, BoardSnapshot
 from megatron_ft.core.errors import ProtocolError
+from megatron_ft.core.messages.monitor import (
+    REPORTS,
+    Collect,
+    Order,
+    Pause,
+    RankStarted,
+    Release,
+    Report,
+    Resume,
+    Stop,
+)
+from megatron_ft.core.records.launcher import MonitorReplaced
+from megatron_ft.core.records.monitor import Attached
+from megatron_ft.core.records.shared import Warning_
 from megatron_ft.ipc import monitor_process
 from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.linux.processes import is_gone, send_signal, wait_gone
 from megatron_ft.ipc.monitor_process import AttachedRank
-from megatron_ft.ipc.wire import Channel, ChannelClosedError, Message, Received, close_fds, listen
+from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received, close_fds, listen
 from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.base.event_loop import Priority, Reactor
-from megatron_ft.launcher.monitors.reports import check_report
 from megatron_ft.launcher.processes import process_tree
 
 __all__ = ["MonitorPlace"]
 
+_ATTACHED_FDS = 5
+"""The board, and what a monitor that comes in this one's place would need to go on with the rank."""
 _OVERDUE_NS = 5_000_000_000
 _STOPPED_FOR_S = 0.1
 _SHORT_LIFE_S = 2.0
@@ -49,7 +64,7 @@ class MonitorPlace:
         reactor: Reactor,
         log: EventLog,
         say: Callable[[str], None],
-        on_message: Callable[[int, Message], None],
+        on_message: Callable[[int, Report], None],
     ) -> None:
         self.local_rank = local_rank
         self.socket_path = socket_path
@@ -151,7 +166,7 @@ class MonitorPlace:
     def rank_started(self, pid: int) -> None:
         """Tell it, and one that comes in its place, which processes to end if the launcher dies: the rank's group."""
         self._rank_pid = pid
-        self._order("rank_started", pid=pid)
+        self._order(RankStarted(pid))
 
     def last_words(self, cycle: int) -> str:
         """See ``Monitors.last_words``."""
@@ -166,28 +181,28 @@ class MonitorPlace:
     def collect(self, *, passive: bool, deadline_ns: int) -> None:
         """See ``Monitors.collect``."""
         if self._attached is not None:
-            self._order("collect", cycle=self._attached.cycle, passive=passive, deadline_ns=deadline_ns)
+            self._order(Collect(self._attached.cycle, deadline_ns, passive))
 
     def release(self) -> None:
         """See ``Monitors.release``."""
         if self._attached is not None:
-            self._order("release", cycle=self._attached.cycle)
+            self._order(Release(self._attached.cycle))
 
     def pause(self, since_ns: int | None) -> None:
         """Let it judge nobody; a new process in its place is told, too. ``since_ns``: from when on (monotonic)."""
         self._paused_since_ns = since_ns
-        self._order("pause", since_ns=since_ns)
+        self._order(Pause(since_ns))
 
     def resume(self) -> None:
         """Let it judge again."""
         self._paused_since_ns = None
-        self._order("resume")
+        self._order(Resume())
 
     def ask_to_stop(self) -> None:
         """Say that the job is over."""
         if self._channel is not None:
             fd = self._channel.fileno()
-            self._order("stop")
+            self._order(Stop())
             self._reactor.unwatch(fd)  # what it says on its way out is nobody's business
 
     def end(self, deadline: float) -> None:
@@ -203,12 +218,12 @@ class MonitorPlace:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.socket_path)
 
-    def _order(self, what: str, **fields: Any) -> None:
+    def _order(self, order: Order) -> None:
         if self._channel is None:
             return
         fd = self._channel.fileno()
         try:
-            self._channel.send({"type": what, **fields}, timeout_s=0.1)
+            self._channel.send(order, timeout_s=0.1)
         except ChannelClosedError:
             self._reactor.unwatch(fd)  # the process is ending: its pidfd says when
             self._channel = None
@@ -236,9 +251,9 @@ class MonitorPlace:
         self._reactor.watch(self._channel.fileno(), self.read)
         self._reactor.watch(self._pidfd, self._died, Priority.DEATH)
         if self._rank_pid is not None:
-            self._order("rank_started", pid=self._rank_pid)
+            self._order(RankStarted(self._rank_pid))
         if self._paused_since_ns is not None:
-            self._order("pause", since_ns=self._paused_since_ns)  # it reads that before it looks at anybody
+            self._order(Pause(self._paused_since_ns))  # it reads that before it looks at anybody
 
     def _died(self) -> None:
         assert self._process is not None
@@ -273,9 +288,8 @@ class MonitorPlace:
         self._short_lives = self._short_lives + 1 if lived_s < _SHORT_LIFE_S else 0
         self._pause_s = min(_LONGEST_PAUSE_S, 0.1 * 2**self._short_lives) if self._short_lives > 1 else 0.0
         self._say(lines.monitor_replaced(self._name(), reason, self._pause_s))
-        self._log.write(
-            "monitor_replaced", local_rank=self.local_rank, rank=self._rank(), reason=reason, pid=self._process.pid
-        )
+        replaced = MonitorReplaced(local_rank=self.local_rank, rank=self._rank(), reason=reason, pid=self._process.pid)
+        self._log.write(replaced)
         self._process = None
         if self._pause_s:
             self._reactor.call_later(self._pause_s, self._spawn_again)
@@ -320,23 +334,24 @@ class MonitorPlace:
     def _take(self, item: Received) -> None:
         message, fds = item
         try:
-            check_report(message, len(fds))
+            report = REPORTS.parse(message)
+            if isinstance(report, Attached):
+                self._attach(report, fds)
         except ProtocolError:
             close_fds(fds)
             raise
-        if message["type"] == "attached":
-            self._attach(message, fds)
-        else:
+        if not isinstance(report, Attached):
             close_fds(fds)
-        if message["type"] == "warning":
-            self._say(message["text"])
-        self._on_message(self.local_rank, message)
+        if isinstance(report, Warning_):
+            self._say(report.text)
+        self._on_message(self.local_rank, report)
 
-    def _attach(self, message: Message, fds: tuple[int, ...]) -> None:
+    def _attach(self, report: Attached, fds: tuple[int, ...]) -> None:
+        if len(fds) != _ATTACHED_FDS:
+            raise ProtocolError(f"attached comes with {_ATTACHED_FDS} descriptors, not {len(fds)}")
         self._forget_rank()
         board, wake, pidfd, stack, ask = fds
-        who = (message[name] for name in ("pid", "rank", "cycle"))
-        self._attached = AttachedRank(board, wake, pidfd, stack, ask, *who)
+        self._attached = AttachedRank(board, wake, pidfd, stack, ask, report.pid, report.rank, report.cycle)
         self._board = Board(self._attached.board_fd)
         self._seen_overdue = False
 

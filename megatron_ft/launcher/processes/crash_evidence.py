@@ -12,6 +12,7 @@ from typing import Any
 from megatron_ft.core.board import board_facts
 from megatron_ft.core.diagnosis.exceptions import LastWords, last_words, words_of_error_file
 from megatron_ft.core.diagnosis.exits import describe_exit, follows_from_another, is_by_us
+from megatron_ft.core.records.shared import Evidence
 from megatron_ft.ipc.files.evidence_files import LIBRARIES, write_evidence
 from megatron_ft.launcher.base import logs
 from megatron_ft.launcher.cycle.cycle_record import CycleRecord
@@ -75,7 +76,7 @@ def _write(node: Node, log_dir: str, document: Mapping[str, Any]) -> None:
     except OSError as error:
         node.say(f"could not write the evidence on rank {rank}: {error.strerror}")
         return
-    node.log.write("evidence", rank=rank, cycle=document["cycle"], file=path, summary=document["summary"])
+    node.log.write(Evidence(rank=rank, cycle=document["cycle"], file=path, summary=document["summary"]))
 
 
 def _content(path: str) -> str:

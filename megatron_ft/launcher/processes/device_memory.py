@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -17,6 +16,7 @@ from megatron_ft.core.device_memory import (
     judge,
     look_again_s,
 )
+from megatron_ft.core.records import launcher as records
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.linux import nvml
 from megatron_ft.launcher.base.event_loop import THREAD_PREFIX, Reactor
@@ -90,9 +90,7 @@ class DeviceMemory:
         if held:
             waited = f"after {look.waited_s:.1f} s device memory of the last cycle is still held"
             self._say(f"{waited}: {describe(held)}; the ranks start all the same")
-        self._log.write(
-            "device_memory", waited_s=round(look.waited_s, 3), held=[dataclasses.asdict(each) for each in held]
-        )
+        self._log.write(records.DeviceMemory(waited_s=round(look.waited_s, 3), held=tuple(held)))
 
 
 class _Look:

@@ -173,13 +173,15 @@ class WorkerContext(PContext):
     """torch's idea of a group of ranks, with our way to start, see and end them.
 
     Redirects, ``--tee``, error files and line prefixes are torch's own. ``end`` ends ranks; it is called with
-    (workers, signal, grace in seconds); ``prefix`` is what stands before the command of a local rank.
+    (workers, signal, grace in seconds). ``environment`` is that of all ranks, to which torch adds each one's own.
+    ``prefix`` is what stands before the command of a local rank.
     """
 
     def __init__(
         self,
         *,
         spawner: Spawner,
+        environment: Mapping[str, str],
         reactor: Reactor,
         end: Callable[[list[Worker], int, float], None],
         on_start: Callable[[Worker], None],
@@ -191,6 +193,7 @@ class WorkerContext(PContext):
     ) -> None:
         super().__init__(logs_specs=logs_specs, **torch_arguments)
         self._spawner = spawner
+        self._environment = environment
         self._reactor = reactor
         self._end = end
         self._on_start = on_start
@@ -220,7 +223,7 @@ class WorkerContext(PContext):
         return RankSpec(
             local_rank=local_rank,
             argv=private_names.numa_bound_command(argv, local_rank=local_rank, numa_options=self._numa_options),
-            env={**os.environ, **self.envs[local_rank]},
+            env={**self._environment, **self.envs[local_rank]},
             stdout=self.stdouts[local_rank] or None,
             stderr=self.stderrs[local_rank] or None,
         )

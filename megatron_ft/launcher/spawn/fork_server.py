@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-import megatron_ft
 from megatron_ft.core.errors import FaultToleranceError, ProtocolError
 from megatron_ft.core.run_ahead import FORK_SERVER_NAME, RUN_AHEAD_VARIABLE, Ahead
 from megatron_ft.ipc.linux.open_files import give_back_to
@@ -21,11 +20,10 @@ from megatron_ft.ipc.linux.processes import send_signal, wait_gone
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Message
 from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.processes import process_tree
+from megatron_ft.launcher.spawn.rank_environment import with_startup
 
 __all__ = ["ServerError", "ServerProcess", "why_fresh"]
 
-_STARTUP = os.path.join(os.path.dirname(os.path.abspath(megatron_ft.__file__)), "rank", "run_ahead", "startup")
-"""A directory with a ``sitecustomize``, which Python imports before the script."""
 _ANSWER_S = 3.0
 """A fork takes milliseconds; a server that needs longer is stopped, or stuck."""
 _LONGEST_END_S = 5.0
@@ -79,7 +77,7 @@ class ServerProcess:
         env = {
             **environment,
             RUN_AHEAD_VARIABLE: json.dumps(orders),
-            "PYTHONPATH": os.pathsep.join(filter(None, (_STARTUP, python_path))),
+            "PYTHONPATH": with_startup(python_path),
         }
         with open(os.memfd_create("ft_stdout"), "wb") as out, open(os.memfd_create("ft_stderr"), "wb") as err:
             # what goes to one place, in turns, must stay in that order

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
+from megatron_ft.core.records.launcher import ForkFailed, ForkServer, FreshInterpreters
 from megatron_ft.core.run_ahead import Ahead, is_set_for_ranks, shared_environment, without_ranks
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.wire import close_fds
@@ -43,6 +44,8 @@ class ForkingSpawner:
     """Raises if the launcher was asked to stop."""
     known_children: Callable[[], Collection[int]]
     """Of the launcher, the servers included."""
+    environment: Callable[[], dict[str, str]]
+    """That of ranks, but for what torch gives to each."""
     expects_restart: bool = True
     """Whether another cycle may follow the one whose ranks are spawned next; else no server is needed after."""
     _command: list[str] | None = None
@@ -62,14 +65,14 @@ class ForkingSpawner:
             self._give_up(reason)
             return
         self._command = list(argv)
-        self._have_server(without_ranks(os.environ))
+        self._have_server(without_ranks(self.environment()))
 
     def spawn(self, specs: Sequence[RankSpec], on_spawned: Callable[[Worker], None]) -> None:
         """See the protocol."""
         try:
             is_done = self._fork(specs, on_spawned)
         except ServerError as error:
-            self.log.write("fork_failed", pids=sorted(self.pids()), reason=str(error))
+            self.log.write(ForkFailed(pids=tuple(sorted(self.pids())), reason=str(error)))
             is_done = False
         if not is_done:
             self.fresh.spawn(specs, on_spawned)
@@ -131,18 +134,19 @@ class ForkingSpawner:
         ahead = Ahead(self._command, environment, self.preload, self.shares_output)
         if self.server is not None and self.server.ahead != ahead:
             names = {name for name, _ in self.server.ahead.environment.items() ^ environment.items()}
-            self.log.write("fork_server", state="for something else", pid=self.server.pid, names=sorted(names))
+            state = "for something else"
+            self.log.write(ForkServer(state=state, pid=self.server.pid, names=tuple(sorted(names))))
             self._drop()
         if self.server is None:
             try:
                 self.server = ServerProcess(ahead)
             except OSError as error:
-                self.log.write("fork_server", state="not started", reason=str(error))
+                self.log.write(ForkServer(state="not started", reason=str(error)))
                 return
             self._watch(self.server)
 
     def _watch(self, server: ServerProcess) -> None:
-        self.log.write("fork_server", state="started", pid=server.pid)
+        self.log.write(ForkServer(state="started", pid=server.pid))
         server.on_channel_closed = lambda: self.reactor.unwatch(server.channel_fd)
         self.reactor.watch(server.channel_fd, lambda: self._take(server))
         self.reactor.watch(server.pidfd, lambda: self._ended(server), Priority.DEATH)
@@ -156,7 +160,7 @@ class ForkingSpawner:
             elif message["type"] == "ready":
                 where, what, took_s = message["where"], message["what"], message["took_s"]
                 self.log.write(
-                    "fork_server", state="ready", pid=server.pid, where=where, what=what, took_s=round(took_s, 3)
+                    ForkServer(state="ready", pid=server.pid, where=where, what=what, took_s=round(took_s, 3))
                 )
                 self._say_once(lines.forked_at(where, what), lines.forked_at(where, what, took_s))
 
@@ -191,13 +195,13 @@ class ForkingSpawner:
         if server.channel.fileno() >= 0:
             self.reactor.unwatch(server.channel_fd)
         code = server.end(self.known_children)
-        self.log.write("fork_server", state="ended", pid=server.pid, exit_code=code, reason=server.unfit)
+        self.log.write(ForkServer(state="ended", pid=server.pid, exit_code=code, reason=server.unfit))
         return code
 
     def _give_up(self, reason: str) -> None:
         self.close()
         self._say_once(lines.fresh_interpreters(reason))
-        self.log.write("fresh_interpreters", reason=reason)
+        self.log.write(FreshInterpreters(reason=reason))
 
     def _say_once(self, line: str, shown: str | None = None) -> None:
         if line not in self._said:

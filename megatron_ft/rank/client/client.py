@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from megatron_ft.core.board import layout as layout
@@ -15,11 +15,10 @@ from megatron_ft.core.control import WorkloadControlRequest
 from megatron_ft.core.errors import NotUnderLauncherError, RankMonitorClientError
 from megatron_ft.core.rank_info import RankInfo
 from megatron_ft.core.timeouts.calculation import (
-    NO_OBSERVATION,
+    REFERENCE,
     NotReady,
     Rule,
     calculate_heartbeats,
-    calculate_sections,
 )
 from megatron_ft.core.timeouts.timeouts import (
     OUT_OF_SECTION,
@@ -30,11 +29,13 @@ from megatron_ft.core.timeouts.timeouts import (
 )
 from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
-from megatron_ft.ipc.files.event_log import EventLog, NullEventLog
+from megatron_ft.rank.client.calculating import Knowledge, seconds, section_timeouts
 from megatron_ft.rank.client.collective import max_over_ranks
 from megatron_ft.rank.client.connection import LAUNCHER_SOCKET, MONITOR_SOCKET, Welcome, ask_launcher, say_hello
+from megatron_ft.rank.client.rank_log import RankLog
 from megatron_ft.rank.client.recorder import Recorder
 from megatron_ft.rank.crash_reporter.reporter import Witness
+from megatron_ft.rank.reference.notice import say_whose
 
 _clients: weakref.WeakSet[RankMonitorClient] = weakref.WeakSet()
 
@@ -62,10 +63,10 @@ class RankMonitorClient:
         self._wake_fd = -1
         self._witness = Witness()
         self._loaded: Mapping[str, Any] | None = None
-        self._log: EventLog = NullEventLog()
-        self._log_place: tuple[str, str] | None = None
+        self._log = RankLog()
         self._calculated_timeout_floor = 0.0
-        self._last_calculation: dict[str, dict[str, float | int | None]] = {}
+        self._knowledge = Knowledge()
+        self._timeout_rule = REFERENCE
         _clients.add(self)
 
     def init_workload_monitoring(self, num_warmup_iters: int | None = None) -> None:
@@ -95,6 +96,7 @@ class RankMonitorClient:
         info = RankInfo.from_environment(os.environ, socket.gethostname(), os.getpid())
         welcome = say_hello(path, info, num_warmup_iters or 0)
         self._begin(info, welcome)
+        say_whose(info)
         if self._loaded is not None:
             self._apply(self._loaded)
 
@@ -107,7 +109,7 @@ class RankMonitorClient:
         )
         self._board = welcome.board
         self._wake_fd = welcome.wake_fd
-        self._log_place = None if welcome.log_dir is None else (welcome.log_dir, welcome.run_id)
+        self._log = RankLog(info, welcome.log_dir, welcome.run_id)
         self._recorder = Recorder(self._board, self.section_timeouts)
         self._witness.begin(self._board, welcome.stack_fd, welcome.ask_fd)
         self.is_initialized = True
@@ -185,14 +187,14 @@ class RankMonitorClient:
         recorder = self._ready()
         assert self.hb_timeouts is not None
         observed = {
-            "initial": _seconds(recorder.initial_heartbeat),
-            "subsequent": _seconds(recorder.longest_heartbeat),
+            "initial": seconds(recorder.initial_heartbeat),
+            "subsequent": seconds(recorder.longest_heartbeat),
         }
         result = calculate_heartbeats(observed, self.hb_timeouts, self._rule(), max_over_ranks)
         if isinstance(result, NotReady):
             return self._not_ready("no rank has sent two heartbeats yet", skip_if_not_ready)
         self.hb_timeouts, calculations = result
-        self._last_calculation.update({name: c._asdict() for name, c in calculations.items()})
+        self._knowledge.note(calculations)
         recorder.begin_anew()
         self._write_heartbeat_timeouts()
         return True
@@ -228,15 +230,11 @@ class RankMonitorClient:
             raise RankMonitorClientError(
                 f"sections {unknown} are not configured; configured sections: {list(timeouts.section)}"
             )
-        longest = recorder.observed()
         keys = [*names, OUT_OF_SECTION] if calc_out_of_section else names
-        observed = {name: _seconds(longest[name]) for name in keys}
-        going_on = {name: _seconds(age) for name, age in recorder.going_on().items()}
-        result = calculate_sections(observed, timeouts, self._rule(), max_over_ranks, going_on)
+        result = section_timeouts(recorder, timeouts, keys, self._rule(), self._knowledge)
         if isinstance(result, NotReady):
             return self._not_ready(f"no rank has seen the end of {result.missing} yet", skip_if_not_ready)
-        self.section_timeouts, calculations = result
-        self._last_calculation.update({name: c._asdict() for name, c in calculations.items()})
+        self.section_timeouts, _ = result
         recorder.begin_anew()
         self._write_section_timeouts()
         return True
@@ -279,9 +277,9 @@ class RankMonitorClient:
         self._wake_monitor()
         self._disconnect()
 
-    def __del__(self) -> None:
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # nobody can report progress any more; but a rank that hangs on its way out of the interpreter stays judged
-        if getattr(self, "is_initialized", False) and not sys.is_finalizing():
+        if getattr(self, "is_initialized", False) and not is_finalizing():
             self.shutdown_workload_monitoring()
 
     def _add_sections(self, names: Sequence[str]) -> list[str]:
@@ -296,24 +294,14 @@ class RankMonitorClient:
             self._write_section_timeouts()
         return added
 
-    def _log_event(self, ev: str, **fields: Any) -> None:
-        """Write to this rank's own event log, which begins with the first event."""
-        if self._log_place is not None and self._log.path == "":
-            assert self.rank_info is not None
-            directory, run_id = self._log_place
-            info = self.rank_info
-            who = {"rank": info.global_rank, "local_rank": info.local_rank, "cycle": info.cycle}
-            name = f"{info.global_rank}-cycle{info.cycle}"
-            self._log = EventLog.open(directory, role="rank", run_id=run_id, name=name, **who)
-        self._log.write(ev, **fields)
-
     def _observed(self) -> dict[str, float]:
         """Longest observed interval per section and out of section on this rank, in seconds."""
         return {name: ns / 1e9 for name, ns in self._ready().observed().items() if ns >= 0}
 
     def _rule(self) -> Rule:
         assert self.cfg is not None
-        return Rule(self.cfg.safety_factor, self._calculated_timeout_floor)
+        name = self.cfg.timeout_rule if self.cfg.is_set("timeout_rule") else self._timeout_rule
+        return Rule(self.cfg.safety_factor, self._calculated_timeout_floor, name, self.cfg.false_kill_budget)
 
     def _not_ready(self, reason: str, skip: bool) -> bool:
         if skip:
@@ -339,7 +327,8 @@ class RankMonitorClient:
     def _write_section_timeouts(self) -> None:
         assert self.section_timeouts is not None
         assert self.cfg is not None
-        self._ready().write_timeouts(self.section_timeouts.enforced(self.cfg.calculated_timeout_floor))
+        enforced = self.section_timeouts.enforced(self.cfg.calculated_timeout_floor)
+        self._ready().write_timeouts(enforced, self._knowledge.first_timeouts)
         self._wake_monitor()
 
     def _write_heartbeat_timeouts(self) -> None:
@@ -376,15 +365,11 @@ class RankMonitorClient:
             self._wake_fd = -1
         self._witness.end()
         self._log.close()
-        self._log = NullEventLog()
+        self._log = RankLog()
 
 
 def _not_initialized() -> RankMonitorClientError:
     return RankMonitorClientError("workload monitoring is not initialized; call init_workload_monitoring() first")
-
-
-def _seconds(ns: int) -> float:
-    return ns / 1e9 if ns >= 0 else NO_OBSERVATION
 
 
 def _disarm_in_child() -> None:

@@ -9,10 +9,11 @@ from typing import NamedTuple
 
 from megatron_ft.core.control import WorkloadControlRequest
 from megatron_ft.core.errors import ConfigError, ProtocolError, RankMonitorClientError
+from megatron_ft.core.printable import shown
 from megatron_ft.core.rank_info import RankInfo
 from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
-from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received, close_fds, connect, shown
+from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received, close_fds, connect
 from megatron_ft.rank.client import agreement
 from megatron_ft.rank.run_ahead.user_code import user_code_began_ns
 

@@ -9,6 +9,7 @@ may hold any number, and must not make a hook fail.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Mapping
 
 from megatron_ft.core.board import layout as layout
 from megatron_ft.core.board.hang_detector import STEP
@@ -41,6 +42,7 @@ from megatron_ft.core.board.layout import (
 from megatron_ft.core.errors import RankMonitorClientError
 from megatron_ft.core.timeouts.timeouts import OUT_OF_SECTION, SectionTimeouts
 from megatron_ft.ipc.board import Board
+from megatron_ft.rank.client.seen import Seen
 from megatron_ft.rank.run_ahead import user_code
 
 _monotonic_ns = time.monotonic_ns
@@ -69,8 +71,10 @@ class Recorder:
         """No second "step" has begun, which would say that the rank trains."""
         self._first_step_began = 0
         self._timeouts = timeouts
-        self.longest_section: dict[str, int] = {}
-        self.longest_out_of_section = -1
+        self._first: Mapping[str, float] = {}
+        self.seen: dict[str, Seen] = {OUT_OF_SECTION: Seen()}
+        self._note_above: dict[str, int] = {}
+        self._note_idle_above = -1
         self.initial_heartbeat = -1
         self.longest_heartbeat = -1
         for index, name in enumerate(timeouts.section):
@@ -88,8 +92,8 @@ class Recorder:
             self._step_begins(now)
         if not opened:
             idle = now - self._idle_since
-            if idle > self.longest_out_of_section:
-                self.longest_out_of_section = idle
+            if idle > self._note_idle_above:
+                self._note_idle(idle)
         opened[section] = now
         words[slot + S_OPEN_COUNT] = (words[slot + S_OPEN_COUNT] + 1) & WORD_MASK
         # open before the transition: the time out of section must not seem to go on when it is over
@@ -126,8 +130,8 @@ class Recorder:
         opened.pop(section, None)
         if not opened:
             self._idle_since = now
-        if now - since > self.longest_section[section]:
-            self.longest_section[section] = now - since
+        if now - since > self._note_above[section]:
+            self._note(section, now - since)
         if words[W_EPOCH] != self._epoch:
             self._write_again()
 
@@ -184,7 +188,7 @@ class Recorder:
 
     def observed(self) -> dict[str, int]:
         """Longest interval that has ended, per section and out of section under its own key; -1: none yet."""
-        return {**self.longest_section, OUT_OF_SECTION: self.longest_out_of_section}
+        return {name: seen.longest_ns for name, seen in self.seen.items()}
 
     def going_on(self) -> dict[str, int]:
         """Age of each open section, or of the time out of section; the last one of a run never ends."""
@@ -201,8 +205,8 @@ class Recorder:
         """
         now = _monotonic_ns()
         if not self._opened:
-            if self.longest_out_of_section >= 0:  # before the first section the whole time counts, once it has ended
-                self.longest_out_of_section = max(self.longest_out_of_section, now - self._idle_since)
+            if self.seen[OUT_OF_SECTION].longest_ns >= 0:  # before the first section it all counts, once it has ended
+                self._note_idle(now - self._idle_since)
                 self._idle_since = now
             self._words[W_LAST_TRANSITION] = now
         if self._last_heartbeat:
@@ -213,6 +217,18 @@ class Recorder:
     def open_sections(self) -> list[str]:
         """Names of the open sections, outermost first."""
         return list(self._opened)
+
+    def ended(self, name: str) -> int:
+        """How many intervals of a section have ended in this cycle; about, if the board had to be renewed."""
+        if name == OUT_OF_SECTION:
+            return sum(self.ended(section) for section in self._slots)
+        return max(0, self._words[self._slots[name] + S_OPEN_COUNT] - (name in self._opened))
+
+    def settle(self, names: Iterable[str]) -> None:
+        """What was seen of these is known to all ranks."""
+        for name in names:
+            self.seen[name].settle(self.ended(name))
+            self._look_above(name)
 
     def add_section(self, name: str) -> None:
         """Make one more section known, with no timeout.
@@ -225,21 +241,45 @@ class Recorder:
         self._words[layout.W_SECTION_COUNT] = index + 1
         self._know(name, index)
 
-    def write_timeouts(self, timeouts: SectionTimeouts) -> None:
-        """Put the section timeouts in force on the board; the heartbeats' are the client's to write."""
+    def write_timeouts(self, timeouts: SectionTimeouts, first: Mapping[str, float] | None = None) -> None:
+        """Put the section timeouts in force on the board; the heartbeats' are the client's to write.
+
+        ``first`` are those of the first intervals of a cycle, where they are other ones. Seconds.
+        """
         self._timeouts = timeouts
+        self._first = first or {}
         # before and after: timeouts that change without their version are none that anybody has set
         self._board.count_up(layout.W_TIMEOUTS_VERSION)
         for name, timeout in self._timeouts.section.items():
-            self._words[self._slots[name] + layout.S_TIMEOUT] = layout.timeout_word(timeout)
-        self._words[layout.W_OUT_OF_SECTION_TIMEOUT] = layout.timeout_word(self._timeouts.out_of_section)
+            slot = self._slots[name]
+            self._words[slot + layout.S_TIMEOUT] = layout.timeout_word(timeout)
+            first_s = self._first.get(name)
+            self._words[slot + layout.S_FIRST_TIMEOUT] = 0 if first_s is None else layout.timeout_word(first_s)
+            self._words[slot + layout.S_LEARNED] = int(name in timeouts.calculated_sections)
+        self._words[layout.W_OUT_OF_SECTION_TIMEOUT] = layout.timeout_word(timeouts.out_of_section)
+        self._words[layout.W_OUT_OF_SECTION_LEARNED] = int(timeouts.is_out_of_section_calculated)
         self._board.count_up(layout.W_TIMEOUTS_VERSION)
 
     def _know(self, name: str, index: int) -> None:
         self._slots[name] = layout.slot(index)
         self._start_codes[name] = EVENT_START << KIND_SHIFT | index << SECTION_SHIFT
         self._end_codes[name] = EVENT_END << KIND_SHIFT | index << SECTION_SHIFT
-        self.longest_section.setdefault(name, -1)
+        self.seen.setdefault(name, Seen())
+        self._note_above.setdefault(name, -1)
+
+    def _note(self, section: str, took: int) -> None:
+        self.seen[section].note(took)
+        self._look_above(section)
+
+    def _note_idle(self, took: int) -> None:
+        self.seen[OUT_OF_SECTION].note(took)
+        self._look_above(OUT_OF_SECTION)
+
+    def _look_above(self, name: str) -> None:
+        if name == OUT_OF_SECTION:
+            self._note_idle_above = self.seen[name].above_ns
+        else:
+            self._note_above[name] = self.seen[name].above_ns
 
     def _step_begins(self, now: int) -> None:
         """When the second "step" begins, the rank trains, where it isn't known to tell its iterations.
@@ -247,7 +287,7 @@ class Recorder:
         Not when the first one ends: an exception ends it, too.
         """
         words = self._words
-        if self.longest_section[STEP] < 0:
+        if self.seen[STEP].longest_ns < 0:
             self._first_step_began = now
             return
         self._is_starting = False
@@ -289,4 +329,4 @@ class Recorder:
             # never before the new start of monitoring: such a stamp would count as damage again
             words[self._slots[name] + S_OPEN_COUNT] = 1
             words[self._slots[name] + S_OPENED_AT] = max(since, start)
-        self.write_timeouts(self._timeouts)
+        self.write_timeouts(self._timeouts, self._first)

@@ -8,6 +8,7 @@ from typing import Any
 
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.fault_plan import PlannedFault, due, resolve
+from megatron_ft.core.records.rank import FaultInjected
 from megatron_ft.ipc.config.fault_plan_file import read_fault_plan
 from megatron_ft.rank.faults.acts import InjectedFault, Slowness, announce, inject
 from megatron_ft.rank.hooks.learning import log_event
@@ -115,14 +116,8 @@ class FaultInjector:
 
     def _carry_out(self, fault: PlannedFault) -> None:
         self._pending.remove(fault)
-        log_event(
-            self._client,
-            "fault_injected",
-            type=fault.type,
-            rank=fault.rank,
-            iteration=fault.iteration,
-            cycle=fault.cycle,
-        )
+        record = FaultInjected(type=fault.type, rank=fault.rank, iteration=fault.iteration, cycle=fault.cycle)
+        log_event(self._client, record)
         announce(fault.describe())
         inject(
             fault.type,

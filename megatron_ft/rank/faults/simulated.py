@@ -21,6 +21,7 @@ from megatron_ft.core.config.kinds import nearest, show
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.fault_plan import FAULT_TYPES, IN_LOOP_TYPES, RANDOM, RANDOM_TYPES
 from megatron_ft.core.iterations import when
+from megatron_ft.core.records.rank import FaultInjected
 from megatron_ft.rank.client import agreement
 from megatron_ft.rank.faults.acts import Slowness, announce, inject
 from megatron_ft.rank.hooks.learning import current_iteration, log_event
@@ -119,7 +120,7 @@ def on_step() -> None:
 
 def _carry_out(fault: SimulatedFault, client: Any, save_dir: str | None) -> None:
     cycle, iteration = int(os.environ.get("FT_CYCLE", "0")), current_iteration(client)
-    log_event(client, "fault_injected", type=fault.type, rank=fault.rank, iteration=iteration, cycle=cycle)
+    log_event(client, FaultInjected(type=fault.type, rank=fault.rank, iteration=iteration, cycle=cycle))
     where = f"in cycle {cycle}" if iteration is None else f"{when(iteration)} of cycle {cycle}"
     announce(f"rank {fault.rank} {FAULT_TYPES[fault.type]} {where}")
     inject(fault.type, save_dir=save_dir, slowness=_slowness)

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from megatron_ft.core.errors import ConfigError
+from megatron_ft.core.records import Record
+from megatron_ft.core.records import rank as records
 from megatron_ft.core.timeouts import learned
 from megatron_ft.core.timeouts.document import parse, to_document
 from megatron_ft.core.timeouts.learned import LearnedState, seconds
@@ -44,14 +46,15 @@ def prepare(client: Any, sections: Iterable[str]) -> list[str]:
         return []
     assert mine.cfg is not None
     mine._calculated_timeout_floor = mine.cfg.calculated_timeout_floor
+    mine._timeout_rule = mine.cfg.timeout_rule
     return list(mine._add_sections(list(sections)))
 
 
-def log_event(client: Any, ev: str, **fields: Any) -> None:
+def log_event(client: Any, record: Record) -> None:
     """Append to the event log of this rank, if there is one, and see it written: a fault may end the rank now."""
     mine = ours(client)
     if mine is not None:
-        mine._log_event(ev, **fields)
+        mine._log.write(record)
         mine._log.flush()
 
 
@@ -93,22 +96,26 @@ def load(client: Any, path: str, *, is_rank_0: bool) -> Loaded:
     loaded.warnings.extend(superseded.describe() for superseded in choice.superseded)
     if choice.unknown:
         loaded.warnings.append(f"learned timeouts of sections that don't exist now are ignored: {list(choice.unknown)}")
+    mine._knowledge.known.update(state.known)
     if not choice.is_empty:
+        mine._knowledge.first_timeouts.update(
+            {name: entry.first_s for name, entry in state.entries() if entry.first_s and name in choice.timeouts}
+        )
         mine.load_state_dict(choice.client_state())
         summary = ", ".join(f"{name} {seconds(value)}" for name, value in choice.timeouts.items())
         loaded.infos.append(f"timeouts loaded from {path}: {summary or 'heartbeats'}")
         difference = learned.describe_difference(state, world_size=agreement.world_size(), layout=current_layout())
         if difference is not None:
             loaded.warnings.append(f"timeouts loaded from {path}: {difference}")
-    mine._log_event(
-        "state_loaded",
+    record = records.StateLoaded(
         path=path,
         timeouts=choice.timeouts,
-        superseded=[superseded.name for superseded in choice.superseded],
-        ignored=list(choice.unknown),
+        superseded=tuple(superseded.name for superseded in choice.superseded),
+        ignored=tuple(choice.unknown),
         world_size=state.world_size,
         layout=None if state.layout is None else dict(state.layout),
     )
+    mine._log.write(record)
     return loaded
 
 
@@ -127,12 +134,13 @@ def save(client: Any, path: str, *, written_at_unix_s: float, world_size: int) -
         earlier = parse(read_state(path))
     state = learned.from_client(
         mine.state_dict(),
-        last_calculation=mine._last_calculation,
+        last_calculation=mine._knowledge.last_calculation,
         earlier=earlier,
         configured=_configured(mine),
         written_at_unix_s=written_at_unix_s,
         world_size=world_size,
         layout=current_layout(),
+        known=mine._knowledge.known,
     )
     # for nvidia-resiliency-ext, so that a user who goes back to it loses nothing; here nothing reads it
     theirs = state_to_dict(mine.hb_timeouts, mine.section_timeouts, with_configured=True)
@@ -146,13 +154,15 @@ def log_learned(client: Any, names: Iterable[str]) -> None:
     """
     mine = ours(client)
     if mine is not None:
-        timeouts = {name: _with_margin(mine._last_calculation[name]) for name in names}
-        mine._log_event("timeouts_learned", timeouts=timeouts)
+        timeouts = {name: _with_margin(mine._knowledge.last_calculation[name]) for name in names}
+        mine._log.write(records.TimeoutsLearned(timeouts=timeouts))
 
 
-def _with_margin(calculation: Mapping[str, Any]) -> dict[str, Any]:
+def _with_margin(calculation: Mapping[str, Any]) -> records.LearnedTimeout:
     timeout, longest = calculation["timeout_s"], calculation["max_observed_s"]
-    return {**calculation, "margin_s": None if timeout is None or longest is None else timeout - longest}
+    return records.LearnedTimeout(
+        **calculation, margin_s=None if timeout is None or longest is None else timeout - longest
+    )
 
 
 def describe_update(client: Any, names: Iterable[str]) -> str:
@@ -160,7 +170,7 @@ def describe_update(client: Any, names: Iterable[str]) -> str:
     mine = ours(client)
     if mine is None:
         return f"timeouts updated: {', '.join(names)}"
-    calculations = {name: mine._last_calculation[name] for name in names}
+    calculations = {name: mine._knowledge.last_calculation[name] for name in names}
     changes = [_describe_change(name, c) for name, c in calculations.items() if _is_worth_a_line(c)]
     return f"timeouts updated: {'; '.join(changes)}" if changes else ""
 

@@ -1,7 +1,15 @@
-"""Python imports this before the first line of a script that is run ahead: ``megatron_ft.rank.run_ahead.script``."""
+"""Python imports this before the first line of a rank's script.
+
+For a script that is run ahead (see ``megatron_ft.rank.run_ahead.script``), and for the reference's names (see
+``megatron_ft.rank.reference.finder``).
+"""
 
 import os
 import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 _known = set(sys.modules)
 
@@ -10,16 +18,26 @@ def _begin() -> None:
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != here]
     sys.path_importer_cache.pop(here, None)
-    # last, and only for now: a launcher that was started beside its package finds it nowhere else
-    sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(here))))
-    try:
-        from megatron_ft.rank.run_ahead import script
+    if os.environ.get("MEGATRON_FT_REFERENCE_NAMES") == "on":
+        try:
+            _ours("megatron_ft.rank.reference.finder", here).begin()
+        except Exception as error:  # noqa: BLE001 - another Python, say, that a rank's wrapper runs: it goes on without
+            sys.stderr.write(f"FT: WARNING: nvidia_resiliency_ext isn't served by megatron_ft here: {error!r}\n")
+    if "MEGATRON_FT_RUN_AHEAD" in os.environ:
+        try:
+            _ours("megatron_ft.rank.run_ahead.script", here).begin(_known)
+        except BaseException:  # noqa: BLE001 - whatever it is: Python would go on, and run the script unwatched
+            sys.excepthook(*sys.exc_info())
+            os._exit(1)
 
+
+def _ours(module: str, here: str) -> "Any":
+    # last, and only for now: a launcher that was started beside its package finds it nowhere else
+    sys.path.append(os.path.join(here, *[os.pardir] * 4))
+    try:
+        return __import__(module, fromlist=["begin"])
+    finally:
         sys.path.pop()
-        script.begin(_known)
-    except BaseException:  # noqa: BLE001 - whatever it is: Python would go on, and run the script unwatched
-        sys.excepthook(*sys.exc_info())
-        os._exit(1)
 
 
 _begin()

@@ -17,11 +17,14 @@ from megatron_ft.core.diagnosis.exits import find_cause
 from megatron_ft.core.diagnosis.rank_snapshot import RankNote
 from megatron_ft.core.diagnosis.root_cause import find
 from megatron_ft.core.errors import ProtocolError
+from megatron_ft.core.messages import monitor
+from megatron_ft.core.messages.codec import pack
+from megatron_ft.core.records.shared import Verdict
 from megatron_ft.ipc import monitor_process
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.wire import encode
 from megatron_ft.launcher.base.event_loop import Reactor
-from megatron_ft.launcher.monitors.reports import check_report, hang_verdict
+from megatron_ft.launcher.monitors.reports import hang_verdict
 from megatron_ft.launcher.monitors.slot import MonitorPlace
 from tests.fuzz.hostile import REPORTS, Hostile
 from tests.support.reactors import reactor
@@ -31,33 +34,76 @@ __all__ = ["reactor"]
 NONSENSE = (b"\0\0\0\2{}", encode({"type": "verdict", "cycle": 0}), encode({"type": "attached", "cycle": "x"}))
 
 
+def with_ranks(ranks: Any) -> dict[str, Any]:
+    flying = {"group": "0", "seq": 1, "op": "all_reduce", "ranks": ranks}
+    return {"type": "seen", "cycle": 0, "note": {"rank": 1, "in_flight": [flying]}}
+
+
 @pytest.mark.parametrize("message", REPORTS, ids=lambda message: message["type"])
 def test_what_a_monitor_tells_passes(message: dict[str, Any]) -> None:
-    check_report(message, 5 if message["type"] == "attached" else 0)
+    said = json.loads(json.dumps(pack(monitor.REPORTS.parse(message))))
+    assert all(said[name] == value for name, value in message.items() if name != "note" and value is not None)
+    assert monitor.REPORTS.parse(said) == monitor.REPORTS.parse(message)
 
 
 @pytest.mark.parametrize(
     ("message", "complaint"),
     [
-        ({**REPORTS[0], "pid": True}, "'attached' has pid = True"),
-        ({**REPORTS[1], "at_ns": 1.5}, "'trains' has at_ns = 1.5"),
-        ({**REPORTS[2], "elapsed_s": float("nan")}, "'verdict' has elapsed_s = nan"),
-        ({**REPORTS[2], "section": ["step"]}, "'verdict' has section = a list"),
-        ({"type": "evidence", "rank": 1, "cycle": 0}, "'evidence' has note = None"),
-        ({"type": "detached", "rank": 1, "cycle": 0}, "'detached' has at_ns = None"),
-        ({**REPORTS[5], "note": {"rank": 1, "frame": 3}}, "'evidence' has a note with frame = 3"),
-        ({**REPORTS[5], "note": {"rank": 1, "groups": {"0": {"range": [0, 1 << 62, 1]}}}}, "a note that is none"),
-        ({**REPORTS[5], "note": {}}, "'evidence' has a note that is none: TypeError"),
+        ({**REPORTS[0], "pid": True}, "attached has pid = True"),
+        ({**REPORTS[1], "at_ns": 1.5}, "first_step has at_ns = 1.5"),
+        ({**REPORTS[2], "elapsed_s": float("nan")}, "verdict has elapsed_s = nan"),
+        ({**REPORTS[2], "section": ["step"]}, "verdict has section = a list"),
+        ({**REPORTS[2], "rank": -1}, "verdict has rank = -1"),
+        ({"type": "seen", "cycle": 0}, "seen has no note"),
+        ({**REPORTS[5], "note": {"rank": 1, "frame": 3}}, "seen has note = rank_note has frame = 3"),
+        ({**REPORTS[5], "note": {}}, "seen has note = rank_note has no rank"),
+        (with_ranks({"range": [0, 1 << 62, 1]}), "rank_note has in_flight = collective has ranks = a dict"),
+        (with_ranks([0.5]), "collective has ranks = a list"),
+        ({**REPORTS[5], "note": {"rank": 1, "in_flight": {}}}, "has in_flight = a dict"),
+        ({"type": "nonsense"}, "unknown type 'nonsense'"),
     ],
 )
 def test_what_it_can_t_tell_is_refused(message: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ProtocolError, match=complaint):
-        check_report(message, 5)
+        monitor.REPORTS.parse(message)
 
 
-def test_attached_comes_with_its_descriptors() -> None:
-    with pytest.raises(ProtocolError, match="'attached' comes with 5 descriptors, not 4"):
-        check_report(REPORTS[0], 4)
+@pytest.mark.parametrize(
+    ("message", "order"),
+    [
+        ({"type": "stop"}, monitor.Stop()),
+        ({"type": "resume", "by": "a newer launcher"}, monitor.Resume()),
+        ({"type": "rank_started", "pid": 7}, monitor.RankStarted(7)),
+        ({"type": "release", "cycle": 0}, monitor.Release(0)),
+        ({"type": "pause", "since_ns": None}, monitor.Pause()),
+        ({"type": "pause", "since_ns": 5}, monitor.Pause(5)),
+        ({"type": "collect", "cycle": 2, "passive": True, "deadline_ns": 9}, monitor.Collect(2, 9, True)),
+    ],
+)
+def test_orders(message: dict[str, Any], order: monitor.Order) -> None:
+    assert monitor.ORDERS.parse(message) == order
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"type": "unknown"},
+        {"type": "rank_started"},
+        {"type": "rank_started", "pid": 0},
+        {"type": "rank_started", "pid": -1},
+        {"type": "rank_started", "pid": True},
+        {"type": "rank_started", "pid": 2**40},
+        {"type": "release", "cycle": "0"},
+        {"type": "collect", "cycle": 0, "passive": 1, "deadline_ns": 1},
+        {"type": "collect", "cycle": 0, "passive": False},
+        {"type": "pause", "since_ns": [[]]},
+        {"type": "x" * 100_000},
+    ],
+)
+def test_what_is_no_order(message: dict[str, Any]) -> None:
+    with pytest.raises(ProtocolError) as caught:
+        monitor.ORDERS.parse(message)
+    assert len(str(caught.value)) < 200
 
 
 def test_what_passes_can_be_worked_with() -> None:
@@ -66,18 +112,15 @@ def test_what_passes_can_be_worked_with() -> None:
     for _ in range(20_000):
         message = json.loads(hostile.framed()[4:])
         try:
-            check_report(message, 5)
+            report = monitor.REPORTS.parse(message)
         except ProtocolError:
             continue
-        kind = message["type"]
-        if kind in passed:
-            passed[kind] += 1
-        if kind == "verdict":
-            assert find_cause([], [hang_verdict(message, local_rank=0)]) is not None
-        elif kind == "evidence":
-            note = RankNote.from_dict(message["note"])
-            json.dumps(note.to_dict())
-            find([note, RankNote(rank=note.rank + 1)], elapsed_s=1.0)
+        passed[message["type"]] += 1
+        if isinstance(report, Verdict):
+            assert find_cause([], [hang_verdict(report, local_rank=0)]) is not None
+        elif isinstance(report, monitor.Seen):
+            json.dumps(pack(report))
+            find([report.note, RankNote(rank=report.note.rank + 1)], elapsed_s=1.0)
     assert min(passed.values()) > 100, passed
 
 
@@ -124,7 +167,7 @@ def test_one_that_tells_nonsense_is_replaced_once(
         reactor=reactor,
         log=EventLog.open(str(tmp_path), role="launcher", run_id="r"),
         say=said.append,
-        on_message=lambda _rank, message: heard.append(message["type"]),
+        on_message=lambda _rank, message: heard.append(pack(message)["type"]),
     )
     place.listen()
     place.start()

@@ -1,0 +1,81 @@
+"""What a launcher and its monitors say to each other. Much of what a monitor tells is a record of its log, too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megatron_ft.core.diagnosis.rank_snapshot import RankNote
+from megatron_ft.core.messages.codec import Vocabulary
+from megatron_ft.core.messages.fields import Cycle, Moment, Pid
+from megatron_ft.core.records.monitor import Attached, Detached, FirstStep, Signalled
+from megatron_ft.core.records.shared import Verdict, Warning_
+
+__all__ = [
+    "ORDERS",
+    "REPORTS",
+    "Collect",
+    "Order",
+    "Pause",
+    "RankStarted",
+    "Release",
+    "Report",
+    "Resume",
+    "Seen",
+    "Stop",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What was seen of a rank that was looked at."""
+
+    cycle: Cycle
+    note: RankNote
+
+
+Report = Attached | Detached | FirstStep | Verdict | Seen | Signalled | Warning_
+REPORTS: Vocabulary[Report] = Vocabulary(Report)
+
+
+@dataclass(frozen=True, slots=True)
+class RankStarted:
+    """The rank's process was made; it leads its own group and session."""
+
+    pid: Pid
+
+
+@dataclass(frozen=True, slots=True)
+class Collect:
+    """Look at the rank of this cycle, until ``deadline_ns`` at the latest; ``passive``: it may go on living."""
+
+    cycle: Cycle
+    deadline_ns: Moment
+    passive: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Everything has been seen: the rank of this cycle may be ended, if it was found hung."""
+
+    cycle: Cycle
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Judge no rank from now on, or from ``since_ns`` on."""
+
+    since_ns: Moment | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Judge again; the time since the pause counts for no rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The job is over."""
+
+
+Order = RankStarted | Collect | Release | Pause | Resume | Stop
+ORDERS: Vocabulary[Order] = Vocabulary(Order)

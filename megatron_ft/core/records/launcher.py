@@ -1,0 +1,400 @@
+"""Records of a launcher: of the job, its cycles and its ranks' processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from megatron_ft.core.device_memory import Holding
+from megatron_ft.core.messages.fields import Count, Cycle, LocalRank, Moment, Pid, Rank, Seconds
+
+__all__ = [
+    "Cause",
+    "Config",
+    "CycleEnded",
+    "CycleStarted",
+    "DeviceMemory",
+    "Finding",
+    "ForkFailed",
+    "ForkServer",
+    "FreshInterpreters",
+    "Meeting",
+    "MonitorReplaced",
+    "NodeHealth",
+    "Paused",
+    "RankExited",
+    "Record",
+    "Resumed",
+    "RunEnded",
+    "SignalForwarded",
+    "StartedRank",
+    "StopRequested",
+    "Stuck",
+    "TrainingAgain",
+    "WorkloadControl",
+    "WouldHaveEnded",
+]
+
+
+# -- the job ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """What the launcher was told.
+
+    Args:
+        values: by option, its value and its source: "default", "command line", or the place in a file.
+        command: of a rank.
+    """
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    command: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    """How the launchers of the job meet.
+
+    Args:
+        how: "coordinated", "alone", "static", "torch".
+        endpoints: ``host:port`` each, where the job is coordinated.
+        rank: of this launcher, if it was told one; ``rank_from`` is who told.
+    """
+
+    how: str = ""
+    endpoints: tuple[str, ...] = ()
+    rank: Count | None = None
+    rank_from: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeHealth:
+    """The health check command has run on this node.
+
+    Args:
+        cycle: that it was run for.
+        good: whether the node is fit.
+        exit_code: null if the command had to be killed.
+        text: how it ended; empty if well.
+        last_line: that it wrote.
+    """
+
+    cycle: Cycle
+    good: bool
+    exit_code: int | None = None
+    text: str = ""
+    last_line: str = ""
+    seconds: Seconds | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRequested:
+    """The launcher was asked to stop.
+
+    Args:
+        signal: its name.
+        ranks: how many ranks it was passed on to.
+    """
+
+    signal: str = ""
+    ranks: Count = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignalForwarded:
+    """A signal was passed on to the ranks (--ft-forward-signals).
+
+    Args:
+        signal: its name.
+        local_ranks: who got it.
+        unready: local ranks that have no handler for it, so that it would only have ended them.
+    """
+
+    signal: str = ""
+    local_ranks: tuple[LocalRank, ...] = ()
+    unready: tuple[LocalRank, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paused:
+    """No rank of this node is found hung from now on.
+
+    Args:
+        by: the process that asked for it.
+    """
+
+    by: Pid | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """Hung ranks of this node are found again.
+
+    Args:
+        by: the process that asked for it.
+    """
+
+    by: Pid | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEnded:
+    """The last record of a launcher that has ended by itself."""
+
+    exit_code: int | None = None
+
+
+# -- its cycles -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartedRank:
+    """A rank's process."""
+
+    rank: Rank
+    local_rank: LocalRank | None = None
+    pid: Pid | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CycleStarted:
+    """The ranks of this node were created.
+
+    Args:
+        ranks: of this node.
+        group_rank: of this node.
+        world_size: ranks of all nodes.
+        restarts_left: of ``max_restarts``.
+        met_ns: when all nodes had met.
+        spawned_ns: when the last of these ranks was created.
+    """
+
+    cycle: Cycle
+    ranks: tuple[StartedRank, ...] = ()
+    group_rank: Count | None = None
+    world_size: Count | None = None
+    max_restarts: Count | None = None
+    restarts_left: Count | None = None
+    met_ns: Moment | None = None
+    spawned_ns: Moment | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """Why a cycle ended.
+
+    Args:
+        rank: whose fault it was; null if nobody's, or if it isn't known.
+        kind: "hang", "crash", "signal", "request", "membership".
+        text: as the launcher prints it.
+        detail: what the evidence adds; empty if nothing.
+    """
+
+    rank: Rank | None = None
+    kind: str | None = None
+    text: str | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CycleEnded:
+    """A cycle is over on this node: its ranks have ended.
+
+    Args:
+        outcome: "succeeded", "failed" or "stopped".
+        cause: null if nothing failed. Of several nodes, one knows it best: those that only say "membership" don't.
+        action: what follows: "restart", "finish", ...
+        iteration: done when the cycle ended, by the rank that caused it if one did.
+    """
+
+    cycle: Cycle
+    outcome: str = "unknown"
+    cause: Cause | None = None
+    action: str = ""
+    iteration: int | None = None
+    restarts_left: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """All ranks were looked at because one hung: who it was. One launcher of the job writes it.
+
+    Args:
+        text: in words.
+    """
+
+    cycle: Cycle
+    rank: Rank | None = None
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingAgain:
+    """All ranks of this node are through their first step after a restart.
+
+    Args:
+        seconds: by phase, where the time since the fault was noticed went.
+    """
+
+    cycle: Cycle
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stuck:
+    """Processes of ranks can't be ended.
+
+    Args:
+        processes: of each, what /proc tells.
+    """
+
+    cycle: Cycle
+    processes: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMemory:
+    """How long memory of ended ranks was waited for.
+
+    Args:
+        held: what isn't free all the same.
+    """
+
+    waited_s: Seconds
+    held: tuple[Holding, ...] = ()
+
+
+# -- its ranks --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankExited:
+    """A rank's process has ended, at ``t``.
+
+    Args:
+        exitcode: negative is the signal that ended it; ``signal`` is that.
+        by_us: the launcher or the monitor has ended it.
+        iteration: done by then.
+        error: its exception, if it is known.
+    """
+
+    rank: Rank
+    cycle: Cycle
+    local_rank: LocalRank | None = None
+    pid: Pid | None = None
+    exitcode: int | None = None
+    signal: int | None = None
+    by_us: bool = False
+    iteration: int | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WouldHaveEnded:
+    """A rank was found hung, and isn't ended (--ft-observe-only).
+
+    Args:
+        text: the verdict in words.
+    """
+
+    rank: Rank
+    cycle: Cycle
+    local_rank: LocalRank | None = None
+    iteration: int | None = None
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadControl:
+    """A rank asked for something.
+
+    Args:
+        action: "Continue", "ExcludeThisNode" or "ShutdownWorkload".
+    """
+
+    action: str = ""
+    description: str = ""
+    rank: Rank | None = None
+    pid: Pid | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MonitorReplaced:
+    """A monitor has died, or did no work any more; another one goes on with its rank.
+
+    Args:
+        pid: of the old one.
+    """
+
+    local_rank: LocalRank
+    rank: Rank | None = None
+    reason: str = ""
+    pid: Pid | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkServer:
+    """The process that runs the script ahead, and forks ranks.
+
+    Args:
+        state: "started", "ready", "ended", "not started", or "for something else".
+        where, what: at which line the script waits, and what it was about to do there.
+        took_s: until it did.
+        names: of the variables that the ranks have otherwise now.
+        reason: why it can't be used.
+    """
+
+    state: str = ""
+    pid: Pid | None = None
+    where: str = ""
+    what: str = ""
+    took_s: Seconds | None = None
+    names: tuple[str, ...] = ()
+    exit_code: int | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkFailed:
+    """Ranks couldn't be forked: this time they are fresh interpreters.
+
+    Args:
+        pids: of the fork server.
+    """
+
+    pids: tuple[Pid, ...] = ()
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FreshInterpreters:
+    """Ranks are no longer forked."""
+
+    reason: str = ""
+
+
+Record = (
+    Config
+    | Meeting
+    | NodeHealth
+    | StopRequested
+    | SignalForwarded
+    | Paused
+    | Resumed
+    | RunEnded
+    | CycleStarted
+    | CycleEnded
+    | Finding
+    | TrainingAgain
+    | Stuck
+    | DeviceMemory
+    | RankExited
+    | WouldHaveEnded
+    | WorkloadControl
+    | MonitorReplaced
+    | ForkServer
+    | ForkFailed
+    | FreshInterpreters
+)

@@ -1,0 +1,110 @@
+"""Records that more than one kind of process writes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megatron_ft.core.messages.fields import Count, Cycle, LocalRank, Moment, Pid, Rank, Seconds
+
+__all__ = ["Evidence", "LogOpened", "Record", "RecordsLost", "Verdict", "Warning_"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogOpened:
+    """The first record of each file: who writes it.
+
+    Args:
+        wall_ns: nanoseconds since the epoch at the moment ``t``; the difference turns this log's times into dates.
+        schema: the version of these records.
+        role: "launcher", "monitor" or "rank".
+        host: the node's name.
+        run_id: the job's --rdzv-id.
+        rank, cycle: of a rank, whose log is of one cycle.
+        local_rank: of a monitor or a rank.
+    """
+
+    wall_ns: Count
+    pid: Pid
+    schema: Count = 0
+    role: str = ""
+    host: str = ""
+    run_id: str = ""
+    local_rank: LocalRank | None = None
+    rank: Rank | None = None
+    cycle: Cycle | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordsLost:
+    """Records are missing here, because the log's directory didn't answer.
+
+    Args:
+        count: how many.
+    """
+
+    count: Count = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Warning_:  # noqa: N801 - its name in a log is "warning", which Python has already
+    """Something that a person should know.
+
+    Args:
+        text: as the launcher prints it.
+    """
+
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """A rank was found hung: by its monitor, or by its launcher because it didn't connect or didn't end in time.
+
+    Args:
+        kind: "section", "out_of_section", "initial_heartbeat" or "heartbeat"; of a launcher "startup" or "exit".
+        section: the section that is overdue, if one is.
+        at_ns: when it was found hung.
+        since_ns: since when it stood still.
+        elapsed_s: from ``since_ns`` to the verdict.
+        iteration: done by then.
+        open_sections: their names, the outermost first.
+        state: of its process, as /proc has it: "R", "S", "D", "T".
+        observed_only: it isn't ended (--ft-observe-only).
+        text: the verdict in words, from a launcher only.
+    """
+
+    rank: Rank
+    cycle: Cycle
+    kind: str
+    at_ns: Moment
+    since_ns: Moment
+    elapsed_s: Seconds
+    timeout_s: Seconds
+    section: str | None = None
+    local_rank: LocalRank | None = None
+    pid: Pid | None = None
+    iteration: int | None = None
+    open_sections: tuple[str, ...] = ()
+    state: str | None = None
+    observed_only: bool = False
+    text: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What was seen of a rank that hung or died was written to a file.
+
+    Args:
+        file: relative to the log directory.
+        summary: its first line.
+        took_s: how long it took to collect.
+    """
+
+    rank: Rank
+    cycle: Cycle
+    file: str = ""
+    summary: str = ""
+    took_s: Seconds | None = None
+
+
+Record = LogOpened | RecordsLost | Warning_ | Verdict | Evidence

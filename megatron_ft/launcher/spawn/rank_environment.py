@@ -1,0 +1,31 @@
+"""What ranks find in their environment beside what torchrun puts there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import megatron_ft
+from megatron_ft.core.reference_modules import SWITCH_VARIABLE
+
+__all__ = ["STARTUP", "rank_environment", "with_startup"]
+
+STARTUP = os.path.join(os.path.dirname(os.path.abspath(megatron_ft.__file__)), "rank", "run_ahead", "startup")
+"""A directory with a ``sitecustomize``, which Python imports before the script."""
+
+
+def rank_environment(environ: Mapping[str, str], *, reference_names: bool) -> dict[str, str]:
+    """The launcher's own environment, as ranks have it. What they start inherits it.
+
+    With ``reference_names``, who imports ``nvidia_resiliency_ext.fault_tolerance`` there gets this package.
+    """
+    ours = {name: value for name, value in environ.items() if name != SWITCH_VARIABLE}
+    if not reference_names:
+        return ours
+    return {**ours, SWITCH_VARIABLE: "on", "PYTHONPATH": with_startup(environ.get("PYTHONPATH"))}
+
+
+def with_startup(python_path: str | None) -> str:
+    """A PYTHONPATH with that directory first, once."""
+    others = [entry for entry in (python_path or "").split(os.pathsep) if entry != STARTUP]
+    return os.pathsep.join([STARTUP, *others] if python_path else [STARTUP])

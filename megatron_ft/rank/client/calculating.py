@@ -1,0 +1,67 @@
+"""From what one rank has recorded to new section timeouts, with all other ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from megatron_ft.core.timeouts.budget_rule import Known
+from megatron_ft.core.timeouts.calculation import (
+    BUDGET,
+    NO_OBSERVATION,
+    Calculation,
+    NotReady,
+    Rule,
+    Sight,
+    calculate_sections,
+)
+from megatron_ft.core.timeouts.timeouts import SectionTimeouts
+from megatron_ft.rank.client.collective import max_over_ranks
+from megatron_ft.rank.client.recorder import Recorder
+
+__all__ = ["Knowledge", "seconds", "section_timeouts"]
+
+
+class Knowledge:
+    """What all ranks know of each section, and what was calculated last."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, Known] = {}
+        self.first_timeouts: dict[str, float] = {}
+        """Of the first intervals of a cycle, where it is another one; seconds."""
+        self.last_calculation: dict[str, dict[str, Any]] = {}
+
+    def note(self, calculations: Mapping[str, Calculation]) -> None:
+        """These were calculated now."""
+        for name, calculation in calculations.items():
+            self.last_calculation[name] = calculation._asdict()
+            self.first_timeouts.pop(name, None)
+            if calculation.first_s is not None:
+                self.first_timeouts[name] = calculation.first_s
+
+
+def seconds(ns: int) -> float:
+    """Nanoseconds to seconds; what is negative wasn't observed."""
+    return ns / 1e9 if ns >= 0 else NO_OBSERVATION
+
+
+def section_timeouts(
+    recorder: Recorder, timeouts: SectionTimeouts, names: Sequence[str], rule: Rule, knowledge: Knowledge
+) -> tuple[SectionTimeouts, dict[str, Calculation]] | NotReady:
+    """A collective: the new timeouts of these sections; OUT_OF_SECTION may be among them."""
+    longest = recorder.observed()
+    observed = {name: seconds(longest[name]) for name in names}
+    going_on = {name: seconds(age) for name, age in recorder.going_on().items()}
+    sights = {}
+    if rule.name == BUDGET:
+        for name in names:
+            tail, passed = recorder.seen[name].new(recorder.ended(name))
+            known = knowledge.known.get(name, Known())
+            sights[name] = Sight(known, tail, passed, seconds(recorder.seen[name].first_ns))
+    result = calculate_sections(observed, timeouts, rule, max_over_ranks, going_on, sights)
+    if isinstance(result, NotReady):
+        return result
+    knowledge.note(result[1])
+    knowledge.known.update({name: sight.known for name, sight in sights.items()})
+    recorder.settle(sights)
+    return result

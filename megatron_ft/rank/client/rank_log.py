@@ -1,0 +1,34 @@
+"""The event log of one rank, which begins with its first event."""
+
+from __future__ import annotations
+
+from megatron_ft.core.rank_info import RankInfo
+from megatron_ft.core.records import Record
+from megatron_ft.ipc.files.event_log import EventLog, NullEventLog
+
+__all__ = ["RankLog"]
+
+
+class RankLog:
+    """Of one monitoring; without a directory nothing is written."""
+
+    def __init__(self, info: RankInfo | None = None, directory: str | None = None, run_id: str = "") -> None:
+        self._info, self._directory, self._run_id = info, directory, run_id
+        self._log: EventLog = NullEventLog()
+
+    def write(self, record: Record) -> None:
+        """Append an event."""
+        info = self._info
+        if info is not None and self._directory is not None and self._log.path == "":
+            who = {"rank": info.global_rank, "local_rank": info.local_rank, "cycle": info.cycle}
+            name = f"{info.global_rank}-cycle{info.cycle}"
+            self._log = EventLog.open(self._directory, role="rank", run_id=self._run_id, name=name, **who)
+        self._log.write(record)
+
+    def flush(self) -> None:
+        """See it written."""
+        self._log.flush()
+
+    def close(self) -> None:
+        """No more events."""
+        self._log.close()

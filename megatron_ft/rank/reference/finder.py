@@ -1,0 +1,165 @@
+"""One of Python's finders: in a rank, ``import nvidia_resiliency_ext.fault_tolerance`` finds this package.
+
+Only ranks, and what they start, have it: the launcher says so in their environment, and ``startup/sitecustomize.py``
+calls ``begin`` before the script's first line. No file of anybody's is changed. Modules that aren't served come from
+the package itself, wherever it is installed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+import megatron_ft
+from megatron_ft.core.reference_modules import PACKAGES, REFERENCE, SERVED, version_shown, why_absent
+
+__all__ = ["begin", "is_in_use"]
+
+
+def begin() -> None:
+    """From here on the names are served; again does nothing."""
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+def is_in_use() -> bool:
+    """Whether this process has imported the served client."""
+    module = sys.modules.get(f"{REFERENCE}.fault_tolerance")
+    return module is not None and isinstance(getattr(module.__spec__, "loader", None), _Served)
+
+
+class _Finder:
+    """Asks the other finders for what isn't served."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Python asks for it.
+
+        Raises:
+            ModuleNotFoundError: a script imports what only the package itself has, and it isn't installed.
+        """
+        if name.partition(".")[0] != REFERENCE:
+            return None
+        if name in SERVED:
+            return _served(name, path)
+        real = self._real(name, path, target)
+        if name == REFERENCE:
+            return _top(real)
+        if real is None and _is_import():
+            is_installed = bool(getattr(sys.modules.get(REFERENCE), "__path__", ()))
+            raise ModuleNotFoundError(why_absent(name, is_installed=is_installed), name=name)
+        return real
+
+    def _real(self, name: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
+        found = (finder.find_spec(name, path, target) for finder in [*sys.meta_path] if finder is not self)
+        return next((spec for spec in found if spec is not None), None)
+
+
+def _is_import() -> bool:
+    """Whether an import asks; who only asks whether a module is there (importlib.util.find_spec) is told by None."""
+    # this function, find_spec, importlib's search for finders, and who wants to know
+    return sys._getframe(3).f_code.co_name == "_find_and_load_unlocked"
+
+
+def _served(name: str, path: Sequence[str] | None) -> ModuleSpec:
+    loader: Any = _Served()
+    spec = ModuleSpec(name, loader, origin=__file__, is_package=name in PACKAGES)
+    if name in PACKAGES:
+        folders = (os.path.join(parent, name.rpartition(".")[2]) for parent in path or ())
+        # what isn't served of it is found where the package itself has it
+        spec.submodule_search_locations = [folder for folder in folders if os.path.isdir(folder)]
+    return spec
+
+
+def _top(real: ModuleSpec | None) -> ModuleSpec:
+    if real is None or real.origin is None or real.loader is None:
+        # not installed; or a version without an __init__.py, which is just some folders
+        folders: Any = _Folders(is_installed=real is not None)
+        spec = ModuleSpec(REFERENCE, folders, is_package=True)
+        spec.submodule_search_locations = list(() if real is None else real.submodule_search_locations or ())
+        return spec
+    real.loader = _Marked(real.loader)  # type: ignore[assignment]
+    return real
+
+
+class _Served:
+    """Loads a module of ours under its other name."""
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """An ordinary module."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Names of the package itself are looked up when they are used."""
+        homes = SERVED[module.__name__]
+        vars(module).update(
+            __all__=list(homes), __file__=__file__, __doc__=f"{module.__name__}, served by megatron_ft.",
+            __getattr__=lambda name: _attribute(module.__name__, name),
+        )  # fmt: skip
+        for name, home in homes.items():
+            if not home.startswith(REFERENCE):
+                setattr(module, name, _resolved(home))
+
+
+class _Folders:
+    """Loads a package that has only a path."""
+
+    def __init__(self, *, is_installed: bool) -> None:
+        self._is_installed = is_installed
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """An ordinary module."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Only its version is to be said."""
+        _mark(module, _metadata_version() if self._is_installed else None)
+
+
+class _Marked:
+    """Loads the package itself, and marks its version."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def exec_module(self, module: ModuleType) -> None:
+        """As its loader does."""
+        self._loader.exec_module(module)
+        _mark(module, str(getattr(module, "__version__", "")))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
+def _mark(module: ModuleType, installed: str | None) -> None:
+    vars(module)["__version__"] = version_shown(installed, megatron_ft.__version__)
+
+
+def _metadata_version() -> str | None:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("nvidia-resiliency-ext")
+    except PackageNotFoundError:
+        return None  # a checkout
+
+
+def _attribute(module: str, name: str) -> Any:
+    if f"{module}.{name}" in SERVED:
+        return importlib.import_module(f"{module}.{name}")
+    home = SERVED[module].get(name)
+    if home is None:
+        raise AttributeError(
+            f"megatron_ft serves {module} here, which has no {name!r} (ft_launcher's --ft-reference-names off leaves "
+            "the name to nvidia-resiliency-ext)"
+        )
+    return _resolved(home)
+
+
+def _resolved(home: str) -> Any:
+    module, _, name = home.partition(":")
+    return getattr(importlib.import_module(module), name)

@@ -1,0 +1,33 @@
+"""Small helpers that scripts and tests take from the reference's modules of helpers."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import time
+from collections.abc import Iterable
+from typing import Any
+
+__all__ = ["is_module_available", "is_process_alive", "wait_for_mp_events"]
+
+
+def is_module_available(module: str) -> bool:
+    """Whether a module could be imported."""
+    return importlib.util.find_spec(module) is not None
+
+
+def is_process_alive(pid: int) -> bool:
+    """Whether there is a process of that number, a zombie included."""
+    return os.path.exists(f"/proc/{pid}")
+
+
+def wait_for_mp_events(events: Iterable[Any], timeout: float = 60) -> None:
+    """Wait until all of these events of ``multiprocessing`` are set.
+
+    Raises:
+        RuntimeError: one isn't after ``timeout`` seconds in all.
+    """
+    deadline = time.monotonic() + timeout
+    for event in events:
+        if not event.wait(max(0.0, deadline - time.monotonic())):
+            raise RuntimeError(f"an event wasn't set in {timeout:g} s")

@@ -1,0 +1,49 @@
+"""A script that imports the reference's client, unchanged, under our launcher: forked ranks and fresh ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.launching import Launcher, launcher
+
+__all__ = ["launcher"]
+
+SCRIPT = """
+import multiprocessing
+import nvidia_resiliency_ext
+import nvidia_resiliency_ext.fault_tolerance as fault_tolerance
+
+def in_child():
+    print("a spawned process has", fault_tolerance.RankMonitorClient.__module__, flush=True)
+
+if __name__ == "__main__":
+    client = fault_tolerance.RankMonitorClient()
+    client.init_workload_monitoring()
+    client.start_section("step")
+    if (RANK, CYCLE) == (1, 0):
+        time.sleep(60)
+    client.end_section("step")
+    client.shutdown_workload_monitoring()
+    if RANK == 0:
+        child = multiprocessing.get_context("spawn").Process(target=in_child)
+        child.start()
+        child.join()
+"""
+OPTIONS = ("--ft-rank_section_timeouts=step:1", "--max-restarts=1")
+NOTICE = "FT: nvidia_resiliency_ext.fault_tolerance is megatron_ft "
+
+
+@pytest.mark.parametrize("spawning", [(), ("--ft-preload=none",)], ids=["forked", "fresh"])
+def test_its_hang_is_noticed_and_one_line_says_whose_client_it_is(launcher: Launcher, spawning: tuple[str]) -> None:
+    ended = launcher.run(SCRIPT, *OPTIONS, *spawning, "--nproc-per-node=2")
+    assert ended.code == 0, ended.err
+    assert "rank 1 hung in 'step'" in ended.err
+    assert ended.err.count(NOTICE) == 1
+    assert "a spawned process has megatron_ft.rank.client.client" in ended.out
+
+
+def test_switched_off_it_finds_what_is_installed(launcher: Launcher) -> None:
+    ended = launcher.run(SCRIPT, "--ft-rank_section_timeouts=step:1", "--ft-reference-names=off")
+    assert ended.code == 1
+    assert "No module named 'nvidia_resiliency_ext'" in ended.err
+    assert NOTICE not in ended.err

@@ -1,0 +1,93 @@
+"""Runs a script of a Megatron-LM checkout on the CPU: `on_cpu.py CHECKOUT/pretrain_gpt.py ARGUMENTS`.
+
+Not a byte of the checkout is changed. What its modules want only to be imported, and never call on this path (triton),
+is stood in for, beside what the CPU does in place of CUDA (examples/cpu_stand_in.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import importlib.util
+import os
+import runpy
+import sys
+import sysconfig
+import types
+from collections import defaultdict
+from importlib.machinery import ModuleSpec
+from typing import Any, ClassVar
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(HERE, "..", "..", "examples"))
+
+import torch  # noqa: E402
+from torch.utils._triton import has_triton_package  # noqa: E402
+
+STUBS = ("triton", "triton.language", "triton.language.extra", "triton.language.extra.libdevice")
+
+
+class Stub(types.ModuleType):
+    """Has every name; a function of it used as a decorator leaves the function as it is."""
+
+    __path__: ClassVar[list[str]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *args, **_options: args[0] if args and callable(args[0]) else (lambda function: function)
+
+
+def stand_in() -> None:
+    """For CUDA, and for what isn't installed."""
+    has_triton_package()  # torch remembers that it isn't there
+    for name in STUBS:
+        if "triton" not in sys.modules or isinstance(sys.modules["triton"], Stub):
+            sys.modules[name] = stub = Stub(name)
+            stub.__spec__ = ModuleSpec(name, None, is_package=True)
+            parent, _, last = name.rpartition(".")
+            if parent:
+                setattr(sys.modules[parent], last, stub)
+    sys.modules["triton"].__version__ = "3.4.0"
+    import cpu_stand_in
+
+    cpu_stand_in._FACTORIES += ("rand", "randn", "full", "arange")
+    cpu_stand_in.install()
+    cuda: Any = torch.cuda
+    cuda.set_device = lambda *_: None
+    cuda.device_count = lambda: int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    cuda.is_available = lambda: True  # Megatron asks before anything else
+    _use_built_helper()
+    with contextlib.suppress(ImportError):  # gone in newer ones
+        importlib.import_module("megatron.legacy.fused_kernels").load = lambda *_: None
+    noop = lambda *_args, **_options: None  # noqa: E731
+    for name in ("empty_cache", "reset_peak_memory_stats", "set_stream", "nvtx.range_push", "nvtx.range_pop"):
+        owner, _, last = name.rpartition(".")
+        setattr(getattr(cuda, owner) if owner else cuda, last, noop)
+    for name in ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"):
+        setattr(cuda, name, lambda *_: 0)
+    cuda.memory_stats = lambda *_: defaultdict(int)
+    cuda.Stream = cuda.current_stream = cuda.default_stream = lambda *_args, **_options: Stub("stream")
+    cuda.stream = lambda *_: contextlib.nullcontext()
+    cuda.get_device_properties = lambda *_: types.SimpleNamespace(major=8, minor=0, multi_processor_count=1, name="cpu")
+    cuda.get_device_capability = lambda *_: (8, 0)
+
+
+def _use_built_helper() -> None:
+    """A checkout would compile it, into itself; the installed megatron-core has it."""
+    found = glob.glob(os.path.join(sysconfig.get_path("platlib"), "megatron", "core", "datasets", "helpers_cpp*.so"))
+    if found:
+        name = "megatron.core.datasets.helpers_cpp"
+        spec = importlib.util.spec_from_file_location(name, found[0])
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        importlib.import_module("megatron.core.datasets.utils").compile_helpers = lambda: None
+
+
+del sys.argv[0]
+sys.path.insert(0, os.path.dirname(os.path.abspath(sys.argv[0])))  # before any megatron-core that is installed
+stand_in()
+if __name__ == "__main__":
+    runpy.run_path(sys.argv[0], run_name="__main__")

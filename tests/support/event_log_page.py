@@ -1,0 +1,126 @@
+"""docs/event-log.md, made from the classes of the records: `python -m tests.support.event_log_page` writes it."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from megatron_ft.core.messages.codec import Between, Form, name_of
+from megatron_ft.core.records import SCHEMA, launcher, monitor, rank, shared
+
+__all__ = ["PATH", "page"]
+
+PATH = Path(__file__).parents[2] / "docs" / "event-log.md"
+_HEAD = f"""\
+# The event log
+
+Each launcher, each rank's monitor, and each rank that has something to tell writes a file of its own into the log
+directory (`--ft-log-dir`): `ROLE-HOST-...-PID-TIME.jsonl`, one JSON object a line. `megatron-ft report` reads nothing
+else; scripts of yours may read them, too, also while they are written. This page is made from the classes that write
+and read them (`megatron_ft/core/records/`), and a test holds the two together.
+
+- Every record has `t`, nanoseconds of CLOCK_MONOTONIC of its host, and `ev`, its name. The first one of a file,
+  `log_opened`, tells who writes; its `wall_ns - t` turns the times of the file into nanoseconds since the epoch. Times
+  of one host can be compared as they are, those of several only through that.
+- `schema` is {SCHEMA}. Within a version records and fields are added, and nothing else changes: pass over what you
+  don't know. Fields in bold are always there; others may be null, or missing in a log of an older version.
+- A line may be cut off by a crash or torn by a full disk: pass over what is no JSON object. A log that has become too
+  large (`--ft-log-max-bytes`) goes on in a new file with the same header; of the file before, which then ends in
+  `.before.jsonl`, the newest is kept.
+- `iteration` is how many iterations are done. Cycles count from 0; all nodes number them alike.
+
+    import json
+    for line in open(path):
+        record = json.loads(line)
+        if record["ev"] == "cycle_ended" and record["cause"]:
+            print(record["cycle"], record["cause"]["kind"], record["cause"]["text"])
+"""
+_PARTS = (
+    ("Records of every process", shared),
+    ("Records of a launcher", launcher),
+    ("Records of a monitor", monitor),
+    ("Records of a rank", rank),
+)
+_PLAIN = {int: "whole number", float: "number", str: "text", bool: "true or false", Any: "anything"}
+
+
+def page() -> str:
+    """The whole page."""
+    text = "\n".join([_HEAD, *(line for title, of in _PARTS for line in _part(title, of))])
+    return text.rstrip().replace("``", "`") + "\n"
+
+
+def _part(title: str, of: Any) -> Iterator[str]:
+    yield f"## {title}\n"
+    for kind in typing.get_args(of.Record):
+        yield f"### `{name_of(kind)}`\n"
+        yield f"{_summary(kind)}\n"
+        yield from _table(kind)
+
+
+def _table(kind: Any) -> Iterator[str]:
+    hints, meanings = typing.get_type_hints(kind, include_extras=True), _meanings(kind)
+    if not hints:
+        return
+    yield "| field | type | |\n|---|---|---|"
+    for field in dataclasses.fields(kind):
+        has_default = field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
+        name = f"`{field.name}`" if has_default else f"**`{field.name}`**"
+        yield f"| {name} | {_type(hints[field.name])} | {meanings.get(field.name, '')} |"
+    yield ""
+    for name, hint in hints.items():
+        inner = _inner(hint)
+        if dataclasses.is_dataclass(inner):
+            yield f"`{name}`: {_summary(inner)[0].lower()}{_summary(inner)[1:]}\n"
+            yield from _table(inner)
+
+
+def _inner(hint: Any) -> Any:
+    """The class that a field holds, or holds some of."""
+    arguments = [each for each in typing.get_args(hint) if each not in (type(None), Ellipsis, str)]
+    return _inner(arguments[0]) if arguments and typing.get_origin(hint) is not Annotated else hint
+
+
+def _type(hint: Any) -> str:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        return next((e.what for e in arguments if isinstance(e, Between)), "") or _of_form(arguments)
+    if origin in (typing.Union, types.UnionType):
+        (inner,) = (each for each in arguments if each is not type(None))
+        return f"{_type(inner)}, or null"
+    if origin is tuple:
+        return f"list of {_plural(_type(arguments[0]))}"
+    if origin is not None and issubclass(origin, Mapping):
+        return f"object, by name: {_type(arguments[1])}"
+    return "object" if dataclasses.is_dataclass(hint) else _PLAIN[hint]
+
+
+def _of_form(arguments: tuple[Any, ...]) -> str:
+    assert any(isinstance(each, Form) for each in arguments)
+    return "list of whole numbers"
+
+
+def _plural(name: str) -> str:
+    return "process ids" if name == "process id" else name if name.endswith("s") else f"{name}s"
+
+
+def _summary(kind: Any) -> str:
+    return " ".join((kind.__doc__ or "").partition("\n\n")[0].split())
+
+
+def _meanings(kind: Any) -> dict[str, str]:
+    """What the docstring says of each field."""
+    told = (kind.__doc__ or "").partition("Args:")[2]
+    found = re.findall(r"^ {8}([\w, ]+): ((?:.|\n {12})+)", told, flags=re.M)
+    meanings = {name: " ".join(text.split()) for names, text in found for name in names.split(", ")}
+    assert meanings.keys() <= {field.name for field in dataclasses.fields(kind)}, (kind, meanings)
+    return meanings
+
+
+if __name__ == "__main__":
+    PATH.write_text(page())

@@ -1,0 +1,77 @@
+"""The records of event logs are what the docs say, and what is written is what is read, whatever has happened to it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import typing
+from typing import Any
+
+import pytest
+
+from megatron_ft.core.messages.codec import pack
+from megatron_ft.core.records import RECORDS, launcher, monitor, shared
+from tests.support import event_log_page
+
+
+def test_the_page_in_the_docs_is_that_of_the_classes() -> None:
+    assert event_log_page.PATH.read_text() == event_log_page.page(), "run python -m tests.support.event_log_page"
+
+
+SAMPLES: tuple[Any, ...] = (
+    shared.LogOpened(wall_ns=1, pid=2, role="monitor", local_rank=0),
+    shared.Verdict(rank=1, cycle=2, kind="section", at_ns=9, since_ns=3, elapsed_s=1, timeout_s=0.5, section="step"),
+    launcher.CycleStarted(cycle=0, ranks=(launcher.StartedRank(rank=3, pid=7), launcher.StartedRank(rank=4))),
+    launcher.CycleEnded(cycle=3, cause=launcher.Cause(rank=1, kind="hang")),
+    launcher.Config(values={"nnodes": {"value": [1], "source": "default"}}, command=("a", "b")),
+    monitor.Timeouts(rank=0, cycle=0, sections={"step": 1.5, "other": None}),
+    monitor.Progress(rank=0, cycle=0, names=("a",), from_ns=5, dt_us=[1], code=[257], iterations=[], lost=0),
+    monitor.LauncherGone(),
+)
+
+
+@pytest.mark.parametrize("record", SAMPLES, ids=lambda record: type(record).__name__)
+def test_what_is_written_is_what_is_read(record: Any) -> None:
+    written = json.loads(json.dumps(pack(record, "ev", full=True)))
+    assert written.keys() == {"ev", *(field.name for field in dataclasses.fields(record))}
+    assert RECORDS.parse(written) == record
+    assert RECORDS.parse({**written, "of_a_newer_version": 1}) == record
+    assert RECORDS.parse(pack(record, "ev")) == record  # as an older version may have left out what has a default
+    doubts: list[str] = []
+    assert RECORDS.salvage(written, doubts) == record
+    assert doubts == []
+
+
+def test_no_two_records_have_one_name() -> None:
+    assert len(RECORDS.kinds) == len(typing.get_args(event_log_page.shared.Record)) + sum(
+        len(typing.get_args(of.Record)) for _, of in event_log_page._PARTS[1:]
+    )
+
+
+def test_of_a_damaged_record_what_can_be_used_is_used() -> None:
+    cause = {"rank": [1], "kind": "hang", "text": 5, "detail": None}
+    doubts: list[str] = []
+    damaged = {"ev": "cycle_ended", "cycle": 3, "iteration": 1.5, "cause": cause, "else": [1]}
+    found = RECORDS.salvage(damaged, doubts)
+    assert found == launcher.CycleEnded(cycle=3, cause=launcher.Cause(kind="hang"))
+    assert doubts == ["cause has rank = a list", "cause has text = 5", "cycle_ended has iteration = 1.5"]
+    doubts = []
+    sections = {"a": 1.0, "b": "x", "c": None}
+    timeouts = RECORDS.salvage({"ev": "timeouts", "rank": 0, "cycle": 0, "sections": sections}, doubts)
+    assert timeouts == monitor.Timeouts(rank=0, cycle=0, sections={"a": 1.0, "c": None})
+    assert doubts == ["'b': 'x'"]
+    doubts = []
+    ranks = [{"rank": 1}, {"rank": {}}, 7]
+    started = RECORDS.salvage({"ev": "cycle_started", "cycle": 0, "ranks": ranks}, doubts)
+    assert started == launcher.CycleStarted(cycle=0, ranks=(launcher.StartedRank(rank=1),))
+    assert len(doubts) == 3
+    doubts = []
+    assert RECORDS.salvage({"ev": "cycle_ended", "cycle": "0"}, doubts) is None
+    assert RECORDS.salvage({"ev": "verdict"}, doubts) is None
+    assert doubts[1:] == [
+        "cycle_ended has no cycle",
+        "verdict has no at_ns, cycle, elapsed_s, kind, rank, since_ns, timeout_s",
+    ]
+    doubts = []
+    assert RECORDS.salvage({"ev": "of_a_newer_version", "cycle": []}, doubts) is None
+    assert doubts == []
