@@ -142,8 +142,8 @@ def test_a_stand_still_that_was_over_before_the_timer_counts_for_nobody_either()
     """No timer is late then, but SIGCONT came: the launcher was stopped, and its ranks with it."""
     setting = Setting(startup_timeout_s=0.5)
     time.sleep(0.3)
-    setting.punctuality.stood_still()
     continued = time.monotonic()
+    setting.punctuality.stood_still()
     assert setting.serve(5)
     assert time.monotonic() - continued >= 0.5
     assert setting.hung[0].elapsed_s >= 0.5
