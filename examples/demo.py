@@ -26,6 +26,7 @@ from megatron_ft.cli.logs.read import EventLogFile, read_directory
 from megatron_ft.cli.render.cycles_table import print_run
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.fault_plan import PlannedFault, not_fired, resolve
+from megatron_ft.core.records.rank import FaultInjected
 from megatron_ft.ipc.config.fault_plan_file import read_fault_plan
 from megatron_ft.ipc.linux.prctl import die_with_parent
 
@@ -118,7 +119,7 @@ def run_both(out: Path, ranks: int, training_args: Sequence[str]) -> list[str]:
 
 def find_problems(run: RunSummary, faults: Sequence[PlannedFault], logs: Sequence[EventLogFile]) -> list[str]:
     """Whether each fault happened, ended its cycle, and was put down to its rank."""
-    fired = [record.fields for log in logs for record in log.records if record.ev == "fault_injected"]
+    fired = [entry.record for log in logs for entry in log.entries if isinstance(entry.record, FaultInjected)]
     problems = [f"this fault never happened: {fault.describe()}" for fault in not_fired(faults, fired)]
     if run.restarts != len(faults):
         problems.append(f"there were {run.restarts} restarts, not {len(faults)}")

@@ -15,6 +15,8 @@ from typing import Any
 from megatron_ft.core.config.kinds import nearest, show
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.iterations import when
+from megatron_ft.core.records import Record
+from megatron_ft.core.records.rank import FaultInjected
 
 __all__ = [
     "DEFAULT_SLOWER_BY_S",
@@ -165,9 +167,9 @@ def due(faults: Iterable[PlannedFault], cycle: int, rank: int, iteration: int) -
     return None
 
 
-def not_fired(faults: Iterable[PlannedFault], fired: Iterable[Mapping[str, Any]]) -> list[PlannedFault]:
-    """Which faults have no ``fault_injected`` record among ``fired`` (of all ranks' event logs)."""
-    seen = {tuple(record.get(key) for key in ("cycle", "rank", "iteration", "type")) for record in fired}
+def not_fired(faults: Iterable[PlannedFault], fired: Iterable[Record]) -> list[PlannedFault]:
+    """Which faults have no `FaultInjected` among ``fired`` (of all ranks' event logs)."""
+    seen = {(r.cycle, r.rank, r.iteration, r.type) for r in fired if isinstance(r, FaultInjected)}
     return [fault for fault in faults if (fault.cycle, fault.rank, fault.iteration, fault.type) not in seen]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from megatron_ft.core.fault_plan import not_fired, resolve
+from megatron_ft.core.records import RECORDS
 from megatron_ft.ipc.config.fault_plan_file import read_fault_plan
 from tests.support.launching import Launcher, launcher
 
@@ -73,7 +74,7 @@ def test_faults_restarts_and_what_the_next_run_learns_from_them(launcher: Launch
     assert finished.code == 0, finished.err
     assert "WARNING" not in finished.err
     faults = resolve(read_fault_plan(plan), 2)
-    assert not_fired(faults, first.events("fault_injected", role="rank")) == []
+    assert not_fired(faults, map(RECORDS.parse, first.events("fault_injected", role="rank"))) == []
     causes = [(event["cause"] or {}).get("rank") for event in first.events("cycle_ended")]
     assert causes == [faults[0].rank, 0, None]
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megatron_ft.core.fault_plan import FAULT_TYPES, not_fired, resolve
+from megatron_ft.core.records import RECORDS
 from megatron_ft.ipc.config.fault_plan_file import read_fault_plan
 from tests.support.launching import Launched, Launcher, launcher
 
@@ -102,7 +103,7 @@ def assert_all_fired(launched: Launched, plan: Path) -> None:
     """Each was announced loudly and recorded, once, and nothing else was."""
     planned = resolve(read_fault_plan(plan), 2)
     fired = launched.events("fault_injected", role="rank")
-    assert not_fired(planned, fired) == [], launched.err
+    assert not_fired(planned, map(RECORDS.parse, fired)) == [], launched.err
     assert len(fired) == len(planned)
     said = re.findall(r"FT: SIMULATED FAULT: (.*)", launched.err)
     assert sorted(said) == sorted(fault.describe() for fault in planned)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from megatron_ft.cli.logs.read import EventLogFile, read_directory
-from megatron_ft.core.records.shared import Warning_
+from megatron_ft.core.records.shared import RecordsLost, Warning_
 from megatron_ft.ipc.files import event_log
 from megatron_ft.ipc.files.event_log import EventLog
 
@@ -26,7 +26,7 @@ def numbers(directory: Path) -> list[int]:
 
 def texts(log: EventLogFile) -> list[str]:
     """Of its warnings."""
-    return [record.get("text") for record in log.records if record.ev == "warning"]
+    return [entry.record.text for entry in log.entries if isinstance(entry.record, Warning_)]
 
 
 def tick(number: int, padding: int = 0) -> Warning_:
@@ -132,7 +132,7 @@ def test_a_directory_that_does_not_answer_keeps_nobody_waiting(
     log.close()
     (read,) = read_directory(tmp_path)
     ticks = [int(text.split()[0]) for text in texts(read)]
-    (lost,) = [record.get("count") for record in read.records if record.ev == "records_lost"]
+    (lost,) = [entry.record.count for entry in read.entries if isinstance(entry.record, RecordsLost)]
     assert ticks == [*range(len(ticks) - 1), 100]
     assert 10 < len(ticks) == 101 - lost
 

@@ -9,6 +9,7 @@ import pytest
 
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.fault_plan import FAULT_TYPES, PlannedFault, due, not_fired, parse_plan, resolve
+from megatron_ft.core.records.rank import FaultInjected
 from megatron_ft.ipc.config.fault_plan_file import read_fault_plan
 
 SHIPPED = Path(__file__).parents[2] / "configs" / "faults"
@@ -75,8 +76,8 @@ def test_due_is_exactly_that_moment() -> None:
 def test_which_have_not_fired() -> None:
     faults = resolve(plan(FAULT, {**FAULT, "cycle": 1}, {**FAULT, "cycle": 2}), 2)
     fired = [
-        {"t": 1, "ev": "fault_injected", "type": "rank_killed", "rank": 1, "iteration": 25, "cycle": 1},
-        {"t": 2, "ev": "fault_injected", "type": "rank_hung", "rank": 1, "iteration": 25, "cycle": 2},
+        FaultInjected(type="rank_killed", rank=1, iteration=25, cycle=1),
+        FaultInjected(type="rank_hung", rank=1, iteration=25, cycle=2),
     ]
     assert not_fired(faults, fired) == [faults[0], faults[2]]
     assert not_fired(faults, []) == list(faults)

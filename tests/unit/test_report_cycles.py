@@ -55,7 +55,8 @@ class Logs:
 
 
 def started(cycle: int, *ranks: int) -> dict[str, Any]:
-    return {"cycle": cycle, "ranks": [{"rank": r, "local_rank": r, "pid": r} for r in ranks], "world_size": len(ranks)}
+    made = [{"rank": r, "local_rank": r, "pid": 10 + r} for r in ranks]
+    return {"cycle": cycle, "ranks": made, "world_size": len(ranks)}
 
 
 def ended(cycle: int, kind: str, rank: int, text: str, iteration: int | None = None) -> dict[str, Any]:
@@ -71,10 +72,11 @@ def write_kill_then_hang(logs: Logs) -> None:
     """Rank 1 is killed at iteration 25, resumed from 20; rank 0 hangs at iteration 37, resumed from 30."""
     killed = {"type": "rank_killed", "rank": 1, "iteration": 25, "cycle": 0}
     hung = {"type": "rank_hung", "rank": 0, "iteration": 37, "cycle": 1}
-    exited = {"cycle": 0, "rank": 1, "local_rank": 1, "pid": 1, "exitcode": -9, "signal": "SIGKILL", "by_us": False}
-    survivor = {"cycle": 0, "rank": 0, "local_rank": 0, "pid": 0, "exitcode": -9, "signal": "SIGKILL", "by_us": True}
-    ours = {"cycle": 1, "rank": 0, "local_rank": 0, "pid": 2, "exitcode": -9, "signal": "SIGKILL", "by_us": True}
-    verdict = {"cycle": 1, "rank": 1, "kind": "section", "section": "step", "iteration": 37, "timeout_s": 3.0}
+    exited = {"cycle": 0, "rank": 1, "local_rank": 1, "pid": 11, "exitcode": -9, "signal": 9, "by_us": False}
+    survivor = {"cycle": 0, "rank": 0, "local_rank": 0, "pid": 10, "exitcode": -9, "signal": 9, "by_us": True}
+    ours = {"cycle": 1, "rank": 0, "local_rank": 0, "pid": 12, "exitcode": -9, "signal": 9, "by_us": True}
+    verdict = {"cycle": 1, "rank": 1, "kind": "section", "section": "step", "iteration": 37}
+    verdict |= {"timeout_s": 3.0, "elapsed_s": 3.0}
     logs.write(
         "launcher",
         (0.5, "cycle_started", started(0, 0, 1)),
@@ -96,14 +98,14 @@ def write_kill_then_hang(logs: Logs) -> None:
         verdicts = [(23.01, "verdict", {**verdict, "since_ns": int(20.01 * S), "at_ns": int(23.01 * S)})]
         logs.write(
             "monitor",
-            (1.0, "attached", {"rank": rank, "cycle": 0, "pid": rank}),
+            (1.0, "attached", {"rank": rank, "cycle": 0, "pid": 10 + rank}),
             (2.0, "first_iteration", first_iteration(rank, 0, 0, 1.5)),
-            (10.02, "rank_gone", {"rank": rank, "cycle": 0, "pid": rank, "iteration": 25}),
-            (11.0, "attached", {"rank": rank, "cycle": 1, "pid": 2 + rank}),
+            (10.02, "rank_gone", {"rank": rank, "cycle": 0, "pid": 10 + rank, "iteration": 25}),
+            (11.0, "attached", {"rank": rank, "cycle": 1, "pid": 12 + rank}),
             (14.0, "first_iteration", first_iteration(rank, 1, 20, 12.0 + rank)),
             *(verdicts if rank == 1 else []),
-            (23.1, "rank_gone", {"rank": rank, "cycle": 1, "pid": 2 + rank, "iteration": 37}),
-            (24.0, "attached", {"rank": rank, "cycle": 2, "pid": 4 + rank}),
+            (23.1, "rank_gone", {"rank": rank, "cycle": 1, "pid": 12 + rank, "iteration": 37}),
+            (24.0, "attached", {"rank": rank, "cycle": 2, "pid": 14 + rank}),
             (26.0, "first_iteration", first_iteration(rank, 2, 30, 25.0)),
             (29.9, "detached", {"rank": rank, "cycle": 2}),
             opened=0.4,
@@ -313,7 +315,7 @@ def test_several_processes_read_the_same(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(read, "parse_log", None)  # here nothing is read
     together = read_directory(tmp_path, processes=2)
     assert [log.name for log in together] == [log.name for log in alone]
-    assert [log.records for log in together] == [log.records for log in alone]
+    assert [log.entries for log in together] == [log.entries for log in alone]
     assert summarize(together) == summarize(alone)
 
 

@@ -13,7 +13,7 @@ from megatron_ft.cli.render.analysis_table import interval_notes, print_analysis
 from megatron_ft.cli.render.html_page import page
 from tests.support.generated_logs import END, ITERATION, START
 from tests.unit.test_report_cycles import Logs, ended, started
-from tests.unit.test_report_timeline import S, iterations, only, progress, row
+from tests.unit.test_report_timeline import HUNG, S, iterations, only, progress, row
 
 STEP, SAVE = 0, 1
 
@@ -115,7 +115,7 @@ def test_only_the_timeouts_of_the_last_cycle_are_in_force(tmp_path: Path) -> Non
 def test_goodput_ends_where_the_rank_hung(tmp_path: Path, since: float, ends: float) -> None:
     """All iterations were finished (the next cycle goes on after them); woken to be ended, it closed "step"."""
     logs = Logs(tmp_path)
-    verdict = {"rank": 0, "cycle": 0, "kind": "section", "section": "step", "since_ns": int(since * S)}
+    verdict = {**HUNG, "rank": 0, "cycle": 0, "since_ns": int(since * S)}
     events = iterations(0, 5, 10.0)[:-1]
     logs.write(
         "launcher",

@@ -9,6 +9,7 @@ import pytest
 
 from megatron_ft.cli.logs.read import read_directory
 from megatron_ft.cli.logs.runs import RunLogs, split_runs
+from megatron_ft.core.records.launcher import CycleStarted
 from tests.support.generated_logs import END, ITERATION, START
 from tests.unit.test_report_cycles import DAWN, Logs, ended, first_iteration, started
 from tests.unit.test_report_timeline import S, only, progress
@@ -53,7 +54,7 @@ def test_nodes_of_the_same_name_have_clocks_of_their_own(tmp_path: Path, shift: 
     assert [track.host for track in tracks] == ["node-a", second_host]
     assert [track.spans is not None and int(track.spans.closed.begin_ns[0]) for track in tracks] == [DAWN + 3 * S] * 2
     assert [track.attached_ns for track in tracks] == [DAWN + 2 * S] * 2
-    assert {at for at, record in run.records if record.ev == "cycle_started"} == {DAWN + 1 * S}
+    assert {each.at_ns for each in run.records if isinstance(each.record, CycleStarted)} == {DAWN + 1 * S}
 
 
 def test_a_host_that_was_started_again_has_another_clock(tmp_path: Path) -> None:
@@ -63,7 +64,7 @@ def test_a_host_that_was_started_again_has_another_clock(tmp_path: Path) -> None
     again.write("launcher", (1.0, "cycle_started", started(1, 0)), opened=0.5)
     again.write("monitor", (2.0, "attached", {"rank": 0, "cycle": 1, "pid": 1}), opened=1.0)
     records = [pair for run in split_runs(read_directory(tmp_path)) for pair in run.records]
-    assert [(at - DAWN) / S for at, _ in records] == [1000.0, 1301.0, 1302.0]
+    assert [(each.at_ns - DAWN) / S for each in records] == [1000.0, 1301.0, 1302.0]
 
 
 def test_a_wall_clock_that_was_set_a_little_is_the_same_clock(tmp_path: Path) -> None:

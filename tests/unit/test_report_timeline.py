@@ -29,6 +29,7 @@ from tests.support.generated_logs import (
 from tests.unit.test_report_cycles import Logs, ended, first_iteration, started
 
 S = 1_000_000_000
+HUNG = {"kind": "section", "section": "step", "elapsed_s": 9.0, "timeout_s": 9.0}
 
 
 def only(directory: Path) -> Analysis:
@@ -164,7 +165,7 @@ def test_timeouts_beside_the_observed_intervals(tmp_path: Path) -> None:
 def test_a_hung_section_is_no_observed_interval(tmp_path: Path) -> None:
     """Rank 1's step hangs; woken to be ended, it closes it. Rank 0 really took 2 s. The smaller timeout counts."""
     logs = Logs(tmp_path)
-    verdict = {"rank": 1, "cycle": 0, "kind": "section", "section": "step", "since_ns": 20 * S, "at_ns": 29 * S}
+    verdict = {**HUNG, "rank": 1, "cycle": 0, "since_ns": 20 * S, "at_ns": 29 * S}
     logs.write(
         "launcher",
         (1.0, "cycle_started", started(0, 0, 1)),
@@ -212,7 +213,7 @@ def test_the_grid_shows_the_state_of_most_of_each_column(tmp_path: Path) -> None
 
 def test_the_grid_shows_a_hang_however_short_and_what_is_unknown(tmp_path: Path) -> None:
     logs = Logs(tmp_path)
-    verdict = {"rank": 0, "cycle": 0, "kind": "section", "section": "step", "since_ns": 50 * S, "at_ns": 51 * S}
+    verdict = {**HUNG, "rank": 0, "cycle": 0, "since_ns": 50 * S, "at_ns": 51 * S}
     logs.write(
         "launcher",
         (1.0, "cycle_started", started(0, 0, 1)),

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, TypeVar
 
 from megatron_ft.cli.logs.read import EventLogFile
-from megatron_ft.cli.logs.runs import RunLogs, TimedRecord, split_runs
+from megatron_ft.cli.logs.runs import RunLogs, Timed, split_runs
+from megatron_ft.core.records import Record
+from megatron_ft.core.records.launcher import Cause, CycleEnded, CycleStarted, RankExited, RunEnded
+from megatron_ft.core.records.monitor import Attached, FirstIteration, FirstStep
+from megatron_ft.core.records.rank import FaultInjected
+from megatron_ft.core.records.shared import Verdict
 
 __all__ = [
     "CycleSummary",
@@ -17,6 +23,9 @@ __all__ = [
     "summarize",
     "summarize_run",
 ]
+
+
+_R = TypeVar("_R", bound=Record)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,8 +134,8 @@ def summarize_run(run: RunLogs) -> RunSummary:
     """One run, cycle by cycle."""
     records = run.records
     of_cycle = _by_cycle(records)
-    exit_codes = [record.get("exit_code") for _, record in records if record.ev == "run_ended"]
-    sizes = [record.get("world_size") for _, record in records if record.ev == "cycle_started"]
+    exit_codes = [each.record.exit_code for each in records if isinstance(each.record, RunEnded)]
+    sizes = [each.record.world_size for each in records if isinstance(each.record, CycleStarted)]
     return RunSummary(
         run_id=run.run_id,
         opened_wall_ns=run.opened_wall_ns,
@@ -149,48 +158,47 @@ def _summaries(cycles: Sequence[_Cycle]) -> tuple[CycleSummary, ...]:
     return tuple(reversed(found))
 
 
-def _by_cycle(records: Iterable[TimedRecord]) -> dict[int, list[TimedRecord]]:
-    found: dict[int, list[TimedRecord]] = {}
-    for at, record in records:
-        cycle = record.get("cycle")
+def _by_cycle(records: Iterable[Timed[Record | None]]) -> dict[int, list[Timed[Record | None]]]:
+    found: dict[int, list[Timed[Record | None]]] = {}
+    for each in records:
+        cycle = getattr(each.record, "cycle", None)
         if cycle is not None:
-            found.setdefault(cycle, []).append((at, record))
+            found.setdefault(cycle, []).append(each)
     return found
 
 
 class _Cycle:
     """The records of one cycle, and what they say about it. All times are wall ns."""
 
-    def __init__(self, number: int, records: Iterable[TimedRecord]) -> None:
+    def __init__(self, number: int, records: Sequence[Timed[Record | None]]) -> None:
         self.number = number
-        self._records = list(records)
-        self._by_event: dict[str, list[TimedRecord]] = {}
-        for at, record in self._records:
-            self._by_event.setdefault(record.ev, []).append((at, record))
-        started = [at for at, _ in self._of("cycle_started")]
-        self.begin_ns = min(started or [at for at, _ in self._records])
+        self._records = records
+        self._by_kind: dict[type, list[Timed[Any]]] = {}
+        for each in records:
+            self._by_kind.setdefault(type(each.record), []).append(each)
+        started = [each.at_ns for each in self._of(CycleStarted)]
+        self.begin_ns = min(started or [each.at_ns for each in records])
         self.started_ns = max(started, default=None)
-        self.met_ns = max((moment for moment, _ in self._moments("cycle_started", "met_ns")), default=None)
-        self.spawned_ns = max((moment for moment, _ in self._moments("cycle_started", "spawned_ns")), default=None)
-        self.attached_ns = max((at for at, _ in self._of("attached")), default=None)
-        end = min(self._of("cycle_ended"), key=_importance, default=None)
-        self.ended_ns = None if end is None else end[0]
-        self._end = None if end is None else end[1]
+        self.met_ns = self._last(CycleStarted, lambda record: record.met_ns)
+        self.spawned_ns = self._last(CycleStarted, lambda record: record.spawned_ns)
+        self.attached_ns = max((each.at_ns for each in self._of(Attached)), default=None)
+        end = min(self._of(CycleEnded), key=_importance, default=None)
+        self.ended_ns = None if end is None else end.at_ns
+        self._end = None if end is None else end.record
 
-    def _of(self, ev: str) -> list[TimedRecord]:
-        return self._by_event.get(ev, [])
+    def _of(self, kind: type[_R]) -> list[Timed[_R]]:
+        return self._by_kind.get(kind, [])
 
-    def _moments(self, ev: str, name: str) -> list[TimedRecord]:
-        """Records of this name, each with the moment that its field ``name`` (monotonic ns) tells."""
-        return [
-            (at - record.t + record.get(name), record) for at, record in self._of(ev) if record.get(name) is not None
-        ]
+    def _last(self, kind: type[_R], moment_of: Callable[[_R], int | None]) -> int | None:
+        """The last moment (wall ns) of those that records of this kind tell; None if none does."""
+        told = ((each, moment_of(each.record)) for each in self._of(kind))
+        return max((each.wall_ns(moment) for each, moment in told if moment is not None), default=None)
 
     def summary(self, following: _Cycle | None, resumed: _Cycle | None) -> CycleSummary:
         """``following`` is the next cycle, ``resumed`` the next one in which all ranks trained."""
-        outcome = "unknown" if self._end is None else self._end.get("outcome") or "unknown"
-        cause = (self._end.get("cause") if self._end is not None else None) or {}
-        failed = bool(cause) or outcome == "failed"
+        outcome = "unknown" if self._end is None else self._end.outcome
+        told = None if self._end is None else self._end.cause
+        cause, failed = told or Cause(), told is not None or outcome == "failed"
         fault = self._fault()
         noticed_ns = self._noticed_ns() if failed else None
         fault_ns = self._fault_ns(fault, noticed_ns) if failed else None
@@ -201,11 +209,11 @@ class _Cycle:
             begin_ns=self.begin_ns,
             end_ns=self.ended_ns,
             outcome=outcome,
-            kind=cause.get("kind"),
-            text=cause.get("text"),
-            detail=cause.get("detail") or None,
-            rank=cause.get("rank"),
-            iteration=self._end.get("iteration") if self._end is not None else None,
+            kind=cause.kind,
+            text=cause.text,
+            detail=cause.detail or None,
+            rank=cause.rank,
+            iteration=None if self._end is None else self._end.iteration,
             first_iteration=self.first_iteration(),
             last_iteration=self._last_iteration(),
             fault=fault,
@@ -234,55 +242,53 @@ class _Cycle:
 
     def user_code_ns(self) -> int | None:
         """When the last rank's script began."""
-        return max((moment for moment, _ in self._moments("attached", "user_code_ns")), default=None)
+        return self._last(Attached, lambda record: record.user_code_ns)
 
     def first_step_ns(self) -> int | None:
         """When the last rank was through its first iteration; None if not all ranks were."""
-        ended = {record.get("rank"): moment for moment, record in self._moments("first_step", "at_ns")}
+        ended = {each.record.rank: each.wall_ns(each.record.at_ns) for each in self._of(FirstStep)}
         return max(ended.values()) if ended and ended.keys() >= self._ranks() else None
 
     def first_iteration(self) -> int | None:
-        return min(_numbers(record.get("iteration") for _, record in self._of("first_iteration")), default=None)
+        return min((each.record.iteration for each in self._of(FirstIteration)), default=None)
 
     @cached_property
     def all_training_ns(self) -> int | None:
         """When the last rank began its first iteration; None if not all ranks did."""
-        begun = {record.get("rank"): moment for moment, record in self._moments("first_iteration", "at_ns")}
+        begun = {each.record.rank: each.wall_ns(each.record.at_ns) for each in self._of(FirstIteration)}
         return max(begun.values()) if begun and begun.keys() >= self._ranks() else None
 
     def _ranks(self) -> set[int]:
         """All ranks of the cycle, as far as the logs know."""
-        ranks = {record.get("rank") for _, record in self._of("attached")}
-        for _, record in self._of("cycle_started"):
-            ranks |= {rank.get("rank") for rank in record.get("ranks") or []}
-        return ranks - {None}
+        started = (rank.rank for each in self._of(CycleStarted) for rank in each.record.ranks)
+        return {*started, *(each.record.rank for each in self._of(Attached))}
 
     def _last_iteration(self) -> int | None:
-        return max(_numbers(record.get("iteration") for _, record in self._records), default=None)
+        told = (getattr(each.record, "iteration", None) for each in self._records)
+        return max((iteration for iteration in told if iteration is not None), default=None)
 
     def _fault(self) -> InjectedFault | None:
-        for at, record in self._of("fault_injected"):
-            return InjectedFault(
-                type=record.get("type"),
-                rank=record.get("rank"),
-                iteration=record.get("iteration"),
-                at_ns=at,
-            )
+        for each in self._of(FaultInjected):
+            of = each.record
+            return InjectedFault(type=of.type, rank=of.rank, iteration=of.iteration, at_ns=each.at_ns)
         return None
 
     def _noticed_ns(self) -> int | None:
         """The first verdict, or the first exit that we hadn't caused ourselves."""
-        moments = [moment for moment, record in self._moments("verdict", "at_ns") if not record.get("observed_only")]
-        for at, record in self._of("rank_exited"):
-            if not record.get("by_us") and record.get("exitcode") != 0:
-                moments.append(at)
+        moments = [each.wall_ns(each.record.at_ns) for each in self._verdicts()]
+        for each in self._of(RankExited):
+            if not each.record.by_us and each.record.exitcode != 0:
+                moments.append(each.at_ns)
         return min(moments, default=self.ended_ns)
+
+    def _verdicts(self) -> list[Timed[Verdict]]:
+        """Those that had consequences."""
+        return [each for each in self._of(Verdict) if not each.record.observed_only]
 
     def _fault_ns(self, fault: InjectedFault | None, noticed_ns: int | None) -> int | None:
         if fault is not None and (noticed_ns is None or fault.at_ns <= noticed_ns):
             return fault.at_ns
-        verdicts = [moment for moment, r in self._moments("verdict", "since_ns") if not r.get("observed_only")]
-        return verdicts[0] if verdicts else None
+        return next((each.wall_ns(each.record.since_ns) for each in self._verdicts()), None)
 
     def _redone(self, resumed: _Cycle | None) -> int | None:
         last, first = self._last_iteration(), resumed.first_iteration() if resumed is not None else None
@@ -292,15 +298,10 @@ class _Cycle:
         return max(0, last - first)
 
 
-def _importance(pair: TimedRecord) -> tuple[bool, bool, int]:
+def _importance(ended: Timed[CycleEnded]) -> tuple[bool, bool, int]:
     """Of the ends that several launchers recorded for one cycle the one that knows the cause comes first."""
-    at, record = pair
-    cause = record.get("cause")
-    return cause is None, cause is not None and cause.get("kind") == "membership", at
-
-
-def _numbers(values: Iterable[int | None]) -> list[int]:
-    return [value for value in values if value is not None]
+    cause = ended.record.cause
+    return cause is None, cause is not None and cause.kind == "membership", ended.at_ns
 
 
 def _seconds(begin_ns: int | None, end_ns: int | None) -> float | None:

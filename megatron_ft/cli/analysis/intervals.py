@@ -12,6 +12,7 @@ from megatron_ft.cli.analysis.timeline import Timeline, Track
 from megatron_ft.cli.logs.progress import Int64s
 from megatron_ft.cli.logs.runs import RunLogs
 from megatron_ft.core.board.hang_detector import STEP
+from megatron_ft.core.records.monitor import Timeouts
 
 __all__ = ["HEARTBEATS", "OUT_OF_SECTION", "Interval", "durations_s", "intervals_of", "timeouts_in_force"]
 
@@ -70,14 +71,13 @@ def timeouts_in_force(run: RunLogs) -> dict[str, float]:
 
     Only those of the last cycle that has any count: before, ranks may have had others.
     """
-    told = [record for _, record in run.records if record.ev == "timeouts" and record.get("cycle") is not None]
-    last_cycle = max((record.get("cycle") for record in told), default=None)
-    last: dict[int | None, dict[str, float]] = {}
+    told = [timed.record for timed in run.records if isinstance(timed.record, Timeouts)]
+    last_cycle = max((record.cycle for record in told), default=None)
+    last: dict[int, dict[str, float]] = {}
     for record in told:
-        if record.get("cycle") == last_cycle:
-            of = dict(record.get("sections") or {})
-            of |= {OUT_OF_SECTION: record.get("out_of_section"), HEARTBEATS: record.get("heartbeat")}
-            last[record.get("rank")] = {name: value for name, value in of.items() if value and 0 < value < _LIMIT_S}
+        if record.cycle == last_cycle:
+            of = {**record.sections, OUT_OF_SECTION: record.out_of_section, HEARTBEATS: record.heartbeat}
+            last[record.rank] = {name: value for name, value in of.items() if value and 0 < value < _LIMIT_S}
     found: dict[str, float] = {}
     for timeouts in last.values():
         for name, seconds in timeouts.items():

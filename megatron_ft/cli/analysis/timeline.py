@@ -8,14 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from megatron_ft.cli.analysis.cycles import RunSummary
 from megatron_ft.cli.analysis.spans import RankSpans, spans_of
 from megatron_ft.cli.logs.progress import ProgressEvents, join
-from megatron_ft.cli.logs.runs import Clock, RunLogs, TimedRecord
+from megatron_ft.cli.logs.runs import Clock, RunLogs, Timed
+from megatron_ft.core.records import Record, shared
+from megatron_ft.core.records.launcher import CycleStarted, Finding, RankExited
+from megatron_ft.core.records.monitor import Attached, RankGone
+from megatron_ft.core.records.rank import FaultInjected
+from megatron_ft.core.records.shared import Verdict
 
 __all__ = ["CycleLife", "Evidence", "Hang", "Mark", "Timeline", "Track", "build_timeline"]
 
@@ -136,7 +140,7 @@ def build_timeline(run: RunLogs, summary: RunSummary) -> Timeline:
     records = run.records
     events = _events(run)
     last_ns = [int(each.at_ns[-1]) for _, each in events.values() if len(each.at_ns)]
-    end_ns = max((*(at for at, _ in records), *last_ns), default=run.opened_wall_ns)
+    end_ns = max((*(each.at_ns for each in records), *last_ns), default=run.opened_wall_ns)
     cycles = _cycles(summary, end_ns)
     tracks = _tracks(records, events, {cycle.number: cycle for cycle in cycles}, end_ns)
     names = tuple(dict.fromkeys(name for track in tracks if track.spans is not None for name in track.spans.names))
@@ -178,36 +182,29 @@ class _Life:
     hang: Hang | None = None
 
 
-def _lives(records: Iterable[TimedRecord]) -> dict[_Who, _Life]:
+def _lives(records: Iterable[Timed[Record | None]]) -> dict[_Who, _Life]:
     lives: dict[_Who, _Life] = {}
-    for at, record in records:
-        cycle = record.get("cycle")
-        if cycle is None:
+    for timed in records:
+        at_ns, record = timed.at_ns, timed.record
+        if isinstance(record, CycleStarted):
+            for each in record.ranks:
+                lives.setdefault((each.rank, record.cycle), _Life(host=timed.host)).begins.append(at_ns)
+        if not isinstance(record, Attached | RankGone | RankExited | Verdict):
             continue
-        if record.ev == "cycle_started":
-            for each in record.get("ranks") or []:
-                if each.get("rank") is not None:
-                    lives.setdefault((each["rank"], cycle), _Life(host=record.host)).begins.append(at)
-        rank = record.get("rank")
-        if record.ev not in ("attached", "rank_gone", "rank_exited", "verdict") or rank is None:
-            continue
-        life = lives.setdefault((rank, cycle), _Life(host=record.host))
-        if record.ev == "attached":
-            life.begins.append(at)
-            life.attached_ns = at if life.attached_ns is None else life.attached_ns
-        elif record.ev in ("rank_gone", "rank_exited"):
-            life.ends.append(at)
-        elif not record.get("observed_only") and life.hang is None:
-            shift = at - record.t
-            since, judged = record.get("since_ns"), record.get("at_ns")
-            if since is not None and judged is not None:
-                section, kind = record.get("section"), record.get("kind") or ""
-                life.hang = Hang(since_ns=since + shift, at_ns=judged + shift, section=section, kind=kind)
+        life = lives.setdefault((record.rank, record.cycle), _Life(host=timed.host))
+        if isinstance(record, Attached):
+            life.begins.append(at_ns)
+            life.attached_ns = at_ns if life.attached_ns is None else life.attached_ns
+        elif isinstance(record, RankGone | RankExited):
+            life.ends.append(at_ns)
+        elif not record.observed_only and life.hang is None:
+            since_ns, judged_ns = timed.wall_ns(record.since_ns), timed.wall_ns(record.at_ns)
+            life.hang = Hang(since_ns=since_ns, at_ns=judged_ns, section=record.section, kind=record.kind)
     return lives
 
 
 def _tracks(
-    records: Sequence[TimedRecord],
+    records: Sequence[Timed[Record | None]],
     events: Mapping[_Who, tuple[str, ProgressEvents]],
     cycles: Mapping[int, CycleLife],
     end_of_logs_ns: int,
@@ -261,43 +258,33 @@ def _cycles(summary: RunSummary, end_of_logs_ns: int) -> list[CycleLife]:
     ]
 
 
-def _marks(records: Iterable[TimedRecord]) -> Iterable[Mark]:
+def _marks(records: Iterable[Timed[Record | None]]) -> Iterable[Mark]:
     said = set()
-    for at, record in records:
-        rank, cycle = record.get("rank"), record.get("cycle")
-        if record.ev == "fault_injected":
-            yield Mark(
-                at_ns=at, kind="fault", cycle=cycle, rank=rank, text=f"fault injected: {record.get('type') or '?'}"
-            )
-        elif record.ev == "verdict":
-            yield Mark(at_ns=at, kind="verdict", cycle=cycle, rank=rank, text=_verdict(record.fields))
-        elif record.ev == "rank_exited" and not record.get("by_us") and record.get("exitcode") not in (0, None):
-            code = record.get("exitcode")
+    for at_ns, record in ((each.at_ns, each.record) for each in records):
+        if isinstance(record, FaultInjected):
+            yield _mark(at_ns, "fault", record, f"fault injected: {record.type or '?'}")
+        elif isinstance(record, Verdict):
+            yield _mark(at_ns, "verdict", record, _verdict(record))
+        elif isinstance(record, RankExited) and not record.by_us and record.exitcode:
+            code = record.exitcode
             how = f"killed by signal {-code}" if code < 0 else f"exited with code {code}"
-            yield Mark(at_ns=at, kind="exit", cycle=cycle, rank=rank, text=f"rank {rank} {how}")
-        elif record.ev == "finding" and (cycle, record.get("text")) not in said:
-            said.add((cycle, record.get("text")))  # every node's launcher may say it
-            yield Mark(at_ns=at, kind="finding", cycle=cycle, rank=rank, text=record.get("text") or "")
+            yield _mark(at_ns, "exit", record, f"rank {record.rank} {how}")
+        elif isinstance(record, Finding) and (record.cycle, record.text) not in said:
+            said.add((record.cycle, record.text))  # every node's launcher may say it
+            yield _mark(at_ns, "finding", record, record.text)
 
 
-def _verdict(fields: Mapping[str, Any]) -> str:
-    section, elapsed, timeout = fields.get("section"), fields.get("elapsed_s"), fields.get("timeout_s")
-    where = f"in '{section}'" if section else f"({fields.get('kind')})"
-    text = f"rank {fields.get('rank')} hung {where}"
-    if elapsed is not None:
-        text += f" for {elapsed:.1f} s"
-    if timeout is not None:
-        text += f" (timeout {timeout:.1f} s)"
-    return text + (", only observed" if fields.get("observed_only") else "")
+def _mark(at_ns: int, kind: str, of: FaultInjected | Verdict | RankExited | Finding, text: str) -> Mark:
+    return Mark(at_ns=at_ns, kind=kind, cycle=of.cycle, rank=of.rank, text=text)
 
 
-def _evidence(records: Iterable[TimedRecord]) -> Iterable[Evidence]:
-    for at, record in records:
-        if record.ev == "evidence" and record.get("file") is not None:
-            yield Evidence(
-                at_ns=at,
-                cycle=record.get("cycle"),
-                rank=record.get("rank"),
-                file=record.get("file"),
-                summary=record.get("summary") or "",
-            )
+def _verdict(verdict: Verdict) -> str:
+    where = f"in '{verdict.section}'" if verdict.section else f"({verdict.kind})"
+    text = f"rank {verdict.rank} hung {where} for {verdict.elapsed_s:.1f} s (timeout {verdict.timeout_s:.1f} s)"
+    return text + (", only observed" if verdict.observed_only else "")
+
+
+def _evidence(records: Iterable[Timed[Record | None]]) -> Iterable[Evidence]:
+    for at_ns, record in ((each.at_ns, each.record) for each in records):
+        if isinstance(record, shared.Evidence) and record.file:
+            yield Evidence(at_ns=at_ns, cycle=record.cycle, rank=record.rank, file=record.file, summary=record.summary)

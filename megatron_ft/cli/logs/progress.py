@@ -13,10 +13,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from megatron_ft.cli.logs.fields import is_moment, is_sound
 from megatron_ft.core.board.layout import EVENT_END, EVENT_ITERATION, KIND_SHIFT, SECTION_SHIFT
+from megatron_ft.core.errors import ProtocolError
+from megatron_ft.core.messages.fields import LATEST_NS
+from megatron_ft.core.records import RECORDS
+from megatron_ft.core.records.monitor import Progress
 
-__all__ = ["Int64s", "ProgressCollector", "ProgressEvents", "join"]
+__all__ = ["Int64s", "ProgressCollector", "ProgressEvents", "join", "parse_progress"]
 
 _KIND = 1 << (KIND_SHIFT - SECTION_SHIFT)  # an event's code is kind * 256 + index of the section
 _AT_ONCE = 4096  # so many events wait as Python ints before they become arrays: one conversion for many records
@@ -50,6 +53,16 @@ class ProgressEvents:
     lost: int = 0
 
 
+def parse_progress(document: Mapping[str, Any]) -> Progress | None:
+    """One record; None where anything is wrong: without one of its events, the others mean something else."""
+    try:
+        record = RECORDS.parse(document)
+    except ProtocolError:
+        return None
+    assert isinstance(record, Progress)
+    return record if len(record.dt_us) == len(record.code) else None
+
+
 class ProgressCollector:
     """Takes the `progress` records of one log, one by one and in their order."""
 
@@ -58,13 +71,14 @@ class ProgressCollector:
         self._missed = False
         self._tracks: dict[tuple[int, int], _Track] = {}
 
-    def add(self, record: Mapping[str, Any]) -> None:
-        """One record; one that makes no sense is counted in ``passed_over`` at the latest when all is ``finished``."""
-        if not _has_shape(record):
+    def add(self, record: Progress | None) -> None:
+        """One record, None for one that can't be used; what makes no sense is counted in ``passed_over`` at the latest
+        when all is ``finished``."""
+        if record is None:
             self.passed_over += 1
             self.missing()
             return
-        key = (record["rank"], record["cycle"])
+        key = (record.rank, record.cycle)
         if key not in self._tracks:
             self._tracks[key] = _Track()
             if self._missed:
@@ -153,7 +167,7 @@ class _Track:
 
     def __init__(self) -> None:
         self._names: dict[str, int] = {}
-        self._waiting: list[Mapping[str, Any]] = []
+        self._waiting: list[Progress] = []
         self._events_waiting = 0
         self._length = 0
         self._lost = 0
@@ -163,10 +177,10 @@ class _Track:
         self._sections: list[npt.NDArray[np.uint16]] = []
         self._iterations: list[Int64s] = []
 
-    def add(self, record: Mapping[str, Any]) -> int:
+    def add(self, record: Progress) -> int:
         """Returns how many records were passed over."""
         self._waiting.append(record)
-        self._events_waiting += len(record["code"])
+        self._events_waiting += len(record.code)
         return self.flush() if self._events_waiting >= _AT_ONCE else 0
 
     def gap(self) -> None:
@@ -177,7 +191,7 @@ class _Track:
         waiting, self._waiting, self._events_waiting = self._waiting, [], 0
         return self._take(waiting)
 
-    def _take(self, records: list[Mapping[str, Any]]) -> int:
+    def _take(self, records: list[Progress]) -> int:
         """Make arrays of these; where one of them makes no sense, find it by halving."""
         if not records:
             return 0
@@ -192,47 +206,45 @@ class _Track:
             return self._take(records[:half]) + self._take(records[half:])
         return 0
 
-    def _convert(self, records: list[Mapping[str, Any]]) -> None:
-        lengths = np.array([len(record["code"]) for record in records], dtype=np.int64)
-        codes = _ints([record["code"] for record in records])
-        gaps_us = _ints([record["dt_us"] for record in records])
-        iterations = _ints([record["iterations"] for record in records])
+    def _convert(self, records: list[Progress]) -> None:
+        lengths = np.array([len(record.code) for record in records], dtype=np.int64)
+        codes = _ints([record.code for record in records])
+        gaps_us = _ints([record.dt_us for record in records])
+        iterations = _ints([record.iterations for record in records])
         kinds = codes // _KIND
         firsts = np.cumsum(lengths) - lengths
         begun = np.concatenate([[0], np.cumsum(kinds == EVENT_ITERATION)])
-        if not np.array_equal(begun[firsts + lengths] - begun[firsts], [len(r["iterations"]) for r in records]):
+        if not np.array_equal(begun[firsts + lengths] - begun[firsts], [len(r.iterations) for r in records]):
             raise ValueError("not as many numbers as iterations")
         if len(codes) and (codes.min() < _KIND or codes.max() >= (EVENT_ITERATION + 1) * _KIND or gaps_us.min() < 0):
             raise ValueError("no such code or time")
         # within a record, times are sums of differences: those of all records at once, less what was before each
-        if not is_moment(1000 * round(gaps_us.sum(dtype=np.float64))):
+        if 1000 * round(gaps_us.sum(dtype=np.float64)) > LATEST_NS:
             raise ValueError("such a time is longer than anything runs")
         passed = np.concatenate([[0], np.cumsum(gaps_us)])
-        origin = np.array([record["from_ns"] for record in records], dtype=np.int64) - passed[firsts] * 1000
+        origin = np.array([record.from_ns for record in records], dtype=np.int64) - passed[firsts] * 1000
         at_ns = passed[1:] * 1000 + np.repeat(origin, lengths)
         sections = self._known_by_name(np.where(kinds <= EVENT_END, codes % _KIND, -1), lengths, records)
-        gaps = [self._length + int(at) for at, r in zip(firsts, records, strict=True) if r["lost"]]
+        gaps = [self._length + int(at) for at, r in zip(firsts, records, strict=True) if r.lost]
         # nothing can fail from here on: all of these records are taken, or none
         self._gaps += gaps
-        self._lost += sum(record["lost"] for record in records)
+        self._lost += sum(record.lost for record in records)
         self._at_ns.append(at_ns)
         self._kinds.append(kinds.astype(np.uint8))
         self._sections.append(sections)
         self._iterations.append(iterations)
         self._length += len(codes)
 
-    def _known_by_name(
-        self, indices: Int64s, lengths: Int64s, records: Sequence[Mapping[str, Any]]
-    ) -> npt.NDArray[np.uint16]:
+    def _known_by_name(self, indices: Int64s, lengths: Int64s, records: Sequence[Progress]) -> npt.NDArray[np.uint16]:
         """The same sections with our numbers: a list of names may differ from that of the record before."""
         width = int(indices.max(initial=-1)) + 1
         tables: list[list[int]] = []
         table_of_record = []
         last: object = None
         for record in records:
-            if not tables or record["names"] != last:
-                last = record["names"]
-                tables.append(self._table(record["names"], width))
+            if not tables or record.names != last:
+                last = record.names
+                tables.append(self._table(record.names, width))
             table_of_record.append(len(tables) - 1)
         if not width:
             return np.zeros(len(indices), dtype=np.uint16)
@@ -273,11 +285,3 @@ def _ints(lists: Sequence[list[int]]) -> Int64s:
     if found.ndim != 1 or found.dtype != np.int64:
         raise ValueError("not a list of whole numbers")
     return found
-
-
-def _has_shape(record: Mapping[str, Any]) -> bool:
-    """Whether the fields are there and of the right kinds; what is in the lists is seen when they are converted."""
-    fields = ("rank", "cycle", "from_ns", "lost", "names", "dt_us", "code", "iterations")
-    if not all(is_sound(record, name) for name in fields):
-        return False
-    return bool(record["lost"] >= 0) and len(record["dt_us"]) == len(record["code"])

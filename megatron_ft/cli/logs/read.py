@@ -3,46 +3,37 @@
 from __future__ import annotations
 
 import contextlib
-import copyreg
 import json
 import multiprocessing
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
-from megatron_ft.cli.logs.fields import checked, is_sound
-from megatron_ft.cli.logs.progress import ProgressCollector, ProgressEvents
+from megatron_ft.cli.logs.progress import ProgressCollector, ProgressEvents, parse_progress
+from megatron_ft.core.messages.fields import LATEST_NS
+from megatron_ft.core.records import RECORDS, Record
+from megatron_ft.core.records.shared import LogOpened
 
-__all__ = ["EventLogFile", "Record", "parse_log", "read_directory"]
+__all__ = ["Entry", "EventLogFile", "parse_log", "read_directory"]
 
 _MUCH = 50_000_000  # bytes: fewer are read before other processes have started
 _EV = re.compile(r'"ev" *: *"(\w*)("?)')
 
 
-@dataclass(frozen=True, kw_only=True)
-class Record:
-    """One event of one process.
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of a log.
 
     Args:
         t: nanoseconds of that host's CLOCK_MONOTONIC; comparable within a host, not between hosts.
-        ev: the event's name.
-        fields: what else was written with it, each of the type that ``cli/logs/fields.py`` says, or None.
+        record: None where it is of a kind that we don't know, or can't be used.
     """
 
     t: int
-    ev: str
-    host: str
-    role: str
-    pid: int
-    fields: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
-
-    def get(self, name: str) -> Any:
-        """A field, None if the record has no such field."""
-        return self.fields.get(name)
+    record: Record | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,29 +41,29 @@ class EventLogFile:
     """What one process wrote.
 
     Args:
-        header: the fields of its first record: schema, role, host, pid, run_id, wall_ns and more.
-        opened: nanoseconds of CLOCK_MONOTONIC when it was opened; ``header["wall_ns"]`` is the same moment.
-        records: all but the `progress` records, which are by far the most.
+        header: its first record.
+        opened: nanoseconds of CLOCK_MONOTONIC when it was opened; ``header.wall_ns`` is the same moment.
+        entries: all but the `progress` records, which are by far the most.
         passed_over: lines that couldn't be read, or not wholly: cut off by a crash, torn by a full disk, or not ours.
         progress: what the `progress` records tell, for each rank and cycle in the file.
     """
 
     name: str
-    header: Mapping[str, Any]
+    header: LogOpened
     opened: int
-    records: tuple[Record, ...]
+    entries: tuple[Entry, ...]
     passed_over: int
     progress: tuple[ProgressEvents, ...] = ()
 
     @property
     def host(self) -> str:
         """The node's name."""
-        return str(self.header.get("host") or "")
+        return self.header.host
 
     @property
     def wall_offset_ns(self) -> int:
         """What to add to this host's monotonic clock to get nanoseconds since the epoch, as this process saw it."""
-        return int(self.header["wall_ns"]) - self.opened
+        return self.header.wall_ns - self.opened
 
 
 def read_directory(directory: str | Path, *, processes: int = 1) -> list[EventLogFile]:
@@ -95,7 +86,7 @@ def read_directory(directory: str | Path, *, processes: int = 1) -> list[EventLo
             logs = list(pool.map(_read_file, paths))
     else:
         logs = [_read_file(path) for path in paths]
-    return sorted((log for log in logs if log is not None), key=lambda log: (log.header["wall_ns"], log.name))
+    return sorted((log for log in logs if log is not None), key=lambda log: (log.header.wall_ns, log.name))
 
 
 def _bytes_in(paths: Iterable[Path]) -> int:
@@ -115,27 +106,16 @@ def _read_file(path: Path) -> EventLogFile | None:
         return None  # removed since, or somebody else's: the other logs still tell most of it
 
 
-def _pickled(proxy: MappingProxyType[str, Any]) -> tuple[Any, ...]:
-    return _proxy, (dict(proxy),)
-
-
-def _proxy(fields: dict[str, Any]) -> MappingProxyType[str, Any]:
-    return MappingProxyType(fields)
-
-
-copyreg.pickle(MappingProxyType, _pickled)  # Python can't by itself; the processes hand back what they have read
-
-
 def parse_log(name: str, lines: Iterable[str]) -> EventLogFile | None:
     """One event log from its lines; None if it doesn't begin with a header that we know."""
     lines = iter(lines)
     first, passed_over = _first_document(lines)
-    if first is None or first["ev"] != "log_opened" or not all(is_sound(first, key) for key in ("wall_ns", "pid")):
+    doubts: list[str] = []
+    header = None if first is None else RECORDS.salvage(first, doubts)
+    if first is None or not isinstance(header, LogOpened):
         return None
-    header, is_wrong = checked(first)
-    passed_over += is_wrong
-    origin = {"host": header.get("host") or "", "role": header.get("role") or "", "pid": header["pid"]}
-    records = []
+    passed_over += bool(doubts)
+    entries = []
     progress = ProgressCollector()
     for line in lines:
         document = _document(line)
@@ -144,17 +124,17 @@ def parse_log(name: str, lines: Iterable[str]) -> EventLogFile | None:
             if _may_be_progress(line):
                 progress.missing()
         elif document["ev"] == "progress":
-            progress.add(document)
+            progress.add(parse_progress(document))
         else:
-            fields, is_wrong = checked(document)
-            passed_over += is_wrong
-            records.append(Record(t=document["t"], ev=document["ev"], fields=MappingProxyType(fields), **origin))
+            doubts = []
+            entries.append(Entry(document["t"], RECORDS.salvage(document, doubts)))
+            passed_over += bool(doubts)
     tracks = progress.finished()
     return EventLogFile(
         name=name,
-        header=MappingProxyType(header),
-        opened=header["t"],
-        records=tuple(records),
+        header=header,
+        opened=first["t"],
+        entries=tuple(entries),
         passed_over=passed_over + progress.passed_over,
         progress=tracks,
     )
@@ -174,9 +154,12 @@ def _first_document(lines: Iterator[str]) -> tuple[dict[str, Any] | None, int]:
 def _document(line: str) -> dict[str, Any] | None:
     try:
         document = json.loads(line)
+        if "\\ud" in line.lower():  # a lone surrogate can't be written to any file
+            document = json.loads(json.dumps(document, ensure_ascii=False).encode(errors="replace"))
     except (ValueError, RecursionError):
         return None
-    return document if isinstance(document, dict) and is_sound(document, "t") and is_sound(document, "ev") else None
+    is_record = isinstance(document, dict) and type(document.get("ev")) is str and type(document.get("t")) is int
+    return document if is_record and 0 <= document["t"] <= LATEST_NS else None
 
 
 def _may_be_progress(line: str) -> bool:

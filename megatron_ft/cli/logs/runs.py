@@ -5,15 +5,36 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Generic, TypeVar
 
-from megatron_ft.cli.logs.read import EventLogFile, Record
+from megatron_ft.cli.logs.read import EventLogFile
+from megatron_ft.core.records import Record
 
-__all__ = ["Clock", "RunLogs", "TimedRecord", "split_runs"]
+__all__ = ["Clock", "RunLogs", "Timed", "split_runs"]
 
 _SAME_CLOCK_NS = 60_000_000_000  # a wall clock may be set while a run goes on, but not by much
 
-TimedRecord = tuple[int, Record]
-"""Wall time in ns since the epoch, and a record."""
+_R = TypeVar("_R", bound=Record | None, covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Timed(Generic[_R]):
+    """A record in wall time.
+
+    Args:
+        at_ns: when it was written, ns since the epoch.
+        offset_ns: what to add to its own moments to get such times.
+        record: None where it is of a kind that we don't know, or can't be used.
+    """
+
+    at_ns: int
+    offset_ns: int
+    host: str
+    record: _R
+
+    def wall_ns(self, moment_ns: int) -> int:
+        """One of its own moments."""
+        return moment_ns + self.offset_ns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +72,7 @@ class RunLogs:
         """
         known: dict[str, list[Clock]] = {}
         found: dict[int, Clock] = {}
-        launchers_first = sorted(enumerate(self.files), key=lambda pair: pair[1].header.get("role") != "launcher")
+        launchers_first = sorted(enumerate(self.files), key=lambda pair: pair[1].header.role != "launcher")
         for index, log in launchers_first:
             of_host = known.setdefault(log.host, [])
             mine = Clock(host=log.host, offset_ns=log.wall_offset_ns)
@@ -63,11 +84,14 @@ class RunLogs:
         return tuple(found[index] for index in range(len(self.files)))
 
     @cached_property
-    def records(self) -> tuple[TimedRecord, ...]:
-        """All records with their wall time (ns since the epoch), in that order."""
-        logs = zip(self.files, self.clocks, strict=True)
-        timed = [(record.t + clock.offset_ns, record) for log, clock in logs for record in log.records]
-        return tuple(sorted(timed, key=lambda pair: pair[0]))
+    def records(self) -> tuple[Timed[Record | None], ...]:
+        """All records in the order of their wall times."""
+        timed = [
+            Timed(entry.t + clock.offset_ns, clock.offset_ns, log.host, entry.record)
+            for log, clock in zip(self.files, self.clocks, strict=True)
+            for entry in log.entries
+        ]
+        return tuple(sorted(timed, key=lambda each: each.at_ns))
 
 
 def split_runs(files: Sequence[EventLogFile]) -> list[RunLogs]:
@@ -77,31 +101,27 @@ def split_runs(files: Sequence[EventLogFile]) -> list[RunLogs]:
     a new run begins with a launcher that starts after all earlier launchers have written their last.
     """
     runs = []
-    for run_id in sorted({_run_id(log) for log in files}):
-        mine = [log for log in files if _run_id(log) == run_id]
-        begins = _begins([log for log in mine if log.header.get("role") == "launcher"])
+    for run_id in sorted({log.header.run_id for log in files}):
+        mine = [log for log in files if log.header.run_id == run_id]
+        begins = _begins([log for log in mine if log.header.role == "launcher"])
         groups: dict[int, list[EventLogFile]] = {}
         for log in mine:
-            begun = [begin for begin in begins if begin <= log.header["wall_ns"]]
+            begun = [begin for begin in begins if begin <= log.header.wall_ns]
             groups.setdefault(begun[-1] if begun else 0, []).append(log)
         for group in groups.values():
-            opened = min(log.header["wall_ns"] for log in group)
+            opened = min(log.header.wall_ns for log in group)
             runs.append(RunLogs(run_id=run_id, opened_wall_ns=opened, files=tuple(group)))
     return sorted(runs, key=lambda run: run.opened_wall_ns)
-
-
-def _run_id(log: EventLogFile) -> str:
-    return log.header.get("run_id") or ""
 
 
 def _begins(launchers: Sequence[EventLogFile]) -> list[int]:
     """When runs began, wall ns: launchers whose lives overlap are of the same run."""
     begins: list[int] = []
     busy_until = -1
-    for log in sorted(launchers, key=lambda log: log.header["wall_ns"]):
-        opened = log.header["wall_ns"]
+    for log in sorted(launchers, key=lambda log: log.header.wall_ns):
+        opened = log.header.wall_ns
         if opened > busy_until:
             begins.append(opened)
-        last = max((record.t for record in log.records), default=log.opened)
+        last = max((entry.t for entry in log.entries), default=log.opened)
         busy_until = max(busy_until, last + log.wall_offset_ns)
     return begins
