@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from megatron_ft.core.errors import ConfigError, FaultToleranceError
+from megatron_ft.core.messages.control import Pause, Resume
 from megatron_ft.ipc.jobs import RunningJob, find_jobs, order
 
 __all__ = ["add_commands", "choose"]
@@ -62,12 +63,12 @@ def _run(args: argparse.Namespace) -> int:
     code = 0
     for job in chosen:
         try:
-            changed = order(job, args.order).get("changed", True)
+            changed = order(job, Pause() if args.order == "pause" else Resume())
         except FaultToleranceError as error:
             print(f"megatron-ft: {error}", file=sys.stderr)
             code = _NOTHING_DONE
             continue
-        print(f"{_done(args.order, changed=bool(changed))}: {job.describe()}")
+        print(f"{_done(args.order, changed=changed)}: {job.describe()}")
     return code
 
 

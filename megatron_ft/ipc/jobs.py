@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from megatron_ft.core.errors import FaultToleranceError, ProtocolError
+from megatron_ft.core.messages.control import ANSWERS, Ok, Pause, Resume
 from megatron_ft.ipc.linux.processes import all_processes
-from megatron_ft.ipc.wire import ChannelClosedError, Message, connect
+from megatron_ft.ipc.wire import ChannelClosedError, connect
 
 __all__ = ["RunningJob", "find_jobs", "launcher_socket", "order"]
 
@@ -52,8 +53,8 @@ def launcher_socket(job: RunningJob) -> str:
     return os.path.join(job.run_dir, _LAUNCHER_SOCKET)
 
 
-def order(job: RunningJob, what: str) -> Message:
-    """Send "pause" or "resume" to a launcher; its answer.
+def order(job: RunningJob, what: Pause | Resume) -> bool:
+    """Send an order to a launcher; whether it has changed anything.
 
     Raises:
         FaultToleranceError: it is gone, or doesn't answer.
@@ -63,8 +64,9 @@ def order(job: RunningJob, what: str) -> Message:
     except (OSError, ProtocolError) as error:
         raise FaultToleranceError(f"ft_launcher {job.launcher_pid} can't be reached: {error}") from None
     try:
-        channel.send({"type": what})
-        return channel.wait_message(_ANSWER_S).message
+        channel.send(what)
+        answer = ANSWERS.parse(channel.wait_message(_ANSWER_S).message)
+        return not isinstance(answer, Ok) or answer.changed
     except (ChannelClosedError, ProtocolError, TimeoutError) as error:
         raise FaultToleranceError(f"ft_launcher {job.launcher_pid} doesn't answer: {error}") from None
     finally:

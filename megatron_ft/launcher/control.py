@@ -11,19 +11,18 @@ from dataclasses import dataclass
 
 from megatron_ft.core.control import WorkloadAction
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.printable import printable, shown
+from megatron_ft.core.messages.control import REQUESTS, Accepted, Answer, Ok, Pause, Request, Resume, Status
+from megatron_ft.core.printable import printable
 from megatron_ft.core.rate_limiter import Moderation
-from megatron_ft.ipc.wire import Channel, ChannelClosedError, Message, check_peer, listen
+from megatron_ft.core.status.job_facts import JobFacts
+from megatron_ft.ipc.wire import Channel, ChannelClosedError, check_peer, listen
 from megatron_ft.launcher.base.event_loop import Reactor
 
 __all__ = ["ControlSocket", "ReceivedRequest"]
 
-ORDERS = ("pause", "resume")
-QUESTIONS = ("status", "boards")
 _MOST_CONNECTIONS = 256
 _BACKLOG = 128
 _MAX_DESCRIPTION = 500
-_MAX_RANK = 10**7
 
 
 @dataclass(frozen=True)
@@ -49,10 +48,10 @@ class ControlSocket:
     def __init__(self, path: str, reactor: Reactor, *, say: Callable[[str], None]) -> None:
         self.path = path
         self.on_request: Callable[[ReceivedRequest], None] = lambda _request: None
-        self.on_order: Callable[[str, int], bool] = lambda _order, _pid: False
+        self.on_order: Callable[[Pause | Resume, int], bool] = lambda _order, _pid: False
         """``megatron-ft pause`` and ``resume``, with the process that sends it; whether it changes anything."""
-        self.on_question: Callable[[Message, Channel], None] = lambda _question, _channel: None
-        """`megatron-ft status`; answers on the channel, without waiting for a peer that doesn't read."""
+        self.on_question: Callable[[], JobFacts] | None = None
+        """`megatron-ft status`."""
         self._reactor = reactor
         self._say = say
         self._channels: dict[int, tuple[Channel, int]] = {}
@@ -126,11 +125,11 @@ class ControlSocket:
         channel, pid = self._channels[fd]
         try:
             received = channel.receive(everything=False)  # the others have their turn, too
-            answers = [self._take(item.message, pid) for item in received]
-            for item, answer in zip(received, answers, strict=True):
-                if answer is None:
-                    self.on_question(item.message, channel)
-                    continue
+            answers = [self._take(REQUESTS.parse(item.message), pid) for item in received]
+            for answer in answers:
+                if answer is None:  # a question changes nothing, and is answered when its turn comes
+                    assert self.on_question is not None
+                    answer = self.on_question()
                 # one that has gone meanwhile was heard all the same; one that doesn't read holds nobody up
                 channel.send(answer, timeout_s=0.0)
         except ChannelClosedError:
@@ -141,35 +140,21 @@ class ControlSocket:
                 self._say(text)
             self._drop(fd)
 
-    def _take(self, message: Message, pid: int) -> Message | None:
-        """Act on one message; the answer. Questions change nothing, and are answered when their turn comes."""
-        if message["type"] in QUESTIONS:
+    def _take(self, asked: Request, pid: int) -> Answer | None:
+        """Act on one message; the answer, None to a question."""
+        if isinstance(asked, Status):
             return None
-        if message["type"] in ORDERS:
-            return {"type": "ok", "changed": self.on_order(message["type"], pid)}
-        request = _parse(message, pid)
+        if isinstance(asked, Pause | Resume):
+            return Ok(changed=self.on_order(asked, pid))
+        # what a terminal would obey, or no file can hold, isn't passed on as it is
+        words = printable(asked.description[: 2 * _MAX_DESCRIPTION]).split()
+        request = ReceivedRequest(asked.action, " ".join(words)[:_MAX_DESCRIPTION], asked.rank, pid)
         # "Continue" changes nothing: it is only told of, so that one that comes again and again need not be
         if request.action is not WorkloadAction.Continue or self._idle_requests.admit("", time.monotonic()) is not None:
             self.on_request(request)
-        return {"type": "accepted"}
+        return Accepted()
 
     def _drop(self, fd: int) -> None:
         channel, _ = self._channels.pop(fd)
         self._reactor.unwatch(fd)
         channel.close()
-
-
-def _parse(message: Message, pid: int) -> ReceivedRequest:
-    if message["type"] != "workload_control":
-        raise ProtocolError(f"unknown type {shown(message['type'])}")
-    try:
-        action = WorkloadAction[message["action"]]
-    except (KeyError, TypeError):  # none, another one, or no text at all
-        raise ProtocolError(f"unknown action {shown(message.get('action'))}") from None
-    rank, said = message.get("rank"), message.get("description", "")
-    if not isinstance(said, str):
-        raise ProtocolError(f"description is {shown(said)}, not text")
-    # what a terminal would obey, or no file can hold, isn't passed on as it is
-    words = printable(said[: 2 * _MAX_DESCRIPTION]).split()
-    is_rank = type(rank) is int and 0 <= rank <= _MAX_RANK
-    return ReceivedRequest(action, " ".join(words)[:_MAX_DESCRIPTION], rank if is_rank else None, pid)

@@ -1,16 +1,15 @@
-"""What this launcher tells `megatron-ft status`: the facts of its job, and its ranks' boards, only to be read."""
+"""What this launcher tells `megatron-ft status`: the facts of its job, and a row for each of its ranks."""
 
 from __future__ import annotations
 
 import os
 import time
-from typing import Any
 
 from megatron_ft.core.diagnosis.exits import Cause
-from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.job.restart_policy import Action, Decision
-from megatron_ft.core.status.job_facts import JobFacts, LastCause, Phase, RankFacts
-from megatron_ft.ipc.wire import MAX_FDS, Channel, Message, close_fds
+from megatron_ft.core.status.job_facts import JobFacts, LastCause, Phase
+from megatron_ft.core.status.rows import RankFacts, RankReading, make_rows
+from megatron_ft.ipc.linux.processes import read_stat
 from megatron_ft.launcher.arguments import CommandLine
 from megatron_ft.launcher.cycle.cycle_record import CycleRecord
 from megatron_ft.launcher.monitors.monitors import Monitors
@@ -18,9 +17,6 @@ from megatron_ft.launcher.monitors.monitors import Monitors
 __all__ = ["JobStatus"]
 
 _LONGEST_TEXT = 2000
-_SEND_S = 0.0
-"""An answer fits into the socket; a peer that doesn't read doesn't hold the launcher up, it is dropped."""
-_MOST_PAUSES = 1000
 
 
 class JobStatus:
@@ -55,27 +51,11 @@ class JobStatus:
         """The furthest that a rank of this node has reported in the last cycle."""
         return None if self._record is None else self._record.last_iteration()
 
-    def answer(self, question: Message, channel: Channel) -> None:
-        """Answer "status" with the facts, and "boards" with the boards of the ``local_ranks`` that have one.
-
-        Raises:
-            ChannelClosedError: who asked is gone, or doesn't read.
-            ProtocolError: it isn't a question that can be answered.
-        """
-        if question["type"] == "status":
-            channel.send({"type": "status", **self._facts().to_message()}, timeout_s=_SEND_S)
-            return
-        boards = self._boards(question.get("local_ranks"))
-        try:
-            channel.send({"type": "boards"}, tuple(boards), timeout_s=_SEND_S)
-        finally:
-            close_fds(boards)
-
-    def _facts(self) -> JobFacts:
-        now_ns, record, paused = time.monotonic_ns(), self._record, self._monitors.paused
-        began_ns = 0 if record is None else record.met_ns
-        # earlier ones are no time of any board that there is
-        pauses = [span for span in paused.spans(now_ns) if span[1] > began_ns]
+    def facts(self) -> JobFacts:
+        """The answer to a question."""
+        record, paused = self._record, self._monitors.paused
+        ranks = [] if record is None else [self._rank(record, local_rank) for local_rank in record.workers]
+        now_ns = time.monotonic_ns()  # after the boards were read, so that nothing on them lies in the future
         return JobFacts(
             run_id=self._line.run_id,
             launcher_pid=os.getpid(),
@@ -90,38 +70,20 @@ class JobStatus:
             restarts_left=self._restarts_left,
             observe_only=self._line.options.observe_only,
             paused_since_ns=paused.since_ns,
-            pauses=tuple(pauses[-_MOST_PAUSES:]),
             last_cause=self._last_cause,
-            ranks=() if record is None else tuple(self._rank(record, local_rank) for local_rank in record.workers),
+            ranks=make_rows(ranks, paused, now_ns),
+            now_ns=now_ns,
         )
 
-    def _rank(self, record: CycleRecord, local_rank: int) -> RankFacts:
+    def _rank(self, record: CycleRecord, local_rank: int) -> tuple[RankFacts, RankReading]:
         worker, rank_exit = record.workers[local_rank], record.exits.get(local_rank)
-        board_fd = self._monitors.board_fd(local_rank, record.cycle)
-        return RankFacts(
+        facts = RankFacts(
             rank=record.global_ranks[local_rank],
             local_rank=local_rank,
             pid=worker.pid,
             exit_code=None if rank_exit is None else rank_exit.exitcode,
             hung=local_rank in record.hung,
-            board=None if board_fd is None else os.fstat(board_fd).st_ino,
         )
-
-    def _boards(self, local_ranks: Any) -> list[int]:
-        """Descriptors of boards, opened anew: through these nobody can write. Which is which, their inode says."""
-        record = self._record
-        are_numbers = isinstance(local_ranks, list) and all(isinstance(each, int) for each in local_ranks)
-        if not are_numbers or len(local_ranks) > MAX_FDS:
-            raise ProtocolError(f"a question for boards names at most {MAX_FDS} local ranks")
-        if record is None:
-            return []
-        opened: list[int] = []
-        for each in record.workers.keys() & set(local_ranks):
-            fd = self._monitors.board_fd(each, record.cycle)
-            if fd is None:
-                continue
-            try:
-                opened.append(os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC))
-            except OSError:
-                break  # out of descriptors: those that could be opened go out, the others are asked for again
-        return opened
+        stat = read_stat(worker.pid)
+        state = None if stat is None or stat.state in "ZX" else stat.state
+        return facts, self._monitors.reading(local_rank, record.cycle)._replace(process_state=state)

@@ -13,6 +13,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 
 from megatron_ft.core.diagnosis.rank_snapshot import LOOK_S
 from megatron_ft.core.errors import FaultToleranceError
+from megatron_ft.core.messages.control import Pause, Resume
 from megatron_ft.core.printable import printable
 from megatron_ft.core.rate_limiter import Moderation
 from megatron_ft.core.records import launcher as records
@@ -123,7 +124,7 @@ class Node:
             log_max_bytes=line.options.log_max_bytes,
         )
         self.status = JobStatus(line, log_dir=log_dir, monitors=self.monitors)
-        self.control.on_question = self.status.answer
+        self.control.on_question = self.status.facts
         self.punctuality = Punctuality(
             startup_timeout_s=line.options.startup_timeout,
             exit_timeout_s=line.options.exit_timeout,
@@ -289,18 +290,19 @@ class Node:
         self.monitors.collect(local_rank, passive=self.is_min_healthy and not ends, deadline_ns=deadline_ns)
         return True
 
-    def _ordered(self, order: str, pid: int) -> bool:
+    def _ordered(self, order: Pause | Resume, pid: int) -> bool:
         """``megatron-ft pause`` and ``resume``."""
         since_ns = self.monitors.paused.since_ns
-        changed = self.monitors.pause() if order == "pause" else self.monitors.resume()
+        is_pause = isinstance(order, Pause)
+        changed = self.monitors.pause() if is_pause else self.monitors.resume()
         if not changed:
             return False
         pause_s = 0.0 if since_ns is None else (time.monotonic_ns() - since_ns) / 1e9
-        line = lines.paused(pid) if order == "pause" else lines.resumed(pid, pause_s)
+        line = lines.paused(pid) if is_pause else lines.resumed(pid, pause_s)
         line_now = self._pause_lines.admit(line, time.monotonic())
         if line_now is not None:
             self.say(line_now)
-        self.log.write(records.Paused(by=pid) if order == "pause" else records.Resumed(by=pid))
+        self.log.write(records.Paused(by=pid) if is_pause else records.Resumed(by=pid))
         return True
 
     def _woken(self) -> None:

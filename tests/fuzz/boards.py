@@ -16,7 +16,7 @@ from megatron_ft.core.board import board_facts
 from megatron_ft.core.board import layout as layout
 from megatron_ft.core.board.hang_detector import MonitorState, Step, look, running_intervals
 from megatron_ft.core.board.layout import BoardDamagedError, BoardSnapshot
-from megatron_ft.core.status.rows import RankReading, make_rows
+from megatron_ft.core.status.rows import RankReading
 from megatron_ft.core.timeouts.timeouts import SectionTimeouts
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
 from megatron_ft.monitor import watched_rank
@@ -93,8 +93,8 @@ def _read_all(raw: bytes, rng: random.Random) -> str:
     else:
         reading = RankReading(snapshot)
         outcome = _judge(snapshot, now, rng)
-    facts = job_facts(rank_facts(local_rank=0, rank=0))
-    json.dumps(job_object(facts, make_rows(facts, {0: reading}, now), now), allow_nan=False)
+    facts = job_facts(rank_facts(local_rank=0, rank=0), readings={0: reading}, now_ns=now)
+    json.dumps(job_object(facts), allow_nan=False)
     return outcome
 
 

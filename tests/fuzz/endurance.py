@@ -37,7 +37,6 @@ _KINDS_OF_LINES = 6
 _CONTROL: tuple[dict[str, object], ...] = (
     {"type": "workload_control", "action": "Continue", "description": "going on", "rank": 0, "pid": 1},
     {"type": "status"},
-    {"type": "boards", "local_ranks": [0]},
     {"type": "workload_control", "action": "Nothing"},
     {"type": "pause"},
     {"type": "resume"},

@@ -26,8 +26,6 @@ HELLOS: tuple[Message, ...] = (
 REQUESTS: tuple[Message, ...] = (
     {"type": "workload_control", "action": "Continue", "description": "going on", "rank": 0, "pid": 1},
     {"type": "status"},
-    {"type": "boards", "local_ranks": [0]},
-    {"type": "boards", "local_ranks": list(range(8))},
     {"type": "pause"},
     {"type": "resume"},
 )

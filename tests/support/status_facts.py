@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from megatron_ft.core.board.layout import BoardSnapshot, SectionView
-from megatron_ft.core.status.job_facts import JobFacts, LastCause, Phase, RankFacts
+from megatron_ft.core.board.pauses import Pauses
+from megatron_ft.core.status.job_facts import JobFacts, LastCause, Phase
+from megatron_ft.core.status.rows import RankFacts, RankReading, make_rows
 
 S = 1_000_000_000
 START = 1000 * S
@@ -43,13 +46,26 @@ def snapshot(**changes: Any) -> BoardSnapshot:
 
 
 def rank_facts(**changes: Any) -> RankFacts:
-    """Rank 5, which runs and has a board."""
-    values: dict[str, Any] = {"rank": 5, "local_rank": 1, "pid": 77, "exit_code": None, "hung": False, "board": 9}
+    """Rank 5, which runs."""
+    values: dict[str, Any] = {"rank": 5, "local_rank": 1, "pid": 77, "exit_code": None, "hung": False}
     return RankFacts(**{**values, **changes})
 
 
-def job_facts(*ranks: RankFacts, **changes: Any) -> JobFacts:
-    """A job in its second cycle."""
+def job_facts(
+    *ranks: RankFacts,
+    readings: Mapping[int, RankReading] | None = None,
+    pauses: Sequence[tuple[int, int | None]] = (),
+    now_ns: int = NOW,
+    **changes: Any,
+) -> JobFacts:
+    """A job in its second cycle. ``readings`` by local rank; the last of the ``pauses`` may last."""
+    paused = Pauses()
+    for start_ns, end_ns in pauses:
+        paused.begin(start_ns)
+        if end_ns is not None:
+            paused.end(end_ns)
+    known = readings or {}
+    rows = make_rows([(rank, known.get(rank.local_rank, RankReading())) for rank in ranks], paused, now_ns)
     values: dict[str, Any] = {
         "run_id": "demo",
         "launcher_pid": 70,
@@ -63,9 +79,9 @@ def job_facts(*ranks: RankFacts, **changes: Any) -> JobFacts:
         "max_restarts": 3,
         "restarts_left": 2,
         "observe_only": False,
-        "paused_since_ns": None,
-        "pauses": (),
+        "paused_since_ns": paused.since_ns,
         "last_cause": LastCause(cycle=0, text="rank 1 hung", rank=1, kind="hang"),
-        "ranks": ranks,
+        "ranks": rows,
+        "now_ns": now_ns,
     }
     return JobFacts(**{**values, **changes})

@@ -10,16 +10,17 @@ import pytest
 from megatron_ft.core.board.hang_detector import MonitorState, Step, look
 from megatron_ft.core.board.layout import FLAG_SUBSEQUENT_IS_EXPLICIT, BoardSnapshot, SectionView
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.status.job_facts import JobFacts, RankFacts
-from megatron_ft.core.status.rows import RankReading, RankRow, RankState, TimeoutUse, make_rows, most_urgent
+from megatron_ft.core.messages.codec import pack
+from megatron_ft.core.messages.control import ANSWERS
+from megatron_ft.core.status.rows import RankFacts, RankReading, RankRow, RankState, TimeoutUse, most_urgent
 from tests.support.status_facts import NOW, S, job_facts, rank_facts, snapshot
 
 
 def row_of(
     board: BoardSnapshot | None, *, job: dict[str, Any] | None = None, rank: RankFacts | None = None, **reading: Any
 ) -> RankRow:
-    facts = job_facts(rank or rank_facts(), **(job or {}))
-    (row,) = make_rows(facts, {1: RankReading(board, **reading)}, NOW)
+    facts = job_facts(rank or rank_facts(), readings={1: RankReading(board, **reading)}, **(job or {}))
+    (row,) = facts.ranks
     return row
 
 
@@ -74,7 +75,7 @@ def test_pauses_count_for_nobody() -> None:
     assert (row.timeout.used_s, row.state) == (6.0, RankState.RUNNING)
     assert row.sections[0].open_s == 9.0
     # the pause that lasts goes on after the launcher has told of it
-    row = row_of(board, job={"pauses": pauses, "paused_since_ns": NOW - 3 * S})
+    row = row_of(board, job={"pauses": (*pauses[:1], (NOW - 3 * S, None))})
     assert row.timeout is not None
     assert (row.timeout.used_s, row.state) == (5.0, RankState.PAUSED)
 
@@ -82,12 +83,12 @@ def test_pauses_count_for_nobody() -> None:
 @pytest.mark.parametrize(
     ("board", "rank", "reading", "state"),
     [
-        (None, {"board": None}, {}, RankState.NOT_ATTACHED),
+        (None, {}, {}, RankState.NOT_ATTACHED),
         (snapshot(closing=True), {}, {}, RankState.CLOSING),
         (None, {}, {"damaged": True}, RankState.DAMAGED),
         (snapshot(), {}, {"process_state": "T"}, RankState.STOPPED),
         (snapshot(), {}, {"process_state": "t"}, RankState.STOPPED),
-        (None, {"board": None}, {"process_state": "T"}, RankState.STOPPED),
+        (None, {}, {"process_state": "T"}, RankState.STOPPED),
         (snapshot(), {}, {"process_state": None}, RankState.EXITED),
         (snapshot(), {"exit_code": 0}, {}, RankState.EXITED),
         (snapshot(), {"exit_code": -9, "hung": True}, {}, RankState.EXITED),
@@ -112,8 +113,7 @@ def test_a_rank_that_ended_keeps_its_iteration() -> None:
 
 
 def test_rows_come_by_rank_and_ranks_that_were_not_read_are_there() -> None:
-    facts = job_facts(rank_facts(rank=9, local_rank=0), rank_facts(rank=5))
-    rows = make_rows(facts, {1: RankReading(snapshot())}, NOW)
+    rows = job_facts(rank_facts(rank=9, local_rank=0), rank_facts(rank=5), readings={1: RankReading(snapshot())}).ranks
     assert [(row.rank, row.state) for row in rows] == [(5, RankState.RUNNING), (9, RankState.NOT_ATTACHED)]
 
 
@@ -129,17 +129,18 @@ def test_trouble_and_used_timeouts_are_seen_first_in_the_old_order() -> None:
 
 
 def test_facts_travel_as_json() -> None:
-    facts = job_facts(rank_facts(), rank_facts(local_rank=2, exit_code=-9), pauses=((1, 2), (3, 4)), paused_since_ns=3)
-    assert JobFacts.from_message({"v": 1, "type": "status", **json.loads(json.dumps(facts.to_message()))}) == facts
-    pauses = facts.judgement_pauses()
-    assert (pauses.since_ns, pauses.within(0, 10)) == (3, 1 + 7)
+    sections = (SectionView("step", NOW - 9 * S, 3, 10 * S), SectionView("save", NOW - S, 1, None))
+    readings = {1: RankReading(snapshot(sections=sections)), 2: RankReading(damaged=True)}
+    ranks = (rank_facts(), rank_facts(local_rank=2, rank=6, exit_code=-9), rank_facts(local_rank=3, rank=7))
+    facts = job_facts(*ranks, readings=readings)
+    assert ANSWERS.parse(json.loads(json.dumps(pack(facts)))) == facts
 
 
-@pytest.mark.parametrize("wrong", [{"ranks": [{}]}, {"phase": "unheard of"}, {"last_cause": {"x": 1}}, {"pauses": [1]}])
+@pytest.mark.parametrize(
+    "wrong", [{"ranks": [{}]}, {"phase": "unheard of"}, {"last_cause": {"x": 1}}, {"run_id": None}]
+)
 def test_facts_of_another_version_are_refused(wrong: dict[str, Any]) -> None:
-    message = job_facts(rank_facts()).to_message()
-    with pytest.raises(ProtocolError, match="another version"):
-        JobFacts.from_message({**message, **wrong})
-    del message["run_id"]
-    with pytest.raises(ProtocolError, match="run_id"):
-        JobFacts.from_message(message)
+    message = pack(job_facts(rank_facts()))
+    assert ANSWERS.parse({**message, "colour": "blue"}) == job_facts(rank_facts())
+    with pytest.raises(ProtocolError, match="job_facts has "):
+        ANSWERS.parse({**message, **wrong})

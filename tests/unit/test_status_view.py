@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -18,7 +18,7 @@ from megatron_ft.cli.status.status_json import job_object
 from megatron_ft.cli.status.status_table import Frame, duration, job_frame
 from megatron_ft.core.board.layout import SectionView
 from megatron_ft.core.status.job_facts import JobFacts, Phase
-from megatron_ft.core.status.rows import RankReading, make_rows
+from megatron_ft.core.status.rows import RankFacts, RankReading
 from megatron_ft.ipc.board import Board, BoardTimeouts, create_memory
 from tests.support.status_facts import NOW, S, job_facts, rank_facts, snapshot
 
@@ -30,9 +30,18 @@ def draw(frame: Frame, *, width: int = 140, lines: int | None = None, ascii_only
     return file.getvalue()
 
 
-def frame_of(facts: JobFacts, *readings: RankReading, note: str | None = None) -> Frame:
-    by_local_rank = dict(zip((rank.local_rank for rank in facts.ranks), readings, strict=False))
-    return Frame(facts, make_rows(facts, by_local_rank, NOW), NOW, note)
+def job(*ranks: RankFacts, **changes: Any) -> Callable[..., JobFacts]:
+    """Its ranks, of which the first have the readings that are given then."""
+
+    def facts(*readings: RankReading) -> JobFacts:
+        by_local_rank = dict(zip((rank.local_rank for rank in ranks), readings, strict=False))
+        return job_facts(*ranks, readings=by_local_rank, **changes)
+
+    return facts
+
+
+def frame_of(facts: Callable[..., JobFacts], *readings: RankReading, note: str | None = None) -> Frame:
+    return Frame(facts(*readings), note)
 
 
 def cells(drawn: str, rank: int) -> list[str]:
@@ -42,7 +51,7 @@ def cells(drawn: str, rank: int) -> list[str]:
 
 def test_a_job_at_a_glance() -> None:
     sections = (SectionView("step", NOW - 7 * S, 3, 10 * S), SectionView("save", NOW - 2 * S, 1, None))
-    facts = job_facts(rank_facts(), rank_facts(rank=6, local_rank=2, board=None), world_size=16, nodes=2)
+    facts = job(rank_facts(), rank_facts(rank=6, local_rank=2), world_size=16, nodes=2)
     drawn = draw(frame_of(facts, RankReading(snapshot(sections=sections))))
     assert drawn.splitlines()[:4] == [
         "job demo  ft_launcher 70, up 1 min 45 s",
@@ -66,7 +75,7 @@ def test_a_job_at_a_glance() -> None:
     ],
 )
 def test_the_lines_above_the_table(changes: dict[str, Any], line: str) -> None:
-    assert line in draw(frame_of(job_facts(rank_facts(), **{"ranks": (rank_facts(),), **changes})))
+    assert line in draw(frame_of(job(rank_facts(), **changes)))
 
 
 @pytest.mark.parametrize(
@@ -84,12 +93,12 @@ def test_the_lines_above_the_table(changes: dict[str, Any], line: str) -> None:
     ],
 )
 def test_states_in_words(rank: dict[str, Any], reading: RankReading, words: str) -> None:
-    assert cells(draw(frame_of(job_facts(rank_facts(**rank)), reading)), 5)[-1] == words
+    assert cells(draw(frame_of(job(rank_facts(**rank)), reading)), 5)[-1] == words
 
 
 def test_what_comes_from_outside_is_neither_markup_nor_an_order_to_the_terminal() -> None:
     sections = (SectionView("[b]x[/b]\x1b[2J", NOW - S, 1, 10 * S),)
-    facts = job_facts(rank_facts(), run_id="a\nb\x1b[31m", log_dir="/l\x07")
+    facts = job(rank_facts(), run_id="a\nb\x1b[31m", log_dir="/l\x07")
     drawn = draw(frame_of(facts, RankReading(snapshot(sections=sections))))
     assert "\x1b" not in drawn
     assert "\x07" not in drawn
@@ -103,20 +112,20 @@ def test_where_there_is_no_room_the_ranks_in_trouble_are_seen() -> None:
         snapshot(sections=(SectionView("step", NOW - (9 if n in (7, 60) else 2) * S, 1, 10 * S),)) for n in range(64)
     ]
     readings = [RankReading(board, damaged=n == 33) for n, board in enumerate(boards)]
-    drawn = draw(frame_of(job_facts(*ranks), *readings), lines=24)
+    drawn = draw(frame_of(job(*ranks), *readings), lines=24)
     assert len(drawn.splitlines()) <= 24
     for rank in (7, 33, 60):
         cells(drawn, rank)
     shown = [line for line in drawn.splitlines() if line.split()[:1] and line.split()[0].isdigit()]
     assert f"and {64 - len(shown)} more ranks, none of them beyond 20 % of its timeout" in drawn
     assert len(shown) == 24 - 10
-    assert "more rank" not in draw(frame_of(job_facts(*ranks), *readings))
+    assert "more rank" not in draw(frame_of(job(*ranks), *readings))
 
 
 @pytest.mark.parametrize("width", [72, 80, 100, 119])
 def test_narrow_terminals(width: int) -> None:
     sections = (SectionView("a_section_with_a_long_name", NOW - S, 1, 10 * S),)
-    drawn = draw(frame_of(job_facts(rank_facts()), RankReading(snapshot(sections=sections))), width=width)
+    drawn = draw(frame_of(job(rank_facts()), RankReading(snapshot(sections=sections))), width=width)
     assert max(map(len, drawn.splitlines())) <= width
     assert cells(drawn, 5)[0] == "5"
     assert "10 % of 10 s" in drawn
@@ -125,7 +134,7 @@ def test_narrow_terminals(width: int) -> None:
 
 def test_columns_stand_still_where_there_is_room() -> None:
     frames = [
-        frame_of(job_facts(rank_facts()), RankReading(snapshot(iteration=iteration, sections=sections)))
+        frame_of(job(rank_facts()), RankReading(snapshot(iteration=iteration, sections=sections)))
         for iteration, sections in ((None, ()), (99_999, (SectionView("checkpoint", NOW - S, 1, 9999 * S),)))
     ]
     heads = [draw(frame, width=120).splitlines()[5] for frame in frames]
@@ -134,7 +143,7 @@ def test_columns_stand_still_where_there_is_room() -> None:
 
 def test_terminals_without_such_characters_and_the_note() -> None:
     note = "ft_launcher 70, job demo, is stopped"
-    drawn = draw(frame_of(job_facts(rank_facts()), RankReading(snapshot()), note=note), ascii_only=True)
+    drawn = draw(frame_of(job(rank_facts()), RankReading(snapshot()), note=note), ascii_only=True)
     assert drawn.isascii()
     assert "#.........  12 % of 8 s" in drawn
     assert note in drawn
@@ -159,9 +168,10 @@ def test_durations(seconds: float, text: str) -> None:
 def test_json_has_the_promised_keys() -> None:
     """They stand in docs/specification.md: scripts rely on them."""
     sections = (SectionView("step", NOW - 4 * S, 3, 10 * S),)
-    facts = job_facts(rank_facts(), pauses=((NOW - 3 * S, NOW),), paused_since_ns=NOW - 3 * S)
-    rows = make_rows(facts, {1: RankReading(snapshot(sections=sections))}, NOW)
-    assert json.loads(json.dumps(job_object(facts, rows, NOW))) == {
+    facts = job_facts(
+        rank_facts(), readings={1: RankReading(snapshot(sections=sections))}, pauses=((NOW - 3 * S, None),)
+    )
+    assert json.loads(json.dumps(job_object(facts))) == {
         "run_id": "demo",
         "launcher_pid": 70,
         "log_dir": "/logs",
@@ -226,12 +236,11 @@ def test_a_rank_costs_the_same_among_many(boards: list[Board]) -> None:
 
 
 def calls_to_draw(boards: list[Board]) -> int:
-    facts = job_facts(*(rank_facts(rank=number, local_rank=number) for number in range(len(boards))))
+    ranks = [rank_facts(rank=number, local_rank=number) for number in range(len(boards))]
 
     def look_and_draw() -> str:
         readings = {number: RankReading(board.snapshot()) for number, board in enumerate(boards)}
-        now_ns = time.monotonic_ns()
-        return draw(Frame(facts, make_rows(facts, readings, now_ns), now_ns))
+        return draw(Frame(job_facts(*ranks, readings=readings, now_ns=time.monotonic_ns())))
 
     assert look_and_draw().count(" running") == len(boards) + 1  # the cycle runs, too
     calls = 0

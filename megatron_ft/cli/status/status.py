@@ -15,7 +15,6 @@ from megatron_ft.cli.render.terminal import check_extra, plain, terminal
 from megatron_ft.cli.status.status_json import job_object
 from megatron_ft.cli.status.status_table import Frame, job_frame
 from megatron_ft.core.errors import FaultToleranceError
-from megatron_ft.core.status.rows import make_rows
 from megatron_ft.ipc.job_watch import ANSWER_S, JobWatch
 from megatron_ft.ipc.jobs import RunningJob, find_jobs
 
@@ -94,15 +93,13 @@ def _open(jobs: list[RunningJob], watches: list[JobWatch]) -> int:
 
 def _frame(watch: JobWatch) -> Frame:
     assert watch.facts is not None
-    readings = watch.readings()
-    now_ns = time.monotonic_ns()  # after the boards were read, so that nothing on them lies in the future
     note = f"{watch.silence()}: what stands here of the job may be old" if watch.silent_s() > ANSWER_S else None
-    return Frame(watch.facts, make_rows(watch.facts, readings, now_ns), now_ns, note)
+    return Frame(watch.facts, note)
 
 
 def _object(watch: JobWatch) -> dict[str, Any]:
-    frame = _frame(watch)
-    return job_object(frame.facts, frame.rows, frame.now_ns)
+    assert watch.facts is not None
+    return job_object(watch.facts)
 
 
 def _show(watches: list[JobWatch], *, once: bool) -> None:

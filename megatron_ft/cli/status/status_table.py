@@ -7,7 +7,7 @@ terminal would obey.
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from megatron_ft.cli.render.terminal import plain
@@ -60,8 +60,6 @@ class Frame(NamedTuple):
     """One job at one moment; ``note`` is a warning about the look itself."""
 
     facts: JobFacts
-    rows: list[RankRow]
-    now_ns: int
     note: str | None = None
 
 
@@ -75,12 +73,12 @@ def job_frame(frame: Frame, *, width: int, lines: int | None, ascii_only: bool) 
 
     head = list(_head(frame))
     used = _TABLE_LINES + sum(1 + line.cell_len // width for line in head)
-    shown = most_urgent(frame.rows, len(frame.rows) if lines is None else max(_LEAST_ROWS, lines - used))
+    shown = most_urgent(frame.facts.ranks, len(frame.facts.ranks) if lines is None else max(_LEAST_ROWS, lines - used))
     parts: list[Text | Table] = [*head]
     if shown:
         parts.append(_table(shown, width=width, ascii_only=ascii_only))
-    if len(shown) < len(frame.rows):
-        parts.append(_hidden(frame.rows, shown))
+    if len(shown) < len(frame.facts.ranks):
+        parts.append(_hidden(frame.facts.ranks, shown))
     return Group(*parts)
 
 
@@ -100,7 +98,7 @@ def duration(seconds: float) -> str:
 def _head(frame: Frame) -> Iterator[Text]:
     from rich.text import Text
 
-    facts, now_ns = frame.facts, frame.now_ns
+    facts, now_ns = frame.facts, frame.facts.now_ns
     up = duration((now_ns - facts.started_ns) / 1e9)
     yield Text.assemble(
         (f"job {plain(facts.run_id)}", "bold"), f"  ft_launcher {facts.launcher_pid}, up {up}", overflow="fold"
@@ -167,7 +165,7 @@ def _cells(row: RankRow, *, width: int, ascii_only: bool) -> tuple[Text, ...]:
     )
 
 
-def _hidden(rows: list[RankRow], shown: list[RankRow]) -> Text:
+def _hidden(rows: Sequence[RankRow], shown: Sequence[RankRow]) -> Text:
     from rich.text import Text
 
     names = {row.rank for row in shown}

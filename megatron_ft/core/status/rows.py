@@ -8,16 +8,15 @@ they take off; a share shown here may then be too high.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from megatron_ft.core.board.hang_detector import running_intervals
 from megatron_ft.core.board.layout import BoardSnapshot, SectionView
 from megatron_ft.core.board.pauses import Pauses
-from megatron_ft.core.status.job_facts import JobFacts, RankFacts
 
-__all__ = ["OpenSection", "RankReading", "RankRow", "RankState", "TimeoutUse", "make_rows", "most_urgent"]
+__all__ = ["OpenSection", "RankFacts", "RankReading", "RankRow", "RankState", "TimeoutUse", "make_rows", "most_urgent"]
 
 _STOPPED = frozenset("Tt")
 
@@ -49,7 +48,8 @@ class RankReading(NamedTuple):
     """The letter of /proc/<pid>/stat; None if the process has ended."""
 
 
-class OpenSection(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class OpenSection:
     """A section that is open now. Seconds; no timeout is None."""
 
     name: str
@@ -57,7 +57,8 @@ class OpenSection(NamedTuple):
     timeout_s: float | None
 
 
-class TimeoutUse(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class TimeoutUse:
     """A running timeout, in seconds; ``share`` reaches 1 when the rank is found hung."""
 
     kind: str
@@ -73,6 +74,19 @@ class TimeoutUse(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RankFacts:
+    """What the launcher knows of one rank of this node in the last cycle that was begun."""
+
+    rank: int
+    local_rank: int
+    pid: int
+    exit_code: int | None
+    """None while it runs; negative is the signal that ended it."""
+    hung: bool
+    """It was found hung, and is being ended or was."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankRow:
     """One rank at one moment. Times are seconds."""
 
@@ -92,11 +106,9 @@ class RankRow:
     """The most advanced of its running timeouts; None if none runs."""
 
 
-def make_rows(facts: JobFacts, readings: Mapping[int, RankReading], now_ns: int) -> list[RankRow]:
-    """A row for each rank of the job on this node, by rank; ``readings`` by local rank, taken before ``now_ns``."""
-    pauses = facts.judgement_pauses()
-    rows = (_row(rank, readings.get(rank.local_rank, RankReading()), pauses, now_ns) for rank in facts.ranks)
-    return sorted(rows, key=lambda row: row.rank)
+def make_rows(ranks: Iterable[tuple[RankFacts, RankReading]], pauses: Pauses, now_ns: int) -> tuple[RankRow, ...]:
+    """A row for each rank of the job on this node, by rank. They were read before ``now_ns``."""
+    return tuple(sorted((_row(*each, pauses, now_ns) for each in ranks), key=lambda row: row.rank))
 
 
 def most_urgent(rows: Sequence[RankRow], count: int) -> list[RankRow]:
@@ -127,14 +139,12 @@ def _row(facts: RankFacts, reading: RankReading, pauses: Pauses, now_ns: int) ->
         return row  # what its board says of sections has stood still since
     opened = any(section.open_count for section in board.sections)
     sections = tuple(_open(section, now_ns) for section in board.open_sections)
-    return RankRow(
-        **{
-            **row.__dict__,
-            "sections": sections,
-            "out_of_section_s": _since(board.last_transition_ns, now_ns) if opened and not sections else None,
-            "heartbeat_s": _since(board.last_heartbeat_ns, now_ns) if board.last_heartbeat_ns else None,
-            "timeout": max(_uses(board, pauses, now_ns), key=lambda use: use.share, default=None),
-        }
+    return replace(
+        row,
+        sections=sections,
+        out_of_section_s=_since(board.last_transition_ns, now_ns) if opened and not sections else None,
+        heartbeat_s=_since(board.last_heartbeat_ns, now_ns) if board.last_heartbeat_ns else None,
+        timeout=max(_uses(board, pauses, now_ns), key=lambda use: use.share, default=None),
     )
 
 

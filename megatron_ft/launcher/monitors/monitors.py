@@ -15,6 +15,7 @@ from megatron_ft.core.messages.monitor import Report, Seen
 from megatron_ft.core.records.launcher import WouldHaveEnded
 from megatron_ft.core.records.monitor import Attached, Detached
 from megatron_ft.core.records.shared import Verdict
+from megatron_ft.core.status.rows import RankReading
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.base.event_loop import Reactor
@@ -115,11 +116,11 @@ class Monitors:
 
     def snapshot(self, local_rank: int, cycle: int) -> BoardSnapshot | None:
         """The rank's board in this cycle; None if it has none or it is damaged."""
-        return self._places[local_rank].snapshot(cycle)
+        return self._places[local_rank].reading(cycle).snapshot
 
-    def board_fd(self, local_rank: int, cycle: int) -> int | None:
-        """The memory of the rank's board in this cycle, which stays ours; None if it has none yet."""
-        return self._places[local_rank].board_fd(cycle)
+    def reading(self, local_rank: int, cycle: int) -> RankReading:
+        """The same, and whether it is damaged."""
+        return self._places[local_rank].reading(cycle)
 
     def rank_started(self, local_rank: int, pid: int) -> None:
         """A rank's process was made."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from megatron_ft.core.board import layout as layout
-from megatron_ft.core.board.layout import BoardDamagedError, BoardSnapshot
+from megatron_ft.core.board.layout import BoardDamagedError
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.messages.monitor import (
     REPORTS,
@@ -29,6 +29,7 @@ from megatron_ft.core.messages.monitor import (
 from megatron_ft.core.records.launcher import MonitorReplaced
 from megatron_ft.core.records.monitor import Attached
 from megatron_ft.core.records.shared import Warning_
+from megatron_ft.core.status.rows import RankReading
 from megatron_ft.ipc import monitor_process
 from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.files.event_log import EventLog
@@ -115,18 +116,14 @@ class MonitorPlace:
         """Start the process."""
         self._spawn()
 
-    def board_fd(self, cycle: int) -> int | None:
-        """See ``Monitors.board_fd``."""
-        return None if self._attached is None or self._attached.cycle != cycle else self._attached.board_fd
-
-    def snapshot(self, cycle: int) -> BoardSnapshot | None:
-        """See ``Monitors.snapshot``."""
+    def reading(self, cycle: int) -> RankReading:
+        """See ``Monitors.reading``."""
         if self._board is None or self._attached is None or self._attached.cycle != cycle:
-            return None
+            return RankReading()
         try:
-            return self._board.snapshot()
+            return RankReading(self._board.snapshot())
         except BoardDamagedError:
-            return None  # its monitor renews it and says so
+            return RankReading(damaged=True)  # its monitor renews it and says so
 
     def read(self) -> None:
         """Take what the monitor has sent."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from megatron_ft.core.control import WorkloadControlRequest
 from megatron_ft.core.errors import ConfigError, ProtocolError, RankMonitorClientError
+from megatron_ft.core.messages.control import WorkloadControl
 from megatron_ft.core.printable import shown
 from megatron_ft.core.rank_info import RankInfo
 from megatron_ft.ipc.board import Board
@@ -74,13 +74,7 @@ def ask_launcher(path: str, request: WorkloadControlRequest, rank: int) -> None:
     Raises:
         RankMonitorClientError: the launcher isn't there or doesn't answer.
     """
-    message = {
-        "type": "workload_control",
-        "action": request.action.name,
-        "description": request.description,
-        "rank": rank,
-        "pid": os.getpid(),
-    }
+    message = WorkloadControl(request.action, request.description, rank)
     try:
         answer = _exchange(path, message, _ANSWER_S)
     except (ChannelClosedError, OSError, ProtocolError) as error:
@@ -88,7 +82,7 @@ def ask_launcher(path: str, request: WorkloadControlRequest, rank: int) -> None:
     close_fds(answer.fds)
 
 
-def _exchange(path: str, message: Mapping[str, object], timeout_s: float) -> Received:
+def _exchange(path: str, message: object, timeout_s: float) -> Received:
     channel = _connect(path, timeout_s)
     try:
         channel.send(message, timeout_s=timeout_s)

@@ -1,0 +1,70 @@
+"""What ranks and `megatron-ft` ask of a launcher, and its answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from megatron_ft.core.control import WorkloadAction
+from megatron_ft.core.errors import ProtocolError
+from megatron_ft.core.messages.codec import Form, Vocabulary
+from megatron_ft.core.printable import shown
+from megatron_ft.core.status.job_facts import JobFacts
+
+__all__ = ["ANSWERS", "REQUESTS", "Accepted", "Answer", "Ok", "Pause", "Request", "Resume", "Status", "WorkloadControl"]
+
+_MAX_RANK = 10**7
+
+
+def _action(name: Any) -> WorkloadAction:
+    if type(name) is not str or name not in WorkloadAction.__members__:
+        raise ProtocolError(shown(name))
+    return WorkloadAction[name]
+
+
+def _rank_or_none(rank: Any) -> int | None:
+    return rank if type(rank) is int and 0 <= rank <= _MAX_RANK else None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadControl:
+    """A rank asks for something; ``rank`` is only told of, so that one that is none matters to nobody."""
+
+    action: Annotated[WorkloadAction, Form(_action, lambda action: action.name)]
+    description: str = ""
+    rank: Annotated[int | None, Form(_rank_or_none, lambda rank: rank)] = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Judge no rank of this node from now on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Judge again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How is the job? The answer is a `JobFacts`."""
+
+
+Request = WorkloadControl | Pause | Resume | Status
+REQUESTS: Vocabulary[Request] = Vocabulary(Request)
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The request was taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ok:
+    """The order was obeyed. ``changed``: it wasn't so already."""
+
+    changed: bool = True
+
+
+Answer = Accepted | Ok | JobFacts
+ANSWERS: Vocabulary[Answer] = Vocabulary(Answer)
