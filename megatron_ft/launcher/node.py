@@ -17,6 +17,7 @@ from megatron_ft.core.messages.control import Pause, Resume
 from megatron_ft.core.printable import printable
 from megatron_ft.core.rate_limiter import Moderation
 from megatron_ft.core.records import launcher as records
+from megatron_ft.core.timeouts.raised import RaisedTimeouts
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.linux.prctl import become_subreaper
 from megatron_ft.ipc.linux.processes import send_signal, would_end_by
@@ -111,6 +112,7 @@ class Node:
         self.health = None if line.options.node_health_command is None else self._make_health_check()
         self.control = ControlSocket(os.path.join(self.run_dir, "launcher.sock"), self.reactor, say=say)
         self.control.on_order = self._ordered
+        self.raised_timeouts = RaisedTimeouts()
         self.monitors = Monitors(
             count=ranks,
             config=line.options.config.to_dict(),
@@ -236,6 +238,7 @@ class Node:
             "FT_RANK_MONITOR_IPC_SOCKET": self.monitors.socket_path(local_rank),
             "FT_LAUNCHER_IPC_SOCKET": self.control.path,
             "FT_CYCLE": str(cycle),
+            **self.raised_timeouts.environment(cycle),
         }
 
     def blocking(self, function: Callable[[], T]) -> T:

@@ -100,6 +100,7 @@ class Reports:
             state=None if stat is None else stat.state,
             observed_only=observed_only,
             at_ns=at_ns,
+            learned=verdict.is_learned,
         )
         self._write_and_tell(report)
 

@@ -64,6 +64,8 @@ class Verdict(NamedTuple):
     iteration: int | None
     open_sections: tuple[str, ...]
     """All that are open, outermost first."""
+    is_learned: bool = False
+    """The timeout was calculated from observed intervals."""
 
 
 class Step(enum.Enum):
@@ -91,6 +93,7 @@ class Interval(NamedTuple):
     section: str | None
     since_ns: int
     timeout_ns: int
+    is_learned: bool = False
 
 
 class _Suspect(NamedTuple):
@@ -170,7 +173,7 @@ def dismiss(state: MonitorState, verdict: Verdict) -> None:
 
     Changes ``state``.
     """
-    state.dismissed = Interval(verdict.kind, verdict.section, verdict.since_ns, verdict.timeout_ns)
+    state.dismissed = Interval(verdict.kind, verdict.section, verdict.since_ns, verdict.timeout_ns, verdict.is_learned)
     state.suspect = None
     state.asked_ns = None
 
@@ -193,6 +196,7 @@ def _judge_overdue(state: MonitorState, board: BoardSnapshot, interval: Interval
         timeout_ns=interval.timeout_ns,
         iteration=board.iteration,
         open_sections=tuple(s.name for s in board.open_sections),
+        is_learned=interval.is_learned,
     )
     if state.suspect is None or state.suspect.interval != interval:
         state.suspect = _Suspect(interval, now_ns + CONFIRM_AFTER_NS)
@@ -219,13 +223,13 @@ def running_intervals(board: BoardSnapshot) -> Iterator[Interval]:
         if warming_up and section.name == STEP:
             timeout_ns = _warm_up_timeout(board, timeout_ns)
         if timeout_ns is not None:
-            yield Interval(HangKind.SECTION, section.name, section.opened_at_ns, timeout_ns)
+            yield Interval(HangKind.SECTION, section.name, section.opened_at_ns, timeout_ns, section.is_learned)
     out_of_section_ns = _longest_timeout(board) if is_blank(board) else board.out_of_section_timeout_ns
     if warming_up:
         out_of_section_ns = _warm_up_timeout(board, out_of_section_ns)
     if not any_open and out_of_section_ns is not None:
         since = max(board.last_transition_ns, board.start_ns, board.warm_up_over_ns)
-        yield Interval(HangKind.OUT_OF_SECTION, None, since, out_of_section_ns)
+        yield Interval(HangKind.OUT_OF_SECTION, None, since, out_of_section_ns, board.is_out_of_section_learned)
 
     may_have_opened = any_opened or (is_blank(board) and bool(board.sections))
     if board.heartbeats == 0:

@@ -112,6 +112,18 @@ class HangVerdict:
     at_ns: int
     stopped: bool = False
     """The process was stopped by a signal (SIGSTOP, SIGTSTP)."""
+    learned: bool = False
+    """The timeout was calculated from observed intervals."""
+
+    @property
+    def is_certain(self) -> bool:
+        """It needn't be the timeout that was wrong: the user has set it, or the rank could do nothing."""
+        return self.stopped or not self.learned
+
+    @property
+    def timed(self) -> str:
+        """What was overdue."""
+        return self.section or self.kind
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -71,6 +71,7 @@ class Verdict:
         state: of its process, as /proc has it: "R", "S", "D", "T".
         observed_only: it isn't ended (--ft-observe-only).
         text: the verdict in words, from a launcher only.
+        learned: the timeout was calculated from observed intervals.
     """
 
     rank: Rank
@@ -88,6 +89,7 @@ class Verdict:
     state: str | None = None
     observed_only: bool = False
     text: str | None = None
+    learned: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -72,6 +72,8 @@ class Inquest:
             self._go_on()
         elif not report.observed_only:
             verdict = hang_verdict(report, local_rank=local_rank)
+            if verdict.learned:
+                self._node.raised_timeouts.killed(verdict.timed, self._record.cycle)
             self._verdict = self._verdict or verdict
             self._begin(at_s=verdict.at_ns / 1e9, known={local_rank})
 
@@ -97,7 +99,9 @@ class Inquest:
             return
         self._bound_s = at_s + LOOK_S
         if self._coordination is not None and self._verdict is not None:
-            self._coordination.tell(Hang(self._coordination.cycle, self._verdict, self._record.reached()))
+            # a job isn't given up for timeouts of our own making
+            reached = self._record.reached() if self._verdict.is_certain else None
+            self._coordination.tell(Hang(self._coordination.cycle, self._verdict, reached))
         self._asked = self._alive()
         for local_rank in self._asked - known:
             passive = self._node.is_min_healthy

@@ -20,4 +20,5 @@ def hang_verdict(verdict: Verdict, *, local_rank: int) -> HangVerdict:
         iteration=verdict.iteration,
         at_ns=verdict.at_ns,
         stopped=verdict.state == "T",
+        learned=verdict.learned,
     )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from megatron_ft.core.timeouts.budget_rule import Known
+from megatron_ft.core.timeouts.budget_rule import Known, after_kill
 from megatron_ft.core.timeouts.calculation import (
     BUDGET,
     NO_OBSERVATION,
@@ -15,7 +16,7 @@ from megatron_ft.core.timeouts.calculation import (
     Sight,
     calculate_sections,
 )
-from megatron_ft.core.timeouts.timeouts import SectionTimeouts
+from megatron_ft.core.timeouts.timeouts import OUT_OF_SECTION, SectionTimeouts
 from megatron_ft.rank.client.collective import max_over_ranks
 from megatron_ft.rank.client.recorder import Recorder
 
@@ -30,11 +31,36 @@ class Knowledge:
         self.first_timeouts: dict[str, float] = {}
         """Of the first intervals of a cycle, where it is another one; seconds."""
         self.last_calculation: dict[str, dict[str, Any]] = {}
+        self.raised: dict[str, float] = {}
+        """Factors of those that have ended a rank in the last cycle, until more is known of them."""
+
+    def enforced(self, timeouts: SectionTimeouts, floor_s: float) -> tuple[SectionTimeouts, dict[str, float]]:
+        """What a rank is judged by, and those of first intervals."""
+        enforced, first = timeouts.enforced(floor_s), dict(self.first_timeouts)
+        for name, factor in self.raised.items():
+            usual = self.known[name].usual_reference_s if name in self.known else None
+            now = enforced.out_of_section if name == OUT_OF_SECTION else enforced.section.get(name)
+            if now is None:
+                continue
+            raised = factor * max(now, usual or 0.0)
+            if name in first:
+                first[name] = max(raised, factor * first[name])
+            if name == OUT_OF_SECTION and enforced.is_out_of_section_calculated:
+                enforced = replace(enforced, out_of_section=raised)
+            elif name in enforced.calculated_sections:
+                enforced = replace(enforced, section={**enforced.section, name: raised})
+        return enforced, first
+
+    def agree(self, names: Sequence[str]) -> None:
+        """A collective: what was raised on the node of one rank is on all."""
+        factors, _ = max_over_ranks([self.raised.get(name, 1.0) for name in names])
+        self.raised = {name: factor for name, factor in zip(names, factors, strict=True) if factor > 1.0}
 
     def note(self, calculations: Mapping[str, Calculation]) -> None:
         """These were calculated now."""
         for name, calculation in calculations.items():
             self.last_calculation[name] = calculation._asdict()
+            self.raised.pop(name, None)  # it has ended, on some rank
             self.first_timeouts.pop(name, None)
             if calculation.first_s is not None:
                 self.first_timeouts[name] = calculation.first_s
@@ -56,7 +82,7 @@ def section_timeouts(
     if rule.name == BUDGET:
         for name in names:
             tail, passed = recorder.seen[name].new(recorder.ended(name))
-            known = knowledge.known.get(name, Known())
+            known = after_kill(knowledge.known.get(name, Known()), knowledge.raised.get(name, 1.0))
             sights[name] = Sight(known, tail, passed, seconds(recorder.seen[name].first_ns))
     result = calculate_sections(observed, timeouts, rule, max_over_ranks, going_on, sights)
     if isinstance(result, NotReady):

@@ -20,6 +20,7 @@ from megatron_ft.core.timeouts.calculation import (
     Rule,
     calculate_heartbeats,
 )
+from megatron_ft.core.timeouts.raised import RAISED_TIMEOUTS, from_text
 from megatron_ft.core.timeouts.timeouts import (
     OUT_OF_SECTION,
     HeartbeatTimeouts,
@@ -108,6 +109,7 @@ class RankMonitorClient:
             dict(cfg.rank_section_timeouts), cfg.rank_out_of_section_timeout, set(), False
         )
         self._board = welcome.board
+        self._knowledge.raised.update(from_text(os.environ.get(RAISED_TIMEOUTS, "")))
         self._wake_fd = welcome.wake_fd
         self._log = RankLog(info, welcome.log_dir, welcome.run_id)
         self._recorder = Recorder(self._board, self.section_timeouts)
@@ -327,8 +329,8 @@ class RankMonitorClient:
     def _write_section_timeouts(self) -> None:
         assert self.section_timeouts is not None
         assert self.cfg is not None
-        enforced = self.section_timeouts.enforced(self.cfg.calculated_timeout_floor)
-        self._ready().write_timeouts(enforced, self._knowledge.first_timeouts)
+        enforced, first = self._knowledge.enforced(self.section_timeouts, self.cfg.calculated_timeout_floor)
+        self._ready().write_timeouts(enforced, first)
         self._wake_monitor()
 
     def _write_heartbeat_timeouts(self) -> None:

@@ -17,7 +17,7 @@ from megatron_ft.core.records import rank as records
 from megatron_ft.core.timeouts import learned
 from megatron_ft.core.timeouts.document import parse, to_document
 from megatron_ft.core.timeouts.learned import LearnedState, seconds
-from megatron_ft.core.timeouts.timeouts import state_to_dict
+from megatron_ft.core.timeouts.timeouts import OUT_OF_SECTION, state_to_dict
 from megatron_ft.ipc.files.state_file import BrokenStateFile, read_state, set_aside, write_state
 from megatron_ft.rank.client import agreement
 from megatron_ft.rank.client.client import RankMonitorClient
@@ -97,6 +97,7 @@ def load(client: Any, path: str, *, is_rank_0: bool) -> Loaded:
     if choice.unknown:
         loaded.warnings.append(f"learned timeouts of sections that don't exist now are ignored: {list(choice.unknown)}")
     mine._knowledge.known.update(state.known)
+    mine._knowledge.agree(sorted([*mine.section_timeouts.section, OUT_OF_SECTION]))
     if not choice.is_empty:
         mine._knowledge.first_timeouts.update(
             {name: entry.first_s for name, entry in state.entries() if entry.first_s and name in choice.timeouts}
@@ -104,6 +105,12 @@ def load(client: Any, path: str, *, is_rank_0: bool) -> Loaded:
         mine.load_state_dict(choice.client_state())
         summary = ", ".join(f"{name} {seconds(value)}" for name, value in choice.timeouts.items())
         loaded.infos.append(f"timeouts loaded from {path}: {summary or 'heartbeats'}")
+        loaded.infos.extend(
+            f"the timeout of '{name}' has ended a rank in the last cycle: {factor:g} times as long "
+            f"until '{name}' has ended"
+            for name, factor in mine._knowledge.raised.items()
+            if name in choice.timeouts
+        )
         difference = learned.describe_difference(state, world_size=agreement.world_size(), layout=current_layout())
         if difference is not None:
             loaded.warnings.append(f"timeouts loaded from {path}: {difference}")
