@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from megatron_ft.cli import check_config, check_launch, pause, report
+from megatron_ft.cli import check_config, check_launch, pause, replay, report
 from megatron_ft.cli.slurm import command as slurm
 from megatron_ft.cli.status import status
 from megatron_ft.coordinator import __main__ as coordinator
@@ -52,6 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="megatron-ft", description="Tools for runs of ft_launcher.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
     report.add_command(commands)
+    replay.add_command(commands)
     check_config.add_command(commands)
     check_launch.add_commands(commands)
     pause.add_commands(commands)

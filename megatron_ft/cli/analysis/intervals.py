@@ -14,7 +14,16 @@ from megatron_ft.cli.logs.runs import RunLogs
 from megatron_ft.core.board.hang_detector import STEP
 from megatron_ft.core.records.monitor import Timeouts
 
-__all__ = ["HEARTBEATS", "OUT_OF_SECTION", "Interval", "durations_s", "intervals_of", "timeouts_in_force"]
+__all__ = [
+    "HEARTBEATS",
+    "OUT_OF_SECTION",
+    "Interval",
+    "durations_s",
+    "ended",
+    "intervals_of",
+    "judged",
+    "timeouts_in_force",
+]
 
 OUT_OF_SECTION = "(out of section)"
 HEARTBEATS = "(between heartbeats)"
@@ -98,16 +107,34 @@ def _interval(timeline: Timeline, name: str, timeout_s: float | None) -> Interva
         longest_cycle=None if where is None else where.cycle,
         median_s=None if seconds is None else float(np.median(seconds)),
         p99_s=None if seconds is None else float(np.percentile(seconds, 99)),
-        hangs=sum(track.hang is not None and _judged(track) == name for track in timeline.tracks),
+        hangs=sum(track.hang is not None and judged(track) == name for track in timeline.tracks),
         **(_of_outside(timeline) if name == OUT_OF_SECTION else {}),
     )
 
 
-def _judged(track: Track) -> str:
+def judged(track: Track) -> str:
+    """The name of what its hang was about."""
     assert track.hang is not None
     if track.hang.section is not None:
         return track.hang.section
     return HEARTBEATS if "heartbeat" in track.hang.kind else OUT_OF_SECTION
+
+
+def ended(timeline: Timeline, track: Track, name: str) -> tuple[Int64s, Int64s]:
+    """When each interval of a section (or of the time in none) ended on a rank, and how long it took; ns."""
+    none = np.empty(0, dtype=np.int64)
+    if track.spans is None:
+        return none, none
+    if name == OUT_OF_SECTION:
+        begin_ns, end_ns, _ = _outside(timeline, track, has_steps=_has_steps(timeline))
+    elif name in timeline.names:
+        mine = track.spans.closed.sections == timeline.names.index(name)
+        begin_ns, end_ns = track.spans.closed.begin_ns[mine], track.spans.closed.end_ns[mine]
+    else:
+        return none, none
+    healthy = np.ones(len(end_ns), dtype=np.bool_) if track.hang is None else end_ns <= track.hang.at_ns
+    order = np.argsort(end_ns[healthy], kind="stable")
+    return end_ns[healthy][order], (end_ns - begin_ns)[healthy][order]
 
 
 def _pieces(timeline: Timeline, name: str) -> Iterator[tuple[Track, Int64s]]:

@@ -1,0 +1,170 @@
+"""`megatron-ft replay`: what other timeouts would have done to the runs in a log directory."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from megatron_ft.cli.render.cycles_table import took
+from megatron_ft.cli.render.terminal import check_extra
+from megatron_ft.core.config.config import ConfigValues
+from megatron_ft.core.config.sections import parse_section_timeouts
+from megatron_ft.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from megatron_ft.cli.analysis.analysis import Analysis
+    from megatron_ft.cli.analysis.replay import Replayed, Rule
+    from megatron_ft.cli.analysis.timeline import Timeline
+
+__all__ = ["add_command", "suggestion"]
+
+_NOTHING_FOUND = 1
+_MOST_PROCESSES = 8
+_OUT = "out_of_section"
+_DESCRIPTION = """\
+Play the runs in a log directory again under other timeouts: which healthy intervals they would have ended, and how much
+sooner (or later) each hang would have been noticed. Without --timeouts or --rule, both rules are shown.
+It reads only the event logs, offline. Heartbeats are left out."""
+_EPILOG = """\
+A learned timeout is learned from the logs alone, from nothing, each time the run saved. Before, nothing is judged. A
+rank that would have been ended goes on here, as the log does: what the job would have done instead isn't in it."""
+
+
+def add_command(commands: Any) -> None:
+    """Add it to the subparsers of `megatron-ft`."""
+    parser = commands.add_parser(
+        "replay",
+        help="what other timeouts would have done to runs that are over",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("log_dir", metavar="LOG_DIR", help="the directory that ft_launcher names as 'logs:'")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
+        "--timeouts", metavar="NAME:SECONDS,...", help=f"these, in seconds; {_OUT} is the time in no section"
+    )
+    which.add_argument("--rule", choices=("budget", "ours", "reference"), help="what this rule would have learned")
+    parser.add_argument("--false-kill-budget", metavar="SHARE", help="of the rule budget")
+    parser.add_argument("--safety-factor", metavar="FACTOR", help="of the rule reference")
+    parser.add_argument("--suggest", action="store_true", help="print the last timeouts as configuration, too")
+    parser.set_defaults(run=_replay)
+
+
+def _replay(args: argparse.Namespace) -> int:
+    config = ConfigValues.from_kwargs(
+        ignore_not_recognized=False,
+        **{
+            name: _number(name, text)
+            for name, text in (("false_kill_budget", args.false_kill_budget), ("safety_factor", args.safety_factor))
+            if text is not None
+        },
+    )
+    fixed = None if args.timeouts is None else _fixed(args.timeouts)
+    check_extra("rich", "drawing tables")
+    analyses = _analyses(args.log_dir)
+    timelines = [each.timeline for each in analyses]
+    if not timelines:
+        print(f"megatron-ft: no event logs in {args.log_dir}", file=sys.stderr)
+        return _NOTHING_FOUND
+    wanted = ["timeouts"] if fixed is not None else [args.rule] if args.rule is not None else ["budget", "reference"]
+    from megatron_ft.cli.analysis.replay import replay_all
+    from megatron_ft.cli.render.replay_table import print_replay
+
+    first: list[Replayed] | None = None
+    for name in wanted:
+        name = "budget" if name == "ours" else name
+        found = replay_all(timelines, _rules(timelines, name, config, fixed))
+        print_replay("as given" if name == "timeouts" else f"rule {name}", found)
+        print(_cost(analyses, sum(len(each.would_end) for each in found)))
+        first = first or found
+    if args.suggest and first is not None:
+        print("\n".join(["", *suggestion({each.name: each.last_s for each in first})]))
+    return 0
+
+
+def suggestion(timeouts: Mapping[str, float | None]) -> list[str]:
+    """Lines for a YAML file, and for the command line. Seconds, rounded up to two figures; None is left out."""
+    known = {name: _rounded_up(seconds) for name, seconds in timeouts.items() if seconds is not None}
+    if not known:
+        return ["# nothing could be learned from these logs"]
+    out = known.pop("(out of section)", None)
+    lines = ["fault_tolerance:"]
+    if known:
+        lines += ["  rank_section_timeouts:", *(f"    {name}: {seconds:g}" for name, seconds in known.items())]
+    sections = ",".join(f"{name}:{seconds:g}" for name, seconds in known.items())
+    options = [shlex.quote(f"--ft-rank-section-timeouts={sections}")] if known else []
+    if out is not None:
+        lines.append(f"  rank_out_of_section_timeout: {out:g}")
+        options.append(f"--ft-rank-out-of-section-timeout={out:g}")
+    return [*lines, "", " ".join(options)]
+
+
+def _rounded_up(seconds: float) -> float:
+    digit = 10.0 ** (math.floor(math.log10(seconds)) - 1)
+    return round(math.ceil(round(seconds / digit, 6)) * digit, 9)
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f"--{name.replace('_', '-')} {text!r} is no number") from None
+
+
+def _fixed(text: str) -> dict[str, float | None]:
+    parts = [part for part in text.split(",") if part.strip()]
+    out = [part for part in parts if part.rpartition(":")[0].strip() == _OUT]
+    found = dict(parse_section_timeouts(",".join(part for part in parts if part not in out)))
+    for part in out[:1]:
+        # its name is none of a section
+        found["(out of section)"] = parse_section_timeouts(f"x:{part.rpartition(':')[2]}")["x"]
+    if not found or len(out) > 1:
+        raise ConfigError(f"--timeouts {text!r}: must be NAME:SECONDS,... with each name once, for example step:60")
+    return found
+
+
+def _rules(
+    timelines: Sequence[Timeline], name: str, config: ConfigValues, fixed: Mapping[str, float | None] | None
+) -> dict[str, Rule]:
+    from megatron_ft.cli.analysis import replay
+
+    factor, floor_s = config.safety_factor, config.calculated_timeout_floor
+    sections = replay.sections_of(timelines)
+    if fixed is not None:
+        unknown = [each for each in fixed if each not in sections]
+        if unknown:
+            raise ConfigError(f"--timeouts: {unknown} aren't in these logs, which have {sections}")
+        return {each: replay.FixedRule(fixed[each]) for each in sections if each in fixed}
+    if name == "reference":
+        return {each: replay.ReferenceRule(factor, floor_s) for each in sections}
+    return {each: replay.BudgetRule(config.false_kill_budget, factor, floor_s) for each in sections}
+
+
+def _cost(analyses: Sequence[Analysis], ended: int) -> str:
+    known = [each for each in analyses if each.goodput is not None]
+    failures = sum(cycle.failed for each in known for cycle in each.timeline.cycles)
+    if not ended:
+        return "no healthy rank would have been ended"
+    restarts = "1 restart" if ended == 1 else f"{ended} restarts"
+    if not failures:
+        return f"{restarts} for nothing; what one costs isn't in these logs"
+    lost_s = sum(each.goodput.down_s + each.goodput.redone_s for each in known if each.goodput is not None) / failures
+    return f"{restarts} for nothing, about {took(ended * lost_s)}: one cost these runs {took(lost_s)} on average"
+
+
+def _analyses(log_dir: str) -> list[Analysis]:
+    from megatron_ft.cli.analysis.analysis import analyze
+    from megatron_ft.cli.logs.read import read_directory
+    from megatron_ft.cli.logs.runs import split_runs
+
+    try:
+        files = read_directory(log_dir, processes=min(_MOST_PROCESSES, os.cpu_count() or 1))
+    except OSError as error:
+        raise ConfigError(f"{log_dir} can't be read: {error.strerror}") from None
+    return [analyze(run) for run in split_runs(files)]
