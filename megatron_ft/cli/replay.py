@@ -53,6 +53,7 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--false-kill-budget", metavar="SHARE", help="of the rule budget")
     parser.add_argument("--safety-factor", metavar="FACTOR", help="of the rule reference")
     parser.add_argument("--suggest", action="store_true", help="print the last timeouts as configuration, too")
+    parser.add_argument("--png", metavar="FILE", help="draw how long each section took, and the timeouts")
     parser.set_defaults(run=_replay)
 
 
@@ -67,6 +68,8 @@ def _replay(args: argparse.Namespace) -> int:
     )
     fixed = None if args.timeouts is None else _fixed(args.timeouts)
     check_extra("rich", "drawing tables")
+    if args.png is not None:
+        check_extra("matplotlib", "--png")
     analyses = _analyses(args.log_dir)
     timelines = [each.timeline for each in analyses]
     if not timelines:
@@ -76,16 +79,28 @@ def _replay(args: argparse.Namespace) -> int:
     from megatron_ft.cli.analysis.replay import replay_all
     from megatron_ft.cli.render.replay_table import print_replay
 
-    first: list[Replayed] | None = None
+    of_rules: dict[str, list[Replayed]] = {}
     for name in wanted:
         name = "budget" if name == "ours" else name
-        found = replay_all(timelines, _rules(timelines, name, config, fixed))
+        found = of_rules[name] = replay_all(timelines, _rules(timelines, name, config, fixed))
         print_replay("as given" if name == "timeouts" else f"rule {name}", found)
         print(_cost(analyses, sum(len(each.would_end) for each in found)))
-        first = first or found
-    if args.suggest and first is not None:
+    if args.png is not None:
+        _draw(timelines, of_rules, args.png)
+    if args.suggest:
+        first = next(iter(of_rules.values()))
         print("\n".join(["", *suggestion({each.name: each.last_s for each in first})]))
     return 0
+
+
+def _draw(timelines: Sequence[Timeline], of_rules: Mapping[str, Sequence[Replayed]], path: str) -> None:
+    from megatron_ft.cli.render.replay_png import draw_replay
+
+    try:
+        draw_replay(timelines, of_rules, path)
+    except OSError as error:
+        raise ConfigError(f"{path} can't be written: {error.strerror}") from None
+    print(f"wrote {path}")
 
 
 def suggestion(timeouts: Mapping[str, float | None]) -> list[str]:

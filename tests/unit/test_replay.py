@@ -68,6 +68,17 @@ def test_a_hang_would_have_been_noticed_sooner(tmp_path: Path, capsys: pytest.Ca
     assert "2.50 s later" in out
 
 
+def test_a_picture_is_drawn_also_of_a_section_that_never_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_steps(tmp_path, [1.0] * 30 + [9.0] + [1.0] * 10, save_every=1000)
+    picture = tmp_path / "picture.png"
+    assert f"wrote {picture}" in replayed(capsys, tmp_path, "--png", str(picture))
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert main(["replay", str(tmp_path), "--png", str(tmp_path / "missing" / "picture.png")]) == 2
+    assert "can't be written: No such file or directory" in capsys.readouterr().err
+
+
 def test_what_is_suggested_can_be_pasted() -> None:
     timeouts = {"setup": 10.34, "step": 5.0, "write shards": 0.0512, "never": None, "(out of section)": 301.2}
     lines = suggestion(timeouts)
