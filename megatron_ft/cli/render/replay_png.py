@@ -47,6 +47,8 @@ def draw_replay(timelines: Sequence[Timeline], found: Mapping[str, Sequence[Repl
 
 
 def _draw(axes: Axes, name: str, took_s: Floats, timeouts: Mapping[str, float | None]) -> None:
+    from matplotlib.ticker import FuncFormatter
+
     count = len(took_s)
     longer = np.arange(count, 0, -1) / count
     axes.step(np.maximum(took_s, 1e-4), longer, where="pre", color="#333333", linewidth=1.2)
@@ -57,8 +59,11 @@ def _draw(axes: Axes, name: str, took_s: Floats, timeouts: Mapping[str, float | 
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_ylim(1.0 / (2 * count), 1.3)
+    for which in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
+        which(FuncFormatter(lambda seconds, _: f"{seconds:g}"))
+    axes.tick_params(axis="x", which="minor", labelsize=7)
     axes.set_ylabel("share longer")
     axes.set_title(f"{plain(name)}: {count:,} intervals, seconds".replace("$", r"\$"), loc="left", fontsize=10)
     if any(timeout_s is not None for timeout_s in timeouts.values()):
-        axes.legend(loc="upper right", fontsize=8)
+        axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=len(timeouts), fontsize=8, frameon=False)
     axes.grid(visible=True, which="major", color="#eeeeee")
