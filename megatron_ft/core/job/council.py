@@ -272,7 +272,6 @@ class Council:
         for node in nodes:
             held = node.memory.held(proposal.decision)
             if held is not None and node.follows:
-                held = Held(held.decision, held.place, held.votes, proposal.store or held.store)
                 node.memory = Memory(node.memory.promised, decided=held)
         decision = proposal.decision
         self._adopt(decision, proposal.store, nodes)

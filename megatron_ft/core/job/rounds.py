@@ -16,10 +16,13 @@ from megatron_ft.core.job.roll import Decision, Kind
 
 __all__ = ["Rounds", "is_awaited", "seated"]
 
-_SHRINK_S = 0.2
-"""After the last loss: several nodes may be lost together."""
 _MAY_BE_BACK_S = 70.0
 """Longer than a launcher that is cut off looks for the others."""
+
+
+def _shrink_s(nodes: int) -> float:
+    """So long after the last loss: several may be lost together, and thousands meet again without it in that time."""
+    return 0.2 + nodes / 5000
 
 
 class Rounds:
@@ -140,8 +143,8 @@ class Rounds:
         decision = cycle.decision
         if self.lost_s is None:
             return
-        if now_s < self.lost_s + _SHRINK_S:
-            at_s = self.lost_s + _SHRINK_S
+        at_s = self.lost_s + _shrink_s(decision.world)
+        if now_s < at_s:
             self.alarm_s = at_s if self.alarm_s is None else min(at_s, self.alarm_s)
             return
         members = seated(cycle, self._nodes)
