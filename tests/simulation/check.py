@@ -13,7 +13,7 @@ from megatron_ft.core.job.roll import Kind
 
 if TYPE_CHECKING:
     from tests.simulation.job import Job, Launcher, Made
-    from tests.simulation.plan import Plan
+    from tests.simulation.plan import Fault, Plan
 
 __all__ = ["violations"]
 
@@ -22,7 +22,7 @@ _TEARDOWN_S = 3.0
 
 def violations(plan: Plan, job: Job, trouble: Any) -> list[str]:
     """What isn't, one line each."""
-    checks = (_one_decision, _no_two_cycles, _it_ends, _nobody_left_out, _counted_once, _causes, _codes)
+    checks = (_one_decision, _no_two_cycles, _it_ends, _nobody_left_out, _counted_once, _causes, _codes, _is_due)
     return [f"{check.__name__.strip('_')}: {line}" for check in checks for line in check(plan, job, trouble)]
 
 
@@ -149,6 +149,47 @@ def _codes(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
     quiet = not plan.faults or all(f.kind in ("newcomer", "clock_jumps", "coordinator_killed") for f in plan.faults)
     if quiet and codes - {0}:
         yield f"nothing happened, and the exit codes are {sorted(codes)}"
+
+
+_HARMLESS = {"clock_jumps", "newcomer", "coordinator_killed", "coordinator_dies_at_effect", "coordinator_dies_deciding"}
+_FAILURES = {"rank_fails", "rank_hangs"}
+_LEAVING = {"all_stopped", "node_stopped", "node_excluded", "shutdown_asked"}
+_FOR_A_WHILE = {"host_cut", "pair_cut", "launcher_frozen", "coordinator_frozen", "host_frozen", "connection_reset"}
+_STARTED_AGAIN = {"launcher_killed", "host_off"}
+_BEARABLE_S = 50.0
+"""Nodes give up that find no coordinator for 60 s, and a round that lacks some for 90 s."""
+
+
+def _is_due(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
+    """A job whose faults it can bear comes to a good end, also without its first host."""
+    if _is_bearable(plan, job, trouble):
+        codes = {launcher.code for launcher in job.launchers if not launcher.touched and launcher.code is not None}
+        if codes - {0}:
+            yield f"all faults could be borne, and the exit codes are {sorted(codes)}"
+
+
+def _is_bearable(plan: Plan, job: Job, trouble: Any) -> bool:
+    """No half of the nodes is hit, MIN are there or come back, and there are restarts enough."""
+    rules, faults = plan.rules, trouble.struck
+    kinds = [fault.kind for fault in faults]
+    if not job.made or any(at_s <= job.made[0].at_s for at_s, _ in trouble.hit):
+        return False
+    if _LEAVING & set(kinds) or "split" in kinds:
+        return False
+    hit = [fault for fault in faults if fault.kind not in _HARMLESS | _FAILURES]
+    for_good = sum(not _is_back(fault, trouble) for fault in hit)
+    failures = len(faults) - sum(kind in _HARMLESS for kind in kinds)
+    worlds = [made.decision.world for made in job.made if made.decision.kind is Kind.CYCLE]
+    enough = min(worlds, default=0) > 2 * len(hit) and plan.nodes - for_good >= rules.min_nodes
+    restarts = failures <= rules.max_restarts and (not rules.max_stalled or failures < rules.max_stalled)
+    return enough and restarts and sum(fault.seconds for fault in hit if _is_back(fault, trouble)) < _BEARABLE_S
+
+
+def _is_back(fault: Fault, trouble: Any) -> bool:
+    """Whether there is a launcher again afterwards."""
+    if fault.kind in _STARTED_AGAIN:  # one that is killed may be at the first endpoint
+        return fault.comes_back and bool(trouble.may_come_back(trouble.world.hosts[0]))
+    return fault.kind in _FOR_A_WHILE or fault.kind == "node_ill"
 
 
 def _saw_the_end(launcher: Launcher, last: int) -> bool:

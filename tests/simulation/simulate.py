@@ -61,6 +61,7 @@ class _Trouble:
         """Somebody is still to come back."""
         self.network = False
         self.hit: list[tuple[float, str]] = []
+        self.struck: list[Fault] = []
 
     def launch(self, host: Host, rank: int | None) -> None:
         """At the beginning, unless it is off by then."""
@@ -73,6 +74,7 @@ class _Trouble:
             return
         self.world.tell(f"FAULT {fault}")
         self.hit.append((self.world.now_s, fault.kind))
+        self.struck.append(fault)
         getattr(self, f"_{fault.kind}")(fault)
 
     # -- whom it hits -----------------------------------------------------------------------------------------
@@ -123,10 +125,10 @@ class _Trouble:
         if launcher is not None:
             launcher.touched.append(self.world.now_s)
             launcher.die()
-            if fault.comes_back and self._may_come_back(launcher.host):
+            if fault.comes_back and self.may_come_back(launcher.host):
                 self._again(launcher.host, fault.seconds)
 
-    def _may_come_back(self, host: Host) -> bool:
+    def may_come_back(self, host: Host) -> bool:
         """A new launcher at the first endpoint knows of no job, and enough of them may begin another one: documented.
 
         As many as MIN can't be new, if there are fewer faults.
@@ -139,7 +141,7 @@ class _Trouble:
             self._touch([host], 0.0)
             self.network = True
             host.power_off()
-            if fault.comes_back and self._may_come_back(host):
+            if fault.comes_back and self.may_come_back(host):
                 self.world.after(fault.seconds, host.power_on)
                 self._again(host, fault.seconds + 0.1)
 

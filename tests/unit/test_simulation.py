@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 
 from megatron_ft.core.job import coordinator, council, cycle, edge, member, rounds
+from megatron_ft.core.job.coordinator import Coordinator
 from megatron_ft.core.job.council import Council
 from megatron_ft.core.job.cycle import Cycle
 from megatron_ft.core.job.member import Member
+from megatron_ft.core.job.messages import Verdict
+from megatron_ft.core.job.restart_policy import Action
 from megatron_ft.core.job.roll import Kind
 from megatron_ft.core.job.rounds import Rounds
 from tests.simulation.plan import Fault, plan_of
@@ -129,12 +132,44 @@ def _drops_a_farewell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Rounds, "_end_job", lambda *_: None)
 
 
+def _judges_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Cycle, "judge", lambda *_, **__: None)
+
+
+def _tells_all_but_one_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def take(self: Coordinator, take: Callable[..., Any] = Coordinator._take) -> list[Any]:
+        told = lambda effect: isinstance(effect, edge.Send) and isinstance(effect.message, Verdict)  # noqa: E731
+        return [replace(each, links=each.links[1:]) if told(each) else each for each in take(self)]
+
+    monkeypatch.setattr(Coordinator, "_take", take)
+
+
+def _gives_up_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def verdict_on(*arguments: Any, verdict_on: Callable[..., Any] = cycle.verdict_on, **more: Any) -> Any:
+        verdict = verdict_on(*arguments, **more)
+        return replace(verdict, action=Action.GIVE_UP) if verdict.action is Action.RESTART else verdict
+
+    monkeypatch.setattr(cycle, "verdict_on", verdict_on)
+
+
+def _takes_nothing_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    def suffices(self: Council, places: Any, owner: bool, suffices: Any = Council._suffices) -> bool:
+        return (self.decision is None or self._founds) and bool(suffices(self, places, owner))
+
+    monkeypatch.setattr(Council, "_suffices", suffices)
+
+
+def _does_not_say_where_it_is_led(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Member, "_announce", lambda _: None)
+
+
 def _seeds_until_broken(word: str, at_most: int, kind: str | None = None) -> Run:
-    """``kind``: there is one fault, of that kind, and long."""
+    """``kind``: there is one fault, of that kind, and long; with a + what was lost comes back."""
     for seed in itertools.islice(itertools.count(), at_most):
         plan = plan_of(seed)
         if kind is not None:
-            faults = (Fault(at_s=5.0, kind=kind, which=seed, seconds=45.0),)
+            comes_back = kind.endswith("+")
+            faults = (Fault(at_s=8.0, kind=kind.removesuffix("+"), which=seed, seconds=45.0, comes_back=comes_back),)
             plan = replace(plan, faults=faults, work_s=60.0, rules=replace(plan.rules, at_once=False))
         run = simulate(plan)
         if any(line.startswith(word) for line in run.broken):
@@ -159,6 +194,11 @@ def _seeds_until_broken(word: str, at_most: int, kind: str | None = None) -> Run
         (_misses_nobody, "it_ends", None),
         (_each_its_own_code, "codes", None),
         (_drops_a_farewell, "it_ends", None),
+        (_judges_nothing, "it_ends", None),
+        (_tells_all_but_one_why, "it_ends", None),
+        (_gives_up_at_once, "is_due", None),
+        (_takes_nothing_over, "is_due", "host_off"),
+        (_does_not_say_where_it_is_led, "is_due", "host_off+"),
     ],
 )
 def test_a_planted_bug_is_found(
