@@ -40,6 +40,7 @@ class Rounds:
         self._next_slots: list[Slot] = []
         self._known: dict[str, Node] = {}
         """All launchers that were ever here."""
+        self._arrivals = 0
         self._slots_are_places = False
         """Nobody but those that have one now is known to have had a place."""
 
@@ -61,7 +62,9 @@ class Rounds:
     def go_on(self, rules: Rules, cycle: Cycle | None, *, arrivals: int, has_absent: bool, now_s: float) -> None:
         """Propose what is due. ``has_absent``: a launcher has gone a moment ago, and may be back the next."""
         self.alarm_s = None
-        self._known.update(self._nodes)
+        if self._arrivals != arrivals:  # with thousands of nodes, not each time
+            self._arrivals = arrivals
+            self._known.update(self._nodes)
         if self._council.proposal is None and (cycle is None or cycle.outcome is not None):
             self._gather(rules, cycle, arrivals, now_s)
         if self._council.proposal is None and cycle is not None:

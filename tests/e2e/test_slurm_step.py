@@ -1,0 +1,73 @@
+"""Launchers that srun has started need no option to meet: what Slurm's variables say will do."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+from tests.support.launching import Launched, Launcher, launcher
+from tests.support.nodes import wait_for_all
+
+__all__ = ["launcher"]
+
+WAITS = """
+if {handler}:
+    signal.signal(signal.SIGUSR1, lambda *_: os._exit(0))
+signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+say("ready")
+forever()
+"""
+
+
+def step(launcher: Launcher, script: str, *options: str, nodes: int = 2, life: int = 0) -> list[Launched]:
+    """One launcher a node, as by srun; all nodes are this machine, and the port is that of a job of our own."""
+    job = {
+        "SLURM_JOB_ID": str(os.getpid() * 100 + len(launcher.launches)),
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NUM_NODES": str(nodes),
+        "SLURM_STEP_NUM_TASKS": str(nodes),
+        "SLURM_STEP_NODELIST": "localhost",
+        "SLURM_RESTART_COUNT": str(life),
+        "XDG_STATE_HOME": str(launcher.directory / "home"),
+    }
+    # of no use: the tests' own --ft-log-dir is given to each
+    shared = f"--ft-log-dir={launcher.directory / 'logs'}"
+    return [launcher.start(script, shared, *options, env={**job, "SLURM_PROCID": str(rank)}) for rank in range(nodes)]
+
+
+def outcomes(directory: Path) -> list[str]:
+    return [life["outcome"] for life in json.loads((directory / "result.json").read_text())["lives"]]
+
+
+def test_they_meet_and_are_numbered(launcher: Launcher) -> None:
+    nodes = step(launcher, 'say("of", os.environ["WORLD_SIZE"], RANK, os.environ["TORCHELASTIC_RUN_ID"])')
+    ended = wait_for_all(nodes)
+    assert [each.code for each in ended] == [0, 0]
+    job = os.getpid() * 100
+    assert [each.out.split()[:3] for each in ended] == [["of", "2", "0"], ["of", "2", "1"]]
+    assert f"{job}.0.0" in ended[0].out
+    assert outcomes(launcher.directory / "logs") == ["finished"]
+
+
+def test_users_signal_asks_ranks_that_have_no_handler_to_stop(launcher: Launcher) -> None:
+    for handler, outcome in ((False, "stopped"), (True, "finished")):
+        nodes = step(launcher, WAITS.format(handler=handler))
+        for node in nodes:
+            node.wait_for("^ready")
+        for node in nodes:
+            node.signal(signal.SIGUSR1)
+        assert [each.code for each in wait_for_all(nodes)] == [0, 0]
+        assert outcomes(launcher.directory / "logs")[-1] == outcome
+
+
+def test_a_node_that_is_gone_for_good_is_not_waited_for(launcher: Launcher) -> None:
+    nodes = step(launcher, 'say("ready"); forever()', "--nnodes=3", "--max-restarts=3", nodes=3)
+    for node in nodes:
+        node.wait_for("^ready")
+    nodes[2].signal(signal.SIGKILL)
+    ended = wait_for_all(nodes)
+    assert [each.code for each in ended[:2]] == [94, 94]
+    assert ended[0].seconds < 40
+    assert outcomes(launcher.directory / "logs") == ["lost"]
