@@ -26,6 +26,11 @@ __all__ = ["add_command", "suggestion"]
 _NOTHING_FOUND = 1
 _MOST_PROCESSES = 8
 _OUT = "out_of_section"
+_OPTIONS = {
+    "false_kill_budget": ("SHARE", "of the rule budget"),
+    "safety_factor": ("FACTOR", "of both rules"),
+    "calculated_timeout_floor": ("SECONDS", "the least that is learned"),
+}
 _DESCRIPTION = """\
 Play the runs in a log directory again under other timeouts: which healthy intervals they would have ended, and how much
 sooner (or later) each hang would have been noticed. Without --timeouts or --rule, both rules are shown.
@@ -50,21 +55,18 @@ def add_command(commands: Any) -> None:
         "--timeouts", metavar="NAME:SECONDS,...", help=f"these, in seconds; {_OUT} is the time in no section"
     )
     which.add_argument("--rule", choices=("budget", "ours", "reference"), help="what this rule would have learned")
-    parser.add_argument("--false-kill-budget", metavar="SHARE", help="of the rule budget")
-    parser.add_argument("--safety-factor", metavar="FACTOR", help="of the rule reference")
+    for name, (metavar, text) in _OPTIONS.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", metavar=metavar, help=text)
     parser.add_argument("--suggest", action="store_true", help="print the last timeouts as configuration, too")
     parser.add_argument("--png", metavar="FILE", help="draw how long each section took, and the timeouts")
     parser.set_defaults(run=_replay)
 
 
 def _replay(args: argparse.Namespace) -> int:
+    texts = {name: getattr(args, name) for name in _OPTIONS}
     config = ConfigValues.from_kwargs(
         ignore_not_recognized=False,
-        **{
-            name: _number(name, text)
-            for name, text in (("false_kill_budget", args.false_kill_budget), ("safety_factor", args.safety_factor))
-            if text is not None
-        },
+        **{name: _number(name, text) for name, text in texts.items() if text is not None},
     )
     fixed = None if args.timeouts is None else _fixed(args.timeouts)
     check_extra("rich", "drawing tables")

@@ -47,7 +47,7 @@ def draw_replay(timelines: Sequence[Timeline], found: Mapping[str, Sequence[Repl
 
 
 def _draw(axes: Axes, name: str, took_s: Floats, timeouts: Mapping[str, float | None]) -> None:
-    from matplotlib.ticker import FuncFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     count = len(took_s)
     longer = np.arange(count, 0, -1) / count
@@ -61,7 +61,9 @@ def _draw(axes: Axes, name: str, took_s: Floats, timeouts: Mapping[str, float | 
     axes.set_ylim(1.0 / (2 * count), 1.3)
     for which in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
         which(FuncFormatter(lambda seconds, _: f"{seconds:g}"))
-    axes.tick_params(axis="x", which="minor", labelsize=7)
+    axes.xaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.tick_params(which="both", labelsize=8)
     axes.set_ylabel("share longer")
     axes.set_title(f"{plain(name)}: {count:,} intervals, seconds".replace("$", r"\$"), loc="left", fontsize=10)
     if any(timeout_s is not None for timeout_s in timeouts.values()):
