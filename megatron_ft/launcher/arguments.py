@@ -197,7 +197,9 @@ def torch_launch_config(line: CommandLine, *, log_dir: str | None) -> tuple[Laun
         except OSError as error:
             if isinstance(error, (NotADirectoryError, FileExistsError)):
                 raise ConfigError(f"--log-dir: {error}") from error
-            line.options.warnings.append(f"the ranks' log files can't be made: {error}")
+            line.options.warnings.append(
+                f"could not create the ranks' log files; ranks write to the launcher's output: {error}"
+            )
             namespace.log_dir = os.devnull
             config, command, arguments = torchrun.config_from_args(namespace)
     except (AssertionError, RuntimeError, ValueError) as error:

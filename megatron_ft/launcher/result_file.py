@@ -117,7 +117,7 @@ def _rewrite(path: str, change: Callable[[Lives], Lives]) -> None:
     if changed is lives:
         return
     try:
-        write_whole(path, changed.to_text(), fsync=True, mode=0o644)
+        write_whole(path, changed.to_text(), fsync=True, mode=0o600)
     except OSError as error:
         print(f"megatron_ft: {path} can't be written: {error.strerror}", file=sys.stderr)
 

@@ -65,7 +65,7 @@ def test_nobody_waits_for_the_log_directory(fresh_launcher: Launcher, tmp_path: 
     launched.wait_for("cycle 0 ended: rank 0 hung in 'step'", timeout_s=PROMPTLY_S)
     launched.wait_for("cycle 1 ended: rank 0 raised RuntimeError: lost", timeout_s=PROMPTLY_S)
     launched.wait_for("^ready 2$", timeout_s=PROMPTLY_S)
-    assert "they write to the launcher's output: their directory doesn't answer" in launched.err
+    assert "ranks write to the launcher's output: their directory doesn't answer" in launched.err
     launched.signal(signal.SIGTERM)
     launched.wait_for("^asked to end$", timeout_s=PROMPTLY_S)
     finished = launched.wait(PROMPTLY_S)
