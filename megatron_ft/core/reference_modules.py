@@ -22,7 +22,7 @@ def _all_in(home: str, *names: str) -> dict[str, str]:
 _CONFIG = _all_in("megatron_ft.ipc.config.yaml_file", "FaultToleranceConfig")
 _CONTROL = _all_in("megatron_ft.core.control", "WorkloadAction", "WorkloadControlRequest")
 _CLIENT = {
-    **_all_in("megatron_ft.rank.client.client", "RankMonitorClient"),
+    **_all_in("megatron_ft.rank.reference.client", "RankMonitorClient"),
     **_all_in("megatron_ft.core.errors", "RankMonitorClientError"),
 }
 _SERVER = _all_in("megatron_ft.rank.client.server", "RankMonitorServer")

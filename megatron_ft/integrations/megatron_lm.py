@@ -1,11 +1,12 @@
 """Megatron-LM's ``ft_integration``: the same names, on :mod:`megatron_ft.fault_tolerance`.
 
-In Megatron-LM's ``training.py`` and ``checkpointing.py`` replace ``from . import ft_integration`` by ::
+Under ``ft_launcher`` an unmodified Megatron-LM needs none of this (docs/reference-names.md). Where that isn't wanted,
+one file of a checkout, ``megatron/training/ft_integration.py``, becomes the line ::
 
-    from megatron_ft.integrations import megatron_lm as ft_integration
+    from megatron_ft.integrations.megatron_lm import *
 
-and start the training with ``ft_launcher``. Any other loop with Megatron-style arguments can use it, too: add the
-flags with :func:`add_ft_args` and call ``setup(args)``. The hooks take no arguments: there is one training in a
+Any other loop with Megatron-style arguments can use it, too: add the flags with :func:`add_ft_args` and call
+``setup(args)``. The hooks take no arguments: there is one training in a
 process, and its state is here. Before :func:`setup` and after :func:`shutdown` they do nothing.
 
 Sections, what is learned and when, and ``<save>/ft_state.json`` are those of ``megatron_ft.fault_tolerance``.
@@ -15,17 +16,17 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import sys
 from typing import Any
 
 from megatron_ft import fault_tolerance as ft
-from megatron_ft.core.config.kinds import show
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.fault_plan import FAULT_TYPES, RANDOM
-from megatron_ft.rank.hooks.mistakes import no_restart_for_mistakes
+from megatron_ft.rank.faults import described
+from megatron_ft.rank.hooks import say
 
 __all__ = [
+    "__getattr__",
     "add_ft_args",
     "get_rank_monitor_client",
     "maybe_setup_simulated_fault",
@@ -40,10 +41,11 @@ __all__ = [
     "shutdown",
 ]
 
-FAULT_VARIABLE = "FT_SIM_FAULT_DESC"
-
 _GLOBAL_VARS = "megatron.training.global_vars"
 _ARGUMENTS = "megatron.training.arguments"
+
+_CALLERS = ("megatron.training.training", "megatron.training.checkpointing")
+_STATE_NAMES = frozenset(f"_{field}" for field in ft.FaultToleranceState.__dataclass_fields__)
 
 _state = ft.GlobalState()
 _settings = ft.FaultToleranceSettings()
@@ -114,6 +116,8 @@ def setup(args: Any = None) -> None:
     )
     _state.cfg = config
     ft.setup(config, _state)
+    _warn_of_another()
+    _start_described_fault()  # no version of Megatron-LM since 0.16 calls maybe_setup_simulated_fault
 
 
 def on_training_step_start() -> None:
@@ -179,10 +183,40 @@ def maybe_setup_simulated_fault() -> None:
         ConfigError: the variable or the flags can't be right (a ValueError); on all ranks alike. The launcher was told
             not to restart.
     """
-    description = os.environ.get(FAULT_VARIABLE, "")
-    with no_restart_for_mistakes():
-        settings = _settings_from_variable(description) if description.strip() else _settings
-    ft.maybe_setup_simulated_fault(settings)
+    if described.is_described():
+        _start_described_fault()
+    else:
+        ft.maybe_setup_simulated_fault(_settings)
+
+
+def _start_described_fault() -> None:
+    settings = described.take()
+    if settings is not None:
+        ft.maybe_setup_simulated_fault(settings)
+
+
+def _warn_of_another() -> None:
+    """Where one of Megatron-LM's modules still has its own: its saves, say, would be out of section."""
+    for name in _CALLERS:
+        theirs = getattr(sys.modules.get(name), "ft_integration", None)
+        if theirs is not None and getattr(theirs, "on_checkpointing_start", None) is not on_checkpointing_start:
+            say.warn(
+                f"{name} calls another ft_integration ({getattr(theirs, '__file__', theirs)}): what it does is not "
+                "watched; replace its import, or let that file be: from megatron_ft.integrations.megatron_lm import *"
+            )
+
+
+def __getattr__(name: str) -> Any:
+    """The globals of Megatron-LM's module, which forks of it read."""
+    if name == "_GLOBAL_RANK_MONITOR_CLIENT":
+        return get_rank_monitor_client()
+    if name == "_NUM_WARMUP_ITERS":
+        return ft._NUM_WARMUP_ITERS if _settings.num_warmup_iters is None else _settings.num_warmup_iters
+    if name == "_MIN_ITERS_FOR_STEP_TIMEOUT_UPDATE":
+        return ft._MIN_ITERS_FOR_STEP_TIMEOUT_UPDATE
+    if name in _STATE_NAMES:
+        return getattr(_state.fault_tolerance_state or ft.FaultToleranceState(), name.removeprefix("_"))
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _live_state() -> ft.GlobalState:
@@ -239,21 +273,6 @@ def _settings_from(args: Any) -> ft.FaultToleranceSettings:
         simulated_fault_rank=getattr(args, "simulated_fault_rank", None),
         simulated_fault_base_delay=getattr(args, "simulated_fault_base_delay", defaults.simulated_fault_base_delay),
     )
-
-
-def _settings_from_variable(description: str) -> ft.FaultToleranceSettings:
-    try:
-        fault_type, rank, delay = (part.strip() for part in description.split(";"))
-        return ft.FaultToleranceSettings(
-            simulate_fault=True,
-            simulated_fault_type=fault_type,
-            simulated_fault_rank=int(rank) if rank else None,
-            simulated_fault_base_delay=float(delay),
-        )
-    except ValueError:
-        raise ConfigError(
-            f"{FAULT_VARIABLE} must be type;rank;delay, like rank_killed;1;60 or rank_hung;;60, not {show(description)}"
-        ) from None
 
 
 def _add(group: Any, flag: str, **options: Any) -> None:

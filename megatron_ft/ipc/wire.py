@@ -29,6 +29,11 @@ MAX_FDS = 8
 """So many descriptors a message may carry; who has more to hand over sends several."""
 _PATH_LIMIT = 107  # sun_path of Linux, less the final zero
 _CHUNK = 1 << 16
+_PICKLE = b"\x80"
+_OF_THE_REFERENCE = (
+    "it sends pickles, as the client of nvidia-resiliency-ext does: have its script import RankMonitorClient from "
+    "megatron_ft, or start it with --ft-reference-names on (the default), in a Python that reads PYTHONPATH"
+)
 
 # a script that is run ahead may put something else into the module
 _dumps, _loads = json.dumps, json.loads
@@ -106,6 +111,8 @@ def decode(body: bytes) -> Message:
     Raises:
         ProtocolError: it isn't one of ours.
     """
+    if body[:1] == _PICKLE:
+        raise ProtocolError(_OF_THE_REFERENCE)
     try:
         message = _loads(body)
     except (ValueError, RecursionError) as error:

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -28,7 +29,44 @@ def test_each_function_of_megatron_lm_is_there_with_its_arguments() -> None:
         signature.bind(**dict.fromkeys(arguments, False))
         signature.bind(*arguments)
     inspect.signature(megatron_lm.setup).bind(argparse.Namespace())  # older versions give them
-    assert set(megatron_lm.__all__) == {*CALLS, "add_ft_args"}
+    assert set(megatron_lm.__all__) == {*CALLS, "add_ft_args", "__getattr__"}
+
+
+def test_globals_that_forks_of_megatron_lm_read(tmp_path: Path, client: FakeClient) -> None:
+    file: dict[str, Any] = {}
+    exec("from megatron_ft.integrations.megatron_lm import *", file)  # megatron/training/ft_integration.py
+    read = file["__getattr__"]
+    assert (read("_GLOBAL_RANK_MONITOR_CLIENT"), read("_seen_tr_iters_cnt"), read("_NUM_WARMUP_ITERS")) == (None, 0, 1)
+    args = parse(tmp_path, "--ft-num-warmup-iters", "3")
+    file["setup"](args)
+    train(2, args)
+    assert (read("_GLOBAL_RANK_MONITOR_CLIENT"), read("_seen_tr_iters_cnt")) == (client, 2)
+    assert (read("_NUM_WARMUP_ITERS"), read("_MIN_ITERS_FOR_STEP_TIMEOUT_UPDATE")) == (3, 16)
+    with pytest.raises(AttributeError, match="_nothing"):
+        read("_nothing")
+
+
+def test_another_ft_integration_in_a_module_of_megatron_is_told_of(
+    tmp_path: Path, client: FakeClient, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own, theirs = SimpleNamespace(**vars(megatron_lm)), SimpleNamespace(on_checkpointing_start=lambda: None)
+    monkeypatch.setitem(sys.modules, "megatron.training.training", SimpleNamespace(ft_integration=own))
+    monkeypatch.setitem(sys.modules, "megatron.training.checkpointing", SimpleNamespace(ft_integration=theirs))
+    megatron_lm.setup(parse(tmp_path))
+    warnings = capsys.readouterr().err
+    assert "megatron.training.checkpointing calls another ft_integration" in warnings
+    assert "megatron.training.training calls" not in warnings
+
+
+def test_setup_starts_what_the_variable_asks_for_and_nobody_does_so_again(
+    tmp_path: Path, client: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = MagicMock()
+    monkeypatch.setattr("megatron_ft.fault_tolerance.maybe_setup_simulated_fault", started)
+    monkeypatch.setenv("FT_SIM_FAULT_DESC", "rank_killed;0;60")
+    megatron_lm.setup(parse(tmp_path))
+    megatron_lm.maybe_setup_simulated_fault()
+    started.assert_called_once()
 
 
 # --- one state in the module ---

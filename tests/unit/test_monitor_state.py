@@ -247,6 +247,30 @@ def test_a_hang_in_the_warm_up_is_noticed_after_the_timeout_of_the_start(
         assert is_late == (bound is not None and seconds >= bound)
 
 
+@pytest.mark.parametrize(
+    ("warmup", "seen", "bound"),
+    [(0, 0, 10), (0, 1, 100), (0, 5, 100), (0, 6, 10), (2, 2, 100), (2, 3, 10)],
+)
+def test_a_section_warmup_has_the_timeout_of_a_step_in_the_first_iterations(warmup: int, seen: int, bound: int) -> None:
+    snapshot = board(
+        warmup_iterations=warmup,
+        iterations_seen=seen,
+        sections=(section(opened_at=START), section("warmup", timeout=100.0, count=0)),
+    )
+    for seconds in (9, 11, 99, 101):
+        at = START + seconds * S
+        assert (look(state(at=at), snapshot, at).step is Step.CONFIRM) == (seconds > bound)
+
+
+def test_where_a_section_warmup_is_configured_the_time_out_of_section_is_judged_from_the_start() -> None:
+    sections = (section(count=0), section("warmup", count=0))
+    snapshot = board(warmup_iterations=3, out_of_section_timeout_ns=7 * S, sections=sections)
+    now = START + 8 * S
+    assert look(state(at=now), snapshot, now).step is Step.CONFIRM
+    snapshot = snapshot._replace(sections=sections[:1])
+    assert look(state(at=now), snapshot, now).step is Step.WATCH
+
+
 def test_the_time_out_of_section_begins_when_the_warm_up_is_over() -> None:
     """Iterations are no transitions: the last one may be that of the setup, long before the warm-up ended."""
     over = START + 100 * S

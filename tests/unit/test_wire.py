@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import random
 import socket
 import stat
@@ -225,3 +226,8 @@ def test_what_a_peer_sent_is_shown_short_and_plain() -> None:
     assert shown(None) == "None"
     assert len(shown("x" * 10**6)) < 120
     assert len(shown(10**4000)) < 120
+
+
+def test_a_client_of_nvidia_resiliency_ext_is_told_what_to_do() -> None:
+    with pytest.raises(ProtocolError, match=r"it sends pickles, .*--ft-reference-names on"):
+        list(Decoder().feed(len(data := pickle.dumps({"type": "hello"})).to_bytes(4, "big") + data))

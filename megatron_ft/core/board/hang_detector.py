@@ -8,7 +8,8 @@ Rules
   one is young. Only if none is open, ``now - last transition`` counts against the out-of-section timeout.
 * Heartbeat timeouts, the user's like the default ones, apply to a rank that has sent a heartbeat or has opened no
   section: one that opens sections and sends no heartbeat isn't judged by them.
-* During warm-up (see :func:`_is_warming_up`) "step" and the time out of section aren't judged.
+* During warm-up (see :func:`_is_warming_up`) "step" and the time out of section aren't judged. Where a section "warmup"
+  is configured they are: its timeout is that of "step" until more than the warm-up's iterations have begun.
 * A verdict is read twice, a moment apart, before it counts.
 * Time in which the whole node stood still isn't the rank's. The monitor can't see such time, but it notices
   two signs of it: it wakes much later than it asked, or it receives SIGCONT. Either way the node may have
@@ -25,7 +26,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from megatron_ft.core.board.layout import BoardSnapshot
+from megatron_ft.core.board.layout import BoardSnapshot, SectionView
 from megatron_ft.core.timeouts.budget_rule import FIRST_INTERVALS
 
 CONFIRM_AFTER_NS = 10_000_000
@@ -40,6 +41,10 @@ _MAX_TOLERANCE_NS = 100_000_000
 _MIN_TOLERANCE_NS = 20_000_000
 _MAX_GAPS = 64
 STEP = "step"
+WARMUP = "warmup"
+"""Never opened: where it is configured, its timeout is that of "step" in the iterations of the warm-up."""
+_WARMUP_ITERATIONS = 5
+"""Unless the rank says another number."""
 
 
 class HangKind(enum.Enum):
@@ -210,7 +215,8 @@ def running_intervals(board: BoardSnapshot) -> Iterator[Interval]:
     """Everything that is being timed now and has a finite timeout; nothing once the board is ``closing``."""
     if board.closing:
         return
-    warming_up = _is_warming_up(board)
+    slow = next((section for section in board.sections if section.name == WARMUP), None)
+    warming_up = slow is None and _is_warming_up(board)
     any_open = any_opened = False
     for section in board.sections:
         any_opened = any_opened or section.open_count > 0
@@ -220,8 +226,8 @@ def running_intervals(board: BoardSnapshot) -> Iterator[Interval]:
         timeout_ns = section.timeout_ns
         if section.first_timeout_ns is not None and section.open_count <= FIRST_INTERVALS:
             timeout_ns = section.first_timeout_ns
-        if warming_up and section.name == STEP:
-            timeout_ns = _warm_up_timeout(board, timeout_ns)
+        if section.name == STEP:
+            timeout_ns = _step_timeout(board, timeout_ns, slow, warming_up=warming_up)
         if timeout_ns is not None:
             yield Interval(HangKind.SECTION, section.name, section.opened_at_ns, timeout_ns, section.is_learned)
     out_of_section_ns = _longest_timeout(board) if is_blank(board) else board.out_of_section_timeout_ns
@@ -260,6 +266,17 @@ def _longest_timeout(board: BoardSnapshot) -> int | None:
     timeouts = [board.out_of_section_timeout_ns, *(section.timeout_ns for section in board.sections)]
     finite = [timeout for timeout in timeouts if timeout is not None]
     return max(finite) if len(finite) == len(timeouts) else None
+
+
+def _step_timeout(
+    board: BoardSnapshot, timeout_ns: int | None, slow: SectionView | None, *, warming_up: bool
+) -> int | None:
+    """That of a "step"; ``slow``: the section "warmup", if it is configured."""
+    if warming_up:
+        return _warm_up_timeout(board, timeout_ns)
+    if slow is not None and 0 < board.iterations_seen <= (board.warmup_iterations or _WARMUP_ITERATIONS):
+        return slow.timeout_ns
+    return timeout_ns
 
 
 def _warm_up_timeout(board: BoardSnapshot, timeout_ns: int | None) -> int | None:

@@ -153,6 +153,11 @@ class ConfigValues:
         """The set fields as JSON and YAML can hold them; `from_dict` gives an equal configuration back."""
         return {name: FIELDS[name].kind.plain(getattr(self, name)) for name in FIELDS if self.is_set(name)}
 
+    @property
+    def is_progress_tracking_enabled(self) -> bool:
+        """For callers of nvidia-resiliency-ext: yes; only the launcher knows its --ft-max-no-progress-cycles."""
+        return True
+
     @classmethod
     def from_dict(cls: type[Self], values: Mapping[str, Any]) -> Self:
         """The configuration with exactly these fields set. Raises ConfigError for an unknown name."""

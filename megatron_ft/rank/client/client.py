@@ -136,7 +136,9 @@ class RankMonitorClient:
         """Open a section; sections may nest, and every open one is judged against its own timeout.
 
         Raises:
-            RankMonitorClientError: not initialised, open already, or not configured (the message lists those).
+            RankMonitorClientError: not initialised, or open already.
+
+        One that isn't configured is skipped: it isn't watched, and a warning says so, once.
         """
         recorder = self._recorder
         if recorder is None:
@@ -147,7 +149,7 @@ class RankMonitorClient:
         """Close an open section.
 
         Raises:
-            RankMonitorClientError: not initialised, not open, or not configured.
+            RankMonitorClientError: not initialised, or not open. One that isn't configured is skipped.
         """
         recorder = self._recorder
         if recorder is None:
@@ -221,18 +223,17 @@ class RankMonitorClient:
             Whether the timeouts were set.
 
         Raises:
-            RankMonitorClientError: not initialised, a name isn't configured, or nothing was observed for one.
+            RankMonitorClientError: not initialised, or nothing was observed for one. Names that aren't configured
+                are passed over.
         """
         recorder = self._ready()
         timeouts = self.section_timeouts
         assert timeouts is not None
         names = list(timeouts.section) if selected_sections is None else list(dict.fromkeys(selected_sections))
-        unknown = [name for name in names if name not in timeouts.section]
-        if unknown:
-            raise RankMonitorClientError(
-                f"sections {unknown} are not configured; configured sections: {list(timeouts.section)}"
-            )
-        keys = [*names, OUT_OF_SECTION] if calc_out_of_section else names
+        known = [name for name in names if name in timeouts.section]
+        keys = [*known, OUT_OF_SECTION] if calc_out_of_section else known
+        if names and not keys:
+            return self._not_ready(f"none of the sections {names} is configured", True)
         result = section_timeouts(recorder, timeouts, keys, self._rule(), self._knowledge)
         if isinstance(result, NotReady):
             return self._not_ready(f"no rank has seen the end of {result.missing} yet", skip_if_not_ready)

@@ -43,6 +43,7 @@ from megatron_ft.core.errors import RankMonitorClientError
 from megatron_ft.core.timeouts.timeouts import OUT_OF_SECTION, SectionTimeouts
 from megatron_ft.ipc.board import Board
 from megatron_ft.rank.client.seen import Seen
+from megatron_ft.rank.hooks.say import warn
 from megatron_ft.rank.run_ahead import user_code
 
 _monotonic_ns = time.monotonic_ns
@@ -84,8 +85,11 @@ class Recorder:
         """Open a section; see ``RankMonitorClient.start_section``."""
         opened = self._opened
         slot = self._slots.get(section)
-        if slot is None or section in opened:
-            raise self._refusal(section, "open")
+        if slot is None:
+            self._skip(section)
+            return
+        if section in opened:
+            raise RankMonitorClientError(f"section {section!r} is already open")
         words = self._words
         now = _monotonic_ns()
         if self._is_starting and section == STEP:
@@ -114,8 +118,10 @@ class Recorder:
         opened = self._opened
         since = opened.get(section)
         if since is None:
+            if section not in self._slots:
+                return  # it was skipped
             self._clear(section)
-            raise self._refusal(section, "closed")
+            raise RankMonitorClientError(f"section {section!r} is already closed")
         words = self._words
         now = _monotonic_ns()
         # the transition first: no section and an old transition would look idle since then
@@ -303,11 +309,9 @@ class Recorder:
         if slot is not None:
             self._words[slot + S_OPENED_AT] = 0
 
-    def _refusal(self, section: str, state: str) -> RankMonitorClientError:
-        if section not in self._slots:
-            names = ", ".join(repr(name) for name in self._slots) or "none"
-            return RankMonitorClientError(f"section {section!r} is not configured; configured sections: {names}")
-        return RankMonitorClientError(f"section {section!r} is already {state}")
+    def _skip(self, section: str) -> None:
+        names = ", ".join(repr(name) for name in self._slots) or "none"
+        warn(f"section {section!r} is not configured, and is skipped; configured sections: {names}")
 
     def _write_again(self) -> None:
         """The monitor had to renew the board: give it back what only this rank knows."""

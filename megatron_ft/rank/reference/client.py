@@ -1,0 +1,84 @@
+"""The client as scripts know it that import the reference's: ours, and what such scripts rely on beyond.
+
+Megatron-LM's unmodified hooks tell no iterations and start no simulated fault; both are found out here.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+from megatron_ft.core.timeouts.timeouts import HeartbeatTimeouts, SectionTimeouts, state_from_dict
+from megatron_ft.rank.client import client
+from megatron_ft.rank.faults import described, simulated
+
+__all__ = ["RankMonitorClient"]
+
+_WARMUP_ITERATIONS = 5
+"""Unless the script says another number: what the reference's configuration has."""
+_MEGATRON_ARGUMENTS = "megatron.training.global_vars"
+_MEGATRON_LOOP = "megatron.training.training"
+
+
+class RankMonitorClient(client.RankMonitorClient):
+    """See ``rank.client.client``."""
+
+    rank_monitor_socket = launcher_connector = timeouts_calc = chkpt_manager = None
+    """What the reference keeps of its connections; nothing is behind them here."""
+    iter_idx = 0
+
+    def __init__(self) -> None:
+        """No I/O happens here."""
+        super().__init__()
+        self.logger = logging.getLogger("nvidia_resiliency_ext.fault_tolerance.rank_monitor_client")
+        self._args: Any = None
+
+    def init_workload_monitoring(self, num_warmup_iters: int | None = None) -> None:
+        """Connect to this rank's monitor; see there. Without a number, the first 5 iterations are the warm-up."""
+        super().init_workload_monitoring(_WARMUP_ITERATIONS if num_warmup_iters is None else num_warmup_iters)
+        if described.is_described() and _is_unused("maybe_setup_simulated_fault"):
+            simulated.maybe_start(
+                described.take(), client=lambda: self, save_dir=lambda: getattr(_megatron_args(), "save", None)
+            )
+
+    def start_section(self, section: str) -> None:
+        """Open a section; see there. In Megatron-LM's train loop its iteration is told first."""
+        self._tell_iteration()
+        super().start_section(section)
+
+    @property
+    def loaded_hb_timeouts(self) -> HeartbeatTimeouts | None:
+        """Of the state that was loaded."""
+        loaded = None if self._loaded is None else state_from_dict(self._loaded).heartbeats
+        return None if loaded is None else HeartbeatTimeouts(*loaded, were_calculated=True)
+
+    @property
+    def loaded_section_timeouts(self) -> SectionTimeouts | None:
+        """Of the state that was loaded."""
+        if self._loaded is None:
+            return None
+        loaded = state_from_dict(self._loaded)
+        if not loaded.sections and loaded.out_of_section is None:
+            return None
+        has_out = loaded.out_of_section is not None
+        return SectionTimeouts(dict(loaded.sections), loaded.out_of_section, set(loaded.sections), has_out)
+
+    def _tell_iteration(self) -> None:
+        if self._args is None:
+            self._args = _megatron_args()
+        iteration = getattr(self._args, "curr_iteration", None)
+        if type(iteration) is int and iteration >= 0 and self._recorder is not None:
+            self._recorder.iteration(iteration)
+
+
+def _megatron_args() -> Any:
+    """Megatron-LM's arguments, once it has them."""
+    return getattr(sys.modules.get(_MEGATRON_ARGUMENTS), "_GLOBAL_ARGS", None)
+
+
+def _is_unused(function: str) -> bool:
+    """Whether Megatron-LM is there, and its train loop never calls this one: no version since 0.16 does."""
+    pretrain = getattr(sys.modules.get(_MEGATRON_LOOP), "pretrain", None)
+    code = getattr(pretrain, "__code__", None)
+    return code is not None and function not in code.co_names

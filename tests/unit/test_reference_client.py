@@ -1,0 +1,94 @@
+"""The client that scripts get which import the reference's: what they rely on beyond ours."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from unittest.mock import MagicMock
+
+import pytest
+
+from megatron_ft.core.timeouts.timeouts import HeartbeatTimeouts, SectionTimeouts
+from megatron_ft.rank.client import client as ours
+from megatron_ft.rank.faults import described
+from megatron_ft.rank.reference import client as reference
+from megatron_ft.rank.reference.client import RankMonitorClient
+
+STATE = {
+    "current_timeouts": {
+        "heartbeat": {"initial": 10.0, "subsequent": 5.0, "were_calculated": True},
+        "section": {
+            "section": {"step": 3.0, "setup": None},
+            "out_of_section": 7.0,
+            "calculated_sections": ["step"],
+            "is_out_of_section_calculated": True,
+        },
+    }
+}
+
+
+@pytest.fixture
+def inits(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
+    """The numbers of warm-up iterations that clients have connected with."""
+    found: list[int | None] = []
+    monkeypatch.setattr(ours.RankMonitorClient, "init_workload_monitoring", lambda _self, number: found.append(number))
+    monkeypatch.setattr(described, "_taken", "")
+    monkeypatch.delenv("FT_SIM_FAULT_DESC", raising=False)
+    return found
+
+
+def test_attributes_before_and_after_a_state_is_loaded() -> None:
+    client = RankMonitorClient()
+    assert (client.iter_idx, client.rank_monitor_socket, client.timeouts_calc) == (0, None, None)
+    assert client.logger.name.startswith("nvidia_resiliency_ext.")
+    assert client.loaded_hb_timeouts is None
+    assert client.loaded_section_timeouts is None
+    client.load_state_dict(STATE)
+    assert client.loaded_hb_timeouts == HeartbeatTimeouts(10.0, 5.0, True)
+    assert client.loaded_section_timeouts == SectionTimeouts({"step": 3.0}, 7.0, {"step"}, True)
+    client.load_state_dict({"current_timeouts": {}})
+    assert client.loaded_section_timeouts is None
+
+
+def test_the_warm_up_is_five_iterations_unless_the_script_says_another_number(inits: list[int | None]) -> None:
+    for number in (None, 0, 3):
+        RankMonitorClient().init_workload_monitoring(number)
+    assert inits == [5, 0, 3]
+
+
+def test_iterations_are_found_in_megatron_lms_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    client, recorder = RankMonitorClient(), MagicMock()
+    client._recorder = recorder
+    client.start_section("setup")
+    recorder.iteration.assert_not_called()
+    args = SimpleNamespace()
+    monkeypatch.setitem(sys.modules, "megatron.training.global_vars", SimpleNamespace(_GLOBAL_ARGS=args))
+    client.start_section("a")
+    args.curr_iteration = 7
+    client.start_section("step")
+    recorder.iteration.assert_called_once_with(7)
+    assert [call.args for call in recorder.start.call_args_list] == [("setup",), ("a",), ("step",)]
+    client._recorder = None
+
+
+def test_the_variable_of_simulated_faults_is_followed_where_megatron_lm_does_not(
+    inits: list[int | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = MagicMock()
+    monkeypatch.setattr(reference.simulated, "maybe_start", started)
+    RankMonitorClient().init_workload_monitoring()
+    monkeypatch.setenv("FT_SIM_FAULT_DESC", "rank_killed;1;5")
+    RankMonitorClient().init_workload_monitoring()
+    started.assert_not_called()  # Megatron-LM isn't there
+
+    def older() -> None:
+        maybe_setup_simulated_fault()  # type: ignore[name-defined]  # noqa: F821 - only looked at
+
+    def newer() -> None:
+        pass
+
+    for pretrain, expected in ((older, 0), (newer, 1)):
+        monkeypatch.setitem(sys.modules, "megatron.training.training", SimpleNamespace(pretrain=pretrain))
+        RankMonitorClient().init_workload_monitoring()
+        assert started.call_count == expected
+    assert started.call_args.args[0].simulated_fault_rank == 1
