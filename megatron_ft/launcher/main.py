@@ -148,3 +148,7 @@ def _run(argv: Sequence[str] | None, server: ServerProcess | None) -> int:
         log = EventLog.open(log_dir, role="launcher", run_id=line.run_id, max_bytes=line.options.log_max_bytes)
     with contextlib.closing(log):
         return job.run(line, config, command, place=place, log=log, log_dir=log_dir, server=server)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
