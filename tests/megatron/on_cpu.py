@@ -7,12 +7,17 @@ is stood in for, beside what the CPU does in place of CUDA (examples/cpu_stand_i
 from __future__ import annotations
 
 import contextlib
+import gc
 import glob
+import hashlib
 import importlib.util
 import os
 import runpy
+import signal
 import sys
 import sysconfig
+import threading
+import time
 import types
 from collections import defaultdict
 from importlib.machinery import ModuleSpec
@@ -89,5 +94,40 @@ def _use_built_helper() -> None:
 del sys.argv[0]
 sys.path.insert(0, os.path.dirname(os.path.abspath(sys.argv[0])))  # before any megatron-core that is installed
 stand_in()
+
+
+def fail_as_asked() -> None:
+    """ON_CPU_FAULT=signal;rank;iteration[;save]: in cycle 0, in that iteration, or while its checkpoint is written."""
+    name, rank, iteration, *when = os.environ["ON_CPU_FAULT"].split(";")
+    if (os.environ["RANK"], os.environ["FT_CYCLE"]) != (rank, "0"):
+        return
+
+    def watch() -> None:
+        while True:
+            args = getattr(sys.modules.get("megatron.training.global_vars"), "_GLOBAL_ARGS", None)
+            if args is not None:
+                in_save = os.path.isdir(os.path.join(args.save, f"iter_{int(iteration):07d}"))
+                if in_save if when else getattr(args, "curr_iteration", -1) >= int(iteration):
+                    os.kill(os.getpid(), getattr(signal, name))
+            time.sleep(0.001)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def weights() -> str:
+    """A digest of the parameters of all models in this process."""
+    models = [each for each in gc.get_objects() if type(each).__name__ == "GPTModel"]
+    digest = hashlib.sha256()
+    for model in models:
+        for name, parameter in sorted(model.named_parameters()):
+            digest.update(name.encode() + parameter.detach().numpy().tobytes())
+    return f"{len(models)} {digest.hexdigest()}"
+
+
 if __name__ == "__main__":
+    if os.environ.get("ON_CPU_FAULT"):
+        fail_as_asked()
+    if os.environ["FT_CYCLE"] != "0":
+        os.environ.pop("FT_SIM_FAULT_DESC", None)  # else it fails in every cycle, at the same moment
     runpy.run_path(sys.argv[0], run_name="__main__")
+    sys.stdout.write(f"weights of rank {os.environ['RANK']}: {weights()}\n")

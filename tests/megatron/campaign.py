@@ -1,0 +1,146 @@
+"""``make megatron MEGATRON_ARGS="CHECKOUT ..."``: unmodified Megatron-LM under our launcher, on the CPU, with faults.
+
+Each checkout's own ``pretrain_gpt.py`` trains with ``--enable-ft-package``. Not a byte of it is changed: git, or a
+digest of its files, says so at the end. Each run but the first loses a rank, and must end with the weights of the
+undisturbed one, and name the rank. A checkout needs what Megatron-LM imports (six, regex, einops, pydantic): a folder
+with those goes into PYTHONPATH. A run that can't be made is a failure; nothing is skipped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ON_CPU = Path(__file__).with_name("on_cpu.py")
+LAUNCHER = (
+    *(sys.executable, "-m", "megatron_ft", "launch", "--nproc-per-node=2", "--max-restarts=3"),
+    *("--ft-rank_section_timeouts=setup:120,step:6,checkpointing:60", "--ft-rank_out_of_section_timeout=60"),
+)
+MODEL = (
+    *("--num-layers=2", "--hidden-size=32", "--num-attention-heads=2", "--seq-length=32"),
+    *("--max-position-embeddings=32", "--micro-batch-size=1", "--global-batch-size=4", "--train-iters=24"),
+    *("--lr=1e-3", "--min-lr=1e-4", "--lr-decay-iters=24", "--mock-data", "--tokenizer-type=NullTokenizer"),
+    *("--vocab-size=127", "--transformer-impl=local", "--distributed-backend=gloo", "--no-persist-layer-norm"),
+    *("--no-bias-gelu-fusion", "--no-bias-dropout-fusion", "--no-masked-softmax-fusion", "--no-rope-fusion"),
+    *("--no-gradient-accumulation-fusion", "--use-cpu-initialization", "--position-embedding-type=learned_absolute"),
+    *("--attention-backend=unfused", "--log-interval=4", "--eval-iters=1", "--eval-interval=100"),
+    *("--attention-dropout=0", "--hidden-dropout=0"),  # the stand-in for CUDA has one state of random numbers, not two
+    *("--save-interval=8", "--ckpt-format=torch_dist", "--num-workers=0"),
+    *("--enable-ft-package", "--calc-ft-timeouts"),
+)
+LONGEST_S = 170.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run. ``told``: what the launcher must say of cycle 0."""
+
+    name: str
+    told: str = ""
+    env: tuple[tuple[str, str], ...] = ()
+    flags: tuple[str, ...] = ()
+
+
+def fault(text: str) -> tuple[tuple[str, str], ...]:
+    return (("ON_CPU_FAULT", text),)
+
+
+ASYNC = ("--async-save",)
+CASES = (
+    Case("undisturbed"),
+    Case("SIGKILL", r"rank 1 .*SIGKILL.*iteration 1[89]", fault("SIGKILL;1;18")),
+    Case("SIGSTOP", r"rank 1 .*iteration 1[89]", fault("SIGSTOP;1;18")),
+    Case("FT_SIM_FAULT_DESC", r"rank 0 .*SIGKILL", (("FT_SIM_FAULT_DESC", "rank_killed;0;0.8"),)),
+    Case("SIGKILL in a save", r"rank 1 .*SIGKILL", fault("SIGKILL;1;16;save")),
+    Case("asynchronous saves", "", (), ASYNC),
+    Case("SIGKILL in an asynchronous save", r"rank 0 .*SIGKILL", fault("SIGKILL;0;16;save"), ASYNC),
+)
+
+
+def main() -> int:
+    """0 if every run held."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("checkout", nargs="+", type=Path)
+    parser.add_argument("--only", default="", help="cases whose name holds this, beside the undisturbed one")
+    args = parser.parse_args()
+    problems = []
+    for checkout in args.checkout:
+        before, expected = digest(checkout), None
+        for case in CASES:
+            if expected is not None and args.only not in case.name:
+                continue
+            with tempfile.TemporaryDirectory(prefix="ft_megatron") as directory:
+                began = time.monotonic()
+                found, weights = run(checkout, case, Path(directory))
+                took_s = time.monotonic() - began
+            expected = expected or weights
+            if weights != expected:
+                found.append(f"ended with other weights: {weights}, not {expected}")
+            print(f"{checkout.name}: {case.name}: {'; '.join(found) or 'held'} ({took_s:.0f} s)", flush=True)
+            problems += found
+        if digest(checkout) != before:
+            problems.append("changed")
+            print(f"{checkout.name}: its files were changed")
+    return 1 if problems else 0
+
+
+def run(checkout: Path, case: Case, directory: Path) -> tuple[list[str], list[str]]:
+    """What is wrong with one run, and the weights it ended with."""
+    save, log = directory / "checkpoints", directory / "out.txt"
+    env = {**os.environ, "CUDA_DEVICE_MAX_CONNECTIONS": "1", "PYTHONDONTWRITEBYTECODE": "1", **dict(case.env)}
+    env["PYTHONPATH"] = os.pathsep.join([str(checkout.resolve()), *filter(None, [os.environ.get("PYTHONPATH")])])
+    flags = [*case.flags, *(["--async-strategy=mcore"] if case.flags and has_strategies(checkout) else [])]
+    command = [
+        *(*LAUNCHER, f"--ft-log-dir={directory / 'logs'}", str(ON_CPU), str(checkout.resolve() / "pretrain_gpt.py")),
+        *(*MODEL, *flags, f"--save={save}", f"--load={save}"),
+    ]
+    with log.open("w") as out:
+        try:
+            code = subprocess.run(command, env=env, stdout=out, stderr=out, timeout=LONGEST_S, check=False).returncode
+        except subprocess.TimeoutExpired:
+            code = -1
+    text = log.read_text()
+    found = []
+    if code != 0:
+        kept = Path(tempfile.gettempdir()) / f"ft_megatron_{checkout.name}_{case.name.replace(' ', '_')}.txt"
+        shutil.copy(log, kept)
+        found.append(f"ended with {code}, see {kept}")
+    if "nvidia_resiliency_ext.fault_tolerance is megatron_ft" not in text:
+        found.append("its client isn't ours")
+    if case.told and not re.search(rf"\[ft_launcher\] cycle 0 ended: .*{case.told}", text):
+        found.append(f"cycle 0: {re.findall(r'cycle 0 ended: .*', text)}, not {case.told}")
+    try:
+        learned = json.loads((save / "ft_state.json").read_text())
+        if "step" not in learned["current_timeouts"]["section"]["calculated_sections"]:
+            found.append("no timeout of step was learned")
+    except (OSError, ValueError, KeyError) as error:
+        found.append(f"ft_state.json: {error!r}")
+    return found, sorted(re.findall(r"weights of (rank \d+: 1 \w+)", text))
+
+
+def has_strategies(checkout: Path) -> bool:
+    """Whether asynchronous saves are nvidia-resiliency-ext's unless Megatron-LM's own are asked for."""
+    return any("async_strategy" in path.read_text() for path in (checkout / "megatron" / "training").rglob("*.py"))
+
+
+def digest(checkout: Path) -> str:
+    """Of all its files but compiled ones."""
+    files = (path for path in sorted(checkout.rglob("*")) if path.is_file() and path.suffix not in (".pyc", ".so"))
+    found = hashlib.sha256()
+    for path in files:
+        found.update(str(path.relative_to(checkout)).encode() + path.read_bytes())
+    return found.hexdigest()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
