@@ -6,6 +6,7 @@
 # make chaos    hundreds of faults at odd moments of a real job     CHAOS_ARGS="--runs 20", on three hosts "--hosts"
 # make simulate thousands of simulated jobs, each from a seed     SIMULATE_ARGS="--runs 100000", "--only 1234"
 # make fuzz     hostile input to every socket, board and file     FUZZ_ARGS="--seed 7 --messages 1000000"
+# make megatron an unmodified checkout of Megatron-LM on the CPU, with faults     MEGATRON_ARGS="CHECKOUT ..."
 # make endurance  10^7 section events, 10^5 control messages: nothing grows     ENDURANCE_ARGS="--events 1000000"
 # make clean    remove what the targets above made, .venv included
 #
@@ -28,7 +29,7 @@ INSTALLED := .venv/.installed
 BENCH_INSTALLED := .venv/.bench-installed
 CODE := megatron_ft tests examples
 
-.PHONY: help demo test lint bench verdicts chaos simulate fuzz endurance clean
+.PHONY: help demo test lint bench verdicts chaos simulate fuzz endurance megatron clean
 
 help:
 	@sed -n 's/^# \(make [a-z]*\)/\1/p' Makefile
@@ -64,6 +65,9 @@ fuzz: $(INSTALLED)
 
 endurance: $(INSTALLED)
 	@$(BIN)/python tests/fuzz/endurance.py $(ENDURANCE_ARGS)
+
+megatron: $(INSTALLED)
+	@$(BIN)/python tests/megatron/campaign.py $(MEGATRON_ARGS)
 
 clean:
 	@rm -rf .venv build dist out *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -18,7 +17,6 @@ from megatron_ft.ipc.config.options import with_hint
 __all__ = ["main"]
 
 _MISTAKE = 2
-_LAUNCH = "launch"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,21 +25,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0; 1 if there was nothing to report; 2 for a user's mistake, after one line on stderr.
     """
-    words = sys.argv[1:] if argv is None else list(argv)
-    if words[:1] == [_LAUNCH]:
-        _become_launcher(words[1:])
     try:
-        args = _parser().parse_args(words)
+        args = _parser().parse_args(argv)
         code: int = args.run(args)
     except ConfigError as error:
         print(f"megatron-ft: error: {error}", file=sys.stderr)
         return _MISTAKE
     return code
-
-
-def _become_launcher(words: Sequence[str]) -> NoReturn:
-    """``ft_launcher`` itself, also where another package's script of that name comes first on PATH."""
-    os.execv(sys.executable, [sys.executable, "-m", "megatron_ft.launcher", *words])
 
 
 class _Parser(argparse.ArgumentParser):
@@ -61,7 +51,6 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="megatron-ft", description="Tools for runs of ft_launcher.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
-    commands.add_parser(_LAUNCH, add_help=False, help="the same as ft_launcher, whoever else has a script of that name")
     report.add_command(commands)
     replay.add_command(commands)
     check_config.add_command(commands)
