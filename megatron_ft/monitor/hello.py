@@ -8,14 +8,12 @@ import time
 from typing import NamedTuple
 
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.printable import shown
+from megatron_ft.core.messages.rank import FROM_RANK, Hello
 from megatron_ft.ipc.linux.processes import is_gone
-from megatron_ft.ipc.wire import Channel, check_peer
+from megatron_ft.ipc.wire import Channel, Message, check_peer
 
 PATIENCE_S = 5.0
 """How long a connection may stay silent before it is closed."""
-_MAX_RANK = 10**7
-_MAX_CYCLE = 2**62
 
 
 class Caller(NamedTuple):
@@ -25,20 +23,6 @@ class Caller(NamedTuple):
     pid: int
     pidfd: int
     give_up_at: float
-
-
-class Hello(NamedTuple):
-    """What a rank says of itself."""
-
-    cycle: int
-    rank: int
-    warmup_iterations: int
-    user_code_ns: int
-    """When its script began (monotonic); 0 if that isn't known."""
-    has_group: bool
-    """It has set its process group up."""
-    is_again: bool
-    """It has said so before, and got no answer."""
 
 
 def accept(listener: socket.socket) -> Caller | None:
@@ -56,22 +40,16 @@ def accept(listener: socket.socket) -> Caller | None:
     return Caller(Channel(sock, takes_fds=False), pid, pidfd, time.monotonic() + PATIENCE_S)
 
 
-def parse(message: dict[str, object]) -> Hello:
+def parse(message: Message) -> Hello:
     """Check a hello.
 
     Raises:
         ProtocolError: it isn't one.
     """
-    if message["type"] != "hello":
-        raise ProtocolError(f"expected a hello, got {shown(message['type'])}")
-    return Hello(
-        cycle=_number(message, "cycle", _MAX_CYCLE),
-        rank=_number(message, "rank", _MAX_RANK),
-        warmup_iterations=_number(message, "warmup_iterations", _MAX_CYCLE),
-        user_code_ns=_number({"user_code_ns": 0, **message}, "user_code_ns", time.monotonic_ns()),
-        has_group=message.get("has_group") is True,
-        is_again=message.get("again") is True,
-    )
+    hello = FROM_RANK.parse(message)
+    if hello.user_code_ns > time.monotonic_ns():
+        raise ProtocolError(f"hello has user_code_ns = {hello.user_code_ns}, which is still to come")
+    return hello
 
 
 def refusal(hello: Hello, *, pid: int, pidfd: int, cycle: int, closing: bool, is_stranger: bool = False) -> str | None:
@@ -90,10 +68,3 @@ def refusal(hello: Hello, *, pid: int, pidfd: int, cycle: int, closing: bool, is
     if hello.cycle > cycle:
         return None
     return f"process {pid} of cycle {cycle} is connected already"
-
-
-def _number(message: dict[str, object], name: str, limit: int) -> int:
-    value = message.get(name)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= limit:
-        raise ProtocolError(f"hello has {name}={shown(value)}")
-    return value

@@ -13,6 +13,7 @@ from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.diagnosis.rank_snapshot import RankNote
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.messages.monitor import Seen
+from megatron_ft.core.messages.rank import Hello
 from megatron_ft.core.rate_limiter import Moderation
 from megatron_ft.core.records import monitor as records
 from megatron_ft.core.records import shared
@@ -22,7 +23,6 @@ from megatron_ft.ipc.files.evidence_files import write_evidence
 from megatron_ft.ipc.linux.processes import read_stat
 from megatron_ft.ipc.monitor_process import AttachedRank
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received
-from megatron_ft.monitor.hello import Hello
 from megatron_ft.monitor.progress import next_batch, taken
 from megatron_ft.monitor.watched_rank import WatchedRank, seconds
 

@@ -8,7 +8,6 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 
 from megatron_ft.core.board.hang_detector import Step, Verdict
@@ -16,6 +15,7 @@ from megatron_ft.core.board.layout import BoardDamagedError
 from megatron_ft.core.diagnosis.rank_snapshot import LOOK_S
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.messages.monitor import ORDERS, Collect, Pause, RankStarted, Release, Resume, Stop
+from megatron_ft.core.messages.rank import Hello, Refused, ToRank, Welcome
 from megatron_ft.ipc.linux.processes import is_gone, is_in, wait_gone
 from megatron_ft.ipc.monitor_process import AttachedRank
 from megatron_ft.ipc.wire import ChannelClosedError, Message
@@ -165,16 +165,16 @@ class MonitorService:
             return
         reason = self._why_not(greeting, caller)
         if reason is not None:
-            self._answer(caller, {"type": "refused", "reason": reason})
+            self._answer(caller, Refused(reason))
             self._dismiss(caller)
             return
         self._welcome(caller, greeting)
 
-    def _why_not(self, greeting: hello.Hello, caller: Caller) -> str | None:
+    def _why_not(self, greeting: Hello, caller: Caller) -> str | None:
         if self._watched is None:
             return None
         attached = self._watched.attached
-        if greeting.is_again and attached.pid == caller.pid and not is_gone(attached.pidfd):
+        if greeting.again and attached.pid == caller.pid and not is_gone(attached.pidfd):
             return None  # it was told of to the launcher, and the monitor before us died before it had answered
         snapshot = self._watched.final_snapshot()
         closing = snapshot is not None and snapshot.closing
@@ -196,7 +196,7 @@ class MonitorService:
             )
         return reason
 
-    def _welcome(self, caller: Caller, greeting: hello.Hello) -> None:
+    def _welcome(self, caller: Caller, greeting: Hello) -> None:
         pidfd = -1
         try:
             pidfd = os.dup(caller.pidfd)
@@ -213,19 +213,16 @@ class MonitorService:
                 os.close(pidfd)
             reason = f"no memory for the progress board ({error.strerror})"
             self._reports.complain("no memory", reason)
-            self._answer(caller, {"type": "refused", "reason": reason})
+            self._answer(caller, Refused(reason))
             self._dismiss(caller)
             return
         self._leave_rank()
         self._watch(watched)
         # the launcher first: a rank that is welcomed can be taken over from then on
         self._reports.attached(watched.attached, greeting)
-        welcome = {
-            "type": "welcome",
-            "config": self._settings.config.to_dict(),
-            "log_dir": self._settings.log_dir,
-            "run_id": self._settings.run_id,
-        }
+        welcome = Welcome(
+            config=self._settings.config.to_dict(), log_dir=self._settings.log_dir, run_id=self._settings.run_id
+        )
         attached = watched.attached
         fds = (attached.board_fd, attached.wake_fd, attached.stack_fd, watched.answers_fd)
         was_sent = self._answer(caller, welcome, fds)
@@ -234,7 +231,7 @@ class MonitorService:
         if not was_sent and not is_gone(attached.pidfd):
             self._leave_rank()  # it has given up waiting, because we stood still, and is about to try again
 
-    def _answer(self, caller: Caller, message: Mapping[str, object], fds: tuple[int, ...] = ()) -> bool:
+    def _answer(self, caller: Caller, message: ToRank, fds: tuple[int, ...] = ()) -> bool:
         """Whether it could be sent."""
         try:
             caller.channel.send(message, fds)

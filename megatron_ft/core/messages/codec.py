@@ -51,8 +51,8 @@ class Vocabulary(Generic[_T]):
     """All classes that may come from one place, each under its name."""
 
     def __init__(self, kinds: Any, tag: str = "type") -> None:
-        """``kinds``: the union of the classes; ``tag``: the key under which a message has its name."""
-        self.kinds: dict[str, Any] = {name_of(kind): kind for kind in typing.get_args(kinds)}
+        """``kinds``: the union of the classes, or the only one; ``tag``: the key under which a message has its name."""
+        self.kinds: dict[str, Any] = {name_of(kind): kind for kind in typing.get_args(kinds) or (kinds,)}
         self._tag = tag
 
     def parse(self, message: Mapping[str, Any]) -> _T:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from typing import NamedTuple
 
 from megatron_ft.core.control import WorkloadControlRequest
 from megatron_ft.core.errors import ConfigError, ProtocolError, RankMonitorClientError
 from megatron_ft.core.messages.control import WorkloadControl
-from megatron_ft.core.printable import shown
+from megatron_ft.core.messages.rank import TO_RANK, Hello, Refused
 from megatron_ft.core.rank_info import RankInfo
 from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
@@ -19,6 +20,7 @@ from megatron_ft.rank.run_ahead.user_code import user_code_began_ns
 
 MONITOR_SOCKET = "FT_RANK_MONITOR_IPC_SOCKET"
 LAUNCHER_SOCKET = "FT_LAUNCHER_IPC_SOCKET"
+_WELCOME_FDS = 4
 _PATIENCE_S = 30.0
 _ANSWER_S = 10.0
 _RETRY_S = 0.02
@@ -46,14 +48,13 @@ def say_hello(path: str, info: RankInfo, warmup_iterations: int) -> Welcome:
     Raises:
         RankMonitorClientError: nobody listens, the monitor refuses, or none answers within 30 s.
     """
-    hello = {
-        "type": "hello",
-        "cycle": info.cycle,
-        "rank": info.global_rank,
-        "warmup_iterations": warmup_iterations,
-        "user_code_ns": user_code_began_ns(),
-        "has_group": agreement.has_process_group(),
-    }
+    hello = Hello(
+        cycle=info.cycle,
+        rank=info.global_rank,
+        warmup_iterations=warmup_iterations,
+        user_code_ns=user_code_began_ns(),
+        has_group=agreement.has_process_group(),
+    )
     deadline = time.monotonic() + _PATIENCE_S
     while True:
         try:
@@ -62,7 +63,7 @@ def say_hello(path: str, info: RankInfo, warmup_iterations: int) -> Welcome:
         except (ChannelClosedError, TimeoutError) as error:
             if time.monotonic() > deadline:
                 raise RankMonitorClientError(f"the rank monitor at {path} does not answer: {error}") from None
-            hello["again"] = True  # the one that has died may have told the launcher of us
+            hello = replace(hello, again=True)  # the one that has died may have told the launcher of us
             time.sleep(_RETRY_S)
         except (OSError, ProtocolError) as error:
             raise RankMonitorClientError(f"no rank monitor at {path}: {error}") from None
@@ -103,24 +104,21 @@ def _connect(path: str, timeout_s: float) -> Channel:
 
 
 def _read_welcome(answer: Received) -> Welcome:
-    message, fds = answer
-    if message["type"] == "refused":
-        close_fds(fds)
-        raise RankMonitorClientError(f"the rank monitor refused: {message.get('reason')}")
-    if message["type"] != "welcome" or len(fds) != 4:
-        close_fds(fds)
-        raise ProtocolError(f"expected a welcome with 4 descriptors, got {shown(message['type'])} with {len(fds)}")
-    board_fd, wake_fd, stack_fd, ask_fd = fds
-    log_dir, run_id = message.get("log_dir"), message.get("run_id", "")
+    fds = answer.fds
     try:
-        if not isinstance(run_id, str) or not isinstance(log_dir, (str, type(None))):
-            raise ProtocolError("a welcome that names no run")
-        if not isinstance(message.get("config"), dict):
-            raise ProtocolError("a welcome without a configuration")
-        config = FaultToleranceConfig.from_dict(message["config"])
-        board = Board(board_fd)
+        told = TO_RANK.parse(answer.message)
+        if isinstance(told, Refused):
+            raise RankMonitorClientError(f"the rank monitor refused: {told.reason}")
+        if len(fds) != _WELCOME_FDS:
+            raise ProtocolError(f"a welcome comes with {_WELCOME_FDS} descriptors, not {len(fds)}")
+        config = FaultToleranceConfig.from_dict(told.config)
+        board = Board(fds[0])
+    except RankMonitorClientError:
+        close_fds(fds)
+        raise
     except (ProtocolError, ConfigError, OSError, ValueError) as error:
         close_fds(fds)
         raise ProtocolError(f"the welcome can't be used: {error}") from None
+    board_fd, wake_fd, stack_fd, ask_fd = fds
     os.close(board_fd)  # the mapping holds the memory from here on
-    return Welcome(config, board, wake_fd, stack_fd, ask_fd, log_dir, run_id)
+    return Welcome(config, board, wake_fd, stack_fd, ask_fd, told.log_dir, told.run_id)
