@@ -14,8 +14,8 @@ __all__ = ["add_commands", "choose"]
 
 _NOTHING_DONE = 1
 _HELP = {
-    "pause": "let no rank of this node be found hung until `resume`",
-    "resume": "find hung ranks again; the time since `pause` counts for none",
+    "pause": "suspend hang detection on this node until `resume`",
+    "resume": "resume hang detection; the pause counts against no timeout",
 }
 
 
