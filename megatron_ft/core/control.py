@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-__all__ = ["WorkloadAction", "WorkloadControlRequest"]
+__all__ = ["ReceivedRequest", "WorkloadAction", "WorkloadControlRequest"]
 
 
 class WorkloadAction(enum.Enum):
@@ -25,3 +25,20 @@ class WorkloadControlRequest:
 
     action: WorkloadAction
     description: str = ""
+
+
+@dataclass(frozen=True)
+class ReceivedRequest:
+    """What a rank asked for; the description is one line."""
+
+    action: WorkloadAction
+    description: str
+    rank: int | None
+    pid: int
+
+    @property
+    def text(self) -> str:
+        """Who asked for what, in words."""
+        who = f"process {self.pid}" if self.rank is None else f"rank {self.rank}"
+        text = f"{who} asked for {self.action.name}"
+        return f"{text}: {self.description}" if self.description else text

@@ -7,9 +7,8 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from megatron_ft.core.control import WorkloadAction
+from megatron_ft.core.control import ReceivedRequest, WorkloadAction
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.messages.control import REQUESTS, Accepted, Answer, Ok, Pause, Request, Resume, Status
 from megatron_ft.core.printable import printable
@@ -18,28 +17,11 @@ from megatron_ft.core.status.job_facts import JobFacts
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, check_peer, listen
 from megatron_ft.launcher.base.event_loop import Reactor
 
-__all__ = ["ControlSocket", "ReceivedRequest"]
+__all__ = ["ControlSocket"]
 
 _MOST_CONNECTIONS = 256
 _BACKLOG = 128
 _MAX_DESCRIPTION = 500
-
-
-@dataclass(frozen=True)
-class ReceivedRequest:
-    """What a rank asked for; the description is one line."""
-
-    action: WorkloadAction
-    description: str
-    rank: int | None
-    pid: int
-
-    @property
-    def text(self) -> str:
-        """Who asked for what, in words."""
-        who = f"process {self.pid}" if self.rank is None else f"rank {self.rank}"
-        text = f"{who} asked for {self.action.name}"
-        return f"{text}: {self.description}" if self.description else text
 
 
 class ControlSocket:

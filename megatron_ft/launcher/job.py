@@ -25,7 +25,7 @@ from megatron_ft.launcher.coordination.coordination import Coordination
 from megatron_ft.launcher.coordination.meeting_place import Kind, MeetingPlace
 from megatron_ft.launcher.coordination.surroundings import Scheduler
 from megatron_ft.launcher.cycle.agent import FaultTolerantAgent
-from megatron_ft.launcher.job_errors import JobEndedError, JobLeftError, NodeExcludedError
+from megatron_ft.launcher.job_errors import JobOverError
 from megatron_ft.launcher.node import Node, say
 from megatron_ft.launcher.result_file import End, ResultFile, read_lives
 from megatron_ft.launcher.spawn.fork_server import ServerProcess
@@ -102,11 +102,11 @@ def _launch(
         with joining.joined(node, place, config, before=before) as coordination:
             coordination.on_begin, coordination.on_verdict = result.begun, result.concluded
             _train(node, place, config, command, coordination)
-        end = endings.succeeded(node, coordination)
+        end = endings.of(node)
     except ConfigError:
         raise
     except _ENDS as error:
-        end = _end(node, coordination, error)
+        end = _end(node, error)
     held = None if coordination is None else coordination.member.memory.decided
     result.ended(end, decided=None if held is None else held.decision, iteration=node.status.last_iteration())
     if node.line.where.scheduler is Scheduler.KUBERNETES:
@@ -130,24 +130,18 @@ def _train(
         record(elastic_launch(config, entrypoint))(*arguments)
 
 
-def _end(node: Node, coordination: Coordination | None, error: BaseException) -> End:
+def _end(node: Node, error: BaseException) -> End:
     """Say why, where that isn't said yet."""
     match error:
         case ChildFailedError():
             # torch's table of the failures, without a traceback of ours and with the script's name in its title
             table = str(ChildFailedError(node.line.namespace.training_script, error.failures))
             print("\n".join(map(printable, table.split("\n"))), file=sys.stderr, flush=True)
-            return endings.failed(node, coordination)
+            return endings.of(node)
+        case JobOverError():
+            return endings.of(node)
         case SignalException():
-            return endings.stopped(node, error.sigval)
-        case JobEndedError():
-            return endings.failed(node, coordination)
-        case NodeExcludedError():
-            return endings.excluded(node, coordination, job_ends=error.job_ends)
-        case JobLeftError():
-            if str(error) or not error.code:
-                node.say(str(error) if error.code else lines.job_went_on(str(error)))
-            return endings.left(error)
+            return endings.of(node, endings.stopped(error.sigval, well=False))
         case FaultToleranceError():
             text = str(error)
         case RendezvousError():

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import time
 
-from megatron_ft.core.diagnosis.exits import Cause
-from megatron_ft.core.job.restart_policy import Action, Decision
+from megatron_ft.core.agent.agent import Agent
+from megatron_ft.core.agent.phase import Ended
+from megatron_ft.core.agent.record import CycleRecord
+from megatron_ft.core.job.restart_policy import Action
 from megatron_ft.core.status.job_facts import JobFacts, LastCause, Phase
 from megatron_ft.core.status.rows import RankFacts, RankReading, make_rows
 from megatron_ft.ipc.linux.processes import read_stat
 from megatron_ft.launcher.arguments import CommandLine
-from megatron_ft.launcher.cycle.cycle_record import CycleRecord
 from megatron_ft.launcher.monitors.monitors import Monitors
 
 __all__ = ["JobStatus"]
@@ -20,70 +21,82 @@ _LONGEST_TEXT = 2000
 
 
 class JobStatus:
-    """Told of each cycle's start and end; everything else is looked up when somebody asks."""
+    """Everything is looked up when somebody asks."""
 
     def __init__(self, line: CommandLine, *, log_dir: str | None, monitors: Monitors) -> None:
+        self.agent: Agent | None = None
+        """Whose state is told; None before there is one."""
         self._line = line
         self._log_dir = log_dir
         self._monitors = monitors
         self._started_ns = time.monotonic_ns()
-        self._phase = Phase.STARTING
-        self._record: CycleRecord | None = None
-        self._nodes = self._world_size = 0
-        self._restarts_left = line.namespace.max_restarts
-        self._last_cause: LastCause | None = None
-
-    def cycle_started(self, record: CycleRecord, *, nodes: int, world_size: int, restarts_left: int) -> None:
-        """The ranks of a cycle were made."""
-        self._phase = Phase.RUNNING
-        self._record = record
-        self._nodes, self._world_size, self._restarts_left = nodes, world_size, restarts_left
-
-    def cycle_ended(self, record: CycleRecord, decision: Decision, cause: Cause | None) -> None:
-        """A cycle has ended; ``cause`` is None if it has ended well."""
-        self._phase = Phase.RESTARTING if decision.action is Action.RESTART else Phase.ENDING
-        self._restarts_left = decision.restarts_left
-        if cause is not None:
-            text = cause.text[:_LONGEST_TEXT]
-            self._last_cause = LastCause(cycle=record.cycle, text=text, rank=cause.rank, kind=cause.kind.value)
 
     def last_iteration(self) -> int | None:
         """The furthest that a rank of this node has reported in the last cycle."""
-        return None if self._record is None else self._record.last_iteration()
+        record = self._record
+        if record is None:
+            return None
+        boards = (self._monitors.snapshot(local_rank, record.cycle) for local_rank in record.started)
+        return max((b.iteration for b in boards if b is not None and b.iteration is not None), default=None)
+
+    @property
+    def _record(self) -> CycleRecord | None:
+        """Of the last cycle whose ranks were made."""
+        return None if self.agent is None or self.agent.started is None else self.agent.started.record
 
     def facts(self) -> JobFacts:
         """The answer to a question."""
-        record, paused = self._record, self._monitors.paused
-        ranks = [] if record is None else [self._rank(record, local_rank) for local_rank in record.workers]
+        agent, record, paused = self.agent, self._record, self._monitors.paused
+        met = None if agent is None or agent.started is None else agent.started.met
+        max_restarts = self._line.namespace.max_restarts
+        ranks = [] if record is None else [self._rank(record, local_rank) for local_rank in record.started]
         now_ns = time.monotonic_ns()  # after the boards were read, so that nothing on them lies in the future
         return JobFacts(
             run_id=self._line.run_id,
             launcher_pid=os.getpid(),
             log_dir=self._log_dir or "",
             started_ns=self._started_ns,
-            phase=self._phase,
+            phase=Phase.STARTING if agent is None else _phase(agent),
             cycle=None if record is None else record.cycle,
             cycle_started_ns=None if record is None else record.spawned_ns,
-            nodes=self._nodes,
-            world_size=self._world_size,
-            max_restarts=self._line.namespace.max_restarts,
-            restarts_left=self._restarts_left,
+            nodes=0 if met is None else met.nodes,
+            world_size=0 if met is None else met.world_size,
+            max_restarts=max_restarts,
+            restarts_left=max_restarts if agent is None else _restarts_left(agent),
             observe_only=self._line.options.observe_only,
             paused_since_ns=paused.since_ns,
-            last_cause=self._last_cause,
+            last_cause=None if agent is None or agent.failed is None else _last_cause(agent.failed),
             ranks=make_rows(ranks, paused, now_ns),
             now_ns=now_ns,
         )
 
     def _rank(self, record: CycleRecord, local_rank: int) -> tuple[RankFacts, RankReading]:
-        worker, rank_exit = record.workers[local_rank], record.exits.get(local_rank)
+        started, rank_exit = record.started[local_rank], record.exits.get(local_rank)
         facts = RankFacts(
-            rank=record.global_ranks[local_rank],
+            rank=record.ranks[local_rank],
             local_rank=local_rank,
-            pid=worker.pid,
+            pid=started.pid,
             exit_code=None if rank_exit is None else rank_exit.exitcode,
             hung=local_rank in record.hung,
         )
-        stat = read_stat(worker.pid)
+        stat = read_stat(started.pid)
         state = None if stat is None or stat.state in "ZX" else stat.state
         return facts, self._monitors.reading(local_rank, record.cycle)._replace(process_state=state)
+
+
+def _phase(agent: Agent) -> Phase:
+    if agent.ended is not None:
+        return Phase.RESTARTING if agent.ended.decision.action is Action.RESTART else Phase.ENDING
+    return Phase.STARTING if agent.started is None else Phase.RUNNING
+
+
+def _restarts_left(agent: Agent) -> int:
+    return agent.restarts_left if agent.ended is None else agent.ended.decision.restarts_left
+
+
+def _last_cause(failed: Ended) -> LastCause | None:
+    cause = failed.cause
+    if cause is None:
+        return None
+    text = cause.text[:_LONGEST_TEXT]
+    return LastCause(cycle=failed.cycle, text=text, rank=cause.rank, kind=cause.kind.value)

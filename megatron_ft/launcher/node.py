@@ -11,7 +11,8 @@ from typing import TypeVar
 
 from torch.distributed.elastic.multiprocessing import SignalException
 
-from megatron_ft.core.diagnosis.rank_snapshot import LOOK_S
+from megatron_ft.core.agent.edge import Over
+from megatron_ft.core.agent.lines import asked_to_stop
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.messages.control import Pause, Resume
 from megatron_ft.core.printable import printable
@@ -27,8 +28,6 @@ from megatron_ft.launcher.base import directories, leftovers, lines
 from megatron_ft.launcher.base.event_loop import Priority, Reactor
 from megatron_ft.launcher.base.signals import SignalWatch
 from megatron_ft.launcher.control import ControlSocket
-from megatron_ft.launcher.cycle.cycle_record import CycleRecord
-from megatron_ft.launcher.cycle.deadlines import Punctuality
 from megatron_ft.launcher.glance import shares_output
 from megatron_ft.launcher.job_status import JobStatus
 from megatron_ft.launcher.monitors.monitors import Monitors
@@ -70,16 +69,12 @@ class Node:
         """None: no logs are written."""
         self.line = line
         self.say = say
-        self.is_min_healthy = line.options.restart_policy == "min-healthy"
-        """Ranks of a node go on when others of it have failed."""
         self.workers: dict[int, Worker] = {}
         """Those of the cycle that runs, by local rank."""
-        self.ranks_ended_well = False
-        """All ranks of the last cycle ended with 0."""
-        self.failure_ns: tuple[int, int] | None = None
-        """Of a cycle that is being replaced: when that it failed was noticed, and when its ranks were gone."""
-        self.failure_code = 1
-        """The launcher's exit code if the job fails for good."""
+        self.over: Over | None = None
+        """How the job has ended for this launcher; None as long as it hasn't, or where it has failed itself."""
+        self.on_signals: Callable[[bool], None] = lambda _continued: None
+        """Called after each signal, with whether the launcher was stopped and continued."""
         self.coordinator_pids: Callable[[], set[int]] = set
         """Of a coordinator that this launcher has started."""
         self._told_stop = False
@@ -127,19 +122,6 @@ class Node:
         )
         self.status = JobStatus(line, log_dir=log_dir, monitors=self.monitors)
         self.control.on_question = self.status.facts
-        self.punctuality = Punctuality(
-            startup_timeout_s=line.options.startup_timeout,
-            exit_timeout_s=line.options.exit_timeout,
-            first_signal=line.options.config.rank_termination_signal,
-            observe_only=line.options.observe_only,
-            pauses=self.monitors.paused,
-            is_stopping=lambda: bool(self.signals.received),
-            look_at=self._look_at,
-            reactor=self.reactor,
-            log=log,
-            say=say,
-        )
-        self.monitors.on_presence = self.punctuality.heard
         self.monitors.on_check = self._each_second
 
     def _make_forking(self, server: ServerProcess | None) -> ForkingSpawner:
@@ -228,10 +210,6 @@ class Node:
         """The iteration of the last checkpoint, where a file holds it."""
         return reference_names.checkpointed(self.line.options.checkpoint_iteration_file)
 
-    def ranks_started(self, record: CycleRecord) -> None:
-        """All ranks of a cycle were made."""
-        self.punctuality.begin(record)
-
     def environment(self, local_rank: int, cycle: int) -> dict[str, str]:
         """What a rank finds in its environment beyond torchrun's."""
         return {
@@ -265,7 +243,7 @@ class Node:
         if not self._told_stop:
             self._told_stop = True
             name = self.signals.received[0].name
-            self.say(lines.asked_to_stop(name=name, ranks=ranks, timeout_s=self.line.term_timeout))
+            self.say(asked_to_stop(name=name, ranks=ranks, timeout_s=self.line.term_timeout))
             self.log.write(records.StopRequested(signal=name, ranks=ranks))
 
     def close(self) -> None:
@@ -285,14 +263,6 @@ class Node:
         self.signals.close()
         self.reactor.close()
 
-    def _look_at(self, local_rank: int, cycle: int, ends: bool) -> bool:
-        """Have evidence collected on one rank; one that may go on living is sent no signal for it."""
-        if not self.monitors.watches(local_rank, cycle):
-            return False
-        deadline_ns = time.monotonic_ns() + round(LOOK_S * 1e9)
-        self.monitors.collect(local_rank, passive=self.is_min_healthy and not ends, deadline_ns=deadline_ns)
-        return True
-
     def _ordered(self, order: Pause | Resume, pid: int) -> bool:
         """``megatron-ft pause`` and ``resume``."""
         since_ns = self.monitors.paused.since_ns
@@ -310,8 +280,7 @@ class Node:
 
     def _woken(self) -> None:
         self.signals.drain()
-        if self.signals.take_continued():
-            self.punctuality.stood_still()
+        self.on_signals(self.signals.take_continued())
         for number in self.signals.take_to_forward():
             self._forward(number)
         self.monitors.check_states()

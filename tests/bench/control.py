@@ -84,7 +84,7 @@ class _StandIn:
                     self.cycle, self.place = held.decision.cycle, held.place
                 case edge.EndRanks():
                     self.was_ended = True
-                    self.do(self.member.ready(now_s))
+                    self.do(self.member.tell(m.Ready(), now_s))
                 case edge.Leave(code):
                     self.code = code
                     self.close()
@@ -151,7 +151,7 @@ class Swarm:
     def start(self) -> None:
         """All at once."""
         for each in self.all:
-            each.do(each.member.ready(time.monotonic()))
+            each.do(each.member.tell(m.Ready(), time.monotonic()))
             each.do(each.member.tick(time.monotonic()))
 
     def run_until(self, deadline_s: float, is_done: object = None) -> None:

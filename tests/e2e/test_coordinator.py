@@ -82,7 +82,7 @@ def test_nodes_meet_lose_one_meet_again_and_end(coordinators: Coordinators) -> N
     assert {each.cycle for each in swarm.all} == {1}  # nobody's ranks were ended
 
     for each in swarm.all:
-        each.do(each.member.report(m.Report(1, NodeState.SUCCEEDED), time.monotonic()))
+        each.do(each.member.tell(m.Report(1, NodeState.SUCCEEDED), time.monotonic()))
     until(swarm, lambda: all(each.code is not None for each in swarm.all))
     assert {each.code for each in swarm.all} == {0}
     assert process.wait(timeout=20) == 0
@@ -104,7 +104,7 @@ def test_another_host_takes_over_and_the_cycle_goes_on(coordinators: Coordinator
     swarm.all.pop(2).close()
     until(swarm, lambda: all(each.cycle == 1 for each in swarm.all))  # the spare, too, has found its way
     for each in swarm.all:
-        each.do(each.member.report(m.Report(1, NodeState.SUCCEEDED), time.monotonic()))
+        each.do(each.member.tell(m.Report(1, NodeState.SUCCEEDED), time.monotonic()))
     until(swarm, lambda: all(each.code is not None for each in swarm.all))
     assert {each.code for each in swarm.all} == {0}
     assert process.wait(timeout=20) == 0

@@ -129,7 +129,7 @@ def _causes(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
         if verdict.node is None or not made or verdict.node >= len(made[0].members):
             continue
         launcher = job.by_instance(made[0].members[verdict.node])
-        follows = "lost a peer" in verdict.text
+        follows = "connection closed by peer" in verdict.text
         if launcher is not None and not follows and not trouble.network and not plan.rules.min_healthy:
             if not any(touched <= at_s for touched in launcher.touched):
                 yield f"{launcher.name} is named for cycle {verdict.cycle}: {verdict.text}"

@@ -1,23 +1,38 @@
-"""A job in the simulated world: launchers with toy ranks, and coordinators, each around the real machine."""
+"""A job in the simulated world: launchers with toy ranks, and coordinators, each around the real machines."""
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+import signal
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from megatron_ft.core.diagnosis.exits import CauseKind, HangVerdict
+from megatron_ft.core.agent import edge as agent
+from megatron_ft.core.agent.agent import Agent
+from megatron_ft.core.agent.phase import Phase
+from megatron_ft.core.agent.turn import Options
+from megatron_ft.core.board.layout import BoardSnapshot
+from megatron_ft.core.board.pauses import Pauses
+from megatron_ft.core.control import ReceivedRequest, WorkloadAction
+from megatron_ft.core.diagnosis.exceptions import LastWords
+from megatron_ft.core.diagnosis.exits import HangVerdict
 from megatron_ft.core.diagnosis.rank_snapshot import RankNote
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.coordinator import Coordinator
 from megatron_ft.core.job.member import Identity, Member
-from megatron_ft.core.job.progress import Reached
-from megatron_ft.core.job.restart_policy import NodeState, Outcome
-from megatron_ft.core.job.roll import Decision, Held
+from megatron_ft.core.job.roll import Decision
 from tests.simulation.world import Host, Link, Process, World
 
-__all__ = ["CoordinatorProcess", "Job", "Launcher", "Made", "Trained"]
+__all__ = ["LOST_A_PEER", "CoordinatorProcess", "Job", "Launcher", "Made", "Trained"]
+
+LOST_A_PEER = "RuntimeError: gloo: connection closed by peer"
+BOARD = BoardSnapshot(**dict.fromkeys(BoardSnapshot._fields, 0))._replace(sections=(), closing=False)  # type: ignore[arg-type]
+HANG = HangVerdict(
+    rank=0, local_rank=0, kind="section", section="step", elapsed_s=3.0, timeout_s=3.0, iteration=1, at_ns=0
+)
 
 
 @dataclass
@@ -73,7 +88,7 @@ class Job:
 
 
 class Launcher(Process):
-    """One `ft_launcher`: the member machine, and a toy of everything that it leaves to others."""
+    """One `ft_launcher`: its two machines, and a toy of everything that they leave to others."""
 
     def __init__(self, job: Job, host: Host, rank: int | None) -> None:
         number = len(job.launchers)
@@ -87,13 +102,14 @@ class Launcher(Process):
         self.touched: list[float] = []
         """When a fault hit it, or its host, or its network."""
         self.ranks: Trained | None = None
-        self.failure: m.Report | None = None
         self.is_ill = False
-        self.concluded = -1
-        """The last cycle of which the verdict is known."""
-        self.ended: m.End | None = None
-        """Whose ranks are gone, and whose verdict is waited for."""
+        self.ends_well = True
+        """Its ranks end with 0 when they are asked to."""
         self.link: Link | None = None
+        self._effects: deque[edge.MemberEffect | agent.Effect] = deque()
+        self._is_acting = False
+        self._error = ""
+        self._is_hung = False
         identity = Identity(
             job="the job",
             rules=job.rules,
@@ -105,56 +121,69 @@ class Launcher(Process):
         )
         chance = random.Random(job.world.chance.random())
         self.member = Member(identity, now_s=host.clock_s(), chance=chance)
+        self.agent = Agent(_options(job.rules), Pauses())
         if self.address not in job.world.listeners:
             job.world.listeners[self.address] = Listener(self)
         listener = job.world.listeners[self.address]
         if self.address == job.endpoints[0] and listener.owner is self:
             listener.host_coordinator()
-        self.later(job.world.chance.uniform(0.0, 0.5), self.get_ready)
         self.later(0.0, self.tick)
+        self.later(0.0, lambda: self.hear(agent.Tick()))
 
-    # -- the machine ------------------------------------------------------------------------------------------
+    # -- the machines -----------------------------------------------------------------------------------------
 
     def tick(self) -> None:
         """Time has passed."""
         self.do(self.member.tick(self.host.clock_s()))
 
-    def do(self, effects: list[edge.MemberEffect]) -> None:
-        """Bring about what the machine asks for, one after the other; this process may die in between."""
-        for effect in effects:
-            if not self.counts_effect():
-                return
-            self._do(effect)
+    def do(self, effects: Iterable[edge.MemberEffect | agent.Effect]) -> None:
+        """Bring about what the machines ask for, one after the other; this process may die in between."""
+        self._effects.extend(effects)
+        if self._is_acting:
+            return
+        self._is_acting = True
+        while self._effects and self.counts_effect():
+            self._do(self._effects.popleft())
+        self._is_acting = False
         if self.is_alive:
-            self.wake_at(self.member.alarm_s, self._alarm)
+            self.wake_at(self._due_s(), self._alarm)
+
+    def hear(self, event: agent.Event) -> None:
+        """Tell the agent's machine."""
+        if self.is_alive:
+            self.do(self.agent.handle(event, round(self.clock() * 1e9), self._seen()))
+
+    def _due_s(self) -> float:
+        alarm_ns = self.agent.alarm_ns
+        return self.member.alarm_s if alarm_ns is None else min(self.member.alarm_s, alarm_ns / 1e9)
 
     def _alarm(self) -> None:
-        if self.host.clock_s() >= self.member.alarm_s:
+        if self.clock() >= self.member.alarm_s:
             self.tick()
-        else:
-            self.wake_at(self.member.alarm_s, self._alarm)
+        alarm_ns = self.agent.alarm_ns
+        if alarm_ns is not None and self.clock() * 1e9 >= alarm_ns:
+            self.hear(agent.Tick())
+        if self.is_alive:
+            self.wake_at(self._due_s(), self._alarm)
 
-    def _do(self, effect: edge.MemberEffect) -> None:
+    def _do(self, effect: edge.MemberEffect | agent.Effect) -> None:
         match effect:
             case edge.Connect() | edge.Disconnect() | edge.Transmit() | edge.Announce():
                 self._send(effect)
             case edge.OpenStore(held):
                 self.later(0.002, lambda: self.do(self.member.store_opened(held, f"{self.address}:s", self.clock())))
-            case edge.Begin(held):
-                self._begin(held)
-            case edge.EndRanks(end):
-                self._end_ranks(end)
-            case edge.Conclude(verdict):
-                self.concluded = verdict.cycle
-                self._go_on_after_end()
-            case edge.LookAtRanks():
-                self.later(self.world.chance.uniform(0.05, 1.5), self._notice)
-            case edge.Leave(code, text):
+            case edge.Begin() | edge.EndRanks() | edge.Conclude() | edge.LookAtRanks() | edge.Leave():
+                self.hear(effect)
+            case agent.Tell(message, within_s):
+                self.do(self.member.tell(message, self.clock(), within_s))
+            case agent.Say(text):
+                self.world.tell(f"{self.name} says: {text}")
+            case agent.Over(code=code, text=text):
                 self.world.tell(f"{self.name} leaves with {code}: {text}")
                 self.code, self.left_by = code, text
                 self.die()
             case _:
-                pass
+                self._do_to_ranks(effect)
 
     def _send(self, effect: edge.MemberEffect) -> None:
         match effect:
@@ -209,69 +238,86 @@ class Launcher(Process):
     def died(self) -> None:
         """Its ranks die with it."""
         self.ended_s = self.world.now_s
-        self._ranks_ended()
+        self._ranks_ended(is_failure=True)
         listener = self.world.listeners.get(self.address)
         if listener is not None and listener.owner is self:
             listener.owner_died()
 
-    # -- its ranks --------------------------------------------------------------------------------------------
+    # -- its ranks: one on each node, a toy --------------------------------------------------------------------
 
-    def get_ready(self) -> None:
-        """A look at the node's health, and it would take part."""
-        if self.is_ill:
-            self.do(self.member.aside("ill", self.clock()))
-            self.later(2.0, self.get_ready)
-        else:
-            self.do(self.member.ready(self.clock()))
+    def _seen(self) -> agent.Seen:
+        board = BOARD._replace(first_iteration=0, iteration=int(10 * self.world.now_s))
+        return agent.Seen({0: board}, {0: LastWords(self._error)}, {0: self._is_hung}, {0: {}})
 
-    def _begin(self, held: Held) -> None:
-        self.world.tell(
-            f"{self.name} begins cycle {held.decision.cycle} at place {held.place} of {held.decision.world}"
-        )
-        self._ranks_ended()
-        self.failure = None
-        trained = self.ranks = Trained(held.decision.cycle, self, self.world.now_s)
-        self.job.trained.append(trained)
-        left_s = max(0.5, self.job.work_s - self.job.done_s)
-        self.later(left_s + self.world.chance.uniform(0.0, 0.3), lambda: self._finished(trained))
+    def _do_to_ranks(self, effect: edge.MemberEffect | agent.Effect) -> None:
+        chance = self.world.chance
+        match effect:
+            case agent.CheckHealth():
+                self.later(chance.uniform(0.0, 0.5 if self.ranks is None else 0.01), self._check_health)
+            case agent.StartRanks():
+                self.later(chance.uniform(0.0, 0.01), self._start_ranks)
+            case agent.SignalRanks(_, number):
+                code = 0 if self.ends_well else -number
+                self._later_in_cycle(chance.uniform(0.1, 1.0), lambda: self._exits(code, by_us=True))
+            case agent.Release() if self._is_hung:
+                self._later_in_cycle(0.1, lambda: self._exits(-9, by_us=True))
+            case agent.TerminateRanks():
+                self.later(chance.uniform(0.05, 0.4), self._terminate)
+            case agent.Collect():
+                self._later_in_cycle(chance.uniform(0.05, 1.5), self._notice)
 
-    def _finished(self, trained: Trained) -> None:
-        if self.ranks is trained and trained.to_s is None and self.failure is None:
-            self._ranks_ended()
-            self.say(m.Report(trained.cycle, NodeState.SUCCEEDED))
+    def _check_health(self) -> None:
+        if self.agent.phase is Phase.CHECKING:
+            ended = "ended with code 1" if self.is_ill else ""
+            self.hear(agent.HealthChecked(0, ended, 1 if self.is_ill else 0, "", 0.1))
 
-    def _end_ranks(self, end: m.End) -> None:
-        self.world.tell(f"{self.name} ends cycle {end.cycle} ({end.outcome.value}{', lost' if end.lost else ''})")
-        grace_s = self.world.chance.uniform(0.05, 0.4)
-
-        def ended() -> None:
-            self._ranks_ended()
-            self.ended = end
-            self._go_on_after_end()
-
-        self.later(grace_s, ended)
-
-    def _go_on_after_end(self) -> None:
-        """As the agent: it is ready when it knows why the cycle has ended, or that the others do without it."""
-        end = self.ended
-        if end is None or not (end.lost or self.concluded >= end.cycle):
+    def _start_ranks(self) -> None:
+        if not self.agent.wants_ranks:
+            self.hear(agent.NotStarted())
             return
-        self.ended = None
-        if end.outcome in (Outcome.FAILED, Outcome.MEMBERSHIP):
-            self.get_ready()
-        else:
-            self.do(self.member.ready(self.clock()))
+        held = self.member.memory.decided
+        cycle, place = self.agent.cycle.number, self.member.place or 0
+        self.world.tell(f"{self.name} starts ranks of cycle {cycle} at place {place}")
+        self._error, self._is_hung = "", False
+        trained = self.ranks = Trained(cycle, self, self.world.now_s)
+        self.job.trained.append(trained)
+        world = 1 if held is None else held.decision.world
+        self.hear(agent.RanksMet(cycle, [place], place, world, world))
+        now_ns = round(self.clock() * 1e9)
+        for event in (agent.RankStarted(0, 1, now_ns), agent.RanksStarted(), agent.Attached(0, cycle, now_ns)):
+            self.hear(event)
+        left_s = max(0.5, self.job.work_s - self.job.done_s)
+        self._later_in_cycle(left_s + self.world.chance.uniform(0.0, 0.3), lambda: self._exits(0))
 
-    def _ranks_ended(self) -> None:
+    def _later_in_cycle(self, delay_s: float, action: Callable[[], None]) -> None:
+        """Unless the rank has ended by then."""
+        trained = self.ranks
+        self.later(delay_s, lambda: action() if self.ranks is trained and self._runs() else None)
+
+    def _runs(self) -> bool:
+        return self.ranks is not None and self.ranks.to_s is None
+
+    def _exits(self, code: int, *, by_us: bool = False) -> None:
+        sent = frozenset([15, 9] if by_us else [])
+        self._ranks_ended(is_failure=code != 0 and not by_us)
+        self.hear(agent.RankExited(0, code, round(self.clock() * 1e9), sent))
+
+    def _terminate(self) -> None:
+        if self._runs():
+            self._exits(-15, by_us=True)
+        self.hear(agent.RanksEnded())
+
+    def _ranks_ended(self, *, is_failure: bool) -> None:
         trained = self.ranks
         if trained is not None and trained.to_s is None:
             trained.to_s = self.world.now_s
             self.job.done_s = max(self.job.done_s, self.job.done_s + 0.2 * (trained.to_s - trained.from_s) - 0.5)
-            self._others_notice(trained)
+            if is_failure:
+                self._others_notice(trained)
 
     def _others_notice(self, trained: Trained) -> None:
         cycles = self.job.broken_cycles
-        if (self.failure is None and self.is_alive) or trained.cycle in cycles or self.job.rules.min_healthy:
+        if trained.cycle in cycles or self.job.rules.min_healthy:
             return
         cycles.add(trained.cycle)
         for other in self.job.launchers:
@@ -279,70 +325,64 @@ class Launcher(Process):
             if ranks is None or ranks.cycle != trained.cycle or ranks.to_s is not None or other is self:
                 continue
             if self.world.chance.random() < 0.5:
-                report = m.Report(
-                    trained.cycle, NodeState.UNHEALTHY, "lost a peer", CauseKind.CRASH, 0, True, Reached(0, 0)
-                )
-                other.later(self.world.chance.uniform(0.01, 1.0), lambda o=other, r=report: o.fail(r))
+                other._later_in_cycle(self.world.chance.uniform(0.01, 1.0), other._loses_a_peer)
 
-    def fail(self, report: m.Report) -> None:
-        """A rank of this node fails."""
-        if self.ranks is None or self.ranks.cycle != report.cycle or self.ranks.to_s is not None:
-            return
-        if self.failure is None:
-            self.failure = report
-            self._others_notice(self.ranks)
-            self.say(report)
+    def _loses_a_peer(self) -> None:
+        if not self._is_hung:
+            self._error = LOST_A_PEER
+            self._exits(1)
 
     def rank_fails(self) -> None:
         """By itself."""
-        if self.ranks is not None and self.ranks.to_s is None:
+        if self._runs():
             self.touched.append(self.world.now_s)
-            cycle = self.ranks.cycle
-            reached = Reached(0, int(10 * self.world.now_s))
-            self.fail(m.Report(cycle, NodeState.UNHEALTHY, "killed", CauseKind.SIGNAL, 0, reached=reached))
+            self._exits(-9)
 
     def rank_hangs(self) -> None:
         """A monitor finds it hung."""
-        if self.ranks is not None and self.ranks.to_s is None and not self.job.rules.min_healthy:
+        if self.ranks is not None and self._runs() and not self.job.rules.min_healthy:
             self.touched.append(self.world.now_s)
-            verdict = HangVerdict(
-                rank=0, local_rank=0, kind="section", section="step", elapsed_s=3.0, timeout_s=3.0, iteration=1, at_ns=0
-            )
-            hang = m.Hang(self.ranks.cycle, verdict, Reached(0, int(10 * self.world.now_s)))
-            self.do(self.member.tell(hang, self.clock()))
+            self._is_hung = True
+            at_ns = round(self.clock() * 1e9)
+            verdict = replace(HANG, rank=self.member.place or 0, at_ns=at_ns)
+            self.hear(agent.FoundHung(0, self.ranks.cycle, verdict))
+            self._later_in_cycle(self.world.chance.uniform(0.05, 1.5), self._notice)
 
     def _notice(self) -> None:
-        place = self.member.place or 0
-        is_it = bool(self.touched) and self.world.now_s - self.touched[-1] < 4.0
-        waits_in = "" if is_it else "all_reduce"
-        note = RankNote(rank=place, state="T" if is_it else "S", has_stack=True, waits_in=waits_in)
-        self.do(self.member.tell(m.Notes(self.member.standing.cycle, (note,)), self.clock()))
-
-    def say(self, report: m.Report) -> None:
-        """Report a state."""
-        self.world.tell(f"{self.name} is {report.state.value} in cycle {report.cycle}: {report.text}")
-        self.do(self.member.report(report, self.clock()))
+        assert self.ranks is not None
+        waits_in, state = ("", "T") if self._is_hung else ("all_reduce", "S")
+        note = RankNote(rank=self.member.place or 0, state=state, has_stack=True, waits_in=waits_in)
+        self.hear(agent.Evidence(0, self.ranks.cycle, note))
 
     def asked_to_stop(self, *, well: bool) -> None:
-        """SIGTERM: its ranks end, then it leaves."""
+        """SIGTERM."""
         self.touched.append(self.world.now_s)
-
-        def gone() -> None:
-            self._ranks_ended()
-            self.do(self.member.goodbye(m.Goodbye("stopped by SIGTERM", well=well), 2.0, self.clock()))
-
-        self.later(self.world.chance.uniform(0.1, 1.0), gone)
+        self.ends_well = well
+        self.hear(agent.StopAsked(signal.SIGTERM))
 
     def excluded(self) -> None:
-        """A rank asks for the node to be left out."""
+        """A rank asks for the node to be left out, and ends."""
         self.touched.append(self.world.now_s)
-        self._ranks_ended()
-        self.do(self.member.goodbye(m.Goodbye("a rank asked for it", excluded=True), 2.0, self.clock()))
+        self._asks(WorkloadAction.ExcludeThisNode)
+        self._later_in_cycle(self.world.chance.uniform(0.05, 0.5), lambda: self._exits(1))
 
     def asks_for_shutdown(self) -> None:
         """A rank asks for the end of the job."""
         self.touched.append(self.world.now_s)
-        self.do(self.member.shutdown("enough", 0, self.clock()))
+        self._asks(WorkloadAction.ShutdownWorkload)
+
+    def _asks(self, action: WorkloadAction) -> None:
+        self.hear(ReceivedRequest(action, "enough", self.member.place or 0, 1))
+
+
+def _options(rules: m.Rules) -> Options:
+    return Options(
+        min_nodes=rules.min_nodes,
+        max_nodes=rules.max_nodes,
+        min_healthy=rules.min_healthy,
+        max_restarts=rules.max_restarts,
+        checks_health=True,
+    )
 
 
 class Announcement(Process):

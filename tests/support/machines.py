@@ -71,16 +71,16 @@ class Launcher:
 
     def ready(self) -> None:
         """None of its ranks is left."""
-        self.do(self.member.ready(self.job.now_s))
+        self.do(self.member.tell(m.Ready(), self.job.now_s))
 
     def aside(self) -> None:
         """Its health check fails."""
-        self.do(self.member.aside("ill", self.job.now_s))
+        self.do(self.member.tell(m.Aside("ill"), self.job.now_s))
 
     def report(self, state: NodeState, text: str = "", **more: Any) -> None:
         """Of its ranks in the cycle that runs."""
         assert self.cycle is not None
-        self.do(self.member.report(m.Report(self.cycle, state, text, **more), self.job.now_s))
+        self.do(self.member.tell(m.Report(self.cycle, state, text, **more), self.job.now_s))
 
     def fails(self, text: str = "rank 0 exited with code 7", **more: Any) -> None:
         """One of its ranks does."""
@@ -92,11 +92,11 @@ class Launcher:
 
     def leaves(self, text: str, **more: Any) -> None:
         """It says farewell."""
-        self.do(self.member.goodbye(m.Goodbye(text, **more), 2.0, self.job.now_s))
+        self.do(self.member.tell(m.Goodbye(text, **more), self.job.now_s, 2.0))
 
     def shuts_down(self, text: str) -> None:
         """One of its ranks asks for the end of the job."""
-        self.do(self.member.shutdown(text, 0, self.job.now_s))
+        self.do(self.member.tell(m.Shutdown(text, 0), self.job.now_s))
 
     def dies(self) -> None:
         """It is killed."""

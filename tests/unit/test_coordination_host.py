@@ -217,7 +217,7 @@ def test_it_outlives_its_launcher_as_long_as_others_need_it_and_no_longer(is_kil
             swarm.run_until(time.monotonic() + BOUND_S, lambda: all(each.cycle == 1 for each in swarm.all))
             assert [each.cycle for each in swarm.all] == [1, 1, 1]  # the spare is in its place
             for each in swarm.all:
-                each.do(each.member.report(m.Report(1, NodeState.SUCCEEDED), time.monotonic()))
+                each.do(each.member.tell(m.Report(1, NodeState.SUCCEEDED), time.monotonic()))
             swarm.run_until(time.monotonic() + BOUND_S, lambda: all(each.code is not None for each in swarm.all))
             assert [each.code for each in swarm.all] == [0, 0, 0]
             assert wait_gone(pidfd, BOUND_S)

@@ -370,7 +370,7 @@ class Node:
                 case edge.Begin(held):
                     self.begun.append(held.decision.cycle)
                 case edge.EndRanks():
-                    self.do(self.member.ready(time.monotonic()))
+                    self.do(self.member.tell(m.Ready(), time.monotonic()))
                 case edge.Leave(code):
                     self.code = code
 
@@ -383,14 +383,14 @@ class Node:
 def test_a_job_of_one_node_is_coordinated_in_its_own_process(reactor: Reactor) -> None:
     node = Node(reactor)
     node.tick()
-    node.do(node.member.ready(time.monotonic()))
+    node.do(node.member.tell(m.Ready(), time.monotonic()))
     until(reactor, lambda: node.begun == [0])
     assert node.member.led_at == "in-process"
     node.transport.disconnect()
     node.broken()
     until(reactor, lambda: node.member.is_led)  # it is the same coordinator
     assert node.begun == [0]
-    node.do(node.member.report(m.Report(0, NodeState.SUCCEEDED), time.monotonic()))
+    node.do(node.member.tell(m.Report(0, NodeState.SUCCEEDED), time.monotonic()))
     until(reactor, lambda: node.code is not None)
     assert node.code == 0
     node.transport.close()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from megatron_ft.coordinator.service import frame
+from megatron_ft.core.agent.lines import cycle_ended
 from megatron_ft.core.diagnosis.exits import Cause, CauseKind, HangVerdict
 from megatron_ft.core.diagnosis.rank_snapshot import RankNote
 from megatron_ft.core.errors import ConfigError, ProtocolError
@@ -25,7 +26,6 @@ from megatron_ft.core.job.verdict import Seat, verdict_on
 from megatron_ft.core.messages.codec import Vocabulary, pack
 from megatron_ft.ipc.net.secret import Asked, Asking, read_secret
 from megatron_ft.ipc.wire import encode
-from megatron_ft.launcher.base.lines import cycle_ended
 
 RULES = m.Rules(min_nodes=2, max_nodes=4, max_restarts=3)
 
@@ -312,6 +312,16 @@ def test_ranks_train_on_without_a_coordinator_and_are_ended_when_others_must_be_
             break
     assert ended_s is not None
     assert CUT_OFF_S <= ended_s <= CUT_OFF_S + 10
+
+
+def test_the_next_coordinator_hears_that_the_others_had_given_this_node_up() -> None:
+    machine = led(member())
+    machine.heard(m.Propose((1, "c", 1), decision(), 2, True), 0.0)
+    machine.heard(m.Commit(decision()), 0.0)
+    (effect,) = machine.heard(m.End(0, Outcome.MEMBERSHIP, True, lost=True, text="silent"), 1.0)
+    assert isinstance(effect, edge.EndRanks)
+    machine.tell(m.Ready(), 1.0)
+    assert machine.standing.report == m.Report(0, NodeState.UNHEALTHY, "silent", follows=True)
 
 
 def test_a_launcher_is_more_patient_where_thousands_may_connect_at_once() -> None:

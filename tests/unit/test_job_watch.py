@@ -14,12 +14,13 @@ from typing import Any, cast
 
 import pytest
 
+from megatron_ft.core.agent.phase import Ended
 from megatron_ft.core.board.layout import S_OPENED_AT, W_SECTION_COUNT, BoardDamagedError, slot
 from megatron_ft.core.board.pauses import Pauses
 from megatron_ft.core.diagnosis.exits import Cause, CauseKind
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.grace import Grace
-from megatron_ft.core.job.restart_policy import Action, Decision
+from megatron_ft.core.job.restart_policy import Action, Decision, Outcome
 from megatron_ft.core.status.job_facts import Phase
 from megatron_ft.core.status.rows import RankReading, RankState
 from megatron_ft.ipc import job_watch
@@ -73,12 +74,15 @@ class FakeLauncher:
             cycle=cycle,
             met_ns=time.monotonic_ns(),
             spawned_ns=time.monotonic_ns(),
-            global_ranks=[10 + local_rank for local_rank in range(ranks)],
-            workers={local_rank: SimpleNamespace(pid=os.getpid()) for local_rank in range(ranks)},
+            ranks=[10 + local_rank for local_rank in range(ranks)],
+            started={local_rank: SimpleNamespace(pid=os.getpid()) for local_rank in range(ranks)},
             exits={},
             hung={},
         )
-        self.status.cycle_started(cast("Any", record), nodes=2, world_size=ranks + 10, restarts_left=2)
+        met = SimpleNamespace(nodes=2, world_size=ranks + 10)
+        started = SimpleNamespace(record=record, met=met)
+        agent = SimpleNamespace(started=started, ended=None, failed=None, restarts_left=2)
+        self.status.agent = cast("Any", agent)
         return record
 
     def add_boards(self, count: int) -> None:
@@ -154,11 +158,13 @@ def test_many_ranks(fake: FakeLauncher, watch: JobWatch) -> None:
 
 def test_one_cycle_after_another(fake: FakeLauncher, watch: JobWatch) -> None:
     fake.add_boards(2)
-    record = fake.cycle_started(3)
+    fake.cycle_started(3)
     watch.wait()
     assert states(watch) == [RankState.RUNNING, RankState.RUNNING, RankState.NOT_ATTACHED]
     cause = Cause(kind=CauseKind.CRASH, text="x" * 1_000_000, rank=10)
-    fake.status.cycle_ended(record, Decision(action=Action.RESTART, restarts_left=1, reason=""), cause)
+    assert fake.status.agent is not None
+    decision = Decision(action=Action.RESTART, restarts_left=1, reason="")
+    fake.status.agent.ended = fake.status.agent.failed = Ended(0, Outcome.FAILED, decision, cause)
     again(watch)
     assert watch.facts is not None
     assert (watch.facts.phase, watch.facts.restarts_left) == (Phase.RESTARTING, 1)
@@ -184,7 +190,7 @@ def test_a_process_that_has_gone(fake: FakeLauncher, watch: JobWatch) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     record = fake.cycle_started(1)
-    record.workers[0].pid = gone.pid
+    record.started[0].pid = gone.pid
     watch.wait()
     assert states(watch) == [RankState.EXITED]
 

@@ -13,18 +13,18 @@ from typing import Any
 
 import pytest
 
+from megatron_ft.core.agent import edge
 from megatron_ft.core.diagnosis.exits import find_cause
 from megatron_ft.core.diagnosis.rank_snapshot import RankNote
 from megatron_ft.core.diagnosis.root_cause import find
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.messages import monitor
 from megatron_ft.core.messages.codec import pack
-from megatron_ft.core.records.shared import Verdict
 from megatron_ft.ipc import monitor_process
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.wire import encode
 from megatron_ft.launcher.base.event_loop import Reactor
-from megatron_ft.launcher.monitors.reports import hang_verdict
+from megatron_ft.launcher.monitors.reports import event_of
 from megatron_ft.launcher.monitors.slot import MonitorPlace
 from tests.fuzz.hostile import REPORTS, Hostile
 from tests.support.reactors import reactor
@@ -116,11 +116,12 @@ def test_what_passes_can_be_worked_with() -> None:
         except ProtocolError:
             continue
         passed[message["type"]] += 1
-        if isinstance(report, Verdict):
-            assert find_cause([], [hang_verdict(report, local_rank=0)]) is not None
-        elif isinstance(report, monitor.Seen):
-            json.dumps(pack(report))
-            find([report.note, RankNote(rank=report.note.rank + 1)], elapsed_s=1.0)
+        match event_of(0, report):
+            case edge.FoundHung(verdict=verdict):
+                assert find_cause([], [verdict]) is not None
+            case edge.Evidence(note=note):
+                json.dumps(pack(note))
+                find([note, RankNote(rank=note.rank + 1)], elapsed_s=1.0)
     assert min(passed.values()) > 100, passed
 
 

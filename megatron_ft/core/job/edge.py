@@ -112,9 +112,13 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class EndRanks:
-    """End this node's ranks, and say ``Member.ready`` when a new cycle may begin."""
+    """End this node's ranks, and say ``Member.ready`` when a new cycle may begin.
+
+    ``is_cut_off``: nobody has said so, because no coordinator can be reached.
+    """
 
     end: End
+    is_cut_off: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """A launcher's side of the control plane, without I/O: it finds the coordinator, and follows it.
 
 The socket is elsewhere: ``opened``, ``failed``, ``broken`` and ``heard`` tell of it, ``tick`` is to be called when
-``alarm_s`` is over. So are the ranks: ``report``, ``ready`` and the like tell of them. Each returns what is to be done.
+``alarm_s`` is over. So are the ranks, of which ``tell`` tells. Each returns what is to be done.
 Training goes on while there is no coordinator, for ``CUT_OFF_S``: then the others must be taken to go on without this
 node, and its ranks are ended.
 """
@@ -205,7 +205,7 @@ class Member:
                 self.standing = replace(self.standing, phase=m.Phase.BUSY, report=report)
                 self._out.append(edge.Say(f"{text}: ending the ranks of this node; others may go on without it"))
                 end = m.End(self.standing.cycle, Outcome.MEMBERSHIP, restarts=True, lost=True, text=text)
-                self._out.append(edge.EndRanks(end))
+                self._out.append(edge.EndRanks(end, is_cut_off=True))
         runs = self.standing.phase is m.Phase.RUNNING
         if unled_s >= self._patience_s() and not runs:
             self._give_up()
@@ -321,45 +321,33 @@ class Member:
         ended = None if end.lost else end.outcome
         was_running = self.standing.phase is m.Phase.RUNNING
         self.standing = replace(self.standing, ended=ended or self.standing.ended)
+        if was_running:
+            self.standing = replace(self.standing, phase=m.Phase.BUSY)
+        if end.lost:  # another coordinator mustn't take this node for one that trains
+            report = m.Report(end.cycle, NodeState.UNHEALTHY, end.text, follows=True)
+            self.standing = replace(self.standing, report=report)
         if was_running or end.lost:
-            phase = m.Phase.BUSY if was_running else self.standing.phase
-            self.standing = replace(self.standing, phase=phase)
             self._out.append(edge.EndRanks(end))
 
     # -- what this node says ----------------------------------------------------------------------------------
 
-    def report(self, report: m.Report, now_s: float) -> list[edge.MemberEffect]:
-        """This node is in another state."""
-        self.standing = replace(self.standing, report=report)
-        return self._say(report, now_s)
+    def tell(self, message: m.Said, now_s: float, within_s: float = 0.0) -> list[edge.MemberEffect]:
+        """What the launcher has to say of its node and its ranks; ``Leave`` comes within that time of a `Goodbye`.
 
-    def ready(self, now_s: float) -> list[edge.MemberEffect]:
-        """None of the ranks is left, and the next cycle may begin."""
-        self.standing = replace(self.standing, phase=m.Phase.READY)
-        return self._say(m.Ready(), now_s)
-
-    def aside(self, text: str, now_s: float) -> list[edge.MemberEffect]:
-        """This node isn't fit."""
-        self.standing = replace(self.standing, phase=m.Phase.ASIDE)
-        return self._say(m.Aside(text), now_s)
-
-    def shutdown(self, text: str, rank: int | None, now_s: float) -> list[edge.MemberEffect]:
-        """A rank asks for the end of the job."""
-        self.standing = replace(self.standing, shutdown=text)
-        return self._say(m.Shutdown(text, rank), now_s)
-
-    def tell(self, message: m.OfCycle, now_s: float) -> list[edge.MemberEffect]:
-        """What the ranks of the last cycle do; a coordinator that comes later isn't told it again."""
-        return self._say(message, now_s)
-
-    def goodbye(self, goodbye: m.Goodbye, within_s: float, now_s: float) -> list[edge.MemberEffect]:
-        """This node leaves; ``Leave`` comes within that time."""
+        How the node stands is told again to a coordinator that comes later, what its ranks do isn't.
+        """
         self._pass_time(now_s)
-        self._leaving, self._leave_s = goodbye, self._now_s + within_s
-        return self._say(goodbye, now_s)
-
-    def _say(self, message: m.FromMember, now_s: float) -> list[edge.MemberEffect]:
-        self._pass_time(now_s)
+        match message:
+            case m.Report():
+                self.standing = replace(self.standing, report=message)
+            case m.Ready():
+                self.standing = replace(self.standing, phase=m.Phase.READY)
+            case m.Aside():
+                self.standing = replace(self.standing, phase=m.Phase.ASIDE)
+            case m.Shutdown(text):
+                self.standing = replace(self.standing, shutdown=text)
+            case m.Goodbye():
+                self._leaving, self._leave_s = message, self._now_s + within_s
         if self._is_open:  # else the next hello says it
             self._out.append(edge.Transmit(message))
         return self._take()

@@ -33,7 +33,6 @@ __all__ = [
     "Moved",
     "Newer",
     "Notes",
-    "OfCycle",
     "Phase",
     "Propose",
     "REFUSED",
@@ -42,6 +41,7 @@ __all__ = [
     "Report",
     "Shutdown",
     "Rules",
+    "Said",
     "Standing",
     "Tell",
     "ToMember",
@@ -368,23 +368,9 @@ class Dismiss:
     text: str = ""
 
 
-OfCycle = Hang | Notes | Regroup
-FromMember = (
-    Hello
-    | Follow
-    | Newer
-    | Accept
-    | Report
-    | Ready
-    | Aside
-    | Hang
-    | Notes
-    | Shutdown
-    | Regroup
-    | Goodbye
-    | Moved
-    | Beat
-)
+Said = Report | Ready | Aside | Hang | Notes | Shutdown | Regroup | Goodbye
+"""What a launcher says of its node and its ranks."""
+FromMember = Hello | Follow | Newer | Accept | Said | Moved | Beat
 ToMember = Lead | Wait | Propose | Commit | End | Verdict | Collect | Tell | Elsewhere | Dismiss | Beat
 FROM_MEMBER: Vocabulary[FromMember] = Vocabulary(FromMember)
 TO_MEMBER: Vocabulary[ToMember] = Vocabulary(ToMember)

@@ -8,11 +8,9 @@ import socket
 import time
 from types import FrameType
 
-__all__ = ["AGAIN_AFTER_S", "SignalWatch"]
+from megatron_ft.core.agent.lines import AGAIN_AFTER_S
 
-AGAIN_AFTER_S = 5.0
-"""SIGINT or SIGTERM so long after the first one is a second request. Before, it is the same one: Slurm sends SIGTERM
-twice within milliseconds, and who presses Ctrl-C twice in a row hasn't read yet that the ranks are about to end."""
+__all__ = ["SignalWatch"]
 
 
 class SignalWatch:
@@ -37,8 +35,9 @@ class SignalWatch:
         self._write.setblocking(False)
         self.received: list[signal.Signals] = []
         """Requests to stop, in the order they came; one that came twice within ``AGAIN_AFTER_S`` is here once."""
+        self._untaken: list[tuple[signal.Signals, bool]] = []
         self._first_s: float | None = None
-        self._second: signal.Signals | None = None
+        self._is_second = False
         self._was_continued = False
 
     def fileno(self) -> int:
@@ -73,6 +72,13 @@ class SignalWatch:
             taken.append(self._to_forward.pop(0))  # one at a time: a handler may add to it between two lines
         return taken
 
+    def take_requests(self) -> list[tuple[signal.Signals, bool]]:
+        """Requests to stop that came since the last call, and whether each asks for the second time."""
+        taken: list[tuple[signal.Signals, bool]] = []
+        while self._untaken:
+            taken.append(self._untaken.pop(0))
+        return taken
+
     def take_continued(self) -> bool:
         """Whether this process was stopped, with others maybe, and continued since the last call."""
         taken, self._was_continued = self._was_continued, False
@@ -80,21 +86,19 @@ class SignalWatch:
 
     def ask_to_kill(self) -> bool:
         """Whether nobody is to be waited for any more: SIGINT or SIGTERM came again after ``AGAIN_AFTER_S``."""
-        return self._second is not None
-
-    def second_request(self) -> signal.Signals | None:
-        """The signal that asked for that."""
-        return self._second
+        return self._is_second
 
     def note(self, number: signal.Signals, now_s: float) -> None:
         """A request came at ``now_s`` (time.monotonic)."""
+        again = False
         if number in (signal.SIGINT, signal.SIGTERM):
             self._first_s = now_s if self._first_s is None else self._first_s
-            if now_s - self._first_s >= AGAIN_AFTER_S:
-                self._second = self._second or number
-            elif number in self.received:
+            again = now_s - self._first_s >= AGAIN_AFTER_S
+            if not again and number in self.received:
                 return
+        self._is_second = self._is_second or again
         self.received.append(number)
+        self._untaken.append((number, again))
 
     def close(self) -> None:
         """Ignore further requests (the launcher is on its last steps) and give the descriptors back."""

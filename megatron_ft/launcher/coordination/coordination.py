@@ -1,7 +1,7 @@
 """What this launcher and the coordinator agree on: the member's machine with its clock, its connection, its effects.
 
-The agent says how the node stands (``ready``, ``report``, ``goodbye`` ...) and reads what was decided: ``begun``,
-``end``, ``verdict``, ``left``. Everything happens on the launcher's loop; nothing here waits.
+The agent's machine ``tell``s how the node stands, and ``on_decision`` has what was decided. Everything happens on the
+launcher's loop; nothing here waits.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterable
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.member import Identity, Member
-from megatron_ft.core.job.restart_policy import NodeState
 from megatron_ft.core.job.roll import Ballot, Held
 from megatron_ft.launcher.base.event_loop import Reactor, Timer
 from megatron_ft.launcher.coordination.transport import Listener, Transport
 
 __all__ = ["Coordination"]
+
+Decision = edge.Begin | edge.EndRanks | edge.Conclude | edge.LookAtRanks | edge.Leave
 
 
 class Coordination:
@@ -44,26 +45,19 @@ class Coordination:
         self.member = Member(identity, now_s=time.monotonic(), chance=random.Random())
         self.begun: Held | None = None
         """The last cycle that this node has a place in."""
-        self.end: m.End | None = None
-        """Of that cycle; None as long as it goes on."""
-        self.is_cut_off = False
-        """It ended here only, because no coordinator could be reached."""
-        self.verdict: m.Verdict | None = None
-        """Why that cycle ended; None as long as it isn't known."""
         self.left: edge.Leave | None = None
         """This launcher's job is over."""
-        self.on_collect: Callable[[], None] = lambda: None
-        """A rank hangs somewhere in the job: the ranks of this node are to be looked at."""
         self.on_begin: Callable[[Held], None] = lambda held: None
         """A cycle begins in which this node has a place."""
         self.on_verdict: Callable[[m.Verdict], None] = lambda verdict: None
         """It has ended, and why."""
+        self.on_decision: Callable[[Decision], None] = lambda _decision: None
+        """Any of these."""
         self._open_store = open_store
         self._announce = announce
         self._reactor = reactor
         self._say = say
         self._timer: Timer | None = None
-        self._told: m.Report | None = None
         self._store: tuple[Ballot, str] | None = None
         """The decision for which a store was opened last, and its address."""
         self._effects: deque[edge.MemberEffect] = deque()
@@ -81,11 +75,6 @@ class Coordination:
         self._transport.close()
 
     @property
-    def cycle(self) -> int:
-        """The number of the cycle that has begun last, as the coordinator counts; -1 before the first."""
-        return -1 if self.begun is None else self.begun.decision.cycle
-
-    @property
     def next_cycle(self) -> int:
         """The number of the cycle that would begin now."""
         decided = self.member.memory.decided
@@ -93,42 +82,9 @@ class Coordination:
 
     # -- what the agent says ----------------------------------------------------------------------------------
 
-    def ready(self) -> None:
-        """This node would take part in the next cycle, or none of its ranks is left at the job's end."""
-        self._do(self.member.ready(time.monotonic()))
-
-    def aside(self, text: str) -> None:
-        """This node isn't fit: the others are to do without it."""
-        self._do(self.member.aside(text, time.monotonic()))
-
-    def report(self, state: NodeState, why: Callable[[], m.Report]) -> None:
-        """The state of this node in the running cycle; told once, and again if it no longer follows from another's."""
-        told = self._told
-        if told is not None and told.state is state and not told.follows:
-            return
-        report = why()
-        if told is None or (told.state, told.follows) != (report.state, report.follows):
-            self._told = report
-            self._do(self.member.report(report, time.monotonic()))
-
-    @property
-    def told(self) -> m.Report | None:
-        """What this node has reported of the cycle."""
-        return self._told
-
-    def shutdown(self, text: str, rank: int | None) -> None:
-        """A rank of this node asks for the end of the job."""
-        self._do(self.member.shutdown(text, rank, time.monotonic()))
-
-    def tell(self, message: m.OfCycle) -> None:
-        """What the ranks of the running cycle do."""
-        self._do(self.member.tell(message, time.monotonic()))
-
-    def goodbye(self, goodbye: m.Goodbye, *, within_s: float) -> None:
-        """This node leaves the job: ``left`` is set at the latest after that time."""
-        if self.left is None:
-            self._do(self.member.goodbye(goodbye, within_s, time.monotonic()))
-            self._reactor.run_until(lambda: self.left is not None, deadline_s=time.monotonic() + within_s)
+    def tell(self, message: m.Said, within_s: float = 0.0) -> None:
+        """Tell the coordinator; after a `Goodbye` ``left`` is set within that time."""
+        self._do(self.member.tell(message, time.monotonic(), within_s))
 
     # -- what the connection says -----------------------------------------------------------------------------
 
@@ -194,17 +150,15 @@ class Coordination:
             case edge.OpenStore(held):
                 self._effects.extend(self.member.store_opened(held, self._store_of(held), time.monotonic()))
             case edge.Begin(held):
-                self.begun, self.end, self.verdict, self._told = held, None, None, None
-                self.is_cut_off = False
+                self.begun = held
                 self.on_begin(held)
-            case edge.EndRanks(end):
-                self.end, self.is_cut_off = end, not self.member.is_led
+                self.on_decision(effect)
             case edge.Conclude(verdict):
                 if self.begun is not None and verdict.cycle == self.begun.decision.cycle:
-                    self.verdict = verdict
                     self.on_verdict(verdict)
-            case edge.LookAtRanks():
-                self.on_collect()
+                self.on_decision(effect)
+            case edge.EndRanks() | edge.LookAtRanks():
+                self.on_decision(effect)
             case edge.Say(text):
                 self._say(text)
             case edge.Leave():
@@ -230,3 +184,4 @@ class Coordination:
     def _leave(self, leave: edge.Leave) -> None:
         if self.left is None:
             self.left = leave
+            self.on_decision(leave)

@@ -10,7 +10,6 @@ from torch.distributed.elastic.agent.server.api import WorkerGroup
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, RendezvousError
 
 from megatron_ft.core.errors import FaultToleranceError
-from megatron_ft.launcher.cycle.cycle_record import CycleRecord
 from megatron_ft.launcher.node import Node
 from megatron_ft.launcher.processes import numa
 from megatron_ft.launcher.processes.worker import Worker, WorkerContext
@@ -49,28 +48,30 @@ def meet(
 
 
 def make_context(
-    node: Node, record: CycleRecord, on_exit: Callable[[Worker], None], *, envs: dict[int, dict[str, str]], **given: Any
+    node: Node,
+    *,
+    on_start: Callable[[Worker], None],
+    on_exit: Callable[[Worker], None],
+    envs: dict[int, dict[str, str]],
+    **given: Any,
 ) -> WorkerContext:
     """The ranks of this node, not started. ``given`` is what torch gives to its ``start_processes``."""
     given.pop("start_method", None)
-    context = WorkerContext(
+    return WorkerContext(
         spawner=node.spawner,
         environment=node.rank_environment(),
         reactor=node.reactor,
         end=node.ending.end,
-        on_start=lambda worker: node.monitors.rank_started(worker.local_rank, worker.pid),
+        on_start=on_start,
         on_exit=on_exit,
         prefix=lambda local_rank: numa.prefix(local_rank, strict=node.line.options.numa_bind_strict),
         envs=envs,
         logs_specs=CycleLogs(given.pop("logs_specs"), run_dir=node.run_dir, say=node.say, blocking=node.blocking),
         **given,
     )
-    node.workers = record.workers = context.workers
-    record.error_files, record.stderrs = dict(context.error_files), dict(context.stderrs)
-    return context
 
 
-def start(node: Node, record: CycleRecord, context: WorkerContext) -> None:
+def start(context: WorkerContext) -> None:
     """Start them.
 
     Raises:
@@ -78,6 +79,5 @@ def start(node: Node, record: CycleRecord, context: WorkerContext) -> None:
     """
     try:
         context.start()
-        node.ranks_started(record)
     except (OSError, subprocess.SubprocessError) as error:
         raise FaultToleranceError(f"the ranks can't be started: {error}") from error

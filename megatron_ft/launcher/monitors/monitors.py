@@ -7,19 +7,15 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from megatron_ft.core.agent.edge import FromMonitor
 from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.board.pauses import Pauses
 from megatron_ft.core.config.kinds import DEFAULT_LOG_MAX_BYTES
-from megatron_ft.core.diagnosis.exits import describe_hang
-from megatron_ft.core.messages.monitor import Report, Seen
-from megatron_ft.core.records.launcher import WouldHaveEnded
-from megatron_ft.core.records.monitor import Attached, Detached
-from megatron_ft.core.records.shared import Verdict
+from megatron_ft.core.messages.monitor import Report
 from megatron_ft.core.status.rows import RankReading
 from megatron_ft.ipc.files.event_log import EventLog
-from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.base.event_loop import Reactor
-from megatron_ft.launcher.monitors.reports import hang_verdict
+from megatron_ft.launcher.monitors.reports import event_of
 from megatron_ft.launcher.monitors.slot import MonitorPlace
 
 __all__ = ["Monitors"]
@@ -29,7 +25,7 @@ _STOP_WAIT_S = 2.0
 
 
 class Monitors:
-    """All monitors of this node. ``on_message`` gets what they say of their ranks: (local rank, message)."""
+    """All monitors of this node. ``on_event`` gets what they say of their ranks."""
 
     def __init__(
         self,
@@ -45,13 +41,9 @@ class Monitors:
         observe_only: bool = False,
         log_max_bytes: int = DEFAULT_LOG_MAX_BYTES,
     ) -> None:
-        self.on_message: Callable[[int, Report], None] = lambda _local_rank, _message: None
-        self.on_presence: Callable[[int, Attached | Detached | Seen], None] = lambda _local_rank, _message: None
-        """Gets only that a rank has begun or ended its monitoring (`Attached`, `Detached`), or was looked at."""
+        self.on_event: Callable[[FromMonitor], None] = lambda _event: None
         self.paused = Pauses()
         self._reactor = reactor
-        self._log = log
-        self._say = say
         self._places = [
             MonitorPlace(
                 local_rank,
@@ -130,10 +122,6 @@ class Monitors:
         """What the rank of this cycle wrote of its stacks and of its end; empty if it never connected."""
         return self._places[local_rank].last_words(cycle)
 
-    def watches(self, local_rank: int, cycle: int) -> bool:
-        """Whether the rank of this cycle has connected to its monitor."""
-        return self._places[local_rank].watches(cycle)
-
     def collect(self, local_rank: int, *, passive: bool, deadline_ns: int) -> None:
         """Let a monitor tell what its rank does; the answer is `Seen`."""
         self._places[local_rank].collect(passive=passive, deadline_ns=deadline_ns)
@@ -179,25 +167,9 @@ class Monitors:
             place.end(deadline)
 
     def _hear(self, local_rank: int, report: Report) -> None:
-        if isinstance(report, Attached | Detached | Seen):
-            self.on_presence(local_rank, report)
-        if isinstance(report, Verdict) and report.observed_only:
-            self._tell_observed(local_rank, report)
-        else:
-            self.on_message(local_rank, report)
-
-    def _tell_observed(self, local_rank: int, report: Verdict) -> None:
-        """A verdict that has no consequences: the cycle's record never hears of it."""
-        verdict = hang_verdict(report, local_rank=local_rank)
-        self._say(lines.observed(verdict))
-        record = WouldHaveEnded(
-            rank=verdict.rank,
-            local_rank=local_rank,
-            cycle=report.cycle,
-            iteration=verdict.iteration,
-            text=describe_hang(verdict),
-        )
-        self._log.write(record)
+        event = event_of(local_rank, report)
+        if event is not None:
+            self.on_event(event)
 
     def _check_looks(self) -> None:
         self.on_check()

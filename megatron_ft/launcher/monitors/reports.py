@@ -1,15 +1,39 @@
-"""A monitor's verdict as the launcher speaks of it."""
+"""What a monitor tells the launcher, as an event of the launcher's machine."""
 
 from __future__ import annotations
 
+import signal
+import time
+
+from megatron_ft.core.agent import edge
 from megatron_ft.core.diagnosis.exits import HangVerdict
+from megatron_ft.core.messages.monitor import Report, Seen
+from megatron_ft.core.records.monitor import Attached, Detached, FirstStep, Signalled
 from megatron_ft.core.records.shared import Verdict
 
-__all__ = ["hang_verdict"]
+__all__ = ["event_of"]
 
 
-def hang_verdict(verdict: Verdict, *, local_rank: int) -> HangVerdict:
-    """As it is told to the coordinator, and to people."""
+def event_of(local_rank: int, report: Report) -> edge.FromMonitor | None:
+    """None: it says nothing of a rank."""
+    match report:
+        case Attached():
+            return edge.Attached(local_rank, report.cycle, report.at_ns, report.user_code_ns, report.has_group)
+        case Detached():
+            return edge.Detached(local_rank, report.cycle, report.at_ns or time.monotonic_ns())
+        case FirstStep():
+            return edge.Trains(local_rank, report.cycle, report.began_ns or 0, report.at_ns)
+        case Seen():
+            return edge.Evidence(local_rank, report.cycle, report.note)
+        case Verdict():
+            return edge.FoundHung(local_rank, report.cycle, _verdict(local_rank, report), report.observed_only)
+        case Signalled():
+            number = signal.Signals.__members__.get(report.signal)
+            return None if number is None else edge.Signalled(local_rank, number)
+    return None
+
+
+def _verdict(local_rank: int, verdict: Verdict) -> HangVerdict:
     return HangVerdict(
         rank=verdict.rank,
         local_rank=local_rank,

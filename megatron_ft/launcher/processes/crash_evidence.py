@@ -11,23 +11,21 @@ from typing import Any
 
 from megatron_ft.core.board import board_facts
 from megatron_ft.core.diagnosis.exceptions import LastWords, last_words, words_of_error_file
-from megatron_ft.core.diagnosis.exits import describe_exit, follows_from_another, is_by_us
+from megatron_ft.core.diagnosis.exits import RankExit, describe_exit, follows_from_another
 from megatron_ft.core.records.shared import Evidence
 from megatron_ft.ipc.files.evidence_files import LIBRARIES, write_evidence
 from megatron_ft.launcher.base import logs
-from megatron_ft.launcher.cycle.cycle_record import CycleRecord
 from megatron_ft.launcher.node import Node
 
-__all__ = ["read_last_words", "tell"]
+__all__ = ["keep", "read_last_words"]
 
 _LAST_LINES = 40
 _MAX_BYTES = 16_384
 
 
-def read_last_words(node: Node, record: CycleRecord, local_rank: int) -> LastWords:
-    """What a rank that has ended wrote of its end, where its monitor reads it and where torch does."""
-    words = last_words(node.monitors.last_words(local_rank, record.cycle), library=LIBRARIES)
-    error_file = record.error_files.get(local_rank, "")
+def read_last_words(node: Node, cycle: int, local_rank: int, error_file: str) -> LastWords:
+    """What a rank has written of its end, where its monitor reads it and where torch does."""
+    words = last_words(node.monitors.last_words(local_rank, cycle), library=LIBRARIES)
     told = words_of_error_file(logs.call(lambda: _content(error_file), ""), library=LIBRARIES)
     return words._replace(
         error=told.error or words.error,
@@ -37,13 +35,9 @@ def read_last_words(node: Node, record: CycleRecord, local_rank: int) -> LastWor
     )
 
 
-def tell(node: Node, record: CycleRecord, local_rank: int) -> None:
-    """Write the evidence on a rank that has ended badly, and that none of us has ended."""
-    rank_exit, cycle = record.exits[local_rank], record.cycle
-    if rank_exit.exitcode == 0 or is_by_us(rank_exit) or local_rank in record.hung:
-        return
-    words = read_last_words(node, record, local_rank)
-    snapshot, stderr = node.monitors.snapshot(local_rank, cycle), record.stderrs.get(local_rank, "")
+def keep(node: Node, cycle: int, rank_exit: RankExit, words: LastWords, stderr: str) -> None:
+    """Write the evidence on a rank that has ended; ``stderr`` is its file, empty if it has the launcher's."""
+    snapshot = node.monitors.snapshot(rank_exit.local_rank, cycle)
     now_ns = time.monotonic_ns()
     document = {
         "schema": 1,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from megatron_ft.core.health_gate import is_told, retry_delay_s
-from megatron_ft.launcher.base.lines import unfit
+from megatron_ft.core.agent.health import is_told, retry_delay_s
+from megatron_ft.core.agent.lines import unfit
 from megatron_ft.launcher.processes.health_command import last_line
 
 

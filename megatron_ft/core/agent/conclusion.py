@@ -10,53 +10,41 @@ import dataclasses
 import signal
 from collections.abc import Sequence
 
+from megatron_ft.core.agent import lines
+from megatron_ft.core.agent.edge import Exit, Over, Seen
+from megatron_ft.core.agent.orders import Orders
+from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.diagnosis.exits import Cause, CauseKind
 from megatron_ft.core.job.edge import Leave
 from megatron_ft.core.job.messages import Report, Verdict
 from megatron_ft.core.job.restart_policy import Action, Decision, NodeState, Outcome
-from megatron_ft.launcher.base import lines
-from megatron_ft.launcher.cycle.cycle_record import CycleRecord
 
-__all__ = ["Known", "asked_at_last", "conclude", "has_ended_the_job", "left_out", "report"]
+__all__ = ["Known", "asked_at_last", "conclude", "finish", "left_out", "report", "stopped"]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Known:
     """What is known at the end of a cycle.
 
     Args:
         verdict: the coordinator's; None where this node has left, or the others have lost it.
-        told: what this node has reported.
-        place: of this node in the cycle.
-        left: this launcher's job is over.
-        lost: why the cycle has ended for this node alone; ``cut_off``: because it couldn't reach the others.
         received: signals that asked the launcher to stop.
     """
 
     record: CycleRecord
+    orders: Orders
     verdict: Verdict | None
-    told: Report | None
-    place: int | None
-    left: Leave | None
-    lost: str
-    cut_off: bool
     received: Sequence[signal.Signals]
     restarts_left: int
 
 
-def report(record: CycleRecord, cycle: int, state: NodeState, cause: Cause | None) -> Report:
+def report(record: CycleRecord, cycle: int, state: NodeState, cause: Cause | None, seen: Seen) -> Report:
     """What the coordinator is told of this node; ``cycle`` is its number. Without a cause, that of the node's ranks."""
     if state is NodeState.SUCCEEDED:
         return Report(cycle, state)
-    why = cause or record.own_failure() or record.cause()
+    why = cause or record.own_failure(seen) or record.cause()
     return Report(
-        cycle,
-        state,
-        why.line,
-        kind=why.kind,
-        rank=why.rank,
-        follows=why.follows,
-        reached=record.reached(),
+        cycle, state, why.line, kind=why.kind, rank=why.rank, follows=why.follows, reached=record.reached(seen)
     )
 
 
@@ -67,11 +55,15 @@ def conclude(known: Known, outcome: Outcome) -> tuple[Decision, Cause]:
     if verdict is None and known.received:
         text = lines.stopped(known.received[0].name, record.failures())
         return stops, Cause(kind=CauseKind.REQUEST, text=text)
-    if verdict is None and known.left is not None:
-        cause = Cause(kind=CauseKind.MEMBERSHIP, text=known.lost or known.left.text or "the job has ended")
+    if verdict is None and known.orders.left is not None:
+        cause = Cause(
+            kind=CauseKind.MEMBERSHIP, text=known.orders.lost or known.orders.left.text or "the job has ended"
+        )
         return dataclasses.replace(stops, reason=""), cause
     if verdict is None:
-        text, follows = (known.lost, "looking for the others") if known.cut_off else lines.taken_for_lost(known.lost)
+        text, follows = lines.taken_for_lost(known.orders.lost)
+        if known.orders.is_cut_off:
+            text, follows = known.orders.lost, "looking for the others"
         again = Decision(action=Action.RESTART, restarts_left=known.restarts_left, reason=follows)
         return again, Cause(kind=CauseKind.MEMBERSHIP, text=text)
     if outcome is Outcome.STOPPED and record.shutdown_request is not None:
@@ -92,17 +84,32 @@ def asked_at_last(record: CycleRecord, outcome: Outcome) -> Outcome:
     return outcome
 
 
-def has_ended_the_job(known: Known, *, is_min_healthy: bool) -> bool:
+def _has_ended_the_job(known: Known, *, is_min_healthy: bool) -> bool:
     """Whether a job that gives up does so because of ranks of this node; with min-healthy that takes several nodes."""
-    verdict, told = known.verdict, known.told
+    verdict, told = known.verdict, known.orders.told
     if verdict is None or verdict.outcome is Outcome.STOPPED:
         return False
     if is_min_healthy:
         return told is not None and told.state is NodeState.UNHEALTHY
-    return verdict.rank in known.record.global_ranks or verdict.node == known.place
+    return verdict.rank in known.record.ranks or verdict.node == known.orders.place
 
 
-def left_out(known: Known, stuck: str, *, is_alone: bool, job_ends: bool) -> Decision:
+def finish(known: Known, cause: Cause, left: Leave, *, is_min_healthy: bool) -> Over:
+    """How a job ends here whose last cycle has failed."""
+    verdict = known.verdict
+    if verdict is None:
+        return Over(Exit.LEFT, left.code, "" if left.text == cause.text else left.text)
+    is_ours = known.record.failed and _has_ended_the_job(known, is_min_healthy=is_min_healthy)
+    return Over(Exit.FAILED, left.code or 1, verdict=verdict, cause=cause if is_ours else None)
+
+
+def stopped(number: int, well: bool) -> Over:
+    """How it ends for a launcher that was asked to stop; ``well``: all its ranks have ended with 0."""
+    text = lines.stopped(signal.Signals(number).name, [] if well else ["not all ranks ended with 0"])
+    return Over(Exit.STOPPED, 128 + number if number == signal.SIGINT else 0 if well else 1, text)
+
+
+def left_out(stuck: str, left: Leave, *, is_alone: bool, job_ends: bool, restarts_left: int) -> Decision:
     """What is done where this node leaves: a rank asked for that, or processes (``stuck``, in words) can't be ended.
 
     ``is_alone``: the job has no other nodes; ``job_ends``: those that it has are too few.
@@ -110,17 +117,17 @@ def left_out(known: Known, stuck: str, *, is_alone: bool, job_ends: bool) -> Dec
     reason = f"{stuck} can't be ended, this node leaves the job" if stuck else "this node leaves the job"
     if stuck and is_alone:
         reason = f"{stuck} can't be ended, giving up"
-    elif not stuck and job_ends and known.left is not None:
-        reason = f"{reason}, which ends: {known.left.text}"
-    return Decision(action=Action.GIVE_UP, restarts_left=known.restarts_left, reason=reason)
+    elif not stuck and job_ends:
+        reason = f"{reason}, which ends: {left.text}"
+    return Decision(action=Action.GIVE_UP, restarts_left=restarts_left, reason=reason)
 
 
 def _cause(known: Known, verdict: Verdict) -> Cause:
     """By the verdict; this node knows more of what it has told itself."""
-    record, told = known.record, known.told
-    if verdict.node == known.place and told is not None and verdict.text == told.text:
-        if record.failures() or record.found is not None:
+    record, told = known.record, known.orders.told
+    if verdict.node == known.orders.place and told is not None and verdict.text == told.text:
+        if record.failed or record.found is not None:
             return record.cause()
         if record.exclude_request is not None:
             return record.request_cause()
-    return verdict.cause(known.place)
+    return verdict.cause(known.orders.place)

@@ -1,0 +1,393 @@
+"""The launcher's decisions, without I/O: the life of each cycle on one node, from the node's health to its end.
+
+``handle`` takes an event, the time and how the ranks look, and returns what is to be done, in order. `docs/agent.md`
+has the phases, and what moves it from one to the next.
+"""
+
+from __future__ import annotations
+
+import signal
+
+from megatron_ft.core.agent import edge, lines, written
+from megatron_ft.core.agent.conclusion import Known, asked_at_last, conclude, finish, left_out, report, stopped
+from megatron_ft.core.agent.cycle import Cycle, Downtime
+from megatron_ft.core.agent.edge import Effect, Exit, Over, Say, Tell
+from megatron_ft.core.agent.ending import Ending
+from megatron_ft.core.agent.health import HealthGate
+from megatron_ft.core.agent.orders import Orders
+from megatron_ft.core.agent.phase import Ended, Phase
+from megatron_ft.core.agent.turn import Options, Turn
+from megatron_ft.core.board.pauses import Pauses
+from megatron_ft.core.control import ReceivedRequest, WorkloadAction
+from megatron_ft.core.diagnosis.exits import Cause
+from megatron_ft.core.job import edge as job
+from megatron_ft.core.job.messages import Goodbye, Ready, Regroup, Shutdown, Verdict
+from megatron_ft.core.job.restart_policy import Action, Decision, NodeState, Outcome
+
+__all__ = ["Agent"]
+
+_GOODBYE_S = 1.0
+"""The others are told why this node leaves, if they can be in this time."""
+
+
+class Agent:
+    """One launcher's. ``pauses`` are times in which nobody is judged."""
+
+    def __init__(self, options: Options, pauses: Pauses) -> None:
+        self.phase = Phase.JOINING
+        self.started: Cycle | None = None
+        """The last one whose ranks were started."""
+        self.ended: Ended | None = None
+        """The last one that has ended; None while ranks run."""
+        self.failed: Ended | None = None
+        """The last one that hasn't ended well."""
+        self.restarts_left = options.max_restarts
+        self._options = options
+        self._pauses = pauses
+        self._turn = Turn(now_ns=0, seen=edge.Seen({}, {}, {}, {}))
+        self._orders = Orders()
+        self._health = HealthGate()
+        self.cycle = Cycle(options, -1, None, now_ns=0)
+        """The one that is about to start, or runs, or has ended last."""
+        self._cycles = 0
+        self._downtime: Downtime | None = None
+        self._signals: list[signal.Signals] = []
+        self._hurry: signal.Signals | None = None
+        """The signal that asked a second time."""
+        self._outcome = Outcome.STOPPED
+        self._ending: Ending | None = None
+        self._ended_well = False
+        """All ranks of the last cycle ended with 0."""
+        self._stuck = ""
+        """Processes of its ranks that can't be ended, in words."""
+        self._known: Known | None = None
+        self._cause: Cause | None = None
+        """Why this node leaves, and of its own accord: ``_goodbye`` says so to the others."""
+        self._goodbye: Goodbye | None = None
+
+    def handle(self, event: edge.Event, now_ns: int, seen: edge.Seen) -> list[Effect]:
+        """What is to be done. At most one of the effects is `edge.Work`, and none comes before that is done."""
+        self._turn = Turn(now_ns=now_ns, seen=seen)
+        self._hear(event)
+        self.cycle.go_on(self._turn, is_stopping=bool(self._signals))
+        before = None
+        while before is not self.phase:
+            before = self.phase
+            self._go_on()
+        return self._turn.effects
+
+    @property
+    def alarm_ns(self) -> int | None:
+        """When a `Tick` is due at the latest."""
+        times = [self.cycle.alarm_ns(self._turn.now_ns)]
+        if self.phase is Phase.ASIDE:
+            times.append(self._health.retry_ns)
+        elif self.phase is Phase.ENDING and self._ending is not None:
+            times.append(self._ending.alarm_ns)
+        return min((time for time in times if time is not None), default=None)
+
+    @property
+    def wants_ranks(self) -> bool:
+        """Whether ranks that are about to be started are still to be."""
+        return self.phase is Phase.STARTING and not (self._orders.is_over or self._signals)
+
+    # -- what happens -----------------------------------------------------------------------------------------
+
+    def _hear(self, event: edge.Event) -> None:
+        match event:
+            case edge.StopAsked():
+                self._stop_asked(event)
+            case edge.Continued():
+                self.cycle.stood_still(self._turn.now_ns)
+            case edge.HealthChecked():
+                is_fit = self._health.checked(event, self._turn)
+                self.phase = Phase.READY if is_fit else Phase.ASIDE
+                if is_fit:
+                    self._get_ready()
+            case edge.NodesWaiting(count):
+                self._do(Tell(Regroup(self.cycle.number, lines.nodes_waiting(count))))
+            case edge.OthersDone():
+                self._is_done()
+            case ReceivedRequest():
+                self._requested(event)
+            case job.Begin() | job.EndRanks() | job.Conclude() | job.Leave():
+                self._orders.hear(event)
+            case job.LookAtRanks():
+                self.cycle.diagnosis.look(self._turn)
+            case _:
+                self._hear_of_ranks(event)
+
+    def _hear_of_ranks(self, event: edge.Event) -> None:
+        match event:
+            case edge.RanksMet():
+                self.cycle = Cycle(self._options, self.cycle.number, event, now_ns=self._turn.now_ns)
+            case edge.RanksStarted():
+                self._ranks_started()
+            case edge.NotStarted(cause):
+                self.phase = Phase.JOINING if self._signals else Phase.RUNNING
+                if cause is not None:
+                    self._report(NodeState.UNHEALTHY, cause)
+            case edge.RanksEnded():
+                self._ranks_ended(event)
+            case edge.FoundHung(cycle=cycle, verdict=verdict, observed_only=True):
+                self._do(Say(lines.observed(verdict)), written.would_have_ended(cycle, verdict))
+            case _:
+                self.cycle.hear(event, self._turn)
+        if self._downtime is not None and self._downtime.is_over(self.cycle.record, self._turn):
+            self._downtime = None
+
+    def _stop_asked(self, event: edge.StopAsked) -> None:
+        self._signals.append(event.number)
+        if event.again:
+            self._hurry = self._hurry or event.number
+        if self.phase is Phase.ENDING and self._ending is not None:
+            self._ending.stop_asked([event.number], self._hurry, self._turn)
+
+    def _requested(self, request: ReceivedRequest) -> None:
+        record = self.cycle.record
+        self._do(written.request(request))
+        if request.action is WorkloadAction.Continue or self._orders.taken is None:
+            self._do(Say(request.text))
+        elif request.action is WorkloadAction.ShutdownWorkload:
+            record.shutdown_request = record.shutdown_request or request
+            self._do(Tell(Shutdown(request.text, request.rank)))
+        else:
+            record.exclude_request = record.exclude_request or request
+
+    def _do(self, *effects: Effect) -> None:
+        self._turn.do(*effects)
+
+    def _go_on(self) -> None:
+        match self.phase:
+            case Phase.JOINING | Phase.CHECKING | Phase.ASIDE | Phase.READY:
+                self._between()
+            case Phase.RUNNING:
+                self._run()
+            case Phase.ENDING:
+                self._wait_for_ranks()
+            case Phase.JUDGING:
+                self._wait_for_verdict()
+            case Phase.AGREEING if self._signals:
+                self._stop()
+            case Phase.DONE:
+                self._wait_for_the_end()
+            case Phase.LEAVING if self._orders.left is not None:
+                self._leave(self._orders.left)
+
+    # -- between cycles ---------------------------------------------------------------------------------------
+
+    def _join(self) -> None:
+        self.phase, self._ended_well, self._health = Phase.JOINING, False, HealthGate()
+
+    def _between(self) -> None:
+        left = self._orders.left
+        if self._signals:
+            self._stop()
+        elif left is not None and left.code == 1 and left.text:
+            self._over(Over(Exit.FAILED, 1, left.text, self._orders.verdict), lines.shut_down_between(left.text))
+        elif left is not None:
+            text = left.text or ("it stood aside" if self._health.is_aside else "")
+            self._over(Over(Exit.LEFT, left.code, text))
+        elif self.phase is Phase.JOINING and not self._options.checks_health:
+            self._get_ready()
+        elif self.phase is Phase.JOINING or (self.phase is Phase.ASIDE and self._turn.now_ns >= self._health.retry_ns):
+            self.phase = Phase.CHECKING
+            self._do(edge.CheckHealth())
+        elif self.phase is Phase.READY and self._orders.has_begun:
+            self._start()
+
+    def _get_ready(self) -> None:
+        self.phase, self._health = Phase.READY, HealthGate()
+        if not self._orders.has_begun:
+            self._do(Tell(Ready()))
+
+    # -- a cycle ----------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        decision = self._orders.take().decision
+        self.phase = Phase.STARTING
+        self.restarts_left = max(0, self._options.max_restarts - decision.restarts)
+        self.cycle = Cycle(self._options, decision.cycle, None, now_ns=self._turn.now_ns)
+        self._do(edge.StartRanks(self.restarts_left))
+
+    def _ranks_started(self) -> None:
+        self.phase, self.started, self.ended = Phase.RUNNING, self.cycle, None
+        self.cycle.started(self._pauses, self._turn)
+        record, met = self.cycle.record, self.cycle.met
+        assert met is not None
+        self._do(Say(lines.cycle_started(record.cycle, met.world_size, record.ranks, met.nodes)))
+        self._do(written.cycle_started(record, met, self._options.max_restarts, self.restarts_left))
+
+    def _run(self) -> None:
+        if self._signals:
+            self._end_ranks(Outcome.STOPPED, signals=self._signals)
+        elif self.cycle.record.exclude_request is not None:
+            self._end_ranks(Outcome.EXCLUDED)
+        else:
+            state = self.cycle.state(self._turn)
+            if state is not NodeState.HEALTHY:
+                self._report(state)
+            if self._orders.is_over:
+                self._end_ranks(self._orders.outcome)
+
+    def _report(self, state: NodeState, cause: Cause | None = None) -> None:
+        if self._orders.may_be_news(state):
+            now = report(self.cycle.record, self.cycle.number, state, cause, self._turn.seen)
+            if self._orders.report(now):
+                self._do(Tell(now))
+
+    def _report_own_failure(self) -> None:
+        """The cycle has failed, maybe because others have lost a rank of this node that is slow to end: say why."""
+        cause = None if self._options.min_healthy else self.cycle.record.own_failure(self._turn.seen)
+        if cause is not None:
+            self._report(NodeState.UNHEALTHY, cause)
+
+    # -- its end ----------------------------------------------------------------------------------------------
+
+    def _end_ranks(self, outcome: Outcome, signals: list[signal.Signals] | None = None) -> None:
+        """``signals`` have asked for that."""
+        record = self.cycle.record
+        self.phase, self._outcome = Phase.ENDING, outcome
+        if outcome is Outcome.EXCLUDED:
+            self._report(NodeState.EXCLUDED, record.request_cause())
+        self.cycle.diagnosis.close(self._turn)
+        if outcome is Outcome.FAILED:
+            self._report_own_failure()
+        if signals:
+            self._do(edge.TellStop(len(record.running)))
+        self._ending = Ending(
+            self._options, record, outcome, restarts=self._orders.restarts, by_signals=bool(signals), turn=self._turn
+        )
+        self._ending.stop_asked(self._signals, self._hurry, self._turn)
+
+    def _wait_for_ranks(self) -> None:
+        assert self._ending is not None
+        if self._ending.is_over(self._turn.now_ns):
+            self.phase = Phase.TERMINATING
+            self._do(self._ending.order(self._turn.now_ns))
+
+    def _ranks_ended(self, event: edge.RanksEnded) -> None:
+        record, met = self.cycle.record, self.cycle.met
+        self.phase, self._ended_well, self._cycles = Phase.JUDGING, record.all_ended_well(), self._cycles + 1
+        if self._outcome is Outcome.FAILED:
+            self._report_own_failure()
+        is_alone = met is not None and met.nodes == 1
+        if self._outcome is Outcome.STOPPED and not self._signals and self._ended_well and is_alone:
+            self._outcome = Outcome.SUCCEEDED  # the request to end came from a job that was at its end
+        self._stuck = "" if self._outcome is Outcome.SUCCEEDED else event.stuck
+        if self._stuck:
+            self._do(written.stuck(record.cycle, event.processes))
+
+    def _wait_for_verdict(self) -> None:
+        """Why the cycle has ended; nobody says it where this node leaves, or the others have lost it."""
+        orders = self._orders
+        leaves = self._outcome is Outcome.EXCLUDED or (self._outcome is Outcome.STOPPED and bool(self._signals))
+        if leaves:
+            self._conclude(None)
+        elif orders.is_lost or orders.verdict is not None or orders.left is not None or self._signals:
+            self._conclude(orders.verdict)
+
+    def _conclude(self, verdict: Verdict | None) -> None:
+        record, orders = self.cycle.record, self._orders
+        self._outcome = asked_at_last(record, self._outcome)
+        known = self._known = Known(record, orders, verdict, self._signals, self.restarts_left)
+        if self._outcome is Outcome.SUCCEEDED:
+            self._tell_end(Decision(action=Action.FINISH, restarts_left=self.restarts_left, reason=""), None)
+            self.phase = Phase.AGREEING
+            if self._options.meets_elsewhere:
+                self._do(edge.WaitForOthers())
+            else:
+                self._is_done()
+            return
+        if self._outcome is Outcome.EXCLUDED:
+            self._exclude(record.request_cause(), "")
+            return
+        if self._signals:
+            self._do(edge.TellStop(0))
+        decision, cause = conclude(known, self._outcome)
+        if self._stuck and decision.action is Action.RESTART:
+            self._exclude(cause, self._stuck)  # what they hold (devices, memory, ports) new ranks would need
+            return
+        if verdict is not None and verdict.node == orders.place and record.found is None:  # else it is logged already
+            self._do(*written.finding(record.cycle, cause))
+        self._tell_end(decision, cause)
+        if self._signals:
+            self._stop()
+        elif decision.action is Action.GIVE_UP:
+            self._is_done()
+        else:
+            self._do(edge.MetAgain())
+            self._join()
+
+    def _tell_end(self, decision: Decision, cause: Cause | None) -> None:
+        record, ended = self.cycle.record, Ended(self.cycle.record.cycle, self._outcome, decision, cause)
+        self.ended = ended
+        if cause is not None:
+            self.failed = ended
+            self._downtime = Downtime(record, self._turn.now_ns)
+            self._do(Say(lines.cycle_ended(record.cycle, cause, decision, self._outcome, self._options.max_restarts)))
+        self._do(written.cycle_ended(record, self._outcome, decision, cause, record.last_iteration(self._turn.seen)))
+
+    # -- the end of this launcher's part ------------------------------------------------------------------------
+
+    def _is_done(self) -> None:
+        self.phase = Phase.DONE
+        if self._orders.left is None:
+            self._do(Tell(Ready()))
+
+    def _wait_for_the_end(self) -> None:
+        """Stay until every node knows how the job has ended; a coordinator that hasn't heard of that may go on."""
+        if self._signals:
+            self._stop()
+        elif self._orders.left is not None:
+            self._finish(self._orders.left)
+        elif self._orders.has_begun:
+            self._join()
+
+    def _finish(self, left: job.Leave) -> None:
+        known, cause = self._known, None if self.ended is None else self.ended.cause
+        assert known is not None
+        if cause is not None:
+            self._over(finish(known, cause, left, is_min_healthy=self._options.min_healthy))
+            return
+        text = "" if known.verdict is None else known.verdict.text
+        self._over(Over(Exit.SUCCEEDED, 0, verdict=known.verdict), text or lines.run_finished(self._cycles))
+
+    def _stop(self) -> None:
+        self._do(edge.TellStop(0))
+        self._say_goodbye(Goodbye(f"its launcher received {self._signals[0].name}", well=self._ended_well))
+
+    def _exclude(self, cause: Cause, stuck: str) -> None:
+        """A rank asked for this node to be left out, or can't be ended: the others go on, if they are enough."""
+        self._cause, self._stuck = cause, stuck
+        self._say_goodbye(Goodbye(f"{stuck} can't be ended" if stuck else cause.text, excluded=True))
+
+    def _say_goodbye(self, goodbye: Goodbye) -> None:
+        self.phase, self._goodbye = Phase.LEAVING, goodbye
+        if self._orders.left is None:
+            self._do(Tell(goodbye, within_s=_GOODBYE_S))
+
+    def _leave(self, left: job.Leave) -> None:
+        goodbye, options, stuck = self._goodbye, self._options, self._stuck
+        assert goodbye is not None
+        if not goodbye.excluded:
+            self._over(stopped(self._signals[0], goodbye.well))
+            return
+        is_alone, job_ends = options.max_nodes == 1, left.code != 0
+        if options.meets_elsewhere:  # whose other nodes this launcher doesn't know
+            job_ends = options.min_nodes == options.max_nodes
+        decision = left_out(stuck, left, is_alone=is_alone, job_ends=job_ends, restarts_left=self.restarts_left)
+        self._tell_end(decision, self._cause)
+        if stuck and is_alone:
+            self._over(Over(Exit.FAILED, 1, verdict=self._orders.verdict))
+        else:
+            # 0: a scheduler that ends the whole job when one node's task fails would undo what was asked for
+            self._over(Over(Exit.EXCLUDED, 1 if job_ends else 0, left.text), left.text if stuck else "")
+
+    def _over(self, over: Over, said: str = "") -> None:
+        self.phase = Phase.OVER
+        if over.how is Exit.LEFT:
+            said = over.text if over.code else lines.job_went_on(over.text)
+        if said:
+            self._do(Say(said))
+        self._do(over)

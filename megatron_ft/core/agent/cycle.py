@@ -1,0 +1,122 @@
+"""One cycle on this node: what its ranks and their monitors say, and what is done and told at once. Pure."""
+
+from __future__ import annotations
+
+import itertools
+
+from megatron_ft.core.agent import edge, lines, written
+from megatron_ft.core.agent.deadlines import Deadlines
+from megatron_ft.core.agent.edge import KeepEvidence, Say
+from megatron_ft.core.agent.hang import HangDiagnosis
+from megatron_ft.core.agent.record import CycleRecord
+from megatron_ft.core.agent.turn import Options, Turn
+from megatron_ft.core.board.pauses import Pauses
+from megatron_ft.core.diagnosis.exits import is_by_us
+from megatron_ft.core.job.restart_policy import NodeState
+
+__all__ = ["Cycle", "Downtime"]
+
+
+class Cycle:
+    """``number`` is the cycle's at the coordinator; ``met`` is None before the nodes have met."""
+
+    def __init__(self, options: Options, number: int, met: edge.RanksMet | None, *, now_ns: int) -> None:
+        self.number = number
+        self.met = met
+        cycle = met.cycle if met is not None else -1 if options.meets_elsewhere else number
+        self.record = CycleRecord(cycle, () if met is None else met.ranks, met_ns=now_ns)
+        self.diagnosis = HangDiagnosis(options, self.record, number)
+        self._options = options
+        self._deadlines: Deadlines | None = None
+
+    def started(self, pauses: Pauses, turn: Turn) -> None:
+        """All ranks were made: they are waited for from now on."""
+        self._deadlines = Deadlines(self._options, self.record, pauses, turn)
+
+    def stood_still(self, now_ns: int) -> None:
+        """The whole node was stopped and continued."""
+        if self._deadlines is not None:
+            self._deadlines.stood_still(now_ns)
+
+    def state(self, turn: Turn) -> NodeState:
+        """Of this node, as far as the coordinator is to know it now."""
+        record = self.record
+        if not record.ranks or self.diagnosis.is_deciding:
+            return NodeState.HEALTHY
+        # if its monitor could not end a rank that it found hung, what we can do is said later
+        if record.failed or record.has_outlived_its_end(turn.now_s, turn.seen):
+            return NodeState.UNHEALTHY
+        return NodeState.SUCCEEDED if record.all_have_ended else NodeState.HEALTHY
+
+    def hear(self, event: edge.Event, turn: Turn) -> None:
+        """Something of a rank, or of its monitor, which may tell of an earlier cycle."""
+        match event:
+            case edge.RankStarted():
+                self.record.started[event.local_rank] = event
+            case edge.RankExited():
+                self._exited(event, turn)
+            case edge.Signalled():
+                self.record.signalled(event)
+            case edge.Attached() | edge.Detached() | edge.Trains() | edge.Evidence() | edge.FoundHung():
+                if event.cycle == self.record.cycle and event.local_rank < len(self.record.ranks):
+                    self._hear_monitor(event, turn)
+
+    def _hear_monitor(self, event: edge.FromMonitor, turn: Turn) -> None:
+        match event:
+            case edge.Attached():
+                self.record.attached(event)
+                if self._deadlines is not None:
+                    self._deadlines.attached(event.local_rank)
+            case edge.Detached() if self._deadlines is not None:
+                self._deadlines.detached(event, turn)
+            case edge.Trains():
+                self.record.trains(event)
+            case edge.Evidence():
+                if self._deadlines is not None:
+                    self._deadlines.noted(event)
+                self.diagnosis.noted(event, turn)
+            case edge.FoundHung() if event.local_rank in self.record.started:
+                self.record.found_by_monitor(event.verdict, turn.now_s, turn.seen)
+                self.diagnosis.found(event.verdict, turn)
+
+    def _exited(self, event: edge.RankExited, turn: Turn) -> None:
+        ended = self.record.exited(event, turn.seen)
+        turn.do(written.rank_exited(self.record.cycle, ended))
+        if ended.exitcode and not is_by_us(ended) and ended.local_rank not in self.record.hung:
+            turn.do(KeepEvidence(self.record.cycle, ended))
+
+    def alarm_ns(self, now_ns: int) -> int | None:
+        """When ``go_on`` and ``state`` are to be called at the latest."""
+        overdue_s = self.record.overdue_s(now_ns / 1e9)
+        times = [
+            self.diagnosis.alarm_ns,
+            None if self._deadlines is None else self._deadlines.alarm_ns,
+            None if overdue_s is None else round(overdue_s * 1e9),
+        ]
+        return min((time for time in times if time is not None), default=None)
+
+    def go_on(self, turn: Turn, *, is_stopping: bool) -> None:
+        """What is due. ``is_stopping``: the launcher was asked to stop."""
+        if self._deadlines is not None:
+            self._deadlines.go_on(turn, is_stopping=is_stopping)
+        self.diagnosis.go_on(turn)
+
+
+class Downtime:
+    """From a cycle's failure to the next one's first steps; at ``now_ns`` the ranks of the first are gone."""
+
+    def __init__(self, failed: CycleRecord, now_ns: int) -> None:
+        noticed_ns = failed.noticed_ns()
+        self._noticed_ns = now_ns if noticed_ns is None else noticed_ns
+        self._stopped_ns = now_ns
+
+    def is_over(self, record: CycleRecord, turn: Turn) -> bool:
+        """Whether all ranks of this node are through their first step; then where the time went is told."""
+        phases = record.phases_ns()
+        if phases is None or record.met_ns < self._stopped_ns:
+            return False  # not yet; or it is the cycle that failed, of which something is still heard
+        moments = {"stop": self._stopped_ns, **phases}
+        spans = itertools.pairwise([self._noticed_ns, *moments.values()])
+        seconds = {name: (b - a) / 1e9 for name, (a, b) in zip(moments, spans, strict=True)}
+        turn.do(Say(lines.training_again(record.cycle, seconds)), written.training_again(record.cycle, seconds))
+        return True

@@ -1,0 +1,213 @@
+"""Ranks that nobody's board shows: before their monitoring has begun, and after they have ended it. Pure.
+
+A rank that doesn't start monitoring within ``--ft-startup-timeout`` of its start, or doesn't exit within
+``--ft-exit-timeout`` of its shutdown, is ended as hung, and the restart policy decides. One exception: after
+its shutdown a rank may have nothing left to do. If other ranks of the node have exited with 0, none has failed
+and none is still at work, then a rank that merely doesn't exit counts as finished, too.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+
+from megatron_ft.core.agent import lines, written
+from megatron_ft.core.agent.edge import Collect, Detached, Evidence, Say, SignalRanks
+from megatron_ft.core.agent.record import CycleRecord
+from megatron_ft.core.agent.turn import Options, Turn
+from megatron_ft.core.board.pauses import Pauses
+from megatron_ft.core.diagnosis.exits import HangVerdict
+from megatron_ft.core.diagnosis.rank_snapshot import LOOK_S
+from megatron_ft.core.grace import Grace
+
+__all__ = ["Deadlines"]
+
+_LATE_NS = 500_000_000
+"""A timer that comes so much later than asked: the node stood still, and the ranks with it."""
+_GRACE_S = 5.0
+_PAUSED_NS = 200_000_000
+
+
+@dataclass(kw_only=True)
+class _Wait:
+    """What one rank is waited for: ``kind`` is "startup" or "exit"."""
+
+    kind: str
+    local_rank: int
+    since_ns: int
+    timeout_s: float
+    asked_ns: int
+    due_ns: int
+    excused_ns: int = 0
+
+    def look_in(self, now_ns: int, delay_ns: int) -> None:
+        """Look again so much later."""
+        self.asked_ns, self.due_ns = now_ns, now_ns + delay_ns
+
+
+class Deadlines:
+    """Of the ranks of one cycle, from their start. ``pauses`` are times in which nobody is judged."""
+
+    def __init__(self, options: Options, record: CycleRecord, pauses: Pauses, turn: Turn) -> None:
+        self._options = options
+        self._record = record
+        self._pauses = pauses
+        self._waits: dict[int, _Wait] = {}
+        self._asked: set[int] = set()
+        """Ranks whose monitors were asked for evidence."""
+        self._seen_soon: set[int] = set()
+        """Ranks that are ended when all that are ``_asked`` have been looked at."""
+        self._look_until_ns: int | None = None
+        self._graces: dict[int, Grace] = {}
+        """Of ranks that were ended."""
+        if options.startup_timeout_s is not None:
+            for local_rank in record.started.keys() - record.watched:
+                began_ns = record.started[local_rank].at_ns
+                self._wait("startup", local_rank, began_ns, options.startup_timeout_s, turn)
+
+    # -- what is heard --------------------------------------------------------------------------------------------
+
+    def attached(self, local_rank: int) -> None:
+        """A rank has begun its monitoring: also one that was at its end."""
+        self._waits.pop(local_rank, None)
+
+    def detached(self, event: Detached, turn: Turn) -> None:
+        """A rank has ended its monitoring; a monitor that replaces another says it again."""
+        timeout_s = self._options.exit_timeout_s
+        if timeout_s is not None and event.local_rank in self._record.started and event.local_rank not in self._waits:
+            self._wait("exit", event.local_rank, event.at_ns, timeout_s, turn)
+
+    def noted(self, event: Evidence) -> None:
+        """A monitor has looked at its rank."""
+        if event.local_rank in self._asked:
+            self._asked.discard(event.local_rank)
+            if event.note.frame:
+                self._record.places[self._record.ranks[event.local_rank]] = f"in {event.note.frame}"
+
+    def stood_still(self, now_ns: int) -> None:
+        """The whole node was stopped and continued.
+
+        It may have been at any moment since each was last looked at: none of that time counts. A timer that comes
+        late tells the same, but a stop that is over before the timer is due delays nothing.
+        """
+        for wait in self._waits.values():
+            self._excuse(wait, now_ns)
+            wait.asked_ns = now_ns
+
+    @property
+    def alarm_ns(self) -> int | None:
+        """When ``go_on`` is to be called at the latest."""
+        times = [wait.due_ns for wait in self._waits.values()]
+        times += [round(grace.due_s * 1e9) for grace in self._graces.values()]
+        return min(times + ([] if self._look_until_ns is None else [self._look_until_ns]), default=None)
+
+    def go_on(self, turn: Turn, *, is_stopping: bool) -> None:
+        """Judge who is due, and end who was judged. ``is_stopping``: nobody need start any more."""
+        for local_rank in self._record.exits:
+            self._waits.pop(local_rank, None)
+            self._graces.pop(local_rank, None)
+        for wait in [wait for wait in self._waits.values() if wait.due_ns <= turn.now_ns]:
+            self._look(wait, turn, is_stopping=is_stopping)
+        if self._seen_soon and (not self._asked or turn.now_ns >= (self._look_until_ns or 0)):
+            self._end(self._seen_soon & self._record.running, turn)
+            self._seen_soon.clear()
+            self._asked.clear()
+            self._look_until_ns = None
+        for local_rank, grace in list(self._graces.items()):
+            if turn.now_s >= grace.due_s and grace.is_over(turn.now_s, turn.seen.run_delays_ns[local_rank]):
+                del self._graces[local_rank]
+                turn.do(SignalRanks((local_rank,), signal.SIGKILL))
+
+    # -- who is late ----------------------------------------------------------------------------------------------
+
+    def _wait(self, kind: str, local_rank: int, since_ns: int, timeout_s: float, turn: Turn) -> None:
+        due_ns = max(turn.now_ns, since_ns + round(timeout_s * 1e9))
+        self._waits[local_rank] = _Wait(
+            kind=kind,
+            local_rank=local_rank,
+            since_ns=since_ns,
+            timeout_s=timeout_s,
+            asked_ns=turn.now_ns,
+            due_ns=due_ns,
+        )
+
+    def _look(self, wait: _Wait, turn: Turn, *, is_stopping: bool) -> None:
+        now_ns = turn.now_ns
+        if self._pauses.since_ns is not None:
+            wait.look_in(now_ns, _PAUSED_NS)
+            return
+        if now_ns - wait.due_ns > _LATE_NS:
+            self._excuse(wait, now_ns)
+        paused_ns = self._pauses.within(wait.since_ns, now_ns)
+        elapsed_ns = now_ns - wait.since_ns - paused_ns - wait.excused_ns
+        left_ns = round(wait.timeout_s * 1e9) - elapsed_ns
+        if left_ns > 0:
+            wait.look_in(now_ns, left_ns)
+            return
+        del self._waits[wait.local_rank]
+        if wait.kind == "exit" or not is_stopping:
+            self._is_late(wait, elapsed_ns / 1e9, turn)
+
+    def _excuse(self, wait: _Wait, now_ns: int) -> None:
+        """It may have stood still at any moment since it was last looked at. What was paused is taken off anyway."""
+        wait.excused_ns += now_ns - wait.asked_ns - self._pauses.within(wait.asked_ns, now_ns)
+
+    def _is_late(self, wait: _Wait, elapsed_s: float, turn: Turn) -> None:
+        local_rank, board = wait.local_rank, turn.seen.boards[wait.local_rank]
+        verdict = HangVerdict(
+            rank=self._record.ranks[local_rank],
+            local_rank=local_rank,
+            kind=wait.kind,
+            section=None,
+            elapsed_s=elapsed_s,
+            timeout_s=wait.timeout_s,
+            iteration=None if board is None else board.iteration,
+            at_ns=turn.now_ns,
+            stopped=turn.seen.stopped[local_rank],
+        )
+        pid, only = self._record.started[local_rank].pid, self._options.observe_only
+        turn.do(written.late_rank(self._record.cycle, verdict, pid=pid, since_ns=wait.since_ns, observed_only=only))
+        if only:
+            turn.do(Say(lines.observed(verdict)))
+            return
+        if wait.kind == "exit" and self._record.only_exits_are_missing(turn.seen):
+            self._record.finished_late(local_rank)
+            turn.do(Say(lines.finished_late(verdict)))
+        else:
+            self._record.found_by_launcher(verdict, turn.now_s, turn.seen)
+            self._blame(verdict, wait, turn)
+        if not self._ask(local_rank, turn, ends=True):
+            self._end({local_rank}, turn)
+            return
+        self._seen_soon.add(local_rank)
+        if self._look_until_ns is None:
+            self._look_until_ns = turn.now_ns + round(LOOK_S * 1e9)
+
+    def _ask(self, local_rank: int, turn: Turn, *, ends: bool) -> bool:
+        """Have evidence collected on a rank, once; False if nobody can. ``ends``: it is about to be ended.
+
+        One that may go on living is sent no signal for it.
+        """
+        if local_rank not in self._asked and local_rank in self._record.watched:
+            passive = self._options.min_healthy and not ends
+            turn.do(Collect(local_rank, passive, turn.now_ns + round(LOOK_S * 1e9)))
+            self._asked.add(local_rank)
+        return local_rank in self._asked
+
+    def _blame(self, verdict: HangVerdict, late: _Wait, turn: Turn) -> None:
+        """Accuse nobody who may only wait for another one: no board tells them apart. One that is stopped is it."""
+        others = [wait.local_rank for wait in self._waits.values() if wait.kind == late.kind]
+        if not others or self._record.suspects is not None:
+            return
+        suspects = [late.local_rank, *others]
+        stopped = [local_rank for local_rank in suspects if turn.seen.stopped[local_rank]]
+        self._record.suspects = (verdict, stopped if len(stopped) == 1 else suspects)
+        for local_rank in others:
+            self._ask(local_rank, turn, ends=False)
+
+    def _end(self, local_ranks: set[int], turn: Turn) -> None:
+        """As their monitors would: the ranks alone, SIGKILL after a grace."""
+        for local_rank in sorted(local_ranks):
+            self._graces[local_rank] = Grace(turn.now_s + _GRACE_S, turn.seen.run_delays_ns[local_rank])
+            # the main thread finds it when SIGCONT lets it go on
+            turn.do(SignalRanks((local_rank,), self._options.hang_signal))

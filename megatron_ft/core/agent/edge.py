@@ -1,0 +1,400 @@
+"""What the launcher's machine is told, and what it asks for: its events and effects.
+
+What the launcher's member of the control plane asks for (``Begin``, ``EndRanks``, ``Conclude``, ``LookAtRanks`` and
+``Leave`` of `core.job.edge`) are events here, and so is a rank's ``ReceivedRequest``. Times are nanoseconds of
+CLOCK_MONOTONIC unless a name says otherwise.
+"""
+
+from __future__ import annotations
+
+import enum
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from megatron_ft.core.board.layout import BoardSnapshot
+from megatron_ft.core.control import ReceivedRequest
+from megatron_ft.core.diagnosis.exceptions import LastWords
+from megatron_ft.core.diagnosis.exits import Cause, HangVerdict, RankExit
+from megatron_ft.core.diagnosis.rank_snapshot import RankNote
+from megatron_ft.core.job import edge as job
+from megatron_ft.core.job.messages import Said, Verdict
+from megatron_ft.core.records import Record
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """How this node's ranks look at an event, by local rank.
+
+    Args:
+        boards: of this cycle; None where there is none.
+        words: what each wrote of its end.
+        stopped: whether the process is stopped by a signal.
+        run_delays_ns: by thread, how long it has waited for a CPU in its life.
+    """
+
+    boards: Mapping[int, BoardSnapshot | None]
+    words: Mapping[int, LastWords]
+    stopped: Mapping[int, bool]
+    run_delays_ns: Mapping[int, Mapping[int, int]]
+    checkpointed: Callable[[], int | None] = lambda: None
+    """The iteration of the last checkpoint, where a file holds it."""
+
+
+# -- events: the launcher -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """``Agent.alarm_ns`` is over. The first event, too: the launcher is up."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopAsked:
+    """A signal asks the launcher to stop. ``again``: for the second time; nobody is to be waited for any more."""
+
+    number: signal.Signals
+    again: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Continued:
+    """The launcher was stopped and continued, and so were its ranks, if somebody did that to the whole node."""
+
+
+@dataclass(frozen=True, slots=True)
+class HealthChecked:
+    """How ``CheckHealth`` came out. ``ended`` is empty if the node is fit, else as in "ended with code 3"."""
+
+    cycle: int
+    """The one that would begin then."""
+    ended: str
+    code: int | None
+    last_line: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class NodesWaiting:
+    """So many nodes wait to join, at a rendezvous of torch's own."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class OthersDone:
+    """What ``WaitForOthers`` asked for is over."""
+
+
+# -- events: ranks --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RanksMet:
+    """The nodes have met. ``ranks``: the global ranks of this node, by local rank; ``cycle`` as ranks know it."""
+
+    cycle: int
+    ranks: Sequence[int]
+    group_rank: int
+    nodes: int
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankStarted:
+    """A rank's process was made."""
+
+    local_rank: int
+    pid: int
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class RanksStarted:
+    """All of them were."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotStarted:
+    """They weren't: because of this, or (None) because the cycle is over, or the launcher was asked to stop."""
+
+    cause: Cause | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RankExited:
+    """A rank's process has ended. ``exitcode`` as ``subprocess`` has it; the signals are the launcher's."""
+
+    local_rank: int
+    exitcode: int
+    at_ns: int
+    signals_sent: frozenset[int] = frozenset()
+    signalled_at_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RanksEnded:
+    """What ``TerminateRanks`` asked for is done. ``stuck``: processes that can't be ended, in words and for the log."""
+
+    stuck: str = ""
+    processes: Sequence[Mapping[str, Any]] = ()
+
+
+# -- events: monitors -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """A rank has begun its monitoring, or its monitor was replaced by another (then ``at_ns`` is None).
+
+    ``user_code_ns``: when the user's script began, in a rank that was forked; ``has_group``: it had its process group.
+    """
+
+    local_rank: int
+    cycle: int
+    at_ns: int | None
+    user_code_ns: int | None = None
+    has_group: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Detached:
+    """A rank has ended its monitoring."""
+
+    local_rank: int
+    cycle: int
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trains:
+    """A rank is through its first step, which began at ``began_ns`` (0 where that isn't known)."""
+
+    local_rank: int
+    cycle: int
+    began_ns: int
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class FoundHung:
+    """A monitor's verdict. ``observed_only``: it has no consequences."""
+
+    local_rank: int
+    cycle: int
+    verdict: HangVerdict
+    observed_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What a monitor has seen of its rank."""
+
+    local_rank: int
+    cycle: int
+    note: RankNote
+
+
+@dataclass(frozen=True, slots=True)
+class Signalled:
+    """A monitor has sent its rank a signal."""
+
+    local_rank: int
+    number: signal.Signals
+
+
+FromMonitor = Attached | Detached | Trains | FoundHung | Evidence | Signalled
+Event = (
+    Tick
+    | StopAsked
+    | Continued
+    | HealthChecked
+    | NodesWaiting
+    | OthersDone
+    | RanksMet
+    | RankStarted
+    | RanksStarted
+    | NotStarted
+    | RankExited
+    | RanksEnded
+    | FromMonitor
+    | ReceivedRequest
+    | job.Begin
+    | job.EndRanks
+    | job.Conclude
+    | job.LookAtRanks
+    | job.Leave
+)
+
+# -- effects that take their time: one at a time, and an event says when it is done -----------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CheckHealth:
+    """Run the user's command that says whether the node is fit; answered by ``HealthChecked``. Given up when
+    the phase is another one.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class StartRanks:
+    """Let the nodes meet and start the ranks; answered by ``RanksMet``, ``RankStarted`` and ``RanksStarted``, or by
+    ``NotStarted``. Given up when ``Agent.wants_ranks`` doesn't hold any more.
+    """
+
+    restarts_left: int
+
+
+class Way(enum.Enum):
+    """How ranks are ended."""
+
+    TERMINATED = "terminated"
+    """SIGTERM, and SIGKILL for what is left after the grace."""
+    FINISHED = "finished"
+    """They have; what they left behind is given a moment, and told of."""
+    KILLED = "killed"
+    """They were asked to stop, and their time is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class TerminateRanks:
+    """End all that is left of the ranks; answered by ``RanksEnded``.
+
+    ``leftover_grace_s``: what a rank that was asked to stop has left may take so long; None: it isn't waited for.
+    """
+
+    way: Way
+    grace_s: float
+    leftover_grace_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WaitForOthers:
+    """The ranks of this node have finished: let torch's own rendezvous agree on that; answered by ``OthersDone``."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetAgain:
+    """Another cycle is to follow: see to what the ended ranks have held."""
+
+
+class Exit(enum.Enum):
+    """How this launcher's part of the job ends."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    """The job has, for good, or a rank has asked for its end."""
+    STOPPED = "stopped"
+    """By a signal to the launcher."""
+    EXCLUDED = "excluded"
+    """This node has left the others: a rank asked for that, or can't be ended."""
+    LEFT = "left"
+    """The job has ended, or goes on, without this node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """This launcher's part in the job is over.
+
+    Args:
+        code: its exit code.
+        text: why, in words, as far as is known.
+        verdict: on the last cycle; None where nobody has said it.
+        cause: why the job has failed because of ranks of this node, which torch's table of failures names.
+    """
+
+    how: Exit
+    code: int
+    text: str = ""
+    verdict: Verdict | None = None
+    cause: Cause | None = None
+
+
+# -- effects that are done at once ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SignalRanks:
+    """Signal those of them that live; one that is stopped is continued."""
+
+    local_ranks: Sequence[int]
+    number: int
+    whole_group: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Collect:
+    """Have its monitor look at a rank. ``passive``: without a signal to it, because it may go on living."""
+
+    local_rank: int
+    passive: bool
+    deadline_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Everything has been seen: the monitors may end ranks that were found hung."""
+
+
+@dataclass(frozen=True, slots=True)
+class RaiseTimeout:
+    """A learned timeout, by its name, has ended a rank in this cycle: the next one's ranks are to have more time."""
+
+    name: str
+    cycle: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeepEvidence:
+    """Write what is known of a rank that has ended by itself, badly."""
+
+    cycle: int
+    ended: RankExit
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Tell the coordinator. ``within_s``: with a `Goodbye`, when ``Leave`` is to come at the latest."""
+
+    message: Said
+    within_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TellStop:
+    """Say, if nobody has yet, that the launcher was asked to stop, which goes to so many ranks."""
+
+    ranks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """A line for the user."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """A record of the event log; ``at_ns``: when it happened, if that isn't now."""
+
+    record: Record
+    at_ns: int | None = None
+
+
+Work = CheckHealth | StartRanks | TerminateRanks | WaitForOthers
+Effect = (
+    Work
+    | MetAgain
+    | Over
+    | SignalRanks
+    | Collect
+    | Release
+    | RaiseTimeout
+    | KeepEvidence
+    | Tell
+    | TellStop
+    | Say
+    | Write
+)

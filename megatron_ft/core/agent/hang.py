@@ -1,0 +1,136 @@
+"""A rank was found hung: the ranks of this node are looked at, in bounded time, and the coordinator is told. Pure.
+
+The coordinator lets all nodes look at theirs, and finds who is the cause. The monitor that spoke the verdict ends its
+rank when the cycle is ended, or when its own bound is over: nobody waits for what can't be had. Where the nodes decide
+for themselves (``min-healthy``, or a rendezvous of torch's), so does this: ranks that weren't found hung may go on
+living, so nothing is sent to them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from megatron_ft.core.agent import written
+from megatron_ft.core.agent.edge import Collect, Evidence, RaiseTimeout, Release, Seen, Tell
+from megatron_ft.core.agent.record import CycleRecord
+from megatron_ft.core.agent.turn import Options, Turn
+from megatron_ft.core.diagnosis.exits import HangVerdict
+from megatron_ft.core.diagnosis.rank_snapshot import LOOK_S, RankNote
+from megatron_ft.core.job.inquest import blamed
+from megatron_ft.core.job.messages import Hang, Notes
+
+__all__ = ["HangDiagnosis"]
+
+_LAST_NOTES_NS = 150_000_000
+"""Before the bound is over, what has been seen by then is told: it has a way to go."""
+
+
+class HangDiagnosis:
+    """Of one cycle on this node; ``number`` is the cycle's at the coordinator."""
+
+    def __init__(self, options: Options, record: CycleRecord, number: int) -> None:
+        self._options = options
+        self._record = record
+        self._number = number
+        self._decides = options.min_healthy or options.meets_elsewhere
+        self._notes: dict[int, RankNote] = {}
+        """By local rank."""
+        self._verdict: HangVerdict | None = None
+        """The first of this node."""
+        self._bound_ns: int | None = None
+        self._asked: set[int] = set()
+        self._is_told = False
+        self._is_over = False
+
+    def found(self, verdict: HangVerdict, turn: Turn) -> None:
+        """A monitor has found its rank hung."""
+        if self._is_over:
+            turn.do(Release())
+            return
+        if verdict.learned:
+            turn.do(RaiseTimeout(verdict.timed, self._record.cycle))
+        self._verdict = self._verdict or verdict
+        self._begin(turn, from_ns=verdict.at_ns, known={verdict.local_rank})
+
+    def look(self, turn: Turn) -> None:
+        """A rank of another node hangs: look at those of this one."""
+        self._begin(turn, from_ns=turn.now_ns, known=set())
+
+    def noted(self, event: Evidence, turn: Turn) -> None:
+        """What a monitor has seen of its rank."""
+        if self._is_over:
+            turn.do(Release())
+            return
+        note, before = event.note, self._notes.get(event.local_rank)
+        if before is not None:
+            # what was looked at first counts: since then a rank may have been stopped by its monitor
+            note = dataclasses.replace(before, found_hung=before.found_hung or note.found_hung)
+        self._notes[event.local_rank] = note
+
+    def close(self, turn: Turn) -> None:
+        """The cycle is being ended: nobody is looked at any more, and who was found hung needn't wait for that."""
+        self._is_over = True
+        turn.do(Release())
+
+    @property
+    def is_deciding(self) -> bool:
+        """This node decides, and the cause may still become known: its state isn't told before."""
+        return self._decides and self._bound_ns is not None and not self._is_over
+
+    @property
+    def alarm_ns(self) -> int | None:
+        """When ``go_on`` is to be called at the latest."""
+        is_open = self._bound_ns is not None and not (self._is_told or self._is_over)
+        return self._bound_ns - _LAST_NOTES_NS if is_open and self._bound_ns is not None else None
+
+    def go_on(self, turn: Turn) -> None:
+        """Tell, or decide, once everything that can be seen is."""
+        alarm_ns = self.alarm_ns
+        if alarm_ns is None or (turn.now_ns < alarm_ns and not self._asked & self._alive <= self._notes.keys()):
+            return
+        self._is_told = True
+        notes = [self._notes.get(local_rank) or self._little(local_rank, turn.seen) for local_rank in self._ranks]
+        if not self._decides:
+            turn.do(Tell(Notes(self._number, tuple(notes))))
+        elif self._verdict is not None:
+            are_all = not self._options.meets_elsewhere
+            found = self._record.found = blamed(notes, self._verdict, are_all=are_all, several=False)
+            if found is not None:
+                turn.do(*written.finding(self._record.cycle, found))
+            self.close(turn)
+
+    def _begin(self, turn: Turn, *, from_ns: int, known: set[int]) -> None:
+        """Have all ranks looked at that nobody has looked at; ``known`` are looked at already."""
+        if self._bound_ns is not None or self._is_over:
+            return
+        self._bound_ns = from_ns + round(LOOK_S * 1e9)
+        if not self._decides and self._verdict is not None:
+            # a job isn't given up for timeouts of our own making
+            reached = self._record.reached(turn.seen) if self._verdict.is_certain else None
+            turn.do(Tell(Hang(self._number, self._verdict, reached)))
+        self._asked = self._alive
+        for local_rank in sorted(self._asked - known):
+            turn.do(Collect(local_rank, self._options.min_healthy, self._bound_ns))
+
+    @property
+    def _ranks(self) -> list[int]:
+        return sorted(self._record.started)
+
+    @property
+    def _alive(self) -> set[int]:
+        """Those whose processes run and whose monitors watch them."""
+        return self._record.running & self._record.watched
+
+    def _little(self, local_rank: int, seen: Seen) -> RankNote:
+        """What is known of a rank that nobody could look at."""
+        board, gone = seen.boards[local_rank], local_rank in self._record.exits
+        words = seen.words[local_rank] if gone else None
+        return RankNote(
+            rank=self._record.ranks[local_rank],
+            local_rank=local_rank,
+            pid=self._record.started[local_rank].pid,
+            iteration=None if board is None else board.iteration,
+            gone=gone,
+            raised="" if words is None else words.error,
+            frame="" if words is None else words.where,
+        )

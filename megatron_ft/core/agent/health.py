@@ -1,0 +1,54 @@
+"""Before a node takes part in a cycle: whether it is fit, by the user's command; it stands aside until it is. Pure."""
+
+from __future__ import annotations
+
+from megatron_ft.core.agent import lines, written
+from megatron_ft.core.agent.edge import HealthChecked, Say, Tell
+from megatron_ft.core.agent.turn import Turn
+from megatron_ft.core.job.messages import Aside
+
+__all__ = ["HealthGate", "is_told", "retry_delay_s"]
+
+_FIRST_S = 2.0
+_LONGEST_S = 60.0
+
+
+class HealthGate:
+    """Of one time between two cycles."""
+
+    def __init__(self) -> None:
+        self.retry_ns = 0
+        """When the node is to be checked again."""
+        self._failures = 0
+        self._last = ""
+
+    @property
+    def is_aside(self) -> bool:
+        """The others do without this node."""
+        return self._failures > 0
+
+    def checked(self, event: HealthChecked, turn: Turn) -> bool:
+        """Whether it is fit."""
+        turn.do(written.node_health(event))
+        if not event.ended:
+            if self._failures:
+                turn.do(Say(lines.fit_again(self._failures)))
+            return True
+        self._failures += 1
+        if self._failures == 1:
+            turn.do(Tell(Aside(event.ended)))
+        delay_s = retry_delay_s(self._failures)
+        if is_told(self._failures, is_new=event.ended != self._last):
+            turn.do(Say(lines.unfit(event.ended, event.last_line, retry_s=delay_s)))
+        self._last, self.retry_ns = event.ended, turn.now_ns + round(delay_s * 1e9)
+        return False
+
+
+def retry_delay_s(failures: int) -> float:
+    """From the last of so many failed checks in a row to the next one."""
+    return float(min(_LONGEST_S, _FIRST_S * 2.0 ** min(failures - 1, 10)))
+
+
+def is_told(failures: int, *, is_new: bool) -> bool:
+    """Whether the last of so many failures is worth a line: ever more seldom, if it is as the one before it was."""
+    return is_new or failures & (failures - 1) == 0

@@ -1,0 +1,139 @@
+"""Every line that the launcher's machine has for the user, from facts. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from megatron_ft.core.diagnosis.exits import Cause, HangVerdict, describe_overdue
+from megatron_ft.core.iterations import when
+from megatron_ft.core.job.restart_policy import Action, Decision, Outcome
+
+AGAIN_AFTER_S = 5.0
+"""SIGINT or SIGTERM so long after the first one is a second request. Before, it is the same one: Slurm sends SIGTERM
+twice within milliseconds, and who presses Ctrl-C twice in a row hasn't read yet that the ranks are about to end."""
+_SHOWN = 200
+
+__all__ = [
+    "AGAIN_AFTER_S",
+    "asked_to_stop",
+    "cycle_ended",
+    "cycle_started",
+    "finished_late",
+    "fit_again",
+    "job_went_on",
+    "killing_at_once",
+    "nodes_waiting",
+    "observed",
+    "run_finished",
+    "shut_down_between",
+    "stopped",
+    "taken_for_lost",
+    "training_again",
+    "unfit",
+]
+
+
+def cycle_started(cycle: int, world_size: int, local_ranks: Sequence[int], nodes: int) -> str:
+    """``local_ranks`` are this node's global ranks."""
+    head = f"cycle {cycle} started: {_count(world_size, 'rank')} on {_count(nodes, 'node')}"
+    if nodes == 1:
+        return head
+    first, last = local_ranks[0], local_ranks[-1]
+    here = f"rank {first}" if first == last else f"ranks {first} to {last}"
+    return f"{head}, {here} here"
+
+
+def cycle_ended(cycle: int, cause: Cause, decision: Decision, outcome: Outcome, max_restarts: int) -> str:
+    """The end of a cycle that did not succeed, and what follows."""
+    head = f"cycle {cycle} ended: {cause.line}"
+    if decision.reason or decision.action is Action.GIVE_UP:
+        return f"{head}; {decision.reason}" if decision.reason else head
+    follows = f"{head}; restarting as cycle {cycle + 1}"
+    if outcome is Outcome.MEMBERSHIP:
+        return f"{follows}, no restart used"
+    return f"{follows}, {decision.restarts_left} of {_count(max_restarts, 'restart')} left"
+
+
+def training_again(cycle: int, seconds: Mapping[str, float]) -> str:
+    """The ranks of a new cycle are through their first step. ``seconds``: since the failure was noticed, by phase."""
+    parts = ", ".join(f"{name} {duration:.2f}" for name, duration in seconds.items())
+    return f"cycle {cycle} is training again {sum(seconds.values()):.2f} s after the failure was detected ({parts})"
+
+
+def run_finished(cycles: int) -> str:
+    """The good end."""
+    return f"all ranks finished after {_count(cycles, 'cycle')}"
+
+
+def unfit(ended: str, last_line: str, *, retry_s: float) -> str:
+    """Why this node doesn't join. ``ended`` as in "ended with code 3", ``last_line`` is what the check said."""
+    shown = last_line if len(last_line) <= _SHOWN else f"{last_line[: _SHOWN - 3]}..."
+    said = f" ({shown})" if shown else ""
+    return f"node health check failed: {ended}{said}; retrying in {retry_s:g} s"
+
+
+def fit_again(failures: int) -> str:
+    """It joins after all."""
+    return f"node health check passed after {_count(failures, 'failure')}: joining"
+
+
+def shut_down_between(text: str) -> str:
+    """The end of the job was asked for while no rank ran here."""
+    return f"{text}; the job ends"
+
+
+def nodes_waiting(count: int) -> str:
+    """Why a healthy cycle ends: for the place of the cause."""
+    return f"{_count(count, 'node')} waiting to join (new, or restarting its ranks)"
+
+
+def asked_to_stop(*, name: str, ranks: int, timeout_s: float) -> str:
+    """The first request to stop."""
+    if not ranks:
+        return f"received {name}"
+    return (
+        f"received {name}: forwarded to {_count(ranks, 'rank')}, waiting up to {timeout_s:g} s "
+        f"(SIGINT or SIGTERM again after {AGAIN_AFTER_S:g} s kills them)"
+    )
+
+
+def killing_at_once(name: str) -> str:
+    """The second request to stop."""
+    return f"received {name} again: killing the ranks"
+
+
+def stopped(name: str, failed: Sequence[str]) -> str:
+    """Why a cycle ended that was asked to; ``failed`` says how ranks ended that didn't end with 0."""
+    if not failed:
+        return f"stopped by {name}, all ranks exited with 0"
+    more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
+    return f"stopped by {name}, {failed[0]}{more}"
+
+
+def observed(verdict: HangVerdict) -> str:
+    """A rank that hangs under ``--ft-observe-only``."""
+    where = "" if verdict.iteration is None else f" {when(verdict.iteration)}"
+    return f"rank {verdict.rank} {describe_overdue(verdict)}{where}: not killed (observe-only)"
+
+
+def finished_late(verdict: HangVerdict) -> str:
+    """A rank that doesn't exit when all the others of the node have finished."""
+    return (
+        f"rank {verdict.rank} {describe_overdue(verdict)}: terminating it; "
+        "the other ranks of this node have finished: treating it as finished"
+    )
+
+
+def taken_for_lost(why: str) -> tuple[str, str]:
+    """The others gave this node up: for the place of the cause, and what follows."""
+    told = f" ({why})" if why else ""
+    return f"the other nodes declared this one lost{told} and continue without it", "on standby"
+
+
+def job_went_on(text: str) -> str:
+    """The job has ended, and this launcher's ranks had no part in its end."""
+    return f"the job ended without this node: {text or 'others ran it to its end'}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

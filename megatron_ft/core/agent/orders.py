@@ -1,0 +1,102 @@
+"""What the coordinator and this node have told each other of the cycle that has begun last. Pure."""
+
+from __future__ import annotations
+
+from megatron_ft.core.job.edge import Begin, Conclude, EndRanks, Leave
+from megatron_ft.core.job.messages import End, Report, Verdict
+from megatron_ft.core.job.restart_policy import NodeState, Outcome
+from megatron_ft.core.job.roll import Held
+
+__all__ = ["Orders"]
+
+
+class Orders:
+    """Of one launcher."""
+
+    def __init__(self) -> None:
+        self.begun: Held | None = None
+        """The last cycle that this node has a place in."""
+        self.taken: Held | None = None
+        """The last one whose ranks it was to run."""
+        self.left: Leave | None = None
+        """This launcher's job is over."""
+        self.told: Report | None = None
+        """What this node has reported of the cycle."""
+        self.is_cut_off = False
+        """The cycle ended here only, because no coordinator could be reached."""
+        self._end: End | None = None
+        self._verdict: Verdict | None = None
+
+    def hear(self, event: Begin | EndRanks | Conclude | Leave) -> None:
+        """The coordinator has decided something."""
+        match event:
+            case Begin(held):
+                self.begun, self._end, self._verdict, self.told = held, None, None, None
+                self.is_cut_off = False
+            case EndRanks(end, is_cut_off):
+                self._end, self.is_cut_off = end, is_cut_off
+            case Conclude(verdict):
+                if self.begun is not None and verdict.cycle == self.begun.decision.cycle:
+                    self._verdict = verdict
+            case Leave():
+                self.left = self.left or event
+
+    def take(self) -> Held:
+        """Run the ranks of the cycle that has begun."""
+        assert self.begun is not None
+        self.taken = self.begun
+        return self.begun
+
+    def may_be_news(self, state: NodeState) -> bool:
+        """Whether a report of this state may be: it is told once, and again if it no longer follows from another's."""
+        return self.told is None or self.told.state is not state or self.told.follows
+
+    def report(self, report: Report) -> bool:
+        """Whether it is news."""
+        told = self.told
+        if told is not None and (told.state, told.follows) == (report.state, report.follows):
+            return False
+        self.told = report
+        return True
+
+    @property
+    def place(self) -> int | None:
+        """Of this node in the cycle that was taken."""
+        return None if self.taken is None else self.taken.place
+
+    @property
+    def has_begun(self) -> bool:
+        """Another cycle than the one taken has begun; if that one runs, its end was never told."""
+        return self.begun is not self.taken
+
+    @property
+    def is_over(self) -> bool:
+        """The cycle that was taken has ended."""
+        return self._end is not None or self.left is not None or self.has_begun
+
+    @property
+    def is_lost(self) -> bool:
+        """Nobody will say why it has ended."""
+        return self._end is None or self._end.lost or self.has_begun
+
+    @property
+    def lost(self) -> str:
+        """Why the others have given this node up, in words; empty if that isn't known, or if they haven't."""
+        return self._end.text if self._end is not None and self._end.lost else ""
+
+    @property
+    def restarts(self) -> bool:
+        """Another cycle is to follow."""
+        return self._end is not None and self._end.restarts
+
+    @property
+    def outcome(self) -> Outcome:
+        """How it has ended."""
+        if self.has_begun:
+            return Outcome.MEMBERSHIP
+        return Outcome.STOPPED if self._end is None else self._end.outcome
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """Why it has ended; None as long as that isn't known."""
+        return None if self.has_begun else self._verdict

@@ -1,0 +1,307 @@
+"""What happened to the ranks of this node in one cycle, collected as it is told, and the cause found in it. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+from collections.abc import Iterable, Sequence
+
+from megatron_ft.core.agent.edge import Attached, RankExited, RankStarted, Seen, Signalled, Trains
+from megatron_ft.core.board.layout import BoardSnapshot
+from megatron_ft.core.control import ReceivedRequest
+from megatron_ft.core.diagnosis.exits import (
+    Cause,
+    CauseKind,
+    HangVerdict,
+    RankExit,
+    RankView,
+    describe_exit,
+    find_cause,
+    find_culprit,
+    hang_of_one,
+)
+from megatron_ft.core.grace import Grace
+from megatron_ft.core.job.progress import Reached
+
+__all__ = ["CycleRecord"]
+
+_HUNG_AND_ALIVE_S = 20.0
+"""After a verdict the monitor signals, and kills after a grace of 5 s; then its rank should be gone."""
+
+
+class CycleRecord:
+    """Facts of one cycle. Everything is by local rank; ``ranks`` are global ones, none before the nodes have met."""
+
+    def __init__(self, cycle: int, ranks: Sequence[int], *, met_ns: int) -> None:
+        self.cycle = cycle
+        self.ranks = ranks
+        self.met_ns = met_ns
+        """When the nodes had met, which is when a record begins."""
+        self.started: dict[int, RankStarted] = {}
+        self.exits: dict[int, RankExit] = {}
+        self.watched: set[int] = set()
+        """Those that have connected to their monitors."""
+        self.hung: dict[int, Grace] = {}
+        """Those that were found hung (failed, however they end), and when they should be gone."""
+        self.shutdown_request: ReceivedRequest | None = None
+        self.exclude_request: ReceivedRequest | None = None
+        self.found: Cause | None = None
+        """Who hangs, once all ranks have been looked at; None as long as, or where, that isn't known."""
+        self.suspects: tuple[HangVerdict, Sequence[int]] | None = None
+        """What the launcher itself found first, and the local ranks of which one hangs, where it isn't just that."""
+        self.places: dict[int, str] = {}
+        """Where ranks were that the launcher itself found hung, in words, by global rank."""
+        self._signalled: dict[int, set[int]] = {}
+        """Which signals monitors have sent."""
+        self._finished_late: set[int] = set()
+        self._attached: dict[int, Attached] = {}
+        self._first_steps: dict[int, tuple[int, int]] = {}
+        """When the first step of each began and ended."""
+        self._verdicts: list[HangVerdict] = []
+
+    # -- what is told -----------------------------------------------------------------------------------------
+
+    def exited(self, event: RankExited, seen: Seen) -> RankExit:
+        """A rank has ended."""
+        local_rank, board = event.local_rank, seen.boards[event.local_rank]
+        if board is not None and board.first_step_at_ns:  # its monitor may not have looked since
+            step_ns = board.first_iteration_at_ns, board.first_step_at_ns
+            self._first_steps.setdefault(local_rank, step_ns)
+        signals = event.signals_sent | self._signalled.get(local_rank, set())
+        if local_rank in self.hung and event.exitcode < 0:
+            # its monitor signals right after the verdict, and tells of it when the rank may have ended already
+            signals |= {-event.exitcode}
+        self.exits[local_rank] = self._end(
+            local_rank,
+            seen,
+            exitcode=event.exitcode,
+            at_ns=event.at_ns,
+            signals_sent=signals,
+            signalled_at_ns=event.signalled_at_ns,
+        )
+        return self.exits[local_rank]
+
+    def signalled(self, event: Signalled) -> None:
+        """A monitor has signalled its rank."""
+        local_rank = event.local_rank
+        if local_rank in self.started and local_rank not in self.exits and event.number != signal.SIGCONT:
+            self._signalled.setdefault(local_rank, set()).add(event.number)
+
+    def attached(self, event: Attached) -> None:
+        """A rank has connected to its monitor; a script may do so again after it has shut its monitoring down."""
+        self.watched.add(event.local_rank)
+        if event.at_ns is not None:
+            self._attached.setdefault(event.local_rank, event)
+
+    def trains(self, event: Trains) -> None:
+        """A rank is through its first step."""
+        self._first_steps[event.local_rank] = event.began_ns, event.at_ns
+
+    def found_by_monitor(self, verdict: HangVerdict, now_s: float, seen: Seen) -> None:
+        """A rank's monitor found it hung: it, or one that it waits for, is the cause."""
+        if verdict.local_rank not in self.hung:
+            self._should_end(verdict.local_rank, now_s, seen)
+            verdict = dataclasses.replace(verdict, rank=self.ranks[verdict.local_rank])
+            self._verdicts.append(find_culprit(verdict, self._views(seen)))
+
+    def found_by_launcher(self, verdict: HangVerdict, now_s: float, seen: Seen) -> None:
+        """A rank that the launcher itself found hung, in what its monitor can't see."""
+        self._should_end(verdict.local_rank, now_s, seen)
+        self._verdicts.append(verdict)
+
+    def finished_late(self, local_rank: int) -> None:
+        """A rank that has finished, but had to be made to exit; however it ends now, it ends well."""
+        self._finished_late.add(local_rank)
+
+    def _should_end(self, local_rank: int, now_s: float, seen: Seen) -> None:
+        if local_rank not in self.hung:
+            self.hung[local_rank] = Grace(now_s + _HUNG_AND_ALIVE_S, seen.run_delays_ns[local_rank])
+
+    # -- how its ranks are --------------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> set[int]:
+        """Those that haven't ended."""
+        return self.started.keys() - self.exits.keys()
+
+    @property
+    def spawned_ns(self) -> int | None:
+        """When the last rank was created."""
+        return max((each.at_ns for each in self.started.values()), default=None)
+
+    def is_killed(self, local_rank: int) -> bool:
+        """Whether its monitor has sent it SIGKILL."""
+        return signal.SIGKILL in self._signalled.get(local_rank, ())
+
+    def has_failed(self, local_rank: int) -> bool:
+        """Whether this rank has ended otherwise than well."""
+        rank_exit = self.exits.get(local_rank)
+        if rank_exit is None or local_rank in self._finished_late:
+            return False
+        return rank_exit.exitcode != 0 or local_rank in self.hung
+
+    @property
+    def failed(self) -> list[RankExit]:
+        """The ends of those that didn't end well."""
+        return [rank_exit for local_rank, rank_exit in self.exits.items() if self.has_failed(local_rank)]
+
+    @property
+    def all_have_ended(self) -> bool:
+        """However they did."""
+        return len(self.exits) == len(self.ranks)
+
+    def all_ended_well(self) -> bool:
+        """Whether every rank has ended with 0."""
+        return self.all_have_ended and not self.failed
+
+    def failures(self) -> list[str]:
+        """How the ranks ended that didn't end well, in words."""
+        return [describe_exit(rank_exit) for rank_exit in self.failed]
+
+    def only_exits_are_missing(self, seen: Seen) -> bool:
+        """Whether ranks have exited with 0, none has failed, and all others have shut their monitoring down."""
+        if not self.exits or self.failed or not self.hung.keys() <= self.exits.keys():
+            return False
+        boards = [seen.boards[local_rank] for local_rank in range(len(self.ranks)) if local_rank not in self.exits]
+        return all(board is not None and board.closing for board in boards)
+
+    def has_outlived_its_end(self, now_s: float, seen: Seen) -> bool:
+        """Whether a rank still lives that was found hung, and should have been ended by now."""
+        late = {lr for lr, grace in self.hung.items() if now_s >= grace.due_s} - self.exits.keys()
+        return any(self.hung[local_rank].is_over(now_s, seen.run_delays_ns[local_rank]) for local_rank in late)
+
+    def overdue_s(self, now_s: float) -> float | None:
+        """When ``has_outlived_its_end`` may hold next."""
+        dues = (grace.due_s for local_rank, grace in self.hung.items() if local_rank not in self.exits)
+        return min((due_s for due_s in dues if due_s > now_s), default=None)
+
+    # -- how far they got ---------------------------------------------------------------------------------------
+
+    def phases_ns(self) -> dict[str, int] | None:
+        """When each phase of the start was over (monotonic ns); None until all ranks here are through a step."""
+        if not self.ranks or len(self._first_steps) < len(self.ranks):  # none: the nodes still meet
+            return None
+        moments = {"rendezvous": self.met_ns, "ranks created": self.spawned_ns or self.met_ns}
+        began = [each.user_code_ns for each in self._attached.values() if each.user_code_ns is not None]
+        if began:
+            moments["user code"] = max(began)
+        if len(self._attached) == len(self.ranks):
+            # the first that is known of a script; what it did before isn't told apart
+            has_group = any(each.has_group for each in self._attached.values())
+            name = "imports and process group" if has_group else "imports"
+            moments[name] = max(each.at_ns or 0 for each in self._attached.values())
+        began_ns, ended_ns = zip(*self._first_steps.values(), strict=True)
+        if all(began_ns):
+            moments["set up"] = max(began_ns)
+        return {**moments, "first step": max(ended_ns)}
+
+    def noticed_ns(self) -> int | None:
+        """When it was known that this cycle has failed; None if no rank of this node has."""
+        exits = [rank_exit.at_ns for rank_exit in self.failed]
+        return min([*exits, *(verdict.at_ns for verdict in self._verdicts)], default=None)
+
+    def last_iteration(self, seen: Seen) -> int | None:
+        """The furthest iteration that a rank of this node reported."""
+        return max((b.iteration for b in self._boards(seen) if b.iteration is not None), default=None)
+
+    def reached(self, seen: Seen) -> Reached:
+        """How far all ranks of this node got that told an iteration."""
+        # the one that is behind: the others may have gone on for a moment after a rank had failed
+        known = [(b.first_iteration, b.iteration) for b in self._boards(seen) if b.first_iteration is not None]
+        saved = None if known else seen.checkpointed()
+        if saved is not None:
+            return Reached(first=saved, last=saved)
+        first = min((first for first, _ in known), default=-1)
+        return Reached(first=first, last=min((-1 if last is None else last for _, last in known), default=-1))
+
+    def _boards(self, seen: Seen) -> Iterable[BoardSnapshot]:
+        return filter(None, (seen.boards[local_rank] for local_rank in range(len(self.ranks))))
+
+    # -- why it failed ------------------------------------------------------------------------------------------
+
+    def cause(self) -> Cause:
+        """Why it failed."""
+        if self.found is not None:
+            return self.found
+        cause = find_cause(list(self.exits.values()), self._verdicts)
+        if self.suspects is not None and (cause is None or cause.rank == self.suspects[0].rank):
+            verdict, local_ranks = self.suspects
+            ranks = sorted(self.ranks[local_rank] for local_rank in local_ranks)
+            return hang_of_one(verdict, {rank: self.places.get(rank, "") for rank in ranks})
+        if cause is not None and cause.kind is CauseKind.HANG and cause.rank in self.places:
+            return dataclasses.replace(cause, detail=self.places[cause.rank])
+        return cause or Cause(kind=CauseKind.CRASH, text="no rank of this node has ended, and none could be ended")
+
+    def own_failure(self, seen: Seen) -> Cause | None:
+        """Of a rank of this node that failed by itself, if one did, and not only because it had lost another.
+
+        One that ends of an exception counts, even if that takes it so long that it hasn't ended yet.
+        """
+        if self.hung:
+            return None
+        ending = (self._end_of_its_exception(local_rank, seen) for local_rank in sorted(self.running))
+        own = find_cause([*self.exits.values(), *filter(None, ending)], [])
+        return own if own is not None and not (own.follows or own.by_us) else None
+
+    def request_cause(self) -> Cause:
+        """The request of a rank of this node that ended it, as a cause."""
+        request = self.shutdown_request or self.exclude_request
+        assert request is not None
+        return Cause(kind=CauseKind.REQUEST, text=request.text, rank=request.rank)
+
+    def _end_of_its_exception(self, local_rank: int, seen: Seen) -> RankExit | None:
+        """What the end of a rank will be that has raised and not gone on; None of one that isn't ending of that."""
+        words, board = seen.words[local_rank], seen.boards[local_rank]
+        moved_ns = 0 if board is None else max(board.last_transition_ns, board.last_heartbeat_ns)
+        # not every exception that is printed ends a process
+        if not words.error or not words.raised_at_ns or words.raised_at_ns < moved_ns:
+            return None
+        return self._end(local_rank, seen, exitcode=1, at_ns=words.raised_at_ns)
+
+    def _end(
+        self,
+        local_rank: int,
+        seen: Seen,
+        *,
+        exitcode: int,
+        at_ns: int,
+        signals_sent: frozenset[int] = frozenset(),
+        signalled_at_ns: int = 0,
+    ) -> RankExit:
+        words, board = seen.words[local_rank], seen.boards[local_rank]
+        return RankExit(
+            rank=self.ranks[local_rank],
+            local_rank=local_rank,
+            pid=self.started[local_rank].pid,
+            exitcode=exitcode,
+            at_ns=at_ns,
+            signals_sent=signals_sent,
+            signalled_at_ns=signalled_at_ns,
+            iteration=None if board is None else board.iteration,
+            error=words.error or None,
+            error_at_s=words.raised_at_s,
+            raised_at_ns=words.raised_at_ns,
+            where=words.where,
+        )
+
+    def _views(self, seen: Seen) -> list[RankView]:
+        views = (self._view(local_rank, seen) for local_rank in sorted(self.running))
+        return [view for view in views if view is not None]
+
+    def _view(self, local_rank: int, seen: Seen) -> RankView | None:
+        board = seen.boards[local_rank]
+        if board is None:
+            return None
+        section = board.open_sections[0] if board.open_sections else None
+        timeout_ns = board.out_of_section_timeout_ns if section is None else section.timeout_ns
+        return RankView(
+            rank=self.ranks[local_rank],
+            local_rank=local_rank,
+            # one that hangs may have been stopped by its monitor
+            stopped=local_rank not in self.hung and seen.stopped[local_rank],
+            iteration=board.iteration,
+            section=None if section is None else section.name,
+            since_ns=board.last_transition_ns if section is None else section.opened_at_ns,
+            timeout_s=None if timeout_ns is None else timeout_ns / 1e9,
+            closing=board.closing,
+        )

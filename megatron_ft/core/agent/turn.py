@@ -1,0 +1,54 @@
+"""What the parts of the launcher's machine share: the user's options, and the moment in which something happens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from megatron_ft.core.agent.edge import Effect, Seen
+
+__all__ = ["Options", "Turn"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What the user asked for. Times are seconds; a timeout of None is none.
+
+    Args:
+        hang_signal: what a rank that is found hung gets first.
+        ranks_are_python: a rank's first process is the script itself, not some command that may wrap it.
+        meets_elsewhere: the nodes meet by a rendezvous of torch's own, and this launcher coordinates only itself.
+        checks_health: there is a command that says whether the node is fit.
+    """
+
+    min_nodes: int = 1
+    max_nodes: int = 1
+    min_healthy: bool = False
+    max_restarts: int = 0
+    term_timeout_s: float = 1800.0
+    stop_timeout_s: float = 5.0
+    restart_grace_s: float = 0.1
+    startup_timeout_s: float | None = None
+    exit_timeout_s: float | None = None
+    hang_signal: int = 9
+    observe_only: bool = False
+    ranks_are_python: bool = True
+    meets_elsewhere: bool = False
+    checks_health: bool = False
+
+
+@dataclass(kw_only=True)
+class Turn:
+    """One event: when it is, how the ranks look, and what is to be done."""
+
+    now_ns: int
+    seen: Seen
+    effects: list[Effect] = field(default_factory=list)
+
+    @property
+    def now_s(self) -> float:
+        """The same in seconds."""
+        return self.now_ns / 1e9
+
+    def do(self, *effects: Effect) -> None:
+        """Ask for these, in this order."""
+        self.effects += effects

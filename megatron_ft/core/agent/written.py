@@ -1,0 +1,149 @@
+"""The records that the launcher's machine has for the event log. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from megatron_ft.core.agent.edge import HealthChecked, RanksMet, Write
+from megatron_ft.core.agent.record import CycleRecord
+from megatron_ft.core.control import ReceivedRequest
+from megatron_ft.core.diagnosis.exits import Cause, CauseKind, HangVerdict, RankExit, describe_hang, is_by_us
+from megatron_ft.core.job.restart_policy import Decision, Outcome
+from megatron_ft.core.records import launcher as records
+from megatron_ft.core.records.shared import Verdict
+
+__all__ = [
+    "cycle_ended",
+    "cycle_started",
+    "finding",
+    "late_rank",
+    "node_health",
+    "rank_exited",
+    "request",
+    "stuck",
+    "training_again",
+    "would_have_ended",
+]
+
+
+def node_health(event: HealthChecked) -> Write:
+    """The health command has ended."""
+    record = records.NodeHealth(
+        cycle=event.cycle,
+        good=not event.ended,
+        exit_code=event.code,
+        text=event.ended,
+        last_line=event.last_line,
+        seconds=event.seconds,
+    )
+    return Write(record)
+
+
+def cycle_started(record: CycleRecord, met: RanksMet, max_restarts: int, restarts_left: int) -> Write:
+    """The ranks of a cycle were created."""
+    ranks = tuple(
+        records.StartedRank(rank=record.ranks[local_rank], local_rank=local_rank, pid=started.pid)
+        for local_rank, started in record.started.items()
+    )
+    started = records.CycleStarted(
+        cycle=record.cycle,
+        ranks=ranks,
+        group_rank=met.group_rank,
+        world_size=met.world_size,
+        max_restarts=max_restarts,
+        restarts_left=restarts_left,
+        met_ns=record.met_ns,
+        spawned_ns=record.spawned_ns,
+    )
+    return Write(started)
+
+
+def cycle_ended(
+    record: CycleRecord, outcome: Outcome, decision: Decision, cause: Cause | None, last_iteration: int | None
+) -> Write:
+    """The end of a cycle; well if there is no cause."""
+    why = None
+    if cause is not None:
+        why = records.Cause(rank=cause.rank, kind=cause.kind.value, text=cause.text, detail=cause.detail)
+    ended = records.CycleEnded(
+        cycle=record.cycle,
+        outcome=outcome.value,
+        cause=why,
+        action=decision.action.value,
+        iteration=last_iteration if cause is None or cause.iteration is None else cause.iteration,
+        restarts_left=decision.restarts_left,
+    )
+    return Write(ended)
+
+
+def rank_exited(cycle: int, ended: RankExit) -> Write:
+    """A rank has ended."""
+    exited = records.RankExited(
+        cycle=cycle,
+        rank=ended.rank,
+        local_rank=ended.local_rank,
+        pid=ended.pid,
+        exitcode=ended.exitcode,
+        signal=-ended.exitcode if ended.exitcode < 0 else None,
+        by_us=is_by_us(ended),
+        iteration=ended.iteration,
+        error=ended.error,
+    )
+    return Write(exited, at_ns=ended.at_ns)
+
+
+def late_rank(cycle: int, verdict: HangVerdict, *, pid: int, since_ns: int, observed_only: bool) -> Write:
+    """The launcher's own verdict, like a monitor's."""
+    record = Verdict(
+        rank=verdict.rank,
+        local_rank=verdict.local_rank,
+        cycle=cycle,
+        pid=pid,
+        kind=verdict.kind,
+        since_ns=since_ns,
+        elapsed_s=verdict.elapsed_s,
+        timeout_s=verdict.timeout_s,
+        iteration=verdict.iteration,
+        observed_only=observed_only,
+        at_ns=verdict.at_ns,
+        text=describe_hang(verdict),
+    )
+    return Write(record)
+
+
+def would_have_ended(cycle: int, verdict: HangVerdict) -> Write:
+    """A monitor's verdict that has no consequences."""
+    record = records.WouldHaveEnded(
+        rank=verdict.rank,
+        local_rank=verdict.local_rank,
+        cycle=cycle,
+        iteration=verdict.iteration,
+        text=describe_hang(verdict),
+    )
+    return Write(record)
+
+
+def finding(cycle: int, cause: Cause) -> list[Write]:
+    """All ranks were looked at because one hung: who it was. One launcher of the job logs it."""
+    if cause.detail and cause.kind in (CauseKind.HANG, CauseKind.CRASH):
+        return [Write(records.Finding(cycle=cycle, rank=cause.rank, text=cause.detail))]
+    return []
+
+
+def stuck(cycle: int, processes: Sequence[Mapping[str, Any]]) -> Write:
+    """Processes of the ranks can't be ended, and what they wait in."""
+    return Write(records.Stuck(cycle=cycle, processes=tuple(processes)))
+
+
+def request(asked: ReceivedRequest) -> Write:
+    """A rank asked for something."""
+    record = records.WorkloadControl(
+        action=asked.action.name, description=asked.description, rank=asked.rank, pid=asked.pid
+    )
+    return Write(record)
+
+
+def training_again(cycle: int, seconds: Mapping[str, float]) -> Write:
+    """All ranks of this node are through their first step; seconds by phase of the start."""
+    return Write(records.TrainingAgain(cycle=cycle, seconds=dict(seconds)))

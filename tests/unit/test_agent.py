@@ -1,0 +1,487 @@
+"""The launcher's machine: from a node's health to its end, by events and effects alone."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+
+import pytest
+
+from megatron_ft.core.agent import edge
+from megatron_ft.core.agent.edge import Exit, Way
+from megatron_ft.core.agent.phase import Phase
+from megatron_ft.core.control import ReceivedRequest, WorkloadAction
+from megatron_ft.core.diagnosis.exits import CauseKind, HangVerdict
+from megatron_ft.core.diagnosis.rank_snapshot import RankNote
+from megatron_ft.core.job import edge as job
+from megatron_ft.core.job import messages as m
+from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
+from tests.support.agents import Driven, held, verdict
+
+HANG = HangVerdict(
+    rank=0, local_rank=0, kind="section", section="step", elapsed_s=3.0, timeout_s=3.0, iteration=7, at_ns=10**12
+)
+EXCLUDE = ReceivedRequest(WorkloadAction.ExcludeThisNode, "bad memory", 0, 100)
+SHUTDOWN = ReceivedRequest(WorkloadAction.ShutdownWorkload, "enough", 0, 100)
+
+
+def running(ranks: int = 2, **options: object) -> Driven:
+    """One of two nodes, whose ranks run."""
+    driven = Driven(**{"max_restarts": 3, "min_nodes": 1, "max_nodes": 2, **options})
+    driven.run(ranks, nodes=2)
+    driven.done.clear()
+    return driven
+
+
+def reports(driven: Driven) -> list[tuple[NodeState, str, bool]]:
+    return [(each.state, each.text, each.follows) for each in driven.told if isinstance(each, m.Report)]
+
+
+def over(driven: Driven) -> tuple[Exit, int]:
+    (effect,) = driven.all_of(edge.Over)
+    return effect.how, effect.code
+
+
+# -- before a cycle -------------------------------------------------------------------------------------------
+
+
+def test_a_node_is_ready_at_once_if_nobody_asks_after_its_health() -> None:
+    driven = Driven()
+    assert driven.hear(edge.Tick()) == [edge.Tell(m.Ready())]
+    assert driven.hear(edge.Tick()) == []
+    assert driven.hear(job.Begin(held(restarts=1))) == [edge.StartRanks(0)]
+    assert driven.agent.wants_ranks
+
+
+def test_an_ill_node_stands_aside_until_it_is_fit() -> None:
+    driven = Driven(checks_health=True)
+    assert driven.hear(edge.Tick()) == [edge.CheckHealth()]
+    driven.hear(edge.HealthChecked(0, "ended with code 3", 3, "no disk", 0.1))
+    assert driven.told == [m.Aside("ended with code 3")]
+    assert driven.wait(1.9) == []
+    assert driven.wait(0.2) == [edge.CheckHealth()]
+    driven.hear(edge.HealthChecked(0, "ended with code 3", 3, "no disk", 0.1))
+    assert driven.wait(4.1) == [edge.CheckHealth()]
+    driven.hear(edge.HealthChecked(0, "", 0, "", 0.1))
+    assert driven.told[1:] == [m.Ready()]
+    assert driven.said == [
+        "node health check failed: ended with code 3 (no disk); retrying in 2 s",
+        "node health check failed: ended with code 3 (no disk); retrying in 4 s",
+        "node health check passed after 2 failures: joining",
+    ]
+
+
+def test_the_job_may_end_without_a_node_that_stands_aside() -> None:
+    driven = Driven(checks_health=True)
+    driven.hear(edge.Tick(), edge.HealthChecked(0, "ended with code 3", 3, "", 0.1), job.Leave(0))
+    assert driven.said[-1] == "the job ended without this node: it stood aside"
+    assert over(driven) == (Exit.LEFT, 0)
+
+
+@pytest.mark.parametrize(
+    ("left", "said"),
+    [
+        (job.Leave(1, "rank 3 asked for it"), ["rank 3 asked for it; the job ends"]),
+        (job.Leave(94, "too few nodes"), ["too few nodes"]),
+        (job.Leave(0, "all finished"), ["the job ended without this node: all finished"]),
+        (job.Leave(1), []),
+    ],
+)
+def test_the_job_ends_while_a_node_is_ready(left: job.Leave, said: list[str]) -> None:
+    driven = Driven()
+    driven.hear(edge.Tick(), left)
+    assert driven.said == said
+    assert over(driven) == (Exit.FAILED if said and left.code == 1 else Exit.LEFT, left.code)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 1), (signal.SIGINT, 130)])
+def test_a_launcher_that_is_asked_to_stop_between_cycles_says_goodbye(number: signal.Signals, code: int) -> None:
+    driven = Driven()
+    driven.hear(edge.Tick())
+    goodbye = m.Goodbye(f"its launcher received {number.name}")
+    assert driven.stop(number) == [edge.TellStop(0), edge.Tell(goodbye, within_s=1.0)]
+    driven.hear(job.Leave(1))
+    assert over(driven) == (Exit.STOPPED, code)
+
+
+def test_a_health_check_is_given_up_when_the_launcher_is_to_stop() -> None:
+    driven = Driven(checks_health=True)
+    driven.hear(edge.Tick())
+    driven.stop()
+    assert driven.agent.phase is Phase.LEAVING
+
+
+# -- ranks start ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("why", [job.EndRanks(m.End(0, Outcome.FAILED, True)), job.Leave(94), job.Begin(held(1))])
+def test_ranks_aren_t_wanted_for_a_cycle_that_is_over(why: job.EndRanks | job.Leave | job.Begin) -> None:
+    driven = Driven()
+    driven.hear(edge.Tick(), job.Begin(held()), why)
+    assert not driven.agent.wants_ranks
+    driven.hear(edge.NotStarted())
+    assert driven.all_of(edge.TerminateRanks)
+
+
+def test_ranks_that_can_t_meet_are_a_failure_that_follows() -> None:
+    driven = Driven()
+    cause = edge.Cause(kind=CauseKind.MEMBERSHIP, text="no store", follows=True)
+    driven.hear(edge.Tick(), job.Begin(held()), edge.NotStarted(cause))
+    assert reports(driven) == [(NodeState.UNHEALTHY, "no store", True)]
+    assert driven.agent.phase is Phase.RUNNING
+
+
+def test_a_launcher_that_is_asked_to_stop_while_ranks_start_leaves() -> None:
+    driven = Driven()
+    driven.hear(edge.Tick(), job.Begin(held()))
+    assert driven.stop() == []
+    assert not driven.agent.wants_ranks
+    driven.hear(edge.NotStarted())
+    assert driven.agent.phase is Phase.LEAVING
+
+
+# -- they run, and end ----------------------------------------------------------------------------------------
+
+
+def test_a_failure_is_told_once_and_again_if_it_is_a_cause_after_all() -> None:
+    driven = running(3)
+    driven.words[0] = driven.words[0]._replace(error="RuntimeError: gloo: Connection closed by peer")
+    driven.exits(0, 1)
+    driven.exits(1, 1)
+    assert [(state, follows) for state, _, follows in reports(driven)] == [
+        (NodeState.UNHEALTHY, True),
+        (NodeState.UNHEALTHY, False),
+    ]
+    driven.exits(2, 1)
+    assert len(reports(driven)) == 2
+
+
+def test_a_failed_cycle_and_the_next() -> None:
+    driven = running()
+    driven.exits(0, 7)
+    effects = driven.ends(text="")
+    assert effects[-1] == edge.TerminateRanks(Way.TERMINATED, 0.1)
+    driven.exits(1, -15, sent=(15,))
+    assert driven.hear(edge.RanksEnded()) == []  # until it is known why
+    driven.hear(verdict(node=0, rank=0, text="rank 0 exited with code 7"))
+    assert driven.said == ["cycle 0 ended: rank 0 exited with code 7; restarting as cycle 1, 2 of 3 restarts left"]
+    assert driven.done[-2:] == [edge.MetAgain(), edge.Tell(m.Ready())]
+    assert driven.agent.ended is not None
+    driven.run(2, 1, nodes=2, restarts=1)
+    assert driven.said[-1] == "cycle 1 started: 4 ranks on 2 nodes, ranks 0 to 10 here"
+
+
+def test_a_job_that_gives_up_waits_for_its_end() -> None:
+    driven = running()
+    driven.exits(0, 7)
+    driven.exits(1, -15, sent=(15,))
+    driven.ends(restarts=False)
+    assert driven.all_of(edge.TerminateRanks) == [edge.TerminateRanks(Way.TERMINATED, 5.0)]
+    text, reason = "rank 0 exited with code 7", "no restarts left, giving up"
+    driven.hear(edge.RanksEnded(), verdict(action=Action.GIVE_UP, node=0, rank=0, text=text, reason=reason))
+    assert driven.said == [f"cycle 0 ended: {text}; {reason}"]
+    assert driven.told[-1] == m.Ready()
+    driven.hear(job.Leave(93))
+    assert over(driven) == (Exit.FAILED, 93)
+    assert driven.all_of(edge.Over)[0].cause is not None
+
+
+def test_a_job_that_gives_up_for_another_node_s_ranks_has_no_table_here() -> None:
+    driven = running()
+    driven.exits(0, 1)
+    driven.exits(1, 1)
+    driven.ends(restarts=False)
+    driven.hear(edge.RanksEnded(), verdict(action=Action.GIVE_UP, node=1, rank=9, text="it"), job.Leave(1))
+    assert over(driven) == (Exit.FAILED, 1)
+    assert driven.all_of(edge.Over)[0].cause is None
+
+
+def test_success() -> None:
+    driven = running()
+    driven.exits(0)
+    driven.exits(1)
+    assert reports(driven) == [(NodeState.SUCCEEDED, "", False)]
+    driven.ends(Outcome.SUCCEEDED, restarts=False)
+    assert driven.done[-1] == edge.TerminateRanks(Way.FINISHED, 5.0)
+    driven.hear(edge.RanksEnded(), verdict(outcome=Outcome.SUCCEEDED, action=Action.FINISH), job.Leave(0))
+    assert driven.said == ["all ranks finished after 1 cycle"]
+    assert over(driven) == (Exit.SUCCEEDED, 0)
+
+
+def test_a_coordinator_that_had_not_heard_of_the_success_goes_on() -> None:
+    driven = running()
+    driven.exits(0)
+    driven.exits(1)
+    driven.ends(Outcome.SUCCEEDED, restarts=False)
+    driven.hear(edge.RanksEnded(), verdict(outcome=Outcome.SUCCEEDED, action=Action.FINISH), job.Begin(held(1)))
+    assert driven.done[-1] == edge.StartRanks(3)
+
+
+def test_where_others_succeed_slow_ranks_have_a_moment() -> None:
+    driven = running(min_healthy=True)
+    driven.exits(0)
+    driven.ends(Outcome.SUCCEEDED, restarts=False)
+    assert driven.wait(4.9) == []
+    assert driven.exits(1)[-1] == edge.TerminateRanks(Way.FINISHED, 5.0)
+
+
+def test_nodes_that_meet_by_torch_agree_on_the_end() -> None:
+    driven = running(meets_elsewhere=True)
+    driven.exits(0)
+    driven.exits(1)
+    driven.ends(Outcome.SUCCEEDED, restarts=False)
+    driven.hear(edge.RanksEnded(), verdict(outcome=Outcome.SUCCEEDED, action=Action.FINISH))
+    assert driven.done[-1] == edge.WaitForOthers()
+    driven.hear(edge.OthersDone(), job.Leave(0))
+    assert over(driven) == (Exit.SUCCEEDED, 0)
+
+
+def test_a_node_that_the_others_have_lost_stands_by() -> None:
+    driven = running()
+    driven.ends(Outcome.MEMBERSHIP, lost=True, text="silent for 6 s")
+    driven.hear(edge.RanksEnded())
+    assert driven.said == [
+        "cycle 0 ended: the other nodes declared this one lost (silent for 6 s) and continue without it; on standby"
+    ]
+    assert driven.done[-1] == edge.Tell(m.Ready())
+
+
+def test_a_node_that_is_cut_off_looks_for_the_others() -> None:
+    driven = running()
+    end = m.End(0, Outcome.MEMBERSHIP, restarts=True, lost=True, text="no coordinator")
+    driven.hear(job.EndRanks(end, is_cut_off=True), edge.RanksEnded())
+    assert driven.said == ["cycle 0 ended: no coordinator; looking for the others"]
+
+
+def test_the_end_of_a_cycle_that_nobody_told_is_its_successor() -> None:
+    driven = running()
+    assert driven.hear(job.Begin(held(1)))[-1] == edge.TerminateRanks(Way.TERMINATED, 5.0)
+    driven.hear(edge.RanksEnded())
+    assert driven.done[-1] == edge.StartRanks(3)
+
+
+def test_processes_that_can_t_be_ended_cost_the_node() -> None:
+    driven = running()
+    driven.exits(0, 1)
+    driven.ends()
+    driven.hear(
+        edge.RanksEnded("process 7 (python, state D)", [{"pid": 7}]), verdict(node=0, text="rank 0 exited with code 1")
+    )
+    assert driven.told[-1] == m.Goodbye("process 7 (python, state D) can't be ended", excluded=True)
+    driven.hear(job.Leave(0))
+    assert driven.said == [
+        "cycle 0 ended: rank 0 exited with code 1; process 7 (python, state D) can't be ended, this node leaves the job"
+    ]
+    assert over(driven) == (Exit.EXCLUDED, 0)
+
+
+# -- hangs ----------------------------------------------------------------------------------------------------
+
+
+def test_a_hang_is_told_looked_at_and_ended_by_its_monitor() -> None:
+    driven = running()
+    driven.hear(edge.Attached(0, 0, 1), edge.Attached(1, 0, 1), edge.FoundHung(0, 0, HANG))
+    assert isinstance(driven.told[0], m.Hang)
+    assert [each.local_rank for each in driven.all_of(edge.Collect)] == [1]
+    for local_rank in (0, 1):
+        driven.hear(edge.Evidence(local_rank, 0, RankNote(rank=10 * local_rank, local_rank=local_rank)))
+    assert isinstance(driven.told[-1], m.Notes)
+    assert driven.all_of(edge.Release) == []
+    assert driven.ends() == [edge.Release()]
+    driven.hear(edge.Signalled(0, signal.SIGTERM))
+    assert driven.all_of(edge.TerminateRanks) == []
+    driven.hear(edge.Signalled(0, signal.SIGKILL))
+    assert driven.done[-1] == edge.TerminateRanks(Way.TERMINATED, 0.1)
+
+
+def test_a_learned_timeout_that_ends_a_rank_is_raised_and_tells_nothing_of_progress() -> None:
+    driven = running()
+    driven.hear(edge.FoundHung(0, 0, replace(HANG, learned=True)))
+    assert driven.all_of(edge.RaiseTimeout) == [edge.RaiseTimeout("step", 0)]
+    (hang,) = (message for message in driven.told if isinstance(message, m.Hang))
+    assert hang.reached is None
+
+
+def test_a_monitor_that_ends_nothing_is_not_waited_for_long() -> None:
+    driven = running()
+    driven.hear(edge.Attached(0, 0, 1), edge.FoundHung(0, 0, HANG))
+    driven.ends()
+    assert driven.wait(5.9) == []
+    assert driven.wait(0.2) == [edge.TerminateRanks(Way.TERMINATED, 0.1)]
+
+
+def test_what_is_seen_when_the_time_is_over_is_told() -> None:
+    driven = running()
+    driven.hear(edge.Attached(0, 0, 1), edge.Attached(1, 0, 1), job.LookAtRanks(0))
+    assert [each.passive for each in driven.all_of(edge.Collect)] == [False, False]
+    driven.hear(edge.Evidence(1, 0, RankNote(rank=10, local_rank=1, state="S")))
+    driven.wait(2.0)
+    (notes,) = driven.told
+    assert isinstance(notes, m.Notes)
+    assert [note.rank for note in notes.notes] == [0, 10]
+
+
+def test_under_min_healthy_the_node_decides_and_harms_nobody() -> None:
+    driven = running(min_healthy=True)
+    driven.hear(edge.Attached(0, 0, 1), edge.Attached(1, 0, 1), edge.FoundHung(0, 0, HANG))
+    assert [each.passive for each in driven.all_of(edge.Collect)] == [True]
+    driven.hear(edge.Evidence(0, 0, RankNote(rank=0, state="T", has_stack=True, found_hung=True)))
+    assert driven.told == []
+    driven.hear(edge.Evidence(1, 0, RankNote(rank=10, local_rank=1, state="S", has_stack=True, waits_in="all_reduce")))
+    assert driven.all_of(edge.Release) == [edge.Release()]
+    assert "finding" in driven.written
+    driven.exits(0, -9)
+    ((state, text, _),) = reports(driven)
+    assert state is NodeState.UNHEALTHY
+    assert text.startswith("rank 0 hung in 'step' for 3.0 s (timeout 3.0 s, process stopped)")
+
+
+def test_a_verdict_that_is_only_observed() -> None:
+    driven = running()
+    driven.hear(edge.FoundHung(0, 0, HANG, observed_only=True))
+    assert driven.written == ["would_have_ended"]
+    assert driven.told == []
+
+
+# -- requests -------------------------------------------------------------------------------------------------
+
+
+def test_a_rank_asks_for_its_node_to_be_left_out() -> None:
+    driven = running()
+    driven.hear(EXCLUDE)
+    assert reports(driven) == [(NodeState.EXCLUDED, "rank 0 asked for ExcludeThisNode: bad memory", False)]
+    assert driven.all_of(edge.TerminateRanks) == []  # the rank may have a last word
+    driven.exits(0, 1)
+    driven.hear(edge.RanksEnded())
+    assert driven.told[-1] == m.Goodbye("rank 0 asked for ExcludeThisNode: bad memory", excluded=True)
+    driven.hear(job.Leave(94, "too few"))
+    assert driven.said[-1].endswith("; this node leaves the job, which ends: too few")
+    assert over(driven) == (Exit.EXCLUDED, 1)
+
+
+def test_a_request_of_the_last_moment_counts() -> None:
+    driven = running()
+    driven.exits(1, 1)
+    driven.ends()
+    driven.hear(EXCLUDE, edge.RanksEnded(), verdict(node=0, rank=10))
+    assert driven.agent.phase is Phase.LEAVING
+
+
+def test_a_rank_asks_for_the_end_of_the_job() -> None:
+    driven = running()
+    driven.hear(SHUTDOWN)
+    assert driven.told == [m.Shutdown("rank 0 asked for ShutdownWorkload: enough", 0)]
+    driven.ends(Outcome.STOPPED, restarts=False)
+    assert driven.all_of(edge.TerminateRanks) == []
+    driven.wait(5.0)
+    assert driven.done[-1] == edge.TerminateRanks(Way.TERMINATED, 5.0)
+    driven.exits(0, -15, sent=(15,))
+    driven.hear(edge.RanksEnded(), verdict(outcome=Outcome.STOPPED, action=Action.GIVE_UP), job.Leave(1))
+    assert driven.said == ["cycle 0 ended: rank 0 asked for ShutdownWorkload: enough; not restarting"]
+    assert over(driven) == (Exit.FAILED, 1)
+
+
+def test_a_request_that_comes_from_a_job_at_its_end_is_its_success() -> None:
+    driven = Driven()
+    driven.run(1)
+    driven.hear(SHUTDOWN)
+    driven.ends(Outcome.STOPPED, restarts=False)
+    driven.exits(0)
+    driven.hear(edge.RanksEnded(), verdict(outcome=Outcome.STOPPED, action=Action.GIVE_UP), job.Leave(1))
+    assert over(driven) == (Exit.SUCCEEDED, 0)
+
+
+def test_a_request_that_changes_nothing_is_told() -> None:
+    driven = running()
+    driven.hear(ReceivedRequest(WorkloadAction.Continue, "", 0, 100))
+    assert (driven.said, driven.written) == (["rank 0 asked for Continue"], ["workload_control"])
+
+
+# -- signals --------------------------------------------------------------------------------------------------
+
+KILLING = "received {} again: killing the ranks"
+
+
+def signals(driven: Driven) -> list[tuple[int, bool]]:
+    return [(each.number, each.whole_group) for each in driven.all_of(edge.SignalRanks)]
+
+
+@pytest.mark.parametrize("ranks_are_python", [True, False])
+def test_a_launcher_that_is_asked_to_stop_passes_that_on_and_waits(ranks_are_python: bool) -> None:
+    driven = running(ranks_are_python=ranks_are_python, term_timeout_s=60.0)
+    driven.exits(0)
+    driven.done.clear()
+    assert driven.stop()[-2:] == [edge.TellStop(1), edge.SignalRanks([1], signal.SIGTERM, not ranks_are_python)]
+    driven.wait(20.0)
+    driven.stop(signal.SIGHUP)
+    driven.exits(1, -15, sent=(15,))
+    left_s = None if ranks_are_python else 40.0
+    assert driven.done[-1] == edge.TerminateRanks(Way.KILLED, 5.0, left_s)
+    assert signals(driven) == [(signal.SIGTERM, not ranks_are_python), (signal.SIGHUP, not ranks_are_python)]
+    driven.hear(edge.RanksEnded())
+    assert driven.said == ["cycle 0 ended: stopped by SIGTERM, rank 10 killed by SIGTERM; not restarting"]
+    assert driven.told[-1] == m.Goodbye("its launcher received SIGTERM", well=False)
+    driven.hear(job.Leave(1))
+    assert over(driven) == (Exit.STOPPED, 1)
+
+
+def test_ranks_that_end_well_when_asked_to_are_a_good_end() -> None:
+    driven = running()
+    driven.stop()
+    driven.exits(0)
+    driven.exits(1)
+    driven.hear(edge.RanksEnded())
+    assert driven.said == ["cycle 0 ended: stopped by SIGTERM, all ranks exited with 0; not restarting"]
+    assert driven.told[-1] == m.Goodbye("its launcher received SIGTERM", well=True)
+    driven.hear(job.Leave(0))
+    assert over(driven) == (Exit.STOPPED, 0)
+
+
+def test_their_time_is_bounded() -> None:
+    driven = running(term_timeout_s=60.0)
+    driven.stop()
+    driven.wait(59.9)
+    assert driven.all_of(edge.TerminateRanks) == []
+    driven.wait(0.2)
+    assert driven.all_of(edge.TerminateRanks) == [edge.TerminateRanks(Way.KILLED, 5.0)]
+
+
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
+def test_the_second_request_kills_at_once(second: signal.Signals) -> None:
+    driven = running()
+    driven.stop()
+    driven.stop(second, again=True)
+    assert signals(driven) == [(signal.SIGTERM, False)]
+    assert driven.said == [KILLING.format(second.name)]
+    assert driven.done[-1] == edge.TerminateRanks(Way.KILLED, 5.0)
+
+
+def test_two_requests_before_the_ranks_are_looked_at() -> None:
+    driven = Driven()
+    driven.hear(edge.Tick(), job.Begin(held()), edge.RanksMet(0, [0], 0, 1, 1), edge.RankStarted(0, 100, 0))
+    driven.stop()
+    driven.stop(signal.SIGINT, again=True)
+    driven.hear(edge.RanksStarted())
+    assert signals(driven) == []
+    assert driven.said[-1] == KILLING.format("SIGINT")
+    assert driven.done[-1] == edge.TerminateRanks(Way.KILLED, 5.0)
+
+
+def test_a_hangup_kills_nobody() -> None:
+    driven = running()
+    for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGHUP, signal.SIGHUP):
+        driven.stop(number)
+    assert [number for number, _ in signals(driven)] == [1, 15, 1, 1]
+    assert driven.agent.phase is Phase.ENDING
+
+
+def test_a_stop_that_comes_while_a_failed_cycle_ends_leaves_out_the_restart() -> None:
+    driven = running()
+    driven.hear(edge.Attached(0, 0, 1), edge.FoundHung(0, 0, HANG))
+    driven.ends()
+    assert driven.all_of(edge.TerminateRanks) == []
+    assert driven.stop() == [edge.TerminateRanks(Way.TERMINATED, 0.1)]
+    driven.exits(0, -9)
+    driven.hear(edge.RanksEnded())
+    assert driven.agent.phase is Phase.LEAVING
+    assert driven.said[-1].endswith("; not restarting")
