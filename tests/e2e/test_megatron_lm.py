@@ -30,6 +30,7 @@ args = parser.parse_args()
 
 dist.init_process_group("gloo")
 assert not torch.cuda.is_available()
+fault = os.environ.pop("FT_SIM_FAULT_DESC", "")  # setup() would start it at once, in every cycle
 if args.enable_ft_package:
     ft_integration.setup(args)
 checkpoint = os.path.join(args.save, "iteration")
@@ -42,6 +43,7 @@ while iteration < args.train_iters:
     ft_integration.on_checkpointing_start()
     ft_integration.on_checkpointing_end(is_async_finalization=True)
     if CYCLE == 0 and iteration == 12:  # so that there is a checkpoint to resume from
+        os.environ["FT_SIM_FAULT_DESC"] = fault
         ft_integration.maybe_setup_simulated_fault()
     args.curr_iteration = iteration
     ft_integration.on_training_step_start()
