@@ -272,3 +272,11 @@ def test_one_that_followed_a_rank_of_another_node_says_so() -> None:
     assert cause is not None
     assert cause.follows
     assert cause.line.endswith("likely a consequence of another rank's exit")
+
+
+@pytest.mark.parametrize(
+    ("learned", "stopped", "certain"), [(False, False, True), (True, False, False), (True, True, True)]
+)
+def test_a_learned_timeout_alone_proves_nothing(learned: bool, stopped: bool, certain: bool) -> None:
+    found = hang(0, learned=learned, stopped=stopped)
+    assert found.is_certain is certain

@@ -14,6 +14,7 @@ from megatron_ft.core.board.layout import (
     BoardSnapshot,
     SectionView,
 )
+from megatron_ft.core.timeouts.budget_rule import FIRST_INTERVALS
 
 S = 1_000_000_000
 START = 1000 * S
@@ -491,3 +492,29 @@ STEP = section("step", opened_at=START, timeout=3.0)
 )
 def test_a_note_says_how_long_its_rank_has_left(shown: BoardSnapshot, left_s: float | None) -> None:
     assert board_facts.for_note(shown, START + 2 * S)["left_s"] == left_s
+
+
+@pytest.mark.parametrize(("count", "bound"), [(1, 60), (FIRST_INTERVALS, 60), (FIRST_INTERVALS + 1, 10), (100, 10)])
+def test_the_first_intervals_of_a_cycle_are_judged_by_their_own_timeout(count: int, bound: int) -> None:
+    slow = section(opened_at=START, count=count)._replace(first_timeout_ns=60 * S)
+    watching = state(check_interval=100.0)
+    assert look(watching, board(sections=(slow,)), START + bound * S - 1).step is Step.WATCH
+    assert look(watching, board(sections=(slow,)), START + bound * S).step is Step.CONFIRM
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_a_verdict_says_whether_its_timeout_was_learned(learned: bool) -> None:
+    mine = section(opened_at=START)._replace(is_learned=learned)
+    found = look(state(), board(sections=(mine,)), START + 10 * S).verdict
+    assert found is not None
+    assert found.is_learned is learned
+    idle = board(out_of_section_timeout_ns=10 * S, is_out_of_section_learned=learned)
+    found = look(state(), idle, START + 10 * S).verdict
+    assert found is not None
+    assert found.is_learned is learned
+    watching = state()
+    look(watching, board(sections=(mine,)), START + 10 * S)
+    verdict = look(watching, board(sections=(mine,)), START + 10 * S + CONFIRM_AFTER_NS).verdict
+    assert verdict is not None
+    dismiss(watching, verdict)
+    assert look(watching, board(sections=(mine,)), START + 11 * S).step is Step.WATCH
