@@ -158,12 +158,13 @@ class Coordinator:
                 self._heard_of_cycle(node, message)
 
     def _heard_of_cycle(self, node: Node, message: m.FromMember) -> None:
-        cycle, place = self._cycle, node.place
+        cycle = self._cycle
         if cycle is None:
             return
         if isinstance(message, m.Shutdown):
-            cycle.shutdown = cycle.shutdown or (place, message.text)
-        if place is None or cycle.seats[place].instance != node.instance:
+            cycle.shutdown = cycle.shutdown or (node.place, message.text)
+        place = cycle.place_of(node)
+        if place is None:
             return
         if isinstance(message, m.Report):
             cycle.changed(place, message)
@@ -179,8 +180,8 @@ class Coordinator:
             cycle.noted(place, message)
 
     def _goodbye(self, node: Node, link: int, goodbye: m.Goodbye) -> None:
-        cycle, place = self._cycle, node.place
-        if cycle is not None and place is not None and cycle.seats[place].instance == node.instance:
+        cycle = self._cycle
+        if cycle is not None and (place := cycle.place_of(node)) is not None:
             self._council.leaves(node)
             cycle.farewell(place, goodbye, self._now_s)
         self._gone(node, silent=False)
@@ -311,13 +312,13 @@ class Coordinator:
                 continue
             del self._absent[node.instance], self._nodes[node.instance]
             cycle = self._cycle
-            if cycle is None or node.place is None or cycle.seats[node.place].instance != node.instance:
+            if cycle is None or (place := cycle.place_of(node)) is None:
                 continue
             if not self._council.leads:
-                cycle.missing(node.place, self._now_s)
+                cycle.missing(place, self._now_s)
                 continue
             silent_s = self._now_s - node.heard_s
-            cycle.lose(node.place, lines.silent(silent_s) if node.silent else lines.LAUNCHER_ENDED)
+            cycle.lose(place, lines.silent(silent_s) if node.silent else lines.LAUNCHER_ENDED)
             self._rounds.lost_s = self._now_s
 
     def _took_over(self) -> None:

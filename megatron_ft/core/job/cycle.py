@@ -157,19 +157,22 @@ class Cycle:
         """So many nodes are in one of these states."""
         return sum(self._counts[state] for state in states)
 
+    def place_of(self, node: Node) -> int | None:
+        """The place of that launcher in this cycle, lost or not. ``node.place`` may be one of another cycle."""
+        place = node.place
+        if place is None or place >= len(self.seats) or self.seats[place].instance != node.instance:
+            return None
+        return place
+
     def is_seated(self, node: Node) -> bool:
         """Whether that launcher has a place in this cycle, and isn't lost."""
-        place = node.place
-        if place is None or self.seats[place].instance != node.instance:
-            return False
-        return self.seats[place].state is not NodeState.LOST
+        place = self.place_of(node)
+        return place is not None and self.seats[place].state is not NodeState.LOST
 
     def lost_words(self, node: Node) -> str:
         """Why that launcher has no place in this cycle any more, or none in it at all."""
-        place = node.place
-        if place is not None and self.seats[place].instance == node.instance:
-            return self.seats[place].report.text
-        return lines.without(self.decision.cycle)
+        place = self.place_of(node)
+        return lines.without(self.decision.cycle) if place is None else self.seats[place].report.text
 
     def is_missing(self, place: int) -> bool:
         """Whether that place may yet be claimed by the launcher that had it."""
