@@ -35,7 +35,7 @@ class Ear:
     def failed(self) -> None:
         self._note("failed")
 
-    def broken(self) -> None:
+    def broken(self, *, silent: bool = False) -> None:
         self._note("broken")
 
     def refused(self, text: str) -> None:

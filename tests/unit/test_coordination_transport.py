@@ -347,8 +347,8 @@ class Node:
     def failed(self) -> None:
         self.do(self.member.failed(time.monotonic()))
 
-    def broken(self) -> None:
-        self.do(self.member.broken(time.monotonic()))
+    def broken(self, *, silent: bool = False) -> None:
+        self.do(self.member.broken(time.monotonic(), silent=silent))
 
     def refused(self, text: str) -> None:
         raise AssertionError(text)

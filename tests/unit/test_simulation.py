@@ -30,6 +30,12 @@ def test_all_properties_hold() -> None:
     assert {seed: run.broken for seed in range(SEEDS) if (run := simulate(plan_of(seed))).broken} == {}
 
 
+@pytest.mark.parametrize("seed", [554, 2338])
+def test_a_seed_that_has_broken_one(seed: int) -> None:
+    """A decision was made of which one node had heard; a vote was taken for lost that had been given elsewhere."""
+    assert simulate(plan_of(seed)).broken == []
+
+
 def test_a_hundred_nodes() -> None:
     run = simulate(plan_of(7, nodes=100, faults=3))
     assert run.broken == []

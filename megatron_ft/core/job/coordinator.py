@@ -46,7 +46,7 @@ class Coordinator:
         """Whose connection has ended a moment ago."""
         self._arrivals = 0
         self._last_s = now_s
-        self._now_s = 0.0
+        self._now_s, self._slept_s = 0.0, -1.0
         """Of its own clock, which stands still while it does."""
         self._sweep_s = 0.0
         self._alarms: list[float] = []
@@ -102,6 +102,7 @@ class Coordinator:
     def _pass_time(self, now_s: float) -> None:
         passed_s, self._last_s = max(0.0, now_s - self._last_s), now_s
         self._now_s += min(passed_s, _LONGEST_GAP_S)
+        self._slept_s = self._now_s if passed_s > _LONGEST_GAP_S else self._slept_s
 
     def _take(self) -> list[CoordinatorEffect]:
         taken = self._out[:]
@@ -282,7 +283,8 @@ class Coordinator:
         """The launcher that has started this coordinator has ended: it stays as long as others need it."""
         self._is_orphan = self.needs_settling = True
         for node in [node for node in self._nodes.values() if node.owns]:
-            self._council.leaves(node)
+            if self._now_s > self._slept_s + GRACE_S:  # else it may have voted elsewhere meanwhile
+                self._council.leaves(node)
             if self._cycle is not None and self._cycle.is_seated(node):
                 self._cycle.lose(node.place or 0, lines.LAUNCHER_ENDED)
             if node.link is not None:

@@ -101,7 +101,14 @@ class Council:
         self._untold.append(node)
 
     def leaves(self, node: Node) -> None:
-        """A launcher is known to vote never again: it has said so, or its process has ended."""
+        """A launcher is known to vote never again: it has said so, or its process has ended.
+
+        What it has accepted may have been decided with its vote by another coordinator: then it counts.
+        """
+        accepted = node.memory.accepted
+        if accepted is not None and self.decision is not None:
+            if accepted.held.decision.number > self.decision.number:
+                return
         if node.votes and node.place is not None:
             self.left.add(node.place)
 
@@ -182,7 +189,9 @@ class Council:
             self._emit(Send(links, Lead(self.term)))
         self._unasked = []
         before = self.leads
-        self.leads = self._suffices(self._following, self._owner is not None and self._owner.follows)
+        enough = self._suffices(self._following, self._owner is not None and self._owner.follows)
+        # all voters that are here, before it begins: the more of them tell what they accepted, the less is unknown
+        self.leads = enough and (before or len(self._following) == len(self._here))
         if not self.leads:
             self.proposal = None
         elif not before:
@@ -305,6 +314,8 @@ class Council:
         if not found:
             return
         last = max(found, key=lambda accepted: accepted.ballot).held.decision
+        if not self._may_be_decided(last):
+            return  # its coordinator died while it asked: who wasn't asked would have no place in it
         members: dict[int, Node] = {}
         for node in nodes:
             held = node.held(last)
@@ -312,6 +323,14 @@ class Council:
                 members[held.place] = node
         store = {members[0]} if last.kind is Kind.CYCLE and 0 in members else set()  # who alone knows where it is
         self._ask(Proposal(self._ballot(), last, members, store, is_new=False), nodes)
+
+    def _may_be_decided(self, decision: Decision) -> bool:
+        """Whether enough voters can have accepted it: all that aren't here, and those here that say so."""
+        if self.decision is None:
+            return True
+        accepted = [self._here[place].memory.accepted for place in self._following]
+        having = sum(each is not None and each.held.decision.value == decision.value for each in accepted)
+        return 2 * (having + self.decision.size - len(self._following)) >= self.decision.size
 
     def _ballot(self) -> Ballot:
         assert self.term is not None

@@ -112,7 +112,9 @@ class Member:
                 self._search.is_silent(now)
             self._seek()
         elif self._is_open and now >= self._heard_s + self._lost_s:
-            self._seek()
+            self._search.begin_again()
+            self._search.is_silent(now)
+            self._seek(at_once=True)
         elif self._is_open and now >= self._beat_s:
             self._beat_s = now + beat_s(self._nodes)
             self._out.append(edge.Transmit(m.Beat()))
@@ -155,12 +157,14 @@ class Member:
         self._seek()
         return self._take()
 
-    def broken(self, now_s: float) -> list[edge.MemberEffect]:
-        """The connection has ended."""
+    def broken(self, now_s: float, *, silent: bool = False) -> list[edge.MemberEffect]:
+        """The connection has ended. ``silent``: no packet is answered any more from there."""
         self._pass_time(now_s)
         was_led, self._is_open = self.is_led, False
         if was_led:
             self._search.begin_again()
+        if silent:
+            self._search.is_silent(self._now_s)
         self._seek(at_once=was_led)
         return self._take()
 

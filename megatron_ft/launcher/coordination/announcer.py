@@ -35,7 +35,7 @@ class Announcer:
     def failed(self) -> None:
         """Nobody is there."""
 
-    def broken(self) -> None:
+    def broken(self, *, silent: bool = False) -> None:
         """It was heard, or whoever is there has ended."""
 
     def refused(self, text: str) -> None:

@@ -96,9 +96,9 @@ class Coordination:
         """It can't be had."""
         self._do(self.member.failed(time.monotonic()))
 
-    def broken(self) -> None:
+    def broken(self, *, silent: bool = False) -> None:
         """It has ended."""
-        self._do(self.member.broken(time.monotonic()))
+        self._do(self.member.broken(time.monotonic(), silent=silent))
 
     def refused(self, text: str) -> None:
         """The other end isn't this job's coordinator, or doesn't let this launcher in.

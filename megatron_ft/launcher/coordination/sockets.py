@@ -172,7 +172,7 @@ class Sockets:
         if peer is not self._peer:
             return
         self.disconnect()
-        self._listener.broken()
+        self._listener.broken(silent=peer.is_silent)
 
     def _refuse(self, text: str) -> None:
         address = self._address

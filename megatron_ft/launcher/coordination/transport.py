@@ -24,8 +24,8 @@ class Listener(Protocol):
     def failed(self) -> None:
         """It can't be had."""
 
-    def broken(self) -> None:
-        """It has ended, or the other host answers no packet any more."""
+    def broken(self, *, silent: bool = False) -> None:
+        """It has ended. ``silent``: the other host answers no packet any more."""
 
     def refused(self, text: str) -> None:
         """There won't be one with that coordinator: the secret is wrong, or the version. Why, for the user."""
