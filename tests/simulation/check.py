@@ -29,7 +29,7 @@ def violations(plan: Plan, job: Job, trouble: Any) -> list[str]:
 def _one_decision(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
     """At most one coordinator decides each number."""
     by_number: dict[int, Made] = {}
-    for made in job.made:
+    for made in _begun(job):
         other = by_number.setdefault(made.decision.number, made)
         if other.decision.value != made.decision.value:
             yield f"number {made.decision.number} by {other.by} and by {made.by}"
@@ -37,6 +37,11 @@ def _one_decision(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
     numbers = [decision.cycle for decision in cycles if decision.kind is Kind.CYCLE]
     if numbers != sorted(set(numbers)):
         yield f"the cycles are numbered {numbers}"
+
+
+def _begun(job: Job) -> list[Made]:
+    """Without the end of a job that never began: of launchers at the first endpoint that came after the job's end."""
+    return [made for made in job.made if made.decision.world]
 
 
 def _is_innocent(launcher: Launcher, since_s: float, until_s: float, margin_s: float) -> bool:
@@ -137,7 +142,7 @@ def _causes(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
 
 def _codes(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
     """All launchers that saw the job's end say the same of it."""
-    ends = {m.decision.code for m in job.made if m.decision.kind is Kind.END}
+    ends = {m.decision.code for m in _begun(job) if m.decision.kind is Kind.END}
     if len(ends) > 1:
         yield f"the job ended with {sorted(ends)}"
     last = max((trained.cycle for trained in job.trained), default=-1)
@@ -163,7 +168,8 @@ _BEARABLE_S = 50.0
 def _is_due(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
     """A job whose faults it can bear comes to a good end, also without its first host."""
     if _is_bearable(plan, job, trouble):
-        codes = {launcher.code for launcher in job.launchers if not launcher.touched and launcher.code is not None}
+        took_part = [launcher for launcher in job.launchers if launcher.ranks is not None and not launcher.touched]
+        codes = {launcher.code for launcher in took_part if launcher.code is not None}
         if codes - {0}:
             yield f"all faults could be borne, and the exit codes are {sorted(codes)}"
 

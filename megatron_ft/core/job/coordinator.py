@@ -262,7 +262,8 @@ class Coordinator:
         if self._council.look(self._nodes.values()):
             self._took_over()
         if self._council.leads:
-            if self._council.commit(self._nodes.values()) is not None:
+            patient = self._now_s < (self._rounds.lost_s or -60.0) + lost_s(len(self._nodes))
+            if self._council.commit(self._nodes.values(), patient=patient) is not None:
                 self._alarms.append(self._now_s)
             self._conclude()
             self._go_on()

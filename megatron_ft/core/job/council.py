@@ -74,6 +74,8 @@ class Council:
         self._decided = decided
         self._here: dict[int, Node] = {}
         self._following: set[int] = set()
+        self._had: dict[int, Ballot] = {}
+        """What voters that follow had accepted before, by place: the decision's ``value``."""
         self._owner: Node | None = None
         self._seen: Term = (-1, "")
         self._attempt = 0
@@ -132,6 +134,8 @@ class Council:
         node.memory = Memory(term, node.memory.decided, node.memory.accepted)
         if node.place is not None and self._here.get(node.place) is node:
             self._following.add(node.place)
+            if node.memory.accepted is not None:
+                self._had[node.place] = node.memory.accepted.held.decision.value
         return True
 
     def newer(self, term: Term) -> None:
@@ -159,6 +163,7 @@ class Council:
         self.decision, self.store = decision, store or (self.store if same_cycle else "")
         self._here.clear()
         self._following.clear()
+        self._had.clear()
         self.left = set()
         for node in everybody:
             if node.link is not None:
@@ -197,11 +202,14 @@ class Council:
         elif not before:
             self._untold = []
             self._recover(everybody)
+        elif (old := self.proposal) is not None and not old.is_new and not self._may_be_decided(old.decision):
+            self.proposal = None  # more voters have come, and they hadn't accepted it
         return self.leads and not before
 
     def _follow_anew(self, everybody: Iterable[Node]) -> None:
         """Nobody follows any more before it has been asked again."""
         self._following.clear()
+        self._had.clear()
         self._unasked = [node for node in everybody if node.link is not None]
         for node in self._unasked:
             node.follows = False
@@ -271,9 +279,15 @@ class Council:
         if held.place == 0:
             proposal.store = store
 
-    def commit(self, everybody: Iterable[Node]) -> Proposal | None:
-        """Make the proposal a decision, if it has been accepted."""
+    def commit(self, everybody: Iterable[Node], *, patient: bool) -> Proposal | None:
+        """Make the proposal a decision, if it has been accepted.
+
+        ``patient``: voters that aren't here may yet come, and show that an older one can't have been made.
+        """
         proposal = self.proposal
+        if patient and proposal is not None and not proposal.is_new and self.decision is not None:
+            if len(self._following) + len(self.left) < self.decision.size:
+                return None
         if proposal is None or proposal.waiting or not self._suffices(proposal.voters, proposal.founder):
             return None
         self.proposal = None
@@ -328,8 +342,7 @@ class Council:
         """Whether enough voters can have accepted it: all that aren't here, and those here that say so."""
         if self.decision is None:
             return True
-        accepted = [self._here[place].memory.accepted for place in self._following]
-        having = sum(each is not None and each.held.decision.value == decision.value for each in accepted)
+        having = sum(self._had.get(place) == decision.value for place in self._following)
         return 2 * (having + self.decision.size - len(self._following)) >= self.decision.size
 
     def _ballot(self) -> Ballot:
