@@ -269,8 +269,7 @@ class Coordinator:
             self._go_on()
         elif self._council.is_deserted and self._over_s is None:
             self._send_home()
-        if self._over_s is not None:
-            self._alarms.append(self._over_s)
+        self._alarms += [] if self._over_s is None else [self._over_s]
         if self._is_needless():
             self._out.append(Quit())
         return self._take()
