@@ -30,9 +30,9 @@ def test_all_properties_hold() -> None:
     assert {seed: run.broken for seed in range(SEEDS) if (run := simulate(plan_of(seed))).broken} == {}
 
 
-@pytest.mark.parametrize("seed", [554, 2338, 6059])
+@pytest.mark.parametrize("seed", [554, 2338, 6059, 20600])
 def test_a_seed_that_has_broken_one(seed: int) -> None:
-    """A decision was made of which one node had heard; a vote was taken for lost that had been given elsewhere."""
+    """What one node had heard of was decided; a vote given elsewhere was taken for lost; a member died meanwhile."""
     assert simulate(plan_of(seed)).broken == []
 
 

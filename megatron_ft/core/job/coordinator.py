@@ -238,7 +238,7 @@ class Coordinator:
         known = {} if proposal is None else proposal.members
         for place in range(decision.world):
             member = known.get(place)
-            if member is None:
+            if member is None or member.link is None:
                 cycle.missing(place, self._now_s)
             else:
                 cycle.occupied(place, member.instance, member.name)
