@@ -34,6 +34,7 @@ def blocks() -> list[str]:
 
 
 COMMANDS = [block for block in blocks() if re.match(r"(make|ft_launcher|megatron-ft|pip) ", block)]
+BATCH = next(block for block in blocks() if block.startswith("#!/bin/bash"))
 CODE = [block for block in blocks() if block.startswith("from megatron_ft import")]
 
 
@@ -48,6 +49,18 @@ def test_make_targets_exist(target: str) -> None:
     """What `make demo` and `make test` run is run by test_demo and by whoever reads this."""
     done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_batch_script_as_it_stands_there(tmp_path: Path) -> None:
+    """What it does is tested by test_slurm_batch; this shows that its options are right."""
+    script = BATCH.replace("megatron-ft slurm", f"{sys.executable} -m megatron_ft slurm --dry-run")
+    (nodes,) = re.findall(r"#SBATCH --nodes=(\d+)", BATCH)
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_NNODES": nodes, "SLURM_JOB_NODELIST": f"n[1-{nodes}]"}
+    environment = clean_environment() | slurm
+    done = subprocess.run(["bash", "-c", script], env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert f"srun --nodes={nodes} " in done.stdout
+    assert f"--nnodes={int(nodes) - 1} --nproc-per-node 8 --max-restarts 10 train.py" in done.stdout
 
 
 def test_the_launch_command_as_it_stands_there(launcher: Launcher) -> None:
@@ -80,8 +93,8 @@ def test_the_named_configuration_and_the_help_are_there() -> None:
         text=True,
         check=True,
     )
-    of_report = [word for command in COMMANDS if "report" in command for word in command.split()]
-    for option in set(re.findall(r"--[a-z][\w-]+", README)) - set(of_report):
+    elsewhere = " ".join([BATCH, *(command for command in COMMANDS if "report" in command)])
+    for option in set(re.findall(r"--[a-z][\w-]+", README)) - set(re.findall(r"--[a-z][\w-]+", elsewhere)):
         assert option in done.stdout, option
     for path in re.findall(r"\]\(([^)]+)\)|((?:configs|examples)/[\w./]+)", README):
         assert (ROOT / (path[0] or path[1])).exists(), path
