@@ -280,9 +280,9 @@ class Node:
 
     def _woken(self) -> None:
         self.signals.drain()
-        self.on_signals(self.signals.take_continued())
         for number in self.signals.take_to_forward():
             self._forward(number)
+        self.on_signals(self.signals.take_continued())  # one of those forwarded may have become a request to stop
         self.monitors.check_states()
         if self.forking is not None:
             self.forking.check_states()

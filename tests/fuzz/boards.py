@@ -16,6 +16,7 @@ from megatron_ft.core.board import board_facts
 from megatron_ft.core.board import layout as layout
 from megatron_ft.core.board.hang_detector import MonitorState, Step, look, running_intervals
 from megatron_ft.core.board.layout import BoardDamagedError, BoardSnapshot
+from megatron_ft.core.messages.codec import pack
 from megatron_ft.core.status.rows import RankReading
 from megatron_ft.core.timeouts.timeouts import SectionTimeouts
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
@@ -140,7 +141,7 @@ class _Healthy:
         assert reading.outcome.step is not Step.END_RANK, (told, reading)
         assert not (reading.snapshot.closing and reading.damage is None), told
         batch = next_batch(self._watched.board, reading.snapshot, time.monotonic_ns(), at_once=True)
-        json.dumps(batch, allow_nan=False)
+        json.dumps(None if batch is None else pack(batch, "ev", full=True), allow_nan=False)
         outcome = "renewed" if reading.damage is not None else "judged rightly"
         if reading.damage is None:
             # a word that is nobody's, or not one that is judged

@@ -24,7 +24,9 @@ _TIMEOUTS = (
     "heartbeat_timeout_ns",
     "heartbeat_flags",
     "out_of_section_timeout_ns",
+    "is_out_of_section_learned",
 )
+_SECTION_TIMEOUTS = ("timeout_ns", "first_timeout_ns", "is_learned")
 _MOST_MORE = 2**40
 """No rank counts that far between two looks, nor in its life: after a renewal, the ring goes on where it was."""
 _LATE_NS = 1_000_000_000
@@ -61,8 +63,9 @@ def _section(old: SectionView, new: SectionView, start_ns: int, looked_ns: int, 
         return f"it is called {new.name!r} now"
     if not 0 <= new.open_count - old.open_count <= _MOST_MORE:
         return f"its count went from {old.open_count} to {new.open_count}"
-    if same_timeouts and old.timeout_ns != new.timeout_ns:
-        return f"its timeout is {new.timeout_ns}, and nobody has changed the timeouts"
+    for name in _SECTION_TIMEOUTS if same_timeouts else ():
+        if getattr(old, name) != getattr(new, name):
+            return f"its {name} is {getattr(new, name)}, and nobody has changed the timeouts"
     # since the start: so a rank says what it had open before its board was renewed
     since_known = (0, old.opened_at_ns, start_ns)
     if new.opened_at_ns not in since_known and new.opened_at_ns < looked_ns - _LATE_NS:
