@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from megatron_ft.cli.render.terminal import plain
 from megatron_ft.core.board.hang_detector import HangKind
+from megatron_ft.core.plural import counted
 from megatron_ft.core.status.job_facts import JobFacts, Phase
 from megatron_ft.core.status.rows import RankRow, RankState, TimeoutUse, most_urgent
 
@@ -117,14 +118,14 @@ def _head(frame: Frame) -> Iterator[Text]:
 
 
 def _where_it_is(facts: JobFacts, now_ns: int) -> str:
-    left = f"{facts.restarts_left} of {_count(facts.max_restarts, 'restart')} left"
+    left = f"{facts.restarts_left} of {counted(facts.max_restarts, 'restart')} left"
     if facts.cycle is None:
         return f"no rank was started yet, {left}"
     phase = _PHASES[facts.phase]
     if facts.phase is Phase.RUNNING and facts.cycle_started_ns is not None:
         phase += f" for {duration((now_ns - facts.cycle_started_ns) / 1e9)}"
-    here, nodes = len(facts.ranks), _count(facts.nodes, "node")
-    ranks = _count(here, "rank") if here == facts.world_size else f"{here} of {facts.world_size} ranks here on {nodes}"
+    here, nodes = len(facts.ranks), counted(facts.nodes, "node")
+    ranks = counted(here, "rank") if here == facts.world_size else f"{here} of {facts.world_size} ranks here on {nodes}"
     return f"cycle {facts.cycle} {phase}, {ranks}, {left}"
 
 
@@ -172,7 +173,7 @@ def _hidden(rows: Sequence[RankRow], shown: Sequence[RankRow]) -> Text:
     hidden = [row for row in rows if row.rank not in names]
     most = max((row.timeout.share for row in hidden if row.timeout is not None), default=None)
     rest = "" if most is None else f", none of them beyond {_percent(most)} of its timeout"
-    return Text(f"and {_count(len(hidden), 'more rank')}{rest}", style="dim")
+    return Text(f"and {counted(len(hidden), 'more rank')}{rest}", style="dim")
 
 
 def _section(row: RankRow) -> Text:
@@ -239,7 +240,3 @@ def _percent(share: float) -> str:
 
 def _limit(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds < 60 else duration(seconds)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from megatron_ft.core.diagnosis.exits import Cause, HangVerdict, describe_overdue
 from megatron_ft.core.iterations import when
 from megatron_ft.core.job.restart_policy import Action, Decision, Outcome
+from megatron_ft.core.plural import counted
 
 AGAIN_AFTER_S = 5.0
 """SIGINT or SIGTERM so long after the first one is a second request. Before, it is the same one: Slurm sends SIGTERM
@@ -35,7 +36,7 @@ __all__ = [
 
 def cycle_started(cycle: int, world_size: int, local_ranks: Sequence[int], nodes: int) -> str:
     """``local_ranks`` are this node's global ranks."""
-    head = f"cycle {cycle} started: {_count(world_size, 'rank')} on {_count(nodes, 'node')}"
+    head = f"cycle {cycle} started: {counted(world_size, 'rank')} on {counted(nodes, 'node')}"
     if nodes == 1:
         return head
     first, last = local_ranks[0], local_ranks[-1]
@@ -51,7 +52,7 @@ def cycle_ended(cycle: int, cause: Cause, decision: Decision, outcome: Outcome, 
     follows = f"{head}; restarting as cycle {cycle + 1}"
     if outcome is Outcome.MEMBERSHIP:
         return f"{follows}, no restart used"
-    return f"{follows}, {decision.restarts_left} of {_count(max_restarts, 'restart')} left"
+    return f"{follows}, {decision.restarts_left} of {counted(max_restarts, 'restart')} left"
 
 
 def training_again(cycle: int, seconds: Mapping[str, float]) -> str:
@@ -62,7 +63,7 @@ def training_again(cycle: int, seconds: Mapping[str, float]) -> str:
 
 def run_finished(cycles: int) -> str:
     """The good end."""
-    return f"all ranks finished after {_count(cycles, 'cycle')}"
+    return f"all ranks finished after {counted(cycles, 'cycle')}"
 
 
 def unfit(ended: str, last_line: str, *, retry_s: float) -> str:
@@ -74,7 +75,7 @@ def unfit(ended: str, last_line: str, *, retry_s: float) -> str:
 
 def fit_again(failures: int) -> str:
     """It joins after all."""
-    return f"node health check passed after {_count(failures, 'failure')}: joining"
+    return f"node health check passed after {counted(failures, 'failure')}: joining"
 
 
 def shut_down_between(text: str) -> str:
@@ -84,7 +85,7 @@ def shut_down_between(text: str) -> str:
 
 def nodes_waiting(count: int) -> str:
     """Why a healthy cycle ends: for the place of the cause."""
-    return f"{_count(count, 'node')} waiting to join (new, or restarting its ranks)"
+    return f"{counted(count, 'node')} waiting to join (new, or restarting its ranks)"
 
 
 def asked_to_stop(*, name: str, ranks: int, timeout_s: float) -> str:
@@ -92,7 +93,7 @@ def asked_to_stop(*, name: str, ranks: int, timeout_s: float) -> str:
     if not ranks:
         return f"received {name}"
     return (
-        f"received {name}: forwarded to {_count(ranks, 'rank')}, waiting up to {timeout_s:g} s "
+        f"received {name}: forwarded to {counted(ranks, 'rank')}, waiting up to {timeout_s:g} s "
         f"(SIGINT or SIGTERM again after {AGAIN_AFTER_S:g} s kills them)"
     )
 
@@ -133,7 +134,3 @@ def taken_for_lost(why: str) -> tuple[str, str]:
 def job_went_on(text: str) -> str:
     """The job has ended, and this launcher's ranks had no part in its end."""
     return f"the job ended without this node: {text or 'others ran it to its end'}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

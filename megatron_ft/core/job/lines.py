@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from megatron_ft.core.plural import counted
+
 __all__ = [
     "ALL_HAVE_LEFT",
     "ANOTHER_JOB",
@@ -128,13 +130,13 @@ def waiting_for_nodes(
         parts.append(f"lost in cycle {cycle}: {_names(lost)}")
     if aside:
         parts.append(f"failing their health check: {_names(aside)}")
-    needed = _count(more, "more node") if more else "more nodes to come"
+    needed = counted(more, "more node") if more else "more nodes to come"
     return f"waiting for {needed} ({'; '.join(parts)})"
 
 
 def waiting_for_others(*, cycle: int, others: int) -> str:
     """A node has finished, and the job has not."""
-    return f"cycle {cycle}: all ranks of this node finished; waiting for {_count(others, 'other node')}"
+    return f"cycle {cycle}: all ranks of this node finished; waiting for {counted(others, 'other node')}"
 
 
 def standing_by(running: int) -> str:
@@ -145,7 +147,7 @@ def standing_by(running: int) -> str:
 
 def others_stand_by(names: Sequence[str]) -> str:
     """Of such nodes."""
-    return f"{_count(len(names), 'node')} on standby for the next restart: {_names(names)}"
+    return f"{counted(len(names), 'node')} on standby for the next restart: {_names(names)}"
 
 
 # -- why a cycle or the job ended -----------------------------------------------------------------------------
@@ -158,20 +160,20 @@ def too_few_healthy(*, good: int, min_nodes: int, told: str) -> str:
 
 def nodes_waiting(count: int) -> str:
     """Why a healthy cycle ends."""
-    return f"{_count(count, 'node')} waiting to join"
+    return f"{counted(count, 'node')} waiting to join"
 
 
 def finished_without(*, finished: int, nodes: int, told: str) -> str:
     """The job has succeeded on some of its nodes. ``told``: what is wrong with the others, as ``listed``."""
-    return f"the job finished on {finished} of {_count(nodes, 'node')}: {told}"
+    return f"the job finished on {finished} of {counted(nodes, 'node')}: {told}"
 
 
 def did_not_come(more: int, *, seconds: float, aside: int) -> str:
     """Why the job ends: a round waits for nodes that it needs, but not for ever."""
-    text = f"{_count(more, 'more node')} did not join within {seconds:g} s"
+    text = f"{counted(more, 'more node')} did not join within {seconds:g} s"
     if not aside:
         return text
-    return f"{text}; {_count(aside, 'node')} failing the health check"
+    return f"{text}; {counted(aside, 'node')} failing the health check"
 
 
 def other_options(differences: Sequence[tuple[str, str, str]]) -> str:
@@ -182,7 +184,7 @@ def other_options(differences: Sequence[tuple[str, str, str]]) -> str:
 
 def too_few_left(*, left: int, min_nodes: int) -> str:
     """A node has left, and the others can't go on."""
-    return f"{_count(left, 'node')} left, at least {min_nodes} required"
+    return f"{counted(left, 'node')} left, at least {min_nodes} required"
 
 
 def gone_for_good(*, left: int, min_nodes: int, names: Sequence[str]) -> str:
@@ -191,13 +193,9 @@ def gone_for_good(*, left: int, min_nodes: int, names: Sequence[str]) -> str:
 
 
 def _good(good: int, min_nodes: int) -> str:
-    return f"{_count(good, 'healthy node')}, at least {min_nodes} required"
+    return f"{counted(good, 'healthy node')}, at least {min_nodes} required"
 
 
 def _names(names: Sequence[str]) -> str:
     shown = ", ".join(names[:_SHOWN])
     return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

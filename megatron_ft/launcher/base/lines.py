@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 
+from megatron_ft.core.plural import counted
 from megatron_ft.ipc.linux.processes import ProcessStat
 
 PREFIX = "[ft_launcher] "
@@ -96,7 +97,7 @@ def forwarded(name: str, *, ranks: Sequence[int], unready: Sequence[int]) -> str
     kept = "" if not unready else f"local rank {', '.join(map(str, unready))} has no handler for it (yet)"
     if not ranks:
         return f"{name} not forwarded: {kept}"
-    return f"{name} forwarded to {_count(len(ranks), 'rank')}" + (f", {kept}" if kept else "")
+    return f"{name} forwarded to {counted(len(ranks), 'rank')}" + (f", {kept}" if kept else "")
 
 
 def monitor_replaced(whose: str, reason: str, pause_s: float) -> str:
@@ -150,7 +151,3 @@ def exit_code(code: int) -> str:
         return signal.Signals(-code).name
     except ValueError:
         return f"signal {-code}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
