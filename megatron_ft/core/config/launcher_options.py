@@ -92,8 +92,8 @@ class LauncherOptions:
     node_health_command: str | None = option(
         None,
         text("a shell command", "COMMAND"),
-        "A shell command that is run before this node joins a round. If it doesn't end with 0 the node stands aside, "
-        "and it is tried again.",
+        "Shell command to run before this node joins a round. While it exits with another code than 0, the node "
+        "does not join, and the command is retried.",
     )
     node_health_timeout: float | None = option(
         60.0, TIMEOUT, "It is killed if it takes longer, and has failed; null: no limit."
