@@ -61,7 +61,7 @@ simulate: $(INSTALLED)
 
 fuzz: $(INSTALLED)
 	@$(BIN)/python tests/fuzz/run.py $(FUZZ_ARGS)
-	@$(BIN)/python -m pytest --timeout 0 --hypothesis-profile=fuzz tests/unit/test_fuzz_texts.py
+	@$(BIN)/python -m pytest --timeout 0 --hypothesis-profile=fuzz tests/unit/campaigns/test_fuzz_texts.py
 
 endurance: $(INSTALLED)
 	@$(BIN)/python tests/fuzz/endurance.py $(ENDURANCE_ARGS)

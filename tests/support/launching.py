@@ -24,9 +24,9 @@ from typing import Any
 import pytest
 
 from megatron_ft.ipc.linux.processes import ProcessStat, all_processes, carries
+from tests import ROOT
 from tests.support import forked_launcher
 
-ROOT = Path(__file__).parents[2]
 MARK_NAME = "FT_TEST_MARK"
 START_S = 60.0
 """Bound for everything that includes a start of a launcher on a loaded machine."""

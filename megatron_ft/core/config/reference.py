@@ -1,6 +1,7 @@
 """Options of nvidia-resiliency-ext that aren't ours, 0.2 to 0.7: what is lost where one is ignored.
 
-Those that work here are names of options of ours. `tests/unit/test_reference_options.py` holds all its spellings.
+Those that work here are names of options of ours; `tests/unit/core/config/test_reference_options.py` holds all of its
+spellings.
 """
 
 from __future__ import annotations

@@ -1,0 +1,313 @@
+"""Goodput, margins and the grid of a run, from logs whose right answers are known."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from megatron_ft.cli.analysis import raster
+from megatron_ft.cli.analysis.analysis import Analysis, analyze
+from megatron_ft.cli.analysis.intervals import HEARTBEATS, OUT_OF_SECTION, Interval
+from megatron_ft.cli.logs.read import read_directory
+from megatron_ft.cli.logs.runs import split_runs
+from megatron_ft.cli.render.theme import unit_of
+from tests.support.generated_logs import (
+    END,
+    HEARTBEAT,
+    ITERATION,
+    START,
+    Fault,
+    GeneratedJob,
+    progress_record,
+    write_job,
+)
+from tests.unit.cli.analysis.test_report_cycles import Logs, ended, first_iteration, started
+
+S = 1_000_000_000
+HUNG = {"kind": "section", "section": "step", "elapsed_s": 9.0, "timeout_s": 9.0}
+
+
+def only(directory: Path) -> Analysis:
+    (run,) = split_runs(read_directory(directory))
+    return analyze(run)
+
+
+def row(analysis: Analysis, name: str) -> Interval:
+    (found,) = [each for each in analysis.intervals if each.name == name]
+    return found
+
+
+def progress(rank: int, cycle: int, begin: float, *events: tuple[float, int, int], lost: int = 0) -> Any:
+    whole = [(int(at * S), kind, what) for at, kind, what in events]
+    record = progress_record(rank, cycle, ["step", "save"], int(begin * S), whole, lost)
+    return (record["t"] / S, "progress", {key: record[key] for key in record if key not in ("t", "ev")})
+
+
+def iterations(first: int, count: int, at: float, *, section: bool = True) -> list[tuple[float, int, int]]:
+    """One a second, "step" open for the first 0.6 s of each."""
+    events: list[tuple[float, int, int]] = []
+    for index in range(count):
+        events.append((at + index, ITERATION, first + index))
+        if section:
+            events += [(at + index, START, 0), (at + index + 0.6, END, 0)]
+    return events
+
+
+def write_crash(logs: Logs, *, section: bool = True) -> None:
+    """Cycle 0 begins iterations 0 to 9 at 10.0 s and fails in the last; cycle 1 does 6 to 15 from 30.0 s."""
+    logs.write(
+        "launcher",
+        (1.0, "cycle_started", started(0, 0)),
+        (20.0, "cycle_ended", ended(0, "crash", 0, "rank 0 exited with code 1", 9)),
+        (21.0, "cycle_started", started(1, 0)),
+        (42.0, "cycle_ended", {"cycle": 1, "outcome": "succeeded", "cause": None, "iteration": 15}),
+    )
+    logs.write(
+        "monitor",
+        (2.0, "attached", {"rank": 0, "cycle": 0, "pid": 1}),
+        (10.5, "first_iteration", first_iteration(0, 0, 0, 10.0)),
+        progress(0, 0, 2.0, *iterations(0, 10, 10.0, section=section)[: 3 * 9 + 2]),
+        (19.5, "rank_gone", {"rank": 0, "cycle": 0, "pid": 1, "iteration": 9}),
+        (22.0, "attached", {"rank": 0, "cycle": 1, "pid": 2}),
+        (30.5, "first_iteration", first_iteration(0, 1, 6, 30.0)),
+        progress(0, 1, 22.0, *iterations(6, 10, 30.0, section=section)),
+        (41.0, "rank_gone", {"rank": 0, "cycle": 1, "pid": 2, "iteration": 15}),
+        (41.5, "timeouts", {"rank": 0, "cycle": 1, "sections": {"step": 3.0, "save": 5.0}, "out_of_section": None}),
+    )
+
+
+def test_goodput_counts_what_was_not_done_again(tmp_path: Path) -> None:
+    """0 to 5 and 6 to 15 count, 6 to 8 were done twice, 9 was never finished the first time."""
+    write_crash(Logs(tmp_path))
+    goodput = only(tmp_path).goodput
+    assert goodput is not None
+    assert (goodput.iterations, goodput.redone) == (6 + 10, 3)
+    assert goodput.wall_s == pytest.approx(39.6 - 10.0)  # the last iteration ends with its section
+    assert goodput.counted_s == pytest.approx(6.0 + 9.6)
+    assert goodput.redone_s == pytest.approx(3.0)
+    assert goodput.share == pytest.approx(15.6 / 29.6)
+    assert goodput.down_s == pytest.approx(11.0)
+
+
+def test_goodput_without_sections(tmp_path: Path) -> None:
+    """The last iteration ends with its rank, at 41.0 s."""
+    write_crash(Logs(tmp_path), section=False)
+    goodput = only(tmp_path).goodput
+    assert goodput is not None
+    assert goodput.wall_s == pytest.approx(31.0)
+    assert goodput.counted_s == pytest.approx(6.0 + 11.0)
+
+
+def test_goodput_of_a_job_that_still_runs(tmp_path: Path) -> None:
+    """The iteration under way isn't counted yet."""
+    logs = Logs(tmp_path)
+    logs.write("launcher", (1.0, "cycle_started", started(0, 0)))
+    logs.write(
+        "monitor",
+        (9.0, "first_iteration", first_iteration(0, 0, 0, 8.0)),
+        progress(0, 0, 2.0, *iterations(0, 5, 8.0)),
+    )
+    goodput = only(tmp_path).goodput
+    assert goodput is not None
+    assert (goodput.wall_s, goodput.counted_s, goodput.iterations) == (4.0, 4.0, 4)
+
+
+def test_goodput_is_unknown_without_iterations(tmp_path: Path) -> None:
+    logs = Logs(tmp_path)
+    logs.write("launcher", (1.0, "cycle_started", started(0, 0)))
+    logs.write("monitor", progress(0, 0, 2.0, (3.0, START, 0), (4.0, END, 0)))
+    assert only(tmp_path).goodput is None
+    (tmp_path / "more").mkdir()
+    one = Logs(tmp_path / "more")
+    one.write("launcher", (1.0, "cycle_started", started(0, 0)))
+    one.write("monitor", progress(0, 0, 2.0, (3.0, ITERATION, 7)))
+    assert only(tmp_path / "more").goodput is None
+
+
+def test_goodput_where_two_restarts_go_back_further_and_further(tmp_path: Path) -> None:
+    """Iterations 0 to 9, again from 6, again from 2: of cycle 0 only 0 and 1 count, of cycle 1 nothing."""
+    logs = Logs(tmp_path)
+    cycles = [(0, 0, 10, 10.0), (1, 6, 5, 30.0), (2, 2, 9, 50.0)]
+    logs.write("launcher", *((at - 5, "cycle_started", started(number, 0)) for number, _, _, at in cycles))
+    logs.write(
+        "monitor",
+        *((at + 1, "first_iteration", first_iteration(0, number, first, at)) for number, first, _, at in cycles),
+        *(progress(0, number, at - 1, *iterations(first, count, at)) for number, first, count, at in cycles),
+    )
+    goodput = only(tmp_path).goodput
+    assert goodput is not None
+    assert (goodput.iterations, goodput.redone) == (2 + 0 + 8, 7 + 4)
+    assert goodput.counted_s == pytest.approx(2 + 8)
+    assert goodput.redone_s == pytest.approx(7 + 4)
+
+
+def test_timeouts_beside_the_observed_intervals(tmp_path: Path) -> None:
+    write_crash(Logs(tmp_path))
+    analysis = only(tmp_path)
+    step = row(analysis, "step")
+    assert (step.timeout_s, step.count, step.hangs) == (3.0, 19, 0)  # the one of iteration 9 never ended
+    assert step.longest_s == pytest.approx(0.6)
+    assert step.margin == pytest.approx(5.0)
+    outside = row(analysis, OUT_OF_SECTION)
+    assert (outside.timeout_s, outside.margin, outside.count) == (None, None, 9 + 9 + 2)
+    assert outside.longest_s == pytest.approx(8.0)  # from the attachment to the first section
+    assert outside.median_s == pytest.approx(0.4)
+    never = row(analysis, "save")
+    assert (never.timeout_s, never.count, never.longest_s, never.margin) == (5.0, 0, None, None)
+    assert HEARTBEATS not in [each.name for each in analysis.intervals]
+
+
+def test_a_hung_section_is_no_observed_interval(tmp_path: Path) -> None:
+    """Rank 1's step hangs; woken to be ended, it closes it. Rank 0 really took 2 s. The smaller timeout counts."""
+    logs = Logs(tmp_path)
+    verdict = {**HUNG, "rank": 1, "cycle": 0, "since_ns": 20 * S, "at_ns": 29 * S}
+    logs.write(
+        "launcher",
+        (1.0, "cycle_started", started(0, 0, 1)),
+        (30.0, "cycle_ended", ended(0, "hang", 1, "rank 1 hung", 9)),
+    )
+    logs.write(
+        "monitor",
+        (2.0, "timeouts", {"rank": 0, "cycle": 0, "sections": {"step": 99.0}, "out_of_section": 50.0}),
+        (3.0, "timeouts", {"rank": 0, "cycle": 0, "sections": {"step": 10.0}, "out_of_section": 50.0}),
+        progress(0, 0, 4.0, (10.0, START, 0), (12.0, END, 0), (12.5, START, 0)),
+    )
+    logs.write(
+        "monitor",
+        (3.0, "timeouts", {"rank": 1, "cycle": 0, "sections": {"step": 9.0}, "heartbeat": 30.0}),
+        progress(1, 0, 4.0, (10.0, START, 0), (11.0, END, 0), (15.0, HEARTBEAT, 0), (18.0, HEARTBEAT, 0)),
+        progress(1, 0, 18.0, (20.0, START, 0)),
+        (29.0, "verdict", verdict),
+        progress(1, 0, 20.0, (29.5, END, 0)),
+    )
+    analysis = only(tmp_path)
+    step = row(analysis, "step")
+    assert (step.timeout_s, step.count, step.hangs) == (9.0, 2, 1)
+    assert (step.longest_s, step.longest_rank) == (2.0, 0)
+    assert step.margin == pytest.approx(4.5)
+    assert row(analysis, HEARTBEATS).longest_s == 3.0
+    assert row(analysis, OUT_OF_SECTION).longest_s == 9.0  # of rank 1, before it opened the hung one
+
+
+def states(analysis: Analysis, edges: list[float], rank: int = 0) -> list[str]:
+    offset = analysis.timeline.end_ns - int(analysis.timeline.end_ns / S) * S
+    begin = analysis.timeline.begin_ns - 1 * S  # both logs begin at second 1
+    grid = raster.rasterize(analysis.timeline, np.array([begin + int(edge * S) for edge in edges], dtype=np.int64))
+    assert offset >= 0
+    names = raster.state_names(analysis.timeline.names)
+    return [names[state] for state in grid.states[grid.ranks.index(rank)]]
+
+
+def test_the_grid_shows_the_state_of_most_of_each_column(tmp_path: Path) -> None:
+    write_crash(Logs(tmp_path))
+    analysis = only(tmp_path)
+    assert states(analysis, [1, 5, 10, 10.5, 10.8, 11]) == ["out of section"] * 2 + ["step"] + ["out of section"] * 2
+    assert states(analysis, [19.0, 19.2, 19.5, 20.0]) == ["step", "step", "no process"]
+    assert states(analysis, [19.6, 20.9, 21.1, 29, 30, 35]) == ["no process"] * 2 + ["out of section"] * 2 + ["step"]
+
+
+def test_the_grid_shows_a_hang_however_short_and_what_is_unknown(tmp_path: Path) -> None:
+    logs = Logs(tmp_path)
+    verdict = {**HUNG, "rank": 0, "cycle": 0, "since_ns": 50 * S, "at_ns": 51 * S}
+    logs.write(
+        "launcher",
+        (1.0, "cycle_started", started(0, 0, 1)),
+        (52.0, "cycle_ended", ended(0, "hang", 0, "rank 0 hung", 9)),
+        (99.0, "cycle_started", started(1, 0, 1)),
+    )
+    logs.write(
+        "monitor",
+        progress(0, 0, 2.0, (3.0, START, 0), (10.0, START, 1), (20.0, END, 1), (21.0, END, 0)),
+        progress(0, 0, 40.0, (40.0, START, 0), (45.0, END, 0), (50.0, START, 0), lost=5),
+        (51.0, "verdict", verdict),
+    )
+    logs.write("monitor", (2.0, "attached", {"rank": 1, "cycle": 0, "pid": 1}))
+    analysis = only(tmp_path)
+    expected = ["step", "save", "nothing recorded", "nothing recorded", "step", "hung"]
+    assert states(analysis, [4, 9, 20, 30, 40, 44.9, 60]) == expected
+    assert states(analysis, [3, 30, 60], rank=1) == ["nothing recorded"] * 2
+    (failure,) = analysis.happenings
+    assert (failure.rank, failure.cycle, failure.at_s) == (0, 0, 50.0)
+    (window,) = analysis.windows
+    assert window.begin_ns < analysis.timeline.begin_ns + 49 * S
+    assert window.end_ns == analysis.timeline.end_ns  # where the logs end
+
+
+def test_a_rare_section_shows_wherever_it_lies() -> None:
+    """A checkpoint of 0.6 columns, at any place: it is never lost between two columns."""
+    from megatron_ft.cli.analysis.timeline import Timeline
+
+    for shift in range(0, 100, 7):
+        events = [(0.0, START, 0), (500.0 + shift / 10, END, 0), (500.0 + shift / 10, START, 1)]
+        events += [(506.0 + shift / 10, END, 1), (506.0 + shift / 10, START, 0), (1000.0, END, 0)]
+        timeline = _timeline(progress(0, 0, 0.0, *events)[2])
+        assert isinstance(timeline, Timeline)
+        grid = raster.rasterize(timeline, raster.edges_ns(0, 1000 * S, 100))
+        assert 1 <= np.count_nonzero(grid.states == raster.FIRST_SECTION + 1) <= 2
+
+
+def _timeline(fields: dict[str, Any]) -> Any:
+    header = {"t": 0, "ev": "log_opened", "wall_ns": 0, "pid": 1, "host": "a", "role": "monitor", "run_id": "x"}
+    from megatron_ft.cli.logs.read import parse_log
+
+    log = parse_log("log", [json.dumps(header), json.dumps({"t": 1000 * S, "ev": "progress", **fields})])
+    assert log is not None
+    return analyze(split_runs([log])[0]).timeline
+
+
+def test_two_nodes_lie_side_by_side_in_time(tmp_path: Path) -> None:
+    """Their monotonic clocks began at different times."""
+    write_job(tmp_path, GeneratedJob(ranks=4, steps=10, ranks_per_node=2))
+    analysis = only(tmp_path)
+    assert analysis.summary.hosts == ("node-0", "node-1")
+    begins = [int(track.spans.closed.begin_ns[0]) for track in analysis.timeline.tracks if track.spans is not None]
+    assert len(begins) == 4
+    assert max(begins) - min(begins) < S // 1000
+
+
+def test_ranks_may_know_their_sections_in_another_order(tmp_path: Path) -> None:
+    logs = Logs(tmp_path)
+    logs.write("launcher", (1.0, "cycle_started", started(0, 0, 1)))
+    logs.write("monitor", progress(0, 0, 2.0, (3.0, START, 0), (4.0, END, 0), (5.0, START, 1)))
+    t, ev, fields = progress(1, 0, 2.0, (3.0, START, 0), (7.0, END, 0), (8.0, START, 1))
+    logs.write("monitor", (t, ev, {**fields, "names": ["save", "step"]}))
+    analysis = only(tmp_path)
+    assert (row(analysis, "step").longest_s, row(analysis, "save").longest_s) == (1.0, 4.0)
+    names = [[analysis.timeline.names[at] for at, _ in track.still_open()] for track in analysis.timeline.tracks]
+    assert names == [["save"], ["step"]]
+
+
+def test_sixty_four_ranks_and_five_hundred_steps(tmp_path: Path) -> None:
+    faults = (Fault(cycle=0, rank=5, iteration=130), Fault(cycle=1, rank=63, iteration=301, kind="signal"))
+    write_job(tmp_path, GeneratedJob(ranks=64, steps=500, faults=faults, checkpoint_every=50))
+    analysis = only(tmp_path)
+    assert [cycle.kind for cycle in analysis.summary.cycles] == ["hang", "signal", None]
+    assert len(analysis.timeline.tracks) == 3 * 64
+    goodput = analysis.goodput
+    assert goodput is not None
+    assert (goodput.iterations, goodput.redone) == (500, 30 + 1)
+    step = row(analysis, "step")
+    assert step.count == 64 * (500 + 30 + 1)
+    assert (step.hangs, step.timeout_s) == (1, 5.0)
+    assert [each.rank for each in analysis.happenings] == [5, 63]
+
+
+def test_losses_are_counted_and_nothing_else_changes(tmp_path: Path) -> None:
+    write_job(tmp_path, GeneratedJob(ranks=2, steps=60, lost_before_batch=3))
+    analysis = only(tmp_path)
+    assert analysis.timeline.lost > 0
+    assert row(analysis, "step").count < 120
+    longest = row(analysis, "step").longest_s
+    assert longest is not None
+    assert longest < 0.5  # nothing reaches over the gap
+    assert dataclasses.asdict(analysis.summary)["passed_over"] == 0
+
+
+@pytest.mark.parametrize(("seconds", "name"), [(599, "seconds"), (3600, "minutes"), (4 * 3600, "hours")])
+def test_the_axis_has_a_readable_unit(seconds: float, name: str) -> None:
+    assert unit_of(seconds).name == name

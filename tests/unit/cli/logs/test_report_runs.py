@@ -1,0 +1,107 @@
+"""Logs of several nodes become one run: their clocks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from megatron_ft.cli.logs.read import read_directory
+from megatron_ft.cli.logs.runs import RunLogs, split_runs
+from megatron_ft.core.records.launcher import CycleStarted
+from tests.support.generated_logs import END, ITERATION, START
+from tests.unit.cli.analysis.test_report_cycles import DAWN, Logs, ended, first_iteration, started
+from tests.unit.cli.analysis.test_report_timeline import S, only, progress
+
+
+def run_of(directory: Path) -> RunLogs:
+    (run,) = split_runs(read_directory(directory))
+    return run
+
+
+def write_two_nodes(directory: Path, *, shift: float, second_host: str = "node-a") -> None:
+    """Each has one rank; the second node's monotonic clock began ``shift`` seconds earlier. All else is the same."""
+    begin = int(shift * S)
+    for number, (host, offset) in enumerate((("node-a", DAWN), (second_host, DAWN - begin))):
+        logs = Logs(directory, host=host, wall_offset=offset)
+        at = shift * number
+        steps = [(at + 3.0, ITERATION, 0), (at + 3.0, START, 0), (at + 3.5, END, 0), (at + 4.0, START, 0)]
+        logs.write(
+            "launcher" if number == 0 else "launcher2",
+            (at + 1.0, "cycle_started", started(0, 0, 1)),
+            (at + 9.0 + number, "cycle_ended", ended(0, "crash", 0, "rank 0 exited with code 1", 3)),
+            opened=at,
+        )
+        logs.write(
+            "monitor",
+            (at + 2.0, "attached", {"rank": number, "cycle": 0, "pid": 1}),
+            (at + 3.1, "first_iteration", first_iteration(number, 0, 0, at + 3.0)),
+            progress(number, 0, at + 2.0, *steps),
+            opened=at + 1.5,
+        )
+
+
+@pytest.mark.parametrize("second_host", ["node-a", "node-b"])
+@pytest.mark.parametrize("shift", [5000.0, 61.0])
+def test_nodes_of_the_same_name_have_clocks_of_their_own(tmp_path: Path, shift: float, second_host: str) -> None:
+    """Containers, say: all of them are called the same."""
+    write_two_nodes(tmp_path, shift=shift, second_host=second_host)
+    run = run_of(tmp_path)
+    assert len(set(run.clocks)) == 2
+    analysis = only(tmp_path)
+    tracks = analysis.timeline.tracks
+    assert [track.host for track in tracks] == ["node-a", second_host]
+    assert [track.spans is not None and int(track.spans.closed.begin_ns[0]) for track in tracks] == [DAWN + 3 * S] * 2
+    assert [track.attached_ns for track in tracks] == [DAWN + 2 * S] * 2
+    assert {each.at_ns for each in run.records if isinstance(each.record, CycleStarted)} == {DAWN + 1 * S}
+
+
+def test_a_host_that_was_started_again_has_another_clock(tmp_path: Path) -> None:
+    """Its monotonic clock begins from zero."""
+    Logs(tmp_path).write("launcher", (1000.0, "cycle_started", started(0, 0)), opened=999.0)
+    again = Logs(tmp_path, wall_offset=DAWN + 1300 * S)
+    again.write("launcher", (1.0, "cycle_started", started(1, 0)), opened=0.5)
+    again.write("monitor", (2.0, "attached", {"rank": 0, "cycle": 1, "pid": 1}), opened=1.0)
+    records = [pair for run in split_runs(read_directory(tmp_path)) for pair in run.records]
+    assert [(each.at_ns - DAWN) / S for each in records] == [1000.0, 1301.0, 1302.0]
+
+
+def test_a_wall_clock_that_was_set_a_little_is_the_same_clock(tmp_path: Path) -> None:
+    """Of two clocks of that name, a log belongs to the nearer one, whichever process began it."""
+    write_two_nodes(tmp_path, shift=100.0)
+    for path in tmp_path.glob("monitor-*"):
+        lines = path.read_text().splitlines()
+        header = json.loads(lines[0])
+        header["wall_ns"] += 45 * S
+        path.write_text("\n".join([json.dumps(header), *lines[1:]]) + "\n")
+    run = run_of(tmp_path)
+    assert {clock.offset_ns for clock in run.clocks} == {DAWN, DAWN - 100 * S}
+    assert [track.attached_ns for track in only(tmp_path).timeline.tracks] == [DAWN + 2 * S] * 2
+
+
+def test_the_end_of_a_cycle_is_the_same_in_the_table_and_in_the_picture(tmp_path: Path) -> None:
+    """The other node's launcher only knows that somebody had to restart, and says so later."""
+    logs = Logs(tmp_path)
+    logs.write(
+        "launcher",
+        (1.0, "cycle_started", started(0, 0)),
+        (9.0, "cycle_ended", ended(0, "crash", 0, "rank 0 exited with code 1", 3)),
+    )
+    other = Logs(tmp_path, host="node-b")
+    other.write(
+        "launcher",
+        (1.5, "cycle_started", started(0, 1)),
+        (8.0, "cycle_ended", {"cycle": 0, "outcome": "stopped", "cause": None}),
+        (30.0, "attached", {"rank": 1, "cycle": 0, "pid": 1}),
+    )
+    analysis = only(tmp_path)
+    (cycle,), (life,) = analysis.summary.cycles, analysis.timeline.cycles
+    assert (cycle.begin_ns, cycle.end_ns) == (DAWN + 1 * S, DAWN + 9 * S)
+    assert (life.begin_ns, life.end_ns, life.failed) == (cycle.begin_ns, cycle.end_ns, True)
+
+
+def test_records_are_sorted_once(tmp_path: Path) -> None:
+    write_two_nodes(tmp_path, shift=100.0)
+    run = run_of(tmp_path)
+    assert run.records is run.records

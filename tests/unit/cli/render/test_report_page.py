@@ -1,0 +1,267 @@
+"""The page: it loads nothing, what comes from logs can do no harm in it, and a browser really draws it."""
+
+from __future__ import annotations
+
+import html.parser
+import json
+import os
+import re
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from megatron_ft.cli.analysis.timeline import Evidence
+from megatron_ft.cli.logs import evidence as evidence_module
+from megatron_ft.cli.logs.evidence import read_evidence
+from megatron_ft.cli.render import html_page
+from megatron_ft.cli.render.html_figures import distributions_figure, timeline_figure
+from megatron_ft.cli.render.html_page import page, write_page
+from tests.support.generated_logs import Fault, GeneratedJob, evidence_file, write_job
+from tests.unit.cli.analysis.test_report_timeline import only
+
+HANG = Fault(cycle=0, rank=2, iteration=33)
+NASTY = (
+    "setup",
+    "</script ><b id='planted'>step</b><script>document.title='harmed'</script>",
+    "<img src=https://evil.example/x onerror=\"document.title='harmed'\">",
+    "<a href='https://evil.example/'>@@data@@ &lt;i&gt;</a>",
+)
+CHROMIUM = next(
+    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), ""
+)
+
+
+class Elements(html.parser.HTMLParser):
+    """The tags of a page, and the text of its scripts."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+
+def write(directory: Path, job: GeneratedJob) -> Path:
+    logs = directory / "logs"
+    logs.mkdir()
+    write_job(logs, job)
+    path = directory / "out.html"
+    write_page(only(logs), str(logs), str(path))
+    return path
+
+
+@pytest.mark.parametrize("names", [("setup", "step", "checkpointing", "write shards"), NASTY])
+def test_the_page_loads_nothing_and_holds_no_foreign_element(tmp_path: Path, names: tuple[str, ...]) -> None:
+    path = write(tmp_path, GeneratedJob(ranks=4, steps=60, faults=(HANG,), sections=names))
+    elements = Elements(path.read_text())
+    assert {"script", "table", "div"} <= {tag for tag, _ in elements.tags}
+    for tag, attributes in elements.tags:
+        assert not {"src", "href", "srcset", "action", "onerror"} & set(attributes), (tag, attributes)
+        assert tag not in ("img", "a", "link", "iframe", "b", "object")
+    policies = [attributes["content"] for tag, attributes in elements.tags if tag == "meta" and "content" in attributes]
+    assert policies == [
+        "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+    ]
+
+
+def data_of(path: Path) -> dict[str, object]:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', path.read_text(), re.DOTALL)
+    assert found is not None
+    document = json.loads(found[1])
+    assert isinstance(document, dict)
+    return document
+
+
+def test_names_and_texts_reach_the_script_unchanged(tmp_path: Path) -> None:
+    path = write(tmp_path, GeneratedJob(ranks=4, steps=60, faults=(HANG,), sections=NASTY))
+    data = data_of(path)
+    assert [name for name in NASTY if name in data["states"]] == list(NASTY)  # type: ignore[operator]
+    (evidence,) = data["evidence"]  # type: ignore[misc]
+    assert "data_loader.py:88 next_batch <b>&</b>" in evidence["text"]
+
+
+def evidence_of(directory: Path, *names: str) -> list[evidence_module.EvidenceText]:
+    found = [Evidence(at_ns=n, cycle=0, rank=n, file=name, summary="") for n, name in enumerate(names)]
+    return read_evidence(str(directory), found)
+
+
+def test_evidence_is_bounded_and_says_what_was_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b", "c", "d"):
+        (tmp_path / name).write_text(name * 100_000)
+    monkeypatch.setattr(evidence_module, "MOST_BYTES_IN_ALL", 140_000)
+    d, c, b, a = evidence_of(tmp_path, "a", "b", "c", "d")  # the newest come first
+    assert (d.text, d.note) == ("d" * 65536, "cut after 65536 of 100000 bytes; see d")
+    assert len(c.text) == 65536
+    assert (len(b.text), b.note) == (140_000 - 2 * 65536, "cut after 8928 of 100000 bytes; see b")
+    assert a.text == ""
+    assert a.note.startswith("left out: this page holds")
+
+
+def test_the_evidence_on_the_culprit_is_never_what_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of the other ranks left some, after it."""
+    monkeypatch.setattr(evidence_module, "MOST_BYTES_IN_ALL", 3000)
+    write_job(tmp_path, GeneratedJob(ranks=8, steps=60, faults=(HANG,)))
+    launcher = next(tmp_path.glob("launcher-*"))
+    last = json.loads(launcher.read_text().splitlines()[-1])["t"]
+    with launcher.open("a") as file:
+        for rank in (0, 1, 3, 4, 5, 6, 7):
+            (tmp_path / "evidence" / str(rank)).write_text("x" * 1000)
+            fields = {"rank": rank, "cycle": 0, "file": f"evidence/{rank}", "summary": ""}
+            file.write(json.dumps({"t": last + rank, "ev": "evidence", **fields}) + "\n")
+    path = tmp_path / "out.html"
+    assert "pieces of evidence are cut or missing" in write_page(only(tmp_path), str(tmp_path), str(path))
+    told = [(each["rank"], bool(each["note"])) for each in data_of(path)["evidence"]]  # type: ignore[attr-defined]
+    assert told[:4] == [(2, False), (7, False), (6, False), (5, True)]
+
+
+def test_of_too_many_marks_the_newest_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(html_page, "_MOST_MARKS", 2)
+    faults = tuple(Fault(cycle=cycle, rank=0, iteration=10 * cycle + 5, kind="signal") for cycle in range(4))
+    path = write(tmp_path, GeneratedJob(ranks=2, steps=60, faults=faults))
+    assert [mark["cycle"] for mark in data_of(path)["marks"]] == [3, 3]  # type: ignore[attr-defined]
+
+
+def test_a_page_that_cannot_be_made_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path, GeneratedJob(ranks=2, steps=30))
+    old = path.read_text()
+
+    def fail(*args: object) -> str:
+        raise RuntimeError("a bug of ours")
+
+    monkeypatch.setattr(html_page, "page", fail)
+    with pytest.raises(RuntimeError):
+        write_page(only(tmp_path / "logs"), str(tmp_path / "logs"), str(path))
+    assert path.read_text() == old
+    assert [each.name for each in tmp_path.iterdir() if each.name != "logs"] == ["out.html"]
+
+
+def test_a_page_may_go_into_a_pipe(tmp_path: Path) -> None:
+    write_job(tmp_path, GeneratedJob(ranks=2, steps=30))
+    os.mkfifo(tmp_path / "pipe")
+    with ThreadPoolExecutor(1) as pool:
+        read = pool.submit((tmp_path / "pipe").read_text)
+        write_page(only(tmp_path), str(tmp_path), str(tmp_path / "pipe"))
+        assert read.result(timeout=60).endswith("</html>\n")
+
+
+def test_only_files_of_the_log_directory_get_into_the_page(tmp_path: Path) -> None:
+    """A log may name any file; the page is handed around."""
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (tmp_path / "secret").write_text("secret")
+    (logs / "link").symlink_to(tmp_path / "secret")
+    (logs / "bytes").write_bytes(b"\xff\xfe")
+    names = ("../secret", str(tmp_path / "secret"), "link", ".", "none", "a\0b", "bytes")
+    read = evidence_of(logs, *names)
+    assert [each.text for each in read] == ["\ufffd\ufffd", *[""] * 6]
+    assert [bool(each.note) for each in read] == [False, *[True] * 6]
+
+
+def test_a_run_without_anything_has_a_page(tmp_path: Path) -> None:
+    write_job(tmp_path, GeneratedJob(ranks=1, steps=1))
+    for path in tmp_path.glob("monitor-*"):
+        path.unlink()
+    assert "No cycle failed." in page(only(tmp_path), [])
+
+
+def browse(path: Path, profile: Path, *options: str) -> str:
+    quiet = (
+        *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+        *("--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage"),
+    )
+    arguments = [CHROMIUM, *quiet, f"--user-data-dir={profile}", "--virtual-time-budget=10000", *options]
+    ended = subprocess.run([*arguments, path.as_uri()], capture_output=True, text=True, timeout=90, check=True)
+    return ended.stdout
+
+
+@pytest.mark.skipif(not CHROMIUM, reason="no chromium on PATH: whether the page is drawn can't be seen")
+def test_a_browser_draws_the_page(tmp_path: Path) -> None:
+    path = write(tmp_path, GeneratedJob(ranks=4, steps=60, faults=(HANG,), sections=NASTY))
+    picture = tmp_path / "out.png"
+    dom = browse(path, tmp_path / "profile", "--dump-dom")
+    elements = Elements(dom[dom.index("<body") :])
+    kinds = [tag for tag, _ in elements.tags]
+    assert ("body", {"data-ready": "yes"}) in elements.tags  # the script came to its end
+    images = [attributes for tag, attributes in elements.tags if tag == "image"]
+    assert any((each.get("xlink:href") or each.get("href") or "").startswith("data:image/png") for each in images)
+    assert kinds.count("svg") >= 4
+    for tag, attributes in elements.tags:
+        for name in ("src", "href", "xlink:href"):
+            assert (attributes.get(name) or "#").startswith(("data:", "#")), (tag, attributes)
+    # the failure's evidence is shown at once, as text
+    assert "rank 2 is stopped" in dom
+    assert "next_batch &lt;b&gt;&amp;&lt;/b&gt;" in dom
+    assert 'id="planted"' not in dom
+    assert "<title>run of " in dom
+    browse(path, tmp_path / "profile", f"--screenshot={picture}", "--window-size=1400,1600", "--hide-scrollbars")
+    from matplotlib import image
+
+    pixels = image.imread(picture)[:, :, :3]
+    assert pixels.std() > 0.05
+    red = (pixels[:, :, 0] > 0.7) & (pixels[:, :, 1] < 0.12) & (pixels[:, :, 2] < 0.2)
+    assert red.sum() > 500  # the hung rank
+
+
+@pytest.mark.skipif(not CHROMIUM, reason="no chromium on PATH: whether a click shows the evidence can't be seen")
+def test_a_click_shows_the_failure_closely_and_its_evidence(tmp_path: Path) -> None:
+    job = GeneratedJob(ranks=4, steps=60, faults=(HANG, Fault(cycle=1, rank=0, iteration=50)))
+    path = write(tmp_path, job)
+    text = path.read_text()
+    click = "<script>document.querySelectorAll('#buttons button')[1].click()</script></body>"
+    path.write_text(text.replace("</body>", click))
+    before = browse(write_again(path, text), tmp_path / "p1", "--dump-dom")
+    assert evidence_file(job, job.faults[1]) in before
+    dom = browse(path, tmp_path / "p2", "--dump-dom")
+    shown = dom[dom.index('<div id="evidence">') : dom.index("<h2>Cycles")]
+    assert evidence_file(job, HANG) in shown
+    assert evidence_file(job, job.faults[1]) not in shown
+    # two grids are drawn of the whole run; the coarse one isn't when one looks closely
+    assert (before.count("<image "), dom.count("<image ")) == (2, 1)
+
+
+@pytest.mark.skipif(not CHROMIUM, reason="no chromium on PATH: what the page says of a rank can't be seen")
+def test_the_page_tells_of_the_rank_under_the_pointer(tmp_path: Path) -> None:
+    path = write(tmp_path, GeneratedJob(ranks=4, steps=60, faults=(HANG,)))
+    point = "{points: [{x: 1.5, y: 3, z: 4}]}"  # in the setup of cycle 0; 4 is the first section
+    events = f"plot.emit('plotly_hover', {point}); plot.emit('plotly_click', {point});"
+    path.write_text(path.read_text().replace("</body>", f"<script>{events}</script></body>"))
+    dom = browse(path, tmp_path / "profile", "--dump-dom")
+    assert "rank 3, cycle 0, 1.500 s (" in dom
+    assert "): setup</div>" in dom
+    shown = dom[dom.index('<div id="evidence">') : dom.index("<h2>Cycles")]
+    assert "None was saved of rank 3 in cycle 0." in shown
+    assert "show that of rank 2</button>" in shown
+
+
+def strings_of(document: object) -> list[str]:
+    if isinstance(document, dict):
+        return [text for each in document.values() for text in strings_of(each)]
+    if isinstance(document, list | tuple):
+        return [text for each in document for text in strings_of(each)]
+    return [document] if isinstance(document, str) else []
+
+
+def test_plotly_gets_no_tag_from_a_log(tmp_path: Path) -> None:
+    """It would take some: a link in a text that only shows under the pointer, say."""
+    write_job(tmp_path, GeneratedJob(ranks=4, steps=60, faults=(HANG,), sections=NASTY))
+    analysis = only(tmp_path)
+    texts = [
+        text
+        for figure in (timeline_figure(analysis), distributions_figure(analysis))
+        for text in strings_of(figure.to_plotly_json()["data"]) + strings_of(figure.to_plotly_json()["layout"])
+    ]
+    assert sum("evil.example" in text for text in texts) >= 4
+    assert sum("planted" in text and "hung in" in text for text in texts) >= 1
+    for text in texts:
+        assert not re.search(r"<(?!/?b>|br>)", text), text
+
+
+def write_again(path: Path, text: str) -> Path:
+    other = path.with_name("other.html")
+    other.write_text(text)
+    return other

@@ -1,0 +1,284 @@
+"""The picture, the trace, the JSON and the command line that writes them."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from megatron_ft.cli import main
+from megatron_ft.cli.analysis import raster
+from megatron_ft.cli.logs.read import read_directory
+from megatron_ft.cli.logs.runs import split_runs
+from megatron_ft.cli.render import analysis_table, terminal, theme, trace
+from megatron_ft.cli.render.html_figures import timeline_figure
+from megatron_ft.cli.render.png import draw_png
+from megatron_ft.core.errors import ConfigError
+from tests.support.generated_logs import END, START, Fault, GeneratedJob, write_job
+from tests.unit.cli.analysis.test_report_cycles import Logs, started, write_kill_then_hang
+from tests.unit.cli.analysis.test_report_timeline import only, progress
+
+HANG = Fault(cycle=0, rank=2, iteration=33)
+NASTY = ("setup", "</script><b>$x_1$", "[red]save[/red]", "<img src=http://evil/x>")
+
+
+@pytest.fixture
+def hung(tmp_path: Path) -> Path:
+    write_job(tmp_path, GeneratedJob(ranks=4, steps=60, faults=(HANG,)))
+    return tmp_path
+
+
+def image_of(path: Path) -> Any:
+    from matplotlib import image
+
+    return image.imread(path)[:, :, :3]
+
+
+def share_of(pixels: Any, color: str) -> float:
+    """How much of the picture has this colour."""
+    from matplotlib.colors import to_rgb
+
+    return float((np.abs(pixels - to_rgb(color)).max(axis=2) < 0.01).mean())
+
+
+@pytest.mark.parametrize(("ranks", "rank"), [(2, 1), (4, 2), (512, 170)])
+def test_the_picture_shows_sections_and_the_hang(tmp_path: Path, ranks: int, rank: int) -> None:
+    write_job(tmp_path, GeneratedJob(ranks=ranks, steps=40, faults=(Fault(cycle=0, rank=rank, iteration=33),)))
+    analysis = only(tmp_path)
+    draw_png(analysis, str(tmp_path / "out.png"))
+    pixels = image_of(tmp_path / "out.png")
+    assert pixels.shape[1] == 2400
+    assert 400 < pixels.shape[0] < 2400
+    colors = theme.colors(len(analysis.timeline.names))
+    step = colors[4 + analysis.timeline.names.index("step")]
+    setup = colors[4 + analysis.timeline.names.index("setup")]
+    assert share_of(pixels, step) > 0.15
+    assert share_of(pixels, setup) > 0.01
+    assert share_of(pixels, theme.FAULT) > 0.0003
+
+
+def test_the_picture_of_a_job_without_sections_or_with_nasty_names(tmp_path: Path) -> None:
+    write_kill_then_hang(Logs(tmp_path))
+    analysis = only(tmp_path)
+    draw_png(analysis, str(tmp_path / "out.png"))
+    assert share_of(image_of(tmp_path / "out.png"), "#bfbfbf") > 0.1
+    (tmp_path / "nasty").mkdir()
+    write_job(tmp_path / "nasty", GeneratedJob(ranks=2, steps=30, faults=(HANG,), sections=NASTY))
+    analysis = only(tmp_path / "nasty")
+    draw_png(analysis, str(tmp_path / "nasty.png"))
+
+
+def trace_of(directory: Path, **options: Any) -> tuple[dict[str, Any], str]:
+    path = directory / "out.trace"
+    note = trace.write_trace(only(directory).timeline, str(path), **options)
+    document = json.loads(path.read_text())
+    assert isinstance(document, dict)
+    return document, note
+
+
+def test_the_trace_is_what_perfetto_reads(hung: Path) -> None:
+    document, note = trace_of(hung)
+    assert note == ""
+    events = document["traceEvents"]
+    assert {event["ph"] for event in events} == {"M", "X", "i"}
+    for event in events:
+        assert isinstance(event["name"], str)
+        assert isinstance(event["pid"], int)
+        assert isinstance(event["tid"], int)
+        if event["ph"] != "M":
+            assert event["ts"] >= 0
+        if event["ph"] == "X":
+            assert event["dur"] >= 0
+        if event["ph"] == "i":
+            assert event["s"] in ("g", "p", "t")
+    names = {event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert names == {"cycles", *(f"rank {rank} (node-0)" for rank in range(4))}
+    count = Counter(event["name"] for event in events if event.get("cat") == "section")
+    assert count["step"] == 4 * (60 + 13) + 4  # and the four that never ended
+    assert {event["name"] for event in events if event.get("cat") == "cycle"} == {"cycle 0", "cycle 1"}
+    (verdict,) = [event for event in events if event.get("cat") == "verdict"]
+    assert (verdict["pid"], verdict["ts"] > 1e6) == (2, True)
+
+
+def test_spans_of_a_rank_lie_in_each_other_in_the_trace(hung: Path) -> None:
+    """A viewer draws spans that overlap without one being inside the other as nonsense."""
+    document, _ = trace_of(hung)
+    for rank in range(4):
+        mine = [e for e in document["traceEvents"] if e.get("cat") == "section" and e["pid"] == rank]
+        spans = sorted((e["ts"], -e["dur"]) for e in mine)
+        ends: list[float] = []
+        for begin, minus_length in spans:
+            end = begin - minus_length
+            while ends and ends[-1] <= begin + 0.2:
+                ends.pop()
+            assert not ends or end <= ends[-1] + 0.2
+            ends.append(end)
+
+
+def test_a_trace_that_would_be_too_long_is_thinned_and_says_so(hung: Path) -> None:
+    whole, _ = trace_of(hung)
+    document, note = trace_of(hung, most_spans=100)
+    assert "thinned to about 100 sections: 1 of " in note
+    assert document["otherData"]["left out"] == note.strip()
+    counts = [sum(e.get("cat") == "section" for e in each["traceEvents"]) for each in (whole, document)]
+    assert counts[0] > 300
+    assert 50 <= counts[1] <= 130  # and rounding for each rank and name
+    step = [e for e in document["traceEvents"] if e["name"] == "step" and e["args"]["cycle"] == 0]
+    assert sum("ended" in e["args"] for e in step) == 4  # what never ended is never left out
+    assert {e["pid"] for e in step} == {0, 1, 2, 3}
+    for rank in range(4):  # nor is what was right before the end
+        ends = sorted(e["ts"] for e in step if e["pid"] == rank and "ended" not in e["args"])
+        hung = next(e["ts"] for e in step if e["pid"] == rank and "ended" in e["args"])
+        assert hung - ends[-1] < 0.6e6
+        assert ends[-1] - ends[-3] < 1.2e6
+
+
+def test_a_trace_is_written_piece_by_piece(hung: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, _ = trace_of(hung)
+    for at_once in (1, 7, len(whole["traceEvents"])):
+        monkeypatch.setattr(trace, "_AT_ONCE", at_once)
+        assert trace_of(hung)[0] == whole
+
+
+def test_the_terminal(hung: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["report", str(hung)]) == 0
+    out = capsys.readouterr().out
+    assert "goodput 68.9%: of 49.98 s, 34.42 s in 60 iterations that counted, 6.50 s in 13 done twice" in out
+    (step,) = [line for line in out.splitlines() if line.startswith("│ step")]
+    cells = [cell.strip() for cell in step.strip("│").split("│")]
+    assert (cells[1], cells[6], cells[7]) == ("5.00 s", str(4 * 73), "1")
+    assert cells[8] == "10.4 x"
+
+
+def test_a_name_from_a_log_is_no_markup(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_job(tmp_path, GeneratedJob(ranks=2, steps=30, faults=(HANG,), sections=NASTY))
+    assert main.main(["report", str(tmp_path)]) == 0
+    assert "[red]save[/red]" in capsys.readouterr().out
+
+
+def test_old_logs_have_no_goodput(tmp_path: Path) -> None:
+    write_kill_then_hang(Logs(tmp_path))
+    out = io.StringIO()
+    analysis_table.print_analysis(only(tmp_path), file=out)
+    assert out.getvalue() == "goodput -: no iterations were recorded\n"
+
+
+def test_json_is_all_of_stdout(hung: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["report", str(hung), "--json", "--trace", str(tmp_path / "t")]) == 0
+    captured = capsys.readouterr()
+    (run,) = json.loads(captured.out)
+    assert f"wrote {tmp_path / 't'}" in captured.err
+    assert run["goodput"]["iterations"] == 60
+    assert [cycle["kind"] for cycle in run["cycles"]] == ["hang", None]
+    assert run["cycles"][0]["phases_s"]["stop"] > 0
+    assert run["cycles"][0]["findings"] == ["rank 2 stopped first; 3 others wait in all_reduce"]
+    assert run["cycles"][0]["evidence"][0]["file"].startswith("evidence/rank2-cycle0")
+    assert run["timeouts"][1]["name"] == "step"
+    assert run["timeouts"][1]["margin"] == pytest.approx(5.0 / run["timeouts"][1]["longest_s"])
+
+
+def test_of_several_runs_the_last_is_drawn_or_the_chosen(
+    hung: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    again = Logs(tmp_path, run_id="again", wall_offset=1_800_000_000 * 10**9)
+    again.write("launcher", (1.0, "cycle_started", started(0, 0)))
+    assert len(split_runs(read_directory(hung))) == 2
+    picture = str(tmp_path / "out.trace")
+    assert main.main(["report", str(hung), "--trace", picture]) == 0
+    assert json.loads(Path(picture).read_text())["otherData"]["run"] == "again"
+    capsys.readouterr()
+    assert main.main(["report", str(hung), "--trace", picture, "--run", "1", "--json"]) == 0
+    assert json.loads(Path(picture).read_text())["otherData"]["run"] == "generated"
+    (run,) = json.loads(capsys.readouterr().out)
+    assert run["run_id"] == "generated"
+    assert main.main(["report", str(hung), "--run", "3"]) == 2
+    assert "--run 3: there are 2 runs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("option", "package"), [("--html", "plotly"), ("--png", "matplotlib")])
+def test_a_missing_extra_is_one_line(
+    hung: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    option: str,
+    package: str,
+) -> None:
+    found = terminal.importlib.util.find_spec
+    monkeypatch.setattr(terminal.importlib.util, "find_spec", lambda name: None if name == package else found(name))
+    with pytest.raises(ConfigError, match=r"pip install 'megatron-ft\[report\]'"):
+        terminal.check_extra(package, option)
+    assert main.main(["report", str(hung), option, str(tmp_path / "x")]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+
+
+@pytest.mark.parametrize("option", ["--html", "--png", "--trace"])
+def test_a_file_that_cannot_be_written_is_one_line(
+    hung: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    assert main.main(["report", str(hung), option, str(tmp_path / "no" / "such")]) == 2
+    err = capsys.readouterr().err
+    assert "such can't be written: No such file or directory" in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("share", [0.05, 0.3, 0.61, 0.9])
+def test_everything_works_on_logs_that_are_cut_off_anywhere(
+    hung: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], share: float
+) -> None:
+    """A directory that is still written to, or was copied while it was."""
+    whole = {path: path.read_bytes() for path in hung.glob("*.jsonl")}
+    kept = {path: data[: int(len(data) * share)] for path, data in whole.items()}
+    for path, data in kept.items():
+        path.write_bytes(data)
+    with_header = [data for data in kept.values() if b"\n" in data]
+    assert with_header  # else there would be nothing to report
+    for option in ("--html", "--png", "--trace"):
+        file = tmp_path / f"out{option}"
+        assert main.main(["report", str(hung), option, str(file)]) == 0
+        assert file.stat().st_size > 1000
+    capsys.readouterr()
+    assert main.main(["report", str(hung), "--json"]) == 0
+    (run,) = json.loads(capsys.readouterr().out)
+    # the rest of a line that was cut off, and nothing else
+    assert run["passed_over"] == sum(not data.endswith(b"\n") for data in with_header)
+    assert len(run["cycles"]) == (1 if share < 0.6 else 2)
+
+
+def test_nothing_but_beginnings_of_headers_is_no_run(hung: Path) -> None:
+    for path in hung.glob("*.jsonl"):
+        path.write_bytes(path.read_bytes()[:50])
+    assert main.main(["report", str(hung)]) == 1
+
+
+def test_more_sections_than_there_are_states(tmp_path: Path) -> None:
+    """Nobody tells 300 colours from each other, and a state is a byte: the last ones share theirs."""
+    logs = Logs(tmp_path)
+    names = [f"section {number}" for number in range(300)]
+    for number, of in enumerate((names[:200], names[200:])):
+        events = [(10.0 * at, kind, at - 1 - (kind == END)) for at in range(1, 101) for kind in (END, START)][1:]
+        t, ev, fields = progress(number, 0, 1.0, *events)
+        logs.write("monitor", (t, ev, {**fields, "names": of}))
+    analysis = only(tmp_path)
+    assert len(analysis.timeline.names) == 300
+    grid = raster.rasterize(
+        analysis.timeline, raster.edges_ns(analysis.timeline.begin_ns, analysis.timeline.end_ns, 99)
+    )
+    states = raster.state_names(analysis.timeline.names)
+    assert states[-1] == "other sections"
+    assert len(theme.colors(300)) == len(states) == int(grid.states.max()) + 1
+    figure = timeline_figure(analysis)
+    legend = [trace.name for trace in figure.data]
+    assert "other sections" in legend
+    assert "section 249" in legend
+    assert "section 250" not in legend
+    draw_png(analysis, str(tmp_path / "out.png"))
+    assert share_of(image_of(tmp_path / "out.png"), theme.colors(300)[-1]) > 0.05
+    assert len(theme.colors(250)) == len(raster.state_names(names[:250])) == 254

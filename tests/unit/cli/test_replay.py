@@ -1,0 +1,121 @@
+"""Runs that are over, under other timeouts."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from megatron_ft.cli.main import main
+from megatron_ft.cli.replay import suggestion
+from megatron_ft.core.config.sections import parse_section_timeouts
+from tests.support.generated_logs import END, START, Fault, GeneratedJob, write_job
+from tests.unit.cli.analysis.test_report_cycles import Logs
+from tests.unit.cli.analysis.test_report_timeline import progress
+
+STEP, SAVE = 0, 1
+
+
+def write_steps(directory: Path, lengths_s: list[float], *, save_every: int = 20) -> None:
+    """A rank with these steps, one after the other, and a short save after each so many."""
+    events: list[tuple[float, int, int]] = []
+    at = 3.0
+    for number, length_s in enumerate(lengths_s, 1):
+        events += [(at, START, STEP), (at + length_s, END, STEP)]
+        at += length_s + 0.001
+        if number % save_every == 0:
+            events += [(at, START, SAVE), (at + 0.1, END, SAVE)]
+            at += 0.101
+    t, ev, fields = progress(0, 0, 2.0, *events)
+    attached = (2.0, "attached", {"rank": 0, "cycle": 0, "pid": 1})
+    Logs(directory).write("monitor", attached, (t, ev, {**fields, "names": ["step", "checkpointing"]}))
+
+
+def replayed(capsys: pytest.CaptureFixture[str], directory: Path, *options: str) -> str:
+    assert main(["replay", str(directory), *options]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_timeout_below_a_healthy_step_would_have_ended_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_steps(tmp_path, [1.0] * 30 + [9.0] + [1.0] * 10)
+    out = replayed(capsys, tmp_path, "--timeouts", "step:8")
+    assert "wrongly: cycle 0, rank 0: 'step' took 9.00 s, the timeout would have been 8.00 s" in out
+    assert "1 restart for nothing; what one costs isn't in these logs" in out
+    out = replayed(capsys, tmp_path, "--timeouts", "step:10")
+    assert "wrongly" not in out
+    assert "no healthy rank would have been ended" in out
+
+
+def test_a_rule_learns_at_each_save_and_judges_afterwards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # the first long step is before the first save, where nothing is judged; the last one is above all that was learned
+    write_steps(tmp_path, [1.0] * 10 + [30.0] + [1.0] * 40 + [200.0] + [1.0] * 10)
+    out = replayed(capsys, tmp_path, "--rule", "reference")
+    assert "'step' took 200.00 s, the timeout would have been 150.00 s" in out
+    assert "too early to judge" in out
+    assert replayed(capsys, tmp_path, "--rule", "ours").startswith("rule budget")
+    both = replayed(capsys, tmp_path)
+    assert "rule budget" in both
+    assert "rule reference" in both
+
+
+def test_a_hang_would_have_been_noticed_sooner(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_job(tmp_path, GeneratedJob(ranks=2, faults=(Fault(cycle=0, rank=1, iteration=30),)))
+    out = replayed(capsys, tmp_path, "--timeouts", "step:2,out_of_section:60")
+    assert "'step' was noticed after 5.00 s, and would have been after 2.00 s: 3.00 s sooner" in out
+    out = replayed(capsys, tmp_path, "--timeouts", "step:7.5")
+    assert "2.50 s later" in out
+
+
+def test_a_picture_is_drawn_also_of_a_section_that_never_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_steps(tmp_path, [1.0] * 30 + [9.0] + [1.0] * 10, save_every=1000)
+    picture = tmp_path / "picture.png"
+    assert f"wrote {picture}" in replayed(capsys, tmp_path, "--png", str(picture))
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert main(["replay", str(tmp_path), "--png", str(tmp_path / "missing" / "picture.png")]) == 2
+    assert "can't be written: No such file or directory" in capsys.readouterr().err
+
+
+def test_what_is_suggested_can_be_pasted() -> None:
+    timeouts = {"setup": 10.34, "step": 5.0, "write shards": 0.0512, "never": None, "(out of section)": 301.2}
+    lines = suggestion(timeouts)
+    at = lines.index("")
+    assert yaml.safe_load("\n".join(lines[:at])) == {
+        "fault_tolerance": {
+            "rank_section_timeouts": {"setup": 11, "step": 5, "write shards": 0.052},
+            "rank_out_of_section_timeout": 310,
+        }
+    }
+    sections, out = shlex.split(lines[-1])
+    assert out == "--ft-rank-out-of-section-timeout=310"
+    assert parse_section_timeouts(sections.partition("=")[2]) == {"setup": 11, "step": 5, "write shards": 0.052}
+    assert suggestion({"step": None}) == ["# nothing could be learned from these logs"]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--timeouts", "stp:8"), "['stp'] aren't in these logs"),
+        (("--timeouts", ""), "must be NAME:SECONDS"),
+        (("--timeouts", "step"), "must be NAME:SECONDS"),
+        (("--timeouts", "out_of_section:1,out_of_section:2"), "each name once"),
+        (("--rule", "mine"), "invalid choice"),
+        (("--false-kill-budget", "7"), "at most 0.1"),
+        (("--safety-factor", "x"), "is no number"),
+    ],
+)
+def test_mistakes_are_one_line(
+    options: tuple[str, str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_steps(tmp_path, [1.0] * 5)
+    assert main(["replay", str(tmp_path), *options]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert told in line
+
+
+def test_a_directory_without_logs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", str(tmp_path)]) == 1
+    assert "no event logs in" in capsys.readouterr().err

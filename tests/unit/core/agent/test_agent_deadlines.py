@@ -1,0 +1,203 @@
+"""The launcher's own timeouts: pauses and stand-stills count for no rank."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from megatron_ft.core.agent import edge
+from megatron_ft.core.board.pauses import Pauses
+from megatron_ft.core.diagnosis.rank_snapshot import RankNote
+from megatron_ft.core.job import messages as m
+from megatron_ft.core.job.restart_policy import NodeState
+from megatron_ft.core.records.shared import Verdict
+from tests.support.agents import Driven
+from tests.unit.core.board.test_monitor_state import board
+
+
+def started(ranks: int = 1, **options: object) -> Driven:
+    driven = Driven(**options)
+    driven.run(ranks)
+    return driven
+
+
+def late(driven: Driven) -> list[tuple[object, object, object]]:
+    """Rank, kind and seconds of each verdict of the launcher's."""
+    written = [each.record for each in driven.all_of(edge.Write) if isinstance(each.record, Verdict)]
+    return [(verdict.rank, verdict.kind, verdict.elapsed_s) for verdict in written]
+
+
+def test_late_start() -> None:
+    driven = started(2, startup_timeout_s=30.0, hang_signal=signal.SIGTERM)
+    driven.hear(edge.Attached(0, 0, driven.now_ns))
+    driven.wait(29.9)
+    assert late(driven) == []
+    driven.wait(0.2)
+    assert late(driven) == [(10, "startup", 30.0)]
+    assert driven.all_of(edge.SignalRanks) == [edge.SignalRanks((1,), signal.SIGTERM)]
+    driven.wait(5.0)
+    assert driven.all_of(edge.SignalRanks)[1:] == [edge.SignalRanks((1,), signal.SIGKILL)]
+    driven.exits(1, -9)
+    (report,) = driven.told[1:]
+    assert isinstance(report, m.Report)
+    assert (report.state, report.rank) == (NodeState.UNHEALTHY, 10)
+    assert report.text == "rank 10 did not start monitoring within 30 s"
+
+
+def test_messages_of_another_cycle_mean_nothing() -> None:
+    driven = started(startup_timeout_s=30.0)
+    driven.hear(edge.Attached(0, 7, driven.now_ns))
+    driven.wait(31.0)
+    assert late(driven) == [(0, "startup", 30.0)]
+
+
+def test_one_that_has_begun_before_the_last_was_made_is_in_time() -> None:
+    """A fork server's word may come after the rank's own."""
+    driven = Driven(startup_timeout_s=30.0)
+    driven.run(0)
+    driven.hear(edge.RanksMet(0, [0], 0, 1, 1), edge.Attached(0, 0, driven.now_ns), edge.RankStarted(0, 100, 0))
+    driven.hear(edge.RanksStarted())
+    driven.wait(60.0)
+    assert late(driven) == []
+
+
+def test_nobody_need_start_any_more_when_the_launcher_stops() -> None:
+    driven = started(startup_timeout_s=30.0)
+    driven.stop()
+    driven.wait(60.0)
+    assert late(driven) == []
+
+
+def test_late_exit_counts_from_the_first_goodbye() -> None:
+    driven = started(exit_timeout_s=20.0)
+    goodbye = edge.Detached(0, 0, driven.now_ns)
+    driven.hear(edge.Attached(0, 0, driven.now_ns), goodbye)
+    driven.wait(15.0)
+    driven.hear(goodbye)  # by a monitor that has replaced the first
+    driven.wait(5.0)
+    assert late(driven) == [(0, "exit", 20.0)]
+
+
+def test_a_rank_that_merely_does_not_exit_has_finished_too() -> None:
+    driven = started(2, exit_timeout_s=20.0)
+    driven.boards[1] = board(closing=True)
+    driven.exits(0)
+    driven.hear(edge.Detached(1, 0, driven.now_ns))
+    driven.wait(20.0)
+    driven.exits(1, -9)
+    assert driven.said[-1].endswith("treating it as finished")
+    assert driven.told[-1] == m.Report(0, NodeState.SUCCEEDED)
+
+
+@pytest.mark.parametrize("stopped", [None, 1])
+def test_of_several_that_do_not_start_only_a_stopped_one_is_accused(stopped: int | None) -> None:
+    driven = started(3, startup_timeout_s=30.0)
+    driven.hear(edge.Attached(2, 0, driven.now_ns))
+    driven.stopped.update({} if stopped is None else {stopped: True})
+    driven.now_ns += 1
+    driven.wait(30.0)
+    driven.exits(0, -9, sent=(9,))
+    cause = driven.record.cause()
+    assert cause.rank == (None if stopped is None else 10)
+    assert ("rank 0; rank 10" in cause.detail) is (stopped is None)
+
+
+def test_a_rank_is_looked_at_before_it_is_ended() -> None:
+    driven = started(exit_timeout_s=20.0)
+    driven.hear(edge.Attached(0, 0, driven.now_ns), edge.Detached(0, 0, driven.now_ns))
+    driven.wait(20.0)
+    assert driven.all_of(edge.Collect) == [edge.Collect(0, False, driven.now_ns + 2_000_000_000)]
+    assert driven.all_of(edge.SignalRanks) == []
+    driven.hear(edge.Evidence(0, 0, RankNote(rank=0, frame="train.py:3 save")))
+    assert driven.all_of(edge.SignalRanks) == [edge.SignalRanks((0,), signal.SIGKILL)]
+    assert driven.record.cause().detail == "in train.py:3 save"
+
+
+def test_one_that_cannot_be_looked_at_is_ended_all_the_same() -> None:
+    driven = started(exit_timeout_s=20.0)
+    driven.hear(edge.Attached(0, 0, driven.now_ns), edge.Detached(0, 0, driven.now_ns))
+    driven.wait(21.9)
+    assert driven.all_of(edge.SignalRanks) == []
+    driven.wait(0.2)
+    assert driven.all_of(edge.SignalRanks) == [edge.SignalRanks((0,), signal.SIGKILL)]
+
+
+def test_observed_only() -> None:
+    driven = started(startup_timeout_s=30.0, observe_only=True)
+    driven.wait(60.0)
+    assert late(driven) == [(0, "startup", 30.0)]
+    assert driven.all_of(edge.SignalRanks) == []
+    assert driven.said[-1].endswith("not killed (observe-only)")
+
+
+def test_a_pause_counts_for_nobody() -> None:
+    driven = started(startup_timeout_s=30.0)
+    driven.pauses.begin(driven.now_ns)
+    driven.wait(100.0)
+    driven.pauses.end(driven.now_ns)
+    driven.wait(29.0)
+    assert late(driven) == []
+    driven.wait(1.2)
+    assert [kind for _, kind, _ in late(driven)] == ["startup"]
+
+
+def test_a_node_that_stood_still_counts_for_nobody() -> None:
+    driven = started(startup_timeout_s=30.0)
+    driven.wait(100.0, late=True)
+    assert late(driven) == []
+    driven.wait(29.9)
+    assert late(driven) == []
+    driven.wait(0.2)
+    assert late(driven) == [(0, "startup", 30.0)]
+
+
+def test_a_stand_still_that_was_over_before_the_timer_counts_for_nobody_either() -> None:
+    """No timer is late then, but SIGCONT came: the launcher was stopped, and its ranks with it."""
+    driven = started(startup_timeout_s=30.0)
+    driven.wait(20.0)
+    driven.hear(edge.Continued())
+    driven.wait(29.0)
+    assert late(driven) == []
+    driven.wait(1.1)
+    assert late(driven) == [(0, "startup", 30.0)]
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_stand_still_in_a_pause_is_taken_off_once(is_told: bool) -> None:
+    """By SIGCONT or a late timer, and by the pause; the rank would have as much more time than it is given."""
+    driven = started(startup_timeout_s=30.0)
+    driven.pauses.begin(driven.now_ns)
+    driven.now_ns += 60_000_000_000
+    driven.pauses.end(driven.now_ns)
+    if is_told:
+        driven.hear(edge.Continued())
+    driven.wait(29.0)
+    assert late(driven) == []
+    driven.wait(1.1)
+    assert late(driven) == [(0, "startup", 30.0)]
+
+
+def test_a_rank_that_gets_no_cpu_has_more_time_before_sigkill() -> None:
+    driven = started(startup_timeout_s=30.0, hang_signal=signal.SIGTERM)
+    driven.wait(30.0)
+    driven.run_delays_ns[0] = {100: 4_000_000_000}
+    driven.wait(8.9)
+    assert [each.number for each in driven.all_of(edge.SignalRanks)] == [signal.SIGTERM]
+    driven.wait(0.2)
+    assert [each.number for each in driven.all_of(edge.SignalRanks)] == [signal.SIGTERM, signal.SIGKILL]
+
+
+def test_pauses() -> None:
+    pauses = Pauses()
+    assert not pauses.end(5)
+    assert pauses.begin(10)
+    assert not pauses.begin(11)
+    assert pauses.within(0, 14) == 4
+    assert pauses.within(12, 14) == 2
+    assert pauses.end(20)
+    assert pauses.begin(30)
+    assert pauses.within(0, 35) == 15
+    assert pauses.within(15, 31) == 6
+    assert pauses.within(40, 50) == 10
+    assert pauses.within(21, 29) == 0

@@ -1,0 +1,150 @@
+"""When a node trains again, and why it has failed: from its monitors' words, and from the boards of its ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+from megatron_ft.core.agent import edge
+from megatron_ft.core.diagnosis.exceptions import LastWords
+from megatron_ft.core.diagnosis.exits import HangVerdict
+from megatron_ft.core.job import messages as m
+from megatron_ft.core.job.restart_policy import NodeState
+from tests.support.agents import Driven, verdict
+from tests.unit.core.board.test_monitor_state import board
+
+MS = 1_000_000
+
+
+def restarted() -> Driven:
+    """Its cycle 3 has failed, and its ranks of cycle 4 were made one second ago."""
+    driven = Driven(max_restarts=3, max_nodes=2)
+    driven.run(2, 3, nodes=2)
+    driven.exits(0, 1)
+    driven.ends()
+    driven.exits(1, -15, sent=(15,))
+    driven.hear(edge.RanksEnded(), verdict(3, node=0, rank=0, text="rank 0 exited with code 1"))
+    driven.now_ns += 100 * MS
+    driven.run(2, 4, nodes=2)
+    driven.now_ns += 1000 * MS
+    return driven
+
+
+def again(driven: Driven) -> list[str]:
+    return [line for line in driven.said if "is training again" in line]
+
+
+@pytest.mark.parametrize("ends", [(), (1,), (0, 1)])
+def test_a_rank_that_has_ended_says_on_its_board_whether_it_was_through_a_step(ends: tuple[int, ...]) -> None:
+    driven = restarted()
+    for local_rank in (0, 1):
+        driven.boards[local_rank] = board(first_step_at_ns=driven.now_ns)
+        assert again(driven) == []
+        if local_rank in ends:
+            driven.exits(local_rank)
+        else:
+            driven.hear(edge.Trains(local_rank, 4, 0, driven.now_ns))
+    driven.hear(edge.Tick())
+    (line,) = again(driven)
+    assert line == (
+        "cycle 4 is training again 1.10 s after the failure was detected "
+        "(stop 0.00, rendezvous 0.10, ranks created 0.00, first step 1.00)"
+    )
+    assert driven.written.count("training_again") == 1
+
+
+def test_a_rank_that_ended_before_its_first_step_trained_at_no_time() -> None:
+    driven = restarted()
+    driven.boards.update({0: board(first_step_at_ns=driven.now_ns), 1: board()})
+    driven.exits(0)
+    driven.exits(1)
+    assert again(driven) == []
+
+
+def test_what_is_heard_late_of_the_cycle_that_failed_is_no_training_again() -> None:
+    driven = Driven(max_restarts=3, max_nodes=2)
+    driven.run(2, nodes=2)
+    driven.ends()
+    driven.exits(0, -15, sent=(15,))
+    driven.now_ns += 1
+    driven.hear(edge.RanksEnded(), verdict(node=1, name="b"))
+    driven.hear(*(edge.Trains(local_rank, 0, 0, driven.now_ns) for local_rank in (0, 1)))
+    assert again(driven) == []
+
+
+def test_a_hung_rank_that_should_be_gone_and_lives_counts_as_failed_unless_it_got_no_cpu() -> None:
+    driven = Driven(max_nodes=2)
+    driven.run(2, nodes=2)
+    hang = HangVerdict(
+        rank=10, local_rank=1, kind="section", section="step", elapsed_s=2.0, timeout_s=1.0, iteration=3, at_ns=0
+    )
+    driven.hear(edge.FoundHung(1, 0, hang))
+    assert isinstance(driven.told[1], m.Hang)
+    driven.run_delays_ns[1] = {101: 4_000_000_000}
+    driven.wait(23.9)
+    assert [message for message in driven.told if isinstance(message, m.Report)] == []
+    driven.wait(0.2)
+    (report,) = [message for message in driven.told if isinstance(message, m.Report)]
+    assert (report.state, report.rank) == (NodeState.UNHEALTHY, 10)
+
+
+@pytest.mark.parametrize("has_group", [False, True])
+@pytest.mark.parametrize("forked", [False, True])
+def test_what_the_time_of_a_start_went_into(has_group: bool, forked: bool) -> None:
+    """Up to its hello nothing is known of a script; whether it had a process group by then is."""
+    driven = Driven()
+    driven.run(2)
+    start = driven.now_ns
+    for local_rank in (0, 1):
+        # the last rank counts, and of one that connects again only the first time
+        at = start + local_rank * 1000
+        group = has_group and local_rank == 1
+        driven.hear(edge.Attached(local_rank, 0, at + 100, at + 10 if forked else None, group))
+        driven.hear(edge.Attached(local_rank, 0, at + 10**9, None, group))
+        driven.hear(edge.Trains(local_rank, 0, at + 200, at + 300))
+    phases = driven.record.phases_ns() or {}
+    user_code = {"user code": 1010} if forked else {}
+    imports = "imports and process group" if has_group else "imports"
+    expected = {**user_code, imports: 1100, "set up": 1200, "first step": 1300}
+    assert {name: at - start for name, at in phases.items() if at > start} == expected
+    assert list(phases) == ["rendezvous", "ranks created", *expected]
+
+
+def test_a_phase_that_is_not_known_of_all_ranks_is_not_told() -> None:
+    driven = Driven()
+    driven.run(2)
+    driven.hear(edge.Attached(0, 0, driven.now_ns))
+    driven.hear(*(edge.Trains(local_rank, 0, 0, driven.now_ns) for local_rank in (0, 1)))
+    assert list(driven.record.phases_ns() or {}) == ["rendezvous", "ranks created", "first step"]
+
+
+@pytest.mark.parametrize(
+    ("error", "goes_on", "told"),
+    [
+        ("ValueError: the batch is empty", False, "rank 10 raised ValueError: the batch is empty, in train.py:3 step"),
+        ("ValueError: the batch is empty", True, None),
+        ("RuntimeError: gloo: Connection closed by peer", False, None),
+        ("", False, None),
+    ],
+)
+def test_a_rank_that_is_ending_of_its_exception_has_failed_by_itself(
+    error: str, goes_on: bool, told: str | None
+) -> None:
+    driven, raised_ns = Driven(max_nodes=2), 5_000
+    driven.run(2, nodes=2)
+    moved_ns = raised_ns + (1 if goes_on else -1)
+    driven.boards.update({local_rank: board(last_transition_ns=moved_ns) for local_rank in (0, 1)})
+    driven.words[1] = LastWords(error=error, where="train.py:3 step", raised_at_ns=raised_ns)
+    driven.ends()
+    reports = [message.text for message in driven.told if isinstance(message, m.Report)]
+    assert reports == ([] if told is None else [told])
+
+
+def test_who_signals_a_rank_is_known_from_its_monitor_too() -> None:
+    driven = Driven(max_nodes=2)
+    driven.run(2, nodes=2)
+    for number in (18, 9):
+        driven.hear(edge.Signalled(0, number))  # type: ignore[arg-type]
+    driven.exits(0, -9)
+    driven.exits(1, -9)
+    assert [each.ended.rank for each in driven.all_of(edge.KeepEvidence)] == [10]
+    assert driven.record.failures() == ["rank 0 killed by SIGKILL", "rank 10 killed by SIGKILL (not by us)"]

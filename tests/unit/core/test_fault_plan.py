@@ -1,0 +1,177 @@
+"""Fault plans: what may be written, what is drawn, and what is due."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatron_ft.core.errors import ConfigError
+from megatron_ft.core.fault_plan import FAULT_TYPES, PlannedFault, due, not_fired, parse_plan, resolve
+from megatron_ft.core.records.rank import FaultInjected
+from megatron_ft.ipc.config.fault_plan_file import read_fault_plan
+from tests import ROOT
+
+SHIPPED = ROOT / "configs" / "faults"
+FAULT = {"cycle": 0, "rank": 1, "iteration": 25, "type": "rank_killed"}
+
+
+def plan(*faults: dict[str, Any], **top: Any) -> Any:
+    return parse_plan({"faults": list(faults), **top}, source="plan.yaml")
+
+
+def test_a_plan_without_chance() -> None:
+    faults = resolve(plan(FAULT, {**FAULT, "cycle": 1, "rank": 0, "iteration": 40, "type": "rank_hung"}), 2)
+    assert faults == (
+        PlannedFault(cycle=0, rank=1, iteration=25, type="rank_killed"),
+        PlannedFault(cycle=1, rank=0, iteration=40, type="rank_hung"),
+    )
+
+
+def test_what_may_be_left_out() -> None:
+    (fault,) = resolve(plan({"rank": 0, "iteration": 3, "type": "exit"}), 1)
+    assert fault == PlannedFault(cycle=0, rank=0, iteration=3, type="exit", exit_code=1)
+    (fault,) = resolve(plan({"rank": 0, "iteration": 3, "type": "slow"}), 1)
+    assert fault.seconds == 1.0
+
+
+def test_how_slow() -> None:
+    (fault,) = resolve(plan({"rank": 0, "iteration": 3, "type": "slow", "seconds": 2}), 1)
+    assert fault == PlannedFault(cycle=0, rank=0, iteration=3, type="slow", seconds=2.0)
+
+
+def test_an_empty_plan() -> None:
+    assert resolve(plan(), 4) == ()
+
+
+def test_chance_is_the_same_for_the_same_seed_and_differs_between_seeds() -> None:
+    open_fault = {"rank": "random", "iteration": [20, 40], "type": "random"}
+    drawn = {seed: resolve(plan(open_fault, seed=seed), 8)[0] for seed in range(200)}
+    assert drawn == {seed: resolve(plan(open_fault, seed=seed), 8)[0] for seed in range(200)}
+    assert {fault.rank for fault in drawn.values()} == set(range(8))
+    assert {fault.iteration for fault in drawn.values()} == set(range(20, 41))
+    assert {fault.type for fault in drawn.values()} == {"rank_killed", "rank_hung"}
+
+
+def test_chance_hasnt_changed() -> None:
+    """A seed in somebody's notes means the same fault next year."""
+    (fault,) = resolve(plan({"rank": "random", "iteration": [0, 1000], "type": "random"}, seed=7), 64)
+    assert fault == PlannedFault(cycle=0, rank=7, iteration=126, type="rank_hung")
+
+
+def test_editing_one_fault_doesnt_move_another() -> None:
+    open_fault = {"cycle": 1, "rank": "random", "iteration": [0, 1000], "type": "random"}
+    first = resolve(plan(FAULT, open_fault), 8)[1]
+    assert resolve(plan({"rank": "random", "iteration": [0, 9], "type": "random"}, open_fault), 8)[1] == first
+    assert resolve(plan(FAULT, {**open_fault, "type": "spin"}), 8)[1].iteration == first.iteration
+
+
+def test_due_is_exactly_that_moment() -> None:
+    faults = resolve(plan(FAULT), 2)
+    assert due(faults, 0, 1, 25) == faults[0]
+    for moment in [(1, 1, 25), (0, 0, 25), (0, 1, 24), (0, 1, 26)]:
+        assert due(faults, *moment) is None
+
+
+def test_which_have_not_fired() -> None:
+    faults = resolve(plan(FAULT, {**FAULT, "cycle": 1}, {**FAULT, "cycle": 2}), 2)
+    fired = [
+        FaultInjected(type="rank_killed", rank=1, iteration=25, cycle=1),
+        FaultInjected(type="rank_hung", rank=1, iteration=25, cycle=2),
+    ]
+    assert not_fired(faults, fired) == [faults[0], faults[2]]
+    assert not_fired(faults, []) == list(faults)
+
+
+def test_each_type_can_be_described() -> None:
+    for kind in FAULT_TYPES:
+        line = PlannedFault(cycle=2, rank=1, iteration=25, type=kind).describe()
+        assert line.startswith("rank 1 ")
+        assert line.endswith(" after iteration 25 of cycle 2")
+    slow = PlannedFault(cycle=0, rank=0, iteration=0, type="slow", seconds=0.5)
+    assert "is slower from now on, by 0.5 s for each step, in the first iteration" in slow.describe()
+    assert "exits with code 3 after" in PlannedFault(cycle=0, rank=0, iteration=1, type="exit", exit_code=3).describe()
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        (None, "plan.yaml: a mapping with the key 'faults' is expected, not None"),
+        ([FAULT], "plan.yaml: a mapping"),
+        ({}, "plan.yaml: faults must be a list, not None"),
+        ({"faults": "rank_killed"}, "faults must be a list"),
+        ({"fault": [FAULT]}, "unknown key 'fault' (did you mean 'faults'?)"),
+        ({"faults": [], "seed": "x"}, "seed must be a whole number from 0, not 'x'"),
+        ({"faults": [], "seed": -1}, "seed must be a whole number from 0, not -1"),
+        ({"faults": [3]}, "fault 1: a mapping is expected, not 3"),
+        ({"faults": [FAULT, {**FAULT, "itration": 3}]}, "fault 2: unknown key 'itration' (did you mean 'iteration'?)"),
+        ({"faults": [{**FAULT, "type": "rank_kiled"}]}, "unknown type 'rank_kiled' (did you mean 'rank_killed'?)"),
+        ({"faults": [{**FAULT, "type": ["spin"]}]}, "unknown type ['spin']"),
+        ({"faults": [{**FAULT, "rank": -1}]}, "rank must be 'random' or a whole number from 0, not -1"),
+        ({"faults": [{**FAULT, "rank": True}]}, "rank must be 'random' or a whole number from 0, not True"),
+        ({"faults": [{**FAULT, "cycle": "0"}]}, "cycle must be a whole number from 0, not '0'"),
+        ({"faults": [{**FAULT, "iteration": 2.5}]}, "iteration must be a range [first, last] or a whole number"),
+        ({"faults": [{**FAULT, "iteration": [1]}]}, "iteration must be a range [first, last]"),
+        ({"faults": [{**FAULT, "iteration": [9, 3]}]}, "the range [9, 3] is empty"),
+        ({"faults": [{**FAULT, "exit_code": 3}]}, "exit_code is only for type 'exit', not 'rank_killed'"),
+        ({"faults": [{**FAULT, "type": "exit", "exit_code": 256}]}, "exit_code must be a whole number from 0 to 255"),
+        ({"faults": [{**FAULT, "seconds": 3}]}, "seconds is only for type 'slow', not 'rank_killed'"),
+        ({"faults": [{**FAULT, "type": "slow", "seconds": 0}]}, "seconds must be a number above 0, not 0"),
+        ({"faults": [{**FAULT, "type": "slow", "seconds": "1"}]}, "seconds must be a number above 0, not '1'"),
+        ({"faults": [{**FAULT, "type": "slow", "seconds": float("nan")}]}, "seconds must be a number above 0"),
+        ({"faults": [{**FAULT, "type": "slow", "seconds": float("inf")}]}, "seconds must be a number above 0"),
+        ({"faults": [{"cycle": 0, "rank": 1, "iteration": 25}]}, "fault 1: type is missing"),
+        ({"faults": [{"type": "spin"}]}, "fault 1: rank is missing"),
+    ],
+)
+def test_mistakes_are_one_line_that_says_what_is_allowed(document: Any, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse_plan(document, source="plan.yaml")
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+    assert str(error.value).startswith("plan.yaml: ")
+
+
+def test_a_rank_that_the_job_doesnt_have() -> None:
+    with pytest.raises(ConfigError, match=r"fault 1: rank must be below the number of ranks, 1, not 1"):
+        resolve(plan(FAULT), 1)
+
+
+def test_two_faults_for_one_moment() -> None:
+    with pytest.raises(ConfigError, match=r"fault 2: rank 1 already has one after iteration 25 of cycle 0"):
+        resolve(plan(FAULT, {**FAULT, "type": "spin"}), 2)
+
+
+def test_the_shipped_plans_can_be_read() -> None:
+    files = sorted(SHIPPED.glob("*.yaml"))
+    assert files
+    for file in files:
+        assert resolve(read_fault_plan(file), 2)
+    kinds = [(f.cycle, f.rank, f.type) for f in resolve(read_fault_plan(SHIPPED / "kill-then-hang.yaml"), 2)]
+    assert kinds == [(0, 1, "rank_killed"), (1, 0, "rank_hung")]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"faults: [", "isn't YAML"),
+        (b"\xff\xfe\x00\x01", "plan.yaml: the fault plan isn't"),
+        (b"faults: !!python/object/apply:os.system [true]", "isn't YAML"),
+        (b"", "a mapping with the key 'faults'"),
+    ],
+)
+def test_files_that_are_no_plan(content: bytes, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "plan.yaml"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError) as error:
+        read_fault_plan(file)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_that_isnt_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no\.yaml: the fault plan can't be read: No such file"):
+        read_fault_plan(tmp_path / "no.yaml")
+    with pytest.raises(ConfigError, match="can't be read: Is a directory"):
+        read_fault_plan(tmp_path)

@@ -1,0 +1,32 @@
+"""CONTRIBUTING.md is a map: what it names is there, and no folder is missing from its picture."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import megatron_ft
+
+PACKAGE = Path(megatron_ft.__file__).parent
+MAP = PACKAGE.parent.joinpath("CONTRIBUTING.md").read_text()
+NAMED = re.findall(r"`([a-z_]+(?:/[a-z_]+)*\.py)`", MAP.partition("## Where do I change")[2].partition("\n## ")[0])
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMED)))
+def test_a_file_that_is_named_exists(name: str) -> None:
+    assert (PACKAGE / name).is_file()
+
+
+def test_every_folder_is_in_the_picture() -> None:
+    picture = MAP.partition("## The house")[2].partition("\n| folder |")[0]
+    folders = {path.parent.name for path in PACKAGE.rglob("*.py")} - {PACKAGE.name, "startup"}
+    assert {name for name in folders if f"{name}/" not in picture} == set()
+    assert len(NAMED) > 10
+
+
+def test_the_unit_tests_lie_as_the_package_does() -> None:
+    unit = Path(__file__).parent.parent
+    folders = {path.parent.relative_to(unit) for path in unit.rglob("test_*.py")} - {Path("house"), Path("campaigns")}
+    assert {folder for folder in folders if not (PACKAGE / folder).is_dir()} == set()

@@ -1,0 +1,276 @@
+"""YAML files: where the section may stand, what is refused and in which words, and that writing is exact."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from megatron_ft.core.config.config import FIELDS
+from megatron_ft.core.config.option import check_all
+from megatron_ft.core.errors import ConfigError
+from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig, read_section
+from megatron_ft.ipc.files.atomic_write import write_whole
+from tests import ROOT
+from tests.support.config_values import CONFIG_VALUES
+
+CONFIGS = ROOT / "configs"
+
+
+def write(tmp_path: Path, text: str | bytes, name: str = "ft.yaml") -> Path:
+    path = tmp_path / name
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+def complaint(path: Path | str) -> str:
+    """The one line with which reading this file fails."""
+    with pytest.raises(ConfigError) as caught:
+        FaultToleranceConfig.from_yaml_file(path, ignore_not_recognized=False)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert str(path) in message
+    return message
+
+
+class TestFindingTheSection:
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "fault_tolerance: {safety_factor: 2}",
+            "other: 1\ntrainer:\n  callbacks:\n    fault_tolerance:\n      safety_factor: 2\n",
+            "- 1\n- [a, {fault_tolerance: {safety_factor: 2}}]\n",
+            "base: &b {safety_factor: 2}\nfault_tolerance: *b\n",
+            "base: &b {safety_factor: 3}\nfault_tolerance: {<<: *b, safety_factor: 2}\n",
+            "base: &b {safety_factor: 2}\nfault_tolerance: {<<: *b}\n",
+            "lr: !unknown {x: 1}\nobj: !!python/object:os.system {}\nfault_tolerance: {safety_factor: 2}\n",
+            "twice: 1\ntwice: 2\nloop: &l [*l]\nfault_tolerance: {safety_factor: 2}\n",
+            "a: {fault_tolerance: {safety_factor: 2}}\nb: {fault_tolerance: {safety_factor: 2.0}}\n",
+            "flags: {fault_tolerance: true}\nfault_tolerance: {safety_factor: 2}\n",
+            "\ufefffault_tolerance: {safety_factor: 2}",
+        ],
+    )
+    def test_found(self, tmp_path: Path, text: str) -> None:
+        cfg = FaultToleranceConfig.from_yaml_file(write(tmp_path, text))
+        assert cfg.safety_factor == 2
+        assert cfg.set_fields == {"safety_factor"}
+
+    @pytest.mark.parametrize("text", ["", "# nothing\n", "a: 1", "- fault_tolerance", "fault_tolerance", "3"])
+    def test_not_there(self, tmp_path: Path, text: str) -> None:
+        path = write(tmp_path, text)
+        assert read_section(path) is None
+        assert "there is no 'fault_tolerance' section" in complaint(path)
+
+    @pytest.mark.parametrize("text", ["fault_tolerance:", "fault_tolerance: {}", "a: {fault_tolerance: ~}"])
+    def test_empty_is_there(self, tmp_path: Path, text: str) -> None:
+        assert FaultToleranceConfig.from_yaml_file(write(tmp_path, text)).set_fields == frozenset()
+
+    def test_two_different_ones(self, tmp_path: Path) -> None:
+        text = "a:\n  fault_tolerance: {safety_factor: 2}\nb:\n  fault_tolerance: {safety_factor: 3}\n"
+        assert "lines 2 and 4 have different" in complaint(write(tmp_path, text))
+
+    def test_lines(self, tmp_path: Path) -> None:
+        path = write(tmp_path, "x: 1\nfault_tolerance:\n\n  safety_factor: 2\n  log_level: INFO\n")
+        section = read_section(path)
+        assert section is not None
+        assert section.where("safety_factor") == f"{path}:4"
+        assert section.where("log_level") == f"{path}:5"
+
+
+class TestComplaints:
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [
+            ("fault_tolerance:\n  rank_hearbeat_timeout: 3", ":2: unknown key 'rank_hearbeat_timeout' (did you"),
+            ("fault_tolerance:\n  1: 2", ":2: unknown key 1 (known: "),
+            ("fault_tolerance:\n  rank_heartbeat_timeout: -1", ":2: rank_heartbeat_timeout = -1: must be"),
+            ("fault_tolerance:\n  rank_heartbeat_timeout: '60'", "the number is written 60.0"),
+            ("fault_tolerance:\n  rank_heartbeat_timeout: 1e3", "the number is written 1000.0"),
+            ("fault_tolerance:\n  rank_heartbeat_timeout: .inf", ":2: rank_heartbeat_timeout = inf"),
+            ("fault_tolerance:\n  rank_heartbeat_timeout: .nan", ":2: rank_heartbeat_timeout = nan"),
+            ("fault_tolerance:\n  rank_heartbeat_timeout: yes", ":2: rank_heartbeat_timeout = True"),
+            ("fault_tolerance:\n  rank_termination_signal: SIGFOO", ":2: rank_termination_signal = 'SIGFOO'"),
+            ("fault_tolerance:\n  rank_section_timeouts: {on: 1}", ":2: rank_section_timeouts: True is no"),
+            ("fault_tolerance:\n  rank_section_timeouts: [a]", ":2: rank_section_timeouts = ['a']: must be a map"),
+            ("fault_tolerance:\n  log_level: INFO\n  log_level: INFO", ":3: 'log_level' is there twice, first in"),
+            ("fault_tolerance:\n  rank_section_timeouts:\n    a: 1\n    a: 1", ":4: 'a' is there twice, first in"),
+            ("fault_tolerance: 3", ":1: 'fault_tolerance' must be a mapping"),
+            ("x: 1\nfault_tolerance: [1]", ":2: 'fault_tolerance' must be a mapping"),
+            ("fault_tolerance:\n  safety_factor: !x 3", ":2: not YAML that can be read here: could not"),
+            ("fault_tolerance:\n  [1]: 3", ":2: not YAML that can be read here: found unhashable key"),
+            ("fault_tolerance: &a\n  rank_section_timeouts: *a", ":1: not YAML that can be read here: found unc"),
+            ("fault_tolerance:\n  safety_factor: 2024-13-45", ":2: "),
+            ("fault_tolerance:\n  safety_factor: " + "9" * 5000, ":2: "),
+            ("a: 1\nb: [1,2", ":2: not YAML"),
+            ("a: 1\n\tb: 2", ":2: not YAML"),
+            ("--- 1\n--- 2", "not YAML"),
+            ("[" * 5000, "nested too deeply"),
+            (b"\x7fELF\x02\x01\x01\x00\x00", "not a text file"),
+            (b"fault_tolerance: \xff\xfe", "not a text file"),
+        ],
+    )
+    def test_one_line_with_place_and_reason(self, tmp_path: Path, text: str | bytes, words: str) -> None:
+        assert words in complaint(write(tmp_path, text))
+
+    def test_missing_and_unreadable(self, tmp_path: Path) -> None:
+        assert "No such file" in complaint(tmp_path / "nope.yaml")
+        assert "directory" in complaint(tmp_path)
+        assert "larger than" in complaint("/dev/zero")
+        with pytest.raises(ConfigError, match="null byte"):
+            FaultToleranceConfig.from_yaml_file("a\0b")
+
+    @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+    def test_no_permission(self, tmp_path: Path) -> None:
+        path = write(tmp_path, "fault_tolerance: {}")
+        path.chmod(0)
+        assert "Permission denied" in complaint(path)
+
+    def test_a_path_with_a_newline_stays_one_line(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError) as caught:
+            FaultToleranceConfig.from_yaml_file(tmp_path / "a\nb.yaml")
+        assert "\n" not in str(caught.value)
+
+    def test_lenient_ignores_names_but_not_values(self, tmp_path: Path) -> None:
+        path = write(tmp_path, "fault_tolerance: {nonsense: 1, enable_nic_monitor: true, safety_factor: 2}")
+        with pytest.warns(UserWarning, match=r"ignored: enable_nic_monitor \(.*:1\) \("):
+            assert FaultToleranceConfig.from_yaml_file(path).set_fields == {"safety_factor"}
+        with pytest.raises(ConfigError, match="safety_factor"):
+            FaultToleranceConfig.from_yaml_file(write(tmp_path, "fault_tolerance: {safety_factor: -2}"))
+
+    def test_what_only_the_reference_knows_is_warned_of_also_where_names_are_strict(self, tmp_path: Path) -> None:
+        path = write(tmp_path, "fault_tolerance: {enable_nic_monitor: true, safety_factor: 2}")
+        with pytest.warns(UserWarning, match="enable_nic_monitor"):
+            cfg = FaultToleranceConfig.from_yaml_file(path, ignore_not_recognized=False)
+        assert cfg.set_fields == {"safety_factor"}
+
+
+class TestWriting:
+    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(values=CONFIG_VALUES)
+    def test_round_trip_is_exact(self, tmp_path: Path, values: dict[str, Any]) -> None:
+        cfg = FaultToleranceConfig(**values)
+        cfg.to_yaml_file(tmp_path / "ft.yaml")
+        again = FaultToleranceConfig.from_yaml_file(tmp_path / "ft.yaml", ignore_not_recognized=False)
+        assert again == cfg
+        assert again.set_fields == cfg.set_fields
+
+    def test_only_what_was_set_is_written(self, tmp_path: Path) -> None:
+        path = tmp_path / "ft.yaml"
+        FaultToleranceConfig(rank_heartbeat_timeout=None, rank_termination_signal=15).to_yaml_file(path)
+        assert path.read_text() == (
+            "fault_tolerance:\n  rank_heartbeat_timeout: null\n  rank_termination_signal: SIGTERM\n"
+        )
+
+    def test_whole_or_not_at_all(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        path = write(tmp_path, "old")
+
+        def fail(*_args: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(os, "replace", fail)
+        with pytest.raises(OSError, match="No space"):
+            write_whole(path, "new")
+        assert path.read_text() == "old"
+        assert [p.name for p in tmp_path.iterdir()] == ["ft.yaml"]
+
+    def test_a_writer_that_is_killed_leaves_the_old_file(self, tmp_path: Path) -> None:
+        path = write(tmp_path, "old")
+        script = (
+            "import os, sys, megatron_ft.ipc.files.atomic_write as w\n"
+            "os.replace = lambda *a: os.kill(os.getpid(), 9)\n"
+            "w.write_whole(sys.argv[1], 'new', fsync=True)\n"
+        )
+        assert subprocess.run([sys.executable, "-c", script, path], check=False).returncode == -9
+        assert path.read_text() == "old"
+
+    def test_what_must_survive_a_power_loss_is_synced_file_first(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        synced: list[str] = []
+        real = os.replace
+        monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
+        monkeypatch.setattr(os, "replace", lambda a, b: (synced.append("renamed"), real(a, b)))
+        write_whole(tmp_path / "a", "x")
+        assert synced == ["renamed"]
+        synced.clear()
+        write_whole(tmp_path / "a", "x", fsync=True)
+        temporary, *rest = synced
+        assert os.path.dirname(temporary) == str(tmp_path)
+        assert rest == ["renamed", str(tmp_path)]
+
+    def test_symlink_is_followed_and_mode_is_plain(self, tmp_path: Path) -> None:
+        target = write(tmp_path, "old", "target")
+        link = tmp_path / "link"
+        link.symlink_to(target.name)
+        write_whole(link, b"new", fsync=True, mode=0o600)
+        assert link.is_symlink()
+        assert target.read_text() == "new"
+        assert target.stat().st_mode & 0o777 == 0o600
+        write_whole(target, "newer")
+        umask = os.umask(0)
+        os.umask(umask)
+        assert target.stat().st_mode & 0o777 == 0o666 & ~umask
+
+
+class TestFromArgs:
+    def test_command_line_over_file(self, tmp_path: Path) -> None:
+        path = write(tmp_path, "fault_tolerance: {safety_factor: 2, rank_section_timeouts: {a: 1}, x: 1}")
+        args = argparse.Namespace(
+            ft_cfg_path=path,
+            ft_rank_section_timeouts="b:2",
+            ft_rank_heartbeat_timeout="null",
+            ft_initial_rank_heartbeat_timeout=7.0,
+            ft_log_level=None,
+        )
+        cfg = FaultToleranceConfig.from_args(args)
+        assert cfg.to_dict() == {
+            "initial_rank_heartbeat_timeout": 7.0,
+            "rank_heartbeat_timeout": None,
+            "rank_section_timeouts": {"b": 2.0},
+            "safety_factor": 2.0,
+        }
+
+    def test_a_file_without_the_section(self, tmp_path: Path) -> None:
+        path = write(tmp_path, "a: 1")
+        args = argparse.Namespace(ft_cfg_path=path, ft_safety_factor=3)
+        assert FaultToleranceConfig.from_args(args).safety_factor == 3
+        with pytest.raises(ConfigError, match="no fault tolerance configuration"):
+            FaultToleranceConfig.from_args(argparse.Namespace(ft_cfg_path=path))
+
+    def test_nothing_at_all(self) -> None:
+        with pytest.raises(ValueError, match="no fault tolerance configuration"):
+            FaultToleranceConfig.from_args(argparse.Namespace(ft_cfg_path=None))
+
+    def test_bad_values(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match="command line: safety_factor"):
+            FaultToleranceConfig.from_args(argparse.Namespace(ft_cfg_path=None, ft_safety_factor="x"))
+        with pytest.raises(ConfigError, match="No such file"):
+            FaultToleranceConfig.from_args(argparse.Namespace(ft_cfg_path=tmp_path / "x", ft_safety_factor=3))
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.name)
+def test_shipped_files_are_valid(path: Path) -> None:
+    section = read_section(path)
+    assert section is not None
+    assert check_all(FIELDS, section.values, section.where)
+
+
+def test_shipped_files_are_there() -> None:
+    assert {path.name for path in CONFIGS.glob("*.yaml")} >= {"heartbeats.yaml", "megatron.yaml", "sections.yaml"}
+
+
+def test_importing_the_class_imports_no_yaml() -> None:
+    script = (
+        "import sys\n"
+        "from megatron_ft import FaultToleranceConfig as C\n"
+        "C.from_dict({'rank_section_timeouts': {'step': 1}}).copy()\n"
+        "heavy = {'yaml', 'torch', 'numpy', 'logging', 'argparse', 'difflib', 'asyncio'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)

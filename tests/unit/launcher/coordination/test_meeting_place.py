@@ -1,0 +1,258 @@
+"""Where the nodes of a job meet, by the command line and the environment."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from megatron_ft.core.errors import ConfigError
+from megatron_ft.core.job.messages import Rules
+from megatron_ft.launcher.arguments import CommandLine, parse
+from megatron_ft.launcher.coordination import scheduler
+from megatron_ft.launcher.coordination.meeting_place import Kind, MeetingPlace, is_this_machine, meeting_place
+
+HERE = "node01"
+C10D = "--rdzv-backend=c10d"
+STATIC = "--rdzv-backend=static"
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("PET_")]:
+        monkeypatch.delenv(name)
+
+
+def command_line(*options: str, script: str = __file__, rest: tuple[str, ...] = ()) -> CommandLine:
+    return parse([*options, script, *rest])
+
+
+def place(*options: str, environ: Mapping[str, str] | None = None) -> MeetingPlace:
+    return meeting_place(command_line(*options), environ or {}, is_local=lambda host: host in (HERE, "localhost"))
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ([], Kind.ALONE),
+        (["--standalone"], Kind.ALONE),
+        (["--standalone", C10D, "--rdzv-endpoint=a:1"], Kind.ALONE),
+        (["--standalone", "--nnodes=1:2"], Kind.ALONE),
+        ([C10D], Kind.ALONE),
+        ([C10D, "--rdzv-endpoint=localhost:0"], Kind.ALONE),
+        (["--nnodes=1:2", C10D, "--rdzv-endpoint=localhost:0"], Kind.COORDINATED),
+        ([STATIC], Kind.ALONE),
+        (["--master-addr=a", "--master-port=29501"], Kind.ALONE),
+        (["--rdzv-endpoint=localhost:29501"], Kind.ALONE),
+        ([C10D, "--rdzv-endpoint=a:1"], Kind.COORDINATED),
+        ([C10D, "--master-addr=a"], Kind.COORDINATED),
+        ([C10D, "--nnodes=2"], Kind.COORDINATED),
+        (["--nnodes=2"], Kind.COORDINATED),
+        (["--nnodes=1:2", "--rdzv-endpoint=a:1"], Kind.COORDINATED),
+        (["--nnodes=2", "--node-rank=1", "--master-addr=a", "--master-port=1"], Kind.COORDINATED),
+        (["--nnodes=2", STATIC, "--master-addr=a"], Kind.TORCH),
+        (["--nnodes=2", "--rdzv-backend=etcd-v2", "--rdzv-endpoint=a:1"], Kind.TORCH),
+        (["--nnodes=2", C10D, "--rdzv-conf=store_type=file", "--rdzv-endpoint=/tmp/a,b"], Kind.TORCH),
+        ([C10D, "--rdzv-conf=store_type=file"], Kind.TORCH),
+    ],
+)
+def test_kind(options: list[str], kind: Kind) -> None:
+    found = place(*options)
+    assert found.kind is kind
+    assert bool(found.endpoints) is (kind is Kind.COORDINATED)
+    assert bool(found.note) is (kind is Kind.TORCH and "--nnodes=2" in options)
+
+
+def test_a_backend_may_be_given_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PET_RDZV_BACKEND", "static")
+    monkeypatch.setenv("PET_NNODES", "2")
+    assert place().kind is Kind.TORCH
+    monkeypatch.setenv("PET_RDZV_BACKEND", "c10d")
+    assert place().kind is Kind.COORDINATED
+
+
+@pytest.mark.parametrize(
+    ("options", "endpoints", "here"),
+    [
+        (["--rdzv-endpoint=a:1"], ["a:1"], None),
+        (["--rdzv-endpoint=node01"], ["node01:29500"], 0),
+        ([C10D, "--rdzv-endpoint=node01"], ["node01:29400"], 0),
+        ([C10D], ["localhost:29400"], 0),
+        ([], ["127.0.0.1:29500"], None),
+        (["--master-port=7"], ["127.0.0.1:7"], None),
+        (["--master-addr=node01"], ["node01:29500"], 0),
+        ([C10D, "--master-addr=a", "--master-port=7"], ["a:7"], None),
+        (["--rdzv-endpoint=a:1, node01,b:2"], ["a:1", "node01:1", "b:2"], 1),
+        (["--rdzv-endpoint=a:1,a:1,node01"], ["a:1", "node01:1"], 1),
+        (["--rdzv-endpoint=[fe80::1]:7,[fe80::2]"], ["[fe80::1]:7", "[fe80::2]:7"], None),
+        (["--rdzv-endpoint=a,b", "--rdzv-conf=is_host=true"], ["a:29500", "b:29500"], 0),
+        (["--rdzv-endpoint=node01,b", "--rdzv-conf=is_host=0"], ["node01:29500", "b:29500"], None),
+        (["--rdzv-endpoint=a,node01", "--rdzv-conf=is_host=0"], ["a:29500", "node01:29500"], 1),
+    ],
+)
+def test_endpoints(options: list[str], endpoints: list[str], here: int | None) -> None:
+    found = place("--nnodes=2", *options)
+    assert list(found.endpoints) == endpoints
+    assert found.here == here
+    assert found.is_founder is (here == 0)
+
+
+def test_hosts_of_the_scheduler_are_further_candidates() -> None:
+    environ = {"SLURM_JOB_NODELIST": "node[01-20]", "SLURMD_NODENAME": "node03"}
+    found = place("--nnodes=20", "--rdzv-endpoint=head:7,node02", environ=environ)
+    assert found.endpoints == tuple(
+        f"{host}:7" for host in ("head", "node02", "node01", "node03", "node04", "node05", "node06", "node07")
+    )
+    assert found.here == 3
+    assert place("--nnodes=2", "--master-addr=127.0.0.1", environ=environ).endpoints == ("127.0.0.1:29500",), (
+        "all launchers are on this machine"
+    )
+    environ["SLURM_STEP_NODELIST"] = "node[05,07]"
+    assert place("--nnodes=2", "--rdzv-endpoint=node05:7", environ=environ).endpoints == ("node05:7", "node07:7")
+
+
+SRUN = {"SLURM_PROCID": "3", "SLURM_NODEID": "1", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "4"}
+
+
+@pytest.mark.parametrize(
+    ("options", "environ", "rank"),
+    [
+        ([], {}, (None, "")),
+        (["--node-rank=0"], {"GROUP_RANK": "5"}, (0, "--node-rank")),
+        ([], {"GROUP_RANK": "5", **SRUN}, (5, "GROUP_RANK")),
+        ([], SRUN, (3, "SLURM_PROCID")),
+        ([C10D, "--node-rank=2"], SRUN, (2, "--node-rank")),
+        ([], {**SRUN, "SLURM_STEP_NUM_TASKS": "16"}, (1, "SLURM_NODEID")),
+        # two nodes of a job of four, started apart from each other: both would have the same
+        ([], {**SRUN, "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "2"}, (None, "")),
+        # four tasks on one node
+        ([], {**SRUN, "SLURM_STEP_NUM_NODES": "1"}, (3, "SLURM_PROCID")),
+        # a batch script, which starts all launchers itself
+        ([], {"SLURM_PROCID": "0", "SLURM_NODEID": "0", "SLURM_NTASKS": "4", "SLURM_NNODES": "4"}, (None, "")),
+        # with two spares
+        ([], {**SRUN, "SLURM_STEP_NUM_TASKS": "6", "SLURM_STEP_NUM_NODES": "6"}, (3, "SLURM_PROCID")),
+        ([], {"JOB_COMPLETION_INDEX": "7"}, (7, "JOB_COMPLETION_INDEX")),
+        ([], {"JOB_COMPLETION_INDEX": ""}, (None, "")),
+    ],
+)
+def test_rank(options: list[str], environ: dict[str, str], rank: tuple[int | None, str]) -> None:
+    found = place("--nnodes=4", "--rdzv-endpoint=a:1", *options, environ=environ)
+    assert (found.rank, found.rank_source) == rank
+
+
+def test_rank_by_torchruns_own_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PET_NODE_RANK", "2")
+    environ = {"PET_NODE_RANK": "2", "JOB_COMPLETION_INDEX": "7"}
+    found = place("--nnodes=4", environ=environ)
+    assert (found.rank, found.rank_source) == (2, "PET_NODE_RANK")
+    found = place("--nnodes=4", "--node-rank=3", environ=environ)
+    assert (found.rank, found.rank_source) == (3, "--node-rank")
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("", []),
+        ("gpu1", ["gpu1"]),
+        ("node[01-03,7],gpu1", ["node01", "node02", "node03", "node7", "gpu1"]),
+        ("a[8-11]", ["a8", "a9", "a10", "a11"]),
+        ("a[098-101]-ib,b", ["a098-ib", "a099-ib", "a100-ib", "a101-ib", "b"]),
+        ("r[1-2]n[01,03]", ["r1n01", "r1n03", "r2n01", "r2n03"]),
+        ("a[x-y],b[,c", ["c"]),
+        ("a[1-2,,z],b", ["a1", "a2", "b"]),
+        ("a[00001-99999999999]", [f"a{number:05}" for number in range(1, 9)]),
+    ],
+)
+def test_host_lists(text: str, names: list[str]) -> None:
+    assert list(scheduler.expand_hosts(text, 8)) == names
+
+
+def test_rules() -> None:
+    found = place(
+        *("--nnodes=2:5", "--max-restarts=7", "--restart-policy=min-healthy", "--ft-scale-up-at-once"),
+        *("--ft-max-no-progress-cycles=9", "--ft-no-restart-exit-code=77", "--rdzv-endpoint=a"),
+        "--rdzv-conf=last_call_timeout=3,join_timeout=60,keep_alive_interval=1",
+    )
+    assert found.rules == Rules(
+        min_nodes=2,
+        max_nodes=5,
+        min_healthy=True,
+        max_restarts=7,
+        max_stalled=9,
+        at_once=True,
+        last_call_s=3.0,
+        join_timeout_s=60.0,
+        no_progress_code=77,
+        try_again_code=94,
+    )
+    assert "keep_alive_interval" in found.note
+    assert place("--nnodes=2").rules == Rules(min_nodes=2, max_nodes=2, max_stalled=3)
+    assert place("--nnodes=2", "--rdzv-conf=timeout=70").rules.join_timeout_s == 70.0
+    for alone in ((), ("--nnodes=3", STATIC), ("--standalone", "--nnodes=1:2")):
+        rules = place(*alone).rules
+        assert (rules.min_nodes, rules.max_nodes) == (1, 1)
+
+
+def test_a_single_nodes_ranks_meet_where_the_user_said() -> None:
+    assert place().ranks_store == ""
+    assert place("--standalone", "--master-port=7").ranks_store == ""
+    assert place("--master-port=7").ranks_store == "127.0.0.1:7"
+    assert place("--rdzv-endpoint=[::1]:7").ranks_store == "[::1]:7"
+    assert place("--rdzv-endpoint=localhost:0").ranks_store == ""
+
+
+def test_jobs_with_one_endpoint_are_told_apart() -> None:
+    def job(*options: str, script: str = __file__, rest: tuple[str, ...] = ()) -> str:
+        line = command_line("--nnodes=2", *options, script=script, rest=rest)
+        return meeting_place(line, {}, is_local=lambda _host: False).job
+
+    other = Path(__file__).with_name("test_rank_store.py")
+    jobs = [job(), job("--rdzv-id=7"), job(script=str(other))]
+    assert len(set(jobs)) == len(jobs)
+    assert job("--node-rank=1") == job("--nproc-per-node=8") == jobs[0], "nodes may differ in these"
+    assert job(rest=("a", "b")) == job(rest=("a b",)) == jobs[0], "nodes may differ in their arguments"
+    assert job(script=os.path.relpath(other)) == jobs[2], "nodes may differ in their directories"
+    assert str(os.getuid()) in jobs[0].split("/")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--nnodes=2", "--rdzv-endpoint=a:1,b:0"], ["--rdzv-endpoint b:0"]),
+        (["--nnodes=2", "--rdzv-endpoint=a,,b"], ["--rdzv-endpoint", "'a,,b'", "empty"]),
+        (["--nnodes=2", "--rdzv-endpoint=a,b:x"], ["--rdzv-endpoint", "b:x"]),
+        (["--nnodes=2", "--rdzv-endpoint=a b"], ["--rdzv-endpoint", "a b"]),
+        (["--nnodes=2", STATIC, "--rdzv-endpoint=a:1,b:1"], ["--rdzv-endpoint", "a:1,b"]),
+        (["--nnodes=2", "--master-addr=a", "--master-port=70000"], ["--master-port", "a:70000"]),
+        (["--nnodes=2", "--node-rank=-1"], ["--node-rank", "-1"]),
+        (["--nnodes=2", "--standalone"], ["--standalone", "--nnodes", "2"]),
+        (["--nnodes=2", "--rdzv-conf=is_host=maybe"], ["--rdzv-conf", "is_host=maybe"]),
+        (["--nnodes=2", "--rdzv-conf=join_timeout=0"], ["--rdzv-conf", "join_timeout=0"]),
+        (["--nnodes=2", "--rdzv-conf=last_call_timeout=nan"], ["--rdzv-conf", "last_call_timeout=nan"]),
+        (["--nnodes=2", C10D, "--rdzv-conf=store_type=tape"], ["store_type=tape", "tcp", "file"]),
+        (["--nnodes=2", STATIC, "--restart-policy=min-healthy"], ["min-healthy", "c10d"]),
+        (["--nnodes=2", "--rdzv-backend=etcd", "--restart-policy=min-healthy"], ["min-healthy", "c10d"]),
+    ],
+)
+def test_mistakes(options: list[str], words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        command_line(*options)
+    for word in words:
+        assert word in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_this_machine() -> None:
+    for host in ("localhost", "127.0.0.1", "127.9.9.9", "::1", socket.gethostname()):
+        assert is_this_machine(host), host
+    for host in ("192.0.2.1", "nobody.invalid", "x" * 70, "a..b"):
+        assert not is_this_machine(host), host
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            sock.connect(("192.0.2.1", 9))
+        except OSError:
+            return  # no network here
+        assert is_this_machine(sock.getsockname()[0])
