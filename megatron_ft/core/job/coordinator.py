@@ -17,6 +17,7 @@ from megatron_ft.core.job.cycle import Cycle
 from megatron_ft.core.job.edge import Broken, CoordinatorEffect, CoordinatorEvent, Drop, Judged, Quit, Send
 from megatron_ft.core.job.herald import Herald
 from megatron_ft.core.job.lobby import GRACE_S, Node, beat_s, lost_s
+from megatron_ft.core.job.own_clock import OwnClock
 from megatron_ft.core.job.restart_policy import NodeState, Outcome
 from megatron_ft.core.job.roll import Held, Kind
 from megatron_ft.core.job.rounds import Rounds
@@ -24,8 +25,6 @@ from megatron_ft.core.job.verdict import finished
 
 __all__ = ["Coordinator"]
 
-_LONGEST_GAP_S = 2.0
-"""A longer time without being asked is one in which this process, or its host, stood still: nobody was silent in it."""
 _LINGER_S = 5.0
 """After the end, for launchers that are still to hear of it."""
 
@@ -45,9 +44,7 @@ class Coordinator:
         self._absent: dict[str, Node] = {}
         """Whose connection has ended a moment ago."""
         self._arrivals = 0
-        self._last_s = now_s
-        self._now_s, self._slept_s = 0.0, -1.0
-        """Of its own clock, which stands still while it does."""
+        self._clock = OwnClock(now_s)
         self._sweep_s = 0.0
         self._alarms: list[float] = []
         self._cycle: Cycle | None = None
@@ -63,7 +60,7 @@ class Coordinator:
     @property
     def alarm_s(self) -> float:
         """When ``settle`` is to be called at the latest, by the caller's clock."""
-        return self._last_s + max(0.0, min([self._sweep_s, *self._alarms]) - self._now_s)
+        return self._clock.callers_s(min([self._sweep_s, *self._alarms]))
 
     @property
     def leads(self) -> bool:
@@ -84,7 +81,7 @@ class Coordinator:
 
     def handle(self, event: CoordinatorEvent, now_s: float) -> list[CoordinatorEffect]:
         """Take an event; what is to be done at once."""
-        self._pass_time(now_s)
+        self._clock.set(now_s)
         self.needs_settling |= isinstance(event, Broken) or not isinstance(event.message, m.Beat)
         if isinstance(event, Broken):
             node = self._links.get(event.link)
@@ -95,14 +92,9 @@ class Coordinator:
         elif isinstance(event.message, m.Moved):
             self._moved(event.link, event.message)
         elif (node := self._links.get(event.link)) is not None:
-            node.heard_s = self._now_s
+            node.heard_s = self._clock.now_s
             self._heard(node, event.link, event.message)
         return self._take()
-
-    def _pass_time(self, now_s: float) -> None:
-        passed_s, self._last_s = max(0.0, now_s - self._last_s), now_s
-        self._now_s += min(passed_s, _LONGEST_GAP_S)
-        self._slept_s = self._now_s if passed_s > _LONGEST_GAP_S else self._slept_s
 
     def _take(self) -> list[CoordinatorEffect]:
         taken = self._out[:]
@@ -111,7 +103,7 @@ class Coordinator:
 
     def _hello(self, link: int, hello: m.Hello) -> None:
         node = self._nodes.get(hello.instance)
-        turned_away = self._door.answer(hello, leads=self._council.leads, now_s=self._now_s)
+        turned_away = self._door.answer(hello, leads=self._council.leads, now_s=self._clock.now_s)
         if turned_away is not None or (node is not None and hello.session < node.session):
             self._out += [Drop(link)] if turned_away is None else [Send([link], turned_away), Drop(link)]
             return
@@ -123,7 +115,7 @@ class Coordinator:
             self._gone(node, silent=False)
         self._absent.pop(hello.instance, None)
         self._nodes[hello.instance] = self._links[link] = node
-        node.link, node.session, node.heard_s, node.owns = link, hello.session, self._now_s, hello.owns
+        node.link, node.session, node.heard_s, node.owns = link, hello.session, self._clock.now_s, hello.owns
         node.memory, node.standing, node.phase = hello.memory, hello.standing, hello.standing.phase
         self._council.arrived(node, self._nodes.values())
         self._seat(node)
@@ -132,7 +124,7 @@ class Coordinator:
 
     def _moved(self, link: int, moved: m.Moved) -> None:
         self._out.append(Drop(link))
-        if self._council.decision is None and self._door.moved(moved, self._now_s):
+        if self._council.decision is None and self._door.moved(moved, self._clock.now_s):
             self._council.leads = False
             for here, node in list(self._links.items()):
                 self._out += [Send([here], m.Elsewhere(moved.address)), Drop(here)]
@@ -142,8 +134,8 @@ class Coordinator:
         match message:
             case m.Beat():
                 self._out.append(Send([link], message))
-            case m.Follow(term):
-                if self._council.followed(node, term):
+            case m.Follow(term, accepted):
+                if self._council.followed(node, term, accepted):
                     self._bring_up_to_date(node, link)
             case m.Newer(term):
                 self._council.newer(term)
@@ -172,7 +164,7 @@ class Coordinator:
         elif isinstance(message, m.Hang) and message.cycle == cycle.decision.cycle:
             seated = {n.place: n.link for n in self._nodes.values() if n.place is not None and n.link is not None}
             asked = [p for p in seated if p is not None and cycle.seats[p].state is not NodeState.LOST]
-            if cycle.hang(place, message, asked=asked, now_s=self._now_s):
+            if cycle.hang(place, message, asked=asked, now_s=self._clock.now_s):
                 links = [link for p in asked if (link := seated[p]) is not None]
                 self._out.append(Send(links, m.Collect(message.cycle)))
         elif isinstance(message, m.Regroup) and message.cycle == cycle.decision.cycle:
@@ -184,14 +176,14 @@ class Coordinator:
         cycle = self._cycle
         if cycle is not None and (place := cycle.place_of(node)) is not None:
             self._council.leaves(node)
-            cycle.farewell(place, goodbye, self._now_s)
+            cycle.farewell(place, goodbye, self._clock.now_s)
         self._gone(node, silent=False)
         del self._nodes[node.instance], self._absent[node.instance]
         few = "" if cycle is None or not goodbye.excluded else cycle.too_few(self._nodes_left)
         self._out.append(Send([link], m.Dismiss(1 if few else goodbye.code, few)))
         if few and cycle is not None:
             cycle.give_up_round(place, f"{goodbye.text}; {few}")
-        self._rounds.lost_s = self._now_s
+        self._rounds.lost_s = self._clock.now_s
 
     @property
     def _nodes_left(self) -> int:
@@ -205,7 +197,7 @@ class Coordinator:
     def _gone(self, node: Node, *, silent: bool) -> None:
         assert node.link is not None
         del self._links[node.link]
-        node.link, node.silent, node.gone_s = None, silent, self._now_s
+        node.link, node.silent, node.gone_s = None, silent, self._clock.now_s
         self._absent[node.instance] = node
         self._council.went(node)
 
@@ -219,7 +211,7 @@ class Coordinator:
         if node.place is None or not cycle.occupied(node.place, node.instance, node.name):
             return
         self._rounds.has_place(node)
-        cycle.restored(node.place, standing, self._now_s)
+        cycle.restored(node.place, standing, self._clock.now_s)
 
     def _decided(self, proposal: Proposal | None) -> None:
         """The last decision is another one: by this coordinator's own proposal, or one that a launcher told."""
@@ -227,7 +219,7 @@ class Coordinator:
         assert decision is not None
         assert rules is not None
         if decision.kind is Kind.END:
-            self._over_s = self._now_s + _LINGER_S
+            self._over_s = self._clock.now_s + _LINGER_S
             self._lingers = proposal is None or len(proposal.members) < decision.world
         self._rounds.lost_s = None
         before = self._cycle
@@ -239,7 +231,7 @@ class Coordinator:
         for place in range(decision.world):
             member = known.get(place)
             if member is None or member.link is None:
-                cycle.missing(place, self._now_s)
+                cycle.missing(place, self._clock.now_s)
             else:
                 cycle.occupied(place, member.instance, member.name)
                 member.phase = m.Phase.RUNNING
@@ -256,15 +248,15 @@ class Coordinator:
     def settle(self, now_s: float) -> list[CoordinatorEffect]:
         """Do what follows from all that was heard."""
         self.needs_settling = False
-        self._pass_time(now_s)
+        self._clock.set(now_s)
         self._alarms = []
         self._look_for_lost()
         if self._council.look(self._nodes.values()):
             self._took_over()
         if self._council.leads:
-            patient = self._now_s < (self._rounds.lost_s or -60.0) + lost_s(len(self._nodes))
+            patient = self._clock.now_s < (self._rounds.lost_s or -60.0) + lost_s(len(self._nodes))
             if self._council.commit(self._nodes.values(), patient=patient) is not None:
-                self._alarms.append(self._now_s)
+                self._alarms.append(self._clock.now_s)
             self._conclude()
             self._go_on()
         elif self._council.is_deserted and self._over_s is None:
@@ -276,21 +268,21 @@ class Coordinator:
 
     def _is_needless(self) -> bool:
         if self._over_s is not None:
-            return self._now_s >= self._over_s or not (self._links or self._lingers)
+            return self._clock.now_s >= self._over_s or not (self._links or self._lingers)
         return (self._is_orphan or self._council.is_deserted) and (self._council.decision is None or not self._links)
 
     def orphaned(self) -> None:
         """The launcher that has started this coordinator has ended: it stays as long as others need it."""
         self._is_orphan = self.needs_settling = True
         for node in [node for node in self._nodes.values() if node.owns]:
-            if self._now_s > self._slept_s + GRACE_S:  # else it may have voted elsewhere meanwhile
+            if self._clock.now_s > self._clock.slept_s + GRACE_S:  # else it may have voted elsewhere meanwhile
                 self._council.leaves(node)
             if self._cycle is not None and self._cycle.is_seated(node):
                 self._cycle.lose(node.place or 0, lines.LAUNCHER_ENDED)
             if node.link is not None:
                 self._out.append(Drop(node.link))
                 self._gone(node, silent=False)
-            node.gone_s = self._now_s - GRACE_S  # it doesn't come back
+            node.gone_s = self._clock.now_s - GRACE_S  # it doesn't come back
 
     def _send_home(self) -> None:
         """All nodes that could decide have left: who stands by needn't look for anybody who can go on."""
@@ -301,15 +293,15 @@ class Coordinator:
 
     def _look_for_lost(self) -> None:
         limit_s = lost_s(len(self._nodes))
-        if self._now_s >= self._sweep_s:
-            self._sweep_s = self._now_s + beat_s(len(self._nodes))
+        if self._clock.now_s >= self._sweep_s:
+            self._sweep_s = self._clock.now_s + beat_s(len(self._nodes))
             for link, node in list(self._links.items()):
-                if self._now_s - node.heard_s >= limit_s:
+                if self._clock.now_s - node.heard_s >= limit_s:
                     self._out.append(Drop(link))
                     self._gone(node, silent=True)
         for node in list(self._absent.values()):
             until_s = node.gone_s + (0.0 if node.silent else GRACE_S)
-            if self._now_s < until_s:
+            if self._clock.now_s < until_s:
                 self._alarms.append(until_s)
                 continue
             del self._absent[node.instance], self._nodes[node.instance]
@@ -317,26 +309,28 @@ class Coordinator:
             if cycle is None or (place := cycle.place_of(node)) is None:
                 continue
             if not self._council.leads:
-                cycle.missing(place, self._now_s)
+                cycle.missing(place, self._clock.now_s)
                 continue
-            silent_s = self._now_s - node.heard_s
+            silent_s = self._clock.now_s - node.heard_s
             cycle.lose(place, lines.silent(silent_s) if node.silent else lines.LAUNCHER_ENDED)
-            self._rounds.lost_s = self._now_s
+            self._rounds.lost_s = self._clock.now_s
 
     def _took_over(self) -> None:
         """It leads from now on: who isn't here is waited for as long as for somebody who has fallen silent."""
-        cycle, self._rounds.lost_s = self._cycle, self._now_s
+        cycle, self._rounds.lost_s = self._cycle, self._clock.now_s
         if cycle is not None:
             here = {node.instance for node in self._nodes.values()}
             for place, seat in enumerate(cycle.seats):
                 if seat.instance not in here:
-                    cycle.missing(place, self._now_s)
+                    cycle.missing(place, self._clock.now_s)
 
     def _bring_up_to_date(self, node: Node, link: int) -> None:
         """Tell a node that follows now what it may have missed."""
         decision, cycle = self._council.decision, self._cycle
         if decision is None or cycle is None:
             return
+        if cycle.place_of(node) is None:
+            self._seat(node)  # it has just said that it has accepted what was decided
         seated = cycle.is_seated(node)
         if node.memory.number < decision.number:
             held = node.held(decision) or Held(decision)
@@ -363,17 +357,17 @@ class Coordinator:
         cycle, rules = self._cycle, self._door.rules
         if cycle is None or rules is None:
             return
-        cycle.lose_missing(lost_s(len(self._nodes)), self._now_s)
+        cycle.lose_missing(lost_s(len(self._nodes)), self._clock.now_s)
         nodes = self._nodes.values() if rules.at_once else ()
         ready = sum(node.phase is m.Phase.READY and node.follows for node in nodes)
         room = rules.max_nodes - cycle.decision.world + cycle.lost
-        if cycle.conclude(self._now_s, joining=max(0, min(ready, room))) or cycle.is_news:
+        if cycle.conclude(self._clock.now_s, joining=max(0, min(ready, room))) or cycle.is_news:
             if cycle.outcome is not None:
                 self._end_for(list(self._nodes.values()), cycle)
             if cycle.verdict is not None:
                 self._out.append(Send(list(self._links), cycle.verdict))
             cycle.is_news = False
-        verdict = cycle.judge(self._now_s, nodes_left=self._nodes_left)
+        verdict = cycle.judge(self._clock.now_s, nodes_left=self._nodes_left)
         if verdict is not None:
             self._out += [Judged(verdict), Send(list(self._links), verdict)]
         if cycle.alarm_s is not None:
@@ -383,10 +377,14 @@ class Coordinator:
         if self._door.rules is None or self._over_s is not None:
             return
         self._rounds.go_on(
-            self._door.rules, self._cycle, arrivals=self._arrivals, has_absent=bool(self._absent), now_s=self._now_s
+            self._door.rules,
+            self._cycle,
+            arrivals=self._arrivals,
+            has_absent=bool(self._absent),
+            now_s=self._clock.now_s,
         )
         is_forming = self._council.proposal is None
-        self._out += self._herald.tell(self._door.rules, self._cycle, is_forming=is_forming, now_s=self._now_s)
+        self._out += self._herald.tell(self._door.rules, self._cycle, is_forming=is_forming, now_s=self._clock.now_s)
         self._alarms += [at_s for at_s in (self._rounds.alarm_s, self._herald.alarm_s) if at_s is not None]
 
     def _end_for(self, nodes: list[Node], cycle: Cycle) -> None:

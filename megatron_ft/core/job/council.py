@@ -126,12 +126,17 @@ class Council:
         if proposal is not None and proposal.is_new and (node in proposal.waiting or node in proposal.places):
             self.proposal = None  # with another attempt it can be proposed without that node
 
-    def followed(self, node: Node, term: Term) -> bool:
-        """A launcher follows; whether that is this coordinator's term, and news."""
-        if term != self.term or node.follows:
+    def followed(self, node: Node, term: Term, accepted: Accepted | None) -> bool:
+        """A launcher follows, and says what it has accepted; whether that is this coordinator's term, and news."""
+        if term != self.term:
+            return False
+        if accepted is not None and accepted.held.decision.number <= node.memory.number:
+            accepted = None  # the commit was sent while this came
+        node.memory = Memory(term, node.memory.decided, accepted)
+        if node.follows:
             return False
         node.follows = True
-        node.memory = Memory(term, node.memory.decided, node.memory.accepted)
+        self._place(node)
         if node.place is not None and self._here.get(node.place) is node:
             self._following.add(node.place)
             if node.memory.accepted is not None:

@@ -15,6 +15,7 @@ from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.admission import MOVED_S
 from megatron_ft.core.job.lobby import beat_s, lost_s
+from megatron_ft.core.job.own_clock import OwnClock
 from megatron_ft.core.job.progress import Advance
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
 from megatron_ft.core.job.roll import Accepted, Held, Kind, Memory, Term
@@ -32,8 +33,6 @@ _PATIENCE_S = (2.0, 4.0)
 _IMPATIENCE_S = (0.1, 0.5)
 """The same for one that few have reached."""
 _RETRY_S = (0.02, 0.2)
-_LONGEST_GAP_S = 2.0
-"""A longer time without a tick is one in which this process stood still: nobody was silent in it."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +60,7 @@ class Member:
         self._owned = ""
         """The address of the coordinator that this launcher has started."""
         self._chance = chance
-        self._last_s = now_s
-        self._now_s = 0.0
+        self._clock = OwnClock(now_s)
         self._out: list[edge.MemberEffect] = []
         self._search = Search(identity.endpoints, own=identity.address)
         self._session = 0
@@ -85,7 +83,7 @@ class Member:
             times += [self._beat_s, self._heard_s + self._lost_s]
         if not self.is_led:
             times.append(self._unled_s + (self._patience_s() if self._is_cut_off else self._lost_s + CUT_OFF_S))
-        return self._last_s + max(0.0, min(time for time in times if time is not None) - self._now_s)
+        return self._clock.callers_s(min(time for time in times if time is not None))
 
     @property
     def led_at(self) -> str:
@@ -101,8 +99,8 @@ class Member:
 
     def tick(self, now_s: float) -> list[edge.MemberEffect]:
         """Time has passed."""
-        self._pass_time(now_s)
-        now = self._now_s
+        self._clock.set(now_s)
+        now = self._clock.now_s
         if self._leave_s is not None and now >= self._leave_s:
             self._leave(1 if self._leaving is None else self._leaving.code, "")
         if self._retry_s is not None and now >= self._retry_s:
@@ -126,11 +124,11 @@ class Member:
 
     def opened(self, now_s: float) -> list[edge.MemberEffect]:
         """The connection that was asked for is there."""
-        self._pass_time(now_s)
+        self._clock.set(now_s)
         self._is_open = True
-        self._heard_s = self._now_s
-        self._beat_s = self._now_s + beat_s(self._nodes)
-        self._until_s, self._is_answered = self._now_s + self._connect_s, False
+        self._heard_s = self._clock.now_s
+        self._beat_s = self._clock.now_s + beat_s(self._nodes)
+        self._until_s, self._is_answered = self._clock.now_s + self._connect_s, False
         self._session += 1
         who = self.identity
         hello = m.Hello(
@@ -153,18 +151,18 @@ class Member:
 
     def failed(self, now_s: float) -> list[edge.MemberEffect]:
         """The connection can't be had."""
-        self._pass_time(now_s)
+        self._clock.set(now_s)
         self._seek()
         return self._take()
 
     def broken(self, now_s: float, *, silent: bool = False) -> list[edge.MemberEffect]:
         """The connection has ended. ``silent``: no packet is answered any more from there."""
-        self._pass_time(now_s)
+        self._clock.set(now_s)
         was_led, self._is_open = self.is_led, False
         if was_led:
             self._search.begin_again()
         if silent:
-            self._search.is_silent(self._now_s)
+            self._search.is_silent(self._clock.now_s)
         self._seek(at_once=was_led)
         return self._take()
 
@@ -180,27 +178,27 @@ class Member:
         self._unled()
         self._is_open, self._until_s = False, None
         wait_s = 0.0 if at_once else self._chance.uniform(*_RETRY_S)
-        self._retry_s = self._now_s + wait_s
+        self._retry_s = self._clock.now_s + wait_s
 
     def _connect(self) -> None:
-        address = self._search.next(knows_job=self.memory.decided is not None, now_s=self._now_s)
-        self._retry_s, self._until_s, self._is_answered = None, self._now_s + self._connect_s, False
+        address = self._search.next(knows_job=self.memory.decided is not None, now_s=self._clock.now_s)
+        self._retry_s, self._until_s, self._is_answered = None, self._clock.now_s + self._connect_s, False
         self._out.append(edge.Connect(address))
 
     def _unled(self) -> None:
         self._announce_s = None
         if self.is_led:
-            self.is_led, self._unled_s = False, self._now_s
+            self.is_led, self._unled_s = False, self._clock.now_s
 
     def _announce(self) -> None:
         """The job isn't led where it began: some of its launchers say so there, to who is started again."""
         first, own = self.identity.endpoints[0], self.identity.address
-        self._announce_s = None if self.led_at == first else self._now_s + MOVED_S
+        self._announce_s = None if self.led_at == first else self._clock.now_s + MOVED_S
         if self._announce_s is not None and (own in (first, self.led_at) or self.place == 0):
             self._out.append(edge.Announce(first, m.Moved(self.identity.job, self.led_at)))
 
     def _look_whether_cut_off(self) -> None:
-        unled_s = self._now_s - self._unled_s
+        unled_s = self._clock.now_s - self._unled_s
         if not self._is_cut_off and unled_s >= self._lost_s + CUT_OFF_S:
             self._is_cut_off = True
             if self.standing.phase is m.Phase.RUNNING:
@@ -237,15 +235,17 @@ class Member:
 
     def heard(self, message: m.ToMember, now_s: float) -> list[edge.MemberEffect]:
         """A message of the coordinator's."""
-        self._pass_time(now_s)
-        self._heard_s, self._is_answered = self._now_s, True
+        self._clock.set(now_s)
+        self._heard_s, self._is_answered = self._clock.now_s, True
         match message:
             case m.Lead(term):
                 self._follow(term)
             case m.Wait(soon=soon):
                 self._unled()
                 is_patient = soon or (self._search.is_first and self.memory.decided is not None)
-                self._until_s = self._now_s + self._chance.uniform(*(_PATIENCE_S if is_patient else _IMPATIENCE_S))
+                self._until_s = self._clock.now_s + self._chance.uniform(
+                    *(_PATIENCE_S if is_patient else _IMPATIENCE_S)
+                )
             case m.Propose():
                 self._proposed(message)
             case m.Commit():
@@ -282,7 +282,7 @@ class Member:
         self.memory = replace(self.memory, promised=term)
         self.is_led, self._is_cut_off, self._until_s = True, False, None
         self._search.found()
-        self._out.append(edge.Transmit(m.Follow(term)))
+        self._out.append(edge.Transmit(m.Follow(term, self.memory.accepted)))
         self._announce()
 
     def _proposed(self, proposal: m.Propose) -> None:
@@ -300,7 +300,7 @@ class Member:
 
     def store_opened(self, held: Held, address: str, now_s: float) -> list[edge.MemberEffect]:
         """What ``OpenStore`` asked for."""
-        self._pass_time(now_s)
+        self._clock.set(now_s)
         accepted = self.memory.accepted
         if accepted is not None and accepted.held.decision == held.decision and self._is_open:
             self._out.append(edge.Transmit(m.Accept(accepted.ballot, address)))
@@ -340,7 +340,7 @@ class Member:
 
         How the node stands is told again to a coordinator that comes later, what its ranks do isn't.
         """
-        self._pass_time(now_s)
+        self._clock.set(now_s)
         match message:
             case m.Report():
                 self.standing = replace(self.standing, report=message)
@@ -351,7 +351,7 @@ class Member:
             case m.Shutdown(text):
                 self.standing = replace(self.standing, shutdown=text)
             case m.Goodbye():
-                self._leaving, self._leave_s = message, self._now_s + within_s
+                self._leaving, self._leave_s = message, self._clock.now_s + within_s
         if self._is_open:  # else the next hello says it
             self._out.append(edge.Transmit(message))
         return self._take()
@@ -363,10 +363,6 @@ class Member:
     @property
     def _lost_s(self) -> float:
         return lost_s(self._nodes)
-
-    def _pass_time(self, now_s: float) -> None:
-        passed_s, self._last_s = max(0.0, now_s - self._last_s), now_s
-        self._now_s += min(passed_s, _LONGEST_GAP_S)
 
     def _take(self) -> list[edge.MemberEffect]:
         taken = self._out[:]

@@ -11,7 +11,7 @@ from megatron_ft.core.job import lines
 from megatron_ft.core.job.progress import Advance, Reached
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
 from megatron_ft.core.job.restart_policy import Decision as Follows
-from megatron_ft.core.job.roll import Ballot, Decision, Memory, Term
+from megatron_ft.core.job.roll import Accepted, Ballot, Decision, Memory, Term
 from megatron_ft.core.job.rules import Rules
 from megatron_ft.core.messages.codec import Vocabulary
 
@@ -181,9 +181,14 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Follow:
-    """The answer to ``Lead``: a promise to accept nothing of a lesser term."""
+    """The answer to ``Lead``: a promise to accept nothing of a lesser term.
+
+    ``accepted``: what this node has accepted and doesn't know to be decided. A coordinator that has asked for it, and
+    then lost its majority for a moment, may have missed the answer.
+    """
 
     term: Term
+    accepted: Accepted | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -420,6 +420,60 @@ def test_the_node_of_a_launcher_whose_own_coordinator_outlives_it_is_lost_at_onc
         assert (verdict.node, "its launcher exited" in verdict.text) == (0, True)
 
 
+def links(effects: list[edge.CoordinatorEffect], kind: type) -> list[int]:
+    """Who is sent such a message."""
+    sent = [effect for effect in effects if isinstance(effect, edge.Send) and isinstance(effect.message, kind)]
+    return sorted(link for effect in sent for link in effect.links)
+
+
+def test_a_node_whose_answer_came_too_late_has_the_place_that_it_has_accepted() -> None:
+    rules = m.Rules(min_nodes=3, max_nodes=3, max_restarts=3)
+    machine, launchers = Coordinator("c", founds=True, now_s=0.0), {}
+
+    def say(link: int, message: m.FromMember) -> list[edge.CoordinatorEffect]:
+        return machine.handle(edge.Heard(link, message), 0.0)
+
+    def follow(*followers: int) -> None:
+        for link in followers:
+            accepted = launchers[link].memory.accepted
+            for effect in say(link, m.Follow((0, "c"), accepted)):
+                assert isinstance(effect, edge.Send)
+                launchers[link].heard(effect.message, 0.0)
+
+    for link, name in enumerate("abc"):
+        launchers[link] = led(member(), (0, "c"))
+        say(link, m.Hello("job", rules, name, 1, name, owns=name == "a"))
+        say(link, m.Ready())
+    machine.settle(0.0)
+    follow(0, 1, 2)
+    for effect in machine.settle(0.0):
+        if isinstance(effect, edge.Send):
+            (link,) = effect.links
+            assert isinstance(effect.message, m.Propose)
+            launchers[link].heard(effect.message, 0.0)
+    assert [each.memory.accepted is not None for each in launchers.values()] == [True] * 3
+    # the connection of the node that founds the job breaks, and no answer is there yet: nobody leads for a moment
+    machine.handle(edge.Broken(0), 0.0)
+    machine.settle(0.0)
+    launchers[3] = launchers.pop(0)
+    say(3, m.Hello("job", rules, "a", 2, "a", owns=True, memory=launchers[3].memory))
+    assert links(machine.settle(0.0), m.Lead) == [1, 2, 3]
+    follow(3, 1)
+    proposed = machine.settle(0.0)
+    assert links(proposed, m.Propose) == [1, 3]
+    begun = answers(machine, proposed)
+    assert [effect.held.decision.number for effect in begun if isinstance(effect, edge.Decided)] == [0]
+    follow(2)
+    assert launchers[2].place is not None
+    machine.settle(0.0)
+    (lost,) = [
+        effect.message
+        for effect in answers(machine, machine.handle(edge.Broken(2), 1.0) + machine.settle(1.4))
+        if isinstance(effect, edge.Send) and isinstance(effect.message, m.Verdict)
+    ]
+    assert (lost.node, "its launcher exited" in lost.text) == (launchers[2].place, True)
+
+
 def shake_hands(ours: bytes | None, theirs: bytes | None) -> bool:
     asking, asked = Asking(ours), Asked(theirs)
     message = asking.first()

@@ -1,0 +1,28 @@
+"""The time in which a process was awake: while it stood still (stopped, suspended), nobody was silent. Pure."""
+
+from __future__ import annotations
+
+__all__ = ["OwnClock"]
+
+_LONGEST_GAP_S = 2.0
+"""A longer time without being asked is one in which this process, or its host, stood still."""
+
+
+class OwnClock:
+    """``now_s`` counts seconds from 0, and doesn't go on while the process stands still."""
+
+    def __init__(self, now_s: float) -> None:
+        self.now_s = 0.0
+        self.slept_s = -1e9
+        """When it last stood still, by this clock."""
+        self._callers_s = now_s
+
+    def set(self, now_s: float) -> None:
+        """It is so late by the caller's clock, which doesn't go back."""
+        passed_s, self._callers_s = max(0.0, now_s - self._callers_s), now_s
+        self.now_s += min(passed_s, _LONGEST_GAP_S)
+        self.slept_s = self.now_s if passed_s > _LONGEST_GAP_S else self.slept_s
+
+    def callers_s(self, at_s: float) -> float:
+        """A moment of this clock by the caller's, not before now."""
+        return self._callers_s + max(0.0, at_s - self.now_s)
