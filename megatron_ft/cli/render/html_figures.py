@@ -14,10 +14,13 @@ import numpy as np
 from megatron_ft.cli.analysis.analysis import Analysis
 from megatron_ft.cli.analysis.intervals import Interval, durations_s
 from megatron_ft.cli.analysis.raster import ABSENT, Grid, edges_ns, rasterize, state_names
+from megatron_ft.cli.analysis.replay import ReferenceRule, replay
 from megatron_ft.cli.analysis.timeline import Timeline
 from megatron_ft.cli.analysis.windows import Window
 from megatron_ft.cli.render import theme
 from megatron_ft.cli.render.analysis_table import interval_row
+from megatron_ft.cli.render.cycles_table import took
+from megatron_ft.core.config.config import ConfigValues
 
 __all__ = ["COARSE", "distributions_figure", "timeline_figure"]
 
@@ -29,6 +32,7 @@ _DETAIL_CELLS, _MOST_DETAIL_COLUMNS, _MOST_DETAILS = 400_000, 2000, 3
 _SCREEN_COLUMNS = 900
 _BINS = 80
 _MOST_DISTRIBUTIONS = 16
+_REFERENCE = "#2f6f6f"
 
 
 def timeline_figure(analysis: Analysis) -> Any:
@@ -168,17 +172,24 @@ def _timeline_layout(timeline: Timeline) -> dict[str, Any]:
 
 
 def distributions_figure(analysis: Analysis) -> Any:
-    """For each section how often it took how long, with its timeout; None if nothing was observed."""
+    """For each section how often it took how long, with its timeout; None if nothing was observed.
+
+    Beside it is what the rule of nvidia-resiliency-ext would have learned by the end of the run.
+    """
     from plotly.subplots import make_subplots
 
     shown = [each for each in analysis.intervals if each.count][:_MOST_DISTRIBUTIONS]
     if not shown:
         return None
+    factor = ConfigValues().safety_factor
+    reference = {
+        each.name: replay([analysis.timeline], each.name, ReferenceRule(factor, floor_s=0.0)).last_s for each in shown
+    }
     figure = make_subplots(
         rows=(len(shown) + 1) // 2,
         cols=2,
-        subplot_titles=[_caption(each) for each in shown],
-        vertical_spacing=0.35 / max(2, (len(shown) + 1) // 2),
+        subplot_titles=[_caption(each, reference[each.name]) for each in shown],
+        vertical_spacing=0.45 / max(2, (len(shown) + 1) // 2),
     )
     for index, interval in enumerate(shown):
         row, column = index // 2 + 1, index % 2 + 1
@@ -192,32 +203,38 @@ def distributions_figure(analysis: Analysis) -> Any:
             row=row,
             col=column,
         )
-        if interval.timeout_s is not None:
-            figure.add_scatter(
-                x=[interval.timeout_s] * 2,
-                y=[0.5, 2 * max(counts)],
-                mode="lines",
-                line={"color": theme.FAULT, "dash": "dash", "width": 2},
-                name=f"timeout of {escape(interval.name)}",
-                row=row,
-                col=column,
-            )
+        reference_s = reference[interval.name]
+        for timeout_s, color, dash, whose in (
+            (reference_s, _REFERENCE, "dot", "timeout by the reference's rule"),
+            (interval.timeout_s, theme.FAULT, "dash", "timeout"),
+        ):
+            if timeout_s is not None:
+                figure.add_scatter(
+                    x=[timeout_s] * 2,
+                    y=[0.5, 2 * max(counts)],
+                    mode="lines",
+                    line={"color": color, "dash": dash, "width": 2},
+                    name=f"{whose} of {escape(interval.name)}",
+                    row=row,
+                    col=column,
+                )
         figure.update_xaxes(type="log", title="seconds", dtick="D2", row=row, col=column)
         top = float(np.log10(2 * max(counts)))
         figure.update_yaxes(
             type="log", title="intervals", dtick=1, range=[float(np.log10(0.5)), top], row=row, col=column
         )
-    height = 60 + 230 * ((len(shown) + 1) // 2)
+    height = 80 + 250 * ((len(shown) + 1) // 2)
     figure.update_layout(
-        height=height, showlegend=False, margin={"l": 70, "r": 20, "t": 60, "b": 50}, plot_bgcolor="#f6f6f6"
+        height=height, showlegend=False, margin={"l": 70, "r": 20, "t": 80, "b": 50}, plot_bgcolor="#f6f6f6"
     )
     return figure
 
 
-def _caption(interval: Interval) -> str:
+def _caption(interval: Interval, reference_s: float | None) -> str:
     name, timeout, longest, *_, margin = interval_row(interval)
     name = name if len(name) <= 40 else name[:37] + "..."
-    return f"<b>{escape(name)}</b>: longest {longest}, timeout {timeout}, margin {margin}"
+    reference = "" if reference_s is None else f", by the reference's rule {took(reference_s)}"
+    return f"<b>{escape(name)}</b>: longest {longest}, margin {margin}<br>timeout {timeout}{reference}"
 
 
 def _histogram(seconds: np.ndarray[tuple[int], np.dtype[np.float64]]) -> tuple[Sequence[float], list[float]]:

@@ -49,7 +49,8 @@ its evidence, below.</p>
 <p class="hint">The margin is how many times the longest observed interval fits into the timeout. A section that never
 ended (its rank hung, was ended, or died) is no observed interval.</p>
 <h2>How long sections took</h2>
-<p class="hint">Both axes are logarithmic; the dashed line is the timeout.</p>
+<p class="hint">Both axes are logarithmic; the dashed line is the timeout, the dotted one what the rule of
+nvidia-resiliency-ext would have learned by the end of the run.</p>
 @@distributions@@
 <p class="hint">@@definition@@</p>
 <script type="application/json" id="data">@@data@@</script>

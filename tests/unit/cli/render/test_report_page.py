@@ -265,3 +265,17 @@ def write_again(path: Path, text: str) -> Path:
     other = path.with_name("other.html")
     other.write_text(text)
     return other
+
+
+def test_each_distribution_shows_what_the_reference_would_have_learned(tmp_path: Path) -> None:
+    write_job(tmp_path, GeneratedJob(ranks=4, steps=60))
+    analysis = only(tmp_path)
+    figure = distributions_figure(analysis)
+    step = next(each for each in analysis.intervals if each.name == "step")
+    lines = {trace.name: trace.x[0] for trace in figure.data if " of step" in (trace.name or "")}
+    assert lines["timeout of step"] == step.timeout_s
+    # a mean of five times the longest, as of each save
+    assert step.longest_s is not None
+    assert 2 * step.longest_s < lines["timeout by the reference's rule of step"] <= 5 * step.longest_s
+    (caption,) = (note.text for note in figure.layout.annotations if note.text.startswith("<b>step</b>"))
+    assert "by the reference's rule" in caption
