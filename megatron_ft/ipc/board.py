@@ -64,6 +64,7 @@ class Board:
         warmup_iterations: int,
         timeouts: BoardTimeouts,
         epoch: int = 0,
+        watch_only: bool = False,
     ) -> None:
         """Fill a fresh board. The magic word is written last: a board without it isn't read."""
         words = self.words
@@ -78,6 +79,7 @@ class Board:
         words[layout.W_LAST_TRANSITION] = start_ns
         words[layout.W_WARMUP_ITERATIONS] = warmup_iterations
         words[layout.W_EPOCH] = epoch
+        words[layout.W_WATCH_ONLY] = watch_only
         words[layout.W_INITIAL_HEARTBEAT_TIMEOUT] = layout.timeout_word(timeouts.initial_heartbeat)
         words[layout.W_HEARTBEAT_TIMEOUT] = layout.timeout_word(timeouts.heartbeat)
         words[layout.W_HEARTBEAT_FLAGS] = timeouts.heartbeat_flags
@@ -104,6 +106,16 @@ class Board:
         self.words[at + layout.S_OPEN_COUNT] = 0
         self.words[at + layout.S_TIMEOUT] = layout.timeout_word(timeout_s)
         self.words[at + layout.S_FIRST_TIMEOUT] = self.words[at + layout.S_LEARNED] = 0
+
+    def put_place(self, text: str) -> None:
+        """Write where in its code the rank is; one that reads meanwhile may see parts of two texts."""
+        data = text.encode()[: 8 * layout.PLACE_WORDS].ljust(8 * layout.PLACE_WORDS, b"\0")
+        self.words[layout.PLACE : layout.PLACE + layout.PLACE_WORDS] = memoryview(data).cast("Q")
+
+    def place(self) -> str:
+        """What ``put_place`` has written last; empty if nothing was."""
+        words = self.words[layout.PLACE : layout.PLACE + layout.PLACE_WORDS]
+        return words.tobytes().rstrip(b"\0").decode(errors="replace")
 
     def count_up(self, word: int) -> None:
         """Add one, whatever is there."""
@@ -152,3 +164,7 @@ class BoardTimeouts(NamedTuple):
     heartbeat_flags: int
     sections: Mapping[str, float | None]
     out_of_section: float | None
+
+
+NO_TIMEOUTS = BoardTimeouts(None, None, 0, {}, None)
+"""Of a rank whose script calls no hooks."""

@@ -33,7 +33,14 @@ from megatron_ft.core.diagnosis.rank_snapshot import (
     place,
     stack_wait,
 )
-from megatron_ft.core.diagnosis.stacks import Frame, ThreadStack, frame_that_tells, main_stack, parse_faulthandler
+from megatron_ft.core.diagnosis.stacks import (
+    Frame,
+    ThreadStack,
+    frame_that_tells,
+    main_stack,
+    parse_faulthandler,
+    read_frames,
+)
 from megatron_ft.core.iterations import begins
 from megatron_ft.core.messages.codec import fields
 from megatron_ft.ipc.board import Board
@@ -76,8 +83,9 @@ def collect(
     looks = _Looks(attached, snapshot, deadline_ns, freeze=verdict is not None and not passive)
     # the collectives first: the signal for the stacks may wake the rank, which then enters the next one
     answer = looks.collectives(str(facts.get("state", "")), missing)
+    told_stack = read_frames(answer.pop("stack", None))
     state, is_busy = _settled(str(facts.get("state", "")), read_stat(attached.pid))
-    stacks, source, frames = looks.all_stacks(state, missing, passive=passive)
+    stacks, source, frames = looks.all_stacks(state, missing, told_stack, passive=passive)
     told, inner = frame_that_tells(frames, library=LIBRARIES), frames[0] if frames else None
     words = _last_words(attached, snapshot)
     note = RankNote(
@@ -90,7 +98,7 @@ def collect(
         state=state,
         is_busy=is_busy,
         has_stack=bool(frames),
-        frame=words.where or ("" if told is None else str(told)),
+        frame=words.where or (board.place() if told is None else str(told)),
         inner="" if inner is None else str(inner),
         waits_in=stack_wait(frames),
         is_saving=is_in_checkpoint_write(frames),
@@ -162,14 +170,17 @@ class _Looks:
         return max(0.0, (self._deadline_ns - time.monotonic_ns()) / 1e9)
 
     def all_stacks(
-        self, state: str, missing: list[str], *, passive: bool
+        self, state: str, missing: list[str], told: tuple[Frame, ...], *, passive: bool
     ) -> tuple[list[ThreadStack], str, tuple[Frame, ...]]:
-        """Those of all threads, who wrote them, and that of the main thread."""
+        """Those of all threads, who wrote them, and that of the main thread, which the rank may have ``told``."""
         stacks = [] if passive else self._own_stacks(state, missing)
-        frames = main_stack(stacks, 0 if self._snapshot is None else self._snapshot.main_thread)
+        main = 0 if self._snapshot is None else self._snapshot.main_thread
+        frames = main_stack(stacks, main)
         # the rank writes a hundred threads at most, the main one last
         if frames or is_gone(self._attached.pidfd):
             return stacks, "faulthandler", frames
+        if told:
+            return [ThreadStack(main, told)], "a thread of its own", told
         pid = self._attached.pid
         found = py_spy.dump(pid, nonblocking=passive or state in ("T", "t"), left_s=self.left_s())
         return (found, "py-spy", main_stack(found, pid)) if found else (stacks, "faulthandler", frames)

@@ -77,11 +77,14 @@ class Reports:
             rank=attached.rank,
             cycle=attached.cycle,
             pid=attached.pid,
+            watch_only=greeting.watch_only,
             user_code_ns=greeting.user_code_ns or None,
             has_group=greeting.has_group,
             at_ns=time.monotonic_ns(),
         )
-        self._write_and_tell(report, attached.fds)
+        self._tell(report, attached.fds)
+        if not greeting.watch_only:  # of which the log has nothing else, either
+            self._log.write(report)
 
     def verdict(self, attached: AttachedRank, verdict: Verdict, at_ns: int, *, observed_only: bool) -> None:
         """A rank hangs; said before it is signalled, or, ``observed_only``, without that it is."""
@@ -133,6 +136,8 @@ class Reports:
     def news(self, watched: WatchedRank, snapshot: BoardSnapshot) -> None:
         """Log what the board shows for the first time: new timeouts, the first iteration of the cycle."""
         rank, cycle = watched.attached.rank, watched.attached.cycle
+        if snapshot.watch_only:
+            return
         if snapshot.timeouts_version != watched.logged_timeouts_version:
             watched.logged_timeouts_version = snapshot.timeouts_version
             record = records.Timeouts(
@@ -181,7 +186,9 @@ class Reports:
         self._log.write(records.LauncherGone())
 
     def rank_gone(self, attached: AttachedRank, snapshot: BoardSnapshot | None) -> None:
-        """Log where a rank was when it ended."""
+        """Log where a rank was when it ended, if it said so."""
+        if snapshot is not None and snapshot.watch_only:
+            return
         record = records.RankGone(
             rank=attached.rank,
             cycle=attached.cycle,

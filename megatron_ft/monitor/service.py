@@ -174,10 +174,12 @@ class MonitorService:
         if self._watched is None:
             return None
         attached = self._watched.attached
-        if greeting.again and attached.pid == caller.pid and not is_gone(attached.pidfd):
+        is_same = attached.pid == caller.pid and greeting.watch_only == self._watched.is_watch_only
+        if greeting.again and is_same and not is_gone(attached.pidfd):
             return None  # it was told of to the launcher, and the monitor before us died before it had answered
         snapshot = self._watched.final_snapshot()
-        closing = snapshot is not None and snapshot.closing
+        # a rank of which only the collectives are watched may call hooks later
+        closing = snapshot is not None and (snapshot.closing or (snapshot.watch_only and not greeting.watch_only))
         started = self._started
         is_stranger = started is not None and is_in(attached.pid, started) and not is_in(caller.pid, started)
         reason = hello.refusal(
@@ -207,6 +209,7 @@ class MonitorService:
                 rank=greeting.rank,
                 cycle=greeting.cycle,
                 warmup_iterations=greeting.warmup_iterations,
+                watch_only=greeting.watch_only,
             )
         except OSError as error:
             if pidfd >= 0:

@@ -13,7 +13,7 @@ from megatron_ft.core.board.hang_detector import Look, MonitorState, Step, Verdi
 from megatron_ft.core.board.layout import BoardDamagedError, BoardSnapshot
 from megatron_ft.core.config.config import ConfigValues
 from megatron_ft.core.diagnosis.rank_snapshot import RankNote
-from megatron_ft.ipc.board import Board, BoardTimeouts, create_memory
+from megatron_ft.ipc.board import NO_TIMEOUTS, Board, BoardTimeouts, create_memory
 from megatron_ft.ipc.monitor_process import AttachedRank
 from megatron_ft.ipc.wire import close_fds
 
@@ -56,9 +56,17 @@ class WatchedRank:
 
     @classmethod
     def attach(
-        cls, config: ConfigValues, *, pid: int, pidfd: int, rank: int, cycle: int, warmup_iterations: int
+        cls,
+        config: ConfigValues,
+        *,
+        pid: int,
+        pidfd: int,
+        rank: int,
+        cycle: int,
+        warmup_iterations: int,
+        watch_only: bool = False,
     ) -> WatchedRank:
-        """Make a fresh board for a rank that said hello.
+        """Make a fresh board for a rank that said hello; ``watch_only``: one without timeouts.
 
         Raises:
             OSError: there is no memory for a board.
@@ -83,7 +91,8 @@ class WatchedRank:
             pid=pid,
             start_ns=start_ns,
             warmup_iterations=warmup_iterations,
-            timeouts=configured_timeouts(config),
+            timeouts=NO_TIMEOUTS if watch_only else configured_timeouts(config),
+            watch_only=watch_only,
         )
         watched.last_good = watched._before = watched.board.snapshot()  # nobody else has it yet
         return watched
@@ -134,6 +143,11 @@ class WatchedRank:
         """Nobody was to judge from ``since_ns`` on."""
         excuse(self.state, since_ns, time.monotonic_ns())
 
+    @property
+    def is_watch_only(self) -> bool:
+        """Its script calls no hooks, and nobody judges it but the launcher, by its collectives."""
+        return self.last_good is not None and self.last_good.watch_only
+
     def final_snapshot(self) -> BoardSnapshot | None:
         """What the board says after its rank has ended; the last good reading if it is damaged by now."""
         try:
@@ -173,6 +187,8 @@ class WatchedRank:
         """Write a fresh board into the same memory; the new epoch makes the client stamp what it has open."""
         known = self.last_good
         timeouts = configured_timeouts(self._config) if known is None else timeouts_in_force(known)
+        if self.is_watch_only:
+            timeouts = NO_TIMEOUTS
         now = time.monotonic_ns()
         self.board.initialise(
             cycle=self.attached.cycle,
@@ -183,6 +199,7 @@ class WatchedRank:
             warmup_iterations=0,
             timeouts=timeouts,
             epoch=now,
+            watch_only=self.is_watch_only,
         )
         if known is None:
             return
@@ -230,6 +247,6 @@ def _first_step_interval_ns(snapshot: BoardSnapshot, now_ns: int) -> int:
 
     A hook must not wake anybody, so it is looked for: soon at first, and the longer it takes the more seldom.
     """
-    if snapshot.first_step_at_ns:
+    if snapshot.first_step_at_ns or snapshot.watch_only:
         return layout.NO_TIMEOUT
     return max(_FIRST_STEP_LOOK_NS, (now_ns - snapshot.start_ns) // _FIRST_STEP_SHARE)

@@ -65,7 +65,7 @@ class Cycle:
         match event:
             case edge.Attached():
                 self.record.attached(event)
-                if self._deadlines is not None:
+                if self._deadlines is not None and not event.watch_only:
                     self._deadlines.attached(event.local_rank)
             case edge.Detached() if self._deadlines is not None:
                 self._deadlines.detached(event, turn)

@@ -61,7 +61,7 @@ class Deadlines:
         self._graces: dict[int, Grace] = {}
         """Of ranks that were ended."""
         if options.startup_timeout_s is not None:
-            for local_rank in record.started.keys() - record.watched:
+            for local_rank in record.started.keys() - record.hooked:
                 began_ns = record.started[local_rank].at_ns
                 self._wait("startup", local_rank, began_ns, options.startup_timeout_s, turn)
 

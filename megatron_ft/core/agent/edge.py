@@ -13,11 +13,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from megatron_ft.core.agent.monitor_events import Attached as Attached
+from megatron_ft.core.agent.monitor_events import Detached as Detached
+from megatron_ft.core.agent.monitor_events import Evidence as Evidence
+from megatron_ft.core.agent.monitor_events import FoundHung as FoundHung
+from megatron_ft.core.agent.monitor_events import FromMonitor as FromMonitor
+from megatron_ft.core.agent.monitor_events import Signalled as Signalled
+from megatron_ft.core.agent.monitor_events import Trains as Trains
 from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.control import ReceivedRequest
 from megatron_ft.core.diagnosis.exceptions import LastWords
-from megatron_ft.core.diagnosis.exits import Cause, HangVerdict, RankExit
-from megatron_ft.core.diagnosis.rank_snapshot import RankNote
+from megatron_ft.core.diagnosis.exits import Cause, RankExit
 from megatron_ft.core.job import edge as job
 from megatron_ft.core.job.messages import Said, Verdict
 from megatron_ft.core.records import Record
@@ -141,70 +147,6 @@ class RanksEnded:
     processes: Sequence[Mapping[str, Any]] = ()
 
 
-# -- events: monitors -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Attached:
-    """A rank has begun its monitoring, or its monitor was replaced by another (then ``at_ns`` is None).
-
-    ``user_code_ns``: when the user's script began, in a rank that was forked; ``has_group``: it had its process group.
-    """
-
-    local_rank: int
-    cycle: int
-    at_ns: int | None
-    user_code_ns: int | None = None
-    has_group: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Detached:
-    """A rank has ended its monitoring."""
-
-    local_rank: int
-    cycle: int
-    at_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class Trains:
-    """A rank is through its first step, which began at ``began_ns`` (0 where that isn't known)."""
-
-    local_rank: int
-    cycle: int
-    began_ns: int
-    at_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class FoundHung:
-    """A monitor's verdict. ``observed_only``: it has no consequences."""
-
-    local_rank: int
-    cycle: int
-    verdict: HangVerdict
-    observed_only: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """What a monitor has seen of its rank."""
-
-    local_rank: int
-    cycle: int
-    note: RankNote
-
-
-@dataclass(frozen=True, slots=True)
-class Signalled:
-    """A monitor has sent its rank a signal."""
-
-    local_rank: int
-    number: signal.Signals
-
-
-FromMonitor = Attached | Detached | Trains | FoundHung | Evidence | Signalled
 Event = (
     Tick
     | StopAsked

@@ -40,7 +40,9 @@ class CycleRecord:
         self.started: dict[int, RankStarted] = {}
         self.exits: dict[int, RankExit] = {}
         self.watched: set[int] = set()
-        """Those that have connected to their monitors."""
+        """Those that have connected to their monitors: they can be looked at."""
+        self.hooked: set[int] = set()
+        """Those of them whose scripts call hooks: these are judged by their monitors."""
         self.hung: dict[int, Grace] = {}
         """Those that were found hung (failed, however they end), and when they should be gone."""
         self.shutdown_request: ReceivedRequest | None = None
@@ -90,6 +92,9 @@ class CycleRecord:
     def attached(self, event: Attached) -> None:
         """A rank has connected to its monitor; a script may do so again after it has shut its monitoring down."""
         self.watched.add(event.local_rank)
+        if event.watch_only:
+            return
+        self.hooked.add(event.local_rank)
         if event.at_ns is not None:
             self._attached.setdefault(event.local_rank, event)
 

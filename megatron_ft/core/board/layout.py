@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-MAGIC = 0x4D46545F424F0006
+MAGIC = 0x4D46545F424F0007
 """'MFT_BO' and the layout's version: a board of another version isn't read."""
 WORD_MASK = 2**64 - 1
 NO_TIMEOUT = WORD_MASK
@@ -48,6 +48,11 @@ W_MAIN_THREAD = 26  # threading.get_ident() of its main thread
 W_LOGGED_HEAD = 27  # (monitor) events before this number are in the event log
 W_WARM_UP_OVER_AT = 28  # when the first iteration after those of the warm-up began
 W_OUT_OF_SECTION_LEARNED = 29  # 1: the timeout was calculated from observed intervals
+W_WATCH_ONLY = 30  # (monitor) 1: the script calls no hooks, and only its collectives are written here
+W_COLLECTIVES_SEEN_AT = 31  # when the counts were read last; 0: there is no process group
+W_COLLECTIVE_AT = 32  # when one of the counts was seen to change
+W_COLLECTIVES_ENTERED = 33
+W_COLLECTIVES_COMPLETED = 34
 
 CLOSING = int.from_bytes(b"is over!", "little")
 """No stray write makes that: a board that is renewed keeps it, because nobody would write it again."""
@@ -55,7 +60,7 @@ FLAG_INITIAL_IS_EXPLICIT = 1
 FLAG_SUBSEQUENT_IS_EXPLICIT = 2
 FLAG_ARE_LEARNED = 4
 
-SECTION_TABLE = 32
+SECTION_TABLE = 40
 SECTION_WORDS = 16
 MAX_SECTIONS = 64 + 8  # as many as may be configured, and those that our hooks add
 NAME_BYTES = 64
@@ -68,7 +73,9 @@ S_LEARNED = 12  # 1: both were calculated from observed intervals
 RING = SECTION_TABLE + SECTION_WORDS * MAX_SECTIONS
 RING_EVENTS = 4096  # a power of two
 RING_MASK = RING_EVENTS - 1
-BOARD_WORDS = RING + 2 * RING_EVENTS
+PLACE = RING + 2 * RING_EVENTS  # where in the user's code a rank that calls no hooks was seen last, a text
+PLACE_WORDS = 32
+BOARD_WORDS = PLACE + PLACE_WORDS
 BOARD_BYTES = 8 * BOARD_WORDS
 
 # an event is (time, kind << 56 | section index << 48 | value)
@@ -98,6 +105,17 @@ class SectionView(NamedTuple):
     first_timeout_ns: int | None = None
     """Of the first intervals of a cycle; None: the same."""
     is_learned: bool = False
+
+
+class CollectiveCounts(NamedTuple):
+    """Of all process groups of a rank, as its watch has read them from torch. Times as those of a board."""
+
+    seen_ns: int
+    """When they were read."""
+    moved_ns: int
+    """When one of them was seen to change; of a rank whose group is new, when that was seen."""
+    entered: int
+    completed: int
 
 
 class BoardSnapshot(NamedTuple):
@@ -131,6 +149,10 @@ class BoardSnapshot(NamedTuple):
     main_thread: int = 0
     warm_up_over_ns: int = 0
     is_out_of_section_learned: bool = False
+    watch_only: bool = False
+    """The script calls no hooks."""
+    collectives: CollectiveCounts | None = None
+    """None: they aren't read, or there is no process group."""
 
     @property
     def open_sections(self) -> tuple[SectionView, ...]:
@@ -162,6 +184,8 @@ def decode(raw: bytes | memoryview, now_ns: int) -> BoardSnapshot:
         ("last heartbeat", W_LAST_HEARTBEAT),
         ("last transition", W_LAST_TRANSITION),
         ("last look", W_LAST_LOOK),
+        ("last look at the collectives", W_COLLECTIVES_SEEN_AT),
+        ("last collective", W_COLLECTIVE_AT),
     ):
         _check_stamp(what, words[word], start, now_ns)
     if words[W_CLOSING] not in (0, CLOSING):
@@ -199,6 +223,8 @@ def decode(raw: bytes | memoryview, now_ns: int) -> BoardSnapshot:
         main_thread=words[W_MAIN_THREAD],
         warm_up_over_ns=words[W_WARM_UP_OVER_AT],
         is_out_of_section_learned=words[W_OUT_OF_SECTION_LEARNED] == 1,
+        watch_only=words[W_WATCH_ONLY] == 1,
+        collectives=_collectives(words),
     )
 
 
@@ -212,6 +238,12 @@ def encode_name(name: str) -> bytes:
     data = name.encode()
     assert len(data) < NAME_BYTES, name
     return data.ljust(NAME_BYTES, b"\0")
+
+
+def _collectives(words: tuple[int, ...]) -> CollectiveCounts | None:
+    at = W_COLLECTIVES_SEEN_AT, W_COLLECTIVE_AT, W_COLLECTIVES_ENTERED, W_COLLECTIVES_COMPLETED
+    found = CollectiveCounts(*(words[word] for word in at))
+    return found if found.seen_ns and found.moved_ns else None
 
 
 def _decode_section(

@@ -20,6 +20,7 @@ class Hello:
         user_code_ns: when its script began; 0 if that isn't known.
         has_group: it has set its process group up.
         again: it has said so before, and got no answer.
+        watch_only: its script calls no hooks (so far): nothing is judged but its collectives, by the launcher.
     """
 
     cycle: Cycle
@@ -28,6 +29,7 @@ class Hello:
     user_code_ns: Moment = 0
     has_group: bool = False
     again: bool = False
+    watch_only: bool = False
 
 
 FromRank = Hello

@@ -29,6 +29,7 @@ class Attached:
         at_ns: when.
         user_code_ns: when its script began, if that is known.
         has_group: it had set its process group up before.
+        watch_only: its script calls no hooks (so far): only its collectives are watched. That isn't logged.
     """
 
     rank: Rank
@@ -37,6 +38,7 @@ class Attached:
     at_ns: Moment | None = None
     user_code_ns: Moment | None = None
     has_group: bool = False
+    watch_only: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

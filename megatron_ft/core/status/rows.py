@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from megatron_ft.core.board.hang_detector import running_intervals
-from megatron_ft.core.board.layout import BoardSnapshot, SectionView
+from megatron_ft.core.board.layout import BoardSnapshot, CollectiveCounts, SectionView
 from megatron_ft.core.board.pauses import Pauses
 
 __all__ = ["OpenSection", "RankFacts", "RankReading", "RankRow", "RankState", "TimeoutUse", "make_rows", "most_urgent"]
@@ -46,6 +46,8 @@ class RankReading(NamedTuple):
     damaged: bool = False
     process_state: str | None = "S"
     """The letter of /proc/<pid>/stat; None if the process has ended."""
+    collectives: CollectiveCounts | None = None
+    """Of a rank whose script calls no hooks: nothing else is known of it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,8 @@ def event_of(local_rank: int, report: Report) -> edge.FromMonitor | None:
     """None: it says nothing of a rank."""
     match report:
         case Attached():
-            return edge.Attached(local_rank, report.cycle, report.at_ns, report.user_code_ns, report.has_group)
+            known = report.at_ns, report.user_code_ns, report.has_group, report.watch_only
+            return edge.Attached(local_rank, report.cycle, *known)
         case Detached():
             return edge.Detached(local_rank, report.cycle, report.at_ns or time.monotonic_ns())
         case FirstStep():

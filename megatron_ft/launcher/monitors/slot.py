@@ -121,7 +121,8 @@ class MonitorPlace:
         if self._board is None or self._attached is None or self._attached.cycle != cycle:
             return RankReading()
         try:
-            return RankReading(self._board.snapshot())
+            snapshot = self._board.snapshot()
+            return RankReading(collectives=snapshot.collectives) if snapshot.watch_only else RankReading(snapshot)
         except BoardDamagedError:
             return RankReading(damaged=True)  # its monitor renews it and says so
 

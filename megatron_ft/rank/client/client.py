@@ -35,6 +35,7 @@ from megatron_ft.rank.client.collective import max_over_ranks
 from megatron_ft.rank.client.connection import LAUNCHER_SOCKET, MONITOR_SOCKET, Welcome, ask_launcher, say_hello
 from megatron_ft.rank.client.rank_log import RankLog
 from megatron_ft.rank.client.recorder import Recorder
+from megatron_ft.rank.collectives import watch
 from megatron_ft.rank.crash_reporter.reporter import Witness
 from megatron_ft.rank.reference.notice import say_whose
 
@@ -95,6 +96,7 @@ class RankMonitorClient:
                 f"no rank monitor: {MONITOR_SOCKET} is not set; start this script with ft_launcher"
             )
         info = RankInfo.from_environment(os.environ, socket.gethostname(), os.getpid())
+        watch.end()
         welcome = say_hello(path, info, num_warmup_iters or 0)
         self._begin(info, welcome)
         say_whose(info)

@@ -40,8 +40,8 @@ class Welcome(NamedTuple):
     run_id: str
 
 
-def say_hello(path: str, info: RankInfo, warmup_iterations: int) -> Welcome:
-    """Introduce this rank to its monitor.
+def say_hello(path: str, info: RankInfo, warmup_iterations: int, *, watch_only: bool = False) -> Welcome:
+    """Introduce this rank to its monitor. ``watch_only``: its script calls no hooks (so far).
 
     A monitor that dies or stands still in between is replaced by the launcher; this tries again for a while.
 
@@ -54,6 +54,7 @@ def say_hello(path: str, info: RankInfo, warmup_iterations: int) -> Welcome:
         warmup_iterations=warmup_iterations,
         user_code_ns=user_code_began_ns(),
         has_group=agreement.has_process_group(),
+        watch_only=watch_only,
     )
     deadline = time.monotonic() + _PATIENCE_S
     while True:

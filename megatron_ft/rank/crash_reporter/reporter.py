@@ -2,8 +2,8 @@
 
 * A real-time signal makes `faulthandler` write the stacks of all threads to a memory that the monitor reads. It
   works while somebody holds Python's lock, and the interrupted system call goes on.
-* A daemon thread sleeps in one read and answers the monitor's question for the collectives in flight. It never runs
-  while nobody asks.
+* A daemon thread sleeps in one read and answers the monitor's question for the collectives in flight and the main
+  thread's stack. It never runs while nobody asks.
 * An uncaught exception is written to the same memory, and so are the stacks at a signal that ends the process, unless
   the script has enabled `faulthandler` itself.
 
@@ -33,6 +33,7 @@ from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.linux.processes import would_end_by
 from megatron_ft.rank.crash_reporter.error_file import told_by
 from megatron_ft.rank.crash_reporter.flight_recorder import collectives
+from megatron_ft.rank.crash_reporter.main_thread import main_stack
 
 __all__ = ["Witness"]
 
@@ -155,7 +156,7 @@ def _answer(questions: socket.socket) -> None:
                 questions.close()
                 return
             number = json.loads(question).get("id")
-            answer = json.dumps({"id": number, **collectives()}).encode()
+            answer = json.dumps({"id": number, **collectives(), "stack": main_stack()}).encode()
             if len(answer) > _MAX_ANSWER_BYTES:
                 answer = json.dumps({"id": number, "error": f"{len(answer)} bytes are too many"}).encode()
             questions.send(answer, socket.MSG_DONTWAIT)

@@ -60,7 +60,9 @@ class Replacements:
         """Python asks for it; the hooks of this module are called when its loader has executed it."""
         if name not in self._hooks:
             return None
-        found = (finder.find_spec(name, path, target) for finder in [*sys.meta_path] if finder is not self)
+        # those before it have been asked already, and others of its kind may be among them
+        others = sys.meta_path[sys.meta_path.index(self) + 1 :]
+        found = (finder.find_spec(name, path, target) for finder in others)
         spec = next((spec for spec in found if spec is not None), None)
         if spec is not None and spec.loader is not None:
             loader: Any = spec.loader

@@ -471,3 +471,25 @@ def test_the_end_of_the_warm_up_is_stamped(board: Board, recorder: Recorder) -> 
     assert before <= over <= time.monotonic_ns()
     recorder.iteration(10)
     assert board.snapshot().warm_up_over_ns == over
+
+
+def test_counts_of_collectives_are_there_once_they_were_read(board: Board) -> None:
+    assert board.snapshot().collectives is None
+    now_ns = time.monotonic_ns()
+    words = {layout.W_COLLECTIVE_AT: now_ns, layout.W_COLLECTIVES_ENTERED: 9, layout.W_COLLECTIVES_COMPLETED: 8}
+    for word, value in words.items():
+        board.words[word] = value
+    assert board.snapshot().collectives is None, "it isn't known yet that there is a process group"
+    board.words[layout.W_COLLECTIVES_SEEN_AT] = now_ns
+    assert board.snapshot().collectives == (now_ns, now_ns, 9, 8)
+    board.words[layout.W_COLLECTIVE_AT] = 7
+    with pytest.raises(BoardDamagedError, match="last collective is 7"):
+        board.snapshot()
+
+
+def test_a_place_is_a_text_of_any_length(board: Board) -> None:
+    assert board.place() == ""
+    board.put_place("train.py:12 " + "ü" * 400)
+    assert board.place().startswith("train.py:12 üü")
+    board.put_place("a.py:1 b")
+    assert board.place() == "a.py:1 b"

@@ -101,3 +101,17 @@ def test_on_a_renewed_board_nobody_is_taken_for_one_that_sends_heartbeats(watche
     reading = watched.read()
     assert reading.damage is not None
     assert HangKind.INITIAL_HEARTBEAT not in {interval.kind for interval in running_intervals(reading.snapshot)}
+
+
+def test_a_rank_without_hooks_is_never_judged_by_timeouts_of_hooks() -> None:
+    """The default ones too, of heartbeats: it never sends one. So it is after its board had to be renewed."""
+    config = FaultToleranceConfig(rank_section_timeouts=TIMEOUTS, rank_out_of_section_timeout=0.2)
+    pid, pidfd = os.getpid(), os.pidfd_open(os.getpid())
+    watched = WatchedRank.attach(config, pid=pid, pidfd=pidfd, rank=0, cycle=0, warmup_iterations=0, watch_only=True)
+    assert list(running_intervals(watched.read().snapshot)) == []
+    watched.board.words[layout.W_LAST_TRANSITION] = 7
+    reading = watched.read()
+    assert reading.damage is not None
+    assert reading.snapshot.watch_only
+    assert list(running_intervals(reading.snapshot)) == []
+    watched.close()

@@ -1,7 +1,8 @@
 """Python imports this before the first line of a rank's script.
 
-For a script that is run ahead (see ``megatron_ft.rank.run_ahead.script``), and for the reference's names (see
-``megatron_ft.rank.reference.finder``).
+For a script that is run ahead (see ``megatron_ft.rank.run_ahead.script``), for the reference's names (see
+``megatron_ft.rank.reference.finder``), and for the watch of its collectives (see
+``megatron_ft.rank.collectives.arrival``).
 """
 
 import os
@@ -18,11 +19,16 @@ def _begin() -> None:
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != here]
     sys.path_importer_cache.pop(here, None)
-    if os.environ.get("MEGATRON_FT_REFERENCE_NAMES") == "on":
+    for variable, module, what in (
+        ("MEGATRON_FT_REFERENCE_NAMES", "reference.finder", "nvidia_resiliency_ext isn't served by megatron_ft here"),
+        ("MEGATRON_FT_WATCH_COLLECTIVES", "collectives.arrival", "the collectives of this rank aren't watched"),
+    ):
+        if os.environ.get(variable) != "on":
+            continue
         try:
-            _ours("megatron_ft.rank.reference.finder", here).begin()
+            _ours(f"megatron_ft.rank.{module}", here).begin()
         except Exception as error:  # noqa: BLE001 - another Python, say, that a rank's wrapper runs: it goes on without
-            sys.stderr.write(f"FT: WARNING: nvidia_resiliency_ext isn't served by megatron_ft here: {error!r}\n")
+            sys.stderr.write(f"FT: WARNING: {what}: {error!r}\n")
     if "MEGATRON_FT_RUN_AHEAD" in os.environ:
         try:
             _ours("megatron_ft.rank.run_ahead.script", here).begin(_known)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import pickle
 import random
 import sys
@@ -69,3 +70,18 @@ def test_torch_jit_knows_what_stands_in(monkeypatch: pytest.MonkeyPatch) -> None
     assert table[id(rand)] == "aten::rand"
     replacements.undo()
     assert [table[id(each)] for each in (rand, owner.rand, owner.late)] == ["aten::rand", "aten::rand", "aten::late"]
+
+
+def test_several_that_wait_for_a_module_are_all_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script that is run ahead is watched by one, and its collectives by another."""
+    monkeypatch.delitem(sys.modules, "webbrowser", raising=False)
+    told: list[str] = []
+    waiting = [Replacements(), Replacements()]
+    for name, each in zip("ab", waiting, strict=True):
+        each.when_imported("webbrowser", lambda module, name=name: told.append(f"{name} {module.__name__}"))
+    try:
+        importlib.import_module("webbrowser")
+    finally:
+        for each in waiting:
+            each.undo()
+    assert sorted(told) == ["a webbrowser", "b webbrowser"]

@@ -1,0 +1,49 @@
+"""Notices that a script makes its process group, without a line of the script's: the watch of its collectives begins.
+
+The launcher says so in the environment of its ranks, and ``startup/sitecustomize.py`` calls ``begin`` before the
+script's first line. ``init_process_group`` is wrapped when torch has defined it; nothing else of torch is touched.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from megatron_ft.rank.run_ahead.replacing import Replacements
+
+__all__ = ["begin"]
+
+_MODULE, _NAME = "torch.distributed.distributed_c10d", "init_process_group"
+_imports = Replacements()
+
+
+def begin() -> None:
+    """From here on, whoever makes the process group of this process is watched; again does nothing."""
+    if _imports not in sys.meta_path:
+        _imports.when_imported(_MODULE, _wrap)
+
+
+def _wrap(module: ModuleType) -> None:
+    if _imports in sys.meta_path:
+        sys.meta_path.remove(_imports)
+    init = getattr(module, _NAME, None)  # a torch without distributed has none
+    if init is not None:
+        setattr(module, _NAME, _watched(init))
+
+
+def _watched(init: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(init)
+    def init_process_group(*arguments: Any, **named: Any) -> Any:
+        made = init(*arguments, **named)
+        try:
+            from megatron_ft.rank.collectives import watch  # now: a script may have modules named like those it needs
+
+            watch.begin()
+        except Exception as error:  # noqa: BLE001 - whatever it is: no script may fail because it can't be watched
+            sys.stderr.write(f"FT: WARNING: the collectives of this rank aren't watched: {error!r}\n")
+        return made
+
+    return init_process_group

@@ -1,0 +1,152 @@
+"""The watch of a rank whose script calls no hooks: what torch knows of its collectives, on its board once a second.
+
+A daemon thread connects the rank to its monitor, reads torch's own counts and writes them to the board; the launcher
+judges them (`core.agent.collectives`). The training thread only starts it. Who calls hooks is judged by those: then the
+watch ends, or never begins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from typing import Any
+
+from megatron_ft.core.board import layout
+from megatron_ft.core.diagnosis.stacks import frame_that_tells
+from megatron_ft.core.errors import RankMonitorClientError
+from megatron_ft.core.rank_info import RankInfo
+from megatron_ft.ipc.board import Board
+from megatron_ft.ipc.files.evidence_files import LIBRARIES
+from megatron_ft.rank.client import agreement
+from megatron_ft.rank.client.connection import MONITOR_SOCKET, Welcome, say_hello
+from megatron_ft.rank.crash_reporter.flight_recorder import Counts, counts
+from megatron_ft.rank.crash_reporter.main_thread import main_stack
+from megatron_ft.rank.crash_reporter.reporter import Witness
+
+__all__ = ["begin", "end"]
+
+_EVERY_S = 1.0
+
+_current: CollectiveWatch | None = None
+_lock = threading.Lock()
+_calls_hooks = False
+
+
+def begin() -> None:
+    """The script has made a process group: watch its collectives, if it is the one of the launcher's ranks."""
+    global _current
+    if not _is_of_all_ranks():
+        return
+    with _lock:
+        if _current is None and not _calls_hooks:
+            _current = CollectiveWatch()
+            _current.start()
+
+
+def end() -> None:
+    """The script calls hooks, which say more: it is never watched again."""
+    global _current, _calls_hooks
+    with _lock:
+        watch, _current, _calls_hooks = _current, None, True
+        if watch is not None:
+            watch.end()
+
+
+def _is_of_all_ranks() -> bool:
+    """Whether this process is one of several ranks of the launcher, and the group is that of all of them.
+
+    What a rank starts may make a group of its own.
+    """
+    ranks, rank = os.environ.get("WORLD_SIZE", "1"), os.environ.get("RANK", "0")
+    is_one = MONITOR_SOCKET in os.environ and ranks != "1"
+    return is_one and (str(agreement.world_size()), str(agreement.rank())) == (ranks, rank)
+
+
+class CollectiveWatch:
+    """Of this process."""
+
+    def __init__(self) -> None:
+        self._is_over = threading.Event()
+        self._witness = Witness()
+        self._board: Board | None = None
+        self._known: Counts | None = None
+        self._moved_ns = 0
+        self._place = ""
+
+    def start(self) -> None:
+        """Begin in a thread of its own."""
+        with contextlib.suppress(RuntimeError):  # no more threads are allowed: then it isn't watched
+            threading.Thread(target=self._run, name="megatron_ft_collectives", daemon=True).start()
+
+    def end(self) -> None:
+        """Called with the lock held: nothing begins any more."""
+        self._is_over.set()
+        self._witness.end()
+
+    def forget_in_child(self) -> None:
+        """A forked child (a data-loader worker) isn't the rank."""
+        self._witness.forget_in_child()
+        if self._board is not None:
+            self._board.close()
+
+    def _run(self) -> None:
+        info = RankInfo.from_environment(os.environ, socket.gethostname(), os.getpid())
+        try:
+            welcome = say_hello(os.environ[MONITOR_SOCKET], info, 0, watch_only=True)
+        except RankMonitorClientError:
+            return  # the script has been quicker to call hooks; or there is no monitor, which its launcher tells
+        os.close(welcome.wake_fd)
+        if not self._take(welcome):
+            return
+        while True:
+            self._look(welcome.board)
+            if self._is_over.wait(_EVERY_S):
+                break
+        self._board = None
+        welcome.board.close()
+
+    def _take(self, welcome: Welcome) -> bool:
+        """Get ready to answer questions; False if the watch has ended meanwhile."""
+        with _lock:
+            if not self._is_over.is_set():
+                self._board = welcome.board
+                self._witness.begin(welcome.board, welcome.stack_fd, welcome.ask_fd)
+                return True
+        welcome.board.close()
+        os.close(welcome.stack_fd)
+        os.close(welcome.ask_fd)
+        return False
+
+    def _look(self, board: Board) -> None:
+        """Write what is to be seen now. All of it lasts some tenths of a millisecond."""
+        found, now_ns = counts(), time.monotonic_ns()
+        if found != self._known:
+            self._known, self._moved_ns = found, now_ns
+        words: Any = board.words
+        if found is None:
+            words[layout.W_COLLECTIVES_SEEN_AT] = 0
+        else:
+            words[layout.W_COLLECTIVES_ENTERED] = sum(entered for entered, _ in found.values())
+            words[layout.W_COLLECTIVES_COMPLETED] = sum(completed for _, completed in found.values())
+            # a board that had to be renewed knows nothing from before
+            words[layout.W_COLLECTIVE_AT] = max(self._moved_ns, words[layout.W_START])
+            words[layout.W_COLLECTIVES_SEEN_AT] = now_ns
+        told = frame_that_tells(main_stack(), library=LIBRARIES)
+        place = "" if told is None else str(told)
+        if place != self._place:
+            self._place = place
+            board.put_place(place)
+
+
+def _forget_in_child() -> None:
+    global _current, _lock
+    _lock = threading.Lock()  # a thread may have held it that this process doesn't have
+    watch, _current = _current, None
+    if watch is not None:
+        watch.forget_in_child()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
