@@ -28,6 +28,7 @@ from megatron_ft.core.diagnosis.rank_snapshot import (
     collectives_of,
     is_in_checkpoint_write,
     is_in_library,
+    is_past_its_script,
     is_waiting_for_process,
     lost_process,
     place,
@@ -87,7 +88,7 @@ def collect(
     state, is_busy = _settled(str(facts.get("state", "")), read_stat(attached.pid))
     stacks, source, frames = looks.all_stacks(state, missing, told_stack, passive=passive)
     told, inner = frame_that_tells(frames, library=LIBRARIES), frames[0] if frames else None
-    words = _last_words(attached, snapshot)
+    words = _last_words(attached, None if is_past_its_script(frames) else snapshot)
     note = RankNote(
         rank=attached.rank,
         local_rank=local_rank,
@@ -108,6 +109,7 @@ def collect(
         enqueued=answer.get("enqueued") or {},
         gone=is_gone(attached.pidfd),
         raised=words.error,
+        raised_s=max(0, began_ns - words.raised_at_ns) / 1e9 if words.error else 0.0,
         lost=tuple(lost_process(*each) for each in lost),
         waits_for_process=is_waiting_for_process(frames),
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 
 from megatron_ft.core.agent import written
-from megatron_ft.core.agent.edge import Collect, Evidence, RaiseTimeout, Release, Seen, Tell
+from megatron_ft.core.agent.edge import Collect, Evidence, RaiseTimeout, Release, Tell
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.turn import Options, Turn
 from megatron_ft.core.diagnosis.exits import HangVerdict
@@ -89,7 +89,7 @@ class HangDiagnosis:
         if alarm_ns is None or (turn.now_ns < alarm_ns and not self._asked & self._alive <= self._notes.keys()):
             return
         self._is_told = True
-        notes = [self._notes.get(local_rank) or self._little(local_rank, turn.seen) for local_rank in self._ranks]
+        notes = [self._notes.get(local_rank) or self._little(local_rank, turn) for local_rank in self._ranks]
         if not self._decides:
             turn.do(Tell(Notes(self._number, tuple(notes))))
         elif self._verdict is not None:
@@ -121,16 +121,18 @@ class HangDiagnosis:
         """Those whose processes run and whose monitors watch them."""
         return self._record.running & self._record.watched
 
-    def _little(self, local_rank: int, seen: Seen) -> RankNote:
+    def _little(self, local_rank: int, turn: Turn) -> RankNote:
         """What is known of a rank that nobody could look at."""
-        board, gone = seen.boards[local_rank], local_rank in self._record.exits
-        words = seen.words[local_rank] if gone else None
+        board, ended = turn.seen.boards[local_rank], self._record.exits.get(local_rank)
+        end = ended or self._record.end_of_its_exception(local_rank, turn.seen)
+        raised_ns = turn.now_ns if end is None or not end.raised_at_ns else end.raised_at_ns
         return RankNote(
             rank=self._record.ranks[local_rank],
             local_rank=local_rank,
             pid=self._record.started[local_rank].pid,
             iteration=None if board is None else board.iteration,
-            gone=gone,
-            raised="" if words is None else words.error,
-            frame="" if words is None else words.where,
+            gone=ended is not None,
+            raised="" if end is None else end.error or "",
+            raised_s=(turn.now_ns - raised_ns) / 1e9,
+            frame="" if end is None else end.where,
         )

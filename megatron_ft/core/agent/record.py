@@ -19,6 +19,7 @@ from megatron_ft.core.diagnosis.exits import (
     find_cause,
     find_culprit,
     hang_of_one,
+    has_own_error,
 )
 from megatron_ft.core.grace import Grace
 from megatron_ft.core.job.progress import Reached
@@ -60,6 +61,8 @@ class CycleRecord:
         self._first_steps: dict[int, tuple[int, int]] = {}
         """When the first step of each began and ended."""
         self._verdicts: list[HangVerdict] = []
+        self._raised: set[int] = set()
+        """Those that were ending of an exception of their own when the first one was found hung: nobody hangs."""
 
     # -- what is told -----------------------------------------------------------------------------------------
 
@@ -105,18 +108,25 @@ class CycleRecord:
     def found_by_monitor(self, verdict: HangVerdict, now_s: float, seen: Seen) -> None:
         """A rank's monitor found it hung: it, or one that it waits for, is the cause."""
         if verdict.local_rank not in self.hung:
+            self._see_who_raised(seen)
             self._should_end(verdict.local_rank, now_s, seen)
             verdict = dataclasses.replace(verdict, rank=self.ranks[verdict.local_rank])
             self._verdicts.append(find_culprit(verdict, self._views(seen)))
 
     def found_by_launcher(self, verdict: HangVerdict, now_s: float, seen: Seen) -> None:
         """A rank that the launcher itself found hung, in what its monitor can't see."""
+        self._see_who_raised(seen)
         self._should_end(verdict.local_rank, now_s, seen)
         self._verdicts.append(verdict)
 
     def finished_late(self, local_rank: int) -> None:
         """A rank that has finished, but had to be made to exit; however it ends now, it ends well."""
         self._finished_late.add(local_rank)
+
+    def _see_who_raised(self, seen: Seen) -> None:
+        if not self._verdicts:
+            ending = ((local_rank, self.end_of_its_exception(local_rank, seen)) for local_rank in self.running)
+            self._raised |= {local_rank for local_rank, end in ending if end is not None and has_own_error(end)}
 
     def _should_end(self, local_rank: int, now_s: float, seen: Seen) -> None:
         if local_rank not in self.hung:
@@ -228,8 +238,9 @@ class CycleRecord:
         """Why it failed."""
         if self.found is not None:
             return self.found
-        cause = find_cause(list(self.exits.values()), self._verdicts)
-        if self.suspects is not None and (cause is None or cause.rank == self.suspects[0].rank):
+        raised = {self.ranks[local_rank] for local_rank in self._raised}
+        cause = find_cause(list(self.exits.values()), [] if raised else self._verdicts, raised=raised)
+        if self.suspects is not None and not raised and (cause is None or cause.rank == self.suspects[0].rank):
             verdict, local_ranks = self.suspects
             ranks = sorted(self.ranks[local_rank] for local_rank in local_ranks)
             return hang_of_one(verdict, {rank: self.places.get(rank, "") for rank in ranks})
@@ -244,7 +255,7 @@ class CycleRecord:
         """
         if self.hung:
             return None
-        ending = (self._end_of_its_exception(local_rank, seen) for local_rank in sorted(self.running))
+        ending = (self.end_of_its_exception(local_rank, seen) for local_rank in sorted(self.running))
         own = find_cause([*self.exits.values(), *filter(None, ending)], [])
         return own if own is not None and not (own.follows or own.by_us) else None
 
@@ -254,12 +265,13 @@ class CycleRecord:
         assert request is not None
         return Cause(kind=CauseKind.REQUEST, text=request.text, rank=request.rank)
 
-    def _end_of_its_exception(self, local_rank: int, seen: Seen) -> RankExit | None:
+    def end_of_its_exception(self, local_rank: int, seen: Seen) -> RankExit | None:
         """What the end of a rank will be that has raised and not gone on; None of one that isn't ending of that."""
         words, board = seen.words[local_rank], seen.boards[local_rank]
-        moved_ns = 0 if board is None else max(board.last_transition_ns, board.last_heartbeat_ns)
-        # not every exception that is printed ends a process
-        if not words.error or not words.raised_at_ns or words.raised_at_ns < moved_ns:
+        if not words.error:
+            return None
+        # not every exception that is printed ends a process; one that was never watched tells of its end only
+        if board is not None and words.raised_at_ns <= max(board.last_transition_ns, board.last_heartbeat_ns):
             return None
         return self._end(local_rank, seen, exitcode=1, at_ns=words.raised_at_ns)
 

@@ -10,7 +10,7 @@ import dataclasses
 import enum
 import math
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from megatron_ft.core.iterations import when
@@ -30,6 +30,7 @@ __all__ = [
     "find_cause",
     "find_culprit",
     "follows_from_another",
+    "has_own_error",
     "is_by_us",
     "tells_of_a_lost_peer",
 ]
@@ -253,20 +254,23 @@ def find_culprit(verdict: HangVerdict, others: Sequence[RankView]) -> HangVerdic
     return verdict
 
 
-def find_cause(exits: Sequence[RankExit], verdicts: Sequence[HangVerdict]) -> Cause | None:
+def find_cause(
+    exits: Sequence[RankExit], verdicts: Sequence[HangVerdict], *, raised: Collection[int] = ()
+) -> Cause | None:
     """Why a cycle failed; None if no rank failed.
 
     A verdict wins over every end, because what was found hung is ended by us. Else the first end that isn't our
     doing; among ends seen at the same time a signal from outside is likelier the cause than an error that the
     loss of a peer would raise, too, and an error recorded earlier likelier than a later one. A rank that had raised
-    before we signalled it is no doing of ours, even if it took so long to end that we ended it.
+    before we signalled it is no doing of ours, even if it took so long to end that we ended it; ``raised``: ranks of
+    which that was seen, whenever they were signalled.
     """
     if verdicts:
         # two monitors may find theirs in the same millisecond: a stopped rank is the cause, one that is an iteration
         # behind more likely so, whichever was told first
         first = min(verdicts, key=lambda v: (not v.stopped, math.inf if v.iteration is None else v.iteration, v.at_ns))
         return Cause(kind=CauseKind.HANG, text=describe_hang(first), rank=first.rank, iteration=first.iteration)
-    failed = _as_raised([rank_exit for rank_exit in exits if rank_exit.exitcode != 0])
+    failed = _as_raised([rank_exit for rank_exit in exits if rank_exit.exitcode != 0], raised)
     candidates = [rank_exit for rank_exit in failed if not is_by_us(rank_exit)] or failed
     if not candidates:
         return None
@@ -295,18 +299,18 @@ def find_cause(exits: Sequence[RankExit], verdicts: Sequence[HangVerdict]) -> Ca
     )
 
 
-def _as_raised(failed: Sequence[RankExit]) -> list[RankExit]:
+def _as_raised(failed: Sequence[RankExit], raised: Collection[int]) -> list[RankExit]:
     """Ends with those that we ended while they were ending of their own exception as they would have been.
 
     An interpreter may take a second to end, and lets go of its connections before that: the others can be quicker.
     """
 
     def was_ending(rank_exit: RankExit) -> bool:
-        own = rank_exit.error is not None and not tells_of_a_lost_peer(rank_exit.error)
-        return own and is_by_us(rank_exit) and 0 < rank_exit.raised_at_ns < rank_exit.signalled_at_ns
+        had_raised = rank_exit.rank in raised or 0 < rank_exit.raised_at_ns < rank_exit.signalled_at_ns
+        return had_raised and has_own_error(rank_exit) and is_by_us(rank_exit)
 
     return [
-        dataclasses.replace(each, exitcode=1, signals_sent=frozenset(), at_ns=each.raised_at_ns)
+        dataclasses.replace(each, exitcode=1, signals_sent=frozenset(), at_ns=each.raised_at_ns or each.at_ns)
         if was_ending(each)
         else each
         for each in failed
@@ -316,6 +320,11 @@ def _as_raised(failed: Sequence[RankExit]) -> list[RankExit]:
 def follows_from_another(rank_exit: RankExit) -> bool:
     """Whether a rank only failed because it had lost another one, as its exception says."""
     return rank_exit.exitcode > 0 and tells_of_a_lost_peer(rank_exit.error or "")
+
+
+def has_own_error(rank_exit: RankExit) -> bool:
+    """Whether a rank has raised an exception that isn't the consequence of another rank's end."""
+    return rank_exit.error is not None and not tells_of_a_lost_peer(rank_exit.error)
 
 
 def tells_of_a_lost_peer(error: str) -> bool:

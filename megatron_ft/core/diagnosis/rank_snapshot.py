@@ -21,6 +21,7 @@ __all__ = [
     "collectives_of",
     "is_in_checkpoint_write",
     "is_in_library",
+    "is_past_its_script",
     "is_waiting_for_process",
     "lost_process",
     "packed",
@@ -151,6 +152,7 @@ class RankNote:
         enqueued: "backend/group" -> number of the last collective it has entered.
         closing: it had ended its monitoring; gone: its process had ended.
         raised: the exception that it ends of, "type: message"; that may take it long, or for ever.
+        raised_s: seconds since then.
         lost: its processes that have ended badly, and that it hasn't asked after, as ``lost_process`` has them.
         waits_for_process: its stack is where Python waits for a process, or for what one sends.
     """
@@ -179,6 +181,7 @@ class RankNote:
     closing: bool = False
     gone: bool = False
     raised: str = ""
+    raised_s: Seconds = 0.0
     left_s: float | None = None
     lost: tuple[str, ...] = ()
     waits_for_process: bool = False
@@ -230,6 +233,11 @@ def stack_wait(frames: Sequence[Frame]) -> str:
         if frame.file.endswith(_C10D) and not frame.function.startswith("_"):
             return frame.function
     return ""
+
+
+def is_past_its_script(frames: Sequence[Frame]) -> bool:
+    """Whether a main thread's stack is where Python waits for other threads, at the end of the process."""
+    return any(frame.function == "_shutdown" and frame.file.endswith("/threading.py") for frame in frames)
 
 
 def is_waiting_for_process(frames: Sequence[Frame]) -> bool:

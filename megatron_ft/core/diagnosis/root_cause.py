@@ -154,9 +154,9 @@ def _suspects(notes: Sequence[RankNote], waits: Waits, elapsed_s: float) -> tupl
     held = {note.rank for note in notes if note.is_stopped or note.is_stuck_in_kernel}
     if held:
         return held, True
-    raised = {note.rank for note in notes if note.raised and not tells_of_a_lost_peer(note.raised)}
+    raised = [note for note in notes if note.raised and not tells_of_a_lost_peer(note.raised)]
     if raised:
-        return raised, True
+        return {min(raised, key=lambda note: (-note.raised_s, note.rank)).rank}, True
     bereft = {note.rank for note in notes if note.lost and note.waits_for_process and _is_still(note, elapsed_s)}
     if bereft:
         return bereft, True

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from megatron_ft.core.board.hang_detector import HangKind, Verdict
+from megatron_ft.core.board.layout import W_LAST_HEARTBEAT
 from megatron_ft.core.diagnosis.evidence_page import evidence_text
 from megatron_ft.core.diagnosis.exceptions import last_words
 from megatron_ft.core.diagnosis.rank_snapshot import RankNote
@@ -353,6 +354,27 @@ failing()
     assert words.error == "ValueError: two lines"
     assert words.where.endswith(" failing")
     assert "of the child" not in subject.written()
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_rank_that_has_raised_ends_of_it_though_another_thread_still_sends_heartbeats(
+    subjects: Subjects, goes_on: bool
+) -> None:
+    """Unless its main thread goes on, too: not every exception that is printed ends a process."""
+    body = """
+begin()
+threading.Thread(target=sleeping).start()
+def failing():
+    raise ValueError("mine")
+"""
+    end = "try: failing()\nexcept ValueError: sys.excepthook(*sys.exc_info())\nsleeping()" if goes_on else "failing()"
+    subject = subjects.start(body + end)
+    wait_until(lambda: "mine" in subject.written(), 10)
+    subject.board.words[W_LAST_HEARTBEAT] = time.monotonic_ns()
+    wait_until(lambda: goes_on or "_shutdown" in functions(subject.collect()[1]), 10)
+    note, _ = subject.collect()
+    assert note.raised == ("" if goes_on else "ValueError: mine")
+    assert (note.raised_s > 0) is not goes_on
 
 
 def test_the_stacks_at_a_fatal_signal(subjects: Subjects) -> None:

@@ -6,7 +6,8 @@ import pytest
 
 from megatron_ft.core.agent import edge
 from megatron_ft.core.diagnosis.exceptions import LastWords
-from megatron_ft.core.diagnosis.exits import HangVerdict
+from megatron_ft.core.diagnosis.exits import CauseKind, HangVerdict
+from megatron_ft.core.diagnosis.rank_snapshot import RankNote
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.restart_policy import NodeState
 from tests.support.agents import Driven, verdict
@@ -137,6 +138,38 @@ def test_a_rank_that_is_ending_of_its_exception_has_failed_by_itself(
     driven.ends()
     reports = [message.text for message in driven.told if isinstance(message, m.Report)]
     assert reports == ([] if told is None else [told])
+
+
+@pytest.mark.parametrize("by_monitor", [True, False])
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        ("ValueError: the batch is empty", "rank 10 raised ValueError: the batch is empty"),
+        ("RuntimeError: gloo: Connection closed by peer", "rank 0 hung in 'step' for 2.0 s (timeout 1.0 s)"),
+    ],
+)
+def test_a_rank_that_had_raised_has_crashed_whatever_its_timeout_or_another_s_says(
+    by_monitor: bool, error: str, told: str
+) -> None:
+    """Its monitor, or the launcher's own deadlines: it may have raised before it was watched at all."""
+    driven = Driven(max_nodes=2, startup_timeout_s=None if by_monitor else 1.0)
+    driven.run(2, nodes=2)
+    driven.words[1] = LastWords(error=error, where="train.py:3 step", raised_at_s=7)
+    hang = HangVerdict(
+        rank=0, local_rank=0, kind="section", section="step", elapsed_s=2.0, timeout_s=1.0, iteration=3, at_ns=0
+    )
+    if not by_monitor:
+        driven.hear(edge.Attached(0, 0, driven.now_ns))
+        driven.wait(2.0)
+    driven.hear(edge.Attached(0, 0, driven.now_ns), edge.FoundHung(0, 0, hang))
+    driven.hear(edge.Signalled(0, 9), edge.Evidence(0, 0, RankNote(rank=0, found_hung=True, state="S")))  # type: ignore[arg-type]
+    notes = [message for message in driven.told if isinstance(message, m.Notes)]
+    assert [(each.raised, each.gone) for each in notes[0].notes] == [("", False), (error, False)]
+    for local_rank in (0, 1):
+        driven.exits(local_rank, -9, sent=(9,))
+    cause = driven.record.cause()
+    assert cause.text == told or (not by_monitor and cause.text.startswith("rank 10 did not start"))
+    assert cause.kind is (CauseKind.CRASH if "batch" in error else CauseKind.HANG)
 
 
 def test_who_signals_a_rank_is_known_from_its_monitor_too() -> None:

@@ -67,6 +67,9 @@ def test_a_rank_that_has_raised_and_doesn_t_end_is_the_cause() -> None:
     assert finding.rank == 2
     assert finding.text.startswith("doesn't come to its end, in train.py:2 step; ")
     assert unpack(RankNote, json.loads(json.dumps(fields_of(notes[2])))) == notes[2]
+    # of several the one that was first to
+    both = [note(1, raised="ValueError: a", raised_s=0.5), note(2, raised="ValueError: b", raised_s=0.7), inside(3)]
+    assert find(both, elapsed_s=10.0).rank == 2
     # where all have only lost a peer, that decides nothing
     notes[2] = note(2, raised=theirs)
     assert find(notes, elapsed_s=10.0).rank is None
