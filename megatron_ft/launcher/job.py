@@ -25,7 +25,7 @@ from megatron_ft.launcher.coordination.coordination import Coordination
 from megatron_ft.launcher.coordination.meeting_place import Kind, MeetingPlace
 from megatron_ft.launcher.coordination.surroundings import Scheduler
 from megatron_ft.launcher.cycle.agent import FaultTolerantAgent
-from megatron_ft.launcher.job_errors import JobOverError
+from megatron_ft.launcher.job_errors import AlreadyFinishedError, JobOverError
 from megatron_ft.launcher.node import Node, say
 from megatron_ft.launcher.result_file import End, ResultFile, read_lives
 from megatron_ft.launcher.spawn.fork_server import ServerProcess
@@ -97,21 +97,32 @@ def _launch(
 ) -> int:
     """The exit code; the result file is told how the job has ended, as far as this launcher can say."""
     private_names.say_nothing_of_death_signals()
+
+    def is_finished() -> bool:
+        # only where a scheduler's id tells this start from all others: who has chosen an id may use it again
+        return node.line.where.launchers > 0 and read_lives(node.log_dir).has_finished(place.job)
+
     coordination: Coordination | None = None
     try:
-        with joining.joined(node, place, config, before=before) as coordination:
+        with joining.joined(node, place, config, before=before, is_finished=is_finished) as coordination:
             coordination.on_begin, coordination.on_verdict = result.begun, result.concluded
             _train(node, place, config, command, coordination)
-        end = endings.of(node)
+            # before the coordinator ends: who comes too late finds it, or the result
+            end = endings.of(node)
+            _write_end(result, end, node, coordination)
     except ConfigError:
         raise
     except _ENDS as error:
         end = _end(node, error)
-    held = None if coordination is None else coordination.member.memory.decided
-    result.ended(end, decided=None if held is None else held.decision, iteration=node.status.last_iteration())
+        _write_end(result, end, node, coordination)
     if node.line.where.scheduler is Scheduler.KUBERNETES:
         termination_log.tell(end)
     return end.code
+
+
+def _write_end(result: ResultFile, end: End, node: Node, coordination: Coordination | None) -> None:
+    held = None if coordination is None else coordination.member.memory.decided
+    result.ended(end, decided=None if held is None else held.decision, iteration=node.status.last_iteration())
 
 
 _ENDS = (ChildFailedError, SignalException, FaultToleranceError, RendezvousError, OSError)
@@ -140,6 +151,9 @@ def _end(node: Node, error: BaseException) -> End:
             return endings.of(node)
         case JobOverError():
             return endings.of(node)
+        case AlreadyFinishedError():
+            node.say(str(error))
+            return End(0)
         case SignalException():
             return endings.of(node, endings.stopped(error.sigval, well=False))
         case FaultToleranceError():

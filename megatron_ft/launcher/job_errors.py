@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from megatron_ft.core.errors import FaultToleranceError
 
-__all__ = ["CycleOverError", "JobOverError"]
+__all__ = ["AlreadyFinishedError", "CycleOverError", "JobOverError"]
 
 
 class CycleOverError(FaultToleranceError):
@@ -13,3 +13,7 @@ class CycleOverError(FaultToleranceError):
 
 class JobOverError(FaultToleranceError):
     """This launcher's part in the job is over; everything there is to say of that was said."""
+
+
+class AlreadyFinishedError(FaultToleranceError):
+    """The job had finished before this launcher came; the text says so."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+
 from tests.support.launching import Launcher, launcher
 from tests.support.nodes import meeting_place
 
@@ -15,17 +17,28 @@ client.init_workload_monitoring()
 saved = CYCLE // {cycles_per_checkpoint} * 5
 for iteration in range(saved, saved + 20):
     client.set_iteration(iteration)
+    further = f"{directory}/{{CYCLE}}"  # rank 0 gets further each time, which counts for nothing
+    if RANK == 0 and iteration == saved + min(3 + CYCLE, 12):
+        open(further, "w").close()
     if RANK == 1 and iteration == saved + 3 and CYCLE < {failures}:
+        while not os.path.exists(further):
+            time.sleep(0.002)
         os._exit(7)
-    if CYCLE < {failures}:  # the other rank is further each time, and nobody cares
-        time.sleep(0.02 if RANK else 0.012 / (1 + CYCLE))
+    if RANK == 0 and CYCLE < {failures}:
+        time.sleep(0.01)
 client.shutdown_workload_monitoring()
 """
 NO_PROGRESS = "no progress in {} cycles, giving up"
 
 
+def job(launcher: Launcher, *, cycles_per_checkpoint: int, failures: int) -> str:
+    """A script for one launch."""
+    directory = tempfile.mkdtemp(dir=launcher.directory)
+    return JOB.format(cycles_per_checkpoint=cycles_per_checkpoint, failures=failures, directory=directory)
+
+
 def test_a_job_that_fails_at_the_same_iteration_for_ever_ends_with_its_own_code(launcher: Launcher) -> None:
-    script = JOB.format(cycles_per_checkpoint=1000, failures=1000)
+    script = job(launcher, cycles_per_checkpoint=1000, failures=1000)
     launched = launcher.start(script, *TWO, "--max-restarts=500")
     finished = launched.wait()
     launched.assert_nothing_left()
@@ -37,15 +50,16 @@ def test_a_job_that_fails_at_the_same_iteration_for_ever_ends_with_its_own_code(
 
 
 def test_its_bounds_are_options(launcher: Launcher) -> None:
-    script = JOB.format(cycles_per_checkpoint=1000, failures=6)
+    script = job(launcher, cycles_per_checkpoint=1000, failures=6)
     codes = ["--ft-max-no-progress-cycles=2", "--ft-no-restart-exit-code=17"]
     assert launcher.run(script, *TWO, "--max-restarts=500", *codes).code == 17
+    script = job(launcher, cycles_per_checkpoint=1000, failures=6)
     finished = launcher.run(script, *TWO, "--max-restarts=500", "--ft-max-no-progress-cycles=0")
     assert (finished.code, finished.lines[-1]) == (0, "all ranks finished after 7 cycles")
 
 
 def test_a_job_that_saves_something_in_between_goes_on(launcher: Launcher) -> None:
-    script = JOB.format(cycles_per_checkpoint=3, failures=20)
+    script = job(launcher, cycles_per_checkpoint=3, failures=20)
     finished = launcher.run(script, *TWO, "--max-restarts=20")
     assert (finished.code, finished.lines[-1]) == (0, "all ranks finished after 21 cycles")
 
@@ -91,7 +105,7 @@ def test_a_job_that_tells_no_iterations_is_not_judged(launcher: Launcher) -> Non
 
 
 def test_two_nodes_end_together(launcher: Launcher) -> None:
-    script = JOB.format(cycles_per_checkpoint=1000, failures=1000)
+    script = job(launcher, cycles_per_checkpoint=1000, failures=1000)
     place = meeting_place("--nnodes=2", "--max-restarts=500")
     nodes = [launcher.start(script, *place) for _ in range(2)]
     for node in nodes:

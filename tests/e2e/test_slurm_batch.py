@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -104,7 +105,8 @@ def home(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path
     pids = tmp_path / "pids"
     for pid in pids.read_text().split() if pids.exists() else ():
-        os.kill(int(pid), signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(pid), signal.SIGKILL)
 
 
 def test_it_goes_on_in_the_same_allocation_until_the_training_is_finished(home: Path) -> None:
@@ -194,3 +196,20 @@ def test_with_real_launchers(home: Path) -> None:
     assert bench.start(*options, arguments=(str(script),), SLURM_RESTART_COUNT="1", **job).wait(60) == 0
     assert bench.outcomes == ["stopped", "finished"]
     assert "1 of 2" not in (home / "err").read_text()
+    step = {"STEP_ID": "1", "STEP_NUM_TASKS": "3", "STEP_NUM_NODES": "3", "STEP_NODELIST": "localhost", "PROCID": "2"}
+    late = subprocess.run(
+        [str(real), "--nnodes=2", f"--ft-log-dir={home / 'logs'}", str(script)],
+        env={
+            **clean_environment(),
+            **{f"SLURM_{name}": value for name, value in step.items()},
+            "PYTHONPATH": str(ROOT),
+            "SLURM_RESTART_COUNT": "1",
+            **job,
+        },
+        cwd=home,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert late.returncode == 0
+    assert "the job had finished before this launcher came" in late.stderr

@@ -164,6 +164,11 @@ class Lives:
             return Advance()
         return Advance() if last.outcome in (Ending.FINISHED, Ending.NO_PROGRESS) else last.advance
 
+    def has_finished(self, job: str) -> bool:
+        """Whether the last life is this job's, and the training's last."""
+        last = self.lives[-1] if self.lives else None
+        return last is not None and last.job == job and last.outcome is Ending.FINISHED
+
     def begun(self, life: Life) -> Lives:
         """With another life. The one before ended without a word, if it hasn't said one."""
         lives = [

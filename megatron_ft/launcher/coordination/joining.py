@@ -6,7 +6,7 @@ import contextlib
 import os
 import socket
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from torch.distributed.launcher.api import LaunchConfig
 
@@ -23,6 +23,7 @@ from megatron_ft.launcher.coordination.meeting_place import Kind, MeetingPlace
 from megatron_ft.launcher.coordination.rank_store import RankStore, own_host
 from megatron_ft.launcher.coordination.sockets import Sockets
 from megatron_ft.launcher.coordination.transport import InProcess
+from megatron_ft.launcher.job_errors import AlreadyFinishedError
 from megatron_ft.launcher.node import Node
 
 __all__ = ["joined"]
@@ -32,20 +33,29 @@ _HERE = "this process"
 
 
 @contextlib.contextmanager
-def joined(node: Node, place: MeetingPlace, config: LaunchConfig, *, before: Advance) -> Iterator[Coordination]:
+def joined(
+    node: Node,
+    place: MeetingPlace,
+    config: LaunchConfig,
+    *,
+    before: Advance,
+    is_finished: Callable[[], bool] = lambda: False,
+) -> Iterator[Coordination]:
     """Be a member of the job, and have torch's agent meet by what the coordinator decides.
 
-    ``before`` is how far earlier lives of the job have got.
+    ``before`` is how far earlier lives of the job have got. ``is_finished``: whether this life has finished without
+    this launcher; asked where the job would begin here, because then its coordinator may have come and gone.
 
     Raises:
         ConfigError: the secret or the endpoint can't be used.
+        AlreadyFinishedError: it has.
     """
     endpoint = place.endpoints[0] if place.endpoints else ""
     here = node.blocking(lambda: own_host(config.local_addr, endpoint))
     store = RankStore(here, address=place.ranks_store)
     host = announcer = None
     if place.kind is Kind.COORDINATED:
-        coordination, host, announcer = _with_others(node, place, store, here, before)
+        coordination, host, announcer = _with_others(node, place, store, here, before, is_finished)
     else:
         coordination = _alone(node, place, store if place.kind is Kind.ALONE else None, before)
     if place.kind is not Kind.TORCH:
@@ -75,10 +85,18 @@ def _alone(node: Node, place: MeetingPlace, store: RankStore | None, before: Adv
 
 
 def _with_others(
-    node: Node, place: MeetingPlace, store: RankStore, here: str, before: Advance
+    node: Node,
+    place: MeetingPlace,
+    store: RankStore,
+    here: str,
+    before: Advance,
+    is_finished: Callable[[], bool],
 ) -> tuple[Coordination, Host, Announcer]:
     secret = read_secret(os.environ)
     listener, name, is_founder = node.blocking(lambda: _socket(place, here))
+    if is_founder and is_finished():
+        listener.close()
+        raise AlreadyFinishedError("the job had finished before this launcher came: nothing to do")
     host = Host(
         node.reactor,
         listener,

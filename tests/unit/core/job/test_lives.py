@@ -143,3 +143,11 @@ def test_a_node_is_bad_if_it_was_lost_or_failed_again_in_a_job_that_got_on() -> 
     assert once.bad_nodes() == {}
     twice = once.begun(replace(LIFE, faults=(a_fault("b", 0, advanced=True), a_fault("d", 1, FaultKind.LEFT))))
     assert twice.bad_nodes() == {"b": "2 times: cycle 0", "d": "cycle 1"}
+
+
+@pytest.mark.parametrize("outcome", Ending)
+def test_a_job_has_finished_if_its_own_last_life_has(outcome: Ending) -> None:
+    lives = Lives().begun(Life(job="7.0.1", outcome=outcome))
+    assert lives.has_finished("7.0.1") is (outcome is Ending.FINISHED)
+    assert not lives.has_finished("7.1.1")
+    assert not Lives().has_finished("7.0.1")
