@@ -264,3 +264,13 @@ def test_what_the_table_allows_is_allowed(copy: Path, file: str, code: str) -> N
     before = violations(copy)
     (copy / file).write_text(code + "\n")
     assert violations(copy) == before
+
+
+def test_no_module_with_a_main_does_nothing() -> None:
+    texts = {path: path.read_text() for path in PACKAGE.rglob("*.py")}
+    silent = [
+        path
+        for path, text in texts.items()
+        if "\ndef main(" in text and '__name__ == "__main__"' not in text and path.name != "stacks.py"
+    ]
+    assert silent == []

@@ -25,6 +25,9 @@ from megatron_ft.rank.client import recorder as recorder_module
 from megatron_ft.rank.client.recorder import Recorder
 from megatron_ft.rank.hooks import say
 from megatron_ft.rank.run_ahead import user_code
+from tests.support.clock import Clock, clock
+
+__all__ = ["clock"]
 
 SECTIONS = {"setup": 600.0, "step": 1.5, "ckpt": None}
 
@@ -195,14 +198,14 @@ def test_a_section_that_is_not_configured_is_skipped_and_told_of_once(
     assert "configured sections: 'setup', 'step', 'ckpt'" in warnings
 
 
-def test_observed_intervals(recorder: Recorder) -> None:
+def test_observed_intervals(clock: Clock, recorder: Recorder) -> None:
     recorder.start("step")
-    time.sleep(0.02)
+    clock.pass_s(2.0)
     recorder.end("step")
-    time.sleep(0.01)
+    clock.pass_s(1.0)
     recorder.start("step")
     recorder.end("step")
-    assert recorder.observed()["step"] >= 20_000_000
+    assert recorder.observed()["step"] >= 2_000_000_000
     assert recorder.observed()["ckpt"] == -1
     assert recorder.observed()["out_of_section"] >= 10_000_000
     assert recorder.initial_heartbeat == recorder.longest_heartbeat == -1
@@ -310,29 +313,29 @@ def test_random_boards_never_crash_the_reader() -> None:
             continue
 
 
-def test_what_goes_on_is_told_apart_from_what_has_ended(recorder: Recorder) -> None:
+def test_what_goes_on_is_told_apart_from_what_has_ended(clock: Clock, recorder: Recorder) -> None:
     """The way from the last section to the end of a run never ends, and the next run would die on it."""
     assert set(recorder.observed().values()) == {-1}
     assert set(recorder.going_on()) == {"out_of_section"}
     recorder.start("step")
-    time.sleep(0.02)
+    clock.pass_s(2.0)
     assert recorder.observed()["step"] == -1
     assert recorder.observed()["out_of_section"] >= 0
     assert recorder.going_on().keys() == {"step"}
-    assert recorder.going_on()["step"] >= 20_000_000
+    assert recorder.going_on()["step"] >= 2_000_000_000
     recorder.end("step")
-    assert recorder.observed()["step"] >= 20_000_000
-    time.sleep(0.02)
-    assert recorder.observed()["out_of_section"] < 20_000_000
-    assert recorder.going_on()["out_of_section"] >= 20_000_000
+    assert recorder.observed()["step"] >= 2_000_000_000
+    clock.pass_s(2.0)
+    assert recorder.observed()["out_of_section"] < 2_000_000_000
+    assert recorder.going_on()["out_of_section"] >= 2_000_000_000
 
 
-def test_the_time_before_the_first_section_has_not_ended_by_a_calculation(recorder: Recorder) -> None:
-    time.sleep(0.02)
+def test_the_time_before_the_first_section_has_not_ended_by_a_calculation(clock: Clock, recorder: Recorder) -> None:
+    clock.pass_s(2.0)
     recorder.begin_anew()  # one of heartbeat timeouts
     assert recorder.observed()["out_of_section"] == -1
     recorder.start("step")
-    assert recorder.observed()["out_of_section"] >= 20_000_000
+    assert recorder.observed()["out_of_section"] >= 2_000_000_000
 
 
 def test_the_table_holds_what_may_be_configured_and_what_hooks_add() -> None:

@@ -14,6 +14,9 @@ from megatron_ft.core.timeouts.timeouts import SectionTimeouts
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
 from megatron_ft.monitor.watched_rank import WatchedRank
 from megatron_ft.rank.client.recorder import Recorder
+from tests.support.clock import Clock, clock
+
+__all__ = ["clock"]
 
 TIMEOUTS = {"step": 0.3, "checkpointing": 30.0}
 
@@ -31,20 +34,20 @@ def watched() -> Iterator[WatchedRank]:
     made.close()
 
 
-def test_a_section_that_was_opened_in_a_pause_is_no_damage(watched: WatchedRank) -> None:
+def test_a_section_that_was_opened_in_a_pause_is_no_damage(clock: Clock, watched: WatchedRank) -> None:
     """Nobody looked meanwhile, so it may be open since any moment of the pause."""
     recorder = Recorder(watched.board, SectionTimeouts(section=TIMEOUTS, out_of_section=0.2))
     watched.read()
     paused_ns = time.monotonic_ns()
     recorder.start("checkpointing")
-    time.sleep(1.2)
+    clock.pass_s(1.2)
     watched.excuse_since(paused_ns)
     reading = watched.read()
     assert reading.damage is None
     assert [section.name for section in reading.snapshot.open_sections] == ["checkpointing"]
 
 
-def test_who_writes_over_a_board_again_and_again_hides_no_hang() -> None:
+def test_who_writes_over_a_board_again_and_again_hides_no_hang(clock: Clock) -> None:
     watched = watch({"step": 0.3}, 0.2)
     began, step = time.monotonic(), Step.WATCH
     while step is not Step.END_RANK and time.monotonic() - began < 10:
@@ -52,13 +55,13 @@ def test_who_writes_over_a_board_again_and_again_hides_no_hang() -> None:
         reading = watched.read()
         assert reading.damage is not None
         step = reading.outcome.step
-        time.sleep(0.01)
+        clock.pass_s(0.01)
     assert step is Step.END_RANK
     assert time.monotonic() - began >= 0.3, "it may be in its section"
     watched.close()
 
 
-def test_a_second_damage_finds_no_rank_that_has_sent_no_heartbeat_for_long() -> None:
+def test_a_second_damage_finds_no_rank_that_has_sent_no_heartbeat_for_long(clock: Clock) -> None:
     """A rank that uses heartbeats alone opens no section, ever: its board isn't one that it has written nothing on."""
     config = FaultToleranceConfig(initial_rank_heartbeat_timeout=0.2, rank_heartbeat_timeout=30.0)
     pidfd = os.pidfd_open(os.getpid())
@@ -73,7 +76,7 @@ def test_a_second_damage_finds_no_rank_that_has_sent_no_heartbeat_for_long() -> 
         while time.monotonic() < until:
             recorder.heartbeat()
             assert watched.read().damage is None
-            time.sleep(0.01)
+            clock.pass_s(0.01)
     watched.close()
 
 

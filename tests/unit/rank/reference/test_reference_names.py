@@ -1,19 +1,14 @@
-"""The reference's names in a rank: what is ours, what is the package's own, and how who asks for more is answered.
-
-Each case is a process with the environment of a rank: the finder is there before the first line.
-"""
+"""The reference's names: where each is served from, under which version, and the classes behind them."""
 
 from __future__ import annotations
 
 import importlib
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from megatron_ft.core.reference_modules import PACKAGES, SERVED, version_shown, why_absent
+from megatron_ft.core.reference_modules import SERVED, version_shown, why_absent
 from megatron_ft.launcher.spawn.rank_environment import STARTUP, rank_environment
 from megatron_ft.rank.client.identity import RankInfo
 from megatron_ft.rank.reference.restart_states import (
@@ -21,92 +16,6 @@ from megatron_ft.rank.reference.restart_states import (
     RankMonitorState,
     RankMonitorStateMachine,
 )
-
-
-def in_rank(script: str, *paths: Path, reference_names: bool = True) -> str:
-    """What a script prints that a rank runs; `paths` are the user's PYTHONPATH."""
-    own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    if paths:
-        own["PYTHONPATH"] = os.pathsep.join(map(str, paths))
-    env = rank_environment(own, reference_names=reference_names)
-    run = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=False)
-    return run.stdout + run.stderr
-
-
-@pytest.fixture
-def installed(tmp_path: Path) -> Path:
-    """A folder with something that looks like the package, of a version that can't be compared."""
-    for folder in ("", "fault_tolerance", "checkpointing"):
-        (tmp_path / "nvidia_resiliency_ext" / folder).mkdir(parents=True, exist_ok=True)
-        (tmp_path / "nvidia_resiliency_ext" / folder / "__init__.py").write_text("__version__ = 'unknown'\nREAL = 1\n")
-    (tmp_path / "nvidia_resiliency_ext" / "fault_tolerance" / "dict_utils.py").write_text("REAL = 2\n")
-    return tmp_path
-
-
-def test_the_client_is_ours_and_the_version_says_so() -> None:
-    script = (
-        "import nvidia_resiliency_ext as n, megatron_ft; from packaging.version import Version\n"
-        "from nvidia_resiliency_ext import fault_tolerance as ft\n"
-        "print(issubclass(ft.RankMonitorClient, megatron_ft.RankMonitorClient))\n"
-        "print(ft.data.RankInfo is megatron_ft.RankInfo)\n"
-        "print(n.__version__, Version(n.__version__) >= Version('0.6.0'))\n"
-    )
-    assert in_rank(script) == "True\nTrue\n0.7.0+megatron.ft.0.1.0 True\n"
-
-
-def test_every_name_is_where_the_table_says() -> None:
-    script = (
-        "import importlib, sys\n"
-        "for name in sys.argv[1:]:\n"
-        "    module = importlib.import_module(name)\n"
-        "    for each in module.__all__:\n"
-        "        if each != 'StragglerDetectionCallback': getattr(module, each)\n"
-        "    print(name)\n"
-    )
-    env = rank_environment(os.environ, reference_names=True)
-    command = [sys.executable, "-c", script, *SERVED]
-    assert subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout.split() == [*SERVED]
-    assert set(SERVED) >= PACKAGES
-
-
-def test_other_modules_are_the_packages_own(installed: Path) -> None:
-    script = (
-        "import nvidia_resiliency_ext as n, nvidia_resiliency_ext.checkpointing as c\n"
-        "import nvidia_resiliency_ext.fault_tolerance as ft, nvidia_resiliency_ext.fault_tolerance.dict_utils as d\n"
-        "print(n.REAL, c.REAL, d.REAL, hasattr(ft, 'REAL'), n.__version__)\n"
-    )
-    assert in_rank(script, installed) == "1 1 2 False 0.7.0+megatron.ft.0.1.0\n"
-
-
-def test_switched_off_the_package_is_all_its_own(installed: Path) -> None:
-    script = "import nvidia_resiliency_ext.fault_tolerance as ft; print(ft.REAL, ft.__version__)"
-    assert in_rank(script, installed, reference_names=False) == "1 unknown\n"
-    assert "No module named 'nvidia_resiliency_ext'" in in_rank(script, reference_names=False)
-
-
-def test_what_nobody_has_is_told_in_a_clear_error(installed: Path) -> None:
-    error = in_rank("import nvidia_resiliency_ext.inprocess")
-    assert "No module named 'nvidia_resiliency_ext.inprocess': megatron_ft serves only" in error
-    assert "nvidia-resiliency-ext isn't installed here" in error
-    assert "the one that is installed has none" in in_rank("import nvidia_resiliency_ext.inprocess", installed)
-    script = "import nvidia_resiliency_ext.fault_tolerance.data as d; d.OkMsg"
-    assert "megatron_ft serves nvidia_resiliency_ext.fault_tolerance.data here, which has no 'OkMsg'" in in_rank(script)
-
-
-def test_who_only_asks_whether_it_is_there_is_told_no() -> None:
-    script = (
-        "import importlib.util as u\n"
-        "print(u.find_spec('nvidia_resiliency_ext.checkpointing'), bool(u.find_spec('nvidia_resiliency_ext')))\n"
-        "try: import nvidia_resiliency_ext.checkpointing\n"
-        "except ModuleNotFoundError as error: print(error.name)\n"
-    )
-    assert in_rank(script) == "None True\nnvidia_resiliency_ext.checkpointing\n"
-
-
-def test_a_users_own_sitecustomize_still_runs_and_the_path_is_as_it_was(tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text("print('mine')")
-    script = f"import sys; print({STARTUP!r} in sys.path, sys.path[1] == {str(tmp_path)!r})"
-    assert in_rank(script, tmp_path) == "mine\nFalse True\n"
 
 
 def test_the_environment_of_ranks() -> None:

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-
-import megatron_ft
-
-PACKAGE = Path(megatron_ft.__file__).parent
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
@@ -33,13 +28,3 @@ def test_ft_launcher(words: tuple[str, ...]) -> None:
     assert done.returncode == 2
     assert "--no-such-option" in done.stderr
     assert done.stderr.startswith("ft_launcher: error:"), done.stderr
-
-
-def test_no_module_with_a_main_does_nothing() -> None:
-    texts = {path: path.read_text() for path in PACKAGE.rglob("*.py")}
-    silent = [
-        path
-        for path, text in texts.items()
-        if "\ndef main(" in text and '__name__ == "__main__"' not in text and path.name != "stacks.py"
-    ]
-    assert silent == []
