@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from megatron_ft.core.job import lines
+from megatron_ft.core.plural import counted
 
 __all__ = [
     "Action",
@@ -165,20 +166,16 @@ def _decide(last: CycleEnd, policy: AnyFailed | MinHealthy) -> Decision:
             return Decision(action=Action.FINISH, restarts_left=left, reason="")
         case Outcome.STOPPED:
             return Decision(action=Action.GIVE_UP, restarts_left=left, reason="not restarting")
-        case Outcome.EXCLUDED:
-            reason = "this node leaves the job"
-            if too_few:
-                reason += f", which ends: {too_few}"
-            return Decision(action=Action.GIVE_UP, restarts_left=left, reason=reason)
         case _ if too_few:
             reason = f"{too_few}, giving up"
             return Decision(action=Action.GIVE_UP, restarts_left=left, reason=reason)
         case Outcome.FAILED if 0 < policy.max_stalled <= last.stalled:
-            cycles = "1 cycle" if last.stalled == 1 else f"{last.stalled} cycles"
-            reason = f"no progress in {cycles}, giving up"
+            reason = f"no progress in {counted(last.stalled, 'cycle')}, giving up"
             return Decision(action=Action.GIVE_UP, restarts_left=left, reason=reason, no_progress=True)
         case Outcome.FAILED if used > max_restarts:
             reason = "no restarts left, giving up" if max_restarts else "no restarts allowed, giving up"
             return Decision(action=Action.GIVE_UP, restarts_left=0, reason=reason)
         case Outcome.MEMBERSHIP | Outcome.FAILED:
             return Decision(action=Action.RESTART, restarts_left=left, reason="")
+        case Outcome.EXCLUDED:
+            raise AssertionError("a node that leaves decides for itself")

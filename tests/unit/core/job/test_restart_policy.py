@@ -162,13 +162,6 @@ def test_restarts_are_counted_for_the_job(
         (M, 2, Action.RESTART, ""),
         (M, 1, Action.GIVE_UP, "1 node left, at least 2 required, giving up"),
         (F, 1, Action.GIVE_UP, "1 node left, at least 2 required, giving up"),
-        (Outcome.EXCLUDED, 2, Action.GIVE_UP, "this node leaves the job"),
-        (
-            Outcome.EXCLUDED,
-            1,
-            Action.GIVE_UP,
-            "this node leaves the job, which ends: 1 node left, at least 2 required",
-        ),
     ],
 )
 def test_nodes_that_leave(policy: RestartPolicy, outcome: Outcome, left: int, action: Action, reason: str) -> None:
