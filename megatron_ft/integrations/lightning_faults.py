@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import math
-import os
-import random
-import sys
-import threading
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from megatron_ft.core.config.kinds import nearest, show
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.fault_plan import FAULT_TYPES, RANDOM, RANDOM_TYPES
-from megatron_ft.core.records.rank import FaultInjected
+from megatron_ft.core.fault_plan import RANDOM, RANDOM_TYPES
 from megatron_ft.rank.client import agreement
-from megatron_ft.rank.faults.injection import inject
-from megatron_ft.rank.faults.simulated import SimulatedFault, common_seed
-from megatron_ft.rank.hooks.learning import log_event
+from megatron_ft.rank.faults import simulated
+from megatron_ft.rank.faults.simulated import SimulatedFault
 
 __all__ = ["SimulatedFaultParams", "parse", "plan", "start"]
 
@@ -88,13 +81,9 @@ def plan(params: SimulatedFaultParams, *, world_size: int, seed: Callable[[], in
     rank, fault_type = params.rank_to_fail, params.fault_type
     if rank is not None and rank >= world_size:
         raise ConfigError(f"rank_to_fail must be a rank from 0 to {world_size - 1}, not {rank}")
-    if rank is None or fault_type == RANDOM:
-        draw = random.Random(seed())
-        drawn_rank, drawn_type = draw.randrange(world_size), draw.choice(RANDOM_TYPES)
-        rank = drawn_rank if rank is None else rank
-        fault_type = drawn_type if fault_type == RANDOM else fault_type
-    delay_s = params.base_delay + params.rand_delay * random.random()
-    return SimulatedFault(type=fault_type, rank=rank, delay_s=delay_s)
+    chosen_rank, chosen_type, draw = simulated.choose(fault_type, rank, world_size=world_size, seed=seed)
+    delay_s = params.base_delay + params.rand_delay * draw.random()
+    return SimulatedFault(type=chosen_type, rank=chosen_rank, delay_s=delay_s)
 
 
 def start(params: SimulatedFaultParams, client: Callable[[], Any]) -> None:
@@ -107,16 +96,4 @@ def start(params: SimulatedFaultParams, client: Callable[[], Any]) -> None:
     Raises:
         ConfigError: there is no such rank; on all ranks alike.
     """
-    fault = plan(params, world_size=agreement.world_size(), seed=common_seed)
-    if fault.rank != agreement.rank():
-        return
-    print(f"FT: simulated fault: {fault.describe()}", file=sys.stderr, flush=True)
-    threading.Thread(target=_carry_out, args=(fault, client), name="ft-simulated-fault", daemon=True).start()
-
-
-def _carry_out(fault: SimulatedFault, client: Callable[[], Any]) -> None:
-    time.sleep(fault.delay_s)
-    cycle = int(os.environ.get("FT_CYCLE", "0"))
-    log_event(client(), FaultInjected(type=fault.type, rank=fault.rank, cycle=cycle))
-    print(f"FT: simulated fault: rank {fault.rank} {FAULT_TYPES[fault.type]} now", file=sys.stderr, flush=True)
-    inject(fault.type)
+    simulated.start(plan(params, world_size=agreement.world_size(), seed=simulated.common_seed), client=client)

@@ -26,7 +26,7 @@ from megatron_ft.rank.client import agreement
 from megatron_ft.rank.faults.acts import Slowness, announce, inject
 from megatron_ft.rank.hooks.learning import current_iteration, log_event
 
-__all__ = ["SimulatedFault", "common_seed", "maybe_start", "on_step", "plan_fault"]
+__all__ = ["SimulatedFault", "choose", "common_seed", "maybe_start", "on_step", "plan_fault", "start"]
 
 _DELAY_SPREAD = 0.2
 
@@ -72,14 +72,17 @@ def plan_fault(config: Any, *, world_size: int, seed: Callable[[], int]) -> Simu
         raise ConfigError(f"simulated_fault_rank must be a rank from 0 to {world_size - 1}, not {show(rank)}")
     if isinstance(base, bool) or not isinstance(base, (int, float)) or not (math.isfinite(base) and base >= 0):
         raise ConfigError(f"simulated_fault_base_delay must be a number of seconds from 0, not {show(base)}")
-    is_open = rank is None or fault_type == RANDOM
-    draw = random.Random(seed()) if is_open else random.Random()
+    rank, fault_type, draw = choose(fault_type, rank, world_size=world_size, seed=seed)
+    return SimulatedFault(type=fault_type, rank=rank, delay_s=base * (1.0 + _DELAY_SPREAD * draw.random()))
+
+
+def choose(
+    fault_type: str, rank: int | None, *, world_size: int, seed: Callable[[], int]
+) -> tuple[int, str, random.Random]:
+    """The rank, the type, and a generator for the delay. What is left open is drawn; ``seed`` as in `plan_fault`."""
+    draw = random.Random(seed()) if rank is None or fault_type == RANDOM else random.Random()
     drawn_rank, drawn_type = draw.randrange(world_size), draw.choice(RANDOM_TYPES)
-    return SimulatedFault(
-        type=drawn_type if fault_type == RANDOM else fault_type,
-        rank=drawn_rank if rank is None else rank,
-        delay_s=base * (1.0 + _DELAY_SPREAD * draw.random()),
-    )
+    return drawn_rank if rank is None else rank, drawn_type if fault_type == RANDOM else fault_type, draw
 
 
 def common_seed() -> int:
@@ -94,7 +97,13 @@ def maybe_start(config: Any, *, client: Callable[[], Any], save_dir: Callable[[]
     """See ``fault_tolerance.maybe_setup_simulated_fault``; ``client`` and ``save_dir`` are asked when it is due."""
     if config is None or not config.simulate_fault:
         return
-    fault = plan_fault(config, world_size=agreement.world_size(), seed=common_seed)
+    start(plan_fault(config, world_size=agreement.world_size(), seed=common_seed), client=client, save_dir=save_dir)
+
+
+def start(
+    fault: SimulatedFault, *, client: Callable[[], Any], save_dir: Callable[[], str | None] = lambda: None
+) -> None:
+    """In the rank that is to fail, start the thread that waits for the moment. Arguments as of ``maybe_start``."""
     if fault.rank != agreement.rank():
         return
 

@@ -18,6 +18,7 @@ from megatron_ft.integrations.lightning import (
     FaultToleranceSectionsCallback,
     SimulatedFaultParams,
 )
+from megatron_ft.rank.faults import simulated
 from tests.support.training import clean_environment
 
 __all__ = ["clean_environment"]  # a fixture
@@ -103,10 +104,10 @@ def test_only_the_rank_that_is_meant_does_it(monkeypatch: pytest.MonkeyPatch, tm
     injected: list[tuple[str, str]] = []
     client = MagicMock()
     monkeypatch.setattr(
-        lightning_faults, "inject", lambda kind: injected.append((kind, threading.current_thread().name))
+        simulated, "inject", lambda kind, **_more: injected.append((kind, threading.current_thread().name))
     )
     logged: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(lightning_faults, "log_event", lambda *args: logged.append(args))
+    monkeypatch.setattr(simulated, "log_event", lambda *args: logged.append(args))
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("FT_CYCLE", "3")
     for rank in ("0", "1"):
