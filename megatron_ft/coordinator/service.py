@@ -226,13 +226,13 @@ def frame(message: ToMember) -> bytes:
         return _BEAT
     if not isinstance(message, Propose) or message.place is None:
         return encode(message)
-    before, after = _around_place(message.ballot, message.decision, message.votes)
+    before, after = _around_place(message.ballot, message.decision, message.votes, message.candidates)
     body = b"%b%d%b" % (before, message.place, after)
     return len(body).to_bytes(4, "big") + body
 
 
 @functools.lru_cache(maxsize=4)
-def _around_place(ballot: Ballot, decision: Decision, votes: bool) -> tuple[bytes, bytes]:
-    whole = encode(Propose(ballot, decision, 0, votes))[4:]
+def _around_place(ballot: Ballot, decision: Decision, votes: bool, candidates: tuple[str, ...]) -> tuple[bytes, bytes]:
+    whole = encode(Propose(ballot, decision, 0, votes, candidates))[4:]
     before, place, after = whole.rpartition(b'"place":')  # in a string, a quote would have a backslash before it
     return before + place, after[1:]

@@ -442,6 +442,9 @@ class Listener(Process):
         early, self._early = self._early, []
         for link, message in early:
             coordinator.call(lambda link=link, message=message: coordinator.received(link, message))
+        for link in {link.number: link for link, _ in early}.values():
+            if coordinator not in link.ends:  # it was given up meanwhile
+                coordinator.call(lambda link=link: coordinator.link_broke(link))
 
     def coordinator_died(self) -> None:
         """It is replaced, if this is where the job is coordinated, or somebody waits for one."""
@@ -504,9 +507,9 @@ class CoordinatorProcess(Process):
 
     def link_broke(self, link: Link) -> None:
         """A launcher has ended, or so it seems."""
-        if self.numbers.pop(link.number, None) is not None:
-            self._do(self.machine.handle(edge.Broken(link.number), self.host.clock_s()))
-            self._maybe_settle()
+        self.numbers.pop(link.number, None)
+        self._do(self.machine.handle(edge.Broken(link.number), self.host.clock_s()))
+        self._maybe_settle()
 
     def orphaned(self) -> None:
         """Its launcher has ended."""

@@ -48,7 +48,12 @@ class Orders:
         return self.begun
 
     def may_be_news(self, state: NodeState) -> bool:
-        """Whether a report of this state may be: it is told once, and again if it no longer follows from another's."""
+        """Whether a report of this state may be: it is told once, and again if it no longer follows from another's.
+
+        A cycle whose successor has begun isn't asked after any more.
+        """
+        if self.has_begun:
+            return False
         return self.told is None or self.told.state is not state or self.told.follows
 
     def report(self, report: Report) -> bool:

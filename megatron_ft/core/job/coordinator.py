@@ -124,9 +124,10 @@ class Coordinator:
 
     def _moved(self, link: int, moved: m.Moved) -> None:
         self._out.append(Drop(link))
-        if self._council.decision is None and self._door.moved(moved, self._clock.now_s):
+        has_job = self._council.leads and self._council.decision is not None
+        if not has_job and self._door.moved(moved, self._clock.now_s):
             self._council.leads = False
-            for here, node in list(self._links.items()):
+            for here, node in [each for each in self._links.items() if each[1].memory.decided is None]:
                 self._out += [Send([here], m.Elsewhere(moved.address)), Drop(here)]
                 self._gone(node, silent=True)
 
@@ -300,7 +301,7 @@ class Coordinator:
                     self._out.append(Drop(link))
                     self._gone(node, silent=True)
         for node in list(self._absent.values()):
-            until_s = node.gone_s + (0.0 if node.silent else GRACE_S)
+            until_s = node.awaited_until_s(silence_s=limit_s, slept_s=self._clock.slept_s)
             if self._clock.now_s < until_s:
                 self._alarms.append(until_s)
                 continue
@@ -336,8 +337,8 @@ class Coordinator:
             held = node.held(decision) or Held(decision)
             node.memory = replace(node.memory, decided=held, accepted=None)
             self._out.append(Send([link], self._council.news()))
-            if seated and decision.kind is Kind.CYCLE:
-                node.phase = m.Phase.RUNNING
+            if held.place is not None and decision.kind is Kind.CYCLE:  # it starts ranks, whether it is lost or not
+                node.phase, node.standing = m.Phase.RUNNING, m.Standing(m.Phase.RUNNING, decision.cycle)
         if not seated:
             waits = node.standing.ended is not None and node.standing.verdict is None  # for one that it won't hear
             if node.phase is m.Phase.RUNNING or (waits and node.phase is m.Phase.BUSY):

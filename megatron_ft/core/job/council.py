@@ -6,7 +6,7 @@ then propose the next one. What a lost coordinator may have brought about alread
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from megatron_ft.core.job.edge import CoordinatorEffect, Decided, Send
@@ -317,9 +317,7 @@ class Council:
     def news(self) -> Commit:
         """The last decision, for a node that doesn't know it."""
         assert self.decision is not None
-        first = (self._here[place] for place in sorted(self._here)[: 2 * _CANDIDATES])
-        addresses = tuple(node.address for node in first if node.address)[:_CANDIDATES]
-        return Commit(self.decision, self.store, addresses)
+        return Commit(self.decision, self.store, _candidates(self._here))
 
     def _recover(self, everybody: Iterable[Node]) -> None:
         """Propose again what may have been decided: the last that any voter has accepted."""
@@ -357,6 +355,8 @@ class Council:
 
     def _ask(self, proposal: Proposal, nodes: Iterable[Node]) -> None:
         self.proposal = proposal
+        about = proposal.ballot, proposal.decision
+        candidates = _candidates(proposal.members)
         outside: list[int] = []
         for node in nodes:
             if node.link is None:
@@ -365,12 +365,18 @@ class Council:
             if held.place is None:
                 outside.append(node.link)
             else:
-                self._emit(Send([node.link], Propose(proposal.ballot, proposal.decision, held.place, held.votes)))
+                self._emit(Send([node.link], Propose(*about, held.place, held.votes, candidates)))
         if outside:
-            self._emit(Send(outside, Propose(proposal.ballot, proposal.decision, None, False)))
+            self._emit(Send(outside, Propose(*about, None, False, candidates)))
 
     def _held(self, proposal: Proposal, node: Node) -> Held:
         place = proposal.places.get(node)
         if place is not None and proposal.is_new:
             return Held(proposal.decision, place, votes=True, store=self.store)
         return node.held(proposal.decision) or Held(proposal.decision)
+
+
+def _candidates(nodes: Mapping[int, Node]) -> tuple[str, ...]:
+    """Where the job can be coordinated if it can't be here any more: at the first of those nodes, by place."""
+    first = (nodes[place] for place in sorted(nodes)[: 2 * _CANDIDATES])
+    return tuple(node.address for node in first if node.address)[:_CANDIDATES]

@@ -55,6 +55,15 @@ class Node:
         """A launcher that says hello for the first time."""
         return Node(hello.instance, hello.name, hello.address, hello.rank, hello.owns, arrived, before=hello.before)
 
+    def awaited_until_s(self, *, silence_s: float, slept_s: float) -> float:
+        """Its connection has ended: it is dead, or back by then.
+
+        If the coordinator has just stood still (``slept_s``), it may have looked for another one meanwhile.
+        """
+        if self.silent:
+            return self.gone_s
+        return self.gone_s + (silence_s if self.gone_s <= slept_s + GRACE_S else GRACE_S)
+
     def held(self, decision: Decision) -> Held | None:
         """That decision as this node has it, if it has heard of it."""
         return self.memory.held(decision)

@@ -158,11 +158,13 @@ class Member:
     def broken(self, now_s: float, *, silent: bool = False) -> list[edge.MemberEffect]:
         """The connection has ended. ``silent``: no packet is answered any more from there."""
         self._clock.set(now_s)
-        was_led, self._is_open = self.is_led, False
+        was_led, was_open, self._is_open = self.is_led, self._is_open, False
         if was_led:
             self._search.begin_again()
         if silent:
             self._search.is_silent(self._clock.now_s)
+        elif was_open and not was_led:
+            self._search.broke_off()
         self._seek(at_once=was_led)
         return self._take()
 
@@ -291,6 +293,7 @@ class Member:
         accepted = self.memory.accepted
         if accepted is not None and accepted.ballot > proposal.ballot:
             return
+        self._search.candidates(proposal.candidates)
         held = Held(proposal.decision, proposal.place, proposal.votes)
         self.memory = replace(self.memory, accepted=Accepted(proposal.ballot, held))
         if held.place == 0 and held.decision.kind is Kind.CYCLE:

@@ -309,12 +309,13 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Propose:
-    """Accept this. ``place``: this node's; None if it only votes."""
+    """Accept this. ``place``: of this node, None if it only votes. ``candidates``: as in ``Commit``, but sooner."""
 
     ballot: Ballot
     decision: Decision
     place: int | None
     votes: bool
+    candidates: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,15 +25,22 @@ class Search:
         self._addresses = endpoints
         self._ways: list[str] = []
         """Addresses that are to be tried next."""
+        self._broke_off: set[str] = set()
+        """Addresses that were tried once more in this pass."""
         self._silent: dict[str, tuple[float, int]] = {}
         """Addresses that didn't answer: until when that is held against them, and how often it was so."""
 
     def next(self, *, knows_job: bool, now_s: float) -> str:
-        """The address to try now."""
-        if not self._ways:
-            self._ways = self._pass(knows_job=knows_job, now_s=now_s)
-            self.is_first = True
-        self.address = self._ways.pop(0)
+        """The address to try now: where the job was led last, then another one, and so on, in one order for all.
+
+        The job may still be led there: a coordinator that stood still for a while has lost nodes, and goes on.
+        """
+        begins = not self._ways
+        if begins:
+            self._ways, self.is_first = self._others(knows_job=knows_job, now_s=now_s), True
+            self._broke_off.clear()
+        is_due = (begins or self.address != self.home) and self._is_worth(self.home, now_s)
+        self.address = self.home if is_due or not self._ways else self._ways.pop(0)
         return self.address
 
     def is_silent(self, now_s: float) -> None:
@@ -45,6 +52,12 @@ class Search:
         """The coordinator is where it was looked for."""
         self.home, self._ways = self.address, []
         self._silent.pop(self.address, None)
+
+    def broke_off(self) -> None:
+        """Who has answered there has ended: once more, because its launcher replaces it, and others wait for that."""
+        if self.address not in (self.home, *self._broke_off):
+            self._broke_off.add(self.address)
+            self._ways.insert(0, self.address)
 
     def begin_again(self) -> None:
         """With the first one: the coordinator may be replaced already, at the same address."""
@@ -59,18 +72,11 @@ class Search:
         """These could coordinate, in this order; after them the endpoints."""
         self._addresses = tuple(dict.fromkeys((*addresses, *self._endpoints)))
 
-    def _pass(self, *, knows_job: bool, now_s: float) -> list[str]:
-        """All addresses, in the same order for all launchers, and before each the one where the job was led last."""
-        founds = not knows_job and self._own == self._endpoints[0]
-        others = [address for address in self._addresses if address != self.home]
-        if founds:
-            return list(dict.fromkeys([self.home, self._own]))  # where it was sent, and back if nobody is there
-        if not others:
-            return [self.home]
-        answering = [address for address in others if self._is_worth(address, now_s)] or others
-        if not self._is_worth(self.home, now_s):
-            return answering
-        return [self.home, *(way for address in answering for way in (address, self.home))]
+    def _others(self, *, knows_job: bool, now_s: float) -> list[str]:
+        """All other addresses, without those that are silent, if not all are."""
+        founds = not knows_job and self._own == self._endpoints[0]  # and goes back if nobody is where it was sent
+        others = [way for way in ((self._own,) if founds else self._addresses) if way != self.home]
+        return [way for way in others if self._is_worth(way, now_s)] or others
 
     def _is_worth(self, address: str, now_s: float) -> bool:
         return self._silent.get(address, (0.0, 0))[0] <= now_s

@@ -260,6 +260,18 @@ def test_the_end_of_a_cycle_that_nobody_told_is_its_successor() -> None:
     assert driven.done[-1] == edge.StartRanks(3)
 
 
+def test_a_success_is_told_again_in_the_next_cycle_also_where_the_end_of_the_last_one_never_was() -> None:
+    driven = running()
+    driven.exits(0)
+    driven.exits(1)
+    driven.hear(job.Begin(held(1, nodes=2)))
+    assert reports(driven) == [(NodeState.SUCCEEDED, "", False)]  # nobody asks after cycle 0 any more
+    driven.hear(edge.RanksEnded(), edge.RanksMet(1, [0], 0, 1, 1), edge.RankStarted(0, 200, driven.now_ns))
+    driven.hear(edge.RanksStarted())
+    driven.exits(0)
+    assert reports(driven) == 2 * [(NodeState.SUCCEEDED, "", False)]
+
+
 def test_processes_that_can_t_be_ended_cost_the_node() -> None:
     driven = running()
     driven.exits(0, 1)
