@@ -225,7 +225,7 @@ class Coordinator:
         self._rounds.lost_s = None
         before = self._cycle
         if before is not None and before.decision.cycle == decision.cycle and decision.kind is not Kind.CYCLE:
-            before.decision = decision
+            before.goes_on(decision, self._nodes)
             return
         cycle = self._cycle = Cycle(rules, decision)
         known = {} if proposal is None else proposal.members

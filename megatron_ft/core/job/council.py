@@ -137,6 +137,8 @@ class Council:
             return False
         node.follows = True
         self._place(node)
+        if self.proposal is not None and not self.proposal.is_new:  # it counts, and may have a place in it
+            self._ask_again(self.proposal, [node])
         if node.place is not None and self._here.get(node.place) is node:
             self._following.add(node.place)
             if node.memory.accepted is not None:
@@ -333,13 +335,17 @@ class Council:
         last = max(found, key=lambda accepted: accepted.ballot).held.decision
         if not self._may_be_decided(last):
             return  # its coordinator died while it asked: who wasn't asked would have no place in it
-        members: dict[int, Node] = {}
+        self._ask_again(Proposal(self._ballot(), last, {}, set(), is_new=False), nodes)
+
+    def _ask_again(self, proposal: Proposal, nodes: list[Node]) -> None:
+        """Propose once more what they may have accepted already."""
         for node in nodes:
-            held = node.held(last)
+            held = node.held(proposal.decision)
             if held is not None and held.place is not None:
-                members[held.place] = node
-        store = {members[0]} if last.kind is Kind.CYCLE and 0 in members else set()  # who alone knows where it is
-        self._ask(Proposal(self._ballot(), last, members, store, is_new=False), nodes)
+                proposal.members[held.place], proposal.places[node] = node, held.place
+                if held.place == 0 and proposal.decision.kind is Kind.CYCLE:
+                    proposal.waiting.add(node)  # it alone knows where the store is
+        self._ask(proposal, nodes)
 
     def _may_be_decided(self, decision: Decision) -> bool:
         """Whether enough voters can have accepted it: all that aren't here, and those here that say so."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from megatron_ft.core.diagnosis.exits import CauseKind, describe_hang
@@ -60,6 +60,13 @@ class Cycle:
             healthy = Report(self.decision.cycle, NodeState.HEALTHY)
             self.seats = [Seat(healthy) for _ in range(self.decision.world)]
         self._counts.update(seat.state for seat in self.seats)
+
+    def goes_on(self, decision: Decision, nodes: Mapping[str, Node]) -> None:
+        """Another decision about it. Who has connected since, and had only accepted the cycle, is too late for it."""
+        self.decision = decision
+        for place, seat in enumerate(self.seats):
+            if (node := nodes.get(seat.instance)) is not None and node.place != place:
+                self.lose(place, lines.without(decision.cycle))
 
     # -- what is heard of its nodes ---------------------------------------------------------------------------
 

@@ -293,7 +293,7 @@ class Member:
         accepted = self.memory.accepted
         if accepted is not None and accepted.ballot > proposal.ballot:
             return
-        self._search.candidates(proposal.candidates)
+        self._search.candidates(proposal.candidates, are_decided=False)
         held = Held(proposal.decision, proposal.place, proposal.votes)
         self.memory = replace(self.memory, accepted=Accepted(proposal.ballot, held))
         if held.place == 0 and held.decision.kind is Kind.CYCLE:

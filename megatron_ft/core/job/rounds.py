@@ -153,11 +153,11 @@ class Rounds:
         members = seated(cycle, self._nodes)
         if len(members) == decision.size and all(node.votes for node in members.values()):
             self.lost_s = None
-        elif members and not has_absent:
+        elif members and not has_absent and not any(_is_coming(node, cycle) for node in self._nodes.values()):
             self._council.propose(
                 Kind.ROLL,
                 members,
-                [node for node in self._council.voters().values() if node.place not in members],
+                [node for node in self._council.voters().values() if node.place not in members and node.follows],
                 cycle=decision.cycle,
                 world=decision.world,
                 restarts=decision.restarts,
@@ -172,6 +172,11 @@ def seated(cycle: Cycle | None, nodes: Mapping[str, Node]) -> dict[int, Node]:
     return {
         node.place: node for node in nodes.values() if node.follows and node.place is not None and cycle.is_seated(node)
     }
+
+
+def _is_coming(node: Node, cycle: Cycle) -> bool:
+    """Whether a node of the cycle has connected, and hasn't followed yet."""
+    return node.link is not None and not node.follows and cycle.is_seated(node)
 
 
 def is_awaited(node: Node) -> bool:

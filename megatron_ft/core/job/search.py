@@ -68,9 +68,10 @@ class Search:
         self._addresses = tuple(dict.fromkeys((address, *self._addresses)))
         self.home, self._ways = address, []
 
-    def candidates(self, addresses: Iterable[str]) -> None:
-        """These could coordinate, in this order; after them the endpoints."""
-        self._addresses = tuple(dict.fromkeys((*addresses, *self._endpoints)))
+    def candidates(self, addresses: Iterable[str], *, are_decided: bool = True) -> None:
+        """These could coordinate, in this order; after them the endpoints, and those before if nothing is decided."""
+        known = self._endpoints if are_decided else self._addresses
+        self._addresses = tuple(dict.fromkeys((*addresses, *known)))
 
     def _others(self, *, knows_job: bool, now_s: float) -> list[str]:
         """All other addresses, without those that are silent, if not all are."""

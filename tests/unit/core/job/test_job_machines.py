@@ -14,7 +14,6 @@ from megatron_ft.core.diagnosis.rank_snapshot import RankNote
 from megatron_ft.core.errors import ConfigError, ProtocolError
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.coordinator import Coordinator
 from megatron_ft.core.job.forming import Forming
 from megatron_ft.core.job.lobby import Node, choose
 from megatron_ft.core.job.member import CUT_OFF_S, Identity, Member
@@ -22,17 +21,11 @@ from megatron_ft.core.job.progress import Advance, Reached
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
 from megatron_ft.core.job.restart_policy import Decision as Follows
 from megatron_ft.core.job.roll import Accepted, Decision, Held, Kind, Memory, is_quorum
-from megatron_ft.core.job.search import Search
 from megatron_ft.core.job.verdict import Seat, verdict_on
 from megatron_ft.core.messages.codec import Vocabulary, pack
 from megatron_ft.ipc.net.secret import Asked, Asking, read_secret
 from megatron_ft.ipc.wire import encode
-
-RULES = m.Rules(min_nodes=2, max_nodes=4, max_restarts=3)
-
-
-def decision(number: int = 0, kind: Kind = Kind.CYCLE, *, cycle: int = 0, size: int = 4, head: int = 0) -> Decision:
-    return Decision(number, (number, "c", 1), kind, cycle, size, size, head)
+from tests.support.job_machines import RULES, decision, led, member
 
 
 @pytest.mark.parametrize(
@@ -260,18 +253,6 @@ def test_no_progress_is_told_as_such() -> None:
     )
 
 
-def member(**more: Any) -> Member:
-    who = Identity("job", RULES, "me", "host", "host:1", ("first:1", "second:1"), **more)
-    return Member(who, now_s=0.0, chance=random.Random(1))
-
-
-def led(machine: Member, term: tuple[int, str] = (1, "c")) -> Member:
-    machine.tick(0.0)
-    machine.opened(0.0)
-    machine.heard(m.Lead(term), 0.0)
-    return machine
-
-
 def test_a_launcher_follows_nobody_with_a_lesser_term_and_accepts_nothing_of_it() -> None:
     machine = led(member(), (5, "c"))
     assert machine.heard(m.Lead((4, "z")), 0.0) == [edge.Transmit(m.Newer((5, "c")))]
@@ -386,202 +367,6 @@ def test_what_is_sent_is_what_arrives(message: Any) -> None:
 def test_what_is_no_message_is_refused(message: dict[str, Any]) -> None:
     with pytest.raises(ProtocolError):
         MESSAGES_OF_BOTH.parse(message)
-
-
-def answers(machine: Coordinator, effects: list[edge.CoordinatorEffect]) -> list[edge.CoordinatorEffect]:
-    """Take part as launchers do, until there is nothing to say; what was asked for at last."""
-    while True:
-        said: list[edge.Heard] = []
-        for effect in effects:
-            if isinstance(effect, edge.Send) and isinstance(effect.message, m.Lead):
-                said += [edge.Heard(link, m.Follow(effect.message.term)) for link in effect.links]
-            elif isinstance(effect, edge.Send) and isinstance(effect.message, m.Propose):
-                said += [edge.Heard(link, m.Accept(effect.message.ballot, "store:1")) for link in effect.links]
-        if not said:
-            return effects
-        effects = [effect for event in said for effect in machine.handle(event, 0.0)] + machine.settle(0.0)
-
-
-def test_the_node_of_a_launcher_whose_own_coordinator_outlives_it_is_lost_at_once() -> None:
-    rules = m.Rules(min_nodes=2, max_nodes=3, max_restarts=3)
-    for breaks_first in (False, True):
-        machine = Coordinator("c", founds=True, now_s=0.0)
-        for link, name in enumerate("abc"):
-            machine.handle(edge.Heard(link, m.Hello("job", rules, name, 1, name, owns=name == "a")), 0.0)
-            machine.handle(edge.Heard(link, m.Ready()), 0.0)
-        begun = answers(machine, machine.settle(0.0))
-        assert any(isinstance(effect, edge.Decided) for effect in begun)
-        if breaks_first:
-            machine.handle(edge.Broken(0), 0.0)
-            assert not any(isinstance(effect, edge.Judged) for effect in machine.settle(0.0))  # it may come back
-        machine.orphaned()
-        effects = machine.settle(0.0)
-        assert (edge.Drop(0) in effects) is not breaks_first
-        (verdict,) = [effect.verdict for effect in effects if isinstance(effect, edge.Judged)]
-        assert (verdict.node, "its launcher exited" in verdict.text) == (0, True)
-
-
-def links(effects: list[edge.CoordinatorEffect], kind: type) -> list[int]:
-    """Who is sent such a message."""
-    sent = [effect for effect in effects if isinstance(effect, edge.Send) and isinstance(effect.message, kind)]
-    return sorted(link for effect in sent for link in effect.links)
-
-
-def test_a_node_whose_answer_came_too_late_has_the_place_that_it_has_accepted() -> None:
-    rules = m.Rules(min_nodes=3, max_nodes=3, max_restarts=3)
-    machine, launchers = Coordinator("c", founds=True, now_s=0.0), {}
-
-    def say(link: int, message: m.FromMember) -> list[edge.CoordinatorEffect]:
-        return machine.handle(edge.Heard(link, message), 0.0)
-
-    def follow(*followers: int) -> None:
-        for link in followers:
-            accepted = launchers[link].memory.accepted
-            for effect in say(link, m.Follow((0, "c"), accepted)):
-                assert isinstance(effect, edge.Send)
-                launchers[link].heard(effect.message, 0.0)
-
-    for link, name in enumerate("abc"):
-        launchers[link] = led(member(), (0, "c"))
-        say(link, m.Hello("job", rules, name, 1, name, owns=name == "a"))
-        say(link, m.Ready())
-    machine.settle(0.0)
-    follow(0, 1, 2)
-    for effect in machine.settle(0.0):
-        if isinstance(effect, edge.Send):
-            (link,) = effect.links
-            assert isinstance(effect.message, m.Propose)
-            launchers[link].heard(effect.message, 0.0)
-    assert [each.memory.accepted is not None for each in launchers.values()] == [True] * 3
-    # the connection of the node that founds the job breaks, and no answer is there yet: nobody leads for a moment
-    machine.handle(edge.Broken(0), 0.0)
-    machine.settle(0.0)
-    launchers[3] = launchers.pop(0)
-    say(3, m.Hello("job", rules, "a", 2, "a", owns=True, memory=launchers[3].memory))
-    assert links(machine.settle(0.0), m.Lead) == [1, 2, 3]
-    follow(3, 1)
-    proposed = machine.settle(0.0)
-    assert links(proposed, m.Propose) == [1, 3]
-    begun = answers(machine, proposed)
-    assert [effect.held.decision.number for effect in begun if isinstance(effect, edge.Decided)] == [0]
-    follow(2)
-    assert launchers[2].place is not None
-    machine.settle(0.0)
-    (lost,) = [
-        effect.message
-        for effect in answers(machine, machine.handle(edge.Broken(2), 1.0) + machine.settle(1.4))
-        if isinstance(effect, edge.Send) and isinstance(effect.message, m.Verdict)
-    ]
-    assert (lost.node, "its launcher exited" in lost.text) == (launchers[2].place, True)
-
-
-def begun(rules: m.Rules, names: str) -> Coordinator:
-    """Cycle 0 runs, on these nodes; the connection of each is its number."""
-    machine = Coordinator("c", founds=True, now_s=0.0)
-    for link, name in enumerate(names):
-        machine.handle(edge.Heard(link, m.Hello("job", rules, name, 1, name, owns=link == 0)), 0.0)
-        machine.handle(edge.Heard(link, m.Ready()), 0.0)
-    assert any(isinstance(effect, edge.Decided) for effect in answers(machine, machine.settle(0.0)))
-    return machine
-
-
-def is_judged(machine: Coordinator, now_s: float) -> bool:
-    return any(isinstance(effect, edge.Judged) for effect in machine.settle(now_s))
-
-
-def test_who_has_left_a_coordinator_that_stood_still_is_waited_for_as_if_it_were_silent() -> None:
-    rules = m.Rules(min_nodes=2, max_nodes=3, max_restarts=3)
-    for stood_still_s, comes_back, judged_s in ((0.0, False, 0.5), (30.0, False, 6.0), (30.0, True, None)):
-        machine = begun(rules, "abc")
-        machine.settle(stood_still_s)
-        machine.handle(edge.Broken(1), stood_still_s)
-        if comes_back:
-            machine.handle(edge.Heard(7, m.Hello("job", rules, "b", 2, "b")), stood_still_s + 0.2)
-        found = None
-        for tenth in range(1, 80):
-            for link in (0, 7, 2):
-                machine.handle(edge.Heard(link, m.Beat()), stood_still_s + tenth / 10)
-            if is_judged(machine, stood_still_s + tenth / 10):
-                found = found or tenth / 10
-        assert (found and round(found, 1)) == (judged_s and pytest.approx(judged_s, abs=0.3))
-
-
-def test_a_launcher_looks_again_where_the_job_was_led_after_each_other_address() -> None:
-    search = Search(("a", "b", "c"), own="me")
-    assert [search.next(knows_job=True, now_s=0.0) for _ in range(6)] == ["a", "b", "a", "c", "a", "b"]
-    assert search.next(knows_job=True, now_s=0.0) == "a"
-    search.found()
-    search.is_silent(10.0)
-    assert [search.next(knows_job=True, now_s=now_s) for now_s in (10.0, 11.0, 13.0)] == ["b", "c", "a"]
-    search.is_silent(13.0)
-    assert [search.next(knows_job=True, now_s=now_s) for now_s in (13.0, 14.0, 18.0)] == ["b", "c", "a"]
-    alone = Search(("a",), own="a")
-    assert [alone.next(knows_job=False, now_s=0.0) for _ in range(2)] == ["a", "a"]
-    alone.sent_to("b")
-    assert [alone.next(knows_job=False, now_s=0.0) for _ in range(3)] == ["b", "a", "b"]
-
-
-def test_where_a_coordinator_broke_off_it_is_looked_for_once_more_because_it_is_replaced() -> None:
-    search = Search(("a", "b", "c"), own="me")
-    assert [search.next(knows_job=True, now_s=0.0) for _ in range(2)] == ["a", "b"]
-    search.broke_off()
-    assert [search.next(knows_job=True, now_s=0.0) for _ in range(2)] == ["a", "b"]
-    search.broke_off()
-    assert [search.next(knows_job=True, now_s=0.0) for _ in range(3)] == ["a", "c", "a"]
-
-
-def test_a_coordinator_that_has_lost_its_job_to_another_sends_fresh_launchers_there() -> None:
-    rules = m.Rules(min_nodes=2, max_nodes=3, max_restarts=3)
-    machine = begun(rules, "abc")
-    fresh = m.Hello("job", rules, "new", 1, "new")
-    assert machine.handle(edge.Heard(7, m.Moved("job", "there:1")), 1.0) == [edge.Drop(7)]  # it leads
-    assert machine.handle(edge.Heard(8, fresh), 1.0) == []
-    for link in range(3):
-        machine.handle(edge.Broken(link, silent=True), 2.0)
-    machine.settle(2.0)
-    assert not machine.leads
-    away = [edge.Send([8], m.Elsewhere("there:1")), edge.Drop(8)]
-    assert machine.handle(edge.Heard(9, m.Moved("job", "there:1")), 3.0) == [edge.Drop(9), *away]
-    assert machine.handle(edge.Heard(10, fresh), 4.0) == [edge.Send([10], m.Elsewhere("there:1")), edge.Drop(10)]
-
-
-def test_a_lost_node_that_hears_late_of_a_cycle_hears_that_it_is_lost_too() -> None:
-    rules = m.Rules(min_nodes=2, max_nodes=3, max_restarts=3, min_healthy=True)
-    last = Decision(0, (0, "old", 1), Kind.CYCLE, 0, 3, 3, 0)
-    machine = Coordinator("c", founds=False, now_s=0.0)
-
-    def hello(name: str, place: int, *, knows: bool) -> m.Hello:
-        held = Held(last, place, True)
-        memory = Memory((0, "old"), held if knows else None, None if knows else Accepted((0, "old", 1), held))
-        phase = m.Phase.RUNNING if knows else m.Phase.READY
-        return m.Hello("job", rules, name, 1, name, memory=memory, standing=m.Standing(phase, 0 if knows else -1))
-
-    for link, name in enumerate("ab"):
-        machine.handle(edge.Heard(link, hello(name, link, knows=True)), 0.0)
-    answers(machine, machine.settle(0.0))
-    for tenth in range(1, 62):
-        for link in range(2):
-            machine.handle(edge.Heard(link, m.Beat()), tenth / 10)
-        machine.settle(tenth / 10)
-    machine.handle(edge.Heard(5, hello("c", 2, knows=False)), 6.1)
-    machine.settle(6.1)
-    told = machine.handle(edge.Heard(5, m.Follow((1, "c"), Accepted((0, "old", 1), Held(last, 2, True)))), 6.1)
-    assert links(told, m.Commit) == [5]
-    (end,) = [effect.message for effect in told if isinstance(effect, edge.Send) and isinstance(effect.message, m.End)]
-    assert (end.cycle, end.lost) == (0, True)
-
-
-def test_who_misses_the_decision_on_a_cycle_looks_where_its_other_nodes_do() -> None:
-    machine = led(member())
-    machine.heard(m.Propose((1, "c", 1), decision(), 2, True, ("third:1", "fourth:1")), 0.0)
-    machine.broken(1.0)
-    tried = []
-    for tenth in range(10, 40):
-        for effect in machine.tick(tenth / 10):
-            if isinstance(effect, edge.Connect):
-                tried.append(effect.address)
-                machine.failed(tenth / 10)
-    assert tried[:4] == ["first:1", "third:1", "first:1", "fourth:1"]
 
 
 def shake_hands(ours: bytes | None, theirs: bytes | None) -> bool:

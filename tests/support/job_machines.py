@@ -1,0 +1,65 @@
+"""The control plane's machines, without sockets: values that tests give them, and how launchers answer."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from megatron_ft.core.job import edge
+from megatron_ft.core.job import messages as m
+from megatron_ft.core.job.coordinator import Coordinator
+from megatron_ft.core.job.member import Identity, Member
+from megatron_ft.core.job.roll import Decision, Kind
+
+__all__ = ["RULES", "answers", "begun", "decision", "led", "links", "member"]
+
+RULES = m.Rules(min_nodes=2, max_nodes=4, max_restarts=3)
+
+
+def decision(number: int = 0, kind: Kind = Kind.CYCLE, *, cycle: int = 0, size: int = 4, head: int = 0) -> Decision:
+    """One of ``size`` nodes."""
+    return Decision(number, (number, "c", 1), kind, cycle, size, size, head)
+
+
+def member(**more: Any) -> Member:
+    """A launcher's, at "host:1"."""
+    who = Identity("job", RULES, "me", "host", "host:1", ("first:1", "second:1"), **more)
+    return Member(who, now_s=0.0, chance=random.Random(1))
+
+
+def led(machine: Member, term: tuple[int, str] = (1, "c")) -> Member:
+    """It has found a coordinator."""
+    machine.tick(0.0)
+    machine.opened(0.0)
+    machine.heard(m.Lead(term), 0.0)
+    return machine
+
+
+def answers(machine: Coordinator, effects: list[edge.CoordinatorEffect]) -> list[edge.CoordinatorEffect]:
+    """Take part as launchers do, until there is nothing to say; what was asked for at last."""
+    while True:
+        said: list[edge.Heard] = []
+        for effect in effects:
+            if isinstance(effect, edge.Send) and isinstance(effect.message, m.Lead):
+                said += [edge.Heard(link, m.Follow(effect.message.term)) for link in effect.links]
+            elif isinstance(effect, edge.Send) and isinstance(effect.message, m.Propose):
+                said += [edge.Heard(link, m.Accept(effect.message.ballot, "store:1")) for link in effect.links]
+        if not said:
+            return effects
+        effects = [effect for event in said for effect in machine.handle(event, 0.0)] + machine.settle(0.0)
+
+
+def links(effects: list[edge.CoordinatorEffect], kind: type) -> list[int]:
+    """Who is sent such a message."""
+    sent = [effect for effect in effects if isinstance(effect, edge.Send) and isinstance(effect.message, kind)]
+    return sorted(link for effect in sent for link in effect.links)
+
+
+def begun(rules: m.Rules, names: str) -> Coordinator:
+    """Cycle 0 runs, on these nodes; the connection of each is its number."""
+    machine = Coordinator("c", founds=True, now_s=0.0)
+    for link, name in enumerate(names):
+        machine.handle(edge.Heard(link, m.Hello("job", rules, name, 1, name, owns=link == 0)), 0.0)
+        machine.handle(edge.Heard(link, m.Ready()), 0.0)
+    assert any(isinstance(effect, edge.Decided) for effect in answers(machine, machine.settle(0.0)))
+    return machine
