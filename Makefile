@@ -7,6 +7,7 @@
 # make simulate thousands of simulated jobs, each from a seed     SIMULATE_ARGS="--runs 100000", "--only 1234"
 # make fuzz     hostile input to every socket, board and file     FUZZ_ARGS="--seed 7 --messages 1000000"
 # make megatron an unmodified checkout of Megatron-LM on the CPU, with faults     MEGATRON_ARGS="CHECKOUT ..."
+# make slurm    jobs on a real Slurm in namespaces of this machine, and what clusters do to them     SLURM_ARGS="--only scancel"
 # make endurance  10^7 section events, 10^5 control messages: nothing grows     ENDURANCE_ARGS="--events 1000000"
 # make clean    remove what the targets above made, .venv included
 #
@@ -29,7 +30,7 @@ INSTALLED := .venv/.installed
 BENCH_INSTALLED := .venv/.bench-installed
 CODE := megatron_ft tests examples
 
-.PHONY: help demo test lint bench verdicts chaos simulate fuzz endurance megatron clean
+.PHONY: help demo test lint bench verdicts chaos simulate fuzz endurance megatron slurm clean
 
 help:
 	@sed -n 's/^# \(make [a-z]*\)/\1/p' Makefile
@@ -68,6 +69,9 @@ endurance: $(INSTALLED)
 
 megatron: $(INSTALLED)
 	@$(BIN)/python tests/megatron/campaign.py $(MEGATRON_ARGS)
+
+slurm: $(INSTALLED)
+	@$(BIN)/python tests/slurm/campaign.py $(SLURM_ARGS)
 
 clean:
 	@rm -rf .venv build dist out *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

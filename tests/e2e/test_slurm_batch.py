@@ -35,6 +35,9 @@ def write(ending):
     with open(result + ".new", "w") as file:
         file.write(lives.updated(told).to_text())
     os.replace(result + ".new", result)
+if how == "stays":
+    write("finished")
+    time.sleep(600)
 def stop(*_):
     write("stopped")
     os._exit(int(code))
@@ -53,6 +56,7 @@ class Bench:
 
     def __init__(self, home: Path, scenario: str) -> None:
         self.home = home
+        self.main = ["-m", "megatron_ft.cli.main"]
         self.started: list[subprocess.Popen[bytes]] = []
         (home / "scenario").write_text(scenario)
         self._path = install(home)
@@ -63,7 +67,7 @@ class Bench:
     def start(self, *options: str, arguments: tuple[str, ...] = ("t.py",), **environ: str) -> subprocess.Popen[bytes]:
         job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "3", "PYTHONPATH": str(ROOT)}
         path = f"{self._path}:{os.environ['PATH']}"
-        command = [sys.executable, "-m", "megatron_ft.cli.main", "slurm", *options]
+        command = [sys.executable, *self.main, "slurm", *options]
         if "--launcher" not in options:
             command += ["--launcher", str(self.home / "ft_launcher")]
         command += ["--", f"--ft-log-dir={self.home / 'logs'}", *arguments]
@@ -166,6 +170,15 @@ def test_the_tasks_of_an_array_are_the_lives(home: Path) -> None:
     assert bench.called("sc") == []
     assert bench.run("--chain", SLURM_ARRAY_JOB_ID="5", SLURM_JOB_ID="8") == 0
     assert bench.called("sc") == ["scancel --state=PENDING 5"]
+
+
+def test_srun_that_stays_when_the_life_has_ended_is_ended(home: Path) -> None:
+    """As the real one does, where a slurmstepd was killed."""
+    bench = Bench(home, "stays:0")
+    quick = "from megatron_ft.cli.slurm import batch; batch._LOOK_S = batch._STAYS_S = 0.1; batch._ENDS_S = 1.0"
+    bench.main = ["-c", f"{quick}; from megatron_ft.cli.main import main; raise SystemExit(main())"]
+    assert bench.run() == 0
+    assert "ending srun" in (home / "err").read_text()
 
 
 def test_nothing_is_started_where_the_training_is_finished(home: Path) -> None:

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from types import FrameType
 from megatron_ft.cli.slurm import commands
 from megatron_ft.cli.slurm.policy import TRY_AGAIN_CODE, Action, After, Limits, Next, decide
 from megatron_ft.core.hosts import expand_hosts
-from megatron_ft.core.job.lives import Lives
+from megatron_ft.core.job.lives import Ending, Life, Lives
 
 __all__ = ["Batch", "Plan"]
 
@@ -27,6 +28,10 @@ _AGAIN_S = 5.0
 """Slurm sends a signal twice within milliseconds."""
 _COMMAND_S = 60.0
 _MOST_NODES = 100_000
+_LOOK_S = 5.0
+_STAYS_S = 60.0
+"""So long srun may stay when the life has ended: it waits for ever for a node whose slurmstepd was killed."""
+_ENDS_S = 30.0
 _REQUEUED_S = 60.0
 """So long after it was requeued, this process is still there at most."""
 
@@ -68,7 +73,7 @@ class Batch:
             while True:
                 steps += 1
                 before = len(self._lives().lives)
-                code = self._step(nodes, wake)
+                code = self._step(nodes, before, wake)
                 lives, job = self._lives(), self._allocation()
                 nodes = self._plan.nodes if job is None else job.nodes
                 asked = self._asked[0].name if self._asked else ""
@@ -106,7 +111,7 @@ class Batch:
 
     # -- one step ---------------------------------------------------------------------------------------------
 
-    def _step(self, nodes: int, wake: socket.socket) -> int:
+    def _step(self, nodes: int, before: int, wake: socket.socket) -> int:
         excluded = self._excluded(nodes)
         words = commands.srun(
             nodes=nodes - len(excluded),
@@ -122,14 +127,19 @@ class Batch:
             say(f"srun can't be started: {error.strerror}")
             return TRY_AGAIN_CODE
         pidfd = os.pidfd_open(step.pid)
+        over = _Over(self._plan.log_dir, before)
         try:
             while step.poll() is None:
-                ready, _, _ = select.select([pidfd, wake.fileno()], [], [])
+                ready, _, _ = select.select([pidfd, wake.fileno()], [], [], _LOOK_S)
                 if wake.fileno() in ready:
                     wake.recv(4096)
                     self._pass_on()
+                if over.life is not None:
+                    say(f"the life has ended, and srun stays for {_STAYS_S:.0f} s: ending srun")
+                    return _end(step, over.life)
         finally:
             os.close(pidfd)
+            over.is_needed = False
         return step.returncode if step.returncode >= 0 else 128 - step.returncode
 
     def _pass_on(self) -> None:
@@ -196,8 +206,7 @@ class Batch:
 
     def _lives(self) -> Lives:
         try:
-            with open(os.path.join(self._plan.log_dir, "result.json"), "rb") as file:
-                return Lives.parse(file.read())
+            return _read(self._plan.log_dir)
         except FileNotFoundError:
             return Lives()
         except (OSError, ValueError) as error:
@@ -223,6 +232,46 @@ class Batch:
             say(f"{shlex.join(words)} ended with code {done.returncode}: {done.stderr.strip()}")
             return None
         return done.stdout
+
+
+class _Over:
+    """Looks whether the life that has begun since has ended, in a thread: its disk may not answer."""
+
+    def __init__(self, log_dir: str, before: int) -> None:
+        self.life: Life | None = None
+        """It has ended, so long ago that srun should have."""
+        self.is_needed = True
+        threading.Thread(target=self._watch, args=(log_dir, before), name="ft-slurm-over", daemon=True).start()
+
+    def _watch(self, log_dir: str, before: int) -> None:
+        since_s: float | None = None
+        while self.is_needed and self.life is None:
+            lives: tuple[Life, ...] = ()
+            with contextlib.suppress(OSError, ValueError):
+                lives = _read(log_dir).lives
+            life = lives[-1] if len(lives) > before else None
+            if life is None or life.outcome is Ending.RUNNING:
+                since_s = None
+            else:
+                since_s = since_s or time.monotonic()
+                self.life = life if time.monotonic() > since_s + _STAYS_S else None
+            time.sleep(_LOOK_S)
+
+
+def _read(log_dir: str) -> Lives:
+    with open(os.path.join(log_dir, "result.json"), "rb") as file:
+        return Lives.parse(file.read())
+
+
+def _end(step: subprocess.Popen[bytes], life: Life) -> int:
+    """SIGTERM, SIGKILL; what the launchers' exit code was."""
+    step.terminate()
+    try:
+        step.wait(_ENDS_S)
+    except subprocess.TimeoutExpired:
+        step.kill()
+        step.wait()
+    return life.exit_code or 0
 
 
 def say(text: str) -> None:

@@ -1,0 +1,310 @@
+"""What happens to jobs on a cluster, and how they have to end."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+
+from tests.slurm.run import BIN, ROOT, Run
+
+__all__ = ["ROWS"]
+
+Row = Callable[[Run], None]
+LAUNCHER = r"^\S*python\S* -m megatron_ft\.launcher"
+COORDINATOR = LAUNCHER.replace("launcher", "coordinator")
+HOLD = 12
+
+
+def undisturbed(run: Run) -> None:
+    """Two nodes, nothing happens."""
+    run.submit()
+    run.end()
+    run.expect("finished", restarts=0)
+
+
+def killed_rank(run: Run) -> None:
+    """SIGKILL."""
+    run.submit("--dies-at", 17)
+    run.end()
+    run.expect("finished", restarts=1, told=[r"cycle 0 ended: .*node2.*rank 1 killed by SIGKILL"])
+
+
+def killed_launcher(run: Run) -> None:
+    """A spare takes its node's place."""
+    run.submit("--hold", HOLD, nodes=3, spares=1)
+    run.wait_at(HOLD)
+    host = run.host(1)
+    run.cluster.kill(host, LAUNCHER)
+    run.go(HOLD)
+    run.end()
+    run.expect("finished", restarts=1, told=[f"node{host}"])
+
+
+def killed_rendezvous_host(run: Run) -> None:
+    """The first node's launcher and coordinator; srun and the batch script, which run there, too, are left."""
+    run.submit("--hold", HOLD, nodes=4, spares=1)
+    run.wait_at(HOLD)
+    run.cluster.kill(1, f"{LAUNCHER}|{COORDINATOR}")
+    run.go(HOLD)
+    run.end()
+    run.expect("finished", told=["node1"])
+
+
+def power_loss_of_the_first_node(run: Run) -> None:
+    """The batch script's own node."""
+    run.submit("--hold", HOLD, nodes=4, spares=1)
+    run.wait_at(HOLD)
+    run.cluster.power_off(1)
+    run.go(HOLD)
+    run.end()
+    run.expect("finished")
+
+
+def killed_slurmstepd(run: Run) -> None:
+    """The launcher and its ranks on that node are nobody's any more."""
+    run.submit("--hold", HOLD, nodes=3, spares=1)
+    run.wait_at(HOLD)
+    run.cluster.kill(run.host(1), r"slurmstepd: \[\d+\.\d+\]")
+    time.sleep(3)
+    run.go(HOLD)
+    run.end()
+    run.expect("finished", restarts=1)
+
+
+def power_loss_with_a_spare(run: Run) -> None:
+    """No packet, no end of a connection."""
+    run.submit("--hold", HOLD, nodes=3, spares=1)
+    run.wait_at(HOLD)
+    host = run.host(1)
+    assert host != 1, "the batch script's node"
+    run.cluster.power_off(host)
+    run.go(HOLD)
+    run.end()
+    run.expect("finished", restarts=1, told=[f"node{host}.*no (packet|message)"])
+
+
+def scancel(run: Run) -> None:
+    """For good."""
+    run.submit("--hold", HOLD)
+    run.wait_at(HOLD)
+    run.scancel()
+    run.end()
+    run.expect("stopped", code=None, state="CANCELLED", weights=False)
+
+
+def scancel_signal(run: Run) -> None:
+    """SIGTERM for the launchers."""
+    _stopped(run, "--signal=TERM")
+
+
+def scancel_batch(run: Run) -> None:
+    """SIGTERM for the batch script."""
+    _stopped(run, "--batch", "--signal=TERM")
+
+
+def scancel_full(run: Run) -> None:
+    """SIGTERM for everybody, srun too."""
+    _stopped(run, "--full", "--signal=TERM")
+
+
+def _stopped(run: Run, *options: str) -> None:
+    run.submit("--hold", HOLD)
+    run.wait_at(HOLD)
+    run.scancel(*options)
+    run.wait_life(2)
+    run.go(HOLD)
+    run.end()
+    run.expect("stopped", "finished", restarts=0)
+
+
+def time_limit(run: Run) -> None:
+    """A signal before it, as in the README."""
+    run.submit("--hold", HOLD, sbatch="--time=1 --signal=TERM@20")
+    run.wait_life(2)
+    run.go(HOLD)
+    run.end()
+    run.expect("stopped", "finished", restarts=0)
+
+
+def preempted_with_grace_time(run: Run) -> None:
+    """Slurm requeues the job."""
+    _preempted(run, "main")
+    run.expect("stopped", "finished", restarts=0)
+
+
+def preempted_without_grace_time(run: Run) -> None:
+    """SIGKILL at once, or after KillWait, in which ranks save."""
+    _preempted(run, "graceless")
+    run.expect("stopped", "finished", restarts=0)
+
+
+def _preempted(run: Run, partition: str) -> None:
+    run.submit("--hold", HOLD, sbatch=f"--partition={partition}")
+    run.wait_at(HOLD)
+    words = ["sbatch", "--parsable", "--partition=high", f"--nodes={run.cluster.count}", "--exclusive"]
+    run.cluster.command(*words, f"--output={run.directory}/high.txt", "--wrap=sleep 2")
+    run.wait_life(2)
+    run.go(HOLD)
+    run.end()
+
+
+def learned_timeouts(run: Run) -> None:
+    """Requeued until it has finished; what was learned in one life holds in the next."""
+    run.submit("--learn", "--iterations", 80, "--hold", 25, 50)
+    for life, hold in ((2, 25), (3, 50)):
+        run.wait_at(hold)
+        run.scancel("--signal=TERM")
+        run.wait_life(life)
+        run.go(hold)
+    run.end()
+    run.expect("stopped", "stopped", "finished", restarts=0, weights=False)
+    if not run.weights:
+        run.problems.append("it didn't train to its end")
+    if '"step"' not in (run.save / "ft_state.json").read_text():
+        run.problems.append("no timeout of step was learned")
+
+
+def array_chain(run: Run) -> None:
+    """The tasks of an array are the lives; those that aren't needed are cancelled."""
+    run.submit("--hold", HOLD, slurm="--chain", sbatch="--array=1-4%1")
+    array = run.job
+    run.job = f"{array}_1"
+    run.wait_at(HOLD)
+    run.scancel("--signal=TERM")
+    run.end()
+    run.go(HOLD)
+    run.job = f"{array}_2"
+    run.end()
+    run.expect("stopped", "finished", restarts=0)
+    for task in ("3", "4"):
+        if run.cluster.job(f"{array}_{task}")["JobState"] != "CANCELLED":
+            run.problems.append(f"task {task} isn't cancelled")
+
+
+def excluded_node(run: Run) -> None:
+    """Under NeMo-Run's options of srun the first launcher that ends would end all, 60 s later."""
+    script = run.quick("--excluded-at", 8, "--hold", 20)
+    run.submit_script(
+        "#!/bin/bash\n"
+        "#SBATCH --nodes=3 --ntasks-per-node=1 --exclusive --open-mode=append\n"
+        f"srun --wait=60 --kill-on-bad-exit=1 ft_launcher --nnodes 2 --nproc-per-node 1 --max-restarts 3 "
+        f"--ft-log-dir={run.directory}/ft-logs {script}\n"
+    )
+    run.wait_at(20)
+    time.sleep(65)
+    run.go(20)
+    run.end()
+    run.expect("finished", restarts=0, told=["its disk is broken"])
+
+
+def two_jobs_on_one_port(run: Run) -> None:
+    """The second one is refused, and the first one isn't disturbed."""
+    _two_jobs(run, "--rdzv-backend=c10d --rdzv-endpoint=node1:29777")
+    run.expect("finished", restarts=0)
+
+
+def two_jobs_on_the_same_nodes(run: Run) -> None:
+    """Each has a port of its own."""
+    _two_jobs(run, "")
+    run.expect("finished", restarts=0)
+
+
+def _two_jobs(run: Run, launcher: str) -> None:
+    other = Run(run.cluster, run.directory / "other", run.undisturbed)
+    for each in (run, other):
+        each.submit("--hold", HOLD, sbatch="--nodelist=node1,node2", launcher=launcher)
+        if each is run:
+            run.wait_at(HOLD)
+    if launcher:
+        other.end()
+        other.expect(code=2, state="FAILED", weights=False, told=["another job|other job"])
+    else:
+        other.wait_at(HOLD)
+        other.go(HOLD)
+        other.end()
+        other.expect("finished", restarts=0)
+    run.problems += [f"the other job: {problem}" for problem in other.problems]
+    run.go(HOLD)
+    run.end()
+
+
+def two_launchers_on_a_node(run: Run) -> None:
+    """--ntasks-per-node=2."""
+    run.submit_script(
+        "#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=2 --exclusive\n"
+        f"srun ft_launcher --nproc-per-node 1 --ft-log-dir={run.directory}/ft-logs {run.quick()}\n"
+    )
+    run.end()
+    run.expect(code=2, state="FAILED", weights=False, told=["srun has started 4 launchers on 2 nodes"])
+
+
+def fails_for_ever(run: Run) -> None:
+    """Each life goes on counting where the one before has ended."""
+    run.submit("--fails-at", 17, launcher="--max-restarts 1")
+    run.end()
+    run.expect(
+        "failed", "failed", "no_progress", code=93, state="FAILED", weights=False, told=["this batch can't be read"]
+    )
+
+
+def batch_script_of_the_readme(run: Run) -> None:
+    """It trains examples/train_gpt.py to its end across a killed node and two requeues."""
+    text = re.search(r"^    #!/bin/bash\n(?:    .*\n)+", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert text is not None
+    plan = run.directory / "slow.yaml"
+    slow = [f"  - {{cycle: {cycle}, rank: 0, iteration: {at}, type: slow, seconds: {s}}}" for cycle, at, s in SLOW]
+    plan.write_text("\n".join(["faults:", *slow, ""]))
+    train = f"{ROOT}/examples/train_gpt.py --save {run.save} --hash-file {run.save}/weights {SMALL}"
+    undisturbed = run.directory / "undisturbed"
+    run.cluster.command(
+        *(f"{BIN}/ft_launcher", "--scheduler=none", "--nproc-per-node=2", f"--ft-log-dir={undisturbed}/logs"),
+        *train.replace(str(run.save), str(undisturbed)).split(),
+        bound_s=300,
+    )
+    run.undisturbed = (undisturbed / "weights").read_text().strip()
+    script = re.sub("^    ", "", text[0], flags=re.MULTILINE)
+    script = script.replace("--nodes=17", "--nodes=3").replace("--nproc-per-node 8", "--nproc-per-node 1")
+    run.submit_script(script.replace("train.py", f"{train} --fault-plan {plan}"))
+    run.wait_told(r"iteration +10/")
+    run.cluster.power_off(2)
+    run.wait_told("cycle 1 started")
+    run.wait_told(r"iteration +20/")
+    run.scancel("--signal=TERM")
+    run.wait_life(2)
+    run.wait_told(r"iteration +35/")
+    run.scancel("--signal=TERM")
+    run.end()
+    run.expect("stopped", "stopped", "finished", restarts=1, told=["node2.*no (packet|message)"])
+
+
+SMALL = "--hidden-size=32 --seq-length=16 --vocab-size=32 --train-iters=60"
+SLOW = [(cycle, at, 0.3) for cycle in (0, 1) for at in range(60)]
+
+ROWS: dict[str, Row] = {
+    row.__name__.replace("_", " "): row
+    for row in (
+        undisturbed,
+        killed_rank,
+        killed_launcher,
+        killed_rendezvous_host,
+        killed_slurmstepd,
+        power_loss_with_a_spare,
+        power_loss_of_the_first_node,
+        scancel,
+        scancel_signal,
+        scancel_batch,
+        scancel_full,
+        time_limit,
+        preempted_with_grace_time,
+        preempted_without_grace_time,
+        learned_timeouts,
+        array_chain,
+        excluded_node,
+        two_jobs_on_one_port,
+        two_jobs_on_the_same_nodes,
+        two_launchers_on_a_node,
+        fails_for_ever,
+        batch_script_of_the_readme,
+    )
+}
