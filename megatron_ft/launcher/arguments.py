@@ -45,6 +45,7 @@ _RUN_PATH = (
     "from torch.distributed.run import run_script_path; record(run_script_path)(*sys.argv[1:])"
 )
 
+_POD_GRACE_S = 30
 _RESTART_GRACE_S = 0.1
 _TELLS = ("nnodes", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "node_rank", "master_addr", "master_port")
 """Options that mean something just by being given; what isn't may be taken from the scheduler."""
@@ -135,6 +136,12 @@ def parse(argv: Sequence[str] | None) -> CommandLine:
     where = look(os.environ, options.scheduler, full_name=_full_name())
     taken = take(namespace, given, where)
     options.warnings.extend(where.warnings)
+    seconds = term_timeout(namespace, options)
+    if where.scheduler is Scheduler.KUBERNETES and seconds >= _POD_GRACE_S:
+        options.warnings.append(
+            f"Kubernetes kills a pod {_POD_GRACE_S} s after SIGTERM, unless its terminationGracePeriodSeconds says "
+            f"otherwise: let that be longer than --term-timeout {seconds:g}, which ranks have to save"
+        )
     min_nodes, max_nodes = _check_sizes(namespace)
     handled = parse_signals(namespace.signals_to_handle)
     check_forwarded(options.forward_signals, handled)
@@ -147,7 +154,7 @@ def parse(argv: Sequence[str] | None) -> CommandLine:
         signals_are_default=namespace.signals_to_handle == DEFAULT_SIGNALS,
         min_nodes=min_nodes,
         max_nodes=max_nodes,
-        term_timeout=term_timeout(namespace, options),
+        term_timeout=seconds,
         stop_timeout=options.workers_stop_timeout,
         restart_grace=options.workers_stop_timeout if options.was_set("workers-stop-timeout") else _RESTART_GRACE_S,
         given=given,

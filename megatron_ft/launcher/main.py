@@ -46,6 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except ConfigError as error:
             print(lines.user_mistake(str(error)), file=sys.stderr)
             code = _EXIT_MISTAKE
+            _tell_kubernetes(str(error))
             if server is not None:
                 server.end(set)
     if argv is None or any(thread.name.startswith(THREAD_PREFIX) for thread in threading.enumerate()):
@@ -65,6 +66,16 @@ def _run_ahead(argv: Sequence[str]) -> ServerProcess | None:
         return ServerProcess(seen)
     except OSError:
         return None  # tried again, and told of, when there is a log
+
+
+def _tell_kubernetes(mistake: str) -> None:
+    from megatron_ft.core.job.lives import Ending
+    from megatron_ft.launcher import termination_log
+    from megatron_ft.launcher.coordination.surroundings import Scheduler, look
+    from megatron_ft.launcher.result_file import End
+
+    if look(os.environ).scheduler is Scheduler.KUBERNETES:
+        termination_log.tell(End(_EXIT_MISTAKE, Ending.MISTAKE, mistake))
 
 
 def _leave(code: int) -> NoReturn:

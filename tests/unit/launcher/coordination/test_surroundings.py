@@ -192,6 +192,14 @@ def test_a_stopped_pod_has_the_code_that_the_user_chose(monkeypatch: pytest.Monk
     assert line_in(monkeypatch, pod, "--scheduler=none").stopped_code is None
 
 
+def test_a_pod_has_less_time_than_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    pod = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+    for options, is_told in ([], True), (["--term-timeout=30"], True), (["--term-timeout=29"], False):
+        warnings = line_in(monkeypatch, pod, *options).options.warnings
+        assert any("terminationGracePeriodSeconds" in each for each in warnings) is is_told
+    assert line_in(monkeypatch, pod, "--scheduler=none").options.warnings == []
+
+
 def test_kubernetes_is_told_why(tmp_path: Path) -> None:
     path = tmp_path / "termination-log"
     path.write_text("x" * 5000)

@@ -1,0 +1,86 @@
+"""The manifests in ``examples/kubernetes``: Kubernetes would take them, and they say what the documentation says."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from megatron_ft.cli.slurm.policy import MISTAKE_CODE
+from megatron_ft.core.config.launcher_options import LAUNCHER_OPTIONS
+from megatron_ft.launcher.arguments import parse
+from megatron_ft.launcher.coordination.meeting_place import TRY_AGAIN_CODE
+from tests.support.kubernetes_schemas import MANIFESTS, documents, mistakes
+
+ALL = [document for path in sorted(MANIFESTS.glob("*.yaml")) for document in documents(path)]
+DOCS = (MANIFESTS.parents[1] / "docs" / "kubernetes.md").read_text()
+NO_RESTART_CODE = LAUNCHER_OPTIONS["no_restart_exit_code"].default
+STOPPED_CODE = 143
+
+
+def found(document: Any, name: str) -> Iterator[Any]:
+    """All values of a field of that name."""
+    if isinstance(document, dict):
+        for key, value in document.items():
+            if key == name:
+                yield value
+            yield from found(value, name)
+    elif isinstance(document, list):
+        for item in document:
+            yield from found(item, name)
+
+
+@pytest.mark.parametrize("document", ALL, ids=lambda document: document["kind"])
+def test_they_are_as_the_published_schemas_have_them(document: dict[str, Any]) -> None:
+    assert mistakes(document) == []
+
+
+def test_a_mistake_in_one_would_be_found() -> None:
+    (jobset,) = documents(MANIFESTS / "jobset.yaml")
+    for name, value in (
+        ("backoffLimit", "20"),
+        ("replicatedJobs", {}),
+        ("terminationGracePeriod", 1),
+        ("kind", "Jobs"),
+    ):
+        changed = copy.deepcopy(jobset)
+        job = changed["spec"]["replicatedJobs"][0]["template"]["spec"]
+        where = {"terminationGracePeriod": job["template"]["spec"], "backoffLimit": job, "kind": changed}
+        where.get(name, changed["spec"])[name] = value
+        assert len(mistakes(changed)) == 1, name
+    del jobset["spec"]["failurePolicy"]["rules"][0]["action"]
+    assert mistakes(jobset) == ["JobSet.spec.failurePolicy.rules[0].action is missing"]
+
+
+def test_they_and_the_page_have_one_policy_for_exit_codes() -> None:
+    page = [
+        yaml.safe_load(block)
+        for block in re.findall(r"^    (?:podF|f)ailurePolicy:\n(?:    .*\n)+", DOCS, re.MULTILINE)
+    ]
+    for name in ("podFailurePolicy", "failurePolicy"):
+        (told,) = (each[name] for each in page if name in each)
+        policies = [policy for document in ALL for policy in found(document, name)]
+        assert policies == [told, told]
+    codes = {rule["action"]: rule["onExitCodes"]["values"] for rule in page[0]["podFailurePolicy"]["rules"][:2]}
+    assert codes == {"FailJob": [MISTAKE_CODE, NO_RESTART_CODE], "Ignore": [TRY_AGAIN_CODE, STOPPED_CODE]}
+
+
+def test_their_command_lines_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(MANIFESTS.parents[1] / "examples" / "autoresume")  # which has a train.py
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    (jobset,) = documents(MANIFESTS / "jobset.yaml")
+    _, trainjob = documents(MANIFESTS / "trainjob.yaml")
+    (command,) = found(jobset, "command")
+    trainer = trainjob["spec"]["trainer"]
+    for program, *words in (command, [*trainer["command"], *trainer["args"]]):
+        assert program == "ft_launcher"
+        line = parse(words)
+        assert line.stopped_code == STOPPED_CODE
+        for grace in (grace for document in ALL for grace in found(document, "terminationGracePeriodSeconds")):
+            assert grace > line.term_timeout
+    (names,) = found(jobset, "metadata")
+    assert f"--rdzv-endpoint={names['name']}-node-0-0.{names['name']}:29500" in command
