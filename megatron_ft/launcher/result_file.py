@@ -108,7 +108,9 @@ class ResultFile:
 
 
 def _reached(life: Life, advance: Advance) -> Life:
-    return replace(life, iteration=advance.last, resumed=advance.first, stalled=advance.stalled)
+    return replace(
+        life, iteration=advance.last, resumed=advance.first, stalled=advance.stalled, trained=advance.trained
+    )
 
 
 def _rewrite(path: str, change: Callable[[Lives], Lives]) -> None:

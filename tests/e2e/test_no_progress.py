@@ -49,6 +49,25 @@ def test_a_job_that_fails_at_the_same_iteration_for_ever_ends_with_its_own_code(
     assert launched.events("run_ended")[0]["exit_code"] == 93
 
 
+def test_a_start_that_fails_in_the_same_way_twice_is_not_tried_again(launcher: Launcher) -> None:
+    missing = "ModuleNotFoundError: No module named 'not_there', in script.py:{} <module>"
+    launched = launcher.start("import not_there", *TWO, "--max-restarts=500")
+    finished = launched.wait()
+    assert finished.code == 93
+    ends = [line for line in finished.lines if " ended: " in line]
+    assert len(ends) == 2
+    assert missing.split(",")[0] in ends[1]
+    assert ends[1].endswith("; 2 starts in a row failed like this before any step, giving up")
+    again = "if CYCLE < 3: import not_there"
+    finished = launcher.run(again, *TWO, "--max-restarts=3", "--ft-max-failed-starts=0")
+    assert (finished.code, finished.lines[-1]) == (0, "all ranks finished after 4 cycles")
+    # one that has trained before may find a shared library again
+    trained = "from megatron_ft import RankMonitorClient\nclient = RankMonitorClient()\n"
+    trained += "if CYCLE == 0: client.init_workload_monitoring(); client.send_heartbeat(); os._exit(3)\n" + again
+    finished = launcher.run(trained, *TWO, "--max-restarts=3")
+    assert (finished.code, finished.lines[-1]) == (0, "all ranks finished after 4 cycles")
+
+
 def test_its_bounds_are_options(launcher: Launcher) -> None:
     script = job(launcher, cycles_per_checkpoint=1000, failures=6)
     codes = ["--ft-max-no-progress-cycles=2", "--ft-no-restart-exit-code=17"]

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterable, Sequence
 
 from megatron_ft.core.agent.edge import Attached, RankExited, RankStarted, Seen, Signalled, Trains
+from megatron_ft.core.board import layout
 from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.control import ReceivedRequest
 from megatron_ft.core.diagnosis.exits import (
@@ -21,6 +22,7 @@ from megatron_ft.core.diagnosis.exits import (
     hang_of_one,
     has_own_error,
 )
+from megatron_ft.core.diagnosis.failed_start import way_of_failing
 from megatron_ft.core.grace import Grace
 from megatron_ft.core.job.progress import Reached
 
@@ -219,15 +221,27 @@ class CycleRecord:
         """The furthest iteration that a rank of this node reported."""
         return max((b.iteration for b in self._boards(seen) if b.iteration is not None), default=None)
 
-    def reached(self, seen: Seen) -> Reached:
-        """How far all ranks of this node got that told an iteration."""
+    def reached(self, seen: Seen, cause: Cause | None = None) -> Reached:
+        """How far all ranks of this node got that told an iteration. ``cause``: why the cycle failed, if a rank did."""
         # the one that is behind: the others may have gone on for a moment after a rank had failed
         known = [(b.first_iteration, b.iteration) for b in self._boards(seen) if b.first_iteration is not None]
         saved = None if known else seen.checkpointed()
         if saved is not None:
             return Reached(first=saved, last=saved)
         first = min((first for first, _ in known), default=-1)
-        return Reached(first=first, last=min((-1 if last is None else last for _, last in known), default=-1))
+        last = min((-1 if last is None else last for _, last in known), default=-1)
+        trained = bool(known) or any(layout.is_through_its_start(board) for board in self._boards(seen))
+        return Reached(first, last, trained, "" if trained or cause is None else self._way_of_failing(cause, seen))
+
+    def _way_of_failing(self, cause: Cause, seen: Seen) -> str:
+        if cause.rank not in self.ranks or cause.kind is not CauseKind.CRASH or cause.follows or cause.by_us:
+            return ""
+        local_rank = self.ranks.index(cause.rank)
+        end = self.exits.get(local_rank) or self.end_of_its_exception(local_rank, seen)
+        if end is None:
+            return ""
+        lived_s = ((end.raised_at_ns or end.at_ns) - self.started[local_rank].at_ns) / 1e9
+        return way_of_failing(end, is_watched=local_rank in self.watched, lived_s=lived_s)
 
     def _boards(self, seen: Seen) -> Iterable[BoardSnapshot]:
         return filter(None, (seen.boards[local_rank] for local_rank in range(len(self.ranks))))

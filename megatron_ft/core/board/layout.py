@@ -160,6 +160,12 @@ class BoardSnapshot(NamedTuple):
         return tuple(sorted((s for s in self.sections if s.opened_at_ns), key=lambda s: s.opened_at_ns))
 
 
+def is_through_its_start(board: BoardSnapshot) -> bool:
+    """Whether the rank has begun an iteration, sent a heartbeat, or ended a section."""
+    ended = any(each.open_count > 1 or (each.open_count and not each.opened_at_ns) for each in board.sections)
+    return board.iteration is not None or board.heartbeats > 0 or ended
+
+
 class BoardDamagedError(Exception):
     """A word of the board can't be what its writer would have written; the text says which."""
 

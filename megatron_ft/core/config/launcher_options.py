@@ -105,6 +105,12 @@ class LauncherOptions:
         "nor in the iteration they went on from; 0 never does. Only for jobs that tell their iterations.",
         names=("ft-max-no-progress-cycles", "ft-max-no-progress-restarts"),
     )
+    max_failed_starts: int = option(
+        2,
+        whole(0, 10**6 - 1, "starts"),
+        "End the job when so many cycles in a row failed in the same way (the same exception, or exit code) before any "
+        "step of a job that has never trained; 0 never does. Failures that may come from outside don't count.",
+    )
     checkpoint_iteration_file: str | None = option(
         None,
         path("of a file", "FILE"),

@@ -65,6 +65,7 @@ def _options(rules: Rules) -> dict[str, str]:
         "--restart-policy": "min-healthy" if rules.min_healthy else "any-failed",
         "--max-restarts": str(rules.max_restarts),
         "--ft-max-no-progress-cycles": str(rules.max_stalled),
+        "--ft-max-failed-starts": str(rules.max_failed_starts),
         "--ft-scale-up-at-once": "set" if rules.at_once else "not set",
         "--rdzv-conf last_call_timeout": last_call,
         "--rdzv-conf join_timeout": f"{rules.join_timeout_s:g}",

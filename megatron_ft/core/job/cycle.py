@@ -270,7 +270,9 @@ class Cycle:
         before = self.decision.advance
         if self.outcome is not Outcome.FAILED or self.decided_by is None:
             return before
-        return before.after(self._reached or self.seats[self.decided_by].report.reached)
+        place = first_failure(self.seats, self.decided_by) if self.inquest is None else None
+        told = None if place is None else self.seats[place].report.reached
+        return before.after(self._reached or told or self.seats[self.decided_by].report.reached)
 
     @property
     def restarts_used(self) -> int:
@@ -280,13 +282,15 @@ class Cycle:
     def _judge(self, nodes_left: int) -> Verdict:
         assert self.outcome is not None
         found = None if self.inquest is None else self.inquest.cause(several=len(self.seats) > 1)
+        advance = self.advance
         return verdict_on(
             self.rules,
             self.seats,
             self.outcome,
             cycle=self.decision.cycle,
             restarts=self.decision.restarts,
-            stalled=self.advance.stalled,
+            stalled=advance.stalled,
+            failed_starts=advance.starts,
             decided_by=self.decided_by,
             found=found if self.outcome is Outcome.FAILED else None,
             shutdown=self.shutdown,

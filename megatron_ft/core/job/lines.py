@@ -17,6 +17,7 @@ __all__ = [
     "at",
     "bad",
     "did_not_come",
+    "failed_starts",
     "finished_without",
     "gone_for_good",
     "leaves",
@@ -161,6 +162,12 @@ def too_few_healthy(*, good: int, min_nodes: int, told: str) -> str:
 def nodes_waiting(count: int) -> str:
     """Why a healthy cycle ends."""
     return f"{counted(count, 'node')} waiting to join"
+
+
+def failed_starts(count: int) -> str:
+    """Why a job that has never trained isn't started again."""
+    starts = "the start" if count == 1 else f"{count} starts in a row"
+    return f"{starts} failed like this before any step, giving up"
 
 
 def finished_without(*, finished: int, nodes: int, told: str) -> str:

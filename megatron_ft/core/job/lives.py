@@ -77,6 +77,7 @@ class Life:
         exit_code: of the launchers; None while it runs, and where nobody could say it.
         resumed: the furthest iteration that a cycle went on from.
         stalled: so many failed cycles in a row, those of earlier lives included, have got no further.
+        trained: a cycle was through its start, or may have been.
     """
 
     life: int = 0
@@ -93,12 +94,13 @@ class Life:
     iteration: int = -1
     resumed: int = -1
     stalled: int = 0
+    trained: bool = False
     faults: tuple[Fault, ...] = ()
 
     @property
     def advance(self) -> Advance:
         """How far the job had got when this was written."""
-        return Advance(self.resumed, self.iteration, self.stalled)
+        return Advance(self.resumed, self.iteration, self.stalled, self.trained)
 
 
 def fault_of(verdict: Verdict) -> Fault | None:

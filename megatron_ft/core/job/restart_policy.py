@@ -67,6 +67,7 @@ class CycleEnd:
         nodes_left: how many nodes could take part in another cycle, those that wait to join included; None if
             no node was left out.
         stalled: for how many failed cycles in a row, this one included, the job has got no further.
+        failed_starts: so many, this one included, have failed in the same way in the start of a job that never trained.
     """
 
     cycle: int
@@ -74,6 +75,7 @@ class CycleEnd:
     restarts_before: int = 0
     nodes_left: int | None = None
     stalled: int = 0
+    failed_starts: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +116,8 @@ class AnyFailed:
     min_nodes: int = 1
     max_stalled: int = 0
     """So many failed cycles in a row may get no further than the job has been; 0 is any number."""
+    max_failed_starts: int = 0
+    """So many starts in a row may fail in the same way before the job has ever trained; 0 is any number."""
 
     def judge(self, nodes: Mapping[NodeState, int]) -> Outcome | None:
         """See the protocol. The others' ranks would fail, too, but only when their collectives do."""
@@ -140,6 +144,8 @@ class MinHealthy:
     max_restarts: int
     min_nodes: int
     max_stalled: int = 0
+    """As for ``AnyFailed``."""
+    max_failed_starts: int = 0
     """As for ``AnyFailed``."""
 
     def judge(self, nodes: Mapping[NodeState, int]) -> Outcome | None:
@@ -171,6 +177,9 @@ def _decide(last: CycleEnd, policy: AnyFailed | MinHealthy) -> Decision:
             return Decision(action=Action.GIVE_UP, restarts_left=left, reason=reason)
         case Outcome.FAILED if 0 < policy.max_stalled <= last.stalled:
             reason = f"no progress in {counted(last.stalled, 'cycle')}, giving up"
+            return Decision(action=Action.GIVE_UP, restarts_left=left, reason=reason, no_progress=True)
+        case Outcome.FAILED if 0 < policy.max_failed_starts <= last.failed_starts:
+            reason = lines.failed_starts(last.failed_starts)
             return Decision(action=Action.GIVE_UP, restarts_left=left, reason=reason, no_progress=True)
         case Outcome.FAILED if used > max_restarts:
             reason = "no restarts left, giving up" if max_restarts else "no restarts allowed, giving up"

@@ -27,6 +27,7 @@ class Rules:
     min_healthy: bool = False
     max_restarts: int = 0
     max_stalled: int = 0
+    max_failed_starts: int = 0
     at_once: bool = False
     last_call_s: float | None = None
     join_timeout_s: float = 600.0
@@ -38,4 +39,9 @@ class Rules:
     def policy(self) -> RestartPolicy:
         """When a cycle ends, and what follows."""
         kind = MinHealthy if self.min_healthy else AnyFailed
-        return kind(max_restarts=self.max_restarts, min_nodes=self.min_nodes, max_stalled=self.max_stalled)
+        return kind(
+            max_restarts=self.max_restarts,
+            min_nodes=self.min_nodes,
+            max_stalled=self.max_stalled,
+            max_failed_starts=self.max_failed_starts,
+        )

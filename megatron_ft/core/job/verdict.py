@@ -55,6 +55,7 @@ def verdict_on(
     cycle: int,
     restarts: int,
     stalled: int,
+    failed_starts: int = 0,
     decided_by: int | None,
     found: Cause | None,
     shutdown: tuple[int | None, str] | None,
@@ -71,6 +72,7 @@ def verdict_on(
         restarts_before=restarts,
         nodes_left=nodes_left if excluded else None,
         stalled=stalled,
+        failed_starts=failed_starts,
     )
     decision = rules.policy.decide(end)
     code = 0 if decision.action is Action.FINISH else rules.no_progress_code if decision.no_progress else 1

@@ -229,6 +229,7 @@ def _rules(line: CommandLine) -> Rules:
         min_healthy=is_min_healthy,
         max_restarts=line.namespace.max_restarts,
         max_stalled=options.max_no_progress_cycles,
+        max_failed_starts=options.max_failed_starts,
         at_once=options.scale_up_at_once,
         last_call_s=_seconds(settings, "last_call_timeout"),
         no_progress_code=options.no_restart_exit_code,

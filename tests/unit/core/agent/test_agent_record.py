@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from megatron_ft.core.agent import edge
+from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.diagnosis.exceptions import LastWords
 from megatron_ft.core.diagnosis.exits import CauseKind, HangVerdict
 from megatron_ft.core.diagnosis.rank_snapshot import RankNote
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.restart_policy import NodeState
 from tests.support.agents import Driven, verdict
-from tests.unit.core.board.test_monitor_state import board
+from tests.unit.core.board.test_monitor_state import board, section
 
 MS = 1_000_000
 
@@ -170,6 +171,36 @@ def test_a_rank_that_had_raised_has_crashed_whatever_its_timeout_or_another_s_sa
     cause = driven.record.cause()
     assert cause.text == told or (not by_monitor and cause.text.startswith("rank 10 did not start"))
     assert cause.kind is (CauseKind.CRASH if "batch" in error else CauseKind.HANG)
+
+
+def test_a_node_says_how_its_ranks_failed_in_their_start_unless_one_was_through_it() -> None:
+    error = "ModuleNotFoundError: No module named 'x'"
+
+    def told(exitcode: int = 1, after_s: float = 3.0, **words: str) -> tuple[bool, str]:
+        driven = Driven(max_nodes=2)
+        driven.run(2, nodes=2)
+        driven.boards.update(boards)
+        if boards:
+            driven.hear(*(edge.Attached(local_rank, 0, driven.now_ns) for local_rank in boards))
+        driven.now_ns += round(after_s * 1e9)
+        driven.words[1] = LastWords(**words)
+        driven.exits(1, exitcode)
+        (report,) = (message for message in driven.told if isinstance(message, m.Report))
+        assert report.reached is not None
+        return report.reached.trained, report.reached.start
+
+    boards: dict[int, BoardSnapshot] = {}
+    assert told(error=error) == (False, error)
+    assert told(error=error, after_s=3600.0) == (False, "")  # without hooks nobody knows what it did in that time
+    assert told() == (False, "")
+    assert told(exitcode=2) == (False, "exit code 2")
+    boards = {0: board(), 1: board(sections=(section(opened_at=5, count=1),))}
+    assert told() == (False, "exit code 1")
+    assert told(exitcode=-9) == (False, "")
+    assert told(error=error, after_s=3600.0) == (False, error)
+    for trained in (board(iteration=0, first_iteration=0), board(heartbeats=1), board(sections=(section(count=1),))):
+        boards = {0: trained, 1: board()}
+        assert told(error=error) == (True, "")
 
 
 def test_who_signals_a_rank_is_known_from_its_monitor_too() -> None:

@@ -44,6 +44,49 @@ def test_cycles_that_get_no_further(cycles: list[Reached | None], count: int) ->
     assert stalled(*cycles) == count
 
 
+NO_MODULE = Reached(-1, -1, False, "ModuleNotFoundError: No module named 'x'")
+WRONG = Reached(-1, -1, False, "exit code 2")
+KILLED = Reached(-1, -1, False)
+BEFORE_ANY_STEP_KNOWN = Reached(-1, -1, True)
+
+
+@pytest.mark.parametrize(
+    ("cycles", "count"),
+    [
+        ([NO_MODULE], 1),
+        ([NO_MODULE, NO_MODULE], 2),
+        ([NO_MODULE, WRONG], 1),
+        ([WRONG, NO_MODULE, NO_MODULE, NO_MODULE], 3),
+        ([NO_MODULE, KILLED, NO_MODULE], 1),
+        # it has trained, or may have: another start may go well again
+        ([HERE, NO_MODULE, NO_MODULE], 0),
+        ([BEFORE_ANY_STEP_KNOWN, NO_MODULE, NO_MODULE], 0),
+        ([None, NO_MODULE, NO_MODULE], 0),
+        ([NO_MODULE, BEFORE_ANY_STEP_KNOWN, NO_MODULE, NO_MODULE], 0),
+    ],
+)
+def test_starts_that_fail_in_the_same_way(cycles: list[Reached | None], count: int) -> None:
+    advance = Advance()
+    for reached in cycles:
+        advance = advance.after(reached)
+    assert advance.starts == count
+    # in a job that has trained in an earlier life they never count
+    advance = Advance(first=0, last=7)
+    for reached in cycles:
+        advance = advance.after(reached)
+    assert advance.starts == 0
+
+
+@pytest.mark.parametrize("policy", [AnyFailed, MinHealthy])
+def test_a_start_that_fails_twice_in_the_same_way_is_not_tried_again(policy: type[AnyFailed | MinHealthy]) -> None:
+    for count, action in ((1, Action.RESTART), (2, Action.GIVE_UP)):
+        end = CycleEnd(cycle=1, outcome=Outcome.FAILED, restarts_before=1, failed_starts=count)
+        decision = policy(max_restarts=9, min_nodes=1, max_failed_starts=2).decide(end)
+        assert (decision.action, decision.no_progress) == (action, action is Action.GIVE_UP)
+        assert policy(max_restarts=9, min_nodes=1).decide(end).action is Action.RESTART
+    assert decision.reason == "2 starts in a row failed like this before any step, giving up"
+
+
 def test_fifty_random_faults_with_steady_progress_never_stall() -> None:
     chance = random.Random(3)
     advance, at = Advance(), 0

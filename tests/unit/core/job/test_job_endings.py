@@ -338,6 +338,21 @@ def test_a_job_that_gets_no_further_ends_with_its_own_code_on_all_nodes() -> Non
     assert [(node.left or (0,))[0] for node in (a, b)] == [17, 17]
 
 
+def test_a_start_that_fails_in_the_same_way_is_not_tried_again_whoever_tells_of_it_first() -> None:
+    job = Job(min_nodes=2, max_nodes=2, max_restarts=99, max_failed_starts=2)
+    a, b = job.start("ab")
+    failed = Reached(-1, -1, trained=False, start="ModuleNotFoundError: No module named 'x'")
+    lost = "RuntimeError: gloo: Connection closed by peer"
+    a.report(NodeState.UNHEALTHY, "rank 0 raised ModuleNotFoundError: No module named 'x'", reached=failed)
+    job.run(1.5)
+    a.report(NodeState.UNHEALTHY, lost, follows=True, reached=Reached(-1, -1, trained=False))
+    b.report(NodeState.UNHEALTHY, "rank 1 raised ModuleNotFoundError: No module named 'x'", reached=failed)
+    job.run(1.5)
+    reason = "2 starts in a row failed like this before any step, giving up"
+    assert follows(a) == follows(b) == (Outcome.FAILED, Action.GIVE_UP, 97, reason)
+    assert [(node.left or (0,))[0] for node in (a, b)] == [93, 93]
+
+
 def test_a_round_that_lacks_nodes_for_too_long_ends_the_job_and_says_to_try_again() -> None:
     job = Job(min_nodes=3, join_timeout_s=40.0, try_again_code=75)
     a, b, c = job.start("abc")

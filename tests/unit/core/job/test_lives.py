@@ -100,6 +100,7 @@ def test_what_was_reached_is_carried_on_unless_that_was_the_end(outcome: Ending,
     lives = Lives().begun(replace(LIFE, outcome=outcome, resumed=10, iteration=25, stalled=2))
     assert lives.advance(COMMAND) == (Advance(10, 25, 2) if carried else Advance())
     assert lives.advance(("python", "other.py")) == Advance()
+    assert Lives().begun(replace(LIFE, outcome=outcome, trained=True)).advance(COMMAND).trained is carried
 
 
 def test_failures_at_the_same_place_add_up_over_lives() -> None:
