@@ -38,14 +38,13 @@ from megatron_ft.ipc.monitor_process import AttachedRank
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received, close_fds, listen
 from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.base.event_loop import Priority, Reactor
-from megatron_ft.launcher.processes import process_tree
+from megatron_ft.launcher.processes.stopped import replace_if_stopped
 
 __all__ = ["MonitorPlace"]
 
 _ATTACHED_FDS = 5
 """The board, and what a monitor that comes in this one's place would need to go on with the rank."""
 _OVERDUE_NS = 5_000_000_000
-_STOPPED_FOR_S = 0.1
 _SHORT_LIFE_S = 2.0
 _LONGEST_PAUSE_S = 5.0
 _STOP_WAIT_S = 2.0
@@ -132,18 +131,9 @@ class MonitorPlace:
         if complaint is not None:
             self._replace(complaint)
 
-    def replace_if_stopped(self, *, again: bool = False) -> None:
-        """A monitor that somebody stopped (SIGSTOP) watches nobody.
-
-        It is looked at twice, a moment apart: when a whole node is continued, we may be so before our monitors.
-        """
-        process = self._process
-        if process is None or is_gone(self._pidfd) or not process_tree.is_stopped(process.pid):
-            return
-        if again:
-            self._replace("was stopped")
-        else:
-            self._reactor.call_later(_STOPPED_FOR_S, lambda: self.replace_if_stopped(again=True))
+    def replace_if_stopped(self) -> None:
+        """A monitor that somebody stopped (SIGSTOP) watches no rank."""
+        replace_if_stopped(self._reactor, lambda: self.pid, lambda: self._replace("was stopped"))
 
     def replace_if_overdue(self) -> None:
         """A monitor that doesn't look when it said it would is no monitor, whatever holds it."""

@@ -14,7 +14,7 @@ from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.wire import close_fds
 from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.base.event_loop import Priority, Reactor
-from megatron_ft.launcher.processes.process_tree import is_stopped
+from megatron_ft.launcher.processes.stopped import replace_if_stopped
 from megatron_ft.launcher.processes.worker import RankSpec, Spawner, Worker
 from megatron_ft.launcher.spawn.fork_server import ServerError, ServerProcess, why_fresh
 
@@ -22,7 +22,6 @@ __all__ = ["ForkingSpawner"]
 
 _MOST_DEATHS = 5
 """Servers that may die before none is started any more."""
-_STOPPED_FOR_S = 0.1
 
 
 @dataclass(kw_only=True)
@@ -83,14 +82,13 @@ class ForkingSpawner:
         """Of the server."""
         return set() if self.server is None else {self.server.pid}
 
-    def check_states(self, *, again: bool = False) -> None:
-        """Replace a server that somebody stopped; looked at twice: of a node that is continued, we may be first."""
-        if self.server is None or not is_stopped(self.server.pid):
-            return
-        if again:
+    def check_states(self) -> None:
+        """Replace a server that somebody stopped."""
+        replace_if_stopped(self.reactor, lambda: min(self.pids(), default=None), self._kill)
+
+    def _kill(self) -> None:
+        if self.server is not None:
             self.server.kill()  # its end is seen like any other
-        else:
-            self.reactor.call_later(_STOPPED_FOR_S, lambda: self.check_states(again=True))
 
     def close(self) -> None:
         """End the server."""
