@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import random
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.member import Identity, Member
 from megatron_ft.core.job.roll import Ballot, Held
+from megatron_ft.core.mailbox import Mailbox
 from megatron_ft.launcher.base.event_loop import Reactor, Timer
 from megatron_ft.launcher.coordination.transport import Listener, Transport
 
@@ -60,8 +60,7 @@ class Coordination:
         self._timer: Timer | None = None
         self._store: tuple[Ballot, str] | None = None
         """The decision for which a store was opened last, and its address."""
-        self._effects: deque[edge.MemberEffect] = deque()
-        self._is_busy = False
+        self._mailbox: Mailbox[edge.MemberEffect] = Mailbox(self._bring_about, is_open=lambda: self.left is None)
         self._transport = transport(self)
 
     def start(self) -> None:
@@ -125,16 +124,8 @@ class Coordination:
     # -- what follows -----------------------------------------------------------------------------------------
 
     def _do(self, effects: Iterable[edge.MemberEffect]) -> None:
-        """Effects of effects come after those that were due before."""
-        self._effects.extend(effects)
-        if self._is_busy:
+        if not self._mailbox.post(effects):
             return
-        self._is_busy = True
-        try:
-            while self._effects and self.left is None:
-                self._bring_about(self._effects.popleft())
-        finally:
-            self._is_busy = False
         if self._timer is not None:
             self._timer.cancel()
         if self.left is None:
@@ -148,7 +139,7 @@ class Coordination:
             case edge.Connect() | edge.Disconnect() | edge.Transmit() | edge.Announce():
                 self._send(effect)
             case edge.OpenStore(held):
-                self._effects.extend(self.member.store_opened(held, self._store_of(held), time.monotonic()))
+                self._mailbox.post(self.member.store_opened(held, self._store_of(held), time.monotonic()))
             case edge.Begin(held):
                 self.begun = held
                 self.on_begin(held)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import signal
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -25,6 +24,7 @@ from megatron_ft.core.diagnosis.exceptions import LastWords
 from megatron_ft.core.diagnosis.exits import Cause, CauseKind
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.job.messages import Goodbye
+from megatron_ft.core.mailbox import Mailbox
 from megatron_ft.ipc.linux.proc import process_facts, run_delays_ns
 from megatron_ft.launcher.arguments import CommandLine
 from megatron_ft.launcher.base import lines
@@ -65,8 +65,7 @@ class FaultTolerantAgent(LocalElasticAgent):
         self._error_files: dict[int, str] = {}
         self._stderrs: dict[int, str] = {}
         """Where standard error goes, of those that don't have the launcher's."""
-        self._effects: deque[edge.Effect] = deque()
-        self._is_acting = False
+        self._mailbox: Mailbox[edge.Effect] = Mailbox(self._act)
         self._work: edge.Work | None = None
         self._over: edge.Over | None = None
         self._timer: Timer | None = None
@@ -138,16 +137,9 @@ class FaultTolerantAgent(LocalElasticAgent):
     # -- events -------------------------------------------------------------------------------------------
 
     def _hear(self, event: edge.Event) -> None:
-        """Tell the machine, and do what can be done at once. Effects of effects come after those due before."""
-        self._effects += self._machine.handle(event, time.monotonic_ns(), self._seen())
-        if self._is_acting:
+        """Tell the machine, and do what can be done at once."""
+        if not self._mailbox.post(self._machine.handle(event, time.monotonic_ns(), self._seen())):
             return
-        self._is_acting = True
-        try:
-            while self._effects:
-                self._act(self._effects.popleft())
-        finally:
-            self._is_acting = False
         alarm_ns = self._machine.alarm_ns
         if alarm_ns != self._alarm_ns:
             self._alarm_ns = alarm_ns

@@ -1,0 +1,34 @@
+"""Effects of a machine, carried out in order: what one leads to comes after those that were due before. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Generic, TypeVar
+
+__all__ = ["Mailbox"]
+
+T = TypeVar("T")
+
+
+class Mailbox(Generic[T]):
+    """``handle`` takes one item at a time, as long as ``is_open`` holds; it may post more."""
+
+    def __init__(self, handle: Callable[[T], object], is_open: Callable[[], bool] = lambda: True) -> None:
+        self._handle = handle
+        self._is_open = is_open
+        self._items: deque[T] = deque()
+        self._is_busy = False
+
+    def post(self, items: Iterable[T]) -> bool:
+        """True when all are handled; False from within ``handle``: they wait for their turn."""
+        self._items.extend(items)
+        if self._is_busy:
+            return False
+        self._is_busy = True
+        try:
+            while self._items and self._is_open():
+                self._handle(self._items.popleft())
+        finally:
+            self._is_busy = False
+        return True
