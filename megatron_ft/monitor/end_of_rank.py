@@ -9,63 +9,42 @@ import signal
 import threading
 import time
 
-from megatron_ft.core.grace import Grace
+from megatron_ft.core.escalation import Escalation
 from megatron_ft.ipc.linux.proc import run_delays_ns
 from megatron_ft.ipc.linux.processes import ProcessStat, carries, kill_matching, send_signal, signal_main_thread
 
-GRACE_S = 5.0
-"""From the termination signal to SIGKILL, and from SIGKILL to the complaint that it had no effect.
-
-What the rank waits for a CPU isn't counted: a handler on a busy machine isn't one that hangs.
-"""
 _SWEEP_S = 2.0
 _SECOND_LOOK_S = 0.1
 
 
-class Ending:
-    """The termination signal and SIGCONT at ``due_at``, SIGKILL after the grace; ``advance`` never waits."""
+class RankTermination:
+    """The termination signal at ``due_at`` (``time.monotonic`` seconds), SIGKILL after a grace; it never waits."""
 
     def __init__(self, pid: int, pidfd: int, first_signal: signal.Signals, *, due_at: float) -> None:
-        """``pid`` and ``pidfd`` are of the same process; ``due_at``: ``time.monotonic`` seconds."""
+        """``pid`` and ``pidfd`` are of the same process."""
         self._pid = pid
         self._pidfd = pidfd
-        self._next = first_signal
-        self._killed = False
-        self._grace: Grace | None = None
-        self.due_at: float | None = due_at
+        self._escalation = Escalation(first_signal, due_s=due_at)
 
-    def is_due(self) -> bool:
-        """Whether to ``advance`` now; puts that off where the rank got no CPU to end with."""
-        now = time.monotonic()
-        if self.due_at is None or now < self.due_at:
-            return False
-        if self._grace is None:
-            return True
-        is_over = self._grace.is_over(now, run_delays_ns(self._pid))
-        self.due_at = self._grace.due_s
-        return is_over
+    @property
+    def due_at(self) -> float | None:
+        """When to ``advance``; None once even SIGKILL has had no effect."""
+        return self._escalation.due_s
 
     def advance(self) -> list[signal.Signals]:
-        """Send what is due now and return it; an empty list means that even SIGKILL has had no effect."""
-        if self._killed:
-            self.due_at = None
+        """Send what is due now, if anything is, and return it."""
+        number = self._escalation.advance(time.monotonic(), lambda: run_delays_ns(self._pid))
+        if number is None:
             return []
-        number = self._next
         # Python runs a handler in the main thread only, and that may sleep on in C if another thread takes the signal:
         # so it goes to the main thread, which finds it first thing when SIGCONT lets a stopped process go on to die
         signal_main_thread(self._pid, self._pidfd, number)
         send_signal(self._pidfd, signal.SIGCONT)
-        sent = [number, signal.SIGCONT]
-        self._killed = number == signal.SIGKILL
-        self._next = signal.SIGKILL
-        self.due_at = time.monotonic() + GRACE_S
-        self._grace = Grace(self.due_at, run_delays_ns(self._pid))
-        return sent
+        return [number, signal.SIGCONT]
 
     def hurry(self) -> None:
         """Nothing is to be waited for any more before the first signal."""
-        if self._grace is None:
-            self.due_at = time.monotonic()
+        self._escalation.begin(time.monotonic())
 
 
 def end_orphans(socket_path: str, group: int | None) -> list[ProcessStat]:

@@ -20,7 +20,7 @@ from megatron_ft.ipc.linux.processes import is_gone, is_in, wait_gone
 from megatron_ft.ipc.monitor_process import AttachedRank
 from megatron_ft.ipc.wire import ChannelClosedError, Message
 from megatron_ft.monitor import hello
-from megatron_ft.monitor.end_of_rank import Ending, end_orphans, remove_run_directory
+from megatron_ft.monitor.end_of_rank import RankTermination, end_orphans, remove_run_directory
 from megatron_ft.monitor.evidence import collect
 from megatron_ft.monitor.hello import Caller
 from megatron_ft.monitor.reports import Reports
@@ -44,7 +44,7 @@ class MonitorService:
         self._listener = socket.socket(fileno=settings.listen_fd)
         self._callers: dict[int, Caller] = {}
         self._watched: WatchedRank | None = None
-        self._ending: Ending | None = None
+        self._termination: RankTermination | None = None
         self._next_look_ns: int | None = None
         self._group: int | None = None
         self._running = True
@@ -82,8 +82,8 @@ class MonitorService:
     def _timeout_ms(self) -> float | None:
         now = time.monotonic()
         times = [caller.give_up_at for caller in self._callers.values()]
-        if self._ending is not None and self._ending.due_at is not None:
-            times.append(self._ending.due_at)
+        if self._termination is not None and self._termination.due_at is not None:
+            times.append(self._termination.due_at)
         if self._next_look_ns is not None and self._paused_at_ns is None:
             times.append(self._next_look_ns / 1e9)
         return max(0.0, min(times) - now) * 1e3 if times else None
@@ -123,8 +123,8 @@ class MonitorService:
                 return  # it was meant for the rank before
             case Collect() if self._watched is not None:
                 self._examine(self._watched, None, passive=order.passive, deadline_ns=order.deadline_ns)
-            case Release() if self._ending is not None:
-                self._ending.hurry()
+            case Release() if self._termination is not None:
+                self._termination.hurry()
             case Pause(since_ns) if self._paused_at_ns is None:
                 # to one that replaces another, the launcher says since when that one was paused
                 now_ns = time.monotonic_ns()
@@ -260,8 +260,8 @@ class MonitorService:
         self._group = _group_of(watched.attached)
 
     def _act_in_time(self) -> None:
-        if self._ending is not None:
-            self._go_on_ending(self._ending)
+        if self._termination is not None:
+            self._go_on_terminating(self._termination)
         elif self._watched is not None and self._is_time_to_look():
             self._look(self._watched)
 
@@ -303,7 +303,9 @@ class MonitorService:
             # the launcher says when it has seen the other ranks, who would fall if this one did
             due_at = deadline_ns / 1e9 if self._settings.launcher_fd is not None else now_ns / 1e9
             signal_first = self._settings.config.rank_termination_signal
-            self._ending = Ending(watched.attached.pid, watched.attached.pidfd, signal_first, due_at=due_at)
+            self._termination = RankTermination(
+                watched.attached.pid, watched.attached.pidfd, signal_first, due_at=due_at
+            )
         self._reports.verdict(watched.attached, verdict, now_ns, observed_only=observe_only)
         try:
             self._examine(watched, verdict, passive=observe_only, deadline_ns=deadline_ns)
@@ -334,15 +336,12 @@ class MonitorService:
         watched.note = None if passive else note
         self._reports.evidence(self._settings.log_dir, watched.attached, note, document)
 
-    def _go_on_ending(self, ending: Ending) -> None:
-        if not ending.is_due():
-            return
+    def _go_on_terminating(self, termination: RankTermination) -> None:
         assert self._watched is not None
-        attached = self._watched.attached
-        sent = ending.advance()
-        for number in sent:
+        attached, was_due_at = self._watched.attached, termination.due_at
+        for number in termination.advance():
             self._reports.signalled(attached, number)
-        if not sent:
+        if was_due_at is not None and termination.due_at is None:
             self._reports.warn(f"rank {attached.rank} (process {attached.pid}) did not end by SIGKILL")
 
     def _rank_is_gone(self) -> None:
@@ -359,7 +358,7 @@ class MonitorService:
             self._watched.rest()
             self._watched.close()
         self._watched = None
-        self._ending = None
+        self._termination = None
         self._next_look_ns = None
 
     def _launcher_is_gone(self) -> None:

@@ -11,10 +11,11 @@ import time
 
 import pytest
 
+from megatron_ft.core import escalation
 from megatron_ft.ipc.linux.proc import run_delays_ns
 from megatron_ft.ipc.linux.processes import carries
 from megatron_ft.monitor import end_of_rank
-from megatron_ft.monitor.end_of_rank import Ending
+from megatron_ft.monitor.end_of_rank import RankTermination
 
 SLEEPS = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
 
@@ -60,20 +61,19 @@ def test_what_has_left_the_group_is_known_by_its_environment() -> None:
 
 def test_a_rank_that_gets_no_cpu_has_more_time_before_sigkill(monkeypatch: pytest.MonkeyPatch) -> None:
     waited_ns = 0
-    monkeypatch.setattr(end_of_rank, "GRACE_S", 0.05)
+    monkeypatch.setattr(escalation, "GRACE_S", 0.05)
     monkeypatch.setattr(end_of_rank, "run_delays_ns", lambda pid: {pid: waited_ns})
     rank = subprocess.Popen(SLEEPS)
     pidfd = os.pidfd_open(rank.pid)
     try:
-        ending = Ending(rank.pid, pidfd, signal.SIGURG, due_at=0.0)  # which it ignores
-        assert ending.is_due()
+        termination = RankTermination(rank.pid, pidfd, signal.SIGURG, due_at=0.0)  # which it ignores
         signalled = time.monotonic()
-        assert ending.advance() == [signal.SIGURG, signal.SIGCONT]
+        assert termination.advance() == [signal.SIGURG, signal.SIGCONT]
         waited_ns = 400_000_000
-        while not ending.is_due():
+        while not (sent := termination.advance()):
             time.sleep(0.01)
         assert time.monotonic() - signalled >= 0.45
-        assert ending.advance() == [signal.SIGKILL, signal.SIGCONT]
+        assert sent == [signal.SIGKILL, signal.SIGCONT]
         assert rank.wait(20) == -signal.SIGKILL
     finally:
         os.close(pidfd)

@@ -18,13 +18,12 @@ from megatron_ft.core.agent.turn import Options, Turn
 from megatron_ft.core.board.pauses import Pauses
 from megatron_ft.core.diagnosis.exits import HangVerdict
 from megatron_ft.core.diagnosis.rank_snapshot import LOOK_S
-from megatron_ft.core.grace import Grace
+from megatron_ft.core.escalation import Escalation
 
 __all__ = ["Deadlines"]
 
 _LATE_NS = 500_000_000
 """A timer that comes so much later than asked: the node stood still, and the ranks with it."""
-_GRACE_S = 5.0
 _PAUSED_NS = 200_000_000
 
 
@@ -58,8 +57,8 @@ class Deadlines:
         self._seen_soon: set[int] = set()
         """Ranks that are ended when all that are ``_asked`` have been looked at."""
         self._look_until_ns: int | None = None
-        self._graces: dict[int, Grace] = {}
-        """Of ranks that were ended."""
+        self._escalations: dict[int, Escalation] = {}
+        """Of ranks that are being ended."""
         if options.startup_timeout_s is not None:
             for local_rank in record.started.keys() - record.hooked:
                 began_ns = record.started[local_rank].at_ns
@@ -98,14 +97,14 @@ class Deadlines:
     def alarm_ns(self) -> int | None:
         """When ``go_on`` is to be called at the latest."""
         times = [wait.due_ns for wait in self._waits.values()]
-        times += [round(grace.due_s * 1e9) for grace in self._graces.values()]
+        times += [round(each.due_s * 1e9) for each in self._escalations.values() if each.due_s is not None]
         return min(times + ([] if self._look_until_ns is None else [self._look_until_ns]), default=None)
 
     def go_on(self, turn: Turn, *, is_stopping: bool) -> None:
         """Judge who is due, and end who was judged. ``is_stopping``: nobody need start any more."""
         for local_rank in self._record.exits:
             self._waits.pop(local_rank, None)
-            self._graces.pop(local_rank, None)
+            self._escalations.pop(local_rank, None)
         for wait in [wait for wait in self._waits.values() if wait.due_ns <= turn.now_ns]:
             self._look(wait, turn, is_stopping=is_stopping)
         if self._seen_soon and (not self._asked or turn.now_ns >= (self._look_until_ns or 0)):
@@ -113,10 +112,8 @@ class Deadlines:
             self._seen_soon.clear()
             self._asked.clear()
             self._look_until_ns = None
-        for local_rank, grace in list(self._graces.items()):
-            if turn.now_s >= grace.due_s and grace.is_over(turn.now_s, turn.seen.run_delays_ns[local_rank]):
-                del self._graces[local_rank]
-                turn.do(SignalRanks((local_rank,), signal.SIGKILL))
+        for local_rank in list(self._escalations):
+            self._advance(local_rank, turn)
 
     # -- who is late ----------------------------------------------------------------------------------------------
 
@@ -208,6 +205,11 @@ class Deadlines:
     def _end(self, local_ranks: set[int], turn: Turn) -> None:
         """As their monitors would: the ranks alone, SIGKILL after a grace."""
         for local_rank in sorted(local_ranks):
-            self._graces[local_rank] = Grace(turn.now_s + _GRACE_S, turn.seen.run_delays_ns[local_rank])
+            self._escalations[local_rank] = Escalation(signal.Signals(self._options.hang_signal), due_s=turn.now_s)
+            self._advance(local_rank, turn)
+
+    def _advance(self, local_rank: int, turn: Turn) -> None:
+        number = self._escalations[local_rank].advance(turn.now_s, lambda: turn.seen.run_delays_ns[local_rank])
+        if number is not None:
             # the main thread finds it when SIGCONT lets it go on
-            turn.do(SignalRanks((local_rank,), self._options.hang_signal))
+            turn.do(SignalRanks((local_rank,), number))
