@@ -12,6 +12,7 @@ import time
 from megatron_ft.core.escalation import Escalation
 from megatron_ft.ipc.linux.proc import run_delays_ns
 from megatron_ft.ipc.linux.processes import ProcessStat, carries, kill_matching, send_signal, signal_main_thread
+from megatron_ft.ipc.monitor_process import AttachedRank
 
 _SWEEP_S = 2.0
 _SECOND_LOOK_S = 0.1
@@ -45,6 +46,16 @@ class RankTermination:
     def hurry(self) -> None:
         """Nothing is to be waited for any more before the first signal."""
         self._escalation.begin(time.monotonic())
+
+
+def group_of(attached: AttachedRank) -> int | None:
+    """The rank's process group, unless it shares it with its launcher, as a process started by hand may."""
+    try:
+        group = os.getpgid(attached.pid)
+        shared = {os.getpgid(os.getppid()), os.getpgrp()}
+    except ProcessLookupError:
+        return None
+    return None if group in shared else group
 
 
 def end_orphans(socket_path: str, group: int | None) -> list[ProcessStat]:

@@ -51,7 +51,7 @@ from megatron_ft.ipc.linux.processes import ProcessStat, is_gone, read_stat, sen
 from megatron_ft.ipc.monitor_process import AttachedRank
 from megatron_ft.monitor import py_spy
 
-__all__ = ["collect"]
+__all__ = ["Looks", "collect"]
 
 _STACK_S = 1.0
 _ANSWER_S = 0.8
@@ -81,7 +81,7 @@ def collect(
     missing: list[str] = []
     facts = proc.process_facts(attached.pid)
     lost = proc.lost_processes(attached.pid)
-    looks = _Looks(attached, snapshot, deadline_ns, freeze=verdict is not None and not passive)
+    looks = Looks(attached, snapshot, deadline_ns, freeze=verdict is not None and not passive)
     # the collectives first: the signal for the stacks may wake the rank, which then enters the next one
     answer = looks.collectives(str(facts.get("state", "")), missing)
     told_stack = read_frames(answer.pop("stack", None))
@@ -155,7 +155,7 @@ _HARMLESS = (_NO_GROUP, "torch.distributed isn't imported")
 """Reasons to tell no collectives that aren't a sign of trouble."""
 
 
-class _Looks:
+class Looks:
     """Asking one rank, within one bound."""
 
     def __init__(
@@ -226,8 +226,11 @@ class _Looks:
         self._until(whole, min(_STACK_S, self.left_s()), interval_s)
         return written().decode(errors="replace")
 
-    def collectives(self, state: str, missing: list[str]) -> dict[str, Any]:
-        """In flight, by the rank's own thread; with an ``error`` if it doesn't answer."""
+    def collectives(self, state: str, missing: list[str], *, samples: int = 0) -> dict[str, Any]:
+        """In flight, by the rank's own thread; with an ``error`` if it doesn't answer.
+
+        ``samples``: so many times it looks where the main thread is, too.
+        """
         if state in ("T", "t"):
             return {"error": "the rank is stopped"}
         number = time.monotonic_ns()
@@ -239,7 +242,8 @@ class _Looks:
                 return bool(answer)
 
             try:
-                channel.send(json.dumps({"id": number}).encode(), socket.MSG_DONTWAIT)
+                question = {"id": number, "samples": samples} if samples else {"id": number}
+                channel.send(json.dumps(question).encode(), socket.MSG_DONTWAIT)
                 self._until(answered, min(_ANSWER_S, self.left_s()), _ANSWER_S, channel)
             except OSError as error:
                 answer["error"] = f"the rank can't be asked any more ({error.strerror})"

@@ -12,6 +12,7 @@ from megatron_ft.core.messages.rank import FROM_RANK, Hello
 from megatron_ft.ipc.linux.processes import is_gone
 from megatron_ft.ipc.wire import Channel, Message, check_peer
 
+_MOST = 16
 PATIENCE_S = 5.0
 """How long a connection may stay silent before it is closed."""
 
@@ -23,6 +24,32 @@ class Caller(NamedTuple):
     pid: int
     pidfd: int
     give_up_at: float
+
+
+class Callers(dict[int, Caller]):
+    """Those that have connected and not been answered yet, by descriptor."""
+
+    def accept(self, listener: socket.socket) -> None:
+        """One more; of too many the oldest is sent away."""
+        if len(self) >= _MOST:
+            self.dismiss(next(iter(self.values())))
+        caller = accept(listener)
+        if caller is not None:
+            self[caller.channel.fileno()] = caller
+
+    def dismiss(self, caller: Caller) -> None:
+        """Close its connection."""
+        self.pop(caller.channel.fileno(), None)
+        for fd in [fd for fd, known in self.items() if known is caller]:
+            del self[fd]  # the channel was closed by an error and has no number any more
+        caller.channel.close()
+        os.close(caller.pidfd)
+
+    def forget_silent(self) -> None:
+        """Send those away that have said nothing for too long."""
+        now = time.monotonic()
+        for caller in [caller for caller in self.values() if now >= caller.give_up_at]:
+            self.dismiss(caller)
 
 
 def accept(listener: socket.socket) -> Caller | None:

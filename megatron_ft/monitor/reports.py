@@ -12,7 +12,7 @@ from megatron_ft.core.board.hang_detector import Verdict
 from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.diagnosis.rank_snapshot import RankNote
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.messages.monitor import Seen
+from megatron_ft.core.messages.monitor import LookedTwice, Seen, Suspect
 from megatron_ft.core.messages.rank import Hello
 from megatron_ft.core.rate_limiter import Moderation
 from megatron_ft.core.records import monitor as records
@@ -88,24 +88,15 @@ class Reports:
 
     def verdict(self, attached: AttachedRank, verdict: Verdict, at_ns: int, *, observed_only: bool) -> None:
         """A rank hangs; said before it is signalled, or, ``observed_only``, without that it is."""
-        stat = read_stat(attached.pid)
-        report = shared.Verdict(
-            rank=attached.rank,
-            cycle=attached.cycle,
-            pid=attached.pid,
-            kind=verdict.kind.value,
-            section=verdict.section,
-            since_ns=verdict.since_ns,
-            elapsed_s=verdict.elapsed_ns / 1e9,
-            timeout_s=verdict.timeout_ns / 1e9,
-            iteration=verdict.iteration,
-            open_sections=verdict.open_sections,
-            state=None if stat is None else stat.state,
-            observed_only=observed_only,
-            at_ns=at_ns,
-            learned=verdict.is_learned,
-        )
-        self._write_and_tell(report)
+        self._write_and_tell(_told(attached, verdict, at_ns, observed_only=observed_only))
+
+    def suspect(self, attached: AttachedRank, verdict: Verdict) -> None:
+        """A learned timeout is over."""
+        self._tell(Suspect(_told(attached, verdict, time.monotonic_ns(), observed_only=False)))
+
+    def looked_twice(self, attached: AttachedRank, progress: str) -> None:
+        """What a rank has done between two looks."""
+        self._tell(LookedTwice(attached.cycle, progress))
 
     def evidence(
         self, log_dir: str | None, attached: AttachedRank, note: RankNote, document: Mapping[str, Any]
@@ -204,3 +195,23 @@ class Reports:
         """The launcher first: it may be waited for."""
         self._tell(report, fds)
         self._log.write(report)
+
+
+def _told(attached: AttachedRank, verdict: Verdict, at_ns: int, *, observed_only: bool) -> shared.Verdict:
+    stat = read_stat(attached.pid)
+    return shared.Verdict(
+        rank=attached.rank,
+        cycle=attached.cycle,
+        pid=attached.pid,
+        kind=verdict.kind.value,
+        section=verdict.section,
+        since_ns=verdict.since_ns,
+        elapsed_s=verdict.elapsed_ns / 1e9,
+        timeout_s=verdict.timeout_ns / 1e9,
+        iteration=verdict.iteration,
+        open_sections=verdict.open_sections,
+        state=None if stat is None else stat.state,
+        observed_only=observed_only,
+        at_ns=at_ns,
+        learned=verdict.is_learned,
+    )

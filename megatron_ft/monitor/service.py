@@ -14,20 +14,30 @@ from megatron_ft.core.board.hang_detector import Step, Verdict
 from megatron_ft.core.board.layout import BoardDamagedError
 from megatron_ft.core.diagnosis.rank_snapshot import LOOK_S
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.messages.monitor import ORDERS, Collect, Pause, RankStarted, Release, Resume, Stop
+from megatron_ft.core.messages.monitor import (
+    ORDERS,
+    Collect,
+    Convict,
+    GiveTime,
+    LookTwice,
+    Pause,
+    RankStarted,
+    Release,
+    Resume,
+    Stop,
+)
 from megatron_ft.core.messages.rank import Hello, Refused, ToRank, Welcome
 from megatron_ft.ipc.linux.processes import is_gone, is_in, wait_gone
-from megatron_ft.ipc.monitor_process import AttachedRank
 from megatron_ft.ipc.wire import ChannelClosedError, Message
 from megatron_ft.monitor import hello
-from megatron_ft.monitor.end_of_rank import RankTermination, end_orphans, remove_run_directory
+from megatron_ft.monitor.doubt import Doubt
+from megatron_ft.monitor.end_of_rank import RankTermination, end_orphans, group_of, remove_run_directory
 from megatron_ft.monitor.evidence import collect
-from megatron_ft.monitor.hello import Caller
+from megatron_ft.monitor.hello import Caller, Callers
 from megatron_ft.monitor.reports import Reports
 from megatron_ft.monitor.settings import Settings
 from megatron_ft.monitor.watched_rank import WatchedRank
 
-_MAX_CALLERS = 16
 _DAMAGED_AGAIN_NS = 100_000_000
 _LAUNCHER_ENDS_S = 3.0
 """From the end of its sockets to the end of its process."""
@@ -42,9 +52,10 @@ class MonitorService:
         self._signal_fd = signal_fd
         self._parent_pidfd = parent_pidfd
         self._listener = socket.socket(fileno=settings.listen_fd)
-        self._callers: dict[int, Caller] = {}
+        self._callers = Callers()
         self._watched: WatchedRank | None = None
         self._termination: RankTermination | None = None
+        self._doubt = Doubt(reports, has_launcher=settings.launcher_fd is not None)
         self._next_look_ns: int | None = None
         self._group: int | None = None
         self._running = True
@@ -64,7 +75,7 @@ class MonitorService:
                     break  # what was polled is closed, and its numbers may be the next rank's
             if self._reports.launcher_is_gone:
                 self._launcher_is_gone()
-            self._forget_silent_callers()
+            self._callers.forget_silent()
             self._act_in_time()
         self._stop()
 
@@ -84,6 +95,8 @@ class MonitorService:
         times = [caller.give_up_at for caller in self._callers.values()]
         if self._termination is not None and self._termination.due_at is not None:
             times.append(self._termination.due_at)
+        if self._doubt.due_ns is not None:
+            times.append(self._doubt.due_ns / 1e9)
         if self._next_look_ns is not None and self._paused_at_ns is None:
             times.append(self._next_look_ns / 1e9)
         return max(0.0, min(times) - now) * 1e3 if times else None
@@ -97,7 +110,7 @@ class MonitorService:
         elif fd == self._parent_pidfd:
             self._reports.launcher_is_gone = True
         elif fd == self._listener.fileno():
-            self._accept()
+            self._callers.accept(self._listener)
         elif fd in self._callers:
             self._hear(self._callers[fd])
         elif self._watched is not None and fd == self._watched.attached.wake_fd:
@@ -119,12 +132,10 @@ class MonitorService:
                 self._running = False
             case RankStarted(pid):
                 self._group = self._started = pid  # it leads its own group, and its session
-            case Collect() | Release() if not self._is_of_this_cycle(order.cycle):
+            case Collect() | Release() | LookTwice() | GiveTime() | Convict() if not self._is_of_cycle(order.cycle):
                 return  # it was meant for the rank before
-            case Collect() if self._watched is not None:
-                self._examine(self._watched, None, passive=order.passive, deadline_ns=order.deadline_ns)
-            case Release() if self._termination is not None:
-                self._termination.hurry()
+            case Collect() | Release() | LookTwice() | GiveTime() | Convict() if self._watched is not None:
+                self._obey_of_rank(self._watched, order)
             case Pause(since_ns) if self._paused_at_ns is None:
                 # to one that replaces another, the launcher says since when that one was paused
                 now_ns = time.monotonic_ns()
@@ -133,8 +144,21 @@ class MonitorService:
                     self._watched.rest()
             case Resume() if self._paused_at_ns is not None:
                 paused_at_ns, self._paused_at_ns = self._paused_at_ns, None
+                self._doubt.clear()
                 if self._watched is not None:
                     self._watched.excuse_since(paused_at_ns)
+                    self._next_look_ns = time.monotonic_ns()
+
+    def _obey_of_rank(self, watched: WatchedRank, order: Collect | Release | LookTwice | GiveTime | Convict) -> None:
+        match order:
+            case Collect(deadline_ns=deadline_ns, passive=passive):
+                self._examine(watched, None, passive=passive, deadline_ns=deadline_ns)
+            case Release() if self._termination is not None:
+                self._termination.hurry()
+            case Release():
+                self._doubt.clear()  # the cycle is over: the launcher ends this rank with all the others
+            case LookTwice() | GiveTime() | Convict():
+                if self._doubt.obey(watched, order):
                     self._next_look_ns = time.monotonic_ns()
 
     def _take_signals(self) -> None:
@@ -145,13 +169,6 @@ class MonitorService:
             elif number in (signal.SIGTERM, signal.SIGINT) and self._settings.launcher_fd is None:
                 self._running = False
 
-    def _accept(self) -> None:
-        if len(self._callers) >= _MAX_CALLERS:
-            self._dismiss(next(iter(self._callers.values())))
-        caller = hello.accept(self._listener)
-        if caller is not None:
-            self._callers[caller.channel.fileno()] = caller
-
     def _hear(self, caller: Caller) -> None:
         try:
             received = caller.channel.receive(everything=False)  # one that never pauses keeps nobody busy
@@ -161,12 +178,12 @@ class MonitorService:
         except (ChannelClosedError, ProtocolError) as error:
             if isinstance(error, ProtocolError):
                 self._reports.complain("refused", f"refused a connection of process {caller.pid}: {error}")
-            self._dismiss(caller)
+            self._callers.dismiss(caller)
             return
         reason = self._why_not(greeting, caller)
         if reason is not None:
             self._answer(caller, Refused(reason))
-            self._dismiss(caller)
+            self._callers.dismiss(caller)
             return
         self._welcome(caller, greeting)
 
@@ -217,7 +234,7 @@ class MonitorService:
             reason = f"no memory for the progress board ({error.strerror})"
             self._reports.complain("no memory", reason)
             self._answer(caller, Refused(reason))
-            self._dismiss(caller)
+            self._callers.dismiss(caller)
             return
         self._leave_rank()
         self._watch(watched)
@@ -230,7 +247,7 @@ class MonitorService:
         fds = (attached.board_fd, attached.wake_fd, attached.stack_fd, watched.answers_fd)
         was_sent = self._answer(caller, welcome, fds)
         watched.hand_over()
-        self._dismiss(caller)
+        self._callers.dismiss(caller)
         if not was_sent and not is_gone(attached.pidfd):
             self._leave_rank()  # it has given up waiting, because we stood still, and is about to try again
 
@@ -242,24 +259,14 @@ class MonitorService:
             return False
         return True
 
-    def _dismiss(self, caller: Caller) -> None:
-        self._callers.pop(caller.channel.fileno(), None)
-        for fd in [fd for fd, known in self._callers.items() if known is caller]:
-            del self._callers[fd]  # the channel was closed by an error and has no number any more
-        caller.channel.close()
-        os.close(caller.pidfd)
-
-    def _forget_silent_callers(self) -> None:
-        now = time.monotonic()
-        for caller in [c for c in self._callers.values() if now >= c.give_up_at]:
-            self._dismiss(caller)
-
     def _watch(self, watched: WatchedRank) -> None:
         self._watched = watched
         self._next_look_ns = time.monotonic_ns()
-        self._group = _group_of(watched.attached)
+        self._group = group_of(watched.attached)
 
     def _act_in_time(self) -> None:
+        if self._watched is not None and self._doubt.act(self._watched):
+            self._next_look_ns = time.monotonic_ns()
         if self._termination is not None:
             self._go_on_terminating(self._termination)
         elif self._watched is not None and self._is_time_to_look():
@@ -293,7 +300,10 @@ class MonitorService:
             self._reports.detached(watched.attached, time.monotonic_ns())
         if reading.outcome.step is Step.END_RANK:
             assert reading.outcome.verdict is not None
-            self._found_hung(watched, reading.outcome.verdict)
+            if not self._doubt.puts_off(watched, reading.outcome.verdict):
+                self._found_hung(watched, reading.outcome.verdict)
+        else:
+            self._doubt.clear()
 
     def _found_hung(self, watched: WatchedRank, verdict: Verdict) -> None:
         """From here on the rank is ended, whatever can or can't be seen of it."""
@@ -315,7 +325,7 @@ class MonitorService:
             watched.dismiss(verdict)
             self._next_look_ns = time.monotonic_ns()
 
-    def _is_of_this_cycle(self, cycle: int) -> bool:
+    def _is_of_cycle(self, cycle: int) -> bool:
         return self._watched is not None and cycle == self._watched.attached.cycle
 
     def _examine(self, watched: WatchedRank, verdict: Verdict | None, *, passive: bool, deadline_ns: int) -> None:
@@ -359,6 +369,7 @@ class MonitorService:
             self._watched.close()
         self._watched = None
         self._termination = None
+        self._doubt.forget()
         self._next_look_ns = None
 
     def _launcher_is_gone(self) -> None:
@@ -379,20 +390,10 @@ class MonitorService:
         self._reports.finish_writing()
         self._leave_rank()
         for caller in list(self._callers.values()):
-            self._dismiss(caller)
+            self._callers.dismiss(caller)
         self._listener.close()
         if self._settings.launcher_fd is None:
             try:
                 os.unlink(self._settings.socket_path)
             except OSError:
                 pass  # somebody tidied up before us
-
-
-def _group_of(attached: AttachedRank) -> int | None:
-    """The rank's process group, unless it shares it with its launcher, as a process started by hand may."""
-    try:
-        group = os.getpgid(attached.pid)
-        shared = {os.getpgid(os.getppid()), os.getpgrp()}
-    except ProcessLookupError:
-        return None
-    return None if group in shared else group

@@ -9,7 +9,17 @@ from typing import NamedTuple
 
 from megatron_ft.core.board import layout as layout
 from megatron_ft.core.board.consistency import contradiction
-from megatron_ft.core.board.hang_detector import Look, MonitorState, Step, Verdict, dismiss, excuse, is_blank, look
+from megatron_ft.core.board.hang_detector import (
+    Look,
+    MonitorState,
+    Step,
+    Verdict,
+    dismiss,
+    excuse,
+    give_time,
+    is_blank,
+    look,
+)
 from megatron_ft.core.board.layout import BoardDamagedError, BoardSnapshot
 from megatron_ft.core.config.config import ConfigValues
 from megatron_ft.core.diagnosis.rank_snapshot import RankNote
@@ -138,6 +148,10 @@ class WatchedRank:
     def dismiss(self, verdict: Verdict) -> None:
         """Let a rank that was found hung go on."""
         dismiss(self.state, verdict)
+
+    def give_time(self, verdict: Verdict, timeout_s: float) -> None:
+        """Let what was overdue last so long in all."""
+        give_time(self.state, verdict, round(timeout_s * 1e9))
 
     def excuse_since(self, since_ns: int) -> None:
         """Nobody was to judge from ``since_ns`` on."""

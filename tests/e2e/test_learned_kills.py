@@ -1,4 +1,4 @@
-"""A learned timeout that ends a healthy rank: once, and not again."""
+"""A learned timeout that is over: it ends a rank that stands still, once, and none that makes progress."""
 
 from __future__ import annotations
 
@@ -8,10 +8,29 @@ from tests.support.launching import Launcher, launcher
 
 __all__ = ["launcher"]
 
-# every 40th step takes forty times as long, also when the job comes to it again
+# every 40th step takes far longer, also when the job comes to it again
 LOOP = """
+def half():
+    for _ in range(2000):
+        pass
+
+def other_half():
+    for _ in range(2000):
+        pass
+
+def computing(until_s):
+    while time.monotonic() < until_s:
+        half()
+        other_half()
+
+def take(seconds, how):
+    if how == "computing":
+        computing(time.monotonic() + seconds)
+    else:
+        time.sleep(seconds)
+
 from megatron_ft import fault_tolerance as ft
-save, slow_s = sys.argv[1], float(sys.argv[2])
+save, slow_s, how = sys.argv[1], float(sys.argv[2]), sys.argv[3]
 settings = ft.FaultToleranceSettings(calc_ft_timeouts=True)
 state = ft.GlobalState.create(save=save, ft=settings)
 ft.setup(state.cfg, state)
@@ -19,10 +38,10 @@ checkpoint = os.path.join(save, "iteration")
 iteration = int(open(checkpoint).read()) if os.path.exists(checkpoint) else 0
 if iteration:
     ft.on_checkpoint_loaded(is_local_chkpt=False, global_state=state)
-while iteration < 150:
+while iteration < 80:
     state.train_state.step = iteration
     ft.on_training_step_start(state)
-    time.sleep(slow_s if iteration % 40 == 35 else 0.02)
+    take(*((slow_s, how) if iteration % 40 == 35 else (0.02, "")))
     ft.on_training_step_end(state)
     iteration += 1
     if iteration % 30 == 0:
@@ -34,12 +53,28 @@ ft.shutdown(state)
 """
 
 
+OPTIONS = ("--max-restarts=5", "--ft-calculated-timeout-floor=0.9", "--ft-max-no-progress-cycles=1")
+
+
 def test_a_step_that_is_slow_every_time_ends_a_rank_once(launcher: Launcher, tmp_path: Path) -> None:
-    options = ("--max-restarts=5", "--ft-calculated-timeout-floor=0.5", "--ft-max-no-progress-cycles=1")
-    launched = launcher.start(LOOP, *options, script_args=[str(tmp_path / "save"), "0.8"])
+    launched = launcher.start(LOOP, *OPTIONS, script_args=[str(tmp_path / "save"), "1.75", "asleep"])
     finished = launched.wait()
     assert finished.code == 0, finished.err
     verdicts = launched.events("verdict", role="monitor")
     assert [(verdict["section"], verdict["learned"]) for verdict in verdicts] == [("step", True)]
     assert "the timeout of 'step' has ended a rank in the last cycle: 2 times as long" in finished.out
     assert len(launched.events("cycle_ended")) == 2
+
+
+def test_a_step_that_computes_for_longer_than_ever_ends_nobody(launcher: Launcher, tmp_path: Path) -> None:
+    launched = launcher.start(LOOP, *OPTIONS, script_args=[str(tmp_path / "save"), "1.75", "computing"])
+    finished = launched.wait()
+    assert finished.code == 0, finished.err
+    assert launched.events("verdict", role="monitor") == []
+    assert len(launched.events("cycle_ended")) == 1
+    given = launched.events("more_time")
+    assert {(each["section"], each["rank"]) for each in given} == {("step", 0)}
+    assert all(each["until_s"] <= 4 * each["timeout_s"] for each in given)
+    assert "longer than its learned timeout of" in finished.err
+    assert "s, but rank 0 computes in script.py" in finished.err
+    assert finished.err.count("given more time, up to") == 1, "what it took was learned"

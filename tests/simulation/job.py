@@ -172,7 +172,7 @@ class Launcher(Process):
                 self._send(effect)
             case edge.OpenStore(held):
                 self.later(0.002, lambda: self.do(self.member.store_opened(held, f"{self.address}:s", self.clock())))
-            case edge.Begin() | edge.EndRanks() | edge.Conclude() | edge.LookAtRanks() | edge.Leave():
+            case edge.Begin() | edge.EndRanks() | edge.Conclude() | edge.LookAtRanks() | edge.Relayed() | edge.Leave():
                 self.hear(effect)
             case agent.Tell(message, within_s):
                 self.do(self.member.tell(message, self.clock(), within_s))

@@ -114,6 +114,8 @@ class Agent:
                 self._orders.hear(event)
             case job.LookAtRanks():
                 self.cycle.diagnosis.look(self._turn)
+            case job.Relayed(message):
+                self.cycle.told(message, self._turn)
             case _:
                 self._hear_of_ranks(event)
 
@@ -250,6 +252,7 @@ class Agent:
         self.phase, self._outcome = Phase.ENDING, outcome
         if outcome is Outcome.EXCLUDED:
             self._report(NodeState.EXCLUDED, record.request_cause())
+        self.cycle.suspicion.close()
         self.cycle.diagnosis.close(self._turn)
         if outcome is Outcome.FAILED:
             self._report_own_failure()

@@ -9,9 +9,11 @@ from megatron_ft.core.agent.deadlines import Deadlines
 from megatron_ft.core.agent.edge import KeepEvidence, Say
 from megatron_ft.core.agent.hang import HangDiagnosis
 from megatron_ft.core.agent.record import CycleRecord
+from megatron_ft.core.agent.suspicion import Suspicion
 from megatron_ft.core.agent.turn import Options, Turn
 from megatron_ft.core.board.pauses import Pauses
 from megatron_ft.core.diagnosis.exits import is_by_us
+from megatron_ft.core.job.messages import Moving, Suspected
 from megatron_ft.core.job.restart_policy import NodeState
 
 __all__ = ["Cycle", "Downtime"]
@@ -26,6 +28,7 @@ class Cycle:
         cycle = met.cycle if met is not None else -1 if options.meets_elsewhere else number
         self.record = CycleRecord(cycle, () if met is None else met.ranks, met_ns=now_ns)
         self.diagnosis = HangDiagnosis(options, self.record, number)
+        self.suspicion = Suspicion(options, self.record, number, nodes=1 if met is None else met.nodes)
         self._options = options
         self._deadlines: Deadlines | None = None
 
@@ -57,7 +60,7 @@ class Cycle:
                 self._exited(event, turn)
             case edge.Signalled():
                 self.record.signalled(event)
-            case edge.Attached() | edge.Detached() | edge.Trains() | edge.Evidence() | edge.FoundHung():
+            case _ if isinstance(event, edge.FromMonitor):
                 if event.cycle == self.record.cycle and event.local_rank < len(self.record.ranks):
                     self._hear_monitor(event, turn)
 
@@ -75,6 +78,10 @@ class Cycle:
                 if self._deadlines is not None:
                     self._deadlines.noted(event)
                 self.diagnosis.noted(event, turn)
+            case edge.Suspected() if event.local_rank in self.record.started:
+                self.suspicion.suspected(event.verdict, turn)
+            case edge.LookedTwice():
+                self.suspicion.looked(event.local_rank, event.progress, turn)
             case edge.FoundHung() if event.local_rank in self.record.started:
                 self.record.found_by_monitor(event.verdict, turn.now_s, turn.seen)
                 self.diagnosis.found(event.verdict, turn)
@@ -85,11 +92,22 @@ class Cycle:
         if ended.exitcode and not is_by_us(ended) and ended.local_rank not in self.record.hung:
             turn.do(KeepEvidence(self.record.cycle, ended))
 
+    def told(self, message: Suspected | Moving, turn: Turn) -> None:
+        """What another node asks or tells of a learned timeout that is over."""
+        if message.cycle != self.number:
+            return
+        match message:
+            case Suspected(between_s=between_s):
+                self.suspicion.asked(between_s, turn)
+            case Moving(progress=progress):
+                self.suspicion.moving(progress, turn)
+
     def alarm_ns(self, now_ns: int) -> int | None:
         """When ``go_on`` and ``state`` are to be called at the latest."""
         overdue_s = self.record.overdue_s(now_ns / 1e9)
         times = [
             self.diagnosis.alarm_ns,
+            self.suspicion.alarm_ns,
             None if self._deadlines is None else self._deadlines.alarm_ns,
             None if overdue_s is None else round(overdue_s * 1e9),
         ]
@@ -99,6 +117,7 @@ class Cycle:
         """What is due. ``is_stopping``: the launcher was asked to stop."""
         if self._deadlines is not None:
             self._deadlines.go_on(turn, is_stopping=is_stopping)
+        self.suspicion.go_on(turn)
         self.diagnosis.go_on(turn)
 
 

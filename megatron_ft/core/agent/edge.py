@@ -18,7 +18,9 @@ from megatron_ft.core.agent.monitor_events import Detached as Detached
 from megatron_ft.core.agent.monitor_events import Evidence as Evidence
 from megatron_ft.core.agent.monitor_events import FoundHung as FoundHung
 from megatron_ft.core.agent.monitor_events import FromMonitor as FromMonitor
+from megatron_ft.core.agent.monitor_events import LookedTwice as LookedTwice
 from megatron_ft.core.agent.monitor_events import Signalled as Signalled
+from megatron_ft.core.agent.monitor_events import Suspected as Suspected
 from megatron_ft.core.agent.monitor_events import Trains as Trains
 from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.control import ReceivedRequest
@@ -166,6 +168,7 @@ Event = (
     | job.EndRanks
     | job.Conclude
     | job.LookAtRanks
+    | job.Relayed
     | job.Leave
 )
 
@@ -275,6 +278,29 @@ class Collect:
 
 
 @dataclass(frozen=True, slots=True)
+class LookTwice:
+    """Have its monitor look at a rank now and at ``again_ns``, without a signal to it."""
+
+    local_rank: int
+    again_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class GiveTime:
+    """What this rank is suspected for may last ``timeout_s`` in all."""
+
+    local_rank: int
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Convict:
+    """This rank is to be found hung, if what it is suspected for still lasts."""
+
+    local_rank: int
+
+
+@dataclass(frozen=True, slots=True)
 class Release:
     """Everything has been seen: the monitors may end ranks that were found hung."""
 
@@ -332,6 +358,9 @@ Effect = (
     | Over
     | SignalRanks
     | Collect
+    | LookTwice
+    | GiveTime
+    | Convict
     | Release
     | RaiseTimeout
     | KeepEvidence

@@ -23,6 +23,8 @@ __all__ = [
     "fit_again",
     "job_went_on",
     "killing_at_once",
+    "more_time",
+    "most_time_is_over",
     "nodes_waiting",
     "observed",
     "run_finished",
@@ -113,8 +115,28 @@ def stopped(name: str, failed: Sequence[str]) -> str:
 
 def observed(verdict: HangVerdict) -> str:
     """A rank that hangs under ``--ft-observe-only``."""
-    where = "" if verdict.iteration is None else f" {when(verdict.iteration)}"
-    return f"rank {verdict.rank} {describe_overdue(verdict)}{where}: not killed (observe-only)"
+    return f"rank {verdict.rank} {describe_overdue(verdict)}{_at(verdict)}: not killed (observe-only)"
+
+
+def more_time(verdicts: Sequence[HangVerdict], progress: str, most: float) -> str:
+    """Ranks have passed a learned timeout, and ``progress`` was seen: they aren't ended."""
+    first = verdicts[0]
+    more = f" (and {counted(len(verdicts) - 1, 'other rank')} of this node)" if len(verdicts) > 1 else ""
+    where = f"in '{first.section}'" if first.section is not None else first.kind.replace("_", " ")
+    return (
+        f"rank {first.rank}{more}: {where} for {first.elapsed_s:.1f} s{_at(first)}, longer than its learned timeout of "
+        f"{first.timeout_s:.1f} s, but {progress}: given more time, up to {most * first.timeout_s:.1f} s"
+    )
+
+
+def most_time_is_over(verdict: HangVerdict, most: float) -> str:
+    """A rank has had all the time that a learned timeout allows for, because others, or it, seemed to move."""
+    what = f"rank {verdict.rank} {describe_overdue(verdict)}{_at(verdict)}"
+    return f"{what}: {most:g} times the learned timeout is over, terminating it though ranks seem to make progress"
+
+
+def _at(verdict: HangVerdict) -> str:
+    return "" if verdict.iteration is None else f" {when(verdict.iteration)}"
 
 
 def finished_late(verdict: HangVerdict) -> str:

@@ -8,7 +8,17 @@ from dataclasses import dataclass
 from megatron_ft.core.diagnosis.exits import HangVerdict
 from megatron_ft.core.diagnosis.rank_snapshot import RankNote
 
-__all__ = ["Attached", "Detached", "Evidence", "FoundHung", "FromMonitor", "Signalled", "Trains"]
+__all__ = [
+    "Attached",
+    "Detached",
+    "Evidence",
+    "FoundHung",
+    "FromMonitor",
+    "LookedTwice",
+    "Signalled",
+    "Suspected",
+    "Trains",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +67,24 @@ class FoundHung:
 
 
 @dataclass(frozen=True, slots=True)
+class Suspected:
+    """A learned timeout of a rank is over, and its monitor asks whether anybody makes progress."""
+
+    local_rank: int
+    cycle: int
+    verdict: HangVerdict
+
+
+@dataclass(frozen=True, slots=True)
+class LookedTwice:
+    """What a rank has done between the two looks of ``LookTwice``, in words; empty if nothing is known of."""
+
+    local_rank: int
+    cycle: int
+    progress: str
+
+
+@dataclass(frozen=True, slots=True)
 class Evidence:
     """What a monitor has seen of its rank."""
 
@@ -73,4 +101,4 @@ class Signalled:
     number: signal.Signals
 
 
-FromMonitor = Attached | Detached | Trains | FoundHung | Evidence | Signalled
+FromMonitor = Attached | Detached | Trains | FoundHung | Suspected | LookedTwice | Evidence | Signalled

@@ -18,6 +18,7 @@ __all__ = [
     "cycle_started",
     "finding",
     "late_rank",
+    "more_time",
     "node_health",
     "rank_exited",
     "request",
@@ -120,6 +121,23 @@ def would_have_ended(cycle: int, verdict: HangVerdict) -> Write:
         cycle=cycle,
         iteration=verdict.iteration,
         text=describe_hang(verdict),
+    )
+    return Write(record)
+
+
+def more_time(cycle: int, verdict: HangVerdict, until_s: float, progress: str) -> Write:
+    """A learned timeout is over, and somebody makes progress."""
+    record = records.MoreTime(
+        rank=verdict.rank,
+        local_rank=verdict.local_rank,
+        cycle=cycle,
+        kind=verdict.kind,
+        section=verdict.section,
+        iteration=verdict.iteration,
+        elapsed_s=verdict.elapsed_s,
+        timeout_s=verdict.timeout_s,
+        until_s=until_s,
+        progress=progress,
     )
     return Write(record)
 

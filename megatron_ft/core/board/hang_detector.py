@@ -26,6 +26,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from megatron_ft.core.board import layout as layout
 from megatron_ft.core.board.layout import BoardSnapshot, SectionView
 from megatron_ft.core.timeouts.budget_rule import FIRST_INTERVALS
 
@@ -133,6 +134,8 @@ class MonitorState:
     """How often in a row a second reading came so late that it counted as a first one."""
     dismissed: Interval | None = None
     """Overdue, known, and left alone: it isn't judged again as long as it lasts."""
+    given: dict[Interval, int] = field(default_factory=dict)
+    """Intervals that have more time than their learned timeout, in all: somebody was seen to make progress."""
 
 
 def look(state: MonitorState, board: BoardSnapshot, now_ns: int, *, was_stopped: bool = False) -> Look:
@@ -151,10 +154,13 @@ def look(state: MonitorState, board: BoardSnapshot, now_ns: int, *, was_stopped:
 
     nearest: int | None = None
     overdue: tuple[int, Interval] | None = None
-    for interval in running_intervals(board):
+    running = list(running_intervals(board))
+    state.given = {interval: timeout_ns for interval, timeout_ns in state.given.items() if interval in running}
+    for interval in running:
         if interval == state.dismissed:
             continue
-        deadline = interval.since_ns + interval.timeout_ns + _stood_still(state, interval)
+        timeout_ns = state.given.get(interval, interval.timeout_ns)
+        deadline = interval.since_ns + timeout_ns + _stood_still(state, interval)
         if now_ns >= deadline and (overdue is None or deadline < overdue[0]):
             overdue = (deadline, interval)
         if nearest is None or deadline < nearest:
@@ -178,9 +184,14 @@ def dismiss(state: MonitorState, verdict: Verdict) -> None:
 
     Changes ``state``.
     """
-    state.dismissed = Interval(verdict.kind, verdict.section, verdict.since_ns, verdict.timeout_ns, verdict.is_learned)
+    state.dismissed = _interval_of(verdict)
     state.suspect = None
-    state.asked_ns = None
+
+
+def give_time(state: MonitorState, verdict: Verdict, timeout_ns: int) -> None:
+    """Let the interval of a verdict last so long in all before it is overdue again. Changes ``state``."""
+    state.given[_interval_of(verdict)] = timeout_ns
+    state.suspect = None
 
 
 def excuse(state: MonitorState, since_ns: int, now_ns: int) -> None:
@@ -190,6 +201,10 @@ def excuse(state: MonitorState, since_ns: int, now_ns: int) -> None:
     state.suspect = None
     state.last_look_ns = max(state.last_look_ns, now_ns)
     state.asked_ns = None
+
+
+def _interval_of(verdict: Verdict) -> Interval:
+    return Interval(verdict.kind, verdict.section, verdict.since_ns, verdict.timeout_ns, verdict.is_learned)
 
 
 def _judge_overdue(state: MonitorState, board: BoardSnapshot, interval: Interval, now_ns: int) -> Look:
@@ -206,6 +221,7 @@ def _judge_overdue(state: MonitorState, board: BoardSnapshot, interval: Interval
     if state.suspect is None or state.suspect.interval != interval:
         state.suspect = _Suspect(interval, now_ns + CONFIRM_AFTER_NS)
     if now_ns >= state.suspect.confirm_at_ns:
+        state.asked_ns = None  # whoever looks again after this isn't late
         return Look(Step.END_RANK, None, verdict)
     state.asked_ns = state.suspect.confirm_at_ns
     return Look(Step.CONFIRM, state.asked_ns, verdict)
@@ -244,7 +260,7 @@ def running_intervals(board: BoardSnapshot) -> Iterator[Interval]:
         kind, since, timeout = HangKind.HEARTBEAT, board.last_heartbeat_ns, board.heartbeat_timeout_ns
     # a heartbeat's count is written before its stamp: no stamp yet is not "since the epoch"
     if timeout is not None and since and (board.heartbeats or not may_have_opened):
-        yield Interval(kind, None, since, timeout)
+        yield Interval(kind, None, since, timeout, bool(board.heartbeat_flags & layout.FLAG_ARE_LEARNED))
 
 
 def is_blank(board: BoardSnapshot) -> bool:

@@ -163,11 +163,11 @@ class Coordinator:
         if isinstance(message, m.Report):
             cycle.changed(place, message)
         elif isinstance(message, m.Hang) and message.cycle == cycle.decision.cycle:
-            seated = {n.place: n.link for n in self._nodes.values() if n.place is not None and n.link is not None}
-            asked = [p for p in seated if p is not None and cycle.seats[p].state is not NodeState.LOST]
-            if cycle.hang(place, message, asked=asked, now_s=self._clock.now_s):
-                links = [link for p in asked if (link := seated[p]) is not None]
-                self._out.append(Send(links, m.Collect(message.cycle)))
+            links = cycle.links(self._nodes.values())
+            if cycle.hang(place, message, asked=list(links), now_s=self._clock.now_s):
+                self._out.append(Send(list(links.values()), m.Collect(message.cycle)))
+        elif isinstance(message, m.Suspected | m.Moving) and cycle.passes_on(message, self._clock.now_s):
+            self._out.append(Send([at for p, at in cycle.links(self._nodes.values()).items() if p != place], message))
         elif isinstance(message, m.Regroup) and message.cycle == cycle.decision.cycle:
             cycle.regroup = message.text
         elif isinstance(message, m.Notes) and message.cycle == cycle.decision.cycle:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from megatron_ft.core.diagnosis.exits import CauseKind, describe_hang
 from megatron_ft.core.job import lines
 from megatron_ft.core.job.inquest import Inquest
 from megatron_ft.core.job.lobby import Node
-from megatron_ft.core.job.messages import Goodbye, Hang, Notes, Report, Rules, Standing, Verdict
+from megatron_ft.core.job.messages import Goodbye, Hang, Moving, Notes, Report, Rules, Standing, Suspected, Verdict
 from megatron_ft.core.job.progress import Advance, Reached
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
 from megatron_ft.core.job.roll import Decision
@@ -22,6 +22,8 @@ _FAREWELL_S = 3.0
 """After a node has left whose ranks had all ended with 0: the others may be doing the same."""
 _CAUSE_S = 0.3
 """So long after a consequence its cause is waited for."""
+_PASS_ON_S = 0.5
+"""What was passed on so long ago is passed on again."""
 _GONE = (NodeState.LOST, NodeState.EXCLUDED)
 
 
@@ -54,6 +56,7 @@ class Cycle:
     _reached: Reached | None = None
     _joining: int = 0
     _missing: set[int] = field(default_factory=set)
+    _passed_on_s: dict[type, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.seats:
@@ -158,6 +161,14 @@ class Cycle:
         if self.inquest is not None:
             self.inquest.told(place, notes.notes)
 
+    def passes_on(self, message: Suspected | Moving, now_s: float) -> bool:
+        """Whether the other nodes are to hear that: in a large job all may suspect, or see progress, at once."""
+        last_s = self._passed_on_s.get(type(message))
+        if message.cycle != self.decision.cycle or (last_s is not None and now_s < last_s + _PASS_ON_S):
+            return False
+        self._passed_on_s[type(message)] = now_s
+        return True
+
     # -- what is told of them ---------------------------------------------------------------------------------
 
     def count(self, *states: NodeState) -> int:
@@ -170,6 +181,11 @@ class Cycle:
         if place is None or place >= len(self.seats) or self.seats[place].instance != node.instance:
             return None
         return place
+
+    def links(self, nodes: Iterable[Node]) -> dict[int, int]:
+        """By place, the connections of those that aren't lost."""
+        known = {node.place: node.link for node in nodes if node.place is not None and node.link is not None}
+        return {place: link for place, link in known.items() if self.seats[place].state is not NodeState.LOST}
 
     def is_seated(self, node: Node) -> bool:
         """Whether that launcher has a place in this cycle, and isn't lost."""

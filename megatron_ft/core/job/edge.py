@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from megatron_ft.core.job.messages import End, FromMember, Moved, ToMember, Verdict
+from megatron_ft.core.job.messages import End, FromMember, Moved, Moving, Suspected, ToMember, Verdict
 from megatron_ft.core.job.roll import Held
 
 # -- the coordinator ------------------------------------------------------------------------------------------
@@ -136,6 +136,13 @@ class LookAtRanks:
 
 
 @dataclass(frozen=True, slots=True)
+class Relayed:
+    """Another node suspects a rank, or sees one that makes progress."""
+
+    message: Suspected | Moving
+
+
+@dataclass(frozen=True, slots=True)
 class Say:
     """A line for the user."""
 
@@ -151,7 +158,18 @@ class Leave:
 
 
 MemberEffect = (
-    Connect | Disconnect | Transmit | Announce | OpenStore | Begin | EndRanks | Conclude | LookAtRanks | Say | Leave
+    Connect
+    | Disconnect
+    | Transmit
+    | Announce
+    | OpenStore
+    | Begin
+    | EndRanks
+    | Conclude
+    | LookAtRanks
+    | Relayed
+    | Say
+    | Leave
 )
 
 __all__ = [
@@ -173,6 +191,7 @@ __all__ = [
     "MemberEffect",
     "OpenStore",
     "Quit",
+    "Relayed",
     "Say",
     "Send",
     "Transmit",

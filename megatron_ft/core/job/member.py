@@ -274,6 +274,8 @@ class Member:
             case m.Collect(cycle):
                 if cycle == self.standing.cycle and self.standing.phase is m.Phase.RUNNING:
                     self._out.append(edge.LookAtRanks(cycle))
+            case m.Suspected() | m.Moving() if self.standing.phase is m.Phase.RUNNING:
+                self._out.append(edge.Relayed(message))
             case m.Tell(text):
                 self._out.append(edge.Say(text))
 

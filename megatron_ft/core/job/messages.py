@@ -236,6 +236,22 @@ class Notes:
 
 
 @dataclass(frozen=True, slots=True)
+class Suspected:
+    """A learned timeout is over on this node: all others, which the coordinator tells, are to look at theirs twice."""
+
+    cycle: int
+    between_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Moving:
+    """A rank of this node makes progress, and what it does, in words; the coordinator tells the others."""
+
+    cycle: int
+    progress: str
+
+
+@dataclass(frozen=True, slots=True)
 class Shutdown:
     """A rank of this node asked for the end of the job."""
 
@@ -374,9 +390,11 @@ class Dismiss:
     text: str = ""
 
 
-Said = Report | Ready | Aside | Hang | Notes | Shutdown | Regroup | Goodbye
+Said = Report | Ready | Aside | Hang | Notes | Suspected | Moving | Shutdown | Regroup | Goodbye
 """What a launcher says of its node and its ranks."""
 FromMember = Hello | Follow | Newer | Accept | Said | Moved | Beat
-ToMember = Lead | Wait | Propose | Commit | End | Verdict | Collect | Tell | Elsewhere | Dismiss | Beat
+ToMember = (
+    Lead | Wait | Propose | Commit | End | Verdict | Collect | Suspected | Moving | Tell | Elsewhere | Dismiss | Beat
+)
 FROM_MEMBER: Vocabulary[FromMember] = Vocabulary(FromMember)
 TO_MEMBER: Vocabulary[ToMember] = Vocabulary(ToMember)

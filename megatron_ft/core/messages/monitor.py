@@ -6,11 +6,16 @@ from dataclasses import dataclass
 
 from megatron_ft.core.diagnosis.rank_snapshot import RankNote
 from megatron_ft.core.messages.codec import Vocabulary
-from megatron_ft.core.messages.fields import Cycle, Moment, Pid
+from megatron_ft.core.messages.fields import Cycle, Moment, Pid, Seconds
 from megatron_ft.core.records.monitor import Attached, Detached, FirstStep, Signalled
 from megatron_ft.core.records.shared import Verdict, Warning_
 
 __all__ = [
+    "Suspect",
+    "LookedTwice",
+    "LookTwice",
+    "GiveTime",
+    "Convict",
     "ORDERS",
     "REPORTS",
     "Collect",
@@ -33,7 +38,22 @@ class Seen:
     note: RankNote
 
 
-Report = Attached | Detached | FirstStep | Verdict | Seen | Signalled | Warning_
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A learned timeout is over: the rank is ended if the launcher convicts it, or says nothing for some seconds."""
+
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class LookedTwice:
+    """What the rank has done between two looks, in words; empty: nothing that could be seen."""
+
+    cycle: Cycle
+    progress: str = ""
+
+
+Report = Attached | Detached | FirstStep | Verdict | Suspect | LookedTwice | Seen | Signalled | Warning_
 REPORTS: Vocabulary[Report] = Vocabulary(Report)
 
 
@@ -61,6 +81,29 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
+class LookTwice:
+    """Look at the rank of this cycle now and at ``again_ns``, without a signal to it: does it make progress?"""
+
+    cycle: Cycle
+    again_ns: Moment
+
+
+@dataclass(frozen=True, slots=True)
+class GiveTime:
+    """Somebody makes progress: what the rank is suspected for may last ``timeout_s`` in all."""
+
+    cycle: Cycle
+    timeout_s: Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Convict:
+    """Nobody makes progress: end the rank of this cycle, if what it is suspected for still lasts."""
+
+    cycle: Cycle
+
+
+@dataclass(frozen=True, slots=True)
 class Pause:
     """Judge no rank from now on, or from ``since_ns`` on."""
 
@@ -77,5 +120,5 @@ class Stop:
     """The job is over."""
 
 
-Order = RankStarted | Collect | Release | Pause | Resume | Stop
+Order = RankStarted | Collect | Release | LookTwice | GiveTime | Convict | Pause | Resume | Stop
 ORDERS: Vocabulary[Order] = Vocabulary(Order)

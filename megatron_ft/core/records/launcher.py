@@ -8,6 +8,7 @@ from typing import Any
 
 from megatron_ft.core.device_memory import Holding
 from megatron_ft.core.messages.fields import Count, Cycle, LocalRank, Moment, Pid, Rank, Seconds
+from megatron_ft.core.records.forks import ForkFailed, ForkServer, FreshInterpreters
 
 __all__ = [
     "Cause",
@@ -21,6 +22,7 @@ __all__ = [
     "FreshInterpreters",
     "Meeting",
     "MonitorReplaced",
+    "MoreTime",
     "NodeHealth",
     "Paused",
     "RankExited",
@@ -292,6 +294,30 @@ class RankExited:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MoreTime:
+    """A learned timeout was over, but somebody was seen to make progress: the rank isn't ended yet.
+
+    Args:
+        kind, section: what was overdue, as in a ``verdict``.
+        elapsed_s: for how long it had lasted.
+        timeout_s: what was learned.
+        until_s: how long it may last now, since it began.
+        progress: who was seen to do what, in words.
+    """
+
+    rank: Rank
+    cycle: Cycle
+    kind: str
+    section: str | None = None
+    local_rank: LocalRank | None = None
+    iteration: int | None = None
+    elapsed_s: Seconds | None = None
+    timeout_s: Seconds | None = None
+    until_s: Seconds | None = None
+    progress: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WouldHaveEnded:
     """A rank was found hung, and isn't ended (--ft-observe-only).
 
@@ -334,47 +360,6 @@ class MonitorReplaced:
     pid: Pid | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForkServer:
-    """The process that runs the script ahead, and forks ranks.
-
-    Args:
-        state: "started", "ready", "ended", "not started", or "for something else".
-        where, what: at which line the script waits, and what it was about to do there.
-        took_s: until it did.
-        names: of the variables that the ranks have otherwise now.
-        reason: why it can't be used.
-    """
-
-    state: str = ""
-    pid: Pid | None = None
-    where: str = ""
-    what: str = ""
-    took_s: Seconds | None = None
-    names: tuple[str, ...] = ()
-    exit_code: int | None = None
-    reason: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForkFailed:
-    """Ranks couldn't be forked: this time they are fresh interpreters.
-
-    Args:
-        pids: of the fork server.
-    """
-
-    pids: tuple[Pid, ...] = ()
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FreshInterpreters:
-    """Ranks are no longer forked."""
-
-    reason: str = ""
-
-
 Record = (
     Config
     | Meeting
@@ -391,6 +376,7 @@ Record = (
     | Stuck
     | DeviceMemory
     | RankExited
+    | MoreTime
     | WouldHaveEnded
     | WorkloadControl
     | MonitorReplaced

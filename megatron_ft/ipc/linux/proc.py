@@ -2,7 +2,7 @@
 
 Only what can't wait for that process is read. The memory map of one that is stuck in a driver may be locked for good,
 and ``cmdline``, ``environ``, ``maps``, ``smaps`` and ``auxv`` wait for that lock (proc_pid_cmdline_read and mm_access
-in the kernel); ``syscall``, ``stack`` and ``personality`` wait for one that is in the middle of an exec
+in the kernel); ``syscall``, ``stack``, ``personality`` and ``io`` wait for one that is in the middle of an exec
 (exec_update_lock). ``stat``, ``status``, ``wchan`` and the list of threads take spin locks only, ``schedstat`` none.
 """
 
@@ -13,7 +13,15 @@ from typing import Any
 
 from megatron_ft.ipc.linux.processes import children, read_stat
 
-__all__ = ["blocking_threads", "handles", "lost_processes", "process_facts", "run_delays_ns"]
+__all__ = [
+    "blocking_threads",
+    "handles",
+    "lost_processes",
+    "main_thread_ns",
+    "process_facts",
+    "run_delays_ns",
+    "transferred_bytes",
+]
 
 _MAX_THREADS = 256
 _MAX_PROCESSES = 256
@@ -72,6 +80,30 @@ def run_delays_ns(pid: int) -> dict[int, int]:
         fields = _read(f"/proc/{pid}/task/{tid}/schedstat").split()
         if len(fields) > 1:
             found[tid] = int(fields[1])
+    return found
+
+
+def main_thread_ns(pid: int) -> int:
+    """How long the main thread of a process has run, and has been runnable without a CPU, in its life; 0: not known."""
+    fields = _read(f"/proc/{pid}/task/{pid}/schedstat").split()
+    return int(fields[0]) + int(fields[1]) if len(fields) > 1 else 0
+
+
+def transferred_bytes(pid: int) -> dict[int, int]:
+    """By process, of this one and those it and its children started: what it has read and written by system calls.
+
+    What goes through sockets' own calls (gloo, torch's store) isn't in it. This may wait: see the top of this file.
+    """
+    found: dict[int, int] = {}
+    seen, left = {pid}, [pid]
+    while left:
+        each = left.pop()
+        counters = dict(line.split(": ") for line in _read(f"/proc/{each}/io").splitlines() if ": " in line)
+        if "rchar" in counters and "wchar" in counters:
+            found[each] = int(counters["rchar"]) + int(counters["wchar"])
+        new = children(each) - seen if len(seen) < _MAX_PROCESSES else set()
+        seen |= new
+        left += new
     return found
 
 

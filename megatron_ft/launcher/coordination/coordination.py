@@ -20,7 +20,7 @@ from megatron_ft.launcher.coordination.transport import Listener, Transport
 
 __all__ = ["Coordination"]
 
-Decision = edge.Begin | edge.EndRanks | edge.Conclude | edge.LookAtRanks | edge.Leave
+Decision = edge.Begin | edge.EndRanks | edge.Conclude | edge.LookAtRanks | edge.Relayed | edge.Leave
 
 
 class Coordination:
@@ -148,7 +148,7 @@ class Coordination:
                 if self.begun is not None and verdict.cycle == self.begun.decision.cycle:
                     self.on_verdict(verdict)
                 self.on_decision(effect)
-            case edge.EndRanks() | edge.LookAtRanks():
+            case edge.EndRanks() | edge.LookAtRanks() | edge.Relayed():
                 self.on_decision(effect)
             case edge.Say(text):
                 self._say(text)

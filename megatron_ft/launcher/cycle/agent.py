@@ -222,6 +222,8 @@ class FaultTolerantAgent(LocalElasticAgent):
                 node.ending.ask(workers, number, whole_group=whole_group)
             case edge.Collect(local_rank, passive, deadline_ns):
                 node.monitors.collect(local_rank, passive=passive, deadline_ns=deadline_ns)
+            case edge.LookTwice() | edge.GiveTime() | edge.Convict():
+                node.monitors.judge(effect)
             case edge.Release():
                 node.monitors.release()
             case edge.RaiseTimeout(name, cycle):

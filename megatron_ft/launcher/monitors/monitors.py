@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from megatron_ft.core.agent.edge import FromMonitor
+from megatron_ft.core.agent.edge import Convict, FromMonitor, GiveTime, LookTwice
 from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.board.pauses import Pauses
 from megatron_ft.core.config.kinds import DEFAULT_LOG_MAX_BYTES
@@ -125,6 +125,10 @@ class Monitors:
     def collect(self, local_rank: int, *, passive: bool, deadline_ns: int) -> None:
         """Let a monitor tell what its rank does; the answer is `Seen`."""
         self._places[local_rank].collect(passive=passive, deadline_ns=deadline_ns)
+
+    def judge(self, order: LookTwice | GiveTime | Convict) -> None:
+        """Pass on what was decided of a rank whose learned timeout is over."""
+        self._places[order.local_rank].judge(order)
 
     def release(self) -> None:
         """Everything has been seen: ranks that were found hung may be ended now."""

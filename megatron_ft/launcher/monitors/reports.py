@@ -7,7 +7,7 @@ import time
 
 from megatron_ft.core.agent import edge
 from megatron_ft.core.diagnosis.exits import HangVerdict
-from megatron_ft.core.messages.monitor import Report, Seen
+from megatron_ft.core.messages.monitor import LookedTwice, Report, Seen, Suspect
 from megatron_ft.core.records.monitor import Attached, Detached, FirstStep, Signalled
 from megatron_ft.core.records.shared import Verdict
 
@@ -26,6 +26,10 @@ def event_of(local_rank: int, report: Report) -> edge.FromMonitor | None:
             return edge.Trains(local_rank, report.cycle, report.began_ns or 0, report.at_ns)
         case Seen():
             return edge.Evidence(local_rank, report.cycle, report.note)
+        case Suspect(verdict):
+            return edge.Suspected(local_rank, verdict.cycle, _verdict(local_rank, verdict))
+        case LookedTwice(cycle, progress):
+            return edge.LookedTwice(local_rank, cycle, progress)
         case Verdict():
             return edge.FoundHung(local_rank, report.cycle, _verdict(local_rank, report), report.observed_only)
         case Signalled():

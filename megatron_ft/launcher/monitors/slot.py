@@ -12,12 +12,16 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from megatron_ft.core.agent import edge
 from megatron_ft.core.board import layout as layout
 from megatron_ft.core.board.layout import BoardDamagedError
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.messages.monitor import (
     REPORTS,
     Collect,
+    Convict,
+    GiveTime,
+    LookTwice,
     Order,
     Pause,
     RankStarted,
@@ -170,6 +174,19 @@ class MonitorPlace:
         """See ``Monitors.collect``."""
         if self._attached is not None:
             self._order(Collect(self._attached.cycle, deadline_ns, passive))
+
+    def judge(self, order: edge.LookTwice | edge.GiveTime | edge.Convict) -> None:
+        """See ``Monitors.judge``."""
+        if self._attached is None:
+            return
+        cycle = self._attached.cycle
+        match order:
+            case edge.LookTwice(again_ns=again_ns):
+                self._order(LookTwice(cycle, again_ns))
+            case edge.GiveTime(timeout_s=timeout_s):
+                self._order(GiveTime(cycle, timeout_s))
+            case edge.Convict():
+                self._order(Convict(cycle))
 
     def release(self) -> None:
         """See ``Monitors.release``."""

@@ -28,6 +28,7 @@ def collectives() -> dict[str, Any]:
     Returns:
         ``in_flight``: not over yet, the earliest first, of each {group, description, backend, seq, op, p2p, sizes};
         ``enqueued``: "backend/group" -> number of the last collective that this rank has entered;
+        ``completed``: the same of the last that is over (on a GPU, once NCCL's watchdog has seen its kernel end);
         ``ranks``: group -> its global ranks, as `core.rank_note.packed` has them, of groups that are in flight.
         Groups are named alike on all their ranks.
         ``error``: in place of all these, why nothing can be told.
@@ -106,13 +107,16 @@ def _collectives() -> dict[str, Any]:
 def digest(entries: list[dict[str, Any]]) -> dict[str, Any]:
     """What is under way, and how far each group has got, from the entries of torch's dumps, oldest first. Pure."""
     enqueued: dict[str, int] = {}
+    completed: dict[str, int] = {}
     last_done: dict[tuple[str, str], int] = {}
     for index, entry in enumerate(entries):
         backend, _, _ = str(entry.get("profiling_name", "")).rpartition(":")
         key = backend, str(entry["process_group"][0])
         if not entry.get("is_p2p"):
-            name = "/".join(key)
-            enqueued[name] = max(enqueued.get(name, 0), int(entry["collective_seq_id"]))
+            name, seq = "/".join(key), int(entry["collective_seq_id"])
+            enqueued[name] = max(enqueued.get(name, 0), seq)
+            if _is_done(entry):
+                completed[name] = max(completed.get(name, 0), seq)
         if _is_done(entry):
             last_done[key] = index
     active = []
@@ -122,7 +126,7 @@ def digest(entries: list[dict[str, Any]]) -> dict[str, Any]:
         is_part = short["p2p"] and short["backend"] == "nccl"
         if not _is_done(entry) and not (is_part and index < last_done.get((short["backend"], short["group"]), -1)):
             active.append(short)
-    return {"in_flight": active[-_MAX_IN_FLIGHT:], "enqueued": enqueued}
+    return {"in_flight": active[-_MAX_IN_FLIGHT:], "enqueued": enqueued, "completed": completed}
 
 
 def _is_done(entry: dict[str, Any]) -> bool:

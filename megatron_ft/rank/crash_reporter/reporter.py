@@ -33,7 +33,7 @@ from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.linux.processes import would_end_by
 from megatron_ft.rank.crash_reporter.error_file import told_by
 from megatron_ft.rank.crash_reporter.flight_recorder import collectives
-from megatron_ft.rank.crash_reporter.main_thread import main_stack
+from megatron_ft.rank.crash_reporter.main_thread import main_places, main_stack
 
 __all__ = ["Witness"]
 
@@ -41,6 +41,7 @@ _FIRST_SIGNAL = signal.SIGRTMIN + 5
 _MAX_QUESTION_BYTES = 256
 _MAX_ANSWER_BYTES = 150_000
 _MAX_LINE = 1000
+_MAX_SAMPLES = 20
 _MAX_TRACEBACK = 32_768
 
 _current: Witness | None = None
@@ -148,15 +149,20 @@ def _register(stack_fd: int) -> int | None:
 
 
 def _answer(questions: socket.socket) -> None:
-    """Until the socket is shut down: each question is a JSON with an ``id``, and so is its answer."""
+    """Until the socket is shut down: each question is a JSON with an ``id``, and so is its answer.
+
+    One with ``samples`` asks where the main thread is, too: so many times, a few milliseconds apart.
+    """
     while True:
         try:
             question = questions.recv(_MAX_QUESTION_BYTES)
             if not question and _is_over(questions):
                 questions.close()
                 return
-            number = json.loads(question).get("id")
-            answer = json.dumps({"id": number, **collectives(), "stack": main_stack()}).encode()
+            asked = json.loads(question)
+            number, samples = asked.get("id"), min(int(asked.get("samples") or 0), _MAX_SAMPLES)
+            places = {"places": main_places(samples)} if samples else {}
+            answer = json.dumps({"id": number, **collectives(), "stack": main_stack(), **places}).encode()
             if len(answer) > _MAX_ANSWER_BYTES:
                 answer = json.dumps({"id": number, "error": f"{len(answer)} bytes are too many"}).encode()
             questions.send(answer, socket.MSG_DONTWAIT)

@@ -7,7 +7,16 @@ import random
 import pytest
 
 from megatron_ft.core.board import board_facts
-from megatron_ft.core.board.hang_detector import CONFIRM_AFTER_NS, HangKind, MonitorState, Step, dismiss, excuse, look
+from megatron_ft.core.board.hang_detector import (
+    CONFIRM_AFTER_NS,
+    HangKind,
+    MonitorState,
+    Step,
+    dismiss,
+    excuse,
+    give_time,
+    look,
+)
 from megatron_ft.core.board.layout import (
     FLAG_INITIAL_IS_EXPLICIT,
     FLAG_SUBSEQUENT_IS_EXPLICIT,
@@ -464,6 +473,31 @@ def test_a_dismissed_hang_is_not_found_again_but_the_next_one_is() -> None:
     again = board(sections=(section(opened_at=START + 25 * S),))
     look(watching, again, START + 25 * S)
     assert look(watching, again, START + 35 * S).step is Step.CONFIRM
+
+
+def test_what_is_given_more_time_is_judged_again_when_that_is_over() -> None:
+    watching, slow = state(), section(opened_at=START)._replace(is_learned=True)
+    shown = board(sections=(slow,))
+
+    def found(at_s: float) -> Step:
+        look(watching, shown, START + round(at_s * S))
+        return look(watching, shown, START + round(at_s * S) + CONFIRM_AFTER_NS).step
+
+    assert found(10.0) is Step.END_RANK
+    verdict = look(watching, shown, START + 10 * S + 2 * CONFIRM_AFTER_NS).verdict
+    assert verdict is not None
+    assert verdict.is_learned
+    # whoever was asked takes his time: that is no stand-still of the node
+    give_time(watching, verdict, 13 * S)
+    assert found(12.9) is Step.WATCH
+    assert found(13.0) is Step.END_RANK
+    again = look(watching, shown, START + 13 * S + 2 * CONFIRM_AFTER_NS).verdict
+    assert again is not None
+    assert (again.timeout_ns, again.elapsed_ns // S) == (10 * S, 13)
+    # the next one of the same section has its own time
+    give_time(watching, again, 16 * S)
+    shown = board(sections=(slow._replace(opened_at_ns=START + 14 * S, open_count=2),))
+    assert found(24.0) is Step.END_RANK
 
 
 def test_time_in_which_nobody_was_to_judge_is_not_the_ranks() -> None:

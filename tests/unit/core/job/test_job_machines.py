@@ -14,6 +14,7 @@ from megatron_ft.core.diagnosis.rank_snapshot import RankNote
 from megatron_ft.core.errors import ConfigError, ProtocolError
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
+from megatron_ft.core.job.cycle import Cycle
 from megatron_ft.core.job.forming import Forming
 from megatron_ft.core.job.lobby import Node, choose
 from megatron_ft.core.job.member import CUT_OFF_S, Identity, Member
@@ -326,6 +327,16 @@ def test_time_in_which_a_launcher_stood_still_is_nobodys_silence() -> None:
 HANG = HangVerdict(
     rank=3, local_rank=1, kind="section", section="step", elapsed_s=3.0, timeout_s=3.0, iteration=7, at_ns=9
 )
+
+
+def test_what_all_nodes_tell_at_once_is_passed_on_once() -> None:
+    cycle = Cycle(RULES, decision(cycle=2))
+    asked, moving = m.Suspected(2, 1.0), m.Moving(2, "rank 3 has begun an iteration")
+    assert [cycle.passes_on(each, 10.0) for each in (asked, asked, moving, moving)] == [True, False, True, False]
+    assert [cycle.passes_on(asked, now_s) for now_s in (10.4, 10.6)] == [False, True]
+    assert not cycle.passes_on(m.Suspected(1, 1.0), 20.0), "it is of a cycle that is over"
+
+
 MESSAGES_OF_BOTH: Vocabulary[Any] = Vocabulary(m.FromMember | m.ToMember)
 MESSAGES = [
     m.Hello(
@@ -339,6 +350,8 @@ MESSAGES = [
         standing=m.Standing(m.Phase.RUNNING, 4, m.Report(4, U, "x", CauseKind.HANG, 3, True, Reached(1, 2))),
     ),
     m.Hang(2, HANG, Reached(0, 3)),
+    m.Suspected(2, 0.5),
+    m.Moving(2, "rank 3 has begun an iteration"),
     m.Notes(2, (RankNote(rank=1, state="T"),)),
     m.Propose((1, "c", 1), Decision(3, (1, "c", 1), Kind.END, 2, 4, 3, 1, 2, Advance(1, 2, 0), 93, "no"), None, False),
     m.End(2, Outcome.MEMBERSHIP, restarts=True, lost=True),

@@ -43,6 +43,7 @@ def test_what_is_under_way_and_how_far_each_group_is() -> None:
     )
     assert names(answer) == ["gloo:all_gather 3"]
     assert answer["enqueued"] == {"gloo/0": 3, "gloo/tp": 1}
+    assert answer["completed"] == {"gloo/0": 2, "gloo/tp": 1}
 
 
 def test_two_backends_of_one_group_count_apart() -> None:

@@ -1,0 +1,129 @@
+"""A learned timeout suspects, what the ranks do convicts. Pure.
+
+A monitor whose rank has passed a learned timeout asks here. All ranks of the job are looked at twice, and as long as
+one of them makes progress the suspects are given more time, a quarter more each time and `MOST` timeouts in all at
+most: some ranks only seem to move. If none does, the suspects are convicted, and found hung as by any other timeout.
+Where the nodes decide for themselves (``min-healthy``, or a rendezvous of torch's), only the ranks of this node count.
+"""
+
+from __future__ import annotations
+
+from megatron_ft.core.agent import lines, written
+from megatron_ft.core.agent.edge import Convict, GiveTime, LookTwice, Say, Tell
+from megatron_ft.core.agent.record import CycleRecord
+from megatron_ft.core.agent.turn import Options, Turn
+from megatron_ft.core.diagnosis.exits import HangVerdict
+from megatron_ft.core.job.messages import Moving, Suspected
+
+__all__ = ["MOST", "Suspicion"]
+
+MOST = 4.0
+"""So many times its learned timeout a rank may take at most, whoever moves."""
+_MORE = 1.25
+_LEAST_MORE_S = 1.0
+_SHARE, _LEAST_S, _LONGEST_S = 0.2, 0.1, 1.0
+"""Between two looks: this share of the timeout, and at least and at most so many seconds."""
+_BOUND_S = 1.9
+"""From the suspicion to what follows, at most: a starved rank answers late."""
+_FRESH_NS = 2_000_000_000
+"""What moved on another node so long ago still counts: not all nodes suspect in the same moment."""
+
+
+class Suspicion:
+    """Of one cycle on this node; ``number`` is the cycle's at the coordinator."""
+
+    def __init__(self, options: Options, record: CycleRecord, number: int, *, nodes: int) -> None:
+        self._record = record
+        self._number = number
+        self._asks_others = nodes > 1 and not (options.min_healthy or options.meets_elsewhere)
+        self._suspects: dict[int, HangVerdict] = {}
+        """By local rank."""
+        self._given: set[tuple[int, int, str]] = set()
+        """For which this was said: once for each interval."""
+        self._awaited: set[int] = set()
+        """Local ranks that are being looked at."""
+        self._bound_ns: int | None = None
+        self._elsewhere: tuple[int, str] | None = None
+        """When, and what, another node has told last."""
+        self._is_over = False
+
+    @property
+    def alarm_ns(self) -> int | None:
+        """When ``go_on`` is to be called at the latest."""
+        return self._bound_ns
+
+    def suspected(self, verdict: HangVerdict, turn: Turn) -> None:
+        """A learned timeout of a rank of this node is over."""
+        if self._is_over:
+            return
+        if verdict.elapsed_s >= MOST * verdict.timeout_s:
+            if verdict.local_rank in self._record.started:
+                turn.do(Say(lines.most_time_is_over(verdict, MOST)), Convict(verdict.local_rank))
+            return
+        self._suspects[verdict.local_rank] = verdict
+        if self._elsewhere is not None and turn.now_ns - self._elsewhere[0] < _FRESH_NS:
+            self._give_time(self._elsewhere[1], turn)
+            return
+        between_s = min(max(_SHARE * verdict.timeout_s, _LEAST_S), _LONGEST_S)
+        if self._asks_others:
+            turn.do(Tell(Suspected(self._number, between_s)))
+        self._look(between_s, turn)
+
+    def asked(self, between_s: float, turn: Turn) -> None:
+        """Another node suspects one of its ranks: does one of ours move?"""
+        self._look(between_s, turn)
+
+    def moving(self, text: str, turn: Turn) -> None:
+        """A rank of another node makes progress."""
+        self._elsewhere = turn.now_ns, text
+        self._give_time(text, turn)
+
+    def looked(self, local_rank: int, progress: str, turn: Turn) -> None:
+        """A monitor has looked twice at its rank."""
+        if self._bound_ns is None:
+            return
+        self._awaited.discard(local_rank)
+        if progress:
+            text = f"rank {self._record.ranks[local_rank]} {progress}"
+            self._bound_ns, self._awaited = None, set()
+            if self._asks_others:
+                turn.do(Tell(Moving(self._number, text)))
+            self._give_time(text, turn)
+        else:
+            self.go_on(turn)
+
+    def go_on(self, turn: Turn) -> None:
+        """Convict, once nobody can be seen to move."""
+        is_open = bool(self._awaited) or self._asks_others
+        if self._bound_ns is None or (is_open and turn.now_ns < self._bound_ns):
+            return
+        self._bound_ns, self._awaited = None, set()
+        suspects, self._suspects = self._suspects, {}
+        turn.do(*(Convict(local_rank) for local_rank in sorted(suspects)))
+
+    def close(self) -> None:
+        """The cycle is being ended, and so are all ranks."""
+        self._bound_ns, self._suspects, self._awaited, self._is_over = None, {}, set(), True
+
+    def _look(self, between_s: float, turn: Turn) -> None:
+        if self._bound_ns is not None or self._is_over:
+            return  # that look counts for this, too
+        self._awaited = self._record.running & self._record.watched
+        again_ns = turn.now_ns + round(between_s * 1e9)
+        self._bound_ns = turn.now_ns + round(_BOUND_S * 1e9)
+        turn.do(*(LookTwice(local_rank, again_ns) for local_rank in sorted(self._awaited)))
+
+    def _give_time(self, progress: str, turn: Turn) -> None:
+        suspects, self._suspects = self._suspects, {}
+        self._bound_ns = None if suspects else self._bound_ns
+        news = []
+        for local_rank, verdict in sorted(suspects.items()):
+            elapsed_s, most_s = verdict.elapsed_s, MOST * verdict.timeout_s
+            until_s = min(max(_MORE * elapsed_s, elapsed_s + _LEAST_MORE_S), most_s)
+            turn.do(GiveTime(local_rank, until_s), written.more_time(self._record.cycle, verdict, until_s, progress))
+            key = (local_rank, -1 if verdict.iteration is None else verdict.iteration, verdict.timed)
+            if key not in self._given:
+                self._given.add(key)
+                news.append(verdict)
+        if news:
+            turn.do(Say(lines.more_time(news, progress, MOST)))

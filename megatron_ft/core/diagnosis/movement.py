@@ -1,0 +1,76 @@
+"""Whether a rank still makes progress: two looks at it, a moment apart, and what has changed between them. Pure.
+
+What can't be read in both looks counts for nothing: unknown isn't progress.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from megatron_ft.core.plural import counted
+
+__all__ = ["LEAST_BYTES", "Glance", "progress_between"]
+
+LEAST_BYTES = 64 * 1024
+"""Fewer bytes are those of a log, or of a thread that reports metrics, and no work."""
+_BUSY_SHARE = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Glance:
+    """One look at one rank.
+
+    Args:
+        at_ns: when (CLOCK_MONOTONIC).
+        iterations: how many have begun, in this cycle.
+        events: all section events, heartbeats and iterations so far; None where the board couldn't be read.
+        entered, completed: "backend/group" -> number of the last collective; None where the rank didn't tell.
+        stacks: where its main thread was seen: the calls, the innermost first, and the instruction each was at; empty
+            where that isn't known.
+        frame: the innermost of the last of them, for people.
+        cpu_ns: how long its main thread has run, or has waited for a CPU, in its life.
+        transferred: by process of the rank's (its data-loader workers are some), bytes read and written in its life;
+            None where that couldn't be read.
+    """
+
+    at_ns: int
+    iterations: int = 0
+    events: int | None = None
+    entered: Mapping[str, int] | None = None
+    completed: Mapping[str, int] | None = None
+    stacks: frozenset[tuple[str, ...]] = frozenset()
+    frame: str = ""
+    cpu_ns: int = 0
+    transferred: Mapping[int, int] | None = None
+
+
+def progress_between(before: Glance, after: Glance) -> str:
+    """What the rank has done from one look to the next, to be read after its number; empty if nothing is known of."""
+    if before.events is not None and after.events is not None:
+        if after.iterations > before.iterations:
+            return "has begun an iteration"
+        if after.events > before.events:
+            return "has entered or left a section"
+    if done := _more(before.completed, after.completed):
+        return f"has completed {counted(done, 'collective')}"
+    if entered := _more(before.entered, after.entered):
+        return f"has entered {counted(entered, 'collective')}"
+    if (transferred := _more(before.transferred, after.transferred)) >= LEAST_BYTES:
+        return f"has read or written {transferred / 1e6:.1f} MB"
+    if _was_busy(before, after) and before.stacks and after.stacks and len(before.stacks | after.stacks) > 1:
+        return f"computes in {after.frame}"
+    return ""
+
+
+def _more(before: Mapping[Any, int] | None, after: Mapping[Any, int] | None) -> int:
+    """By how much all counters together have grown; one that wasn't there began at 0."""
+    if before is None or after is None:
+        return 0
+    return sum(max(0, count - before.get(name, 0)) for name, count in after.items())
+
+
+def _was_busy(before: Glance, after: Glance) -> bool:
+    """A machine that is too busy to let it run is no reason to call it idle."""
+    return after.cpu_ns - before.cpu_ns >= _BUSY_SHARE * (after.at_ns - before.at_ns)

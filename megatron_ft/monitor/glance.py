@@ -1,0 +1,48 @@
+"""One look at a rank that may go on living: nothing is sent to it but the question that its own thread answers."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from megatron_ft.core.board.layout import BoardSnapshot
+from megatron_ft.core.diagnosis.movement import Glance
+from megatron_ft.ipc.linux.proc import main_thread_ns, transferred_bytes
+from megatron_ft.ipc.linux.processes import read_stat
+from megatron_ft.ipc.monitor_process import AttachedRank
+from megatron_ft.monitor.evidence import Looks
+
+__all__ = ["glance"]
+
+_ASK_S = 0.7
+_READ_S = 0.2
+_SAMPLES = 10
+
+
+def glance(attached: AttachedRank, snapshot: BoardSnapshot | None) -> Glance:
+    """What it does now; bounded in time."""
+    at_ns = time.monotonic_ns()
+    stat = read_stat(attached.pid)
+    looks = Looks(attached, snapshot, at_ns + round(_ASK_S * 1e9), freeze=False)
+    answer = looks.collectives("" if stat is None else stat.state, [], samples=_SAMPLES)
+    stacks = [tuple(map(str, each)) for each in answer.get("places") or () if each]
+    return Glance(
+        at_ns=at_ns,
+        iterations=0 if snapshot is None else snapshot.iterations_seen,
+        events=None if snapshot is None else snapshot.ring_head,
+        entered=answer.get("enqueued"),
+        completed=answer.get("completed"),
+        stacks=frozenset(stacks),
+        frame=stacks[-1][0].partition(" @")[0] if stacks else "",
+        cpu_ns=main_thread_ns(attached.pid),
+        transferred=_transferred(attached.pid),
+    )
+
+
+def _transferred(pid: int) -> dict[int, int] | None:
+    """None if that takes too long: a process of the rank's may stand still in the middle of an exec."""
+    found: list[dict[int, int]] = []
+    thread = threading.Thread(target=lambda: found.append(transferred_bytes(pid)), daemon=True)
+    thread.start()
+    thread.join(_READ_S)
+    return found[0] if found and found[0] else None

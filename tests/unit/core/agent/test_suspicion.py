@@ -1,0 +1,186 @@
+"""A learned timeout is over: all ranks are looked at twice before any of them is ended."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from megatron_ft.core.agent import edge
+from megatron_ft.core.diagnosis.exits import HangVerdict
+from megatron_ft.core.job import edge as job
+from megatron_ft.core.job import messages as m
+from tests.support.agents import Driven
+
+SLOW = HangVerdict(
+    rank=0,
+    local_rank=0,
+    kind="section",
+    section="step",
+    elapsed_s=10.0,
+    timeout_s=10.0,
+    iteration=7,
+    at_ns=10**12,
+    learned=True,
+)
+BOUND_S = 1.9
+
+
+def running(ranks: int = 2, *, nodes: int = 1, **options: object) -> Driven:
+    driven = Driven(**{"max_restarts": 3, "max_nodes": nodes, **options})
+    driven.run(ranks, nodes=nodes)
+    for local_rank in range(ranks):
+        driven.hear(edge.Attached(local_rank, 0, driven.now_ns))
+    driven.done.clear()
+    return driven
+
+
+def suspect(driven: Driven, local_rank: int = 0, **more: object) -> list[edge.Effect]:
+    verdict = replace(SLOW, local_rank=local_rank, rank=10 * local_rank, **more)  # type: ignore[arg-type]
+    return driven.hear(edge.Suspected(local_rank, 0, verdict))
+
+
+def looked(driven: Driven, local_rank: int, progress: str = "") -> list[edge.Effect]:
+    return driven.hear(edge.LookedTwice(local_rank, 0, progress))
+
+
+def test_all_ranks_of_the_node_are_looked_at_twice_and_no_other_question_is_asked() -> None:
+    driven = running(3)
+    effects = suspect(driven)
+    assert effects == [edge.LookTwice(local_rank, driven.now_ns + 1_000_000_000) for local_rank in range(3)]
+    assert suspect(driven, 1) == []  # that look counts for this one, too
+
+
+def test_short_timeouts_are_decided_sooner() -> None:
+    driven = running(1)
+    (look,) = suspect(driven, elapsed_s=0.5, timeout_s=0.5)
+    assert isinstance(look, edge.LookTwice)
+    assert look.again_ns - driven.now_ns == 100_000_000
+
+
+def test_where_nobody_moves_all_suspects_are_convicted_at_once() -> None:
+    driven = running(3)
+    suspect(driven)
+    suspect(driven, 2)
+    assert looked(driven, 0) == looked(driven, 1) == []
+    assert looked(driven, 2) == [edge.Convict(0), edge.Convict(2)]
+    assert driven.said == []
+
+
+def test_where_one_moves_all_suspects_get_more_time_in_one_line_and_a_record_each() -> None:
+    driven = running(3)
+    suspect(driven)
+    suspect(driven, 2)
+    looked(driven, 0)
+    looked(driven, 1, "has read or written 12.0 MB")
+    assert driven.all_of(edge.GiveTime) == [edge.GiveTime(0, 12.5), edge.GiveTime(2, 12.5)]
+    (line,) = driven.said
+    assert line == (
+        "rank 0 (and 1 other rank of this node): in 'step' for 10.0 s after iteration 7, longer than its learned "
+        "timeout of 10.0 s, but rank 10 has read or written 12.0 MB: given more time, up to 40.0 s"
+    )
+    assert driven.written == ["more_time", "more_time"]
+    assert looked(driven, 2) == []  # an answer that nobody waits for any more
+    assert driven.wait(10) == []
+
+
+def test_the_line_is_said_once_for_each_interval() -> None:
+    driven = running(1)
+    for elapsed_s in (10.0, 12.5, 15.7):
+        suspect(driven, elapsed_s=elapsed_s)
+        looked(driven, 0, "has completed 2 collectives")
+    assert len(driven.said) == 1
+    assert len(driven.written) == 3
+    suspect(driven, iteration=8)
+    looked(driven, 0, "has completed 2 collectives")
+    assert len(driven.said) == 2
+
+
+def test_four_timeouts_are_the_most_whoever_moves() -> None:
+    driven = running(1)
+    suspect(driven, elapsed_s=35.0)
+    looked(driven, 0, "computes in train.py:9 step")
+    assert driven.all_of(edge.GiveTime) == [edge.GiveTime(0, 40.0)]
+    driven.done.clear()
+    assert [type(effect) for effect in suspect(driven, elapsed_s=40.01)] == [edge.Say, edge.Convict]
+    assert "4 times the learned timeout is over" in driven.said[0]
+
+
+def test_a_monitor_that_says_nothing_is_waited_for_within_the_bound() -> None:
+    driven = running(2)
+    suspect(driven)
+    looked(driven, 0)
+    assert driven.wait(BOUND_S - 0.01) == []
+    assert driven.wait(0.02) == [edge.Convict(0)]
+
+
+def test_ranks_that_have_ended_or_never_connected_are_not_looked_at() -> None:
+    driven = Driven(max_restarts=3)
+    driven.run(3)
+    driven.hear(edge.Attached(0, 0, driven.now_ns), edge.Attached(1, 0, driven.now_ns))
+    driven.exits(1)
+    driven.done.clear()
+    suspect(driven)
+    assert [look.local_rank for look in driven.all_of(edge.LookTwice)] == [0]
+
+
+def test_nothing_is_decided_once_the_cycle_ends() -> None:
+    driven = running(2, nodes=2)
+    suspect(driven)
+    driven.ends()
+    driven.done.clear()
+    looked(driven, 0)
+    looked(driven, 1)
+    suspect(driven, 1)
+    assert driven.all_of(edge.Convict) == driven.all_of(edge.GiveTime) == driven.all_of(edge.LookTwice) == []
+
+
+def test_the_other_nodes_are_asked_and_waited_for() -> None:
+    driven = running(1, nodes=2)
+    suspect(driven)
+    assert driven.told == [m.Suspected(0, 1.0)]
+    assert looked(driven, 0) == []
+    assert driven.wait(BOUND_S - 0.01) == []
+    driven.hear(job.Relayed(m.Moving(0, "rank 9 has begun an iteration")))
+    assert driven.all_of(edge.GiveTime) == [edge.GiveTime(0, 12.5)]
+    assert driven.wait(5) == []
+
+
+def test_where_no_node_tells_of_progress_it_is_convicted_when_the_bound_is_over() -> None:
+    driven = running(1, nodes=2)
+    suspect(driven)
+    looked(driven, 0)
+    assert driven.wait(BOUND_S + 0.01) == [edge.Convict(0)]
+
+
+def test_what_moved_elsewhere_a_moment_ago_counts() -> None:
+    driven = running(1, nodes=2)
+    driven.hear(job.Relayed(m.Moving(0, "rank 9 has begun an iteration")))
+    driven.wait(1.5)
+    suspect(driven)
+    assert driven.all_of(edge.GiveTime) == [edge.GiveTime(0, 12.5)]
+    driven.done.clear()
+    driven.wait(3)
+    suspect(driven, elapsed_s=12.5)
+    assert driven.all_of(edge.GiveTime) == []
+    assert driven.all_of(edge.LookTwice)
+
+
+def test_a_node_that_is_asked_tells_of_progress_and_of_nothing_else() -> None:
+    driven = running(2, nodes=2)
+    driven.hear(job.Relayed(m.Suspected(0, 0.5)))
+    assert [look.again_ns - driven.now_ns for look in driven.all_of(edge.LookTwice)] == [500_000_000] * 2
+    looked(driven, 0)
+    looked(driven, 1, "has completed 2 collectives")
+    assert driven.told == [m.Moving(0, "rank 10 has completed 2 collectives")]
+    driven.done.clear()
+    driven.hear(job.Relayed(m.Suspected(0, 0.5)))
+    looked(driven, 0)
+    looked(driven, 1)
+    assert driven.wait(3) == []
+    assert driven.told == []
+
+
+def test_nodes_that_decide_for_themselves_ask_nobody() -> None:
+    driven = running(1, nodes=2, min_healthy=True)
+    suspect(driven)
+    assert driven.told == []
+    assert looked(driven, 0) == [edge.Convict(0)]

@@ -1,0 +1,67 @@
+"""Whether a rank makes progress, from two looks at it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from megatron_ft.core.diagnosis.movement import LEAST_BYTES, Glance, progress_between
+
+HERE, THERE = ("train.py:9 step @4", "train.py:30 main @8"), ("train.py:9 step @6", "train.py:30 main @8")
+
+STILL = Glance(
+    at_ns=0,
+    iterations=7,
+    events=40,
+    entered={"gloo/0": 9},
+    completed={"gloo/0": 8},
+    stacks=frozenset({HERE}),
+    frame="train.py:9 step",
+    cpu_ns=0,
+    transferred={100: 5_000_000},
+)
+LATER = replace(STILL, at_ns=1_000_000_000)
+
+
+def test_a_rank_that_stands_still_makes_none() -> None:
+    assert progress_between(STILL, LATER) == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"iterations": 8, "events": 42}, "has begun an iteration"),
+        ({"events": 41}, "has entered or left a section"),
+        ({"completed": {"gloo/0": 9}}, "has completed 1 collective"),
+        ({"entered": {"gloo/0": 9, "gloo/tp": 2}}, "has entered 2 collectives"),
+        ({"transferred": {100: 5_000_000 + LEAST_BYTES}}, "has read or written 0.1 MB"),
+        ({"transferred": {100: 5_000_000, 101: 3_000_000}}, "has read or written 3.0 MB"),
+        ({"cpu_ns": 900_000_000, "stacks": frozenset({HERE, THERE})}, "computes in train.py:9 step"),
+    ],
+)
+def test_what_counts(change: dict[str, object], told: str) -> None:
+    assert progress_between(STILL, replace(LATER, **change)) == told  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"transferred": {100: 5_000_000 + LEAST_BYTES - 1}},  # a log, metrics
+        {"stacks": frozenset({THERE})},  # it polls
+        {"cpu_ns": 990_000_000},  # it spins in C
+        {"cpu_ns": 300_000_000, "stacks": frozenset({THERE})},
+        {"cpu_ns": 990_000_000, "stacks": frozenset()},
+        {"transferred": {}},  # a data-loader worker has ended
+    ],
+)
+def test_what_does_not(change: dict[str, object]) -> None:
+    assert progress_between(STILL, replace(LATER, **change)) == ""  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["events", "entered", "completed", "transferred"])
+def test_what_was_not_known_at_first_is_no_progress(name: str) -> None:
+    more = {"events": 99, "entered": {"gloo/0": 99}, "completed": {"gloo/0": 99}, "transferred": {100: 10**9}}
+    unknown = replace(STILL, **{name: None})  # type: ignore[arg-type]
+    assert progress_between(unknown, replace(LATER, **{name: more[name]})) == ""  # type: ignore[arg-type]
+    assert progress_between(replace(STILL, **{name: more[name]}), replace(LATER, **{name: None})) == ""  # type: ignore[arg-type]
