@@ -133,6 +133,7 @@ def parse(argv: Sequence[str] | None) -> CommandLine:
     if node_rank is not None and node_rank < 0:
         raise ConfigError(f"--node-rank: {node_rank} is negative")
     options = read_ft_options(namespace)
+    _take_output(namespace, options.per_cycle_applog_prefix)
     where = look(os.environ, options.scheduler, full_name=_full_name())
     taken = take(namespace, given, where)
     options.warnings.extend(where.warnings)
@@ -165,6 +166,17 @@ def parse(argv: Sequence[str] | None) -> CommandLine:
     numa.check()
     meeting_place.check(line)
     return line
+
+
+def _take_output(namespace: argparse.Namespace, prefix: str | None) -> None:
+    """Both streams of all ranks go to files, from where they are copied."""
+    if prefix is None:
+        return
+    if not os.path.isabs(prefix):
+        raise ConfigError(f"--ft-per-cycle-applog-prefix: {prefix!r} must begin with /: it is the same on all nodes")
+    if namespace.logs_specs is not None:
+        raise ConfigError("--ft-per-cycle-applog-prefix and --logs-specs exclude each other")
+    namespace.tee = namespace.redirects = "3"
 
 
 def _full_name() -> str:

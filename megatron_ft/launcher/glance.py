@@ -53,7 +53,8 @@ def glance(argv: Sequence[str], environ: Mapping[str, str]) -> Ahead | None:
         return None
     command = [sys.executable, "-u", *(["-m"] if given.get("module", "0") == "1" else []), *words]
     is_one = "OMP_NUM_THREADS" in environ or given.get("nproc-per-node", "1").strip() == "1"
-    is_shared = shares_output(given.get("redirects", "0"), given.get("tee", "0"), given.get("logs-specs"))
+    logs_specs = given.get("logs-specs") or given.get("ft-per-cycle-applog-prefix")
+    is_shared = shares_output(given.get("redirects", "0"), given.get("tee", "0"), logs_specs)
     own = rank_environment(environ, reference_names=given.get("ft-reference-names", "on") == "on")
     # torch will add that for the ranks
     return Ahead(command, without_ranks({**own, **({} if is_one else {"OMP_NUM_THREADS": "1"})}), preload, is_shared)

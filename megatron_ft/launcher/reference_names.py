@@ -15,6 +15,7 @@ from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.launcher.arguments import CommandLine
 from megatron_ft.launcher.base import logs
 from megatron_ft.launcher.coordination import scheduler
+from megatron_ft.launcher.spawn.cycle_output import cycle_file
 
 __all__ = ["CycleInfo", "checkpointed", "cycle_info", "infra_rank", "variables"]
 
@@ -65,6 +66,7 @@ def cycle_info(line: CommandLine, environ: Mapping[str, str], log: EventLog) -> 
         hosts=scheduler.hosts(environ, line.max_nodes),
         hostname=os.uname().nodename,
         do=log.do,
+        output=options.per_cycle_applog_prefix,
     )
 
 
@@ -80,8 +82,10 @@ class CycleInfo:
         hosts: tuple[str, ...],
         hostname: str,
         do: Callable[[Callable[[], None]], object],
+        output: str | None = None,
     ) -> None:
-        """``hosts`` are the scheduler's; ``do`` runs what writes files."""
+        """``hosts`` are the scheduler's; ``do`` runs what writes files; ``output``: --ft-per-cycle-applog-prefix."""
+        self._output = output
         self._directory = os.path.abspath(directory)
         self._job, self._attempt = job, attempt
         self._hosts, self._hostname = hosts, hostname
@@ -99,7 +103,7 @@ class CycleInfo:
             "cycle_number": cycle,
             "cycle_start_time": _utc(),
             "cycle_end_time": "",
-            "cycle_log_file": "",
+            "cycle_log_file": "" if self._output is None else cycle_file(self._output, cycle),
             "active_nodes": ",".join(names),
             "standby_nodes": "",
             "generation": 0,

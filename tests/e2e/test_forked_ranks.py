@@ -68,7 +68,8 @@ def test_a_forked_rank_ends_as_a_fresh_one_does(launcher: Launcher, tmp_path: Pa
     script = str(SUPPORT / "endings.py")
     count = len(re.findall(r'^    "[^"]+": ', (SUPPORT / "endings.py").read_text(), re.MULTILINE))
     logs = tmp_path / "logs"
-    launched = launcher.start([script], f"--max-restarts={count}", "--redirects=3", "--log-dir", str(logs))
+    options = [f"--max-restarts={count}", "--ft-max-failed-starts=0", "--redirects=3", f"--log-dir={logs}"]
+    launched = launcher.start([script], *options)
     finished = launched.wait(100)
     launched.assert_nothing_left()
     assert finished.code == 0, finished.err

@@ -50,6 +50,24 @@ def test_a_file_for_each_cycle(launcher: Launcher, tmp_path: Path) -> None:
         }
 
 
+def test_one_file_holds_what_all_ranks_of_a_cycle_write(launcher: Launcher, tmp_path: Path) -> None:
+    prefix = tmp_path / "logs" / "job.log"
+    script = f"""
+print("first", end=" "); print("line"); print("second\\nthird", file=sys.stderr); sys.stdout.write("no end")
+if CYCLE == 1: sys.exit()
+{FAILS_ONCE}"""
+    options = [f"--ft_per_cycle_applog_prefix={prefix}", "--max-restarts=1", "--nproc-per-node=2"]
+    finished = launcher.run(script, *options, f"--ft-cycle-info-dir={tmp_path}", env={"SLURM_JOB_ID": "7"})
+    assert finished.code == 0
+    assert (finished.out, "second" in finished.err) == ("", False)
+    ended = sorted((tmp_path / "logs" / "job_cycle1.log").read_text().splitlines())
+    assert ended == sorted(f"{rank}: {line}" for rank in (0, 1) for line in ("first line", "no end", "second", "third"))
+    failed = (tmp_path / "logs" / "job_cycle0.log").read_text().splitlines()
+    assert {line[:3] for line in failed} == {"0: ", "1: "}
+    info = json.loads((tmp_path / "cycle_info.7.0.1").read_text())
+    assert info["cycle_log_file"] == str(tmp_path / "logs" / "job_cycle1.log")
+
+
 def test_progress_of_ranks_that_report_none_is_what_a_file_says(launcher: Launcher, tmp_path: Path) -> None:
     saved = tmp_path / "latest_checkpointed_iteration.txt"
     options = [f"--ft-checkpoint-iteration-file={saved}", "--max-restarts=20", "--ft-max-no-progress-cycles=2"]

@@ -141,6 +141,12 @@ class LauncherOptions:
         "With NVRX_GPUS_PER_NUMA=N in the environment each rank is bound to NUMA node LOCAL_RANK // N by numactl: true "
         "binds CPUs and memory, false CPUs only.",
     )
+    per_cycle_applog_prefix: str | None = option(
+        None,
+        path("of a file, beginning with /", "FILE"),
+        "What all ranks of a cycle write goes to one file, FILE with _cycleN before its extension, each line with its "
+        "rank before it, and not to the launcher's output. All nodes append to it.",
+    )
     cycle_info_dir: str | None = option(
         None,
         path("of a directory", "DIR"),

@@ -57,7 +57,14 @@ def make_context(
 ) -> WorkerContext:
     """The ranks of this node, not started. ``given`` is what torch gives to its ``start_processes``."""
     given.pop("start_method", None)
-    return WorkerContext(
+    specs = CycleLogs(
+        given.pop("logs_specs"),
+        run_dir=node.run_dir,
+        say=node.say,
+        blocking=node.blocking,
+        prefix=node.line.options.per_cycle_applog_prefix,
+    )
+    context = WorkerContext(
         spawner=node.spawner,
         environment=node.rank_environment(),
         reactor=node.reactor,
@@ -66,9 +73,11 @@ def make_context(
         on_exit=on_exit,
         prefix=lambda local_rank: numa.prefix(local_rank, strict=node.line.options.numa_bind_strict),
         envs=envs,
-        logs_specs=CycleLogs(given.pop("logs_specs"), run_dir=node.run_dir, say=node.say, blocking=node.blocking),
+        logs_specs=specs,
         **given,
     )
+    private_names.add_tail_logs(context, specs.copied)
+    return context
 
 
 def start(context: WorkerContext) -> None:

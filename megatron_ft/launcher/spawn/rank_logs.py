@@ -9,6 +9,7 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 
 from megatron_ft.launcher.base import logs
+from megatron_ft.launcher.spawn.cycle_output import CopiedStream, taken_from
 
 __all__ = ["CycleLogs"]
 
@@ -35,9 +36,16 @@ class CycleLogs(LogsSpecs):
         run_dir: str,
         say: Callable[[str], None],
         blocking: Callable[[Callable[[], LogsDest | None]], LogsDest | None],
+        prefix: str | None = None,
     ) -> None:
-        """``blocking`` returns what a function returns that may wait, and serves the launcher's loop meanwhile."""
+        """``blocking`` returns what a function returns that may wait, and serves the launcher's loop meanwhile.
+
+        ``prefix``: of the files that hold what all ranks of a cycle write.
+        """
         super().__init__()
+        self.copied: list[CopiedStream] = []
+        """The ranks' streams that go to such a file."""
+        self._prefix = prefix
         self._blocking = blocking
         self._specs = specs
         self._run_dir = run_dir
@@ -64,6 +72,8 @@ class CycleLogs(LogsSpecs):
             if files.error_files[local_rank] == os.devnull:  # why a rank ended badly is to be known all the same
                 files.error_files[local_rank] = os.path.join(self._run_dir, f"error-{cycle}-{local_rank}.json")
             env[_ERROR_FILE] = files.error_files[local_rank]
+        if self._prefix is not None:
+            self.copied = taken_from(files, envs, prefix=self._prefix, say=self._say)
         return files
 
     def _made(self, envs: dict[int, dict[str, str]]) -> LogsDest:

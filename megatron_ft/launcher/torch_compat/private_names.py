@@ -12,7 +12,7 @@ import inspect
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from megatron_ft.core.errors import ConfigError
 from megatron_ft.launcher.coordination import static_rounds, torch_rounds
 
 __all__ = [
+    "add_tail_logs",
     "agent_made_by",
     "missing_essentials",
     "numa_bound_command",
@@ -155,6 +156,11 @@ def workers_started_by(start_processes: Callable[..., PContext]) -> Iterator[Non
         yield
     finally:
         local_elastic_agent.start_processes = original
+
+
+def add_tail_logs(context: PContext, tail_logs: Iterable[Any]) -> None:
+    """Have these started and stopped with those of ``PContext``."""
+    context._tail_logs = [*context._tail_logs, *tail_logs]
 
 
 def start_tail_logs(context: PContext) -> None:
