@@ -33,7 +33,7 @@ from megatron_ft.launcher.base import directories
 from megatron_ft.launcher.coordination import meeting_place
 from megatron_ft.launcher.coordination.surroundings import Scheduler, Surroundings, look
 from megatron_ft.launcher.coordination.taking import take
-from megatron_ft.launcher.processes import numa
+from megatron_ft.launcher.processes import node_service, numa
 from megatron_ft.launcher.torch_compat import private_names
 
 __all__ = ["CommandLine", "parse", "torch_launch_config"]
@@ -96,6 +96,11 @@ class CommandLine:
         return tuple({signal.SIGUSR1, signal.SIGUSR2} - {*self.signals, *self.options.forward_signals})
 
     @property
+    def node_health_command(self) -> str | None:
+        """What says whether this node is fit: a node health service that is asked, then the user's own command."""
+        return node_service.command(self.options)
+
+    @property
     def rendezvous_settings(self) -> dict[str, str]:
         """What --rdzv-conf sets."""
         return _rendezvous_settings(self.namespace)
@@ -134,6 +139,7 @@ def parse(argv: Sequence[str] | None) -> CommandLine:
         raise ConfigError(f"--node-rank: {node_rank} is negative")
     options = read_ft_options(namespace)
     _take_output(namespace, options.per_cycle_applog_prefix)
+    options.warnings.extend(node_service.doubts(options.node_health_check_endpoint))
     where = look(os.environ, options.scheduler, full_name=_full_name())
     taken = take(namespace, given, where)
     options.warnings.extend(where.warnings)

@@ -104,7 +104,7 @@ class Node:
         self._infra_rank = reference_names.infra_rank(line, os.environ)
         self.cycle_info = reference_names.cycle_info(line, os.environ, log)
         """None: nobody wants it."""
-        self.health = None if line.options.node_health_command is None else self._make_health_check()
+        self.health = None if line.node_health_command is None else self._make_health_check(line.node_health_command)
         self.control = ControlSocket(os.path.join(self.run_dir, "launcher.sock"), self.reactor, say=say)
         self.control.on_order = self._ordered
         self.raised_timeouts = RaisedTimeouts()
@@ -145,12 +145,10 @@ class Node:
         """Of this node's ranks, but for what torch gives to each."""
         return rank_environment(os.environ, reference_names=self.line.options.reference_names == "on")
 
-    def _make_health_check(self) -> HealthCheck:
-        options = self.line.options
-        assert options.node_health_command is not None
+    def _make_health_check(self, command: str) -> HealthCheck:
         return HealthCheck(
-            options.node_health_command,
-            timeout_s=options.node_health_timeout,
+            command,
+            timeout_s=self.line.options.node_health_timeout,
             reactor=self.reactor,
             known_children=self._known_children,
         )

@@ -98,6 +98,12 @@ class LauncherOptions:
     node_health_timeout: float | None = option(
         60.0, TIMEOUT, "It is killed if it takes longer, and has failed; null: no limit."
     )
+    node_health_check_endpoint: str | None = option(
+        None,
+        text("the socket of a node health service: a path, or unix://PATH", "SOCKET"),
+        "Before this node joins a round, ask a node health service (nvhcd's gRPC) there, too. One that can't be asked "
+        "keeps no node out. Needs the Python package grpcio.",
+    )
     max_no_progress_cycles: int = option(
         3,
         whole(0, 10**6 - 1, "cycles"),

@@ -56,7 +56,6 @@ IGNORED: dict[str, str] = {
     "num_warmup_iterations": "the functional module and --ft-num-warmup-iters of the script say it",
     "segment_health_check_dir": "segments of nodes have no health check of their own",
     "segment": "nodes are ordered by --node-rank, SLURM or arrival, not by their NVLink domain",
-    "node_health_check_endpoint": "no health service is asked; --ft-node-health-command can, as by grpcurl",
 }
 """By the option's name as a key of YAML: what is lost."""
 

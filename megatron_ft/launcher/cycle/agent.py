@@ -378,5 +378,5 @@ def _options(line: CommandLine, *, meets_elsewhere: bool) -> Options:
         observe_only=given.observe_only,
         ranks_are_python=line.ranks_are_python,
         meets_elsewhere=meets_elsewhere,
-        checks_health=given.node_health_command is not None,
+        checks_health=line.node_health_command is not None,
     )

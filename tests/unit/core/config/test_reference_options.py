@@ -27,7 +27,8 @@ WORKS = """
     --ft-rank_termination_signal --ft-restart-policy --ft-restart_policy --ft-safety-factor --ft-safety_factor
     --ft-use-infra-group-rank --ft-use_infra_group_rank --ft-workload-check-interval --ft-workload_check_interval
     --ft_cycle_info_dir --ft_cycle_info_job_id --ft_no_restart_exit_code --ignore-missing-fault-tol-cfg
-    --ft-per-cycle-applog-prefix --ft_per_cycle_applog_prefix
+    --ft-node-health-check-endpoint --ft-node_health_check_endpoint --ft-per-cycle-applog-prefix
+    --ft_per_cycle_applog_prefix
     --restart-policy --restart_policy --term-timeout --term_timeout --workers-stop-timeout --workers_stop_timeout
 """
 IGNORED_WITH_A_LINE = """
@@ -43,8 +44,8 @@ IGNORED_WITH_A_LINE = """
     --ft-link-state-path-template --ft-link_down_path_template --ft-link_state_path_template
     --ft-log-aggregator-count --ft-log-leaf-max-queue-chunks --ft-log-server-graceful-shutdown-timeout
     --ft-log-server-log --ft-log-server-log-prefix --ft-log-server-port --ft-min-progress-iterations
-    --ft-min_progress_iterations --ft-node-health-check-endpoint --ft-node-health-check-interval
-    --ft-node_health_check_endpoint --ft-node_health_check_interval --ft-nvrx-logfile
+    --ft-min_progress_iterations --ft-node-health-check-interval
+    --ft-node_health_check_interval --ft-nvrx-logfile
     --ft-param-enable-nic-monitor --ft-param-link-down-path-template --ft-param-node_health_check_interval
     --ft-param-pci-topo-file --ft-param-restart_check_interval --ft-pci-topo-file --ft-pci_topo_file
     --ft-rdzv-impl --ft-rdzv_impl --ft-restart-check-interval
