@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from megatron_ft.coordinator.service import Service
+from megatron_ft.coordinator.service import Service, prepare_process
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.job.coordinator import Coordinator
 from megatron_ft.ipc.net import tcp
@@ -69,7 +69,7 @@ def coordinate(options: argparse.Namespace) -> int:
         known = "who know FT_SECRET" if secret else "whoever they are (FT_SECRET isn't set)"
         host, port = listener.getsockname()[:2]
         print(f"megatron-ft coordinator: listening on {host} port {port} for launchers {known}", file=sys.stderr)
-    tcp.raise_descriptor_limit()
+    prepare_process()
     word = f"{socket.gethostname()}.{os.getpid()}.{os.urandom(4).hex()}"
     machine = Coordinator(
         word,

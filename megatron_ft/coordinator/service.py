@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import selectors
 import socket
@@ -15,10 +16,10 @@ from megatron_ft.core.job.edge import Broken, CoordinatorEffect, Drop, Heard, Qu
 from megatron_ft.core.job.messages import FROM_MEMBER, Beat, Dismiss, FromMember, Hello, Moved, Propose, ToMember
 from megatron_ft.core.job.roll import Ballot, Decision
 from megatron_ft.ipc.net.secret import DENIED, OPEN, Asking, SecretError
-from megatron_ft.ipc.net.tcp import Peer
+from megatron_ft.ipc.net.tcp import Peer, raise_descriptor_limit
 from megatron_ft.ipc.wire import PROTOCOL_VERSION, Message, VersionError, decode, encode
 
-__all__ = ["Service", "frame"]
+__all__ = ["Service", "frame", "prepare_process"]
 
 _BEAT = encode(Beat())
 
@@ -30,6 +31,15 @@ _LONGEST_PAUSE_S = 0.02
 """To draw conclusions takes the longer the more nodes there are. It is to take this share of the time, unless a pause
 gets too long: more messages are heard in between then."""
 _SHORT_BYTES = 256
+
+
+def prepare_process() -> None:
+    """Make room for thousands of launchers: open files, and memory that isn't searched for garbage all the time.
+
+    What messages leave behind is free at once; a search for cycles takes the longer the more launchers there are.
+    """
+    raise_descriptor_limit()
+    gc.set_threshold(100_000)
 
 
 class _Link:

@@ -22,7 +22,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from megatron_ft.coordinator.service import Service
+from megatron_ft.coordinator.service import Service, prepare_process
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
@@ -196,7 +196,7 @@ def _usage(pid: int) -> float:
 
 def _coordinator(fd: int, path: str) -> None:
     """As `python -m megatron_ft.coordinator`, and what it has sent is in a file."""
-    tcp.raise_descriptor_limit()
+    prepare_process()
     machine = Coordinator("bench", founds=True, owned=False, now_s=time.monotonic())
     service = Service(socket.socket(fileno=fd), machine, secret=read_secret(os.environ), owner=None)
     with open(path, "r+b") as file, mmap.mmap(file.fileno(), 8) as shared:

@@ -368,8 +368,8 @@ class Coordinator:
             if cycle.verdict is not None:
                 self._out.append(Send(list(self._links), cycle.verdict))
             cycle.is_news = False
-        verdict = cycle.judge(self._clock.now_s, nodes_left=self._nodes_left)
-        if verdict is not None:
+        is_open = cycle.outcome is not None and cycle.verdict is None
+        if is_open and (verdict := cycle.judge(self._clock.now_s, nodes_left=self._nodes_left)) is not None:
             self._out += [Judged(verdict), Send(list(self._links), verdict)]
         if cycle.alarm_s is not None:
             self._alarms.append(cycle.alarm_s)

@@ -367,11 +367,14 @@ class Council:
         for node in nodes:
             if node.link is None:
                 continue
-            held = self._held(proposal, node)
-            if held.place is None:
+            place, votes = proposal.places.get(node), True
+            if place is None or not proposal.is_new:  # of thousands most have a place in a new one
+                held = self._held(proposal, node)
+                place, votes = held.place, held.votes
+            if place is None:
                 outside.append(node.link)
             else:
-                self._emit(Send([node.link], Propose(*about, held.place, held.votes, candidates)))
+                self._emit(Send([node.link], Propose(*about, place, votes, candidates)))
         if outside:
             self._emit(Send(outside, Propose(*about, None, False, candidates)))
 

@@ -27,11 +27,11 @@ class Forming:
     _settled_s: float = 0.0
 
     def is_complete(
-        self, rules: Rules, *, ready: int, awaited: int, last: int, patient: bool, arrivals: int, now_s: float
+        self, rules: Rules, *, ready: int, awaited: bool, last: int, patient: bool, arrivals: int, now_s: float
     ) -> bool:
         """Whether those that are ready begin.
 
-        ``awaited`` nodes of the last cycle, which had ``last`` (0: there was none), are alive and not ready yet;
+        ``awaited``: nodes of the last cycle, which had ``last`` (0: there was none), are alive and not ready yet;
         ``arrivals`` counts the launchers that ever came; ``patient``: there may be more where the last one came from.
         """
         self.alarm_s = None

@@ -24,5 +24,5 @@ class OwnClock:
         self.slept_s = self.now_s if passed_s > _LONGEST_GAP_S else self.slept_s
 
     def callers_s(self, at_s: float) -> float:
-        """A moment of this clock by the caller's, not before now."""
-        return self._callers_s + max(0.0, at_s - self.now_s)
+        """A moment of this clock by the caller's: not before now, nor so late that it seems to have stood still."""
+        return self._callers_s + min(max(0.0, at_s - self.now_s), _LONGEST_GAP_S / 2)

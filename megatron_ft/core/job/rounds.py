@@ -73,7 +73,7 @@ class Rounds:
     def _gather(self, rules: Rules, cycle: Cycle | None, arrivals: int, now_s: float) -> None:
         """No cycle runs: begin the next one, or end the job, when its nodes are ready for it."""
         ready = [node for node in self._nodes.values() if node.phase is Phase.READY and node.follows]
-        awaited = (0 if cycle is None else cycle.awaited) + sum(is_awaited(node) for node in self._nodes.values())
+        awaited = (cycle is not None and cycle.awaited > 0) or any(is_awaited(node) for node in self._nodes.values())
         if cycle is not None and (
             cycle.shutdown or cycle.verdict is None or cycle.verdict.action is not Action.RESTART
         ):

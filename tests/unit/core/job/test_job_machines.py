@@ -123,7 +123,7 @@ def test_half_of_many_places_are_filled_anew_without_comparing_every_node_with_e
 
 
 def complete(forming: Forming, ready: int, *, last: int, now_s: float, **more: Any) -> bool:
-    values = {"awaited": 0, "patient": False, "arrivals": 0, **more}
+    values = {"awaited": False, "patient": False, "arrivals": 0, **more}
     return forming.is_complete(RULES, ready=ready, last=last, now_s=now_s, **values)
 
 
@@ -135,7 +135,7 @@ def test_when_a_round_is_complete() -> None:
     assert complete(forming, 4, last=0, now_s=6.0)
     assert complete(forming, 3, last=3, now_s=7.0)  # as many as before: a spare has the place of a lost one
     assert not complete(Forming(), 2, last=3, now_s=8.0)
-    assert not complete(Forming(), 3, last=3, now_s=8.0, awaited=1)
+    assert not complete(Forming(), 3, last=3, now_s=8.0, awaited=True)
     late = Forming()
     assert [complete(late, 2, last=3, now_s=now_s) for now_s in (0.0, 0.5, 1.0)] == [False, False, True]
     assert not complete(Forming(), 3, last=2, now_s=0.0, patient=True)  # for newcomers, who seldom come alone
