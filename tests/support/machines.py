@@ -119,13 +119,13 @@ class Job:
         self._count = 0
         self._queue: deque[Callable[[], None]] = deque()
 
-    def start(self, names: str, *, rank: int | None = None) -> list[Launcher]:
+    def start(self, names: str, *, rank: int | None = None, domain: str = "") -> list[Launcher]:
         """Launchers on the hosts of these names, one letter each, that are ready at once, one after the other."""
         started = []
         for name in names:
             self._count += 1
             address = "c:1" if name == self._owner else f"{name}:1"
-            who = Identity("job", self.rules, f"i{self._count}", name, address, ("c:1",), rank)
+            who = Identity("job", self.rules, f"i{self._count}", name, address, ("c:1",), rank, domain=domain)
             member = Member(who, now_s=self.now_s, chance=random.Random(self._count))
             if name == self._owner:
                 member.owns("c:1")

@@ -135,6 +135,13 @@ class LauncherOptions:
         "The launcher's exit code when it was asked to stop, so that a scheduler can tell that from a finished "
         "training. Default: 0 if all ranks then ended with 0, else 1; 130 for SIGINT.",
     )
+    segment: int = option(
+        0,
+        whole(0, 10**6 - 1, "nodes"),
+        "Nodes train in groups of so many that share an NVLink domain (nvidia-smi's ClusterUUID, or FT_NVLINK_DOMAIN), "
+        "with GROUP_RANKs that follow each other; a spare replaces a node of its own domain. MIN must be a multiple of "
+        "it. 0: in no groups.",
+    )
     use_infra_group_rank: bool = option(
         True,
         YES_OR_NO,

@@ -55,7 +55,6 @@ IGNORED: dict[str, str] = {
     "min_progress_iterations": "one iteration more counts as progress",
     "num_warmup_iterations": "the functional module and --ft-num-warmup-iters of the script say it",
     "segment_health_check_dir": "segments of nodes have no health check of their own",
-    "segment": "nodes are ordered by --node-rank, SLURM or arrival, not by their NVLink domain",
 }
 """By the option's name as a key of YAML: what is lost."""
 

@@ -70,6 +70,7 @@ def _options(rules: Rules) -> dict[str, str]:
         "--rdzv-conf last_call_timeout": last_call,
         "--rdzv-conf join_timeout": f"{rules.join_timeout_s:g}",
         "--ft-no-restart-exit-code": str(rules.no_progress_code),
+        "--ft-segment": str(rules.segment),
         "the number of launchers that srun has started": str(rules.launchers),
         "the exit code of a job that is to be started again": str(rules.try_again_code),
     }

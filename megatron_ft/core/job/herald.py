@@ -18,6 +18,7 @@ from megatron_ft.core.job.lobby import Node
 from megatron_ft.core.job.messages import Phase, Rules, Tell
 from megatron_ft.core.job.restart_policy import Action, NodeState
 from megatron_ft.core.job.rounds import is_awaited
+from megatron_ft.core.job.segments import usable
 from megatron_ft.core.job.verdict import GOOD
 
 __all__ = ["FEW", "Herald"]
@@ -176,9 +177,11 @@ class Herald:
                     back[name] -= 1  # a new launcher on the same host
                 elif place not in taken:
                     lost.append(name)
+        enough = usable(ready, rules.segment) if rules.segment else len(ready)
         return lines.waiting_for_nodes(
             here=sorted(node.name for node in ready),
-            more=max(rules.min_nodes - len(ready), len(missing), 0),
+            more=max(rules.min_nodes - enough, len(missing), 0),
+            odd=len(ready) - enough,
             missing=sorted(missing),
             lost=sorted(lost),
             aside=sorted(node.name for node in nodes if node.phase is Phase.ASIDE),

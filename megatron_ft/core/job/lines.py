@@ -110,6 +110,7 @@ def waiting_for_nodes(
     *,
     here: Sequence[str],
     more: int,
+    odd: int = 0,
     missing: Sequence[str] = (),
     lost: Sequence[str] = (),
     aside: Sequence[str] = (),
@@ -118,13 +119,17 @@ def waiting_for_nodes(
     """A round takes long.
 
     ``more`` nodes are needed (0: none, but some may yet come). Of the last cycle, ``cycle``, nodes are ``missing``
-    that live, as far as is known, or ``lost``; those ``aside`` aren't fit, and take no part.
+    that live, as far as is known, or ``lost``; those ``aside`` aren't fit, and take no part. Of those that are here,
+    so many are ``odd``: in no whole segment of an NVLink domain.
     """
     parts = [
-        f"{len(here)} {'of ' + str(len(here) + more) + ' ' if more else ''}{'is' if len(here) == 1 else 'are'} here"
+        f"{len(here)} {'of ' + str(len(here) + more - odd) + ' ' if more and not odd else ''}"
+        f"{'is' if len(here) == 1 else 'are'} here"
     ]
     if here:
         parts[0] += f": {_names(here)}"
+    if odd:
+        parts.append(f"{odd} of them in no whole segment of an NVLink domain (--ft-segment)")
     if missing:
         parts.append(f"missing since cycle {cycle}: {_names(missing)}")
     if lost:

@@ -9,7 +9,7 @@ from megatron_ft.core.job.messages import Hello, Phase, Standing
 from megatron_ft.core.job.progress import Advance
 from megatron_ft.core.job.roll import Decision, Held, Memory
 
-__all__ = ["GRACE_S", "Node", "Slot", "beat_s", "choose", "lost_s"]
+__all__ = ["GRACE_S", "Node", "Slot", "beat_s", "choose", "in_order", "lost_s"]
 
 GRACE_S = 0.3
 """A launcher whose connection has ended is dead, or back within this time."""
@@ -46,6 +46,8 @@ class Node:
     """Of earlier lives of the job."""
     memory: Memory = field(default_factory=Memory)
     standing: Standing = field(default_factory=Standing)
+    domain: str = ""
+    """Of NVLink, where that matters."""
     place: int | None = None
     """In the last decision."""
     votes: bool = False
@@ -53,7 +55,16 @@ class Node:
     @staticmethod
     def of(hello: Hello, arrived: int) -> Node:
         """A launcher that says hello for the first time."""
-        return Node(hello.instance, hello.name, hello.address, hello.rank, hello.owns, arrived, before=hello.before)
+        return Node(
+            hello.instance,
+            hello.name,
+            hello.address,
+            hello.rank,
+            hello.owns,
+            arrived,
+            before=hello.before,
+            domain=hello.domain,
+        )
 
     def awaited_until_s(self, *, silence_s: float, slept_s: float) -> float:
         """Its connection has ended: it is dead, or back by then.
@@ -83,6 +94,11 @@ class Slot:
         return Slot(node.instance, node.name, node.rank)
 
 
+def in_order(nodes: Iterable[Node], *, is_first: bool) -> list[Node]:
+    """As they are to have places: in the first cycle of a job, or as far as they are new to a later one."""
+    return sorted(nodes, key=_first_order if is_first else _later_order)
+
+
 def choose(slots: Sequence[Slot], ready: Iterable[Node], max_nodes: int) -> tuple[list[Node], list[Slot]]:
     """Who takes part, by place, and the slots after that.
 
@@ -90,8 +106,7 @@ def choose(slots: Sequence[Slot], ready: Iterable[Node], max_nodes: int) -> tupl
     as they came. Later who had a place keeps it, or comes after the same ones as before; who comes back gets its own;
     spares fill gaps.
     """
-    order = _later_order if slots else _first_order
-    free = {node.instance: node for node in sorted(ready, key=order)}
+    free = {node.instance: node for node in in_order(ready, is_first=not slots)}
     filled: list[Node | None] = [free.pop(slot.instance, None) for slot in slots]
     room = max_nodes - sum(node is not None for node in filled)
     returning: dict[int | str | None, list[Node]] = {}

@@ -47,6 +47,7 @@ class Identity:
     endpoints: tuple[str, ...]
     rank: int | None = None
     before: Advance = Advance()  # noqa: RUF009 - frozen
+    domain: str = ""
 
 
 class Member:
@@ -141,6 +142,7 @@ class Member:
             rank=who.rank,
             owns=self._search.address == self._owned,
             before=who.before,
+            domain=who.domain,
             memory=self.memory,
             standing=self.standing,
         )

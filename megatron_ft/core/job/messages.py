@@ -157,13 +157,12 @@ class Hello:
     Args:
         job: what tells this job from all others; a launcher of another one is refused.
         rules: a launcher that has others is refused, too.
-        instance: a word of this launcher's own, made when it started.
-        session: counts its connections: a later one replaces those before.
-        name: of its host.
-        address: where it can coordinate, ``host:port``; empty if it can't.
+        instance: a word of its own, made when it started; session: counts its connections, of which the last counts.
+        name: of its host; address: where it can coordinate, ``host:port``, empty if it can't.
         rank: the place it is meant to have, by the command line or the scheduler; None if nobody said.
         owns: it has started this very coordinator.
         before: how far earlier lives of the job have got, as this launcher's log directory says.
+        domain: of NVLink, if the rules have segments.
     """
 
     job: str
@@ -175,6 +174,7 @@ class Hello:
     rank: int | None = None
     owns: bool = False
     before: Advance = Advance()  # noqa: RUF009 - frozen
+    domain: str = ""
     memory: Memory = field(default_factory=Memory)
     standing: Standing = field(default_factory=Standing)
 

@@ -13,6 +13,7 @@ from megatron_ft.core.job.messages import Phase, Rules
 from megatron_ft.core.job.progress import furthest
 from megatron_ft.core.job.restart_policy import Action, Outcome
 from megatron_ft.core.job.roll import Decision, Kind
+from megatron_ft.core.job.segments import choose_segments, usable
 
 __all__ = ["Rounds", "is_awaited", "seated"]
 
@@ -81,9 +82,10 @@ class Rounds:
                 ending = (cycle.verdict.code, cycle.verdict.cause(None).text)
                 self._end_job(cycle, *((1, cycle.shutdown_words) if cycle.shutdown else ending))
             return
+        enough = usable(ready, rules.segment) if rules.segment else len(ready)
         complete = self._forming.is_complete(
             rules,
-            ready=len(ready),
+            ready=enough,
             awaited=awaited,
             last=0 if cycle is None else cycle.decision.world,
             patient=cycle is not None and cycle.outcome is Outcome.MEMBERSHIP,
@@ -96,7 +98,7 @@ class Rounds:
         elif too_few := self._too_few_for_ever(rules, now_s):
             self._end_job(cycle, rules.try_again_code, too_few)
         elif self._forming.has_waited_long(rules, now_s):
-            more = rules.min_nodes - len(ready)
+            more = rules.min_nodes - enough
             aside = sum(node.phase is Phase.ASIDE for node in self._nodes.values())
             text = lines.did_not_come(more, seconds=rules.join_timeout_s, aside=aside)
             self._end_job(cycle, rules.try_again_code, text)
@@ -115,7 +117,11 @@ class Rounds:
         return ""
 
     def _begin(self, rules: Rules, cycle: Cycle | None, ready: list[Node]) -> None:
-        chosen, self._next_slots = choose(self._slots, ready, rules.max_nodes)
+        if rules.segment:
+            chosen = choose_segments(self._slots, ready, rules.max_nodes, rules.segment)
+            self._next_slots = [Slot.of(node) for node in chosen]
+        else:
+            chosen, self._next_slots = choose(self._slots, ready, rules.max_nodes)
         takes_part = set(chosen)
         self._council.propose(
             Kind.CYCLE,

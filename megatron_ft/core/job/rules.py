@@ -19,6 +19,7 @@ class Rules:
         join_timeout_s: so long a round waits for nodes that it needs.
         no_progress_code, try_again_code: exit codes of the launchers, where another cycle would fail where the last
             ones did, and where the job can't go on, but could be started again.
+        segment: nodes train in groups of so many that share an NVLink domain; 0: in none.
         launchers: so many were started, and who has ended is never started again; 0: unknown.
     """
 
@@ -34,6 +35,7 @@ class Rules:
     no_progress_code: int = 93
     try_again_code: int = 94
     launchers: int = 0
+    segment: int = 0
 
     @property
     def policy(self) -> RestartPolicy:

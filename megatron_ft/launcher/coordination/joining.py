@@ -150,4 +150,5 @@ def _identity(place: MeetingPlace, address: str, endpoints: tuple[str, ...], bef
         endpoints=endpoints,
         rank=place.rank,
         before=before,
+        domain=place.domain,
     )

@@ -18,6 +18,7 @@ from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.job.messages import Rules
 from megatron_ft.ipc.net.tcp import format_address
 from megatron_ft.launcher.coordination import scheduler
+from megatron_ft.launcher.coordination.nvlink_domain import nvlink_domain
 
 if TYPE_CHECKING:
     from megatron_ft.launcher.arguments import CommandLine
@@ -61,6 +62,8 @@ class MeetingPlace:
     """The rank of this launcher, which orders the nodes, if anybody said it."""
     rank_source: str = ""
     """Who said it: an option or a variable."""
+    domain: str = ""
+    """Of NVLink, if the rules have segments."""
     ranks_store: str = ""
     """``host:port`` where the ranks of a job of one node meet, if the user named it; else any free port will do."""
     note: str = ""
@@ -125,6 +128,7 @@ def meeting_place(
         here=here,
         rank=rank,
         rank_source=source,
+        domain=nvlink_domain(environ) if rules.segment else "",
         note=_without_effect(line),
     )
 
@@ -235,8 +239,22 @@ def _rules(line: CommandLine) -> Rules:
         no_progress_code=options.no_restart_exit_code,
         try_again_code=TRY_AGAIN_CODE,
         launchers=0 if is_alone else line.where.launchers,
+        segment=_segment(line, kind),
     )
     return rules if join_s is None else replace(rules, join_timeout_s=join_s)
+
+
+def _segment(line: CommandLine, kind: Kind) -> int:
+    size = line.options.segment
+    if size and kind is Kind.TORCH and line.max_nodes > 1:
+        raise ConfigError(
+            "--ft-segment needs nodes that meet at the coordinator: use --rdzv-backend c10d --rdzv-endpoint HOST:PORT"
+        )
+    if size and line.min_nodes % size:
+        raise ConfigError(
+            f"--ft-segment: {line.min_nodes} nodes (MIN of --nnodes) can't be divided into groups of {size}"
+        )
+    return size if kind is Kind.COORDINATED else 0
 
 
 def _seconds(settings: Mapping[str, str], name: str) -> float | None:

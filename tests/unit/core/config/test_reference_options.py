@@ -28,7 +28,7 @@ WORKS = """
     --ft-use-infra-group-rank --ft-use_infra_group_rank --ft-workload-check-interval --ft-workload_check_interval
     --ft_cycle_info_dir --ft_cycle_info_job_id --ft_no_restart_exit_code --ignore-missing-fault-tol-cfg
     --ft-node-health-check-endpoint --ft-node_health_check_endpoint --ft-per-cycle-applog-prefix
-    --ft_per_cycle_applog_prefix
+    --ft_per_cycle_applog_prefix --ft-segment --ft_segment
     --restart-policy --restart_policy --term-timeout --term_timeout --workers-stop-timeout --workers_stop_timeout
 """
 IGNORED_WITH_A_LINE = """
@@ -49,7 +49,7 @@ IGNORED_WITH_A_LINE = """
     --ft-param-enable-nic-monitor --ft-param-link-down-path-template --ft-param-node_health_check_interval
     --ft-param-pci-topo-file --ft-param-restart_check_interval --ft-pci-topo-file --ft-pci_topo_file
     --ft-rdzv-impl --ft-rdzv_impl --ft-restart-check-interval
-    --ft-restart_check_interval --ft-segment --ft-skip-section-response --ft-skip_section_response
+    --ft-restart_check_interval --ft-skip-section-response --ft-skip_section_response
     --ft-storage-health-check-path --ft_attribution_analysis_backend --ft_attribution_compute_timeout
     --ft_attribution_endpoint --ft_attribution_export_url --ft_attribution_llm_api_key_file
     --ft_attribution_llm_base_url --ft_attribution_llm_model --ft_attribution_log_level
@@ -57,7 +57,7 @@ IGNORED_WITH_A_LINE = """
     --ft_enable_dist_storage_healthcheck --ft_enable_log_server --ft_log_aggregator_count
     --ft_log_leaf_max_queue_chunks --ft_log_server_graceful_shutdown_timeout --ft_log_server_log
     --ft_log_server_log_prefix --ft_log_server_port --ft_nvrx_logfile --ft_param_enable_nic_monitor
-    --ft_param_link_down_path_template --ft_param_pci_topo_file --ft_segment
+    --ft_param_link_down_path_template --ft_param_pci_topo_file
     --ft_storage_health_check_path
 """
 TORCHRUNS = """

@@ -202,6 +202,20 @@ def test_rules() -> None:
         assert (rules.min_nodes, rules.max_nodes) == (1, 1)
 
 
+def test_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(ConfigError, match="FT_NVLINK_DOMAIN"):
+        place("--nnodes=4", "--ft-segment=2", "--rdzv-endpoint=a")
+    found = place("--nnodes=4", "--ft-segment=2", "--rdzv-endpoint=a", environ={"FT_NVLINK_DOMAIN": "rack 7"})
+    assert (found.rules.segment, found.domain) == (2, "rack 7")
+    assert place("--nnodes=4", "--ft-segment=0", "--rdzv-endpoint=a").domain == ""
+    assert place("--ft-segment=1").rules.segment == 0
+    with pytest.raises(ConfigError, match=r"3 nodes .MIN of --nnodes. can't be divided into groups of 2"):
+        place("--nnodes=3:8", "--ft-segment=2", "--rdzv-endpoint=a")
+    with pytest.raises(ConfigError, match="needs nodes that meet at the coordinator"):
+        place("--nnodes=4", "--ft-segment=2", STATIC)
+
+
 def test_a_single_nodes_ranks_meet_where_the_user_said() -> None:
     assert place().ranks_store == ""
     assert place("--standalone", "--master-port=7").ranks_store == ""

@@ -1,0 +1,77 @@
+"""Nodes in groups that share an NVLink domain: who takes part, and in which places. Pure.
+
+A *segment* is ``size`` nodes of one domain with places that follow each other. Only whole segments train; nodes that
+make none are spares, of use to their own domain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from megatron_ft.core.job.lobby import Node, Slot, in_order
+
+__all__ = ["choose_segments", "usable"]
+
+Segment = list[Node]
+
+
+def usable(ready: Iterable[Node], size: int) -> int:
+    """So many of these nodes are in whole segments."""
+    counts: dict[str, int] = {}
+    for node in ready:
+        counts[node.domain] = counts.get(node.domain, 0) + 1
+    return sum(count - count % size for count in counts.values())
+
+
+def choose_segments(slots: Sequence[Slot], ready: Iterable[Node], max_nodes: int, size: int) -> list[Node]:
+    """Who takes part, by place. ``slots``: who had which place in the last cycle; none before the first.
+
+    A segment keeps its places as long as its domain can fill it: those that are left keep theirs, and spares of the
+    domain take the others', segments that lack the fewest first. Of those that can't be filled, and of spares, new
+    segments are made in the places of the ones that are gone.
+    """
+    nodes = in_order(ready, is_first=not slots)
+    most = min(max_nodes, usable(nodes, size)) // size
+    free = {node.instance: node for node in nodes}
+    segments: list[Segment | None] = [None] * (len(slots) // size)
+    survivors = {at: _survivors(slots[at * size : (at + 1) * size], free) for at in range(len(segments))}
+    kept = {node.instance for left in survivors.values() for node in left if node is not None}
+    spares = [node for node in nodes if node.instance not in kept]
+    for at, left in sorted(survivors.items(), key=lambda each: (each[1].count(None), each[0])):
+        if sum(segment is not None for segment in segments) < most:
+            segments[at] = _filled(left, spares)
+    for segment in segments:
+        for node in segment or ():
+            del free[node.instance]
+    new = _new_segments(list(free.values()), size)
+    for at, segment in enumerate(segments):
+        if segment is None and new and sum(each is not None for each in segments) < most:
+            segments[at] = new.pop(0)
+    whole = [segment for segment in segments if segment is not None]
+    return [node for segment in [*whole, *new][:most] for node in segment]
+
+
+def _survivors(slots: Sequence[Slot], ready: dict[str, Node]) -> list[Node | None]:
+    """By place in the segment; those of another domain than the first, which a new coordinator may not know, aren't."""
+    left = [ready.get(slot.instance) for slot in slots]
+    domain = next((node.domain for node in left if node is not None), None)
+    return [node if node is not None and node.domain == domain else None for node in left]
+
+
+def _filled(left: Sequence[Node | None], spares: list[Node]) -> Segment | None:
+    """With spares of its domain, which are taken; None if they are too few, or nobody is left of it."""
+    domain = next((node.domain for node in left if node is not None), None)
+    fit = [node for node in spares if node.domain == domain]
+    if domain is None or len(fit) < left.count(None):
+        return None
+    taken = iter(fit)
+    segment = [next(taken) if node is None else node for node in left]
+    spares[:] = [node for node in spares if node not in segment]
+    return segment
+
+
+def _new_segments(nodes: Sequence[Node], size: int) -> list[Segment]:
+    by_domain: dict[str, Segment] = {}
+    for node in nodes:
+        by_domain.setdefault(node.domain, []).append(node)
+    return [domain[at : at + size] for domain in by_domain.values() for at in range(0, len(domain) - size + 1, size)]

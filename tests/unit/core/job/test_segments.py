@@ -1,0 +1,107 @@
+"""Nodes train in whole groups of an NVLink domain, and keep their places as long as their domain can fill them."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from megatron_ft.core.job.lobby import Node, Slot
+from megatron_ft.core.job.segments import choose_segments, usable
+from tests.support.machines import Job
+
+
+def node(name: str, rank: int | None = None) -> Node:
+    """In the domain that its first letter names."""
+    return Node(name, f"host-{name}", "", rank, owns=False, arrived=int(name[1:]), domain=name[0])
+
+
+def nodes(text: str) -> list[Node]:
+    return [node(name) for name in text.split()]
+
+
+def chosen(before: str, ready: str, *, most: int = 4, size: int = 2) -> str:
+    found = choose_segments([Slot.of(each) for each in nodes(before)], nodes(ready), most, size)
+    return " ".join(each.instance for each in found)
+
+
+@pytest.mark.parametrize(
+    ("ready", "takes_part"),
+    [
+        ("a0 b1 a2 b3", "a0 a2 b1 b3"),
+        ("a0 b1 a2 c3 b4", "a0 a2 b1 b4"),
+        ("a0 b1 c2 a3", "a0 a3"),  # of two domains one node each
+        ("a0 a1 a2 a3 a4 b5 b6", "a0 a1 a2 a3"),
+        ("a0 b1 c2", ""),
+    ],
+)
+def test_at_first(ready: str, takes_part: str) -> None:
+    assert chosen("", ready) == takes_part
+
+
+def test_at_first_by_the_ranks_that_were_given() -> None:
+    ready = [node("a0", 3), node("b1", 0), node("a2", 2), node("b3", 1)]
+    assert [each.instance for each in choose_segments([], ready, 4, 2)] == ["b1", "b3", "a2", "a0"]
+
+
+@pytest.mark.parametrize(
+    ("ready", "takes_part"),
+    [
+        ("b3 b2 a1 a0", "a0 a1 b2 b3"),
+        ("a0 b2 b3 a7", "a0 a7 b2 b3"),  # a spare of its domain takes the place
+        ("a0 b2 b3 b7", "b2 b3"),  # none is there
+        ("a0 b2 b3 c7 c8", "c7 c8 b2 b3"),  # another domain has a whole segment for the places of the broken one
+        ("a0 b2 b3 c7 c8 a9", "a0 a9 b2 b3"),
+        ("b2 b3 c7 c8", "c7 c8 b2 b3"),
+        ("c7 c8 d5 d6", "d5 d6 c7 c8"),  # as they came
+    ],
+)
+def test_later(ready: str, takes_part: str) -> None:
+    assert chosen("a0 a1 b2 b3", ready) == takes_part
+
+
+def test_spares_go_to_the_segment_that_lacks_the_fewest() -> None:
+    before = "a0 a1 a2 a3 a4 a5 a6 a7"
+    assert chosen(before, "a0 a1 a4 a5 a6 a8", most=8, size=4) == "a4 a5 a6 a8"
+    # what is left of two makes one
+    assert chosen(before, "a0 a1 a4 a5", most=8, size=4) == "a0 a1 a4 a5"
+
+
+def test_whoever_comes_and_goes_all_segments_are_whole_and_as_many_as_can_be() -> None:
+    chance = random.Random(5)
+    for _ in range(500):
+        size, most = chance.choice((1, 2, 3, 4)), chance.randint(4, 20)
+        everybody = [node(f"{chance.choice('abcd')}{number}") for number in range(chance.randint(0, 24))]
+        before: list[Node] = []
+        for _ in range(4):
+            ready = [each for each in everybody if chance.random() < 0.8]
+            found = choose_segments([Slot.of(each) for each in before], ready, most, size)
+            assert len(found) == min(most, usable(ready, size)) // size * size
+            assert len({each.instance for each in found}) == len(found)
+            assert {each.instance for each in found} <= {each.instance for each in ready}
+            for at in range(0, len(found), size):
+                assert len({each.domain for each in found[at : at + size]}) == 1
+            if len(ready) == len(everybody) and Counter(map(id, found)) == Counter(map(id, before)):
+                assert found == before
+            before = found
+
+
+def test_a_job_waits_for_whole_segments_and_replaces_nodes_from_their_own_domain() -> None:
+    job = Job(min_nodes=4, max_nodes=4, segment=2, last_call_s=0.2)
+    a, b = job.start("ab", domain="left")
+    (c,) = job.start("c", domain="right")
+    (d,) = job.start("d", domain="left")
+    job.run(4.0)
+    assert [each.begun for each in (a, b, c, d)] == [None] * 4
+    assert a.lines == [
+        "waiting for 2 more nodes (4 are here: a, b, c, d; 2 of them in no whole segment of an NVLink domain"
+        " (--ft-segment))"
+    ]
+    (e,) = job.start("e", domain="right")
+    job.run(1.0)
+    assert [each.member.place for each in (a, b, c, e)] == [0, 1, 2, 3]
+    assert d.begun is None
+    b.dies()
+    job.run(2.0)
+    assert [each.member.place for each in (a, d, c, e)] == [0, 1, 2, 3]
