@@ -25,6 +25,7 @@ _TIMEOUTS = (
     "heartbeat_flags",
     "out_of_section_timeout_ns",
     "is_out_of_section_learned",
+    "first_out_of_section_ns",
 )
 _SECTION_TIMEOUTS = ("timeout_ns", "first_timeout_ns", "is_learned")
 _MOST_MORE = 2**40

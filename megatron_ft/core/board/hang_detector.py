@@ -247,6 +247,8 @@ def running_intervals(board: BoardSnapshot) -> Iterator[Interval]:
         if timeout_ns is not None:
             yield Interval(HangKind.SECTION, section.name, section.opened_at_ns, timeout_ns, section.is_learned)
     out_of_section_ns = _longest_timeout(board) if is_blank(board) else board.out_of_section_timeout_ns
+    if board.first_out_of_section_ns is not None and sum(s.open_count for s in board.sections) < FIRST_INTERVALS:
+        out_of_section_ns = board.first_out_of_section_ns
     if warming_up:
         out_of_section_ns = _warm_up_timeout(board, out_of_section_ns)
     if not any_open and out_of_section_ns is not None:

@@ -53,6 +53,7 @@ W_COLLECTIVES_SEEN_AT = 31  # when the counts were read last; 0: there is no pro
 W_COLLECTIVE_AT = 32  # when one of the counts was seen to change
 W_COLLECTIVES_ENTERED = 33
 W_COLLECTIVES_COMPLETED = 34
+W_OUT_OF_SECTION_FIRST = 35  # the timeout of the first times of a cycle in which none is open; 0: the same
 
 CLOSING = int.from_bytes(b"is over!", "little")
 """No stray write makes that: a board that is renewed keeps it, because nobody would write it again."""
@@ -149,6 +150,8 @@ class BoardSnapshot(NamedTuple):
     main_thread: int = 0
     warm_up_over_ns: int = 0
     is_out_of_section_learned: bool = False
+    first_out_of_section_ns: int | None = None
+    """The timeout of the first times of a cycle in which no section is open; None: the same."""
     watch_only: bool = False
     """The script calls no hooks."""
     collectives: CollectiveCounts | None = None
@@ -229,6 +232,7 @@ def decode(raw: bytes | memoryview, now_ns: int) -> BoardSnapshot:
         main_thread=words[W_MAIN_THREAD],
         warm_up_over_ns=words[W_WARM_UP_OVER_AT],
         is_out_of_section_learned=words[W_OUT_OF_SECTION_LEARNED] == 1,
+        first_out_of_section_ns=_first_timeout("out of section", words[W_OUT_OF_SECTION_FIRST]),
         watch_only=words[W_WATCH_ONLY] == 1,
         collectives=_collectives(words),
     )
@@ -265,13 +269,12 @@ def _decode_section(
         raise BoardDamagedError(f"name of section {index} is empty")
     opened_at = words[at + S_OPENED_AT]
     _check_stamp(f"start of section {name!r}", opened_at, start, now_ns)
-    first = words[at + S_FIRST_TIMEOUT]
     return SectionView(
         name,
         opened_at,
         words[at + S_OPEN_COUNT],
         _timeout(name, words[at + S_TIMEOUT]),
-        _timeout(name, first) if first else None,
+        _first_timeout(name, words[at + S_FIRST_TIMEOUT]),
         words[at + S_LEARNED] == 1,
     )
 
@@ -283,6 +286,10 @@ def _check_stamp(what: str, stamp: int, start: int, now_ns: int) -> None:
 
 def _iteration(word: int) -> int | None:
     return word - 1 if word else None
+
+
+def _first_timeout(what: str, word: int) -> int | None:
+    return _timeout(what, word) if word else None
 
 
 def _timeout(what: str, word: int) -> int | None:

@@ -263,6 +263,8 @@ class Recorder:
             self._words[slot + layout.S_FIRST_TIMEOUT] = 0 if first_s is None else layout.timeout_word(first_s)
             self._words[slot + layout.S_LEARNED] = int(name in timeouts.calculated_sections)
         self._words[layout.W_OUT_OF_SECTION_TIMEOUT] = layout.timeout_word(timeouts.out_of_section)
+        first_s = self._first.get(OUT_OF_SECTION)
+        self._words[layout.W_OUT_OF_SECTION_FIRST] = 0 if first_s is None else layout.timeout_word(first_s)
         self._words[layout.W_OUT_OF_SECTION_LEARNED] = int(timeouts.is_out_of_section_calculated)
         self._board.count_up(layout.W_TIMEOUTS_VERSION)
 

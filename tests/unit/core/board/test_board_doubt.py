@@ -53,6 +53,7 @@ DAMAGED = {
     "section's timeout without version": Change({}, step=STEP._replace(timeout_ns=S)),
     "first timeout without version": Change({}, step=STEP._replace(first_timeout_ns=S)),
     "learned without version": Change({}, step=STEP._replace(is_learned=True)),
+    "first out of section without version": Change({"first_out_of_section_ns": S}),
     "learned out of section without version": Change({"is_out_of_section_learned": True}),
     "infinite without version": Change({}, step=STEP._replace(timeout_ns=None)),
     "flags without version": Change({"heartbeat_flags": 3}),

@@ -536,6 +536,15 @@ def test_the_first_intervals_of_a_cycle_are_judged_by_their_own_timeout(count: i
     assert look(watching, board(sections=(slow,)), START + bound * S).step is Step.CONFIRM
 
 
+@pytest.mark.parametrize(("opened", "bound"), [(0, 60), (FIRST_INTERVALS - 1, 60), (FIRST_INTERVALS, 10)])
+def test_so_are_the_first_times_out_of_section_in_which_a_first_step_may_compile(opened: int, bound: int) -> None:
+    sections = (section("setup", count=min(opened, 1)), section("step", count=max(0, opened - 1)))
+    idle = board(sections=sections, out_of_section_timeout_ns=10 * S, first_out_of_section_ns=60 * S)
+    watching = state(check_interval=100.0)
+    assert look(watching, idle, START + bound * S - 1).step is Step.WATCH
+    assert look(watching, idle, START + bound * S).step is Step.CONFIRM
+
+
 @pytest.mark.parametrize("learned", [False, True])
 def test_a_verdict_says_whether_its_timeout_was_learned(learned: bool) -> None:
     mine = section(opened_at=START)._replace(is_learned=learned)
