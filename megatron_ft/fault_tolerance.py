@@ -13,8 +13,8 @@ section          is open
 "checkpointing"  in each save, and while an asynchronous one is finalised
 ===============  ==========================================================================================
 
-With ``calc_ft_timeouts`` the timeouts are learned, after each save and at the end, and kept in
-``<save>/ft_state.json`` for the next run. Times are seconds.
+With ``calc_ft_timeouts``, or where none is configured, the timeouts are learned, after each save and at the end, and
+kept in ``<save>/ft_state.json`` for the next run. Times are seconds.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from megatron_ft.core.timeouts.update_rules import choose_update
 from megatron_ft.rank.client import agreement
 from megatron_ft.rank.client.client import RankMonitorClient
 from megatron_ft.rank.faults import simulated
-from megatron_ft.rank.hooks import finished, learning, mistakes, save_dir, say, tolerant
+from megatron_ft.rank.hooks import finished, learning, mistakes, save_dir, say, tolerant, unconfigured
 from megatron_ft.rank.hooks.loop_state import (
     CheckpointConfig,
     FaultToleranceSettings,
@@ -126,9 +126,10 @@ def setup(config: Any, global_state: Any) -> None:
     _remember_client(client, save)
 
     added = learning.prepare(client, _SECTIONS)
-    if added:
-        say.print_rank_0(f"FT: no timeout is configured for {_quoted(added)}: infinite until one is learned")
     _load_state_if_exists(global_state)
+    told = unconfigured.begin(client, ft_state, added)
+    if told:
+        say.print_rank_0(f"FT: {told}")
     client.start_section("setup")
     ft_state.is_setup_section_open = True
 
@@ -158,6 +159,8 @@ def on_training_step_end(global_state: Any) -> None:
     if ft_state.seen_tr_iters_cnt >= _warmup_steps(global_state):
         tolerant.end_section(client, "step")
     ft_state.seen_tr_iters_cnt += 1
+    if unconfigured.is_time_to_learn(ft_state):
+        _update_timeouts(selected_sections=["step"], calc_out_of_section=False, global_state=global_state)
 
 
 def on_eval_step_start(global_state: Any) -> None:
@@ -337,7 +340,7 @@ def _maybe_update_timeouts(global_state: Any, is_closing_ft: bool = False) -> No
         is_async_save=bool(ft_state.is_async_chkpt_enabled),
         is_closing=is_closing_ft,
     )
-    for reason in update.reasons:
+    for reason in () if ft_state.learns_by_itself else update.reasons:
         say.once(reason)
     if update.sections or update.out_of_section:
         _update_timeouts(
@@ -394,7 +397,3 @@ def _warmup_steps(global_state: Any) -> int:
 def _least_steps_to_learn(global_state: Any) -> int:
     """How many steps must have been made before "step" is learned: at least one of them not in the warm-up."""
     return max(_MIN_ITERS_FOR_STEP_TIMEOUT_UPDATE, (configured_warmup(getattr(global_state, "cfg", None)) or 0) + 1)
-
-
-def _quoted(names: list[str]) -> str:
-    return ", ".join(f"'{name}'" for name in names)

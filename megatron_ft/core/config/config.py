@@ -87,6 +87,12 @@ class ConfigValues:
         SHARE,
         "By timeout_rule 'budget': this share of the intervals of a healthy job may pass a learned timeout.",
     )
+    learn_timeouts: str = option(
+        "auto",
+        one_of("auto", "off"),
+        "auto: where none of the timeouts above is set, the hooks learn them by themselves; until then, for some "
+        "minutes, no rank is ended. off: they learn only where the script asks for it (calc_ft_timeouts).",
+    )
     calculated_timeout_floor: float = option(
         5.0,
         DURATION_OR_ZERO,

@@ -83,6 +83,8 @@ class FaultToleranceState:
     seen_checkpoints_cnt: int = 0
     seen_tr_iters_cnt: int = 0
     curr_eval_iter_idx: int = 0
+    learns_by_itself: bool = False
+    """No timeout is configured, so they are learned though nobody has asked for that."""
 
 
 @dataclass(kw_only=True)

@@ -38,6 +38,7 @@ def test_defaults() -> None:
         "timeout_rule": "budget",
         "false_kill_budget": 1e-6,
         "calculated_timeout_floor": 5.0,
+        "learn_timeouts": "auto",
         "workload_check_interval": 5.0,
         "rank_termination_signal": signal.SIGKILL,
         "log_level": logging.INFO,

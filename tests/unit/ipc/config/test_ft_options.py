@@ -23,6 +23,7 @@ TEXTS = {
     "log_level": "DEBUG",
     "timeout_rule": "reference",
     "false_kill_budget": "1e-4",
+    "learn_timeouts": "off",
 }
 
 

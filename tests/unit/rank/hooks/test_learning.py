@@ -47,6 +47,38 @@ def test_nothing_is_learned_unless_asked_for(tmp_path: Path, client: FakeClient)
     assert not (tmp_path / "ckpt" / "ft_state.json").exists()
 
 
+def test_where_no_timeout_is_configured_a_step_is_learned_after_some_minutes(
+    bench: Bench, capfd: pytest.CaptureFixture[str]
+) -> None:
+    state = start(bench.tmp_path)
+    train(state, 31)
+    assert bench.in_force(state)["step"] is None
+    train(state, 1)
+    learned = bench.in_force(state)["step"]
+    assert learned is not None
+    assert bench.state_file.exists()
+    ft.shutdown(state)
+    assert capfd.readouterr().out.count("no timeout is configured: they are learned from this run") == 1
+    state = start(bench.tmp_path)
+    assert bench.in_force(state)["step"] is not None
+    train(state, 3)
+    ft.shutdown(state)
+    assert "no timeout is configured" not in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("setting", [("learn_timeouts", "off"), ("rank_out_of_section_timeout", 60.0)])
+def test_it_is_not_where_that_is_turned_off_or_any_timeout_is_configured(
+    setting: tuple[str, object], bench: Bench
+) -> None:
+    setattr(bench.config, *setting)
+    state = start(bench.tmp_path)
+    train(state, 40)
+    save_checkpoint(state)
+    assert bench.in_force(state)["step"] is None
+    ft.shutdown(state)
+    assert not bench.state_file.exists()
+
+
 def test_timeouts_are_learned_after_each_save_and_at_the_end(tmp_path: Path, client: FakeClient) -> None:
     state = learning_run(tmp_path, client, saves=2)
     sections = ["setup", "step", "checkpointing"]
