@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from megatron_ft.core.agent.conclusion import stopped
 from megatron_ft.core.agent.edge import Exit, Over
+from megatron_ft.core.agent.leaving import stopped
 from megatron_ft.core.job.lives import Ending
 from megatron_ft.core.job.messages import REFUSED, Verdict
 from megatron_ft.launcher.base import logs
@@ -37,6 +37,8 @@ def of(node: Node, over: Over | None = None) -> End:
             is_stalled = verdict is not None and verdict.no_progress
             cause = "" if verdict is None else "; ".join(filter(None, [verdict.cause(None).text, verdict.reason]))
             return End(over.code, Ending.NO_PROGRESS if is_stalled else Ending.FAILED, cause)
+        case Exit.ABANDONED if node.line.max_nodes == 1:
+            return End(over.code, Ending.LOST, over.text)
         case Exit.EXCLUDED if over.code:
             return End(over.code, Ending.FAILED, over.text or "a node was left out, and the others are too few")
         case Exit.LEFT if over.code not in (0, REFUSED):

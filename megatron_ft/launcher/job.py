@@ -106,6 +106,7 @@ def _launch(
     try:
         with joining.joined(node, place, config, before=before, is_finished=is_finished) as coordination:
             coordination.on_begin, coordination.on_verdict = result.begun, result.concluded
+            coordination.on_left_out = result.left_out
             _train(node, place, config, command, coordination)
             # before the coordinator ends: who comes too late finds it, or the result
             end = endings.of(node)

@@ -27,6 +27,7 @@ from megatron_ft.launcher.arguments import CommandLine
 from megatron_ft.launcher.base import directories, leftovers, lines
 from megatron_ft.launcher.base.event_loop import Priority, Reactor
 from megatron_ft.launcher.base.signals import SignalWatch
+from megatron_ft.launcher.base.ties import Ties
 from megatron_ft.launcher.control import ControlSocket
 from megatron_ft.launcher.glance import shares_output
 from megatron_ft.launcher.job_status import JobStatus
@@ -83,6 +84,7 @@ class Node:
         self._pause_lines = Moderation()
         become_subreaper()
         self.reactor = Reactor()
+        self.ties = Ties(self.reactor)
         self.signals = SignalWatch(
             line.signals,
             forwarded=(*line.options.forward_signals, *line.save_signals),
@@ -259,6 +261,7 @@ class Node:
             os.close(self._claim)
         self._orphans.reap(lambda _pid: False)
         self.signals.close()
+        self.ties.close()
         self.reactor.close()
 
     def _ordered(self, order: Pause | Resume, pid: int) -> bool:
@@ -287,6 +290,7 @@ class Node:
         self._reap_orphans()
 
     def _each_second(self) -> None:
+        self.ties.check()
         self.mend_run_dir()
         if self._orphans.are_awaited:
             self._reap_orphans()

@@ -84,6 +84,10 @@ class ResultFile:
         if fault is not None:
             self._life = replace(self._life, faults=(*self._life.faults, fault))
 
+    def left_out(self) -> None:
+        """The job goes on without this node: others tell how it ends."""
+        self._place = None
+
     def ended(self, end: End, *, decided: Decision | None, iteration: int | None) -> None:
         """The job has ended. ``decided`` is the last decision that this launcher knows, ``iteration`` its ranks'."""
         place, ending = self._place, end.ending

@@ -27,7 +27,8 @@ from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.coordinator import Coordinator
-from megatron_ft.core.job.member import Identity, Member
+from megatron_ft.core.job.identity import Identity
+from megatron_ft.core.job.member import Member
 from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.net.secret import Asked, read_secret
 from megatron_ft.ipc.wire import encode

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from megatron_ft.core.agent.edge import Exit
 from megatron_ft.core.job.lobby import lost_s
 from megatron_ft.core.job.member import CUT_OFF_S
 from megatron_ft.core.job.restart_policy import Outcome
@@ -22,7 +23,17 @@ _TEARDOWN_S = 3.0
 
 def violations(plan: Plan, job: Job, trouble: Any) -> list[str]:
     """What isn't, one line each."""
-    checks = (_one_decision, _no_two_cycles, _it_ends, _nobody_left_out, _counted_once, _causes, _codes, _is_due)
+    checks = (
+        _one_decision,
+        _no_two_cycles,
+        _it_ends,
+        _nobody_left_out,
+        _counted_once,
+        _causes,
+        _codes,
+        _stays,
+        _is_due,
+    )
     return [f"{check.__name__.strip('_')}: {line}" for check in checks for line in check(plan, job, trouble)]
 
 
@@ -154,6 +165,24 @@ def _codes(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
     quiet = not plan.faults or all(f.kind in ("newcomer", "clock_jumps", "coordinator_killed") for f in plan.faults)
     if quiet and codes - {0}:
         yield f"nothing happened, and the exit codes are {sorted(codes)}"
+
+
+def _stays(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
+    """The launcher of a node that is left out is there until the job's end, and ends with its code."""
+    ends = [made for made in _begun(job) if made.decision.kind is Kind.END]
+    for launcher in job.launchers:
+        if launcher.stays_since_s is None or launcher.how is None or launcher.how is Exit.STOPPED:
+            continue
+        if launcher.ranks is not None and launcher.ranks.from_s > launcher.stays_since_s:
+            yield f"{launcher.name} is left out, and has ranks again"
+        again = [at_s for at_s in launcher.touched if at_s > launcher.stays_since_s]
+        if again or trouble.network or launcher.how is not Exit.STAYED:
+            continue
+        before = [made for made in ends if made.at_s <= (launcher.ended_s or 0.0)]
+        if ends and not before:
+            yield f"{launcher.name} was left out, and ended before the job"
+        elif before and launcher.code != before[-1].decision.code:
+            yield f"{launcher.name} was left out, and ended with {launcher.code}: {launcher.left_by}"
 
 
 _HARMLESS = {"clock_jumps", "newcomer", "coordinator_killed", "coordinator_dies_at_effect", "coordinator_dies_deciding"}

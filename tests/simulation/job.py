@@ -22,7 +22,8 @@ from megatron_ft.core.diagnosis.rank_snapshot import RankNote
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.coordinator import Coordinator
-from megatron_ft.core.job.member import Identity, Member
+from megatron_ft.core.job.identity import Identity
+from megatron_ft.core.job.member import Member
 from megatron_ft.core.job.roll import Decision
 from tests.simulation.world import Host, Link, Process, World
 
@@ -98,6 +99,9 @@ class Launcher(Process):
         self.address = f"h{host.number}"
         self.code: int | None = None
         self.left_by = ""
+        self.how: agent.Exit | None = None
+        self.stays_since_s: float | None = None
+        """Its node is left out, and the others go on."""
         self.ended_s: float | None = None
         self.touched: list[float] = []
         """When a fault hit it, or its host, or its network."""
@@ -174,13 +178,18 @@ class Launcher(Process):
                 self.later(0.002, lambda: self.do(self.member.store_opened(held, f"{self.address}:s", self.clock())))
             case edge.Begin() | edge.EndRanks() | edge.Conclude() | edge.LookAtRanks() | edge.Relayed() | edge.Leave():
                 self.hear(effect)
+            case edge.StandBy():
+                self.hear(effect)
+            case edge.LeftOut():
+                self.stays_since_s = self.world.now_s
+                self.hear(effect)
             case agent.Tell(message, within_s):
                 self.do(self.member.tell(message, self.clock(), within_s))
             case agent.Say(text):
                 self.world.tell(f"{self.name} says: {text}")
-            case agent.Over(code=code, text=text):
+            case agent.Over(how, code, text):
                 self.world.tell(f"{self.name} leaves with {code}: {text}")
-                self.code, self.left_by = code, text
+                self.code, self.left_by, self.how = code, text, how
                 self.die()
             case _:
                 self._do_to_ranks(effect)
@@ -359,6 +368,11 @@ class Launcher(Process):
         self.touched.append(self.world.now_s)
         self.ends_well = well
         self.hear(agent.StopAsked(signal.SIGTERM))
+
+    def abandoned(self) -> None:
+        """Who has started it is gone."""
+        self.touched.append(self.world.now_s)
+        self.hear(agent.Abandoned("its parent is gone"))
 
     def excluded(self) -> None:
         """A rank asks for the node to be left out, and ends."""

@@ -227,7 +227,9 @@ class _Trouble:
 
     def _node_stopped(self, fault: Fault) -> None:
         launcher = self._launcher(fault)
-        if launcher is not None:
+        if launcher is not None and fault.count % 3 == 0:
+            launcher.call(launcher.abandoned)
+        elif launcher is not None:
             launcher.call(lambda: launcher.asked_to_stop(well=fault.comes_back))
 
     def _all_stopped(self, fault: Fault) -> None:

@@ -12,7 +12,8 @@ from megatron_ft.core.diagnosis.exits import CauseKind
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.coordinator import Coordinator
-from megatron_ft.core.job.member import Identity, Member
+from megatron_ft.core.job.identity import Identity
+from megatron_ft.core.job.member import Member
 from megatron_ft.core.job.restart_policy import NodeState
 from megatron_ft.core.job.roll import Held
 
@@ -37,6 +38,11 @@ class Launcher:
     ends: list[m.End] = field(default_factory=list)
     verdicts: list[m.Verdict] = field(default_factory=list)
     left: tuple[int, str] | None = None
+
+    @property
+    def stays(self) -> bool:
+        """The others go on without its node, and it waits for the end."""
+        return self.member.standing.phase is m.Phase.EXCLUDED
 
     @property
     def cycle(self) -> int | None:

@@ -6,28 +6,27 @@ has the phases, and what moves it from one to the next.
 
 from __future__ import annotations
 
-import signal
+from collections.abc import Sequence
+from signal import Signals
 
 from megatron_ft.core.agent import edge, lines, written
-from megatron_ft.core.agent.conclusion import Known, asked_at_last, conclude, finish, left_out, report, stopped
+from megatron_ft.core.agent.conclusion import Known, asked_at_last, conclude, finish, report
 from megatron_ft.core.agent.cycle import Cycle, Downtime
 from megatron_ft.core.agent.edge import Effect, Exit, Over, Say, Tell
 from megatron_ft.core.agent.ending import Ending
 from megatron_ft.core.agent.health import HealthGate
+from megatron_ft.core.agent.leaving import Leaving
 from megatron_ft.core.agent.orders import Orders
 from megatron_ft.core.agent.phase import Ended, Phase
 from megatron_ft.core.agent.turn import Options, Turn
 from megatron_ft.core.board.pauses import Pauses
 from megatron_ft.core.control import ReceivedRequest, WorkloadAction
-from megatron_ft.core.diagnosis.exits import Cause
+from megatron_ft.core.diagnosis.exits import Cause, CauseKind
 from megatron_ft.core.job import edge as job
 from megatron_ft.core.job.messages import Goodbye, Ready, Regroup, Shutdown, Verdict
 from megatron_ft.core.job.restart_policy import Action, Decision, NodeState, Outcome
 
 __all__ = ["Agent"]
-
-_GOODBYE_S = 1.0
-"""The others are told why this node leaves, if they can be in this time."""
 
 
 class Agent:
@@ -51,9 +50,7 @@ class Agent:
         """The one that is about to start, or runs, or has ended last."""
         self._cycles = 0
         self._downtime: Downtime | None = None
-        self._signals: list[signal.Signals] = []
-        self._hurry: signal.Signals | None = None
-        """The signal that asked a second time."""
+        self._leaving = Leaving(options)
         self._outcome = Outcome.STOPPED
         self._ending: Ending | None = None
         self._ended_well = False
@@ -61,15 +58,12 @@ class Agent:
         self._stuck = ""
         """Processes of its ranks that can't be ended, in words."""
         self._known: Known | None = None
-        self._cause: Cause | None = None
-        """Why this node leaves, and of its own accord: ``_goodbye`` says so to the others."""
-        self._goodbye: Goodbye | None = None
 
     def handle(self, event: edge.Event, now_ns: int, seen: edge.Seen) -> list[Effect]:
         """What is to be done. At most one of the effects is `edge.Work`, and none comes before that is done."""
         self._turn = Turn(now_ns=now_ns, seen=seen)
         self._hear(event)
-        self.cycle.go_on(self._turn, is_stopping=bool(self._signals))
+        self.cycle.go_on(self._turn, is_stopping=bool(self._leaving.signals))
         before = None
         while before is not self.phase:
             before = self.phase
@@ -89,7 +83,7 @@ class Agent:
     @property
     def wants_ranks(self) -> bool:
         """Whether ranks that are about to be started are still to be."""
-        return self.phase is Phase.STARTING and not (self._orders.is_over or self._signals)
+        return self.phase is Phase.STARTING and not (self._orders.is_over or self._leaving.is_due)
 
     # -- what happens -----------------------------------------------------------------------------------------
 
@@ -99,6 +93,9 @@ class Agent:
                 self._stop_asked(event)
             case edge.Continued():
                 self.cycle.stood_still(self._turn.now_ns)
+            case edge.Abandoned(text) if not self._leaving.abandoned:
+                self._leaving.abandoned = text
+                self._do(Say(lines.abandoned(text)), written.abandoned(text))
             case edge.HealthChecked():
                 is_fit = self._health.checked(event, self._turn)
                 self.phase = Phase.READY if is_fit else Phase.ASIDE
@@ -110,7 +107,7 @@ class Agent:
                 self._is_done()
             case ReceivedRequest():
                 self._requested(event)
-            case job.Begin() | job.EndRanks() | job.Conclude() | job.Leave():
+            case job.Begin() | job.StandBy() | job.EndRanks() | job.Conclude() | job.LeftOut() | job.Leave():
                 self._orders.hear(event)
             case job.LookAtRanks():
                 self.cycle.diagnosis.look(self._turn)
@@ -126,7 +123,7 @@ class Agent:
             case edge.RanksStarted():
                 self._ranks_started()
             case edge.NotStarted(cause):
-                self.phase = Phase.JOINING if self._signals else Phase.RUNNING
+                self.phase = Phase.JOINING if self._leaving.is_due else Phase.RUNNING
                 if cause is not None:
                     self._report(NodeState.UNHEALTHY, cause)
             case edge.RanksEnded():
@@ -139,11 +136,9 @@ class Agent:
             self._downtime = None
 
     def _stop_asked(self, event: edge.StopAsked) -> None:
-        self._signals.append(event.number)
-        if event.again:
-            self._hurry = self._hurry or event.number
+        self._leaving.asked(event)
         if self.phase is Phase.ENDING and self._ending is not None:
-            self._ending.stop_asked([event.number], self._hurry, self._turn)
+            self._ending.stop_asked([event.number], self._leaving.hurry, self._turn)
 
     def _requested(self, request: ReceivedRequest) -> None:
         record = self.cycle.record
@@ -169,12 +164,18 @@ class Agent:
                 self._wait_for_ranks()
             case Phase.JUDGING:
                 self._wait_for_verdict()
-            case Phase.AGREEING if self._signals:
+            case Phase.AGREEING if self._leaving.signals:
                 self._stop()
             case Phase.DONE:
                 self._wait_for_the_end()
+            case Phase.LEAVING if self._leaving.is_excluded:
+                self._leave_excluded(self._orders.left)
             case Phase.LEAVING if self._orders.left is not None:
-                self._leave(self._orders.left)
+                self._over(self._leaving.over())
+            case Phase.EXCLUDED if self._orders.left is not None:
+                self._over(Over(Exit.STAYED, self._orders.left.code, self._orders.left.text))
+            case Phase.EXCLUDED if self._leaving.is_due:
+                self._stop(well=True)
 
     # -- between cycles ---------------------------------------------------------------------------------------
 
@@ -183,8 +184,8 @@ class Agent:
 
     def _between(self) -> None:
         left = self._orders.left
-        if self._signals:
-            self._stop()
+        if self._leaving.is_due:
+            self._stop(well=self._orders.stands_by)
         elif left is not None and left.code == 1 and left.text:
             self._over(Over(Exit.FAILED, 1, left.text, self._orders.verdict), lines.shut_down_between(left.text))
         elif left is not None:
@@ -221,8 +222,11 @@ class Agent:
         self._do(written.cycle_started(record, met, self._options.max_restarts, self.restarts_left))
 
     def _run(self) -> None:
-        if self._signals:
-            self._end_ranks(Outcome.STOPPED, signals=self._signals)
+        if self._leaving.signals:
+            self._end_ranks(Outcome.STOPPED, signals=self._leaving.signals)
+        elif self._leaving.abandoned:
+            self._report(NodeState.LOST, Cause(kind=CauseKind.MEMBERSHIP, text=self._leaving.abandoned))
+            self._end_ranks(Outcome.STOPPED)
         elif self.cycle.record.exclude_request is not None:
             self._end_ranks(Outcome.EXCLUDED)
         else:
@@ -246,7 +250,7 @@ class Agent:
 
     # -- its end ----------------------------------------------------------------------------------------------
 
-    def _end_ranks(self, outcome: Outcome, signals: list[signal.Signals] | None = None) -> None:
+    def _end_ranks(self, outcome: Outcome, signals: Sequence[Signals] = ()) -> None:
         """``signals`` have asked for that."""
         record = self.cycle.record
         self.phase, self._outcome = Phase.ENDING, outcome
@@ -261,7 +265,7 @@ class Agent:
         self._ending = Ending(
             self._options, record, outcome, restarts=self._orders.restarts, by_signals=bool(signals), turn=self._turn
         )
-        self._ending.stop_asked(self._signals, self._hurry, self._turn)
+        self._ending.stop_asked(self._leaving.signals, self._leaving.hurry, self._turn)
 
     def _wait_for_ranks(self) -> None:
         assert self._ending is not None
@@ -275,7 +279,7 @@ class Agent:
         if self._outcome is Outcome.FAILED:
             self._report_own_failure()
         is_alone = met is not None and met.nodes == 1
-        if self._outcome is Outcome.STOPPED and not self._signals and self._ended_well and is_alone:
+        if self._outcome is Outcome.STOPPED and not self._leaving.is_due and self._ended_well and is_alone:
             self._outcome = Outcome.SUCCEEDED  # the request to end came from a job that was at its end
         self._stuck = "" if self._outcome is Outcome.SUCCEEDED else event.stuck
         if self._stuck:
@@ -284,16 +288,16 @@ class Agent:
     def _wait_for_verdict(self) -> None:
         """Why the cycle has ended; nobody says it where this node leaves, or the others have lost it."""
         orders = self._orders
-        leaves = self._outcome is Outcome.EXCLUDED or (self._outcome is Outcome.STOPPED and bool(self._signals))
+        leaves = self._outcome is Outcome.EXCLUDED or (self._outcome is Outcome.STOPPED and self._leaving.is_due)
         if leaves:
             self._conclude(None)
-        elif orders.is_lost or orders.verdict is not None or orders.left is not None or self._signals:
+        elif orders.is_lost or orders.verdict is not None or orders.left is not None or self._leaving.is_due:
             self._conclude(orders.verdict)
 
     def _conclude(self, verdict: Verdict | None) -> None:
         record, orders = self.cycle.record, self._orders
         self._outcome = asked_at_last(record, self._outcome)
-        known = self._known = Known(record, orders, verdict, self._signals, self.restarts_left)
+        known = self._known = Known(record, orders, verdict, self._leaving, self.restarts_left)
         if self._outcome is Outcome.SUCCEEDED:
             self._tell_end(Decision(action=Action.FINISH, restarts_left=self.restarts_left, reason=""), None)
             self.phase = Phase.AGREEING
@@ -305,7 +309,7 @@ class Agent:
         if self._outcome is Outcome.EXCLUDED:
             self._exclude(record.request_cause(), "")
             return
-        if self._signals:
+        if self._leaving.signals:
             self._do(edge.TellStop(0))
         decision, cause = conclude(known, self._outcome)
         if self._stuck and decision.action is Action.RESTART:
@@ -314,7 +318,7 @@ class Agent:
         if verdict is not None and verdict.node == orders.place and record.found is None:  # else it is logged already
             self._do(*written.finding(record.cycle, cause))
         self._tell_end(decision, cause)
-        if self._signals:
+        if self._leaving.is_due:
             self._stop()
         elif decision.action is Action.GIVE_UP:
             self._is_done()
@@ -340,7 +344,7 @@ class Agent:
 
     def _wait_for_the_end(self) -> None:
         """Stay until every node knows how the job has ended; a coordinator that hasn't heard of that may go on."""
-        if self._signals:
+        if self._leaving.signals:
             self._stop()
         elif self._orders.left is not None:
             self._finish(self._orders.left)
@@ -356,40 +360,37 @@ class Agent:
         text = "" if known.verdict is None else known.verdict.text
         self._over(Over(Exit.SUCCEEDED, 0, verdict=known.verdict), text or lines.run_finished(self._cycles))
 
-    def _stop(self) -> None:
-        self._do(edge.TellStop(0))
-        self._say_goodbye(Goodbye(f"its launcher received {self._signals[0].name}", well=self._ended_well))
+    def _stop(self, *, well: bool = False) -> None:
+        """``well``: no rank of this node has a part in what the others run."""
+        if self._leaving.signals:
+            self._do(edge.TellStop(0))
+        self._say_goodbye(self._leaving.farewell(well=well or self._ended_well))
 
     def _exclude(self, cause: Cause, stuck: str) -> None:
         """A rank asked for this node to be left out, or can't be ended: the others go on, if they are enough."""
-        self._cause, self._stuck = cause, stuck
-        self._say_goodbye(Goodbye(f"{stuck} can't be ended" if stuck else cause.text, excluded=True))
+        self._say_goodbye(self._leaving.left_out(cause, stuck))
 
     def _say_goodbye(self, goodbye: Goodbye) -> None:
-        self.phase, self._goodbye = Phase.LEAVING, goodbye
+        self.phase, self._leaving.goodbye = Phase.LEAVING, goodbye
         if self._orders.left is None:
-            self._do(Tell(goodbye, within_s=_GOODBYE_S))
+            self._do(Tell(goodbye, within_s=self._leaving.within_s))
 
-    def _leave(self, left: job.Leave) -> None:
-        goodbye, options, stuck = self._goodbye, self._options, self._stuck
-        assert goodbye is not None
-        if not goodbye.excluded:
-            self._over(stopped(self._signals[0], goodbye.well))
-            return
-        is_alone, job_ends = options.max_nodes == 1, left.code != 0
-        if options.meets_elsewhere:  # whose other nodes this launcher doesn't know
-            job_ends = options.min_nodes == options.max_nodes
-        decision = left_out(stuck, left, is_alone=is_alone, job_ends=job_ends, restarts_left=self.restarts_left)
-        self._tell_end(decision, self._cause)
-        if stuck and is_alone:
-            self._over(Over(Exit.FAILED, 1, verdict=self._orders.verdict))
-        else:
-            # 0: a scheduler that ends the whole job when one node's task fails would undo what was asked for
-            self._over(Over(Exit.EXCLUDED, 1 if job_ends else 0, left.text), left.text if stuck else "")
+    def _leave_excluded(self, left: job.Leave | None) -> None:
+        """The others go on without this node, if they are enough; its launcher stays, if there are others."""
+        leaving = self._leaving
+        if left is not None or self._orders.is_left_out:
+            decision = leaving.decision(left or job.Leave(0), restarts_left=self.restarts_left)
+            self._tell_end(decision, leaving.cause)
+        if left is not None:
+            self._over(*leaving.over_excluded(left, self._orders.verdict))
+        elif self._orders.is_left_out:
+            self.phase = Phase.EXCLUDED
+        elif leaving.is_due:
+            self._stop(well=True)
 
     def _over(self, over: Over, said: str = "") -> None:
         self.phase = Phase.OVER
-        if over.how is Exit.LEFT:
+        if over.how in (Exit.LEFT, Exit.STAYED):
             said = over.text if over.code else lines.job_went_on(over.text)
         if said:
             self._do(Say(said))

@@ -7,11 +7,10 @@ or one of its ranks for that, or where its ranks can't be ended.
 from __future__ import annotations
 
 import dataclasses
-import signal
-from collections.abc import Sequence
 
 from megatron_ft.core.agent import lines
 from megatron_ft.core.agent.edge import Exit, Over, Seen
+from megatron_ft.core.agent.leaving import Leaving
 from megatron_ft.core.agent.orders import Orders
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.diagnosis.exits import Cause, CauseKind
@@ -19,7 +18,7 @@ from megatron_ft.core.job.edge import Leave
 from megatron_ft.core.job.messages import Report, Verdict
 from megatron_ft.core.job.restart_policy import Action, Decision, NodeState, Outcome
 
-__all__ = ["Known", "asked_at_last", "conclude", "finish", "left_out", "report", "stopped"]
+__all__ = ["Known", "asked_at_last", "conclude", "finish", "report"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,13 +27,13 @@ class Known:
 
     Args:
         verdict: the coordinator's; None where this node has left, or the others have lost it.
-        received: signals that asked the launcher to stop.
+        leaving: whether the launcher was asked to stop, or has to.
     """
 
     record: CycleRecord
     orders: Orders
     verdict: Verdict | None
-    received: Sequence[signal.Signals]
+    leaving: Leaving
     restarts_left: int
 
 
@@ -52,9 +51,11 @@ def conclude(known: Known, outcome: Outcome) -> tuple[Decision, Cause]:
     """What follows from a cycle that hasn't ended well, and why it ended."""
     record, verdict = known.record, known.verdict
     stops = Decision(action=Action.GIVE_UP, restarts_left=known.restarts_left, reason="not restarting")
-    if verdict is None and known.received:
-        text = lines.stopped(known.received[0].name, record.failures())
+    if verdict is None and known.leaving.signals:
+        text = lines.stopped(known.leaving.signals[0].name, record.failures())
         return stops, Cause(kind=CauseKind.REQUEST, text=text)
+    if verdict is None and known.leaving.abandoned:
+        return stops, Cause(kind=CauseKind.MEMBERSHIP, text=known.leaving.abandoned)
     if verdict is None and known.orders.left is not None:
         cause = Cause(
             kind=CauseKind.MEMBERSHIP, text=known.orders.lost or known.orders.left.text or "the job has ended"
@@ -69,7 +70,7 @@ def conclude(known: Known, outcome: Outcome) -> tuple[Decision, Cause]:
     if outcome is Outcome.STOPPED and record.shutdown_request is not None:
         return stops, record.request_cause()
     decision = verdict.decision()
-    if decision.action is Action.RESTART and known.received:
+    if decision.action is Action.RESTART and known.leaving.is_due:
         decision = dataclasses.replace(decision, action=Action.GIVE_UP, reason="not restarting")
     return decision, _cause(known, verdict)
 
@@ -101,25 +102,6 @@ def finish(known: Known, cause: Cause, left: Leave, *, is_min_healthy: bool) -> 
         return Over(Exit.LEFT, left.code, "" if left.text == cause.text else left.text)
     is_ours = known.record.failed and _has_ended_the_job(known, is_min_healthy=is_min_healthy)
     return Over(Exit.FAILED, left.code or 1, verdict=verdict, cause=cause if is_ours else None)
-
-
-def stopped(number: int, well: bool) -> Over:
-    """How it ends for a launcher that was asked to stop; ``well``: all its ranks have ended with 0."""
-    text = lines.stopped(signal.Signals(number).name, [] if well else ["not all ranks ended with 0"])
-    return Over(Exit.STOPPED, 128 + number if number == signal.SIGINT else 0 if well else 1, text)
-
-
-def left_out(stuck: str, left: Leave, *, is_alone: bool, job_ends: bool, restarts_left: int) -> Decision:
-    """What is done where this node leaves: a rank asked for that, or processes (``stuck``, in words) can't be ended.
-
-    ``is_alone``: the job has no other nodes; ``job_ends``: those that it has are too few.
-    """
-    reason = f"{stuck} can't be ended, this node leaves the job" if stuck else "this node leaves the job"
-    if stuck and is_alone:
-        reason = f"{stuck} can't be ended, giving up"
-    elif not stuck and job_ends:
-        reason = f"{reason}, which ends: {left.text}"
-    return Decision(action=Action.GIVE_UP, restarts_left=restarts_left, reason=reason)
 
 
 def _cause(known: Known, verdict: Verdict) -> Cause:

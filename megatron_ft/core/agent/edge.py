@@ -67,6 +67,13 @@ class StopAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class Abandoned:
+    """Who has started the launcher is gone, or nobody reads its output. ``text``: which, in words."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Continued:
     """The launcher was stopped and continued, and so were its ranks, if somebody did that to the whole node."""
 
@@ -149,28 +156,10 @@ class RanksEnded:
     processes: Sequence[Mapping[str, Any]] = ()
 
 
-Event = (
-    Tick
-    | StopAsked
-    | Continued
-    | HealthChecked
-    | NodesWaiting
-    | OthersDone
-    | RanksMet
-    | RankStarted
-    | RanksStarted
-    | NotStarted
-    | RankExited
-    | RanksEnded
-    | FromMonitor
-    | ReceivedRequest
-    | job.Begin
-    | job.EndRanks
-    | job.Conclude
-    | job.LookAtRanks
-    | job.Relayed
-    | job.Leave
-)
+FromLauncher = Tick | StopAsked | Abandoned | Continued | HealthChecked | NodesWaiting | OthersDone
+FromRanks = RanksMet | RankStarted | RanksStarted | NotStarted | RankExited | RanksEnded | ReceivedRequest
+FromCoordinator = job.Begin | job.StandBy | job.EndRanks | job.Conclude | job.LookAtRanks | job.Relayed
+Event = FromLauncher | FromRanks | FromMonitor | FromCoordinator | job.LeftOut | job.Leave
 
 # -- effects that take their time: one at a time, and an event says when it is done -----------------------------
 
@@ -232,8 +221,12 @@ class Exit(enum.Enum):
     """The job has, for good, or a rank has asked for its end."""
     STOPPED = "stopped"
     """By a signal to the launcher."""
+    ABANDONED = "abandoned"
+    """Nobody who has started it is left, or nobody reads its output."""
     EXCLUDED = "excluded"
     """This node has left the others: a rank asked for that, or can't be ended."""
+    STAYED = "stayed"
+    """The same, and the launcher has stayed until the job's end."""
     LEFT = "left"
     """The job has ended, or goes on, without this node."""
 

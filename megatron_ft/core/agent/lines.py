@@ -16,6 +16,7 @@ _SHOWN = 200
 
 __all__ = [
     "AGAIN_AFTER_S",
+    "abandoned",
     "asked_to_stop",
     "cycle_ended",
     "cycle_started",
@@ -98,6 +99,11 @@ def asked_to_stop(*, name: str, ranks: int, timeout_s: float) -> str:
         f"received {name}: forwarded to {counted(ranks, 'rank')}, waiting up to {timeout_s:g} s "
         f"(SIGINT or SIGTERM again after {AGAIN_AFTER_S:g} s kills them)"
     )
+
+
+def abandoned(text: str) -> str:
+    """What the launcher can't do without is gone."""
+    return f"{text}: ending the ranks of this node and leaving the job"
 
 
 def killing_at_once(name: str) -> str:

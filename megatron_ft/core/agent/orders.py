@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megatron_ft.core.job.edge import Begin, Conclude, EndRanks, Leave
+from megatron_ft.core.job.edge import Begin, Conclude, EndRanks, Leave, LeftOut, StandBy
 from megatron_ft.core.job.messages import End, Report, Verdict
 from megatron_ft.core.job.restart_policy import NodeState, Outcome
 from megatron_ft.core.job.roll import Held
@@ -18,6 +18,10 @@ class Orders:
         """The last cycle that this node has a place in."""
         self.taken: Held | None = None
         """The last one whose ranks it was to run."""
+        self.stands_by = False
+        """Other nodes have begun a cycle without this one."""
+        self.is_left_out = False
+        """The job goes on without this node, for good."""
         self.left: Leave | None = None
         """This launcher's job is over."""
         self.told: Report | None = None
@@ -27,12 +31,16 @@ class Orders:
         self._end: End | None = None
         self._verdict: Verdict | None = None
 
-    def hear(self, event: Begin | EndRanks | Conclude | Leave) -> None:
+    def hear(self, event: Begin | StandBy | EndRanks | Conclude | LeftOut | Leave) -> None:
         """The coordinator has decided something."""
         match event:
             case Begin(held):
                 self.begun, self._end, self._verdict, self.told = held, None, None, None
-                self.is_cut_off = False
+                self.is_cut_off = self.stands_by = False
+            case StandBy():
+                self.stands_by = True
+            case LeftOut():
+                self.is_left_out = True
             case EndRanks(end, is_cut_off):
                 self._end, self.is_cut_off = end, is_cut_off
             case Conclude(verdict):

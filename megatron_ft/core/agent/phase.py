@@ -32,6 +32,8 @@ class Phase(enum.Enum):
     """None of its ranks is left, and not all nodes know yet how the job has ended."""
     LEAVING = "leaving"
     """The others have been told that this node goes."""
+    EXCLUDED = "excluded"
+    """They go on without it, and the launcher waits for the end of the job."""
     OVER = "over"
 
 

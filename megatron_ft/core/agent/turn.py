@@ -17,6 +17,7 @@ class Options:
         hang_signal: what a rank that is found hung gets first.
         ranks_are_python: a rank's first process is the script itself, not some command that may wrap it.
         meets_elsewhere: the nodes meet by a rendezvous of torch's own, and this launcher coordinates only itself.
+        try_again_code: of a launcher that can't go on where it is.
         checks_health: there is a command that says whether the node is fit.
     """
 
@@ -34,6 +35,7 @@ class Options:
     ranks_are_python: bool = True
     meets_elsewhere: bool = False
     checks_health: bool = False
+    try_again_code: int = 94
 
 
 @dataclass(kw_only=True)

@@ -14,6 +14,7 @@ from megatron_ft.core.records import launcher as records
 from megatron_ft.core.records.shared import Verdict
 
 __all__ = [
+    "abandoned",
     "cycle_ended",
     "cycle_started",
     "finding",
@@ -147,6 +148,11 @@ def finding(cycle: int, cause: Cause) -> list[Write]:
     if cause.detail and cause.kind in (CauseKind.HANG, CauseKind.CRASH):
         return [Write(records.Finding(cycle=cycle, rank=cause.rank, text=cause.detail))]
     return []
+
+
+def abandoned(text: str) -> Write:
+    """The launcher can't go on where it is."""
+    return Write(records.Abandoned(text=text))
 
 
 def stuck(cycle: int, processes: Sequence[Mapping[str, Any]]) -> Write:

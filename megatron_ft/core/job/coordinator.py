@@ -181,7 +181,8 @@ class Coordinator:
         self._gone(node, silent=False)
         del self._nodes[node.instance], self._absent[node.instance]
         few = "" if cycle is None or not goodbye.excluded else cycle.too_few(self._nodes_left)
-        self._out.append(Send([link], m.Dismiss(1 if few else goodbye.code, few)))
+        stays = goodbye.excluded and not few and self._nodes_left
+        self._out.append(Send([link], m.Stay() if stays else m.Dismiss(1 if few else goodbye.code, few)))
         if few and cycle is not None:
             cycle.give_up_round(place, f"{goodbye.text}; {few}")
         self._rounds.lost_s = self._clock.now_s
@@ -189,11 +190,11 @@ class Coordinator:
     @property
     def _nodes_left(self) -> int:
         """So many could take part in another cycle, as far as is known."""
-        cycle = self._cycle
+        cycle, here = self._cycle, sum(node.phase is not m.Phase.EXCLUDED for node in self._nodes.values())
         if cycle is None:
-            return len(self._nodes)
+            return here
         leaving = sum(s.state is NodeState.EXCLUDED and s.instance in self._nodes for s in cycle.seats if cycle.lost)
-        return len(self._nodes) - leaving + cycle.awaited
+        return here - leaving + cycle.awaited
 
     def _gone(self, node: Node, *, silent: bool) -> None:
         assert node.link is not None
@@ -222,8 +223,7 @@ class Coordinator:
         if decision.kind is Kind.END:
             self._over_s = self._clock.now_s + _LINGER_S
             self._lingers = proposal is None or len(proposal.members) < decision.world
-        self._rounds.lost_s = None
-        before = self._cycle
+        self._rounds.lost_s, before = None, self._cycle
         if before is not None and before.decision.cycle == decision.cycle and decision.kind is not Kind.CYCLE:
             before.goes_on(decision, self._nodes)
             return

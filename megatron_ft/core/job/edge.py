@@ -111,6 +111,16 @@ class Begin:
 
 
 @dataclass(frozen=True, slots=True)
+class StandBy:
+    """A cycle begins in which this node has no place."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """The job goes on without this node, which is excluded: ``Leave`` comes when the job ends."""
+
+
+@dataclass(frozen=True, slots=True)
 class EndRanks:
     """End this node's ranks, and say ``Member.ready`` when a new cycle may begin.
 
@@ -164,6 +174,8 @@ MemberEffect = (
     | Announce
     | OpenStore
     | Begin
+    | StandBy
+    | LeftOut
     | EndRanks
     | Conclude
     | LookAtRanks
@@ -187,6 +199,7 @@ __all__ = [
     "Broken",
     "Judged",
     "Leave",
+    "LeftOut",
     "LookAtRanks",
     "MemberEffect",
     "OpenStore",
@@ -194,5 +207,6 @@ __all__ = [
     "Relayed",
     "Say",
     "Send",
+    "StandBy",
     "Transmit",
 ]

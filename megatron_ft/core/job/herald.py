@@ -134,7 +134,8 @@ class Herald:
         gone = cycle.take_losses()
         if not gone:
             return
-        fit = sum(node.link is not None and node.phase is not Phase.ASIDE for node in self._nodes.values())
+        unfit = (Phase.ASIDE, Phase.EXCLUDED)
+        fit = sum(node.link is not None and node.phase not in unfit for node in self._nodes.values())
         told = (
             lines.leaves(place, cycle.seats[place].name, report.text)
             if report.state is NodeState.EXCLUDED

@@ -9,19 +9,19 @@ node, and its ranks are ended.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.admission import MOVED_S
+from megatron_ft.core.job.identity import Identity
 from megatron_ft.core.job.lobby import beat_s, lost_s
 from megatron_ft.core.job.own_clock import OwnClock
-from megatron_ft.core.job.progress import Advance
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
 from megatron_ft.core.job.roll import Accepted, Held, Kind, Memory, Term
 from megatron_ft.core.job.search import Search
 
-__all__ = ["CUT_OFF_S", "Identity", "Member"]
+__all__ = ["CUT_OFF_S", "Member"]
 
 CUT_OFF_S = 15.0
 """Beyond the time in which silence is noticed: another coordinator has taken over by then, if there can be one."""
@@ -33,21 +33,6 @@ _PATIENCE_S = (2.0, 4.0)
 _IMPATIENCE_S = (0.1, 0.5)
 """The same for one that few have reached."""
 _RETRY_S = (0.02, 0.2)
-
-
-@dataclass(frozen=True)
-class Identity:
-    """Who this launcher is; as in `messages.Hello`. ``endpoints``: where the job is coordinated at first."""
-
-    job: str
-    rules: m.Rules
-    instance: str
-    name: str
-    address: str
-    endpoints: tuple[str, ...]
-    rank: int | None = None
-    before: Advance = Advance()  # noqa: RUF009 - frozen
-    domain: str = ""
 
 
 class Member:
@@ -103,7 +88,7 @@ class Member:
         self._clock.set(now_s)
         now = self._clock.now_s
         if self._leave_s is not None and now >= self._leave_s:
-            self._leave(1 if self._leaving is None else self._leaving.code, "")
+            self._unanswered()
         if self._retry_s is not None and now >= self._retry_s:
             self._connect()
         elif self._until_s is not None and now >= self._until_s:
@@ -131,21 +116,8 @@ class Member:
         self._beat_s = self._clock.now_s + beat_s(self._nodes)
         self._until_s, self._is_answered = self._clock.now_s + self._connect_s, False
         self._session += 1
-        who = self.identity
-        hello = m.Hello(
-            job=who.job,
-            rules=who.rules,
-            instance=who.instance,
-            session=self._session,
-            name=who.name,
-            address=who.address,
-            rank=who.rank,
-            owns=self._search.address == self._owned,
-            before=who.before,
-            domain=who.domain,
-            memory=self.memory,
-            standing=self.standing,
-        )
+        owns = self._search.address == self._owned
+        hello = self.identity.hello(self._session, owns=owns, memory=self.memory, standing=self.standing)
         self._out.append(edge.Transmit(hello))
         if self._leaving is not None:
             self._out.append(edge.Transmit(self._leaving))
@@ -226,9 +198,27 @@ class Member:
             self._leave(accepted.held.decision.code, accepted.held.decision.text)
         elif verdict is not None and verdict.action is not Action.RESTART:
             self._leave(verdict.code, verdict.text)
+        elif self.standing.phase is m.Phase.EXCLUDED:
+            self._leave(0, "")  # others may go on: a code that ends their job would undo what was asked for
         else:
             text = "no coordinator could be reached that can go on with the job: start it again"
             self._leave(self.identity.rules.try_again_code, text)
+
+    def _unanswered(self) -> None:
+        """Nobody has answered the goodbye: whether the job goes on isn't known."""
+        if self._leaving is not None and self._leaving.excluded:
+            self._stay()
+        else:
+            self._leave(1 if self._leaving is None else self._leaving.code, "")
+
+    def _stay(self) -> None:
+        """This node is left out. Its launcher comes again as another one that has never voted and takes no part."""
+        self.identity = replace(self.identity, instance=f"{self.identity.instance}-excluded", rank=None)
+        self.memory, self.standing = Memory(), m.Standing(phase=m.Phase.EXCLUDED)
+        self._leaving = self._leave_s = None
+        self.is_led, self._is_cut_off, self._unled_s = False, False, self._clock.now_s
+        self._out.append(edge.LeftOut())
+        self._seek(at_once=True)
 
     def _leave(self, code: int, text: str) -> None:
         if not self._is_over:
@@ -257,6 +247,8 @@ class Member:
             case m.Elsewhere(address):
                 self._search.sent_to(address)
                 self._seek(at_once=True)
+            case m.Stay() if self._leaving is not None:
+                self._stay()
             case m.Dismiss(m.REFUSED) if self.memory.decided is not None:
                 self._seek()  # another job may have got the port of a lost coordinator
             case m.Dismiss(code, text):
@@ -282,6 +274,8 @@ class Member:
                 self._out.append(edge.Say(text))
 
     def _follow(self, term: Term) -> None:
+        if self._leaving is not None:
+            return  # who has said goodbye to one coordinator votes at no other
         if term < self.memory.promised:
             self._out.append(edge.Transmit(m.Newer(self.memory.promised)))
             return
@@ -292,7 +286,11 @@ class Member:
         self._announce()
 
     def _proposed(self, proposal: m.Propose) -> None:
-        if proposal.ballot[:2] < self.memory.promised or proposal.decision.number <= self.memory.number:
+        if (
+            self._leaving is not None
+            or proposal.ballot[:2] < self.memory.promised
+            or proposal.decision.number <= self.memory.number
+        ):
             return
         accepted = self.memory.accepted
         if accepted is not None and accepted.ballot > proposal.ballot:
@@ -325,6 +323,8 @@ class Member:
         elif held.place is not None and decision.kind is Kind.CYCLE:
             self.standing = m.Standing(phase=m.Phase.RUNNING, cycle=decision.cycle)
             self._out.append(edge.Begin(held))
+        elif decision.kind is Kind.CYCLE:
+            self._out.append(edge.StandBy())
 
     def _ended(self, end: m.End) -> None:
         if end.cycle != self.standing.cycle:

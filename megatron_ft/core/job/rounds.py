@@ -65,7 +65,7 @@ class Rounds:
         self.alarm_s = None
         if self._arrivals != arrivals:  # with thousands of nodes, not each time
             self._arrivals = arrivals
-            self._known.update(self._nodes)
+            self._known.update((i, node) for i, node in self._nodes.items() if node.phase is not Phase.EXCLUDED)
         if self._council.proposal is None and (cycle is None or cycle.outcome is not None):
             self._gather(rules, cycle, arrivals, now_s)
         if self._council.proposal is None and cycle is not None:

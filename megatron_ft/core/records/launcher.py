@@ -11,6 +11,7 @@ from megatron_ft.core.messages.fields import Count, Cycle, LocalRank, Moment, Pi
 from megatron_ft.core.records.forks import ForkFailed, ForkServer, FreshInterpreters
 
 __all__ = [
+    "Abandoned",
     "Cause",
     "Config",
     "CycleEnded",
@@ -102,6 +103,17 @@ class StopRequested:
 
     signal: str = ""
     ranks: Count = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abandoned:
+    """The launcher ends its ranks and leaves the job, of its own accord.
+
+    Args:
+        text: what it can't do without: the process that has started it, or a reader of its output.
+    """
+
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -365,6 +377,7 @@ Record = (
     | Meeting
     | NodeHealth
     | StopRequested
+    | Abandoned
     | SignalForwarded
     | Paused
     | Resumed

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable
 
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.member import Identity, Member
+from megatron_ft.core.job.identity import Identity
+from megatron_ft.core.job.member import Member
 from megatron_ft.core.job.roll import Ballot, Held
 from megatron_ft.core.mailbox import Mailbox
 from megatron_ft.launcher.base.event_loop import Reactor, Timer
@@ -20,7 +21,8 @@ from megatron_ft.launcher.coordination.transport import Listener, Transport
 
 __all__ = ["Coordination"]
 
-Decision = edge.Begin | edge.EndRanks | edge.Conclude | edge.LookAtRanks | edge.Relayed | edge.Leave
+OfCycle = edge.Begin | edge.StandBy | edge.EndRanks | edge.Conclude | edge.LookAtRanks | edge.Relayed
+Decision = OfCycle | edge.LeftOut | edge.Leave
 
 
 class Coordination:
@@ -51,6 +53,8 @@ class Coordination:
         """A cycle begins in which this node has a place."""
         self.on_verdict: Callable[[m.Verdict], None] = lambda verdict: None
         """It has ended, and why."""
+        self.on_left_out: Callable[[], None] = lambda: None
+        """The job goes on without this node."""
         self.on_decision: Callable[[Decision], None] = lambda _decision: None
         """Any of these."""
         self._open_store = open_store
@@ -148,7 +152,10 @@ class Coordination:
                 if self.begun is not None and verdict.cycle == self.begun.decision.cycle:
                     self.on_verdict(verdict)
                 self.on_decision(effect)
-            case edge.EndRanks() | edge.LookAtRanks() | edge.Relayed():
+            case edge.LeftOut():
+                self.on_left_out()
+                self.on_decision(effect)
+            case edge.EndRanks() | edge.LookAtRanks() | edge.Relayed() | edge.StandBy():
                 self.on_decision(effect)
             case edge.Say(text):
                 self._say(text)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 from torch.distributed.launcher.api import LaunchConfig
 
-from megatron_ft.core.job.member import Identity
+from megatron_ft.core.job.identity import Identity
 from megatron_ft.core.job.progress import Advance
 from megatron_ft.ipc.net.secret import read_secret
 from megatron_ft.ipc.net.tcp import parse_address

@@ -30,6 +30,7 @@ from megatron_ft.launcher.arguments import CommandLine
 from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.base.event_loop import Timer
 from megatron_ft.launcher.coordination.coordination import Coordination
+from megatron_ft.launcher.coordination.meeting_place import TRY_AGAIN_CODE
 from megatron_ft.launcher.coordination.torch_rounds import TorchRounds
 from megatron_ft.launcher.cycle import starting
 from megatron_ft.launcher.cycle.failure_table import failure_table
@@ -74,6 +75,7 @@ class FaultTolerantAgent(LocalElasticAgent):
         node.monitors.on_event = self._hear
         node.control.on_request = self._hear
         node.on_signals = self._signalled
+        node.ties.on_broken = lambda text: self._hear(edge.Abandoned(text))
         node.status.agent = self._machine
         coordination.on_decision = self._hear
         if coordination.left is not None:
@@ -183,6 +185,7 @@ class FaultTolerantAgent(LocalElasticAgent):
         self._hear(edge.RankStarted(worker.local_rank, worker.pid, worker.started_at_ns))
 
     def _ended(self, worker: Worker) -> None:
+        self._node.ties.check()  # a rank may have ended because nobody reads what it prints
         # what the rank or its monitor said before it ended is to be known first
         self._node.control.accept_all()
         self._node.monitors.hear_all()
@@ -379,4 +382,5 @@ def _options(line: CommandLine, *, meets_elsewhere: bool) -> Options:
         ranks_are_python=line.ranks_are_python,
         meets_elsewhere=meets_elsewhere,
         checks_health=line.node_health_command is not None,
+        try_again_code=TRY_AGAIN_CODE,
     )

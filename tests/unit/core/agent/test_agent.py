@@ -104,6 +104,26 @@ def test_a_launcher_that_is_asked_to_stop_between_cycles_says_goodbye(number: si
     assert over(driven) == (Exit.STOPPED, code)
 
 
+def test_a_launcher_that_stands_by_is_stopped_as_well_as_those_whose_ranks_end_with_0() -> None:
+    driven = Driven()
+    driven.hear(edge.Tick(), job.StandBy())
+    driven.stop()
+    assert driven.told[-1] == m.Goodbye("its launcher received SIGTERM", well=True)
+    driven.hear(job.Leave(0))
+    assert over(driven) == (Exit.STOPPED, 0)
+
+
+def test_one_that_has_a_place_again_isn_t() -> None:
+    driven = Driven(max_nodes=2)
+    driven.hear(edge.Tick(), job.StandBy())
+    driven.run(1, nodes=2)
+    driven.exits(0, 1)
+    driven.ends()
+    driven.hear(edge.RanksEnded(), verdict(node=0))
+    driven.stop()
+    assert driven.told[-1] == m.Goodbye("its launcher received SIGTERM", well=False)
+
+
 def test_a_health_check_is_given_up_when_the_launcher_is_to_stop() -> None:
     driven = Driven(checks_health=True)
     driven.hear(edge.Tick())
@@ -369,6 +389,77 @@ def test_a_rank_asks_for_its_node_to_be_left_out() -> None:
     driven.hear(job.Leave(94, "too few"))
     assert driven.said[-1].endswith("; this node leaves the job, which ends: too few")
     assert over(driven) == (Exit.EXCLUDED, 1)
+
+
+@pytest.mark.parametrize("code", [0, 1, 93, 94])
+def test_the_launcher_of_an_excluded_node_stays_until_the_job_ends(code: int) -> None:
+    driven = running()
+    driven.hear(EXCLUDE)
+    driven.exits(0, 1)
+    driven.hear(edge.RanksEnded(), job.LeftOut())
+    assert driven.agent.phase is Phase.EXCLUDED
+    assert driven.written[-1] == "cycle_ended"
+    assert driven.wait(1000.0) == []
+    driven.hear(job.Leave(code, "it is over"))
+    assert over(driven) == (Exit.STAYED, code)
+
+
+@pytest.mark.parametrize("has_heard", [True, False])
+def test_it_can_be_stopped(has_heard: bool) -> None:
+    driven = running()
+    driven.hear(EXCLUDE)
+    driven.exits(0, 1)
+    driven.hear(edge.RanksEnded(), *([job.LeftOut()] if has_heard else []))
+    assert driven.stop()[-1] == edge.Tell(m.Goodbye("its launcher received SIGTERM", well=True), within_s=1.0)
+    driven.hear(job.Leave(0))
+    assert over(driven) == (Exit.STOPPED, 0)
+
+
+# -- a launcher whose parent is gone, or whose output nobody reads ------------------------------------------------
+
+GONE = edge.Abandoned("nobody reads its output")
+
+
+def test_a_launcher_that_can_t_go_on_ends_its_ranks_and_leaves() -> None:
+    driven = running()
+    driven.hear(GONE, GONE)
+    assert reports(driven) == [(NodeState.LOST, "nobody reads its output", False)]
+    assert driven.done[-1] == edge.TerminateRanks(Way.TERMINATED, 5.0)
+    assert driven.written == ["abandoned"]
+    driven.exits(0, -15, sent=(15,))
+    driven.exits(1, 1)
+    driven.hear(edge.RanksEnded())
+    assert driven.told[-1] == m.Goodbye("nobody reads its output", failed=True)
+    assert driven.written[-1] == "cycle_ended"
+    driven.hear(job.Leave(1))
+    assert over(driven) == (Exit.ABANDONED, 94)
+
+
+def test_also_between_two_cycles_and_while_ranks_start() -> None:
+    driven = Driven()
+    driven.hear(edge.Tick(), GONE, job.Leave(1))
+    assert over(driven) == (Exit.ABANDONED, 94)
+    driven = Driven()
+    driven.hear(edge.Tick(), job.Begin(held()), GONE)
+    assert not driven.agent.wants_ranks
+    driven.hear(edge.NotStarted(), job.Leave(1))
+    assert over(driven) == (Exit.ABANDONED, 94)
+
+
+def test_a_rank_that_fails_of_it_is_no_failure_of_the_script() -> None:
+    driven = running()
+    driven.hear(GONE)
+    driven.exits(0, 1)
+    assert [state for state, _, _ in reports(driven)] == [NodeState.LOST]
+
+
+def test_a_job_that_has_ended_well_by_then_has() -> None:
+    driven = running()
+    driven.exits(0)
+    driven.exits(1)
+    driven.ends(Outcome.SUCCEEDED, restarts=False)
+    driven.hear(edge.RanksEnded(), verdict(outcome=Outcome.SUCCEEDED, action=Action.FINISH), GONE, job.Leave(0))
+    assert over(driven) == (Exit.SUCCEEDED, 0)
 
 
 def test_a_request_of_the_last_moment_counts() -> None:

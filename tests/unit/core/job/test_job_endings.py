@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.member import GIVE_UP_S
 from megatron_ft.core.job.progress import Reached
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
+from megatron_ft.core.job.roll import Decision, Kind
 from tests.support.machines import Job, Launcher
+
+DECISION = Decision(9, (9, "other", 1), Kind.CYCLE, 9, 2, 2, 0)
 
 
 def cycles(*launchers: Launcher) -> list[int | None]:
@@ -158,7 +162,7 @@ def test_where_one_finishes_while_the_other_is_stopped_well_the_job_has_succeede
     assert a.verdicts[0].outcome is Outcome.SUCCEEDED
 
 
-@pytest.mark.parametrize(("how", "code"), [({}, 1), ({"well": True}, 0), ({"excluded": True}, 0)])
+@pytest.mark.parametrize(("how", "code"), [({}, 1), ({"well": True}, 0)])
 def test_a_node_that_leaves_without_an_answer_has_the_same_code(how: dict[str, bool], code: int) -> None:
     job = Job(min_nodes=2)
     node = job.start("abc")[1]
@@ -177,7 +181,7 @@ def test_a_node_that_is_excluded_costs_no_restart() -> None:
     a, b, c = job.start("abc")
     b.leaves("rank 1 asked for it", excluded=True)
     job.run(2.0)
-    assert b.left == (0, "")
+    assert (b.left, b.stays) == (None, True)
     assert a.verdicts[0].text == "node 1 (b) leaves the job: rank 1 asked for it"
     assert follows(a) == (Outcome.MEMBERSHIP, Action.RESTART, 3, "")
     assert (cycles(a, c), world(a)) == ([1, 1], 2)
@@ -197,12 +201,89 @@ def test_where_too_few_are_left_all_end(min_healthy: bool) -> None:
     assert a.left[0] == 1
 
 
+def test_the_launcher_of_an_excluded_node_stays_until_the_job_ends_and_has_its_code() -> None:
+    job = Job(min_nodes=2, max_restarts=0)
+    a, b, c = job.start("abc")
+    b.leaves("rank 1 asked for it", excluded=True)
+    job.run(100.0)
+    assert (b.left, cycles(a, c), world(a)) == (None, [1, 1], 2)
+    a.fails()
+    job.run(2.0)
+    a.ready()
+    c.ready()
+    job.run(2.0)
+    assert b.left is not None
+    assert b.left[0] == a.left[0] == 1
+
+
+def test_it_is_no_node_that_the_others_could_go_on_with() -> None:
+    job = Job(min_nodes=2, max_nodes=3, launchers=3)
+    a, b, c = job.start("abc")
+    b.leaves("rank 1 asked for it", excluded=True)
+    job.run(2.0)
+    c.leaves("rank 2 asked for it", excluded=True)
+    job.run(2.0)
+    assert c.left == (1, "1 node left, at least 2 required")
+    assert a.left is not None
+    assert a.left[0] == 1
+
+
+def test_nor_is_its_end_that_of_another_node() -> None:
+    job = Job(min_nodes=2, max_nodes=3, launchers=3)
+    a, b, c = job.start("abc")
+    b.leaves("rank 1 asked for it", excluded=True)
+    job.run(2.0)
+    b.dies()
+    job.run(80.0)
+    a.fails()
+    job.run(3.0)
+    assert cycles(a, c) == [2, 2]
+
+
+def test_it_finds_the_coordinator_again_and_never_votes() -> None:
+    job = Job(min_nodes=2)
+    _, b, _ = job.start("abc")
+    b.leaves("rank 1 asked for it", excluded=True)
+    job.run(2.0)
+    job.break_off(b)
+    b.do(b.member.broken(job.now_s))
+    job.run(1.0)
+    assert b.member.is_led
+    assert b.member.memory.decided is not None
+    assert (b.member.memory.decided.place, b.member.memory.decided.votes) == (None, False)
+
+
+def test_it_leaves_with_0_where_no_coordinator_is_left() -> None:
+    job = Job(min_nodes=2)
+    _, b, _ = job.start("abc")
+    b.leaves("rank 1 asked for it", excluded=True)
+    job.run(2.0)
+    job.has_quit = True
+    job.break_off(b)
+    b.do(b.member.broken(job.now_s))
+    job.run(50.0)
+    assert b.left is None
+    job.run(20.0)
+    assert b.left == (0, "")
+
+
+def test_who_has_said_goodbye_follows_nobody() -> None:
+    job = Job(min_nodes=2)
+    _, b, _ = job.start("abc")
+    b.is_silent = True
+    b.leaves("rank 1 asked for it", excluded=True)
+    number = b.member.memory.promised[0]
+    said: list[edge.MemberEffect] = b.member.heard(m.Lead((number + 1, "other")), job.now_s)
+    said += b.member.heard(m.Propose((number + 1, "other", 1), DECISION, 0, True), job.now_s)
+    assert [effect for effect in said if isinstance(effect, edge.Transmit | edge.OpenStore)] == []
+
+
 def test_a_spare_counts_as_a_node_that_is_left() -> None:
     job = Job(min_nodes=2, max_nodes=2)
     a, b, spare = job.start("abc")
     b.leaves("rank 1 asked for it", excluded=True)
     job.run(2.0)
-    assert b.left == (0, "")
+    assert (b.left, b.stays) == (None, True)
     assert cycles(a, spare) == [1, 1]
 
 
@@ -212,7 +293,7 @@ def test_one_whose_connection_has_just_ended_counts_too() -> None:
     job.break_off(a)
     b.leaves("rank 1 asked for it", excluded=True)
     job.run(0.1)
-    assert b.left == (0, "")
+    assert (b.left, b.stays) == (None, True)
     a.do(a.member.broken(job.now_s))
     job.run(3.0)
     assert cycles(a, c) == [1, 1]
@@ -223,7 +304,7 @@ def test_with_min_healthy_the_others_go_on_without_an_excluded_node_while_they_a
     a, b, c = job.start("abc")
     b.leaves("rank 1 asked for it", excluded=True)
     job.run(5.0)
-    assert (b.left, cycles(a, c), a.verdicts) == ((0, ""), [0, 0], [])
+    assert (b.left, b.stays, cycles(a, c), a.verdicts) == (None, True, [0, 0], [])
     c.leaves("rank 2 asked for it", excluded=True)
     job.run(1.0)
     assert c.left == (1, "1 node left, at least 2 required")
@@ -239,7 +320,7 @@ def test_a_node_that_can_not_end_its_ranks_leaves_and_the_others_go_on() -> None
     assert cycles(a, c) == [0, 0]  # it is waited for
     b.leaves("process 7 (python, state D) can't be ended", excluded=True)
     job.run(2.0)
-    assert b.left == (0, "")
+    assert (b.left, b.stays) == (None, True)
     assert cycles(a, c) == [1, 1]
     told = "node 1 (b) leaves the job: process 7 (python, state D) can't be ended; the other nodes continue without it"
     assert a.lines[-1] == told

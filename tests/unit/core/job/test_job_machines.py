@@ -16,8 +16,9 @@ from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.cycle import Cycle
 from megatron_ft.core.job.forming import Forming
+from megatron_ft.core.job.identity import Identity
 from megatron_ft.core.job.lobby import Node, choose
-from megatron_ft.core.job.member import CUT_OFF_S, Identity, Member
+from megatron_ft.core.job.member import CUT_OFF_S, Member
 from megatron_ft.core.job.progress import Advance, Reached
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
 from megatron_ft.core.job.restart_policy import Decision as Follows
@@ -269,7 +270,7 @@ def test_a_cycle_begins_with_the_decision_and_only_for_who_has_a_place() -> None
     (begin,) = machine.heard(m.Commit(decision(), "store:1"), 0.0)
     assert begin == edge.Begin(Held(decision(), 2, votes=True, store="store:1"))
     assert machine.heard(m.Commit(decision(), "store:1"), 0.0) == []  # again: it runs already
-    assert led(member()).heard(m.Commit(decision(), "store:1"), 0.0) == []
+    assert led(member()).heard(m.Commit(decision(), "store:1"), 0.0) == [edge.StandBy()]
 
 
 def test_a_node_that_missed_a_decision_about_its_cycle_keeps_its_place_and_has_no_vote() -> None:

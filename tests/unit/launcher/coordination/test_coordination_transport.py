@@ -18,7 +18,8 @@ from megatron_ft.coordinator.service import Service
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.coordinator import Coordinator
-from megatron_ft.core.job.member import Identity, Member
+from megatron_ft.core.job.identity import Identity
+from megatron_ft.core.job.member import Member
 from megatron_ft.core.job.restart_policy import NodeState
 from megatron_ft.ipc import wire
 from megatron_ft.ipc.net import tcp

@@ -1,0 +1,43 @@
+"""Who a launcher is, as it tells the coordinator. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megatron_ft.core.job import messages as m
+from megatron_ft.core.job.progress import Advance
+from megatron_ft.core.job.roll import Memory
+
+__all__ = ["Identity"]
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who this launcher is; as in `messages.Hello`. ``endpoints``: where the job is coordinated at first."""
+
+    job: str
+    rules: m.Rules
+    instance: str
+    name: str
+    address: str
+    endpoints: tuple[str, ...]
+    rank: int | None = None
+    before: Advance = Advance()  # noqa: RUF009 - frozen
+    domain: str = ""
+
+    def hello(self, session: int, *, owns: bool, memory: Memory, standing: m.Standing) -> m.Hello:
+        """The first message of a connection."""
+        return m.Hello(
+            job=self.job,
+            rules=self.rules,
+            instance=self.instance,
+            session=session,
+            name=self.name,
+            address=self.address,
+            rank=self.rank,
+            owns=owns,
+            before=self.before,
+            domain=self.domain,
+            memory=memory,
+            standing=standing,
+        )

@@ -1,0 +1,113 @@
+"""How a node stands in a cycle, and why a cycle has ended: what launchers and the coordinator tell each other of it."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from megatron_ft.core.diagnosis.exits import Cause, CauseKind
+from megatron_ft.core.job import lines
+from megatron_ft.core.job.progress import Reached
+from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
+from megatron_ft.core.job.restart_policy import Decision as Follows
+
+__all__ = ["Phase", "Report", "Standing", "Verdict"]
+
+
+class Phase(enum.Enum):
+    """What a node is about."""
+
+    BUSY = "busy"
+    """It has no part in a running cycle, and isn't ready for the next one: its ranks end, or it is being checked."""
+    RUNNING = "running"
+    READY = "ready"
+    ASIDE = "aside"
+    """Its health check has failed: nobody waits for it."""
+    EXCLUDED = "excluded"
+    """It is left out for good; its launcher stays until the job ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A node's state in a cycle; ``text`` says why, ``kind`` (of cause), ``rank`` and the rest where a rank did it.
+
+    Args:
+        follows: a rank failed only because it had lost one of another node.
+        reached: how far the node's ranks had got; None where that isn't known.
+    """
+
+    cycle: int
+    state: NodeState
+    text: str = ""
+    kind: CauseKind | None = None
+    rank: int | None = None
+    follows: bool = False
+    reached: Reached | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Why a cycle ended, and what follows.
+
+    Args:
+        text: why, without the node.
+        node: the place of the node whose fault it was, None if nobody's; its host is ``name``.
+        nodes: so many took part.
+        names_nodes: ``text`` says itself which nodes it is about.
+        code: the launchers' exit code, if there is no other cycle.
+        stopped: it has succeeded, but nodes were asked to stop: there may be more to train.
+    """
+
+    cycle: int
+    outcome: Outcome
+    text: str
+    action: Action
+    restarts_left: int
+    reason: str = ""
+    no_progress: bool = False
+    kind: CauseKind = CauseKind.MEMBERSHIP
+    node: int | None = None
+    name: str = ""
+    nodes: int = 1
+    names_nodes: bool = False
+    rank: int | None = None
+    iteration: int | None = None
+    detail: str = ""
+    code: int = 0
+    stopped: bool = False
+
+    def cause(self, place: int | None) -> Cause:
+        """Why, in the words for the node that has that place (None: for one that has none)."""
+        text, node = self.text, self.node
+        if node is not None and node != place and self.nodes > 1 and not self.names_nodes:
+            tell = lines.on if self.outcome is Outcome.STOPPED else lines.at
+            text = tell(node, self.name, text)
+        return Cause(kind=self.kind, text=text, rank=self.rank, iteration=self.iteration, detail=self.detail)
+
+    def decision(self) -> Follows:
+        """What follows."""
+        return Follows(
+            action=self.action,
+            restarts_left=self.restarts_left,
+            reason=self.reason,
+            no_progress=self.no_progress,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a node stands, for a coordinator that has just taken over.
+
+    Args:
+        cycle: the one that ``report`` and ``ended`` are of; -1 before the first.
+        ended: the coordinator has ended that cycle for everybody, in this way.
+        verdict: why, where that was told, too.
+    """
+
+    phase: Phase = Phase.BUSY
+    cycle: int = -1
+    report: Report | None = None
+    ended: Outcome | None = None
+    verdict: Verdict | None = None
+    shutdown: str = ""
+    """A rank of this node has asked for the end of the job, in these words."""

@@ -1,0 +1,87 @@
+"""What the launcher can't do without: the step of Slurm's that it runs in, and readers of its output.
+
+A launcher whose slurmstepd has died belongs to no job any more. One whose output nobody reads has ranks that fail at
+their next print. No restart mends either.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import stat
+from collections.abc import Callable
+
+from megatron_ft.ipc.linux.processes import read_stat
+from megatron_ft.launcher.base.event_loop import Priority, Reactor
+
+__all__ = ["Ties"]
+
+STEP_DAEMON = "slurmstepd"
+"""Between a step's tasks and Slurm, on each node."""
+_MOST_ANCESTORS = 32
+_STREAMS = {1: "standard output", 2: "standard error"}
+
+
+class Ties:
+    """Of one launcher. ``on_broken`` hears, once or several times, what is gone."""
+
+    def __init__(self, reactor: Reactor) -> None:
+        self.on_broken: Callable[[str], None] = lambda _text: None
+        self._reactor = reactor
+        self._streams = {fd: name for fd, name in _STREAMS.items() if _has_reader(fd)}
+        self._is_orphaned = False
+        self._pidfd = _step_daemon()
+        if self._pidfd is not None:
+            reactor.watch(self._pidfd, self._orphaned, Priority.SIGNAL)
+
+    def check(self) -> None:
+        """Look whether all is there still: each second, and before the end of a rank is judged."""
+        if self._is_orphaned:
+            self.on_broken(f"{STEP_DAEMON}, which has started this launcher, is gone")
+        for fd, name in self._streams.items():
+            if not _has_reader(fd):
+                self.on_broken(f"nobody reads the {name} of this launcher any more")
+                return
+
+    def close(self) -> None:
+        """Watch no more."""
+        if self._pidfd is not None:
+            self._reactor.unwatch(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = None
+
+    def _orphaned(self) -> None:
+        self.close()
+        self._is_orphaned = True
+        self.check()
+
+
+def _has_reader(fd: int) -> bool:
+    """Whether it is a pipe or a socket with somebody at its other end. Files and terminals have none of that kind."""
+    try:
+        mode = os.fstat(fd).st_mode
+    except OSError:
+        return False
+    if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
+        return False
+    poll = select.poll()
+    poll.register(fd, 0)
+    return not poll.poll(0)  # errors and hang-ups are always told
+
+
+def _step_daemon() -> int | None:
+    """A pidfd of the nearest ancestor that is one; None in a container that hides it, or where there is none."""
+    pid = os.getppid()
+    for _ in range(_MOST_ANCESTORS):
+        facts = read_stat(pid) if pid > 1 else None
+        if facts is None:
+            return None
+        if facts.comm == STEP_DAEMON:
+            break
+        pid = facts.parent
+    else:
+        return None
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        return None

@@ -1,0 +1,40 @@
+"""A launcher whose output nobody reads any more ends its ranks and leaves the job: no restart would mend that."""
+
+from __future__ import annotations
+
+import json
+
+from tests.support.launching import Launcher, fresh_launcher
+from tests.support.nodes import meeting_place, rendezvous_settings
+
+__all__ = ["fresh_launcher"]
+
+PRINTS = """
+while CYCLE == 0:
+    say("still here")
+    time.sleep(0.05)
+"""
+UNREAD = ["bash", "-c", '"$@" 2>&1 | grep -m 1 "still here" >/dev/null; exit "${PIPESTATUS[0]}"', "bash"]
+"""Who reads the output leaves when the ranks run."""
+
+
+def test_alone_it_is_to_be_started_again_and_no_restart_is_used(fresh_launcher: Launcher) -> None:
+    launched = fresh_launcher.start(PRINTS, "--nproc-per-node=2", "--max-restarts=3", prefix=UNREAD)
+    assert launched.wait().code == 94
+    assert len(launched.events("abandoned")) == 1
+    (ended,) = launched.events("cycle_ended")
+    assert (ended["cause"]["kind"], ended["restarts_left"]) == ("membership", 3)
+    (life,) = json.loads((launched.log_dir / "result.json").read_text())["lives"]
+    assert (life["outcome"], life["exit_code"], life["restarts"]) == ("lost", 94, 0)
+
+
+def test_the_others_go_on_without_its_node(fresh_launcher: Launcher) -> None:
+    place = meeting_place("--nnodes=1:2", "--max-restarts=3")
+    other = fresh_launcher.start(PRINTS, *place, rendezvous_settings(is_host=True, last_call_s=3))
+    unread = fresh_launcher.start(PRINTS, *place, rendezvous_settings(is_host=False, last_call_s=3), prefix=UNREAD)
+    assert unread.wait().code == 94
+    assert other.wait().code == 0
+    assert len(unread.events("abandoned")) == 1
+    (life,) = json.loads((other.log_dir / "result.json").read_text())["lives"]
+    assert [(fault["kind"], fault["cycle"]) for fault in life["faults"]] == [("lost", 0)]
+    assert [each["action"] for each in other.events("cycle_ended")] == ["restart", "finish"]
