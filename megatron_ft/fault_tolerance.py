@@ -235,11 +235,11 @@ def shutdown(global_state: Any) -> None:
         abort(global_state)
         return
     global _after_disconnect
-    writes: list[Callable[[], None]] = []
-    _after_disconnect = writes
+    writes = _after_disconnect = list[Callable[[], None]]()
     try:
         tolerant.call(client.end_all_sections)
-        global_state.fault_tolerance_state.is_setup_section_open = False
+        if (state := getattr(global_state, "fault_tolerance_state", None)) is not None:  # a mock may have none
+            state.is_setup_section_open = False
         _maybe_update_timeouts(global_state, is_closing_ft=True)
     finally:
         _after_disconnect = None
