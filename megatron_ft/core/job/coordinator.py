@@ -116,6 +116,7 @@ class Coordinator:
         self._absent.pop(hello.instance, None)
         self._nodes[hello.instance] = self._links[link] = node
         node.link, node.session, node.heard_s, node.owns = link, hello.session, self._clock.now_s, hello.owns
+        node.found_silent = hello.found_silent
         node.memory, node.standing, node.phase = hello.memory, hello.standing, hello.standing.phase
         self._council.arrived(node, self._nodes.values())
         self._seat(node)
@@ -358,7 +359,7 @@ class Coordinator:
         cycle, rules = self._cycle, self._door.rules
         if cycle is None or rules is None:
             return
-        cycle.lose_missing(lost_s(len(self._nodes)), self._clock.now_s)
+        cycle.lose_missing(lost_s(len(self._nodes)), self._clock.now_s, self._council.voters().values())
         nodes = self._nodes.values() if rules.at_once else ()
         ready = sum(node.phase is m.Phase.READY and node.follows for node in nodes)
         room = rules.max_nodes - cycle.decision.world + cycle.lost

@@ -13,7 +13,7 @@ from megatron_ft.core.job.edge import CoordinatorEffect, Decided, Send
 from megatron_ft.core.job.lobby import Node
 from megatron_ft.core.job.messages import Commit, Lead, Propose, Wait
 from megatron_ft.core.job.progress import Advance
-from megatron_ft.core.job.roll import Accepted, Ballot, Decision, Held, Kind, Memory, Term, is_quorum
+from megatron_ft.core.job.roll import Accepted, Ballot, Beside, Decision, Held, Kind, Memory, Term, is_quorum
 
 __all__ = ["Council", "Proposal"]
 
@@ -154,6 +154,11 @@ class Council:
         """All voters of the last decision have said farewell: nobody can go on any more."""
         return self.decision is not None and len(self.left) >= self.decision.size
 
+    @property
+    def _beside(self) -> Beside | None:
+        owner = self._owner
+        return None if owner is None or owner.place is None else Beside(owner.place, owner.name)
+
     def voters(self) -> dict[int, Node]:
         """By place, those that are here."""
         return self._here
@@ -198,7 +203,7 @@ class Council:
         links = [node.link for node in self._unasked if node.link is not None]
         if links:
             self._has_asked = True
-            self._emit(Send(links, Lead(self.term)))
+            self._emit(Send(links, Lead(self.term, self._beside)))
         self._unasked = []
         before = self.leads
         enough = self._suffices(self._following, self._owner is not None and self._owner.follows)
@@ -319,7 +324,7 @@ class Council:
     def news(self) -> Commit:
         """The last decision, for a node that doesn't know it."""
         assert self.decision is not None
-        return Commit(self.decision, self.store, _candidates(self._here))
+        return Commit(self.decision, self.store, _candidates(self._here), self._beside)
 
     def _recover(self, everybody: Iterable[Node]) -> None:
         """Propose again what may have been decided: the last that any voter has accepted."""

@@ -128,12 +128,22 @@ class Cycle:
             self.inquest.lost(place)
         self.changed(place, Report(self.decision.cycle, NodeState.LOST, text))
 
-    def lose_missing(self, after_s: float, now_s: float) -> None:
-        """Give up who has been missing for so long; the first thing in each look."""
+    def lose_missing(self, after_s: float, now_s: float, voters: Iterable[Node]) -> None:
+        """Give up who has been missing for so long; the first thing in each look.
+
+        The node beside the last coordinator is given up at once if most voters have found its host silent.
+        """
         self.alarm_s = None
+        found = Counter(node.found_silent for node in voters if node.follows and self._missing)
+        silent = {
+            beside.place: beside.name for beside, count in found.items() if beside and 2 * count > self.decision.size
+        }
         for place in sorted(self._missing):
             since_s = self.seats[place].missing_s or 0.0
-            if now_s >= since_s + after_s:
+            if place in silent:
+                self.seats[place].name = self.seats[place].name or silent[place]
+                self.lose(place, lines.HOST_SILENT)
+            elif now_s >= since_s + after_s:
                 self.lose(place, lines.silent(after_s))
             else:
                 self._wake(since_s + after_s)

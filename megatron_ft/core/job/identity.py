@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.progress import Advance
-from megatron_ft.core.job.roll import Memory
+from megatron_ft.core.job.roll import Beside, Memory
 
 __all__ = ["Identity"]
 
@@ -25,7 +25,9 @@ class Identity:
     before: Advance = Advance()  # noqa: RUF009 - frozen
     domain: str = ""
 
-    def hello(self, session: int, *, owns: bool, memory: Memory, standing: m.Standing) -> m.Hello:
+    def hello(
+        self, session: int, *, owns: bool, memory: Memory, standing: m.Standing, found_silent: Beside | None
+    ) -> m.Hello:
         """The first message of a connection."""
         return m.Hello(
             job=self.job,
@@ -40,4 +42,5 @@ class Identity:
             domain=self.domain,
             memory=memory,
             standing=standing,
+            found_silent=found_silent,
         )

@@ -12,6 +12,7 @@ from megatron_ft.core.plural import counted
 __all__ = [
     "ALL_HAVE_LEFT",
     "ANOTHER_JOB",
+    "HOST_SILENT",
     "LAUNCHER_ENDED",
     "UNKNOWN_FAILURE",
     "at",
@@ -41,6 +42,7 @@ __all__ = [
 ALL_HAVE_LEFT = "all training nodes have left the job, which can't continue: start it again"
 ANOTHER_JOB = "another job meets at this address: give each job its own --rdzv-endpoint"
 UNKNOWN_FAILURE = "a failure that only the lost coordinator knew of"
+HOST_SILENT = "no packet from its host, which coordinated the job, for 5 s or more"
 LAUNCHER_ENDED = "its launcher exited"
 _SHOWN = 8
 """So many nodes are listed by name in one line."""

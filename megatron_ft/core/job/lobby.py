@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from megatron_ft.core.job.messages import Hello, Phase, Standing
 from megatron_ft.core.job.progress import Advance
-from megatron_ft.core.job.roll import Decision, Held, Memory
+from megatron_ft.core.job.roll import Beside, Decision, Held, Memory
 
 __all__ = ["GRACE_S", "Node", "Slot", "beat_s", "choose", "in_order", "lost_s"]
 
@@ -51,6 +51,8 @@ class Node:
     place: int | None = None
     """In the last decision."""
     votes: bool = False
+    found_silent: Beside | None = None
+    """As it says in its `Hello`."""
 
     @staticmethod
     def of(hello: Hello, arrived: int) -> Node:

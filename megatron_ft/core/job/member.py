@@ -18,7 +18,7 @@ from megatron_ft.core.job.identity import Identity
 from megatron_ft.core.job.lobby import beat_s, lost_s
 from megatron_ft.core.job.own_clock import OwnClock
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
-from megatron_ft.core.job.roll import Accepted, Held, Kind, Memory, Term
+from megatron_ft.core.job.roll import Accepted, Beside, Held, Kind, Memory, Term
 from megatron_ft.core.job.search import Search
 
 __all__ = ["CUT_OFF_S", "Member"]
@@ -45,6 +45,9 @@ class Member:
         self.is_led = False
         self._owned = ""
         """The address of the coordinator that this launcher has started."""
+        self._led_by: Beside | None = None
+        """The node beside the coordinator that it follows, or followed last."""
+        self._found_silent: Beside | None = None
         self._chance = chance
         self._clock = OwnClock(now_s)
         self._out: list[edge.MemberEffect] = []
@@ -97,7 +100,7 @@ class Member:
             self._seek()
         elif self._is_open and now >= self._heard_s + self._lost_s:
             self._search.begin_again()
-            self._search.is_silent(now)
+            self._is_silent(self.is_led)
             self._seek(at_once=True)
         elif self._is_open and now >= self._beat_s:
             self._beat_s = now + beat_s(self._nodes)
@@ -116,8 +119,13 @@ class Member:
         self._beat_s = self._clock.now_s + beat_s(self._nodes)
         self._until_s, self._is_answered = self._clock.now_s + self._connect_s, False
         self._session += 1
-        owns = self._search.address == self._owned
-        hello = self.identity.hello(self._session, owns=owns, memory=self.memory, standing=self.standing)
+        hello = self.identity.hello(
+            self._session,
+            owns=self._search.address == self._owned,
+            memory=self.memory,
+            standing=self.standing,
+            found_silent=self._found_silent,
+        )
         self._out.append(edge.Transmit(hello))
         if self._leaving is not None:
             self._out.append(edge.Transmit(self._leaving))
@@ -136,11 +144,17 @@ class Member:
         if was_led:
             self._search.begin_again()
         if silent:
-            self._search.is_silent(self._clock.now_s)
+            self._is_silent(was_led)
         elif was_open and not was_led:
             self._search.broke_off()
         self._seek(at_once=was_led)
         return self._take()
+
+    def _is_silent(self, was_led: bool) -> None:
+        """The host of a coordinator doesn't answer any more; ``was_led``: of the one that this launcher follows."""
+        self._search.is_silent(self._clock.now_s)
+        if was_led:
+            self._found_silent = self._led_by
 
     def owns(self, address: str) -> None:
         """This launcher has started a coordinator at that address; empty if it is gone."""
@@ -232,8 +246,9 @@ class Member:
         self._clock.set(now_s)
         self._heard_s, self._is_answered = self._clock.now_s, True
         match message:
-            case m.Lead(term):
+            case m.Lead(term, beside):
                 self._follow(term)
+                self._led_by, self._found_silent = beside, None
             case m.Wait(soon=soon):
                 self._unled()
                 is_patient = soon or (self._search.is_first and self.memory.decided is not None)
@@ -314,6 +329,7 @@ class Member:
     def _committed(self, commit: m.Commit) -> None:
         decision = commit.decision
         self._search.candidates(commit.candidates)
+        self._led_by = commit.beside
         if decision.number <= self.memory.number:
             return
         held = replace(self.memory.held(decision) or Held(decision), store=commit.store)

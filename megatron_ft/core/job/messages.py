@@ -8,7 +8,7 @@ from megatron_ft.core.diagnosis.exits import HangVerdict
 from megatron_ft.core.diagnosis.rank_snapshot import RankNote
 from megatron_ft.core.job.progress import Advance, Reached
 from megatron_ft.core.job.restart_policy import Outcome
-from megatron_ft.core.job.roll import Accepted, Ballot, Decision, Memory, Term
+from megatron_ft.core.job.roll import Accepted, Ballot, Beside, Decision, Memory, Term
 from megatron_ft.core.job.rules import Rules
 from megatron_ft.core.job.standing import Phase, Report, Standing, Verdict
 from megatron_ft.core.messages.codec import Vocabulary
@@ -65,6 +65,7 @@ class Hello:
         owns: it has started this very coordinator.
         before: how far earlier lives of the job have got, as this launcher's log directory says.
         domain: of NVLink, if the rules have segments.
+        found_silent: the node beside the last coordinator, whose host answers no packet any more.
     """
 
     job: str
@@ -79,15 +80,12 @@ class Hello:
     domain: str = ""
     memory: Memory = field(default_factory=Memory)
     standing: Standing = field(default_factory=Standing)
+    found_silent: Beside | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Follow:
-    """The answer to ``Lead``: a promise to accept nothing of a lesser term.
-
-    ``accepted``: what this node has accepted and doesn't know to be decided. A coordinator that has asked for it, and
-    then lost its majority for a moment, may have missed the answer.
-    """
+    """The answer to ``Lead``: a promise to accept nothing of a lesser term. ``accepted`` may have been missed."""
 
     term: Term
     accepted: Accepted | None = None
@@ -193,9 +191,7 @@ class Goodbye:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """The first and only message on a connection: that job is coordinated at ``address``, by a coordinator that has
-    taken over. Said every few seconds to the first endpoint, where a launcher that is started again knows of no job.
-    """
+    """Alone on a connection, every few seconds, to the first endpoint: that job is coordinated at ``address``."""
 
     job: str
     address: str
@@ -214,6 +210,7 @@ class Lead:
     """Follow me."""
 
     term: Term
+    beside: Beside | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,11 +235,12 @@ class Propose:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """This was decided. Who has a place in it trains; ``candidates`` can coordinate if this one is lost."""
+    """This was decided: who has a place trains. ``candidates`` can coordinate if this one is lost."""
 
     decision: Decision
     store: str = ""
     candidates: tuple[str, ...] = ()
+    beside: Beside | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +279,7 @@ class Elsewhere:
 
 
 REFUSED = 2
-"""The code of a launcher that this job doesn't take: it is another job's, or its options are others."""
+"""The code of a launcher that this job doesn't take: another job's, or one with other options."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from megatron_ft.core.job.progress import Advance
 
-__all__ = ["Accepted", "Ballot", "Decision", "Held", "Kind", "Memory", "Term", "is_quorum"]
+__all__ = ["Accepted", "Ballot", "Beside", "Decision", "Held", "Kind", "Memory", "Term", "is_quorum"]
 
 Term = tuple[int, str]
 """A count, and the coordinator's own word: no two coordinators ever have the same. The greater one wins."""
@@ -57,6 +57,14 @@ class Decision:
     advance: Advance = Advance()  # noqa: RUF009 - frozen
     code: int = 0
     text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """The node on a coordinator's own host, whose launcher has started it; ``name`` is the host's."""
+
+    place: int
+    name: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from megatron_ft.core.job import edge
+from megatron_ft.core.job import edge, lines
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.coordinator import Coordinator
-from megatron_ft.core.job.roll import Accepted, Decision, Held, Kind, Memory
+from megatron_ft.core.job.roll import Accepted, Beside, Decision, Held, Kind, Memory
 from megatron_ft.core.job.search import Search
 from tests.support.job_machines import answers, begun, decision, led, links, member
 
@@ -236,3 +238,49 @@ def test_a_node_that_connects_while_a_decision_is_made_without_it_has_lost_its_p
     effects = answers(machine, proposed) + machine.settle(0.3)
     (verdict,) = [effect.verdict for effect in effects if isinstance(effect, edge.Judged)]
     assert (verdict.node, verdict.text) == (4, "cycle 0 runs without it")
+
+
+@pytest.mark.parametrize(("told", "lost_s"), [(3, 0.0), (2, 6.0), (0, 6.0)])
+def test_the_node_beside_a_coordinator_whose_host_most_have_found_silent_is_lost_at_once(
+    told: int, lost_s: float
+) -> None:
+    machine = Coordinator("c", founds=False, now_s=0.0)
+    for link in range(1, 5):
+        hello = replace(hello_again(link), found_silent=Beside(0, "there") if link <= told else None)
+        machine.handle(edge.Heard(link, hello), 0.0)
+    effects = answers(machine, machine.settle(0.0))
+    judged: list[tuple[float, str, str]] = []
+    for tenth in range(70):
+        for link in range(1, 5):
+            machine.handle(edge.Heard(link, m.Beat()), tenth / 10)
+        effects += machine.settle(tenth / 10)
+        judged += [
+            (tenth / 10, each.verdict.name, each.verdict.text) for each in effects if isinstance(each, edge.Judged)
+        ]
+        effects = []
+    assert judged == [(lost_s, "", lines.silent(6.0)) if lost_s else (lost_s, "there", lines.HOST_SILENT)]
+
+
+def test_a_launcher_tells_the_next_coordinator_whose_host_answers_no_more() -> None:
+    for silent, said in ((True, Beside(3, "h3")), (False, None)):
+        machine = led(member())
+        machine.heard(m.Commit(decision(), beside=Beside(3, "h3")), 0.0)
+        machine.broken(1.0, silent=silent)
+        (hello,) = [each.message for each in machine.opened(1.1) if isinstance(each, edge.Transmit)]
+        assert isinstance(hello, m.Hello)
+        assert hello.found_silent == said
+        machine.heard(m.Lead((2, "d"), Beside(1, "h1")), 1.2)
+        machine.broken(1.3)
+        (hello,) = [each.message for each in machine.opened(1.4) if isinstance(each, edge.Transmit)]
+        assert isinstance(hello, m.Hello)
+        assert hello.found_silent is None  # it has found another coordinator since
+
+
+def test_a_coordinator_says_which_node_is_beside_it() -> None:
+    machine = Coordinator("c", founds=False, now_s=0.0)
+    for link in range(1, 5):
+        machine.handle(edge.Heard(link, replace(hello_again(link), owns=link == 2)), 0.0)
+    effects = machine.settle(0.0)
+    assert [e.message.beside for e in effects if isinstance(e, edge.Send) and isinstance(e.message, m.Lead)] == [
+        Beside(2, "h2")
+    ]
