@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from megatron_ft.core.agent.suspicion import MOST
 from megatron_ft.core.timeouts.budget_rule import (
     DEFAULT_BUDGET,
     FIRST_INTERVALS,
@@ -25,6 +26,7 @@ from megatron_ft.core.timeouts.budget_rule import (
 from megatron_ft.core.timeouts.tail import Tail, bucket_of
 from megatron_ft.core.timeouts.timeouts import calculate_timeout
 from tests.bench.figures import Row
+from tests.bench.recorded import recorded
 from tests.bench.traces import TRACES, Floats, Trace, make, slow_first
 
 __all__ = ["Budget", "Constant", "Outcome", "Reference", "Rule", "measure", "play", "rows"]
@@ -34,6 +36,8 @@ FACTOR = 5.0
 _MOST_REPEATS = 5
 _FACTORS = (5.0, 6.0, 7.0, 8.0, 10.0, 12.0, 15.0, 20.0, 30.0, 50.0, 100.0)
 _NONE = float("inf")
+_LOOKS_S = 1.9
+"""As `core.agent.suspicion` has it, on several nodes."""
 
 
 class Rule(Protocol):
@@ -153,8 +157,12 @@ class Outcome:
         return 1e6 * self.kills / self.steps
 
 
-def play(trace: Trace, rule: Rule) -> Outcome:
-    """A job under a rule."""
+def play(trace: Trace, rule: Rule, *, looks: bool = False) -> Outcome:
+    """A job under a rule.
+
+    ``looks``: a rank that has passed its timeout is only ended if no rank of the job is seen to move, or at `MOST`
+    times the timeout; and a hang ends by so much later as the looks take.
+    """
     steps = len(trace.took_s)
     begins = np.flatnonzero(trace.begins)
     at = of_run = kills = tries = judged = 0
@@ -168,10 +176,13 @@ def play(trace: Trace, rule: Rule) -> Outcome:
         took = trace.took_s[at:end].copy()
         numbers = np.arange(of_run, of_run + len(took))
         took *= np.array([slow_first(int(n)) for n in numbers[:8]] + [1.0] * (len(took) - 8))[: len(took), None]
-        late = np.flatnonzero(took.max(axis=1) > np.where(numbers < FIRST_INTERVALS, rule.first_s, rule.timeout_s))
+        limit_s = np.where(numbers < FIRST_INTERVALS, rule.first_s, rule.timeout_s)
+        if looks:
+            limit_s = np.where(trace.moves[at:end], MOST, 1.0) * limit_s
+        late = np.flatnonzero(took.max(axis=1) > limit_s)
         done = int(late[0]) if len(late) else len(took)
         if rule.timeout_s != _NONE:
-            delay, judged = delay + rule.timeout_s * done, judged + done
+            delay, judged = delay + (rule.timeout_s + (_LOOKS_S if looks else 0.0)) * done, judged + done
         at += done
         if not len(late):
             rule.saw(took, of_run)
@@ -190,18 +201,17 @@ def play(trace: Trace, rule: Rule) -> Outcome:
 
 
 def measure(seeds: int, intervals: int) -> dict[str, Any]:
-    """Sums over the seeds; ``intervals`` are those of all ranks of one job."""
-    return {name: _measure(name, seeds, intervals) for name in TRACES}
+    """Sums over the seeds; ``intervals`` are those of all ranks of one job. The recorded jobs are what they are."""
+    made = {name: _measure([make(name, seed, intervals) for seed in range(seeds)]) for name in TRACES}
+    return {**made, **{f"recorded, {each.name}": _measure([each]) for each in recorded()}}
 
 
-def _measure(name: str, seeds: int, intervals: int) -> dict[str, float]:
-    traces = [make(name, seed, intervals) for seed in range(seeds)]
-
-    def over_all(rule: Callable[[], Rule]) -> Outcome:
-        found = [play(trace, rule()) for trace in traces]
+def _measure(traces: list[Trace]) -> dict[str, float]:
+    def over_all(rule: Callable[[], Rule], *, looks: bool = False) -> Outcome:
+        found = [play(trace, rule(), looks=looks) for trace in traces]
         return Outcome(sum(f.steps for f in found), sum(f.kills for f in found), _mean([f.delay_s for f in found]))
 
-    ours, reference = over_all(Budget), over_all(Reference)
+    ours, reference, looked = over_all(Budget), over_all(Reference), over_all(Budget, looks=True)
     same = reference
     for factor in _FACTORS:
         same = over_all(lambda factor=factor: Reference(factor))  # type: ignore[misc]
@@ -211,6 +221,8 @@ def _measure(name: str, seeds: int, intervals: int) -> dict[str, float]:
     return {
         "ours": ours.per_million,
         "ours_s": ours.delay_s,
+        "looked": looked.per_million,
+        "looked_s": looked.delay_s,
         "reference": reference.per_million,
         "reference_s": reference.delay_s,
         "as_slow": same.per_million,
@@ -227,6 +239,8 @@ def rows(result: dict[str, Any]) -> list[Row]:
         found += [
             Row(f"{name}: false kills per million steps", "", of["ours"], {"reference": of["reference"]}),
             Row(f"{name}: from a hang to a look at it", "s", of["ours_s"], {"reference": of["reference_s"]}),
+            Row(f"{name}: false kills, two looks first", "", of["looked"], {"reference": of["reference"]}),
+            Row(f"{name}: until a hang is ended, two looks first", "s", of["looked_s"]),
             Row(
                 f"{name}: false kills, factor {of['as_slow_factor']:g} ({of['as_slow_s']:.3g} s)",
                 "",

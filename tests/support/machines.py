@@ -37,6 +37,7 @@ class Launcher:
     begun: Held | None = None
     ends: list[m.End] = field(default_factory=list)
     verdicts: list[m.Verdict] = field(default_factory=list)
+    relayed: list[m.Suspected | m.Moving] = field(default_factory=list)
     left: tuple[int, str] | None = None
 
     @property
@@ -67,13 +68,20 @@ class Launcher:
                     self.ends.append(end)
                     if self.is_quick:
                         self.ready()
-                case edge.Conclude(verdict):
-                    self.verdicts.append(verdict)
-                case edge.Say(text):
-                    self.lines.append(text)
+                case edge.Conclude() | edge.Relayed() | edge.Say():
+                    self._hears(effect)
                 case edge.Leave(code, text):
                     self.left = (code, text)
                     self.job.break_off(self)
+
+    def _hears(self, effect: edge.Conclude | edge.Relayed | edge.Say) -> None:
+        match effect:
+            case edge.Conclude(verdict):
+                self.verdicts.append(verdict)
+            case edge.Relayed(message):
+                self.relayed.append(message)
+            case edge.Say(text):
+                self.lines.append(text)
 
     def ready(self) -> None:
         """None of its ranks is left."""

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from tests.bench import rules
+from tests.bench import recorded, rules
 from tests.bench.traces import TRACES, Trace, make
+from tests.support.generated_logs import Fault, GeneratedJob, write_job
 
 
-def trace(took_s: list[float], *, repeats: tuple[int, ...] = ()) -> Trace:
+def trace(took_s: list[float], *, repeats: tuple[int, ...] = (), moving: tuple[int, ...] = ()) -> Trace:
     begins, repeated = np.zeros(len(took_s), dtype=np.bool_), np.zeros(len(took_s), dtype=np.bool_)
     begins[0] = True
     repeated[list(repeats)] = True
-    return Trace("test", np.array(took_s)[:, None], begins, repeated)
+    moves = np.zeros(len(took_s), dtype=np.bool_)
+    moves[list(moving)] = True
+    return Trace("test", np.array(took_s)[:, None], begins, repeated, moves)
 
 
 @pytest.mark.parametrize("name", TRACES)
@@ -49,6 +54,32 @@ def test_a_step_ten_times_as_long_now_and_then_ends_ours_once_at_most() -> None:
     for at in slow:
         steps[at] = 10.0
     assert rules.play(trace(steps, repeats=slow), rules.Budget()).kills <= 1
+
+
+def test_a_step_in_which_somebody_moves_is_ended_at_four_timeouts() -> None:
+    steps = [1.0] * 1000
+    steps[600] = 15.0  # the timeout is 4
+    assert rules.play(trace(steps), rules.Reference(4.0), looks=True).kills == 1
+    assert rules.play(trace(steps, moving=(600,)), rules.Reference(4.0), looks=True).kills == 0
+    steps[600] = 4 * 4.0 * 2.0 + 0.1  # the first steps of a run take twice as long
+    assert rules.play(trace(steps, moving=(600,)), rules.Reference(4.0), looks=True).kills == 1
+    without, with_looks = (rules.play(trace([1.0] * 600), rules.Reference(), looks=looks) for looks in (False, True))
+    assert with_looks.delay_s == pytest.approx(without.delay_s + 1.9)
+
+
+def test_what_was_recorded_is_read_again() -> None:
+    kept = recorded.read("a-job", {"about": "", "begins": [0, 2], "took_ms": [[1000, 2000, 0], [1500, 1000, 900]]})
+    assert kept.name == "a job"
+    assert kept.took_s.tolist() == [[1.0, 1.5], [2.0, 1.0], [0.001, 0.9]]
+    assert np.flatnonzero(kept.begins).tolist() == [0, 2]
+
+
+def test_the_steps_of_a_run_are_read_from_its_logs(tmp_path: Path) -> None:
+    write_job(tmp_path, GeneratedJob(ranks=4, steps=60, faults=(Fault(cycle=0, rank=2, iteration=33),)))
+    kept = recorded.read("generated", recorded.document(str(tmp_path), "generated"))
+    assert kept.took_s.shape[1] == 4
+    assert len(np.flatnonzero(kept.begins)) == 2
+    assert 0.3 < np.median(kept.took_s) < 0.6
 
 
 @pytest.mark.parametrize("name", ["steady", "drifting"])
