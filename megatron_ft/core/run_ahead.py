@@ -12,6 +12,7 @@ __all__ = [
     "FORK_SERVER_NAME",
     "MODULES",
     "RUN_AHEAD_VARIABLE",
+    "WATCH_VARIABLE",
     "Ahead",
     "is_set_for_ranks",
     "parse_preload",
@@ -24,12 +25,14 @@ FORK_SERVER_NAME = "ft_fork_server"
 """Of the process, as the kernel has it; what it forks has it, too, until it is a rank."""
 RUN_AHEAD_VARIABLE = "MEGATRON_FT_RUN_AHEAD"
 """Carries a server's orders, and is gone before its script runs."""
+WATCH_VARIABLE = "FT_WATCH_COLLECTIVES"
+"""Of a rank: whether its collectives are to be watched if its script calls no hooks, "on" or "off"."""
 _VARIABLES = frozenset(
     {
         *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME"),
         *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
         *("MASTER_ADDR", "MASTER_PORT", "TORCH_NCCL_ASYNC_ERROR_HANDLING"),
-        *("FT_CYCLE", "FT_RANK_MONITOR_IPC_SOCKET", "FT_LAUNCHER_IPC_SOCKET"),
+        *("FT_CYCLE", "FT_RANK_MONITOR_IPC_SOCKET", "FT_LAUNCHER_IPC_SOCKET", WATCH_VARIABLE),
         *("NVRX_CYCLE", "NVRX_LAUNCH_TIME", "NVRX_CYCLE_START_TIME", "NVRX_INFRA_RANK", "NVRX_MEMBERSHIP"),
     }
 )

@@ -55,7 +55,8 @@ def glance(argv: Sequence[str], environ: Mapping[str, str]) -> Ahead | None:
     is_one = "OMP_NUM_THREADS" in environ or given.get("nproc-per-node", "1").strip() == "1"
     logs_specs = given.get("logs-specs") or given.get("ft-per-cycle-applog-prefix")
     is_shared = shares_output(given.get("redirects", "0"), given.get("tee", "0"), logs_specs)
-    own = rank_environment(environ, reference_names=given.get("ft-reference-names", "on") == "on")
+    watches = given.get("ft-watch-collectives", "") != "off"
+    own = rank_environment(environ, reference_names=given.get("ft-reference-names", "on") == "on", watches=watches)
     # torch will add that for the ranks
     return Ahead(command, without_ranks({**own, **({} if is_one else {"OMP_NUM_THREADS": "1"})}), preload, is_shared)
 

@@ -18,6 +18,7 @@ from megatron_ft.core.messages.control import Pause, Resume
 from megatron_ft.core.printable import printable
 from megatron_ft.core.rate_limiter import Moderation
 from megatron_ft.core.records import launcher as records
+from megatron_ft.core.run_ahead import WATCH_VARIABLE
 from megatron_ft.core.timeouts.raised import RaisedTimeouts
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.linux.prctl import become_subreaper
@@ -145,7 +146,9 @@ class Node:
 
     def rank_environment(self) -> dict[str, str]:
         """Of this node's ranks, but for what torch gives to each."""
-        return rank_environment(os.environ, reference_names=self.line.options.reference_names == "on")
+        options = self.line.options
+        watches = options.watch_collectives != "off"
+        return rank_environment(os.environ, reference_names=options.reference_names == "on", watches=watches)
 
     def _make_health_check(self, command: str) -> HealthCheck:
         return HealthCheck(
@@ -216,6 +219,7 @@ class Node:
             "FT_RANK_MONITOR_IPC_SOCKET": self.monitors.socket_path(local_rank),
             "FT_LAUNCHER_IPC_SOCKET": self.control.path,
             "FT_CYCLE": str(cycle),
+            WATCH_VARIABLE: "off" if self.line.options.watch_collectives == "off" else "on",
             **self.raised_timeouts.environment(cycle),
         }
 

@@ -11,7 +11,7 @@ from megatron_ft.core.agent import edge
 from megatron_ft.core.agent.agent import Agent
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.turn import Options
-from megatron_ft.core.board.layout import BoardSnapshot
+from megatron_ft.core.board.layout import BoardSnapshot, CollectiveCounts
 from megatron_ft.core.board.pauses import Pauses
 from megatron_ft.core.diagnosis.exceptions import LastWords
 from megatron_ft.core.job import edge as job
@@ -41,7 +41,7 @@ def verdict(
 
 
 class Driven:
-    """One agent. ``boards``, ``words``, ``stopped`` and ``run_delays_ns`` are what it sees, by local rank."""
+    """One agent. ``boards``, ``words``, ``stopped``, ``collectives`` and such are what it sees, by local rank."""
 
     def __init__(self, **options: object) -> None:
         self.pauses = Pauses()
@@ -52,6 +52,7 @@ class Driven:
         self.words: dict[int, LastWords] = defaultdict(LastWords)
         self.stopped: dict[int, bool] = defaultdict(bool)
         self.run_delays_ns: dict[int, Mapping[int, int]] = defaultdict(dict)
+        self.collectives: dict[int, CollectiveCounts | None] = defaultdict(lambda: None)
 
     @property
     def record(self) -> CycleRecord:
@@ -62,7 +63,7 @@ class Driven:
         """Tell it these; what it asks for then."""
         effects: list[edge.Effect] = []
         for event in events:
-            seen = edge.Seen(self.boards, self.words, self.stopped, self.run_delays_ns)
+            seen = edge.Seen(self.boards, self.words, self.stopped, self.run_delays_ns, collectives=self.collectives)
             effects += self.agent.handle(event, self.now_ns, seen)
         self.done += effects
         return effects

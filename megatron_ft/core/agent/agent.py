@@ -109,8 +109,8 @@ class Agent:
                 self._requested(event)
             case job.Begin() | job.StandBy() | job.EndRanks() | job.Conclude() | job.LeftOut() | job.Leave():
                 self._orders.hear(event)
-            case job.LookAtRanks():
-                self.cycle.diagnosis.look(self._turn)
+            case job.LookAtRanks() | job.Reviewed():
+                self.cycle.hear_of_others(event, self._turn)
             case job.Relayed(message):
                 self.cycle.told(message, self._turn)
             case _:

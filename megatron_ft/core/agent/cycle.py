@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 from megatron_ft.core.agent import edge, lines, written
+from megatron_ft.core.agent.collectives import CollectiveWatch
 from megatron_ft.core.agent.deadlines import Deadlines
 from megatron_ft.core.agent.edge import KeepEvidence, Say
 from megatron_ft.core.agent.hang import HangDiagnosis
@@ -13,6 +14,7 @@ from megatron_ft.core.agent.suspicion import Suspicion
 from megatron_ft.core.agent.turn import Options, Turn
 from megatron_ft.core.board.pauses import Pauses
 from megatron_ft.core.diagnosis.exits import is_by_us
+from megatron_ft.core.job import edge as job
 from megatron_ft.core.job.messages import Moving, Suspected
 from megatron_ft.core.job.restart_policy import NodeState
 
@@ -31,15 +33,19 @@ class Cycle:
         self.suspicion = Suspicion(options, self.record, number, nodes=1 if met is None else met.nodes)
         self._options = options
         self._deadlines: Deadlines | None = None
+        self._collectives: CollectiveWatch | None = None
 
     def started(self, pauses: Pauses, turn: Turn) -> None:
         """All ranks were made: they are waited for from now on."""
         self._deadlines = Deadlines(self._options, self.record, pauses, turn)
+        self._collectives = CollectiveWatch(self._options, self.record, self.number, pauses, turn.now_ns)
 
     def stood_still(self, now_ns: int) -> None:
         """The whole node was stopped and continued."""
         if self._deadlines is not None:
             self._deadlines.stood_still(now_ns)
+        if self._collectives is not None:
+            self._collectives.stood_still(now_ns)
 
     def state(self, turn: Turn) -> NodeState:
         """Of this node, as far as the coordinator is to know it now."""
@@ -50,6 +56,28 @@ class Cycle:
         if record.failed or record.has_outlived_its_end(turn.now_s, turn.seen):
             return NodeState.UNHEALTHY
         return NodeState.SUCCEEDED if record.all_have_ended else NodeState.HEALTHY
+
+    def hear_of_others(self, event: job.LookAtRanks | job.Reviewed, turn: Turn) -> None:
+        """The ranks of all nodes are to be looked at, or were."""
+        if isinstance(event, job.LookAtRanks) and not event.passive:
+            self.diagnosis.look(turn)
+        elif self._collectives is None or self.met is None:
+            return
+        elif isinstance(event, job.LookAtRanks):
+            self._collectives.look(turn)
+        else:
+            self._reviewed(event, self._collectives, self.met.group_rank, turn)
+
+    def _reviewed(self, review: job.Reviewed, collectives: CollectiveWatch, place: int, turn: Turn) -> None:
+        verdict = collectives.reviewed(review, place, turn)
+        if verdict is None:
+            return
+        if not self._options.decides_alone:
+            self.diagnosis.found(verdict, turn, is_seen=False)
+        elif self._deadlines is not None:
+            self.record.places[verdict.rank] = review.text.removeprefix(f"rank {verdict.rank} ")
+            self.record.found_by_launcher(verdict, turn.now_s, turn.seen)
+            self._deadlines.end({verdict.local_rank}, turn)
 
     def hear(self, event: edge.Event, turn: Turn) -> None:
         """Something of a rank, or of its monitor, which may tell of an earlier cycle."""
@@ -77,6 +105,8 @@ class Cycle:
             case edge.Evidence():
                 if self._deadlines is not None:
                     self._deadlines.noted(event)
+                if self._collectives is not None:
+                    self._collectives.noted(event)
                 self.diagnosis.noted(event, turn)
             case edge.Suspected() if event.local_rank in self.record.started:
                 self.suspicion.suspected(event.verdict, turn)
@@ -109,6 +139,7 @@ class Cycle:
             self.diagnosis.alarm_ns,
             self.suspicion.alarm_ns,
             None if self._deadlines is None else self._deadlines.alarm_ns,
+            None if self._collectives is None else self._collectives.alarm_ns,
             None if overdue_s is None else round(overdue_s * 1e9),
         ]
         return min((time for time in times if time is not None), default=None)
@@ -118,6 +149,8 @@ class Cycle:
         if self._deadlines is not None:
             self._deadlines.go_on(turn, is_stopping=is_stopping)
         self.suspicion.go_on(turn)
+        if self._collectives is not None:
+            self._collectives.go_on(turn, is_stopping=is_stopping)
         self.diagnosis.go_on(turn)
 
 

@@ -108,7 +108,7 @@ class Deadlines:
         for wait in [wait for wait in self._waits.values() if wait.due_ns <= turn.now_ns]:
             self._look(wait, turn, is_stopping=is_stopping)
         if self._seen_soon and (not self._asked or turn.now_ns >= (self._look_until_ns or 0)):
-            self._end(self._seen_soon & self._record.running, turn)
+            self.end(self._seen_soon & self._record.running, turn)
             self._seen_soon.clear()
             self._asked.clear()
             self._look_until_ns = None
@@ -174,7 +174,7 @@ class Deadlines:
             self._record.found_by_launcher(verdict, turn.now_s, turn.seen)
             self._blame(verdict, wait, turn)
         if not self._ask(local_rank, turn, ends=True):
-            self._end({local_rank}, turn)
+            self.end({local_rank}, turn)
             return
         self._seen_soon.add(local_rank)
         if self._look_until_ns is None:
@@ -202,7 +202,7 @@ class Deadlines:
         for local_rank in others:
             self._ask(local_rank, turn, ends=False)
 
-    def _end(self, local_ranks: set[int], turn: Turn) -> None:
+    def end(self, local_ranks: set[int], turn: Turn) -> None:
         """As their monitors would: the ranks alone, SIGKILL after a grace."""
         for local_rank in sorted(local_ranks):
             self._escalations[local_rank] = Escalation(signal.Signals(self._options.hang_signal), due_s=turn.now_s)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import enum
 import signal
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from megatron_ft.core.agent.monitor_events import Attached as Attached
@@ -22,7 +23,7 @@ from megatron_ft.core.agent.monitor_events import LookedTwice as LookedTwice
 from megatron_ft.core.agent.monitor_events import Signalled as Signalled
 from megatron_ft.core.agent.monitor_events import Suspected as Suspected
 from megatron_ft.core.agent.monitor_events import Trains as Trains
-from megatron_ft.core.board.layout import BoardSnapshot
+from megatron_ft.core.board.layout import BoardSnapshot, CollectiveCounts
 from megatron_ft.core.control import ReceivedRequest
 from megatron_ft.core.diagnosis.exceptions import LastWords
 from megatron_ft.core.diagnosis.exits import Cause, RankExit
@@ -48,6 +49,8 @@ class Seen:
     run_delays_ns: Mapping[int, Mapping[int, int]]
     checkpointed: Callable[[], int | None] = lambda: None
     """The iteration of the last checkpoint, where a file holds it."""
+    collectives: Mapping[int, CollectiveCounts | None] = field(default_factory=lambda: defaultdict(lambda: None))
+    """Of ranks whose scripts call no hooks, and that have a process group."""
 
 
 # -- events: the launcher -------------------------------------------------------------------------------------
@@ -158,7 +161,7 @@ class RanksEnded:
 
 FromLauncher = Tick | StopAsked | Abandoned | Continued | HealthChecked | NodesWaiting | OthersDone
 FromRanks = RanksMet | RankStarted | RanksStarted | NotStarted | RankExited | RanksEnded | ReceivedRequest
-FromCoordinator = job.Begin | job.StandBy | job.EndRanks | job.Conclude | job.LookAtRanks | job.Relayed
+FromCoordinator = job.Begin | job.StandBy | job.EndRanks | job.Conclude | job.LookAtRanks | job.Relayed | job.Reviewed
 Event = FromLauncher | FromRanks | FromMonitor | FromCoordinator | job.LeftOut | job.Leave
 
 # -- effects that take their time: one at a time, and an event says when it is done -----------------------------

@@ -19,7 +19,7 @@ from megatron_ft.core.diagnosis.rank_snapshot import LOOK_S, RankNote
 from megatron_ft.core.job.inquest import blamed
 from megatron_ft.core.job.messages import Hang, Notes
 
-__all__ = ["HangDiagnosis"]
+__all__ = ["HangDiagnosis", "note_unseen"]
 
 _LAST_NOTES_NS = 150_000_000
 """Before the bound is over, what has been seen by then is told: it has a way to go."""
@@ -32,7 +32,7 @@ class HangDiagnosis:
         self._options = options
         self._record = record
         self._number = number
-        self._decides = options.min_healthy or options.meets_elsewhere
+        self._decides = options.decides_alone
         self._notes: dict[int, RankNote] = {}
         """By local rank."""
         self._verdict: HangVerdict | None = None
@@ -42,15 +42,16 @@ class HangDiagnosis:
         self._is_told = False
         self._is_over = False
 
-    def found(self, verdict: HangVerdict, turn: Turn) -> None:
-        """A monitor has found its rank hung."""
+    def found(self, verdict: HangVerdict, turn: Turn, *, is_seen: bool = True) -> None:
+        """A rank was found hung. ``is_seen``: by its monitor, which looks at it already."""
         if self._is_over:
             turn.do(Release())
             return
         if verdict.learned:
             turn.do(RaiseTimeout(verdict.timed, self._record.cycle))
         self._verdict = self._verdict or verdict
-        self._begin(turn, from_ns=verdict.at_ns, known={verdict.local_rank})
+        from_ns = verdict.at_ns if is_seen else turn.now_ns
+        self._begin(turn, from_ns=from_ns, known={verdict.local_rank} if is_seen else set())
 
     def look(self, turn: Turn) -> None:
         """A rank of another node hangs: look at those of this one."""
@@ -61,6 +62,8 @@ class HangDiagnosis:
         if self._is_over:
             turn.do(Release())
             return
+        if self._bound_ns is None:
+            return  # it was asked for something else; what is older than a verdict says little of it
         note, before = event.note, self._notes.get(event.local_rank)
         if before is not None:
             # what was looked at first counts: since then a rank may have been stopped by its monitor
@@ -89,7 +92,8 @@ class HangDiagnosis:
         if alarm_ns is None or (turn.now_ns < alarm_ns and not self._asked & self._alive <= self._notes.keys()):
             return
         self._is_told = True
-        notes = [self._notes.get(local_rank) or self._little(local_rank, turn) for local_rank in self._ranks]
+        record = self._record
+        notes = [self._notes.get(local_rank) or note_unseen(record, local_rank, turn) for local_rank in self._ranks]
         if not self._decides:
             turn.do(Tell(Notes(self._number, tuple(notes))))
         elif self._verdict is not None:
@@ -121,18 +125,19 @@ class HangDiagnosis:
         """Those whose processes run and whose monitors watch them."""
         return self._record.running & self._record.watched
 
-    def _little(self, local_rank: int, turn: Turn) -> RankNote:
-        """What is known of a rank that nobody could look at."""
-        board, ended = turn.seen.boards[local_rank], self._record.exits.get(local_rank)
-        end = ended or self._record.end_of_its_exception(local_rank, turn.seen)
-        raised_ns = turn.now_ns if end is None or not end.raised_at_ns else end.raised_at_ns
-        return RankNote(
-            rank=self._record.ranks[local_rank],
-            local_rank=local_rank,
-            pid=self._record.started[local_rank].pid,
-            iteration=None if board is None else board.iteration,
-            gone=ended is not None,
-            raised="" if end is None else end.error or "",
-            raised_s=(turn.now_ns - raised_ns) / 1e9,
-            frame="" if end is None else end.where,
-        )
+
+def note_unseen(record: CycleRecord, local_rank: int, turn: Turn) -> RankNote:
+    """What is known of a rank that nobody could look at."""
+    board, ended = turn.seen.boards[local_rank], record.exits.get(local_rank)
+    end = ended or record.end_of_its_exception(local_rank, turn.seen)
+    raised_ns = turn.now_ns if end is None or not end.raised_at_ns else end.raised_at_ns
+    return RankNote(
+        rank=record.ranks[local_rank],
+        local_rank=local_rank,
+        pid=record.started[local_rank].pid,
+        iteration=None if board is None else board.iteration,
+        gone=ended is not None,
+        raised="" if end is None else end.error or "",
+        raised_s=(turn.now_ns - raised_ns) / 1e9,
+        frame="" if end is None else end.where,
+    )

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from megatron_ft.core.diagnosis.exits import Cause, HangVerdict, describe_overdue
 from megatron_ft.core.iterations import when
+from megatron_ft.core.job.hang_messages import Reviewed
 from megatron_ft.core.job.restart_policy import Action, Decision, Outcome
 from megatron_ft.core.plural import counted
 
@@ -18,6 +19,7 @@ __all__ = [
     "AGAIN_AFTER_S",
     "abandoned",
     "asked_to_stop",
+    "collectives_go_on",
     "cycle_ended",
     "cycle_started",
     "finished_late",
@@ -26,6 +28,7 @@ __all__ = [
     "killing_at_once",
     "more_time",
     "most_time_is_over",
+    "no_collective",
     "nodes_waiting",
     "observed",
     "run_finished",
@@ -143,6 +146,17 @@ def most_time_is_over(verdict: HangVerdict, most: float) -> str:
 
 def _at(verdict: HangVerdict) -> str:
     return "" if verdict.iteration is None else f" {when(verdict.iteration)}"
+
+
+def no_collective(review: Reviewed, *, ends: bool) -> str:
+    """Ranks whose scripts call no hooks complete no collective. ``ends``: the cycle is ended for it."""
+    follows = "ending the cycle" if ends else "nothing is ended"
+    return f"no collective has completed on any rank for {review.elapsed_s:.0f} s: {review.text} ({follows})"
+
+
+def collectives_go_on(seconds: float) -> str:
+    """After the line before."""
+    return f"collectives complete again on this node, after {seconds:.0f} s"
 
 
 def finished_late(verdict: HangVerdict) -> str:

@@ -241,7 +241,7 @@ class CycleRecord:
         if end is None:
             return ""
         lived_s = ((end.raised_at_ns or end.at_ns) - self.started[local_rank].at_ns) / 1e9
-        return way_of_failing(end, is_watched=local_rank in self.watched, lived_s=lived_s)
+        return way_of_failing(end, is_watched=local_rank in self.hooked, lived_s=lived_s)
 
     def _boards(self, seen: Seen) -> Iterable[BoardSnapshot]:
         return filter(None, (seen.boards[local_rank] for local_rank in range(len(self.ranks))))

@@ -19,6 +19,8 @@ class Options:
         meets_elsewhere: the nodes meet by a rendezvous of torch's own, and this launcher coordinates only itself.
         try_again_code: of a launcher that can't go on where it is.
         checks_health: there is a command that says whether the node is fit.
+        collectives_timeout_s: ranks whose scripts call no hooks, and complete no collective for so long, are told of;
+            None: they aren't watched. ``ends_for_collectives``: and if some wait in one, the cycle is ended.
     """
 
     min_nodes: int = 1
@@ -36,6 +38,13 @@ class Options:
     meets_elsewhere: bool = False
     checks_health: bool = False
     try_again_code: int = 94
+    collectives_timeout_s: float | None = None
+    ends_for_collectives: bool = False
+
+    @property
+    def decides_alone(self) -> bool:
+        """Each node ends its own ranks where one hangs: the coordinator doesn't end the cycle for all."""
+        return self.min_healthy or self.meets_elsewhere
 
 
 @dataclass(kw_only=True)

@@ -9,6 +9,7 @@ from megatron_ft.core.agent.edge import HealthChecked, RanksMet, Write
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.control import ReceivedRequest
 from megatron_ft.core.diagnosis.exits import Cause, CauseKind, HangVerdict, RankExit, describe_hang, is_by_us
+from megatron_ft.core.job.hang_messages import Reviewed
 from megatron_ft.core.job.restart_policy import Decision, Outcome
 from megatron_ft.core.records import launcher as records
 from megatron_ft.core.records.shared import Verdict
@@ -20,6 +21,7 @@ __all__ = [
     "finding",
     "late_rank",
     "more_time",
+    "no_collective",
     "node_health",
     "rank_exited",
     "request",
@@ -153,6 +155,19 @@ def finding(cycle: int, cause: Cause) -> list[Write]:
 def abandoned(text: str) -> Write:
     """The launcher can't go on where it is."""
     return Write(records.Abandoned(text=text))
+
+
+def no_collective(cycle: int, review: Reviewed, *, ends: bool) -> Write:
+    """Ranks whose scripts call no hooks complete no collective, and all were looked at."""
+    record = records.NoCollective(
+        cycle=cycle,
+        rank=review.rank,
+        elapsed_s=review.elapsed_s,
+        timeout_s=review.timeout_s,
+        text=review.text,
+        ends=ends,
+    )
+    return Write(record)
 
 
 def stuck(cycle: int, processes: Sequence[Mapping[str, Any]]) -> Write:

@@ -17,9 +17,10 @@ def for_note(snapshot: BoardSnapshot | None, now_ns: int) -> dict[str, Any]:
     outermost = snapshot.open_sections[0] if snapshot.open_sections else None
     since_ns = snapshot.last_transition_ns if outermost is None else outermost.opened_at_ns
     timeout_ns = snapshot.out_of_section_timeout_ns if outermost is None else outermost.timeout_ns
-    moved_ns = snapshot.last_transition_ns
+    moved_ns, collective_s = snapshot.last_transition_ns, None
     if snapshot.collectives is not None and snapshot.watch_only:
         moved_ns = since_ns = snapshot.collectives.moved_ns
+        collective_s = round((now_ns - moved_ns) / 1e9, 3)
     due_ns = min((each.since_ns + each.timeout_ns for each in running_intervals(snapshot)), default=None)
     return {
         "iteration": snapshot.iteration,
@@ -29,6 +30,7 @@ def for_note(snapshot: BoardSnapshot | None, now_ns: int) -> dict[str, Any]:
         "quiet_s": round((now_ns - moved_ns) / 1e9, 3),
         "left_s": None if due_ns is None else round((due_ns - now_ns) / 1e9, 3),
         "closing": snapshot.closing,
+        "collective_s": collective_s,
     }
 
 

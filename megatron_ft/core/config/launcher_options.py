@@ -22,6 +22,7 @@ from megatron_ft.core.config.option import option, table_of
 from megatron_ft.core.run_ahead import MODULES
 
 RESTART_POLICIES = ("any-failed", "min-healthy")
+WATCH_COLLECTIVES = ("report", "end", "off")
 SCHEDULERS = ("auto", "slurm", "kubernetes", "none")
 
 
@@ -183,6 +184,16 @@ class LauncherOptions:
         "From a rank's shutdown_workload_monitoring() to the end of its process; a rank that takes longer is ended as "
         "hung, unless other ranks of the node have exited with 0 and none is still at work: then it counts as "
         "finished.",
+    )
+    watch_collectives: str = option(
+        WATCH_COLLECTIVES[0],
+        one_of(*WATCH_COLLECTIVES),
+        "Scripts that call no hooks are watched by the collectives that torch counts. report: tell when none has "
+        "completed on any rank for long, who keeps the others waiting, and where. end: and restart, if some rank waits "
+        "in one. off: neither.",
+    )
+    watch_collectives_timeout: float = option(
+        720.0, DURATION, "So long no collective may complete on any rank of such a script."
     )
     observe_only: bool = option(False, FLAG, "Tell and log which rank would have been ended as hung, and end none.")
     forward_signals: tuple[signal.Signals, ...] = option(

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from megatron_ft.core.iterations import when
 
 __all__ = [
+    "COLLECTIVES",
     "Cause",
     "CauseKind",
     "HangVerdict",
@@ -35,6 +36,8 @@ __all__ = [
     "tells_of_a_lost_peer",
 ]
 
+COLLECTIVES = "collectives"
+"""The kind of a verdict on ranks whose scripts call no hooks: no collective has completed on any of them."""
 _TIE_NS = 250_000_000
 """Ends that were seen within this time of the first one: the order in which they were seen says little."""
 _DYING_NS = 2_000_000_000
@@ -209,6 +212,8 @@ def describe_overdue(verdict: HangVerdict) -> str:
             return f"sent no first heartbeat for {elapsed} {note}"
         case "heartbeat":
             return f"sent no heartbeat for {elapsed} {note}"
+        case "collectives":
+            return f"keeps the others waiting: no collective has completed on any rank for {elapsed} {note}"
         case "startup":
             return f"did not start monitoring within {verdict.timeout_s:g} s{stopped}"
         case "exit":
@@ -219,6 +224,8 @@ def describe_overdue(verdict: HangVerdict) -> str:
 def hang_of_nobody(first: HangVerdict, *, detail: str) -> Cause:
     """The cause where nothing tells who began it; ``first`` was found first, and may only wait."""
     text = f"hang detected (first on rank {first.rank}: {describe_overdue(first)})"
+    if first.kind == COLLECTIVES:
+        text = f"no collective has completed on any rank for {first.elapsed_s:.1f} s (timeout {first.timeout_s:.1f} s)"
     return Cause(kind=CauseKind.HANG, text=text, iteration=first.iteration, detail=detail)
 
 

@@ -155,6 +155,7 @@ class RankNote:
         raised_s: seconds since then.
         lost: its processes that have ended badly, and that it hasn't asked after, as ``lost_process`` has them.
         waits_for_process: its stack is where Python waits for a process, or for what one sends.
+        collective_s: where its script calls no hooks: seconds since it was seen to begin or complete a collective.
     """
 
     rank: Rank
@@ -185,6 +186,7 @@ class RankNote:
     left_s: float | None = None
     lost: tuple[str, ...] = ()
     waits_for_process: bool = False
+    collective_s: Seconds | None = None
 
     @property
     def is_stopped(self) -> bool:
@@ -282,7 +284,7 @@ def _place(note: RankNote) -> str:
     if note.raised:
         return _joined("doesn't come to its end", where)
     if note.is_stopped:
-        return where or "its process is stopped"
+        return (where if note.has_stack else f"seen last {where}") if where else "its process is stopped"
     if note.is_stuck_in_kernel:
         return _joined("in uninterruptible sleep", where)
     if note.in_flight:

@@ -158,15 +158,14 @@ class Coordinator:
             return
         if isinstance(message, m.Shutdown):
             cycle.shutdown = cycle.shutdown or (node.place, message.text)
-        place = cycle.place_of(node)
-        if place is None:
+        if (place := cycle.place_of(node)) is None:
             return
         if isinstance(message, m.Report):
             cycle.changed(place, message)
         elif isinstance(message, m.Hang) and message.cycle == cycle.decision.cycle:
             links = cycle.links(self._nodes.values())
             if cycle.hang(place, message, asked=list(links), now_s=self._clock.now_s):
-                self._out.append(Send(list(links.values()), m.Collect(message.cycle)))
+                self._out.append(Send([*links.values()], m.Collect(message.cycle, message.passive)))
         elif isinstance(message, m.Suspected | m.Moving) and cycle.passes_on(message, self._clock.now_s):
             self._out.append(Send([at for p, at in cycle.links(self._nodes.values()).items() if p != place], message))
         elif isinstance(message, m.Regroup) and message.cycle == cycle.decision.cycle:
@@ -363,6 +362,8 @@ class Coordinator:
         nodes = self._nodes.values() if rules.at_once else ()
         ready = sum(node.phase is m.Phase.READY and node.follows for node in nodes)
         room = rules.max_nodes - cycle.decision.world + cycle.lost
+        if (reviewed := cycle.reviewed(self._clock.now_s)) is not None:
+            self._out.append(Send([*cycle.links(self._nodes.values()).values()], reviewed))
         if cycle.conclude(self._clock.now_s, joining=max(0, min(ready, room))) or cycle.is_news:
             if cycle.outcome is not None:
                 self._end_for(list(self._nodes.values()), cycle)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from megatron_ft.core.diagnosis.exits import CauseKind, describe_hang
 from megatron_ft.core.job import lines
+from megatron_ft.core.job.hang_messages import Reviewed
 from megatron_ft.core.job.inquest import Inquest
 from megatron_ft.core.job.lobby import Node
 from megatron_ft.core.job.messages import Goodbye, Hang, Moving, Notes, Report, Rules, Standing, Suspected, Verdict
@@ -43,6 +44,8 @@ class Cycle:
     """Why the cycle is to be ended without a failure; empty if it isn't."""
     decided_by: int | None = None
     inquest: Inquest | None = None
+    review: Inquest | None = None
+    """Of ranks that go on, whatever it comes to."""
     lost: int = 0
     """So many seats were lost."""
     alarm_s: float | None = None
@@ -124,8 +127,8 @@ class Cycle:
     def lose(self, place: int, text: str) -> None:
         """That node is gone."""
         self._missing.discard(place)
-        if self.inquest is not None:
-            self.inquest.lost(place)
+        for inquest in filter(None, (self.inquest, self.review)):
+            inquest.lost(place)
         self.changed(place, Report(self.decision.cycle, NodeState.LOST, text))
 
     def lose_missing(self, after_s: float, now_s: float, voters: Iterable[Node]) -> None:
@@ -161,23 +164,29 @@ class Cycle:
 
     def hang(self, place: int, hang: Hang, *, asked: Sequence[int], now_s: float) -> bool:
         """A rank of that node hangs; whether everybody is to look at its ranks now."""
-        if self.inquest is not None or self.outcome is not None or self.rules.min_healthy:
+        if hang.passive and self.review is None and self.inquest is None and self.outcome is None:
+            self.review = Inquest(hang.verdict, None, place, asked=asked, now_s=now_s)
+            return True
+        if hang.passive or self.inquest is not None or self.outcome is not None or self.rules.min_healthy:
             return False
         self.inquest = Inquest(hang.verdict, hang.reached, place, asked=asked, now_s=now_s)
         return True
 
     def noted(self, place: int, notes: Notes) -> None:
         """What that node has seen."""
-        if self.inquest is not None:
-            self.inquest.told(place, notes.notes)
+        inquest = self.review if notes.passive else self.inquest
+        if inquest is not None:
+            inquest.told(place, notes.notes)
 
-    def passes_on(self, message: Suspected | Moving, now_s: float) -> bool:
-        """Whether the other nodes are to hear that: in a large job all may suspect, or see progress, at once."""
-        last_s = self._passed_on_s.get(type(message))
-        if message.cycle != self.decision.cycle or (last_s is not None and now_s < last_s + _PASS_ON_S):
-            return False
-        self._passed_on_s[type(message)] = now_s
-        return True
+    def reviewed(self, now_s: float) -> Reviewed | None:
+        """What the ranks were seen to do that were looked at and go on; None: not yet, or some complete collectives."""
+        review = self.review
+        if review is None or (review.is_open(now_s) and self.outcome is None):
+            return None
+        self.review = None
+        if self.outcome is not None:
+            return None
+        return review.reviewed(self.decision.cycle, several=len(self.seats) > 1)
 
     # -- what is told of them ---------------------------------------------------------------------------------
 
@@ -193,9 +202,20 @@ class Cycle:
         return place
 
     def links(self, nodes: Iterable[Node]) -> dict[int, int]:
-        """By place, the connections of those that aren't lost."""
-        known = {node.place: node.link for node in nodes if node.place is not None and node.link is not None}
-        return {place: link for place, link in known.items() if self.seats[place].state is not NodeState.LOST}
+        """Of those that have places in this cycle and are connected, by place."""
+        return {
+            node.place: node.link
+            for node in nodes
+            if node.place is not None and node.link is not None and self.is_seated(node)
+        }
+
+    def passes_on(self, message: Suspected | Moving, now_s: float) -> bool:
+        """Whether the other nodes are to hear that: in a large job all may suspect, or see progress, at once."""
+        last_s = self._passed_on_s.get(type(message))
+        if message.cycle != self.decision.cycle or (last_s is not None and now_s < last_s + _PASS_ON_S):
+            return False
+        self._passed_on_s[type(message)] = now_s
+        return True
 
     def is_seated(self, node: Node) -> bool:
         """Whether that launcher has a place in this cycle, and isn't lost."""
@@ -234,6 +254,8 @@ class Cycle:
         """Whether the cycle has just ended. ``joining`` nodes wait, for whom it is to be ended."""
         if self.outcome is not None:
             return False
+        if self.review is not None:
+            self._wake(self.review.bound_s)
         if self.shutdown is not None:
             self.outcome = Outcome.STOPPED
         elif self.inquest is not None and self.inquest.is_open(now_s):

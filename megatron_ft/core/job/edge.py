@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from megatron_ft.core.job.hang_messages import Reviewed
 from megatron_ft.core.job.messages import End, FromMember, Moved, Moving, Suspected, ToMember, Verdict
 from megatron_ft.core.job.roll import Held
 
@@ -140,9 +141,10 @@ class Conclude:
 
 @dataclass(frozen=True, slots=True)
 class LookAtRanks:
-    """Say with ``Member.tell`` what the ranks do."""
+    """Say with ``Member.tell`` what the ranks do. ``passive``: they go on living."""
 
     cycle: int
+    passive: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +182,7 @@ MemberEffect = (
     | Conclude
     | LookAtRanks
     | Relayed
+    | Reviewed
     | Say
     | Leave
 )
@@ -205,6 +208,7 @@ __all__ = [
     "OpenStore",
     "Quit",
     "Relayed",
+    "Reviewed",
     "Say",
     "Send",
     "StandBy",

@@ -100,7 +100,7 @@ class Herald:
             del self._finished[place]
         if due:
             others = cycle.count(NodeState.HEALTHY)
-            seated = self._seated(cycle)
+            seated = cycle.links(self._nodes.values())
             links = [seated[place] for place in due if place in seated]
             yield Send(links, Tell(lines.waiting_for_others(cycle=cycle.decision.cycle, others=others)))
         for at_s in self._finished.values():
@@ -191,16 +191,8 @@ class Herald:
 
     # -- to whom ----------------------------------------------------------------------------------------------
 
-    def _seated(self, cycle: Cycle) -> dict[int, int]:
-        """Links of those that have places in the cycle and are connected, by place."""
-        return {
-            node.place: node.link
-            for node in self._nodes.values()
-            if node.place is not None and node.link is not None and cycle.is_seated(node)
-        }
-
     def _to_those_concerned(self, cycle: Cycle, places: Iterable[int], text: str) -> Iterable[Send]:
-        seated = self._seated(cycle)
+        seated = cycle.links(self._nodes.values())
         if len(cycle.seats) <= FEW:
             links = list(seated.values())
         else:

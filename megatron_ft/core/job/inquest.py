@@ -16,7 +16,9 @@ from megatron_ft.core.diagnosis.exits import (
 )
 from megatron_ft.core.diagnosis.rank_snapshot import LOOK_S, RankNote
 from megatron_ft.core.diagnosis.root_cause import Finding, find
+from megatron_ft.core.job.hang_messages import Reviewed
 from megatron_ft.core.job.progress import Reached
+from megatron_ft.core.job.review import goes_on, review
 
 __all__ = ["Inquest", "blamed"]
 
@@ -53,6 +55,13 @@ class Inquest:
     def is_open(self, now_s: float) -> bool:
         """Whether the cause may still become known."""
         return bool(self._awaited) and now_s < self.bound_s
+
+    def reviewed(self, cycle: int, *, several: bool) -> Reviewed | None:
+        """What the notes come to where the ranks go on; None if some of these complete collectives all the same."""
+        if goes_on(self._notes, self.first):
+            return None
+        are_all = self._are_all and not self._awaited
+        return review(self._notes, self.first, cycle=cycle, asker=self.asker, are_all=are_all, several=several)
 
     def cause(self, *, several: bool) -> Cause | None:
         """What the notes come to; None if they tell nothing. ``several``: there are several nodes, which is told."""

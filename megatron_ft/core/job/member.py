@@ -280,13 +280,17 @@ class Member:
                 if message.cycle == self.standing.cycle:
                     self.standing = replace(self.standing, verdict=message)
                 self._out.append(edge.Conclude(message))
-            case m.Collect(cycle):
-                if cycle == self.standing.cycle and self.standing.phase is m.Phase.RUNNING:
-                    self._out.append(edge.LookAtRanks(cycle))
+            case m.Collect(cycle, passive) if self._is_running(cycle):
+                self._out.append(edge.LookAtRanks(cycle, passive))
+            case m.Reviewed(cycle) if self._is_running(cycle):
+                self._out.append(message)
             case m.Suspected() | m.Moving() if self.standing.phase is m.Phase.RUNNING:
                 self._out.append(edge.Relayed(message))
             case m.Tell(text):
                 self._out.append(edge.Say(text))
+
+    def _is_running(self, cycle: int) -> bool:
+        return cycle == self.standing.cycle and self.standing.phase is m.Phase.RUNNING
 
     def _follow(self, term: Term) -> None:
         if self._leaving is not None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from megatron_ft.core.diagnosis.exits import HangVerdict
-from megatron_ft.core.diagnosis.rank_snapshot import RankNote
-from megatron_ft.core.job.progress import Advance, Reached
+from megatron_ft.core.job.hang_messages import Hang, Moving, Notes, Reviewed, Suspected
+from megatron_ft.core.job.progress import Advance
 from megatron_ft.core.job.restart_policy import Outcome
 from megatron_ft.core.job.roll import Accepted, Ballot, Beside, Decision, Memory, Term
 from megatron_ft.core.job.rules import Rules
@@ -29,6 +28,7 @@ __all__ = [
     "Hello",
     "Lead",
     "Moved",
+    "Moving",
     "Newer",
     "Notes",
     "Phase",
@@ -37,11 +37,13 @@ __all__ = [
     "Ready",
     "Regroup",
     "Report",
+    "Reviewed",
     "Shutdown",
     "Rules",
     "Said",
     "Standing",
     "Stay",
+    "Suspected",
     "Tell",
     "ToMember",
     "Verdict",
@@ -116,39 +118,6 @@ class Aside:
     """This node isn't fit, and is to be done without."""
 
     text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Hang:
-    """A rank of this node was found hung: every node is to look at its ranks."""
-
-    cycle: int
-    verdict: HangVerdict
-    reached: Reached | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Notes:
-    """What a node has seen of its ranks."""
-
-    cycle: int
-    notes: tuple[RankNote, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Suspected:
-    """A learned timeout is over on this node: all others, which the coordinator tells, are to look at theirs twice."""
-
-    cycle: int
-    between_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Moving:
-    """A rank of this node makes progress, and what it does, in words; the coordinator tells the others."""
-
-    cycle: int
-    progress: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,9 +228,10 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Collect:
-    """A rank hangs somewhere: look at yours, and say what you see."""
+    """A rank hangs somewhere: look at yours, and say what you see. ``passive``: they go on living."""
 
     cycle: int
+    passive: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,6 +269,6 @@ Said = Report | Ready | Aside | Hang | Notes | Suspected | Moving | Shutdown | R
 """What a launcher says of its node and its ranks."""
 FromMember = Hello | Follow | Newer | Accept | Said | Moved | Beat
 FromJob = Lead | Wait | Propose | Commit | Elsewhere | Stay | Dismiss | Beat
-ToMember = FromJob | End | Verdict | Collect | Suspected | Moving | Tell
+ToMember = FromJob | End | Verdict | Collect | Reviewed | Suspected | Moving | Tell
 FROM_MEMBER: Vocabulary[FromMember] = Vocabulary(FromMember)
 TO_MEMBER: Vocabulary[ToMember] = Vocabulary(ToMember)

@@ -9,6 +9,7 @@ from typing import Any
 from megatron_ft.core.device_memory import Holding
 from megatron_ft.core.messages.fields import Count, Cycle, LocalRank, Moment, Pid, Rank, Seconds
 from megatron_ft.core.records.forks import ForkFailed, ForkServer, FreshInterpreters
+from megatron_ft.core.records.hangs import Finding, MoreTime, NoCollective
 
 __all__ = [
     "Abandoned",
@@ -24,6 +25,7 @@ __all__ = [
     "Meeting",
     "MonitorReplaced",
     "MoreTime",
+    "NoCollective",
     "NodeHealth",
     "Paused",
     "RankExited",
@@ -232,19 +234,6 @@ class CycleEnded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """All ranks were looked at because one hung: who it was. One launcher of the job writes it.
-
-    Args:
-        text: in words.
-    """
-
-    cycle: Cycle
-    rank: Rank | None = None
-    text: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingAgain:
     """All ranks of this node are through their first step after a restart.
 
@@ -306,30 +295,6 @@ class RankExited:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MoreTime:
-    """A learned timeout was over, but somebody was seen to make progress: the rank isn't ended yet.
-
-    Args:
-        kind, section: what was overdue, as in a ``verdict``.
-        elapsed_s: for how long it had lasted.
-        timeout_s: what was learned.
-        until_s: how long it may last now, since it began.
-        progress: who was seen to do what, in words.
-    """
-
-    rank: Rank
-    cycle: Cycle
-    kind: str
-    section: str | None = None
-    local_rank: LocalRank | None = None
-    iteration: int | None = None
-    elapsed_s: Seconds | None = None
-    timeout_s: Seconds | None = None
-    until_s: Seconds | None = None
-    progress: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WouldHaveEnded:
     """A rank was found hung, and isn't ended (--ft-observe-only).
 
@@ -385,6 +350,7 @@ Record = (
     | CycleStarted
     | CycleEnded
     | Finding
+    | NoCollective
     | TrainingAgain
     | Stuck
     | DeviceMemory

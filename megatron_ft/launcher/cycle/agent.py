@@ -167,6 +167,7 @@ class FaultTolerantAgent(LocalElasticAgent):
             stopped=_Lazy(lambda local_rank: process_tree.is_stopped(self._workers[local_rank].pid)),
             run_delays_ns=_Lazy(lambda local_rank: run_delays_ns(self._workers[local_rank].pid)),
             checkpointed=self._node.checkpointed,
+            collectives=_Lazy(lambda local_rank: monitors.reading(local_rank, cycle).collectives),
         )
 
     def _words(self, local_rank: int, cycle: int) -> LastWords:
@@ -383,4 +384,6 @@ def _options(line: CommandLine, *, meets_elsewhere: bool) -> Options:
         meets_elsewhere=meets_elsewhere,
         checks_health=line.node_health_command is not None,
         try_again_code=TRY_AGAIN_CODE,
+        collectives_timeout_s=None if given.watch_collectives == "off" else given.watch_collectives_timeout,
+        ends_for_collectives=given.watch_collectives == "end",
     )

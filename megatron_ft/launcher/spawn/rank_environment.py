@@ -14,15 +14,18 @@ STARTUP = os.path.join(os.path.dirname(os.path.abspath(megatron_ft.__file__)), "
 """A directory with a ``sitecustomize``, which Python imports before the script."""
 
 
-def rank_environment(environ: Mapping[str, str], *, reference_names: bool) -> dict[str, str]:
+def rank_environment(environ: Mapping[str, str], *, reference_names: bool, watches: bool) -> dict[str, str]:
     """The launcher's own environment, as ranks have it. What they start inherits it.
 
     With ``reference_names``, who imports ``nvidia_resiliency_ext.fault_tolerance`` there gets this package.
+    ``watches``: the collectives of a script that calls no hooks are to be counted.
     """
     ours = {name: value for name, value in environ.items() if name != SWITCH_VARIABLE}
-    if not reference_names:
-        return ours
-    return {**ours, SWITCH_VARIABLE: "on", "PYTHONPATH": with_startup(environ.get("PYTHONPATH"))}
+    if reference_names:
+        ours[SWITCH_VARIABLE] = "on"
+    if reference_names or watches:
+        ours["PYTHONPATH"] = with_startup(environ.get("PYTHONPATH"))
+    return ours
 
 
 def with_startup(python_path: str | None) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from megatron_ft.rank.run_ahead.replacing import Replacements
 
-__all__ = ["begin"]
+__all__ = ["begin", "end"]
 
 _MODULE, _NAME = "torch.distributed.distributed_c10d", "init_process_group"
 _imports = Replacements()
@@ -26,9 +26,14 @@ def begin() -> None:
         _imports.when_imported(_MODULE, _wrap)
 
 
-def _wrap(module: ModuleType) -> None:
+def end() -> None:
+    """Nobody is to be watched after all: a module that is imported later is left alone."""
     if _imports in sys.meta_path:
         sys.meta_path.remove(_imports)
+
+
+def _wrap(module: ModuleType) -> None:
+    end()
     init = getattr(module, _NAME, None)  # a torch without distributed has none
     if init is not None:
         setattr(module, _NAME, _watched(init))

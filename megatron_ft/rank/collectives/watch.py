@@ -18,6 +18,7 @@ from megatron_ft.core.board import layout
 from megatron_ft.core.diagnosis.stacks import frame_that_tells
 from megatron_ft.core.errors import RankMonitorClientError
 from megatron_ft.core.rank_info import RankInfo
+from megatron_ft.core.run_ahead import WATCH_VARIABLE
 from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.files.evidence_files import LIBRARIES
 from megatron_ft.rank.client import agreement
@@ -61,7 +62,7 @@ def _is_of_all_ranks() -> bool:
     What a rank starts may make a group of its own.
     """
     ranks, rank = os.environ.get("WORLD_SIZE", "1"), os.environ.get("RANK", "0")
-    is_one = MONITOR_SOCKET in os.environ and ranks != "1"
+    is_one = os.environ.get(WATCH_VARIABLE) == "on" and MONITOR_SOCKET in os.environ and ranks != "1"
     return is_one and (str(agreement.world_size()), str(agreement.rank())) == (ranks, rank)
 
 

@@ -19,11 +19,17 @@ def _begin() -> None:
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != here]
     sys.path_importer_cache.pop(here, None)
-    for variable, module, what in (
-        ("MEGATRON_FT_REFERENCE_NAMES", "reference.finder", "nvidia_resiliency_ext isn't served by megatron_ft here"),
-        ("MEGATRON_FT_WATCH_COLLECTIVES", "collectives.arrival", "the collectives of this rank aren't watched"),
+    # one that is run ahead gets the variable of its ranks when it is one
+    is_watched = os.environ.get("FT_WATCH_COLLECTIVES", "on" if "MEGATRON_FT_RUN_AHEAD" in os.environ else "off")
+    for switch, module, what in (
+        (
+            os.environ.get("MEGATRON_FT_REFERENCE_NAMES"),
+            "reference.finder",
+            "nvidia_resiliency_ext isn't served by megatron_ft here",
+        ),
+        (is_watched, "collectives.arrival", "the collectives of this rank aren't watched"),
     ):
-        if os.environ.get(variable) != "on":
+        if switch != "on":
             continue
         try:
             _ours(f"megatron_ft.rank.{module}", here).begin()

@@ -1,0 +1,196 @@
+"""No collective has completed on any rank of this node for long: whether that is to be looked into, and what follows.
+
+For ranks whose scripts call no hooks (`docs/watch-collectives.md`). Each such rank writes to its board what torch knows
+of its collectives. When none of this node's ranks has begun or completed one for ``collectives_timeout_s``, the
+coordinator is asked to have the ranks of all nodes looked at, which go on living; what it answers is told, and, if the
+user wants that, the cycle is ended. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from megatron_ft.core.agent import lines, written
+from megatron_ft.core.agent.edge import Collect, Evidence, Say, Tell
+from megatron_ft.core.agent.hang import note_unseen
+from megatron_ft.core.agent.record import CycleRecord
+from megatron_ft.core.agent.turn import Options, Turn
+from megatron_ft.core.board.layout import CollectiveCounts
+from megatron_ft.core.board.pauses import Pauses
+from megatron_ft.core.diagnosis.exits import COLLECTIVES, HangVerdict
+from megatron_ft.core.diagnosis.rank_snapshot import LOOK_S, RankNote
+from megatron_ft.core.job.hang_messages import Reviewed
+from megatron_ft.core.job.messages import Hang, Notes
+
+__all__ = ["CollectiveWatch"]
+
+_LOOKS_PER_TIMEOUT = 8
+_OFTEST_NS, _SELDOMEST_NS = 250_000_000, 10_000_000_000
+_LATE_NS = 500_000_000
+"""A look that comes so much later than it was due: the node stood still, and the ranks with it."""
+_ANSWER_NS = 15_000_000_000
+"""A coordinator that hasn't answered by then may be another one by now, or has found that other nodes' ranks go on."""
+_LAST_NOTES_NS = 150_000_000
+"""Before ranks have been looked at for as long as they may, what is known by then is told: it has a way to go."""
+
+
+@dataclass
+class _Look:
+    """The ranks of this node are being looked at."""
+
+    until_ns: int
+    asked: set[int]
+    notes: dict[int, RankNote] = field(default_factory=dict)
+
+
+class CollectiveWatch:
+    """Of one cycle on this node, from the start of its ranks. ``number`` is the cycle's at the coordinator."""
+
+    def __init__(self, options: Options, record: CycleRecord, number: int, pauses: Pauses, now_ns: int) -> None:
+        self._options = options
+        self._record = record
+        self._number = number
+        self._pauses = pauses
+        self._timeout_ns = round((options.collectives_timeout_s or 0.0) * 1e9)
+        self._every_ns = min(max(self._timeout_ns // _LOOKS_PER_TIMEOUT, _OFTEST_NS), _SELDOMEST_NS)
+        self._looked_ns = now_ns
+        self._due_ns = now_ns + self._every_ns
+        self._moved_ns = now_ns
+        """When the last collective was seen to begin or complete, as far as that counts."""
+        self._excused_ns = 0
+        """So much of the time since then is nobody's."""
+        self._grouped: set[int] = set()
+        """Local ranks that had a process group."""
+        self._is_asked = False
+        """The coordinator was asked to look into it, and hasn't answered."""
+        self._ask_again_ns = 0
+        self._is_told = False
+        """This silence was told to the user."""
+        self._look: _Look | None = None
+
+    @property
+    def alarm_ns(self) -> int | None:
+        """When ``go_on`` is to be called at the latest."""
+        times = [self._due_ns] if self._is_on else []
+        if self._look is not None:
+            times.append(self._look.until_ns - _LAST_NOTES_NS)
+        return min(times, default=None)
+
+    @property
+    def _is_on(self) -> bool:
+        """Scripts that call hooks are judged by those alone."""
+        return self._options.collectives_timeout_s is not None and not self._record.hooked
+
+    # -- what is heard ------------------------------------------------------------------------------------------
+
+    def stood_still(self, now_ns: int) -> None:
+        """The whole node was stopped and continued: nothing before counts."""
+        self._begin_anew(now_ns)
+
+    def look(self, turn: Turn) -> None:
+        """The ranks of all nodes are to be looked at."""
+        if self._look is None:
+            alive = self._record.running & self._record.watched
+            self._look = _Look(turn.now_ns + round(LOOK_S * 1e9), alive)
+            for local_rank in sorted(alive):
+                turn.do(Collect(local_rank, True, self._look.until_ns))
+
+    def noted(self, event: Evidence) -> None:
+        """What a monitor has seen of its rank."""
+        if self._look is not None and event.local_rank in self._look.asked:
+            self._look.notes[event.local_rank] = event.note
+
+    def reviewed(self, review: Reviewed, place: int, turn: Turn) -> HangVerdict | None:
+        """What has come of it, for the user, and for the log of the node that had asked. This one is at ``place``.
+
+        Returns the verdict that this node is to end the cycle for; None if it isn't to.
+        """
+        options, is_asker = self._options, review.asker == place
+        ends = options.ends_for_collectives and review.is_waited and not options.observe_only
+        self._is_told, self._is_asked = True, False
+        turn.do(Say(lines.no_collective(review, ends=ends)))
+        if is_asker:
+            turn.do(written.no_collective(self._record.cycle, review, ends=ends))
+        is_own = review.rank in self._record.ranks
+        if options.decides_alone and review.rank is not None:
+            is_asker = is_own  # each node ends its own ranks
+        if not (ends and is_asker and self._record.running):
+            return None
+        local_rank = self._record.ranks.index(review.rank) if is_own else min(self._record.running)
+        return self._verdict(local_rank, review.elapsed_s, turn.now_ns)
+
+    # -- what is due --------------------------------------------------------------------------------------------
+
+    def go_on(self, turn: Turn, *, is_stopping: bool) -> None:
+        """Tell what was seen, once it is, and see how long no collective has completed, when that is due."""
+        self._tell_notes(turn)
+        if not self._is_on or is_stopping or turn.now_ns < self._due_ns:
+            return
+        if turn.now_ns - self._due_ns > _LATE_NS:
+            self._excused_ns += turn.now_ns - self._looked_ns - self._pauses.within(self._looked_ns, turn.now_ns)
+        self._looked_ns, self._due_ns = turn.now_ns, turn.now_ns + self._every_ns
+        if self._pauses.since_ns is None:
+            self._judge(turn)
+
+    def _tell_notes(self, turn: Turn) -> None:
+        look = self._look
+        if look is None or (turn.now_ns < look.until_ns - _LAST_NOTES_NS and look.notes.keys() < look.asked):
+            return
+        self._look = None
+        record = self._record
+        notes = [look.notes.get(local_rank) or note_unseen(record, local_rank, turn) for local_rank in self._ranks]
+        turn.do(Tell(Notes(self._number, tuple(notes), passive=True)))
+
+    @property
+    def _ranks(self) -> list[int]:
+        return sorted(self._record.started)
+
+    def _judge(self, turn: Turn) -> None:
+        running = self._record.running & self._record.watched
+        counts = {local_rank: turn.seen.collectives[local_rank] for local_rank in sorted(running)}
+        known = {local_rank: found for local_rank, found in counts.items() if found is not None}
+        is_leaving = any(found is None and local_rank in self._grouped for local_rank, found in counts.items())
+        self._grouped |= known.keys()
+        if not known or is_leaving:  # nobody has a process group, or some have no use for it any more
+            self._begin_anew(turn.now_ns)
+            return
+        self._note_moves(known, turn)
+        silent_ns = turn.now_ns - self._moved_ns - self._excused_ns
+        silent_ns -= self._pauses.within(self._moved_ns, turn.now_ns)
+        left_ns = self._timeout_ns - silent_ns
+        if left_ns > 0:
+            self._due_ns = turn.now_ns + min(self._every_ns, left_ns)
+        elif not self._is_told and turn.now_ns >= self._ask_again_ns:
+            self._ask(min(known), silent_ns, turn)
+
+    def _note_moves(self, known: dict[int, CollectiveCounts], turn: Turn) -> None:
+        newest_ns = max(found.moved_ns for found in known.values())
+        if newest_ns <= self._moved_ns:
+            return
+        if self._is_told:
+            turn.do(Say(lines.collectives_go_on((newest_ns - self._moved_ns) / 1e9)))
+        self._begin_anew(newest_ns)
+
+    def _begin_anew(self, now_ns: int) -> None:
+        self._moved_ns, self._excused_ns, self._ask_again_ns = now_ns, 0, 0
+        self._is_told = self._is_asked = False
+
+    def _ask(self, local_rank: int, silent_ns: int, turn: Turn) -> None:
+        if self._is_asked:  # nobody has answered: other nodes' ranks go on, or the coordinator is another one
+            self._is_asked, self._ask_again_ns = False, turn.now_ns + self._timeout_ns
+            return
+        self._is_asked, self._ask_again_ns = True, turn.now_ns + _ANSWER_NS
+        verdict = self._verdict(local_rank, silent_ns / 1e9, turn.now_ns)
+        turn.do(Tell(Hang(self._number, verdict, passive=True)))
+
+    def _verdict(self, local_rank: int, elapsed_s: float, now_ns: int) -> HangVerdict:
+        return HangVerdict(
+            rank=self._record.ranks[local_rank],
+            local_rank=local_rank,
+            kind=COLLECTIVES,
+            section=None,
+            elapsed_s=elapsed_s,
+            timeout_s=self._timeout_ns / 1e9,
+            iteration=None,
+            at_ns=now_ns,
+        )

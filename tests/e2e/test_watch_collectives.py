@@ -1,0 +1,44 @@
+"""Scripts that call nothing of ours: what is said when their collectives don't complete, and what is done."""
+
+from __future__ import annotations
+
+import json
+
+from tests.support.launching import Launcher, launcher
+from tests.verdicts.collectives import Fault, arguments, draw, read
+
+__all__ = ["launcher"]
+
+SEED = 3
+TIMEOUT_S = 3.0
+
+
+def test_each_deadlock_is_named_by_rank_and_frame_and_who_computes_is_left_alone(launcher: Launcher) -> None:
+    """The short form of tests/verdicts/collectives.py: its last cycle computes for longer than the threshold."""
+    faults = draw(SEED)
+    launched = launcher.start(arguments(faults, timeout_s=TIMEOUT_S))
+    finished = launched.wait(110)
+    assert finished.code == 0, finished.err
+    named = read(faults[:-1], launched.log_dir, finished.out, timeout_s=TIMEOUT_S)
+    assert [each for each in named if not each.is_right] == []
+    causes = [event["cause"] for event in launched.events("cycle_ended")]
+    assert [cause and cause["rank"] for cause in causes] == [*(fault.rank for fault in faults[:-1]), None]
+    for cause, fault in zip(causes[:-1], faults[:-1], strict=True):
+        assert f"fault_{fault.kind}" in cause["detail"], cause
+        assert cause["text"].startswith(f"rank {fault.rank} keeps the others waiting: no collective has completed")
+    launched.assert_nothing_left()
+
+
+def test_by_default_it_is_only_told(launcher: Launcher) -> None:
+    fault = Fault(kind="sleep", rank=2, iteration=5, seconds=4.5)
+    launched = launcher.start(arguments([fault], mode="report", timeout_s=2.0))
+    finished = launched.wait(60)
+    assert finished.code == 0, finished.err
+    told = [line for line in finished.lines if "collective" in line and "configuration" not in line]
+    assert "rank 2 in unhooked.py:" in told[0]
+    assert told[0].endswith("(nothing is ended)")
+    (record,) = launched.events("no_collective")
+    assert (record["rank"], record["ends"]) == (2, False)
+    # nobody has sent the ranks a signal for it
+    stacks = [json.loads(path.read_text())["stacks"] for path in (launched.log_dir / "evidence").glob("*.json")]
+    assert {stack["source"] for stack in stacks} == {"a thread of its own"}

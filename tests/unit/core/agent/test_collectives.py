@@ -1,0 +1,219 @@
+"""Ranks whose scripts call no hooks, by torch's counts of their collectives: when the launcher asks, and then."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from megatron_ft.core.agent import edge
+from megatron_ft.core.board.layout import CollectiveCounts
+from megatron_ft.core.diagnosis.rank_snapshot import RankNote
+from megatron_ft.core.job import edge as job
+from megatron_ft.core.job import messages as m
+from megatron_ft.core.job.hang_messages import Reviewed
+from tests.support.agents import Driven
+
+TIMEOUT_S = 40.0
+REVIEW = Reviewed(
+    cycle=0, asker=0, elapsed_s=40.0, timeout_s=40.0, text="rank 10 in train.py:3 f", rank=10, is_waited=True
+)
+
+
+def watching(**options: object) -> Driven:
+    """A cycle whose ranks have just been seen to complete a collective each."""
+    driven = Driven(collectives_timeout_s=TIMEOUT_S, **options)
+    driven.run()
+    for local_rank in range(2):
+        driven.hear(edge.Attached(local_rank, 0, driven.now_ns, watch_only=True))
+        moves(driven, local_rank)
+    return driven
+
+
+def moves(driven: Driven, local_rank: int) -> None:
+    """A rank has completed another one."""
+    known = driven.collectives[local_rank]
+    count = 1 if known is None else known.completed + 1
+    driven.collectives[local_rank] = CollectiveCounts(driven.now_ns, driven.now_ns, count, count)
+
+
+def asked(driven: Driven) -> list[m.Hang]:
+    """What it has asked the coordinator."""
+    return [said for said in driven.told if isinstance(said, m.Hang)]
+
+
+def test_silence_of_all_ranks_is_asked_about_when_its_time_is_over_and_once() -> None:
+    driven = watching()
+    driven.wait(5.0)
+    moves(driven, 1)
+    driven.wait(TIMEOUT_S - 0.01)
+    assert asked(driven) == []
+    driven.wait(0.02)
+    (hang,) = asked(driven)
+    assert hang.passive
+    assert hang.verdict.elapsed_s == pytest.approx(TIMEOUT_S, abs=0.02)
+    driven.hear(REVIEW)
+    driven.wait(10 * TIMEOUT_S)
+    assert len(asked(driven)) == 1
+    assert driven.said[-1] == (
+        "no collective has completed on any rank for 40 s: rank 10 in train.py:3 f (nothing is ended)"
+    )
+    assert driven.written[-1] == "no_collective"
+
+
+def test_a_rank_that_goes_on_now_and_then_is_enough() -> None:
+    driven = watching()
+    for _ in range(10):
+        driven.wait(TIMEOUT_S * 0.9)
+        moves(driven, 1)
+    assert asked(driven) == []
+
+
+def test_it_is_told_that_they_go_on_and_then_told_again() -> None:
+    driven = watching()
+    for times in (1, 2):
+        driven.wait(TIMEOUT_S * 1.5)
+        driven.hear(REVIEW)
+        moves(driven, 0)
+        driven.wait(10.0)
+        assert driven.said[-1] == "collectives complete again on this node, after 60 s"
+        assert len(asked(driven)) == times
+        moves(driven, 0)
+
+
+def test_who_calls_hooks_is_judged_by_those_alone() -> None:
+    driven = watching()
+    driven.hear(edge.Attached(1, 0, driven.now_ns))
+    driven.wait(10 * TIMEOUT_S)
+    assert asked(driven) == []
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_without_process_groups_nobody_is_judged(leaves: bool) -> None:
+    """There never was one; or some rank has no use for it any more, and the others work on something else."""
+    driven = watching()
+    if leaves:
+        driven.wait(5.0)
+        driven.collectives[1] = None
+    else:
+        driven.collectives.clear()
+    driven.wait(10 * TIMEOUT_S)
+    assert asked(driven) == []
+
+
+def test_off_is_off() -> None:
+    driven = Driven()
+    driven.run()
+    driven.hear(*(edge.Attached(local_rank, 0, driven.now_ns, watch_only=True) for local_rank in range(2)))
+    moves(driven, 0)
+    driven.wait(10 * TIMEOUT_S)
+    assert asked(driven) == []
+
+
+def test_time_that_is_nobodys_does_not_count() -> None:
+    """The ranks were paused, the node was stopped, or it stood still without that anybody says so."""
+    driven = watching()
+    driven.wait(30.0)
+    driven.pauses.begin(driven.now_ns)
+    driven.wait(100.0)
+    driven.pauses.end(driven.now_ns)
+    driven.wait(9.0)
+    assert asked(driven) == []
+    driven.hear(edge.Continued())
+    driven.wait(TIMEOUT_S - 1.0)
+    assert asked(driven) == []
+    moves(driven, 0)
+    driven.wait(30.0)
+    driven.wait(300.0, late=True)
+    assert asked(driven) == []
+    driven.wait(TIMEOUT_S)
+    assert len(asked(driven)) == 1
+
+
+def test_a_coordinator_that_does_not_answer_is_asked_again_but_seldom() -> None:
+    """It is another one by now; or the ranks of another node go on."""
+    driven = watching()
+    driven.wait(TIMEOUT_S + 14.0)
+    assert len(asked(driven)) == 1
+    driven.wait(TIMEOUT_S)
+    assert len(asked(driven)) == 1
+    driven.wait(30.0)
+    assert len(asked(driven)) == 2
+
+
+def test_ranks_are_looked_at_without_a_signal_and_what_is_known_is_told() -> None:
+    driven = watching()
+    driven.exits(0)
+    driven.hear(job.LookAtRanks(0, passive=True))
+    (collect,) = driven.all_of(edge.Collect)
+    assert (collect.local_rank, collect.passive) == (1, True)
+    driven.hear(edge.Evidence(1, 0, RankNote(rank=10, local_rank=1, frame="train.py:3 f")))
+    notes = next(said for said in driven.told if isinstance(said, m.Notes))
+    assert notes.passive
+    assert [(note.rank, note.gone, note.frame) for note in notes.notes] == [(0, True, ""), (10, False, "train.py:3 f")]
+
+
+def test_a_rank_that_says_nothing_is_not_waited_for_for_long() -> None:
+    driven = watching()
+    driven.hear(job.LookAtRanks(0, passive=True))
+    driven.wait(2.0)
+    assert [said.passive for said in driven.told if isinstance(said, m.Notes)] == [True]
+
+
+def test_what_was_seen_then_is_no_evidence_of_a_later_hang() -> None:
+    driven = watching()
+    driven.hear(job.LookAtRanks(0, passive=True))
+    driven.hear(*(edge.Evidence(lr, 0, RankNote(rank=10 * lr, local_rank=lr, frame="old")) for lr in range(2)))
+    driven.hear(job.LookAtRanks(0))
+    driven.hear(*(edge.Evidence(lr, 0, RankNote(rank=10 * lr, local_rank=lr, frame="new")) for lr in range(2)))
+    first, second = (said for said in driven.told if isinstance(said, m.Notes))
+    assert {note.frame for note in first.notes} == {"old"}
+    assert {note.frame for note in second.notes} == {"new"}
+
+
+def ended(driven: Driven) -> list[m.Hang]:
+    """What it wants the cycle to be ended for."""
+    return [hang for hang in asked(driven) if not hang.passive]
+
+
+def test_if_the_user_wants_the_cycle_is_ended_for_it_by_the_node_that_had_asked() -> None:
+    driven = watching(ends_for_collectives=True)
+    driven.wait(TIMEOUT_S + 1.0)
+    driven.hear(dataclasses.replace(REVIEW, asker=1))
+    assert ended(driven) == []
+    assert "no_collective" not in driven.written
+    driven.hear(REVIEW)
+    (hang,) = ended(driven)
+    assert (hang.verdict.rank, hang.verdict.kind) == (10, "collectives")
+    assert driven.said[-1].endswith("(ending the cycle)")
+    # this time they may be signalled: they are about to be ended
+    assert {(each.local_rank, each.passive) for each in driven.all_of(edge.Collect)} == {(0, False), (1, False)}
+
+
+@pytest.mark.parametrize(
+    ("change", "options"), [({"is_waited": False, "rank": None}, {}), ({}, {"observe_only": True})]
+)
+def test_nothing_is_ended_where_nobody_waits_or_nothing_may_be(
+    change: dict[str, object], options: dict[str, object]
+) -> None:
+    driven = watching(ends_for_collectives=True, **options)
+    driven.wait(TIMEOUT_S + 1.0)
+    driven.hear(dataclasses.replace(REVIEW, **change))  # type: ignore[arg-type]
+    assert ended(driven) == []
+    assert driven.said[-1].endswith("(nothing is ended)")
+
+
+def test_where_each_node_decides_the_one_whose_rank_it_is_ends_that() -> None:
+    for rank, signalled in ((10, [(1,)]), (99, [])):
+        driven = watching(ends_for_collectives=True, min_healthy=True)
+        driven.wait(TIMEOUT_S + 1.0)
+        driven.hear(dataclasses.replace(REVIEW, rank=rank))
+        assert [each.local_ranks for each in driven.all_of(edge.SignalRanks)] == signalled
+        assert ended(driven) == []
+    driven = watching(ends_for_collectives=True, min_healthy=True)
+    driven.hear(REVIEW)
+    driven.exits(1, -9, sent=(9,))
+    assert driven.record.cause().line == (
+        "rank 10 keeps the others waiting: no collective has completed on any rank for 40.0 s (timeout 40.0 s), "
+        "in train.py:3 f"
+    )

@@ -1,0 +1,174 @@
+"""No collective completes: what the coordinator has looked into, and what it tells."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from megatron_ft.core.diagnosis.exits import HangVerdict
+from megatron_ft.core.diagnosis.rank_snapshot import Collective, RankNote
+from megatron_ft.core.job import edge
+from megatron_ft.core.job import messages as m
+from megatron_ft.core.job.coordinator import Coordinator
+from megatron_ft.core.job.hang_messages import Reviewed
+from megatron_ft.core.job.inquest import blamed
+from megatron_ft.core.job.review import review
+from megatron_ft.core.messages.codec import pack
+
+FIRST = HangVerdict(
+    rank=0, local_rank=0, kind="collectives", section=None, elapsed_s=40.0, timeout_s=40.0, iteration=None, at_ns=9
+)
+
+
+def waits(rank: int, seq: int = 7, op: str = "all_reduce") -> RankNote:
+    """A rank that is in a collective of all three."""
+    entered = Collective(group="0", seq=seq, op=op, ranks=(0, 1, 2), backend="gloo")
+    return RankNote(
+        rank=rank,
+        host=f"host-{rank}",
+        has_stack=True,
+        has_collectives=True,
+        in_flight=(entered,),
+        enqueued={"gloo/0": seq},
+        frame="train.py:3 step",
+        open_s=41.0,
+        quiet_s=41.0,
+        collective_s=41.0,
+    )
+
+
+def works(rank: int, frame: str = "loader.py:8 read", *, seconds: float = 41.0, state: str = "S") -> RankNote:
+    """One that is in none."""
+    return RankNote(
+        rank=rank,
+        host=f"host-{rank}",
+        state=state,
+        has_stack=True,
+        has_collectives=True,
+        enqueued={"gloo/0": 6},
+        frame=frame,
+        open_s=seconds,
+        quiet_s=seconds,
+        collective_s=seconds,
+    )
+
+
+def said(notes: Sequence[RankNote], *, several: bool = False) -> Reviewed:
+    """What comes of them."""
+    return review(notes, FIRST, cycle=0, asker=0, are_all=True, several=several)
+
+
+def test_who_is_not_there_and_where_it_is() -> None:
+    found = said([waits(0), works(1), waits(2)])
+    assert (found.rank, found.is_waited) == (1, True)
+    assert found.text == "rank 1 in loader.py:8 read; 2 others wait in all_reduce #7"
+    assert said([waits(0), works(1), waits(2)], several=True).text.startswith("rank 1 (host-1) in loader.py:8")
+
+
+def test_who_has_left_one_out_is_in_another_one() -> None:
+    found = said([waits(0), waits(1, op="barrier"), waits(2)])
+    assert found.rank == 1
+    assert found.text == "rank 1 in barrier #7, in train.py:3 step; 2 others wait in all_reduce #7"
+
+
+def test_a_stopped_process_is_said_to_be() -> None:
+    stopped = RankNote(rank=1, state="T", frame="train.py:9 f", quiet_s=41.0, collective_s=41.0)
+    assert said([waits(0), stopped, waits(2)]).text.startswith(
+        "rank 1 (process stopped) seen last in train.py:9 f; 2 others"
+    )
+
+
+def test_where_nobody_waits_nobody_is_accused() -> None:
+    found = said([works(0, "eval.py:1 f"), works(1, "eval.py:2 g")])
+    assert (found.rank, found.is_waited) == (None, False)
+    assert found.text == "no rank waits in one: rank 0 in eval.py:1 f; rank 1 in eval.py:2 g"
+
+
+def test_the_cause_of_a_cycle_that_is_ended_for_it_says_so() -> None:
+    cause = blamed([waits(0), works(1), waits(2)], FIRST, are_all=True, several=False)
+    assert cause is not None
+    assert cause.line == (
+        "rank 1 keeps the others waiting: no collective has completed on any rank for 41.0 s (timeout 40.0 s), "
+        "in loader.py:8 read; 2 others wait in all_reduce #7"
+    )
+    undecided = blamed([waits(0), works(1, seconds=1.0), works(2, seconds=1.0)], FIRST, are_all=True, several=False)
+    assert undecided is not None
+    assert undecided.line.startswith("no collective has completed on any rank for 40.0 s (timeout 40.0 s), root cause")
+
+
+def running(nodes: str = "ab") -> Coordinator:
+    """The coordinator of a cycle of these nodes, whose launchers' links are 0, 1 ..."""
+    rules = m.Rules(min_nodes=len(nodes), max_nodes=len(nodes), max_restarts=3)
+    machine = Coordinator("c", founds=True, now_s=0.0)
+    for link, name in enumerate(nodes):
+        machine.handle(edge.Heard(link, m.Hello("job", rules, name, 1, name, owns=name == "a")), 0.0)
+        machine.handle(edge.Heard(link, m.Ready()), 0.0)
+    effects = machine.settle(0.0)
+    while effects:
+        heard = []
+        for sent in (effect for effect in effects if isinstance(effect, edge.Send)):
+            if isinstance(sent.message, m.Lead):
+                heard += [edge.Heard(link, m.Follow(sent.message.term)) for link in sent.links]
+            elif isinstance(sent.message, m.Propose):
+                heard += [edge.Heard(link, m.Accept(sent.message.ballot, "store:1")) for link in sent.links]
+        effects = [each for event in heard for each in machine.handle(event, 0.0)] + (
+            machine.settle(0.0) if heard else []
+        )
+    return machine
+
+
+def tell(machine: Coordinator, *events: edge.Heard, now_s: float = 1.0) -> list[edge.Send]:
+    """What it sends when it has heard these."""
+    effects = [effect for event in events for effect in machine.handle(event, now_s)] + machine.settle(now_s)
+    return [effect for effect in effects if isinstance(effect, edge.Send)]
+
+
+ASKS = m.Hang(0, FIRST, passive=True)
+
+
+def test_all_nodes_are_asked_and_all_are_told_and_the_cycle_goes_on() -> None:
+    machine = running()
+    (asked,) = tell(machine, edge.Heard(1, ASKS), edge.Heard(0, ASKS))
+    assert (list(asked.links), asked.message) == ([0, 1], m.Collect(0, passive=True))
+    assert tell(machine, edge.Heard(0, m.Notes(0, (waits(0),), passive=True))) == []
+    (told,) = tell(machine, edge.Heard(1, m.Notes(0, (works(1), waits(2)), passive=True)))
+    assert list(told.links) == [0, 1]
+    assert isinstance(told.message, Reviewed)
+    assert (told.message.asker, told.message.rank) == (1, 1)
+    assert tell(machine, now_s=60.0) == []
+    assert tell(machine, edge.Heard(0, ASKS), now_s=61.0) != []
+
+
+def test_a_node_that_says_nothing_is_not_waited_for_for_ever() -> None:
+    machine = running()
+    tell(machine, edge.Heard(0, ASKS), edge.Heard(0, m.Notes(0, (waits(0),), passive=True)))
+    told = None
+    while told is None:
+        assert machine.alarm_s is not None
+        assert machine.alarm_s < 5.0
+        told = next(iter(tell(machine, now_s=machine.alarm_s)), None)
+    assert isinstance(told.message, Reviewed)
+    assert told.message.rank is None, "who isn't known of may be the one"
+
+
+def test_where_ranks_of_another_node_go_on_nothing_is_told() -> None:
+    machine = running()
+    tell(machine, edge.Heard(0, ASKS), edge.Heard(0, m.Notes(0, (waits(0), waits(2)), passive=True)))
+    assert tell(machine, edge.Heard(1, m.Notes(0, (works(1, seconds=2.0),), passive=True))) == []
+
+
+def test_a_hang_that_is_found_meanwhile_is_not_mixed_up_with_it() -> None:
+    machine = running()
+    tell(machine, edge.Heard(0, ASKS))
+    (asked,) = tell(machine, edge.Heard(1, m.Hang(0, FIRST)))
+    assert asked.message == m.Collect(0)
+    tell(machine, *(edge.Heard(link, m.Notes(0, (waits(link),), passive=True)) for link in (0, 1)))
+    ended = tell(machine, *(edge.Heard(link, m.Notes(0, (waits(link),))) for link in (0, 1)))
+    assert any(isinstance(sent.message, m.End) for sent in ended)
+
+
+@pytest.mark.parametrize("message", [ASKS, m.Collect(0, True), m.Notes(0, (), True), said([waits(0), works(1)])])
+def test_what_is_sent_is_what_arrives(message: m.FromMember | m.ToMember) -> None:
+    vocabulary = m.TO_MEMBER if isinstance(message, m.Collect | Reviewed) else m.FROM_MEMBER
+    assert vocabulary.parse(pack(message)) == message
