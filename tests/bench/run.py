@@ -22,7 +22,7 @@ from typing import Any
 
 # this file is run as a script; its own directory must not hide modules of the same names
 sys.path[0] = str(Path(__file__).resolve().parents[2])
-from tests.bench import control, costs, goodput, hangs, restarts, rules
+from tests.bench import collectives, control, costs, goodput, hangs, restarts, rules
 from tests.bench.figures import Row, print_table
 from tests.bench.jobs import end_on_sigterm, progress
 
@@ -64,6 +64,11 @@ PARTS = {
         "cost of a hook, memory of a monitor",
         lambda s: costs.measure_hooks(s.libraries, s.reference, s.runs),
         costs.hook_rows,
+    ),
+    "collectives": Part(
+        "all_reduce with and without the watch of a script's collectives",
+        lambda s: collectives.measure(min(s.runs, 3)),
+        collectives.rows,
     ),
     "lateness": Part("detection of hangs on a loaded machine", lateness, costs.lateness_rows),
     "launch": Part(

@@ -14,7 +14,7 @@ STARTUP = os.path.join(os.path.dirname(os.path.abspath(megatron_ft.__file__)), "
 """A directory with a ``sitecustomize``, which Python imports before the script."""
 
 
-def rank_environment(environ: Mapping[str, str], *, reference_names: bool, watches: bool) -> dict[str, str]:
+def rank_environment(environ: Mapping[str, str], *, reference_names: bool, watches: bool = False) -> dict[str, str]:
     """The launcher's own environment, as ranks have it. What they start inherits it.
 
     With ``reference_names``, who imports ``nvidia_resiliency_ext.fault_tolerance`` there gets this package.

@@ -23,6 +23,9 @@ def test_the_environment_of_ranks() -> None:
     assert env == {"PYTHONPATH": f"{STARTUP}:a", "X": "1", "MEGATRON_FT_REFERENCE_NAMES": "on"}
     assert rank_environment(env, reference_names=True) == env, "of a launcher that a rank has started"
     assert rank_environment(env, reference_names=False) == {"PYTHONPATH": f"{STARTUP}:a", "X": "1"}
+    plain = {"X": "1"}
+    assert rank_environment(plain, reference_names=False) == plain
+    assert rank_environment(plain, reference_names=False, watches=True) == {"PYTHONPATH": STARTUP, "X": "1"}
     assert Path(STARTUP, "sitecustomize.py").is_file()
 
 
