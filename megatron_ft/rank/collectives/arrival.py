@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
+from megatron_ft.core.run_ahead import WATCH_VARIABLE
 from megatron_ft.rank.run_ahead.replacing import Replacements
 
-__all__ = ["begin", "end"]
+__all__ = ["begin", "end", "is_wanted"]
 
 _MODULE, _NAME = "torch.distributed.distributed_c10d", "init_process_group"
 _imports = Replacements()
+
+
+def is_wanted(environ: Mapping[str, str]) -> bool:
+    """Whether a rank with these variables is to be watched: one that is alone waits for nobody."""
+    return environ.get(WATCH_VARIABLE) == "on" and environ.get("WORLD_SIZE", "1") != "1"
 
 
 def begin() -> None:

@@ -18,11 +18,11 @@ from megatron_ft.core.board import layout
 from megatron_ft.core.diagnosis.stacks import frame_that_tells
 from megatron_ft.core.errors import RankMonitorClientError
 from megatron_ft.core.rank_info import RankInfo
-from megatron_ft.core.run_ahead import WATCH_VARIABLE
 from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.files.evidence_files import LIBRARIES
 from megatron_ft.rank.client import agreement
 from megatron_ft.rank.client.connection import MONITOR_SOCKET, Welcome, say_hello
+from megatron_ft.rank.collectives import arrival
 from megatron_ft.rank.crash_reporter.flight_recorder import Counts, counts
 from megatron_ft.rank.crash_reporter.main_thread import main_stack
 from megatron_ft.rank.crash_reporter.reporter import Witness
@@ -61,9 +61,10 @@ def _is_of_all_ranks() -> bool:
 
     What a rank starts may make a group of its own.
     """
-    ranks, rank = os.environ.get("WORLD_SIZE", "1"), os.environ.get("RANK", "0")
-    is_one = os.environ.get(WATCH_VARIABLE) == "on" and MONITOR_SOCKET in os.environ and ranks != "1"
-    return is_one and (str(agreement.world_size()), str(agreement.rank())) == (ranks, rank)
+    if not (arrival.is_wanted(os.environ) and MONITOR_SOCKET in os.environ):
+        return False
+    told = os.environ.get("WORLD_SIZE"), os.environ.get("RANK")
+    return (str(agreement.world_size()), str(agreement.rank())) == told
 
 
 class CollectiveWatch:

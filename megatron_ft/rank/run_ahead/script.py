@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping
 from importlib.machinery import PathFinder
 from typing import Any
 
-from megatron_ft.core.run_ahead import FORK_SERVER_NAME, RUN_AHEAD_VARIABLE, WATCH_VARIABLE
+from megatron_ft.core.run_ahead import FORK_SERVER_NAME, RUN_AHEAD_VARIABLE
 from megatron_ft.ipc.linux.prctl import die_with_parent, set_name
 from megatron_ft.ipc.net.resolver import ask_again_soon
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Message, Received, close_fds
@@ -164,7 +164,7 @@ class RunAhead:
         set_name(name)
         for variable, value in message["env"].items():
             _environ[variable] = value
-        if _environ.get(WATCH_VARIABLE) != "on":
+        if not arrival.is_wanted(_environ):
             arrival.end()
         take_over(script_fds, self._given, self._captured, fds[1:])
         self._watch.randomness.freshen()

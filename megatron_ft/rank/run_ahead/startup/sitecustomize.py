@@ -19,17 +19,16 @@ def _begin() -> None:
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != here]
     sys.path_importer_cache.pop(here, None)
-    # one that is run ahead gets the variable of its ranks when it is one
-    is_watched = os.environ.get("FT_WATCH_COLLECTIVES", "on" if "MEGATRON_FT_RUN_AHEAD" in os.environ else "off")
-    for switch, module, what in (
-        (
-            os.environ.get("MEGATRON_FT_REFERENCE_NAMES"),
-            "reference.finder",
-            "nvidia_resiliency_ext isn't served by megatron_ft here",
-        ),
+    # one that is run ahead gets the variables of its ranks when it is one
+    is_watched = "MEGATRON_FT_RUN_AHEAD" in os.environ or (
+        os.environ.get("FT_WATCH_COLLECTIVES") == "on" and os.environ.get("WORLD_SIZE", "1") != "1"
+    )
+    names_are_served = os.environ.get("MEGATRON_FT_REFERENCE_NAMES") == "on"
+    for is_wanted, module, what in (
+        (names_are_served, "reference.finder", "nvidia_resiliency_ext isn't served by megatron_ft here"),
         (is_watched, "collectives.arrival", "the collectives of this rank aren't watched"),
     ):
-        if switch != "on":
+        if not is_wanted:
             continue
         try:
             _ours(f"megatron_ft.rank.{module}", here).begin()
