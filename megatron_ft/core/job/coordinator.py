@@ -362,8 +362,7 @@ class Coordinator:
         nodes = self._nodes.values() if rules.at_once else ()
         ready = sum(node.phase is m.Phase.READY and node.follows for node in nodes)
         room = rules.max_nodes - cycle.decision.world + cycle.lost
-        if (reviewed := cycle.reviewed(self._clock.now_s)) is not None:
-            self._out.append(Send([*cycle.links(self._nodes.values()).values()], reviewed))
+        self._out += cycle.reviewed(self._clock.now_s, self._nodes.values())
         if cycle.conclude(self._clock.now_s, joining=max(0, min(ready, room))) or cycle.is_news:
             if cycle.outcome is not None:
                 self._end_for(list(self._nodes.values()), cycle)

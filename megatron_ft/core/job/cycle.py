@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from megatron_ft.core.diagnosis.exits import CauseKind, describe_hang
 from megatron_ft.core.job import lines
-from megatron_ft.core.job.hang_messages import Reviewed
+from megatron_ft.core.job.edge import Send
 from megatron_ft.core.job.inquest import Inquest
 from megatron_ft.core.job.lobby import Node
 from megatron_ft.core.job.messages import Goodbye, Hang, Moving, Notes, Report, Rules, Standing, Suspected, Verdict
@@ -178,15 +178,16 @@ class Cycle:
         if inquest is not None:
             inquest.told(place, notes.notes)
 
-    def reviewed(self, now_s: float) -> Reviewed | None:
-        """What the ranks were seen to do that were looked at and go on; None: not yet, or some complete collectives."""
+    def reviewed(self, now_s: float, nodes: Iterable[Node]) -> list[Send]:
+        """What the ranks were seen to do that were looked at and go on, once that is known, and none moves."""
         review = self.review
         if review is None or (review.is_open(now_s) and self.outcome is None):
-            return None
+            return []
         self.review = None
-        if self.outcome is not None:
-            return None
-        return review.reviewed(self.decision.cycle, several=len(self.seats) > 1)
+        found = review.reviewed(self.decision.cycle, several=len(self.seats) > 1)
+        if found is None or self.outcome is not None:
+            return []
+        return [Send(list(self.links(nodes).values()), found)]
 
     # -- what is told of them ---------------------------------------------------------------------------------
 
