@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from megatron_ft.cli import check_config, check_launch, pause, replay, report
+from megatron_ft.cli.node_health import __main__ as node_health
 from megatron_ft.cli.slurm import command as slurm
 from megatron_ft.cli.status import status
 from megatron_ft.coordinator import __main__ as coordinator
@@ -58,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     pause.add_commands(commands)
     status.add_command(commands)
     slurm.add_command(commands)
+    node_health.add_command(commands)
     by_hand = commands.add_parser(
         "coordinator", help="coordinate a job from a machine of your choice", description=coordinator.DESCRIPTION
     )

@@ -33,7 +33,7 @@ from megatron_ft.launcher.control import ControlSocket
 from megatron_ft.launcher.glance import shares_output
 from megatron_ft.launcher.job_status import JobStatus
 from megatron_ft.launcher.monitors.monitors import Monitors
-from megatron_ft.launcher.processes import numa, process_tree
+from megatron_ft.launcher.processes import numa, process_tree, ready_checks
 from megatron_ft.launcher.processes.device_memory import DeviceMemory
 from megatron_ft.launcher.processes.health_command import HealthCheck
 from megatron_ft.launcher.processes.termination import Ending
@@ -107,7 +107,8 @@ class Node:
         self._infra_rank = reference_names.infra_rank(line, os.environ)
         self.cycle_info = reference_names.cycle_info(line, os.environ, log)
         """None: nobody wants it."""
-        self.health = None if line.node_health_command is None else self._make_health_check(line.node_health_command)
+        command = ready_checks.command(line.options, line.node_health_command, log_dir=log_dir, ranks=ranks)
+        self.health = None if command is None else self._make_health_check(command)
         self.control = ControlSocket(os.path.join(self.run_dir, "launcher.sock"), self.reactor, say=say)
         self.control.on_order = self._ordered
         self.raised_timeouts = RaisedTimeouts()

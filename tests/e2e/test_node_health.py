@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from megatron_ft.ipc.linux.processes import read_stat
+from megatron_ft.launcher.arguments import parse
 from megatron_ft.launcher.base.event_loop import Reactor
+from megatron_ft.launcher.processes import ready_checks
 from megatron_ft.launcher.processes.health_command import Checked, HealthCheck
 from tests.e2e.test_membership import SCRIPT, STANDS_BY, cycles_of, tell
 from tests.support.holding import held
@@ -33,6 +35,18 @@ def checked(reactor: Reactor, command: str, *, timeout_s: float | None = 30.0) -
     found = health.run({"FT_CYCLE": "7"}, nothing)
     assert health.pids() == set()
     return found
+
+
+def test_ready_checks_come_before_the_users_command(reactor: Reactor, tmp_path: Path) -> None:
+    for path, ended, last_line in (
+        (str(tmp_path), "ended with code 5", "mine"),
+        (f"{tmp_path}/none", "ended with code 1", f"disk: {tmp_path}/none: No such file or directory"),
+    ):
+        line = parse([f"--ft-node-health=disk:{path}", "--ft-node-health-command=echo mine; exit 5", __file__])
+        command = ready_checks.command(line.options, line.node_health_command, log_dir=str(tmp_path), ranks=1)
+        assert command is not None
+        found = checked(reactor, command)
+        assert (found.ended, found.last_line) == (ended, last_line)
 
 
 @pytest.mark.parametrize(
@@ -223,3 +237,13 @@ def test_the_others_go_on_and_use_it_again_at_the_next_restart(launcher: Launche
     assert ended[ill].lines[-1] == "the job ended without this node: it stood aside"
     assert ended[1 - ill].lines[-1].startswith("all ranks finished after")
     assert "is lost" not in ended[0].err + ended[1].err
+
+
+def test_a_node_that_is_not_ready_stands_aside_until_it_is(launcher: Launcher) -> None:
+    checkpoints = launcher.directory / "checkpoints"
+    launched = launcher.start("say('trains')", f"--ft-node-health=disk:{checkpoints}")
+    launched.wait_for(f"node health check failed: .*disk: {checkpoints}: No such file or directory")
+    checkpoints.mkdir()
+    finished = launched.wait()
+    assert (finished.code, finished.out) == (0, "trains\n")
+    launched.assert_nothing_left()

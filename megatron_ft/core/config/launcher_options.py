@@ -19,6 +19,7 @@ from megatron_ft.core.config.kinds import (
     whole,
 )
 from megatron_ft.core.config.option import option, table_of
+from megatron_ft.core.node_health import READY_CHECKS
 from megatron_ft.core.run_ahead import MODULES
 
 RESTART_POLICIES = ("any-failed", "min-healthy")
@@ -96,8 +97,16 @@ class LauncherOptions:
         "Shell command to run before this node joins a round. While it exits with another code than 0, the node "
         "does not join, and the command is retried.",
     )
+    node_health: tuple[str, ...] = option(
+        (),
+        READY_CHECKS,
+        "Ready checks before this node joins a round, as by the health command and before it: gpu (a device for each "
+        "rank, none that needs a reset, no Xid since the node booted), disk (the log directory, and /PATH of "
+        "disk:/PATH, answer and have 1 GiB free), net (links are up), nvidia-smi (ends with 0).",
+        names=("ft-node-health",),
+    )
     node_health_timeout: float | None = option(
-        60.0, TIMEOUT, "It is killed if it takes longer, and has failed; null: no limit."
+        60.0, TIMEOUT, "The health check is killed if it takes longer, and has failed; null: no limit."
     )
     node_health_check_endpoint: str | None = option(
         None,

@@ -382,7 +382,7 @@ def _options(line: CommandLine, *, meets_elsewhere: bool) -> Options:
         observe_only=given.observe_only,
         ranks_are_python=line.ranks_are_python,
         meets_elsewhere=meets_elsewhere,
-        checks_health=line.node_health_command is not None,
+        checks_health=line.node_health_command is not None or bool(given.node_health),
         try_again_code=TRY_AGAIN_CODE,
         collectives_timeout_s=None if given.watch_collectives == "off" else given.watch_collectives_timeout,
         ends_for_collectives=given.watch_collectives == "end",

@@ -1,0 +1,1 @@
+"""`megatron-ft node-health`: whether this node is ready for ranks."""

@@ -1,0 +1,129 @@
+"""What a node must have before its ranks start: the ready checks, and what is wrong with what they found. Pure.
+
+They judge only what is sure: a fact that can't be had is no problem, unless the user has asked for just that.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from megatron_ft.core.config.kinds import Kind, Refused, nearest
+from megatron_ft.core.plural import counted
+
+__all__ = [
+    "CHECKS",
+    "LEAST_FREE_BYTES",
+    "READY_CHECKS",
+    "Gpu",
+    "Port",
+    "disk_problems",
+    "gpu_problems",
+    "net_problems",
+    "parse_checks",
+    "xids",
+]
+
+CHECKS = ("gpu", "disk", "net", "nvidia-smi")
+LEAST_FREE_BYTES = 1 << 30
+"""In each directory that is checked."""
+_OF_THE_PROGRAM = frozenset({13, 31, 43, 45, 63, 94})
+"""Xids that a program's mistake causes, or that were mended: they say nothing of the device."""
+_ACTIVE, _CABLE = "ACTIVE", "LinkUp"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """What the driver says of one; None is what it doesn't say of this kind of device.
+
+    Args:
+        pages_pending: pages of its memory are to be retired at the next reset.
+        rows_pending: the same for rows, on newer devices.
+        rows_failed: rows couldn't be replaced.
+    """
+
+    index: int
+    pages_pending: bool | None = None
+    rows_pending: bool | None = None
+    rows_failed: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Port:
+    """Of an InfiniBand device: the state of its link, and of the cable, as in ``/sys/class/infiniband``."""
+
+    name: str
+    link: str
+    cable: str
+
+
+def parse_checks(value: object) -> tuple[str, ...]:
+    """Names of checks; ``disk:PATH`` is the check of one more directory.
+
+    Raises:
+        Refused: there is no such check.
+    """
+    words = value.split(",") if isinstance(value, str) else value
+    if not isinstance(words, Sequence) or not all(isinstance(word, str) for word in words):
+        raise Refused
+    checks = tuple(dict.fromkeys(word.strip() for word in words))
+    for check in checks:
+        name, colon, path = check.partition(":")
+        if name not in CHECKS:
+            raise Refused(nearest(name, CHECKS))
+        if colon and (name != "disk" or not path.startswith("/")):
+            raise Refused(f"; {check!r}: only disk has a path, as in disk:/checkpoints")
+    return checks
+
+
+READY_CHECKS = Kind(
+    check=parse_checks,
+    allowed=f"names of checks ({', '.join(CHECKS)}, disk:/PATH)",
+    plain=",".join,
+    metavar="CHECKS",
+)
+
+
+def gpu_problems(gpus: Sequence[Gpu] | None, kernel_log: Iterable[str], *, ranks: int) -> list[str]:
+    """None: there is no driver. ``ranks`` are to run on this node, each on a device of its own."""
+    if gpus is None:
+        return ["gpu: there is no NVIDIA driver (libnvidia-ml.so.1)"]
+    found = []
+    if len(gpus) < ranks:
+        found.append(f"gpu: {counted(len(gpus), 'device')} for {counted(ranks, 'rank')}")
+    for gpu in gpus:
+        if gpu.pages_pending or gpu.rows_pending:
+            found.append(f"gpu: device {gpu.index} needs a reset, for memory that is to be retired")
+        if gpu.rows_failed:
+            found.append(f"gpu: device {gpu.index} has broken memory that couldn't be replaced")
+    numbers = [xid for xid in xids(kernel_log) if xid not in _OF_THE_PROGRAM]
+    if numbers:
+        found.append(
+            f"gpu: Xid {', '.join(map(str, dict.fromkeys(numbers)))} in the kernel's log since the node booted"
+        )
+    return found
+
+
+def xids(kernel_log: Iterable[str]) -> list[int]:
+    """The numbers of the driver's errors, oldest first."""
+    matches = (re.search(r"NVRM: Xid \([^)]*\): (\d+)", line) for line in kernel_log)
+    return [int(match[1]) for match in matches if match]
+
+
+def disk_problems(path: str, free_bytes: int) -> list[str]:
+    """Of a directory that has answered."""
+    if free_bytes >= LEAST_FREE_BYTES:
+        return []
+    return [f"disk: {free_bytes / 2**20:.0f} MiB free in {path}, {LEAST_FREE_BYTES >> 20} MiB are needed"]
+
+
+def net_problems(interfaces: Sequence[str], ports: Sequence[Port]) -> list[str]:
+    """``interfaces`` are those that are up, but for the loopback."""
+    found = [] if interfaces else ["net: no network interface is up"]
+    for port in ports:
+        if port.cable == _CABLE and port.link != _ACTIVE:
+            found.append(f"net: port {port.name} is {port.link}, although its cable is connected")
+    if ports and not any(port.link == _ACTIVE for port in ports):
+        found.append(f"net: none of {counted(len(ports), 'InfiniBand port')} is active")
+    return found

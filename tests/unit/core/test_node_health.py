@@ -1,0 +1,65 @@
+"""What ready checks find wrong with a node."""
+
+from __future__ import annotations
+
+import pytest
+
+from megatron_ft.core.errors import ConfigError
+from megatron_ft.core.node_health import (
+    LEAST_FREE_BYTES,
+    READY_CHECKS,
+    Gpu,
+    Port,
+    disk_problems,
+    gpu_problems,
+    net_problems,
+    xids,
+)
+
+XID = "6,1405,98,-;NVRM: Xid (PCI:0000:3b:00): {}, pid='<unknown>', GPU has fallen off the bus."
+UP = Port(name="mlx5_0/1", link="ACTIVE", cable="LinkUp")
+
+
+def test_names_of_checks() -> None:
+    assert READY_CHECKS.judge("x", "gpu, disk,gpu") == ("gpu", "disk")
+    assert READY_CHECKS.judge("x", ["disk:/ck", "nvidia-smi"]) == ("disk:/ck", "nvidia-smi")
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"), [("gpus", "did you mean 'gpu'"), ("gpu:/x", "only disk"), ("disk:x", "only disk"), (7, "must be")]
+)
+def test_what_is_none(text: object, hint: str) -> None:
+    with pytest.raises(ConfigError, match=hint):
+        READY_CHECKS.judge("--ft-node-health:", text)
+
+
+def test_devices() -> None:
+    sound = [Gpu(index=0, pages_pending=False), Gpu(index=1, rows_pending=False, rows_failed=False), Gpu(index=2)]
+    assert gpu_problems(sound, [], ranks=3) == []
+    assert gpu_problems(None, [], ranks=0) == ["gpu: there is no NVIDIA driver (libnvidia-ml.so.1)"]
+    assert gpu_problems(sound[:1], [], ranks=2) == ["gpu: 1 device for 2 ranks"]
+    assert gpu_problems([Gpu(index=3, pages_pending=True)], [], ranks=1)[0].startswith("gpu: device 3 needs a reset")
+    assert gpu_problems([Gpu(index=4, rows_pending=True)], [], ranks=1)[0].startswith("gpu: device 4 needs a reset")
+    assert gpu_problems([Gpu(index=5, rows_failed=True)], [], ranks=1)[0].startswith("gpu: device 5 has broken memory")
+
+
+def test_errors_in_the_kernels_log() -> None:
+    log = [XID.format(79), "6,1,1,-;eth0: link is up", XID.format(31), XID.format(79), XID.format(48)]
+    assert xids(log) == [79, 31, 79, 48]
+    (told,) = gpu_problems([], log, ranks=0)
+    assert told == "gpu: Xid 79, 48 in the kernel's log since the node booted"
+    assert gpu_problems([], [XID.format(31)], ranks=0) == []
+
+
+def test_directories() -> None:
+    assert disk_problems("/ck", LEAST_FREE_BYTES) == []
+    assert disk_problems("/ck", LEAST_FREE_BYTES - (1 << 20)) == ["disk: 1023 MiB free in /ck, 1024 MiB are needed"]
+
+
+def test_links() -> None:
+    unplugged = Port(name="mlx5_1/1", link="DOWN", cable="Disabled")
+    assert net_problems(["eth0"], []) == net_problems(["eth0"], [UP, unplugged]) == []
+    assert net_problems([], []) == ["net: no network interface is up"]
+    hung = Port(name="mlx5_2/1", link="INIT", cable="LinkUp")
+    assert net_problems(["eth0"], [UP, hung]) == ["net: port mlx5_2/1 is INIT, although its cable is connected"]
+    assert net_problems(["eth0"], [unplugged]) == ["net: none of 1 InfiniBand port is active"]
