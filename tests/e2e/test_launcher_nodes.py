@@ -158,7 +158,7 @@ client.shutdown_workload_monitoring()
     assert [finished.code for finished in ended] == [0, 0]
     for finished in ended:
         [line] = [line for line in finished.lines if line.startswith("cycle 0 ended: ")]
-        assert re.match(r"cycle 0 ended: rank 1 \(.+\) hung in 'step' for .*, in script.py:8 forever; ", line)
+        assert re.match(r"cycle 0 ended: rank 1 \(.+\) hung in 'step' for .*, in script.py:8 forever[;,] ", line)
     kinds = [event["cause"]["kind"] for node in nodes for event in node.events("cycle_ended") if event["cycle"] == 0]
     assert kinds == ["hang", "hang"]
 

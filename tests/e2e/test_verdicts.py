@@ -176,7 +176,8 @@ client.shutdown_workload_monitoring()
     assert launched.wait().code == 0
     (document,) = evidence(launched, 0).values()
     assert document["section"] == "step"
-    assert document["stacks"]["threads"] == [] or document["stacks"]["source"] == "py-spy"
+    # faulthandler writes at a signal; py-spy and the rank's own thread need none
+    assert document["stacks"]["threads"] == [] or document["stacks"]["source"] != "faulthandler"
     assert launched.events("signalled", "monitor") == []
 
 
