@@ -71,6 +71,19 @@ def test_other_modules_are_the_packages_own(installed: Path) -> None:
     assert in_rank(script, installed) == "1 1 2 False 0.7.0+megatron.ft.0.1.0\n"
 
 
+def test_its_other_modules_find_its_own_helpers_and_our_classes(installed: Path) -> None:
+    folder = installed / "nvidia_resiliency_ext" / "fault_tolerance"
+    (folder / "utils.py").write_text(
+        "from .dict_utils import REAL\nis_process_alive = None\ndef helper(): return REAL\n"
+    )
+    (folder / "launcher.py").write_text("from .utils import helper, is_process_alive\n")
+    script = (
+        "import nvidia_resiliency_ext.fault_tolerance.launcher as l, nvidia_resiliency_ext.fault_tolerance.data as d\n"
+        "print(l.helper(), l.is_process_alive.__module__, hasattr(l.helper, 'x'), hasattr(d, 'OkMsg'))\n"
+    )
+    assert in_rank(script, installed) == "2 megatron_ft.rank.reference.waiting False False\n"
+
+
 def test_switched_off_the_package_is_all_its_own(installed: Path) -> None:
     script = "import nvidia_resiliency_ext.fault_tolerance as ft; print(ft.REAL, ft.__version__)"
     assert in_rank(script, installed, reference_names=False) == "1 unknown\n"

@@ -76,6 +76,8 @@ def stand_in() -> None:
     cuda.stream = lambda *_: contextlib.nullcontext()
     cuda.get_device_properties = lambda *_: types.SimpleNamespace(major=8, minor=0, multi_processor_count=1, name="cpu")
     cuda.get_device_capability = lambda *_: (8, 0)
+    pinned: Any = torch.Tensor
+    pinned.pin_memory = lambda tensor, *_: tensor  # a torch that is built for CUDA asks for the driver
 
 
 def _use_built_helper() -> None:

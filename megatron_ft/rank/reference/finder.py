@@ -153,11 +153,35 @@ def _attribute(module: str, name: str) -> Any:
         return importlib.import_module(f"{module}.{name}")
     home = SERVED[module].get(name)
     if home is None:
+        own = None if name.startswith("__") or module in PACKAGES else _own(module)
+        if hasattr(own, name):
+            return getattr(own, name)
         raise AttributeError(
             f"megatron_ft serves {module} here, which has no {name!r} (ft_launcher's --ft-reference-names off leaves "
             "the name to nvidia-resiliency-ext)"
         )
     return _resolved(home)
+
+
+def _own(module: str) -> ModuleType | None:
+    """The package's own module of that name, where it is installed: its other modules use helpers of it."""
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    alias = f"{module}_of_the_package"
+    if alias in sys.modules:
+        return sys.modules[alias]
+    package, _, last = module.rpartition(".")
+    for folder in importlib.import_module(package).__path__:
+        spec = spec_from_file_location(alias, os.path.join(folder, f"{last}.py"))
+        if spec is not None and spec.loader is not None and spec.origin is not None and os.path.exists(spec.origin):
+            found = sys.modules[alias] = module_from_spec(spec)
+            try:
+                spec.loader.exec_module(found)
+            except BaseException:
+                del sys.modules[alias]
+                raise
+            return found
+    return None
 
 
 def _resolved(home: str) -> Any:
