@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.support.launching import Launcher, launcher
+from tests.support.nodes import meeting_place
 
 __all__ = ["launcher"]
 
@@ -31,6 +32,8 @@ def take(seconds, how):
 
 from megatron_ft import fault_tolerance as ft
 save, slow_s, how = sys.argv[1], float(sys.argv[2]), sys.argv[3]
+if how == "rank 1 computing":
+    how = "computing" if RANK == 1 else "asleep"
 settings = ft.FaultToleranceSettings(calc_ft_timeouts=True)
 state = ft.GlobalState.create(save=save, ft=settings)
 ft.setup(state.cfg, state)
@@ -54,6 +57,8 @@ ft.shutdown(state)
 
 
 OPTIONS = ("--max-restarts=5", "--ft-calculated-timeout-floor=0.9", "--ft-max-no-progress-cycles=1")
+# a machine that holds a usual step up for a moment doesn't make the timeout longer than that floor
+LITTLE = "--ft-safety-factor=1.1"
 
 
 def test_a_step_that_is_slow_every_time_ends_a_rank_once(launcher: Launcher, tmp_path: Path) -> None:
@@ -67,7 +72,7 @@ def test_a_step_that_is_slow_every_time_ends_a_rank_once(launcher: Launcher, tmp
 
 
 def test_a_step_that_computes_for_longer_than_ever_ends_nobody(launcher: Launcher, tmp_path: Path) -> None:
-    launched = launcher.start(LOOP, *OPTIONS, script_args=[str(tmp_path / "save"), "1.75", "computing"])
+    launched = launcher.start(LOOP, *OPTIONS, LITTLE, script_args=[str(tmp_path / "save"), "1.75", "computing"])
     finished = launched.wait()
     assert finished.code == 0, finished.err
     assert launched.events("verdict", role="monitor") == []
@@ -77,4 +82,16 @@ def test_a_step_that_computes_for_longer_than_ever_ends_nobody(launcher: Launche
     assert all(each["until_s"] <= 4 * each["timeout_s"] for each in given)
     assert "longer than its learned timeout of" in finished.err
     assert "s, but rank 0 computes in script.py" in finished.err
-    assert finished.err.count("given more time, up to") == 1, "what it took was learned"
+    slow_steps = {each["iteration"] for each in given}
+    assert finished.err.count("given more time, up to") == len(slow_steps)
+
+
+def test_a_rank_of_another_node_that_computes_is_seen_from_here(launcher: Launcher, tmp_path: Path) -> None:
+    place = meeting_place("--nnodes=2")
+    arguments = [str(tmp_path / "save"), "1.75", "rank 1 computing"]
+    nodes = [launcher.start(LOOP, *OPTIONS, LITTLE, *place, script_args=arguments) for _ in range(2)]
+    ended = [node.wait() for node in nodes]
+    assert [finished.code for finished in ended] == [0, 0], [finished.err for finished in ended]
+    assert [node.events("verdict", role="monitor") for node in nodes] == [[], []]
+    given = [each for node in nodes for each in node.events("more_time")]
+    assert {each["progress"].partition(" ")[2].partition(" ")[0] for each in given if each["rank"] == 0} == {"1"}

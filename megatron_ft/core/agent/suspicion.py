@@ -35,6 +35,7 @@ class Suspicion:
     def __init__(self, options: Options, record: CycleRecord, number: int, *, nodes: int) -> None:
         self._record = record
         self._number = number
+        self._observes_only = options.observe_only
         self._asks_others = nodes > 1 and not (options.min_healthy or options.meets_elsewhere)
         self._suspects: dict[int, HangVerdict] = {}
         """By local rank."""
@@ -57,8 +58,9 @@ class Suspicion:
         if self._is_over:
             return
         if verdict.elapsed_s >= MOST * verdict.timeout_s:
-            if verdict.local_rank in self._record.started:
-                turn.do(Say(lines.most_time_is_over(verdict, MOST)), Convict(verdict.local_rank))
+            if not self._observes_only:
+                turn.do(Say(lines.most_time_is_over(verdict, MOST)))
+            turn.do(Convict(verdict.local_rank))
             return
         self._suspects[verdict.local_rank] = verdict
         if self._elsewhere is not None and turn.now_ns - self._elsewhere[0] < _FRESH_NS:

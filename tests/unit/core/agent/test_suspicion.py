@@ -104,6 +104,13 @@ def test_four_timeouts_are_the_most_whoever_moves() -> None:
     assert "4 times the learned timeout is over" in driven.said[0]
 
 
+def test_under_observe_only_nobody_is_said_to_be_ended() -> None:
+    driven = running(1, observe_only=True)
+    assert suspect(driven, elapsed_s=40.01) == [edge.Convict(0)]
+    suspect(driven)
+    assert looked(driven, 0) == [edge.Convict(0)]
+
+
 def test_a_monitor_that_says_nothing_is_waited_for_within_the_bound() -> None:
     driven = running(2)
     suspect(driven)
