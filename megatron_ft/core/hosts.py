@@ -1,4 +1,4 @@
-"""Slurm's short form of lists of hosts. Pure."""
+"""Names of hosts: their order, and Slurm's short form of lists of them. Pure."""
 
 from __future__ import annotations
 
@@ -6,10 +6,16 @@ import itertools
 import re
 from collections.abc import Iterator
 
-__all__ = ["expand_hosts"]
+__all__ = ["expand_hosts", "natural"]
 
 _WORD = re.compile(r"(?:\[[^\]]*\]|[^,])+")
+_PARTS = re.compile(r"([^0-9]*)([0-9]*)")
 _RANGES = re.compile(r"\[([^\]]*)\]")
+
+
+def natural(name: str) -> tuple[tuple[str, int], ...]:
+    """To sort by: node2 comes before node10."""
+    return tuple((text, int(number or 0)) for text, number in _PARTS.findall(name))
 
 
 def expand_hosts(text: str, most: int) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Sequence
 
@@ -12,7 +13,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from megatron_ft.core.errors import ConfigError, FaultToleranceError
-from megatron_ft.core.job.progress import Advance
+from megatron_ft.core.job.operator import advice
 from megatron_ft.core.printable import printable
 from megatron_ft.core.records import launcher as records
 from megatron_ft.ipc.files.event_log import EventLog
@@ -32,6 +33,9 @@ from megatron_ft.launcher.spawn.fork_server import ServerProcess
 from megatron_ft.launcher.torch_compat import private_names
 
 __all__ = ["run"]
+
+TOLD_BY = "FT_BAD_NODES_TOLD_BY"
+"""Set by whoever has started the launchers, if it tells of bad nodes itself."""
 
 
 def run(
@@ -66,7 +70,8 @@ def run(
     if line.options.observe_only:
         say(lines.OBSERVING_ONLY)
     log.write(records.Config(values=line.options.sources_for_log(), command=tuple(command)))
-    before = read_lives(log_dir).advance(command)
+    lives = read_lives(log_dir)
+    past = joining.Past(lives.advance(command), lives.bad_nodes())
     meeting = records.Meeting(
         how=place.kind.value, endpoints=place.endpoints, rank=place.rank, rank_from=place.rank_source
     )
@@ -81,9 +86,9 @@ def run(
                 job=place.job,
                 command=command,
                 is_first=place.kind is Kind.ALONE or place.is_founder,
-                before=before,
+                before=past.advance,
             )
-            code = _launch(node, place, config, command, result, before)
+            code = _launch(node, place, config, command, result, past)
         finally:
             node.close()
     finally:
@@ -93,7 +98,12 @@ def run(
 
 
 def _launch(
-    node: Node, place: MeetingPlace, config: LaunchConfig, command: Sequence[str], result: ResultFile, before: Advance
+    node: Node,
+    place: MeetingPlace,
+    config: LaunchConfig,
+    command: Sequence[str],
+    result: ResultFile,
+    past: joining.Past,
 ) -> int:
     """The exit code; the result file is told how the job has ended, as far as this launcher can say."""
     private_names.say_nothing_of_death_signals()
@@ -104,7 +114,7 @@ def _launch(
 
     coordination: Coordination | None = None
     try:
-        with joining.joined(node, place, config, before=before, is_finished=is_finished) as coordination:
+        with joining.joined(node, place, config, past=past, is_finished=is_finished) as coordination:
             coordination.on_begin, coordination.on_verdict = result.begun, result.concluded
             coordination.on_left_out = result.left_out
             _train(node, place, config, command, coordination)
@@ -116,7 +126,11 @@ def _launch(
     except _ENDS as error:
         end = _end(node, error)
         _write_end(result, end, node, coordination)
-    if node.line.where.scheduler is Scheduler.KUBERNETES:
+    scheduler = node.line.where.scheduler
+    if TOLD_BY not in os.environ:
+        for name, reason in result.bad_nodes().items():
+            node.say(advice(scheduler.value, name, reason))
+    if scheduler is Scheduler.KUBERNETES:
         termination_log.tell(end)
     return end.code
 

@@ -14,7 +14,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from megatron_ft.core.job.lives import Ending, Fault, Life, Lives, fault_of
+from megatron_ft.core.job.faults import Fault, back_again, bad_nodes, fault_of
+from megatron_ft.core.job.lives import Ending, Life, Lives
 from megatron_ft.core.job.messages import Verdict
 from megatron_ft.core.job.progress import Advance
 from megatron_ft.core.job.roll import Decision, Held, Kind
@@ -76,7 +77,9 @@ class ResultFile:
         self._life, self._place, self._began = _reached(life, decision.advance), held.place, decision
         if held.place == 0:
             life = self._life
-            self._change(lambda lives: lives.begun(life) if decision.cycle == 0 else lives.updated(life))
+            self._change(
+                lambda lives: (lives.begun(life) if decision.cycle == 0 else lives.updated(life)).back(decision.back)
+            )
 
     def concluded(self, verdict: Verdict) -> None:
         """A cycle has ended."""
@@ -100,11 +103,15 @@ class ResultFile:
         self._change(lambda lives: lives.ended(life, is_first=place == 0))
 
     def _faults(self, decision: Decision) -> tuple[Fault, ...]:
-        """With what the next decision says of the cycle before it: whether it had got further."""
-        before, faults = self._began, self._life.faults
+        """With what the next decision says of the cycle before it: whether it had got further; and who is back."""
+        before, faults = self._began, back_again(self._life.faults, decision.back)
         if before is None or decision.advance.last <= before.advance.last:
             return faults
         return tuple(replace(each, advanced=True) if each.cycle == before.cycle else each for each in faults)
+
+    def bad_nodes(self) -> dict[str, str]:
+        """By name, and why, as far as this life shows it and this launcher speaks for the job."""
+        return bad_nodes(self._life.faults) if self._place == 0 else {}
 
     def _change(self, change: Callable[[Lives], Lives]) -> None:
         if self._path is not None:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from megatron_ft.cli.logs.read import EventLogFile
 from megatron_ft.cli.logs.runs import RunLogs, Timed, split_runs
+from megatron_ft.core.hosts import natural
 from megatron_ft.core.records import Record
 from megatron_ft.core.records.launcher import Cause, CycleEnded, CycleStarted, RankExited, RunEnded
 from megatron_ft.core.records.monitor import Attached, FirstIteration, FirstStep
@@ -139,7 +140,7 @@ def summarize_run(run: RunLogs) -> RunSummary:
     return RunSummary(
         run_id=run.run_id,
         opened_wall_ns=run.opened_wall_ns,
-        hosts=tuple(sorted({log.host for log in run.files})),
+        hosts=tuple(sorted({log.host for log in run.files}, key=natural)),
         world_size=next((size for size in reversed(sizes) if size is not None), None),
         exit_code=max((code for code in exit_codes if code is not None), default=None),
         cycles=_summaries([_Cycle(number, of_cycle[number]) for number in sorted(of_cycle)]),

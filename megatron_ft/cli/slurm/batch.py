@@ -20,6 +20,7 @@ from megatron_ft.cli.slurm import commands
 from megatron_ft.cli.slurm.policy import TRY_AGAIN_CODE, Action, After, Limits, Next, decide
 from megatron_ft.core.hosts import expand_hosts
 from megatron_ft.core.job.lives import Ending, Life, Lives
+from megatron_ft.core.job.operator import advice
 
 __all__ = ["Batch", "Plan"]
 
@@ -60,6 +61,7 @@ class Batch:
         self._environ = commands.srun_environment(environ)
         self._asked: list[signal.Signals] = []
         self._passed_on_s = -_AGAIN_S
+        self._told_bad: dict[str, str] = {}
 
     def run(self) -> int:
         """Until the job ends or is requeued; the exit code."""
@@ -199,8 +201,11 @@ class Batch:
         return here[: max(0, nodes - self._plan.limits.nodes)]
 
     def _tell_bad_nodes(self, lives: Lives) -> None:
+        """Each once, and again if it is for another reason."""
         for node, reason in lives.bad_nodes().items():
-            say(f"bad node {node}: {reason}. To drain it: {shlex.join(commands.drain(node, reason[:100]))}")
+            if self._told_bad.get(node) != reason:
+                self._told_bad[node] = reason
+                say(advice("slurm", node, reason))
 
     # -- files and commands -----------------------------------------------------------------------------------
 

@@ -10,7 +10,6 @@ __all__ = [
     "Job",
     "allocation",
     "avoid",
-    "drain",
     "end_array",
     "requeue",
     "show",
@@ -19,6 +18,7 @@ __all__ = [
     "stop_steps",
 ]
 
+_TELLS = "FT_BAD_NODES_TOLD_BY"
 _DEFEATS = ("SLURM_KILL_BAD_EXIT", "SLURM_WAIT")
 
 
@@ -40,8 +40,10 @@ def srun(*, nodes: int, exclude: Sequence[str], more: Sequence[str], launcher: S
 
 
 def srun_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Without what would have launchers warn of settings that the options above have overruled."""
-    return {name: value for name, value in environ.items() if name not in _DEFEATS}
+    """Without what would have launchers warn of settings that the options above have overruled; and bad nodes are told
+    of here.
+    """
+    return {**{name: value for name, value in environ.items() if name not in _DEFEATS}, _TELLS: "megatron-ft slurm"}
 
 
 def stop_steps(job: str) -> list[str]:
@@ -67,11 +69,6 @@ def end_array(array: str) -> list[str]:
 def avoid(job: str, nodes: Sequence[str]) -> list[str]:
     """Not these, the next time."""
     return ["scontrol", "update", f"JobId={job}", f"ExcNodeList={','.join(nodes)}"]
-
-
-def drain(node: str, reason: str) -> list[str]:
-    """For an operator."""
-    return ["scontrol", "update", f"NodeName={node}", "State=DRAIN", f"Reason={reason}"]
 
 
 def allocation(text: str) -> Job | None:

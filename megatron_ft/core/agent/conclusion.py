@@ -109,7 +109,7 @@ def _cause(known: Known, verdict: Verdict) -> Cause:
     record, told = known.record, known.orders.told
     if verdict.node == known.orders.place and told is not None and verdict.text == told.text:
         if record.failed or record.found is not None:
-            return record.cause()
+            return dataclasses.replace(record.cause(), host=verdict.name)
         if record.exclude_request is not None:
-            return record.request_cause()
+            return dataclasses.replace(record.request_cause(), host=verdict.name)
     return verdict.cause(known.orders.place)

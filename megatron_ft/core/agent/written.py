@@ -69,7 +69,9 @@ def cycle_ended(
     """The end of a cycle; well if there is no cause."""
     why = None
     if cause is not None:
-        why = records.Cause(rank=cause.rank, kind=cause.kind.value, text=cause.text, detail=cause.detail)
+        why = records.Cause(
+            rank=cause.rank, kind=cause.kind.value, text=cause.text, detail=cause.detail, host=cause.host
+        )
     ended = records.CycleEnded(
         cycle=record.cycle,
         outcome=outcome.value,

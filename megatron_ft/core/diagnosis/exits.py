@@ -160,6 +160,8 @@ class Cause:
     """It only follows from the end of another rank, on another node."""
     by_us: bool = False
     """Its end was our doing: nothing tells more."""
+    host: str = ""
+    """Of the node whose fault it was; empty if nobody's, or not known."""
 
     @property
     def line(self) -> str:

@@ -6,7 +6,7 @@ then propose the next one. What a lost coordinator may have brought about alread
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from megatron_ft.core.job.edge import CoordinatorEffect, Decided, Send
@@ -253,6 +253,7 @@ class Council:
         advance: Advance,
         code: int = 0,
         text: str = "",
+        back: Sequence[str] = (),
     ) -> None:
         """Ask for a decision.
 
@@ -272,6 +273,7 @@ class Council:
             advance=advance,
             code=code,
             text=text,
+            back=tuple(back),
         )
         founder = [self._owner] if self._owner is not None and self.decision is None else []
         everybody = list(dict.fromkeys([*members.values(), *others, *founder]))

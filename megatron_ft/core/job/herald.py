@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
+from megatron_ft.core.hosts import natural
 from megatron_ft.core.job import lines
 from megatron_ft.core.job.cycle import Cycle
 from megatron_ft.core.job.edge import Send
@@ -124,7 +125,7 @@ class Herald:
             return
         running = len(cycle.seats) - cycle.count(NodeState.LOST, NodeState.EXCLUDED)
         yield Send([node.link for node in new if node.link is not None], Tell(lines.standing_by(running)))
-        names = sorted(node.name for node in new)
+        names = sorted((node.name for node in new), key=natural)
         yield from self._to_those_concerned(cycle, (), lines.others_stand_by(names))
 
     # -- nodes meet -------------------------------------------------------------------------------------------
@@ -180,12 +181,12 @@ class Herald:
                     lost.append(name)
         enough = usable(ready, rules.segment) if rules.segment else len(ready)
         return lines.waiting_for_nodes(
-            here=sorted(node.name for node in ready),
+            here=sorted((node.name for node in ready), key=natural),
             more=max(rules.min_nodes - enough, len(missing), 0),
             odd=len(ready) - enough,
-            missing=sorted(missing),
-            lost=sorted(lost),
-            aside=sorted(node.name for node in nodes if node.phase is Phase.ASIDE),
+            missing=sorted(missing, key=natural),
+            lost=sorted(lost, key=natural),
+            aside=sorted((node.name for node in nodes if node.phase is Phase.ASIDE), key=natural),
             cycle=None if cycle is None else cycle.decision.cycle,
         )
 

@@ -24,6 +24,8 @@ class Identity:
     rank: int | None = None
     before: Advance = Advance()  # noqa: RUF009 - frozen
     domain: str = ""
+    bad: str = ""
+    """Why earlier lives of the job call this host a bad node."""
 
     def hello(
         self, session: int, *, owns: bool, memory: Memory, standing: m.Standing, found_silent: Beside | None
@@ -40,6 +42,7 @@ class Identity:
             owns=owns,
             before=self.before,
             domain=self.domain,
+            bad=self.bad,
             memory=memory,
             standing=standing,
             found_silent=found_silent,

@@ -91,7 +91,7 @@ def _of_one(finding: Finding, note: RankNote, first: HangVerdict, *, several: bo
     if note.raised:  # it would be a crash, if only it ended
         did, kind = f"raised {note.raised}", CauseKind.CRASH
     text = f"rank {note.rank}{where} {did}"
-    return Cause(kind=kind, text=text, rank=note.rank, iteration=verdict.iteration, detail=finding.text)
+    return Cause(kind=kind, text=text, rank=note.rank, iteration=verdict.iteration, detail=finding.text, host=note.host)
 
 
 def _view(note: RankNote, at_ns: int) -> RankView:

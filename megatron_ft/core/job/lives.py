@@ -8,23 +8,19 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from megatron_ft.core.diagnosis.exits import CauseKind
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.job.messages import Verdict
+from megatron_ft.core.job.faults import Fault, back_again, bad_nodes
 from megatron_ft.core.job.progress import Advance
-from megatron_ft.core.job.restart_policy import Outcome
 from megatron_ft.core.messages.codec import fields, unpack
 
-__all__ = ["Ending", "Fault", "FaultKind", "Life", "Lives", "fault_of"]
+__all__ = ["Ending", "Life", "Lives"]
 
 VERSION = 1
 _MOST_LIVES = 200
 _MOST_FAULTS = 100
-_LONGEST_TEXT = 500
-_REPEATS = 2
 _WITHOUT_A_WORD = "it ended without a word: its processes were killed, or their machine was lost"
 
 
@@ -42,28 +38,6 @@ class Ending(enum.Enum):
     """Of the user: no rank was started."""
     LOST = "lost"
     """It could go on from its last checkpoint, but not from where it was."""
-
-
-class FaultKind(enum.Enum):
-    """What a node did to a cycle."""
-
-    LOST = "lost"
-    """Its launcher or its machine was gone."""
-    LEFT = "left"
-    """It was excluded, or couldn't end its ranks."""
-    RANK = "rank"
-    """One of its ranks crashed, was killed or hung: the script may be to blame."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fault:
-    """The end of a cycle that was one node's. ``advanced``: the cycle had got further than those before it."""
-
-    node: str
-    cycle: int
-    kind: FaultKind
-    text: str
-    advanced: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,19 +77,6 @@ class Life:
         return Advance(self.resumed, self.iteration, self.stalled, self.trained)
 
 
-def fault_of(verdict: Verdict) -> Fault | None:
-    """The fault of the node that ended a cycle; None where no node did, or it was only asked to stop."""
-    if verdict.node is None or not verdict.name:
-        return None
-    if verdict.outcome is Outcome.MEMBERSHIP:
-        kind = FaultKind.LEFT
-    elif verdict.outcome is not Outcome.FAILED or verdict.kind is CauseKind.REQUEST:
-        return None
-    else:
-        kind = FaultKind.LOST if verdict.kind is CauseKind.MEMBERSHIP else FaultKind.RANK
-    return Fault(node=verdict.name, cycle=verdict.cycle, kind=kind, text=verdict.text[:_LONGEST_TEXT])
-
-
 @dataclass(frozen=True, kw_only=True)
 class Lives:
     """All lives of a job, oldest first."""
@@ -144,20 +105,14 @@ class Lives:
         return json.dumps(document, indent=1) + "\n"
 
     def bad_nodes(self) -> dict[str, str]:
-        """By name, and why: lost, left out, or again and again the place where a job failed that got on elsewhere.
+        """By name, and why; see `faults.bad_nodes`."""
+        return bad_nodes(fault for life in self.lives for fault in life.faults)
 
-        A rank that fails says little of its node where the job didn't get on: that may be the script.
-        """
-        found: dict[str, str] = {}
-        repeats: dict[str, int] = {}
-        for fault in (fault for life in self.lives for fault in life.faults):
-            if fault.kind is not FaultKind.RANK:
-                found[fault.node] = fault.text
-            elif fault.advanced:
-                repeats[fault.node] = count = repeats.get(fault.node, 0) + 1
-                if count >= _REPEATS:
-                    found.setdefault(fault.node, f"{count} times: {fault.text}")
-        return found
+    def back(self, names: Collection[str]) -> Lives:
+        """With the news that these nodes are ready for a cycle."""
+        if not names:
+            return self
+        return Lives(lives=tuple(replace(life, faults=back_again(life.faults, names)) for life in self.lives))
 
     def advance(self, command: Sequence[str]) -> Advance:
         """What a new life that runs this begins with. Who starts again what had ended for good has mended something."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from megatron_ft.core.hosts import natural
 from megatron_ft.core.job.messages import Hello, Phase, Standing
 from megatron_ft.core.job.progress import Advance
 from megatron_ft.core.job.roll import Beside, Decision, Held, Memory
@@ -44,6 +45,8 @@ class Node:
     phase: Phase = Phase.BUSY
     before: Advance = Advance()  # noqa: RUF009 - frozen
     """Of earlier lives of the job."""
+    bad: str = ""
+    """Why earlier lives of the job would rather have done without this host."""
     memory: Memory = field(default_factory=Memory)
     standing: Standing = field(default_factory=Standing)
     domain: str = ""
@@ -66,6 +69,7 @@ class Node:
             arrived,
             before=hello.before,
             domain=hello.domain,
+            bad=hello.bad,
         )
 
     def awaited_until_s(self, *, silence_s: float, slept_s: float) -> float:
@@ -101,16 +105,40 @@ def in_order(nodes: Iterable[Node], *, is_first: bool) -> list[Node]:
     return sorted(nodes, key=_first_order if is_first else _later_order)
 
 
-def choose(slots: Sequence[Slot], ready: Iterable[Node], max_nodes: int) -> tuple[list[Node], list[Slot]]:
+def choose(
+    slots: Sequence[Slot], ready: Iterable[Node], max_nodes: int, *, bad: Collection[str] = (), named: str = ""
+) -> tuple[list[Node], list[Slot]]:
     """Who takes part, by place, and the slots after that.
 
     At first by the ranks that were given; else the node that hosts the coordinator is the first, and the others follow
-    as they came. Later who had a place keeps it, or comes after the same ones as before; who comes back gets its own;
-    spares fill gaps.
+    by their names. Later who had a place keeps it, or comes after the same ones as before; who comes back gets its own;
+    spares fill gaps. Of ``bad`` nodes (words of launchers) no more take part than are needed; one that has just been
+    ``named`` again makes place for a spare that isn't bad.
     """
-    free = {node.instance: node for node in in_order(ready, is_first=not slots)}
+    nodes = in_order(ready, is_first=not slots)
+    if not slots:
+        first = sorted(nodes, key=lambda node: node.instance in bad)[:max_nodes]
+        chosen = in_order(first, is_first=True)
+        return chosen, [*map(Slot.of, chosen)]
+    free = {node.instance: node for node in nodes}
     filled: list[Node | None] = [free.pop(slot.instance, None) for slot in slots]
     room = max_nodes - sum(node is not None for node in filled)
+    groups = [{i: node for i, node in free.items() if (i in bad) is is_bad} for is_bad in (False, True)]
+    if named in bad and groups[0]:
+        filled = [None if node is not None and node.instance == named else node for node in filled]
+        room = max_nodes - sum(node is not None for node in filled)
+    more: list[Node] = []
+    for group in groups:
+        room = _fill(slots, filled, group, room)
+        more += group.values()
+    chosen = [node for node in filled if node is not None]
+    more = more[: max(0, room)]
+    kept = [slot if node is None else Slot.of(node) for slot, node in zip(slots, filled, strict=True)]
+    return [*chosen, *more], [*kept, *map(Slot.of, more)][-2 * max_nodes :]
+
+
+def _fill(slots: Sequence[Slot], filled: list[Node | None], free: dict[str, Node], room: int) -> int:
+    """Give gaps to these: first to those that come back, then to any. How many more may take part."""
     returning: dict[int | str | None, list[Node]] = {}
     for each in reversed(free.values()):
         returning.setdefault(each.rank, []).append(each)
@@ -123,10 +151,7 @@ def choose(slots: Sequence[Slot], ready: Iterable[Node], max_nodes: int) -> tupl
             if node is not None:
                 filled[index] = free.pop(node.instance)
                 room -= 1
-    chosen = [node for node in filled if node is not None]
-    more = list(free.values())[: max(0, room)]
-    kept = [slot if node is None else Slot.of(node) for slot, node in zip(slots, filled, strict=True)]
-    return [*chosen, *more], [*kept, *map(Slot.of, more)][-2 * max_nodes :]
+    return room
 
 
 def _returned(slot: Slot, returning: Mapping[int | str | None, list[Node]], free: Mapping[str, Node]) -> Node | None:
@@ -142,9 +167,9 @@ def _first(nodes: dict[str, Node]) -> Node:
     return next(iter(nodes.values()))
 
 
-def _first_order(node: Node) -> tuple[bool, int, bool, int]:
-    """As the user or the scheduler says, else as they came, but for the host: scripts take it for node 0."""
-    return node.rank is None, node.rank or 0, not node.owns, node.arrived
+def _first_order(node: Node) -> tuple[bool, int, bool, tuple[tuple[str, int], ...], int]:
+    """As the user or the scheduler says, else by name, but for the host: scripts take it for node 0."""
+    return node.rank is None, node.rank or 0, not node.owns, natural(node.name), node.arrived
 
 
 def _later_order(node: Node) -> tuple[bool, int, int]:

@@ -68,6 +68,7 @@ class Hello:
         before: how far earlier lives of the job have got, as this launcher's log directory says.
         domain: of NVLink, if the rules have segments.
         found_silent: the node beside the last coordinator, whose host answers no packet any more.
+        bad: why earlier lives of the job call its host a bad node; empty if they don't.
     """
 
     job: str
@@ -80,6 +81,7 @@ class Hello:
     owns: bool = False
     before: Advance = Advance()  # noqa: RUF009 - frozen
     domain: str = ""
+    bad: str = ""
     memory: Memory = field(default_factory=Memory)
     standing: Standing = field(default_factory=Standing)
     found_silent: Beside | None = None

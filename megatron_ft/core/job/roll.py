@@ -44,6 +44,7 @@ class Decision:
         head: the place whose node tips the scales where exactly half of them agree.
         restarts: used by the job before this cycle began.
         code: for the end: the launchers' exit code, with the reason in ``text``.
+        back: names of nodes that were lost once, and are ready for this cycle.
     """
 
     number: int
@@ -57,6 +58,7 @@ class Decision:
     advance: Advance = Advance()  # noqa: RUF009 - frozen
     code: int = 0
     text: str = ""
+    back: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

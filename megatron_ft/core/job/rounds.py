@@ -10,6 +10,7 @@ from megatron_ft.core.job.cycle import Cycle
 from megatron_ft.core.job.forming import Forming
 from megatron_ft.core.job.lobby import Node, Slot, choose
 from megatron_ft.core.job.messages import Phase, Rules
+from megatron_ft.core.job.offenders import Offenders
 from megatron_ft.core.job.progress import furthest
 from megatron_ft.core.job.restart_policy import Action, Outcome
 from megatron_ft.core.job.roll import Decision, Kind
@@ -34,6 +35,7 @@ class Rounds:
         """When to go on at the latest, of ``go_on``."""
         self.lost_s: float | None = None
         """When the last node was lost that may still be a voter."""
+        self.offenders = Offenders()
         self._council = council
         self._nodes = nodes
         self._forming = Forming()
@@ -121,7 +123,8 @@ class Rounds:
             chosen = choose_segments(self._slots, ready, rules.max_nodes, rules.segment)
             self._next_slots = [Slot.of(node) for node in chosen]
         else:
-            chosen, self._next_slots = choose(self._slots, ready, rules.max_nodes)
+            bad, named = self.offenders.among(ready), self.offenders.named(cycle)
+            chosen, self._next_slots = choose(self._slots, ready, rules.max_nodes, bad=bad, named=named)
         takes_part = set(chosen)
         self._council.propose(
             Kind.CYCLE,
@@ -131,6 +134,7 @@ class Rounds:
             world=len(chosen),
             restarts=0 if cycle is None else cycle.restarts_used,
             advance=furthest(node.before for node in ready) if cycle is None else cycle.advance,
+            back=self.offenders.back(ready),
         )
 
     def _end_job(self, cycle: Cycle | None, code: int, text: str) -> None:

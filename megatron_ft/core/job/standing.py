@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from megatron_ft.core.diagnosis.exits import Cause, CauseKind
 from megatron_ft.core.job import lines
@@ -82,7 +82,8 @@ class Verdict:
         if node is not None and node != place and self.nodes > 1 and not self.names_nodes:
             tell = lines.on if self.outcome is Outcome.STOPPED else lines.at
             text = tell(node, self.name, text)
-        return Cause(kind=self.kind, text=text, rank=self.rank, iteration=self.iteration, detail=self.detail)
+        why = Cause(kind=self.kind, text=text, rank=self.rank, iteration=self.iteration, detail=self.detail)
+        return replace(why, host=self.name)
 
     def decision(self) -> Follows:
         """What follows."""

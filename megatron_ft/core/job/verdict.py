@@ -83,7 +83,7 @@ def verdict_on(
         text=cause.text,
         kind=cause.kind,
         node=node,
-        name="" if node is None else seats[node].name,
+        name=_host(seats, node, found),
         nodes=len(seats),
         names_nodes=names_nodes,
         rank=cause.rank,
@@ -96,6 +96,13 @@ def verdict_on(
         code=code,
         stopped=any(seat.leaving for seat in seats),
     )
+
+
+def _host(seats: Sequence[Seat], node: int | None, found: Cause | None) -> str:
+    """Of the node whose fault it was. A hang is found by a node that waits as often as by the one to blame."""
+    if found is not None and (found.rank is None or found.host):
+        return found.host
+    return "" if node is None else seats[node].name
 
 
 def _cause(

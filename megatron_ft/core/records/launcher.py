@@ -112,7 +112,7 @@ class Abandoned:
     """The launcher ends its ranks and leaves the job, of its own accord.
 
     Args:
-        text: what it can't do without: the process that has started it, or a reader of its output.
+        text: what is gone: the process that has started it, or a reader of its output.
     """
 
     text: str = ""
@@ -205,13 +205,14 @@ class Cause:
         rank: whose fault it was; null if nobody's, or if it isn't known.
         kind: "hang", "crash", "signal", "request", "membership".
         text: as the launcher prints it.
-        detail: what the evidence adds; empty if nothing.
+        detail: what the evidence adds; host: of the node whose fault it was. Empty if nothing is known.
     """
 
     rank: Rank | None = None
     kind: str | None = None
     text: str | None = None
     detail: str = ""
+    host: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,8 @@ import contextlib
 import os
 import socket
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from torch.distributed.launcher.api import LaunchConfig
 
@@ -26,7 +27,16 @@ from megatron_ft.launcher.coordination.transport import InProcess
 from megatron_ft.launcher.job_errors import AlreadyFinishedError
 from megatron_ft.launcher.node import Node
 
-__all__ = ["joined"]
+__all__ = ["Past", "joined"]
+
+
+@dataclass(frozen=True)
+class Past:
+    """Earlier lives of the job: how far it has got, and the bad nodes, by name and why."""
+
+    advance: Advance = Advance()  # noqa: RUF009 - frozen
+    bad: Mapping[str, str] = field(default_factory=dict)
+
 
 _HERE = "this process"
 """The address of a coordinator that is one."""
@@ -38,7 +48,7 @@ def joined(
     place: MeetingPlace,
     config: LaunchConfig,
     *,
-    before: Advance,
+    past: Past,
     is_finished: Callable[[], bool] = lambda: False,
 ) -> Iterator[Coordination]:
     """Be a member of the job, and have torch's agent meet by what the coordinator decides.
@@ -55,9 +65,9 @@ def joined(
     store = RankStore(here, address=place.ranks_store)
     host = announcer = None
     if place.kind is Kind.COORDINATED:
-        coordination, host, announcer = _with_others(node, place, store, here, before, is_finished)
+        coordination, host, announcer = _with_others(node, place, store, here, past, is_finished)
     else:
-        coordination = _alone(node, place, store if place.kind is Kind.ALONE else None, before)
+        coordination = _alone(node, place, store if place.kind is Kind.ALONE else None, past)
     if place.kind is not Kind.TORCH:
         rendezvous.register(config, coordination=coordination, store=store)
     coordination.start()
@@ -72,9 +82,9 @@ def joined(
             host.close()
 
 
-def _alone(node: Node, place: MeetingPlace, store: RankStore | None, before: Advance) -> Coordination:
+def _alone(node: Node, place: MeetingPlace, store: RankStore | None, past: Past) -> Coordination:
     coordination = Coordination(
-        _identity(place, _HERE, (_HERE,), before),
+        _identity(place, _HERE, (_HERE,), past),
         transport=lambda listener: InProcess(node.reactor, listener),
         open_store=(lambda: "") if store is None else store.open,
         reactor=node.reactor,
@@ -89,7 +99,7 @@ def _with_others(
     place: MeetingPlace,
     store: RankStore,
     here: str,
-    before: Advance,
+    past: Past,
     is_finished: Callable[[], bool],
 ) -> tuple[Coordination, Host, Announcer]:
     secret = read_secret(os.environ)
@@ -111,7 +121,7 @@ def _with_others(
     endpoints = (host.address, *place.endpoints[1:]) if is_founder else place.endpoints
     announcer = Announcer(node.reactor, secret)
     coordination = Coordination(
-        _identity(place, host.address, endpoints, before),
+        _identity(place, host.address, endpoints, past),
         transport=lambda listener: Sockets(node.reactor, secret, listener),
         open_store=store.open,
         announce=announcer.announce,
@@ -140,7 +150,7 @@ def _socket(place: MeetingPlace, here: str) -> tuple[socket.socket, str, bool]:
     return listener, here, False
 
 
-def _identity(place: MeetingPlace, address: str, endpoints: tuple[str, ...], before: Advance) -> Identity:
+def _identity(place: MeetingPlace, address: str, endpoints: tuple[str, ...], past: Past) -> Identity:
     return Identity(
         job=place.job,
         rules=place.rules,
@@ -149,6 +159,7 @@ def _identity(place: MeetingPlace, address: str, endpoints: tuple[str, ...], bef
         address=address,
         endpoints=endpoints,
         rank=place.rank,
-        before=before,
+        before=past.advance,
         domain=place.domain,
+        bad=past.bad.get(socket.gethostname(), ""),
     )

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from megatron_ft.core.diagnosis.exits import CauseKind
-from megatron_ft.core.job.lives import Ending, Fault, FaultKind, Life, Lives, fault_of
+from megatron_ft.core.job.faults import Fault, FaultKind, fault_of
+from megatron_ft.core.job.lives import Ending, Life, Lives
 from megatron_ft.core.job.messages import Verdict
 from megatron_ft.core.job.progress import Advance, Reached, furthest
 from megatron_ft.core.job.restart_policy import Action, Outcome

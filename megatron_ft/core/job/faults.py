@@ -1,0 +1,87 @@
+"""What nodes have done to a job, and which of them are therefore bad. Pure."""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+
+from megatron_ft.core.diagnosis.exits import CauseKind
+from megatron_ft.core.job.messages import Verdict
+from megatron_ft.core.job.restart_policy import Outcome
+
+__all__ = ["Fault", "FaultKind", "back_again", "bad_nodes", "fault_of"]
+
+_LONGEST_TEXT = 500
+_REPEATS = 2
+
+
+class FaultKind(enum.Enum):
+    """What a node did to a cycle."""
+
+    LOST = "lost"
+    """Its launcher or its machine was gone."""
+    LEFT = "left"
+    """It was excluded, or couldn't end its ranks."""
+    RANK = "rank"
+    """One of its ranks crashed, was killed or hung: the script may be to blame."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """The end of a cycle that was one node's.
+
+    Args:
+        advanced: the cycle had got further than those before it.
+        back: the node was lost, and has been ready for a later cycle.
+    """
+
+    node: str
+    cycle: int
+    kind: FaultKind
+    text: str
+    advanced: bool = False
+    back: bool = False
+
+
+def fault_of(verdict: Verdict) -> Fault | None:
+    """The fault of the node that ended a cycle; None where no node did, or it was only asked to stop."""
+    if verdict.node is None or not verdict.name:
+        return None
+    if verdict.outcome is Outcome.MEMBERSHIP:
+        kind = FaultKind.LEFT
+    elif verdict.outcome is not Outcome.FAILED or verdict.kind is CauseKind.REQUEST:
+        return None
+    else:
+        kind = FaultKind.LOST if verdict.kind is CauseKind.MEMBERSHIP else FaultKind.RANK
+    return Fault(node=verdict.name, cycle=verdict.cycle, kind=kind, text=verdict.text[:_LONGEST_TEXT])
+
+
+def bad_nodes(faults: Iterable[Fault]) -> dict[str, str]:
+    """By name, and why: left out, lost and not back, or again and again the place where a job failed.
+
+    A rank that fails says little of its node where the job didn't get on: that may be the script. A machine that was
+    switched off is as good as before when it is back and fit, unless that happens again.
+    """
+    found: dict[str, str] = {}
+    counts: Counter[tuple[str, FaultKind]] = Counter()
+    for fault in faults:
+        node, kind = fault.node, fault.kind
+        if kind is FaultKind.RANK and not fault.advanced:
+            continue
+        counts[node, kind] += 1
+        count = counts[node, kind]
+        if kind is FaultKind.LEFT or (kind is FaultKind.LOST and not fault.back and count < _REPEATS):
+            found[node] = fault.text
+        elif count >= _REPEATS:
+            text = f"{count} times: {fault.text}"
+            found[node] = text if kind is FaultKind.LOST else found.get(node, text)
+    return found
+
+
+def back_again(faults: Iterable[Fault], names: Collection[str]) -> tuple[Fault, ...]:
+    """With the news that these nodes are ready for a cycle."""
+    return tuple(
+        replace(fault, back=True) if fault.kind is FaultKind.LOST and fault.node in names else fault for fault in faults
+    )

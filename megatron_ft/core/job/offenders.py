@@ -1,0 +1,51 @@
+"""Which nodes a coordinator would rather do without: by this life of the job, and the earlier ones. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from megatron_ft.core.job.cycle import Cycle
+from megatron_ft.core.job.faults import Fault, FaultKind, back_again, bad_nodes, fault_of
+from megatron_ft.core.job.lobby import Node
+
+__all__ = ["Offenders"]
+
+
+class Offenders:
+    """Of one job. A coordinator that takes over knows only what happens from then on, and what launchers say."""
+
+    def __init__(self) -> None:
+        self._faults: tuple[Fault, ...] = ()
+        self._told: set[str] = set()
+        """Names of nodes of which it was told that they are back."""
+
+    def judged(self, cycle: Cycle) -> None:
+        """That cycle is over, and why is known."""
+        fault = None if cycle.verdict is None else fault_of(cycle.verdict)
+        if fault is not None:
+            advanced = cycle.advance.last > cycle.decision.advance.last
+            more = Fault(node=fault.node, cycle=fault.cycle, kind=fault.kind, text=fault.text, advanced=advanced)
+            self._faults = (*self._faults, more)
+            self._told.discard(fault.node)
+
+    def among(self, nodes: Collection[Node]) -> frozenset[str]:
+        """The bad ones of these, by their words."""
+        names = bad_nodes(self._faults)
+        return frozenset(node.instance for node in nodes if node.bad or node.name in names)
+
+    def named(self, cycle: Cycle | None) -> str:
+        """The word of the launcher whose node has ended that cycle; empty where none has."""
+        verdict = None if cycle is None else cycle.verdict
+        if cycle is None or verdict is None or verdict.node is None or fault_of(verdict) is None:
+            return ""
+        seat = cycle.seats[verdict.node]
+        others = [each for each in cycle.seats if each.name == verdict.name]
+        return (seat if seat.name == verdict.name or not others else others[0]).instance
+
+    def back(self, nodes: Collection[Node]) -> tuple[str, ...]:
+        """Names of those of these that were lost once, or are bad since an earlier life; each once."""
+        lost = {fault.node for fault in self._faults if fault.kind is FaultKind.LOST and not fault.back}
+        here = {node.name for node in nodes if node.bad or node.name in lost} - self._told
+        self._told |= here
+        self._faults = back_again(self._faults, here)
+        return tuple(sorted(here))
