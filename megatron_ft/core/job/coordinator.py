@@ -379,15 +379,10 @@ class Coordinator:
     def _go_on(self) -> None:
         if self._door.rules is None or self._over_s is not None:
             return
-        self._rounds.go_on(
-            self._door.rules,
-            self._cycle,
-            arrivals=self._arrivals,
-            has_absent=bool(self._absent),
-            now_s=self._clock.now_s,
-        )
+        rules, now_s, has_absent = self._door.rules, self._clock.now_s, bool(self._absent)
+        self._rounds.go_on(rules, self._cycle, arrivals=self._arrivals, has_absent=has_absent, now_s=now_s)
         is_forming = self._council.proposal is None
-        self._out += self._herald.tell(self._door.rules, self._cycle, is_forming=is_forming, now_s=self._clock.now_s)
+        self._out += self._herald.tell(rules, self._cycle, is_forming=is_forming, now_s=now_s)
         self._alarms += [at_s for at_s in (self._rounds.alarm_s, self._herald.alarm_s) if at_s is not None]
 
     def _end_for(self, nodes: list[Node], cycle: Cycle) -> None:
