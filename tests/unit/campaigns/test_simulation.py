@@ -79,15 +79,15 @@ def _never_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _leaves_one_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    def choose(slots: Any, ready: Any, max_nodes: int, choose: Callable[..., Any] = rounds.choose) -> Any:
-        return choose(slots, list(ready)[1 if slots and len(ready) > 1 else 0 :], max_nodes)
+    def choose(slots: Any, ready: Any, most: int, *, choose: Callable[..., Any] = rounds.choose, **more: Any) -> Any:
+        return choose(slots, list(ready)[1 if slots and len(ready) > 1 else 0 :], most, **more)
 
     monkeypatch.setattr(rounds, "choose", choose)
 
 
 def _shuffles_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    def choose(slots: Any, ready: Any, max_nodes: int, choose: Callable[..., Any] = rounds.choose) -> Any:
-        nodes, after = choose(slots, ready, max_nodes)
+    def choose(slots: Any, ready: Any, most: int, *, choose: Callable[..., Any] = rounds.choose, **more: Any) -> Any:
+        nodes, after = choose(slots, ready, most, **more)
         return nodes[::-1] if slots else nodes, after
 
     monkeypatch.setattr(rounds, "choose", choose)

@@ -141,7 +141,8 @@ def test_commands_are_told() -> None:
 def test_a_new_life_of_a_lost_host_says_so_of_itself() -> None:
     job = Job(min_nodes=2, max_nodes=2)
     who = replace(job.start("a")[0].member.identity, bad="lost")
-    hello = who.hello(1, owns=False, memory=job.launchers[0].member.memory, standing=job.launchers[0].member.standing)
+    memory, standing = job.launchers[0].member.memory, job.launchers[0].member.standing
+    hello = who.hello(1, owns=False, memory=memory, standing=standing, found_silent=None)
     assert hello.bad == "lost"
 
 
