@@ -52,13 +52,15 @@ def killed_rendezvous_host(run: Run) -> None:
 
 
 def power_loss_of_the_first_node(run: Run) -> None:
-    """The batch script's own node."""
+    """The batch script's own node: the others train to the end, and Slurm keeps a job that has no script."""
     run.submit("--hold", HOLD, nodes=4, spares=1)
     run.wait_at(HOLD)
     run.cluster.power_off(1)
     run.go(HOLD)
+    run.wait(lambda: [life["outcome"] for life in run.lives] == ["finished"], "the training has finished")
+    run.scancel()
     run.end()
-    run.expect("finished")
+    run.expect("finished", code=None, state="CANCELLED")
 
 
 def killed_slurmstepd(run: Run) -> None:
