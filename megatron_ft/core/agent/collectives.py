@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from megatron_ft.core.agent import lines, written
 from megatron_ft.core.agent.edge import Collect, Evidence, Say, Tell
-from megatron_ft.core.agent.hang import note_unseen
+from megatron_ft.core.agent.hang import note_unseen, tell_notes
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.turn import Options, Turn
 from megatron_ft.core.board.layout import CollectiveCounts
@@ -20,7 +20,7 @@ from megatron_ft.core.board.pauses import Pauses
 from megatron_ft.core.diagnosis.exits import COLLECTIVES, HangVerdict
 from megatron_ft.core.diagnosis.rank_snapshot import LOOK_S, RankNote
 from megatron_ft.core.job.hang_messages import Reviewed
-from megatron_ft.core.job.messages import Hang, Notes
+from megatron_ft.core.job.messages import Hang
 
 __all__ = ["CollectiveWatch"]
 
@@ -139,7 +139,7 @@ class CollectiveWatch:
         self._look = None
         record = self._record
         notes = [look.notes.get(local_rank) or note_unseen(record, local_rank, turn) for local_rank in self._ranks]
-        turn.do(Tell(Notes(self._number, tuple(notes), passive=True)))
+        tell_notes(turn, self._number, notes, passive=True)
 
     @property
     def _ranks(self) -> list[int]:

@@ -9,6 +9,7 @@ living, so nothing is sent to them.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 
 from megatron_ft.core.agent import written
 from megatron_ft.core.agent.edge import Collect, Evidence, RaiseTimeout, Release, Tell
@@ -19,10 +20,14 @@ from megatron_ft.core.diagnosis.rank_snapshot import LOOK_S, RankNote
 from megatron_ft.core.job.inquest import blamed
 from megatron_ft.core.job.messages import Hang, Notes
 
-__all__ = ["HangDiagnosis", "note_unseen"]
+__all__ = ["HangDiagnosis", "note_unseen", "tell_notes"]
 
 _LAST_NOTES_NS = 150_000_000
 """Before the bound is over, what has been seen by then is told: it has a way to go."""
+
+
+_PART_CHARS = 150_000
+"""Of notes in one message, which has room for 1 MiB, and may write a character in 6 bytes."""
 
 
 class HangDiagnosis:
@@ -95,7 +100,7 @@ class HangDiagnosis:
         record = self._record
         notes = [self._notes.get(local_rank) or note_unseen(record, local_rank, turn) for local_rank in self._ranks]
         if not self._decides:
-            turn.do(Tell(Notes(self._number, tuple(notes))))
+            tell_notes(turn, self._number, notes)
         elif self._verdict is not None:
             are_all = not self._options.meets_elsewhere
             found = self._record.found = blamed(notes, self._verdict, are_all=are_all, several=False)
@@ -141,3 +146,16 @@ def note_unseen(record: CycleRecord, local_rank: int, turn: Turn) -> RankNote:
         raised_s=(turn.now_ns - raised_ns) / 1e9,
         frame="" if end is None else end.where,
     )
+
+
+def tell_notes(turn: Turn, cycle: int, notes: Iterable[RankNote], *, passive: bool = False) -> None:
+    """Tell the coordinator, in as many messages as they need. One note always fits: it has come in one."""
+    parts: list[tuple[RankNote, ...]] = [()]
+    room = _PART_CHARS
+    for note in notes:
+        room -= (size := len(repr(note)))
+        if room < 0 and parts[-1]:
+            parts.append(())
+            room = _PART_CHARS - size
+        parts[-1] += (note,)
+    turn.do(*(Tell(Notes(cycle, part, passive, more=part is not parts[-1])) for part in parts))

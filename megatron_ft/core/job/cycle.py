@@ -176,7 +176,7 @@ class Cycle:
         """What that node has seen."""
         inquest = self.review if notes.passive else self.inquest
         if inquest is not None:
-            inquest.told(place, notes.notes)
+            inquest.told(place, notes.notes, more=notes.more)
 
     def reviewed(self, now_s: float, nodes: Iterable[Node]) -> list[Send]:
         """What the ranks were seen to do that were looked at and go on, once that is known, and none moves."""

@@ -23,11 +23,12 @@ class Hang:
 
 @dataclass(frozen=True, slots=True)
 class Notes:
-    """What a node has seen of its ranks. ``passive``: as after a `Collect` that was."""
+    """What a node has seen of its ranks. ``passive``: as after a `Collect` that was; ``more``: the rest follows."""
 
     cycle: int
     notes: tuple[RankNote, ...]
     passive: bool = False
+    more: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,12 +39,13 @@ class Inquest:
         self._notes: list[RankNote] = []
         self._found: tuple[Cause | None] | None = None
 
-    def told(self, place: int, notes: Sequence[RankNote]) -> None:
-        """What one node has seen."""
+    def told(self, place: int, notes: Sequence[RankNote], *, more: bool = False) -> None:
+        """What one node has seen; ``more``: it has yet to tell the rest."""
         if place not in self._awaited:
             return
-        self._awaited.discard(place)
         self._notes += notes
+        if not more:
+            self._awaited.discard(place)
 
     def lost(self, place: int) -> None:
         """That node can't be asked any more."""

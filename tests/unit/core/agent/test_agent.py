@@ -16,6 +16,7 @@ from megatron_ft.core.diagnosis.rank_snapshot import RankNote
 from megatron_ft.core.job import edge as job
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
+from megatron_ft.ipc.wire import MAX_MESSAGE_BYTES, encode
 from tests.support.agents import Driven, held, verdict
 
 HANG = HangVerdict(
@@ -351,6 +352,22 @@ def test_what_is_seen_when_the_time_is_over_is_told() -> None:
     (notes,) = driven.told
     assert isinstance(notes, m.Notes)
     assert [note.rank for note in notes.notes] == [0, 10]
+
+
+def test_what_is_seen_of_ranks_with_many_groups_is_told_in_messages_that_are_small_enough() -> None:
+    groups = {f"nccl/expert_parallel_group_{number}\u20ac": number for number in range(2500)}
+    driven = running(ranks=32)
+    for local_rank in range(32):
+        driven.hear(edge.Attached(local_rank, 0, 1))
+    driven.hear(job.LookAtRanks(0))
+    for local_rank in range(32):
+        note = RankNote(rank=10 * local_rank, local_rank=local_rank, state="S", enqueued=groups)
+        driven.hear(edge.Evidence(local_rank, 0, note))
+    told = [each for each in driven.told if isinstance(each, m.Notes)]
+    assert all(len(encode(each)) < MAX_MESSAGE_BYTES for each in told)
+    assert [each.more for each in told] == [True] * (len(told) - 1) + [False]
+    assert [note.rank for each in told for note in each.notes] == [10 * local_rank for local_rank in range(32)]
+    assert len(told) > 1
 
 
 def test_under_min_healthy_the_node_decides_and_harms_nobody() -> None:

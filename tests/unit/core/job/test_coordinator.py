@@ -6,9 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from megatron_ft.core.diagnosis.exits import HangVerdict
+from megatron_ft.core.diagnosis.rank_snapshot import RankNote
 from megatron_ft.core.job import edge, lines
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.coordinator import Coordinator
+from megatron_ft.core.job.inquest import Inquest
 from megatron_ft.core.job.roll import Accepted, Beside, Decision, Held, Kind, Memory
 from megatron_ft.core.job.search import Search
 from tests.support.job_machines import answers, begun, decision, led, links, member
@@ -284,3 +287,18 @@ def test_a_coordinator_says_which_node_is_beside_it() -> None:
     assert [e.message.beside for e in effects if isinstance(e, edge.Send) and isinstance(e.message, m.Lead)] == [
         Beside(2, "h2")
     ]
+
+
+def test_a_node_has_told_what_it_has_seen_with_its_last_note() -> None:
+    verdict = HangVerdict(
+        rank=0, local_rank=0, kind="section", section="step", elapsed_s=3.0, timeout_s=3.0, iteration=7, at_ns=9
+    )
+    inquest = Inquest(verdict, None, 0, asked=[0, 1], now_s=0.0)
+    inquest.told(0, [RankNote(rank=0, state="T", has_stack=True)])
+    inquest.told(1, [RankNote(rank=1, state="S", has_stack=True, waits_in="all_reduce")], more=True)
+    assert inquest.is_open(1.0)
+    inquest.told(1, [RankNote(rank=2, state="S", has_stack=True, waits_in="all_reduce")])
+    assert not inquest.is_open(1.0)
+    cause = inquest.cause(several=True)
+    assert cause is not None
+    assert (cause.rank, "2 others wait in all_reduce" in cause.detail) == (0, True)
