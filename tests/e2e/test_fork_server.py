@@ -378,7 +378,12 @@ dist.all_reduce(torch.ones(1))
 if RANK == 0:
     launcher = os.getppid()
     fds = os.listdir(f"/proc/{launcher}/fd")
-    inodes = {os.readlink(f"/proc/{launcher}/fd/{fd}") for fd in fds if os.path.lexists(f"/proc/{launcher}/fd/{fd}")}
+    def target(fd):
+        try:
+            return os.readlink(f"/proc/{launcher}/fd/{fd}")
+        except OSError:
+            return ""  # it has closed it since: what its monitors had sent for the ranks of the cycle before
+    inodes = set(map(target, fds))
     tables = [line.split() for name in ("tcp", "tcp6") for line in open(f"/proc/{launcher}/net/{name}")]
     ports = sum(words[3] == "0A" and f"socket:[{words[9]}]" in inodes for words in tables)
     children = len(open(f"/proc/{launcher}/task/{launcher}/children").read().split())

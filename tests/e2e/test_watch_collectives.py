@@ -37,7 +37,7 @@ def test_by_default_it_is_only_told(launcher: Launcher) -> None:
     told = [line for line in finished.lines if "collective" in line and "configuration" not in line]
     assert "rank 2 in unhooked.py:" in told[0]
     assert told[0].endswith("(nothing is ended)")
-    (record,) = launched.events("no_collective")
+    record, *_ = launched.events("no_collective")  # on a slow machine the end takes long enough to be told of, too
     assert (record["rank"], record["ends"]) == (2, False)
     # nobody has sent the ranks a signal for it
     stacks = [json.loads(path.read_text())["stacks"] for path in (launched.log_dir / "evidence").glob("*.json")]

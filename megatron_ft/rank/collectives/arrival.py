@@ -6,7 +6,9 @@ script's first line. ``init_process_group`` is wrapped when torch has defined it
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import importlib
 import sys
 from collections.abc import Callable, Mapping
 from types import ModuleType
@@ -43,6 +45,10 @@ def _wrap(module: ModuleType) -> None:
     init = getattr(module, _NAME, None)  # a torch without distributed has none
     if init is not None:
         setattr(module, _NAME, _watched(init))
+        with contextlib.suppress(ImportError):  # it is told when it is needed
+            # not before: a script may have modules named like those it needs, which torch has by now; and not later:
+            # what a script that is run ahead has imported, its ranks needn't
+            importlib.import_module("megatron_ft.rank.collectives.watch")
 
 
 def _watched(init: Callable[..., Any]) -> Callable[..., Any]:
@@ -50,9 +56,7 @@ def _watched(init: Callable[..., Any]) -> Callable[..., Any]:
     def init_process_group(*arguments: Any, **named: Any) -> Any:
         made = init(*arguments, **named)
         try:
-            from megatron_ft.rank.collectives import watch  # now: a script may have modules named like those it needs
-
-            watch.begin()
+            importlib.import_module("megatron_ft.rank.collectives.watch").begin()
         except Exception as error:  # noqa: BLE001 - whatever it is: no script may fail because it can't be watched
             sys.stderr.write(f"FT: WARNING: the collectives of this rank aren't watched: {error!r}\n")
         return made
