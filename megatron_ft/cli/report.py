@@ -47,7 +47,12 @@ def add_command(commands: Any) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("log_dir", metavar="LOG_DIR", help="the directory that ft_launcher names as 'logs:'")
+    parser.add_argument(
+        "log_dirs",
+        metavar="LOG_DIR",
+        nargs="+",
+        help="the directory that ft_launcher names as 'logs:'; of several nodes with one each, all of them",
+    )
     parser.add_argument("--html", metavar="FILE", help="write one page with everything; it loads nothing")
     parser.add_argument("--png", metavar="FILE", help="write the timeline of all ranks as a picture")
     parser.add_argument("--trace", metavar="FILE", help="write a trace for ui.perfetto.dev or chrome://tracing")
@@ -60,9 +65,10 @@ def _report(args: argparse.Namespace) -> int:
     from megatron_ft.cli.logs.runs import split_runs
 
     _check_extras(args)
-    runs = split_runs(_read(args.log_dir))
+    log_dirs = dict.fromkeys(map(os.path.realpath, args.log_dirs))
+    runs = split_runs([log for log_dir in log_dirs for log in _read(log_dir)])
     if not runs:
-        print(f"megatron-ft: no event logs in {args.log_dir}", file=sys.stderr)
+        print(f"megatron-ft: no event logs in {', '.join(args.log_dirs)}", file=sys.stderr)
         return _NOTHING_FOUND
     _write_all(args, _chosen(runs, args.run_number))
     return 0
@@ -105,7 +111,7 @@ def _write_all(args: argparse.Namespace, runs: Sequence[RunLogs]) -> None:
         if path is None:
             continue
         try:
-            note = write(last, args.log_dir, path)
+            note = write(last, args.log_dirs, path)
         except OSError as error:
             raise ConfigError(f"{path} can't be written: {error.strerror}") from None
         # beside JSON on stdout, nothing else may be there
@@ -128,20 +134,20 @@ def _print(analyses: Sequence[Analysis], *, as_json: bool) -> None:
         print_analysis(each)
 
 
-def _html(analysis: Analysis, log_dir: str, path: str) -> str:
+def _html(analysis: Analysis, log_dirs: Sequence[str], path: str) -> str:
     from megatron_ft.cli.render.html_page import write_page
 
-    return write_page(analysis, log_dir, path)
+    return write_page(analysis, log_dirs, path)
 
 
-def _png(analysis: Analysis, log_dir: str, path: str) -> str:
+def _png(analysis: Analysis, _log_dirs: Sequence[str], path: str) -> str:
     from megatron_ft.cli.render.png import draw_png
 
     draw_png(analysis, path)
     return ""
 
 
-def _trace(analysis: Analysis, log_dir: str, path: str) -> str:
+def _trace(analysis: Analysis, _log_dirs: Sequence[str], path: str) -> str:
     from megatron_ft.cli.render.trace import write_trace
 
     return write_trace(analysis.timeline, path)

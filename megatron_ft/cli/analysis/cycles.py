@@ -110,6 +110,7 @@ class RunSummary:
         opened_wall_ns: when its first log was opened, nanoseconds since the epoch.
         exit_code: of the launcher (the largest, if nodes differ); None if it isn't in the logs.
         passed_over: lines of its logs that couldn't be read.
+        missing_ranks: of the last cycle, those whose launchers' logs aren't here.
     """
 
     run_id: str
@@ -119,6 +120,7 @@ class RunSummary:
     exit_code: int | None
     cycles: tuple[CycleSummary, ...]
     passed_over: int
+    missing_ranks: tuple[int, ...] = ()
 
     @property
     def restarts(self) -> int:
@@ -145,7 +147,16 @@ def summarize_run(run: RunLogs) -> RunSummary:
         exit_code=max((code for code in exit_codes if code is not None), default=None),
         cycles=_summaries([_Cycle(number, of_cycle[number]) for number in sorted(of_cycle)]),
         passed_over=sum(log.passed_over for log in run.files),
+        missing_ranks=_missing_ranks([each.record for each in records if isinstance(each.record, CycleStarted)]),
     )
+
+
+def _missing_ranks(started: Sequence[CycleStarted]) -> tuple[int, ...]:
+    last = max((record.cycle for record in started), default=-1)
+    of_last = [record for record in started if record.cycle == last]
+    size = max((record.world_size or 0 for record in of_last), default=0)
+    here = {rank.rank for record in of_last for rank in record.ranks}
+    return tuple(sorted(set(range(size)) - here)) if here else ()
 
 
 def _summaries(cycles: Sequence[_Cycle]) -> tuple[CycleSummary, ...]:

@@ -24,18 +24,20 @@ class EvidenceText:
 
 
 def read_evidence(
-    log_dir: str, found: Sequence[Evidence], culprits: Collection[tuple[int | None, int | None]] = ()
+    log_dirs: str | Sequence[str], found: Sequence[Evidence], culprits: Collection[tuple[int | None, int | None]] = ()
 ) -> list[EvidenceText]:
     """The texts: where there are too many, those of the culprits and then of the last failure are what one looks for.
 
     Args:
         culprits: ranks, each with the cycle, that somebody named; their texts come first, then the newest.
     """
+    directories = [Path(each) for each in ([log_dirs] if isinstance(log_dirs, str) else log_dirs)]
     left = MOST_BYTES_IN_ALL
     texts = []
     for each in sorted(found, key=lambda each: ((each.rank, each.cycle) not in culprits, -each.at_ns)):
         most = min(MOST_BYTES, left)
-        read, note = _read(Path(log_dir), each.file, most)
+        has_it = (directory for directory in directories if (directory / each.file).is_file())
+        read, note = _read(next(has_it, directories[0]), each.file, most)
         left -= len(read)
         texts.append(EvidenceText(evidence=each, text=read.decode(errors="replace"), note=note))
     return texts

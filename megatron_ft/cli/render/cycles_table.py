@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from megatron_ft.cli.render.terminal import plain, terminal
 from megatron_ft.core.iterations import when
+from megatron_ft.core.plural import counted
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["COLUMNS", "add_rows", "cycle_row", "phases_row", "print_run", "took"]
 
+_SHOWN = 8
+"""Of names and ranks in a line."""
 COLUMNS = ("cycle", "how it ended", "rank", "noticed\nafter", "training\nagain after", "iterations\nredone")
 
 
@@ -57,22 +60,40 @@ def print_run(run: RunSummary, file: TextIO | None = None) -> None:
     if phases is not None:
         console.print()
         console.print(phases)
+    if run.missing_ranks:
+        console.print(_missing(run.missing_ranks, run.world_size or 0), markup=False)
     if run.passed_over:
         console.print(f"{run.passed_over} lines of the event logs couldn't be read, or not wholly.")
 
 
 def _table(run: RunSummary) -> Table:
     from rich.table import Table
+    from rich.text import Text
 
     opened = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.opened_wall_ns / 1e9))
     ranks = "" if run.world_size is None else f", {run.world_size} ranks"
-    nodes = f", {len(run.hosts)} nodes" if len(run.hosts) > 1 else ""
-    title = f"run of {opened}{ranks}{nodes}, {run.restarts} restart{'' if run.restarts == 1 else 's'}"
-    table = Table(title=title, title_justify="left", title_style="bold")
+    title = f"job {plain(run.run_id)}, run of {opened}{ranks}"
+    title = f"{title}, {counted(run.restarts, 'restart')}{_nodes(run.hosts)}"
+    table = Table(title=Text(title), title_justify="left", title_style="bold")
     for column in COLUMNS:
         table.add_column(column, justify="left" if column == "how it ended" else "right")
     add_rows(table, map(cycle_row, run.cycles))
     return table
+
+
+def _nodes(hosts: Sequence[str]) -> str:
+    names = ", ".join(map(plain, hosts[:_SHOWN]))
+    more = f" and {len(hosts) - _SHOWN} more" if len(hosts) > _SHOWN else ""
+    return f", on {counted(len(hosts), 'node')} ({names}{more})" if hosts else ""
+
+
+def _missing(ranks: Sequence[int], size: int) -> str:
+    """What this report can't tell, and how it could."""
+    shown = ", ".join(map(str, ranks[:_SHOWN])) + (f" and {len(ranks) - _SHOWN} more" if len(ranks) > _SHOWN else "")
+    return (
+        f"Of {counted(size, 'rank')}, the logs of {len(ranks)} aren't here (rank {shown}): what their nodes did isn't "
+        "in this report. Name the log directories of all nodes."
+    )
 
 
 def _phases_table(run: RunSummary) -> Table | None:

@@ -24,8 +24,8 @@ __all__ = ["page", "write_page"]
 _MOST_MARKS = 2000
 
 
-def write_page(analysis: Analysis, log_dir: str, path: str) -> str:
-    """Write the page; evidence is read from ``log_dir``.
+def write_page(analysis: Analysis, log_dirs: str | Sequence[str], path: str) -> str:
+    """Write the page; evidence is read from ``log_dirs``.
 
     Returns:
         "", or what was left out, in words.
@@ -33,7 +33,7 @@ def write_page(analysis: Analysis, log_dir: str, path: str) -> str:
     Raises:
         OSError: the file can't be written.
     """
-    evidence = read_evidence(log_dir, analysis.timeline.evidence, _culprits(analysis))
+    evidence = read_evidence(log_dirs, analysis.timeline.evidence, _culprits(analysis))
     text = page(analysis, evidence)
     if os.path.exists(path) and not os.path.isfile(path):
         with open(path, "w", encoding="utf-8") as file:  # a pipe can't be replaced

@@ -415,3 +415,23 @@ def test_twice_as_many_cycles_take_twice_the_work(tmp_path: Path, trains: bool) 
         (run,) = (run for run in split_runs(read_directory(tmp_path)) if run.run_id == str(cycles))
         taken.append(instructions(run))
     assert 0 < taken[2] < 2.1 * taken[1]
+
+
+def of_four(*ranks: int) -> tuple[float, str, dict[str, Any]]:
+    of = [{"rank": rank, "local_rank": at, "pid": 7} for at, rank in enumerate(ranks)]
+    return (1.0, "cycle_started", {"cycle": 0, "ranks": of, "world_size": 4})
+
+
+def test_directories_of_several_nodes_are_one_report_that_says_what_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, ranks in (("node-10", (0, 1)), ("node-9", (2, 3))):
+        (tmp_path / name).mkdir()
+        Logs(tmp_path / name, host=name).write("launcher", of_four(*ranks))
+    one, both = str(tmp_path / "node-10"), [str(tmp_path / name) for name in ("node-10", "node-9")]
+    assert main.main(["report", "--json", *both]) == 0
+    (run,) = json.loads(capsys.readouterr().out)
+    assert (run["hosts"], run["missing_ranks"]) == (["node-9", "node-10"], [])
+    assert main.main(["report", "--json", one, one]) == 0
+    (run,) = json.loads(capsys.readouterr().out)
+    assert (run["hosts"], run["missing_ranks"]) == (["node-10"], [2, 3])
