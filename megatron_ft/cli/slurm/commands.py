@@ -11,6 +11,7 @@ __all__ = [
     "allocation",
     "avoid",
     "end_array",
+    "on_each_node",
     "requeue",
     "show",
     "srun",
@@ -59,6 +60,11 @@ def requeue(job: str) -> list[str]:
 def show(job: str) -> list[str]:
     """Its state, and the nodes that it has now."""
     return ["scontrol", "--oneliner", "show", "job", job]
+
+
+def on_each_node(job: int, *, status: Sequence[str]) -> list[str]:
+    """Beside what runs on the nodes of a job, without taking anything from it."""
+    return ["srun", f"--jobid={job}", "--overlap", "--ntasks-per-node=1", "--kill-on-bad-exit=0", "--label", *status]
 
 
 def end_array(array: str) -> list[str]:

@@ -6,15 +6,17 @@ import argparse
 import json
 import os
 import select
+import subprocess
 import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 from megatron_ft.cli.pause import choose
 from megatron_ft.cli.render.terminal import check_extra, plain, terminal
+from megatron_ft.cli.slurm import commands
 from megatron_ft.cli.status.status_json import job_object
 from megatron_ft.cli.status.status_table import Frame, job_frame
-from megatron_ft.core.errors import FaultToleranceError
+from megatron_ft.core.errors import ConfigError, FaultToleranceError
 from megatron_ft.ipc.job_watch import ANSWER_S, JobWatch
 from megatron_ft.ipc.jobs import RunningJob, find_jobs
 
@@ -40,6 +42,9 @@ def add_command(commands: Any) -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--job", metavar="RUN_ID", help="only the job with this --rdzv-id")
     which.add_argument("--pid", type=int, metavar="LAUNCHER_PID", help="only the job of this ft_launcher")
+    which.add_argument(
+        "--slurm", type=int, metavar="JOBID", help="on every node of that job of Slurm's, once, by srun --overlap"
+    )
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--once", action="store_true", help="print once and end, as it does where there is no terminal")
     how.add_argument("--json", action="store_true", help="print once, for scripts; times are seconds")
@@ -47,6 +52,8 @@ def add_command(commands: Any) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
+    if args.slurm is not None:
+        return _by_srun(commands.on_each_node(args.slurm, status=status_command(as_json=args.json)))
     if not args.json:
         check_extra("rich", "drawing tables")
     jobs = find_jobs()
@@ -71,6 +78,18 @@ def _run(args: argparse.Namespace) -> int:
         for watch in watches:
             watch.close()
     return code
+
+
+def status_command(*, as_json: bool) -> list[str]:
+    """What runs on each node; the nodes are to have this Python where it is here."""
+    return [sys.executable, "-m", "megatron_ft", "status", "--json" if as_json else "--once"]
+
+
+def _by_srun(words: list[str]) -> int:
+    try:
+        return subprocess.run(words, stdin=subprocess.DEVNULL, check=False).returncode
+    except OSError as error:
+        raise ConfigError(f"--slurm: srun can't be started: {error.strerror}") from None
 
 
 def _open(jobs: list[RunningJob], watches: list[JobWatch]) -> int:

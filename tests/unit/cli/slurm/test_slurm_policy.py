@@ -140,3 +140,10 @@ def test_a_dry_run_prints_every_command(monkeypatch: pytest.MonkeyPatch, capsys:
     assert out.splitlines()[0].endswith(launched)
     for command in ("scancel --signal=TERM 7", "scontrol requeue 7", "scontrol --oneliner show job 7", "ExcNodeList"):
         assert command in out
+
+
+def test_status_of_a_job_is_asked_for_on_each_of_its_nodes() -> None:
+    words = commands.on_each_node(4711, status=["python", "-m", "megatron_ft", "status", "--once"])
+    assert words[0] == "srun"
+    assert {"--jobid=4711", "--overlap", "--ntasks-per-node=1"} <= set(words)
+    assert words[-3:] == ["megatron_ft", "status", "--once"]
