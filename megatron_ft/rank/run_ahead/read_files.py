@@ -11,14 +11,14 @@ from types import ModuleType
 
 from megatron_ft.rank.run_ahead.acting import is_own
 
-__all__ = ["LookedAt"]
+__all__ = ["ReadFiles"]
 
 _NOT_FILES = ("/proc/", "/sys/", "/dev/")
 _IN_MEMORY = "/dev/shm/"  # where some keep their checkpoints
 _Facts = tuple[int, ...] | None
 
 
-class LookedAt:
+class ReadFiles:
     """Paths, and what they were when the script looked: a change during the run is seen, too."""
 
     def __init__(self) -> None:

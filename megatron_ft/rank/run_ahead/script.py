@@ -145,7 +145,7 @@ class RunAhead:
         where = place() or (f"--ft-preload {self._asks_for}" if self._asks_for else "")
         point = {"where": where, "what": what, "took_s": took_s}
         self._watch.end()
-        self._watch.looked.note_unseen()
+        self._watch.files.note_unseen()
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         # after a fork Python takes all others for ended, those too that were never started
         threads = [*threading._dangling]  # type: ignore[attr-defined]
@@ -211,7 +211,7 @@ class RunAhead:
             except ChannelClosedError:
                 _exit(0)
             if any(message["type"] == "check" for message, _ in received):
-                self._tell({"type": "checked", "changed": self._watch.looked.changed()})
+                self._tell({"type": "checked", "changed": self._watch.files.changed()})
             spawns = [each for each in received if each.message["type"] == "spawn"]
             answers: list[Message] = []
             try:

@@ -15,7 +15,7 @@ from megatron_ft.rank.run_ahead.acting import callers, in_import, is_librarys, i
 from megatron_ft.rank.run_ahead.cuda import answer_without_cuda
 from megatron_ft.rank.run_ahead.environ import watch_environ
 from megatron_ft.rank.run_ahead.randomness import Randomness
-from megatron_ft.rank.run_ahead.read_files import LookedAt
+from megatron_ft.rank.run_ahead.read_files import ReadFiles
 from megatron_ft.rank.run_ahead.replacing import Replacements
 
 __all__ = ["Watch"]
@@ -77,7 +77,7 @@ class Watch:
         """``stop`` is called with what the script is about to do; it returns in a rank only, where it is done."""
         self._is_quiet = False
         self._stop: Callable[[str], None] = lambda what: None if self._is_quiet else stop(what)
-        self.looked = LookedAt()
+        self.files = ReadFiles()
         self.replaced = Replacements()
         self.randomness = Randomness(self.replaced, self._stop, self._if_changed_by_user)
 
@@ -202,8 +202,8 @@ class Watch:
 
     def _note(self, path: Any, *, listed: bool = False) -> None:
         """Looked at again before each cycle; so many can't be in a moment."""
-        self.looked.note(os.fsdecode(path), listed=listed)
-        if len(self.looked) > _MOST_FILES:
+        self.files.note(os.fsdecode(path), listed=listed)
+        if len(self.files) > _MOST_FILES:
             self._stop(f"has looked at {_MOST_FILES} files")
 
 

@@ -16,7 +16,7 @@ import pytest
 import megatron_ft
 from megatron_ft.rank.run_ahead.acting import callers, is_own
 from megatron_ft.rank.run_ahead.environ import watch_environ
-from megatron_ft.rank.run_ahead.read_files import LookedAt
+from megatron_ft.rank.run_ahead.read_files import ReadFiles
 from megatron_ft.rank.run_ahead.replacing import Replacements
 
 
@@ -46,7 +46,7 @@ def test_a_file_that_has_changed_is_found(tmp_path: Path) -> None:
     module.write_text("1")
     listed.mkdir()
     entered.mkdir()
-    looked = LookedAt()
+    looked = ReadFiles()
     for path in (module, missing, entered):
         looked.note(str(path))
     looked.note(importlib.util.cache_from_source(str(module)))
@@ -67,7 +67,7 @@ def test_a_file_is_as_it_was_when_the_script_looked(tmp_path: Path) -> None:
     """One that is edited while the script still runs ahead has changed."""
     module = tmp_path / "module.py"
     module.write_text("1")
-    looked = LookedAt()
+    looked = ReadFiles()
     looked.note(str(module))
     module.write_text("12")
     looked.note(str(module))

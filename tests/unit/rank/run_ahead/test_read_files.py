@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.rank.run_ahead.read_files import LookedAt
+from megatron_ft.rank.run_ahead.read_files import ReadFiles
 
 
 @pytest.mark.parametrize("place", [None, "/dev/shm"])
@@ -16,7 +16,7 @@ def test_a_file_that_appears_changes_or_goes_is_told(place: str | None) -> None:
     with tempfile.TemporaryDirectory(dir=place) as directory:
         path = Path(directory, "checkpoint")
         for change in (lambda: path.write_text("1"), lambda: path.write_text("23"), path.unlink):
-            looked = LookedAt()
+            looked = ReadFiles()
             looked.note(str(path))
             assert looked.changed() is None
             change()
@@ -24,14 +24,14 @@ def test_a_file_that_appears_changes_or_goes_is_told(place: str | None) -> None:
 
 
 def test_what_the_kernel_makes_up_is_no_file() -> None:
-    looked = LookedAt()
+    looked = ReadFiles()
     for path in ("/proc/self/stat", "/sys/kernel", "/dev/null"):
         looked.note(path)
     assert len(looked) == 0
 
 
 def test_a_link_to_nowhere_is_told_when_it_leads_elsewhere(tmp_path: Path) -> None:
-    link, looked = tmp_path / "latest", LookedAt()
+    link, looked = tmp_path / "latest", ReadFiles()
     link.symlink_to("iteration_100")
     looked.note(str(link))
     assert looked.changed() is None
@@ -42,7 +42,7 @@ def test_a_link_to_nowhere_is_told_when_it_leads_elsewhere(tmp_path: Path) -> No
 
 def test_what_is_open_or_mapped_at_the_point_was_read(tmp_path: Path) -> None:
     for is_mapped in (True, False):
-        path, looked = tmp_path / f"weights-{is_mapped}", LookedAt()
+        path, looked = tmp_path / f"weights-{is_mapped}", ReadFiles()
         path.write_text("weights")
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ):
             if is_mapped:
