@@ -15,7 +15,7 @@ from megatron_ft.core.control import WorkloadAction, WorkloadControlRequest
 from megatron_ft.core.errors import ConfigError, RankMonitorClientError
 from megatron_ft.integrations import lightning_faults, lightning_state
 from megatron_ft.integrations.lightning_faults import SimulatedFaultParams
-from megatron_ft.integrations.lightning_finished import look_at, why_finished
+from megatron_ft.integrations.lightning_finished import end_of_fit, why_finished
 from megatron_ft.integrations.lightning_packages import LightningCallback, is_tuner_exit
 from megatron_ft.rank.client import agreement
 from megatron_ft.rank.client.client import RankMonitorClient
@@ -206,7 +206,7 @@ class FitCallback(LightningCallback):
 
     def _say_if_finished(self, trainer: Any, is_cut_short: bool) -> None:
         fit = self._fit
-        end = look_at(trainer, iterations=fit.iterations, is_resumed=fit.is_resumed, is_cut_short=is_cut_short)
+        end = end_of_fit(trainer, iterations=fit.iterations, is_resumed=fit.is_resumed, is_cut_short=is_cut_short)
         reason = why_finished(end)
         if reason is None:
             self._info("the training isn't finished: a further job can go on")

@@ -7,7 +7,7 @@ from typing import Any
 
 from megatron_ft.integrations.lightning_packages import names_of_classes
 
-__all__ = ["EndOfFit", "look_at", "why_finished"]
+__all__ = ["EndOfFit", "end_of_fit", "why_finished"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ def why_finished(end: EndOfFit) -> str | None:
     return None
 
 
-def look_at(trainer: Any, *, iterations: int, is_resumed: bool, is_cut_short: bool) -> EndOfFit:
+def end_of_fit(trainer: Any, *, iterations: int, is_resumed: bool, is_cut_short: bool) -> EndOfFit:
     """Read from a trainer how its fit ended."""
     max_epochs = trainer.max_epochs
     return EndOfFit(

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("lightning.pytorch", reason="the extra megatron_ft[lightning] isn't installed")
 
-from megatron_ft.integrations.lightning_finished import EndOfFit, look_at, why_finished
+from megatron_ft.integrations.lightning_finished import EndOfFit, end_of_fit, why_finished
 
 
 def end(**changes: Any) -> EndOfFit:
@@ -100,7 +100,7 @@ def test_looking_at_a_trainer(callback: Any, should_stop: bool, is_early_stopped
     trainer = SimpleNamespace(
         global_step=7, max_steps=-1, current_epoch=5, max_epochs=None, should_stop=should_stop, callbacks=[callback]
     )
-    seen = look_at(trainer, iterations=3, is_resumed=True, is_cut_short=False)
+    seen = end_of_fit(trainer, iterations=3, is_resumed=True, is_cut_short=False)
     assert seen == end(global_step=7, epochs=5, iterations=3, is_early_stopped=is_early_stopped)
 
 
@@ -114,4 +114,4 @@ def test_epoch_0_means_not_stopped_before_lightning_2_6(reason: Reason | None, e
         should_stop=True,
         callbacks=[EarlyStopping(0, reason), SimpleNamespace()],
     )
-    assert look_at(trainer, iterations=3, is_resumed=True, is_cut_short=False).is_early_stopped is expected
+    assert end_of_fit(trainer, iterations=3, is_resumed=True, is_cut_short=False).is_early_stopped is expected
