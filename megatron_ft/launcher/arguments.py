@@ -31,7 +31,7 @@ from megatron_ft.ipc.config.torchrun import (
 )
 from megatron_ft.launcher.base import directories
 from megatron_ft.launcher.coordination import meeting_place
-from megatron_ft.launcher.coordination.surroundings import Scheduler, Surroundings, look
+from megatron_ft.launcher.coordination.surroundings import Scheduler, Surroundings, detect
 from megatron_ft.launcher.coordination.taking import take
 from megatron_ft.launcher.processes import node_service, numa
 from megatron_ft.launcher.torch_compat import private_names
@@ -140,7 +140,7 @@ def parse(argv: Sequence[str] | None) -> CommandLine:
     options = read_ft_options(namespace)
     _take_output(namespace, options.per_cycle_applog_prefix)
     options.warnings.extend(node_service.doubts(options.node_health_check_endpoint))
-    where = look(os.environ, options.scheduler, full_name=_full_name())
+    where = detect(os.environ, options.scheduler, full_name=_full_name())
     taken = take(namespace, given, where)
     options.warnings.extend(where.warnings)
     seconds = term_timeout(namespace, options)

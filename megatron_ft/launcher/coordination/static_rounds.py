@@ -45,7 +45,7 @@ class Roll:
         self._values: dict[int, str] = {}
         self._changed_s: dict[int, float | None] = dict.fromkeys(nodes)
 
-    def look(self, values: Sequence[str], now_s: float) -> None:
+    def note(self, values: Sequence[str], now_s: float) -> None:
         """``values`` were read now, one for each of the nodes; empty: it has never written one."""
         for node, value in zip(self._changed_s, values, strict=True):
             if value and self._values.setdefault(node, value) != value:
@@ -142,7 +142,7 @@ class StaticRounds(RendezvousHandler):
         deadline_s = time.monotonic() + self._timeout.total_seconds()
         while True:
             values = [value.decode() for value in self._store.multi_get(waiting)]
-            roll.look(values, time.monotonic())
+            roll.note(values, time.monotonic())
             self._missing = roll.missing(time.monotonic())
             if not self._missing:
                 break

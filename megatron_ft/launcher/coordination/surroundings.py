@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.launcher.coordination import scheduler
 
-__all__ = ["Scheduler", "Surroundings", "look"]
+__all__ = ["Scheduler", "Surroundings", "detect"]
 
 _FIRST_PORT = 20000
 _PORTS = 9000
@@ -55,7 +55,7 @@ class Surroundings:
     warnings: tuple[str, ...] = ()
 
 
-def look(environ: Mapping[str, str], choice: str = "auto", *, full_name: str = "") -> Surroundings:
+def detect(environ: Mapping[str, str], choice: str = "auto", *, full_name: str = "") -> Surroundings:
     """``choice`` is that of ``--scheduler``; ``full_name`` is this host's, with its domain.
 
     Raises:

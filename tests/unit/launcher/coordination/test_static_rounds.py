@@ -18,14 +18,14 @@ from megatron_ft.launcher.coordination.static_rounds import Roll
 def test_only_a_change_tells_of_a_node_that_waits() -> None:
     roll = Roll([1, 2], alive_s=1.0)
     assert roll.missing(0.0) == [1, 2]
-    roll.look(["a:7", ""], 0.0)  # of a launcher that has gone on, or died, since
-    roll.look(["a:7", ""], 0.5)
+    roll.note(["a:7", ""], 0.0)  # of a launcher that has gone on, or died, since
+    roll.note(["a:7", ""], 0.5)
     assert roll.missing(0.5) == [1, 2]
-    roll.look(["b:0", "c:0"], 0.6)
+    roll.note(["b:0", "c:0"], 0.6)
     assert roll.missing(0.6) == [2]
-    roll.look(["b:1", "c:1"], 0.7)
+    roll.note(["b:1", "c:1"], 0.7)
     assert roll.missing(0.7) == []
-    roll.look(["b:1", "c:2"], 1.5)
+    roll.note(["b:1", "c:2"], 1.5)
     assert roll.missing(1.75) == [1], "it has waited, and died while others were waited for"
 
 

@@ -15,7 +15,7 @@ from megatron_ft.launcher import arguments, termination_log
 from megatron_ft.launcher.arguments import CommandLine, parse
 from megatron_ft.launcher.base.directories import make_log_directory
 from megatron_ft.launcher.coordination.meeting_place import Kind, meeting_place
-from megatron_ft.launcher.coordination.surroundings import Scheduler, look
+from megatron_ft.launcher.coordination.surroundings import Scheduler, detect
 from megatron_ft.launcher.result_file import End
 
 STEP = {
@@ -182,7 +182,7 @@ def test_an_operators_variables_win(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_other_pods_say_nothing_of_their_job() -> None:
-    where = look({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, full_name="bench-7d9f")
+    where = detect({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, full_name="bench-7d9f")
     assert (where.scheduler, where.run_id, where.endpoint) == (Scheduler.KUBERNETES, "", "")
 
 
