@@ -306,7 +306,7 @@ class Node:
 
     def _forward(self, number: signal.Signals) -> None:
         """Pass a signal on to the ranks themselves; one that it would only end, because no handler is there, isn't."""
-        alive = [worker for worker in self.workers.values() if not worker.look()]
+        alive = [worker for worker in self.workers.values() if not worker.check_ended()]
         unready = [worker for worker in alive if would_end_by(worker.pid, number)]
         passed_on = [worker for worker in alive if worker not in unready]
         for worker in passed_on:

@@ -54,7 +54,7 @@ class Ending:
         is_quick = grace_s < _LEFTOVER_GRACE_S
         self.ask(workers, number, whole_group=True)
         if is_quick:
-            _ask_group([worker for worker in workers if worker.look()])
+            _ask_group([worker for worker in workers if worker.check_ended()])
         self.wait(workers, grace_s)
         self.kill(workers)
         self.clear(workers, ask=not is_quick, at_once=is_quick)
@@ -62,7 +62,7 @@ class Ending:
     def ask(self, workers: list[Worker], number: int, *, whole_group: bool) -> None:
         """Signal those that live; a stopped one is continued, else the signal would wait with it."""
         for worker in workers:
-            if not worker.look():
+            if not worker.check_ended():
                 worker.signal(number, whole_group=whole_group)
                 worker.signal(signal.SIGCONT, whole_group=whole_group)
                 worker.signals_sent.discard(signal.SIGCONT)  # nobody ends of that
@@ -76,12 +76,12 @@ class Ending:
 
     def kill(self, workers: list[Worker]) -> None:
         """SIGKILL for the groups of those that still live."""
-        stubborn = [worker for worker in workers if not worker.look()]
+        stubborn = [worker for worker in workers if not worker.check_ended()]
         for worker in stubborn:
             worker.signal(signal.SIGKILL, whole_group=True)
         hoped_for = self._hoped_for(stubborn)
         self._reactor.run_until(lambda: _all_ended(hoped_for), deadline_s=time.monotonic() + _KILL_WAIT_S)
-        stuck = [worker.pid for worker in hoped_for if not worker.look()]
+        stuck = [worker.pid for worker in hoped_for if not worker.check_ended()]
         if stuck:
             self._given_up.update(stuck)
             self._say(lines.did_not_end(_stats(stuck), waited_s=_KILL_WAIT_S))
@@ -122,7 +122,7 @@ class Ending:
             quietly: don't tell of what must be killed.
             at_once: only those that tidy up after the others have that time, the rest is killed.
         """
-        ended = [worker for worker in workers if worker.look() and not worker.reaped]
+        ended = [worker for worker in workers if worker.check_ended() and not worker.reaped]
         left = self._left_behind(ended)
         self._let_go.update(worker.pid for worker in ended)
         self._let_go.update(stat.pid for stat in left)

@@ -45,7 +45,7 @@ class Worker:
     """When the launcher first sent it one that may end it (CLOCK_MONOTONIC)."""
     reaped: bool = False
 
-    def look(self) -> bool:
+    def check_ended(self) -> bool:
         """Take note of its end if it has ended; whether it has."""
         if self.exitcode is None:
             self.exitcode = process_tree.exit_code_unreaped(self.pid)
@@ -240,7 +240,7 @@ class WorkerContext(PContext):
 
     def _poll(self) -> RunProcsResult | None:
         """For torch's interface only; the agent looks at ``workers``."""
-        running = [worker for worker in self.workers.values() if not worker.look()]
+        running = [worker for worker in self.workers.values() if not worker.check_ended()]
         return None if running else RunProcsResult(return_values=dict.fromkeys(self.workers))
 
     def pids(self) -> dict[int, int]:
