@@ -92,7 +92,7 @@ class Agent:
             case edge.StopAsked():
                 self._stop_asked(event)
             case edge.Continued():
-                self.cycle.stood_still(self._turn.now_ns)
+                self.cycle.excuse_stop(self._turn.now_ns)
             case edge.Abandoned(text) if not self._leaving.abandoned:
                 self._leaving.abandoned = text
                 self._do(Say(lines.abandoned(text)), written.abandoned(text))

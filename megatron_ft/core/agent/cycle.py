@@ -40,12 +40,12 @@ class Cycle:
         self._deadlines = Deadlines(self._options, self.record, pauses, turn)
         self._collectives = CollectiveWatch(self._options, self.record, self.number, pauses, turn.now_ns)
 
-    def stood_still(self, now_ns: int) -> None:
+    def excuse_stop(self, now_ns: int) -> None:
         """The whole node was stopped and continued."""
         if self._deadlines is not None:
-            self._deadlines.stood_still(now_ns)
+            self._deadlines.excuse_stop(now_ns)
         if self._collectives is not None:
-            self._collectives.stood_still(now_ns)
+            self._collectives.excuse_stop(now_ns)
 
     def state(self, turn: Turn) -> NodeState:
         """Of this node, as far as the coordinator is to know it now."""

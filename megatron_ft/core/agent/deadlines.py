@@ -83,7 +83,7 @@ class Deadlines:
             if event.note.frame:
                 self._record.places[self._record.ranks[event.local_rank]] = f"in {event.note.frame}"
 
-    def stood_still(self, now_ns: int) -> None:
+    def excuse_stop(self, now_ns: int) -> None:
         """The whole node was stopped and continued.
 
         It may have been at any moment since each was last looked at: none of that time counts. A timer that comes
