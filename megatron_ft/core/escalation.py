@@ -29,7 +29,7 @@ class Escalation:
         if self.due_s is None or now_s < self.due_s:
             return None
         delays_ns = run_delays_ns()
-        if self._grace is not None and not self._grace.is_over(now_s, delays_ns):
+        if self._grace is not None and not self._grace.check(now_s, delays_ns):
             self.due_s = self._grace.due_s
             return None
         number = self._next

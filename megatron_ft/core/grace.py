@@ -18,7 +18,7 @@ class Grace:
     A thread that the main thread waits for may be the one that gets no CPU, so whichever thread waited longest counts.
 
     Args:
-        due_s: when it is over; later once ``is_over`` has put it off.
+        due_s: when it is over; later once ``check`` has put it off.
         run_delays_ns: by thread, how long it has waited for a CPU in its life, as the grace begins.
     """
 
@@ -26,7 +26,7 @@ class Grace:
     run_delays_ns: Mapping[int, int]
     _left_s: float = MOST_STARVED_S
 
-    def is_over(self, now_s: float, run_delays_ns: Mapping[int, int]) -> bool:
+    def check(self, now_s: float, run_delays_ns: Mapping[int, int]) -> bool:
         """Whether it is over; else ``due_s`` is when to ask again. ``run_delays_ns``: as they are now."""
         # a thread's number may have gone to a younger one, which has waited less
         waits_ns = (max(0, delay - self.run_delays_ns.get(thread, 0)) for thread, delay in run_delays_ns.items())

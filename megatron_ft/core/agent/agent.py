@@ -132,7 +132,7 @@ class Agent:
                 self._do(Say(lines.observed(verdict)), written.would_have_ended(cycle, verdict))
             case _:
                 self.cycle.hear(event, self._turn)
-        if self._downtime is not None and self._downtime.is_over(self.cycle.record, self._turn):
+        if self._downtime is not None and self._downtime.report_end(self.cycle.record, self._turn):
             self._downtime = None
 
     def _stop_asked(self, event: edge.StopAsked) -> None:

@@ -162,7 +162,7 @@ class Downtime:
         self._noticed_ns = now_ns if noticed_ns is None else noticed_ns
         self._stopped_ns = now_ns
 
-    def is_over(self, record: CycleRecord, turn: Turn) -> bool:
+    def report_end(self, record: CycleRecord, turn: Turn) -> bool:
         """Whether all ranks of this node are through their first step; then where the time went is told."""
         phases = record.phases_ns()
         if phases is None or record.met_ns < self._stopped_ns:

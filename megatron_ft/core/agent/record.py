@@ -185,7 +185,7 @@ class CycleRecord:
     def has_outlived_its_end(self, now_s: float, seen: Seen) -> bool:
         """Whether a rank still lives that was found hung, and should have been ended by now."""
         late = {lr for lr, grace in self.hung.items() if now_s >= grace.due_s} - self.exits.keys()
-        return any(self.hung[local_rank].is_over(now_s, seen.run_delays_ns[local_rank]) for local_rank in late)
+        return any(self.hung[local_rank].check(now_s, seen.run_delays_ns[local_rank]) for local_rank in late)
 
     def overdue_s(self, now_s: float) -> float | None:
         """When ``has_outlived_its_end`` may hold next."""
