@@ -74,7 +74,7 @@ def _tell_kubernetes(mistake: str) -> None:
     from megatron_ft.launcher.coordination.surroundings import Scheduler
     from megatron_ft.launcher.result_file import End
 
-    if look(os.environ).scheduler is Scheduler.KUBERNETES:
+    if detect(os.environ).scheduler is Scheduler.KUBERNETES:
         termination_log.tell(End(_EXIT_MISTAKE, Ending.MISTAKE, mistake))
 
 

@@ -232,7 +232,7 @@ class WorkerContext(PContext):
         worker.on_exit = self._ended
         self.workers[worker.local_rank] = worker
         self._on_start(worker)
-        self._reactor.watch(worker.pidfd, worker.look, Priority.DEATH)
+        self._reactor.watch(worker.pidfd, worker.check_ended, Priority.DEATH)
 
     def _ended(self, worker: Worker) -> None:
         self._reactor.unwatch(worker.pidfd)
