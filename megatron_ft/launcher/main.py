@@ -71,7 +71,7 @@ def _run_ahead(argv: Sequence[str]) -> ServerProcess | None:
 def _tell_kubernetes(mistake: str) -> None:
     from megatron_ft.core.job.lives import Ending
     from megatron_ft.launcher import termination_log
-    from megatron_ft.launcher.coordination.surroundings import Scheduler
+    from megatron_ft.launcher.coordination.surroundings import Scheduler, detect
     from megatron_ft.launcher.result_file import End
 
     if detect(os.environ).scheduler is Scheduler.KUBERNETES:
