@@ -10,7 +10,7 @@ import enum
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-__all__ = ["LONGEST_WAIT_S", "Holding", "Step", "describe", "held_by", "judge", "look_again_s"]
+__all__ = ["LONGEST_WAIT_S", "Holding", "MemoryStep", "describe", "held_by", "judge", "look_again_s"]
 
 LONGEST_WAIT_S = 10.0
 """Beyond that the memory is taken for lost, and the ranks start all the same."""
@@ -28,7 +28,7 @@ class Holding:
     used_bytes: int | None = None
 
 
-class Step(enum.Enum):
+class MemoryStep(enum.Enum):
     """What to do after a look."""
 
     GO_ON = "go on"
@@ -41,11 +41,11 @@ def held_by(listed: Sequence[Holding], ended: Collection[int]) -> list[Holding]:
     return [holding for holding in listed if holding.pid in ended]
 
 
-def judge(held: Sequence[Holding], waited_s: float) -> Step:
+def judge(held: Sequence[Holding], waited_s: float) -> MemoryStep:
     """``waited_s``: seconds since those processes were gone."""
     if not held:
-        return Step.GO_ON
-    return Step.LOOK_AGAIN if waited_s < LONGEST_WAIT_S else Step.GIVE_UP
+        return MemoryStep.GO_ON
+    return MemoryStep.LOOK_AGAIN if waited_s < LONGEST_WAIT_S else MemoryStep.GIVE_UP
 
 
 def look_again_s(waited_s: float) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 from megatron_ft.core.device_memory import (
     LONGEST_WAIT_S,
     Holding,
-    Step,
+    MemoryStep,
     describe,
     held_by,
     judge,
@@ -126,6 +126,6 @@ class _Look:
             self._looked_s = time.monotonic()
             self.waited_s = self._looked_s - self._began_s
             self.saw_any = self.saw_any or bool(self.held)
-            if judge(self.held, self.waited_s) is not Step.LOOK_AGAIN:
+            if judge(self.held, self.waited_s) is not MemoryStep.LOOK_AGAIN:
                 return
             time.sleep(look_again_s(self.waited_s))

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from megatron_ft.core import device_memory as core
-from megatron_ft.core.device_memory import Holding, Step
+from megatron_ft.core.device_memory import Holding, MemoryStep
 from megatron_ft.ipc.files.event_log import NullEventLog
 from megatron_ft.ipc.linux import nvml
 from megatron_ft.launcher.base.event_loop import Reactor
@@ -29,11 +29,11 @@ def test_only_what_ended_processes_hold_is_waited_for() -> None:
 
 
 def test_the_wait_is_bounded() -> None:
-    assert core.judge([], 0.0) is core.judge([], 99.0) is Step.GO_ON
-    assert core.judge([HELD], 0.0) is Step.LOOK_AGAIN
-    assert core.judge([HELD], core.LONGEST_WAIT_S) is Step.GIVE_UP
+    assert core.judge([], 0.0) is core.judge([], 99.0) is MemoryStep.GO_ON
+    assert core.judge([HELD], 0.0) is MemoryStep.LOOK_AGAIN
+    assert core.judge([HELD], core.LONGEST_WAIT_S) is MemoryStep.GIVE_UP
     waited_s, looks = 0.0, 0
-    while core.judge([HELD], waited_s) is Step.LOOK_AGAIN:
+    while core.judge([HELD], waited_s) is MemoryStep.LOOK_AGAIN:
         waited_s, looks = waited_s + core.look_again_s(waited_s), looks + 1
     assert waited_s == pytest.approx(core.LONGEST_WAIT_S)
     assert looks < 60
