@@ -36,7 +36,7 @@ from megatron_ft.launcher.monitors.monitors import Monitors
 from megatron_ft.launcher.processes import numa, process_tree, ready_checks
 from megatron_ft.launcher.processes.device_memory import DeviceMemory
 from megatron_ft.launcher.processes.health_command import HealthCheck
-from megatron_ft.launcher.processes.termination import Ending
+from megatron_ft.launcher.processes.termination import Termination
 from megatron_ft.launcher.processes.worker import FreshInterpreterSpawner, Spawner, Worker
 from megatron_ft.launcher.spawn.fork_server import ServerProcess
 from megatron_ft.launcher.spawn.forking import ForkingSpawner
@@ -100,7 +100,7 @@ class Node:
         if self.forking is None and server is not None:
             server.end(set)  # at a glance nobody saw that it isn't wanted
         self.spawner: Spawner = self.forking or FreshInterpreterSpawner()
-        self.ending = Ending(
+        self.ending = Termination(
             self.reactor, known_children=self._known_children, in_a_hurry=self.signals.ask_to_kill, say=say
         )
         self.device_memory = DeviceMemory(self.reactor, log=log, say=say)

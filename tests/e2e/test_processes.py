@@ -22,7 +22,7 @@ from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.processes import health_command, process_tree, termination
 from megatron_ft.launcher.processes.health_command import HealthCheck
-from megatron_ft.launcher.processes.termination import Ending
+from megatron_ft.launcher.processes.termination import Termination
 from megatron_ft.launcher.processes.worker import Worker
 from tests.support.launching import wait_until
 from tests.support.reactors import reactor
@@ -89,7 +89,7 @@ def test_what_a_rank_left_and_cannot_be_signalled_is_told_of_and_not_waited_for_
     monkeypatch.setattr(process_tree, "children", lambda: {pid})  # a subreaper's
     of_another_user(pid)
     said: list[str] = []
-    end = Ending(reactor, known_children=set, in_a_hurry=lambda: False, say=said.append)
+    end = Termination(reactor, known_children=set, in_a_hurry=lambda: False, say=said.append)
     worker = Worker(0, rank.pid, os.pidfd_open(rank.pid), lambda code: setattr(rank, "returncode", code))
     wait_until(worker.look, 10)
     end.clear([worker], leftover_grace_s=0.1, ask=False)

@@ -15,7 +15,7 @@ from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.processes import process_tree
 from megatron_ft.launcher.processes.worker import Worker
 
-__all__ = ["Ending"]
+__all__ = ["Termination"]
 
 _KILL_WAIT_S = 10.0
 """How long a process may take to end by SIGKILL (a large one takes seconds) before it is given up."""
@@ -24,7 +24,7 @@ _LEFTOVER_GRACE_S = 1.0
 _LOOK_AGAIN_S = 0.01
 
 
-class Ending:
+class Termination:
     """Ends groups of ranks; everything else is served meanwhile."""
 
     def __init__(
