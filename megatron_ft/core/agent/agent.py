@@ -13,7 +13,7 @@ from megatron_ft.core.agent import edge, lines, written
 from megatron_ft.core.agent.conclusion import Known, asked_at_last, conclude, finish, report
 from megatron_ft.core.agent.cycle import Cycle, Downtime
 from megatron_ft.core.agent.edge import Effect, Exit, Over, Say, Tell
-from megatron_ft.core.agent.ending import Ending
+from megatron_ft.core.agent.ending import CycleEnding
 from megatron_ft.core.agent.health import HealthGate
 from megatron_ft.core.agent.leaving import Leaving
 from megatron_ft.core.agent.orders import Orders
@@ -52,7 +52,7 @@ class Agent:
         self._downtime: Downtime | None = None
         self._leaving = Leaving(options)
         self._outcome = Outcome.STOPPED
-        self._ending: Ending | None = None
+        self._ending: CycleEnding | None = None
         self._ended_well = False
         """All ranks of the last cycle ended with 0."""
         self._stuck = ""
@@ -262,7 +262,7 @@ class Agent:
             self._report_own_failure()
         if signals:
             self._do(edge.TellStop(len(record.running)))
-        self._ending = Ending(
+        self._ending = CycleEnding(
             self._options, record, outcome, restarts=self._orders.restarts, by_signals=bool(signals), turn=self._turn
         )
         self._ending.stop_asked(self._leaving.signals, self._leaving.hurry, self._turn)
