@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from megatron_ft.core.board.hang_detector import Verdict
+from megatron_ft.core.board.hang_detector import Overdue
 from megatron_ft.core.diagnosis.movement import Glance, progress_between
 from megatron_ft.core.diagnosis.rank_snapshot import LOOK_S
 from megatron_ft.core.messages.monitor import Convict, GiveTime, LookTwice
@@ -24,7 +24,7 @@ class Doubt:
     def __init__(self, reports: Reports, *, has_launcher: bool) -> None:
         self._reports = reports
         self._has_launcher = has_launcher
-        self._verdict: Verdict | None = None
+        self._verdict: Overdue | None = None
         self._answer_by_ns = 0
         self._is_convicted = False
         self._first: Glance | None = None
@@ -38,7 +38,7 @@ class Doubt:
             times.append(self._answer_by_ns)
         return min(times, default=None)
 
-    def puts_off(self, watched: WatchedRank, verdict: Verdict) -> bool:
+    def puts_off(self, watched: WatchedRank, verdict: Overdue) -> bool:
         """Whether the launcher is asked first; else the rank is to be ended now."""
         was_convicted, self._is_convicted = self._is_convicted, False
         if not (verdict.is_learned and self._has_launcher) or was_convicted:

@@ -20,7 +20,7 @@ from typing import Any
 
 from megatron_ft.core.board import board_facts
 from megatron_ft.core.board import layout as layout
-from megatron_ft.core.board.hang_detector import Verdict
+from megatron_ft.core.board.hang_detector import Overdue
 from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.diagnosis.exceptions import LastWords, last_words
 from megatron_ft.core.diagnosis.rank_snapshot import (
@@ -66,13 +66,13 @@ def collect(
     attached: AttachedRank,
     board: Board,
     snapshot: BoardSnapshot | None,
-    verdict: Verdict | None,
+    verdict: Overdue | None,
     *,
     local_rank: int,
     passive: bool,
     deadline_ns: int,
 ) -> tuple[RankNote, dict[str, Any]]:
-    """Look at one rank until ``deadline_ns`` (monotonic) at the latest.
+    """Check at one rank until ``deadline_ns`` (monotonic) at the latest.
 
     Returns:
         A note for the launcher, and the whole evidence, for a file.
@@ -257,7 +257,7 @@ class Looks:
     def _until(
         self, done: Callable[[], bool], bound_s: float, interval_s: float, channel: socket.socket | None = None
     ) -> None:
-        """Look whether it is ``done``, again and again, until the bound is over or the rank is gone."""
+        """Check whether it is ``done``, again and again, until the bound is over or the rank is gone."""
         poller = select.poll()
         poller.register(self._attached.pidfd, select.POLLIN)
         if channel is not None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from megatron_ft.core.board.hang_detector import Verdict
+from megatron_ft.core.board.hang_detector import Overdue
 from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.diagnosis.rank_snapshot import RankNote
 from megatron_ft.core.errors import ProtocolError
@@ -86,11 +86,11 @@ class Reports:
         if not greeting.watch_only:  # of which the log has nothing else, either
             self._log.write(report)
 
-    def verdict(self, attached: AttachedRank, verdict: Verdict, at_ns: int, *, observed_only: bool) -> None:
+    def verdict(self, attached: AttachedRank, verdict: Overdue, at_ns: int, *, observed_only: bool) -> None:
         """A rank hangs; said before it is signalled, or, ``observed_only``, without that it is."""
         self._write_and_tell(_told(attached, verdict, at_ns, observed_only=observed_only))
 
-    def suspect(self, attached: AttachedRank, verdict: Verdict) -> None:
+    def suspect(self, attached: AttachedRank, verdict: Overdue) -> None:
         """A learned timeout is over."""
         self._tell(Suspect(_told(attached, verdict, time.monotonic_ns(), observed_only=False)))
 
@@ -197,7 +197,7 @@ class Reports:
         self._log.write(report)
 
 
-def _told(attached: AttachedRank, verdict: Verdict, at_ns: int, *, observed_only: bool) -> shared.Verdict:
+def _told(attached: AttachedRank, verdict: Overdue, at_ns: int, *, observed_only: bool) -> shared.Verdict:
     stat = read_stat(attached.pid)
     return shared.Verdict(
         rank=attached.rank,

@@ -10,7 +10,7 @@ import socket
 import time
 from dataclasses import replace
 
-from megatron_ft.core.board.hang_detector import Step, Verdict
+from megatron_ft.core.board.hang_detector import Overdue, Step
 from megatron_ft.core.board.layout import BoardDamagedError
 from megatron_ft.core.diagnosis.rank_snapshot import LOOK_S
 from megatron_ft.core.errors import ProtocolError
@@ -301,11 +301,11 @@ class MonitorService:
         if reading.outcome.step is Step.END_RANK:
             assert reading.outcome.verdict is not None
             if not self._doubt.puts_off(watched, reading.outcome.verdict):
-                self._found_hung(watched, reading.outcome.verdict)
+                self._end_hung(watched, reading.outcome.verdict)
         else:
             self._doubt.clear()
 
-    def _found_hung(self, watched: WatchedRank, verdict: Verdict) -> None:
+    def _end_hung(self, watched: WatchedRank, verdict: Overdue) -> None:
         """From here on the rank is ended, whatever can or can't be seen of it."""
         observe_only, now_ns = self._settings.observe_only, time.monotonic_ns()
         deadline_ns = now_ns + round(LOOK_S * 1e9)
@@ -328,7 +328,7 @@ class MonitorService:
     def _is_of_cycle(self, cycle: int) -> bool:
         return self._watched is not None and cycle == self._watched.attached.cycle
 
-    def _examine(self, watched: WatchedRank, verdict: Verdict | None, *, passive: bool, deadline_ns: int) -> None:
+    def _examine(self, watched: WatchedRank, verdict: Overdue | None, *, passive: bool, deadline_ns: int) -> None:
         if watched.note is not None:
             # once only: what was looked at may have moved since, because of that
             watched.note = replace(watched.note, found_hung=watched.note.found_hung or verdict is not None)

@@ -10,15 +10,15 @@ from typing import NamedTuple
 from megatron_ft.core.board import layout as layout
 from megatron_ft.core.board.consistency import contradiction
 from megatron_ft.core.board.hang_detector import (
-    Look,
+    Check,
     MonitorState,
+    Overdue,
     Step,
-    Verdict,
+    check_board,
     dismiss,
     excuse,
     give_time,
     is_blank,
-    look,
 )
 from megatron_ft.core.board.layout import BoardDamagedError, BoardSnapshot
 from megatron_ft.core.config.config import ConfigValues
@@ -36,7 +36,7 @@ class Reading(NamedTuple):
     """A judged look: the snapshot, what follows from it, and why the board had to be renewed if it had."""
 
     snapshot: BoardSnapshot
-    outcome: Look
+    outcome: Check
     damage: str | None
 
 
@@ -113,7 +113,7 @@ class WatchedRank:
         watched = cls(attached, config, start_ns=time.monotonic_ns())
         words = watched.board.words
         now = time.monotonic_ns()
-        # if nobody looked when somebody should have, the node may have stood still; look() allows for it
+        # if nobody looked when somebody should have, the node may have stood still; check_board allows for it
         if 0 < words[layout.W_LAST_LOOK] <= now:
             watched.state.last_look_ns = words[layout.W_LAST_LOOK]
             if words[layout.W_NEXT_LOOK] != layout.NO_TIMEOUT:
@@ -135,7 +135,7 @@ class WatchedRank:
             self._before = None
             snapshot, now = self._snapshot()
         self.state.check_interval_ns = min(self._check_interval_ns, _first_step_interval_ns(snapshot, now))
-        outcome = look(self.state, snapshot, now, was_stopped=self.was_stopped)
+        outcome = check_board(self.state, snapshot, now, was_stopped=self.was_stopped)
         self.was_stopped = False
         self.last_good = self._before = snapshot
         self._before_ns = now
@@ -145,11 +145,11 @@ class WatchedRank:
         words[layout.W_NEXT_LOOK] = layout.NO_TIMEOUT if resting else outcome.next_look_ns or now
         return Reading(snapshot, outcome, damage)
 
-    def dismiss(self, verdict: Verdict) -> None:
+    def dismiss(self, verdict: Overdue) -> None:
         """Let a rank that was found hung go on."""
         dismiss(self.state, verdict)
 
-    def give_time(self, verdict: Verdict, timeout_s: float) -> None:
+    def give_time(self, verdict: Overdue, timeout_s: float) -> None:
         """Let what was overdue last so long in all."""
         give_time(self.state, verdict, round(timeout_s * 1e9))
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.core.board.hang_detector import HangKind, Verdict
+from megatron_ft.core.board.hang_detector import HangKind, Overdue
 from megatron_ft.core.board.layout import W_LAST_HEARTBEAT
 from megatron_ft.core.diagnosis.evidence_page import evidence_text
 from megatron_ft.core.diagnosis.exceptions import last_words
@@ -65,7 +65,7 @@ class Subject:
     board: Board
 
     def collect(
-        self, *, passive: bool = False, bound_s: float = BOUND_S, verdict: Verdict | None = None
+        self, *, passive: bool = False, bound_s: float = BOUND_S, verdict: Overdue | None = None
     ) -> tuple[RankNote, dict[str, Any]]:
         deadline_ns = time.monotonic_ns() + round(bound_s * 1e9)
         return collect(
@@ -166,7 +166,7 @@ def test_a_stopped_rank_is_read_where_it_was_stopped_and_stays_so(subjects: Subj
 def test_a_hung_rank_that_the_signal_wakes_gets_no_further(subjects: Subjects) -> None:
     """It would train on, and so would those that wait for it, while they are looked at."""
     subject = subjects.start("begin(); signal.pause(); spinning()")
-    verdict = Verdict(HangKind.SECTION, "step", 1, 2, 3, None, ("step",))
+    verdict = Overdue(HangKind.SECTION, "step", 1, 2, 3, None, ("step",))
     _, document = subject.collect(verdict=verdict)
     assert functions(document) == ["<module>"]
     wait_until(lambda: (stat := read_stat(subject.attached.pid)) is not None and stat.state == "T", 5.0)
@@ -185,7 +185,7 @@ handler_in_c = ctypes.CFUNCTYPE(None, ctypes.c_int)(handler)
 ctypes.CDLL(None).signal(board.words[25], handler_in_c)
 sleeping()
 """)
-    verdict = Verdict(HangKind.SECTION, "step", 1, 2, 3, None, ("step",))
+    verdict = Overdue(HangKind.SECTION, "step", 1, 2, 3, None, ("step",))
     _, document = subject.collect(verdict=verdict)
     assert functions(document) == ["inner", "<module>"]
 

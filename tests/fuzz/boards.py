@@ -14,7 +14,7 @@ from typing import Any
 from megatron_ft.cli.status.status_json import job_object
 from megatron_ft.core.board import board_facts
 from megatron_ft.core.board import layout as layout
-from megatron_ft.core.board.hang_detector import MonitorState, Step, look, running_intervals
+from megatron_ft.core.board.hang_detector import MonitorState, Step, check_board, running_intervals
 from megatron_ft.core.board.layout import BoardDamagedError, BoardSnapshot
 from megatron_ft.core.messages.codec import pack
 from megatron_ft.core.status.rows import RankReading
@@ -103,7 +103,7 @@ def _judge(snapshot: BoardSnapshot, now: int, rng: random.Random) -> str:
     """Whatever it says, the judgement holds by its own words."""
     state = MonitorState(check_interval_ns=rng.choice((1, 10**9, 5 * 10**9)), last_look_ns=now - 1)
     for later in (0, 20_000_000):
-        found = look(state, snapshot, now + later)
+        found = check_board(state, snapshot, now + later)
         assert found.next_look_ns is None or found.next_look_ns > now
     json.dumps([board_facts.for_note(snapshot, now), board_facts.of_snapshot(snapshot, now)], allow_nan=False)
     if found.verdict is not None:

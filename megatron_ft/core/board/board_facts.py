@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from megatron_ft.core.board.hang_detector import Verdict, running_intervals
+from megatron_ft.core.board.hang_detector import Overdue, running_intervals
 from megatron_ft.core.board.layout import BoardSnapshot
 
 __all__ = ["for_note", "of_snapshot", "of_verdict"]
@@ -34,7 +34,7 @@ def for_note(snapshot: BoardSnapshot | None, now_ns: int) -> dict[str, Any]:
     }
 
 
-def of_verdict(verdict: Verdict) -> dict[str, Any]:
+def of_verdict(verdict: Overdue) -> dict[str, Any]:
     """The verdict in seconds."""
     return {
         "kind": verdict.kind.value,

@@ -57,7 +57,7 @@ class HangKind(enum.Enum):
     HEARTBEAT = "heartbeat"
 
 
-class Verdict(NamedTuple):
+class Overdue(NamedTuple):
     """A rank has made no progress for longer than it may."""
 
     kind: HangKind
@@ -83,13 +83,13 @@ class Step(enum.Enum):
     REST = "rest"
 
 
-class Look(NamedTuple):
+class Check(NamedTuple):
     """The outcome of one look."""
 
     step: Step
     next_look_ns: int | None
     """When to look again at the latest; None: not before something else wakes the monitor."""
-    verdict: Verdict | None
+    verdict: Overdue | None
 
 
 class Interval(NamedTuple):
@@ -138,7 +138,7 @@ class MonitorState:
     """Intervals that have more time than their learned timeout, in all: somebody was seen to make progress."""
 
 
-def look(state: MonitorState, board: BoardSnapshot, now_ns: int, *, was_stopped: bool = False) -> Look:
+def check_board(state: MonitorState, board: BoardSnapshot, now_ns: int, *, was_stopped: bool = False) -> Check:
     """Judge one snapshot, taken just before ``now_ns``; ``was_stopped``: a SIGCONT came since the last look.
 
     Changes ``state``.
@@ -150,7 +150,7 @@ def look(state: MonitorState, board: BoardSnapshot, now_ns: int, *, was_stopped:
     if board.closing:
         state.suspect = None
         state.asked_ns = None
-        return Look(Step.REST, None, None)
+        return Check(Step.REST, None, None)
 
     nearest: int | None = None
     overdue: tuple[int, Interval] | None = None
@@ -176,10 +176,10 @@ def look(state: MonitorState, board: BoardSnapshot, now_ns: int, *, was_stopped:
     if nearest is not None:
         bounds.append(nearest)
     state.asked_ns = min(bounds)
-    return Look(Step.WATCH, state.asked_ns, None)
+    return Check(Step.WATCH, state.asked_ns, None)
 
 
-def dismiss(state: MonitorState, verdict: Verdict) -> None:
+def dismiss(state: MonitorState, verdict: Overdue) -> None:
     """Let a rank that was found hung go on (who only observes ends nobody); the next verdict is another one.
 
     Changes ``state``.
@@ -188,7 +188,7 @@ def dismiss(state: MonitorState, verdict: Verdict) -> None:
     state.suspect = None
 
 
-def give_time(state: MonitorState, verdict: Verdict, timeout_ns: int) -> None:
+def give_time(state: MonitorState, verdict: Overdue, timeout_ns: int) -> None:
     """Let the interval of a verdict last so long in all before it is overdue again. Changes ``state``."""
     state.given[_interval_of(verdict)] = timeout_ns
     state.suspect = None
@@ -203,12 +203,12 @@ def excuse(state: MonitorState, since_ns: int, now_ns: int) -> None:
     state.asked_ns = None
 
 
-def _interval_of(verdict: Verdict) -> Interval:
+def _interval_of(verdict: Overdue) -> Interval:
     return Interval(verdict.kind, verdict.section, verdict.since_ns, verdict.timeout_ns, verdict.is_learned)
 
 
-def _judge_overdue(state: MonitorState, board: BoardSnapshot, interval: Interval, now_ns: int) -> Look:
-    verdict = Verdict(
+def _judge_overdue(state: MonitorState, board: BoardSnapshot, interval: Interval, now_ns: int) -> Check:
+    verdict = Overdue(
         kind=interval.kind,
         section=interval.section,
         since_ns=interval.since_ns,
@@ -222,9 +222,9 @@ def _judge_overdue(state: MonitorState, board: BoardSnapshot, interval: Interval
         state.suspect = _Suspect(interval, now_ns + CONFIRM_AFTER_NS)
     if now_ns >= state.suspect.confirm_at_ns:
         state.asked_ns = None  # whoever looks again after this isn't late
-        return Look(Step.END_RANK, None, verdict)
+        return Check(Step.END_RANK, None, verdict)
     state.asked_ns = state.suspect.confirm_at_ns
-    return Look(Step.CONFIRM, state.asked_ns, verdict)
+    return Check(Step.CONFIRM, state.asked_ns, verdict)
 
 
 def running_intervals(board: BoardSnapshot) -> Iterator[Interval]:

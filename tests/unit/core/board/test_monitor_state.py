@@ -12,10 +12,10 @@ from megatron_ft.core.board.hang_detector import (
     HangKind,
     MonitorState,
     Step,
+    check_board,
     dismiss,
     excuse,
     give_time,
-    look,
 )
 from megatron_ft.core.board.layout import (
     FLAG_INITIAL_IS_EXPLICIT,
@@ -75,24 +75,24 @@ def test_on_a_renewed_board_a_rank_may_be_in_any_section(
     blank = board(sections=sections, out_of_section_timeout_ns=out_of_section * S, epoch=START)
     watching = state()
     for second in range(1, 100 if bound is None else bound):
-        assert look(watching, blank, START + second * S).step is Step.WATCH
+        assert check_board(watching, blank, START + second * S).step is Step.WATCH
     if bound is not None:
-        assert look(watching, blank, START + bound * S).step is Step.CONFIRM
-        assert look(watching, blank, START + bound * S + CONFIRM_AFTER_NS).step is Step.END_RANK
+        assert check_board(watching, blank, START + bound * S).step is Step.CONFIRM
+        assert check_board(watching, blank, START + bound * S + CONFIRM_AFTER_NS).step is Step.END_RANK
     written = blank._replace(last_transition_ns=START + S)
     watching = state()
-    assert look(watching, written, START + (1 + out_of_section) * S).step is Step.CONFIRM
+    assert check_board(watching, written, START + (1 + out_of_section) * S).step is Step.CONFIRM
 
 
 def test_an_overdue_section_is_a_verdict_only_at_the_second_reading() -> None:
     snapshot = board(sections=(section(opened_at=START),))
     watching = state()
-    first = look(watching, snapshot, START + 10 * S)
+    first = check_board(watching, snapshot, START + 10 * S)
     assert first.step is Step.CONFIRM
     assert first.next_look_ns == START + 10 * S + CONFIRM_AFTER_NS
-    too_soon = look(watching, snapshot, START + 10 * S + CONFIRM_AFTER_NS - 1)
+    too_soon = check_board(watching, snapshot, START + 10 * S + CONFIRM_AFTER_NS - 1)
     assert too_soon.step is Step.CONFIRM
-    second = look(watching, snapshot, START + 10 * S + CONFIRM_AFTER_NS)
+    second = check_board(watching, snapshot, START + 10 * S + CONFIRM_AFTER_NS)
     assert second.step is Step.END_RANK
     assert second.verdict is not None
     assert second.verdict.kind is HangKind.SECTION
@@ -104,20 +104,20 @@ def test_an_overdue_section_is_a_verdict_only_at_the_second_reading() -> None:
 def test_a_section_that_closes_between_the_two_readings_is_no_hang() -> None:
     watching = state()
     overdue = board(sections=(section(opened_at=START),))
-    assert look(watching, overdue, START + 10 * S).step is Step.CONFIRM
+    assert check_board(watching, overdue, START + 10 * S).step is Step.CONFIRM
     closed = board(sections=(section(),), last_transition_ns=START + 10 * S + 1)
-    assert look(watching, closed, START + 10 * S + CONFIRM_AFTER_NS).step is Step.WATCH
+    assert check_board(watching, closed, START + 10 * S + CONFIRM_AFTER_NS).step is Step.WATCH
 
 
 def test_a_section_opened_anew_between_the_two_readings_is_no_hang() -> None:
     watching = state()
-    assert look(watching, board(sections=(section(opened_at=START),)), START + 10 * S).step is Step.CONFIRM
+    assert check_board(watching, board(sections=(section(opened_at=START),)), START + 10 * S).step is Step.CONFIRM
     anew = board(sections=(section(opened_at=START + 10 * S + 1),))
-    assert look(watching, anew, START + 10 * S + CONFIRM_AFTER_NS).step is Step.WATCH
+    assert check_board(watching, anew, START + 10 * S + CONFIRM_AFTER_NS).step is Step.WATCH
 
 
 def test_never_before_the_deadline() -> None:
-    outcome = look(state(), board(sections=(section(opened_at=START),)), START + 10 * S - 1)
+    outcome = check_board(state(), board(sections=(section(opened_at=START),)), START + 10 * S - 1)
     assert outcome.step is Step.WATCH
     assert outcome.next_look_ns == START + 10 * S
 
@@ -125,7 +125,7 @@ def test_never_before_the_deadline() -> None:
 def test_an_overdue_outer_section_is_a_hang_though_an_inner_one_is_young() -> None:
     now = START + 10 * S
     snapshot = board(sections=(section("outer", START), section("inner", now - S)), last_transition_ns=now - S)
-    outcome = look(state(), snapshot, now)
+    outcome = check_board(state(), snapshot, now)
     assert outcome.step is Step.CONFIRM
     assert outcome.verdict is not None
     assert outcome.verdict.section == "outer"
@@ -135,30 +135,30 @@ def test_an_overdue_outer_section_is_a_hang_though_an_inner_one_is_young() -> No
 def test_out_of_section_counts_only_while_none_is_open() -> None:
     now = START + 20 * S
     idle = board(out_of_section_timeout_ns=5 * S, sections=(section(),), last_transition_ns=START)
-    assert look(state(at=now), idle, now).step is Step.CONFIRM
+    assert check_board(state(at=now), idle, now).step is Step.CONFIRM
     busy = board(out_of_section_timeout_ns=5 * S, sections=(section(opened_at=START, timeout=None),))
-    assert look(state(at=now), busy, now).step is Step.WATCH
+    assert check_board(state(at=now), busy, now).step is Step.WATCH
 
 
 def test_null_timeouts_are_infinite() -> None:
     snapshot = board(sections=(section(opened_at=START, timeout=None),))
-    outcome = look(state(at=START + 10**9 * S), snapshot, START + 10**9 * S)
+    outcome = check_board(state(at=START + 10**9 * S), snapshot, START + 10**9 * S)
     assert outcome.step is Step.WATCH
 
 
 def test_the_next_look_is_the_nearest_deadline_the_smallest_timeout_or_the_check_interval() -> None:
     open_late = board(sections=(section("a", START, 100.0), section("b", 0, 3.0)))
-    assert look(state(), open_late, START).next_look_ns == START + 3 * S
-    assert look(state(check_interval=2.0), open_late, START).next_look_ns == START + 2 * S
+    assert check_board(state(), open_late, START).next_look_ns == START + 3 * S
+    assert check_board(state(check_interval=2.0), open_late, START).next_look_ns == START + 2 * S
     near = board(sections=(section("a", START, 100.0), section("b", START - 2 * S, 3.0)), start_ns=START - 3 * S)
-    assert look(state(), near, START).next_look_ns == START + 1 * S
+    assert check_board(state(), near, START).next_look_ns == START + 1 * S
     nothing = board(sections=(section(timeout=None),))
-    assert look(state(), nothing, START).next_look_ns == START + 5 * S
+    assert check_board(state(), nothing, START).next_look_ns == START + 5 * S
 
 
 def test_a_closed_board_is_left_alone() -> None:
     snapshot = board(sections=(section(opened_at=START),), closing=True)
-    outcome = look(state(), snapshot, START + 100 * S)
+    outcome = check_board(state(), snapshot, START + 100 * S)
     assert outcome.step is Step.REST
     assert outcome.next_look_ns is None
 
@@ -185,7 +185,7 @@ def test_heartbeat_timeouts_spare_a_rank_that_uses_sections_only_whoever_set_the
         heartbeat_flags=flags,
         sections=(section(opened_at=0, timeout=None, count=int(opened)),),
     )
-    outcome = look(state(at=now), snapshot, now)
+    outcome = check_board(state(at=now), snapshot, now)
     assert (outcome.step is Step.CONFIRM) == judged
 
 
@@ -197,7 +197,7 @@ def test_the_two_mechanisms_are_independent() -> None:
         heartbeat_timeout_ns=100 * S,
         sections=(section(opened_at=START, timeout=7.0),),
     )
-    outcome = look(state(at=now), beating_but_stuck, now)
+    outcome = check_board(state(at=now), beating_but_stuck, now)
     assert outcome.verdict is not None
     assert outcome.verdict.kind is HangKind.SECTION
     moving_but_silent = board(
@@ -206,7 +206,7 @@ def test_the_two_mechanisms_are_independent() -> None:
         heartbeat_timeout_ns=7 * S,
         sections=(section(opened_at=now - 1, timeout=7.0),),
     )
-    outcome = look(state(at=now), moving_but_silent, now)
+    outcome = check_board(state(at=now), moving_but_silent, now)
     assert outcome.verdict is not None
     assert outcome.verdict.kind is HangKind.HEARTBEAT
 
@@ -235,7 +235,7 @@ def test_warm_up(warmup: int, seen: int, steps_opened: int, has_step: bool, judg
         out_of_section_timeout_ns=7 * S,
         sections=(section(name, count=steps_opened),),
     )
-    assert (look(state(at=now), snapshot, now).step is Step.CONFIRM) == judged
+    assert (check_board(state(at=now), snapshot, now).step is Step.CONFIRM) == judged
 
 
 @pytest.mark.parametrize("opened_at", [0, START])
@@ -253,7 +253,7 @@ def test_a_hang_in_the_warm_up_is_noticed_after_the_timeout_of_the_start(
     )
     for seconds in (9, 59, 3600):
         at = START + seconds * S
-        is_late = look(state(at=at), snapshot, at).step is Step.CONFIRM
+        is_late = check_board(state(at=at), snapshot, at).step is Step.CONFIRM
         assert is_late == (bound is not None and seconds >= bound)
 
 
@@ -269,16 +269,16 @@ def test_a_section_warmup_has_the_timeout_of_a_step_in_the_first_iterations(warm
     )
     for seconds in (9, 11, 99, 101):
         at = START + seconds * S
-        assert (look(state(at=at), snapshot, at).step is Step.CONFIRM) == (seconds > bound)
+        assert (check_board(state(at=at), snapshot, at).step is Step.CONFIRM) == (seconds > bound)
 
 
 def test_where_a_section_warmup_is_configured_the_time_out_of_section_is_judged_from_the_start() -> None:
     sections = (section(count=0), section("warmup", count=0))
     snapshot = board(warmup_iterations=3, out_of_section_timeout_ns=7 * S, sections=sections)
     now = START + 8 * S
-    assert look(state(at=now), snapshot, now).step is Step.CONFIRM
+    assert check_board(state(at=now), snapshot, now).step is Step.CONFIRM
     snapshot = snapshot._replace(sections=sections[:1])
-    assert look(state(at=now), snapshot, now).step is Step.WATCH
+    assert check_board(state(at=now), snapshot, now).step is Step.WATCH
 
 
 def test_the_time_out_of_section_begins_when_the_warm_up_is_over() -> None:
@@ -291,21 +291,21 @@ def test_the_time_out_of_section_begins_when_the_warm_up_is_over() -> None:
         out_of_section_timeout_ns=7 * S,
         last_transition_ns=START + S,
     )
-    assert look(state(at=over), snapshot, over + 7 * S - 1).step is Step.WATCH
-    assert look(state(at=over), snapshot, over + 7 * S).step is Step.CONFIRM
+    assert check_board(state(at=over), snapshot, over + 7 * S - 1).step is Step.WATCH
+    assert check_board(state(at=over), snapshot, over + 7 * S).step is Step.CONFIRM
 
 
 def test_a_late_wake_up_of_the_whole_node_is_not_the_ranks_time() -> None:
     snapshot = board(sections=(section(opened_at=START, timeout=10.0),))
     watching = state(check_interval=100.0)
-    assert look(watching, snapshot, START + 4 * S).next_look_ns == START + 10 * S
+    assert check_board(watching, snapshot, START + 4 * S).next_look_ns == START + 10 * S
     # the node stood still; the monitor can't know since when, at most since its last look
-    outcome = look(watching, snapshot, START + 3600 * S)
+    outcome = check_board(watching, snapshot, START + 3600 * S)
     assert outcome.step is Step.WATCH
     assert outcome.next_look_ns == START + 3600 * S + 6 * S
-    overdue = look(watching, snapshot, START + 3606 * S)
+    overdue = check_board(watching, snapshot, START + 3606 * S)
     assert overdue.step is Step.CONFIRM
-    verdict = look(watching, snapshot, START + 3606 * S + CONFIRM_AFTER_NS).verdict
+    verdict = check_board(watching, snapshot, START + 3606 * S + CONFIRM_AFTER_NS).verdict
     assert verdict is not None
     assert verdict.elapsed_ns == 10 * S + CONFIRM_AFTER_NS
 
@@ -313,24 +313,24 @@ def test_a_late_wake_up_of_the_whole_node_is_not_the_ranks_time() -> None:
 def test_a_short_stop_inside_one_sleep_is_seen_by_sigcont() -> None:
     snapshot = board(sections=(section(opened_at=START, timeout=10.0),))
     watching = state(check_interval=100.0)
-    look(watching, snapshot, START)
-    outcome = look(watching, snapshot, START + 6 * S, was_stopped=True)
+    check_board(watching, snapshot, START)
+    outcome = check_board(watching, snapshot, START + 6 * S, was_stopped=True)
     assert outcome.next_look_ns == START + 16 * S
 
 
 def test_a_monitor_that_wakes_a_little_late_judges_at_once() -> None:
     snapshot = board(sections=(section(opened_at=START, timeout=1.0),))
     watching = state()
-    look(watching, snapshot, START)
+    check_board(watching, snapshot, START)
     late = START + 1 * S + 90_000_000
-    assert look(watching, snapshot, late).step is Step.CONFIRM
+    assert check_board(watching, snapshot, late).step is Step.CONFIRM
 
 
 def found_after(watching: MonitorState, snapshot: BoardSnapshot, since: int, *, late_ns: int, every: int) -> float:
     """Seconds from ``since`` to the verdict, where one of ``every`` wake-ups is late."""
     now, number = since, 0
     while now < since + 100_000 * S:
-        outcome = look(watching, snapshot, now)
+        outcome = check_board(watching, snapshot, now)
         if outcome.step is Step.END_RANK:
             return (now - since) / S
         assert outcome.next_look_ns is not None
@@ -356,7 +356,7 @@ def test_a_long_history_of_late_wake_ups_excuses_nothing_that_began_after_it() -
     watching = state()
     now = START
     while now < began:
-        now = (look(watching, before, now).next_look_ns or 0) + 150_000_000
+        now = (check_board(watching, before, now).next_look_ns or 0) + 150_000_000
     assert len(watching.gaps) <= 64
     hung = board(sections=(section("epoch", START, None), section("step", now, 1000.0)))
     assert 1000 < found_after(watching, hung, now, late_ns=150_000_000, every=1) < 1600
@@ -367,12 +367,12 @@ def test_of_many_stand_stills_all_are_known_and_nothing_between_them() -> None:
     watching = state(check_interval=1.0)
     now = START
     for _ in range(200):
-        look(watching, snapshot, now)
-        look(watching, snapshot, now + S // 2)
+        check_board(watching, snapshot, now)
+        check_board(watching, snapshot, now + S // 2)
         now += S // 2 + 3 * S
-        look(watching, snapshot, now, was_stopped=True)
+        check_board(watching, snapshot, now, was_stopped=True)
     assert len(watching.gaps) <= 64
-    outcome = look(watching, snapshot, now)
+    outcome = check_board(watching, snapshot, now)
     assert sum(gap.lost_ns for gap in watching.gaps) == 600 * S
     assert outcome.step is Step.WATCH
     assert found_after(watching, snapshot, now, late_ns=0, every=1) == pytest.approx(900, abs=0.1)
@@ -438,7 +438,7 @@ def test_a_healthy_rank_is_never_ended_over_many_events(says_sigcont: bool) -> N
             # the sleep is a deadline on the clock: what is left of it passes while the node stands still
             moment = node.now if says_sigcont else max(moment, node.now)
         node.run(moment)
-        outcome = look(watching, node.snapshot(), node.now, was_stopped=stopped and says_sigcont)
+        outcome = check_board(watching, node.snapshot(), node.now, was_stopped=stopped and says_sigcont)
         assert outcome.step is not Step.END_RANK, (node.steps, outcome.verdict)
         assert outcome.next_look_ns is not None
         wake = outcome.next_look_ns
@@ -456,7 +456,7 @@ def test_the_simulation_can_fail() -> None:
         if node.random.random() < 0.01:
             node.now += 2 * S
         watching.asked_ns = None  # plants the fault: lateness is never noticed
-        outcome = look(watching, node.snapshot(), node.now)
+        outcome = check_board(watching, node.snapshot(), node.now)
         ended = outcome.step is Step.END_RANK
         wake = outcome.next_look_ns or node.now
     assert ended
@@ -465,14 +465,14 @@ def test_the_simulation_can_fail() -> None:
 def test_a_dismissed_hang_is_not_found_again_but_the_next_one_is() -> None:
     watching = state(check_interval=100.0)
     stuck = board(sections=(section(opened_at=START),))
-    look(watching, stuck, START + 10 * S)
-    verdict = look(watching, stuck, START + 10 * S + CONFIRM_AFTER_NS).verdict
+    check_board(watching, stuck, START + 10 * S)
+    verdict = check_board(watching, stuck, START + 10 * S + CONFIRM_AFTER_NS).verdict
     assert verdict is not None
     dismiss(watching, verdict)
-    assert look(watching, stuck, START + 20 * S).step is Step.WATCH
+    assert check_board(watching, stuck, START + 20 * S).step is Step.WATCH
     again = board(sections=(section(opened_at=START + 25 * S),))
-    look(watching, again, START + 25 * S)
-    assert look(watching, again, START + 35 * S).step is Step.CONFIRM
+    check_board(watching, again, START + 25 * S)
+    assert check_board(watching, again, START + 35 * S).step is Step.CONFIRM
 
 
 def test_what_is_given_more_time_is_judged_again_when_that_is_over() -> None:
@@ -480,18 +480,18 @@ def test_what_is_given_more_time_is_judged_again_when_that_is_over() -> None:
     shown = board(sections=(slow,))
 
     def found(at_s: float) -> Step:
-        look(watching, shown, START + round(at_s * S))
-        return look(watching, shown, START + round(at_s * S) + CONFIRM_AFTER_NS).step
+        check_board(watching, shown, START + round(at_s * S))
+        return check_board(watching, shown, START + round(at_s * S) + CONFIRM_AFTER_NS).step
 
     assert found(10.0) is Step.END_RANK
-    verdict = look(watching, shown, START + 10 * S + 2 * CONFIRM_AFTER_NS).verdict
+    verdict = check_board(watching, shown, START + 10 * S + 2 * CONFIRM_AFTER_NS).verdict
     assert verdict is not None
     assert verdict.is_learned
     # whoever was asked takes his time: that is no stand-still of the node
     give_time(watching, verdict, 13 * S)
     assert found(12.9) is Step.WATCH
     assert found(13.0) is Step.END_RANK
-    again = look(watching, shown, START + 13 * S + 2 * CONFIRM_AFTER_NS).verdict
+    again = check_board(watching, shown, START + 13 * S + 2 * CONFIRM_AFTER_NS).verdict
     assert again is not None
     assert (again.timeout_ns, again.elapsed_ns // S) == (10 * S, 13)
     # the next one of the same section has its own time
@@ -503,9 +503,9 @@ def test_what_is_given_more_time_is_judged_again_when_that_is_over() -> None:
 def test_time_in_which_nobody_was_to_judge_is_not_the_ranks() -> None:
     watching = state(check_interval=100.0)
     stuck = board(sections=(section(opened_at=START),))
-    look(watching, stuck, START + 4 * S)
+    check_board(watching, stuck, START + 4 * S)
     excuse(watching, START + 5 * S, START + 505 * S)
-    outcome = look(watching, stuck, START + 505 * S)
+    outcome = check_board(watching, stuck, START + 505 * S)
     assert outcome.step is Step.WATCH
     assert outcome.next_look_ns == START + 510 * S
 
@@ -532,8 +532,8 @@ def test_a_note_says_how_long_its_rank_has_left(shown: BoardSnapshot, left_s: fl
 def test_the_first_intervals_of_a_cycle_are_judged_by_their_own_timeout(count: int, bound: int) -> None:
     slow = section(opened_at=START, count=count)._replace(first_timeout_ns=60 * S)
     watching = state(check_interval=100.0)
-    assert look(watching, board(sections=(slow,)), START + bound * S - 1).step is Step.WATCH
-    assert look(watching, board(sections=(slow,)), START + bound * S).step is Step.CONFIRM
+    assert check_board(watching, board(sections=(slow,)), START + bound * S - 1).step is Step.WATCH
+    assert check_board(watching, board(sections=(slow,)), START + bound * S).step is Step.CONFIRM
 
 
 @pytest.mark.parametrize(("opened", "bound"), [(0, 60), (FIRST_INTERVALS - 1, 60), (FIRST_INTERVALS, 10)])
@@ -548,16 +548,16 @@ def test_so_are_the_first_times_out_of_section_in_which_a_first_step_may_compile
 @pytest.mark.parametrize("learned", [False, True])
 def test_a_verdict_says_whether_its_timeout_was_learned(learned: bool) -> None:
     mine = section(opened_at=START)._replace(is_learned=learned)
-    found = look(state(), board(sections=(mine,)), START + 10 * S).verdict
+    found = check_board(state(), board(sections=(mine,)), START + 10 * S).verdict
     assert found is not None
     assert found.is_learned is learned
     idle = board(out_of_section_timeout_ns=10 * S, is_out_of_section_learned=learned)
-    found = look(state(), idle, START + 10 * S).verdict
+    found = check_board(state(), idle, START + 10 * S).verdict
     assert found is not None
     assert found.is_learned is learned
     watching = state()
-    look(watching, board(sections=(mine,)), START + 10 * S)
-    verdict = look(watching, board(sections=(mine,)), START + 10 * S + CONFIRM_AFTER_NS).verdict
+    check_board(watching, board(sections=(mine,)), START + 10 * S)
+    verdict = check_board(watching, board(sections=(mine,)), START + 10 * S + CONFIRM_AFTER_NS).verdict
     assert verdict is not None
     dismiss(watching, verdict)
-    assert look(watching, board(sections=(mine,)), START + 11 * S).step is Step.WATCH
+    assert check_board(watching, board(sections=(mine,)), START + 11 * S).step is Step.WATCH
