@@ -176,7 +176,7 @@ class Launcher(Process):
                 self._send(effect)
             case edge.OpenStore(held):
                 self.later(0.002, lambda: self.do(self.member.store_opened(held, f"{self.address}:s", self.clock())))
-            case edge.Begin() | edge.EndRanks() | edge.Conclude() | edge.LookAtRanks() | edge.Leave():
+            case edge.Begin() | edge.EndRanks() | edge.Conclude() | edge.DiagnoseHang() | edge.Leave():
                 self.hear(effect)
             case edge.Relayed() | edge.Reviewed():
                 self.hear(effect)

@@ -109,7 +109,7 @@ class Agent:
                 self._requested(event)
             case job.Begin() | job.StandBy() | job.EndRanks() | job.Conclude() | job.LeftOut() | job.Leave():
                 self._orders.hear(event)
-            case job.LookAtRanks() | job.Reviewed():
+            case job.DiagnoseHang() | job.Reviewed():
                 self.cycle.hear_of_others(event, self._turn)
             case job.Relayed(message):
                 self.cycle.told(message, self._turn)

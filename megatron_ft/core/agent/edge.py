@@ -1,6 +1,6 @@
 """What the launcher's machine is told, and what it asks for: its events and effects.
 
-What the launcher's member of the control plane asks for (``Begin``, ``EndRanks``, ``Conclude``, ``LookAtRanks`` and
+What the launcher's member of the control plane asks for (``Begin``, ``EndRanks``, ``Conclude``, ``DiagnoseHang`` and
 ``Leave`` of `core.job.edge`) are events here, and so is a rank's ``ReceivedRequest``. Times are nanoseconds of
 CLOCK_MONOTONIC unless a name says otherwise.
 """
@@ -161,7 +161,7 @@ class RanksEnded:
 
 FromLauncher = Tick | StopAsked | Abandoned | Continued | HealthChecked | NodesWaiting | OthersDone
 FromRanks = RanksMet | RankStarted | RanksStarted | NotStarted | RankExited | RanksEnded | ReceivedRequest
-FromCoordinator = job.Begin | job.StandBy | job.EndRanks | job.Conclude | job.LookAtRanks | job.Relayed | job.Reviewed
+FromCoordinator = job.Begin | job.StandBy | job.EndRanks | job.Conclude | job.DiagnoseHang | job.Relayed | job.Reviewed
 Event = FromLauncher | FromRanks | FromMonitor | FromCoordinator | job.LeftOut | job.Leave
 
 # -- effects that take their time: one at a time, and an event says when it is done -----------------------------

@@ -58,7 +58,7 @@ class HangDiagnosis:
         from_ns = verdict.at_ns if is_seen else turn.now_ns
         self._begin(turn, from_ns=from_ns, known={verdict.local_rank} if is_seen else set())
 
-    def look(self, turn: Turn) -> None:
+    def diagnose(self, turn: Turn) -> None:
         """A rank of another node hangs: look at those of this one."""
         self._begin(turn, from_ns=turn.now_ns, known=set())
 

@@ -140,7 +140,7 @@ class Conclude:
 
 
 @dataclass(frozen=True, slots=True)
-class LookAtRanks:
+class DiagnoseHang:
     """Say with ``Member.tell`` what the ranks do. ``passive``: they go on living."""
 
     cycle: int
@@ -180,7 +180,7 @@ MemberEffect = (
     | LeftOut
     | EndRanks
     | Conclude
-    | LookAtRanks
+    | DiagnoseHang
     | Relayed
     | Reviewed
     | Say
@@ -203,7 +203,7 @@ __all__ = [
     "Judged",
     "Leave",
     "LeftOut",
-    "LookAtRanks",
+    "DiagnoseHang",
     "MemberEffect",
     "OpenStore",
     "Quit",

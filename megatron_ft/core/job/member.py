@@ -281,7 +281,7 @@ class Member:
                     self.standing = replace(self.standing, verdict=message)
                 self._out.append(edge.Conclude(message))
             case m.Collect(cycle, passive) if self._is_running(cycle):
-                self._out.append(edge.LookAtRanks(cycle, passive))
+                self._out.append(edge.DiagnoseHang(cycle, passive))
             case m.Reviewed(cycle) if self._is_running(cycle):
                 self._out.append(message)
             case m.Suspected() | m.Moving() if self.standing.phase is m.Phase.RUNNING:

@@ -21,7 +21,7 @@ from megatron_ft.launcher.coordination.transport import Listener, Transport
 
 __all__ = ["Coordination"]
 
-OfCycle = edge.Begin | edge.StandBy | edge.EndRanks | edge.Conclude | edge.LookAtRanks | edge.Relayed | edge.Reviewed
+OfCycle = edge.Begin | edge.StandBy | edge.EndRanks | edge.Conclude | edge.DiagnoseHang | edge.Relayed | edge.Reviewed
 Decision = OfCycle | edge.LeftOut | edge.Leave
 
 
@@ -155,7 +155,7 @@ class Coordination:
             case edge.LeftOut():
                 self.on_left_out()
                 self.on_decision(effect)
-            case edge.EndRanks() | edge.LookAtRanks() | edge.Relayed() | edge.Reviewed() | edge.StandBy():
+            case edge.EndRanks() | edge.DiagnoseHang() | edge.Relayed() | edge.Reviewed() | edge.StandBy():
                 self.on_decision(effect)
             case edge.Say(text):
                 self._say(text)

@@ -345,7 +345,7 @@ def test_a_monitor_that_ends_nothing_is_not_waited_for_long() -> None:
 
 def test_what_is_seen_when_the_time_is_over_is_told() -> None:
     driven = running()
-    driven.hear(edge.Attached(0, 0, 1), edge.Attached(1, 0, 1), job.LookAtRanks(0))
+    driven.hear(edge.Attached(0, 0, 1), edge.Attached(1, 0, 1), job.DiagnoseHang(0))
     assert [each.passive for each in driven.all_of(edge.Collect)] == [False, False]
     driven.hear(edge.Evidence(1, 0, RankNote(rank=10, local_rank=1, state="S")))
     driven.wait(2.0)
