@@ -66,7 +66,7 @@ def coordinate(options: argparse.Namespace) -> int:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
     if options.fd is None:
-        known = "who know FT_SECRET" if secret else "whoever they are (FT_SECRET isn't set)"
+        known = "that know FT_SECRET" if secret else "of any user (FT_SECRET isn't set)"
         host, port = listener.getsockname()[:2]
         print(f"megatron-ft coordinator: listening on {host} port {port} for launchers {known}", file=sys.stderr)
     prepare_process()

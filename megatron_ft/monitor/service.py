@@ -211,7 +211,7 @@ class MonitorService:
             self._reports.complain(
                 "displaced",
                 f"process {caller.pid} has come for cycle {greeting.cycle}: rank {attached.rank} of cycle"
-                f" {attached.cycle} (process {attached.pid}) still runs, and nobody watches it any more",
+                f" {attached.cycle} (process {attached.pid}) still runs, and is not monitored any more",
             )
         return reason
 

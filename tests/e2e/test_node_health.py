@@ -234,7 +234,7 @@ def test_the_others_go_on_and_use_it_again_at_the_next_restart(launcher: Launche
         nodes[ill].signal(signal.SIGCONT)
     ended = wait_for_all(nodes)
     assert [finished.code for finished in ended] == [0, 0], [finished.err for finished in ended]
-    assert ended[ill].lines[-1] == "the job ended without this node: it stood aside"
+    assert ended[ill].lines[-1] == "the job ended without this node: its health check failed"
     assert ended[1 - ill].lines[-1].startswith("all ranks finished after")
     assert "is lost" not in ended[0].err + ended[1].err
 

@@ -41,7 +41,7 @@ POINTS = {
     "own_hook": "own_hook.py:8 (reads RANK)",
     "patches": "patches.py:21 (reads RANK)",
     "prints": "prints.py:17 (reads RANK)",
-    "process_group": "process_group.py:8 (draws random numbers (torch.uniform_) that nobody has seeded)",
+    "process_group": "process_group.py:8 (draws random numbers (torch.uniform_) without a seed)",
     "raises": END,
     "rank_at_import": "reads_rank.py:5 (reads RANK)",
     "seeds": "seeds.py:14 (reads RANK)",

@@ -189,7 +189,7 @@ class Agent:
         elif left is not None and left.code == 1 and left.text:
             self._over(Over(Exit.FAILED, 1, left.text, self._orders.verdict), lines.shut_down_between(left.text))
         elif left is not None:
-            text = left.text or ("it stood aside" if self._health.is_aside else "")
+            text = left.text or ("its health check failed" if self._health.is_aside else "")
             self._over(Over(Exit.LEFT, left.code, text))
         elif self.phase is Phase.JOINING and not self._options.checks_health:
             self._get_ready()

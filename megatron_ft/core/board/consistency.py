@@ -46,14 +46,14 @@ def contradiction(before: BoardSnapshot, after: BoardSnapshot, looked_ns: int) -
     same_timeouts = before.timeouts_version == after.timeouts_version
     for name in _TIMEOUTS if same_timeouts else ():
         if getattr(before, name) != getattr(after, name):
-            return f"{name} is {getattr(after, name)}, and nobody has changed the timeouts"
+            return f"{name} is {getattr(after, name)}, though the timeouts were not changed"
     if len(after.sections) < len(before.sections):
         return f"there were {len(before.sections)} sections, now there are {len(after.sections)}"
     moved = before.last_transition_ns != after.last_transition_ns
     for known, section in zip(before.sections, after.sections, strict=False):
         why = _section(known, section, after.start_ns, looked_ns, same_timeouts=same_timeouts)
         if known.opened_at_ns and not section.opened_at_ns and not moved:
-            why = why or "it is closed, and nobody has closed it"
+            why = why or "it is closed without having been closed"
         if why is not None:
             return f"section {known.name!r}: {why}"
     return None
@@ -66,7 +66,7 @@ def _section(old: SectionView, new: SectionView, start_ns: int, looked_ns: int, 
         return f"its count went from {old.open_count} to {new.open_count}"
     for name in _SECTION_TIMEOUTS if same_timeouts else ():
         if getattr(old, name) != getattr(new, name):
-            return f"its {name} is {getattr(new, name)}, and nobody has changed the timeouts"
+            return f"its {name} is {getattr(new, name)}, though the timeouts were not changed"
     # since the start: so a rank says what it had open before its board was renewed
     since_known = (0, old.opened_at_ns, start_ns)
     if new.opened_at_ns not in since_known and new.opened_at_ns < looked_ns - _LATE_NS:

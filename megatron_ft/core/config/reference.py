@@ -60,7 +60,7 @@ IGNORED: dict[str, str] = {
 
 
 def meaning(name: object) -> str | None:
-    """Why a configuration of ranks ignores this name; None if nobody knows it."""
+    """Why a configuration of ranks ignores this name; None if the name is unknown."""
     if name in LAUNCHER_OPTIONS:
         return "an option of ft_launcher, for its command line and YAML file"
     return IGNORED.get(name) if isinstance(name, str) else None

@@ -202,7 +202,7 @@ class Cause:
     """Why a cycle ended.
 
     Args:
-        rank: whose fault it was; null if nobody's, or if it isn't known.
+        rank: that caused it; null if none did, or if it isn't known.
         kind: "hang", "crash", "signal", "request", "membership".
         text: as the launcher prints it.
         detail: what the evidence adds; host: of the node whose fault it was. Empty if nothing is known.

@@ -27,7 +27,7 @@ class _Holder(enum.Enum):
 
     COORDINATOR = "coordinator"
     OVER = "a coordinator whose job has ended"
-    NOBODY = "nobody any more"
+    NOBODY = "no process any more"
     OTHER = "another program"
 
 

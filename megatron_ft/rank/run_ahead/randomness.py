@@ -86,7 +86,7 @@ class Randomness:
                 self._seeded.discard(generator)
                 self._states.pop(generator, None)
             elif not self._is_seeded(generator) and named.get("generator") is None:
-                self._draw(f"draws random numbers ({generator}.{name}) that nobody has seeded")
+                self._draw(f"draws random numbers ({generator}.{name}) without a seed")
 
         return before
 
@@ -106,7 +106,7 @@ class Randomness:
         """Whether numbers that would be the same in all ranks were drawn in a way that isn't seen: in C++, say."""
         for generator, state in self._states.items():
             if not self._is_seeded(generator) and self._ways[generator][0]() != state:
-                return f"it has drawn random numbers that nobody has seeded ({generator})"
+                return f"it has drawn random numbers without a seed ({generator})"
         return None
 
     def freshen(self) -> None:

@@ -49,7 +49,7 @@ _NEVER_SHARED = {
         "torch.distributed.distributed_c10d:init_process_group torch.distributed:init_process_group"
     ),
     "saves a file": "torch.serialization:save torch:save",
-    "makes a number that nobody else has": "uuid:uuid1",
+    "makes a unique number": "uuid:uuid1",
 }
 _IF_USERS = {"makes a socket": "socket.bind socket.__new__", "sleeps": "time:sleep"}
 _CHANGES_FILES = (

@@ -75,7 +75,7 @@ def test_an_ill_node_stands_aside_until_it_is_fit() -> None:
 def test_the_job_may_end_without_a_node_that_stands_aside() -> None:
     driven = Driven(checks_health=True)
     driven.hear(edge.Tick(), edge.HealthChecked(0, "ended with code 3", 3, "", 0.1), job.Leave(0))
-    assert driven.said[-1] == "the job ended without this node: it stood aside"
+    assert driven.said[-1] == "the job ended without this node: its health check failed"
     assert over(driven) == (Exit.LEFT, 0)
 
 

@@ -1,0 +1,63 @@
+"""What a person reads names who does what: no page, no line of the terminal and no record of a log speaks in riddles."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import megatron_ft
+from tests import ROOT
+
+PACKAGE = Path(megatron_ft.__file__).parent
+RIDDLE = re.compile(
+    r"\b(is|are|was|were|be|been) (told of|looked at)\b"  # say who reports or checks it
+    r"|\bnobody\b|\bwhoever\b"  # say which node, rank or process
+    r"|\bst(an|oo)ds? aside\b|\beyes and hands\b|\bmade again\b.*\bfind their\b|\bseen first on\b",
+    re.IGNORECASE,
+)
+PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+FOR_USERS = ("core/records", "core/config")
+"""Their docstrings are pages of the docs."""
+
+
+def riddles(text: str) -> list[str]:
+    """Lines with such a phrase; what stands in backticks is a name."""
+    return [line.strip() for line in text.splitlines() if RIDDLE.search(re.sub(r"`[^`]*`", "", line))]
+
+
+def strings(source: str, *, docstrings: bool) -> Iterator[str]:
+    """All texts of a module; with or without those that stand alone, which are for its readers."""
+    tree = ast.parse(source)
+    alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and (docstrings or id(node) not in alone):
+            yield node.value
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_pages(page: Path) -> None:
+    assert riddles(page.read_text()) == []
+
+
+def test_lines_for_users() -> None:
+    found = {
+        str(path.relative_to(PACKAGE)): lines
+        for path in PACKAGE.rglob("*.py")
+        for docstrings in [str(path.relative_to(PACKAGE)).startswith(FOR_USERS)]
+        if (lines := [line for text in strings(path.read_text(), docstrings=docstrings) for line in riddles(text)])
+    }
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["hung ranks are told of, none is ended", "Nobody is judged", "this node stands aside", "all ranks are looked at"],
+)
+def test_a_riddle_is_found(line: str) -> None:
+    assert riddles(f"well\n  {line}\n") == [line]
+    assert list(strings(f'"""{line}"""\nsay("{line}")', docstrings=False)) == [line]
+    assert riddles(f"`test_{line}`") == []
