@@ -40,7 +40,7 @@ class Ties:
             self.on_broken(f"{STEP_DAEMON}, which has started this launcher, is gone")
         for fd, name in self._streams.items():
             if not _has_reader(fd):
-                self.on_broken(f"nobody reads the {name} of this launcher any more")
+                self.on_broken(f"no process reads the {name} of this launcher any more")
                 return
 
     def close(self) -> None:

@@ -541,8 +541,8 @@ def test_so_are_the_first_times_out_of_section_in_which_a_first_step_may_compile
     sections = (section("setup", count=min(opened, 1)), section("step", count=max(0, opened - 1)))
     idle = board(sections=sections, out_of_section_timeout_ns=10 * S, first_out_of_section_ns=60 * S)
     watching = state(check_interval=100.0)
-    assert look(watching, idle, START + bound * S - 1).step is Step.WATCH
-    assert look(watching, idle, START + bound * S).step is Step.CONFIRM
+    assert check_board(watching, idle, START + bound * S - 1).step is Step.WATCH
+    assert check_board(watching, idle, START + bound * S).step is Step.CONFIRM
 
 
 @pytest.mark.parametrize("learned", [False, True])

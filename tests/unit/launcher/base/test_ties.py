@@ -74,7 +74,7 @@ def test_a_launcher_whose_output_nobody_reads_is_told(tmp_path: Path, kind: str)
     wait_for(heard, 1)
     os.close(read)
     assert launcher.wait(60) == 0
-    assert wait_for(heard, 2)[1] == "nobody reads the standard output of this launcher any more"
+    assert wait_for(heard, 2)[1] == "no process reads the standard output of this launcher any more"
 
 
 @pytest.mark.parametrize("half", [socket.SHUT_WR, None])
