@@ -31,5 +31,5 @@ class Moderation:
         unsaid, self._unsaid = self._unsaid, 0
         told = [f"{unsaid} like it since the last such line"] if unsaid else []
         if self._left < 1:
-            told.append("further ones are reported once a minute")
+            told.append("from now on one a minute")
         return f"{text} ({'; '.join(told)})" if told else text

@@ -12,10 +12,10 @@ def test_a_flood_is_said_a_few_times_and_then_once_a_minute_with_how_many_there_
     moderation = Moderation()
     said = [moderation.admit("no", 100.0) for _ in range(1000)]
     assert said[:7] == ["no"] * 7
-    assert said[7] == "no (further ones are reported once a minute)"
+    assert said[7] == "no (from now on one a minute)"
     assert said[8:] == [None] * 992
     assert moderation.admit("no", 150.0) is None
-    assert moderation.admit("no", 165.0) == "no (993 like it since the last such line; further ones are reported once a minute)"
+    assert moderation.admit("no", 165.0) == "no (993 like it since the last such line; from now on one a minute)"
     assert moderation.admit("no", 165.0) is None
 
 
