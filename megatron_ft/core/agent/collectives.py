@@ -83,7 +83,7 @@ class CollectiveWatch:
 
     # -- what is heard ------------------------------------------------------------------------------------------
 
-    def stood_still(self, now_ns: int) -> None:
+    def excuse_stop(self, now_ns: int) -> None:
         """The whole node was stopped and continued: nothing before counts."""
         self._begin_anew(now_ns)
 

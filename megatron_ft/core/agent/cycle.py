@@ -57,13 +57,13 @@ class Cycle:
             return NodeState.UNHEALTHY
         return NodeState.SUCCEEDED if record.all_have_ended else NodeState.HEALTHY
 
-    def hear_of_others(self, event: job.LookAtRanks | job.Reviewed, turn: Turn) -> None:
+    def hear_of_others(self, event: job.DiagnoseHang | job.Reviewed, turn: Turn) -> None:
         """The ranks of all nodes are to be looked at, or were."""
-        if isinstance(event, job.LookAtRanks) and not event.passive:
-            self.diagnosis.look(turn)
+        if isinstance(event, job.DiagnoseHang) and not event.passive:
+            self.diagnosis.diagnose(turn)
         elif self._collectives is None or self.met is None:
             return
-        elif isinstance(event, job.LookAtRanks):
+        elif isinstance(event, job.DiagnoseHang):
             self._collectives.look(turn)
         else:
             self._reviewed(event, self._collectives, self.met.group_rank, turn)

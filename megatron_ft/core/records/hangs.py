@@ -11,7 +11,7 @@ __all__ = ["Finding", "MoreTime", "NoCollective"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """All ranks were looked at because one hung: who it was. One launcher of the job writes it.
+    """The result of a hang diagnosis: which rank hung. One launcher of the job writes it.
 
     Args:
         text: in words.
@@ -51,8 +51,8 @@ class NoCollective:
     """No collective has completed on any rank for long, in a job whose script calls no hooks. One launcher writes it.
 
     Args:
-        rank: who keeps the others waiting; null if that isn't known, or nobody waits.
-        elapsed_s: for so long, when the ranks were looked at.
+        rank: that keeps the others waiting; null if that isn't known, or no rank waits.
+        elapsed_s: for so long, when the ranks were examined.
         text: in words: who, where it is, and what the others do.
         ends: the cycle is ended for it (--ft-watch-collectives end).
     """

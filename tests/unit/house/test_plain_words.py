@@ -1,4 +1,4 @@
-"""What a person reads names who does what: no page, no line of the terminal and no record of a log speaks in riddles."""
+"""What a person reads names who does what: no page, no line of the terminal, no record of a log speaks in riddles."""
 
 from __future__ import annotations
 

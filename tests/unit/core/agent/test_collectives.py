@@ -144,7 +144,7 @@ def test_a_coordinator_that_does_not_answer_is_asked_again_but_seldom() -> None:
 def test_ranks_are_looked_at_without_a_signal_and_what_is_known_is_told() -> None:
     driven = watching()
     driven.exits(0)
-    driven.hear(job.LookAtRanks(0, passive=True))
+    driven.hear(job.DiagnoseHang(0, passive=True))
     (collect,) = driven.all_of(edge.Collect)
     assert (collect.local_rank, collect.passive) == (1, True)
     driven.hear(edge.Evidence(1, 0, RankNote(rank=10, local_rank=1, frame="train.py:3 f")))
@@ -155,16 +155,16 @@ def test_ranks_are_looked_at_without_a_signal_and_what_is_known_is_told() -> Non
 
 def test_a_rank_that_says_nothing_is_not_waited_for_for_long() -> None:
     driven = watching()
-    driven.hear(job.LookAtRanks(0, passive=True))
+    driven.hear(job.DiagnoseHang(0, passive=True))
     driven.wait(2.0)
     assert [said.passive for said in driven.told if isinstance(said, m.Notes)] == [True]
 
 
 def test_what_was_seen_then_is_no_evidence_of_a_later_hang() -> None:
     driven = watching()
-    driven.hear(job.LookAtRanks(0, passive=True))
+    driven.hear(job.DiagnoseHang(0, passive=True))
     driven.hear(*(edge.Evidence(lr, 0, RankNote(rank=10 * lr, local_rank=lr, frame="old")) for lr in range(2)))
-    driven.hear(job.LookAtRanks(0))
+    driven.hear(job.DiagnoseHang(0))
     driven.hear(*(edge.Evidence(lr, 0, RankNote(rank=10 * lr, local_rank=lr, frame="new")) for lr in range(2)))
     first, second = (said for said in driven.told if isinstance(said, m.Notes))
     assert {note.frame for note in first.notes} == {"old"}
