@@ -13,7 +13,7 @@ import pytest
 
 from megatron_ft import fault_tolerance as ft
 from megatron_ft.core.board import layout as layout
-from megatron_ft.core.board.hang_detector import CONFIRM_AFTER_NS, MonitorState, Step, look
+from megatron_ft.core.board.hang_detector import CONFIRM_AFTER_NS, MonitorState, Step, check_board
 from megatron_ft.core.timeouts.raised import RAISED_TIMEOUTS, RaisedTimeouts
 from megatron_ft.rank.client import recorder
 from tests.support.training import Bench, bench, save_checkpoint
@@ -79,8 +79,8 @@ class Job:
         if took_s < 5.0:
             return True  # what is learned is never below a usual step: see the assertion below
         snapshot = layout.decode(board.raw(), self.now_ns)
-        look(watching, snapshot, self.now_ns - CONFIRM_AFTER_NS)
-        outcome = look(watching, snapshot, self.now_ns)
+        check_board(watching, snapshot, self.now_ns - CONFIRM_AFTER_NS)
+        outcome = check_board(watching, snapshot, self.now_ns)
         if outcome.step is not Step.END_RANK:
             return True
         assert outcome.verdict is not None
