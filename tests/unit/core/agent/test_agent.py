@@ -359,7 +359,7 @@ def test_what_is_seen_of_ranks_with_many_groups_is_told_in_messages_that_are_sma
     driven = running(ranks=32)
     for local_rank in range(32):
         driven.hear(edge.Attached(local_rank, 0, 1))
-    driven.hear(job.LookAtRanks(0))
+    driven.hear(job.DiagnoseHang(0))
     for local_rank in range(32):
         note = RankNote(rank=10 * local_rank, local_rank=local_rank, state="S", enqueued=groups)
         driven.hear(edge.Evidence(local_rank, 0, note))
