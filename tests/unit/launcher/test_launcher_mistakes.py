@@ -11,6 +11,7 @@ import pytest
 
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.launcher import arguments
+from megatron_ft.launcher import main as launcher_main
 from megatron_ft.launcher.arguments import parse
 from megatron_ft.launcher.main import main
 
@@ -27,6 +28,12 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "script.py"
     path.write_text(f"open({str(tmp_path / 'was_run')!r}, 'w')\n")
     return path
+
+
+@pytest.fixture(autouse=True)
+def of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that they have left don't end this process with ``main``."""
+    monkeypatch.setattr(launcher_main, "THREAD_PREFIX", "no thread of ours")
 
 
 def mistake(capfd: pytest.CaptureFixture[str], script: Path, argv: Sequence[str]) -> str:
