@@ -78,6 +78,8 @@ def stand_in() -> None:
     cuda.get_device_capability = lambda *_: (8, 0)
     pinned: Any = torch.Tensor
     pinned.pin_memory = lambda tensor, *_: tensor  # a torch that is built for CUDA asks for the driver
+    health: Any = torch.optim.Optimizer
+    health._accelerator_graph_capture_health_check = health._cuda_graph_capture_health_check = lambda _: None
 
 
 def _use_built_helper() -> None:
