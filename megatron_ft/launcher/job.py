@@ -127,7 +127,7 @@ def _launch(
         end = _end(node, error)
         _write_end(result, end, node, coordination)
     scheduler = node.line.where.scheduler
-    if TOLD_BY not in os.environ:
+    if TOLD_BY not in os.environ and node.line.max_nodes > 1:  # a job of one node has no other to prefer
         for name, reason in result.bad_nodes().items():
             node.say(advice(scheduler.value, name, reason))
     if scheduler is Scheduler.KUBERNETES:

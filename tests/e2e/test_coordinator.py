@@ -172,7 +172,7 @@ def test_a_person_starts_one_and_may_interrupt_it(monkeypatch: pytest.MonkeyPatc
     with by_hand("--listen", "127.0.0.1:0") as process:
         assert process.stderr is not None
         found = re.fullmatch(
-            r"megatron-ft coordinator: listening on 127\.0\.0\.1 port (\d+) for launchers who know FT_SECRET\n",
+            r"megatron-ft coordinator: listening on 127\.0\.0\.1 port (\d+) for launchers that know FT_SECRET\n",
             process.stderr.readline(),
         )
         assert found is not None
