@@ -59,6 +59,8 @@ class Deadlines:
         self._look_until_ns: int | None = None
         self._escalations: dict[int, Escalation] = {}
         """Of ranks that are being ended."""
+        self._stopped_ns = 0
+        """When the last stop of the whole node was over."""
         if options.startup_timeout_s is not None:
             for local_rank in record.started.keys() - record.hooked:
                 began_ns = record.started[local_rank].at_ns
@@ -89,6 +91,7 @@ class Deadlines:
         It may have been at any moment since each was last looked at: none of that time counts. A timer that comes
         late tells the same, but a stop that is over before the timer is due delays nothing.
         """
+        self._stopped_ns = now_ns
         for wait in self._waits.values():
             self._excuse(wait, now_ns)
             wait.asked_ns = now_ns
@@ -119,13 +122,15 @@ class Deadlines:
 
     def _wait(self, kind: str, local_rank: int, since_ns: int, timeout_s: float, turn: Turn) -> None:
         due_ns = max(turn.now_ns, since_ns + round(timeout_s * 1e9))
+        # what happened before a stop may be heard only after it, before or after the stop itself is
         self._waits[local_rank] = _Wait(
             kind=kind,
             local_rank=local_rank,
             since_ns=since_ns,
             timeout_s=timeout_s,
-            asked_ns=turn.now_ns,
+            asked_ns=max(since_ns, self._stopped_ns),
             due_ns=due_ns,
+            excused_ns=max(0, self._stopped_ns - since_ns),
         )
 
     def _look(self, wait: _Wait, turn: Turn, *, is_stopping: bool) -> None:

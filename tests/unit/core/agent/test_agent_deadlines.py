@@ -163,6 +163,19 @@ def test_a_stand_still_that_was_over_before_the_timer_counts_for_nobody_either()
     assert late(driven) == [(0, "startup", 30.0)]
 
 
+@pytest.mark.parametrize("is_heard_first", [True, False])
+def test_a_stand_still_counts_for_no_rank_whose_goodbye_is_heard_only_after_it(is_heard_first: bool) -> None:
+    driven = started(exit_timeout_s=20.0)
+    driven.hear(edge.Attached(0, 0, driven.now_ns))
+    goodbye = edge.Detached(0, 0, driven.now_ns)
+    driven.wait(15.0)
+    driven.hear(*([goodbye, edge.Continued()] if is_heard_first else [edge.Continued(), goodbye]))
+    driven.wait(19.0)
+    assert late(driven) == []
+    driven.wait(1.1)
+    assert late(driven) == [(0, "exit", 20.0)]
+
+
 @pytest.mark.parametrize("is_told", [True, False])
 def test_a_stand_still_in_a_pause_is_taken_off_once(is_told: bool) -> None:
     """By SIGCONT or a late timer, and by the pause; the rank would have as much more time than it is given."""
