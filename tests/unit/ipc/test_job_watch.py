@@ -31,6 +31,7 @@ from megatron_ft.ipc.wire import ChannelClosedError, connect, listen
 from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.control import ControlSocket
 from megatron_ft.launcher.job_status import JobStatus
+from tests.support.asleep import asleep_s
 
 MANY = 256
 """Ranks whose status fits into one answer."""
@@ -54,7 +55,7 @@ class FakeLauncher:
         self.control.on_question = self.status.facts
         self.control.start()
         self.job = RunningJob(launcher_pid=os.getpid(), run_id="demo", run_dir=str(directory))
-        self.longest_turn_s = 0.0
+        self.longest_sleep_s = 0.0
         self._stop = False
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -106,9 +107,9 @@ class FakeLauncher:
 
     def _run(self) -> None:
         while not self._stop:
-            began = time.monotonic()
+            before_s = asleep_s()
             self.reactor.run_once(0.02)
-            self.longest_turn_s = max(self.longest_turn_s, time.monotonic() - began)
+            self.longest_sleep_s = max(self.longest_sleep_s, asleep_s() - before_s)
 
 
 @pytest.fixture
@@ -119,7 +120,8 @@ def fake(tmp_path: Path) -> Iterator[FakeLauncher]:
 
 
 @pytest.fixture
-def watch(fake: FakeLauncher) -> Iterator[JobWatch]:
+def watch(fake: FakeLauncher, monkeypatch: pytest.MonkeyPatch) -> Iterator[JobWatch]:
+    monkeypatch.setattr(job_watch, "ANSWER_S", 60.0)  # a loaded machine may need longer than a person would wait
     watch = JobWatch(fake.job)
     yield watch
     watch.close()
@@ -215,7 +217,7 @@ def test_a_peer_that_does_not_read_is_dropped_and_holds_nobody_up(fake: FakeLaun
             deaf.send({"type": "status"}, timeout_s=5.0)
     watch.wait()
     assert states(watch) == [RankState.NOT_ATTACHED] * 64
-    assert fake.longest_turn_s < 1.0
+    assert fake.longest_sleep_s < 1.0
 
 
 def test_a_launcher_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
