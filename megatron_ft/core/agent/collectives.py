@@ -58,7 +58,7 @@ class CollectiveWatch:
         self._moved_ns = now_ns
         """When the last collective was seen to begin or complete, as far as that counts."""
         self._excused_ns = 0
-        """So much of the time since then is nobody's."""
+        """Of the time since then, nanoseconds in which the node stood still: they don't count."""
         self._grouped: set[int] = set()
         """Local ranks that had a process group."""
         self._is_asked = False
@@ -151,7 +151,7 @@ class CollectiveWatch:
         known = {local_rank: found for local_rank, found in counts.items() if found is not None}
         is_leaving = any(found is None and local_rank in self._grouped for local_rank, found in counts.items())
         self._grouped |= known.keys()
-        if not known or is_leaving:  # nobody has a process group, or some have no use for it any more
+        if not known or is_leaving:  # no rank has a process group, or one has destroyed its own
             self._begin_anew(turn.now_ns)
             return
         self._note_moves(known, turn)
@@ -176,7 +176,7 @@ class CollectiveWatch:
         self._is_told = self._is_asked = False
 
     def _ask(self, local_rank: int, silent_ns: int, turn: Turn) -> None:
-        if self._is_asked:  # nobody has answered: other nodes' ranks go on, or the coordinator is another one
+        if self._is_asked:  # no answer: ranks of other nodes go on, or another coordinator has taken over
             self._is_asked, self._ask_again_ns = False, turn.now_ns + self._timeout_ns
             return
         self._is_asked, self._ask_again_ns = True, turn.now_ns + _ANSWER_NS

@@ -94,7 +94,6 @@ class Deadlines:
         self._stopped_ns = now_ns
         for wait in self._waits.values():
             self._excuse(wait, now_ns)
-            wait.asked_ns = now_ns
 
     @property
     def alarm_ns(self) -> int | None:
@@ -122,16 +121,11 @@ class Deadlines:
 
     def _wait(self, kind: str, local_rank: int, since_ns: int, timeout_s: float, turn: Turn) -> None:
         due_ns = max(turn.now_ns, since_ns + round(timeout_s * 1e9))
-        # what happened before a stop may be heard only after it, before or after the stop itself is
-        self._waits[local_rank] = _Wait(
-            kind=kind,
-            local_rank=local_rank,
-            since_ns=since_ns,
-            timeout_s=timeout_s,
-            asked_ns=max(since_ns, self._stopped_ns),
-            due_ns=due_ns,
-            excused_ns=max(0, self._stopped_ns - since_ns),
+        wait = self._waits[local_rank] = _Wait(
+            kind=kind, local_rank=local_rank, since_ns=since_ns, timeout_s=timeout_s, asked_ns=since_ns, due_ns=due_ns
         )
+        if self._stopped_ns > since_ns:  # it began before a stop of the node, and is heard only after that
+            self._excuse(wait, self._stopped_ns)
 
     def _look(self, wait: _Wait, turn: Turn, *, is_stopping: bool) -> None:
         now_ns = turn.now_ns
@@ -153,6 +147,7 @@ class Deadlines:
     def _excuse(self, wait: _Wait, now_ns: int) -> None:
         """It may have stood still at any moment since it was last looked at. What was paused is taken off anyway."""
         wait.excused_ns += now_ns - wait.asked_ns - self._pauses.within(wait.asked_ns, now_ns)
+        wait.asked_ns = now_ns
 
     def _is_late(self, wait: _Wait, elapsed_s: float, turn: Turn) -> None:
         local_rank, board = wait.local_rank, turn.seen.boards[wait.local_rank]

@@ -71,7 +71,7 @@ class StopAsked:
 
 @dataclass(frozen=True, slots=True)
 class Abandoned:
-    """Who has started the launcher is gone, or nobody reads its output. ``text``: which, in words."""
+    """The process that started the launcher has ended, or its output has no reader. ``text``: which, in words."""
 
     text: str
 
@@ -225,7 +225,7 @@ class Exit(enum.Enum):
     STOPPED = "stopped"
     """By a signal to the launcher."""
     ABANDONED = "abandoned"
-    """Nobody who has started it is left, or nobody reads its output."""
+    """The process that started it has ended, or its output has no reader."""
     EXCLUDED = "excluded"
     """This node has left the others: a rank asked for that, or can't be ended."""
     STAYED = "stayed"

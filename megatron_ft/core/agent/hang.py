@@ -68,7 +68,7 @@ class HangDiagnosis:
             turn.do(Release())
             return
         if self._bound_ns is None:
-            return  # it was asked for something else; what is older than a verdict says little of it
+            return  # collected for another reason; evidence from before the verdict says little of the hang
         note, before = event.note, self._notes.get(event.local_rank)
         if before is not None:
             # what was looked at first counts: since then a rank may have been stopped by its monitor
@@ -132,7 +132,7 @@ class HangDiagnosis:
 
 
 def note_unseen(record: CycleRecord, local_rank: int, turn: Turn) -> RankNote:
-    """What is known of a rank that nobody could look at."""
+    """What is known of a rank whose monitor could collect no evidence."""
     board, ended = turn.seen.boards[local_rank], record.exits.get(local_rank)
     end = ended or record.end_of_its_exception(local_rank, turn.seen)
     raised_ns = turn.now_ns if end is None or not end.raised_at_ns else end.raised_at_ns

@@ -64,7 +64,7 @@ class CycleRecord:
         """When the first step of each began and ended."""
         self._verdicts: list[HangVerdict] = []
         self._raised: set[int] = set()
-        """Those that were ending of an exception of their own when the first one was found hung: nobody hangs."""
+        """Those that were ending of an exception of their own when the first hang was reported: that was no hang."""
 
     # -- what is told -----------------------------------------------------------------------------------------
 
