@@ -223,8 +223,9 @@ def _is_bearable(plan: Plan, job: Job, trouble: Any) -> bool:
 
 def _is_back(fault: Fault, trouble: Any) -> bool:
     """Whether there is a launcher again afterwards."""
-    if fault.kind in _STARTED_AGAIN:  # one that is killed may be at the first endpoint
-        return fault.comes_back and bool(trouble.may_come_back(trouble.world.hosts[0]))
+    if fault.kind in _STARTED_AGAIN:  # one that is killed may be at the first endpoint, and a new one knows no other
+        finds = any(f"h{host.number}" in trouble.job.endpoints and host.is_on for host in trouble.world.hosts)
+        return fault.comes_back and finds and bool(trouble.may_come_back(trouble.world.hosts[0]))
     return fault.kind in _FOR_A_WHILE or fault.kind == "node_ill"
 
 

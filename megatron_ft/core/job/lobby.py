@@ -113,7 +113,7 @@ def choose(
     At first by the ranks that were given; else the node that hosts the coordinator is the first, and the others follow
     by their names. Later who had a place keeps it, or comes after the same ones as before; who comes back gets its own;
     spares fill gaps. Of ``bad`` nodes (words of launchers) no more take part than are needed; one that has just been
-    ``named`` again makes place for a spare that isn't bad.
+    ``named`` again makes place for a spare that isn't bad, if there is one that no other place needs.
     """
     nodes = in_order(ready, is_first=not slots)
     if not slots:
@@ -124,7 +124,7 @@ def choose(
     filled: list[Node | None] = [free.pop(slot.instance, None) for slot in slots]
     room = max_nodes - sum(node is not None for node in filled)
     groups = [{i: node for i, node in free.items() if (i in bad) is is_bad} for is_bad in (False, True)]
-    if named in bad and groups[0]:
+    if named in bad and len(groups[0]) > room:
         filled = [None if node is not None and node.instance == named else node for node in filled]
         room = max_nodes - sum(node is not None for node in filled)
     more: list[Node] = []

@@ -113,6 +113,13 @@ def test_a_bad_node_that_is_named_again_makes_place_for_a_good_spare(
     assert [node.name for node in choose(slots, nodes, 2, bad=bad, named=named)[0]] == names
 
 
+def test_a_bad_node_keeps_its_place_where_a_lost_one_needs_the_only_spare() -> None:
+    slots = [Slot("i-a", "a"), Slot("i-b", "b"), Slot("i-c", "c")]
+    nodes = [a_node("a"), a_node("b"), a_node("s", 9)]
+    chosen, _ = choose(slots, nodes, 3, bad={"i-b"}, named="i-b")
+    assert [node.name for node in chosen] == ["a", "b", "s"]
+
+
 def test_by_the_coordinator_a_host_that_is_back_is_told_of_once() -> None:
     job = Job(min_nodes=2, max_nodes=2)
     a, b = job.start("ab")
