@@ -26,8 +26,8 @@ _LAST_NOTES_NS = 150_000_000
 """Before the bound is over, what has been seen by then is told: it has a way to go."""
 
 
-_PART_CHARS = 150_000
-"""Of notes in one message, which has room for 1 MiB, and may write a character in 6 bytes."""
+_PART_CHARS = 80_000
+"""Of notes in one message, which has room for 1 MiB, and may write a character in 12 bytes."""
 
 
 class HangDiagnosis:

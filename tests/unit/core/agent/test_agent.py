@@ -354,8 +354,11 @@ def test_what_is_seen_when_the_time_is_over_is_told() -> None:
     assert [note.rank for note in notes.notes] == [0, 10]
 
 
-def test_what_is_seen_of_ranks_with_many_groups_is_told_in_messages_that_are_small_enough() -> None:
-    groups = {f"nccl/expert_parallel_group_{number}\u20ac": number for number in range(2500)}
+@pytest.mark.parametrize(("letters", "count"), [("\u20ac", 2500), (100 * "\U0001f680", 200)])  # 6 and 12 bytes each
+def test_what_is_seen_of_ranks_with_many_groups_is_told_in_messages_that_are_small_enough(
+    letters: str, count: int
+) -> None:
+    groups = {f"nccl/expert_parallel_group_{number}{letters}": number for number in range(count)}
     driven = running(ranks=32)
     for local_rank in range(32):
         driven.hear(edge.Attached(local_rank, 0, 1))
