@@ -68,7 +68,8 @@ def coordinate(options: argparse.Namespace) -> int:
     if options.fd is None:
         known = "that know FT_SECRET" if secret else "of any user (FT_SECRET isn't set)"
         host, port = listener.getsockname()[:2]
-        print(f"megatron-ft coordinator: listening on {host} port {port} for launchers {known}", file=sys.stderr)
+        where = "all addresses" if host in ("::", "0.0.0.0") else host
+        print(f"megatron-ft coordinator: listening on {where} port {port} for launchers {known}", file=sys.stderr)
     prepare_process()
     word = f"{socket.gethostname()}.{os.getpid()}.{os.urandom(4).hex()}"
     machine = Coordinator(

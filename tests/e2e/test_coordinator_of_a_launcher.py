@@ -270,6 +270,16 @@ def test_a_port_that_another_program_has_is_a_mistake_of_the_user(
         thread.join(BOUND_S)
 
 
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+def test_an_endpoint_is_reached_by_its_addresses_of_both_families() -> None:
+    taken = take_endpoint("node0", 0)
+    assert taken is not None
+    with taken, listen_anywhere("node0") as free:
+        for port in (port_of(taken), port_of(free)):
+            for address in ("127.0.0.1", "::1"):
+                socket.create_connection((address, port), timeout=BOUND_S).close()
+
+
 def test_an_endpoint_that_can_not_be_had_is_a_mistake_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
     def forbidden(*_: Any) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")

@@ -103,15 +103,18 @@ class Peer:
 
 
 def listen(host: str, port: int, *, backlog: int = 65535) -> socket.socket:
-    """A listening socket, on all addresses if ``host`` is empty.
+    """A listening socket, on all addresses if ``host`` is empty: of IPv4, and of IPv6 where this machine has that.
 
     Raises:
         OSError: the address can't be used.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    is_everywhere = not host and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if is_everywhere or ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_everywhere:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         sock.bind((host, port))
         sock.listen(backlog)
     except OSError:

@@ -84,7 +84,7 @@ def _holder(host: str, port: int, within_s: float) -> _Holder:
     with sock:
         sock.settimeout(max(0.01, within_s))
         try:
-            sock.connect(({"": "127.0.0.1", "::": "::1"}.get(bound, bound), port))
+            sock.connect((bound or "127.0.0.1", port))
             peer = tcp.Peer(sock)
             peer.write(encode({"type": "ask"}))
             while peer.is_open and (left_s := until_s - time.monotonic()) > 0:
@@ -108,9 +108,6 @@ def _bind_host(host: str) -> str:
     if host == "localhost":
         return "127.0.0.1"
     try:
-        address = ipaddress.ip_address(host)
+        return host if ipaddress.ip_address(host).is_loopback else ""
     except ValueError:
         return ""
-    if address.is_loopback:
-        return host
-    return "::" if address.version == 6 else ""
