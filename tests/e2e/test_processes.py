@@ -10,6 +10,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,14 @@ NOBODY = 2**22 - 1
 """The highest number that there may be: as good as never used."""
 
 Makes = Callable[[int], None]
+
+
+def test_how_long_ago_a_process_was_started() -> None:
+    before_s = time.monotonic()
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
+        assert 0 <= processes.age_s(process.pid) < time.monotonic() - before_s + 0.02  # the kernel counts hundredths
+        wait_until(lambda: processes.age_s(process.pid) > 0.1)
+    assert processes.age_s(os.getpid()) > time.monotonic() - before_s
 
 
 @pytest.fixture

@@ -122,6 +122,7 @@ class Launcher(Process):
             address=self.address,
             endpoints=job.endpoints,
             rank=rank,
+            started_s=host.clock_s(),
         )
         chance = random.Random(job.world.chance.random())
         self.member = Member(identity, now_s=host.clock_s(), chance=chance)

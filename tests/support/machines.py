@@ -133,17 +133,23 @@ class Job:
         self._count = 0
         self._queue: deque[Callable[[], None]] = deque()
 
-    def start(self, names: str, *, rank: int | None = None, domain: str = "") -> list[Launcher]:
-        """Launchers on the hosts of these names, one letter each, that are ready at once, one after the other."""
+    def start(
+        self, names: str, *, rank: int | None = None, domain: str = "", ago_s: float = 0.0, name: str = "job"
+    ) -> list[Launcher]:
+        """Launchers on the hosts of these names, one letter each, that are ready at once, one after the other.
+
+        They come so many seconds after their start; ``name`` is the job's.
+        """
         started = []
-        for name in names:
+        for host in names:
             self._count += 1
-            address = "c:1" if name == self._owner else f"{name}:1"
-            who = Identity("job", self.rules, f"i{self._count}", name, address, ("c:1",), rank, domain=domain)
+            address, since_s = "c:1" if host == self._owner else f"{host}:1", self.now_s - ago_s
+            word = f"i{self._count}"
+            who = Identity(name, self.rules, word, host, address, ("c:1",), rank, domain=domain, started_s=since_s)
             member = Member(who, now_s=self.now_s, chance=random.Random(self._count))
-            if name == self._owner:
+            if host == self._owner:
                 member.owns("c:1")
-            launcher = Launcher(self, name, member)
+            launcher = Launcher(self, host, member)
             self.launchers.append(launcher)
             started.append(launcher)
             launcher.do(member.tick(self.now_s))

@@ -1,12 +1,13 @@
 """Who is let into a job: launchers of that very job, whose options are those of the first one. Pure.
 
-Launchers that know of no job are sent where it is coordinated, if that is another place.
+Launchers that know of no job are sent where it is coordinated, if that is another place. Those that were started after
+its end are to wait for the next one.
 """
 
 from __future__ import annotations
 
 from megatron_ft.core.job import lines
-from megatron_ft.core.job.messages import REFUSED, Dismiss, Elsewhere, Hello, Moved, Rules
+from megatron_ft.core.job.messages import REFUSED, Dismiss, Elsewhere, Hello, Moved, Rules, Wait
 
 __all__ = ["MOVED_S", "Door", "differences", "refusal"]
 
@@ -23,16 +24,29 @@ class Door:
     def __init__(self, elsewhere: str) -> None:
         self.rules: Rules | None = None
         self.job = ""
+        self.ended_s: float | None = None
+        """When the end of the job was decided; None if it wasn't."""
         self._elsewhere = elsewhere
         self._until_s = float("inf")
 
-    def answer(self, hello: Hello, *, leads: bool, now_s: float) -> Dismiss | Elsewhere | None:
-        """What to tell a launcher that has to go; None if it is let in. ``leads``: the job is coordinated here."""
+    def answer(self, hello: Hello, *, leads: bool, now_s: float) -> Dismiss | Elsewhere | Wait | None:
+        """What to tell a launcher that isn't let in; None if it is. ``leads``: the job is coordinated here."""
         if self.rules is None:
             self.rules, self.job = hello.rules, hello.job
+        if hello.memory.decided is None and self._is_of_next(hello, now_s):
+            return Wait(0, 0, soon=True)
         if hello.memory.decided is None and not leads and self._elsewhere and now_s < self._until_s:
             return refusal(hello, self.job, self.rules) or Elsewhere(self._elsewhere)
         return refusal(hello, self.job, self.rules)
+
+    def _is_of_next(self, hello: Hello, now_s: float) -> bool:
+        """Whether a launcher was started after the end, by a user or a scheduler that starts the job again.
+
+        Its job may have the same name as this one; but not under srun, which may only be slow to start a launcher.
+        """
+        if self.ended_s is None:
+            return False
+        return hello.job != self.job or (not hello.rules.launchers and hello.up_s < now_s - self.ended_s)
 
     def moved(self, moved: Moved, now_s: float) -> bool:
         """Whether that is news of this job, which has no cycle here."""

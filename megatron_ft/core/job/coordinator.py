@@ -105,7 +105,8 @@ class Coordinator:
         node = self._nodes.get(hello.instance)
         turned_away = self._door.answer(hello, leads=self._council.leads, now_s=self._clock.now_s)
         if turned_away is not None or (node is not None and hello.session < node.session):
-            self._out += [Drop(link)] if turned_away is None else [Send([link], turned_away), Drop(link)]
+            self._out += [] if turned_away is None else [Send([link], turned_away)]
+            self._out += [] if isinstance(turned_away, m.Wait) else [Drop(link)]
             return
         if node is None:
             self._arrivals += 1
@@ -221,7 +222,7 @@ class Coordinator:
         assert decision is not None
         assert rules is not None
         if decision.kind is Kind.END:
-            self._over_s = self._clock.now_s + _LINGER_S
+            self._door.ended_s, self._over_s = self._clock.now_s, self._clock.now_s + _LINGER_S
             self._lingers = proposal is None or len(proposal.members) < decision.world
         self._rounds.lost_s, before = None, self._cycle
         if before is not None and before.decision.cycle == decision.cycle and decision.kind is not Kind.CYCLE:

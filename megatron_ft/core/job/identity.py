@@ -26,9 +26,18 @@ class Identity:
     domain: str = ""
     bad: str = ""
     """Why earlier lives of the job call this host a bad node."""
+    started_s: float = 0.0
+    """When the launcher was started, by the clock of its `Member`."""
 
     def hello(
-        self, session: int, *, owns: bool, memory: Memory, standing: m.Standing, found_silent: Beside | None
+        self,
+        session: int,
+        *,
+        owns: bool,
+        memory: Memory,
+        standing: m.Standing,
+        found_silent: Beside | None,
+        now_s: float,
     ) -> m.Hello:
         """The first message of a connection."""
         return m.Hello(
@@ -46,4 +55,5 @@ class Identity:
             memory=memory,
             standing=standing,
             found_silent=found_silent,
+            up_s=max(0.0, now_s - self.started_s),
         )

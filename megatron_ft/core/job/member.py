@@ -125,6 +125,7 @@ class Member:
             memory=self.memory,
             standing=self.standing,
             found_silent=self._found_silent,
+            now_s=now_s,
         )
         self._out.append(edge.Transmit(hello))
         if self._leaving is not None:

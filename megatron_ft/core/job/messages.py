@@ -68,6 +68,7 @@ class Hello:
         before: how far earlier lives of the job have got, as this launcher's log directory says.
         domain: of NVLink, if the rules have segments.
         found_silent: the node beside the last coordinator, whose host answers no packet any more.
+        up_s: so many seconds ago its launcher was started.
         bad: why earlier lives of the job call its host a bad node; empty if they don't.
     """
 
@@ -85,6 +86,7 @@ class Hello:
     memory: Memory = field(default_factory=Memory)
     standing: Standing = field(default_factory=Standing)
     found_silent: Beside | None = None
+    up_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

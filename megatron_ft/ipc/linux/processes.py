@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-_EXIT_STATUS = 49
-"""Where a stat file has it, counted from the state on."""
+_EXIT_STATUS, _START_TIME = 49, 19
+"""Where a stat file has them, counted from the state on."""
 OWN_THREADS = "/proc/self/task"
 _KERNEL_LISTS_CHILDREN = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
 """Not every kernel is built so; without, all of /proc is read."""
@@ -54,6 +54,17 @@ def read_stat(pid: int) -> ProcessStat | None:
     if state == "Z" and len(fields) > _EXIT_STATUS:
         exitcode = os.waitstatus_to_exitcode(int(fields[_EXIT_STATUS]))
     return ProcessStat(pid, comm, state, int(fields[1]), int(fields[2]), int(fields[3]), exitcode=exitcode)
+
+
+def age_s(pid: int) -> float:
+    """So many seconds ago a process was started.
+
+    Raises:
+        OSError: there is none, or it is hidden.
+    """
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        ticks = int(file.read().rpartition(b")")[2].split()[_START_TIME])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
 def children(pid: int) -> set[int]:

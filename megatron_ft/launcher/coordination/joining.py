@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from megatron_ft.core.job.identity import Identity
 from megatron_ft.core.job.progress import Advance
+from megatron_ft.ipc.linux.processes import age_s
 from megatron_ft.ipc.net.secret import read_secret
 from megatron_ft.ipc.net.tcp import parse_address
 from megatron_ft.launcher.coordination import rendezvous
@@ -162,4 +164,5 @@ def _identity(place: MeetingPlace, address: str, endpoints: tuple[str, ...], pas
         before=past.advance,
         domain=place.domain,
         bad=past.bad.get(socket.gethostname(), ""),
+        started_s=time.monotonic() - age_s(os.getpid()),
     )

@@ -149,7 +149,7 @@ def test_a_new_life_of_a_lost_host_says_so_of_itself() -> None:
     job = Job(min_nodes=2, max_nodes=2)
     who = replace(job.start("a")[0].member.identity, bad="lost")
     memory, standing = job.launchers[0].member.memory, job.launchers[0].member.standing
-    hello = who.hello(1, owns=False, memory=memory, standing=standing, found_silent=None)
+    hello = who.hello(1, owns=False, memory=memory, standing=standing, found_silent=None, now_s=0.0)
     assert hello.bad == "lost"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from megatron_ft.core.job import edge
@@ -49,6 +51,48 @@ def test_a_spare_that_does_not_answer_holds_nobody_up() -> None:
     spare.is_silent = False
     job.run(15.0)
     assert job.has_quit
+
+
+def ended(**rules: Any) -> Job:
+    """One whose coordinator stays for a spare that is still to hear of the end."""
+    job = Job(min_nodes=2, max_nodes=2, **rules)
+    a, b, spare = job.start("abc")
+    job.run(0.5)
+    spare.is_silent = True
+    for node in (a, b):
+        node.finishes()
+    job.run(1.0)
+    assert a.left == b.left == (0, "")
+    assert not job.has_quit
+    return job
+
+
+def test_a_launcher_that_is_started_after_the_end_waits_for_the_next_life_of_the_job() -> None:
+    job = ended()
+    (fresh,) = job.start("b", ago_s=0.5)
+    job.run(0.5)
+    assert fresh.left is None
+    assert not fresh.member.is_led
+    job.run(15.0)
+    assert job.has_quit
+    assert fresh.left is None  # and looks for the next coordinator
+
+
+def test_a_launcher_that_was_started_before_the_end_and_comes_late_hears_of_it() -> None:
+    job = ended()
+    (late,) = job.start("b", ago_s=3.0)
+    job.run(0.5)
+    assert late.left == (0, "")
+
+
+def test_a_launcher_that_srun_has_started_late_hears_of_the_end() -> None:
+    job = ended(launchers=3)
+    (late,) = job.start("b", ago_s=0.5)
+    job.run(0.5)
+    assert late.left == (0, "")
+    (next_step,) = job.start("b", name="the next step's job")  # which may have the same port
+    job.run(0.5)
+    assert next_step.left is None
 
 
 def test_a_job_that_has_finished_on_some_nodes_says_so() -> None:
