@@ -12,7 +12,7 @@ from megatron_ft.core.board.hang_detector import Overdue
 from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.diagnosis.rank_snapshot import RankNote
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.messages.monitor import LookedTwice, Seen, Suspect
+from megatron_ft.core.messages.monitor import Observation, ProgressChecked, Suspect
 from megatron_ft.core.messages.rank import Hello
 from megatron_ft.core.rate_limiter import Moderation
 from megatron_ft.core.records import monitor as records
@@ -94,9 +94,9 @@ class Reports:
         """A learned timeout is over."""
         self._tell(Suspect(_told(attached, verdict, time.monotonic_ns(), observed_only=False)))
 
-    def looked_twice(self, attached: AttachedRank, progress: str) -> None:
+    def progress_checked(self, attached: AttachedRank, progress: str) -> None:
         """What a rank has done between two looks."""
-        self._tell(LookedTwice(attached.cycle, progress))
+        self._tell(ProgressChecked(attached.cycle, progress))
 
     def evidence(
         self, log_dir: str | None, attached: AttachedRank, note: RankNote, document: Mapping[str, Any]
@@ -122,7 +122,7 @@ class Reports:
 
     def seen(self, attached: AttachedRank, note: RankNote) -> None:
         """The note alone."""
-        self._tell(Seen(attached.cycle, note))
+        self._tell(Observation(attached.cycle, note))
 
     def news(self, watched: WatchedRank, snapshot: BoardSnapshot) -> None:
         """Log what the board shows for the first time: new timeouts, the first iteration of the cycle."""
@@ -197,9 +197,9 @@ class Reports:
         self._log.write(report)
 
 
-def _told(attached: AttachedRank, verdict: Overdue, at_ns: int, *, observed_only: bool) -> shared.Verdict:
+def _told(attached: AttachedRank, verdict: Overdue, at_ns: int, *, observed_only: bool) -> shared.RankHung:
     stat = read_stat(attached.pid)
-    return shared.Verdict(
+    return shared.RankHung(
         rank=attached.rank,
         cycle=attached.cycle,
         pid=attached.pid,

@@ -10,17 +10,18 @@ import socket
 import time
 from dataclasses import replace
 
-from megatron_ft.core.board.hang_detector import Overdue, Step
+from megatron_ft.core.board.hang_detector import Action, Overdue
 from megatron_ft.core.board.layout import BoardDamagedError
 from megatron_ft.core.diagnosis.rank_snapshot import LOOK_S
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.messages.monitor import (
     ORDERS,
+    CheckProgress,
     Collect,
-    Convict,
-    GiveTime,
-    LookTwice,
+    ConfirmHang,
+    ExtendTimeout,
     Pause,
+    RankOrder,
     RankStarted,
     Release,
     Resume,
@@ -127,15 +128,15 @@ class MonitorService:
         except ProtocolError as error:
             self._reports.complain("order", f"did not do what the launcher said: {error}")
             return
+        if isinstance(order, RankOrder):
+            if self._watched is not None and self._is_of_cycle(order.cycle):  # else it was meant for the rank before
+                self._obey_of_rank(self._watched, order)
+            return
         match order:
             case Stop():
                 self._running = False
             case RankStarted(pid):
                 self._group = self._started = pid  # it leads its own group, and its session
-            case Collect() | Release() | LookTwice() | GiveTime() | Convict() if not self._is_of_cycle(order.cycle):
-                return  # it was meant for the rank before
-            case Collect() | Release() | LookTwice() | GiveTime() | Convict() if self._watched is not None:
-                self._obey_of_rank(self._watched, order)
             case Pause(since_ns) if self._paused_at_ns is None:
                 # to one that replaces another, the launcher says since when that one was paused
                 now_ns = time.monotonic_ns()
@@ -149,7 +150,7 @@ class MonitorService:
                     self._watched.excuse_since(paused_at_ns)
                     self._next_look_ns = time.monotonic_ns()
 
-    def _obey_of_rank(self, watched: WatchedRank, order: Collect | Release | LookTwice | GiveTime | Convict) -> None:
+    def _obey_of_rank(self, watched: WatchedRank, order: RankOrder) -> None:
         match order:
             case Collect(deadline_ns=deadline_ns, passive=passive):
                 self._examine(watched, None, passive=passive, deadline_ns=deadline_ns)
@@ -157,7 +158,7 @@ class MonitorService:
                 self._termination.hurry()
             case Release():
                 self._doubt.clear()  # the cycle is over: the launcher ends this rank with all the others
-            case LookTwice() | GiveTime() | Convict():
+            case CheckProgress() | ExtendTimeout() | ConfirmHang():
                 if self._doubt.obey(watched, order):
                     self._next_look_ns = time.monotonic_ns()
 
@@ -293,14 +294,14 @@ class MonitorService:
                 " renewed, and what was open is judged again from the rank's next section event",
             )
         self._reports.news(watched, reading.snapshot)
-        self._reports.progress(watched, reading.snapshot, at_once=reading.outcome.step is Step.END_RANK)
+        self._reports.progress(watched, reading.snapshot, at_once=reading.outcome.action is Action.END_RANK)
         self._next_look_ns = reading.outcome.next_look_ns
         if reading.snapshot.closing and not watched.told_detached:
             watched.told_detached = True
             self._reports.detached(watched.attached, time.monotonic_ns())
-        if reading.outcome.step is Step.END_RANK:
+        if reading.outcome.action is Action.END_RANK:
             assert reading.outcome.verdict is not None
-            if not self._doubt.puts_off(watched, reading.outcome.verdict):
+            if not self._doubt.ask_launcher_first(watched, reading.outcome.verdict):
                 self._end_hung(watched, reading.outcome.verdict)
         else:
             self._doubt.clear()

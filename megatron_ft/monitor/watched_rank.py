@@ -10,14 +10,14 @@ from typing import NamedTuple
 from megatron_ft.core.board import layout as layout
 from megatron_ft.core.board.consistency import contradiction
 from megatron_ft.core.board.hang_detector import (
+    Action,
     Check,
     MonitorState,
     Overdue,
-    Step,
     check_board,
     dismiss,
     excuse,
-    give_time,
+    extend_timeout,
     is_blank,
 )
 from megatron_ft.core.board.layout import BoardDamagedError, BoardSnapshot
@@ -141,7 +141,7 @@ class WatchedRank:
         self._before_ns = now
         words = self.board.words
         words[layout.W_LAST_LOOK] = now
-        resting = outcome.step in (Step.REST, Step.END_RANK)
+        resting = outcome.action in (Action.REST, Action.END_RANK)
         words[layout.W_NEXT_LOOK] = layout.NO_TIMEOUT if resting else outcome.next_look_ns or now
         return Reading(snapshot, outcome, damage)
 
@@ -149,9 +149,9 @@ class WatchedRank:
         """Let a rank that was found hung go on."""
         dismiss(self.state, verdict)
 
-    def give_time(self, verdict: Overdue, timeout_s: float) -> None:
+    def extend_timeout(self, verdict: Overdue, timeout_s: float) -> None:
         """Let what was overdue last so long in all."""
-        give_time(self.state, verdict, round(timeout_s * 1e9))
+        extend_timeout(self.state, verdict, round(timeout_s * 1e9))
 
     def excuse_since(self, since_ns: int) -> None:
         """Nobody was to judge from ``since_ns`` on."""

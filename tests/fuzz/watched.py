@@ -78,7 +78,7 @@ class Watched:
         """What the monitor has said of that kind until now."""
         try:
             for message, fds in self.channel.receive():
-                if message["type"] not in ("seen", "first_step"):
+                if message["type"] not in ("observation", "first_step"):
                     self.heard.append(message)
                 if message["type"] == "attached":
                     self.fds = fds

@@ -257,9 +257,9 @@ class Launcher(Process):
 
     # -- its ranks: one on each node, a toy --------------------------------------------------------------------
 
-    def _seen(self) -> agent.Seen:
+    def _seen(self) -> agent.Readings:
         board = BOARD._replace(first_iteration=0, iteration=int(10 * self.world.now_s))
-        return agent.Seen({0: board}, {0: LastWords(self._error)}, {0: self._is_hung}, {0: {}})
+        return agent.Readings({0: board}, {0: LastWords(self._error)}, {0: self._is_hung}, {0: {}})
 
     def _do_to_ranks(self, effect: edge.MemberEffect | agent.Effect) -> None:
         chance = self.world.chance

@@ -63,7 +63,9 @@ class Driven:
         """Tell it these; what it asks for then."""
         effects: list[edge.Effect] = []
         for event in events:
-            seen = edge.Seen(self.boards, self.words, self.stopped, self.run_delays_ns, collectives=self.collectives)
+            seen = edge.Readings(
+                self.boards, self.words, self.stopped, self.run_delays_ns, collectives=self.collectives
+            )
             effects += self.agent.handle(event, self.now_ns, seen)
         self.done += effects
         return effects

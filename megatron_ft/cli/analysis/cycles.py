@@ -14,7 +14,7 @@ from megatron_ft.core.records import Record
 from megatron_ft.core.records.launcher import Cause, CycleEnded, CycleStarted, RankExited, RunEnded
 from megatron_ft.core.records.monitor import Attached, FirstIteration, FirstStep
 from megatron_ft.core.records.rank import FaultInjected
-from megatron_ft.core.records.shared import Verdict
+from megatron_ft.core.records.shared import RankHung
 
 __all__ = [
     "CycleSummary",
@@ -293,9 +293,9 @@ class _Cycle:
                 moments.append(each.at_ns)
         return min(moments, default=self.ended_ns)
 
-    def _verdicts(self) -> list[Timed[Verdict]]:
+    def _verdicts(self) -> list[Timed[RankHung]]:
         """Those that had consequences."""
-        return [each for each in self._of(Verdict) if not each.record.observed_only]
+        return [each for each in self._of(RankHung) if not each.record.observed_only]
 
     def _fault_ns(self, fault: InjectedFault | None, noticed_ns: int | None) -> int | None:
         if fault is not None and (noticed_ns is None or fault.at_ns <= noticed_ns):

@@ -19,7 +19,7 @@ from megatron_ft.core.records import Record, shared
 from megatron_ft.core.records.launcher import CycleStarted, Finding, RankExited
 from megatron_ft.core.records.monitor import Attached, RankGone
 from megatron_ft.core.records.rank import FaultInjected
-from megatron_ft.core.records.shared import Verdict
+from megatron_ft.core.records.shared import RankHung
 
 __all__ = ["CycleLife", "Evidence", "Hang", "Mark", "Timeline", "Track", "build_timeline"]
 
@@ -189,7 +189,7 @@ def _lives(records: Iterable[Timed[Record | None]]) -> dict[_Who, _Life]:
         if isinstance(record, CycleStarted):
             for each in record.ranks:
                 lives.setdefault((each.rank, record.cycle), _Life(host=timed.host)).begins.append(at_ns)
-        if not isinstance(record, Attached | RankGone | RankExited | Verdict):
+        if not isinstance(record, Attached | RankGone | RankExited | RankHung):
             continue
         life = lives.setdefault((record.rank, record.cycle), _Life(host=timed.host))
         if isinstance(record, Attached):
@@ -263,7 +263,7 @@ def _marks(records: Iterable[Timed[Record | None]]) -> Iterable[Mark]:
     for at_ns, record in ((each.at_ns, each.record) for each in records):
         if isinstance(record, FaultInjected):
             yield _mark(at_ns, "fault", record, f"fault injected: {record.type or '?'}")
-        elif isinstance(record, Verdict):
+        elif isinstance(record, RankHung):
             yield _mark(at_ns, "verdict", record, _verdict(record))
         elif isinstance(record, RankExited) and not record.by_us and record.exitcode:
             code = record.exitcode
@@ -274,11 +274,11 @@ def _marks(records: Iterable[Timed[Record | None]]) -> Iterable[Mark]:
             yield _mark(at_ns, "finding", record, record.text)
 
 
-def _mark(at_ns: int, kind: str, of: FaultInjected | Verdict | RankExited | Finding, text: str) -> Mark:
+def _mark(at_ns: int, kind: str, of: FaultInjected | RankHung | RankExited | Finding, text: str) -> Mark:
     return Mark(at_ns=at_ns, kind=kind, cycle=of.cycle, rank=of.rank, text=text)
 
 
-def _verdict(verdict: Verdict) -> str:
+def _verdict(verdict: RankHung) -> str:
     where = f"in '{verdict.section}'" if verdict.section else f"({verdict.kind})"
     text = f"rank {verdict.rank} hung {where} for {verdict.elapsed_s:.1f} s (timeout {verdict.timeout_s:.1f} s)"
     return text + (", only observed" if verdict.observed_only else "")

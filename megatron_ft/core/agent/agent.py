@@ -43,7 +43,7 @@ class Agent:
         self.restarts_left = options.max_restarts
         self._options = options
         self._pauses = pauses
-        self._turn = Turn(now_ns=0, seen=edge.Seen({}, {}, {}, {}))
+        self._turn = Turn(now_ns=0, seen=edge.Readings({}, {}, {}, {}))
         self._orders = Orders()
         self._health = HealthGate()
         self.cycle = Cycle(options, -1, None, now_ns=0)
@@ -59,7 +59,7 @@ class Agent:
         """Processes of its ranks that can't be ended, in words."""
         self._known: Known | None = None
 
-    def handle(self, event: edge.Event, now_ns: int, seen: edge.Seen) -> list[Effect]:
+    def handle(self, event: edge.Event, now_ns: int, seen: edge.Readings) -> list[Effect]:
         """What is to be done. At most one of the effects is `edge.Work`, and none comes before that is done."""
         self._turn = Turn(now_ns=now_ns, seen=seen)
         self._hear(event)
@@ -102,7 +102,7 @@ class Agent:
                 if is_fit:
                     self._get_ready()
             case edge.NodesWaiting(count):
-                self._do(Tell(Regroup(self.cycle.number, lines.nodes_waiting(count))))
+                self._do(Tell(Regroup(self.cycle.number, lines.members_changed(count))))
             case edge.OthersDone():
                 self._is_done()
             case ReceivedRequest():

@@ -14,7 +14,7 @@ from megatron_ft.core.agent import lines, written
 from megatron_ft.core.agent.edge import Collect, Evidence, Say, Tell
 from megatron_ft.core.agent.hang import note_unseen, tell_notes
 from megatron_ft.core.agent.record import CycleRecord
-from megatron_ft.core.agent.turn import Options, Turn
+from megatron_ft.core.agent.turn import LATE_NS, Options, Turn
 from megatron_ft.core.board.layout import CollectiveCounts
 from megatron_ft.core.board.pauses import Pauses
 from megatron_ft.core.diagnosis.exits import COLLECTIVES, HangVerdict
@@ -26,8 +26,6 @@ __all__ = ["CollectiveWatch"]
 
 _LOOKS_PER_TIMEOUT = 8
 _OFTEST_NS, _SELDOMEST_NS = 250_000_000, 10_000_000_000
-_LATE_NS = 500_000_000
-"""A look that comes so much later than it was due: the node stood still, and the ranks with it."""
 _ANSWER_NS = 15_000_000_000
 """A coordinator that hasn't answered by then may be another one by now, or has found that other nodes' ranks go on."""
 _LAST_NOTES_NS = 150_000_000
@@ -35,8 +33,8 @@ _LAST_NOTES_NS = 150_000_000
 
 
 @dataclass
-class _Look:
-    """The ranks of this node are being looked at."""
+class _Collecting:
+    """Evidence is being collected on the ranks of this node, until ``until_ns`` at the latest."""
 
     until_ns: int
     asked: set[int]
@@ -66,14 +64,14 @@ class CollectiveWatch:
         self._ask_again_ns = 0
         self._is_told = False
         """This silence was told to the user."""
-        self._look: _Look | None = None
+        self._collecting: _Collecting | None = None
 
     @property
     def alarm_ns(self) -> int | None:
         """When ``go_on`` is to be called at the latest."""
         times = [self._due_ns] if self._is_on else []
-        if self._look is not None:
-            times.append(self._look.until_ns - _LAST_NOTES_NS)
+        if self._collecting is not None:
+            times.append(self._collecting.until_ns - _LAST_NOTES_NS)
         return min(times, default=None)
 
     @property
@@ -87,18 +85,18 @@ class CollectiveWatch:
         """The whole node was stopped and continued: nothing before counts."""
         self._begin_anew(now_ns)
 
-    def look(self, turn: Turn) -> None:
-        """The ranks of all nodes are to be looked at."""
-        if self._look is None:
+    def collect(self, turn: Turn) -> None:
+        """Have evidence collected on the ranks of this node, as on those of all nodes; they go on running."""
+        if self._collecting is None:
             alive = self._record.running & self._record.watched
-            self._look = _Look(turn.now_ns + round(LOOK_S * 1e9), alive)
+            self._collecting = _Collecting(turn.now_ns + round(LOOK_S * 1e9), alive)
             for local_rank in sorted(alive):
-                turn.do(Collect(local_rank, True, self._look.until_ns))
+                turn.do(Collect(local_rank, True, self._collecting.until_ns))
 
     def noted(self, event: Evidence) -> None:
         """What a monitor has seen of its rank."""
-        if self._look is not None and event.local_rank in self._look.asked:
-            self._look.notes[event.local_rank] = event.note
+        if self._collecting is not None and event.local_rank in self._collecting.asked:
+            self._collecting.notes[event.local_rank] = event.note
 
     def reviewed(self, review: Reviewed, place: int, turn: Turn) -> HangVerdict | None:
         """What has come of it, for the user, and for the log of the node that had asked. This one is at ``place``.
@@ -126,19 +124,23 @@ class CollectiveWatch:
         self._tell_notes(turn)
         if not self._is_on or is_stopping or turn.now_ns < self._due_ns:
             return
-        if turn.now_ns - self._due_ns > _LATE_NS:
+        if turn.now_ns - self._due_ns > LATE_NS:
             self._excused_ns += turn.now_ns - self._looked_ns - self._pauses.within(self._looked_ns, turn.now_ns)
         self._looked_ns, self._due_ns = turn.now_ns, turn.now_ns + self._every_ns
         if self._pauses.since_ns is None:
             self._judge(turn)
 
     def _tell_notes(self, turn: Turn) -> None:
-        look = self._look
-        if look is None or (turn.now_ns < look.until_ns - _LAST_NOTES_NS and look.notes.keys() < look.asked):
+        collecting = self._collecting
+        if collecting is None or (
+            turn.now_ns < collecting.until_ns - _LAST_NOTES_NS and collecting.notes.keys() < collecting.asked
+        ):
             return
-        self._look = None
+        self._collecting = None
         record = self._record
-        notes = [look.notes.get(local_rank) or note_unseen(record, local_rank, turn) for local_rank in self._ranks]
+        notes = [
+            collecting.notes.get(local_rank) or note_unseen(record, local_rank, turn) for local_rank in self._ranks
+        ]
         tell_notes(turn, self._number, notes, passive=True)
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 
 from megatron_ft.core.agent import lines
-from megatron_ft.core.agent.edge import Exit, Over, Seen
+from megatron_ft.core.agent.edge import Exit, Over, Readings
 from megatron_ft.core.agent.leaving import Leaving
 from megatron_ft.core.agent.orders import Orders
 from megatron_ft.core.agent.record import CycleRecord
@@ -37,7 +37,7 @@ class Known:
     restarts_left: int
 
 
-def report(record: CycleRecord, cycle: int, state: NodeState, cause: Cause | None, seen: Seen) -> Report:
+def report(record: CycleRecord, cycle: int, state: NodeState, cause: Cause | None, seen: Readings) -> Report:
     """What the coordinator is told of this node; ``cycle`` is its number. Without a cause, that of the node's ranks."""
     if state is NodeState.SUCCEEDED:
         return Report(cycle, state)

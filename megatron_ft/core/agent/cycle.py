@@ -53,7 +53,7 @@ class Cycle:
         if not record.ranks or self.diagnosis.is_deciding:
             return NodeState.HEALTHY
         # if its monitor could not end a rank that it found hung, what we can do is said later
-        if record.failed or record.has_outlived_its_end(turn.now_s, turn.seen):
+        if record.failed or record.check_graces(turn.now_s, turn.seen):
             return NodeState.UNHEALTHY
         return NodeState.SUCCEEDED if record.all_have_ended else NodeState.HEALTHY
 
@@ -64,7 +64,7 @@ class Cycle:
         elif self._collectives is None or self.met is None:
             return
         elif isinstance(event, job.DiagnoseHang):
-            self._collectives.look(turn)
+            self._collectives.collect(turn)
         else:
             self._reviewed(event, self._collectives, self.met.group_rank, turn)
 
@@ -110,7 +110,7 @@ class Cycle:
                 self.diagnosis.noted(event, turn)
             case edge.Suspected() if event.local_rank in self.record.started:
                 self.suspicion.suspected(event.verdict, turn)
-            case edge.LookedTwice():
+            case edge.ProgressChecked():
                 self.suspicion.looked(event.local_rank, event.progress, turn)
             case edge.FoundHung() if event.local_rank in self.record.started:
                 self.record.found_by_monitor(event.verdict, turn.now_s, turn.seen)
@@ -134,13 +134,13 @@ class Cycle:
 
     def alarm_ns(self, now_ns: int) -> int | None:
         """When ``go_on`` and ``state`` are to be called at the latest."""
-        overdue_s = self.record.overdue_s(now_ns / 1e9)
+        grace_due_s = self.record.grace_due_s(now_ns / 1e9)
         times = [
             self.diagnosis.alarm_ns,
             self.suspicion.alarm_ns,
             None if self._deadlines is None else self._deadlines.alarm_ns,
             None if self._collectives is None else self._collectives.alarm_ns,
-            None if overdue_s is None else round(overdue_s * 1e9),
+            None if grace_due_s is None else round(grace_due_s * 1e9),
         ]
         return min((time for time in times if time is not None), default=None)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from megatron_ft.core.agent import lines, written
 from megatron_ft.core.agent.edge import Collect, Detached, Evidence, Say, SignalRanks
 from megatron_ft.core.agent.record import CycleRecord
-from megatron_ft.core.agent.turn import Options, Turn
+from megatron_ft.core.agent.turn import LATE_NS, Options, Turn
 from megatron_ft.core.board.pauses import Pauses
 from megatron_ft.core.diagnosis.exits import HangVerdict
 from megatron_ft.core.diagnosis.rank_snapshot import LOOK_S
@@ -22,8 +22,6 @@ from megatron_ft.core.escalation import Escalation
 
 __all__ = ["Deadlines"]
 
-_LATE_NS = 500_000_000
-"""A timer that comes so much later than asked: the node stood still, and the ranks with it."""
 _PAUSED_NS = 200_000_000
 
 
@@ -132,7 +130,7 @@ class Deadlines:
         if self._pauses.since_ns is not None:
             wait.look_in(now_ns, _PAUSED_NS)
             return
-        if now_ns - wait.due_ns > _LATE_NS:
+        if now_ns - wait.due_ns > LATE_NS:
             self._excuse(wait, now_ns)
         paused_ns = self._pauses.within(wait.since_ns, now_ns)
         elapsed_ns = now_ns - wait.since_ns - paused_ns - wait.excused_ns

@@ -19,7 +19,7 @@ from megatron_ft.core.agent.monitor_events import Detached as Detached
 from megatron_ft.core.agent.monitor_events import Evidence as Evidence
 from megatron_ft.core.agent.monitor_events import FoundHung as FoundHung
 from megatron_ft.core.agent.monitor_events import FromMonitor as FromMonitor
-from megatron_ft.core.agent.monitor_events import LookedTwice as LookedTwice
+from megatron_ft.core.agent.monitor_events import ProgressChecked as ProgressChecked
 from megatron_ft.core.agent.monitor_events import Signalled as Signalled
 from megatron_ft.core.agent.monitor_events import Suspected as Suspected
 from megatron_ft.core.agent.monitor_events import Trains as Trains
@@ -33,8 +33,8 @@ from megatron_ft.core.records import Record
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """How this node's ranks look at an event, by local rank.
+class Readings:
+    """What the launcher reads of this node's ranks at an event, by local rank.
 
     Args:
         boards: of this cycle; None where there is none.
@@ -274,24 +274,24 @@ class Collect:
 
 
 @dataclass(frozen=True, slots=True)
-class LookTwice:
-    """Have its monitor look at a rank now and at ``again_ns``, without a signal to it."""
+class CheckProgress:
+    """Have its monitor observe a rank now and at ``again_ns``, without a signal to it: does it make progress?"""
 
     local_rank: int
     again_ns: int
 
 
 @dataclass(frozen=True, slots=True)
-class GiveTime:
-    """What this rank is suspected for may last ``timeout_s`` in all."""
+class ExtendTimeout:
+    """The interval for which this rank is suspected may last ``timeout_s`` in all."""
 
     local_rank: int
     timeout_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class Convict:
-    """This rank is to be found hung, if what it is suspected for still lasts."""
+class ConfirmHang:
+    """Report this rank as hung, if the interval for which it is suspected still lasts."""
 
     local_rank: int
 
@@ -354,9 +354,9 @@ Effect = (
     | Over
     | SignalRanks
     | Collect
-    | LookTwice
-    | GiveTime
-    | Convict
+    | CheckProgress
+    | ExtendTimeout
+    | ConfirmHang
     | Release
     | RaiseTimeout
     | KeepEvidence

@@ -29,7 +29,7 @@ __all__ = [
     "more_time",
     "most_time_is_over",
     "no_collective",
-    "nodes_waiting",
+    "members_changed",
     "observed",
     "run_finished",
     "shut_down_between",
@@ -89,8 +89,8 @@ def shut_down_between(text: str) -> str:
     return f"{text}; the job ends"
 
 
-def nodes_waiting(count: int) -> str:
-    """Why a healthy cycle ends: for the place of the cause."""
+def members_changed(count: int) -> str:
+    """Why a healthy cycle ends: other nodes wait in torch's rendezvous. Takes the place of a cause."""
     return f"{counted(count, 'node')} waiting to join (new, or restarting its ranks)"
 
 

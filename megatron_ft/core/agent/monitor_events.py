@@ -1,4 +1,4 @@
-"""What the launcher's machine is told of a rank by its monitor: events. Times as in `core.agent.edge`."""
+"""Events of the launcher's machine: what a monitor reports of its rank. Times as in `core.agent.edge`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = [
     "Evidence",
     "FoundHung",
     "FromMonitor",
-    "LookedTwice",
+    "ProgressChecked",
     "Signalled",
     "Suspected",
     "Trains",
@@ -23,7 +23,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """A rank has begun its monitoring, or its monitor was replaced by another (then ``at_ns`` is None).
+    """A rank has started its monitoring, or its monitor was replaced by another (then ``at_ns`` is None).
 
     ``user_code_ns``: when the user's script began, in a rank that was forked; ``has_group``: it had its process group.
     """
@@ -34,7 +34,7 @@ class Attached:
     user_code_ns: int | None = None
     has_group: bool = False
     watch_only: bool = False
-    """Its script calls no hooks (so far): it can be looked at, and its collectives are counted."""
+    """Its script calls no hooks (so far): evidence can be collected on it, and its collectives are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Detached:
 
 @dataclass(frozen=True, slots=True)
 class Trains:
-    """A rank is through its first step, which began at ``began_ns`` (0 where that isn't known)."""
+    """A rank has completed its first step, which began at ``began_ns`` (0 where that isn't known)."""
 
     local_rank: int
     cycle: int
@@ -58,7 +58,7 @@ class Trains:
 
 @dataclass(frozen=True, slots=True)
 class FoundHung:
-    """A monitor's verdict. ``observed_only``: it has no consequences."""
+    """A monitor has found its rank hung. ``observed_only``: the rank is only reported (--ft-observe-only)."""
 
     local_rank: int
     cycle: int
@@ -68,7 +68,7 @@ class FoundHung:
 
 @dataclass(frozen=True, slots=True)
 class Suspected:
-    """A learned timeout of a rank is over, and its monitor asks whether anybody makes progress."""
+    """A learned timeout of a rank is over, and its monitor asks whether any rank makes progress."""
 
     local_rank: int
     cycle: int
@@ -76,8 +76,8 @@ class Suspected:
 
 
 @dataclass(frozen=True, slots=True)
-class LookedTwice:
-    """What a rank has done between the two looks of ``LookTwice``, in words; empty if nothing is known of."""
+class ProgressChecked:
+    """The progress of a rank between the two moments of ``CheckProgress``, in words; empty if none was found."""
 
     local_rank: int
     cycle: int
@@ -86,7 +86,7 @@ class LookedTwice:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What a monitor has seen of its rank."""
+    """The evidence that a monitor has collected on its rank."""
 
     local_rank: int
     cycle: int
@@ -101,4 +101,4 @@ class Signalled:
     number: signal.Signals
 
 
-FromMonitor = Attached | Detached | Trains | FoundHung | Suspected | LookedTwice | Evidence | Signalled
+FromMonitor = Attached | Detached | Trains | FoundHung | Suspected | ProgressChecked | Evidence | Signalled

@@ -6,7 +6,7 @@ import dataclasses
 import signal
 from collections.abc import Iterable, Sequence
 
-from megatron_ft.core.agent.edge import Attached, RankExited, RankStarted, Seen, Signalled, Trains
+from megatron_ft.core.agent.edge import Attached, RankExited, RankStarted, Readings, Signalled, Trains
 from megatron_ft.core.board import layout
 from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.control import ReceivedRequest
@@ -68,7 +68,7 @@ class CycleRecord:
 
     # -- what is told -----------------------------------------------------------------------------------------
 
-    def exited(self, event: RankExited, seen: Seen) -> RankExit:
+    def exited(self, event: RankExited, seen: Readings) -> RankExit:
         """A rank has ended."""
         local_rank, board = event.local_rank, seen.boards[event.local_rank]
         if board is not None and board.first_step_at_ns:  # its monitor may not have looked since
@@ -107,7 +107,7 @@ class CycleRecord:
         """A rank is through its first step."""
         self._first_steps[event.local_rank] = event.began_ns, event.at_ns
 
-    def found_by_monitor(self, verdict: HangVerdict, now_s: float, seen: Seen) -> None:
+    def found_by_monitor(self, verdict: HangVerdict, now_s: float, seen: Readings) -> None:
         """A rank's monitor found it hung: it, or one that it waits for, is the cause."""
         if verdict.local_rank not in self.hung:
             self._see_who_raised(seen)
@@ -115,7 +115,7 @@ class CycleRecord:
             verdict = dataclasses.replace(verdict, rank=self.ranks[verdict.local_rank])
             self._verdicts.append(find_culprit(verdict, self._views(seen)))
 
-    def found_by_launcher(self, verdict: HangVerdict, now_s: float, seen: Seen) -> None:
+    def found_by_launcher(self, verdict: HangVerdict, now_s: float, seen: Readings) -> None:
         """A rank that the launcher itself found hung, in what its monitor can't see."""
         self._see_who_raised(seen)
         self._should_end(verdict.local_rank, now_s, seen)
@@ -125,12 +125,12 @@ class CycleRecord:
         """A rank that has finished, but had to be made to exit; however it ends now, it ends well."""
         self._finished_late.add(local_rank)
 
-    def _see_who_raised(self, seen: Seen) -> None:
+    def _see_who_raised(self, seen: Readings) -> None:
         if not self._verdicts:
             ending = ((local_rank, self.end_of_its_exception(local_rank, seen)) for local_rank in self.running)
             self._raised |= {local_rank for local_rank, end in ending if end is not None and has_own_error(end)}
 
-    def _should_end(self, local_rank: int, now_s: float, seen: Seen) -> None:
+    def _should_end(self, local_rank: int, now_s: float, seen: Readings) -> None:
         if local_rank not in self.hung:
             self.hung[local_rank] = Grace(now_s + _HUNG_AND_ALIVE_S, seen.run_delays_ns[local_rank])
 
@@ -175,20 +175,20 @@ class CycleRecord:
         """How the ranks ended that didn't end well, in words."""
         return [describe_exit(rank_exit) for rank_exit in self.failed]
 
-    def only_exits_are_missing(self, seen: Seen) -> bool:
+    def only_exits_are_missing(self, seen: Readings) -> bool:
         """Whether ranks have exited with 0, none has failed, and all others have shut their monitoring down."""
         if not self.exits or self.failed or not self.hung.keys() <= self.exits.keys():
             return False
         boards = [seen.boards[local_rank] for local_rank in range(len(self.ranks)) if local_rank not in self.exits]
         return all(board is not None and board.closing for board in boards)
 
-    def has_outlived_its_end(self, now_s: float, seen: Seen) -> bool:
-        """Whether a rank still lives that was found hung, and should have been ended by now."""
+    def check_graces(self, now_s: float, seen: Readings) -> bool:
+        """Whether a hung rank has outlived its grace, which is extended by what its threads wait for a CPU."""
         late = {lr for lr, grace in self.hung.items() if now_s >= grace.due_s} - self.exits.keys()
         return any(self.hung[local_rank].check(now_s, seen.run_delays_ns[local_rank]) for local_rank in late)
 
-    def overdue_s(self, now_s: float) -> float | None:
-        """When ``has_outlived_its_end`` may hold next."""
+    def grace_due_s(self, now_s: float) -> float | None:
+        """When to call ``check_graces`` next; None if no hung rank is left."""
         dues = (grace.due_s for local_rank, grace in self.hung.items() if local_rank not in self.exits)
         return min((due_s for due_s in dues if due_s > now_s), default=None)
 
@@ -217,11 +217,11 @@ class CycleRecord:
         exits = [rank_exit.at_ns for rank_exit in self.failed]
         return min([*exits, *(verdict.at_ns for verdict in self._verdicts)], default=None)
 
-    def last_iteration(self, seen: Seen) -> int | None:
+    def last_iteration(self, seen: Readings) -> int | None:
         """The furthest iteration that a rank of this node reported."""
         return max((b.iteration for b in self._boards(seen) if b.iteration is not None), default=None)
 
-    def reached(self, seen: Seen, cause: Cause | None = None) -> Reached:
+    def reached(self, seen: Readings, cause: Cause | None = None) -> Reached:
         """How far all ranks of this node got that told an iteration. ``cause``: why the cycle failed, if a rank did."""
         # the one that is behind: the others may have gone on for a moment after a rank had failed
         known = [(b.first_iteration, b.iteration) for b in self._boards(seen) if b.first_iteration is not None]
@@ -233,7 +233,7 @@ class CycleRecord:
         trained = bool(known) or any(layout.is_through_its_start(board) for board in self._boards(seen))
         return Reached(first, last, trained, "" if trained or cause is None else self._way_of_failing(cause, seen))
 
-    def _way_of_failing(self, cause: Cause, seen: Seen) -> str:
+    def _way_of_failing(self, cause: Cause, seen: Readings) -> str:
         if cause.rank not in self.ranks or cause.kind is not CauseKind.CRASH or cause.follows or cause.by_us:
             return ""
         local_rank = self.ranks.index(cause.rank)
@@ -243,7 +243,7 @@ class CycleRecord:
         lived_s = ((end.raised_at_ns or end.at_ns) - self.started[local_rank].at_ns) / 1e9
         return way_of_failing(end, is_watched=local_rank in self.hooked, lived_s=lived_s)
 
-    def _boards(self, seen: Seen) -> Iterable[BoardSnapshot]:
+    def _boards(self, seen: Readings) -> Iterable[BoardSnapshot]:
         return filter(None, (seen.boards[local_rank] for local_rank in range(len(self.ranks))))
 
     # -- why it failed ------------------------------------------------------------------------------------------
@@ -262,7 +262,7 @@ class CycleRecord:
             return dataclasses.replace(cause, detail=self.places[cause.rank])
         return cause or Cause(kind=CauseKind.CRASH, text="no rank of this node has ended, and none could be ended")
 
-    def own_failure(self, seen: Seen) -> Cause | None:
+    def own_failure(self, seen: Readings) -> Cause | None:
         """Of a rank of this node that failed by itself, if one did, and not only because it had lost another.
 
         One that ends of an exception counts, even if that takes it so long that it hasn't ended yet.
@@ -279,7 +279,7 @@ class CycleRecord:
         assert request is not None
         return Cause(kind=CauseKind.REQUEST, text=request.text, rank=request.rank)
 
-    def end_of_its_exception(self, local_rank: int, seen: Seen) -> RankExit | None:
+    def end_of_its_exception(self, local_rank: int, seen: Readings) -> RankExit | None:
         """What the end of a rank will be that has raised and not gone on; None of one that isn't ending of that."""
         words, board = seen.words[local_rank], seen.boards[local_rank]
         if not words.error:
@@ -292,7 +292,7 @@ class CycleRecord:
     def _end(
         self,
         local_rank: int,
-        seen: Seen,
+        seen: Readings,
         *,
         exitcode: int,
         at_ns: int,
@@ -315,11 +315,11 @@ class CycleRecord:
             where=words.where,
         )
 
-    def _views(self, seen: Seen) -> list[RankView]:
+    def _views(self, seen: Readings) -> list[RankView]:
         views = (self._view(local_rank, seen) for local_rank in sorted(self.running))
         return [view for view in views if view is not None]
 
-    def _view(self, local_rank: int, seen: Seen) -> RankView | None:
+    def _view(self, local_rank: int, seen: Readings) -> RankView | None:
         board = seen.boards[local_rank]
         if board is None:
             return None

@@ -9,7 +9,7 @@ Where the nodes decide for themselves (``min-healthy``, or a rendezvous of torch
 from __future__ import annotations
 
 from megatron_ft.core.agent import lines, written
-from megatron_ft.core.agent.edge import Convict, GiveTime, LookTwice, Say, Tell
+from megatron_ft.core.agent.edge import CheckProgress, ConfirmHang, ExtendTimeout, Say, Tell
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.turn import Options, Turn
 from megatron_ft.core.diagnosis.exits import HangVerdict
@@ -60,11 +60,11 @@ class Suspicion:
         if verdict.elapsed_s >= MOST * verdict.timeout_s:
             if not self._observes_only:
                 turn.do(Say(lines.most_time_is_over(verdict, MOST)))
-            turn.do(Convict(verdict.local_rank))
+            turn.do(ConfirmHang(verdict.local_rank))
             return
         self._suspects[verdict.local_rank] = verdict
         if self._elsewhere is not None and turn.now_ns - self._elsewhere[0] < _FRESH_NS:
-            self._give_time(self._elsewhere[1], turn)
+            self._extend_timeout(self._elsewhere[1], turn)
             return
         between_s = min(max(_SHARE * verdict.timeout_s, _LEAST_S), _LONGEST_S)
         if self._asks_others:
@@ -78,7 +78,7 @@ class Suspicion:
     def moving(self, text: str, turn: Turn) -> None:
         """A rank of another node makes progress."""
         self._elsewhere = turn.now_ns, text
-        self._give_time(text, turn)
+        self._extend_timeout(text, turn)
 
     def looked(self, local_rank: int, progress: str, turn: Turn) -> None:
         """A monitor has looked twice at its rank."""
@@ -90,18 +90,18 @@ class Suspicion:
             self._bound_ns, self._awaited = None, set()
             if self._asks_others:
                 turn.do(Tell(Moving(self._number, text)))
-            self._give_time(text, turn)
+            self._extend_timeout(text, turn)
         else:
             self.go_on(turn)
 
     def go_on(self, turn: Turn) -> None:
-        """Convict, once nobody can be seen to move."""
+        """ConfirmHang, once nobody can be seen to move."""
         is_open = bool(self._awaited) or self._asks_others
         if self._bound_ns is None or (is_open and turn.now_ns < self._bound_ns):
             return
         self._bound_ns, self._awaited = None, set()
         suspects, self._suspects = self._suspects, {}
-        turn.do(*(Convict(local_rank) for local_rank in sorted(suspects)))
+        turn.do(*(ConfirmHang(local_rank) for local_rank in sorted(suspects)))
 
     def close(self) -> None:
         """The cycle is being ended, and so are all ranks."""
@@ -113,16 +113,18 @@ class Suspicion:
         self._awaited = self._record.running & self._record.watched
         again_ns = turn.now_ns + round(between_s * 1e9)
         self._bound_ns = turn.now_ns + round(_BOUND_S * 1e9)
-        turn.do(*(LookTwice(local_rank, again_ns) for local_rank in sorted(self._awaited)))
+        turn.do(*(CheckProgress(local_rank, again_ns) for local_rank in sorted(self._awaited)))
 
-    def _give_time(self, progress: str, turn: Turn) -> None:
+    def _extend_timeout(self, progress: str, turn: Turn) -> None:
         suspects, self._suspects = self._suspects, {}
         self._bound_ns = None if suspects else self._bound_ns
         news = []
         for local_rank, verdict in sorted(suspects.items()):
             elapsed_s, most_s = verdict.elapsed_s, MOST * verdict.timeout_s
             until_s = min(max(_MORE * elapsed_s, elapsed_s + _LEAST_MORE_S), most_s)
-            turn.do(GiveTime(local_rank, until_s), written.more_time(self._record.cycle, verdict, until_s, progress))
+            turn.do(
+                ExtendTimeout(local_rank, until_s), written.more_time(self._record.cycle, verdict, until_s, progress)
+            )
             key = (local_rank, -1 if verdict.iteration is None else verdict.iteration, verdict.timed)
             if key not in self._given:
                 self._given.add(key)

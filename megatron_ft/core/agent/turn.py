@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from megatron_ft.core.agent.edge import Effect, Seen
+from megatron_ft.core.agent.edge import Effect, Readings
 
-__all__ = ["Options", "Turn"]
+__all__ = ["LATE_NS", "Options", "Turn"]
+
+LATE_NS = 500_000_000
+"""A timer that fires so much later than it was due shows that the whole node was stopped, and the ranks with it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +55,7 @@ class Turn:
     """One event: when it is, how the ranks look, and what is to be done."""
 
     now_ns: int
-    seen: Seen
+    seen: Readings
     effects: list[Effect] = field(default_factory=list)
 
     @property

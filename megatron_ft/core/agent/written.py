@@ -12,7 +12,7 @@ from megatron_ft.core.diagnosis.exits import Cause, CauseKind, HangVerdict, Rank
 from megatron_ft.core.job.hang_messages import Reviewed
 from megatron_ft.core.job.restart_policy import Decision, Outcome
 from megatron_ft.core.records import launcher as records
-from megatron_ft.core.records.shared import Verdict
+from megatron_ft.core.records.shared import RankHung
 
 __all__ = [
     "abandoned",
@@ -101,7 +101,7 @@ def rank_exited(cycle: int, ended: RankExit) -> Write:
 
 def late_rank(cycle: int, verdict: HangVerdict, *, pid: int, since_ns: int, observed_only: bool) -> Write:
     """The launcher's own verdict, like a monitor's."""
-    record = Verdict(
+    record = RankHung(
         rank=verdict.rank,
         local_rank=verdict.local_rank,
         cycle=cycle,

@@ -74,8 +74,8 @@ class Overdue(NamedTuple):
     """The timeout was calculated from observed intervals."""
 
 
-class Step(enum.Enum):
-    """What the monitor does after a look."""
+class Action(enum.Enum):
+    """What the monitor does after it has checked the board."""
 
     WATCH = "watch"
     CONFIRM = "confirm"
@@ -84,9 +84,9 @@ class Step(enum.Enum):
 
 
 class Check(NamedTuple):
-    """The outcome of one look."""
+    """The outcome of one check of the board."""
 
-    step: Step
+    action: Action
     next_look_ns: int | None
     """When to look again at the latest; None: not before something else wakes the monitor."""
     verdict: Overdue | None
@@ -150,7 +150,7 @@ def check_board(state: MonitorState, board: BoardSnapshot, now_ns: int, *, was_s
     if board.closing:
         state.suspect = None
         state.asked_ns = None
-        return Check(Step.REST, None, None)
+        return Check(Action.REST, None, None)
 
     nearest: int | None = None
     overdue: tuple[int, Interval] | None = None
@@ -176,7 +176,7 @@ def check_board(state: MonitorState, board: BoardSnapshot, now_ns: int, *, was_s
     if nearest is not None:
         bounds.append(nearest)
     state.asked_ns = min(bounds)
-    return Check(Step.WATCH, state.asked_ns, None)
+    return Check(Action.WATCH, state.asked_ns, None)
 
 
 def dismiss(state: MonitorState, verdict: Overdue) -> None:
@@ -188,7 +188,7 @@ def dismiss(state: MonitorState, verdict: Overdue) -> None:
     state.suspect = None
 
 
-def give_time(state: MonitorState, verdict: Overdue, timeout_ns: int) -> None:
+def extend_timeout(state: MonitorState, verdict: Overdue, timeout_ns: int) -> None:
     """Let the interval of a verdict last so long in all before it is overdue again. Changes ``state``."""
     state.given[_interval_of(verdict)] = timeout_ns
     state.suspect = None
@@ -222,9 +222,9 @@ def _judge_overdue(state: MonitorState, board: BoardSnapshot, interval: Interval
         state.suspect = _Suspect(interval, now_ns + CONFIRM_AFTER_NS)
     if now_ns >= state.suspect.confirm_at_ns:
         state.asked_ns = None  # whoever looks again after this isn't late
-        return Check(Step.END_RANK, None, verdict)
+        return Check(Action.END_RANK, None, verdict)
     state.asked_ns = state.suspect.confirm_at_ns
-    return Check(Step.CONFIRM, state.asked_ns, verdict)
+    return Check(Action.CONFIRM, state.asked_ns, verdict)
 
 
 def running_intervals(board: BoardSnapshot) -> Iterator[Interval]:

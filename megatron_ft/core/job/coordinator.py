@@ -253,7 +253,7 @@ class Coordinator:
         self._clock.set(now_s)
         self._alarms = []
         self._look_for_lost()
-        if self._council.look(self._nodes.values()):
+        if self._council.advance(self._nodes.values()):
             self._took_over()
         if self._council.leads:
             patient = self._clock.now_s < (self._rounds.lost_s or -60.0) + lost_s(len(self._nodes))

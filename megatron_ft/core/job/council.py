@@ -185,8 +185,8 @@ class Council:
 
     # -- leading ----------------------------------------------------------------------------------------------
 
-    def look(self, everybody: Iterable[Node]) -> bool:
-        """See whether this coordinator leads; whether it has just begun to."""
+    def advance(self, everybody: Iterable[Node]) -> bool:
+        """Ask launchers to follow, and take or give up the lead; returns True if the lead has just been taken."""
         if not self._suffices(self._here.keys(), self._owner is not None):
             self.leads, self.proposal = False, None
             if self._has_asked:  # who follows is to know that it follows nobody any more

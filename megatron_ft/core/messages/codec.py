@@ -110,8 +110,8 @@ def unpack(kind: Callable[..., _T], document: Any) -> _T:
 
 @functools.cache
 def name_of(kind: Any) -> str:
-    """RankExited -> "rank_exited"."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower().rstrip("_")
+    """RankExited -> "rank_exited", or what the class says itself in ``NAME``."""
+    return kind.__dict__.get("NAME") or re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower().rstrip("_")
 
 
 @functools.cache

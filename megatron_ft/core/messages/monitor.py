@@ -1,4 +1,4 @@
-"""What a launcher and its monitors say to each other. Much of what a monitor tells is a record of its log, too."""
+"""The messages between a launcher and its monitors. Several reports of a monitor are records of its log, too."""
 
 from __future__ import annotations
 
@@ -8,31 +8,32 @@ from megatron_ft.core.diagnosis.rank_snapshot import RankNote
 from megatron_ft.core.messages.codec import Vocabulary
 from megatron_ft.core.messages.fields import Cycle, Moment, Pid, Seconds
 from megatron_ft.core.records.monitor import Attached, Detached, FirstStep, Signalled
-from megatron_ft.core.records.shared import Verdict, Warning_
+from megatron_ft.core.records.shared import RankHung, Warning_
 
 __all__ = [
     "Suspect",
-    "LookedTwice",
-    "LookTwice",
-    "GiveTime",
-    "Convict",
+    "ProgressChecked",
+    "CheckProgress",
+    "ExtendTimeout",
+    "ConfirmHang",
     "ORDERS",
     "REPORTS",
     "Collect",
     "Order",
     "Pause",
+    "RankOrder",
     "RankStarted",
     "Release",
     "Report",
     "Resume",
-    "Seen",
+    "Observation",
     "Stop",
 ]
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What was seen of a rank that was looked at."""
+class Observation:
+    """The evidence that was collected on a rank (`Collect`)."""
 
     cycle: Cycle
     note: RankNote
@@ -40,33 +41,33 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A learned timeout is over: the rank is ended if the launcher convicts it, or says nothing for some seconds."""
+    """A learned timeout is over: the rank is terminated if the launcher says so or doesn't answer for seconds."""
 
-    verdict: Verdict
+    verdict: RankHung
 
 
 @dataclass(frozen=True, slots=True)
-class LookedTwice:
-    """What the rank has done between two looks, in words; empty: nothing that could be seen."""
+class ProgressChecked:
+    """The progress of the rank between the two moments of `CheckProgress`, in words; empty: none was found."""
 
     cycle: Cycle
     progress: str = ""
 
 
-Report = Attached | Detached | FirstStep | Verdict | Suspect | LookedTwice | Seen | Signalled | Warning_
+Report = Attached | Detached | FirstStep | RankHung | Suspect | ProgressChecked | Observation | Signalled | Warning_
 REPORTS: Vocabulary[Report] = Vocabulary(Report)
 
 
 @dataclass(frozen=True, slots=True)
 class RankStarted:
-    """The rank's process was made; it leads its own group and session."""
+    """The rank's process was created; it leads its own process group and session."""
 
     pid: Pid
 
 
 @dataclass(frozen=True, slots=True)
 class Collect:
-    """Look at the rank of this cycle, until ``deadline_ns`` at the latest; ``passive``: it may go on living."""
+    """Collect evidence on the rank of this cycle until ``deadline_ns`` at the latest; ``passive``: it may run on."""
 
     cycle: Cycle
     deadline_ns: Moment
@@ -75,30 +76,30 @@ class Collect:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Everything has been seen: the rank of this cycle may be ended, if it was found hung."""
+    """All evidence is collected: the rank of this cycle may be terminated, if it was found hung."""
 
     cycle: Cycle
 
 
 @dataclass(frozen=True, slots=True)
-class LookTwice:
-    """Look at the rank of this cycle now and at ``again_ns``, without a signal to it: does it make progress?"""
+class CheckProgress:
+    """Observe the rank of this cycle now and at ``again_ns``, without a signal to it: does it make progress?"""
 
     cycle: Cycle
     again_ns: Moment
 
 
 @dataclass(frozen=True, slots=True)
-class GiveTime:
-    """Somebody makes progress: what the rank is suspected for may last ``timeout_s`` in all."""
+class ExtendTimeout:
+    """A rank makes progress: the interval for which this one is suspected may last ``timeout_s`` in all."""
 
     cycle: Cycle
     timeout_s: Seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Convict:
-    """Nobody makes progress: end the rank of this cycle, if what it is suspected for still lasts."""
+class ConfirmHang:
+    """No rank makes progress: terminate the rank of this cycle, if the interval in question still lasts."""
 
     cycle: Cycle
 
@@ -120,5 +121,7 @@ class Stop:
     """The job is over."""
 
 
-Order = RankStarted | Collect | Release | LookTwice | GiveTime | Convict | Pause | Resume | Stop
+RankOrder = Collect | Release | CheckProgress | ExtendTimeout | ConfirmHang
+"""These are about one rank in one cycle."""
+Order = RankStarted | RankOrder | Pause | Resume | Stop
 ORDERS: Vocabulary[Order] = Vocabulary(Order)

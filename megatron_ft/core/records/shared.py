@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from megatron_ft.core.messages.fields import Count, Cycle, LocalRank, Moment, Pid, Rank, Seconds
 
-__all__ = ["Evidence", "LogOpened", "Record", "RecordsLost", "Verdict", "Warning_"]
+__all__ = ["Evidence", "LogOpened", "RankHung", "Record", "RecordsLost", "Warning_"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +58,7 @@ class Warning_:  # noqa: N801 - its name in a log is "warning", which Python has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class RankHung:
     """A rank was found hung: by its monitor, or by its launcher because it didn't connect or didn't end in time.
 
     Args:
@@ -90,6 +91,7 @@ class Verdict:
     observed_only: bool = False
     text: str | None = None
     learned: bool = False
+    NAME: ClassVar[str] = "verdict"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,4 +111,4 @@ class Evidence:
     took_s: Seconds | None = None
 
 
-Record = LogOpened | RecordsLost | Warning_ | Verdict | Evidence
+Record = LogOpened | RecordsLost | Warning_ | RankHung | Evidence

@@ -122,8 +122,8 @@ class TorchRounds:
         """The number of the cycle that was met for last."""
         return self._handler.number
 
-    def nodes_waiting(self, node: Node) -> int:
-        """So many nodes wait for the ranks to be restarted, by the last answer; asked in each ``--monitor-interval``.
+    def poll_nodes_waiting(self, node: Node) -> int:
+        """How many nodes wait to join, by the last answer; asked in a thread each ``--monitor-interval``.
 
         Raises:
             whatever the rendezvous has raised.

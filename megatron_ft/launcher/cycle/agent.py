@@ -113,7 +113,7 @@ class FaultTolerantAgent(LocalElasticAgent):
             return
         self._check_none_is_stuck()
         node.reactor.run_once(node.line.namespace.monitor_interval)
-        if self._rounds is not None and (waiting := self._rounds.nodes_waiting(node)):
+        if self._rounds is not None and (waiting := self._rounds.poll_nodes_waiting(node)):
             self._hear(edge.NodesWaiting(waiting))
 
     def _result(self, over: edge.Over) -> RunResult:
@@ -158,10 +158,10 @@ class FaultTolerantAgent(LocalElasticAgent):
         self._alarm_ns = None
         self._hear(edge.Tick())
 
-    def _seen(self) -> edge.Seen:
+    def _seen(self) -> edge.Readings:
         """What the machine looks at is read then."""
         monitors, cycle = self._node.monitors, self._machine.cycle.record.cycle
-        return edge.Seen(
+        return edge.Readings(
             boards=_Lazy(lambda local_rank: monitors.snapshot(local_rank, cycle)),
             words=_Lazy(lambda local_rank: self._words(local_rank, cycle)),
             stopped=_Lazy(lambda local_rank: process_tree.is_stopped(self._workers[local_rank].pid)),
@@ -226,7 +226,7 @@ class FaultTolerantAgent(LocalElasticAgent):
                 node.ending.ask(workers, number, whole_group=whole_group)
             case edge.Collect(local_rank, passive, deadline_ns):
                 node.monitors.collect(local_rank, passive=passive, deadline_ns=deadline_ns)
-            case edge.LookTwice() | edge.GiveTime() | edge.Convict():
+            case edge.CheckProgress() | edge.ExtendTimeout() | edge.ConfirmHang():
                 node.monitors.judge(effect)
             case edge.Release():
                 node.monitors.release()

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from megatron_ft.core.agent.edge import Convict, FromMonitor, GiveTime, LookTwice
+from megatron_ft.core.agent.edge import CheckProgress, ConfirmHang, ExtendTimeout, FromMonitor
 from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.board.pauses import Pauses
 from megatron_ft.core.config.kinds import DEFAULT_LOG_MAX_BYTES
@@ -123,10 +123,10 @@ class Monitors:
         return self._places[local_rank].last_words(cycle)
 
     def collect(self, local_rank: int, *, passive: bool, deadline_ns: int) -> None:
-        """Let a monitor tell what its rank does; the answer is `Seen`."""
+        """Let a monitor tell what its rank does; the answer is `Observation`."""
         self._places[local_rank].collect(passive=passive, deadline_ns=deadline_ns)
 
-    def judge(self, order: LookTwice | GiveTime | Convict) -> None:
+    def judge(self, order: CheckProgress | ExtendTimeout | ConfirmHang) -> None:
         """Pass on what was decided of a rank whose learned timeout is over."""
         self._places[order.local_rank].judge(order)
 

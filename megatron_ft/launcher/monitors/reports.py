@@ -7,9 +7,9 @@ import time
 
 from megatron_ft.core.agent import edge
 from megatron_ft.core.diagnosis.exits import HangVerdict
-from megatron_ft.core.messages.monitor import LookedTwice, Report, Seen, Suspect
+from megatron_ft.core.messages.monitor import Observation, ProgressChecked, Report, Suspect
 from megatron_ft.core.records.monitor import Attached, Detached, FirstStep, Signalled
-from megatron_ft.core.records.shared import Verdict
+from megatron_ft.core.records.shared import RankHung
 
 __all__ = ["event_of"]
 
@@ -24,13 +24,13 @@ def event_of(local_rank: int, report: Report) -> edge.FromMonitor | None:
             return edge.Detached(local_rank, report.cycle, report.at_ns or time.monotonic_ns())
         case FirstStep():
             return edge.Trains(local_rank, report.cycle, report.began_ns or 0, report.at_ns)
-        case Seen():
+        case Observation():
             return edge.Evidence(local_rank, report.cycle, report.note)
         case Suspect(verdict):
             return edge.Suspected(local_rank, verdict.cycle, _verdict(local_rank, verdict))
-        case LookedTwice(cycle, progress):
-            return edge.LookedTwice(local_rank, cycle, progress)
-        case Verdict():
+        case ProgressChecked(cycle, progress):
+            return edge.ProgressChecked(local_rank, cycle, progress)
+        case RankHung():
             return edge.FoundHung(local_rank, report.cycle, _verdict(local_rank, report), report.observed_only)
         case Signalled():
             number = signal.Signals.__members__.get(report.signal)
@@ -38,7 +38,7 @@ def event_of(local_rank: int, report: Report) -> edge.FromMonitor | None:
     return None
 
 
-def _verdict(local_rank: int, verdict: Verdict) -> HangVerdict:
+def _verdict(local_rank: int, verdict: RankHung) -> HangVerdict:
     return HangVerdict(
         rank=verdict.rank,
         local_rank=local_rank,

@@ -18,10 +18,10 @@ from megatron_ft.core.board.layout import BoardDamagedError
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.messages.monitor import (
     REPORTS,
+    CheckProgress,
     Collect,
-    Convict,
-    GiveTime,
-    LookTwice,
+    ConfirmHang,
+    ExtendTimeout,
     Order,
     Pause,
     RankStarted,
@@ -175,18 +175,18 @@ class MonitorPlace:
         if self._attached is not None:
             self._order(Collect(self._attached.cycle, deadline_ns, passive))
 
-    def judge(self, order: edge.LookTwice | edge.GiveTime | edge.Convict) -> None:
+    def judge(self, order: edge.CheckProgress | edge.ExtendTimeout | edge.ConfirmHang) -> None:
         """See ``Monitors.judge``."""
         if self._attached is None:
             return
         cycle = self._attached.cycle
         match order:
-            case edge.LookTwice(again_ns=again_ns):
-                self._order(LookTwice(cycle, again_ns))
-            case edge.GiveTime(timeout_s=timeout_s):
-                self._order(GiveTime(cycle, timeout_s))
-            case edge.Convict():
-                self._order(Convict(cycle))
+            case edge.CheckProgress(again_ns=again_ns):
+                self._order(CheckProgress(cycle, again_ns))
+            case edge.ExtendTimeout(timeout_s=timeout_s):
+                self._order(ExtendTimeout(cycle, timeout_s))
+            case edge.ConfirmHang():
+                self._order(ConfirmHang(cycle))
 
     def release(self) -> None:
         """See ``Monitors.release``."""

@@ -27,7 +27,7 @@ _TELL_AFTER_S = 1.0
 _DRIVER_S = 5.0
 """A driver that takes so much longer for an answer isn't asked again."""
 _OLD_S = 1.0
-"""A look that is older tells nothing of now: the node may have stood by meanwhile, for hours."""
+"""A query that is older says nothing about now: the node may have been on standby since, for hours."""
 
 Query = Callable[[], list[Holding] | None]
 
@@ -50,13 +50,13 @@ class DeviceMemory:
         self._say = say
         self._load = load
         self._query = query
-        self._look: _Look | None = None
+        self._waiting: _MemoryWait | None = None
         self._gave_up = False
 
     def begin(self, ended: Collection[int]) -> None:
-        """These processes are gone; look, in a thread, until nothing of theirs is held."""
+        """These processes have ended: query, in a thread, until none of their device memory is held."""
         library = None if self._gave_up or not ended else self._load()
-        self._look = None if library is None else _Look(frozenset(ended), lambda: self._query(library))
+        self._waiting = None if library is None else _MemoryWait(frozenset(ended), lambda: self._query(library))
 
     def wait(self, check: Callable[[], None]) -> None:
         """Until the memory is free, or not waited for any more; serves everything else meanwhile.
@@ -64,36 +64,36 @@ class DeviceMemory:
         Raises:
             whatever ``check`` raises, which is called after each event.
         """
-        look, self._look = self._look, None
-        if look is None:
+        waiting, self._waiting = self._waiting, None
+        if waiting is None:
             return
-        look.renew()
-        if look.thread.is_alive():
-            tell = self._reactor.call_later(_TELL_AFTER_S, lambda: self._say_waiting(look))
+        waiting.renew()
+        if waiting.thread.is_alive():
+            tell = self._reactor.call_later(_TELL_AFTER_S, lambda: self._say_waiting(waiting))
             try:
-                self._reactor.call_blocking(lambda: look.thread.join(look.left_s() + _DRIVER_S), check)
+                self._reactor.call_blocking(lambda: waiting.thread.join(waiting.left_s() + _DRIVER_S), check)
             finally:
                 tell.cancel()
-        if look.thread.is_alive():
+        if waiting.thread.is_alive():
             self._gave_up = True
             self._say("the NVIDIA driver is not responding: no longer waiting for the device memory of exited ranks")
-        elif look.saw_any:
-            self._tell(look)
+        elif waiting.saw_any:
+            self._tell(waiting)
 
-    def _say_waiting(self, look: _Look) -> None:
-        if look.held and look.left_s():
+    def _say_waiting(self, last: _MemoryWait) -> None:
+        if last.held and last.left_s():
             waiting = f"waiting for device memory of the last cycle, at most {LONGEST_WAIT_S:g} s"
-            self._say(f"{waiting}: {describe(look.held)}")
+            self._say(f"{waiting}: {describe(last.held)}")
 
-    def _tell(self, look: _Look) -> None:
-        held = look.held
+    def _tell(self, last: _MemoryWait) -> None:
+        held = last.held
         if held:
-            waited = f"after {look.waited_s:.1f} s device memory of the last cycle is still held"
+            waited = f"after {last.waited_s:.1f} s device memory of the last cycle is still held"
             self._say(f"{waited}: {describe(held)}; the ranks start all the same")
-        self._log.write(records.DeviceMemory(waited_s=round(look.waited_s, 3), held=tuple(held)))
+        self._log.write(records.DeviceMemory(waited_s=round(last.waited_s, 3), held=tuple(held)))
 
 
-class _Look:
+class _MemoryWait:
     """One wait, in a thread of its own: the driver may take its time."""
 
     def __init__(self, ended: frozenset[int], query: Query) -> None:

@@ -42,7 +42,7 @@ from megatron_ft.core.board.layout import (
 from megatron_ft.core.errors import RankMonitorClientError
 from megatron_ft.core.timeouts.timeouts import OUT_OF_SECTION, SectionTimeouts
 from megatron_ft.ipc.board import Board
-from megatron_ft.rank.client.seen import Seen
+from megatron_ft.rank.client.interval_sample import IntervalSample
 from megatron_ft.rank.hooks.say import warn
 from megatron_ft.rank.run_ahead import user_code
 
@@ -73,7 +73,7 @@ class Recorder:
         self._first_step_began = 0
         self._timeouts = timeouts
         self._first: Mapping[str, float] = {}
-        self.seen: dict[str, Seen] = {OUT_OF_SECTION: Seen()}
+        self.seen: dict[str, IntervalSample] = {OUT_OF_SECTION: IntervalSample()}
         self._note_above: dict[str, int] = {}
         self._note_idle_above = -1
         self.initial_heartbeat = -1
@@ -272,7 +272,7 @@ class Recorder:
         self._slots[name] = layout.slot(index)
         self._start_codes[name] = EVENT_START << KIND_SHIFT | index << SECTION_SHIFT
         self._end_codes[name] = EVENT_END << KIND_SHIFT | index << SECTION_SHIFT
-        self.seen.setdefault(name, Seen())
+        self.seen.setdefault(name, IntervalSample())
         self._note_above.setdefault(name, -1)
 
     def _note(self, section: str, took: int) -> None:

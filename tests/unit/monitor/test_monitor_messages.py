@@ -36,7 +36,7 @@ NONSENSE = (b"\0\0\0\2{}", encode({"type": "verdict", "cycle": 0}), encode({"typ
 
 def with_ranks(ranks: Any) -> dict[str, Any]:
     flying = {"group": "0", "seq": 1, "op": "all_reduce", "ranks": ranks}
-    return {"type": "seen", "cycle": 0, "note": {"rank": 1, "in_flight": [flying]}}
+    return {"type": "observation", "cycle": 0, "note": {"rank": 1, "in_flight": [flying]}}
 
 
 @pytest.mark.parametrize("message", REPORTS, ids=lambda message: message["type"])
@@ -54,9 +54,9 @@ def test_what_a_monitor_tells_passes(message: dict[str, Any]) -> None:
         ({**REPORTS[2], "elapsed_s": float("nan")}, "verdict has elapsed_s = nan"),
         ({**REPORTS[2], "section": ["step"]}, "verdict has section = a list"),
         ({**REPORTS[2], "rank": -1}, "verdict has rank = -1"),
-        ({"type": "seen", "cycle": 0}, "seen has no note"),
-        ({**REPORTS[5], "note": {"rank": 1, "frame": 3}}, "seen has note = rank_note has frame = 3"),
-        ({**REPORTS[5], "note": {}}, "seen has note = rank_note has no rank"),
+        ({"type": "observation", "cycle": 0}, "observation has no note"),
+        ({**REPORTS[5], "note": {"rank": 1, "frame": 3}}, "observation has note = rank_note has frame = 3"),
+        ({**REPORTS[5], "note": {}}, "observation has note = rank_note has no rank"),
         (with_ranks({"range": [0, 1 << 62, 1]}), "rank_note has in_flight = collective has ranks = a dict"),
         (with_ranks([0.5]), "collective has ranks = a list"),
         ({**REPORTS[5], "note": {"rank": 1, "in_flight": {}}}, "has in_flight = a dict"),

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from megatron_ft.core.board import layout as layout
-from megatron_ft.core.board.hang_detector import HangKind, Step, running_intervals
+from megatron_ft.core.board.hang_detector import Action, HangKind, running_intervals
 from megatron_ft.core.timeouts.timeouts import SectionTimeouts
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
 from megatron_ft.monitor.watched_rank import WatchedRank
@@ -49,14 +49,14 @@ def test_a_section_that_was_opened_in_a_pause_is_no_damage(clock: Clock, watched
 
 def test_who_writes_over_a_board_again_and_again_hides_no_hang(clock: Clock) -> None:
     watched = watch({"step": 0.3}, 0.2)
-    began, step = time.monotonic(), Step.WATCH
-    while step is not Step.END_RANK and time.monotonic() - began < 10:
+    began, step = time.monotonic(), Action.WATCH
+    while step is not Action.END_RANK and time.monotonic() - began < 10:
         watched.board.words[layout.W_LAST_TRANSITION] = 7
         reading = watched.read()
         assert reading.damage is not None
-        step = reading.outcome.step
+        step = reading.outcome.action
         clock.pass_s(0.01)
-    assert step is Step.END_RANK
+    assert step is Action.END_RANK
     assert time.monotonic() - began >= 0.3, "it may be in its section"
     watched.close()
 
@@ -71,7 +71,7 @@ def test_a_second_damage_finds_no_rank_that_has_sent_no_heartbeat_for_long(clock
         watched.board.words[layout.W_LAST_TRANSITION] = 7
         damaged = watched.read()
         assert damaged.damage is not None
-        assert damaged.outcome.step is Step.WATCH
+        assert damaged.outcome.action is Action.WATCH
         until = time.monotonic() + 0.3
         while time.monotonic() < until:
             recorder.heartbeat()
@@ -88,7 +88,7 @@ def test_an_end_of_the_monitoring_outlives_a_renewal(watched: WatchedRank) -> No
     reading = watched.read()
     assert reading.damage is not None
     assert reading.snapshot.closing
-    assert reading.outcome.step is Step.REST
+    assert reading.outcome.action is Action.REST
     # what a stray write has left there isn't one
     for garbage in (1, layout.CLOSING + 1):
         watched.board.words[layout.W_CLOSING] = garbage

@@ -11,7 +11,7 @@ from megatron_ft.core.board.pauses import Pauses
 from megatron_ft.core.diagnosis.rank_snapshot import RankNote
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.restart_policy import NodeState
-from megatron_ft.core.records.shared import Verdict
+from megatron_ft.core.records.shared import RankHung
 from tests.support.agents import Driven
 from tests.unit.core.board.test_monitor_state import board
 
@@ -24,7 +24,7 @@ def started(ranks: int = 1, **options: object) -> Driven:
 
 def late(driven: Driven) -> list[tuple[object, object, object]]:
     """Rank, kind and seconds of each verdict of the launcher's."""
-    written = [each.record for each in driven.all_of(edge.Write) if isinstance(each.record, Verdict)]
+    written = [each.record for each in driven.all_of(edge.Write) if isinstance(each.record, RankHung)]
     return [(verdict.rank, verdict.kind, verdict.elapsed_s) for verdict in written]
 
 

@@ -39,20 +39,20 @@ def suspect(driven: Driven, local_rank: int = 0, **more: object) -> list[edge.Ef
 
 
 def looked(driven: Driven, local_rank: int, progress: str = "") -> list[edge.Effect]:
-    return driven.hear(edge.LookedTwice(local_rank, 0, progress))
+    return driven.hear(edge.ProgressChecked(local_rank, 0, progress))
 
 
 def test_all_ranks_of_the_node_are_looked_at_twice_and_no_other_question_is_asked() -> None:
     driven = running(3)
     effects = suspect(driven)
-    assert effects == [edge.LookTwice(local_rank, driven.now_ns + 1_000_000_000) for local_rank in range(3)]
+    assert effects == [edge.CheckProgress(local_rank, driven.now_ns + 1_000_000_000) for local_rank in range(3)]
     assert suspect(driven, 1) == []  # that look counts for this one, too
 
 
 def test_short_timeouts_are_decided_sooner() -> None:
     driven = running(1)
     (look,) = suspect(driven, elapsed_s=0.5, timeout_s=0.5)
-    assert isinstance(look, edge.LookTwice)
+    assert isinstance(look, edge.CheckProgress)
     assert look.again_ns - driven.now_ns == 100_000_000
 
 
@@ -61,7 +61,7 @@ def test_where_nobody_moves_all_suspects_are_convicted_at_once() -> None:
     suspect(driven)
     suspect(driven, 2)
     assert looked(driven, 0) == looked(driven, 1) == []
-    assert looked(driven, 2) == [edge.Convict(0), edge.Convict(2)]
+    assert looked(driven, 2) == [edge.ConfirmHang(0), edge.ConfirmHang(2)]
     assert driven.said == []
 
 
@@ -71,7 +71,7 @@ def test_where_one_moves_all_suspects_get_more_time_in_one_line_and_a_record_eac
     suspect(driven, 2)
     looked(driven, 0)
     looked(driven, 1, "has read or written 12.0 MB")
-    assert driven.all_of(edge.GiveTime) == [edge.GiveTime(0, 12.5), edge.GiveTime(2, 12.5)]
+    assert driven.all_of(edge.ExtendTimeout) == [edge.ExtendTimeout(0, 12.5), edge.ExtendTimeout(2, 12.5)]
     (line,) = driven.said
     assert line == (
         "rank 0 (and 1 other rank of this node): in 'step' for 10.0 s after iteration 7, longer than its learned "
@@ -98,17 +98,17 @@ def test_four_timeouts_are_the_most_whoever_moves() -> None:
     driven = running(1)
     suspect(driven, elapsed_s=35.0)
     looked(driven, 0, "computes in train.py:9 step")
-    assert driven.all_of(edge.GiveTime) == [edge.GiveTime(0, 40.0)]
+    assert driven.all_of(edge.ExtendTimeout) == [edge.ExtendTimeout(0, 40.0)]
     driven.done.clear()
-    assert [type(effect) for effect in suspect(driven, elapsed_s=40.01)] == [edge.Say, edge.Convict]
+    assert [type(effect) for effect in suspect(driven, elapsed_s=40.01)] == [edge.Say, edge.ConfirmHang]
     assert "4 times the learned timeout is over" in driven.said[0]
 
 
 def test_under_observe_only_nobody_is_said_to_be_ended() -> None:
     driven = running(1, observe_only=True)
-    assert suspect(driven, elapsed_s=40.01) == [edge.Convict(0)]
+    assert suspect(driven, elapsed_s=40.01) == [edge.ConfirmHang(0)]
     suspect(driven)
-    assert looked(driven, 0) == [edge.Convict(0)]
+    assert looked(driven, 0) == [edge.ConfirmHang(0)]
 
 
 def test_a_monitor_that_says_nothing_is_waited_for_within_the_bound() -> None:
@@ -116,7 +116,7 @@ def test_a_monitor_that_says_nothing_is_waited_for_within_the_bound() -> None:
     suspect(driven)
     looked(driven, 0)
     assert driven.wait(BOUND_S - 0.01) == []
-    assert driven.wait(0.02) == [edge.Convict(0)]
+    assert driven.wait(0.02) == [edge.ConfirmHang(0)]
 
 
 def test_ranks_that_have_ended_or_never_connected_are_not_looked_at() -> None:
@@ -126,7 +126,7 @@ def test_ranks_that_have_ended_or_never_connected_are_not_looked_at() -> None:
     driven.exits(1)
     driven.done.clear()
     suspect(driven)
-    assert [look.local_rank for look in driven.all_of(edge.LookTwice)] == [0]
+    assert [look.local_rank for look in driven.all_of(edge.CheckProgress)] == [0]
 
 
 def test_nothing_is_decided_once_the_cycle_ends() -> None:
@@ -137,7 +137,9 @@ def test_nothing_is_decided_once_the_cycle_ends() -> None:
     looked(driven, 0)
     looked(driven, 1)
     suspect(driven, 1)
-    assert driven.all_of(edge.Convict) == driven.all_of(edge.GiveTime) == driven.all_of(edge.LookTwice) == []
+    assert (
+        driven.all_of(edge.ConfirmHang) == driven.all_of(edge.ExtendTimeout) == driven.all_of(edge.CheckProgress) == []
+    )
 
 
 def test_the_other_nodes_are_asked_and_waited_for() -> None:
@@ -147,7 +149,7 @@ def test_the_other_nodes_are_asked_and_waited_for() -> None:
     assert looked(driven, 0) == []
     assert driven.wait(BOUND_S - 0.01) == []
     driven.hear(job.Relayed(m.Moving(0, "rank 9 has begun an iteration")))
-    assert driven.all_of(edge.GiveTime) == [edge.GiveTime(0, 12.5)]
+    assert driven.all_of(edge.ExtendTimeout) == [edge.ExtendTimeout(0, 12.5)]
     assert driven.wait(5) == []
 
 
@@ -155,7 +157,7 @@ def test_where_no_node_tells_of_progress_it_is_convicted_when_the_bound_is_over(
     driven = running(1, nodes=2)
     suspect(driven)
     looked(driven, 0)
-    assert driven.wait(BOUND_S + 0.01) == [edge.Convict(0)]
+    assert driven.wait(BOUND_S + 0.01) == [edge.ConfirmHang(0)]
 
 
 def test_what_moved_elsewhere_a_moment_ago_counts() -> None:
@@ -163,18 +165,18 @@ def test_what_moved_elsewhere_a_moment_ago_counts() -> None:
     driven.hear(job.Relayed(m.Moving(0, "rank 9 has begun an iteration")))
     driven.wait(1.5)
     suspect(driven)
-    assert driven.all_of(edge.GiveTime) == [edge.GiveTime(0, 12.5)]
+    assert driven.all_of(edge.ExtendTimeout) == [edge.ExtendTimeout(0, 12.5)]
     driven.done.clear()
     driven.wait(3)
     suspect(driven, elapsed_s=12.5)
-    assert driven.all_of(edge.GiveTime) == []
-    assert driven.all_of(edge.LookTwice)
+    assert driven.all_of(edge.ExtendTimeout) == []
+    assert driven.all_of(edge.CheckProgress)
 
 
 def test_a_node_that_is_asked_tells_of_progress_and_of_nothing_else() -> None:
     driven = running(2, nodes=2)
     driven.hear(job.Relayed(m.Suspected(0, 0.5)))
-    assert [look.again_ns - driven.now_ns for look in driven.all_of(edge.LookTwice)] == [500_000_000] * 2
+    assert [look.again_ns - driven.now_ns for look in driven.all_of(edge.CheckProgress)] == [500_000_000] * 2
     looked(driven, 0)
     looked(driven, 1, "has completed 2 collectives")
     assert driven.told == [m.Moving(0, "rank 10 has completed 2 collectives")]
@@ -190,4 +192,4 @@ def test_nodes_that_decide_for_themselves_ask_nobody() -> None:
     driven = running(1, nodes=2, min_healthy=True)
     suspect(driven)
     assert driven.told == []
-    assert looked(driven, 0) == [edge.Convict(0)]
+    assert looked(driven, 0) == [edge.ConfirmHang(0)]

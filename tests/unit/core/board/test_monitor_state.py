@@ -9,13 +9,13 @@ import pytest
 from megatron_ft.core.board import board_facts
 from megatron_ft.core.board.hang_detector import (
     CONFIRM_AFTER_NS,
+    Action,
     HangKind,
     MonitorState,
-    Step,
     check_board,
     dismiss,
     excuse,
-    give_time,
+    extend_timeout,
 )
 from megatron_ft.core.board.layout import (
     FLAG_INITIAL_IS_EXPLICIT,
@@ -75,25 +75,25 @@ def test_on_a_renewed_board_a_rank_may_be_in_any_section(
     blank = board(sections=sections, out_of_section_timeout_ns=out_of_section * S, epoch=START)
     watching = state()
     for second in range(1, 100 if bound is None else bound):
-        assert check_board(watching, blank, START + second * S).step is Step.WATCH
+        assert check_board(watching, blank, START + second * S).action is Action.WATCH
     if bound is not None:
-        assert check_board(watching, blank, START + bound * S).step is Step.CONFIRM
-        assert check_board(watching, blank, START + bound * S + CONFIRM_AFTER_NS).step is Step.END_RANK
+        assert check_board(watching, blank, START + bound * S).action is Action.CONFIRM
+        assert check_board(watching, blank, START + bound * S + CONFIRM_AFTER_NS).action is Action.END_RANK
     written = blank._replace(last_transition_ns=START + S)
     watching = state()
-    assert check_board(watching, written, START + (1 + out_of_section) * S).step is Step.CONFIRM
+    assert check_board(watching, written, START + (1 + out_of_section) * S).action is Action.CONFIRM
 
 
 def test_an_overdue_section_is_a_verdict_only_at_the_second_reading() -> None:
     snapshot = board(sections=(section(opened_at=START),))
     watching = state()
     first = check_board(watching, snapshot, START + 10 * S)
-    assert first.step is Step.CONFIRM
+    assert first.action is Action.CONFIRM
     assert first.next_look_ns == START + 10 * S + CONFIRM_AFTER_NS
     too_soon = check_board(watching, snapshot, START + 10 * S + CONFIRM_AFTER_NS - 1)
-    assert too_soon.step is Step.CONFIRM
+    assert too_soon.action is Action.CONFIRM
     second = check_board(watching, snapshot, START + 10 * S + CONFIRM_AFTER_NS)
-    assert second.step is Step.END_RANK
+    assert second.action is Action.END_RANK
     assert second.verdict is not None
     assert second.verdict.kind is HangKind.SECTION
     assert second.verdict.section == "step"
@@ -104,21 +104,21 @@ def test_an_overdue_section_is_a_verdict_only_at_the_second_reading() -> None:
 def test_a_section_that_closes_between_the_two_readings_is_no_hang() -> None:
     watching = state()
     overdue = board(sections=(section(opened_at=START),))
-    assert check_board(watching, overdue, START + 10 * S).step is Step.CONFIRM
+    assert check_board(watching, overdue, START + 10 * S).action is Action.CONFIRM
     closed = board(sections=(section(),), last_transition_ns=START + 10 * S + 1)
-    assert check_board(watching, closed, START + 10 * S + CONFIRM_AFTER_NS).step is Step.WATCH
+    assert check_board(watching, closed, START + 10 * S + CONFIRM_AFTER_NS).action is Action.WATCH
 
 
 def test_a_section_opened_anew_between_the_two_readings_is_no_hang() -> None:
     watching = state()
-    assert check_board(watching, board(sections=(section(opened_at=START),)), START + 10 * S).step is Step.CONFIRM
+    assert check_board(watching, board(sections=(section(opened_at=START),)), START + 10 * S).action is Action.CONFIRM
     anew = board(sections=(section(opened_at=START + 10 * S + 1),))
-    assert check_board(watching, anew, START + 10 * S + CONFIRM_AFTER_NS).step is Step.WATCH
+    assert check_board(watching, anew, START + 10 * S + CONFIRM_AFTER_NS).action is Action.WATCH
 
 
 def test_never_before_the_deadline() -> None:
     outcome = check_board(state(), board(sections=(section(opened_at=START),)), START + 10 * S - 1)
-    assert outcome.step is Step.WATCH
+    assert outcome.action is Action.WATCH
     assert outcome.next_look_ns == START + 10 * S
 
 
@@ -126,7 +126,7 @@ def test_an_overdue_outer_section_is_a_hang_though_an_inner_one_is_young() -> No
     now = START + 10 * S
     snapshot = board(sections=(section("outer", START), section("inner", now - S)), last_transition_ns=now - S)
     outcome = check_board(state(), snapshot, now)
-    assert outcome.step is Step.CONFIRM
+    assert outcome.action is Action.CONFIRM
     assert outcome.verdict is not None
     assert outcome.verdict.section == "outer"
     assert outcome.verdict.open_sections == ("outer", "inner")
@@ -135,15 +135,15 @@ def test_an_overdue_outer_section_is_a_hang_though_an_inner_one_is_young() -> No
 def test_out_of_section_counts_only_while_none_is_open() -> None:
     now = START + 20 * S
     idle = board(out_of_section_timeout_ns=5 * S, sections=(section(),), last_transition_ns=START)
-    assert check_board(state(at=now), idle, now).step is Step.CONFIRM
+    assert check_board(state(at=now), idle, now).action is Action.CONFIRM
     busy = board(out_of_section_timeout_ns=5 * S, sections=(section(opened_at=START, timeout=None),))
-    assert check_board(state(at=now), busy, now).step is Step.WATCH
+    assert check_board(state(at=now), busy, now).action is Action.WATCH
 
 
 def test_null_timeouts_are_infinite() -> None:
     snapshot = board(sections=(section(opened_at=START, timeout=None),))
     outcome = check_board(state(at=START + 10**9 * S), snapshot, START + 10**9 * S)
-    assert outcome.step is Step.WATCH
+    assert outcome.action is Action.WATCH
 
 
 def test_the_next_look_is_the_nearest_deadline_the_smallest_timeout_or_the_check_interval() -> None:
@@ -159,7 +159,7 @@ def test_the_next_look_is_the_nearest_deadline_the_smallest_timeout_or_the_check
 def test_a_closed_board_is_left_alone() -> None:
     snapshot = board(sections=(section(opened_at=START),), closing=True)
     outcome = check_board(state(), snapshot, START + 100 * S)
-    assert outcome.step is Step.REST
+    assert outcome.action is Action.REST
     assert outcome.next_look_ns is None
 
 
@@ -186,7 +186,7 @@ def test_heartbeat_timeouts_spare_a_rank_that_uses_sections_only_whoever_set_the
         sections=(section(opened_at=0, timeout=None, count=int(opened)),),
     )
     outcome = check_board(state(at=now), snapshot, now)
-    assert (outcome.step is Step.CONFIRM) == judged
+    assert (outcome.action is Action.CONFIRM) == judged
 
 
 def test_the_two_mechanisms_are_independent() -> None:
@@ -235,7 +235,7 @@ def test_warm_up(warmup: int, seen: int, steps_opened: int, has_step: bool, judg
         out_of_section_timeout_ns=7 * S,
         sections=(section(name, count=steps_opened),),
     )
-    assert (check_board(state(at=now), snapshot, now).step is Step.CONFIRM) == judged
+    assert (check_board(state(at=now), snapshot, now).action is Action.CONFIRM) == judged
 
 
 @pytest.mark.parametrize("opened_at", [0, START])
@@ -253,7 +253,7 @@ def test_a_hang_in_the_warm_up_is_noticed_after_the_timeout_of_the_start(
     )
     for seconds in (9, 59, 3600):
         at = START + seconds * S
-        is_late = check_board(state(at=at), snapshot, at).step is Step.CONFIRM
+        is_late = check_board(state(at=at), snapshot, at).action is Action.CONFIRM
         assert is_late == (bound is not None and seconds >= bound)
 
 
@@ -269,16 +269,16 @@ def test_a_section_warmup_has_the_timeout_of_a_step_in_the_first_iterations(warm
     )
     for seconds in (9, 11, 99, 101):
         at = START + seconds * S
-        assert (check_board(state(at=at), snapshot, at).step is Step.CONFIRM) == (seconds > bound)
+        assert (check_board(state(at=at), snapshot, at).action is Action.CONFIRM) == (seconds > bound)
 
 
 def test_where_a_section_warmup_is_configured_the_time_out_of_section_is_judged_from_the_start() -> None:
     sections = (section(count=0), section("warmup", count=0))
     snapshot = board(warmup_iterations=3, out_of_section_timeout_ns=7 * S, sections=sections)
     now = START + 8 * S
-    assert check_board(state(at=now), snapshot, now).step is Step.CONFIRM
+    assert check_board(state(at=now), snapshot, now).action is Action.CONFIRM
     snapshot = snapshot._replace(sections=sections[:1])
-    assert check_board(state(at=now), snapshot, now).step is Step.WATCH
+    assert check_board(state(at=now), snapshot, now).action is Action.WATCH
 
 
 def test_the_time_out_of_section_begins_when_the_warm_up_is_over() -> None:
@@ -291,8 +291,8 @@ def test_the_time_out_of_section_begins_when_the_warm_up_is_over() -> None:
         out_of_section_timeout_ns=7 * S,
         last_transition_ns=START + S,
     )
-    assert check_board(state(at=over), snapshot, over + 7 * S - 1).step is Step.WATCH
-    assert check_board(state(at=over), snapshot, over + 7 * S).step is Step.CONFIRM
+    assert check_board(state(at=over), snapshot, over + 7 * S - 1).action is Action.WATCH
+    assert check_board(state(at=over), snapshot, over + 7 * S).action is Action.CONFIRM
 
 
 def test_a_late_wake_up_of_the_whole_node_is_not_the_ranks_time() -> None:
@@ -301,10 +301,10 @@ def test_a_late_wake_up_of_the_whole_node_is_not_the_ranks_time() -> None:
     assert check_board(watching, snapshot, START + 4 * S).next_look_ns == START + 10 * S
     # the node stood still; the monitor can't know since when, at most since its last look
     outcome = check_board(watching, snapshot, START + 3600 * S)
-    assert outcome.step is Step.WATCH
+    assert outcome.action is Action.WATCH
     assert outcome.next_look_ns == START + 3600 * S + 6 * S
     overdue = check_board(watching, snapshot, START + 3606 * S)
-    assert overdue.step is Step.CONFIRM
+    assert overdue.action is Action.CONFIRM
     verdict = check_board(watching, snapshot, START + 3606 * S + CONFIRM_AFTER_NS).verdict
     assert verdict is not None
     assert verdict.elapsed_ns == 10 * S + CONFIRM_AFTER_NS
@@ -323,7 +323,7 @@ def test_a_monitor_that_wakes_a_little_late_judges_at_once() -> None:
     watching = state()
     check_board(watching, snapshot, START)
     late = START + 1 * S + 90_000_000
-    assert check_board(watching, snapshot, late).step is Step.CONFIRM
+    assert check_board(watching, snapshot, late).action is Action.CONFIRM
 
 
 def found_after(watching: MonitorState, snapshot: BoardSnapshot, since: int, *, late_ns: int, every: int) -> float:
@@ -331,7 +331,7 @@ def found_after(watching: MonitorState, snapshot: BoardSnapshot, since: int, *, 
     now, number = since, 0
     while now < since + 100_000 * S:
         outcome = check_board(watching, snapshot, now)
-        if outcome.step is Step.END_RANK:
+        if outcome.action is Action.END_RANK:
             return (now - since) / S
         assert outcome.next_look_ns is not None
         number += 1
@@ -374,7 +374,7 @@ def test_of_many_stand_stills_all_are_known_and_nothing_between_them() -> None:
     assert len(watching.gaps) <= 64
     outcome = check_board(watching, snapshot, now)
     assert sum(gap.lost_ns for gap in watching.gaps) == 600 * S
-    assert outcome.step is Step.WATCH
+    assert outcome.action is Action.WATCH
     assert found_after(watching, snapshot, now, late_ns=0, every=1) == pytest.approx(900, abs=0.1)
 
 
@@ -439,7 +439,7 @@ def test_a_healthy_rank_is_never_ended_over_many_events(says_sigcont: bool) -> N
             moment = node.now if says_sigcont else max(moment, node.now)
         node.run(moment)
         outcome = check_board(watching, node.snapshot(), node.now, was_stopped=stopped and says_sigcont)
-        assert outcome.step is not Step.END_RANK, (node.steps, outcome.verdict)
+        assert outcome.action is not Action.END_RANK, (node.steps, outcome.verdict)
         assert outcome.next_look_ns is not None
         wake = outcome.next_look_ns
     assert node.steps >= events
@@ -457,7 +457,7 @@ def test_the_simulation_can_fail() -> None:
             node.now += 2 * S
         watching.asked_ns = None  # plants the fault: lateness is never noticed
         outcome = check_board(watching, node.snapshot(), node.now)
-        ended = outcome.step is Step.END_RANK
+        ended = outcome.action is Action.END_RANK
         wake = outcome.next_look_ns or node.now
     assert ended
 
@@ -469,35 +469,35 @@ def test_a_dismissed_hang_is_not_found_again_but_the_next_one_is() -> None:
     verdict = check_board(watching, stuck, START + 10 * S + CONFIRM_AFTER_NS).verdict
     assert verdict is not None
     dismiss(watching, verdict)
-    assert check_board(watching, stuck, START + 20 * S).step is Step.WATCH
+    assert check_board(watching, stuck, START + 20 * S).action is Action.WATCH
     again = board(sections=(section(opened_at=START + 25 * S),))
     check_board(watching, again, START + 25 * S)
-    assert check_board(watching, again, START + 35 * S).step is Step.CONFIRM
+    assert check_board(watching, again, START + 35 * S).action is Action.CONFIRM
 
 
 def test_what_is_given_more_time_is_judged_again_when_that_is_over() -> None:
     watching, slow = state(), section(opened_at=START)._replace(is_learned=True)
     shown = board(sections=(slow,))
 
-    def found(at_s: float) -> Step:
+    def found(at_s: float) -> Action:
         check_board(watching, shown, START + round(at_s * S))
-        return check_board(watching, shown, START + round(at_s * S) + CONFIRM_AFTER_NS).step
+        return check_board(watching, shown, START + round(at_s * S) + CONFIRM_AFTER_NS).action
 
-    assert found(10.0) is Step.END_RANK
+    assert found(10.0) is Action.END_RANK
     verdict = check_board(watching, shown, START + 10 * S + 2 * CONFIRM_AFTER_NS).verdict
     assert verdict is not None
     assert verdict.is_learned
     # whoever was asked takes his time: that is no stand-still of the node
-    give_time(watching, verdict, 13 * S)
-    assert found(12.9) is Step.WATCH
-    assert found(13.0) is Step.END_RANK
+    extend_timeout(watching, verdict, 13 * S)
+    assert found(12.9) is Action.WATCH
+    assert found(13.0) is Action.END_RANK
     again = check_board(watching, shown, START + 13 * S + 2 * CONFIRM_AFTER_NS).verdict
     assert again is not None
     assert (again.timeout_ns, again.elapsed_ns // S) == (10 * S, 13)
     # the next one of the same section has its own time
-    give_time(watching, again, 16 * S)
+    extend_timeout(watching, again, 16 * S)
     shown = board(sections=(slow._replace(opened_at_ns=START + 14 * S, open_count=2),))
-    assert found(24.0) is Step.END_RANK
+    assert found(24.0) is Action.END_RANK
 
 
 def test_time_in_which_nobody_was_to_judge_is_not_the_ranks() -> None:
@@ -506,7 +506,7 @@ def test_time_in_which_nobody_was_to_judge_is_not_the_ranks() -> None:
     check_board(watching, stuck, START + 4 * S)
     excuse(watching, START + 5 * S, START + 505 * S)
     outcome = check_board(watching, stuck, START + 505 * S)
-    assert outcome.step is Step.WATCH
+    assert outcome.action is Action.WATCH
     assert outcome.next_look_ns == START + 510 * S
 
 
@@ -532,8 +532,8 @@ def test_a_note_says_how_long_its_rank_has_left(shown: BoardSnapshot, left_s: fl
 def test_the_first_intervals_of_a_cycle_are_judged_by_their_own_timeout(count: int, bound: int) -> None:
     slow = section(opened_at=START, count=count)._replace(first_timeout_ns=60 * S)
     watching = state(check_interval=100.0)
-    assert check_board(watching, board(sections=(slow,)), START + bound * S - 1).step is Step.WATCH
-    assert check_board(watching, board(sections=(slow,)), START + bound * S).step is Step.CONFIRM
+    assert check_board(watching, board(sections=(slow,)), START + bound * S - 1).action is Action.WATCH
+    assert check_board(watching, board(sections=(slow,)), START + bound * S).action is Action.CONFIRM
 
 
 @pytest.mark.parametrize(("opened", "bound"), [(0, 60), (FIRST_INTERVALS - 1, 60), (FIRST_INTERVALS, 10)])
@@ -541,8 +541,8 @@ def test_so_are_the_first_times_out_of_section_in_which_a_first_step_may_compile
     sections = (section("setup", count=min(opened, 1)), section("step", count=max(0, opened - 1)))
     idle = board(sections=sections, out_of_section_timeout_ns=10 * S, first_out_of_section_ns=60 * S)
     watching = state(check_interval=100.0)
-    assert check_board(watching, idle, START + bound * S - 1).step is Step.WATCH
-    assert check_board(watching, idle, START + bound * S).step is Step.CONFIRM
+    assert check_board(watching, idle, START + bound * S - 1).action is Action.WATCH
+    assert check_board(watching, idle, START + bound * S).action is Action.CONFIRM
 
 
 @pytest.mark.parametrize("learned", [False, True])
@@ -560,4 +560,4 @@ def test_a_verdict_says_whether_its_timeout_was_learned(learned: bool) -> None:
     verdict = check_board(watching, board(sections=(mine,)), START + 10 * S + CONFIRM_AFTER_NS).verdict
     assert verdict is not None
     dismiss(watching, verdict)
-    assert check_board(watching, board(sections=(mine,)), START + 11 * S).step is Step.WATCH
+    assert check_board(watching, board(sections=(mine,)), START + 11 * S).action is Action.WATCH

@@ -20,7 +20,7 @@ def test_the_page_in_the_docs_is_that_of_the_classes() -> None:
 
 SAMPLES: tuple[Any, ...] = (
     shared.LogOpened(wall_ns=1, pid=2, role="monitor", local_rank=0),
-    shared.Verdict(rank=1, cycle=2, kind="section", at_ns=9, since_ns=3, elapsed_s=1, timeout_s=0.5, section="step"),
+    shared.RankHung(rank=1, cycle=2, kind="section", at_ns=9, since_ns=3, elapsed_s=1, timeout_s=0.5, section="step"),
     launcher.CycleStarted(cycle=0, ranks=(launcher.StartedRank(rank=3, pid=7), launcher.StartedRank(rank=4))),
     launcher.CycleEnded(cycle=3, cause=launcher.Cause(rank=1, kind="hang")),
     launcher.Config(values={"nnodes": {"value": [1], "source": "default"}}, command=("a", "b")),

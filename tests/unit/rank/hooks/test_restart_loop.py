@@ -13,7 +13,7 @@ import pytest
 
 from megatron_ft import fault_tolerance as ft
 from megatron_ft.core.board import layout as layout
-from megatron_ft.core.board.hang_detector import CONFIRM_AFTER_NS, MonitorState, Step, check_board
+from megatron_ft.core.board.hang_detector import CONFIRM_AFTER_NS, Action, MonitorState, check_board
 from megatron_ft.core.timeouts.raised import RAISED_TIMEOUTS, RaisedTimeouts
 from megatron_ft.rank.client import recorder
 from tests.support.training import Bench, bench, save_checkpoint
@@ -81,7 +81,7 @@ class Job:
         snapshot = layout.decode(board.raw(), self.now_ns)
         check_board(watching, snapshot, self.now_ns - CONFIRM_AFTER_NS)
         outcome = check_board(watching, snapshot, self.now_ns)
-        if outcome.step is not Step.END_RANK:
+        if outcome.action is not Action.END_RANK:
             return True
         assert outcome.verdict is not None
         assert outcome.verdict.is_learned

@@ -1,4 +1,4 @@
-"""The intervals that one rank has seen of one section since the last calculation: the long ones, and how many in all.
+"""The intervals of one section on one rank since the last calculation: the long ones, and how many there were.
 
 A hook compares each interval with one number, and only what is longer comes here: all of them at first, then one in a
 hundred or so, so that the tail is known and the hooks stay cheap.
@@ -9,15 +9,15 @@ from __future__ import annotations
 from megatron_ft.core.timeouts.budget_rule import FIRST_INTERVALS
 from megatron_ft.core.timeouts.tail import Tail, bucket_of, length_of
 
-__all__ = ["Seen"]
+__all__ = ["IntervalSample"]
 
 _ENOUGH = 512
 _KEPT_SHARE = 4
 _TOO_FEW = 200
-"""One in so many is at least to be looked at; else intervals have become shorter than they were."""
+"""If fewer than one in so many was above ``above_ns``, intervals have become shorter: all are noted again."""
 
 
-class Seen:
+class IntervalSample:
     """``note`` whatever is longer than ``above_ns``."""
 
     def __init__(self) -> None:
@@ -44,10 +44,10 @@ class Seen:
         self._counts[bucket] = self._counts.get(bucket, 0.0) + 1.0
         self._noted += 1
         if self._noted >= self._limit:
-            self._look_higher()
+            self._raise_threshold()
 
     def new(self, ended: int) -> tuple[Tail, int]:
-        """What was seen since ``settle``, and how many intervals that is; ``ended``: so many of this cycle, in all."""
+        """The tail since ``settle``, and how many intervals it counts. ``ended``: intervals of this cycle in all."""
         passed = max(self._later(ended) - self._settled, self._noted)
         tail = Tail(dict(self._counts))
         if passed > self._noted:
@@ -55,7 +55,7 @@ class Seen:
         return tail, passed
 
     def settle(self, ended: int) -> None:
-        """What ``new`` has told is known now."""
+        """Begin a new sample: what ``new`` returns now was used."""
         _, passed = self.new(ended)
         if passed > _TOO_FEW * max(1, self._noted):
             self.above_ns = -1
@@ -64,7 +64,7 @@ class Seen:
     def _later(self, ended: int) -> int:
         return ended - (FIRST_INTERVALS - self._first_left)
 
-    def _look_higher(self) -> None:
+    def _raise_threshold(self) -> None:
         above = 0.0
         for bucket in sorted(self._counts, reverse=True):
             above += self._counts[bucket]

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 
 from megatron_ft.core.timeouts.budget_rule import FIRST_INTERVALS
 from megatron_ft.core.timeouts.tail import Tail
-from megatron_ft.rank.client.seen import Seen
+from megatron_ft.rank.client.interval_sample import IntervalSample
 
 SECOND = 1_000_000_000
 
 
-def feed(seen: Seen, lengths_s: Iterable[float]) -> int:
+def feed(seen: IntervalSample, lengths_s: Iterable[float]) -> int:
     """As a hook does; how many of them were noted."""
     noted = 0
     for length_s in lengths_s:
@@ -23,7 +23,7 @@ def feed(seen: Seen, lengths_s: Iterable[float]) -> int:
 
 
 def test_the_first_ones_are_kept_apart() -> None:
-    seen = Seen()
+    seen = IntervalSample()
     feed(seen, [9.0, 4.0, 3.0, 2.0, 1.0, 1.5])
     assert FIRST_INTERVALS == 4
     assert (seen.first_ns, seen.longest_ns) == (9 * SECOND, 9 * SECOND)
@@ -36,7 +36,7 @@ def test_the_first_ones_are_kept_apart() -> None:
 def test_few_are_noted_and_the_tail_is_what_it_is() -> None:
     rng = random.Random(1)
     lengths = [rng.lognormvariate(0.0, 0.5) for _ in range(100_000)]
-    seen = Seen()
+    seen = IntervalSample()
     noted = feed(seen, lengths)
     assert noted < 5_000
     tail, passed = seen.new(len(lengths))
@@ -49,7 +49,7 @@ def test_few_are_noted_and_the_tail_is_what_it_is() -> None:
 
 
 def test_when_intervals_become_shorter_all_are_looked_at_again() -> None:
-    seen = Seen()
+    seen = IntervalSample()
     feed(seen, [10.0 + 0.001 * n for n in range(3000)])
     seen.settle(3000)
     assert seen.above_ns > 9 * SECOND
@@ -59,7 +59,7 @@ def test_when_intervals_become_shorter_all_are_looked_at_again() -> None:
 
 
 def test_what_is_settled_is_not_told_again() -> None:
-    seen = Seen()
+    seen = IntervalSample()
     feed(seen, [1.0] * 10)
     seen.settle(10)
     assert seen.new(10) == (Tail(), 0)
