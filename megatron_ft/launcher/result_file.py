@@ -21,11 +21,11 @@ from megatron_ft.core.job.progress import Advance
 from megatron_ft.core.job.roll import Decision, Held, Kind
 from megatron_ft.ipc.files.atomic_write import write_whole
 from megatron_ft.ipc.files.event_log import EventLog
+from megatron_ft.ipc.files.lives_file import lives_path, read_lives_file
 from megatron_ft.launcher.base import logs
 
-__all__ = ["RESULT", "End", "ResultFile", "read_lives"]
+__all__ = ["End", "ResultFile", "read_lives"]
 
-RESULT = "result.json"
 _READ_S = 2.0
 _TELLERS = 8
 """So many of the lowest places tell the end, if no lower one has."""
@@ -44,7 +44,7 @@ def read_lives(log_dir: str | None) -> Lives:
     """The job's lives so far; none where they can't be read, or not soon."""
     if log_dir is None:
         return Lives()
-    return logs.call(lambda: _read(os.path.join(log_dir, RESULT)), Lives(), bound_s=_READ_S)
+    return logs.call(lambda: _read(lives_path(log_dir)), Lives(), bound_s=_READ_S)
 
 
 class ResultFile:
@@ -59,7 +59,7 @@ class ResultFile:
         self, log: EventLog, log_dir: str | None, *, job: str, command: Sequence[str], is_first: bool, before: Advance
     ) -> None:
         self._log = log
-        self._path = None if log_dir is None else os.path.join(log_dir, RESULT)
+        self._path = None if log_dir is None else lives_path(log_dir)
         self._life = _reached(Life(job=job, command=tuple(command), began=_now()), before)
         self._place = 0 if is_first else None
         self._began: Decision | None = None
@@ -137,8 +137,7 @@ def _rewrite(path: str, change: Callable[[Lives], Lives]) -> None:
 
 def _read(path: str) -> Lives:
     try:
-        with open(path, "rb") as file:
-            return Lives.parse(file.read())
+        return read_lives_file(path)
     except FileNotFoundError:
         return Lives()
     except (OSError, ValueError) as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import signal
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,6 +24,7 @@ from megatron_ft.core.job.coordinator import Coordinator
 from megatron_ft.core.job.identity import Identity
 from megatron_ft.core.job.member import Member
 from megatron_ft.core.job.roll import Decision
+from megatron_ft.core.mailbox import Mailbox
 from tests.simulation.world import Host, Link, Process, World
 
 __all__ = ["LOST_A_PEER", "CoordinatorProcess", "Job", "Launcher", "Made", "Trained"]
@@ -110,8 +110,7 @@ class Launcher(Process):
         self.ends_well = True
         """Its ranks end with 0 when they are asked to."""
         self.link: Link | None = None
-        self._effects: deque[edge.MemberEffect | agent.Effect] = deque()
-        self._is_acting = False
+        self._effects: Mailbox[edge.MemberEffect | agent.Effect] = Mailbox(self._do, self.counts_effect)
         self._error = ""
         self._is_hung = False
         identity = Identity(
@@ -143,14 +142,7 @@ class Launcher(Process):
 
     def do(self, effects: Iterable[edge.MemberEffect | agent.Effect]) -> None:
         """Bring about what the machines ask for, one after the other; this process may die in between."""
-        self._effects.extend(effects)
-        if self._is_acting:
-            return
-        self._is_acting = True
-        while self._effects and self.counts_effect():
-            self._do(self._effects.popleft())
-        self._is_acting = False
-        if self.is_alive:
+        if self._effects.post(effects) and self.is_alive:
             self.wake_at(self._due_s(), self._alarm)
 
     def hear(self, event: agent.Event) -> None:

@@ -21,6 +21,7 @@ from megatron_ft.cli.slurm.policy import TRY_AGAIN_CODE, Action, After, Limits, 
 from megatron_ft.core.hosts import expand_hosts
 from megatron_ft.core.job.lives import Ending, Life, Lives
 from megatron_ft.core.job.operator import advice
+from megatron_ft.ipc.files.lives_file import lives_path, read_lives_file
 
 __all__ = ["Batch", "Plan"]
 
@@ -100,7 +101,7 @@ class Batch:
         )
         print(shlex.join(words))
         print(f"# on SIGTERM, SIGUSR1 or SIGUSR2: {shlex.join(commands.stop_steps(plan.job))}")
-        print(f"# then, from {os.path.join(plan.log_dir, 'result.json')}:")
+        print(f"# then, from {lives_path(plan.log_dir)}:")
         print(f"#   lost or failed: {shlex.join(commands.show(plan.job))}, and srun again if enough nodes are left")
         if plan.array:
             print("#   stopped, or lost with too few nodes: end with 0, and the array's next task goes on")
@@ -211,11 +212,11 @@ class Batch:
 
     def _lives(self) -> Lives:
         try:
-            return _read(self._plan.log_dir)
+            return read_lives_file(lives_path(self._plan.log_dir))
         except FileNotFoundError:
             return Lives()
         except (OSError, ValueError) as error:
-            say(f"{self._plan.log_dir}/result.json can't be read: {error}")
+            say(f"{lives_path(self._plan.log_dir)} can't be read: {error}")
             return Lives()
 
     def _allocation(self) -> commands.Job | None:
@@ -253,7 +254,7 @@ class _Over:
         while self.is_needed and self.life is None:
             lives: tuple[Life, ...] = ()
             with contextlib.suppress(OSError, ValueError):
-                lives = _read(log_dir).lives
+                lives = read_lives_file(lives_path(log_dir)).lives
             life = lives[-1] if len(lives) > before else None
             if life is None or life.outcome is Ending.RUNNING:
                 since_s = None
@@ -261,11 +262,6 @@ class _Over:
                 since_s = since_s or time.monotonic()
                 self.life = life if time.monotonic() > since_s + _STAYS_S else None
             time.sleep(_LOOK_S)
-
-
-def _read(log_dir: str) -> Lives:
-    with open(os.path.join(log_dir, "result.json"), "rb") as file:
-        return Lives.parse(file.read())
 
 
 def _end(step: subprocess.Popen[bytes], life: Life) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from megatron_ft.core.printable import printable
 from megatron_ft.ipc.linux.open_files import give_back_to
-from megatron_ft.ipc.linux.processes import kill_if_still, read_stat, with_owner
+from megatron_ft.ipc.linux.processes import read_stat, with_owner
 from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.base.event_loop import Priority, Reactor
 from megatron_ft.launcher.processes import process_tree
@@ -177,8 +177,7 @@ class HealthCheck:
         if code is None:
             return False
         left = process_tree.left_behind([process.pid], self._known_children())
-        for stat in left:  # a signal to the group doesn't reach those that made one of their own
-            kill_if_still(stat, lambda now: process.pid in (now.group, now.session))
+        process_tree.kill_left(left, [process.pid])
         if left:
             return False
         process_tree.reap(process.pid)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 from megatron_ft.ipc.files.writer_thread import FileThread
 from megatron_ft.ipc.linux import processes
@@ -42,6 +42,15 @@ def left_behind(leaders: Collection[int], known: Collection[int]) -> list[Proces
         for stat in (*listed.values(), *hidden)
         if stat.pid not in mine and stat.state not in "ZX" and not mine.isdisjoint((stat.group, stat.session))
     ]
+
+
+def kill_left(stats: Iterable[ProcessStat], leaders: Collection[int]) -> None:
+    """SIGKILL what these processes have left, if it still is theirs.
+
+    One by one, because a signal to their groups doesn't reach what has made a group of its own in their session.
+    """
+    for stat in stats:
+        kill_if_still(stat, lambda now: now.group in leaders or now.session in leaders)
 
 
 def end_strays(leader: int, name: str, known: Callable[[], Collection[int]]) -> None:

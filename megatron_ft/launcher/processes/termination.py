@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Collection
 
-from megatron_ft.ipc.linux.processes import ProcessStat, kill_if_still, read_stat, with_owner
+from megatron_ft.ipc.linux.processes import ProcessStat, read_stat, with_owner
 from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.processes import process_tree
@@ -130,7 +130,8 @@ class Termination:
             if ask:
                 _ask_group([worker for worker in ended if worker.exitcode != 0])
             if at_once:
-                _kill([stat for stat in left if not process_tree.tidies_up(stat)], ended)
+                others = [stat for stat in left if not process_tree.tidies_up(stat)]
+                process_tree.kill_left(others, _pids(ended))
             left = self._wait_gone(ended, left, leftover_grace_s, patient=False)
         if left and not quietly:
             names = ", ".join(f"{stat.pid} ({stat.comm})" for stat in left)
@@ -145,14 +146,14 @@ class Termination:
             # the groups first: what forks while we look at it is hit, too
             for worker in ended:
                 worker.signal(signal.SIGKILL, whole_group=True)
-            _kill(left, ended)
+            process_tree.kill_left(left, _pids(ended))
             left = self._wait_gone(ended, left, min(1.0, deadline - time.monotonic()), patient=True)
         if left:
             self._left += left
             self._say(lines.did_not_end(_stats([stat.pid for stat in left]), waited_s=_KILL_WAIT_S))
 
     def _left_behind(self, ended: list[Worker]) -> list[ProcessStat]:
-        return process_tree.left_behind({worker.pid for worker in ended}, self._known_children())
+        return process_tree.left_behind(_pids(ended), self._known_children())
 
     def _wait_gone(
         self, ended: list[Worker], left: list[ProcessStat], grace_s: float, *, patient: bool
@@ -196,6 +197,10 @@ def _ask_group(ended: list[Worker]) -> None:
         worker.signal(signal.SIGCONT, whole_group=True)
 
 
+def _pids(workers: list[Worker]) -> set[int]:
+    return {worker.pid for worker in workers}
+
+
 def _all_ended(workers: list[Worker]) -> bool:
     return all(worker.exitcode is not None for worker in workers)
 
@@ -212,10 +217,3 @@ def _open_pidfds(stats: list[ProcessStat]) -> list[int]:
         with contextlib.suppress(OSError):
             pidfds.append(os.pidfd_open(stat.pid))
     return pidfds
-
-
-def _kill(stats: list[ProcessStat], ended: list[Worker]) -> None:
-    """SIGKILL through pidfds, for those of the session that made a group of their own."""
-    leaders = {worker.pid for worker in ended}
-    for stat in stats:
-        kill_if_still(stat, lambda now: not leaders.isdisjoint((now.group, now.session)))
