@@ -5,12 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import signal
 import socket
 import sys
 import uuid
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
@@ -21,7 +19,7 @@ from torch.distributed.launcher.api import LaunchConfig
 from megatron_ft.core.config.kinds import nearest
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.ipc.config.options import add_ft_options, with_hint
-from megatron_ft.ipc.config.resolved import ResolvedOptions, read_ft_options
+from megatron_ft.ipc.config.resolved import read_ft_options
 from megatron_ft.ipc.config.torchrun import (
     DEFAULT_SIGNALS,
     check_forwarded,
@@ -30,13 +28,14 @@ from megatron_ft.ipc.config.torchrun import (
     term_timeout,
 )
 from megatron_ft.launcher.base import directories
+from megatron_ft.launcher.command_line import CommandLine, rendezvous_settings
 from megatron_ft.launcher.coordination import meeting_place
-from megatron_ft.launcher.coordination.surroundings import Scheduler, Surroundings, detect
+from megatron_ft.launcher.coordination.surroundings import Scheduler, detect
 from megatron_ft.launcher.coordination.taking import take
 from megatron_ft.launcher.processes import node_service, numa
 from megatron_ft.launcher.torch_compat import private_names
 
-__all__ = ["CommandLine", "parse", "torch_launch_config"]
+__all__ = ["parse", "torch_launch_config"]
 
 # What torchrun does for --run-path, as a command of its own: then such ranks have a process group of their own,
 # end with the launcher and are ended like all others.
@@ -49,66 +48,6 @@ _POD_GRACE_S = 30
 _RESTART_GRACE_S = 0.1
 _TELLS = ("nnodes", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "node_rank", "master_addr", "master_port")
 """Options that mean something just by being given; what isn't may be taken from the scheduler."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CommandLine:
-    """What the user asked for. Durations are seconds."""
-
-    namespace: argparse.Namespace
-    options: ResolvedOptions
-    signals: tuple[signal.Signals, ...]
-    signals_are_default: bool
-    min_nodes: int
-    max_nodes: int
-    term_timeout: float
-    stop_timeout: float
-    restart_grace: float
-    """``stop_timeout`` for ranks that are restarted because one of them has failed. Unless the user has said how long,
-    it is short: without that rank nothing can be saved together any more, and each second of it is one of the job's."""
-    given: frozenset[str] = frozenset()
-    """Which of ``_TELLS`` the user gave, as an option or a PET_ variable."""
-    node_rank: int | None = None
-    """None if it wasn't given; torchrun's default is 0."""
-    where: Surroundings = Surroundings()  # noqa: RUF009 - frozen
-    taken: str = ""
-    """What was taken from the scheduler, for the user; empty if nothing."""
-
-    @property
-    def run_id(self) -> str:
-        """torchrun's --rdzv-id, made up for a single node."""
-        return str(self.namespace.rdzv_id)
-
-    @property
-    def stopped_code(self) -> int | None:
-        """The exit code of a launcher that was asked to stop; None: by how its ranks have ended.
-
-        Kubernetes takes 0 for the end of the training, and a pod whose node is drained has more to do.
-        """
-        chosen = self.options.stopped_exit_code
-        return 128 + signal.SIGTERM if chosen is None and self.where.scheduler is Scheduler.KUBERNETES else chosen
-
-    @property
-    def save_signals(self) -> tuple[signal.Signals, ...]:
-        """Slurm's users have them sent before the time is over: they ask ranks that have no handler to stop."""
-        if self.where.scheduler is not Scheduler.SLURM:
-            return ()
-        return tuple({signal.SIGUSR1, signal.SIGUSR2} - {*self.signals, *self.options.forward_signals})
-
-    @property
-    def node_health_command(self) -> str | None:
-        """What says whether this node is fit: a node health service that is asked, then the user's own command."""
-        return node_service.command(self.options)
-
-    @property
-    def rendezvous_settings(self) -> dict[str, str]:
-        """What --rdzv-conf sets."""
-        return _rendezvous_settings(self.namespace)
-
-    @property
-    def ranks_are_python(self) -> bool:
-        """Whether a rank's first process is the user's Python script, not some command that may wrap it."""
-        return not self.namespace.no_python
 
 
 def parse(argv: Sequence[str] | None) -> CommandLine:
@@ -256,11 +195,6 @@ def _check_what_torch_finds_too_late(namespace: argparse.Namespace) -> None:
             raise ConfigError("--numa-binding needs the command numactl, which isn't installed here")
 
 
-def _rendezvous_settings(namespace: argparse.Namespace) -> dict[str, str]:
-    pairs = (pair.partition("=") for pair in str(namespace.rdzv_conf or "").split(","))
-    return {name.strip(): value.strip() for name, _, value in pairs}
-
-
 def _check_sizes(namespace: argparse.Namespace) -> tuple[int, int]:
     """Check the numbers torch would refuse with a traceback; the least and the greatest number of nodes."""
     try:
@@ -292,7 +226,7 @@ def _fill_in_rendezvous(namespace: argparse.Namespace, given: Collection[str], m
         namespace.rdzv_id = str(uuid.uuid4())
     if namespace.master_port is None:
         namespace.master_port = 29500
-    if namespace.rdzv_backend == "c10d" and _rendezvous_settings(namespace).get("store_type", "").lower() != "file":
+    if namespace.rdzv_backend == "c10d" and rendezvous_settings(namespace).get("store_type", "").lower() != "file":
         if not namespace.rdzv_endpoint:
             by_default = "localhost:0" if max_nodes == 1 else "localhost:29400"
             master = f"{namespace.master_addr}:{namespace.master_port}"

@@ -19,8 +19,8 @@ from megatron_ft.core.records import launcher as records
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.linux import open_files
 from megatron_ft.launcher import endings, termination_log
-from megatron_ft.launcher.arguments import CommandLine
 from megatron_ft.launcher.base import directories, lines
+from megatron_ft.launcher.command_line import CommandLine
 from megatron_ft.launcher.coordination import joining
 from megatron_ft.launcher.coordination.coordination import Coordination
 from megatron_ft.launcher.coordination.meeting_place import Kind, MeetingPlace

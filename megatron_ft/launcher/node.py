@@ -24,11 +24,11 @@ from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.linux.prctl import become_subreaper
 from megatron_ft.ipc.linux.processes import send_signal, would_end_by
 from megatron_ft.launcher import reference_names
-from megatron_ft.launcher.arguments import CommandLine
 from megatron_ft.launcher.base import directories, leftovers, lines
 from megatron_ft.launcher.base.event_loop import Priority, Reactor
 from megatron_ft.launcher.base.signals import SignalWatch
 from megatron_ft.launcher.base.ties import Ties
+from megatron_ft.launcher.command_line import CommandLine
 from megatron_ft.launcher.control import ControlSocket
 from megatron_ft.launcher.glance import shares_output
 from megatron_ft.launcher.job_status import JobStatus

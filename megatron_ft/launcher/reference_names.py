@@ -12,8 +12,8 @@ from typing import Any
 
 from megatron_ft.ipc.files.atomic_write import write_whole
 from megatron_ft.ipc.files.event_log import EventLog
-from megatron_ft.launcher.arguments import CommandLine
 from megatron_ft.launcher.base import logs
+from megatron_ft.launcher.command_line import CommandLine
 from megatron_ft.launcher.coordination import scheduler
 from megatron_ft.launcher.spawn.cycle_output import cycle_file
 

@@ -10,18 +10,16 @@ import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.job.messages import Rules
 from megatron_ft.ipc.net.tcp import format_address
+from megatron_ft.launcher.command_line import CommandLine
 from megatron_ft.launcher.coordination import scheduler
 from megatron_ft.launcher.coordination.nvlink_domain import nvlink_domain
-
-if TYPE_CHECKING:
-    from megatron_ft.launcher.arguments import CommandLine
 
 __all__ = ["Kind", "MeetingPlace", "check", "is_loopback", "is_this_machine", "meeting_place"]
 

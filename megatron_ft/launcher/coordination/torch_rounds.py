@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.distributed.elastic.agent.server.api import WorkerGroup
 from torch.distributed.elastic.rendezvous.api import (
@@ -27,9 +27,6 @@ from megatron_ft.launcher.coordination import static_rounds
 from megatron_ft.launcher.coordination.rank_store import RankStore
 from megatron_ft.launcher.coordination.rendezvous import CoordinatedRendezvous
 from megatron_ft.launcher.coordination.static_rounds import StaticRounds
-
-if TYPE_CHECKING:
-    from megatron_ft.launcher.node import Node
 
 __all__ = ["OtherRounds", "TorchRounds", "in_rounds"]
 
@@ -122,8 +119,8 @@ class TorchRounds:
         """The number of the cycle that was met for last."""
         return self._handler.number
 
-    def poll_nodes_waiting(self, node: Node) -> int:
-        """How many nodes wait to join, by the last answer; asked in a thread each ``--monitor-interval``.
+    def poll_nodes_waiting(self, every_s: float) -> int:
+        """How many nodes wait to join, by the last answer; asked in a thread each ``every_s`` seconds.
 
         Raises:
             whatever the rendezvous has raised.
@@ -132,7 +129,7 @@ class TorchRounds:
             return 0
         question, now_s = self._question, time.monotonic()
         if question is None:
-            if now_s >= self._asked_s + float(node.line.namespace.monitor_interval):
+            if now_s >= self._asked_s + every_s:
                 self._asked_s, self._question = now_s, _Question(self._handler.num_nodes_waiting)
             return 0
         if question.thread.is_alive():
@@ -156,10 +153,10 @@ class TorchRounds:
 
         return meet
 
-    def wait_for_the_others(self, node: Node, barrier: Callable[[], None]) -> None:
+    def wait_for_the_others(self, barrier: Callable[[], None]) -> None:
         """torch's barrier at the end: the store of the ranks lives in one of the launchers."""
         try:
-            node.blocking(barrier)
+            barrier()
         except RendezvousError:
             pass  # the others are gone: what is done is done
 

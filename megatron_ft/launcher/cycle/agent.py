@@ -26,9 +26,9 @@ from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.job.messages import Goodbye
 from megatron_ft.core.mailbox import Mailbox
 from megatron_ft.ipc.linux.proc import process_facts, run_delays_ns
-from megatron_ft.launcher.arguments import CommandLine
 from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.base.event_loop import Timer
+from megatron_ft.launcher.command_line import CommandLine
 from megatron_ft.launcher.coordination.coordination import Coordination
 from megatron_ft.launcher.coordination.meeting_place import TRY_AGAIN_CODE
 from megatron_ft.launcher.coordination.torch_rounds import TorchRounds
@@ -112,8 +112,9 @@ class FaultTolerantAgent(LocalElasticAgent):
             node.reactor.run_once(None)
             return
         self._check_none_is_stuck()
-        node.reactor.run_once(node.line.namespace.monitor_interval)
-        if self._rounds is not None and (waiting := self._rounds.poll_nodes_waiting(node)):
+        every_s = float(node.line.namespace.monitor_interval)
+        node.reactor.run_once(every_s)
+        if self._rounds is not None and (waiting := self._rounds.poll_nodes_waiting(every_s)):
             self._hear(edge.NodesWaiting(waiting))
 
     def _result(self, over: edge.Over) -> RunResult:
@@ -276,7 +277,7 @@ class FaultTolerantAgent(LocalElasticAgent):
     def _wait_for_others(self) -> None:
         assert self._rounds is not None
         try:
-            self._rounds.wait_for_the_others(self._node, self._exit_barrier)
+            self._rounds.wait_for_the_others(lambda: self._node.blocking(self._exit_barrier))
         except SignalException:
             self._signalled(continued=False)
         else:

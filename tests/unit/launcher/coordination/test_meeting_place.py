@@ -11,7 +11,8 @@ import pytest
 
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.job.messages import Rules
-from megatron_ft.launcher.arguments import CommandLine, parse
+from megatron_ft.launcher.arguments import parse
+from megatron_ft.launcher.command_line import CommandLine
 from megatron_ft.launcher.coordination import scheduler
 from megatron_ft.launcher.coordination.meeting_place import Kind, MeetingPlace, is_this_machine, meeting_place
 
