@@ -13,6 +13,8 @@ from tests.chaos.one import MEGATRON, Run
 from tests.chaos.plan import Event, Plan
 from tests.support import forked_launcher
 
+pytestmark = pytest.mark.timeout(300)  # each starts several Megatron jobs, the first with everything to import
+
 # what no other test does to a job, in three runs
 EVENTS = {
     "killed before and after it is final, then again before its first step": (

@@ -157,7 +157,7 @@ def _codes(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
     if len(ends) > 1:
         yield f"the job ended with {sorted(ends)}"
     last = max((trained.cycle for trained in job.trained), default=-1)
-    saw = [launcher for launcher in job.launchers if launcher.code is not None and _saw_the_end(launcher, last)]
+    saw = [launcher for launcher in job.launchers if launcher.code is not None and _saw_the_end(launcher, job, last)]
     codes = {launcher.code for launcher in saw}
     if len(codes) > 1:
         names = [f"{launcher.name}: {launcher.code} ({launcher.left_by})" for launcher in job.launchers][:8]
@@ -229,7 +229,7 @@ def _is_back(fault: Fault, trouble: Any) -> bool:
     return fault.kind in _FOR_A_WHILE or fault.kind == "node_ill"
 
 
-def _saw_the_end(launcher: Launcher, last: int) -> bool:
-    # one that stood by in the last cycle, and found nobody any more, can't know how it ended
-    took_part = launcher.ranks is not None and launcher.ranks.cycle == last
+def _saw_the_end(launcher: Launcher, job: Job, last: int) -> bool:
+    # one that stood by in the last cycle, or came when who could tell had died, can't know how it ended
+    took_part = launcher.ranks is not None and launcher.ranks.cycle == last and not job.ended_untold
     return not launcher.touched and "stopped by" not in launcher.left_by and (took_part or launcher.code != 94)

@@ -69,6 +69,8 @@ class Job:
     verdicts: list[tuple[float, m.Verdict]] = field(default_factory=list)
     trained: list[Trained] = field(default_factory=list)
     coordinators: list[CoordinatorProcess] = field(default_factory=list)
+    ended_untold: bool = False
+    """A coordinator died that stayed only to tell of the job's end."""
     done_s: float = 0.0
     broken_cycles: set[int] = field(default_factory=set)
     """Those whose ranks have lost one of them."""
@@ -495,6 +497,7 @@ class CoordinatorProcess(Process):
         self.machine = Coordinator(self.name, founds=founds, elsewhere=elsewhere, now_s=self.host.clock_s())
         self.numbers: dict[int, Link] = {}
         self.led = False
+        self.has_quit = False
         self.dies_deciding: int | None = None
         """So many effects after its next decision."""
         job.coordinators.append(self)
@@ -578,11 +581,13 @@ class CoordinatorProcess(Process):
             self.world.tell(f"{self.name} judges {effect.verdict}")
             self.job.verdicts.append((self.world.now_s, effect.verdict))
         elif isinstance(effect, edge.Quit):
+            self.has_quit = True
             self.die()
 
     def died(self) -> None:
         """Its launcher sees it end."""
         self.world.tell(f"{self.name} is gone")
+        self.job.ended_untold |= self.machine.is_over and not self.has_quit
         if self.listener.is_alive and self.listener.coordinator is self:
             self.listener.coordinator = None
             self.listener.later(0.01, self.listener.coordinator_died)

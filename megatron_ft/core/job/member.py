@@ -121,7 +121,7 @@ class Member:
         self._session += 1
         hello = self.identity.hello(
             self._session,
-            owns=self._search.address == self._owned,
+            owns=self._search.address == self._owned and self.standing.phase is not m.Phase.EXCLUDED,
             memory=self.memory,
             standing=self.standing,
             found_silent=self._found_silent,

@@ -14,6 +14,7 @@ from megatron_ft.core.diagnosis.rank_snapshot import RankNote
 from megatron_ft.core.errors import ConfigError, ProtocolError
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
+from megatron_ft.core.job.coordinator import Coordinator
 from megatron_ft.core.job.cycle import Cycle
 from megatron_ft.core.job.forming import Forming
 from megatron_ft.core.job.identity import Identity
@@ -27,7 +28,21 @@ from megatron_ft.core.job.verdict import Seat, verdict_on
 from megatron_ft.core.messages.codec import Vocabulary, pack
 from megatron_ft.ipc.net.secret import Asked, Asking, read_secret
 from megatron_ft.ipc.wire import encode
-from tests.support.job_machines import RULES, decision, led, member
+from tests.support.job_machines import RULES, decision, led, links, member
+
+
+def test_the_launcher_of_an_excluded_node_begins_no_other_job_with_a_coordinator_of_its_own() -> None:
+    machine = member()
+    machine.owns("first:1")
+    led(machine)
+    machine.tell(m.Goodbye("rank 0 asked for it", excluded=True), 1.0, 5.0)
+    machine.heard(m.Stay(), 1.0)
+    machine.tick(1.0)
+    (hello,) = [effect.message for effect in machine.opened(1.0) if isinstance(effect, edge.Transmit)]
+    assert hello.standing.phase is m.Phase.EXCLUDED
+    again = Coordinator("again", founds=True, now_s=1.0)
+    again.handle(edge.Heard(1, hello), 1.0)
+    assert links(again.settle(1.0), m.Lead) == []
 
 
 @pytest.mark.parametrize(
