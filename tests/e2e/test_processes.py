@@ -49,7 +49,7 @@ def test_how_long_ago_a_process_was_started() -> None:
     before_s = time.monotonic()
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
         assert 0 <= processes.age_s(process.pid) < time.monotonic() - before_s + 0.02  # the kernel counts hundredths
-        wait_until(lambda: processes.age_s(process.pid) > 0.1)
+        wait_until(lambda: processes.age_s(process.pid) > 0.1, 10)
     assert processes.age_s(os.getpid()) > time.monotonic() - before_s
 
 
