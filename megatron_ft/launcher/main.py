@@ -22,7 +22,7 @@ from megatron_ft.launcher.spawn.fork_server import ServerProcess, why_fresh
 
 __all__ = ["main"]
 
-_EXIT_MISTAKE = 2
+_EXIT_FAILED, _EXIT_MISTAKE = 1, 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,6 +49,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             _tell_kubernetes(str(error))
             if server is not None:
                 server.end(set)
+        except OSError as error:  # what can't be had before the job begins: files, processes, memory
+            print(lines.cannot_start(error), file=sys.stderr)
+            code = _EXIT_FAILED
+            if server is not None and not server.is_gone:
+                with contextlib.suppress(OSError):  # it is killed first; what it has started may be left
+                    server.end(set)
     if argv is None or any(thread.name.startswith(THREAD_PREFIX) for thread in threading.enumerate()):
         _leave(code)
     return code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
@@ -252,22 +253,21 @@ class Node:
             self.log.write(records.StopRequested(signal=name, ranks=ranks))
 
     def close(self) -> None:
-        """End the monitors and remove what was made."""
-        if self.cycle_info is not None:
-            self.cycle_info.ended()
-        if self.health is not None:
-            self.health.close()
-        if self.forking is not None:
-            self.forking.close()
-        self.monitors.stop()
-        self.control.close()
-        directories.remove_run_directory(self.run_dir)
-        if self._claim is not None:
-            os.close(self._claim)
-        self._orphans.reap(lambda _pid: False)
-        self.signals.close()
-        self.ties.close()
-        self.reactor.close()
+        """End the monitors and remove what was made; what can't be had for that doesn't change how the job ended."""
+        steps: list[Callable[[], object]] = [] if self.cycle_info is None else [self.cycle_info.ended]
+        steps += [] if self.health is None else [self.health.close]
+        steps += [] if self.forking is None else [self.forking.close]
+        steps += [self.monitors.stop, self.control.close, lambda: directories.remove_run_directory(self.run_dir)]
+        steps += [] if (claim := self._claim) is None else [functools.partial(os.close, claim)]
+        steps += [lambda: self._orphans.reap(lambda _pid: False), self.signals.close, self.ties.close]
+        failed: list[OSError] = []
+        for step in [*steps, self.reactor.close]:
+            try:
+                step()
+            except OSError as error:
+                failed.append(error)
+        if failed:
+            self.say(lines.left_something(failed[0], self.run_dir))
 
     def _ordered(self, order: Pause | Resume, pid: int) -> bool:
         """``megatron-ft pause`` and ``resume``."""

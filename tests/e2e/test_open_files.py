@@ -7,6 +7,7 @@ import re
 import resource
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from megatron_ft.ipc.linux import open_files
 from megatron_ft.ipc.linux.processes import wait_gone
 from megatron_ft.launcher.processes import worker
 from megatron_ft.launcher.spawn.fork_server import ServerProcess
-from tests.support.launching import Launcher, fresh_launcher
+from tests.support.launching import Launched, Launcher, fresh_launcher
 
 __all__ = ["fresh_launcher"]
 
@@ -27,6 +28,11 @@ SCRIPT = """
 import resource
 say("limit", *resource.getrlimit(resource.RLIMIT_NOFILE))
 forever()
+"""
+ENDS_SOON = """
+say("begins")
+while not os.path.exists(os.path.join(os.path.dirname(sys.argv[0]), "go")):
+    time.sleep(0.01)
 """
 
 
@@ -84,3 +90,35 @@ def test_where_util_linux_is_missing(lower: tuple[int, int], monkeypatch: pytest
     wait_gone(started[0].pidfd, 10)
     assert started[0].check_ended()
     started[0].reap()
+
+
+@pytest.mark.skipif(shutil.which("prlimit") is None, reason="util-linux isn't there")
+@pytest.mark.parametrize("most", [13, 17])  # before it has a place for its sockets, and later
+def test_a_launcher_that_finds_no_room_for_a_file_at_its_start_says_so(fresh_launcher: Launcher, most: int) -> None:
+    launched = fresh_launcher.start(SCRIPT, prefix=["prlimit", f"--nofile={most}"])
+    finished = launched.wait()
+    assert finished.code == 1
+    assert "Too many open files" in finished.lines[-1]
+    assert "Traceback" not in finished.err
+    _remove_what_may_be_left(launched)
+
+
+@pytest.mark.skipif(shutil.which("prlimit") is None, reason="util-linux isn't there")
+@pytest.mark.parametrize("options", [[], ["--ft-preload=none"]])
+def test_a_launcher_that_finds_no_room_for_a_file_later_says_so(fresh_launcher: Launcher, options: list[str]) -> None:
+    launched = fresh_launcher.start(ENDS_SOON, *options)
+    launched.wait_for(r"^begins$")
+    subprocess.run(["prlimit", f"--pid={launched.process.pid}", "--nofile=3:3"], check=True)
+    Path(launched.directory, "go").touch()
+    finished = launched.wait()
+    assert finished.code == 1  # whether something of the ranks is left can't be known
+    failed, left = finished.lines[-2:]
+    assert failed == "the launcher failed: OSError: [Errno 24] Too many open files"
+    assert re.fullmatch(r"the launcher couldn't tidy up everything \(.*\): .* may be left", left)
+    assert "Traceback" not in finished.err
+    _remove_what_may_be_left(launched)
+
+
+def _remove_what_may_be_left(launched: Launched) -> None:
+    for path in Path(launched.temp_dir).glob("megatron_ft-*"):
+        shutil.rmtree(path)

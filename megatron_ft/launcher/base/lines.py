@@ -15,6 +15,7 @@ __all__ = [
     "OBSERVING_ONLY",
     "PREFIX",
     "cannot_be_shared",
+    "cannot_start",
     "did_not_end",
     "exit_code",
     "file_changed",
@@ -23,6 +24,7 @@ __all__ = [
     "forwarded",
     "fresh_interpreters",
     "in_one_line",
+    "left_something",
     "monitor_replaced",
     "no_more_fork_servers",
     "paused",
@@ -129,6 +131,16 @@ def resumed(pid: int, pause_s: float) -> str:
 def in_one_line(error: BaseException) -> str:
     """An error that nobody foresaw."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
+
+
+def cannot_start(error: OSError) -> str:
+    """What can't be had before the job begins: open files, a place for sockets."""
+    return f"{PREFIX}the launcher can't start: {in_one_line(error)}"
+
+
+def left_something(error: OSError, run_dir: str) -> str:
+    """How the job ended is told and known; its processes end by themselves once the launcher has."""
+    return f"the launcher couldn't tidy up everything ({in_one_line(error)}): {run_dir} may be left"
 
 
 def rendezvous_failed(error: BaseException) -> str:

@@ -5,6 +5,8 @@ Ranks that find the last cycle's words in it would try addresses of dead ranks.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import socket
 from datetime import timedelta
 
@@ -19,6 +21,8 @@ __all__ = ["RankStore", "RankStoreError", "own_host"]
 
 _HERE = "127.0.0.1"
 _CONNECT_S = 30.0
+_FILES = 16
+"""More than the server opens, and the client that it makes at once."""
 _WAIT_S = 300.0
 """So long this launcher waits in it for what another one is to write: torch's own default."""
 
@@ -82,6 +86,7 @@ class RankStore:
         """
         self.close()
         try:
+            _look_for_room()
             self._server = self._open(_HERE, self._port, is_server=True)
         except (RuntimeError, ValueError, OSError) as error:
             where = f"port {self._port}" if self._port else "any port"
@@ -114,6 +119,17 @@ class RankStore:
     def _open(self, host: str, port: int, *, is_server: bool) -> TCPStore:
         timeout = timedelta(seconds=_CONNECT_S)
         return TCPStore(host, port, is_master=is_server, timeout=timeout, wait_for_workers=False)
+
+
+def _look_for_room() -> None:
+    """torch's store aborts the process, or tries for half a minute, where it can't open as many files as it needs.
+
+    Raises:
+        OSError: that many can't be had.
+    """
+    with contextlib.ExitStack() as opened:
+        for _ in range(_FILES):
+            opened.enter_context(open(os.devnull, "rb"))
 
 
 def _first_line(error: Exception) -> str:
