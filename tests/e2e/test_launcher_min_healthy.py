@@ -38,12 +38,14 @@ def start_three(launcher: Launcher, *options: str) -> list[Launched]:
     return start_some(launcher, *options, nodes=3)
 
 
-def start_some(launcher: Launcher, *options: str, nodes: int, last_call_s: int = 30) -> list[Launched]:
+def start_some(
+    launcher: Launcher, *options: str, nodes: int, last_call_s: int = 30, script: str = SCRIPT
+) -> list[Launched]:
     """So many, of which one may be lost. The first one founds the job."""
     place = meeting_place(f"--nnodes={nodes - 1}:{nodes}", "--restart-policy=min-healthy", *options)
     return [
         launcher.start(
-            SCRIPT,
+            script,
             *place,
             rendezvous_settings(is_host=not number, last_call_s=last_call_s),
             script_args=[str(launcher.directory)],
@@ -193,6 +195,37 @@ def test_dead_launcher_and_frozen_launcher_are_lost(launcher: Launcher) -> None:
         node.wait_for("^cycle 1 of . in 3")
     tell(launcher, "finish")
     assert [finished.code for finished in wait_for_all([host, *others[1:]])] == [0, 0, 0]
+
+
+NEEDS_STORE = """
+import datetime, pathlib
+import torch.distributed as dist
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=20))
+say("cycle", CYCLE, "of", RANK, "in", os.environ["WORLD_SIZE"])
+if CYCLE == 1:
+    sys.exit()
+while not (pathlib.Path(sys.argv[1]) / "regroup").exists():
+    time.sleep(0.02)
+say("regroups")
+dist.new_group([1, 2], timeout=datetime.timedelta(seconds=20))
+"""
+
+
+def test_who_needs_the_store_of_a_lost_node_0_fails_and_that_restarts_the_others(launcher: Launcher) -> None:
+    nodes = by_rank(start_some(launcher, "--max-restarts=1", nodes=3, script=NEEDS_STORE))
+    lost, *others = nodes
+    lost.process.kill()
+    lost.process.wait()
+    store = "; the ranks' store is lost with node 0: they can't make new process groups until the next restart"
+    for node in others:
+        node.wait_for(f"node 0 .* is lost: its launcher exited; continuing with 2 healthy nodes, .*{store}$")
+    assert [cycles_of(node) for node in others] == [["0"]] * 2  # nobody is disturbed who does without it
+    tell(launcher, "regroup")
+    for node in others:
+        node.wait_for("cycle 0 ended: . healthy nodes?, at least 2 required: node 0 .* is lost", timeout_s=40)
+    ended = wait_for_all(others)
+    assert [finished.code for finished in ended] == [0, 0]
+    assert [cycles_of(node) for node in others] == [["0", "1"]] * 2
 
 
 def test_single_node_restarts_as_with_any_failed(launcher: Launcher) -> None:

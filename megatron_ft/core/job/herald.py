@@ -90,7 +90,11 @@ class Herald:
             return  # with the other policy the cycle ends, at the latest when it is known who hangs
         told = (lines.bad(p, (seat := cycle.seats[p]).name, seat.state.value, seat.report.text) for p in bad)
         text = lines.node_changed(
-            cycle=cycle.decision.cycle, told=lines.listed(told), good=cycle.count(*GOOD), min_nodes=rules.min_nodes
+            cycle=cycle.decision.cycle,
+            told=lines.listed(told),
+            good=cycle.count(*GOOD),
+            min_nodes=rules.min_nodes,
+            has_store=0 in bad and cycle.seats[0].state in (NodeState.LOST, NodeState.EXCLUDED),
         )
         yield from self._to_those_concerned(cycle, bad, text)
 

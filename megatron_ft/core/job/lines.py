@@ -96,9 +96,13 @@ def silent(seconds: float) -> str:
 # -- while a cycle runs, or nodes meet for one ----------------------------------------------------------------
 
 
-def node_changed(*, cycle: int, told: str, good: int, min_nodes: int) -> str:
-    """Nodes aren't good any more, and the others go on. ``told``: which, as ``listed``."""
-    return f"cycle {cycle}: {told}; continuing with {_good(good, min_nodes)}"
+def node_changed(*, cycle: int, told: str, good: int, min_nodes: int, has_store: bool) -> str:
+    """Nodes aren't good any more, and the others go on. ``told``: which, as ``listed``.
+
+    ``has_store``: the store of the ranks was on one that is gone.
+    """
+    store = "; the ranks' store is lost with node 0: they can't make new process groups until the next restart"
+    return f"cycle {cycle}: {told}; continuing with {_good(good, min_nodes)}{store if has_store else ''}"
 
 
 def lost_between(*, told: str, several: bool, are_enough: bool) -> str:

@@ -110,6 +110,19 @@ def test_a_node_that_is_used_at_once_does_not_stand_by() -> None:
     assert (a.cycle, b.cycle) == (1, 1)
 
 
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_nodes_that_go_on_hear_that_the_store_of_their_ranks_is_lost_with_the_launcher_of_node_0(is_gone: bool) -> None:
+    job = Job(min_nodes=2, min_healthy=True)
+    nodes = job.start("abc")
+    if is_gone:
+        nodes[0].dies()
+    else:
+        nodes[0].fails()
+    job.run(1.0)
+    (told,) = nodes[1].lines
+    assert ("; the ranks' store is lost with node 0: " in told) is is_gone
+
+
 def test_nodes_hear_of_one_that_is_no_good_any_more_where_the_others_go_on() -> None:
     job = Job(min_nodes=2, min_healthy=True)
     nodes = job.start("abc")
