@@ -94,7 +94,7 @@ def setup(config: Any, global_state: Any) -> None:
     Raises:
         ValueError: there is no save directory.
         RankMonitorClientError: the script wasn't started with ``ft_launcher``, or its monitor refuses it.
-        SystemExit: the save directory can't be written: the launcher was told not to restart.
+        SystemExit: the save directory can't be written; the launcher is asked not to restart.
     """
     if config.ft is None or getattr(config.ft, "enable_ft_package", True) is False:
         return
@@ -268,7 +268,7 @@ def maybe_setup_simulated_fault(config: Any) -> None:
             to itself (hang in Python, be slow, raise) it does in its first step after that delay.
 
     Raises:
-        ValueError: one of them can't be right; on all ranks alike. The launcher was told not to restart.
+        ValueError: one of them can't be right; on all ranks alike. The launcher is asked not to restart.
     """
     with mistakes.no_restart_for_mistakes():
         simulated.maybe_start(config, client=lambda: _current_client, save_dir=lambda: _current_save_dir)

@@ -55,7 +55,7 @@ def coordinate(options: argparse.Namespace) -> int:
         listener = _listener(options.listen, options.fd)
         owner = None if options.owner is None else os.pidfd_open(options.owner)
         if options.owner not in (None, os.getppid()):
-            return 0  # the launcher has ended at once, and nobody has been here yet
+            return 0  # the launcher has ended at once, and no launcher has connected yet
     except ProcessLookupError:
         return 0
     except (OSError, FaultToleranceError) as error:
@@ -89,7 +89,7 @@ def coordinate(options: argparse.Namespace) -> int:
 
 
 def _let_go_of_output() -> None:
-    """Whoever reads what the launcher writes is to see its end."""
+    """Give up the launcher's output, so that its readers see its end."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for fd in (1, 2):
         os.dup2(nowhere, fd)

@@ -55,7 +55,7 @@ class _Link:
 
 
 class Service:
-    """``owner`` is a pidfd of the launcher that has started it, None if nobody has. Counts what it sends and gets."""
+    """``owner`` is a pidfd of the launcher that started it; None if none did. Counts what it sends and receives."""
 
     def __init__(
         self, listener: socket.socket, machine: Coordinator, *, secret: bytes | None, owner: int | None
@@ -80,7 +80,7 @@ class Service:
         self._is_over = False
 
     def run(self) -> None:
-        """Serve until nobody needs a coordinator any more."""
+        """Serve until no launcher needs a coordinator any more."""
         while not self._is_over:
             self.run_once()
         self._close()
@@ -117,7 +117,7 @@ class Service:
             try:
                 sock, _ = self._listener.accept()
             except OSError:
-                return  # nobody is left in the queue; or there are too many for now
+                return  # the queue is empty; or there are too many for now
             link = _Link(self._next, Peer(sock), self._secret, time.monotonic())
             self._next += 1
             self._links[link.number] = self._strangers[link.number] = link

@@ -95,7 +95,7 @@ class FitCallback(LightningCallback):
         try:
             client.init_workload_monitoring()
             self._prepare(trainer, client)
-        except BaseException:  # whatever it was, a rank that isn't in its fit must not be judged
+        except BaseException:  # whatever it was, a rank that isn't in its fit must not be taken for hung
             self._disconnect()
             raise
 

@@ -65,7 +65,7 @@ def end_of_fit(trainer: Any, *, iterations: int, is_resumed: bool, is_cut_short:
 
 
 def _is_early_stopped(trainer: Any) -> bool:
-    # should_stop alone may come from anybody, and what EarlyStopping says may be restored from a checkpoint
+    # should_stop alone may come from any callback, and what EarlyStopping says may be restored from a checkpoint
     return bool(trainer.should_stop) and any(
         _has_stopped(callback, trainer.current_epoch)
         for callback in trainer.callbacks

@@ -88,7 +88,7 @@ class Wrappings:
         self._replaced.append((owner, method, before, wrapped))
 
     def undo(self) -> None:
-        """Put everything back. What somebody else has wrapped since stays: our part of it does nothing any more."""
+        """Put everything back. What other code has wrapped since stays: our part of it does nothing any more."""
         while self._replaced:
             owner, method, before, wrapped = self._replaced.pop()
             if vars(owner).get(method) is not wrapped:

@@ -99,7 +99,7 @@ def setup(args: Any = None) -> None:
         ConfigError: there are no arguments, or they aren't of this kind (a ValueError).
         ValueError: there is no save directory.
         RankMonitorClientError: the script wasn't started with ``ft_launcher``, or its monitor refuses it.
-        SystemExit: the save directory can't be written: the launcher was told not to restart.
+        SystemExit: the save directory can't be written; the launcher is asked not to restart.
     """
     global _args, _settings
     found = _megatron_args() if args is None else args
@@ -180,7 +180,7 @@ def maybe_setup_simulated_fault() -> None:
     (a random one), and seconds, to which up to 20 % are added. A collective if something is left to chance.
 
     Raises:
-        ConfigError: the variable or the flags can't be right (a ValueError); on all ranks alike. The launcher was told
+        ConfigError: the variable or the flags can't be right (a ValueError); on all ranks alike. The launcher is asked
             not to restart.
     """
     if described.is_described():

@@ -91,7 +91,7 @@ class Board:
         words[layout.W_MAGIC] = layout.MAGIC
 
     def put_section(self, index: int, name: str, timeout_s: float | None) -> None:
-        """Write a section's place in the table; seconds, None is infinite. Nobody reads it until the count includes it.
+        """Write a section's place in the table; seconds, None is infinite. It isn't read until the count includes it.
 
         Raises:
             ValueError: the table is full.

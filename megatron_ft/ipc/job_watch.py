@@ -20,13 +20,13 @@ _ASK_EVERY_S = 0.4
 
 
 class JobWatch:
-    """One launcher, looked at from outside. ``facts`` are its last ones; None before the first answer."""
+    """Asks one launcher for its facts again and again. ``facts`` are the last ones; None before the first answer."""
 
     def __init__(self, job: RunningJob) -> None:
         """Connect.
 
         Raises:
-            FaultToleranceError: nobody is there.
+            FaultToleranceError: no launcher answers there.
         """
         self.job = job
         self.facts: JobFacts | None = None

@@ -52,7 +52,7 @@ def spawn(
     ``config`` is ``FaultToleranceConfig.to_dict()``. With ``launcher_fd`` (an end of a socket pair) it belongs
     to a launcher: it reports there, ignores the terminal's signals, and if the launcher dies it ends its rank
     and everything the rank started. Without one it just watches one rank until it is terminated. With
-    ``observe_only`` it says what it finds and ends nobody.
+    ``observe_only`` it only reports hung ranks, and terminates none.
     """
     fds = [listen_fd]
     argv = isolated_command("megatron_ft.monitor")

@@ -131,7 +131,7 @@ class Channel:
     """One end of a connection. Never blocks longer than asked."""
 
     def __init__(self, sock: socket.socket, *, takes_fds: bool = True) -> None:
-        """Unless it ``takes_fds``, the kernel closes the descriptors that a peer sends: they fill nobody's table."""
+        """Unless it ``takes_fds``, the kernel closes the descriptors that a peer sends: they can't fill the table."""
         sock.setblocking(False)
         self._sock = sock
         self._room_for_fds = socket.CMSG_SPACE(MAX_FDS * 4) if takes_fds else 0
@@ -168,7 +168,7 @@ class Channel:
     def receive(self, *, everything: bool = True) -> list[Received]:
         """All messages that are whole now; an empty list if there are none.
 
-        Unless ``everything`` is wanted, those that one read brings: a peer that never pauses keeps nobody busy.
+        Unless ``everything`` is wanted, those that one read brings: a peer that never pauses must not block the reader.
 
         Raises:
             ChannelClosedError: the peer is gone and everything it sent was returned before.
@@ -224,7 +224,7 @@ class Channel:
                 raise TimeoutError(f"no answer for {timeout_s:g} s")
 
     def close(self) -> None:
-        """Close the connection and descriptors that nobody took; calling it again does nothing."""
+        """Close the connection and descriptors that weren't taken; calling it again does nothing."""
         close_fds(self._fds)
         self._fds.clear()
         self._sock.close()
@@ -250,7 +250,7 @@ def close_fds(fds: Sequence[int] | deque[int]) -> None:
 
 
 def listen(path: str, backlog: int = 128) -> socket.socket:
-    """A listening socket at ``path``, mode 0600, inheritable by nobody. A dead socket there is replaced.
+    """A listening socket at ``path``, mode 0600, not inheritable. A dead socket there is replaced.
 
     Raises:
         OSError: the path can't be used; anything but a socket at the path is left alone.
@@ -276,7 +276,7 @@ def connect(path: str, timeout_s: float) -> Channel:
     """Connect to a listening socket of our own user.
 
     Raises:
-        OSError: nobody listens there, or not within ``timeout_s`` seconds.
+        OSError: no process listens there, or not within ``timeout_s`` seconds.
         ProtocolError: the listener belongs to another user.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -295,7 +295,7 @@ def check_peer(sock: socket.socket) -> int:
     """The process id of the peer, as the kernel knows it.
 
     Raises:
-        ProtocolError: the peer runs as another user (root may connect to anybody).
+        ProtocolError: the peer runs as another user (root may connect to any).
     """
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid, uid, _ = struct.unpack("3i", raw)

@@ -51,11 +51,11 @@ class ControlSocket:
         self._reactor.watch(self._listener.fileno(), self.accept_all)
 
     def is_lost(self) -> bool:
-        """Somebody has removed it."""
+        """Whether the socket was removed."""
         return self._listener is not None and not os.path.lexists(self.path)
 
     def listen_again(self) -> None:
-        """If it is lost, make it again; who is connected stays so.
+        """Create the socket again if it was removed; connections stay open.
 
         Raises:
             OSError: the path can't be used.
@@ -78,7 +78,7 @@ class ControlSocket:
             self._admit(sock)
 
     def close(self) -> None:
-        """Hear nobody any more."""
+        """Close the socket and all connections."""
         for fd in list(self._channels):
             self._drop(fd)
         if self._listener is None:
@@ -112,7 +112,7 @@ class ControlSocket:
                 if answer is None:  # a question changes nothing, and is answered when its turn comes
                     assert self.on_question is not None
                     answer = self.on_question()
-                # one that has gone meanwhile was heard all the same; one that doesn't read holds nobody up
+                # a client that has disconnected was answered all the same; one that doesn't read blocks nothing
                 channel.send(answer, timeout_s=0.0)
         except ChannelClosedError:
             self._drop(fd)
@@ -131,7 +131,7 @@ class ControlSocket:
         # what a terminal would obey, or no file can hold, isn't passed on as it is
         words = printable(asked.description[: 2 * _MAX_DESCRIPTION]).split()
         request = ReceivedRequest(asked.action, " ".join(words)[:_MAX_DESCRIPTION], asked.rank, pid)
-        # "Continue" changes nothing: it is only told of, so that one that comes again and again need not be
+        # "Continue" has no effect but its record in the log, and repeated ones are logged at a limited rate
         if request.action is not WorkloadAction.Continue or self._idle_requests.admit("", time.monotonic()) is not None:
             self.on_request(request)
         return Accepted()

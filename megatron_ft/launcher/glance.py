@@ -45,7 +45,7 @@ def glance(argv: Sequence[str], environ: Mapping[str, str]) -> Ahead | None:
     try:
         preload = parse_preload(given.get("ft-preload"))
     except ConfigError:
-        return None  # it is told later
+        return None  # reported when the command line is parsed
     is_other = "NVRX_GPUS_PER_NUMA" in environ or any(
         given.get(name, "0") != "0" for name in ("help", "no-python", "run-path", "numa-binding")
     )

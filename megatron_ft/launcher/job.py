@@ -35,7 +35,7 @@ from megatron_ft.launcher.torch_compat import private_names
 __all__ = ["run"]
 
 TOLD_BY = "FT_BAD_NODES_TOLD_BY"
-"""Set by whoever has started the launchers, if it tells of bad nodes itself."""
+"""Set by a program that starts the launchers and reports bad nodes itself (megatron-ft slurm)."""
 
 
 def run(
@@ -105,7 +105,7 @@ def _launch(
     result: ResultFile,
     past: joining.Past,
 ) -> int:
-    """The exit code; the result file is told how the job has ended, as far as this launcher can say."""
+    """Returns the exit code; writes to the result file how the job has ended, as far as this launcher can say."""
     private_names.say_nothing_of_death_signals()
 
     def is_finished() -> bool:

@@ -21,11 +21,11 @@ _LONGEST_TEXT = 2000
 
 
 class JobStatus:
-    """Everything is looked up when somebody asks."""
+    """Answers status requests; all facts are collected when one comes."""
 
     def __init__(self, line: CommandLine, *, log_dir: str | None, monitors: Monitors) -> None:
         self.agent: Agent | None = None
-        """Whose state is told; None before there is one."""
+        """The agent whose state is reported; None before there is one."""
         self._line = line
         self._log_dir = log_dir
         self._monitors = monitors

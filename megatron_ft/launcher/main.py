@@ -71,7 +71,7 @@ def _run_ahead(argv: Sequence[str]) -> ServerProcess | None:
     try:
         return ServerProcess(seen)
     except OSError:
-        return None  # tried again, and told of, when there is a log
+        return None  # tried again, and reported, when there is a log
 
 
 def _tell_kubernetes(mistake: str) -> None:
@@ -112,7 +112,7 @@ def _ending_at_once_on_interrupt() -> Iterator[None]:
     """Until the node takes the signals, Ctrl-C just ends us: nothing was started that would have to be tidied up.
 
     A KeyboardInterrupt in the middle of the import of torch would end in whatever torch makes of it. For process 1 of
-    a container the kernel drops SIGTERM as long as nobody handles it, so it is the same with that.
+    a container the kernel drops a SIGTERM that has no handler, so it is the same with that.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

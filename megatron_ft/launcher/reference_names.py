@@ -53,7 +53,7 @@ def checkpointed(path: str | None) -> int | None:
 
 
 def cycle_info(line: CommandLine, environ: Mapping[str, str], log: EventLog) -> CycleInfo | None:
-    """Who writes --ft-cycle-info-dir; None: nobody wants it."""
+    """What writes --ft-cycle-info-dir; None if the option isn't given."""
     options = line.options
     if options.cycle_info_dir is None:
         return None
@@ -71,7 +71,7 @@ def cycle_info(line: CommandLine, environ: Mapping[str, str], log: EventLog) -> 
 
 
 class CycleInfo:
-    """One JSON file for each cycle, and a link to the current one. Written in a thread; failures are told."""
+    """One JSON file for each cycle, and a link to the current one. Written in a thread; failures are logged."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """``LOG_DIR/result.json``: what this life of the job has come to, written whole, for scripts and for the next life.
 
 The launcher at place 0 writes it when a cycle begins and at the end; where that one is lost, one of the next places
-does. Nobody waits for it: the event log's thread reads and writes.
+does. The launcher doesn't wait for it: the event log's thread reads and writes.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def _parent_pidfd(parent: int) -> int:
     pidfd = os.pidfd_open(os.getppid())
     if os.getppid() == parent:
         return pidfd
-    # it died before we could watch it, and we belong to somebody else: the same as an end seen later
+    # it died before it could be watched, and this process was adopted: the same as an end seen later
     os.close(pidfd)
     ended, writer = os.pipe2(os.O_CLOEXEC)
     os.close(writer)

@@ -63,8 +63,8 @@ def end_orphans(socket_path: str, group: int | None) -> list[ProcessStat]:
 
     The rank itself dies of its parent-death signal; its data-loader workers and checkpoint writers don't.
     They are known by the process group or session (``group`` is the number of both), and programs that left
-    those by the monitor's socket in the environment they were started with (its path is unpredictable, so nobody
-    else has it).
+    those by the monitor's socket in the environment they were started with (its path is unpredictable, so no other
+    program has it).
     """
     marker = f"FT_RANK_MONITOR_IPC_SOCKET={socket_path}".encode()
     own = os.getpid()
@@ -99,6 +99,6 @@ def remove_run_directory(socket_path: str) -> None:
         with contextlib.suppress(OSError):
             os.unlink(path)
     with contextlib.suppress(OSError):
-        # what else the launcher keeps there is of no use to anybody now
+        # what else the launcher keeps there is of no use now
         if not any(name.endswith(".sock") for name in os.listdir(directory)):
             shutil.rmtree(directory, ignore_errors=True)

@@ -2,9 +2,9 @@
 
 Nothing is asked here of the rank or of the kernel that might keep this process waiting longer than its bound.
 
-The verdict has been spoken when this begins, and nothing here is asked whether it was right: what it takes (a signal
-interrupts a sleep in C) may itself wake the rank. A rank that may go on living is looked at ``passive``-ly: nothing is
-sent to it but the question that a thread of its own answers.
+The verdict is final when this begins, and what is collected here doesn't change it: collecting (a signal
+interrupts a sleep in C) may itself wake the rank. On a rank that may run on, evidence is collected ``passive``-ly:
+nothing is sent to it but the question that a thread of its own answers.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _last_words(attached: AttachedRank, snapshot: BoardSnapshot | None) -> LastW
 def _settled(first: str, later: ProcessStat | None) -> tuple[str, bool]:
     """The state of a process from two looks, and whether it ran at both.
 
-    Anybody is in uninterruptible sleep for a moment now and then: a page fault, a write.
+    Any process is in uninterruptible sleep for a moment now and then: a page fault, a write.
     """
     second = first if later is None else later.state
     return (second if first == "D" else first), first == second == "R"
@@ -198,7 +198,7 @@ class Looks:
         is_stopped = state in ("T", "t")
         if is_stopped:
             # waiting for the main thread, the signal comes before anything else that runs; any other thread might be
-            # slower. Then it is stopped again: the others are still to be looked at
+            # slower. Then it is stopped again: evidence on the others is still to be collected
             signal_main_thread(self._attached.pid, self._attached.pidfd, number)
             send_signal(self._attached.pidfd, signal.SIGCONT)
         else:

@@ -1,4 +1,4 @@
-"""One look at a rank that may go on living: nothing is sent to it but the question that its own thread answers."""
+"""One observation of a rank that may run on: nothing is sent to it but the question that its own thread answers."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ _LAUNCHER_ENDS_S = 3.0
 
 
 class MonitorService:
-    """Watches one rank at a time, cycle after cycle, until it is told to stop or its parent dies."""
+    """Watches one rank at a time, cycle after cycle, until the launcher orders it to stop or its parent dies."""
 
     def __init__(self, settings: Settings, reports: Reports, signal_fd: int, parent_pidfd: int) -> None:
         self._settings = settings
@@ -172,7 +172,7 @@ class MonitorService:
 
     def _hear(self, caller: Caller) -> None:
         try:
-            received = caller.channel.receive(everything=False)  # one that never pauses keeps nobody busy
+            received = caller.channel.receive(everything=False)  # a peer that never pauses must not block
             if not received:
                 return
             greeting = hello.parse(received[0].message)
@@ -194,7 +194,7 @@ class MonitorService:
         attached = self._watched.attached
         is_same = attached.pid == caller.pid and greeting.watch_only == self._watched.is_watch_only
         if greeting.again and is_same and not is_gone(attached.pidfd):
-            return None  # it was told of to the launcher, and the monitor before us died before it had answered
+            return None  # the launcher has its report already: the monitor before this one died before it had answered
         snapshot = self._watched.final_snapshot()
         # a rank of which only the collectives are watched may call hooks later
         closing = snapshot is not None and (snapshot.closing or (snapshot.watch_only and not greeting.watch_only))
@@ -331,7 +331,7 @@ class MonitorService:
 
     def _examine(self, watched: WatchedRank, verdict: Overdue | None, *, passive: bool, deadline_ns: int) -> None:
         if watched.note is not None:
-            # once only: what was looked at may have moved since, because of that
+            # once only: what was observed may have moved since, because of that
             watched.note = replace(watched.note, found_hung=watched.note.found_hung or verdict is not None)
             self._reports.seen(watched.attached, watched.note)
             return
@@ -397,4 +397,4 @@ class MonitorService:
             try:
                 os.unlink(self._settings.socket_path)
             except OSError:
-                pass  # somebody tidied up before us
+                pass  # another process removed it first

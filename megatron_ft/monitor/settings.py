@@ -11,7 +11,7 @@ from megatron_ft.ipc.monitor_process import AttachedRank
 
 
 class Settings(NamedTuple):
-    """What a monitor is told at its start; see ``ipc.monitor_process.spawn``."""
+    """The arguments of a monitor's start; see ``ipc.monitor_process.spawn``."""
 
     listen_fd: int
     socket_path: str

@@ -33,7 +33,7 @@ _TORN_S = 0.002
 
 
 class Reading(NamedTuple):
-    """A judged look: the snapshot, what follows from it, and why the board had to be renewed if it had."""
+    """A checked board: the snapshot, what follows from it, and why the board had to be renewed, if it had to be."""
 
     snapshot: BoardSnapshot
     outcome: Check
@@ -60,7 +60,7 @@ class WatchedRank:
         self._before_ns = start_ns
         """When that was: not the last look's time, which a pause moves."""
         self.note: RankNote | None = None
-        """What was seen of it, once it was looked at as one that is about to be ended."""
+        """The evidence on it, once that was collected because it is about to be terminated."""
         self.answers_fd = -1
         """The rank's end of the socket behind ``ask_fd``, until it has it."""
 
@@ -104,7 +104,7 @@ class WatchedRank:
             timeouts=NO_TIMEOUTS if watch_only else configured_timeouts(config),
             watch_only=watch_only,
         )
-        watched.last_good = watched._before = watched.board.snapshot()  # nobody else has it yet
+        watched.last_good = watched._before = watched.board.snapshot()  # no other process has it yet
         return watched
 
     @classmethod
@@ -113,7 +113,7 @@ class WatchedRank:
         watched = cls(attached, config, start_ns=time.monotonic_ns())
         words = watched.board.words
         now = time.monotonic_ns()
-        # if nobody looked when somebody should have, the node may have stood still; check_board allows for it
+        # if no check was made when one was due, the node may have been stopped; check_board allows for it
         if 0 < words[layout.W_LAST_LOOK] <= now:
             watched.state.last_look_ns = words[layout.W_LAST_LOOK]
             if words[layout.W_NEXT_LOOK] != layout.NO_TIMEOUT:
@@ -121,7 +121,7 @@ class WatchedRank:
         return watched
 
     def read(self) -> Reading:
-        """Take one snapshot and judge it. A board that can't be right is renewed first, never judged."""
+        """Take one snapshot and check it. A damaged board is renewed first, and never taken for a hang."""
         damage = None
         try:
             try:
@@ -154,12 +154,12 @@ class WatchedRank:
         extend_timeout(self.state, verdict, round(timeout_s * 1e9))
 
     def excuse_since(self, since_ns: int) -> None:
-        """Nobody was to judge from ``since_ns`` on."""
+        """Don't count the time since ``since_ns``: hang detection was suspended."""
         excuse(self.state, since_ns, time.monotonic_ns())
 
     @property
     def is_watch_only(self) -> bool:
-        """Its script calls no hooks, and nobody judges it but the launcher, by its collectives."""
+        """Whether its script calls no hooks, so that only the launcher can detect a hang, by its collectives."""
         return self.last_good is not None and self.last_good.watch_only
 
     def final_snapshot(self) -> BoardSnapshot | None:
@@ -171,7 +171,7 @@ class WatchedRank:
         return self.last_good
 
     def rest(self) -> None:
-        """Say on the board that nobody need wait for another look."""
+        """Note on the board that no further check has to be waited for."""
         self.board.words[layout.W_NEXT_LOOK] = layout.NO_TIMEOUT
 
     def close(self) -> None:
@@ -259,7 +259,7 @@ def seconds(nanoseconds: int | None) -> float | None:
 def _first_step_interval_ns(snapshot: BoardSnapshot, now_ns: int) -> int:
     """How soon to look again whether the rank trains, for those who wait for that.
 
-    A hook must not wake anybody, so it is looked for: soon at first, and the longer it takes the more seldom.
+    A hook must not wake the monitor, so the board is polled: soon at first, and then ever more seldom.
     """
     if snapshot.first_step_at_ns or snapshot.watch_only:
         return layout.NO_TIMEOUT

@@ -74,7 +74,7 @@ class CycleSummary:
         outcome: "succeeded", "failed" or "stopped"; "unknown" if its end isn't in the logs (it may still run).
         kind: of the cause: "hang", "crash", "signal", "request", "membership"; None if nothing failed.
         text: the cause in words, as the launcher printed it; detail: what the evidence added, None if nothing.
-        rank: who caused the end; None if unknown or nobody.
+        rank: the one that caused the end; None if none did, or it isn't known.
         iteration: of that rank at that time.
         first_iteration, last_iteration: of the whole cycle; None if no iteration began in it.
         noticed_after_s: from the fault to the verdict or the noticed exit. The fault is the injected one; else,

@@ -65,7 +65,7 @@ class _Cycle:
 
 
 def goodput_of(timeline: Timeline) -> Goodput | None:
-    """The goodput of a run, by the rank that recorded most iterations of each cycle; None if nobody did.
+    """The goodput of a run, by the rank that recorded most iterations of each cycle; None if none did.
 
     Ranks of a job train in step: which of them is asked makes little difference.
     """

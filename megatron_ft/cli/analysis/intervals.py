@@ -58,7 +58,7 @@ class Interval:
 
     @property
     def margin(self) -> float | None:
-        """How many times the longest interval fits into the timeout; below 1 it was longer and nobody ended it."""
+        """How many times the longest interval fits into the timeout; below 1 it was longer, and no rank was ended."""
         return self.timeout_s / self.longest_s if self.timeout_s and self.longest_s else None
 
 
@@ -166,7 +166,7 @@ def _before_verdict(track: Track, begin_ns: Int64s, end_ns: Int64s) -> Int64s:
 def _outside(timeline: Timeline, track: Track, *, has_steps: bool) -> tuple[Int64s, Int64s, int]:
     """Beginnings and ends of the times out of section, and the longest that was left out, ns.
 
-    That of the rank's warm-up, from its first iteration to its first "step", is left out: it may not be judged. The
+    That of the rank's warm-up, from its first iteration to its first "step", is left out: it may have no timeout. The
     time from the attachment to the first section is.
     """
     assert track.spans is not None

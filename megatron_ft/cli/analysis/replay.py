@@ -43,7 +43,7 @@ class Rule(Protocol):
 
 
 class FixedRule:
-    """A number that somebody has chosen."""
+    """A fixed number of seconds, which the user has chosen."""
 
     def __init__(self, timeout_s: float | None) -> None:
         self.timeout_s = self.first_s = timeout_s

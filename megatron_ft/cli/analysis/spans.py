@@ -1,7 +1,7 @@
 """From the events of a rank to spans: which section was open from when to when. Pure.
 
 Nothing is invented. Where events were lost, a span that may have been open meanwhile is left out, and the time is
-marked as unknown. A section that never closed is kept apart: how long it would have taken nobody knows.
+marked as unknown. A section that never closed is kept apart: how long it would have taken isn't known.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def read_evidence(
     """The texts: where there are too many, those of the culprits and then of the last failure are what one looks for.
 
     Args:
-        culprits: ranks, each with the cycle, that somebody named; their texts come first, then the newest.
+        culprits: ranks, each with the cycle, that a record names; their texts come first, then the newest.
     """
     directories = [Path(each) for each in ([log_dirs] if isinstance(log_dirs, str) else log_dirs)]
     left = MOST_BYTES_IN_ALL
@@ -46,7 +46,7 @@ def read_evidence(
 def _read(log_dir: Path, name: str, most: int) -> tuple[bytes, str]:
     try:
         path = (log_dir / name).resolve()
-        # A log may be anybody's: it mustn't make us put other files into a page that is handed around.
+        # The log may be from another user: it mustn't make us put other files into a page that is handed around.
         if not path.is_relative_to(log_dir.resolve()) or not path.is_file():
             return b"", f"{name} is not a file in the log directory"
         size = path.stat().st_size

@@ -23,7 +23,7 @@ __all__ = ["Int64s", "ProgressCollector", "ProgressEvents", "join", "parse_progr
 
 _KIND = 1 << (KIND_SHIFT - SECTION_SHIFT)  # an event's code is kind * 256 + index of the section
 _AT_ONCE = 4096  # so many events wait as Python ints before they become arrays: one conversion for many records
-_PRECISION_NS = 1000  # the same event may be told a microsecond later by a record that begins elsewhere
+_PRECISION_NS = 1000  # the same event may stand a microsecond later in a record that begins elsewhere
 
 Int64s = npt.NDArray[np.int64]
 
@@ -86,7 +86,7 @@ class ProgressCollector:
         self.passed_over += self._tracks[key].add(record)
 
     def missing(self) -> None:
-        """A record can't be read; nobody knows of which rank and cycle it was: events may be lost in all of them."""
+        """A record can't be read, and its rank and cycle aren't known: events may be lost in all of them."""
         self._missed = True
         for track in self._tracks.values():
             self.passed_over += track.flush()

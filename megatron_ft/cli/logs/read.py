@@ -103,7 +103,7 @@ def _read_file(path: Path) -> EventLogFile | None:
         with path.open("rb") as file:
             return parse_log(path.name, (line.decode(errors="replace") for line in file))
     except OSError:
-        return None  # removed since, or somebody else's: the other logs still tell most of it
+        return None  # removed since, or another user's: the other logs still hold most of it
 
 
 def parse_log(name: str, lines: Iterable[str]) -> EventLogFile | None:

@@ -1,6 +1,6 @@
 """The frame of the page; what is between two ``@@`` is put in by draw_html.
 
-The Content-Security-Policy makes sure of it: a page that is opened years later, or by somebody else, asks nobody.
+The Content-Security-Policy makes sure of it: a page that is opened years later, or elsewhere, makes no requests.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ class Batch:
         return step.returncode if step.returncode >= 0 else 128 - step.returncode
 
     def _pass_on(self) -> None:
-        """The launchers end their ranks, which save; whoever asks again asks them to be quick."""
+        """Ask the launchers to terminate their ranks, which save; a second signal asks them to be quick."""
         if not self._asked or time.monotonic() < self._passed_on_s + _AGAIN_S:
             return
         self._passed_on_s = time.monotonic()
@@ -224,7 +224,7 @@ class Batch:
         return None if answer is None else commands.allocation(answer)
 
     def _command(self, words: Sequence[str], *, quietly: bool = False) -> str | None:
-        """What it prints; None if it fails, which is told."""
+        """What it prints; None if it fails, which is reported."""
         if not quietly:
             say(shlex.join(words))
         try:

@@ -41,8 +41,8 @@ def srun(*, nodes: int, exclude: Sequence[str], more: Sequence[str], launcher: S
 
 
 def srun_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Without what would have launchers warn of settings that the options above have overruled; and bad nodes are told
-    of here.
+    """Without what would have launchers warn of settings that the options above have overruled; and bad nodes are
+    reported here, not by them.
     """
     return {**{name: value for name, value in environ.items() if name not in _DEFEATS}, _TELLS: "megatron-ft slurm"}
 

@@ -28,7 +28,7 @@ def _rank_or_none(rank: Any) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadControl:
-    """A rank asks for something; ``rank`` is only told of, so that one that is none matters to nobody."""
+    """A rank asks for something; ``rank`` is only logged, so one that doesn't exist does no harm."""
 
     action: Annotated[WorkloadAction, Form(_action, lambda action: action.name)]
     description: str = ""

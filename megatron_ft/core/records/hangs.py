@@ -24,7 +24,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoreTime:
-    """A learned timeout was over, but somebody was seen to make progress: the rank isn't ended yet.
+    """A learned timeout was over, but a rank made progress: this one isn't terminated yet.
 
     Args:
         kind, section: what was overdue, as in a ``verdict``.

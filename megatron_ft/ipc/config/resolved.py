@@ -31,7 +31,7 @@ class ResolvedOptions(LauncherOptions):
     """The launcher's own options by name ("term-timeout"): (JSON-able value, source)."""
 
     def was_set(self, name: str) -> bool:
-        """Whether somebody gave the option of this name ("term-timeout") a value."""
+        """Whether the user gave the option of this name ("term-timeout") a value."""
         return self.options[name][1] != "default"
 
     def sources_for_log(self) -> dict[str, dict[str, Any]]:
@@ -51,7 +51,7 @@ class ResolvedOptions(LauncherOptions):
 
 
 def read_ft_options(namespace: argparse.Namespace) -> ResolvedOptions:
-    """Judge the parsed options and the YAML file they name. Raises ConfigError, one line.
+    """Check the parsed options and the YAML file they name. Raises ConfigError, one line.
 
     Precedence: command line, then YAML file, then defaults. Unlike `FaultToleranceConfig.from_args`, unknown
     keys in the file are refused, and nothing at all is fine: all defaults.

@@ -24,7 +24,7 @@ DEFAULT_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 
 
 def add_torchrun_options(parser: argparse.ArgumentParser) -> None:
-    """Let a parser that isn't torchrun's take torchrun's options, as texts, which nobody judges."""
+    """Let a parser that isn't torchrun's take torchrun's options, as texts that aren't checked."""
     for each in TORCHRUN_OPTIONS.values():
         if each.is_flag:
             parser.add_argument(*each.spellings, action="store_true", help=argparse.SUPPRESS)
@@ -53,7 +53,7 @@ def parse_signals(text: str) -> tuple[signal.Signals, ...]:
         if number is None or number in (signal.SIGKILL, signal.SIGSTOP):
             raise ConfigError(f"--signals-to-handle: {name.strip()!r} is no signal that can be handled")
         numbers.append(number)
-    # without SIGTERM and SIGINT nobody could end the job in an orderly way
+    # without SIGTERM and SIGINT the job could not be ended in an orderly way
     return tuple(dict.fromkeys([*numbers, signal.SIGTERM, signal.SIGINT]))
 
 

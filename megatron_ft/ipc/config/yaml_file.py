@@ -2,7 +2,7 @@
 
 A file holds the configuration under a key ``fault_tolerance``, at the top or nested in any other section, so
 it can live inside the configuration of the training itself. Only that section is built into Python values:
-what the rest of the file says, custom tags included, is nobody's business here. Every mistake is one line,
+the rest of the file, custom tags included, is left alone. Every mistake is one line,
 with file and line number.
 """
 
@@ -39,7 +39,7 @@ class FaultToleranceConfig(ConfigValues):
         """The configuration of the file's ``fault_tolerance`` section.
 
         Raises ConfigError for a file without one, for bad values, and, with `ignore_not_recognized=False`,
-        for keys that nobody knows. Those that only nvidia-resiliency-ext knows are ignored with a warning.
+        for unknown keys. Those that only nvidia-resiliency-ext knows are ignored with a warning.
         """
         section = read_section(cfg_path)
         if section is None:

@@ -28,9 +28,9 @@ _TELL_AFTER_S = 10.0
 
 
 class EventLog:
-    """Appends records, each one ``write`` of a whole line, in a thread of its own: nobody waits for a disk.
+    """Appends records, each one ``write`` of a whole line, in a thread of its own: no caller waits for a disk.
 
-    A full disk, or one that doesn't answer, loses records, and that is told; where records are missing in the file,
+    A full disk, or one that doesn't answer, loses records, which is reported; where records are missing in the file,
     one called ``records_lost`` says how many. A file that has become too large makes place for a new one with the same
     header; the one before that goes.
     """
@@ -174,7 +174,7 @@ class EventLog:
 
 
 class NullEventLog(EventLog):
-    """A log nobody asked for."""
+    """A log of a job that keeps none: records are dropped."""
 
     def __init__(self) -> None:
         super().__init__("")

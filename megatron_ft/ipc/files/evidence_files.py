@@ -15,7 +15,7 @@ __all__ = ["DIRECTORY", "LIBRARIES", "write_evidence"]
 
 DIRECTORY = "evidence"
 LIBRARIES = (os.path.dirname(os.__file__), os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-"""Whose frames nobody wants to see first: Python's, and ours."""
+"""Their frames are shown last, because they rarely are the cause: Python's, and ours."""
 
 
 def write_evidence(log_dir: str, document: Mapping[str, Any], *, suffix: str = "") -> str:

@@ -31,7 +31,7 @@ def read_state(path: str) -> Any | None:
         BrokenStateFile: it can't be read or isn't JSON. (If it makes sense is for ``core/learned_document``.)
     """
     try:
-        # looked at first, because opening a fifo would wait for ever
+        # checked first, because opening a fifo would wait for ever
         with contextlib.suppress(FileNotFoundError):
             mode = os.stat(path).st_mode
             if not stat.S_ISREG(mode):
@@ -60,7 +60,7 @@ def read_state(path: str) -> Any | None:
 
 
 def write_state(path: str, document: object) -> None:
-    """Replace the file; whoever is killed when, it is the old one or the new one.
+    """Replace the file; if the process is killed at any moment, it is the old one or the new one.
 
     Raises:
         OSError: it can't be written; no temporary file is left.

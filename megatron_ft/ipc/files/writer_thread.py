@@ -1,4 +1,4 @@
-"""A thread for what may wait for a file system: a server of files that doesn't answer must keep nobody else waiting."""
+"""A thread for what may wait for a file system: a file server that doesn't answer must not block the process."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class FileThread:
     def call(self, job: Callable[[], T], default: T, *, bound_s: float) -> T:
         """What a job returns, or the default if it takes longer than ``bound_s`` seconds.
 
-        As long as it then takes, nobody waits for another one.
+        While a late job still runs, further calls return their default at once.
 
         Raises:
             whatever the job raises.

@@ -38,7 +38,7 @@ def give_back() -> None:
 
 
 def give_back_to(pid: int) -> None:
-    """In a child that has just been started, and doesn't open many before it is told; one that is gone is fine."""
+    """In a child that has just been started, and doesn't open many before that; one that has ended is fine."""
     if _given is not None:
         with contextlib.suppress(OSError):
             resource.prlimit(pid, resource.RLIMIT_NOFILE, _given)

@@ -1,7 +1,7 @@
 """Processes as the kernel shows them: pidfds, /proc, process groups. Linux only.
 
 A process is signalled through a pidfd, or through the group of a child that isn't reaped yet: a bare number
-may belong to somebody else by now.
+may belong to another process by now.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def send_signal(pidfd: int, number: int) -> bool:
 def with_owner(stat: ProcessStat) -> ProcessStat:
     """The same, and whether it belongs to another user."""
     try:
-        os.kill(stat.pid, 0)  # disturbs nobody, whoever has the number by now
+        os.kill(stat.pid, 0)  # signal 0 has no effect, whichever process has the number by now
     except PermissionError:
         return stat._replace(is_anothers=True)
     except ProcessLookupError:
@@ -150,8 +150,8 @@ def signal_main_thread(pid: int, pidfd: int, number: int) -> bool:
     """Signal the main thread of the process behind both; False if it is gone already.
 
     A pidfd stands for all threads of a process, and any of them may take what is sent through it; here that is done
-    only where the main thread blocks the signal. Else it goes by the number, which can't have gone to anybody else as
-    long as the process lives, which is looked at right before.
+    only where the main thread blocks the signal. Else it goes by the number, which can't have gone to another process
+    as long as this one lives, which is checked right before.
     """
     import ctypes
 
@@ -162,7 +162,7 @@ def signal_main_thread(pid: int, pidfd: int, number: int) -> bool:
 
 
 def would_end_by(pid: int, number: int) -> bool:
-    """Whether a signal whose default action is the end of the process would meet just that: nobody handles it.
+    """Whether a signal whose default action is the end of the process would do just that: it has no handler.
 
     False for a process that catches, blocks or ignores it, and for one that is gone or hidden.
     """

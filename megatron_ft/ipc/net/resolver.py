@@ -15,8 +15,8 @@ _STATE_BYTES = 4096  # more than a struct __res_state has anywhere
 def ask_again_soon() -> None:
     """Let this process ask a name server that is silent again after 1 s, not after 5, and as long in all.
 
-    For each rank that connects, torch's store asks for the name of its address, and serves nobody meanwhile: one
-    answer that is lost made every rank wait. Whoever sets RES_OPTIONS himself is heard; the ranks' own name service
+    For each rank that connects, torch's store asks for the name of its address, and serves no other meanwhile: one
+    lost answer made every rank wait. A RES_OPTIONS that the user sets is kept; the ranks' own name service
     stays as it is.
     """
     if "RES_OPTIONS" in os.environ:

@@ -46,7 +46,7 @@ class Asking:
         """What to send in return for a message, as long as it isn't ``is_done``: then the other end is let in.
 
         Raises:
-            SecretError: it doesn't know the secret, and is to be told `DENIED`.
+            SecretError: it doesn't know the secret; answer it with `DENIED`.
         """
         assert self._secret is not None
         if message.get("type") == "ask":

@@ -93,7 +93,7 @@ class Peer:
         return list(self._decoder.bodies(data))
 
     def _failed(self, error: OSError) -> None:
-        self.is_silent |= error.errno in _SILENCE  # the kernel says it once; whoever asks after that hears less
+        self.is_silent |= error.errno in _SILENCE  # the kernel reports it once; a later error says less
         self.is_open = False
 
     def close(self) -> None:
@@ -127,7 +127,7 @@ def connect(host: str, port: int) -> Peer:
     """A connection that is being made: it is there when it is writable.
 
     Raises:
-        OSError: nobody is there. A name that has to be looked up is waited for.
+        OSError: no process listens there. A name is looked up first, which may take long.
     """
     return begin(look_up(host, port)[0])
 
@@ -149,7 +149,7 @@ def begin(target: Target) -> Peer:
     """A connection that is being made to one address: it is there when it is writable.
 
     Raises:
-        OSError: nobody is there.
+        OSError: no process listens there.
     """
     family, kind, protocol, _, address = target
     sock = socket.socket(family, kind | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, protocol)

@@ -61,7 +61,7 @@ def make_run_directory() -> str:
 
 
 def remake_run_directory(path: str) -> None:
-    """Make it again, by the name that the ranks know, after somebody removed it: cleaners of /tmp do, on long jobs.
+    """Create it again under the name that the ranks know, after it was removed: cleaners of /tmp do that on long jobs.
 
     Raises:
         OSError: that can't be done, or something of another user is there meanwhile.
@@ -110,7 +110,7 @@ def make_log_directory(*, ft_log_dir: str | None, torch_log_dir: str | None, run
 
 
 def doubt_about(log_dir: str) -> str | None:
-    """Who else may remove or replace what is written there, for a warning; None if nobody may but root, and the
+    """Other users who may remove or replace what is written there, for a warning; None if only root may, and the
     directory's group where that may write: users that share a project have it so.
     """
     with contextlib.suppress(OSError):
@@ -152,7 +152,7 @@ def _make_new(path: str) -> str:
 
 
 def _make_directories(path: str, *, mode: int) -> None:
-    """``os.makedirs`` whose new directories are nobody else's to write, whatever the umask; it heeds no ``mode`` above
+    """``os.makedirs``: only this user may write to the new directories, whatever the umask. It heeds no ``mode`` above
     the last one.
 
     Raises:
@@ -187,7 +187,7 @@ def _state_directory() -> str:
 
 
 def _is_taken(path: str, parent: str) -> bool:
-    """Whether somebody else has put something there: neither root, nor whose the directory around it is."""
+    """Whether another user has put something there: neither root nor the owner of the directory around it."""
     try:
         return os.lstat(path).st_uid not in (0, os.geteuid(), os.stat(parent).st_uid)
     except FileNotFoundError:

@@ -25,8 +25,8 @@ T = TypeVar("T")
 class Priority(IntEnum):
     """Order in which descriptors that are ready at once are served.
 
-    A verdict is sent before the kill, so messages are read before deaths: then the cause is known when the
-    death is looked at.
+    A verdict is sent before the kill, so messages are read before deaths: then the cause is known when the death is
+    handled.
     """
 
     SIGNAL = 0
@@ -68,7 +68,7 @@ class Reactor:
         try:
             self._selector.unregister(fd)
         except (KeyError, ValueError):
-            pass  # not watched, or closed by an error: either way nobody will be called
+            pass  # not watched, or closed by an error: either way no callback is left
 
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> Timer:
         """Call back once, ``delay_s`` seconds from now."""

@@ -23,7 +23,7 @@ _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 def claim(run_dir: str) -> int | None:
     """Hold a run directory: a descriptor to close at the end. None where the file system has no locks.
 
-    Such a directory is nobody's leftover, and stays if its launcher is killed.
+    Such a directory is never removed as a leftover, and stays if its launcher is killed.
     """
     path = os.path.join(run_dir, _OWNER)
     fd = -1
@@ -31,7 +31,7 @@ def claim(run_dir: str) -> int | None:
         fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         os.write(fd, json.dumps(_here()).encode())
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.rename(f"{path}.new", path)  # only now can anybody find it
+        os.rename(f"{path}.new", path)  # only from now on can other processes find it
     except OSError:
         if fd >= 0:
             os.close(fd)
@@ -40,7 +40,7 @@ def claim(run_dir: str) -> int | None:
 
 
 def remove_leftovers(place: str, prefix: str) -> None:
-    """Remove this user's run directories in ``place`` that nobody holds any more. What can't be removed stays."""
+    """Remove this user's run directories in ``place`` that no process holds any more. What can't be removed stays."""
     with contextlib.suppress(OSError), os.scandir(place) as entries:
         for entry in entries:
             if entry.name.startswith(prefix):

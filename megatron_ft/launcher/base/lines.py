@@ -88,7 +88,7 @@ def fork_server_replaced(code: int) -> str:
 
 
 def no_more_fork_servers(deaths: int) -> str:
-    """Somebody keeps killing it."""
+    """The fork server was killed again and again: it isn't started any more."""
     return f"the fork server died {deaths} times; ranks start as fresh interpreters"
 
 
@@ -109,12 +109,12 @@ def monitor_replaced(whose: str, reason: str, pause_s: float) -> str:
 
 
 def run_dir_removed(path: str) -> str:
-    """Somebody removed the directory of the sockets, or what is in it."""
+    """The directory of the sockets, or a socket in it, was removed."""
     return f"socket directory {path} was deleted: recreated"
 
 
 def run_dir_lost(reason: str) -> str:
-    """It can't be made again."""
+    """The directory of the sockets can't be recreated."""
     return f"the socket directory can't be recreated ({reason}): ranks that aren't connected yet will fail"
 
 
@@ -129,7 +129,7 @@ def resumed(pid: int, pause_s: float) -> str:
 
 
 def in_one_line(error: BaseException) -> str:
-    """An error that nobody foresaw."""
+    """An unexpected error, as one line for the user."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
 
 

@@ -31,7 +31,7 @@ def call(job: Callable[[], T], default: T, *, bound_s: float = _READ_S) -> T:
 def copying_ends(stop: Callable[[], object]) -> None:
     """Run ``stop``, which waits until what the ranks wrote to their files is copied to the launcher's output.
 
-    Nobody else waits for that longer than a moment: as long as the directory doesn't answer, it doesn't end.
+    The launcher waits no longer than a moment: while the directory doesn't answer, copying doesn't end.
     """
     _copiers.do(stop)
     _copiers.wait(max(0.0, _COPY_S - _copiers.stands_for_s()))

@@ -1,4 +1,4 @@
-"""Signals to the launcher, as facts to be looked at: a handler only takes note and wakes the loop."""
+"""Signals to the launcher, as facts for the event loop: a handler only notes the signal and wakes the loop."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class SignalWatch:
                 signal.signal(number, self._note)
         for number in self._forwarded:
             signal.signal(number, lambda number, _frame: self._to_forward.append(signal.Signals(number)))
-        # a handler is needed for the wake-up: a child that stopped or ended is then looked at at once
+        # a handler is needed for the wake-up: a child that stopped or ended is then handled at once
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
         if signal.SIGCONT not in (*self._numbers, *self._forwarded):
             signal.signal(signal.SIGCONT, self._note_continued)
@@ -85,7 +85,7 @@ class SignalWatch:
         return taken
 
     def ask_to_kill(self) -> bool:
-        """Whether nobody is to be waited for any more: SIGINT or SIGTERM came again after ``AGAIN_AFTER_S``."""
+        """Whether to wait for no process any more: SIGINT or SIGTERM came again after ``AGAIN_AFTER_S`` seconds."""
         return self._is_second
 
     def note(self, number: signal.Signals, now_s: float) -> None:

@@ -1,6 +1,6 @@
 """What the launcher can't do without: the step of Slurm's that it runs in, and readers of its output.
 
-A launcher whose slurmstepd has died belongs to no job any more. One whose output nobody reads has ranks that fail at
+A launcher whose slurmstepd has died belongs to no job any more. One whose output has no reader has ranks that fail at
 their next print. No restart mends either.
 """
 
@@ -35,7 +35,7 @@ class Ties:
             reactor.watch(self._pidfd, self._orphaned, Priority.SIGNAL)
 
     def check(self) -> None:
-        """Look whether all is there still: each second, and before the end of a rank is judged."""
+        """Check that both are still there: each second, and before an exit of a rank is handled."""
         if self._is_orphaned:
             self.on_broken(f"{STEP_DAEMON}, which has started this launcher, is gone")
         for fd, name in self._streams.items():
@@ -57,7 +57,7 @@ class Ties:
 
 
 def _has_reader(fd: int) -> bool:
-    """Whether it is a pipe or a socket with somebody at its other end. Files and terminals have none of that kind."""
+    """Whether it is a pipe or a socket whose other end is open. Files and terminals have none of that kind."""
     try:
         mode = os.fstat(fd).st_mode
     except OSError:

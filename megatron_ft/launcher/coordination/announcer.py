@@ -10,7 +10,7 @@ __all__ = ["Announcer"]
 
 
 class Announcer:
-    """Of one launcher. Nobody may be there, or somebody who knows it, or another program: that changes nothing."""
+    """Of one launcher. If no process listens there, or another program, or one that knows it, nothing changes."""
 
     def __init__(self, reactor: Reactor, secret: bytes | None) -> None:
         self._sockets = Sockets(reactor, secret, self)
@@ -33,10 +33,10 @@ class Announcer:
             self._sockets.transmit(self._moved)
 
     def failed(self) -> None:
-        """Nobody is there."""
+        """No process listens there."""
 
     def broken(self, *, silent: bool = False) -> None:
-        """It was heard, or whoever is there has ended."""
+        """The message was received, or the process there has ended."""
 
     def refused(self, text: str) -> None:
         """It is another job's."""

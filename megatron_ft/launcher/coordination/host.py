@@ -73,7 +73,7 @@ class Host:
         self._is_closed = False
 
     def start(self) -> None:
-        """Start a coordinator, now or when somebody connects."""
+        """Start a coordinator: now, or when the first launcher connects."""
         if self._founds:
             self._start()
         else:

@@ -24,7 +24,7 @@ class Lookups:
         self._found: queue.SimpleQueue[tuple[str, list[tcp.Target]]] = queue.SimpleQueue()
         self._running: set[str] = set()
         self._lock = threading.Lock()
-        """Whoever holds it may write to the descriptor, unless it is closed."""
+        """A thread that holds it may write to the descriptor, unless it is closed."""
         self._is_closed = False
         reactor.watch(self._fd, self._take)
 

@@ -57,7 +57,7 @@ class MeetingPlace:
     here: int | None = None
     """Which of the endpoints is on this machine; None if none is. Of several launchers there, one gets the port."""
     rank: int | None = None
-    """The rank of this launcher, which orders the nodes, if anybody said it."""
+    """The rank of this launcher, which orders the nodes; None if neither the user nor a scheduler gave one."""
     rank_source: str = ""
     """Who said it: an option or a variable."""
     domain: str = ""

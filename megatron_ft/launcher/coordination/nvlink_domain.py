@@ -20,7 +20,7 @@ def nvlink_domain(environ: Mapping[str, str]) -> str:
     """The variable's value, else the cluster that nvidia-smi names for the node's GPUs.
 
     Raises:
-        ConfigError: nobody tells.
+        ConfigError: neither the user nor the driver names one.
     """
     named = environ.get(VARIABLE, "").strip()
     if named:

@@ -79,7 +79,7 @@ class RankStore:
         self._address = ""
 
     def open(self) -> str:
-        """Open a fresh server in place of the last one; the address at which others reach it. Waits for nobody.
+        """Open a fresh server in place of the last one; returns the address at which others reach it. Doesn't wait.
 
         Raises:
             RankStoreError: the port isn't free.

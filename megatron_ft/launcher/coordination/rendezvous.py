@@ -57,7 +57,7 @@ class CoordinatedRendezvous(RendezvousHandler):
         return self._run_id
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """The cycle that has begun. Waits for nobody, but for a connection to its store.
+        """Return the cycle that has begun. Waits for nothing but a connection to its store.
 
         Raises:
             RendezvousConnectionError: that can't be had.

@@ -192,7 +192,7 @@ def _has_failed(sock: socket.socket) -> bool:
     try:
         if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             return True
-        # where nobody listens, a socket may by chance get the very port that it connects to, and hear itself
+        # if no process listens there, a socket may by chance get the very port that it connects to, and reach itself
         return bool(sock.getpeername() == sock.getsockname())
     except OSError:
         return True

@@ -175,14 +175,14 @@ class StaticRounds(RendezvousHandler):
         return "/".join([_PREFIX, self._run_id, *map(str, parts)])
 
     def is_closed(self) -> bool:
-        """Never: whoever comes is waited for."""
+        """Always False: the nodes of a static rendezvous may come at any time."""
         return False
 
     def set_closed(self) -> None:
         """Nothing to do."""
 
     def num_nodes_waiting(self) -> int:
-        """Nobody beyond the nodes there are."""
+        """Always 0: no node can join those that there are."""
         return 0
 
     def shutdown(self) -> bool:

@@ -87,11 +87,11 @@ class OtherRounds(RendezvousHandler):
         return RendezvousInfo(store, met.rank, met.world_size, RendezvousStoreInfo(*parse_address(address)))
 
     def is_closed(self) -> bool:
-        """Whether nobody can join any more."""
+        """Whether the rendezvous is closed to all nodes."""
         return self._handler.is_closed()
 
     def set_closed(self) -> None:
-        """Let nobody join any more."""
+        """Close the rendezvous: no node can join any more."""
         self._handler.set_closed()  # type: ignore[no-untyped-call]
 
     def num_nodes_waiting(self) -> int:

@@ -43,7 +43,7 @@ from megatron_ft.launcher.torch_compat import private_names
 __all__ = ["FaultTolerantAgent"]
 
 _GOODBYE_S = 1.0
-"""The others are told that this launcher fails, if they can be in this time."""
+"""How long to wait, in seconds, until the coordinator has received that this launcher fails."""
 
 T = TypeVar("T")
 
@@ -160,7 +160,7 @@ class FaultTolerantAgent(LocalElasticAgent):
         self._hear(edge.Tick())
 
     def _seen(self) -> edge.Readings:
-        """What the machine looks at is read then."""
+        """What the machine reads of the ranks at this moment."""
         monitors, cycle = self._node.monitors, self._machine.cycle.record.cycle
         return edge.Readings(
             boards=_Lazy(lambda local_rank: monitors.snapshot(local_rank, cycle)),
@@ -187,7 +187,7 @@ class FaultTolerantAgent(LocalElasticAgent):
         self._hear(edge.RankStarted(worker.local_rank, worker.pid, worker.started_at_ns))
 
     def _ended(self, worker: Worker) -> None:
-        self._node.ties.check()  # a rank may have ended because nobody reads what it prints
+        self._node.ties.check()  # a rank may have ended because its output has no reader
         # what the rank or its monitor said before it ended is to be known first
         self._node.control.accept_all()
         self._node.monitors.hear_all()
@@ -228,7 +228,7 @@ class FaultTolerantAgent(LocalElasticAgent):
             case edge.Collect(local_rank, passive, deadline_ns):
                 node.monitors.collect(local_rank, passive=passive, deadline_ns=deadline_ns)
             case edge.CheckProgress() | edge.ExtendTimeout() | edge.ConfirmHang():
-                node.monitors.judge(effect)
+                node.monitors.pass_on(effect)
             case edge.Release():
                 node.monitors.release()
             case edge.RaiseTimeout(name, cycle):
@@ -351,7 +351,7 @@ class FaultTolerantAgent(LocalElasticAgent):
         self._shutdown()
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: float | None = None) -> None:
-        """Also for what nobody foresaw: whatever ends ``run``, no rank outlives it."""
+        """However ``run`` ends, by an unexpected error, too: no rank outlives it."""
         private_names.shut_down_agent(super()._shutdown, death_sig, self._grace_s)
 
 

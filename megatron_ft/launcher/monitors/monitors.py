@@ -63,7 +63,7 @@ class Monitors:
             for local_rank in range(count)
         ]
         self.on_check: Callable[[], None] = lambda: None
-        """Called every second, before they are looked at."""
+        """Called every second, before the monitors are checked."""
         self._timer = reactor.call_later(_CHECK_S, self._check_looks)
 
     def listen(self) -> None:
@@ -76,7 +76,7 @@ class Monitors:
             place.listen()
 
     def are_lost(self) -> bool:
-        """Somebody has removed a socket of theirs."""
+        """Whether a socket of a monitor was removed."""
         return any(place.is_lost() for place in self._places)
 
     def listen_again(self) -> None:
@@ -126,9 +126,9 @@ class Monitors:
         """Let a monitor tell what its rank does; the answer is `Observation`."""
         self._places[local_rank].collect(passive=passive, deadline_ns=deadline_ns)
 
-    def judge(self, order: CheckProgress | ExtendTimeout | ConfirmHang) -> None:
+    def pass_on(self, order: CheckProgress | ExtendTimeout | ConfirmHang) -> None:
         """Pass on what was decided of a rank whose learned timeout is over."""
-        self._places[order.local_rank].judge(order)
+        self._places[order.local_rank].pass_on(order)
 
     def release(self) -> None:
         """Everything has been seen: ranks that were found hung may be ended now."""
@@ -136,7 +136,7 @@ class Monitors:
             place.release()
 
     def pause(self) -> bool:
-        """Let nobody judge any rank of this node until ``resume``; False if that is so already."""
+        """Suspend hang detection on this node until ``resume``; returns False if it is suspended already."""
         if not self.paused.begin(time.monotonic_ns()):
             return False
         for place in self._places:
@@ -144,7 +144,7 @@ class Monitors:
         return True
 
     def resume(self) -> bool:
-        """Judge again; the time since ``pause`` counts for no rank. False if nothing was paused."""
+        """Resume hang detection; the time since ``pause`` counts for no rank. Returns False if nothing was paused."""
         if not self.paused.end(time.monotonic_ns()):
             return False
         for place in self._places:

@@ -100,7 +100,7 @@ class MonitorPlace:
         self._listener = listen(self.socket_path)
 
     def is_lost(self) -> bool:
-        """Somebody has removed its socket."""
+        """Whether its socket was removed."""
         return self._listener is not None and not os.path.lexists(self.socket_path)
 
     def listen_again(self) -> None:
@@ -136,7 +136,7 @@ class MonitorPlace:
             self._replace(complaint)
 
     def replace_if_stopped(self) -> None:
-        """A monitor that somebody stopped (SIGSTOP) watches no rank."""
+        """Replace a monitor that was stopped (SIGSTOP): it would detect no hang."""
         replace_if_stopped(self._reactor, lambda: self.pid, lambda: self._replace("was stopped"))
 
     def replace_if_overdue(self) -> None:
@@ -175,8 +175,8 @@ class MonitorPlace:
         if self._attached is not None:
             self._order(Collect(self._attached.cycle, deadline_ns, passive))
 
-    def judge(self, order: edge.CheckProgress | edge.ExtendTimeout | edge.ConfirmHang) -> None:
-        """See ``Monitors.judge``."""
+    def pass_on(self, order: edge.CheckProgress | edge.ExtendTimeout | edge.ConfirmHang) -> None:
+        """See ``Monitors.pass_on``."""
         if self._attached is None:
             return
         cycle = self._attached.cycle
@@ -194,12 +194,12 @@ class MonitorPlace:
             self._order(Release(self._attached.cycle))
 
     def pause(self, since_ns: int | None) -> None:
-        """Let it judge nobody; a new process in its place is told, too. ``since_ns``: from when on (monotonic)."""
+        """Suspend its hang detection, also in a process that replaces it. ``since_ns``: from when on (monotonic)."""
         self._paused_since_ns = since_ns
         self._order(Pause(since_ns))
 
     def resume(self) -> None:
-        """Let it judge again."""
+        """Resume its hang detection."""
         self._paused_since_ns = None
         self._order(Resume())
 
@@ -208,7 +208,7 @@ class MonitorPlace:
         if self._channel is not None:
             fd = self._channel.fileno()
             self._order(Stop())
-            self._reactor.unwatch(fd)  # what it says on its way out is nobody's business
+            self._reactor.unwatch(fd)  # what it writes while it ends is not needed
 
     def end(self, deadline: float) -> None:
         """Wait for its end until the deadline (time.monotonic), then make it end; give everything back."""
@@ -258,7 +258,7 @@ class MonitorPlace:
         if self._rank_pid is not None:
             self._order(RankStarted(self._rank_pid))
         if self._paused_since_ns is not None:
-            self._order(Pause(self._paused_since_ns))  # it reads that before it looks at anybody
+            self._order(Pause(self._paused_since_ns))  # it reads that before it checks a rank
 
     def _died(self) -> None:
         assert self._process is not None
@@ -330,7 +330,7 @@ class MonitorPlace:
         for _, fds in received:
             close_fds(fds)
         if channel is not self._channel:
-            return None  # what was told has led to an order, which found it closed
+            return None  # the report that was just handled led to an order, which found it closed
         self._reactor.unwatch(fd)
         channel.close()
         self._channel = None

@@ -33,7 +33,7 @@ Query = Callable[[], list[Holding] | None]
 
 
 class DeviceMemory:
-    """Looks while the nodes meet, so that usually nobody waits. Does nothing where there is no NVIDIA driver."""
+    """Queries while the nodes meet, so that usually no start waits. Does nothing where there is no NVIDIA driver."""
 
     def __init__(
         self,

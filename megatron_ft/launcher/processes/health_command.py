@@ -160,7 +160,7 @@ class HealthCheck:
             process.stdout.close()
 
     def _read(self, fd: int) -> None:
-        """Keep the end of what it writes. What somebody still writes who has left its session isn't waited for."""
+        """Keep the end of its output. Output of a process that has left the command's session isn't waited for."""
         with contextlib.suppress(BlockingIOError):
             for _ in range(64):  # one that writes without end mustn't keep the launcher
                 data = os.read(fd, 65536)

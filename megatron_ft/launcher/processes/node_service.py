@@ -15,11 +15,11 @@ __all__ = ["command", "doubts"]
 
 _TIMEOUT_S = 60.0
 _SHARE = 0.8
-"""Of the time that both have together: a service that is slow is told of by who asks it."""
+"""The service's share of the time that both checks have together: a slow service is reported as such."""
 
 
 def command(options: LauncherOptions) -> str | None:
-    """For /bin/sh; None if nobody is to be asked."""
+    """The command for /bin/sh; None if neither a service nor a command is configured."""
     endpoint, own = options.node_health_check_endpoint, options.node_health_command
     if endpoint is None:
         return own

@@ -56,7 +56,7 @@ def kill_left(stats: Iterable[ProcessStat], leaders: Collection[int]) -> None:
 def end_strays(leader: int, name: str, known: Callable[[], Collection[int]]) -> None:
     """Kill what a leader that isn't reaped yet has left, and our children of this name, but those that are known.
 
-    What they leave becomes ours, and is looked at, too.
+    What they leave becomes ours, and is ended, too.
     """
 
     def is_stray(stat: ProcessStat) -> bool:
@@ -118,8 +118,8 @@ class Orphans:
 
     Never with ``waitpid(-1)``: that would take the end of a rank from those who wait for it. What some library
     of this process started is left to it: only what belongs to another session must be an orphan. As process 1 of a
-    container this process adopts everybody's, also those of its own session (what ``docker exec`` leaves): there,
-    what nobody has asked for in ``LIBRARY_S`` seconds is an orphan, too.
+    container this process adopts every orphan, also those of its own session (what ``docker exec`` leaves): there,
+    what no process has asked for in ``LIBRARY_S`` seconds is an orphan, too.
     """
 
     LIBRARY_S = 5.0
@@ -130,7 +130,7 @@ class Orphans:
 
     @property
     def are_awaited(self) -> bool:
-        """Some may be let go soon, and nobody says when: look again."""
+        """Whether some may be let go soon, without an event: check again."""
         return bool(self._seen_s)
 
     def reap(self, is_known: Callable[[int], bool]) -> None:

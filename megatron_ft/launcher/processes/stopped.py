@@ -1,4 +1,4 @@
-"""A helper process of the launcher that somebody stopped (SIGSTOP) does its work no more: it is replaced."""
+"""A helper process of the launcher that was stopped (SIGSTOP) does no work any more: it is replaced."""
 
 from __future__ import annotations
 

@@ -35,13 +35,13 @@ class Termination:
         in_a_hurry: Callable[[], bool],
         say: Callable[[str], None],
     ) -> None:
-        """``known_children`` are no leftovers; ``in_a_hurry`` says that nobody is to be waited for any more."""
+        """``known_children`` are no leftovers; ``in_a_hurry``: no process is to be waited for any more."""
         self._reactor = reactor
         self._known_children = known_children
         self._in_a_hurry = in_a_hurry
         self._say = say
         self._given_up: set[int] = set()
-        """Ranks that outlived SIGKILL: nobody waits for them again."""
+        """Ranks that outlived SIGKILL: they aren't waited for again."""
         self._left: list[ProcessStat] = []
         """The same of what ranks left in their groups."""
         self._let_go: set[int] = set()
@@ -65,10 +65,10 @@ class Termination:
             if not worker.check_ended():
                 worker.signal(number, whole_group=whole_group)
                 worker.signal(signal.SIGCONT, whole_group=whole_group)
-                worker.signals_sent.discard(signal.SIGCONT)  # nobody ends of that
+                worker.signals_sent.discard(signal.SIGCONT)  # no process ends of that
 
     def wait(self, workers: list[Worker], grace_s: float) -> None:
-        """Until all have ended, the grace is over, or somebody is in a hurry."""
+        """Wait until all have ended, the grace is over, or ``in_a_hurry`` holds."""
         hoped_for = self._hoped_for(workers)
         self._reactor.run_until(
             lambda: self._in_a_hurry() or _all_ended(hoped_for), deadline_s=time.monotonic() + grace_s
@@ -143,7 +143,7 @@ class Termination:
     def _kill_left(self, ended: list[Worker], left: list[ProcessStat]) -> None:
         deadline = time.monotonic() + _KILL_WAIT_S
         while left and time.monotonic() < deadline:
-            # the groups first: what forks while we look at it is hit, too
+            # the groups first: that reaches what forks meanwhile, too
             for worker in ended:
                 worker.signal(signal.SIGKILL, whole_group=True)
             process_tree.kill_left(left, _pids(ended))

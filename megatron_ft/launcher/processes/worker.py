@@ -65,7 +65,7 @@ class Worker:
             try:
                 os.killpg(self.pid, number)
             except PermissionError:
-                pass  # all of the group became another user's (sudo): that they live on is told later
+                pass  # all of the group became another user's (sudo): that they live on is reported later
             except ProcessLookupError:
                 # forked a moment ago, and not the leader of its group yet; or nothing of it is left
                 send_signal(self.pidfd, number)
@@ -94,7 +94,7 @@ class RankSpec:
 
 
 class Spawner(Protocol):
-    """A way to create ranks. Whoever it is, the rank is a child of the launcher and leads its own session."""
+    """A way to create ranks. With each of them the rank is a child of the launcher and leads its own session."""
 
     def spawn(self, specs: Sequence[RankSpec], on_spawned: Callable[[Worker], None]) -> None:
         """Start ranks; ``on_spawned`` is called with each as soon as it is there.
@@ -239,7 +239,7 @@ class WorkerContext(PContext):
         self._on_exit(worker)
 
     def _poll(self) -> RunProcsResult | None:
-        """For torch's interface only; the agent looks at ``workers``."""
+        """For torch's interface only; the agent reads ``workers``."""
         running = [worker for worker in self.workers.values() if not worker.check_ended()]
         return None if running else RunProcsResult(return_values=dict.fromkeys(self.workers))
 
@@ -252,5 +252,5 @@ class WorkerContext(PContext):
         if unreaped:
             self._end(unreaped, death_sig, timeout)
         for worker in self.workers.values():
-            if not worker.reaped:  # it could not be ended; the descriptor stays open, nobody waits for it
+            if not worker.reaped:  # it could not be ended; the descriptor stays open, and it isn't waited for
                 self._reactor.unwatch(worker.pidfd)

@@ -137,8 +137,8 @@ class ServerProcess:
     def end(self, known_children: Callable[[], Collection[int]]) -> int:
         """Kill it and what is left of it, and let it go; how it ended, as subprocess has it.
 
-        That is what its script has started, and what it had just forked, and nobody has heard of: those of our children
-        aren't known. One that is stuck in the kernel is left to itself, and counts as killed.
+        Left of it is what its script has started, and what it had just forked and not reported: children of ours that
+        aren't in ``known_children``. One that is stuck in the kernel is left to itself, and counts as killed.
         """
         assert not self.is_gone
         self.kill()

@@ -83,7 +83,7 @@ class ForkingSpawner:
         return set() if self.server is None else {self.server.pid}
 
     def check_states(self) -> None:
-        """Replace a server that somebody stopped."""
+        """Replace a server that was stopped (SIGSTOP)."""
         replace_if_stopped(self.reactor, lambda: min(self.pids(), default=None), self._kill)
 
     def _kill(self) -> None:

@@ -1,6 +1,6 @@
 """Who this process is among the ranks, and one value for all of them. Works with and without a process group.
 
-torch is looked up, never imported: as long as nobody has imported it there is no process group.
+torch is looked up, never imported: as long as the script hasn't imported it there is no process group.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class Knowledge:
         """Factors of those that have ended a rank in the last cycle, until more is known of them."""
 
     def enforced(self, timeouts: SectionTimeouts, floor_s: float) -> tuple[SectionTimeouts, dict[str, float]]:
-        """What a rank is judged by, and those of first intervals."""
+        """The timeouts that the monitor enforces, and those of first intervals."""
         enforced, first = timeouts.enforced(floor_s), dict(self.first_timeouts)
         for name, factor in self.raised.items():
             usual = self.known[name].usual_reference_s if name in self.known else None

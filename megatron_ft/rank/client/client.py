@@ -135,7 +135,7 @@ class RankMonitorClient:
         self._ready().iteration(n)
 
     def start_section(self, section: str) -> None:
-        """Open a section; sections may nest, and every open one is judged against its own timeout.
+        """Open a section; sections may nest, and each open one has its own timeout.
 
         Raises:
             RankMonitorClientError: not initialised, or open already.
@@ -283,7 +283,7 @@ class RankMonitorClient:
         self._disconnect()
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        # nobody can report progress any more; but a rank that hangs on its way out of the interpreter stays judged
+        # no progress can be reported any more; but a hang on the way out of the interpreter is still detected
         if getattr(self, "is_initialized", False) and not is_finalizing():
             self.shutdown_workload_monitoring()
 
@@ -317,7 +317,7 @@ class RankMonitorClient:
         learned = state_from_dict(state)
         timeouts = self.section_timeouts
         assert timeouts is not None
-        # a section that is no longer configured has no place on the board, and nothing to be judged
+        # a section that is no longer configured has no place on the board, and no timeout
         known = {name: value for name, value in learned.sections.items() if name in timeouts.section}
         timeouts.section = {**timeouts.section, **known}
         timeouts.calculated_sections |= set(known)
@@ -351,7 +351,7 @@ class RankMonitorClient:
         self._wake_monitor()
 
     def _wake_monitor(self) -> None:
-        # an eventfd never blocks here: it would take 2**64 - 1 wake-ups that nobody reads to fill it
+        # an eventfd never blocks here: it would take 2**64 - 1 unread wake-ups to fill it
         with contextlib.suppress(BlockingIOError):
             os.eventfd_write(self._wake_fd, 1)
 

@@ -46,7 +46,7 @@ def say_hello(path: str, info: RankInfo, warmup_iterations: int, *, watch_only: 
     A monitor that dies or stands still in between is replaced by the launcher; this tries again for a while.
 
     Raises:
-        RankMonitorClientError: nobody listens, the monitor refuses, or none answers within 30 s.
+        RankMonitorClientError: no monitor listens, it refuses, or it doesn't answer within 30 s.
     """
     hello = Hello(
         cycle=info.cycle,

@@ -180,7 +180,7 @@ class Recorder:
         self._in_first_step = self._last_iteration < 0
         seen = words[W_ITERATIONS_SEEN]
         if seen and seen == words[W_WARMUP_ITERATIONS]:
-            # before the count: the time out of section, which is judged from then on, begins here
+            # before the count: the time out of section, which has a timeout from then on, begins here
             words[W_WARM_UP_OVER_AT] = now
         words[W_ITERATIONS_SEEN] = (seen + 1) & WORD_MASK
         self._last_iteration = number
@@ -254,7 +254,7 @@ class Recorder:
         """
         self._timeouts = timeouts
         self._first = first or {}
-        # before and after: timeouts that change without their version are none that anybody has set
+        # before and after: timeouts that change without their version are taken for damage
         self._board.count_up(layout.W_TIMEOUTS_VERSION)
         for name, timeout in self._timeouts.section.items():
             slot = self._slots[name]
@@ -306,7 +306,7 @@ class Recorder:
             words[W_FIRST_STEP_AT] = now
 
     def _clear(self, section: str) -> None:
-        # two threads, or a signal handler, may have raced in one section: what nobody holds open must not look so
+        # two threads, or a signal handler, may have raced in one section: one that none holds open must not look open
         slot = self._slots.get(section)
         if slot is not None:
             self._words[slot + S_OPENED_AT] = 0

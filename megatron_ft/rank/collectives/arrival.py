@@ -24,18 +24,18 @@ _imports = Replacements()
 
 
 def is_wanted(environ: Mapping[str, str]) -> bool:
-    """Whether a rank with these variables is to be watched: one that is alone waits for nobody."""
+    """Whether a rank with these variables is to be watched; one that is alone waits for no other."""
     return environ.get(WATCH_VARIABLE) == "on" and environ.get("WORLD_SIZE", "1") != "1"
 
 
 def begin() -> None:
-    """From here on, whoever makes the process group of this process is watched; again does nothing."""
+    """Watch this process from the moment its process group is made, by whatever code; calling it again does nothing."""
     if _imports not in sys.meta_path:
         _imports.when_imported(_MODULE, _wrap)
 
 
 def end() -> None:
-    """Nobody is to be watched after all: a module that is imported later is left alone."""
+    """Don't watch after all: a module that is imported later is left as it is."""
     if _imports in sys.meta_path:
         sys.meta_path.remove(_imports)
 
@@ -45,7 +45,7 @@ def _wrap(module: ModuleType) -> None:
     init = getattr(module, _NAME, None)  # a torch without distributed has none
     if init is not None:
         setattr(module, _NAME, _watched(init))
-        with contextlib.suppress(ImportError):  # it is told when it is needed
+        with contextlib.suppress(ImportError):  # reported when it is needed
             # not before: a script may have modules named like those it needs, which torch has by now; and not later:
             # what a script that is run ahead has imported, its ranks needn't
             importlib.import_module("megatron_ft.rank.collectives.watch")

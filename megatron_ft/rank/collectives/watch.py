@@ -1,8 +1,8 @@
 """The watch of a rank whose script calls no hooks: what torch knows of its collectives, on its board once a second.
 
 A daemon thread connects the rank to its monitor, reads torch's own counts and writes them to the board; the launcher
-judges them (`core.agent.collectives`). The training thread only starts it. Who calls hooks is judged by those: then the
-watch ends, or never begins.
+detects hangs by them (`core.agent.collectives`). The training thread only starts it. Once a script calls hooks, those
+are what counts: then the watch ends, or never begins.
 """
 
 from __future__ import annotations

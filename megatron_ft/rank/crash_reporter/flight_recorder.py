@@ -1,6 +1,6 @@
 """The collectives of this rank that aren't over, from torch's flight recorder: which, and with whom.
 
-It is asked by a thread of its own (see ``witness``), only when somebody hangs. On a GPU as on a CPU torch keeps the
+It is asked by a thread of its own (see ``witness``), only when a rank hangs. On a GPU as on a CPU torch keeps the
 last few thousand collectives by itself (``TORCH_FR_BUFFER_SIZE``, 2000 unless it is set; 0 is none). How many there
 were is asked more often (``counts``): that takes torch some hundredths of a millisecond, however many it has kept.
 """
@@ -31,7 +31,7 @@ def collectives() -> dict[str, Any]:
         ``completed``: the same of the last that is over (on a GPU, once NCCL's watchdog has seen its kernel end);
         ``ranks``: group -> its global ranks, as `core.rank_note.packed` has them, of groups that are in flight.
         Groups are named alike on all their ranks.
-        ``error``: in place of all these, why nothing can be told.
+        ``error``: in place of all these, why nothing is known.
     """
     if "torch.distributed" not in sys.modules:
         return {"error": "torch.distributed isn't imported"}
@@ -42,7 +42,7 @@ def collectives() -> dict[str, Any]:
 
 
 def counts() -> Counts | None:
-    """Of the process groups of this process; None if there is none, or nothing can be told.
+    """Of the process groups of this process; None if there is none, or nothing is known.
 
     Completed is what torch itself has seen completed: gloo's threads, or NCCL's watchdog every tenth of a second.
     Point-to-point operations count in NCCL only. Where the recorder is turned off, only those entered are known, and
@@ -52,7 +52,7 @@ def counts() -> Counts | None:
         return None
     try:
         return _counts()
-    except Exception:  # noqa: BLE001 - private parts of torch: whatever they raise, then this rank isn't judged
+    except Exception:  # noqa: BLE001 - private parts of torch: if they raise, collectives aren't watched here
         return None
 
 
@@ -135,7 +135,7 @@ def _is_done(entry: dict[str, Any]) -> bool:
 
 
 def _groups(wanted: Collection[str]) -> dict[str, Any]:
-    """The groups of these names, of torch's. A rank of a large job is in dozens, most of which nobody asks about."""
+    """The groups of these names, of torch's: a rank of a large job is in dozens, and most aren't asked for."""
     from torch.distributed import distributed_c10d
 
     names = distributed_c10d._world.pg_names

@@ -1,4 +1,4 @@
-"""How megatron-core has divided the ranks. It is looked up, never imported: where nobody has, there is no layout."""
+"""How megatron-core has divided the ranks. Looked up, never imported: if the script hasn't, there is no layout."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """What a rank has ready for the day it hangs or dies: its stacks, its collectives, its last exception.
 
 * A real-time signal makes `faulthandler` write the stacks of all threads to a memory that the monitor reads. It
-  works while somebody holds Python's lock, and the interrupted system call goes on.
+  works while another thread holds Python's lock, and the interrupted system call goes on.
 * A daemon thread sleeps in one read and answers the monitor's question for the collectives in flight and the main
-  thread's stack. It never runs while nobody asks.
+  thread's stack. It never runs unless it is asked.
 * An uncaught exception is written to the same memory, and so are the stacks at a signal that ends the process, unless
   the script has enabled `faulthandler` itself.
 
@@ -67,7 +67,7 @@ class Witness:
         self._stack_fd = stack_fd
         self._socket = socket.socket(fileno=ask_fd)
         self._signal = _register(stack_fd)
-        # the number of the main thread first: without a signal nobody looks for it
+        # the number of the main thread first: without a signal it isn't needed
         board.words[layout.W_MAIN_THREAD] = threading.main_thread().ident or 0
         board.words[layout.W_STACK_SIGNAL] = self._signal or 0
         if not faulthandler.is_enabled():
@@ -99,7 +99,7 @@ class Witness:
         self._stack_fd = -1
 
     def forget_in_child(self) -> None:
-        """A forked child (a data-loader worker) isn't the rank: what ends it must not be told as the rank's end."""
+        """A forked child (a data-loader worker) isn't the rank: what ends it must not be reported as the rank's end."""
         if self._stack_fd >= 0 and self._tells_of_crashes:
             faulthandler.disable()
         if self._socket is not None:
@@ -116,7 +116,7 @@ class Witness:
 class _ExceptionNote:
     """An excepthook that writes the exception down first. One for each time that monitoring begins.
 
-    Somebody may have wrapped it since, and calls it for ever: then it only hands on, to what was there before it.
+    It may have been wrapped since by code that calls it for ever: then it only hands on, to what was there before it.
     """
 
     def __init__(self, stack_fd: int, previous: Callable[..., Any]) -> None:
@@ -140,7 +140,7 @@ class _ExceptionNote:
 
 
 def _register(stack_fd: int) -> int | None:
-    """Let a real-time signal that nobody uses write the stacks; None if all are in use."""
+    """Let a real-time signal that is free write the stacks; None if all are in use."""
     for number in range(_FIRST_SIGNAL, signal.SIGRTMAX):
         if would_end_by(os.getpid(), number):
             faulthandler.register(number, file=stack_fd, all_threads=True)
@@ -172,7 +172,7 @@ def _answer(questions: socket.socket) -> None:
 
 
 def _is_over(questions: socket.socket) -> bool:
-    """Whether nobody will ask any more; an empty question reads like that, too."""
+    """Whether the other end is closed: no question can come any more. An empty question reads like that, too."""
     poller = select.poll()
     poller.register(questions, 0)
     return bool(poller.poll(0))

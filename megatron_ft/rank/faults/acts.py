@@ -53,7 +53,7 @@ def inject(
     """Do one fault of :data:`megatron_ft.core.fault_plan.FAULT_TYPES` to this process, now.
 
     Returns after ``slow``, ``disk_full``, a ``sigterm`` that the process handles, and ``rank_hung`` once
-    somebody has continued the process. Those of ``IN_LOOP_TYPES`` are for the thread that trains.
+    the process has been continued. Those of ``IN_LOOP_TYPES`` are for the thread that trains.
 
     Args:
         fault_type: which.
@@ -132,7 +132,7 @@ def _stick_in_a_collective() -> NoReturn:
 
 
 def _segfault() -> None:
-    # nobody wants the core dump of a process that did what it was told
+    # a core dump of an injected fault is of no use
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     signal.signal(signal.SIGSEGV, signal.SIG_DFL)
     ctypes.string_at(0)

@@ -25,7 +25,7 @@ def take() -> FaultToleranceSettings | None:
     """What it asks for; None if it asks for nothing, or for what this process has taken before: it is started once.
 
     Raises:
-        ConfigError: it can't be right; on all ranks alike. The launcher was told not to restart.
+        ConfigError: it can't be right; on all ranks alike. The launcher is asked not to restart.
     """
     global _taken
     description = os.environ.get(_VARIABLE, "")

@@ -35,7 +35,7 @@ class FaultToleranceSettings:
     """Learn the timeouts from observed intervals and keep them in ``ft_state.json``."""
     num_warmup_iters: int | None = None
     """So many steps of a run, and of each evaluation, are out of section, and until the training has made them
-    the time out of section isn't judged. None: the first one is out of section, and that time is judged."""
+    there is no timeout out of section. None: the first one is out of section, and has that timeout."""
     simulate_fault: bool = False
     simulated_fault_type: str = "random"
     """One of ``core.fault_plan.FAULT_TYPES``, or ``random``: ``rank_killed`` or ``rank_hung``."""
@@ -50,7 +50,7 @@ class TrainingConfig:
     """How long the loop trains."""
 
     train_iters: int | None = None
-    """It is finished after so many iterations; None: nobody says when."""
+    """It is finished after so many iterations; None: not known."""
 
 
 @dataclass(kw_only=True)
@@ -84,7 +84,7 @@ class FaultToleranceState:
     seen_tr_iters_cnt: int = 0
     curr_eval_iter_idx: int = 0
     learns_by_itself: bool = False
-    """No timeout is configured, so they are learned though nobody has asked for that."""
+    """No timeout is configured, so they are learned without an option that asks for it."""
 
 
 @dataclass(kw_only=True)

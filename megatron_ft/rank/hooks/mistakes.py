@@ -27,7 +27,7 @@ def ask_for_no_restart(problem: str) -> None:
 
 @contextlib.contextmanager
 def no_restart_for_mistakes() -> Iterator[None]:
-    """A ConfigError passes, and the launcher is told before it ends the rank."""
+    """A ConfigError passes, and before it ends the rank the launcher is asked not to restart."""
     try:
         yield
     except ConfigError as error:

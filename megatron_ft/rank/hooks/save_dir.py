@@ -28,7 +28,7 @@ def why_unusable(path: str | os.PathLike[str], *, create: bool) -> str | None:
     Args:
         path: the directory.
         create: make it if it isn't there, and try to write in it; else (on all ranks but one, which would
-            otherwise all create files in one shared directory) it is only looked at.
+            otherwise all create files in one shared directory) it is only checked.
     """
     try:
         if create:
@@ -62,5 +62,5 @@ def _probe(path: str | os.PathLike[str]) -> None:
     except FileNotFoundError:
         if os.path.isdir(path):
             raise  # a directory in which no file can be made, as in /proc
-        return  # gone since; whoever saves there will make it again
+        return  # removed since: saving will create it again
     os.unlink(name)

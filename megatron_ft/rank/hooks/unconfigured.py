@@ -1,4 +1,4 @@
-"""A job for which nobody has configured a timeout: the hooks learn them by themselves, after some minutes at first."""
+"""A job without configured timeouts: the hooks learn them by themselves, after some minutes at first."""
 
 from __future__ import annotations
 

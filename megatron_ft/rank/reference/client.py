@@ -43,7 +43,7 @@ class RankMonitorClient(client.RankMonitorClient):
             )
 
     def start_section(self, section: str) -> None:
-        """Open a section; see there. In Megatron-LM's train loop its iteration is told first."""
+        """Open a section; see there. In Megatron-LM's train loop its iteration is reported first."""
         self._tell_iteration()
         super().start_section(section)
 

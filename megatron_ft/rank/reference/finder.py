@@ -1,8 +1,8 @@
 """One of Python's finders: in a rank, ``import nvidia_resiliency_ext.fault_tolerance`` finds this package.
 
 Only ranks, and what they start, have it: the launcher says so in their environment, and ``startup/sitecustomize.py``
-calls ``begin`` before the script's first line. No file of anybody's is changed. Modules that aren't served come from
-the package itself, wherever it is installed.
+calls ``begin`` before the script's first line. No file of another package is changed. Modules that aren't served come
+from the package itself, wherever it is installed.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class _Finder:
 
 
 def _is_import() -> bool:
-    """Whether an import asks; who only asks whether a module is there (importlib.util.find_spec) is told by None."""
+    """Whether this is an import; a mere check whether a module is there (importlib.util.find_spec) gets None."""
     # this function, find_spec, importlib's search for finders, and who wants to know
     return sys._getframe(3).f_code.co_name == "_find_and_load_unlocked"
 

@@ -11,7 +11,7 @@ __all__ = ["RankMonitorLogger"]
 
 
 class RankMonitorLogger(logging.Logger):
-    """Writes to standard error; what is told of restarts goes to standard output, if that is asked for."""
+    """Writes to standard error; what it reports of restarts goes to standard output, if that is asked for."""
 
     def __init__(
         self,

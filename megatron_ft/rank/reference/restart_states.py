@@ -55,7 +55,7 @@ del _SIGNAL[_S.UNINITIALIZED]
 
 
 class RankMonitorStateMachine:
-    """Follows one rank. ``logger`` has a method ``log_restarter_event``, which is told each change."""
+    """Follows one rank. ``logger`` has a method ``log_restarter_event``, which is called with each change."""
 
     def __init__(self, logger: Any) -> None:
         self.state = _S.UNINITIALIZED

@@ -18,7 +18,7 @@ def watch_environ(
     """Begin; it ends when the replacements are undone.
 
     ``on_use`` is called with the name before such a variable is read, looked for, set or removed; it may put it there.
-    ``on_walk`` is called before anybody walks over all variables, ``on_copy`` before somebody copies them all, to look
+    ``on_walk`` is called before code walks over all variables, ``on_copy`` before it copies them all, to look
     into the copy later.
     """
     environs: tuple[Any, Any] = os.environ, os.environb

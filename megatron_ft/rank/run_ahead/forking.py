@@ -44,13 +44,13 @@ def fork_orphans(count: int) -> int | list[int]:
     Returns in each of them its index, and here their numbers.
 
     Raises:
-        OSError: not all could be made. Those that were wait to be told to go on like the others.
+        OSError: not all could be forked. Those that were wait for the order to go on, like the others.
     """
     read_fd, write_fd = os.pipe()
     with open(read_fd, "rb") as numbers, open(write_fd, "wb", buffering=0) as telling:
         between = _fork()
         if between == 0:
-            with contextlib.suppress(OSError):  # no more can be made; or the server is gone, and nobody reads
+            with contextlib.suppress(OSError):  # no more can be forked; or the server has ended, and nothing reads this
                 for index in range(count):
                     pid = _fork()
                     if pid == 0:

@@ -1,4 +1,4 @@
-"""Random numbers in a script that is run ahead: what it seeds stays, what nobody seeds differs from rank to rank."""
+"""Random numbers in a script that is run ahead: what it seeds stays, what it doesn't seed differs from rank to rank."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Randomness:
     def __init__(
         self, replacements: Replacements, draw: Callable[[str], None], draw_if_users: Callable[[str], None]
     ) -> None:
-        """``draw`` is called before the first number is taken from a generator that nobody has seeded.
+        """``draw`` is called before the first number is taken from a generator that the script hasn't seeded.
 
         ``draw_if_users``: before another one is made from the system's, which a library may do for itself.
         """
@@ -40,7 +40,7 @@ class Randomness:
         self._ways: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {}
         """Of each generator: how to have its state, and how to seed it from the system."""
         self._states: dict[str, Any] = {}
-        """Of the generators that nobody has seeded: what they were when they were made."""
+        """Of the generators that the script hasn't seeded: what they were when they were made."""
         self._seeded: set[str] = set()
         self._torch_seed: Any = None
         self._made: dict[int, weakref.ref[Any]] = {}
@@ -110,7 +110,7 @@ class Randomness:
         return None
 
     def freshen(self) -> None:
-        """In a new rank: new seeds for those that nobody has seeded."""
+        """In a new rank: new seeds for those that the script hasn't seeded."""
         for generator, (_, seed) in self._ways.items():
             if not self._is_seeded(generator):
                 seed()

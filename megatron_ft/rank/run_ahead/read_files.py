@@ -25,7 +25,7 @@ class ReadFiles:
         self._seen: dict[str, tuple[bool, _Facts]] = {}
 
     def note(self, path: str, *, listed: bool = False) -> None:
-        """The script looks at ``path`` now; ``listed``: at the names in that directory."""
+        """The script reads ``path`` now; ``listed``: the names in that directory."""
         with contextlib.suppress(OSError, ValueError, NotImplementedError):  # no working directory; no such name
             path = os.path.abspath(path)
             if path.endswith(".pyc") and "__pycache__" in path:
@@ -40,7 +40,7 @@ class ReadFiles:
         return len(self._seen)
 
     def note_unseen(self) -> None:
-        """What nobody saw the script read: files that C code has mapped or open, and modules from before the watch."""
+        """Add the reads that weren't seen: files that C code has mapped or open, and modules from before the watch."""
         with open("/proc/self/maps") as maps:
             paths = {words[5] for line in maps if len(words := line.rstrip("\n").split(maxsplit=5)) == 6}
         for fd in os.listdir("/proc/self/fd"):
@@ -63,7 +63,7 @@ class ReadFiles:
 
 
 def _facts(path: str, listed: bool) -> _Facts:
-    """None: there is no such file. The time of a directory changes with what is in it, which nobody may have seen."""
+    """None: there is no such file. The time of a directory changes with what is in it, which may not have been read."""
     for look in (_stat, _lstat):  # the second for a link to nowhere
         with contextlib.suppress(OSError, ValueError):
             found = look(path)
@@ -73,4 +73,4 @@ def _facts(path: str, listed: bool) -> _Facts:
     return None
 
 
-_stat, _lstat = os.stat, os.lstat  # those that nobody watches
+_stat, _lstat = os.stat, os.lstat  # the originals, which aren't watched

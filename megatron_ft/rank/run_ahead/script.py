@@ -157,7 +157,7 @@ class RunAhead:
             _exit(0)
         script_fds = descriptors(self._own_fds)
         name = set_name(FORK_SERVER_NAME.encode())
-        gc.freeze()  # a collection in a rank would else copy every page that it looks at
+        gc.freeze()  # a collection in a rank would else copy every page that it visits
         self._tell({"type": "ready", **point})
         message, fds = self._serve()
         self._wait_for_launcher(fds[0])
@@ -202,7 +202,7 @@ class RunAhead:
         wait_ms: float | None = _IDLE_MS
         while True:
             if not poller.poll(wait_ms):
-                # nobody has asked for anything: make the next fork faster, and look again after each little step
+                # no order has come: make the next fork faster, and check for one again after each little step
                 wait_ms = 0 if next(idle_work, _DONE) is None else None
                 continue
             wait_ms = _IDLE_MS

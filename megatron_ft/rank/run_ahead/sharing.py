@@ -89,7 +89,7 @@ def take_over(script: Collection[int], given: set[Identity], captured: Sequence[
     streams_of = {identity(file): (file, stream) for file, stream in zip(captured, streams, strict=True)}
     for file, stream in streams_of.values():
         position, size = 0, os.fstat(file).st_size
-        with contextlib.suppress(OSError):  # nobody reads it any more
+        with contextlib.suppress(OSError):  # its reader has gone
             while position < size:
                 position += os.write(stream, os.pread(file, 1 << 16, position))
     for fd in script:

@@ -22,11 +22,11 @@ def user_code_began_ns() -> int:
 
 
 def note_iterations(are_told: bool) -> None:
-    """Its iterations will be told, or not; if so, a "step", of an evaluation say, doesn't mean that it trains."""
+    """Its iterations will be reported, or not; if so, a "step", of an evaluation say, doesn't mean that it trains."""
     global _tells_iterations
     _tells_iterations = are_told
 
 
 def tells_iterations() -> bool:
-    """Whether somebody has said that they will be told; where not, they may be all the same."""
+    """Whether the script has said that they will be; where not, they may be reported all the same."""
     return _tells_iterations

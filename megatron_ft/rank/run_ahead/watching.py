@@ -201,7 +201,7 @@ class Watch:
             self._note(path)
 
     def _note(self, path: Any, *, listed: bool = False) -> None:
-        """Looked at again before each cycle; so many can't be in a moment."""
+        """Checked again before each cycle; so many can't be in a moment."""
         self.files.note(os.fsdecode(path), listed=listed)
         if len(self.files) > _MOST_FILES:
             self._stop(f"has looked at {_MOST_FILES} files")

@@ -1,9 +1,11 @@
-"""What a person reads names who does what: no page, no line of the terminal, no record of a log speaks in riddles."""
+"""What a person reads says who does what: no page, no line of the terminal, no docstring speaks in riddles."""
 
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,13 +17,14 @@ from tests import ROOT
 PACKAGE = Path(megatron_ft.__file__).parent
 RIDDLE = re.compile(
     r"\b(is|are|was|were|be|been) (told of|looked at)\b"  # say who reports or checks it
-    r"|\bnobody\b|\bwhoever\b"  # say which node, rank or process
+    r"|\b(no|some|any)body\b|\bwhoever\b"  # say which node, rank or process
     r"|\bst(an|oo)ds? aside\b|\beyes and hands\b|\bmade again\b.*\bfind their\b|\bseen first on\b",
     re.IGNORECASE,
 )
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
-FOR_USERS = ("core/records", "core/config")
-"""Their docstrings are pages of the docs."""
+NOT_YET = ("core/", "launcher/node.py")
+"""Here docstrings and comments are still in the old manner, but for ``DONE``."""
+DONE = ("core/records/", "core/messages/")
 
 
 def riddles(text: str) -> list[str]:
@@ -30,7 +33,10 @@ def riddles(text: str) -> list[str]:
 
 
 def strings(source: str, *, docstrings: bool) -> Iterator[str]:
-    """All texts of a module; with or without those that stand alone, which are for its readers."""
+    """All texts of a module; with or without docstrings and comments, which are for its readers."""
+    if docstrings:
+        tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+        yield from (token.string for token in tokens if token.type == tokenize.COMMENT)
     tree = ast.parse(source)
     alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
@@ -43,13 +49,14 @@ def test_pages(page: Path) -> None:
     assert riddles(page.read_text()) == []
 
 
-def test_lines_for_users() -> None:
-    found = {
-        str(path.relative_to(PACKAGE)): lines
-        for path in PACKAGE.rglob("*.py")
-        for docstrings in [str(path.relative_to(PACKAGE)).startswith(FOR_USERS)]
-        if (lines := [line for text in strings(path.read_text(), docstrings=docstrings) for line in riddles(text)])
-    }
+def test_the_package() -> None:
+    found = {}
+    for path in PACKAGE.rglob("*.py"):
+        name = str(path.relative_to(PACKAGE))
+        docstrings = name.startswith(DONE) or not name.startswith(NOT_YET)
+        lines = [line for text in strings(path.read_text(), docstrings=docstrings) for line in riddles(text)]
+        if lines:
+            found[name] = lines
     assert found == {}
 
 
@@ -59,5 +66,6 @@ def test_lines_for_users() -> None:
 )
 def test_a_riddle_is_found(line: str) -> None:
     assert riddles(f"well\n  {line}\n") == [line]
-    assert list(strings(f'"""{line}"""\nsay("{line}")', docstrings=False)) == [line]
+    assert list(strings(f'"""{line}"""\nsay("{line}")  # {line}', docstrings=False)) == [line]
+    assert list(strings(f'"""{line}"""\nsay("")  # {line}', docstrings=True)) == [f"# {line}", line, ""]
     assert riddles(f"`test_{line}`") == []
