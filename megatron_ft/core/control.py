@@ -12,7 +12,7 @@ class WorkloadAction(enum.Enum):
     """What the launcher is asked to do when the worker group ends. The numbers are those of nvidia-resiliency-ext."""
 
     Continue = 0
-    """Nothing special: the restart policy decides, as if nobody had asked."""
+    """Nothing special: the restart policy decides, as without a request."""
     ExcludeThisNode = 1
     """Restart, but without the node the request came from."""
     ShutdownWorkload = 2

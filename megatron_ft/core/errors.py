@@ -24,7 +24,7 @@ class ConfigError(FaultToleranceError, ValueError):
     def __init__(self, message: str = "") -> None:
         # what was given may hold anything, line feeds and what a terminal obeys included
         line = printable(message)
-        # argparse lists all options that an abbreviation may mean: more than anybody reads
+        # argparse lists all options that an abbreviation may mean: more than a line should hold
         super().__init__(line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}...")
 
 

@@ -1,4 +1,4 @@
-"""How an iteration is called in a line. Inside, iterations count from 0, and one is told when it begins.
+"""How an iteration is named in a line. Inside, iterations count from 0, and a rank reports each when it begins.
 
 So a rank that has reported 25 has done 25. Megatron-LM counts from 1 and logs an iteration when it is over: the last
 one in its log is "iteration 25" then, and the next one, 26 there, has begun. "After iteration 25" is true in both.

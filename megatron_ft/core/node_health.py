@@ -1,6 +1,6 @@
 """What a node must have before its ranks start: the ready checks, and what is wrong with what they found. Pure.
 
-They judge only what is sure: a fact that can't be had is no problem, unless the user has asked for just that.
+They refuse a node only for what is sure: a fact that can't be had is no problem, unless the user has asked for it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How often the same is said: whoever causes it a million times must not fill a log or a terminal. Pure."""
+"""How often the same is said: a cause that comes a million times must not fill a log or a terminal. Pure."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ __all__ = ["Agent"]
 
 
 class Agent:
-    """One launcher's. ``pauses`` are times in which nobody is judged."""
+    """One launcher's. ``pauses`` are times in which hang detection is suspended."""
 
     def __init__(self, options: Options, pauses: Pauses) -> None:
         self.phase = Phase.JOINING
@@ -286,7 +286,7 @@ class Agent:
             self._do(written.stuck(record.cycle, event.processes))
 
     def _wait_for_verdict(self) -> None:
-        """Why the cycle has ended; nobody says it where this node leaves, or the others have lost it."""
+        """Wait for why the cycle has ended; no answer comes if this node leaves, or the others have lost it."""
         orders = self._orders
         leaves = self._outcome is Outcome.EXCLUDED or (self._outcome is Outcome.STOPPED and self._leaving.is_due)
         if leaves:

@@ -2,7 +2,7 @@
 
 For ranks whose scripts call no hooks (`docs/watch-collectives.md`). Each such rank writes to its board what torch knows
 of its collectives. When none of this node's ranks has begun or completed one for ``collectives_timeout_s``, the
-coordinator is asked to have the ranks of all nodes looked at, which go on living; what it answers is told, and, if the
+coordinator is asked to collect evidence on the ranks of all nodes, which go on; its answer is reported, and, if the
 user wants that, the cycle is ended. Pure.
 """
 
@@ -29,7 +29,7 @@ _OFTEST_NS, _SELDOMEST_NS = 250_000_000, 10_000_000_000
 _ANSWER_NS = 15_000_000_000
 """A coordinator that hasn't answered by then may be another one by now, or has found that other nodes' ranks go on."""
 _LAST_NOTES_NS = 150_000_000
-"""Before ranks have been looked at for as long as they may, what is known by then is told: it has a way to go."""
+"""So long before the end of the collection the notes that have come are sent: they need time to arrive."""
 
 
 @dataclass
@@ -63,7 +63,7 @@ class CollectiveWatch:
         """The coordinator was asked to look into it, and hasn't answered."""
         self._ask_again_ns = 0
         self._is_told = False
-        """This silence was told to the user."""
+        """This silence was reported to the user."""
         self._collecting: _Collecting | None = None
 
     @property
@@ -76,7 +76,7 @@ class CollectiveWatch:
 
     @property
     def _is_on(self) -> bool:
-        """Scripts that call hooks are judged by those alone."""
+        """Hangs of scripts that call hooks are detected by these alone."""
         return self._options.collectives_timeout_s is not None and not self._record.hooked
 
     # -- what is heard ------------------------------------------------------------------------------------------

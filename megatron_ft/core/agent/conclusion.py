@@ -1,7 +1,7 @@
 """Why a cycle has ended, and what this launcher does next: from what it knows and the coordinator's verdict. Pure.
 
-The coordinator's verdict is the same on all nodes. A node leaves the others by itself where somebody asked its launcher
-or one of its ranks for that, or where its ranks can't be ended.
+The coordinator's verdict is the same on all nodes. A node leaves the others by itself if its launcher was asked to
+stop, if one of its ranks has asked for that, or if its ranks can't be ended.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Known:
 
 
 def report(record: CycleRecord, cycle: int, state: NodeState, cause: Cause | None, seen: Readings) -> Report:
-    """What the coordinator is told of this node; ``cycle`` is its number. Without a cause, that of the node's ranks."""
+    """The report on this node; ``cycle`` is the coordinator's number. Without a cause, that of the node's ranks."""
     if state is NodeState.SUCCEEDED:
         return Report(cycle, state)
     why = cause or record.own_failure(seen) or record.cause()

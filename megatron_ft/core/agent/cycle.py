@@ -58,7 +58,7 @@ class Cycle:
         return NodeState.SUCCEEDED if record.all_have_ended else NodeState.HEALTHY
 
     def hear_of_others(self, event: job.DiagnoseHang | job.Reviewed, turn: Turn) -> None:
-        """The ranks of all nodes are to be looked at, or were."""
+        """The coordinator asks for evidence on the ranks of all nodes, or reports what came of it."""
         if isinstance(event, job.DiagnoseHang) and not event.passive:
             self.diagnosis.diagnose(turn)
         elif self._collectives is None or self.met is None:
@@ -163,7 +163,7 @@ class Downtime:
         self._stopped_ns = now_ns
 
     def report_end(self, record: CycleRecord, turn: Turn) -> bool:
-        """Whether all ranks of this node are through their first step; then where the time went is told."""
+        """Log the phases of the start once all ranks here have completed their first step; returns True then."""
         phases = record.phases_ns()
         if phases is None or record.met_ns < self._stopped_ns:
             return False  # not yet; or it is the cycle that failed, of which something is still heard

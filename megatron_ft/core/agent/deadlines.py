@@ -1,4 +1,4 @@
-"""Ranks that nobody's board shows: before their monitoring has begun, and after they have ended it. Pure.
+"""Ranks without a board in use: before their monitoring has begun, and after they have ended it. Pure.
 
 A rank that doesn't start monitoring within ``--ft-startup-timeout`` of its start, or doesn't exit within
 ``--ft-exit-timeout`` of its shutdown, is ended as hung, and the restart policy decides. One exception: after
@@ -43,7 +43,7 @@ class _Wait:
 
 
 class Deadlines:
-    """Of the ranks of one cycle, from their start. ``pauses`` are times in which nobody is judged."""
+    """Of the ranks of one cycle, from their start. ``pauses`` are times in which hang detection is suspended."""
 
     def __init__(self, options: Options, record: CycleRecord, pauses: Pauses, turn: Turn) -> None:
         self._options = options
@@ -53,7 +53,7 @@ class Deadlines:
         self._asked: set[int] = set()
         """Ranks whose monitors were asked for evidence."""
         self._seen_soon: set[int] = set()
-        """Ranks that are ended when all that are ``_asked`` have been looked at."""
+        """Ranks to terminate when evidence has come on all that are ``_asked``."""
         self._look_until_ns: int | None = None
         self._escalations: dict[int, Escalation] = {}
         """Of ranks that are being ended."""
@@ -77,7 +77,7 @@ class Deadlines:
             self._wait("exit", event.local_rank, event.at_ns, timeout_s, turn)
 
     def noted(self, event: Evidence) -> None:
-        """A monitor has looked at its rank."""
+        """A monitor has collected evidence on its rank."""
         if event.local_rank in self._asked:
             self._asked.discard(event.local_rank)
             if event.note.frame:
@@ -86,7 +86,7 @@ class Deadlines:
     def excuse_stop(self, now_ns: int) -> None:
         """The whole node was stopped and continued.
 
-        It may have been at any moment since each was last looked at: none of that time counts. A timer that comes
+        It may have been at any moment since each was last checked: none of that time counts. A timer that fires
         late tells the same, but a stop that is over before the timer is due delays nothing.
         """
         self._stopped_ns = now_ns
@@ -101,7 +101,7 @@ class Deadlines:
         return min(times + ([] if self._look_until_ns is None else [self._look_until_ns]), default=None)
 
     def go_on(self, turn: Turn, *, is_stopping: bool) -> None:
-        """Judge who is due, and end who was judged. ``is_stopping``: nobody need start any more."""
+        """Find the ranks that are late, and terminate them. ``is_stopping``: no rank need start any more."""
         for local_rank in self._record.exits:
             self._waits.pop(local_rank, None)
             self._escalations.pop(local_rank, None)
@@ -143,7 +143,7 @@ class Deadlines:
             self._is_late(wait, elapsed_ns / 1e9, turn)
 
     def _excuse(self, wait: _Wait, now_ns: int) -> None:
-        """It may have stood still at any moment since it was last looked at. What was paused is taken off anyway."""
+        """Don't count the time since the last check, in which the node may have been stopped. Pauses never count."""
         wait.excused_ns += now_ns - wait.asked_ns - self._pauses.within(wait.asked_ns, now_ns)
         wait.asked_ns = now_ns
 
@@ -179,7 +179,7 @@ class Deadlines:
             self._look_until_ns = turn.now_ns + round(LOOK_S * 1e9)
 
     def _ask(self, local_rank: int, turn: Turn, *, ends: bool) -> bool:
-        """Have evidence collected on a rank, once; False if nobody can. ``ends``: it is about to be ended.
+        """Have evidence collected on a rank, once; False if it has no monitor. ``ends``: it is about to be terminated.
 
         One that may go on living is sent no signal for it.
         """
@@ -190,7 +190,7 @@ class Deadlines:
         return local_rank in self._asked
 
     def _blame(self, verdict: HangVerdict, late: _Wait, turn: Turn) -> None:
-        """Accuse nobody who may only wait for another one: no board tells them apart. One that is stopped is it."""
+        """Suspect all ranks that are late: they may wait for each other. If one of them is stopped, only that one."""
         others = [wait.local_rank for wait in self._waits.values() if wait.kind == late.kind]
         if not others or self._record.suspects is not None:
             return

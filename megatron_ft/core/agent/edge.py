@@ -1,4 +1,4 @@
-"""What the launcher's machine is told, and what it asks for: its events and effects.
+"""The events that the launcher's machine takes, and the effects that it asks for.
 
 What the launcher's member of the control plane asks for (``Begin``, ``EndRanks``, ``Conclude``, ``DiagnoseHang`` and
 ``Leave`` of `core.job.edge`) are events here, and so is a rank's ``ReceivedRequest``. Times are nanoseconds of
@@ -63,7 +63,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class StopAsked:
-    """A signal asks the launcher to stop. ``again``: for the second time; nobody is to be waited for any more."""
+    """A signal asks the launcher to stop. ``again``: for the second time; no process is to be waited for any more."""
 
     number: signal.Signals
     again: bool = False
@@ -78,7 +78,7 @@ class Abandoned:
 
 @dataclass(frozen=True, slots=True)
 class Continued:
-    """The launcher was stopped and continued, and so were its ranks, if somebody did that to the whole node."""
+    """The launcher was stopped and continued, and so were its ranks, if the whole node was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ class Way(enum.Enum):
     TERMINATED = "terminated"
     """SIGTERM, and SIGKILL for what is left after the grace."""
     FINISHED = "finished"
-    """They have; what they left behind is given a moment, and told of."""
+    """They have; what they left behind has a moment to end, and is reported."""
     KILLED = "killed"
     """They were asked to stop, and their time is over."""
 
@@ -241,7 +241,7 @@ class Over:
     Args:
         code: its exit code.
         text: why, in words, as far as is known.
-        verdict: on the last cycle; None where nobody has said it.
+        verdict: on the last cycle; None if none has come.
         cause: why the job has failed because of ranks of this node, which torch's table of failures names.
     """
 
@@ -266,7 +266,7 @@ class SignalRanks:
 
 @dataclass(frozen=True, slots=True)
 class Collect:
-    """Have its monitor look at a rank. ``passive``: without a signal to it, because it may go on living."""
+    """Have its monitor collect evidence on a rank. ``passive``: without a signal to it, because it may run on."""
 
     local_rank: int
     passive: bool
@@ -327,7 +327,7 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class TellStop:
-    """Say, if nobody has yet, that the launcher was asked to stop, which goes to so many ranks."""
+    """Say once that the launcher was asked to stop, and to how many ranks the signal goes."""
 
     ranks: int
 

@@ -69,7 +69,7 @@ class CycleEnding:
 
         A Python rank gets the signal itself and alone: its data-loader workers would die of it and take the
         last checkpoint with them. Some other command may be a wrapper that passes nothing on, so its whole
-        group gets it. ``hurry``: the signal that has asked a second time: nobody is waited for any more.
+        group gets it. ``hurry``: the signal that has asked a second time: no rank is waited for any more.
         """
         was_hurried, self._is_hurried = self._is_hurried, hurry is not None
         if self._outcome is Outcome.FAILED and numbers:
@@ -81,7 +81,7 @@ class CycleEnding:
             turn.do(Say(lines.killing_at_once(hurry.name)))
 
     def is_over(self, now_ns: int) -> bool:
-        """Whether nobody is waited for any more."""
+        """Whether no rank is to be waited for any more."""
         awaited = self._awaited & self._record.running
         if self._outcome is Outcome.FAILED:
             awaited = {local_rank for local_rank in awaited if not self._record.is_killed(local_rank)}

@@ -1,7 +1,7 @@
-"""A rank was found hung: the ranks of this node are looked at, in bounded time, and the coordinator is told. Pure.
+"""A rank was found hung: evidence on all ranks of this node is collected, within a bound, and sent on. Pure.
 
-The coordinator lets all nodes look at theirs, and finds who is the cause. The monitor that spoke the verdict ends its
-rank when the cycle is ended, or when its own bound is over: nobody waits for what can't be had. Where the nodes decide
+The coordinator asks all nodes for theirs, and finds which rank is the cause. The monitor that found the hang ends its
+rank when the cycle is ended, or when its own bound is over, so that missing evidence delays nothing. Where nodes decide
 for themselves (``min-healthy``, or a rendezvous of torch's), so does this: ranks that weren't found hung may go on
 living, so nothing is sent to them.
 """
@@ -23,7 +23,7 @@ from megatron_ft.core.job.messages import Hang, Notes
 __all__ = ["HangDiagnosis", "note_unseen", "tell_notes"]
 
 _LAST_NOTES_NS = 150_000_000
-"""Before the bound is over, what has been seen by then is told: it has a way to go."""
+"""So long before the bound is over the notes that have come are sent: they need time to arrive."""
 
 
 _PART_CHARS = 80_000
@@ -48,7 +48,7 @@ class HangDiagnosis:
         self._is_over = False
 
     def found(self, verdict: HangVerdict, turn: Turn, *, is_seen: bool = True) -> None:
-        """A rank was found hung. ``is_seen``: by its monitor, which looks at it already."""
+        """A rank was found hung. ``is_seen``: by its monitor, which is collecting evidence already."""
         if self._is_over:
             turn.do(Release())
             return
@@ -59,7 +59,7 @@ class HangDiagnosis:
         self._begin(turn, from_ns=from_ns, known={verdict.local_rank} if is_seen else set())
 
     def diagnose(self, turn: Turn) -> None:
-        """A rank of another node hangs: look at those of this one."""
+        """A rank of another node hangs: collect evidence on those of this one."""
         self._begin(turn, from_ns=turn.now_ns, known=set())
 
     def noted(self, event: Evidence, turn: Turn) -> None:
@@ -71,12 +71,12 @@ class HangDiagnosis:
             return  # collected for another reason; evidence from before the verdict says little of the hang
         note, before = event.note, self._notes.get(event.local_rank)
         if before is not None:
-            # what was looked at first counts: since then a rank may have been stopped by its monitor
+            # the first evidence counts: since then a rank may have been stopped by its monitor
             note = dataclasses.replace(before, found_hung=before.found_hung or note.found_hung)
         self._notes[event.local_rank] = note
 
     def close(self, turn: Turn) -> None:
-        """The cycle is being ended: nobody is looked at any more, and who was found hung needn't wait for that."""
+        """The cycle is being ended: collect no more evidence, and let the monitors end the hung ranks."""
         self._is_over = True
         turn.do(Release())
 
@@ -109,7 +109,7 @@ class HangDiagnosis:
             self.close(turn)
 
     def _begin(self, turn: Turn, *, from_ns: int, known: set[int]) -> None:
-        """Have all ranks looked at that nobody has looked at; ``known`` are looked at already."""
+        """Have evidence collected on all ranks but those on which it is or was; on ``known`` it is being collected."""
         if self._bound_ns is not None or self._is_over:
             return
         self._bound_ns = from_ns + round(LOOK_S * 1e9)

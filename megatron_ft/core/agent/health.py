@@ -1,4 +1,4 @@
-"""Before a node takes part in a cycle: whether it is fit, by the user's command; it stands aside until it is. Pure."""
+"""A node's health check by the user's command: the node takes part in no cycle until it passes. Pure."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from megatron_ft.core.job.restart_policy import Action, Decision
 __all__ = ["Leaving", "stopped"]
 
 _GOODBYE_S = 1.0
-"""The others are told why this node leaves, if they can be in this time."""
+"""How long to wait, in seconds, until the others have received why this node leaves."""
 _EXCLUDED_S = 30.0
 """The same where the launcher stays anyway: a coordinator that takes over is waited for, and hears it."""
 
@@ -58,7 +58,7 @@ class Leaving:
         return _EXCLUDED_S if self.is_excluded else _GOODBYE_S
 
     def farewell(self, *, well: bool) -> Goodbye:
-        """What the others are told. ``well``: no rank of this node has ended otherwise than with 0."""
+        """The message to the others. ``well``: no rank of this node has ended otherwise than with 0."""
         if self.signals:
             return Goodbye(f"its launcher received {self.signals[0].name}", well=well)
         return Goodbye(self.abandoned, failed=True)

@@ -56,7 +56,7 @@ class Orders:
         return self.begun
 
     def may_be_news(self, state: NodeState) -> bool:
-        """Whether a report of this state may be: it is told once, and again if it no longer follows from another's.
+        """Whether to send a report of this state: once, and again if it no longer follows from another node's.
 
         A cycle whose successor has begun isn't asked after any more.
         """
@@ -89,7 +89,7 @@ class Orders:
 
     @property
     def is_lost(self) -> bool:
-        """Nobody will say why it has ended."""
+        """Whether no verdict on the cycle can come any more."""
         return self._end is None or self._end.lost or self.has_begun
 
     @property

@@ -31,7 +31,7 @@ class Phase(enum.Enum):
     DONE = "done"
     """None of its ranks is left, and not all nodes know yet how the job has ended."""
     LEAVING = "leaving"
-    """The others have been told that this node goes."""
+    """The others have received that this node leaves."""
     EXCLUDED = "excluded"
     """They go on without it, and the launcher waits for the end of the job."""
     OVER = "over"

@@ -1,4 +1,4 @@
-"""What happened to the ranks of this node in one cycle, collected as it is told, and the cause found in it. Pure."""
+"""What happened to the ranks of this node in one cycle, collected event by event, and the cause found in it. Pure."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ class CycleRecord:
         self.started: dict[int, RankStarted] = {}
         self.exits: dict[int, RankExit] = {}
         self.watched: set[int] = set()
-        """Those that have connected to their monitors: they can be looked at."""
+        """Those that have connected to their monitors, which can collect evidence on them."""
         self.hooked: set[int] = set()
-        """Those of them whose scripts call hooks: these are judged by their monitors."""
+        """Those of them whose scripts call hooks: their monitors detect hangs of these."""
         self.hung: dict[int, Grace] = {}
         """Those that were found hung (failed, however they end), and when they should be gone."""
         self.shutdown_request: ReceivedRequest | None = None
         self.exclude_request: ReceivedRequest | None = None
         self.found: Cause | None = None
-        """Who hangs, once all ranks have been looked at; None as long as, or where, that isn't known."""
+        """The rank that hangs, by the evidence on all ranks; None as long as, or where, that isn't known."""
         self.suspects: tuple[HangVerdict, Sequence[int]] | None = None
         """What the launcher itself found first, and the local ranks of which one hangs, where it isn't just that."""
         self.places: dict[int, str] = {}
@@ -66,7 +66,7 @@ class CycleRecord:
         self._raised: set[int] = set()
         """Those that were ending of an exception of their own when the first hang was reported: that was no hang."""
 
-    # -- what is told -----------------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------------------
 
     def exited(self, event: RankExited, seen: Readings) -> RankExit:
         """A rank has ended."""

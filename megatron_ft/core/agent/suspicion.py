@@ -1,8 +1,8 @@
-"""A learned timeout suspects, what the ranks do convicts. Pure.
+"""A rank whose learned timeout is over is terminated only if no rank of the job makes progress. Pure.
 
-A monitor whose rank has passed a learned timeout asks here. All ranks of the job are looked at twice, and as long as
+A monitor whose rank has passed a learned timeout asks here. All ranks of the job are observed twice, and as long as
 one of them makes progress the suspects are given more time, a quarter more each time and `MOST` timeouts in all at
-most: some ranks only seem to move. If none does, the suspects are convicted, and found hung as by any other timeout.
+most: some ranks only seem to move. If none does, the hang is confirmed, as when any other timeout is over.
 Where the nodes decide for themselves (``min-healthy``, or a rendezvous of torch's), only the ranks of this node count.
 """
 
@@ -18,7 +18,7 @@ from megatron_ft.core.job.messages import Moving, Suspected
 __all__ = ["MOST", "Suspicion"]
 
 MOST = 4.0
-"""So many times its learned timeout a rank may take at most, whoever moves."""
+"""So many times its learned timeout a rank may take at most, even if others make progress."""
 _MORE = 1.25
 _LEAST_MORE_S = 1.0
 _SHARE, _LEAST_S, _LONGEST_S = 0.2, 0.1, 1.0
@@ -42,7 +42,7 @@ class Suspicion:
         self._given: set[tuple[int, int, str]] = set()
         """For which this was said: once for each interval."""
         self._awaited: set[int] = set()
-        """Local ranks that are being looked at."""
+        """Local ranks whose progress is being checked."""
         self._bound_ns: int | None = None
         self._elsewhere: tuple[int, str] | None = None
         """When, and what, another node has told last."""
@@ -95,7 +95,7 @@ class Suspicion:
             self.go_on(turn)
 
     def go_on(self, turn: Turn) -> None:
-        """ConfirmHang, once nobody can be seen to move."""
+        """Confirm the hang, once no rank can be found to make progress any more."""
         is_open = bool(self._awaited) or self._asks_others
         if self._bound_ns is None or (is_open and turn.now_ns < self._bound_ns):
             return

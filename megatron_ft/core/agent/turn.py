@@ -22,7 +22,7 @@ class Options:
         meets_elsewhere: the nodes meet by a rendezvous of torch's own, and this launcher coordinates only itself.
         try_again_code: of a launcher that can't go on where it is.
         checks_health: there is a command that says whether the node is fit.
-        collectives_timeout_s: ranks whose scripts call no hooks, and complete no collective for so long, are told of;
+        collectives_timeout_s: report ranks whose scripts call no hooks if they complete no collective for so long;
             None: they aren't watched. ``ends_for_collectives``: and if some wait in one, the cycle is ended.
     """
 

@@ -131,7 +131,7 @@ def would_have_ended(cycle: int, verdict: HangVerdict) -> Write:
 
 
 def more_time(cycle: int, verdict: HangVerdict, until_s: float, progress: str) -> Write:
-    """A learned timeout is over, and somebody makes progress."""
+    """A learned timeout is over, and a rank makes progress."""
     record = records.MoreTime(
         rank=verdict.rank,
         local_rank=verdict.local_rank,
@@ -148,7 +148,7 @@ def more_time(cycle: int, verdict: HangVerdict, until_s: float, progress: str) -
 
 
 def finding(cycle: int, cause: Cause) -> list[Write]:
-    """All ranks were looked at because one hung: who it was. One launcher of the job logs it."""
+    """The cause of a hang, by the evidence on all ranks. One launcher of the job logs it."""
     if cause.detail and cause.kind in (CauseKind.HANG, CauseKind.CRASH):
         return [Write(records.Finding(cycle=cycle, rank=cause.rank, text=cause.detail))]
     return []
@@ -160,7 +160,7 @@ def abandoned(text: str) -> Write:
 
 
 def no_collective(cycle: int, review: Reviewed, *, ends: bool) -> Write:
-    """Ranks whose scripts call no hooks complete no collective, and all were looked at."""
+    """Ranks whose scripts call no hooks complete no collective, and evidence on all was collected."""
     record = records.NoCollective(
         cycle=cycle,
         rank=review.rank,

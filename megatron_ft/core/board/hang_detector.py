@@ -4,12 +4,12 @@ Pure: no clock, no I/O. Times are nanoseconds of CLOCK_MONOTONIC.
 
 Rules
 -----
-* Every open section is judged by ``now - opened at``; an overdue outer section is a hang even if an inner
+* Every open section's age is ``now - opened at``; an overdue outer section is a hang even if an inner
   one is young. Only if none is open, ``now - last transition`` counts against the out-of-section timeout.
 * Heartbeat timeouts, the user's like the default ones, apply to a rank that has sent a heartbeat or has opened no
-  section: one that opens sections and sends no heartbeat isn't judged by them.
-* During warm-up (see :func:`_is_warming_up`) "step" and the time out of section aren't judged. Where a section "warmup"
-  is configured they are: its timeout is that of "step" until more than the warm-up's iterations have begun.
+  section: they don't apply to one that opens sections and sends no heartbeat.
+* During warm-up (see :func:`_is_warming_up`) "step" and the time out of section have no timeout. If a section "warmup"
+  is configured they have: its timeout is that of "step" until more than the warm-up's iterations have begun.
 * A verdict is read twice, a moment apart, before it counts.
 * Time in which the whole node stood still isn't the rank's. The monitor can't see such time, but it notices
   two signs of it: it wakes much later than it asked, or it receives SIGCONT. Either way the node may have
@@ -115,14 +115,14 @@ class Gap(NamedTuple):
     start_ns: int
     end_ns: int
     lost_ns: int
-    """How much of it nobody is to be charged with."""
+    """How much of it isn't counted for any rank."""
     doubtful_ns: int
     """How much more of it may have been lost."""
 
 
 @dataclass
 class MonitorState:
-    """What the monitor remembers between two looks at one board."""
+    """What the monitor remembers between two checks of one board."""
 
     check_interval_ns: int
     last_look_ns: int
@@ -133,13 +133,13 @@ class MonitorState:
     put_off: int = 0
     """How often in a row a second reading came so late that it counted as a first one."""
     dismissed: Interval | None = None
-    """Overdue, known, and left alone: it isn't judged again as long as it lasts."""
+    """Overdue, reported, and left alone: it isn't checked again as long as it lasts."""
     given: dict[Interval, int] = field(default_factory=dict)
-    """Intervals that have more time than their learned timeout, in all: somebody was seen to make progress."""
+    """Intervals that have more time than their learned timeout, in all: a rank made progress."""
 
 
 def check_board(state: MonitorState, board: BoardSnapshot, now_ns: int, *, was_stopped: bool = False) -> Check:
-    """Judge one snapshot, taken just before ``now_ns``; ``was_stopped``: a SIGCONT came since the last look.
+    """Check one snapshot, taken just before ``now_ns``; ``was_stopped``: a SIGCONT came since the last check.
 
     Changes ``state``.
     """
@@ -180,7 +180,7 @@ def check_board(state: MonitorState, board: BoardSnapshot, now_ns: int, *, was_s
 
 
 def dismiss(state: MonitorState, verdict: Overdue) -> None:
-    """Let a rank that was found hung go on (who only observes ends nobody); the next verdict is another one.
+    """Let a rank that was found hung go on (--ft-observe-only terminates none); the next verdict is another one.
 
     Changes ``state``.
     """
@@ -195,7 +195,7 @@ def extend_timeout(state: MonitorState, verdict: Overdue, timeout_ns: int) -> No
 
 
 def excuse(state: MonitorState, since_ns: int, now_ns: int) -> None:
-    """Count the time from ``since_ns`` on, in which nobody was to judge, for nobody's. Changes ``state``."""
+    """Don't count the time from ``since_ns`` on, in which hang detection was suspended. Changes ``state``."""
     start_ns = max(since_ns, state.gaps[-1].end_ns if state.gaps else 0)
     _add_gap(state, Gap(start_ns, now_ns, now_ns - start_ns, 0))
     state.suspect = None
@@ -221,7 +221,7 @@ def _judge_overdue(state: MonitorState, board: BoardSnapshot, interval: Interval
     if state.suspect is None or state.suspect.interval != interval:
         state.suspect = _Suspect(interval, now_ns + CONFIRM_AFTER_NS)
     if now_ns >= state.suspect.confirm_at_ns:
-        state.asked_ns = None  # whoever looks again after this isn't late
+        state.asked_ns = None  # a check that comes after this isn't late
         return Check(Action.END_RANK, None, verdict)
     state.asked_ns = state.suspect.confirm_at_ns
     return Check(Action.CONFIRM, state.asked_ns, verdict)
@@ -373,5 +373,5 @@ def _stood_still(state: MonitorState, interval: Interval) -> int:
 
 
 def _most_doubt(timeout_ns: int) -> int:
-    """A quarter of the timeout, and as a short one is looked at more often, ten seconds of it, or all."""
+    """A quarter of the timeout, and as a short one is checked more often, ten seconds of it, or all."""
     return min(timeout_ns, max(_DOUBT_NS, timeout_ns // _DOUBT_SHARE))

@@ -56,7 +56,7 @@ W_COLLECTIVES_COMPLETED = 34
 W_OUT_OF_SECTION_FIRST = 35  # the timeout of the first times of a cycle in which none is open; 0: the same
 
 CLOSING = int.from_bytes(b"is over!", "little")
-"""No stray write makes that: a board that is renewed keeps it, because nobody would write it again."""
+"""No stray write makes that: a board that is renewed keeps it, because it would not be written again."""
 FLAG_INITIAL_IS_EXPLICIT = 1
 FLAG_SUBSEQUENT_IS_EXPLICIT = 2
 FLAG_ARE_LEARNED = 4

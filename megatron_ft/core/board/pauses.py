@@ -1,4 +1,4 @@
-"""Spans of time in which nobody is to be judged, because somebody holds the job still. Pure."""
+"""Spans of time in which hang detection is suspended (megatron-ft pause). Pure."""
 
 from __future__ import annotations
 

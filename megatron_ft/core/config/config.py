@@ -145,7 +145,7 @@ class ConfigValues:
             self.__dict__[name] = SectionTimeoutMap()
 
     def is_set(self, name: str) -> bool:
-        """Whether somebody gave this field a value (rather than leaving it at its default)."""
+        """Whether the user gave this field a value (rather than leaving it at its default)."""
         assert name in FIELDS, name
         # A map that was filled in place was set too.
         return name in self.__dict__["_assigned"] or (name == "rank_section_timeouts" and bool(self.__dict__[name]))

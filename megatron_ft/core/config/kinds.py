@@ -20,7 +20,7 @@ _NO_LIMIT = ("null", "none", "~", "inf", "+inf", "infinity")
 _TRUE, _FALSE = ("1", "true", "yes"), ("0", "false", "no")
 _NOT_FORWARDED = frozenset(
     {
-        *(signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGCONT),  # nobody can pass them on
+        *(signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGCONT),  # they can't be passed on
         *(signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGPIPE, signal.SIGABRT),  # stops and faults
         *(signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS),
     }
@@ -39,8 +39,8 @@ class Kind:
     """What an option may hold.
 
     `check` turns what a user gave into what is stored, or raises `Refused`. `read` turns a text of the command line
-    into something that `check` can judge. `plain` turns what is stored into what JSON and YAML can hold and `check`
-    accepts back.
+    into something that `check` accepts or refuses. `plain` turns what is stored into what JSON and YAML can hold and
+    `check` accepts back.
     """
 
     check: Callable[[Any], Any]

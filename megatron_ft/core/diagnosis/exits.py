@@ -161,7 +161,7 @@ class Cause:
     by_us: bool = False
     """Its end was our doing: nothing tells more."""
     host: str = ""
-    """Of the node whose fault it was; empty if nobody's, or not known."""
+    """Of the node that caused it; empty if none did, or it isn't known."""
 
     @property
     def line(self) -> str:
@@ -173,7 +173,7 @@ class Cause:
 def is_by_us(rank_exit: RankExit) -> bool:
     """Whether a rank ended because launcher or monitor had signalled it.
 
-    SIGKILL that none of us sent isn't ours, whatever we had sent before it: somebody else was quicker.
+    A SIGKILL that none of our processes sent isn't ours, whatever they sent before: another process was quicker.
     """
     if not rank_exit.signals_sent:
         return False
@@ -276,7 +276,7 @@ def find_cause(
     """
     if verdicts:
         # two monitors may find theirs in the same millisecond: a stopped rank is the cause, one that is an iteration
-        # behind more likely so, whichever was told first
+        # behind more likely so, whichever was reported first
         first = min(verdicts, key=lambda v: (not v.stopped, math.inf if v.iteration is None else v.iteration, v.at_ns))
         return Cause(kind=CauseKind.HANG, text=describe_hang(first), rank=first.rank, iteration=first.iteration)
     failed = _as_raised([rank_exit for rank_exit in exits if rank_exit.exitcode != 0], raised)

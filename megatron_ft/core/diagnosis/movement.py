@@ -1,4 +1,4 @@
-"""Whether a rank still makes progress: two looks at it, a moment apart, and what has changed between them. Pure.
+"""Whether a rank still makes progress: two observations of it, a moment apart, and what has changed between them. Pure.
 
 What can't be read in both looks counts for nothing: unknown isn't progress.
 """
@@ -20,7 +20,7 @@ _BUSY_SHARE = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Glance:
-    """One look at one rank.
+    """One observation of one rank.
 
     Args:
         at_ns: when (CLOCK_MONOTONIC).

@@ -31,10 +31,10 @@ __all__ = [
 ]
 
 LOOK_S = 2.0
-"""So long ranks are looked at after a verdict, at most: the monitor that spoke it and the launcher must agree."""
+"""How long, in seconds, evidence is collected at most: the monitor that found the hang and the launcher must agree."""
 _PEER = re.compile(r"^(?:send|recv) (\d+)\s*(?:->|<-)\s*(\d+)$")
 _NEAR = 10
-"""So many innermost calls are looked at for what a thread waits in."""
+"""In so many innermost calls is searched for what a thread waits in."""
 _MOST_RANKS = 1 << 20
 _C10D = "torch/distributed/distributed_c10d.py"
 _PROCESSES = ("/multiprocessing/", "/concurrent/futures/process.py", "/subprocess.py")
@@ -101,7 +101,7 @@ class Collective:
 
     @property
     def peer(self) -> int | None:
-        """The global rank on the other side of a point-to-point operation, where that is told."""
+        """The global rank on the other side of a point-to-point operation, if the operation names it."""
         found = _PEER.match(self.op)
         if found is None:
             return None
@@ -116,7 +116,7 @@ class Collective:
 
 
 def _write_in_flight(collectives: Sequence[Collective]) -> list[dict[str, Any]]:
-    """The ranks of a group are told once, however many of its collectives are in flight."""
+    """The ranks of a group are written once, however many of its collectives are in flight."""
     found, told = [], set()
     for each in collectives:
         found.append(fields(each if each.group not in told else replace(each, ranks=())))
@@ -134,7 +134,7 @@ def _read_in_flight(value: Any) -> tuple[Collective, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class RankNote:
-    """One rank, at the moment at which somebody was found hung.
+    """The evidence on one rank, at the moment at which a rank was found hung.
 
     Args:
         section: the outermost one that is open; open_s: for how long it is, or how long none is open.
@@ -142,7 +142,7 @@ class RankNote:
         left_s: seconds until the first of its timeouts is over, negative if one is; None if none runs.
         found_hung: its own monitor found it overdue.
         state: of its process as /proc has it: "R", "S", "D", "T"; empty where that isn't known.
-        is_busy: its main thread used its processor while it was looked at.
+        is_busy: its main thread used its processor while evidence was collected.
         has_stack: a stack could be had; frame and inner are of its main thread.
         frame: the innermost call in the user's code, "loader.py:88 next_batch"; inner: the innermost at all.
         waits_in: the collective that its stack shows it in, empty if none.

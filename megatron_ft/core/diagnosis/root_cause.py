@@ -1,6 +1,6 @@
 """Who hangs, and who only waits for it: from one note on each rank of a job. Pure.
 
-A rank waits for those of its collective's group that haven't entered it. Who is waited for and waits for nobody is the
+A rank waits for those of its collective's group that haven't entered it. One that is waited for and doesn't wait is the
 cause. Where all wait for each other (two ranks went different ways), the cause is the one rank without whose wait all
 the others' would be explained. A wrong accusation is worse than none: where this leaves several, all are named as
 candidates, and none as the cause.
@@ -19,7 +19,7 @@ from megatron_ft.core.diagnosis.rank_snapshot import Collective, RankNote, place
 __all__ = ["Finding", "find", "waits_for"]
 
 Waits = Mapping[int, frozenset[int]]
-"""Rank -> those it waits for; ranks that wait for nobody have an empty set."""
+"""Rank -> those it waits for; ranks that don't wait have an empty set."""
 
 _MOST = 0.5
 """A cause has been where it is for at least this share of the time that the overdue rank has."""
@@ -66,7 +66,7 @@ def find(notes: Sequence[RankNote], *, elapsed_s: float, are_all: bool = True) -
 def waits_for(notes: Iterable[RankNote]) -> dict[int, frozenset[int]]:
     """For whom each rank waits, as its collectives tell, or, where it couldn't tell them, its stack.
 
-    Ranks of which there is no note may be among them, where nobody else is missing.
+    Ranks of which there is no note may be among them, if no other rank is missing.
     """
     by_rank = {note.rank: note for note in notes}
     absent = _Absent(by_rank)
@@ -184,7 +184,7 @@ def _explanations(waits: Waits) -> set[int]:
 
 
 def _explains(rank: int, waits: Waits) -> bool:
-    """Whether everybody waits for this rank in the end, and for no circle, if this rank itself waits for nobody."""
+    """Whether all ranks wait for this one in the end, and for no circle, if this rank itself doesn't wait."""
     left = {each: others for each, others in waits.items() if each != rank and others}
     done = {rank}
     while left:
@@ -211,7 +211,7 @@ def _narrowed(roots: Sequence[RankNote], elapsed_s: float) -> tuple[set[int], bo
 
 
 def _overdue(notes: Sequence[RankNote], elapsed_s: float) -> set[int]:
-    """Where nobody is seen to wait: who is stuck, unless somebody has been an iteration behind for most of it."""
+    """If no rank is seen to wait: those that are stuck, unless a rank has been an iteration behind for most of it."""
     hung = [note for note in notes if _is_stuck(note, elapsed_s)]
     known = [note.iteration for note in hung if note.iteration is not None]
     if known:
@@ -226,7 +226,7 @@ def _overdue(notes: Sequence[RankNote], elapsed_s: float) -> set[int]:
         if behind:
             return {note.rank for note in behind if note.iteration == min(n.iteration or 0 for n in behind)}
         hung = [note for note in hung if note.iteration in (None, min(known))]
-    # where a rank waits in a collective and nobody is missing from it, the rank isn't the cause of that
+    # if a rank waits in a collective and none is missing from it, the rank isn't the cause of that
     return {note.rank for note in hung if not (note.in_flight or note.seems_to_wait)}
 
 

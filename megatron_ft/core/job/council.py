@@ -151,7 +151,7 @@ class Council:
 
     @property
     def is_deserted(self) -> bool:
-        """All voters of the last decision have said farewell: nobody can go on any more."""
+        """All voters of the last decision have said farewell: the job can't go on any more."""
         return self.decision is not None and len(self.left) >= self.decision.size
 
     @property
@@ -189,7 +189,7 @@ class Council:
         """Ask launchers to follow, and take or give up the lead; returns True if the lead has just been taken."""
         if not self._suffices(self._here.keys(), self._owner is not None):
             self.leads, self.proposal = False, None
-            if self._has_asked:  # who follows is to know that it follows nobody any more
+            if self._has_asked:  # its followers are to know that they have no leader any more
                 self._has_asked = False
                 self._follow_anew(everybody)
                 self._untold = list(self._unasked)
@@ -219,7 +219,7 @@ class Council:
         return self.leads and not before
 
     def _follow_anew(self, everybody: Iterable[Node]) -> None:
-        """Nobody follows any more before it has been asked again."""
+        """No launcher follows any more before it has been asked again."""
         self._following.clear()
         self._had.clear()
         self._unasked = [node for node in everybody if node.link is not None]
@@ -257,7 +257,7 @@ class Council:
     ) -> None:
         """Ask for a decision.
 
-        ``members`` have places in it, and are all waited for; ``others`` only vote on it, or are told of it.
+        ``members`` have places in it, and are all waited for; ``others`` only vote on it, or only receive it.
         """
         assert self.leads, "only who leads proposes"
         voters = sorted(members) if kind is not Kind.END else sorted(self._here)

@@ -1,4 +1,4 @@
-"""What the machines of the control plane are told, and what they ask for: their events and effects."""
+"""The events that the machines of the control plane take, and the effects that they ask for."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """A decision has been made: for the log, and for whoever checks that nobody else makes another one."""
+    """A decision has been made: for the log, and for checks that no other coordinator makes another one."""
 
     held: Held
     members: tuple[str, ...]
@@ -61,7 +61,7 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Quit:
-    """Nobody needs this coordinator any more."""
+    """No launcher needs this coordinator any more."""
 
 
 CoordinatorEvent = Heard | Broken
@@ -91,7 +91,7 @@ class Transmit:
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """Say this to ``host:port``, on a connection of its own, if somebody is there; the one before may be given up."""
+    """Send this to ``host:port`` on a connection of its own, if a process listens there; may replace the last."""
 
     address: str
     moved: Moved
@@ -125,7 +125,7 @@ class LeftOut:
 class EndRanks:
     """End this node's ranks, and say ``Member.ready`` when a new cycle may begin.
 
-    ``is_cut_off``: nobody has said so, because no coordinator can be reached.
+    ``is_cut_off``: that isn't known from a coordinator, because none can be reached.
     """
 
     end: End

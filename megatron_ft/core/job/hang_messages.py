@@ -13,7 +13,7 @@ __all__ = ["Hang", "Moving", "Notes", "Reviewed", "Suspected"]
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """A rank of this node was found hung: every node is to look at its ranks. ``passive``: these go on all the same."""
+    """A rank of this node was found hung: every node is to collect evidence. ``passive``: the ranks run on."""
 
     cycle: int
     verdict: HangVerdict
@@ -33,7 +33,7 @@ class Notes:
 
 @dataclass(frozen=True, slots=True)
 class Suspected:
-    """A learned timeout is over on this node: all others, which the coordinator tells, are to look at theirs twice."""
+    """A learned timeout is over on this node: all others, to which the coordinator sends it, are to check progress."""
 
     cycle: int
     between_s: float
@@ -53,8 +53,8 @@ class Reviewed:
 
     Args:
         asker: the place of the node that had asked for it.
-        text: who keeps the others waiting and where it is, and what they do; or that nobody waits.
-        rank: who; None if that isn't known.
+        text: which rank keeps the others waiting and where it is, and what they do; or that none waits.
+        rank: that rank; None if it isn't known.
         is_waited: some rank waits in a collective.
     """
 

@@ -23,7 +23,7 @@ from megatron_ft.core.job.review import goes_on, review
 __all__ = ["Inquest", "blamed"]
 
 _NETWORK_S = 0.3
-"""Beyond the time in which ranks are looked at, for what was seen to arrive."""
+"""Beyond the time in which evidence is collected, for the notes to arrive."""
 
 
 class Inquest:
@@ -65,7 +65,7 @@ class Inquest:
         return review(self._notes, self.first, cycle=cycle, asker=self.asker, are_all=are_all, several=several)
 
     def cause(self, *, several: bool) -> Cause | None:
-        """What the notes come to; None if they tell nothing. ``several``: there are several nodes, which is told."""
+        """The cause by the notes; None if they show none. ``several``: there are several nodes, so name the host."""
         if self._found is None:
             are_all = self._are_all and not self._awaited
             self._found = (blamed(self._notes, self.first, are_all=are_all, several=several),)

@@ -28,7 +28,7 @@ class Ending(enum.Enum):
     """How a life ended."""
 
     RUNNING = "running"
-    """It hasn't; or nobody was left to say how."""
+    """It hasn't; or no launcher was left to write how."""
     FINISHED = "finished"
     STOPPED = "stopped"
     """On request, with more to train."""
@@ -42,13 +42,13 @@ class Ending(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Life:
-    """One. ``life`` counts from 1; ``iteration`` is the last that was begun, -1 where none was told.
+    """One. ``life`` counts from 1; ``iteration`` is the last that was begun, -1 where none was reported.
 
     Args:
         job: what tells the job from others: ``--rdzv-id`` and what the scheduler says.
         command: what the ranks run; what was reached is carried on only from lives that ran the same.
         restarts: used in this life.
-        exit_code: of the launchers; None while it runs, and where nobody could say it.
+        exit_code: of the launchers; None while it runs, and where no launcher could write it.
         resumed: the furthest iteration that a cycle went on from.
         stalled: so many failed cycles in a row, those of earlier lives included, have got no further.
         trained: a cycle was through its start, or may have been.

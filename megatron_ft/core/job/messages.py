@@ -63,7 +63,7 @@ class Hello:
         rules: a launcher that has others is refused, too.
         instance: a word of its own, made when it started; session: counts its connections, of which the last counts.
         name: of its host; address: where it can coordinate, ``host:port``, empty if it can't.
-        rank: the place it is meant to have, by the command line or the scheduler; None if nobody said.
+        rank: the place it is meant to have, by the command line or the scheduler; None if neither gives one.
         owns: it has started this very coordinator.
         before: how far earlier lives of the job have got, as this launcher's log directory says.
         domain: of NVLink, if the rules have segments.
@@ -232,7 +232,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Collect:
-    """A rank hangs somewhere: look at yours, and say what you see. ``passive``: they go on living."""
+    """A rank hangs: collect evidence on yours, and send it. ``passive``: they run on."""
 
     cycle: int
     passive: bool = False
@@ -258,12 +258,12 @@ REFUSED = 2
 
 @dataclass(frozen=True, slots=True)
 class Stay:
-    """The job goes on without this node, which is excluded: its launcher is to come again, as nobody's, for the end."""
+    """The job goes on without this node, which is excluded: its launcher connects again, without one, for the end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dismiss:
-    """Nobody needs this launcher any more. ``text``: what is wrong with it, or why the job ends when it leaves."""
+    """This launcher isn't needed any more. ``text``: what is wrong with it, or why the job ends when it leaves."""
 
     code: int
     text: str = ""

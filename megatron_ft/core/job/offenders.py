@@ -17,7 +17,7 @@ class Offenders:
     def __init__(self) -> None:
         self._faults: tuple[Fault, ...] = ()
         self._told: set[str] = set()
-        """Names of nodes of which it was told that they are back."""
+        """Names of nodes whose return was reported."""
 
     def judged(self, cycle: Cycle) -> None:
         """That cycle is over, and why is known."""

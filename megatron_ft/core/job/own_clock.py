@@ -1,4 +1,4 @@
-"""The time in which a process was awake: while it stood still (stopped, suspended), nobody was silent. Pure."""
+"""The time in which a process was awake: while it was stopped or suspended, no peer counts as silent. Pure."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Advance:
     def after(self, reached: Reached | None) -> Advance:
         """After one more cycle that failed; None is one of which nothing is known.
 
-        A job that has never told an iteration isn't judged; a cycle without one is, in a job that had some before.
+        A job that has never reported an iteration isn't checked; a cycle without one is, in a job that had some before.
         """
         trained = self.trained or self.last >= 0 or reached is None or reached.trained
         start = "" if trained or reached is None else reached.start
@@ -57,7 +57,7 @@ class Advance:
 
 
 def furthest(known: Iterable[Advance]) -> Advance:
-    """What is known by whoever knows most: not all nodes need have seen the job's earlier lives."""
+    """What is known by the node that knows most: not all nodes need have seen the job's earlier lives."""
     return max(
         known, key=lambda advance: (advance.last, advance.first, advance.stalled, advance.trained), default=Advance()
     )

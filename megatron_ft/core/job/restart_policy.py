@@ -43,7 +43,7 @@ class Outcome(enum.Enum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     STOPPED = "stopped"
-    """Somebody asked for the end: a signal to the launcher, or a rank's request to shut the workload down."""
+    """The end was asked for: by a signal to the launcher, or by a rank's request to shut the workload down."""
     MEMBERSHIP = "membership"
     """Nothing failed here: another node left its ranks, or one wants to join."""
     EXCLUDED = "excluded"

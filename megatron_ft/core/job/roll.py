@@ -34,7 +34,7 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One, without the names of its nodes: each node knows its own place, and nobody needs them all.
+    """One, without the names of its nodes: each node knows its own place, and none needs them all.
 
     Args:
         number: of decisions, from 0.
@@ -90,10 +90,10 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What a node must not forget: a coordinator that takes over is told it."""
+    """What a node must not forget: it sends it to a coordinator that takes over."""
 
     promised: Term = (-1, "")
-    """It follows nobody with a lesser one."""
+    """It follows no coordinator with a lesser one."""
     decided: Held | None = None
     accepted: Accepted | None = None
 

@@ -1,4 +1,4 @@
-"""What a job was told to do, as the coordinator needs it."""
+"""The options of a job, as the coordinator needs them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Rules"]
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What all launchers of a job were told on their command lines, the same for all. Times are seconds.
+    """What the command lines of all launchers of a job say, the same for all. Times are seconds.
 
     Args:
         last_call_s: so long a round is open for more nodes after there are enough; None: 30 s for the first one, 1 s

@@ -64,7 +64,7 @@ class Search:
         self._ways = []
 
     def sent_to(self, address: str) -> None:
-        """The job is coordinated there, as somebody says."""
+        """The job is coordinated there, as another launcher or coordinator says."""
         self._addresses = tuple(dict.fromkeys((address, *self._addresses)))
         self.home, self._ways = address, []
 
@@ -75,7 +75,8 @@ class Search:
 
     def _others(self, *, knows_job: bool, now_s: float) -> list[str]:
         """All other addresses, without those that are silent, if not all are."""
-        founds = not knows_job and self._own == self._endpoints[0]  # and goes back if nobody is where it was sent
+        # the founder goes back to its own address if no coordinator is where it was sent
+        founds = not knows_job and self._own == self._endpoints[0]
         others = [way for way in ((self._own,) if founds else self._addresses) if way != self.home]
         return [way for way in others if self._is_worth(way, now_s)] or others
 

@@ -59,7 +59,7 @@ def _survivors(slots: Sequence[Slot], ready: dict[str, Node]) -> list[Node | Non
 
 
 def _filled(left: Sequence[Node | None], spares: list[Node]) -> Segment | None:
-    """With spares of its domain, which are taken; None if they are too few, or nobody is left of it."""
+    """With spares of its domain, which are taken; None if they are too few, or no node is left of it."""
     domain = next((node.domain for node in left if node is not None), None)
     fit = [node for node in spares if node.domain == domain]
     if domain is None or len(fit) < left.count(None):

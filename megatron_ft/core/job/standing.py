@@ -22,7 +22,7 @@ class Phase(enum.Enum):
     RUNNING = "running"
     READY = "ready"
     ASIDE = "aside"
-    """Its health check has failed: nobody waits for it."""
+    """Its health check has failed: the others don't wait for it."""
     EXCLUDED = "excluded"
     """It is left out for good; its launcher stays until the job ends."""
 
@@ -51,7 +51,7 @@ class Verdict:
 
     Args:
         text: why, without the node.
-        node: the place of the node whose fault it was, None if nobody's; its host is ``name``.
+        node: the place of the node that caused it, None if none did; its host is ``name``.
         nodes: so many took part.
         names_nodes: ``text`` says itself which nodes it is about.
         code: the launchers' exit code, if there is no other cycle.
@@ -101,8 +101,8 @@ class Standing:
 
     Args:
         cycle: the one that ``report`` and ``ended`` are of; -1 before the first.
-        ended: the coordinator has ended that cycle for everybody, in this way.
-        verdict: why, where that was told, too.
+        ended: the coordinator has ended that cycle for all nodes, in this way.
+        verdict: why, if that was sent, too.
     """
 
     phase: Phase = Phase.BUSY

@@ -25,7 +25,7 @@ class Seat:
     name: str = ""
     instance: str = ""
     missing_s: float | None = None
-    """Since when nobody is connected who has it."""
+    """Since when no node is connected that has it."""
     leaving: str = ""
     """Its node has said farewell, and why; all its ranks had ended with 0."""
 
@@ -138,7 +138,7 @@ def _cause(
 
 
 def first_failure(seats: Sequence[Seat], decided_by: int | None) -> int | None:
-    """The node that ended the cycle, or one whose end its own followed from, as far as that was told."""
+    """The node that ended the cycle, or one whose end its own followed from, as far as the reports say."""
     if decided_by is not None and not seats[decided_by].report.follows:
         return decided_by
     causes = [place for place, seat in enumerate(seats) if seat.state not in GOOD and not seat.report.follows]

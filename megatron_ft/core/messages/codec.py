@@ -70,8 +70,8 @@ class Vocabulary(Generic[_T]):
     def salvage(self, message: Mapping[str, Any], doubts: list[str]) -> _T | None:
         """What can be used of a message that may be damaged, or of another version; None if nothing can.
 
-        A field that is wrong gets its default, an item of a list or table that is wrong is left out, and both are told
-        in ``doubts``; so is a message without a field that it needs. One of an unknown name is no reason for doubt.
+        A field that is wrong gets its default, an item of a list or table that is wrong is left out, and both are added
+        to ``doubts``; so is a message without a field that it needs. One of an unknown name is no reason for doubt.
         """
         kind = self.kinds.get(str(message.get(self._tag)))
         if kind is None:

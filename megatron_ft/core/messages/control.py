@@ -37,12 +37,12 @@ class WorkloadControl:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Judge no rank of this node from now on."""
+    """Suspend hang detection on this node."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Judge again."""
+    """Resume hang detection."""
 
 
 @dataclass(frozen=True, slots=True)

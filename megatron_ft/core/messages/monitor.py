@@ -106,14 +106,14 @@ class ConfirmHang:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Judge no rank from now on, or from ``since_ns`` on."""
+    """Suspend hang detection from now on, or from ``since_ns`` on."""
 
     since_ns: Moment | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Judge again; the time since the pause counts for no rank."""
+    """Resume hang detection; the time since the pause counts for no rank."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ class Hello:
         user_code_ns: when its script began; 0 if that isn't known.
         has_group: it has set its process group up.
         again: it has said so before, and got no answer.
-        watch_only: its script calls no hooks (so far): nothing is judged but its collectives, by the launcher.
+        watch_only: its script calls no hooks (so far): only its collectives are watched, by the launcher.
     """
 
     cycle: Cycle

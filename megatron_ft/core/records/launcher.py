@@ -47,7 +47,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """What the launcher was told.
+    """The options of the launcher.
 
     Args:
         values: by option, its value and its source: "default", "command line", or the place in a file.
@@ -65,7 +65,7 @@ class Meeting:
     Args:
         how: "coordinated", "alone", "static", "torch".
         endpoints: ``host:port`` each, where the job is coordinated.
-        rank: of this launcher, if it was told one; ``rank_from`` is who told.
+        rank: of this launcher, if it was given one; ``rank_from`` is the option or variable that gave it.
     """
 
     how: str = ""

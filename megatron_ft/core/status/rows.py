@@ -1,6 +1,6 @@
 """Where each rank is now and how much of its timeout is used: from boards, facts and a time to rows. Pure.
 
-What runs against which timeout is the monitor's own rule (``running_intervals``), so what is shown and what is judged
+What runs against which timeout is the monitor's own rule (``running_intervals``), so what is shown and what is enforced
 are the same. One thing only the monitors know: time in which the whole node stood still (was suspended, say), which
 they take off; a share shown here may then be too high.
 """
@@ -34,7 +34,7 @@ class RankState(enum.Enum):
     NOT_ATTACHED = "not_attached"
     """It hasn't begun its monitoring yet."""
     CLOSING = "closing"
-    """It has ended its monitoring, and nobody judges it any more."""
+    """It has ended its monitoring: its board isn't checked any more."""
     PAUSED = "paused"
     RUNNING = "running"
 

@@ -4,7 +4,7 @@ Whether there is enough data is decided after the collective, from values that a
 that decided alone could leave the others waiting in it.
 
 Readiness and value are two things. Only an interval that has ended makes a timeout ready: five times the age of a
-section that nobody has ever closed would end a healthy rank. What goes on now counts in the value: a timeout below
+section that has never been closed would end a healthy rank. What goes on now counts in the value: a timeout below
 its age would end the rank the moment it takes force.
 """
 

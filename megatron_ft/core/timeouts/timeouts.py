@@ -40,7 +40,7 @@ class HeartbeatTimeouts:
         return self.initial is not None and self.subsequent is not None
 
     def enforced(self, floor_s: float) -> HeartbeatTimeouts:
-        """What a rank is judged by: calculated values, but none below ``floor_s``; configured ones as they are."""
+        """The timeouts to enforce: calculated values, but none below ``floor_s``; configured ones as they are."""
         if not self.were_calculated:
             return self
         return replace(self, initial=_at_least(floor_s, self.initial), subsequent=_at_least(floor_s, self.subsequent))
@@ -72,7 +72,7 @@ class SectionTimeouts:
         return self.is_out_of_section_calculated and set(self.section) <= set(self.calculated_sections)
 
     def enforced(self, floor_s: float) -> SectionTimeouts:
-        """What a rank is judged by: calculated values, but none below ``floor_s``; configured ones as they are."""
+        """The timeouts to enforce: calculated values, but none below ``floor_s``; configured ones as they are."""
         raised = {name: _at_least(floor_s, self.section[name]) for name in self.calculated_sections}
         out = self.out_of_section
         return replace(
