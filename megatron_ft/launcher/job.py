@@ -27,7 +27,7 @@ from megatron_ft.launcher.coordination.meeting_place import Kind, MeetingPlace
 from megatron_ft.launcher.coordination.surroundings import Scheduler
 from megatron_ft.launcher.cycle.agent import FaultTolerantAgent
 from megatron_ft.launcher.job_errors import AlreadyFinishedError, JobOverError
-from megatron_ft.launcher.node import Node, say
+from megatron_ft.launcher.node import Node, sayer
 from megatron_ft.launcher.result_file import End, ResultFile, read_lives
 from megatron_ft.launcher.spawn.fork_server import ServerProcess
 from megatron_ft.launcher.torch_compat import private_names
@@ -55,6 +55,7 @@ def run(
     Raises:
         ConfigError: a mistake of the user that shows only now; no rank was started.
     """
+    say = sayer(line)
     for warning in line.options.warnings:
         say(f"warning: {warning}")
     say(line.options.summary())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -43,7 +44,7 @@ from megatron_ft.launcher.spawn.fork_server import ServerProcess
 from megatron_ft.launcher.spawn.forking import ForkingSpawner
 from megatron_ft.launcher.spawn.rank_environment import rank_environment
 
-__all__ = ["Node", "say"]
+__all__ = ["Node", "say", "sayer"]
 
 T = TypeVar("T")
 
@@ -54,6 +55,14 @@ def say(text: str) -> None:
         print(f"{lines.PREFIX}{printable(text)}", file=sys.stderr, flush=True)
     except (OSError, ValueError):
         pass  # a terminal that is gone must not end the job; the event log has it
+
+
+def sayer(line: CommandLine) -> Callable[[str], None]:
+    """``say``; where the job may have several nodes, with the time and this node's name, as their output is mixed."""
+    if line.max_nodes == 1:
+        return say
+    host = socket.gethostname()
+    return lambda text: say(lines.of_node(text, host, time.localtime()))
 
 
 class Node:
@@ -71,7 +80,7 @@ class Node:
         self.log_dir = log_dir
         """None: no logs are written."""
         self.line = line
-        self.say = say
+        self.say = sayer(line)
         self.workers: dict[int, Worker] = {}
         """Those of the cycle that runs, by local rank."""
         self.over: Over | None = None
@@ -102,15 +111,15 @@ class Node:
             server.end(set)  # at a glance nobody saw that it isn't wanted
         self.spawner: Spawner = self.forking or FreshInterpreterSpawner()
         self.ending = Termination(
-            self.reactor, known_children=self._known_children, in_a_hurry=self.signals.ask_to_kill, say=say
+            self.reactor, known_children=self._known_children, in_a_hurry=self.signals.ask_to_kill, say=self.say
         )
-        self.device_memory = DeviceMemory(self.reactor, log=log, say=say)
+        self.device_memory = DeviceMemory(self.reactor, log=log, say=self.say)
         self._infra_rank = reference_names.infra_rank(line, os.environ)
         self.cycle_info = reference_names.cycle_info(line, os.environ, log)
         """None: nobody wants it."""
         command = ready_checks.command(line.options, line.node_health_command, log_dir=log_dir, ranks=ranks)
         self.health = None if command is None else self._make_health_check(command)
-        self.control = ControlSocket(os.path.join(self.run_dir, "launcher.sock"), self.reactor, say=say)
+        self.control = ControlSocket(os.path.join(self.run_dir, "launcher.sock"), self.reactor, say=self.say)
         self.control.on_order = self._ordered
         self.raised_timeouts = RaisedTimeouts()
         self.monitors = Monitors(
@@ -121,7 +130,7 @@ class Node:
             run_id=line.run_id,
             reactor=self.reactor,
             log=log,
-            say=say,
+            say=self.say,
             observe_only=line.options.observe_only,
             log_max_bytes=line.options.log_max_bytes,
         )

@@ -96,6 +96,27 @@ def test_one_of_two_launchers_is_lost_the_one_that_founded_the_job(launcher: Lau
     assert "frame #" not in finished.err, "a backtrace of torch's C++"
 
 
+def test_lines_about_the_job_are_printed_once_with_time_and_node(launcher: Launcher) -> None:
+    place = meeting_place("--nnodes=2", "--max-restarts=1")
+    nodes = [launcher.start(SCRIPT, *place, env={"PET_FT_SAY": "one"}) for _ in range(2)]
+    ended = [node.wait() for node in nodes]
+    assert [finished.code for finished in ended] == [0, 0]
+    host = re.escape(socket.gethostname())
+    stamped = [re.findall(rf"^\[ft_launcher\] \d\d:\d\d:\d\d {host}: (.*)$", each.err, re.MULTILINE) for each in ended]
+    assert all(line in "\n".join(told) for each, told in zip(ended, stamped, strict=True) for line in each.lines)
+    (first, other) = sorted((finished.lines for finished in ended), key=len, reverse=True)
+    assert [line for line in first if "training again" not in line] == [
+        "cycle 0 started: 2 ranks on 2 nodes, rank 0 here",
+        f"cycle 0 ended: node 1 ({socket.gethostname()}): rank 1 killed by SIGKILL (not by us); restarting as cycle 1, "
+        "0 of 1 restart left",
+        "cycle 1 started: 2 ranks on 2 nodes, rank 0 here",
+        "all ranks finished after 2 cycles",
+    ]
+    assert other == ["cycle 0: rank 1 killed by SIGKILL (not by us)"]
+    for node in nodes:  # the event log has it on each node
+        assert [record["cycle"] for record in node.events("cycle_ended")] == [0, 1]
+
+
 @pytest.mark.parametrize("count", [2, 3])
 def test_a_launcher_in_the_place_of_the_one_that_founded_the_job_brings_it_back_to_work(
     launcher: Launcher, count: int

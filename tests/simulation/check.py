@@ -31,6 +31,7 @@ def violations(plan: Plan, job: Job, trouble: Any) -> list[str]:
         _counted_once,
         _causes,
         _codes,
+        _is_said,
         _stays,
         _is_due,
     )
@@ -149,6 +150,15 @@ def _causes(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
         if launcher is not None and not follows and not trouble.network and not plan.rules.min_healthy:
             if not any(touched <= at_s for touched in launcher.touched):
                 yield f"{launcher.name} is named for cycle {verdict.cycle}: {verdict.text}"
+
+
+def _is_said(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
+    """Why a cycle ended is said by at least one launcher, where one of its launchers went on to the next."""
+    for launcher in job.launchers:
+        cycles = [trained.cycle for trained in job.trained if trained.launcher is launcher]
+        for cycle in cycles[:-1]:
+            if not any(text.startswith(f"cycle {cycle} ended: ") for text in job.said):
+                yield f"no launcher has said why cycle {cycle} ended"
 
 
 def _codes(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:

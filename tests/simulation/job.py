@@ -71,6 +71,7 @@ class Job:
     coordinators: list[CoordinatorProcess] = field(default_factory=list)
     ended_untold: bool = False
     """A coordinator died that stayed only to tell of the job's end."""
+    said: list[str] = field(default_factory=list)
     done_s: float = 0.0
     broken_cycles: set[int] = field(default_factory=set)
     """Those whose ranks have lost one of them."""
@@ -175,7 +176,7 @@ class Launcher(Process):
                 self.hear(effect)
             case edge.Relayed() | edge.Reviewed():
                 self.hear(effect)
-            case edge.StandBy():
+            case edge.StandBy() | m.Speak():
                 self.hear(effect)
             case edge.LeftOut():
                 self.stays_since_s = self.world.now_s
@@ -184,6 +185,7 @@ class Launcher(Process):
                 self.do(self.member.tell(message, self.clock(), within_s))
             case agent.Say(text):
                 self.world.tell(f"{self.name} says: {text}")
+                self.job.said.append(text)
             case agent.Over(how, code, text):
                 self.world.tell(f"{self.name} leaves with {code}: {text}")
                 self.code, self.left_by, self.how = code, text, how

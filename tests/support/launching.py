@@ -64,8 +64,8 @@ class Finished:
 
     @property
     def lines(self) -> list[str]:
-        """The launcher's own lines, without the prefix."""
-        found = re.findall(r"^\[ft_launcher\] (.*)$", self.err, re.MULTILINE)
+        """The launcher's own lines, without the prefix, and without time and node where there may be several."""
+        found = re.findall(r"^\[ft_launcher\] (?:\d\d:\d\d:\d\d \S+: )?(.*)$", self.err, re.MULTILINE)
         often = ("logs: ", "configuration: ", "ranks are forked at ")
         return [line for line in found if not line.startswith(often)]
 
@@ -98,7 +98,8 @@ class Launched:
         command = [*prefix, *command]
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
         base = {**clean_environment(), "PYTHONPATH": path}
-        environment = {**base, "TMPDIR": self.temp_dir, name: value, **env}
+        # each launcher says all, so that a test may wait for any of them
+        environment = {**base, "TMPDIR": self.temp_dir, name: value, "PET_FT_SAY": "all", **env}
         self._started = time.monotonic()
         self.process: subprocess.Popen[bytes] | forked_launcher.ForkedLauncher
         with self._out.open("w") as out, self._err.open("w") as err:

@@ -34,6 +34,10 @@ class Launcher:
     """It answers nothing, and its connection stays."""
     link: int | None = None
     lines: list[str] = field(default_factory=list)
+    """That it was told."""
+    printed: list[str] = field(default_factory=list)
+    """Those of them that no other launcher prints."""
+    times_told_to_speak: int = 0
     begun: Held | None = None
     ends: list[m.End] = field(default_factory=list)
     verdicts: list[m.Verdict] = field(default_factory=list)
@@ -68,13 +72,13 @@ class Launcher:
                     self.ends.append(end)
                     if self.is_quick:
                         self.ready()
-                case edge.Conclude() | edge.Relayed() | edge.Say():
+                case edge.Conclude() | edge.Relayed() | edge.Say() | m.Tell() | m.Speak():
                     self._hears(effect)
                 case edge.Leave(code, text):
                     self.left = (code, text)
                     self.job.break_off(self)
 
-    def _hears(self, effect: edge.Conclude | edge.Relayed | edge.Say) -> None:
+    def _hears(self, effect: edge.Conclude | edge.Relayed | edge.Say | m.Tell | m.Speak) -> None:
         match effect:
             case edge.Conclude(verdict):
                 self.verdicts.append(verdict)
@@ -82,6 +86,12 @@ class Launcher:
                 self.relayed.append(message)
             case edge.Say(text):
                 self.lines.append(text)
+                self.printed.append(text)
+            case m.Tell(text, is_copy):
+                self.lines.append(text)
+                self.printed += [] if is_copy else [text]
+            case m.Speak():
+                self.times_told_to_speak += 1
 
     def ready(self) -> None:
         """None of its ranks is left."""

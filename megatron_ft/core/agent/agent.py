@@ -19,6 +19,7 @@ from megatron_ft.core.agent.leaving import Leaving
 from megatron_ft.core.agent.orders import Orders
 from megatron_ft.core.agent.phase import Ended, Phase
 from megatron_ft.core.agent.turn import Options, Turn
+from megatron_ft.core.agent.voice import Voice
 from megatron_ft.core.board.pauses import Pauses
 from megatron_ft.core.control import ReceivedRequest, WorkloadAction
 from megatron_ft.core.diagnosis.exits import Cause, CauseKind
@@ -44,7 +45,7 @@ class Agent:
         self._options = options
         self._pauses = pauses
         self._turn = Turn(now_ns=0, seen=edge.Readings({}, {}, {}, {}))
-        self._orders = Orders()
+        self._orders, self._voice = Orders(), Voice(says_all=options.says_all)
         self._health = HealthGate()
         self.cycle = Cycle(options, -1, None, now_ns=0)
         """The one that is about to start, or runs, or has ended last."""
@@ -61,7 +62,7 @@ class Agent:
 
     def handle(self, event: edge.Event, now_ns: int, seen: edge.Readings) -> list[Effect]:
         """What is to be done. At most one of the effects is `edge.Work`, and none comes before that is done."""
-        self._turn = Turn(now_ns=now_ns, seen=seen)
+        self._turn = Turn(now_ns=now_ns, seen=seen, effects=[*self._voice.hear(event)], voice=self._voice)
         self._hear(event)
         self.cycle.go_on(self._turn, is_stopping=bool(self._leaving.signals))
         before = None
@@ -218,7 +219,7 @@ class Agent:
         self.cycle.started(self._pauses, self._turn)
         record, met = self.cycle.record, self.cycle.met
         assert met is not None
-        self._do(Say(lines.cycle_started(record.cycle, met.world_size, record.ranks, met.nodes)))
+        self._turn.say_for_all(lines.cycle_started(record.cycle, met.world_size, record.ranks, met.nodes))
         self._do(written.cycle_started(record, met, self._options.max_restarts, self.restarts_left))
 
     def _run(self) -> None:
@@ -240,7 +241,7 @@ class Agent:
         if self._orders.may_be_news(state):
             now = report(self.cycle.record, self.cycle.number, state, cause, self._turn.seen)
             if self._orders.report(now):
-                self._do(Tell(now))
+                self._do(Tell(now), *([] if self._orders.is_over else self._voice.failed(now)))
 
     def _report_own_failure(self) -> None:
         """The cycle has failed, maybe because others have lost a rank of this node that is slow to end: say why."""
@@ -332,7 +333,9 @@ class Agent:
         if cause is not None:
             self.failed = ended
             self._downtime = Downtime(record, self._turn.now_ns)
-            self._do(Say(lines.cycle_ended(record.cycle, cause, decision, self._outcome, self._options.max_restarts)))
+            line = lines.cycle_ended(record.cycle, cause, decision, self._outcome, self._options.max_restarts)
+            is_own = self._known is None or self._known.is_own_end
+            self._do(*([Say(line)] if is_own else self._voice.for_all(line, ends_cycle=True)))
         self._do(written.cycle_ended(record, self._outcome, decision, cause, record.last_iteration(self._turn.seen)))
 
     # -- the end of this launcher's part ------------------------------------------------------------------------
@@ -390,8 +393,4 @@ class Agent:
 
     def _over(self, over: Over, said: str = "") -> None:
         self.phase = Phase.OVER
-        if over.how in (Exit.LEFT, Exit.STAYED):
-            said = over.text if over.code else lines.job_went_on(over.text)
-        if said:
-            self._do(Say(said))
-        self._do(over)
+        self._do(*self._voice.over(over, self._orders.left, said), over)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from megatron_ft.core.agent import lines, written
-from megatron_ft.core.agent.edge import Collect, Evidence, Say, Tell
+from megatron_ft.core.agent.edge import Collect, Evidence, Tell
 from megatron_ft.core.agent.hang import note_unseen, tell_notes
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.turn import LATE_NS, Options, Turn
@@ -106,7 +106,7 @@ class CollectiveWatch:
         options, is_asker = self._options, review.asker == place
         ends = options.ends_for_collectives and review.is_waited and not options.observe_only
         self._is_told, self._is_asked = True, False
-        turn.do(Say(lines.no_collective(review, ends=ends)))
+        turn.say_for_all(lines.no_collective(review, ends=ends))
         if is_asker:
             turn.do(written.no_collective(self._record.cycle, review, ends=ends))
         is_own = review.rank in self._record.ranks
@@ -170,7 +170,7 @@ class CollectiveWatch:
         if newest_ns <= self._moved_ns:
             return
         if self._is_told:
-            turn.do(Say(lines.collectives_go_on((newest_ns - self._moved_ns) / 1e9)))
+            turn.say_for_all(lines.collectives_go_on((newest_ns - self._moved_ns) / 1e9))
         self._begin_anew(newest_ns)
 
     def _begin_anew(self, now_ns: int) -> None:

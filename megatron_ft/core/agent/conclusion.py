@@ -36,6 +36,11 @@ class Known:
     leaving: Leaving
     restarts_left: int
 
+    @property
+    def is_own_end(self) -> bool:
+        """Whether the cycle has ended for this node alone, as far as it knows: no other one says why."""
+        return self.verdict is None or self.leaving.is_due or self.leaving.goodbye is not None
+
 
 def report(record: CycleRecord, cycle: int, state: NodeState, cause: Cause | None, seen: Readings) -> Report:
     """The report on this node; ``cycle`` is the coordinator's number. Without a cause, that of the node's ranks."""

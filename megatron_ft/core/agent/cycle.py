@@ -7,7 +7,7 @@ import itertools
 from megatron_ft.core.agent import edge, lines, written
 from megatron_ft.core.agent.collectives import CollectiveWatch
 from megatron_ft.core.agent.deadlines import Deadlines
-from megatron_ft.core.agent.edge import KeepEvidence, Say
+from megatron_ft.core.agent.edge import KeepEvidence
 from megatron_ft.core.agent.hang import HangDiagnosis
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.suspicion import Suspicion
@@ -170,5 +170,6 @@ class Downtime:
         moments = {"stop": self._stopped_ns, **phases}
         spans = itertools.pairwise([self._noticed_ns, *moments.values()])
         seconds = {name: (b - a) / 1e9 for name, (a, b) in zip(moments, spans, strict=True)}
-        turn.do(Say(lines.training_again(record.cycle, seconds)), written.training_again(record.cycle, seconds))
+        turn.say_for_all(lines.training_again(record.cycle, seconds))
+        turn.do(written.training_again(record.cycle, seconds))
         return True

@@ -28,7 +28,7 @@ from megatron_ft.core.control import ReceivedRequest
 from megatron_ft.core.diagnosis.exceptions import LastWords
 from megatron_ft.core.diagnosis.exits import Cause, RankExit
 from megatron_ft.core.job import edge as job
-from megatron_ft.core.job.messages import Said, Verdict
+from megatron_ft.core.job.messages import Said, Speak, Verdict
 from megatron_ft.core.records import Record
 
 
@@ -162,7 +162,7 @@ class RanksEnded:
 FromLauncher = Tick | StopAsked | Abandoned | Continued | HealthChecked | NodesWaiting | OthersDone
 FromRanks = RanksMet | RankStarted | RanksStarted | NotStarted | RankExited | RanksEnded | ReceivedRequest
 FromCoordinator = job.Begin | job.StandBy | job.EndRanks | job.Conclude | job.DiagnoseHang | job.Relayed | job.Reviewed
-Event = FromLauncher | FromRanks | FromMonitor | FromCoordinator | job.LeftOut | job.Leave
+Event = FromLauncher | FromRanks | FromMonitor | FromCoordinator | Speak | job.LeftOut | job.Leave
 
 # -- effects that take their time: one at a time, and an event says when it is done -----------------------------
 

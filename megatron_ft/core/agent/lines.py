@@ -22,6 +22,7 @@ __all__ = [
     "collectives_go_on",
     "cycle_ended",
     "cycle_started",
+    "failed_here",
     "finished_late",
     "fit_again",
     "job_went_on",
@@ -59,6 +60,11 @@ def cycle_ended(cycle: int, cause: Cause, decision: Decision, outcome: Outcome, 
     if outcome is Outcome.MEMBERSHIP:
         return f"{follows}, no restart used"
     return f"{follows}, {decision.restarts_left} of {counted(max_restarts, 'restart')} left"
+
+
+def failed_here(cycle: int, text: str) -> str:
+    """Ranks of this node have failed, and another node's launcher says why the cycle ended."""
+    return f"cycle {cycle}: {text}"
 
 
 def training_again(cycle: int, seconds: Mapping[str, float]) -> str:

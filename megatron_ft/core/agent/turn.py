@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from megatron_ft.core.agent.edge import Effect, Readings
+from megatron_ft.core.agent.voice import Voice
 
 __all__ = ["LATE_NS", "Options", "Turn"]
 
@@ -24,6 +25,7 @@ class Options:
         checks_health: there is a command that says whether the node is fit.
         collectives_timeout_s: report ranks whose scripts call no hooks if they complete no collective for so long;
             None: they aren't watched. ``ends_for_collectives``: and if some wait in one, the cycle is ended.
+        says_all: this launcher says what concerns the whole job, whether another one says it or not.
     """
 
     min_nodes: int = 1
@@ -43,6 +45,7 @@ class Options:
     try_again_code: int = 94
     collectives_timeout_s: float | None = None
     ends_for_collectives: bool = False
+    says_all: bool = False
 
     @property
     def decides_alone(self) -> bool:
@@ -57,6 +60,7 @@ class Turn:
     now_ns: int
     seen: Readings
     effects: list[Effect] = field(default_factory=list)
+    voice: Voice = field(default_factory=Voice)
 
     @property
     def now_s(self) -> float:
@@ -66,3 +70,7 @@ class Turn:
     def do(self, *effects: Effect) -> None:
         """Ask for these, in this order."""
         self.effects += effects
+
+    def say_for_all(self, text: str) -> None:
+        """Say what concerns the whole job, unless another launcher does."""
+        self.effects += self.voice.for_all(text)

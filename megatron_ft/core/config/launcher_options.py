@@ -24,6 +24,7 @@ from megatron_ft.core.run_ahead import MODULES
 
 RESTART_POLICIES = ("any-failed", "min-healthy")
 WATCH_COLLECTIVES = ("report", "end", "off")
+SAY = ("one", "all")
 SCHEDULERS = ("auto", "slurm", "kubernetes", "none")
 
 
@@ -203,6 +204,13 @@ class LauncherOptions:
     )
     watch_collectives_timeout: float = option(
         720.0, DURATION, "So long no collective may complete on any rank of such a script."
+    )
+    say: str = option(
+        SAY[0],
+        one_of(*SAY),
+        "What each launcher of several prints. one: lines about the whole job (a cycle has started, or ended and why) "
+        "are printed by one of them, at the lowest place, and lines about a node by that node's. all: by each of them.",
+        is_told=False,
     )
     observe_only: bool = option(False, FLAG, "Tell and log which rank would have been ended as hung, and end none.")
     forward_signals: tuple[signal.Signals, ...] = option(

@@ -48,6 +48,8 @@ class Cycle:
     """Of ranks that go on, whatever it comes to."""
     lost: int = 0
     """So many seats were lost."""
+    gone: set[int] = field(default_factory=set)
+    """Places whose nodes have left or were lost, during the cycle or after its end."""
     alarm_s: float | None = None
     """When something is to be looked at again, at the latest."""
     _changes: list[int] = field(default_factory=list)
@@ -101,6 +103,8 @@ class Cycle:
         seat = self.seats[place]
         if report.cycle != self.decision.cycle:
             return
+        if report.state in _GONE:
+            self.gone.add(place)
         if self.outcome is not None:
             is_listed = self.verdict is None and self.rules.min_healthy  # by the verdict
             if report.state in _GONE and self.seats[place].state not in _GONE and not is_listed:
@@ -153,6 +157,7 @@ class Cycle:
 
     def farewell(self, place: int, goodbye: Goodbye, now_s: float) -> None:
         """That node leaves."""
+        self.gone.add(place)
         state = NodeState.EXCLUDED if goodbye.excluded else NodeState.LOST
         if goodbye.well and not goodbye.excluded and self.outcome is None:
             # the others may have been asked to end, too: then the job has ended as it was asked to

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megatron_ft.core.job.hang_messages import Reviewed
-from megatron_ft.core.job.messages import End, FromMember, Moved, Moving, Suspected, ToMember, Verdict
+from megatron_ft.core.job.messages import End, FromMember, Moved, Moving, Speak, Suspected, Tell, ToMember, Verdict
 from megatron_ft.core.job.roll import Held
 
 # -- the coordinator ------------------------------------------------------------------------------------------
@@ -163,10 +163,11 @@ class Say:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """This launcher's job is over, with this exit code."""
+    """This launcher's job is over, with this exit code. ``is_of_all``: so it is for all launchers, and the same."""
 
     code: int
     text: str = ""
+    is_of_all: bool = False
 
 
 MemberEffect = (
@@ -184,6 +185,8 @@ MemberEffect = (
     | Relayed
     | Reviewed
     | Say
+    | Tell
+    | Speak
     | Leave
 )
 

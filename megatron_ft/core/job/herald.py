@@ -1,13 +1,15 @@
 """What users are told while a cycle runs or nodes meet, and when. Pure.
 
-The coordinator tells it, because only there is it known of all nodes. A line about one node goes to all that take
-part, in a job of at most ``FEW`` nodes. In a larger one it goes only to the node that it is about and to the one at
-place 0 (or the lowest place whose launcher is connected), so that 10,000 nodes don't print 10,000 lines of each other.
+The coordinator tells it, because only there is it known of all nodes. A line about the job goes to all that take
+part, in a job of at most ``FEW`` nodes, and one of them prints it: the one at place 0 (or the lowest place whose
+launcher is connected). The others get copies, for users who want all lines of all nodes. In a larger job a line about
+one node goes only to that node and to the one that prints it, so that no 10,000 copies are sent.
 Times are seconds of the coordinator's own clock.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
@@ -16,7 +18,7 @@ from megatron_ft.core.job import lines
 from megatron_ft.core.job.cycle import Cycle
 from megatron_ft.core.job.edge import Send
 from megatron_ft.core.job.lobby import Node
-from megatron_ft.core.job.messages import Phase, Rules, Tell
+from megatron_ft.core.job.messages import Phase, Rules, Speak, Tell
 from megatron_ft.core.job.restart_policy import Action, NodeState
 from megatron_ft.core.job.rounds import is_awaited
 from megatron_ft.core.job.segments import usable
@@ -51,6 +53,8 @@ class Herald:
         """Launchers of which it was told that they stand by."""
         self._spares_s = 0.0
         self._cycle: Cycle | None = None
+        self._speaker: int | None = None
+        """The connection of the launcher that was told last to speak for the job."""
 
     def tell(self, rules: Rules, cycle: Cycle | None, *, is_forming: bool, now_s: float) -> list[Send]:
         """What is due. ``is_forming``: nothing is proposed now, so a round waits for nodes, if it waits."""
@@ -59,21 +63,20 @@ class Herald:
             self._cycle = cycle
             self._finished.clear()
             self._spares_s = now_s + _SOON_S
+        told = [] if cycle is None else list(self._who_speaks(cycle))
         if cycle is not None and cycle.outcome is None:
             self._waits.clear()
             self._waits_s = 0.0
             return [
+                *told,
                 *self._changes(rules, cycle, now_s),
                 *self._waiting_to_end(cycle, now_s),
                 *self._standby(cycle, now_s),
             ]
-        told = []
         if cycle is not None:
-            if cycle.verdict is None:
-                return []
-            if cycle.shutdown is not None or cycle.verdict.action is not Action.RESTART:
-                return []
-            told = list(self._losses(rules, cycle))
+            if cycle.verdict is None or cycle.shutdown is not None or cycle.verdict.action is not Action.RESTART:
+                return told
+            told += self._losses(rules, cycle)
         return [*told, *(self._waiting_to_begin(rules, cycle, now_s) if is_forming else ())]
 
     # -- a cycle runs -----------------------------------------------------------------------------------------
@@ -163,7 +166,7 @@ class Herald:
                 if now_s >= next_s - _TOGETHER_S:
                     self._waits[node] = since_s, since_s + (next_s - since_s) * _AGAIN_FACTOR
                     links += [] if node.link is None else [node.link]
-            yield Send(links, Tell(self._for_whom(rules, cycle, ready)))
+            yield from _by_one(links, min(ready, key=_order).link, self._for_whom(rules, cycle, ready))
         if ready:
             self._waits_s = min(now_s + _TOGETHER_S, min(next_s for _, next_s in self._waits.values()))
             self._wake(self._waits_s)
@@ -202,11 +205,32 @@ class Herald:
             links = list(seated.values())
         else:
             links = list(dict.fromkeys([*_first(seated), *(seated[place] for place in places if place in seated)]))
-        if links:
-            yield Send(links, Tell(text))
+        yield from _by_one(links, next(iter(_first(seated)), None), text)
+
+    def _who_speaks(self, cycle: Cycle) -> Iterable[Send]:
+        """The launcher at place 0 knows that it does; when its node has gone, the next one is told so."""
+        place = next((place for place in range(len(cycle.seats)) if place not in cycle.gone), 0)
+        node = self._nodes.get(cycle.seats[place].instance)
+        if place > 0 and node is not None and node.link is not None and node.link != self._speaker:
+            self._speaker = node.link
+            yield Send([node.link], Speak())
 
     def _wake(self, at_s: float) -> None:
         self.alarm_s = at_s if self.alarm_s is None else min(self.alarm_s, at_s)
+
+
+def _by_one(links: list[int], speaker: int | None, text: str) -> Iterable[Send]:
+    """To all of these, of whom one prints it."""
+    if speaker in links:
+        yield Send([speaker], Tell(text))
+    if others := [link for link in links if link != speaker]:
+        yield Send(others, Tell(text, is_copy=True))
+
+
+def _order(node: Node) -> tuple[float, float, int]:
+    """Of nodes that meet, by their places so far."""
+    place, rank = node.place, node.rank
+    return math.inf if place is None else place, math.inf if rank is None else rank, node.arrived
 
 
 def _first(seated: Mapping[int, int]) -> list[int]:

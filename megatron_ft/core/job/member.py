@@ -235,10 +235,10 @@ class Member:
         self._out.append(edge.LeftOut())
         self._seek(at_once=True)
 
-    def _leave(self, code: int, text: str) -> None:
+    def _leave(self, code: int, text: str, *, is_of_all: bool = False) -> None:
         if not self._is_over:
             self._is_over = True
-            self._out.append(edge.Leave(code, text))
+            self._out.append(edge.Leave(code, text, is_of_all))
 
     # -- what the coordinator says ------------------------------------------------------------------------------
 
@@ -287,8 +287,8 @@ class Member:
                 self._out.append(message)
             case m.Suspected() | m.Moving() if self.standing.phase is m.Phase.RUNNING:
                 self._out.append(edge.Relayed(message))
-            case m.Tell(text):
-                self._out.append(edge.Say(text))
+            case m.Tell() | m.Speak():
+                self._out.append(message)
 
     def _is_running(self, cycle: int) -> bool:
         return cycle == self.standing.cycle and self.standing.phase is m.Phase.RUNNING
@@ -340,7 +340,7 @@ class Member:
         held = replace(self.memory.held(decision) or Held(decision), store=commit.store)
         self.memory = replace(self.memory, decided=held, accepted=None)
         if decision.kind is Kind.END:
-            self._leave(decision.code, decision.text)
+            self._leave(decision.code, decision.text, is_of_all=True)
         elif held.place is not None and decision.kind is Kind.CYCLE:
             self.standing = m.Standing(phase=m.Phase.RUNNING, cycle=decision.cycle)
             self._out.append(edge.Begin(held))

@@ -39,6 +39,7 @@ __all__ = [
     "Report",
     "Reviewed",
     "Shutdown",
+    "Speak",
     "Rules",
     "Said",
     "Standing",
@@ -240,9 +241,15 @@ class Collect:
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """A line for the user."""
+    """A line for the user. ``is_copy``: another launcher of the job prints it, so that this one needn't."""
 
     text: str
+    is_copy: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Speak:
+    """All nodes at lower places have gone: say what concerns the whole job, until the next cycle begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +280,6 @@ Said = Report | Ready | Aside | Hang | Notes | Suspected | Moving | Shutdown | R
 """What a launcher says of its node and its ranks."""
 FromMember = Hello | Follow | Newer | Accept | Said | Moved | Beat
 FromJob = Lead | Wait | Propose | Commit | Elsewhere | Stay | Dismiss | Beat
-ToMember = FromJob | End | Verdict | Collect | Reviewed | Suspected | Moving | Tell
+ToMember = FromJob | End | Verdict | Collect | Reviewed | Suspected | Moving | Tell | Speak
 FROM_MEMBER: Vocabulary[FromMember] = Vocabulary(FromMember)
 TO_MEMBER: Vocabulary[ToMember] = Vocabulary(ToMember)

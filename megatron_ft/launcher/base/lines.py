@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Sequence
 
 from megatron_ft.core.plural import counted
@@ -27,6 +28,7 @@ __all__ = [
     "left_something",
     "monitor_replaced",
     "no_more_fork_servers",
+    "of_node",
     "paused",
     "preload_left_out",
     "rendezvous_failed",
@@ -36,6 +38,11 @@ __all__ = [
     "stuck",
     "user_mistake",
 ]
+
+
+def of_node(text: str, host: str, at: time.struct_time) -> str:
+    """A line of one launcher among several."""
+    return f"{time.strftime('%H:%M:%S', at)} {host}: {text}"
 
 
 def user_mistake(text: str) -> str:

@@ -22,7 +22,7 @@ from megatron_ft.launcher.coordination.transport import Listener, Transport
 __all__ = ["Coordination"]
 
 OfCycle = edge.Begin | edge.StandBy | edge.EndRanks | edge.Conclude | edge.DiagnoseHang | edge.Relayed | edge.Reviewed
-Decision = OfCycle | edge.LeftOut | edge.Leave
+Decision = OfCycle | m.Speak | edge.LeftOut | edge.Leave
 
 
 class Coordination:
@@ -32,6 +32,7 @@ class Coordination:
         transport: makes the connection, given who hears of it.
         announce: says something to ``host:port``, on a connection of its own.
         open_store: opens the store in which the ranks of a cycle meet; the address that other nodes reach it at.
+        says_all: lines that another launcher of the job prints are printed here, too.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Coordination:
         announce: Callable[[str, m.Moved], None] = lambda _address, _moved: None,
         reactor: Reactor,
         say: Callable[[str], None],
+        says_all: bool = False,
     ) -> None:
         self.member = Member(identity, now_s=time.monotonic(), chance=random.Random())
         self.begun: Held | None = None
@@ -61,6 +63,7 @@ class Coordination:
         self._announce = announce
         self._reactor = reactor
         self._say = say
+        self._says_all = says_all
         self._timer: Timer | None = None
         self._store: tuple[Ballot, str] | None = None
         """The decision for which a store was opened last, and its address."""
@@ -155,10 +158,13 @@ class Coordination:
             case edge.LeftOut():
                 self.on_left_out()
                 self.on_decision(effect)
-            case edge.EndRanks() | edge.DiagnoseHang() | edge.Relayed() | edge.Reviewed() | edge.StandBy():
+            case edge.EndRanks() | edge.DiagnoseHang() | edge.Relayed() | edge.Reviewed() | edge.StandBy() | m.Speak():
                 self.on_decision(effect)
             case edge.Say(text):
                 self._say(text)
+            case m.Tell(text, is_copy):
+                if self._says_all or not is_copy:
+                    self._say(text)
             case edge.Leave():
                 self._leave(effect)
 

@@ -129,6 +129,7 @@ def _with_others(
         announce=announcer.announce,
         reactor=node.reactor,
         say=node.say,
+        says_all=node.line.options.say == "all",
     )
 
     node.coordinator_pids = host.pids

@@ -387,4 +387,5 @@ def _options(line: CommandLine, *, meets_elsewhere: bool) -> Options:
         try_again_code=TRY_AGAIN_CODE,
         collectives_timeout_s=None if given.watch_collectives == "off" else given.watch_collectives_timeout,
         ends_for_collectives=given.watch_collectives == "end",
+        says_all=given.say == "all",
     )

@@ -13,6 +13,7 @@ from megatron_ft.core.job import coordinator, council, cycle, edge, member, roun
 from megatron_ft.core.job.coordinator import Coordinator
 from megatron_ft.core.job.council import Council
 from megatron_ft.core.job.cycle import Cycle
+from megatron_ft.core.job.herald import Herald
 from megatron_ft.core.job.member import Member
 from megatron_ft.core.job.messages import Verdict
 from megatron_ft.core.job.restart_policy import Action
@@ -128,10 +129,12 @@ def _misses_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _each_its_own_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    def leave(self: Member, code: int, text: str, leave: Callable[..., None] = Member._leave) -> None:
-        leave(self, code + (self.place or 0) % 2, text)
+    leave = Member._leave
 
-    monkeypatch.setattr(Member, "_leave", leave)
+    def leaves(self: Member, code: int, text: str, **more: bool) -> None:
+        leave(self, code + (self.place or 0) % 2, text, **more)
+
+    monkeypatch.setattr(Member, "_leave", leaves)
 
 
 def _drops_a_farewell(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,6 +170,10 @@ def _takes_nothing_over(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _does_not_say_where_it_is_led(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Member, "_announce", lambda _: None)
+
+
+def _lets_nobody_speak_after_place_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Herald, "_who_speaks", lambda *_: ())
 
 
 def _seeds_until_broken(word: str, at_most: int, kind: str | None = None) -> Run:
@@ -205,6 +212,7 @@ def _seeds_until_broken(word: str, at_most: int, kind: str | None = None) -> Run
         (_gives_up_at_once, "is_due", None),
         (_takes_nothing_over, "is_due", "host_off"),
         (_does_not_say_where_it_is_led, "is_due", "host_off+"),
+        (_lets_nobody_speak_after_place_0, "is_said", None),
     ],
 )
 def test_a_planted_bug_is_found(

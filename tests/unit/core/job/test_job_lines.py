@@ -231,3 +231,38 @@ def test_of_many_nodes_some_are_named() -> None:
     told = lines.listed(lines.bad(place, "h", NodeState.LOST.value, "gone") for place in range(9))
     assert told.endswith("node 7 (h) is lost: gone; and 1 more")
     assert lines.waiting_for_nodes(here=["a"], more=0) == "waiting for more nodes to come (1 is here: a)"
+
+
+def test_a_line_about_the_job_is_printed_by_one_launcher() -> None:
+    job = Job(min_nodes=3, max_nodes=3, min_healthy=False)
+    (b,) = job.start("b", rank=1)
+    (a,) = job.start("a", rank=0)
+    job.run(3.5)
+    told = "waiting for 1 more node (2 of 3 are here: a, b)"
+    assert (a.lines, b.lines) == ([told], [told])
+    assert (a.printed, b.printed) == ([told], [])
+    (c,) = job.start("c", rank=2)
+    (spare,) = job.start("d", rank=3)
+    job.run(1.5)
+    assert a.printed[1:] == b.lines[1:] == c.lines == ["1 node on standby for the next restart: d"]
+    assert b.printed == c.printed == []
+    assert spare.printed == ["on standby for the next restart: 3 nodes run without this one"]
+
+
+def test_when_the_node_at_place_0_has_gone_the_next_one_prints_and_is_told_to_speak() -> None:
+    job = Job(min_nodes=2, max_nodes=4, owner="d", min_healthy=True)
+    nodes = a, b, c, d = [job.start(name, rank=rank)[0] for rank, name in enumerate("abcd")]
+    assert [node.begun.place for node in nodes if node.begun is not None] == [0, 1, 2, 3]
+    assert [node.times_told_to_speak for node in nodes] == [0] * 4
+    a.dies()
+    job.run(1.0)
+    assert [node.times_told_to_speak for node in (b, c, d)] == [1, 0, 0]
+    assert [len(node.printed) for node in (b, c, d)] == [1, 0, 0]
+    assert c.lines == b.printed
+    job.break_off(b)  # it connects again
+    b.do(b.member.broken(job.now_s))
+    job.run(1.0)
+    assert [node.times_told_to_speak for node in (b, c, d)] == [2, 0, 0]
+    b.leaves("stopped by SIGTERM")
+    job.run(4.0)
+    assert [node.times_told_to_speak for node in (c, d)] == [1, 0]

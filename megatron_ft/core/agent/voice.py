@@ -1,0 +1,63 @@
+"""Which launcher says what concerns the whole job: one, so that it isn't said as often as there are nodes. Pure.
+
+It is the one at the lowest place of the cycle, and when that is lost the next one, as the coordinator tells it. A
+launcher that has had no place yet speaks, too, because nothing is known of the others then.
+"""
+
+from __future__ import annotations
+
+from megatron_ft.core.agent import lines
+from megatron_ft.core.agent.edge import Event, Exit, Over, Say
+from megatron_ft.core.job.edge import Begin, Leave, StandBy
+from megatron_ft.core.job.messages import Report, Speak
+from megatron_ft.core.job.restart_policy import NodeState
+
+__all__ = ["Voice"]
+
+
+class Voice:
+    """Of one launcher. ``says_all``: it speaks in any case (``--ft-say all``)."""
+
+    def __init__(self, *, says_all: bool = False) -> None:
+        self._says_all = says_all
+        self._speaks = True
+        self._unsaid = ""
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this launcher says what concerns the whole job."""
+        return self._says_all or self._speaks
+
+    def for_all(self, text: str, *, ends_cycle: bool = False) -> list[Say]:
+        """Say this, if it is for this launcher to say. That a cycle ``ends`` is said later, if it is so then."""
+        if self.speaks:
+            return [Say(text)]
+        self._unsaid = text if ends_cycle else self._unsaid
+        return []
+
+    def failed(self, report: Report) -> list[Say]:
+        """Ranks of this node have: said here where another launcher says why the cycle ends, which may name others."""
+        is_news = report.state is NodeState.UNHEALTHY and not report.follows
+        return [Say(lines.failed_here(report.cycle, report.text))] if is_news and not self.speaks else []
+
+    def over(self, over: Over, left: Leave | None, said: str) -> list[Say]:
+        """How this launcher's part in the job has ended: ``said`` unless others have ended it, as they ``left`` it."""
+        is_for_all = over.how in (Exit.SUCCEEDED, Exit.FAILED)
+        if over.how in (Exit.LEFT, Exit.STAYED):
+            said = over.text if over.code else lines.job_went_on(over.text)
+            is_for_all = bool(over.code) and left is not None and left.is_of_all
+        if not said:
+            return []
+        return self.for_all(said) if is_for_all else [Say(said)]
+
+    def hear(self, event: Event) -> list[Say]:
+        """What the coordinator has decided; what is to be said then."""
+        match event:
+            case Begin(held):
+                self._speaks, self._unsaid = held.place == 0, ""
+            case StandBy():
+                self._speaks, self._unsaid = False, ""
+            case Speak() if not self._speaks:
+                self._speaks, unsaid, self._unsaid = True, self._unsaid, ""
+                return [Say(unsaid)] if unsaid else []
+        return []

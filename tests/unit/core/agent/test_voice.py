@@ -1,0 +1,114 @@
+"""Which of a job's launchers prints what: its lines about the whole job, and those about its node."""
+
+from __future__ import annotations
+
+import pytest
+
+from megatron_ft.core.agent import edge
+from megatron_ft.core.job import edge as job
+from megatron_ft.core.job.messages import Speak
+from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
+from tests.support.agents import Driven, held, verdict
+
+WHY = "cycle 0 ended: node 2 (c): a cable; restarting as cycle 1, 2 of 3 restarts left"
+STARTED = "cycle 0 started: 6 ranks on 3 nodes, ranks 0 to 10 here"
+
+
+def running(place: int, **options: object) -> Driven:
+    driven = Driven(max_nodes=3, max_restarts=3, **options)
+    driven.run(nodes=3, place=place)
+    return driven
+
+
+def ends(driven: Driven) -> None:
+    """By no fault of this node's."""
+    driven.ends()
+    driven.wait(10.0)
+    driven.hear(edge.RanksEnded())
+    driven.hear(verdict(text="a cable", node=2, name="c", nodes=3))
+
+
+@pytest.mark.parametrize(("place", "options"), [(0, {}), (1, {}), (1, {"says_all": True})])
+def test_the_launcher_at_place_0_says_what_concerns_the_job_and_others_if_they_are_to(
+    place: int, options: dict[str, object]
+) -> None:
+    driven = running(place, **options)
+    ends(driven)
+    assert driven.said == ([STARTED, WHY] if place == 0 or options else [])
+    assert driven.written.count("cycle_ended") == 1
+
+
+def test_a_launcher_that_is_told_to_speak_says_why_the_cycle_ended_if_the_other_may_not_have() -> None:
+    driven = running(1)
+    driven.hear(Speak())
+    assert driven.said == []
+    ends(driven)
+    assert driven.said == [WHY]
+    driven.hear(Speak())
+    assert driven.said == [WHY]
+    late = running(1)
+    ends(late)
+    assert late.said == []
+    late.hear(Speak())
+    assert late.said == [WHY]
+
+
+def test_a_launcher_speaks_until_the_next_cycle_begins() -> None:
+    driven = running(1)
+    driven.hear(Speak())
+    ends(driven)
+    driven.hear(job.Begin(held(1, place=1, nodes=3)))
+    driven.hear(Speak())  # what was said isn't said again
+    assert driven.said == [WHY]
+    other = running(1)
+    ends(other)
+    other.hear(job.StandBy(), Speak())
+    assert other.said == []
+
+
+def test_ranks_that_fail_are_told_of_by_their_own_node() -> None:
+    told = []
+    for place in (0, 1):
+        driven = running(place)
+        driven.exits(0, 7)
+        told.append(driven.said)
+    assert told == [[STARTED], ["cycle 0: rank 0 exited with code 7"]]
+
+
+def test_a_launcher_that_is_lost_or_leaves_says_so_itself() -> None:
+    driven = running(1)
+    driven.ends(Outcome.MEMBERSHIP, lost=True, text="no message")
+    driven.wait(10.0)
+    driven.hear(edge.RanksEnded())
+    assert [line.partition("; ")[0] for line in driven.said] == [
+        "cycle 0 ended: the other nodes declared this one lost (no message) and continue without it"
+    ]
+    driven = running(1)
+    driven.stop()
+    driven.exits(0)
+    driven.exits(1)
+    driven.hear(edge.RanksEnded())
+    assert driven.said == ["cycle 0 ended: stopped by SIGTERM, all ranks exited with 0; not restarting"]
+
+
+def test_the_end_of_the_job_is_said_by_one() -> None:
+    for place, said in ((0, 1), (1, 0)):
+        driven = running(place)
+        for local_rank in (0, 1):
+            driven.exits(local_rank)
+        assert driven.told[-1].state is NodeState.SUCCEEDED  # type: ignore[union-attr]
+        driven.ends(Outcome.SUCCEEDED, restarts=False)
+        driven.hear(edge.RanksEnded(), verdict(outcome=Outcome.SUCCEEDED, action=Action.FINISH), job.Leave(0, "", True))
+        assert driven.said.count("all ranks finished after 1 cycle") == said
+
+
+def test_too_few_nodes_is_the_end_for_all_and_said_by_one() -> None:
+    for place, left, said in ((0, job.Leave(94, "too few", True), 1), (1, job.Leave(94, "too few", True), 0)):
+        driven = running(place)
+        ends(driven)
+        driven.hear(left)
+        assert driven.said.count("too few") == said
+    own = running(1)
+    ends(own)
+    own.hear(job.Leave(94, "no coordinator"))
+    assert own.said == ["no coordinator"]
