@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from megatron_ft.core.job.edge import CoordinatorEffect, Decided, Send
-from megatron_ft.core.job.lobby import Node
+from megatron_ft.core.job.lobby import Node, names_of
 from megatron_ft.core.job.messages import Commit, Lead, Propose, Wait
 from megatron_ft.core.job.progress import Advance
 from megatron_ft.core.job.roll import Accepted, Ballot, Beside, Decision, Held, Kind, Memory, Term, is_quorum
@@ -274,6 +274,7 @@ class Council:
             code=code,
             text=text,
             back=tuple(back),
+            names=names_of(members) if kind is Kind.CYCLE or self.decision is None else self.decision.names,
         )
         founder = [self._owner] if self._owner is not None and self.decision is None else []
         everybody = list(dict.fromkeys([*members.values(), *others, *founder]))

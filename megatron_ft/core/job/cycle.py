@@ -66,7 +66,7 @@ class Cycle:
     def __post_init__(self) -> None:
         if not self.seats:
             healthy = Report(self.decision.cycle, NodeState.HEALTHY)
-            self.seats = [Seat(healthy) for _ in range(self.decision.world)]
+            self.seats = [Seat(healthy, name) for name in self.decision.names or self.decision.world * [""]]
         self._counts.update(seat.state for seat in self.seats)
 
     def goes_on(self, decision: Decision, nodes: Mapping[str, Node]) -> None:

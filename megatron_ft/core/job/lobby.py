@@ -10,10 +10,11 @@ from megatron_ft.core.job.messages import Hello, Phase, Standing
 from megatron_ft.core.job.progress import Advance
 from megatron_ft.core.job.roll import Beside, Decision, Held, Memory
 
-__all__ = ["GRACE_S", "Node", "Slot", "beat_s", "choose", "in_order", "lost_s"]
+__all__ = ["GRACE_S", "Node", "Slot", "beat_s", "choose", "in_order", "lost_s", "names_of"]
 
 GRACE_S = 0.3
 """A launcher whose connection has ended is dead, or back within this time."""
+_MOST_NAMES = 100
 
 
 def beat_s(nodes: int) -> float:
@@ -98,6 +99,11 @@ class Slot:
     def of(node: Node) -> Slot:
         """That node's."""
         return Slot(node.instance, node.name, node.rank)
+
+
+def names_of(members: Mapping[int, Node]) -> tuple[str, ...]:
+    """The names of their hosts, by place; none of many, which would make every message long."""
+    return tuple(members[place].name for place in sorted(members)) if len(members) <= _MOST_NAMES else ()
 
 
 def in_order(nodes: Iterable[Node], *, is_first: bool) -> list[Node]:

@@ -34,7 +34,7 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One, without the names of its nodes: each node knows its own place, and none needs them all.
+    """One. Each node knows its own place, and needs no other's.
 
     Args:
         number: of decisions, from 0.
@@ -45,6 +45,7 @@ class Decision:
         restarts: used by the job before this cycle began.
         code: for the end: the launchers' exit code, with the reason in ``text``.
         back: names of nodes that were lost once, and are ready for this cycle.
+        names: of the hosts in the cycle, by place, for a coordinator that takes over; empty in a job of many nodes.
     """
 
     number: int
@@ -59,6 +60,7 @@ class Decision:
     code: int = 0
     text: str = ""
     back: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

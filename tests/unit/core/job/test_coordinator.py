@@ -15,6 +15,7 @@ from megatron_ft.core.job.inquest import Inquest
 from megatron_ft.core.job.roll import Accepted, Beside, Decision, Held, Kind, Memory
 from megatron_ft.core.job.search import Search
 from tests.support.job_machines import answers, begun, decision, led, links, member
+from tests.support.machines import Job
 
 
 def test_the_node_of_a_launcher_whose_own_coordinator_outlives_it_is_lost_at_once() -> None:
@@ -262,6 +263,33 @@ def test_the_node_beside_a_coordinator_whose_host_most_have_found_silent_is_lost
         ]
         effects = []
     assert judged == [(lost_s, "", lines.silent(6.0)) if lost_s else (lost_s, "there", lines.HOST_SILENT)]
+
+
+def test_the_next_coordinator_knows_the_names_of_lost_nodes_that_it_has_never_met() -> None:
+    job = Job(min_nodes=2, max_nodes=3)
+    job.start("abc")
+    made = job.decided[-1].held.decision
+    assert made.names == ("a", "b", "c")
+    machine = Coordinator("d", founds=False, now_s=0.0)
+    for place in range(2):
+        memory = Memory((1, "c"), Held(made, place, votes=True))
+        standing = m.Standing(m.Phase.RUNNING, 0)
+        hello = m.Hello("job", job.rules, f"i{place}", 2, made.names[place], memory=memory, standing=standing)
+        machine.handle(edge.Heard(place, hello), 0.0)
+    effects = answers(machine, machine.settle(0.0))
+    for tenth in range(1, 70):
+        for place in range(2):
+            machine.handle(edge.Heard(place, m.Beat()), tenth / 10)
+        effects += machine.settle(tenth / 10)
+    (verdict,) = [effect.verdict for effect in effects if isinstance(effect, edge.Judged)]
+    assert (verdict.node, verdict.name, verdict.text) == (2, "c", lines.silent(6.0))
+
+
+@pytest.mark.parametrize(("nodes", "told"), [(100, 100), (101, 0)])
+def test_in_a_job_of_many_nodes_no_message_has_all_names(nodes: int, told: int) -> None:
+    job = Job(owner="\u0101", min_nodes=nodes, max_nodes=nodes)
+    job.start("".join(map(chr, range(0x101, 0x101 + nodes))))
+    assert len(job.decided[-1].held.decision.names) == told
 
 
 def test_a_launcher_tells_the_next_coordinator_whose_host_answers_no_more() -> None:
