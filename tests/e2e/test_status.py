@@ -147,7 +147,9 @@ def test_nobody_to_look_at() -> None:
     for words, out in ((("--once",), ""), ((), ""), (("--json",), '{\n  "jobs": []\n}\n')):
         shown = python_code(code, "status", *words)
         assert (shown.returncode, shown.stdout) == (1, out)
-        assert shown.stderr == "megatron-ft: no ft_launcher of yours runs on this node\n"
+        assert shown.stderr.startswith(
+            "megatron-ft: no ft_launcher of yours runs on this node; for a job on other nodes: "
+        )
 
 
 def test_scripts_need_no_rich_and_others_are_told() -> None:
@@ -156,7 +158,7 @@ def test_scripts_need_no_rich_and_others_are_told() -> None:
         "from megatron_ft.cli.main import main; status.find_jobs = list; sys.exit(main(sys.argv[1:]))"
     )
     for word, exit_code, line in (
-        ("--json", 1, "megatron-ft: no ft_launcher of yours runs on this node\n"),
+        ("--json", 1, "megatron-ft: no ft_launcher of yours runs on this node; "),
         ("--once", 2, "megatron-ft: error: "),
     ):
         shown = python_code(code, "status", word)

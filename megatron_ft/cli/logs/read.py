@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import multiprocessing
+import os
 import re
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -17,9 +18,10 @@ from megatron_ft.core.messages.fields import LATEST_NS
 from megatron_ft.core.records import RECORDS, Record
 from megatron_ft.core.records.shared import LogOpened
 
-__all__ = ["Entry", "EventLogFile", "parse_log", "read_directory"]
+__all__ = ["Entry", "EventLogFile", "parse_log", "read_directory", "read_newest"]
 
 _MUCH = 50_000_000  # bytes: fewer are read before other processes have started
+_TAIL = 65536  # bytes at the end of a file: more than one batch of progress records
 _EV = re.compile(r'"ev" *: *"(\w*)("?)')
 
 
@@ -87,6 +89,31 @@ def read_directory(directory: str | Path, *, processes: int = 1) -> list[EventLo
     else:
         logs = [_read_file(path) for path in paths]
     return sorted((log for log in logs if log is not None), key=lambda log: (log.header.wall_ns, log.name))
+
+
+def read_newest(directory: str | Path) -> list[EventLogFile]:
+    """The same of all launchers, and of what monitors and ranks have written only the newest records.
+
+    Raises:
+        OSError: the directory itself can't be read.
+    """
+    logs = []
+    for path in sorted(Path(directory).iterdir()):
+        if path.suffix == ".jsonl":
+            logs.append(_read_file(path) if path.name.startswith("launcher") else _read_tail(path))
+    return sorted((log for log in logs if log is not None), key=lambda log: (log.header.wall_ns, log.name))
+
+
+def _read_tail(path: Path) -> EventLogFile | None:
+    try:
+        with path.open("rb") as file:
+            header = file.readline()
+            file.seek(max(file.tell(), os.fstat(file.fileno()).st_size - _TAIL))
+            if file.tell() > len(header):
+                file.readline()  # what is left of a line
+            return parse_log(path.name, (line.decode(errors="replace") for line in (header, *file)))
+    except OSError:
+        return None
 
 
 def _bytes_in(paths: Iterable[Path]) -> int:

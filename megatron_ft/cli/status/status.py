@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from megatron_ft.cli.pause import choose
 from megatron_ft.cli.render.terminal import check_extra, plain, terminal
 from megatron_ft.cli.slurm import commands
+from megatron_ft.cli.status.job_directory import print_job
 from megatron_ft.cli.status.status_json import job_object
 from megatron_ft.cli.status.status_table import Frame, job_frame
 from megatron_ft.core.errors import ConfigError, FaultToleranceError
@@ -28,6 +29,10 @@ __all__ = ["add_command"]
 _NOTHING_SEEN = 1
 _INTERRUPTED = 130
 _REDRAW_S = 0.5
+_NONE_HERE = (
+    "no ft_launcher of yours runs on this node; for a job on other nodes: megatron-ft status JOB_DIR (the directory "
+    "that ft_launcher names as 'logs:'), or megatron-ft status --slurm JOBID"
+)
 _TEXT = "show where the ranks of this node's jobs are now, and how much of their timeouts is used"
 
 
@@ -40,6 +45,13 @@ def add_command(commands: Any) -> None:
         "the jobs notice nothing of it. The exit code is 1 if no job runs, or one doesn't answer.",
     )
     which = parser.add_mutually_exclusive_group()
+    which.add_argument(
+        "log_dir",
+        metavar="JOB_DIR",
+        nargs="?",
+        help="the whole job, on all its nodes, once: from the event logs in this directory, which ft_launcher names as "
+        "'logs:', on any host that reaches it",
+    )
     which.add_argument("--job", metavar="RUN_ID", help="only the job with this --rdzv-id")
     which.add_argument("--pid", type=int, metavar="LAUNCHER_PID", help="only the job of this ft_launcher")
     which.add_argument(
@@ -54,13 +66,18 @@ def add_command(commands: Any) -> None:
 def _run(args: argparse.Namespace) -> int:
     if args.slurm is not None:
         return _by_srun(commands.on_each_node(args.slurm, status=status_command(as_json=args.json)))
+    if args.log_dir is not None:
+        if print_job(args.log_dir, as_json=args.json):
+            return 0
+        print(f"megatron-ft: no event logs of a launcher in {args.log_dir}", file=sys.stderr)
+        return _NOTHING_SEEN
     if not args.json:
         check_extra("rich", "drawing tables")
     jobs = find_jobs()
     if args.job is not None or args.pid is not None:
         jobs = choose(jobs, run_id=args.job, pid=args.pid)
     if not jobs:
-        print("megatron-ft: no ft_launcher of yours runs on this node", file=sys.stderr)
+        print(f"megatron-ft: {_NONE_HERE}", file=sys.stderr)
     watches: list[JobWatch] = []
     try:
         code = _open(jobs, watches)

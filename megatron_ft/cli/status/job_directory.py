@@ -1,0 +1,138 @@
+"""`megatron-ft status JOB_DIR`: how a whole job stands, from the event logs in the directory that its nodes share."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from megatron_ft.cli.status.status_table import duration
+from megatron_ft.core.errors import ConfigError
+from megatron_ft.core.job.lives import Life, Lives
+from megatron_ft.core.messages.codec import fields
+from megatron_ft.core.plural import counted
+from megatron_ft.core.printable import printable
+from megatron_ft.core.status.job_view import JobView, Launcher, NodeRow, view
+
+if TYPE_CHECKING:
+    from megatron_ft.cli.logs.runs import RunLogs
+
+__all__ = ["print_job"]
+
+_LONG_S = 120.0
+_RESULT = "result.json"
+
+
+def print_job(directory: str, *, as_json: bool) -> bool:
+    """Print how the newest run in there stands; False if there is none.
+
+    Raises:
+        ConfigError: the directory can't be read.
+    """
+    from megatron_ft.cli.logs.read import read_newest
+    from megatron_ft.cli.logs.runs import split_runs
+
+    try:
+        runs = split_runs(read_newest(directory))
+    except OSError as error:
+        raise ConfigError(f"{directory} can't be read: {error.strerror}") from None
+    launchers = _launchers(runs[-1]) if runs else []
+    if not launchers:
+        return False
+    job = view(launchers, _life(directory, runs[-1]), time.time_ns())
+    if as_json:
+        document: dict[str, Any] = {"run_id": runs[-1].run_id, "log_dir": directory, **fields(job, full=True)}
+        print(json.dumps(document, indent=2), flush=True)
+    else:
+        print("\n".join(map(printable, lines(runs[-1].run_id, job))), flush=True)
+    return True
+
+
+def _launchers(run: RunLogs) -> list[Launcher]:
+    """With what monitors and ranks have recorded on the same host."""
+    newest: dict[str, int] = {}
+    iterations: dict[str, int] = {}
+    for log, clock in zip(run.files, run.clocks, strict=True):
+        last = max(
+            [log.opened, *(entry.t for entry in log.entries), *(int(t.at_ns[-1]) for t in log.progress if t.at_ns.size)]
+        )
+        newest[log.host] = max(newest.get(log.host, 0), last + clock.offset_ns)
+        for track in log.progress:
+            if track.iterations.size:
+                iterations[log.host] = max(iterations.get(log.host, 0), int(track.iterations[-1]))
+    return [
+        Launcher(
+            host=log.host,
+            opened_ns=log.header.wall_ns,
+            records=[(entry.t + clock.offset_ns, entry.record) for entry in log.entries],
+            newest_ns=newest[log.host],
+            iteration=iterations.get(log.host),
+        )
+        for log, clock in zip(run.files, run.clocks, strict=True)
+        if log.header.role == "launcher"
+    ]
+
+
+def _life(directory: str, run: RunLogs) -> Life | None:
+    """The last one of ``result.json``, unless it had ended before this run began."""
+    try:
+        with open(os.path.join(directory, _RESULT), "rb") as file:
+            lives = Lives.parse(file.read()).lives
+    except (OSError, ValueError):
+        return None  # torch's own rendezvous, or a run that has just begun
+    if not lives:
+        return None
+    opened = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(run.opened_wall_ns / 1e9))
+    return None if lives[-1].ended and lives[-1].ended < opened else lives[-1]
+
+
+def lines(run_id: str, job: JobView) -> Iterator[str]:
+    """For a person."""
+    yield f"job {run_id}: {_where_it_is(job)}"
+    if job.waits_for:
+        yield f"waiting for {job.waits_for}"
+    if job.cause:
+        yield f"it ended: {job.cause}"
+    elif job.last_cycle is not None:
+        yield f"cycle {job.last_cycle} ended: {job.last_cause}"
+    yield ""
+    yield from _table(job.nodes)
+    yield ""
+    yield f"newest record: {duration(job.age_s)} ago{_doubt(job)}"
+
+
+def _where_it_is(job: JobView) -> str:
+    if job.outcome is not None:
+        code = "" if job.exit_code is None else f" with exit code {job.exit_code}"
+        parts = [f"{job.outcome.value}{code}"]
+        parts += [] if job.cycle is None else [counted(job.cycle + 1, "cycle")]
+    elif job.cycle is None:
+        parts = ["no cycle has begun yet"]
+    else:
+        how = f"running for {duration(job.cycle_s)}" if job.runs else "has ended"
+        parts = [f"cycle {job.cycle} {how}"]
+    if job.ranks is not None:
+        parts.append(counted(job.ranks, "rank"))
+    if job.restarts_left is not None and job.max_restarts is not None:
+        parts.append(f"{job.restarts_left} of {counted(job.max_restarts, 'restart')} left")
+    if job.iteration is not None:
+        parts.append(f"iteration {job.iteration}")
+    return ", ".join(parts)
+
+
+def _table(rows: Sequence[NodeRow]) -> Iterable[str]:
+    cells = [("node", "place", "state", "last record")]
+    for row in rows:
+        state = f"{row.state.value} ({row.detail})" if row.detail else row.state.value
+        cells.append((row.name, "-" if row.place is None else str(row.place), state, f"{duration(row.age_s)} ago"))
+    widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
+    for line in cells:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+
+
+def _doubt(job: JobView) -> str:
+    if job.outcome is not None or job.age_s < _LONG_S:
+        return ""
+    return " (ranks that call hooks are recorded every 30 s: it may have been killed, or not reach this directory)"

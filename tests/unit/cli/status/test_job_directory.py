@@ -1,0 +1,64 @@
+"""`megatron-ft status JOB_DIR`: what is read, and what is printed."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from megatron_ft.cli.main import main
+from megatron_ft.core.job.lives import Ending, Life, Lives
+from tests.support.generated_logs import ITERATION, START
+from tests.unit.cli.analysis.test_report_cycles import DAWN, Logs, ended, started
+from tests.unit.cli.analysis.test_report_timeline import progress
+
+
+def write_job(directory: Path) -> None:
+    """Two nodes; a cycle that crashed, and one that runs on both."""
+    for number, host in enumerate(("node-2", "node-10")):
+        logs = Logs(directory, host=host, wall_offset=DAWN)
+        logs.write(
+            "launcher",
+            (1.0, "cycle_started", {**started(0, number, 2), "group_rank": number}),
+            (9.0, "cycle_ended", ended(0, "crash", 0, "rank 0 \x1b[2Jexited", 3)),
+            (10.0, "cycle_started", {**started(1, number, 2), "group_rank": number}),
+        )
+        batches = [(20.0 + step, ((20.0 + step, ITERATION, step), (20.5 + step, START, 0))) for step in range(2000)]
+        logs.write("monitor", *(progress(number, 1, at, *events) for at, events in batches))
+
+
+def test_it_tells_of_all_nodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_job(tmp_path)
+    assert main(["status", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"job \S+: cycle 1 running for .* d .* h, 2 ranks, iteration 1999", lines[0])
+    assert lines[1] == r"cycle 0 ended: rank 0 \x1b[2Jexited"
+    assert [line.split()[:3] for line in lines[4:6]] == [["node-2", "0", "training"], ["node-10", "1", "training"]]
+    assert re.fullmatch(r"newest record: .* ago \(ranks that call hooks are recorded every 30 s.*\)", lines[-1])
+
+
+def test_json_has_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_job(tmp_path)
+    life = Life(job="job", outcome=Ending.STOPPED, exit_code=0, ended="2999-01-01T00:00:00Z", cause="its time was up")
+    (tmp_path / "result.json").write_text(Lives(lives=(life,)).to_text())
+    assert main(["status", "--json", str(tmp_path)]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["outcome"], document["cause"], document["cycle"]) == ("stopped", "its time was up", 1)
+    assert [row["state"] for row in document["nodes"]] == ["training"] * 2
+
+
+def test_the_result_of_an_earlier_life_is_not_this_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_job(tmp_path)
+    life = Life(job="job", outcome=Ending.FAILED, ended="1999-01-01T00:00:00Z")
+    (tmp_path / "result.json").write_text(Lives(lives=(life,)).to_text())
+    assert main(["status", str(tmp_path)]) == 0
+    assert "cycle 1 running" in capsys.readouterr().out
+
+
+def test_where_there_is_nothing_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == f"megatron-ft: no event logs of a launcher in {tmp_path}\n"
+    assert main(["status", str(tmp_path / "none")]) == 2
+    assert "can't be read: No such file or directory" in capsys.readouterr().err

@@ -1,0 +1,94 @@
+"""How a whole job stands, from the records of its launchers."""
+
+from __future__ import annotations
+
+from megatron_ft.core.job.lives import Ending, Life
+from megatron_ft.core.records import Record
+from megatron_ft.core.records import launcher as records
+from megatron_ft.core.status.job_view import JobView, Launcher, NodeRow, State, view
+
+S = 1_000_000_000
+BEGAN = records.CycleStarted(cycle=0, group_rank=0, world_size=16, max_restarts=3, restarts_left=3)
+CRASH = records.Cause(rank=3, kind="crash", text="rank 3 exited with code 7")
+FAILED = records.CycleEnded(cycle=0, outcome="failed", cause=CRASH, action="restart", iteration=40, restarts_left=2)
+FINISHED = records.CycleEnded(cycle=0, outcome="succeeded", action="finish", iteration=90, restarts_left=3)
+
+
+def began(place: int, cycle: int = 0, left: int = 3) -> records.CycleStarted:
+    return records.CycleStarted(cycle=cycle, group_rank=place, world_size=16, max_restarts=3, restarts_left=left)
+
+
+def node(
+    name: str, *told: Record, newest_s: float = 0.0, opened_s: float = 0.0, iteration: int | None = None
+) -> Launcher:
+    """One record each second."""
+    dated = [(round((opened_s + number) * S), record) for number, record in enumerate(told)]
+    newest_ns = max([round(newest_s * S), *(at_ns for at_ns, _ in dated)])
+    return Launcher(host=name, opened_ns=round(opened_s * S), records=dated, newest_ns=newest_ns, iteration=iteration)
+
+
+def seen(*nodes: Launcher, life: Life | None = None, now_s: float = 100.0) -> JobView:
+    return view(nodes, life, round(now_s * S))
+
+
+def states(job: JobView) -> list[tuple[str, State]]:
+    return [(row.name, row.state) for row in job.nodes]
+
+
+def test_a_job_that_trains() -> None:
+    job = seen(
+        node("node10", began(1), newest_s=70.0, iteration=41), node("node2", began(0), iteration=40), node("node3")
+    )
+    assert (job.cycle, job.runs, job.ranks, job.restarts_left, job.max_restarts) == (0, True, 16, 3, 3)
+    assert (job.age_s, job.cycle_s, job.iteration, job.waits_for) == (30.0, 100.0, 41, "")
+    assert (job.last_cause, job.outcome) == ("", None)
+    assert states(job) == [("node2", State.TRAINING), ("node10", State.TRAINING), ("node3", State.STANDBY)]
+    assert [row.age_s for row in job.nodes] == [100.0, 30.0, 100.0]
+
+
+def test_before_the_first_cycle_it_waits_for_nodes() -> None:
+    ill = records.NodeHealth(cycle=0, good=False, text="ended with code 3")
+    job = seen(node("a"), node("b", ill))
+    assert (job.cycle, job.runs) == (None, False)
+    assert job.waits_for == "nodes to meet for cycle 0 (1 node recorded as ready; failing the health check: b)"
+    assert job.nodes[1] == NodeRow(name="b", state=State.UNFIT, detail="ended with code 3", age_s=100.0)
+    fit = seen(node("a"), node("b", ill, records.NodeHealth(cycle=0, good=True)))
+    assert states(fit) == [("a", State.WAITING), ("b", State.WAITING)]
+
+
+def test_between_cycles_it_says_what_the_next_one_needs_and_why_the_last_one_ended() -> None:
+    other = records.CycleEnded(
+        cycle=0, outcome="failed", cause=records.Cause(kind="membership", text="a node was lost"), action="restart"
+    )
+    first, second = node("a", began(0), other), node("b", began(1))
+    job = seen(first, second)
+    assert (job.runs, job.waits_for, job.iteration) == (False, "the end of cycle 0 on b", None)
+    assert states(job) == [("a", State.READY), ("b", State.ENDING)]
+    job = seen(first, second, node("c", began(2)))  # a node that the others have lost says so, too
+    assert (job.runs, job.waits_for) == (True, "")
+    assert states(job) == [("a", State.STANDBY), ("b", State.TRAINING), ("c", State.TRAINING)]
+    job = seen(first, node("b", began(1), FAILED))
+    assert (job.runs, job.restarts_left, job.iteration) == (False, 2, 40)
+    assert (job.last_cycle, job.last_cause) == (0, "rank 3 exited with code 7")
+    assert job.waits_for == "nodes to meet for cycle 1 (2 nodes recorded as ready)"
+
+
+def test_a_node_that_has_recorded_nothing_since_is_lost_unless_a_new_launcher_has() -> None:
+    nodes = [node("a", began(0), FAILED, began(0, 1, 2)), node("b", began(1)), node("c", began(2), FAILED)]
+    job = seen(*nodes)
+    assert states(job) == [("a", State.TRAINING), ("b", State.SILENT), ("c", State.STANDBY)]
+    assert (job.restarts_left, job.last_cause) == (2, "rank 3 exited with code 7")
+    job = seen(*nodes, node("b", opened_s=5.0))
+    assert states(job) == [("a", State.TRAINING), ("c", State.STANDBY), ("b", State.STANDBY)]
+    leaving = seen(node("a", began(0), records.StopRequested(signal="SIGTERM", ranks=8)))
+    assert [(row.state, row.detail) for row in leaving.nodes] == [(State.LEAVING, "SIGTERM")]
+
+
+def test_the_end_is_as_the_result_says() -> None:
+    nodes = [node("a", began(0), FINISHED, records.RunEnded(exit_code=0)), node("b", began(1), FINISHED)]
+    life = Life(job="job", outcome=Ending.FINISHED, exit_code=0, iteration=91)
+    job = seen(*nodes, life=life)
+    assert (job.outcome, job.exit_code, job.runs, job.waits_for, job.iteration) == (Ending.FINISHED, 0, False, "", 91)
+    assert states(job) == [("a", State.ENDED), ("b", State.FINISHED)]
+    running = seen(*nodes, life=Life(job="job", iteration=3))
+    assert (running.outcome, running.iteration) == (None, 90)
