@@ -25,7 +25,7 @@ _MAX_DESCRIPTION = 500
 
 
 class ControlSocket:
-    """Hears the ranks. A rank that asks and dies at once is heard, too: what it sent stays in the socket."""
+    """Serves requests of ranks. What a rank sent before it died at once is read, too: it stays in the socket."""
 
     def __init__(self, path: str, reactor: Reactor, *, say: Callable[[str], None]) -> None:
         self.path = path

@@ -110,7 +110,7 @@ def _launch(
     private_names.say_nothing_of_death_signals()
 
     def is_finished() -> bool:
-        # only where a scheduler's id tells this start from all others: who has chosen an id may use it again
+        # only where a scheduler's id tells this start from all others: a user may use a chosen id again
         return node.line.where.launchers > 0 and read_lives(node.log_dir).has_finished(place.job)
 
     coordination: Coordination | None = None
@@ -119,7 +119,7 @@ def _launch(
             coordination.on_begin, coordination.on_verdict = result.begun, result.concluded
             coordination.on_left_out = result.left_out
             _train(node, place, config, command, coordination)
-            # before the coordinator ends: who comes too late finds it, or the result
+            # before the coordinator ends: a launcher that comes too late finds it, or the result
             end = endings.of(node)
             _write_end(result, end, node, coordination)
     except ConfigError:

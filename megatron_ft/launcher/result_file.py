@@ -103,7 +103,7 @@ class ResultFile:
         self._change(lambda lives: lives.ended(life, is_first=place == 0))
 
     def _faults(self, decision: Decision) -> tuple[Fault, ...]:
-        """With what the next decision says of the cycle before it: whether it had got further; and who is back."""
+        """With what the next decision says of the cycle before it: whether it got further, and which nodes are back."""
         before, faults = self._began, back_again(self._life.faults, decision.back)
         if before is None or decision.advance.last <= before.advance.last:
             return faults

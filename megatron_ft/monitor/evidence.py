@@ -142,7 +142,7 @@ def _last_words(attached: AttachedRank, snapshot: BoardSnapshot | None) -> LastW
 
 
 def _settled(first: str, later: ProcessStat | None) -> tuple[str, bool]:
-    """The state of a process from two looks, and whether it ran at both.
+    """The state of a process from two samples, and whether it ran at both.
 
     Any process is in uninterruptible sleep for a moment now and then: a page fault, a write.
     """
@@ -229,7 +229,7 @@ class Looks:
     def collectives(self, state: str, missing: list[str], *, samples: int = 0) -> dict[str, Any]:
         """In flight, by the rank's own thread; with an ``error`` if it doesn't answer.
 
-        ``samples``: so many times it looks where the main thread is, too.
+        ``samples``: how often the place of the main thread is sampled, too.
         """
         if state in ("T", "t"):
             return {"error": "the rank is stopped"}

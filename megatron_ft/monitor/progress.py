@@ -1,6 +1,6 @@
 """A rank's section events, from the ring on its board into the event log, in batches.
 
-The ring is read when the monitor looks anyway; a rank that is faster than that loses its oldest events, and the batch
+The ring is read with each check of the board; a rank that is faster loses its oldest events, and the batch
 says how many. What was written last stands on the board, so that a monitor that replaces another one goes on there.
 """
 

@@ -25,7 +25,7 @@ def dump(pid: int, *, nonblocking: bool, left_s: float) -> list[ThreadStack]:
     """
     if left_s <= 0:
         return []
-    # the program is looked for and loaded from a file system, which may not answer either
+    # the program is searched for and loaded from a file system, which may not answer either
     return _runs.call(lambda: _dump(pid, nonblocking=nonblocking, left_s=left_s), [], bound_s=left_s + 2 * _KILLED_S)
 
 
@@ -54,5 +54,5 @@ def _dump(pid: int, *, nonblocking: bool, left_s: float) -> list[ThreadStack]:
 
 
 def _places() -> list[str | None]:
-    """Where it is looked for: beside this Python, then where everybody looks."""
+    """Where it is searched for: beside this Python, then in PATH."""
     return [os.path.dirname(sys.executable), None]

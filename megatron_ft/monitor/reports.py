@@ -95,7 +95,7 @@ class Reports:
         self._tell(Suspect(_told(attached, verdict, time.monotonic_ns(), observed_only=False)))
 
     def progress_checked(self, attached: AttachedRank, progress: str) -> None:
-        """What a rank has done between two looks."""
+        """Report the progress of a rank between the two moments of `CheckProgress`."""
         self._tell(ProgressChecked(attached.cycle, progress))
 
     def evidence(

@@ -89,7 +89,7 @@ class MonitorService:
             fds += [self._watched.attached.pidfd, self._watched.attached.wake_fd]
         for fd in fds:
             poller.register(fd, select.POLLIN)
-        return poller.poll(self._timeout_ms()) or poller.poll(0)  # interrupted (PEP 475), it may not have looked
+        return poller.poll(self._timeout_ms()) or poller.poll(0)  # interrupted (PEP 475), it may not have polled
 
     def _timeout_ms(self) -> float | None:
         now = time.monotonic()
@@ -250,7 +250,7 @@ class MonitorService:
         watched.hand_over()
         self._callers.dismiss(caller)
         if not was_sent and not is_gone(attached.pidfd):
-            self._leave_rank()  # it has given up waiting, because we stood still, and is about to try again
+            self._leave_rank()  # it has given up waiting, because this process was stopped, and is about to try again
 
     def _answer(self, caller: Caller, message: ToRank, fds: tuple[int, ...] = ()) -> bool:
         """Whether it could be sent."""

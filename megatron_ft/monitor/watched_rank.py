@@ -109,7 +109,7 @@ class WatchedRank:
 
     @classmethod
     def take_over(cls, attached: AttachedRank, config: ConfigValues) -> WatchedRank:
-        """Go on with the board of a monitor that died or stood still."""
+        """Go on with the board of a monitor that died or was stopped."""
         watched = cls(attached, config, start_ns=time.monotonic_ns())
         words = watched.board.words
         now = time.monotonic_ns()

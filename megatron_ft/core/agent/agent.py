@@ -346,7 +346,7 @@ class Agent:
             self._do(Tell(Ready()))
 
     def _wait_for_the_end(self) -> None:
-        """Stay until every node knows how the job has ended; a coordinator that hasn't heard of that may go on."""
+        """Stay until every node knows how the job has ended; a coordinator that hasn't received that may go on."""
         if self._leaving.signals:
             self._stop()
         elif self._orders.left is not None:

@@ -1,4 +1,4 @@
-"""No collective has completed on any rank of this node for long: whether that is to be looked into, and what follows.
+"""No collective has completed on any rank of this node for long: when to ask for evidence, and what follows.
 
 For ranks whose scripts call no hooks (`docs/watch-collectives.md`). Each such rank writes to its board what torch knows
 of its collectives. When none of this node's ranks has begun or completed one for ``collectives_timeout_s``, the
@@ -56,7 +56,7 @@ class CollectiveWatch:
         self._moved_ns = now_ns
         """When the last collective was seen to begin or complete, as far as that counts."""
         self._excused_ns = 0
-        """Of the time since then, nanoseconds in which the node stood still: they don't count."""
+        """Of the time since then, nanoseconds in which the node was stopped: they don't count."""
         self._grouped: set[int] = set()
         """Local ranks that had a process group."""
         self._is_asked = False
@@ -79,7 +79,7 @@ class CollectiveWatch:
         """Hangs of scripts that call hooks are detected by these alone."""
         return self._options.collectives_timeout_s is not None and not self._record.hooked
 
-    # -- what is heard ------------------------------------------------------------------------------------------
+    # -- events -------------------------------------------------------------------------------------------------
 
     def excuse_stop(self, now_ns: int) -> None:
         """The whole node was stopped and continued: nothing before counts."""

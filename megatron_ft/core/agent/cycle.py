@@ -111,7 +111,7 @@ class Cycle:
             case edge.Suspected() if event.local_rank in self.record.started:
                 self.suspicion.suspected(event.verdict, turn)
             case edge.ProgressChecked():
-                self.suspicion.looked(event.local_rank, event.progress, turn)
+                self.suspicion.checked(event.local_rank, event.progress, turn)
             case edge.FoundHung() if event.local_rank in self.record.started:
                 self.record.found_by_monitor(event.verdict, turn.now_s, turn.seen)
                 self.diagnosis.found(event.verdict, turn)
@@ -166,7 +166,7 @@ class Downtime:
         """Log the phases of the start once all ranks here have completed their first step; returns True then."""
         phases = record.phases_ns()
         if phases is None or record.met_ns < self._stopped_ns:
-            return False  # not yet; or it is the cycle that failed, of which something is still heard
+            return False  # not yet; or it is the cycle that failed, of which events still come
         moments = {"stop": self._stopped_ns, **phases}
         spans = itertools.pairwise([self._noticed_ns, *moments.values()])
         seconds = {name: (b - a) / 1e9 for name, (a, b) in zip(moments, spans, strict=True)}

@@ -37,8 +37,8 @@ class _Wait:
     due_ns: int
     excused_ns: int = 0
 
-    def look_in(self, now_ns: int, delay_ns: int) -> None:
-        """Look again so much later."""
+    def check_in(self, now_ns: int, delay_ns: int) -> None:
+        """Check again so much later."""
         self.asked_ns, self.due_ns = now_ns, now_ns + delay_ns
 
 
@@ -52,9 +52,9 @@ class Deadlines:
         self._waits: dict[int, _Wait] = {}
         self._asked: set[int] = set()
         """Ranks whose monitors were asked for evidence."""
-        self._seen_soon: set[int] = set()
+        self._to_end: set[int] = set()
         """Ranks to terminate when evidence has come on all that are ``_asked``."""
-        self._look_until_ns: int | None = None
+        self._collect_until_ns: int | None = None
         self._escalations: dict[int, Escalation] = {}
         """Of ranks that are being ended."""
         self._stopped_ns = 0
@@ -64,7 +64,7 @@ class Deadlines:
                 began_ns = record.started[local_rank].at_ns
                 self._wait("startup", local_rank, began_ns, options.startup_timeout_s, turn)
 
-    # -- what is heard --------------------------------------------------------------------------------------------
+    # -- events ---------------------------------------------------------------------------------------------------
 
     def attached(self, local_rank: int) -> None:
         """A rank has begun its monitoring: also one that was at its end."""
@@ -98,7 +98,7 @@ class Deadlines:
         """When ``go_on`` is to be called at the latest."""
         times = [wait.due_ns for wait in self._waits.values()]
         times += [round(each.due_s * 1e9) for each in self._escalations.values() if each.due_s is not None]
-        return min(times + ([] if self._look_until_ns is None else [self._look_until_ns]), default=None)
+        return min(times + ([] if self._collect_until_ns is None else [self._collect_until_ns]), default=None)
 
     def go_on(self, turn: Turn, *, is_stopping: bool) -> None:
         """Find the ranks that are late, and terminate them. ``is_stopping``: no rank need start any more."""
@@ -106,29 +106,29 @@ class Deadlines:
             self._waits.pop(local_rank, None)
             self._escalations.pop(local_rank, None)
         for wait in [wait for wait in self._waits.values() if wait.due_ns <= turn.now_ns]:
-            self._look(wait, turn, is_stopping=is_stopping)
-        if self._seen_soon and (not self._asked or turn.now_ns >= (self._look_until_ns or 0)):
-            self.end(self._seen_soon & self._record.running, turn)
-            self._seen_soon.clear()
+            self._check(wait, turn, is_stopping=is_stopping)
+        if self._to_end and (not self._asked or turn.now_ns >= (self._collect_until_ns or 0)):
+            self.end(self._to_end & self._record.running, turn)
+            self._to_end.clear()
             self._asked.clear()
-            self._look_until_ns = None
+            self._collect_until_ns = None
         for local_rank in list(self._escalations):
             self._advance(local_rank, turn)
 
-    # -- who is late ----------------------------------------------------------------------------------------------
+    # -- ranks that are late --------------------------------------------------------------------------------------
 
     def _wait(self, kind: str, local_rank: int, since_ns: int, timeout_s: float, turn: Turn) -> None:
         due_ns = max(turn.now_ns, since_ns + round(timeout_s * 1e9))
         wait = self._waits[local_rank] = _Wait(
             kind=kind, local_rank=local_rank, since_ns=since_ns, timeout_s=timeout_s, asked_ns=since_ns, due_ns=due_ns
         )
-        if self._stopped_ns > since_ns:  # it began before a stop of the node, and is heard only after that
+        if self._stopped_ns > since_ns:  # it began before a stop of the node, and its event comes only after that
             self._excuse(wait, self._stopped_ns)
 
-    def _look(self, wait: _Wait, turn: Turn, *, is_stopping: bool) -> None:
+    def _check(self, wait: _Wait, turn: Turn, *, is_stopping: bool) -> None:
         now_ns = turn.now_ns
         if self._pauses.since_ns is not None:
-            wait.look_in(now_ns, _PAUSED_NS)
+            wait.check_in(now_ns, _PAUSED_NS)
             return
         if now_ns - wait.due_ns > LATE_NS:
             self._excuse(wait, now_ns)
@@ -136,7 +136,7 @@ class Deadlines:
         elapsed_ns = now_ns - wait.since_ns - paused_ns - wait.excused_ns
         left_ns = round(wait.timeout_s * 1e9) - elapsed_ns
         if left_ns > 0:
-            wait.look_in(now_ns, left_ns)
+            wait.check_in(now_ns, left_ns)
             return
         del self._waits[wait.local_rank]
         if wait.kind == "exit" or not is_stopping:
@@ -174,9 +174,9 @@ class Deadlines:
         if not self._ask(local_rank, turn, ends=True):
             self.end({local_rank}, turn)
             return
-        self._seen_soon.add(local_rank)
-        if self._look_until_ns is None:
-            self._look_until_ns = turn.now_ns + round(LOOK_S * 1e9)
+        self._to_end.add(local_rank)
+        if self._collect_until_ns is None:
+            self._collect_until_ns = turn.now_ns + round(LOOK_S * 1e9)
 
     def _ask(self, local_rank: int, turn: Turn, *, ends: bool) -> bool:
         """Have evidence collected on a rank, once; False if it has no monitor. ``ends``: it is about to be terminated.

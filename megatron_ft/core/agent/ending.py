@@ -1,4 +1,4 @@
-"""How the ranks of a cycle end: who is given time to do so by itself, and what is done when that is over. Pure."""
+"""How the ranks of a cycle end: which have time to do so by themselves, and what is done when that is over. Pure."""
 
 from __future__ import annotations
 

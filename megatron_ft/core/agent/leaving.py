@@ -17,7 +17,7 @@ __all__ = ["Leaving", "stopped"]
 _GOODBYE_S = 1.0
 """How long to wait, in seconds, until the others have received why this node leaves."""
 _EXCLUDED_S = 30.0
-"""The same where the launcher stays anyway: a coordinator that takes over is waited for, and hears it."""
+"""The same if the launcher stays anyway: it waits for a coordinator that takes over, and sends it the message."""
 
 
 class Leaving:

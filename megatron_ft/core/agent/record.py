@@ -71,7 +71,7 @@ class CycleRecord:
     def exited(self, event: RankExited, seen: Readings) -> RankExit:
         """A rank has ended."""
         local_rank, board = event.local_rank, seen.boards[event.local_rank]
-        if board is not None and board.first_step_at_ns:  # its monitor may not have looked since
+        if board is not None and board.first_step_at_ns:  # its monitor may not have read the board since
             step_ns = board.first_iteration_at_ns, board.first_step_at_ns
             self._first_steps.setdefault(local_rank, step_ns)
         signals = event.signals_sent | self._signalled.get(local_rank, set())

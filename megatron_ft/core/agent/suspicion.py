@@ -22,7 +22,7 @@ MOST = 4.0
 _MORE = 1.25
 _LEAST_MORE_S = 1.0
 _SHARE, _LEAST_S, _LONGEST_S = 0.2, 0.1, 1.0
-"""Between two looks: this share of the timeout, and at least and at most so many seconds."""
+"""Between two observations: this share of the timeout, and at least and at most so many seconds."""
 _BOUND_S = 1.9
 """From the suspicion to what follows, at most: a starved rank answers late."""
 _FRESH_NS = 2_000_000_000
@@ -69,19 +69,19 @@ class Suspicion:
         between_s = min(max(_SHARE * verdict.timeout_s, _LEAST_S), _LONGEST_S)
         if self._asks_others:
             turn.do(Tell(Suspected(self._number, between_s)))
-        self._look(between_s, turn)
+        self._check_progress(between_s, turn)
 
     def asked(self, between_s: float, turn: Turn) -> None:
         """Another node suspects one of its ranks: does one of ours move?"""
-        self._look(between_s, turn)
+        self._check_progress(between_s, turn)
 
     def moving(self, text: str, turn: Turn) -> None:
         """A rank of another node makes progress."""
         self._elsewhere = turn.now_ns, text
         self._extend_timeout(text, turn)
 
-    def looked(self, local_rank: int, progress: str, turn: Turn) -> None:
-        """A monitor has looked twice at its rank."""
+    def checked(self, local_rank: int, progress: str, turn: Turn) -> None:
+        """A monitor has checked the progress of its rank."""
         if self._bound_ns is None:
             return
         self._awaited.discard(local_rank)
@@ -107,9 +107,9 @@ class Suspicion:
         """The cycle is being ended, and so are all ranks."""
         self._bound_ns, self._suspects, self._awaited, self._is_over = None, {}, set(), True
 
-    def _look(self, between_s: float, turn: Turn) -> None:
+    def _check_progress(self, between_s: float, turn: Turn) -> None:
         if self._bound_ns is not None or self._is_over:
-            return  # that look counts for this, too
+            return  # that check counts for this, too
         self._awaited = self._record.running & self._record.watched
         again_ns = turn.now_ns + round(between_s * 1e9)
         self._bound_ns = turn.now_ns + round(_BOUND_S * 1e9)

@@ -29,7 +29,7 @@ _TIMEOUTS = (
 )
 _SECTION_TIMEOUTS = ("timeout_ns", "first_timeout_ns", "is_learned")
 _MOST_MORE = 2**40
-"""No rank counts that far between two looks, nor in its life: after a renewal, the ring goes on where it was."""
+"""No rank counts that far between two checks, nor in its life: after a renewal, the ring goes on where it was."""
 _LATE_NS = 1_000_000_000
 """From a stamp to its store there are nanoseconds; on a busy machine the process may have to wait in between."""
 

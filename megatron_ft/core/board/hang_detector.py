@@ -1,4 +1,4 @@
-"""The judgement: from what the board says and what time it is, to what the monitor does next.
+"""Hang detection: from what the board says and what time it is, to what the monitor does next.
 
 Pure: no clock, no I/O. Times are nanoseconds of CLOCK_MONOTONIC.
 
@@ -11,11 +11,11 @@ Rules
 * During warm-up (see :func:`_is_warming_up`) "step" and the time out of section have no timeout. If a section "warmup"
   is configured they have: its timeout is that of "step" until more than the warm-up's iterations have begun.
 * A verdict is read twice, a moment apart, before it counts.
-* Time in which the whole node stood still isn't the rank's. The monitor can't see such time, but it notices
+* Time in which the whole node was stopped isn't the rank's. The monitor can't see such time, but it notices
   two signs of it: it wakes much later than it asked, or it receives SIGCONT. Either way the node may have
-  stood still at any moment since the last look, so all of that gap is taken off every interval. Of one that only
-  lateness tells of, that is sure of the lateness itself; of the sleep before it, of which it is a guess, an interval
-  gets no more than :func:`_most_doubt` in all, so that a node that is merely busy hides no hang.
+  been stopped at any moment since the last check, so all of that gap is taken off every interval. Of one that only
+  lateness shows, the lateness itself is taken off in full; of the sleep before it, where a stop is only possible, an
+  interval gets no more than :func:`_most_doubt` in all, so that a node that is merely busy hides no hang.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Overdue(NamedTuple):
     since_ns: int
     """When the overdue interval began."""
     elapsed_ns: int
-    """How long it has lasted, without the time in which the node stood still."""
+    """How long it has lasted, without the time in which the node was stopped."""
     timeout_ns: int
     iteration: int | None
     open_sections: tuple[str, ...]
@@ -110,7 +110,7 @@ class _Suspect(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """A span in which the node stood still, or may have; of several in one, what is between them is neither."""
+    """A span in which the node was stopped, or may have been; of several in one, what is between them is neither."""
 
     start_ns: int
     end_ns: int
@@ -329,7 +329,7 @@ def _smallest_timeout(board: BoardSnapshot) -> int | None:
 
 
 def _note_gap(state: MonitorState, smallest: int | None, now_ns: int, was_stopped: bool) -> None:
-    """Remember the time since the last look as lost if the node may have stood still in it."""
+    """Remember the time since the last check as lost if the node may have been stopped in it."""
     # a busy node wakes us some milliseconds late: that isn't a stand-still, and must not delay a verdict
     tolerance = _MAX_TOLERANCE_NS
     if smallest is not None:

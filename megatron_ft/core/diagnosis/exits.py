@@ -132,7 +132,7 @@ class HangVerdict:
 
 @dataclass(frozen=True, kw_only=True)
 class RankView:
-    """How a rank of this node looked when some rank was found hung: to tell who hangs from who waits for it."""
+    """What was known of a rank of this node when some rank was found hung: to tell the cause from those that wait."""
 
     rank: int
     local_rank: int

@@ -1,6 +1,6 @@
 """Whether a rank still makes progress: two observations of it, a moment apart, and what has changed between them. Pure.
 
-What can't be read in both looks counts for nothing: unknown isn't progress.
+What can't be read in both observations counts for nothing: unknown isn't progress.
 """
 
 from __future__ import annotations

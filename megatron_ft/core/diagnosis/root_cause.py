@@ -1,4 +1,4 @@
-"""Who hangs, and who only waits for it: from one note on each rank of a job. Pure.
+"""Which ranks hang, and which only wait for them: from one note on each rank of a job. Pure.
 
 A rank waits for those of its collective's group that haven't entered it. One that is waited for and doesn't wait is the
 cause. Where all wait for each other (two ranks went different ways), the cause is the one rank without whose wait all

@@ -23,7 +23,7 @@ _STREAMS = {1: "standard output", 2: "standard error"}
 
 
 class Ties:
-    """Of one launcher. ``on_broken`` hears, once or several times, what is gone."""
+    """Of one launcher. ``on_broken`` is called, once or several times, with what is missing."""
 
     def __init__(self, reactor: Reactor) -> None:
         self.on_broken: Callable[[str], None] = lambda _text: None

@@ -29,7 +29,7 @@ class Coordination:
     """One launcher's, for the whole job.
 
     Args:
-        transport: makes the connection, given who hears of it.
+        transport: makes the connection, given the `Listener` that it calls.
         announce: says something to ``host:port``, on a connection of its own.
         open_store: opens the store in which the ranks of a cycle meet; the address that other nodes reach it at.
         says_all: lines that another launcher of the job prints are printed here, too.

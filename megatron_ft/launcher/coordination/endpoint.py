@@ -23,7 +23,7 @@ _PAUSE_S = 0.02
 
 
 class _Holder(enum.Enum):
-    """Who has a port."""
+    """Which process has a port."""
 
     COORDINATOR = "coordinator"
     OVER = "a coordinator whose job has ended"
@@ -95,7 +95,7 @@ def _holder(host: str, port: int, within_s: float) -> _Holder:
                         return _Holder.OVER if message.get("over") else _Holder.COORDINATOR
                     return _Holder.OTHER
         except VersionError:
-            return _Holder.COORDINATOR  # of another version: who connects to it hears that
+            return _Holder.COORDINATOR  # of another version: a launcher that connects to it is refused
         except ConnectionRefusedError:
             return _Holder.NOBODY
         except (OSError, ProtocolError):

@@ -20,7 +20,7 @@ _KUBERNETES_PORT = 29500
 
 
 class Scheduler(enum.Enum):
-    """Who has started this launcher; the values are those of ``--scheduler``."""
+    """What has started this launcher; the values are those of ``--scheduler``."""
 
     SLURM = "slurm"
     KUBERNETES = "kubernetes"

@@ -16,7 +16,7 @@ __all__ = ["InProcess", "Listener", "Transport"]
 
 
 class Listener(Protocol):
-    """Who hears of the connection; called from the launcher's loop, never from inside a method of `Transport`."""
+    """Is called with what happens to the connection: from the launcher's loop, never from inside `Transport`."""
 
     def opened(self) -> None:
         """It is there, and the coordinator has shown that it knows the secret, if there is one."""
@@ -41,7 +41,7 @@ class Transport(Protocol):
         """Connect to ``host:port`` and give up the connection before; ``opened``, ``failed`` or ``refused`` follows."""
 
     def disconnect(self) -> None:
-        """Give up the connection; nothing more is heard of it."""
+        """Close the connection; its listener isn't called any more."""
 
     def transmit(self, message: FromMember) -> None:
         """Send a message, if the connection is open."""

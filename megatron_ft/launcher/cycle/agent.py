@@ -179,7 +179,7 @@ class FaultTolerantAgent(LocalElasticAgent):
             self._hear(edge.Continued())
         for number, again in self._node.signals.take_requests():
             for worker in self._workers.values():
-                worker.check_ended()  # who has ended by then isn't signalled
+                worker.check_ended()  # a rank that has ended by then isn't signalled
             self._hear(edge.StopAsked(number, again))
 
     def _started(self, worker: Worker) -> None:

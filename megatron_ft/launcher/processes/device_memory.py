@@ -103,7 +103,7 @@ class _MemoryWait:
         self.held: list[Holding] = []
         self.saw_any = False
         self.waited_s = 0.0
-        """When it looked last, from the beginning."""
+        """Seconds from the beginning to the last query."""
         self.thread = self._start()
 
     def renew(self) -> None:

@@ -25,7 +25,7 @@ _PATIENCE_S = 30.0
 _ANSWER_S = 10.0
 _RETRY_S = 0.02
 _MADE_AGAIN_S = 5.0
-"""The launcher looks each second whether its directory is still there, and makes it again."""
+"""The launcher checks each second whether its directory is still there, and creates it again."""
 
 
 class Welcome(NamedTuple):

@@ -27,7 +27,7 @@ def main_stack() -> tuple[Frame, ...]:
 
 
 def main_places(samples: int) -> list[list[str]]:
-    """Where it was seen, each place once, in so many looks: more than one place tells that it moves.
+    """Where it was seen, each place once, in so many samples: more than one place shows that it moves.
 
     A place is the calls, the innermost first, each with the instruction it is at. Python lets another thread run only
     between two rounds of a loop or as a call begins: two samples of a thread that computes often show the same place.

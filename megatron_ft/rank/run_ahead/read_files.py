@@ -19,7 +19,7 @@ _Facts = tuple[int, ...] | None
 
 
 class ReadFiles:
-    """Paths, and what they were when the script looked: a change during the run is seen, too."""
+    """Paths, and their state when the script read them: a change during the run is noticed, too."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[bool, _Facts]] = {}

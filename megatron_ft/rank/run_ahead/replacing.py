@@ -79,7 +79,7 @@ class Replacements:
         return spec
 
     def undo(self) -> None:
-        """Who has kept a function from before has one that does the same."""
+        """Code that has kept a function from before has one that does the same."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
         table = _known_to_jit()
