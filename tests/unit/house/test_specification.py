@@ -1,8 +1,12 @@
-"""docs/specification.md names code and tests that exist."""
+"""docs/specification.md names code and tests that exist, are about what the sentence names, and check something."""
 
 from __future__ import annotations
 
+import ast
 import re
+from pathlib import Path
+
+import pytest
 
 from tests import ROOT
 
@@ -22,3 +26,54 @@ def test_every_row_names_code_and_a_test_that_exist() -> None:
         assert named, sentence
         for path, test in named:
             assert re.search(rf"^def {test}\(", (ROOT / path).read_text(), re.MULTILINE), (sentence, path, test)
+
+
+def code_of(cell: str) -> list[Path]:
+    names = re.findall(r"`([^`]+)`", cell)
+    return [path for name in names for path in (ROOT / name, ROOT / "megatron_ft" / name) if path.is_file()]
+
+
+def missing_names(sentence: str, text: str) -> list[str]:
+    """Options, methods and files that a sentence names in backticks, and a text doesn't."""
+    words = {
+        word for quoted in re.findall(r"`([^`]+)`", sentence) for word in re.findall(r"[A-Za-z_][\w-]{3,}", quoted)
+    }
+    plain = text.replace("-", "_")
+    return sorted(word for word in words - {"ft_launcher"} if word.replace("-", "_").removeprefix("ft_") not in plain)
+
+
+def test_code_or_test_of_a_row_is_about_what_its_sentence_names() -> None:
+    for sentence, code, tests in ROWS:
+        paths = [*code_of(code), *(ROOT / path for path in re.findall(r"`([\w/.]+)::", tests))]
+        assert missing_names(sentence, "".join(path.read_text() for path in paths)) == [], sentence
+
+
+def checks_something(source: str, test: str) -> bool:
+    """Whether a test of this module asserts, waits for a condition, or expects an error."""
+    found = next(node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef) and node.name == test)
+    calls = [node.func for node in ast.walk(found) if isinstance(node, ast.Call)]
+    called = {call.attr if isinstance(call, ast.Attribute) else getattr(call, "id", "") for call in calls}
+    by_call = any(name.startswith("assert_") for name in called) or called & {"raises", "wait_until", "bind"}
+    return bool(by_call) or any(isinstance(node, ast.Assert) for node in ast.walk(found))
+
+
+def test_every_named_test_checks_something() -> None:
+    named = {each for *_, tests in ROWS for each in re.findall(r"`([\w/.]+)::(\w+)`", tests)}
+    assert [each for each in sorted(named) if not checks_something((ROOT / each[0]).read_text(), each[1])] == []
+
+
+@pytest.mark.parametrize(
+    ("body", "checks"),
+    [
+        ("run()", False),
+        ("assert run()", True),
+        ("with pytest.raises(E): run()", True),
+        ("m.assert_called_once()", True),
+    ],
+)
+def test_a_test_that_checks_nothing_is_found(body: str, checks: bool) -> None:
+    assert checks_something(f"def test_it():\n    {body}\n", "test_it") is checks
+
+
+def test_a_row_about_something_else_is_found() -> None:
+    assert missing_names("`--ft-hang-signal` and `end_section()`", "hang_signal = 9") == ["end_section"]
