@@ -173,6 +173,7 @@ class Run:
                     mark=self.mark,
                     cwd=self.directory,
                     output=streams,
+                    ahead=True,
                 )
             self._process = forked or subprocess.Popen(
                 command,

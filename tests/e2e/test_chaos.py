@@ -37,7 +37,7 @@ EVENTS = {
 @pytest.fixture(scope="module")
 def weights() -> Iterator[str]:
     """The hash of those of a run without a fault."""
-    plan = Plan(seed=0, layout="dp", preload="none", learns=False)
+    plan = Plan(seed=0, layout="dp", preload="megatron", learns=False)
     yield perform(plan, "").weights or ""
     forked_launcher.end([MEGATRON])
 
@@ -53,7 +53,7 @@ def perform(plan: Plan, weights: str, **environment: str) -> Seen:
 
 @pytest.mark.parametrize("what", EVENTS)
 def test_the_job_comes_through(weights: str, what: str) -> None:
-    plan = Plan(seed=0, layout="dp", preload="default", learns=False, events=EVENTS[what])
+    plan = Plan(seed=0, layout="dp", preload="megatron", learns=False, events=EVENTS[what])
     if plan.needs_small_disk and os.geteuid() != 0:
         pytest.skip("a small file system needs root")
     assert weights
@@ -64,6 +64,6 @@ def test_a_skipped_restore_is_caught(weights: str) -> None:
     """Planted: the weights are right in the end all the same, because everything is computed once more."""
     events = (Event(fault="rank_killed", phase="step", launch=0, cycle=0, rank=1, iteration=5),)
     seen = perform(
-        Plan(seed=0, layout="dp", preload="default", learns=False, events=events), weights, **{job.SKIP_LOAD: "1"}
+        Plan(seed=0, layout="dp", preload="megatron", learns=False, events=events), weights, **{job.SKIP_LOAD: "1"}
     )
     assert problems(seen) == ["cycle 1 of launch 0 began at iteration 0, though 3 was saved"] * 2

@@ -17,6 +17,7 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from tests.fuzz.healthy import live
 from tests.fuzz.storm import begin, exchange, finish
 from tests.fuzz.watched import figures
 from tests.support.launching import Launched
@@ -172,6 +173,11 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         endure(Path(directory), lambda text: print(text, flush=True), events=args.events, messages=args.messages)
+    simulated = args.events // 20
+    for says_sigcont in (True, False):
+        live(simulated, says_sigcont=says_sigcont)
+    told = f"{2 * simulated} events of a simulated rank whose node is stopped now and then"
+    print(f"{told}: it was never terminated", flush=True)
 
 
 if __name__ == "__main__":

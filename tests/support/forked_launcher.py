@@ -3,6 +3,9 @@
 The fork takes on what a fresh ``python -m megatron_ft.launcher`` would have been given, and runs that module. It finds
 neither torch nor anything of ours in ``sys.modules``, as a fresh one: its own imports only take no time. A launcher's
 start itself is tested with fresh ones.
+
+Where that is asked for, the first process that runs a script ahead is such a fork, too: of the launcher, before this
+has imported anything. What running ahead can share is tested with fresh ones.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from tests.support import process_title
+from tests.support import forked_script_ahead, process_title
 
 __all__ = ["ForkedLauncher", "end", "start"]
 
@@ -73,15 +76,17 @@ class ForkedLauncher:
         cwd: Path,
         output: Sequence[int],
         host: int | None = None,
+        ahead: bool = False,
     ) -> None:
         """``mark``: an entry of ``env`` that /proc is to show. ``output``: for its standard output, and its errors.
 
-        ``host``: a process whose network, host name and mounts are to be its own.
+        ``host``: a process whose network, host name and mounts are to be its own. ``ahead``: the script runs ahead in
+        a fork, too.
         """
         self.args = list(words)
         self.returncode: int | None = None
         self._status_fd, status = os.pipe()
-        request = {"argv": self.args, "env": dict(env), "cwd": str(cwd), "mark": mark, "host": host}
+        request = {"argv": self.args, "env": dict(env), "cwd": str(cwd), "mark": mark, "host": host, "ahead": ahead}
         try:
             self.pid = server.fork(request, (*output, status))
         finally:
@@ -179,6 +184,7 @@ def start(
     cwd: Path,
     output: Sequence[int],
     host: int | None = None,
+    ahead: bool = False,
 ) -> ForkedLauncher | None:
     """The launcher of that command line, if it is one that may be a fork; else None.
 
@@ -192,7 +198,8 @@ def start(
     if key not in _servers:
         _servers[key] = _Server(base, f"{mark.partition('=')[0]}={'-' * len(mark.partition('=')[2])}", imports)
     try:
-        return ForkedLauncher(_servers[key], words, env=env, mark=mark, cwd=cwd, output=output, host=host)
+        there = {"cwd": cwd, "output": output, "host": host}
+        return ForkedLauncher(_servers[key], words, env=env, mark=mark, ahead=ahead, **there)
     except TimeoutError:  # the answer may still come, and would be taken for that to the next request
         _servers.pop(key).kill()
         raise
@@ -271,8 +278,15 @@ def become(request: Mapping[str, Any], hidden: _Hidden, connection: socket.socke
         del sys.modules[name]
     sys.meta_path.insert(0, hidden)  # type: ignore[arg-type]
     sys.modules["__main__"] = ModuleType("__main__")
-    runpy._run_module_as_main(MODULE)  # type: ignore[attr-defined]  # what `python -m` calls
-    raise SystemExit(0)
+    if request["ahead"]:
+        subprocess.Popen = forked_script_ahead.popen({*sys.modules})  # type: ignore[misc]
+    try:
+        runpy._run_module_as_main(MODULE)  # type: ignore[attr-defined]  # what `python -m` calls
+    except forked_script_ahead.RunsAhead as made:
+        ahead = made  # run outside of the handling of an exception
+    else:
+        raise SystemExit(0)
+    ahead.run()
 
 
 def _move_to(host: int) -> None:

@@ -82,10 +82,12 @@ class Launched:
         *,
         imported: Sequence[str] | None = (),
         host: int | None = None,
+        ahead: bool = False,
     ) -> None:
         """``imported``: what the interpreter that is forked has imported, besides torch; None: a new interpreter.
 
-        ``host``: a process on the host (``netns.Hosts``) that a fork is to run on.
+        ``host``: a process on the host (``netns.Hosts``) that a fork is to run on. ``ahead``: a fork of it runs the
+        script ahead.
         """
         self.directory = directory
         self.mark = f"{MARK_NAME}={os.urandom(8).hex()}"
@@ -114,6 +116,7 @@ class Launched:
                     cwd=directory,
                     output=output,
                     host=host,
+                    ahead=ahead,
                 )
             assert host is None or forked, "a new interpreter gets there by a prefix"
             self.process = forked or subprocess.Popen(
@@ -206,9 +209,10 @@ class Launched:
 class Launcher:
     """Makes launches in one directory; ``run`` waits for the end and checks that nothing is left."""
 
-    def __init__(self, directory: Path, imported: Sequence[str] | None = ()) -> None:
+    def __init__(self, directory: Path, imported: Sequence[str] | None = (), *, ahead: bool = False) -> None:
         self.directory = directory
         self.imported = imported
+        self.ahead = ahead
         self.launches: list[Launched] = []
 
     def start(
@@ -234,7 +238,8 @@ class Launcher:
             path.write_text("; ".join(([] if self.imported is None else [QUICK_END]) + first) + PRELUDE + script)
             script = [str(path)]
         arguments = [*options, *script, *script_args]
-        launched = Launched(directory, arguments, env or {}, prefix, imported=self.imported, host=host)
+        made = {"imported": self.imported, "host": host, "ahead": self.ahead}
+        launched = Launched(directory, arguments, env or {}, prefix, **made)
         self.launches.append(launched)
         return launched
 
@@ -250,12 +255,14 @@ class Launcher:
 def launcher(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Launcher]:
     """A factory of launches; at the end of the test each must be gone with everything it started.
 
-    A test module's ``IMPORTED_BEFORE`` names what its ranks would import at length, each and in every launch.
+    A test module's ``IMPORTED_BEFORE`` names what its ranks would import at length, each and in every launch, besides
+    torch. Where it has that, be it empty, the processes that run scripts ahead are forks, too.
     """
     imported = getattr(request.module, "IMPORTED_BEFORE", ())
     if imported:  # of no use to other modules
         request.node.getparent(pytest.Module).addfinalizer(lambda: forked_launcher.end(imported))
-    with _gone_at_the_end(Launcher(tmp_path, imported)) as factory:
+    ahead = hasattr(request.module, "IMPORTED_BEFORE")
+    with _gone_at_the_end(Launcher(tmp_path, imported, ahead=ahead)) as factory:
         yield factory
 
 

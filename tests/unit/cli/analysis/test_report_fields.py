@@ -115,6 +115,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("role", ["launcher", "monitor"])
 def test_any_field_may_be_of_any_type(records: Records, tmp_path: Path, role: str, small: None) -> None:
     drawn: set[str] = set()
+    read: set[str] = set()
     tried = 0
     name = sorted(name for name in records if name.startswith(role))[-1]
     others = [log for other, of in records.items() if other != name and (log := log_of(other, of)) is not None]
@@ -124,13 +125,15 @@ def test_any_field_may_be_of_any_type(records: Records, tmp_path: Path, role: st
                 changed = list(records[name])
                 changed[index] = with_value(changed[index], place, value)
                 log = log_of(name, changed)
-                for run in split_runs([*others, *([] if log is None else [log])]):
-                    write_all(analyze(run), tmp_path, drawn)
+                if repr(log) not in read:  # most changes leave the same: a log without that record
+                    read.add(repr(log))
+                    for run in split_runs([*others, *([] if log is None else [log])]):
+                        write_all(analyze(run), tmp_path, drawn)
                 if value == HUGE or value is NAN:  # wrong in any place
                     is_known = place[0] in ("t", "ev", *_CHECKED[records[name][index]["ev"]])
                     assert not is_known or log is None or log.passed_over == 1, (changed[index], place)
                 tried += 1
-    print(f"{tried} changes, {len(drawn)} different reports")
+    print(f"{tried} changes, {len(read)} different logs, {len(drawn)} different reports")
     assert tried > 200
     assert len(drawn) > 10
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 from megatron_ft.core.board import board_facts
@@ -24,6 +22,7 @@ from megatron_ft.core.board.layout import (
     SectionView,
 )
 from megatron_ft.core.timeouts.budget_rule import FIRST_INTERVALS
+from tests.fuzz.healthy import SimulatedNode, live
 
 S = 1_000_000_000
 START = 1000 * S
@@ -378,71 +377,10 @@ def test_of_many_stand_stills_all_are_known_and_nothing_between_them() -> None:
     assert found_after(watching, snapshot, now, late_ns=0, every=1) == pytest.approx(900, abs=0.1)
 
 
-class SimulatedNode:
-    """A healthy rank that always needs 90 % of its timeouts, on a node that is stopped now and then.
-
-    ``rank_time`` runs only while the node does; both sides read the same clock, as on a real node.
-    """
-
-    def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
-        self.now = START
-        self.opened_at = 0
-        self.transition = START
-        self.left_ns = 0
-        self.steps = 0
-        self._begin_phase()
-
-    def run(self, until: int) -> None:
-        while self.left_ns <= until - self.now:
-            self.now += self.left_ns
-            self.transition = self.now
-            self.opened_at = 0 if self.opened_at else self.now
-            self.steps += 1
-            self._begin_phase()
-        self.left_ns -= until - self.now
-        self.now = until
-
-    def _begin_phase(self) -> None:
-        limit = S if self.opened_at else S // 2
-        self.left_ns = limit * 9 // 10 - self.random.randrange(limit // 20)
-
-    def snapshot(self) -> BoardSnapshot:
-        return board(
-            sections=(section(opened_at=self.opened_at, timeout=1.0),),
-            out_of_section_timeout_ns=S // 2,
-            last_transition_ns=self.transition,
-        )
-
-
 @pytest.mark.parametrize("says_sigcont", [True, False])
 def test_a_healthy_rank_is_never_ended_over_many_events(says_sigcont: bool) -> None:
-    """About 10^6 section events per case, with stops of the whole node at random moments.
-
-    With SIGCONT any stop is seen. Without it (a freezer, a virtual machine), those that outlast the monitor's
-    sleep are; the simulated stops are long then.
-    """
-    node = SimulatedNode(7 if says_sigcont else 8)
-    watching = state()
-    events = 500_000
-    wake = START
-    while node.steps < events:
-        jitter = node.random.randrange(20_000_000)
-        moment = max(node.now, wake) + jitter
-        stopped = node.random.random() < 0.003
-        if stopped:
-            begin = node.now + node.random.randrange(max(1, moment - node.now))
-            node.run(begin)
-            length = node.random.randrange(S // 100, 3 * S) if says_sigcont else node.random.randrange(2 * S, 9 * S)
-            node.now += length
-            # the sleep is a deadline on the clock: what is left of it passes while the node stands still
-            moment = node.now if says_sigcont else max(moment, node.now)
-        node.run(moment)
-        outcome = check_board(watching, node.snapshot(), node.now, was_stopped=stopped and says_sigcont)
-        assert outcome.action is not Action.END_RANK, (node.steps, outcome.verdict)
-        assert outcome.next_look_ns is not None
-        wake = outcome.next_look_ns
-    assert node.steps >= events
+    """With stops of the whole node at random moments; `make endurance` has ten times as many events."""
+    live(60_000, says_sigcont=says_sigcont)
 
 
 def test_the_simulation_can_fail() -> None:
