@@ -1,4 +1,4 @@
-"""What the launcher of one node holds for the whole job, opened at its start and given back at its end."""
+"""What the launcher of one node needs for the whole job, opened at its start and closed at its end."""
 
 from __future__ import annotations
 
@@ -82,13 +82,13 @@ class Node:
         self.line = line
         self.say = sayer(line)
         self.workers: dict[int, Worker] = {}
-        """Those of the cycle that runs, by local rank."""
+        """The ranks of the running cycle, by local rank."""
         self.over: Over | None = None
-        """How the job has ended for this launcher; None as long as it hasn't, or where it has failed itself."""
+        """How the job has ended for this launcher; None while it runs, or if the launcher itself has failed."""
         self.on_signals: Callable[[bool], None] = lambda _continued: None
         """Called after each signal, with whether the launcher was stopped and continued."""
         self.coordinator_pids: Callable[[], set[int]] = set
-        """Of a coordinator that this launcher has started."""
+        """Process ids of the coordinator that this launcher has started."""
         self._told_stop = False
         self._told_run_dir = False
         self._orphans = process_tree.Orphans()
@@ -108,7 +108,7 @@ class Node:
         binds = numa.variable() is not None  # through a command, which starts interpreters
         self.forking = None if line.options.preload is None or binds else self._make_forking(server)
         if self.forking is None and server is not None:
-            server.end(set)  # at a glance nobody saw that it isn't wanted
+            server.end(set)  # it was started at a first glance at the command line
         self.spawner: Spawner = self.forking or FreshInterpreterSpawner()
         self.ending = Termination(
             self.reactor, known_children=self._known_children, in_a_hurry=self.signals.ask_to_kill, say=self.say
@@ -116,7 +116,7 @@ class Node:
         self.device_memory = DeviceMemory(self.reactor, log=log, say=self.say)
         self._infra_rank = reference_names.infra_rank(line, os.environ)
         self.cycle_info = reference_names.cycle_info(line, os.environ, log)
-        """None: nobody wants it."""
+        """None: ``--ft-cycle-info-dir`` isn't given."""
         command = ready_checks.command(line.options, line.node_health_command, log_dir=log_dir, ranks=ranks)
         self.health = None if command is None else self._make_health_check(command)
         self.control = ControlSocket(os.path.join(self.run_dir, "launcher.sock"), self.reactor, say=self.say)
@@ -156,7 +156,7 @@ class Node:
         )
 
     def rank_environment(self) -> dict[str, str]:
-        """Of this node's ranks, but for what torch gives to each."""
+        """The environment that all ranks of this node share; torch adds what differs per rank."""
         options = self.line.options
         watches = options.watch_collectives != "off"
         return rank_environment(os.environ, reference_names=options.reference_names == "on", watches=watches)
@@ -170,7 +170,7 @@ class Node:
         )
 
     def start(self, command: Sequence[str]) -> None:
-        """Listen, and have imported what the ranks' ``command`` may need.
+        """Listen for monitors and ranks, and start to import what the ranks' ``command`` may need.
 
         Raises:
             FaultToleranceError: that can't be done.
@@ -185,7 +185,7 @@ class Node:
             raise FaultToleranceError(f"the rank monitors can't be started: {error}") from error
 
     def mend_run_dir(self) -> None:
-        """Make the sockets again that somebody removed: ranks that are still to connect would find nobody."""
+        """Recreate sockets that were deleted: ranks that are still to connect would find no monitor."""
         if not (self.control.is_lost() or self.monitors.are_lost()):
             self._told_run_dir = False
             return
@@ -207,7 +207,10 @@ class Node:
             os.close(before)
 
     def ranks_start(self, envs: dict[int, dict[str, str]], *, cycle: int, restarts_left: int) -> None:
-        """The ranks of a cycle are about to be made, by local rank; nodes that join or leave may restart them, too."""
+        """Complete the environments (by local rank) of the ranks that are about to start.
+
+        Nodes that join or leave restart ranks, too, so a job of several nodes always expects a restart.
+        """
         self.mend_run_dir()
         now = time.time()
         for local_rank, env in envs.items():
@@ -235,7 +238,7 @@ class Node:
         }
 
     def blocking(self, function: Callable[[], T]) -> T:
-        """Run what may wait for other nodes, without keeping anything else waiting.
+        """Run a function that may wait for other nodes, while the event loop goes on.
 
         Raises:
             SignalException: the launcher was asked to stop meanwhile.
@@ -243,7 +246,7 @@ class Node:
         return self.reactor.call_blocking(function, self.raise_if_asked_to_stop)
 
     def raise_if_asked_to_stop(self) -> None:
-        """Leave what is going on if the launcher was asked to stop.
+        """Break off what is going on if the launcher was asked to stop.
 
         Raises:
             SignalException: it was.
@@ -262,7 +265,7 @@ class Node:
             self.log.write(records.StopRequested(signal=name, ranks=ranks))
 
     def close(self) -> None:
-        """End the monitors and remove what was made; what can't be had for that doesn't change how the job ended."""
+        """Stop the monitors and remove what was made; a failure is reported, and doesn't change the exit code."""
         steps: list[Callable[[], object]] = [] if self.cycle_info is None else [self.cycle_info.ended]
         steps += [] if self.health is None else [self.health.close]
         steps += [] if self.forking is None else [self.forking.close]
@@ -314,12 +317,12 @@ class Node:
         self._orphans.reap(lambda pid: pid in known)
 
     def _forward(self, number: signal.Signals) -> None:
-        """Pass a signal on to the ranks themselves; one that it would only end, because no handler is there, isn't."""
+        """Forward a signal to the ranks that have a handler for it; it would only kill the others."""
         alive = [worker for worker in self.workers.values() if not worker.check_ended()]
         unready = [worker for worker in alive if would_end_by(worker.pid, number)]
         passed_on = [worker for worker in alive if worker not in unready]
         for worker in passed_on:
-            send_signal(worker.pidfd, number)  # not as one of ours: nobody ends of it
+            send_signal(worker.pidfd, number)  # not counted as a signal of ours: it doesn't explain a rank's exit
         if number in self.line.save_signals and not passed_on:
             self.say(f"{number.name} is taken as a request to stop: no rank has a handler for it")
             self.signals.note(signal.SIGTERM, time.monotonic())

@@ -1,8 +1,8 @@
-"""The coordinator of a job, without I/O: it hears the launchers, and says what is to be sent to whom.
+"""The coordinator of a job, without I/O: it takes the launchers' messages, and returns what to send to which.
 
-``handle`` takes one event. ``settle`` draws the conclusions: call it after each batch of events, if it
-``needs_settling``, and when ``alarm_s`` is over. Times are seconds of any clock that doesn't go back. What a
-coordinator knows, the launchers could tell another one.
+``handle`` takes one event. ``settle`` decides what follows: call it after each batch of events, if
+``needs_settling``, and when ``alarm_s`` is over. Times are seconds of any clock that doesn't go back. A coordinator
+keeps nothing on disk: the launchers can tell another one all that it needs.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from megatron_ft.core.job.verdict import finished
 __all__ = ["Coordinator"]
 
 _LINGER_S = 5.0
-"""After the end, for launchers that are still to hear of it."""
+"""The coordinator stays so long after the end of the job, to tell launchers that don't know of it yet."""
 
 
 class Coordinator:
-    """See above. ``word`` is this coordinator's own, ``founds`` whether it is the one that may begin a job.
+    """See above. ``word`` identifies this coordinator; one that ``founds`` may begin a job that has none yet.
 
-    ``elsewhere``: where its launcher is led; launchers that know of no job yet are sent there.
+    ``elsewhere``: address of the coordinator that its launcher follows; launchers that know of no job are sent there.
     """
 
     def __init__(self, word: str, *, founds: bool, owned: bool = True, elsewhere: str = "", now_s: float = 0.0) -> None:
@@ -42,7 +42,7 @@ class Coordinator:
         self._nodes: dict[str, Node] = {}
         self._links: dict[int, Node] = {}
         self._absent: dict[str, Node] = {}
-        """Whose connection has ended a moment ago."""
+        """Launchers whose connection has just ended; they may come back."""
         self._arrivals = 0
         self._clock = OwnClock(now_s)
         self._sweep_s = 0.0
@@ -55,7 +55,7 @@ class Coordinator:
         """Nodes of the last cycle haven't heard that the job has ended, and may yet come."""
         self._is_orphan = False
         self.needs_settling = False
-        """Something was heard of which something may follow."""
+        """An event was handled that ``settle`` may have to act on."""
 
     @property
     def alarm_s(self) -> float:
@@ -69,18 +69,18 @@ class Coordinator:
 
     @property
     def is_over(self) -> bool:
-        """Whether the job has ended, and it only stays to say so."""
+        """Whether the job has ended, and the coordinator only stays to say so."""
         return self._over_s is not None
 
     @property
     def connections(self) -> int:
-        """So many launchers are connected."""
+        """How many launchers are connected."""
         return len(self._links)
 
-    # -- what is heard ----------------------------------------------------------------------------------------
+    # -- messages of the launchers ----------------------------------------------------------------------------
 
     def handle(self, event: CoordinatorEvent, now_s: float) -> list[CoordinatorEffect]:
-        """Take an event; what is to be done at once."""
+        """Take an event; returns what to do at once."""
         self._clock.set(now_s)
         self.needs_settling |= isinstance(event, Broken) or not isinstance(event.message, m.Beat)
         if isinstance(event, Broken):
@@ -190,7 +190,7 @@ class Coordinator:
 
     @property
     def _nodes_left(self) -> int:
-        """So many could take part in another cycle, as far as is known."""
+        """How many nodes could take part in another cycle, as far as is known."""
         cycle, here = self._cycle, sum(node.phase is not m.Phase.EXCLUDED for node in self._nodes.values())
         if cycle is None:
             return here
@@ -205,7 +205,7 @@ class Coordinator:
         self._council.went(node)
 
     def _seat(self, node: Node) -> None:
-        """Give a node its place in the last cycle back, with what it says of that."""
+        """Give a node its place in the last cycle back, and take over the state that it reports."""
         cycle, standing = self._cycle, node.standing
         if cycle is None:
             return
@@ -217,7 +217,7 @@ class Coordinator:
         cycle.restored(node.place, standing, self._clock.now_s)
 
     def _decided(self, proposal: Proposal | None) -> None:
-        """The last decision is another one: by this coordinator's own proposal, or one that a launcher told."""
+        """There is a new last decision: by this coordinator's own proposal, or one that a launcher has reported."""
         decision, rules = self._council.decision, self._door.rules
         assert decision is not None
         assert rules is not None
@@ -248,7 +248,7 @@ class Coordinator:
     # -- what follows -----------------------------------------------------------------------------------------
 
     def settle(self, now_s: float) -> list[CoordinatorEffect]:
-        """Do what follows from all that was heard."""
+        """Do what follows from all events so far."""
         self.needs_settling = False
         self._clock.set(now_s)
         self._alarms = []
@@ -274,7 +274,7 @@ class Coordinator:
         return (self._is_orphan or self._council.is_deserted) and (self._council.decision is None or not self._links)
 
     def orphaned(self) -> None:
-        """The launcher that has started this coordinator has ended: it stays as long as others need it."""
+        """The launcher that has started this coordinator has ended: the coordinator stays as long as others need it."""
         self._is_orphan = self.needs_settling = True
         for node in [node for node in self._nodes.values() if node.owns]:
             if self._clock.now_s > self._clock.slept_s + GRACE_S:  # else it may have voted elsewhere meanwhile
@@ -287,7 +287,7 @@ class Coordinator:
             node.gone_s = self._clock.now_s - GRACE_S  # it doesn't come back
 
     def _send_home(self) -> None:
-        """All nodes that could decide have left: who stands by needn't look for anybody who can go on."""
+        """All nodes that vote have left: dismiss the nodes on standby, which alone can't go on."""
         for link, node in list(self._links.items()):
             if node.memory.accepted is None and self._door.rules is not None:
                 self._out.append(Send([link], m.Dismiss(self._door.rules.try_again_code, lines.ALL_HAVE_LEFT)))
@@ -318,7 +318,7 @@ class Coordinator:
             self._rounds.lost_s = self._clock.now_s
 
     def _took_over(self) -> None:
-        """It leads from now on: who isn't here is waited for as long as for somebody who has fallen silent."""
+        """It leads from now on: a node that isn't connected is lost after the same time as one that is silent."""
         cycle, self._rounds.lost_s = self._cycle, self._clock.now_s
         if cycle is not None:
             here = {node.instance for node in self._nodes.values()}
@@ -327,7 +327,7 @@ class Coordinator:
                     cycle.missing(place, self._clock.now_s)
 
     def _bring_up_to_date(self, node: Node, link: int) -> None:
-        """Tell a node that follows now what it may have missed."""
+        """Send a node that follows from now on what it may have missed."""
         decision, cycle = self._council.decision, self._cycle
         if decision is None or cycle is None:
             return
@@ -341,7 +341,7 @@ class Coordinator:
             if held.place is not None and decision.kind is Kind.CYCLE:  # it starts ranks, whether it is lost or not
                 node.phase, node.standing = m.Phase.RUNNING, m.Standing(m.Phase.RUNNING, decision.cycle)
         if not seated:
-            waits = node.standing.ended is not None and node.standing.verdict is None  # for one that it won't hear
+            waits = node.standing.ended is not None and node.standing.verdict is None  # for a verdict that it won't get
             if node.phase is m.Phase.RUNNING or (waits and node.phase is m.Phase.BUSY):
                 node.phase = m.Phase.BUSY
                 text = cycle.lost_words(node)
@@ -355,7 +355,7 @@ class Coordinator:
             self._out.append(Send([link], m.Collect(decision.cycle)))
 
     def _conclude(self) -> None:
-        """See whether the cycle is over, and why."""
+        """Find out whether the cycle is over, and why, and send it."""
         cycle, rules = self._cycle, self._door.rules
         if cycle is None or rules is None:
             return

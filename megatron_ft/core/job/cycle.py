@@ -20,11 +20,11 @@ from megatron_ft.core.job.verdict import Seat, first_failure, verdict_on
 __all__ = ["Cycle"]
 
 _FAREWELL_S = 3.0
-"""After a node has left whose ranks had all ended with 0: the others may be doing the same."""
+"""How long to wait after a node has left whose ranks had all exited with 0: the others may be doing the same."""
 _CAUSE_S = 0.3
-"""So long after a consequence its cause is waited for."""
+"""How long to wait for the cause after a failure that is only a consequence."""
 _PASS_ON_S = 0.5
-"""What was passed on so long ago is passed on again."""
+"""A message is passed on to the other nodes at most once in this time."""
 _GONE = (NodeState.LOST, NodeState.EXCLUDED)
 
 
@@ -38,20 +38,20 @@ class Cycle:
     outcome: Outcome | None = None
     verdict: Verdict | None = None
     is_news: bool = False
-    """One launcher has told how it ended, and the others may not have heard it."""
+    """A launcher has reported how it ended, and the others may not know yet."""
     shutdown: tuple[int | None, str] | None = None
     regroup: str = ""
     """Why the cycle is to be ended without a failure; empty if it isn't."""
     decided_by: int | None = None
     inquest: Inquest | None = None
     review: Inquest | None = None
-    """Of ranks that go on, whatever it comes to."""
+    """The observe-only diagnosis: its ranks go on, whatever it finds."""
     lost: int = 0
-    """So many seats were lost."""
+    """How many nodes were lost or excluded while it ran."""
     gone: set[int] = field(default_factory=set)
     """Places whose nodes have left or were lost, during the cycle or after its end."""
     alarm_s: float | None = None
-    """When something is to be looked at again, at the latest."""
+    """When to call ``conclude`` and ``judge`` again, at the latest."""
     _changes: list[int] = field(default_factory=list)
     _losses: list[tuple[int, Report]] = field(default_factory=list)
     _ended_s: float = 0.0
@@ -70,13 +70,13 @@ class Cycle:
         self._counts.update(seat.state for seat in self.seats)
 
     def goes_on(self, decision: Decision, nodes: Mapping[str, Node]) -> None:
-        """Another decision about it. Who has connected since, and had only accepted the cycle, is too late for it."""
+        """Take another decision about this cycle. Nodes that have connected since, without a place in it, are lost."""
         self.decision = decision
         for place, seat in enumerate(self.seats):
             if (node := nodes.get(seat.instance)) is not None and node.place != place:
                 self.lose(place, lines.without(decision.cycle))
 
-    # -- what is heard of its nodes ---------------------------------------------------------------------------
+    # -- reports of its nodes ---------------------------------------------------------------------------------
 
     def occupied(self, place: int, instance: str, name: str) -> bool:
         """A launcher has that place; False if it can't have it any more."""
@@ -88,7 +88,7 @@ class Cycle:
         return True
 
     def restored(self, place: int, standing: Standing, now_s: float) -> None:
-        """What a launcher says of its place to a coordinator that may not know it."""
+        """Take over what a launcher reports of this cycle to a coordinator that may not know it."""
         if standing.cycle != self.decision.cycle:
             return
         if standing.report is not None:
@@ -110,7 +110,7 @@ class Cycle:
             if report.state in _GONE and self.seats[place].state not in _GONE and not is_listed:
                 self._losses.append((place, report))
             if self.verdict is None and not report.follows and report.state is not NodeState.SUCCEEDED:
-                seat.change(report)  # it was slower to tell its failure than those that it made fail
+                seat.change(report)  # its report took longer than those of the nodes that failed because of it
             return
         before = seat.state
         if seat.change(report):
@@ -123,20 +123,20 @@ class Cycle:
                 self._judged = judged, place
 
     def missing(self, place: int, now_s: float) -> None:
-        """Nobody is connected who has that place."""
+        """The launcher at that place isn't connected (yet, or any more)."""
         if self.seats[place].state not in _GONE:
             self.seats[place].missing_s = now_s
             self._missing.add(place)
 
     def lose(self, place: int, text: str) -> None:
-        """That node is gone."""
+        """Count the node at that place as lost."""
         self._missing.discard(place)
         for inquest in filter(None, (self.inquest, self.review)):
             inquest.lost(place)
         self.changed(place, Report(self.decision.cycle, NodeState.LOST, text))
 
     def lose_missing(self, after_s: float, now_s: float, voters: Iterable[Node]) -> None:
-        """Give up who has been missing for so long; the first thing in each look.
+        """Count nodes as lost that have been missing for ``after_s`` seconds; to be called before ``conclude``.
 
         The node beside the last coordinator is given up at once if most voters have found its host silent.
         """
@@ -156,7 +156,7 @@ class Cycle:
                 self._wake(since_s + after_s)
 
     def farewell(self, place: int, goodbye: Goodbye, now_s: float) -> None:
-        """That node leaves."""
+        """The node at that place leaves the job."""
         self.gone.add(place)
         state = NodeState.EXCLUDED if goodbye.excluded else NodeState.LOST
         if goodbye.well and not goodbye.excluded and self.outcome is None:
@@ -168,7 +168,7 @@ class Cycle:
         self.changed(place, Report(self.decision.cycle, state, goodbye.text, kind=kind))
 
     def hang(self, place: int, hang: Hang, *, asked: Sequence[int], now_s: float) -> bool:
-        """A rank of that node hangs; whether everybody is to look at its ranks now."""
+        """A rank of that node hangs. Returns whether all nodes are to collect evidence on their ranks now."""
         if hang.passive and self.review is None and self.inquest is None and self.outcome is None:
             self.review = Inquest(hang.verdict, None, place, asked=asked, now_s=now_s)
             return True
@@ -178,13 +178,13 @@ class Cycle:
         return True
 
     def noted(self, place: int, notes: Notes) -> None:
-        """What that node has seen."""
+        """Take the evidence that the node at that place has collected."""
         inquest = self.review if notes.passive else self.inquest
         if inquest is not None:
             inquest.told(place, notes.notes, more=notes.more)
 
     def reviewed(self, now_s: float, nodes: Iterable[Node]) -> list[Send]:
-        """What the ranks were seen to do that were looked at and go on, once that is known, and none moves."""
+        """The result of an observe-only hang diagnosis, for all nodes: once it is known, if no rank has moved since."""
         review = self.review
         if review is None or (review.is_open(now_s) and self.outcome is None):
             return []
@@ -194,10 +194,10 @@ class Cycle:
             return []
         return [Send(list(self.links(nodes).values()), found)]
 
-    # -- what is told of them ---------------------------------------------------------------------------------
+    # -- questions about its nodes ----------------------------------------------------------------------------
 
     def count(self, *states: NodeState) -> int:
-        """So many nodes are in one of these states."""
+        """How many nodes are in one of these states."""
         return sum(self._counts[state] for state in states)
 
     def place_of(self, node: Node) -> int | None:
@@ -208,7 +208,7 @@ class Cycle:
         return place
 
     def links(self, nodes: Iterable[Node]) -> dict[int, int]:
-        """Of those that have places in this cycle and are connected, by place."""
+        """Connections of the launchers that take part in this cycle, by place."""
         return {
             node.place: node.link
             for node in nodes
@@ -216,7 +216,7 @@ class Cycle:
         }
 
     def passes_on(self, message: Suspected | Moving, now_s: float) -> bool:
-        """Whether the other nodes are to hear that: in a large job all may suspect, or see progress, at once."""
+        """Whether to pass that on to the other nodes: in a large job many may suspect a hang, or report progress."""
         last_s = self._passed_on_s.get(type(message))
         if message.cycle != self.decision.cycle or (last_s is not None and now_s < last_s + _PASS_ON_S):
             return False
@@ -238,26 +238,26 @@ class Cycle:
         return place in self._missing
 
     def take_changes(self) -> list[int]:
-        """Places whose nodes have changed their state while the cycle ran, since this was asked last."""
+        """Places whose nodes have changed their state while the cycle ran, since the last call."""
         taken, self._changes = self._changes, []
         return taken
 
     def take_losses(self) -> list[tuple[int, Report]]:
-        """Places whose nodes have gone since the cycle ended; not those that its verdict tells of. As above."""
+        """Places whose nodes have gone since the cycle ended, since the last call; without the one in its verdict."""
         verdict = self.verdict
         assert verdict is not None
         taken, self._losses = self._losses, []
         return [(place, report) for place, report in taken if place != verdict.node]
 
     def too_few(self, left: int) -> str:
-        """What to say where so many nodes can't go on; empty if they can."""
+        """Why the job can't go on with so many nodes, in words; empty if it can."""
         at_least = self.rules.min_nodes
         return lines.too_few_left(left=left, min_nodes=at_least) if left < at_least else ""
 
     # -- how it ends ------------------------------------------------------------------------------------------
 
     def conclude(self, now_s: float, *, joining: int) -> bool:
-        """Whether the cycle has just ended. ``joining`` nodes wait, for whom it is to be ended."""
+        """End the cycle if it is over, or if ``joining`` nodes wait; returns whether it has just ended."""
         if self.outcome is not None:
             return False
         if self.review is not None:
@@ -290,18 +290,18 @@ class Cycle:
         return self._judge(nodes_left).action is Action.RESTART
 
     def judge(self, now_s: float, *, nodes_left: int) -> Verdict | None:
-        """Why it ended and what follows, once that is known; None before, and when it was told already."""
+        """The verdict, once it is known; None before, and when it was returned already."""
         if self.outcome is None or self.verdict is not None:
             return None
         if self.outcome is Outcome.FAILED and self.decided_by is None:
             if self._missing:
-                return None  # the end was told before this coordinator came, and somebody who is missing may know why
+                return None  # it ended before this coordinator came, and a missing node may know why
             self.decided_by = first_failure(self.seats, None)
         if self.decided_by is not None and self.inquest is None and self.seats[self.decided_by].report.follows:
             place = first_failure(self.seats, self.decided_by)
             if place == self.decided_by and (self._missing or now_s < self._ended_s + _CAUSE_S):
                 self._wake(self._ended_s + _CAUSE_S)
-                return None  # who is missing may be the cause
+                return None  # a missing node may be the cause
         self.verdict = self._judge(nodes_left)
         return self.verdict
 
@@ -315,7 +315,7 @@ class Cycle:
 
     @property
     def awaited(self) -> int:
-        """So many places may yet be claimed by the launchers that had them."""
+        """How many places may yet be claimed by the launchers that had them."""
         return len(self._missing)
 
     @property
@@ -330,7 +330,7 @@ class Cycle:
 
     @property
     def restarts_used(self) -> int:
-        """By the job, the one that this cycle's end asks for included."""
+        """Restarts of the job so far, with the one that follows a failure of this cycle."""
         return self.decision.restarts + (self.outcome is Outcome.FAILED)
 
     def _judge(self, nodes_left: int) -> Verdict:

@@ -1,6 +1,6 @@
-"""What users are told while a cycle runs or nodes meet, and when. Pure.
+"""Lines for the user while a cycle runs or nodes meet: what they say, when, and which launcher prints them. Pure.
 
-The coordinator tells it, because only there is it known of all nodes. A line about the job goes to all that take
+They come from the coordinator, because only it knows the state of all nodes. A line about the job goes to all that take
 part, in a job of at most ``FEW`` nodes, and one of them prints it: the one at place 0 (or the lowest place whose
 launcher is connected). The others get copies, for users who want all lines of all nodes. In a larger job a line about
 one node goes only to that node and to the one that prints it, so that no 10,000 copies are sent.
@@ -31,33 +31,33 @@ _LONG_S = 3.0
 """A round that takes no longer isn't worth a line."""
 _AGAIN_FACTOR = 10.0
 _TOGETHER_S = 0.5
-"""Who is due within this time is told the same; who waits is looked for as often."""
+"""Nodes that are due a line within this time get the same one; waiting nodes are checked this often."""
 _SOON_S = 1.0
-"""Nodes that finish within this time of each other needn't be told that they wait; spares are looked for as often."""
+"""Nodes that finish within this time of each other get no line that they wait; standby nodes are checked as often."""
 
 
 class Herald:
-    """Of one coordinator. ``nodes`` are all launchers by their words."""
+    """One coordinator's. ``nodes``: all launchers by instance."""
 
     def __init__(self, nodes: Mapping[str, Node]) -> None:
         self.alarm_s: float | None = None
         """When to call ``tell`` at the latest."""
         self._nodes = nodes
         self._waits: dict[Node, tuple[float, float]] = {}
-        """Who waits in a round: since when, and when to tell it next."""
+        """Nodes that wait in a round: since when, and when to send the next line."""
         self._waits_s = 0.0
-        """When to look at them next: not for each message of thousands that meet."""
+        """When to check them next: not at each message of thousands of nodes that meet."""
         self._finished: dict[int, float] = {}
-        """Places whose nodes have finished, and when to tell them what they wait for."""
+        """Places whose nodes have finished, and when to send them a line what they wait for."""
         self._spares: set[str] = set()
-        """Launchers of which it was told that they stand by."""
+        """Launchers (instances) that were already reported as on standby."""
         self._spares_s = 0.0
         self._cycle: Cycle | None = None
         self._speaker: int | None = None
-        """The connection of the launcher that was told last to speak for the job."""
+        """The connection of the launcher that was last asked to print the lines of the job."""
 
     def tell(self, rules: Rules, cycle: Cycle | None, *, is_forming: bool, now_s: float) -> list[Send]:
-        """What is due. ``is_forming``: nothing is proposed now, so a round waits for nodes, if it waits."""
+        """The lines that are due. ``is_forming``: no proposal is open, so a round can only be waiting for nodes."""
         self.alarm_s = None
         if cycle is not self._cycle:
             self._cycle = cycle
@@ -82,7 +82,7 @@ class Herald:
     # -- a cycle runs -----------------------------------------------------------------------------------------
 
     def _changes(self, rules: Rules, cycle: Cycle, now_s: float) -> Iterable[Send]:
-        """Nodes that are no good any more, where the others go on; and those that have finished are noted."""
+        """A line on nodes that have failed, where the others go on; nodes that have finished are noted for later."""
         bad = []
         for place in cycle.take_changes():
             if cycle.seats[place].state is NodeState.SUCCEEDED:
@@ -90,7 +90,7 @@ class Herald:
             elif cycle.seats[place].state not in GOOD:
                 bad.append(place)
         if not bad or not rules.min_healthy or len(cycle.seats) == 1:
-            return  # with the other policy the cycle ends, at the latest when it is known who hangs
+            return  # with the other policy the cycle ends, at the latest when the hang diagnosis is complete
         told = (lines.bad(p, (seat := cycle.seats[p]).name, seat.state.value, seat.report.text) for p in bad)
         text = lines.node_changed(
             cycle=cycle.decision.cycle,
@@ -102,7 +102,7 @@ class Herald:
         yield from self._to_those_concerned(cycle, bad, text)
 
     def _waiting_to_end(self, cycle: Cycle, now_s: float) -> Iterable[Send]:
-        """Nodes that have finished, and have to wait for others that haven't."""
+        """A line to nodes that have finished, and have to wait for others that haven't."""
         due = [place for place, at_s in self._finished.items() if now_s >= at_s]
         for place in due:
             del self._finished[place]
@@ -115,7 +115,7 @@ class Herald:
             self._wake(at_s)
 
     def _standby(self, cycle: Cycle, now_s: float) -> Iterable[Send]:
-        """Nodes that have no part in the cycle: once for each, until it has one."""
+        """A line on nodes on standby: one for each, until it takes part in a cycle."""
         if now_s < self._spares_s:
             self._wake(self._spares_s)
             return
@@ -138,7 +138,7 @@ class Herald:
     # -- nodes meet -------------------------------------------------------------------------------------------
 
     def _losses(self, rules: Rules, cycle: Cycle) -> Iterable[Send]:
-        """Nodes that have gone since the cycle ended, and aren't why it did."""
+        """A line on nodes that have gone since the cycle ended, and aren't the reason for its end."""
         gone = cycle.take_losses()
         if not gone:
             return
@@ -154,7 +154,7 @@ class Herald:
         yield from self._to_those_concerned(cycle, [], text)
 
     def _waiting_to_begin(self, rules: Rules, cycle: Cycle | None, now_s: float) -> Iterable[Send]:
-        """A round takes long: those that wait are told for whom, each after 3 s, 30 s, 300 s (or up to 0.5 s later)."""
+        """A round takes long: tell each waiting node which are missing, after 3 s, 30 s, 300 s (up to 0.5 s later)."""
         if now_s < self._waits_s:
             self._wake(self._waits_s)
             return
@@ -197,7 +197,7 @@ class Herald:
             cycle=None if cycle is None else cycle.decision.cycle,
         )
 
-    # -- to whom ----------------------------------------------------------------------------------------------
+    # -- which launchers get a line ---------------------------------------------------------------------------
 
     def _to_those_concerned(self, cycle: Cycle, places: Iterable[int], text: str) -> Iterable[Send]:
         seated = cycle.links(self._nodes.values())
@@ -208,7 +208,7 @@ class Herald:
         yield from _by_one(links, next(iter(_first(seated)), None), text)
 
     def _who_speaks(self, cycle: Cycle) -> Iterable[Send]:
-        """The launcher at place 0 knows that it does; when its node has gone, the next one is told so."""
+        """The launcher at place 0 prints the lines of the job; when its node has gone, the next one is asked to."""
         place = next((place for place in range(len(cycle.seats)) if place not in cycle.gone), 0)
         node = self._nodes.get(cycle.seats[place].instance)
         if place > 0 and node is not None and node.link is not None and node.link != self._speaker:
@@ -220,7 +220,7 @@ class Herald:
 
 
 def _by_one(links: list[int], speaker: int | None, text: str) -> Iterable[Send]:
-    """To all of these, of whom one prints it."""
+    """Send a line to all of these connections; the ``speaker`` prints it, the others get a copy."""
     if speaker in links:
         yield Send([speaker], Tell(text))
     if others := [link for link in links if link != speaker]:
@@ -228,7 +228,7 @@ def _by_one(links: list[int], speaker: int | None, text: str) -> Iterable[Send]:
 
 
 def _order(node: Node) -> tuple[float, float, int]:
-    """Of nodes that meet, by their places so far."""
+    """Sort key of nodes that meet: by their places so far."""
     place, rank = node.place, node.rank
     return math.inf if place is None else place, math.inf if rank is None else rank, node.arrived
 

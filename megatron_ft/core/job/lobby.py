@@ -1,4 +1,4 @@
-"""Who is connected to the coordinator, and who is to have which place in the next cycle. Pure."""
+"""The launchers that are connected to the coordinator, and which of them get which place in the next cycle. Pure."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _MOST_NAMES = 100
 
 
 def beat_s(nodes: int) -> float:
-    """Between two `Beat`s of a launcher, in a job of so many nodes."""
+    """Seconds between two `Beat`s of a launcher, in a job of so many nodes."""
     return min(5.0, max(1.0, nodes / 2000))
 
 
 def lost_s(nodes: int) -> float:
-    """Who is silent for so long is gone; the kernel may notice sooner that no packet is answered any more."""
+    """A launcher that is silent for so many seconds is lost; the kernel may notice an unreachable host sooner."""
     return 3 * beat_s(nodes) + 3.0
 
 
@@ -45,13 +45,13 @@ class Node:
     follows: bool = False
     phase: Phase = Phase.BUSY
     before: Advance = Advance()  # noqa: RUF009 - frozen
-    """Of earlier lives of the job."""
+    """How far earlier lives of the job have got."""
     bad: str = ""
-    """Why earlier lives of the job would rather have done without this host."""
+    """Why an earlier life of the job reported this host as bad; empty if none did."""
     memory: Memory = field(default_factory=Memory)
     standing: Standing = field(default_factory=Standing)
     domain: str = ""
-    """Of NVLink, where that matters."""
+    """NVLink domain, where segments of nodes must share one."""
     place: int | None = None
     """In the last decision."""
     votes: bool = False
@@ -74,22 +74,22 @@ class Node:
         )
 
     def awaited_until_s(self, *, silence_s: float, slept_s: float) -> float:
-        """Its connection has ended: it is dead, or back by then.
+        """When it counts as lost, if its connection has ended and it isn't back by then.
 
-        If the coordinator has just stood still (``slept_s``), it may have looked for another one meanwhile.
+        If the coordinator itself has just been paused (until ``slept_s``), the launcher may be trying other addresses.
         """
         if self.silent:
             return self.gone_s
         return self.gone_s + (silence_s if self.gone_s <= slept_s + GRACE_S else GRACE_S)
 
     def held(self, decision: Decision) -> Held | None:
-        """That decision as this node has it, if it has heard of it."""
+        """That decision as this node has accepted or learned it; None if it hasn't."""
         return self.memory.held(decision)
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Who has or last had a place, in the order of places; a place that nobody has is kept for who comes back."""
+    """The launcher that has or last had a place; an empty place is kept for a launcher that comes back."""
 
     instance: str
     name: str
@@ -97,7 +97,7 @@ class Slot:
 
     @staticmethod
     def of(node: Node) -> Slot:
-        """That node's."""
+        """The slot of that node."""
         return Slot(node.instance, node.name, node.rank)
 
 
@@ -107,19 +107,19 @@ def names_of(members: Mapping[int, Node]) -> tuple[str, ...]:
 
 
 def in_order(nodes: Iterable[Node], *, is_first: bool) -> list[Node]:
-    """As they are to have places: in the first cycle of a job, or as far as they are new to a later one."""
+    """In the order in which they get places: in the first cycle of a job, or as new nodes of a later one."""
     return sorted(nodes, key=_first_order if is_first else _later_order)
 
 
 def choose(
     slots: Sequence[Slot], ready: Iterable[Node], max_nodes: int, *, bad: Collection[str] = (), named: str = ""
 ) -> tuple[list[Node], list[Slot]]:
-    """Who takes part, by place, and the slots after that.
+    """Choose the nodes of the next cycle; returns them by place, and the slots after that.
 
-    At first by the ranks that were given; else the node that hosts the coordinator is the first, and the others follow
-    by their names. Later who had a place keeps it, or comes after the same ones as before; who comes back gets its own;
-    spares fill gaps. Of ``bad`` nodes (words of launchers) no more take part than are needed; one that has just been
-    ``named`` again makes place for a spare that isn't bad, if there is one that no other place needs.
+    The first cycle goes by the ranks that were given; else the node that hosts the coordinator is the first, and the
+    others follow by their names. Later a node that had a place keeps it, or its order among the others; one that comes
+    back gets its own; standby nodes fill gaps. Of ``bad`` nodes (instances) no more take part than are needed; one that
+    has just been ``named`` again is replaced by a standby node that isn't bad, if there is one left.
     """
     nodes = in_order(ready, is_first=not slots)
     if not slots:
@@ -144,7 +144,7 @@ def choose(
 
 
 def _fill(slots: Sequence[Slot], filled: list[Node | None], free: dict[str, Node], room: int) -> int:
-    """Give gaps to these: first to those that come back, then to any. How many more may take part."""
+    """Give empty places to ``free`` nodes, first to those that come back; returns how many more may take part."""
     returning: dict[int | str | None, list[Node]] = {}
     for each in reversed(free.values()):
         returning.setdefault(each.rank, []).append(each)
@@ -161,7 +161,7 @@ def _fill(slots: Sequence[Slot], filled: list[Node | None], free: dict[str, Node
 
 
 def _returned(slot: Slot, returning: Mapping[int | str | None, list[Node]], free: Mapping[str, Node]) -> Node | None:
-    """The first that has come in the stead of the one that had the place, by its rank, or host if it has none."""
+    """The first node that replaces the one that had the place: with the same rank, or host name if it has no rank."""
     nodes = returning.get(slot.name if slot.rank is None else slot.rank, [])
     while nodes:
         if (node := nodes.pop()).instance in free:
@@ -174,7 +174,7 @@ def _first(nodes: dict[str, Node]) -> Node:
 
 
 def _first_order(node: Node) -> tuple[bool, int, bool, tuple[tuple[str, int], ...], int]:
-    """As the user or the scheduler says, else by name, but for the host: scripts take it for node 0."""
+    """By given rank, else by name; the coordinator's host comes first, because scripts take it for node 0."""
     return node.rank is None, node.rank or 0, not node.owns, natural(node.name), node.arrived
 
 

@@ -1,9 +1,9 @@
 """A launcher's side of the control plane, without I/O: it finds the coordinator, and follows it.
 
-The socket is elsewhere: ``opened``, ``failed``, ``broken`` and ``heard`` tell of it, ``tick`` is to be called when
-``alarm_s`` is over. So are the ranks, of which ``tell`` tells. Each returns what is to be done.
-Training goes on while there is no coordinator, for ``CUT_OFF_S``: then the others must be taken to go on without this
-node, and its ranks are ended.
+The owner of the socket calls ``opened``, ``failed``, ``broken`` and ``heard``, and ``tick`` when ``alarm_s`` is over;
+the launcher reports its ranks by ``tell``. Each returns what to do.
+Training goes on without a coordinator for ``CUT_OFF_S`` more than a silence takes to be noticed: then the others
+probably go on without this node, and its ranks are terminated.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from megatron_ft.core.job.search import Search
 __all__ = ["CUT_OFF_S", "Member"]
 
 CUT_OFF_S = 15.0
-"""Beyond the time in which silence is noticed: another coordinator has taken over by then, if there can be one."""
+"""Added to the time in which silence is noticed: another coordinator has taken over by then, if one can."""
 GIVE_UP_S = 60.0
-"""A node that was part of the job has no coordinator for so long: the job can't go on, not from here."""
+"""A node that was part of the job leaves it after so many seconds without a coordinator."""
 _CONNECT_S = 2.0
 _PATIENCE_S = (2.0, 4.0)
-"""So long a coordinator is waited for that can't lead: at random, so that all meet at one in the end."""
+"""How long to wait for a coordinator that can't lead yet: at random, so that all launchers meet at one in the end."""
 _IMPATIENCE_S = (0.1, 0.5)
 """The same for one that few have reached."""
 _RETRY_S = (0.02, 0.2)
 
 
 class Member:
-    """One launcher's. Times are seconds of any clock that doesn't go back."""
+    """The control plane of one launcher. Times are seconds of any clock that doesn't go back."""
 
     def __init__(self, identity: Identity, *, now_s: float, chance: random.Random) -> None:
         self.identity = identity
@@ -133,7 +133,7 @@ class Member:
         return self._take()
 
     def failed(self, now_s: float) -> list[edge.MemberEffect]:
-        """The connection can't be had."""
+        """The connection couldn't be opened."""
         self._clock.set(now_s)
         self._seek()
         return self._take()
@@ -182,7 +182,7 @@ class Member:
             self.is_led, self._unled_s = False, self._clock.now_s
 
     def _announce(self) -> None:
-        """The job isn't led where it began: some of its launchers say so there, to who is started again."""
+        """The coordinator has moved: some launchers say so at the first address, for launchers that start again."""
         first, own = self.identity.endpoints[0], self.identity.address
         self._announce_s = None if self.led_at == first else self._clock.now_s + MOVED_S
         if self._announce_s is not None and (own in (first, self.led_at) or self.place == 0):
@@ -220,14 +220,14 @@ class Member:
             self._leave(self.identity.rules.try_again_code, text)
 
     def _unanswered(self) -> None:
-        """Nobody has answered the goodbye: whether the job goes on isn't known."""
+        """No coordinator has answered the goodbye: whether the job goes on isn't known."""
         if self._leaving is not None and self._leaving.excluded:
             self._stay()
         else:
             self._leave(1 if self._leaving is None else self._leaving.code, "")
 
     def _stay(self) -> None:
-        """This node is left out. Its launcher comes again as another one that has never voted and takes no part."""
+        """This node is excluded. Its launcher connects again under another instance, which neither votes nor trains."""
         self.identity = replace(self.identity, instance=f"{self.identity.instance}-excluded", rank=None)
         self.memory, self.standing = Memory(), m.Standing(phase=m.Phase.EXCLUDED)
         self._leaving = self._leave_s = None
@@ -240,10 +240,10 @@ class Member:
             self._is_over = True
             self._out.append(edge.Leave(code, text, is_of_all))
 
-    # -- what the coordinator says ------------------------------------------------------------------------------
+    # -- messages of the coordinator --------------------------------------------------------------------------
 
     def heard(self, message: m.ToMember, now_s: float) -> list[edge.MemberEffect]:
-        """A message of the coordinator's."""
+        """A message of the coordinator has come."""
         self._clock.set(now_s)
         self._heard_s, self._is_answered = self._clock.now_s, True
         match message:
@@ -295,7 +295,7 @@ class Member:
 
     def _follow(self, term: Term) -> None:
         if self._leaving is not None:
-            return  # who has said goodbye to one coordinator votes at no other
+            return  # a launcher that has said goodbye to one coordinator votes at no other
         if term < self.memory.promised:
             self._out.append(edge.Transmit(m.Newer(self.memory.promised)))
             return
@@ -324,7 +324,7 @@ class Member:
             self._out.append(edge.Transmit(m.Accept(proposal.ballot)))
 
     def store_opened(self, held: Held, address: str, now_s: float) -> list[edge.MemberEffect]:
-        """What ``OpenStore`` asked for."""
+        """The store that ``OpenStore`` asked for listens at ``address``."""
         self._clock.set(now_s)
         accepted = self.memory.accepted
         if accepted is not None and accepted.held.decision == held.decision and self._is_open:
@@ -361,12 +361,12 @@ class Member:
         if was_running or end.lost:
             self._out.append(edge.EndRanks(end))
 
-    # -- what this node says ----------------------------------------------------------------------------------
+    # -- reports of this node ---------------------------------------------------------------------------------
 
     def tell(self, message: m.Said, now_s: float, within_s: float = 0.0) -> list[edge.MemberEffect]:
-        """What the launcher has to say of its node and its ranks; ``Leave`` comes within that time of a `Goodbye`.
+        """Report the state of this node or its ranks; ``Leave`` follows a `Goodbye` within ``within_s``.
 
-        How the node stands is told again to a coordinator that comes later, what its ranks do isn't.
+        A later coordinator is told the state of the node again, but not the events of its ranks.
         """
         self._clock.set(now_s)
         match message:

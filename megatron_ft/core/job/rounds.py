@@ -1,4 +1,4 @@
-"""What is proposed, and when: the next cycle, the end of the job, and that lost nodes vote no more. Pure."""
+"""What to propose, and when: the next cycle, the end of the job, or that lost nodes vote no more. Pure."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from megatron_ft.core.job.segments import choose_segments, usable
 __all__ = ["Rounds", "is_awaited", "seated"]
 
 _MAY_BE_BACK_S = 70.0
-"""Longer than a launcher that is cut off looks for the others."""
+"""A launcher that is cut off has given up looking for the others by then."""
 
 
 def _shrink_s(nodes: int) -> float:
-    """So long after the last loss: several may be lost together, and thousands meet again without it in that time."""
+    """Seconds after the last loss: several nodes may be lost together, and thousands can start a cycle in that time."""
     return 0.2 + nodes / 5000
 
 
 class Rounds:
-    """Of one coordinator. ``nodes`` are all launchers by their words. Times are seconds of the coordinator's clock."""
+    """One coordinator's. ``nodes``: all launchers by instance. Times are seconds of the coordinator's clock."""
 
     def __init__(self, council: Council, nodes: Mapping[str, Node]) -> None:
         self.alarm_s: float | None = None
-        """When to go on at the latest, of ``go_on``."""
+        """When to call ``go_on`` again, at the latest."""
         self.lost_s: float | None = None
         """When the last node was lost that may still be a voter."""
         self.offenders = Offenders()
@@ -42,13 +42,13 @@ class Rounds:
         self._slots: list[Slot] = []
         self._next_slots: list[Slot] = []
         self._known: dict[str, Node] = {}
-        """All launchers that were ever here."""
+        """All launchers that have ever connected, by instance."""
         self._arrivals = 0
         self._slots_are_places = False
-        """Nobody but those that have one now is known to have had a place."""
+        """Earlier holders of places aren't known: the slots list only the launchers that have one now."""
 
     def has_place(self, node: Node) -> None:
-        """A launcher says that it has a place in the last cycle; nobody else has told who was where."""
+        """A launcher reports its place in the last cycle, which this coordinator may not know."""
         if self._slots_are_places and node.place is not None:
             self._slots[node.place] = Slot.of(node)
 
@@ -63,7 +63,7 @@ class Rounds:
             self._slots[place] = Slot.of(member)
 
     def go_on(self, rules: Rules, cycle: Cycle | None, *, arrivals: int, has_absent: bool, now_s: float) -> None:
-        """Propose what is due. ``has_absent``: a launcher has gone a moment ago, and may be back the next."""
+        """Propose what is due. ``has_absent``: a connection has just ended, and its launcher may come back."""
         self.alarm_s = None
         if self._arrivals != arrivals:  # with thousands of nodes, not each time
             self._arrivals = arrivals
@@ -106,7 +106,7 @@ class Rounds:
             self._end_job(cycle, rules.try_again_code, text)
 
     def _too_few_for_ever(self, rules: Rules, now_s: float) -> str:
-        """In words, where who has gone isn't started again and the others are too few; empty where they aren't."""
+        """Why too few nodes are left, where lost launchers aren't started again; empty if enough are left."""
         if not rules.launchers:
             return ""
         gone = [node for instance, node in self._known.items() if instance not in self._nodes]
@@ -152,7 +152,7 @@ class Rounds:
         )
 
     def _shrink(self, cycle: Cycle, has_absent: bool, now_s: float) -> None:
-        """Let nodes that are lost vote no more, as long as the others still can decide that."""
+        """Take the vote from lost nodes, as long as the others are still enough to decide that."""
         decision = cycle.decision
         if self.lost_s is None:
             return
@@ -176,7 +176,7 @@ class Rounds:
 
 
 def seated(cycle: Cycle | None, nodes: Mapping[str, Node]) -> dict[int, Node]:
-    """By place in the last cycle, who follows and isn't lost."""
+    """Nodes that take part in the last cycle, follow and aren't lost, by place."""
     if cycle is None:
         return {}
     return {

@@ -22,11 +22,6 @@ RIDDLE = re.compile(
     re.IGNORECASE,
 )
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
-NOT_YET = {
-    "launcher/node.py",
-    *(f"core/job/{each}.py" for each in ("coordinator", "cycle", "herald", "lobby", "member", "rounds")),
-}
-"""Here docstrings and comments are still in the old manner."""
 
 
 def riddles(text: str) -> list[str]:
@@ -55,7 +50,7 @@ def test_the_package() -> None:
     found = {}
     for path in PACKAGE.rglob("*.py"):
         name = str(path.relative_to(PACKAGE))
-        texts = strings(path.read_text(), docstrings=name not in NOT_YET)
+        texts = strings(path.read_text(), docstrings=True)
         lines = [line for text in texts for line in riddles(text)]
         if lines:
             found[name] = lines
