@@ -213,7 +213,7 @@ class Coordinator:
             cycle.shutdown = cycle.shutdown or (node.place, standing.shutdown)
         if node.place is None or not cycle.occupied(node.place, node.instance, node.name):
             return
-        self._rounds.has_place(node)
+        self._rounds.restore_place(node)
         cycle.restored(node.place, standing, self._clock.now_s)
 
     def _decided(self, proposal: Proposal | None) -> None:

@@ -96,11 +96,11 @@ class Member:
             self._connect()
         elif self._until_s is not None and now >= self._until_s:
             if not self._is_answered:
-                self._search.is_silent(now)
+                self._search.found_silent(now)
             self._seek()
         elif self._is_open and now >= self._heard_s + self._lost_s:
             self._search.begin_again()
-            self._is_silent(self.is_led)
+            self._note_silence(self.is_led)
             self._seek(at_once=True)
         elif self._is_open and now >= self._beat_s:
             self._beat_s = now + beat_s(self._nodes)
@@ -145,15 +145,15 @@ class Member:
         if was_led:
             self._search.begin_again()
         if silent:
-            self._is_silent(was_led)
+            self._note_silence(was_led)
         elif was_open and not was_led:
             self._search.broke_off()
         self._seek(at_once=was_led)
         return self._take()
 
-    def _is_silent(self, was_led: bool) -> None:
+    def _note_silence(self, was_led: bool) -> None:
         """The host of a coordinator doesn't answer any more; ``was_led``: of the one that this launcher follows."""
-        self._search.is_silent(self._clock.now_s)
+        self._search.found_silent(self._clock.now_s)
         if was_led:
             self._found_silent = self._led_by
 

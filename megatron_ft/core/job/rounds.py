@@ -47,7 +47,7 @@ class Rounds:
         self._slots_are_places = False
         """Earlier holders of places aren't known: the slots list only the launchers that have one now."""
 
-    def has_place(self, node: Node) -> None:
+    def restore_place(self, node: Node) -> None:
         """A launcher reports its place in the last cycle, which this coordinator may not know."""
         if self._slots_are_places and node.place is not None:
             self._slots[node.place] = Slot.of(node)

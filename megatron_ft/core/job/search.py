@@ -43,7 +43,7 @@ class Search:
         self.address = self.home if is_due or not self._ways else self._ways.pop(0)
         return self.address
 
-    def is_silent(self, now_s: float) -> None:
+    def found_silent(self, now_s: float) -> None:
         """The address that was tried doesn't answer: it is left out for a while."""
         times = self._silent.get(self.address, (0.0, 0))[1] + 1
         self._silent[self.address] = now_s + _SILENT_S * 2.0 ** min(times - 1, 2), times

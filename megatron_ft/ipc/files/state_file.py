@@ -16,7 +16,7 @@ __all__ = ["BrokenStateFile", "read_state", "set_aside", "write_state"]
 
 _MAX_CHARACTERS = 1 << 20
 _TEMPORARY = re.compile(r"\.\d+-[0-9a-f]{8}\.tmp")
-"""How a writer's temporary file is called (whole_file.py); a killed writer leaves one."""
+"""How a writer's temporary file is called (``atomic_write``); a killed writer leaves one."""
 _STALE_AFTER_S = 600.0
 
 
@@ -28,7 +28,7 @@ def read_state(path: str) -> Any | None:
     """The JSON document in the file; None if there is no file.
 
     Raises:
-        BrokenStateFile: it can't be read or isn't JSON. (If it makes sense is for ``core/learned_document``.)
+        BrokenStateFile: it can't be read or isn't JSON. (``core.timeouts.document`` checks what it says.)
     """
     try:
         # checked first, because opening a fifo would wait for ever

@@ -111,9 +111,9 @@ def test_a_launcher_looks_again_where_the_job_was_led_after_each_other_address()
     assert [search.next(knows_job=True, now_s=0.0) for _ in range(6)] == ["a", "b", "a", "c", "a", "b"]
     assert search.next(knows_job=True, now_s=0.0) == "a"
     search.found()
-    search.is_silent(10.0)
+    search.found_silent(10.0)
     assert [search.next(knows_job=True, now_s=now_s) for now_s in (10.0, 11.0, 13.0)] == ["b", "c", "a"]
-    search.is_silent(13.0)
+    search.found_silent(13.0)
     assert [search.next(knows_job=True, now_s=now_s) for now_s in (13.0, 14.0, 18.0)] == ["b", "c", "a"]
     alone = Search(("a",), own="a")
     assert [alone.next(knows_job=False, now_s=0.0) for _ in range(2)] == ["a", "a"]
