@@ -9,6 +9,7 @@ from tests.support.launching import ROOT, Launcher, launcher
 from tests.support.nodes import meeting_place, rendezvous_settings, wait_for_all
 
 __all__ = ["launcher"]
+IMPORTED_BEFORE = ()  # torch is enough
 
 
 def test_ranks_that_are_left_go_on_in_their_processes(launcher: Launcher, tmp_path: Path) -> None:

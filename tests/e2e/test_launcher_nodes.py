@@ -13,6 +13,7 @@ import pytest
 from tests.support.launching import Launched, Launcher, launcher
 
 __all__ = ["launcher"]
+IMPORTED_BEFORE = ()  # torch is enough
 
 
 def meeting_place(*more: str) -> list[str]:

@@ -9,6 +9,7 @@ from tests.support.launching import Launched, Launcher, launcher
 from tests.support.nodes import wait_for_all
 
 __all__ = ["launcher"]
+IMPORTED_BEFORE = ()  # torch is enough
 
 
 def meeting_place(*more: str) -> list[str]:

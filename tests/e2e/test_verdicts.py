@@ -17,6 +17,7 @@ from tests.support.nodes import meeting_place
 from tests.verdicts.campaign import CRASHES, HANGS, KINDS, Fault, Verdict, arguments, draw, read_verdicts
 
 __all__ = ["launcher"]
+IMPORTED_BEFORE = ()  # torch is enough
 
 SEED = 17
 TIMEOUT_S = 5.0
@@ -27,7 +28,7 @@ BOUND_S = 2.0
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """One job of 4 ranks that meets each kind of fault once: its launch, and a verdict for each of them."""
-    launcher = Launcher(tmp_path_factory.mktemp("verdicts"))
+    launcher = Launcher(tmp_path_factory.mktemp("verdicts"), ahead=True)
     faults = draw(KINDS, 1, SEED)
     try:
         launched = launcher.start(arguments(faults, launcher.directory, timeout_s=TIMEOUT_S))

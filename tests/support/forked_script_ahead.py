@@ -57,6 +57,7 @@ class RunsAhead(BaseException):
         main = sys.modules["__main__"] = ModuleType("__main__")
         with contextlib.suppress(ModuleNotFoundError):  # it looks for one that it hides
             importlib.import_module("sitecustomize")
+        _watch_collectives()
         sys.path.insert(0, os.getcwd() if is_module else os.path.dirname(os.path.realpath(script)))
         code = 0
         try:
@@ -70,6 +71,8 @@ class RunsAhead(BaseException):
             told = error.__traceback__
             while told is not None and told.tb_frame.f_code.co_filename == __file__:
                 told = told.tb_next
+            sys.last_type, sys.last_value, sys.last_traceback = type(error), error, told
+            sys.last_exc = error
             sys.excepthook(type(error), error.with_traceback(told), told)
             code = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
         _leave(code)
@@ -94,6 +97,13 @@ def _leave(code: int) -> NoReturn:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     os._exit(code)
+
+
+def _watch_collectives() -> None:
+    """The function that is watched is replaced where it is defined; the import of torch, done here, has copied it."""
+    defined: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    if defined is not None:
+        sys.modules["torch.distributed"].init_process_group = defined.init_process_group  # type: ignore[attr-defined]
 
 
 def _replace_stream(name: str, fd: int) -> None:
