@@ -9,8 +9,8 @@ from megatron_ft.core.agent.leaving import stopped
 from megatron_ft.core.job.lives import Ending
 from megatron_ft.core.job.messages import REFUSED, Verdict
 from megatron_ft.launcher.base import logs
+from megatron_ft.launcher.command_line import CommandLine
 from megatron_ft.launcher.coordination.meeting_place import TRY_AGAIN_CODE, Kind, MeetingPlace
-from megatron_ft.launcher.node import Node
 from megatron_ft.launcher.result_file import End
 
 __all__ = ["launcher_failed", "of", "speaks_for_the_job", "stopped"]
@@ -23,21 +23,19 @@ def speaks_for_the_job(place: MeetingPlace) -> bool:
     return place.kind is not Kind.TORCH or place.rank == 0
 
 
-def of(node: Node, over: Over | None = None) -> End:
-    """By what the launcher's machine has come to; ``over`` if it hasn't come to anything."""
-    over = node.over or over
-    assert over is not None
+def of(over: Over, line: CommandLine) -> End:
+    """The launcher's exit code, and what it may say of the job, by how its part in the job is over."""
     verdict = over.verdict
     match over.how:
         case Exit.SUCCEEDED:
-            return _succeeded(node, verdict)
+            return _succeeded(verdict, line)
         case Exit.STOPPED:
-            return _stopped(node, over.text, over.code)
+            return _stopped(line, over.text, over.code)
         case Exit.FAILED:
             is_stalled = verdict is not None and verdict.no_progress
             cause = "" if verdict is None else "; ".join(filter(None, [verdict.cause(None).text, verdict.reason]))
             return End(over.code, Ending.NO_PROGRESS if is_stalled else Ending.FAILED, cause)
-        case Exit.ABANDONED if node.line.max_nodes == 1:
+        case Exit.ABANDONED if line.max_nodes == 1:
             return End(over.code, Ending.LOST, over.text)
         case Exit.EXCLUDED if over.code:
             return End(over.code, Ending.FAILED, over.text or "a node was left out, and the others are too few")
@@ -46,21 +44,21 @@ def of(node: Node, over: Over | None = None) -> End:
     return End(over.code)
 
 
-def _succeeded(node: Node, verdict: Verdict | None) -> End:
+def _succeeded(verdict: Verdict | None, line: CommandLine) -> End:
     """All ranks have ended with 0. Whether that is the end of the training, a flag file says, if there is to be one."""
     flag = os.environ.get(_FINISHED_FLAG, "")
     if flag and not logs.call(lambda: os.path.exists(flag), True):
-        return _stopped(node, f"all ranks ended with 0, and there is no {flag}: there is more to train")
+        return _stopped(line, f"all ranks ended with 0, and there is no {flag}: there is more to train")
     if not flag and verdict is not None and verdict.stopped:
-        return _stopped(node, "asked to stop, all ranks ended with 0")
+        return _stopped(line, "asked to stop, all ranks ended with 0")
     return End(0, Ending.FINISHED)
 
 
-def launcher_failed(node: Node, text: str) -> End:
-    """By no fault of its ranks. Others go on without it."""
-    return End(1, Ending.FAILED if node.line.max_nodes == 1 else None, text)
+def launcher_failed(line: CommandLine, text: str) -> End:
+    """The launcher itself has failed, not its ranks. Other nodes go on without it."""
+    return End(1, Ending.FAILED if line.max_nodes == 1 else None, text)
 
 
-def _stopped(node: Node, text: str, code: int = 0) -> End:
-    chosen = node.line.stopped_code
+def _stopped(line: CommandLine, text: str, code: int = 0) -> End:
+    chosen = line.stopped_code
     return End(code if chosen is None else chosen, Ending.STOPPED, text)

@@ -12,6 +12,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, r
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from megatron_ft.core.agent.edge import Over
 from megatron_ft.core.errors import ConfigError, FaultToleranceError
 from megatron_ft.core.job.operator import advice
 from megatron_ft.core.printable import printable
@@ -89,7 +90,7 @@ def run(
                 is_first=place.kind is Kind.ALONE or place.is_founder,
                 before=past.advance,
             )
-            code = _launch(node, place, config, command, result, past)
+            code = _Life(node, line, place, config, command, result).run(past)
         finally:
             node.close()
     finally:
@@ -98,86 +99,109 @@ def run(
     return code
 
 
-def _launch(
-    node: Node,
-    place: MeetingPlace,
-    config: LaunchConfig,
-    command: Sequence[str],
-    result: ResultFile,
-    past: joining.Past,
-) -> int:
-    """Returns the exit code; writes to the result file how the job has ended, as far as this launcher can say."""
-    private_names.say_nothing_of_death_signals()
-
-    def is_finished() -> bool:
-        # only where a scheduler's id tells this start from all others: a user may use a chosen id again
-        return node.line.where.launchers > 0 and read_lives(node.log_dir).has_finished(place.job)
-
-    coordination: Coordination | None = None
-    try:
-        with joining.joined(node, place, config, past=past, is_finished=is_finished) as coordination:
-            coordination.on_begin, coordination.on_verdict = result.begun, result.concluded
-            coordination.on_left_out = result.left_out
-            _train(node, place, config, command, coordination)
-            # before the coordinator ends: a launcher that comes too late finds it, or the result
-            end = endings.of(node)
-            _write_end(result, end, node, coordination)
-    except ConfigError:
-        raise
-    except _ENDS as error:
-        end = _end(node, error)
-        _write_end(result, end, node, coordination)
-    scheduler = node.line.where.scheduler
-    if TOLD_BY not in os.environ and node.line.max_nodes > 1:  # a job of one node has no other to prefer
-        for name, reason in result.bad_nodes().items():
-            node.say(advice(scheduler.value, name, reason))
-    if scheduler is Scheduler.KUBERNETES:
-        termination_log.tell(end)
-    return end.code
-
-
-def _write_end(result: ResultFile, end: End, node: Node, coordination: Coordination | None) -> None:
-    held = None if coordination is None else coordination.member.memory.decided
-    result.ended(end, decided=None if held is None else held.decision, iteration=node.status.last_iteration())
-
-
 _ENDS = (ChildFailedError, SignalException, FaultToleranceError, RendezvousError, OSError)
 
 
-def _train(
-    node: Node, place: MeetingPlace, config: LaunchConfig, command: Sequence[str], coordination: Coordination
-) -> None:
-    entrypoint, *arguments = command
-    node.start(command)
-    agent = functools.partial(
-        FaultTolerantAgent, node=node, coordination=coordination, meets_by_torch=place.kind is Kind.TORCH
-    )
-    with private_names.agent_made_by(agent, node.blocking):
-        # record: an error file of the root cause for a scheduler that asks for one, as torchrun has it
-        record(elastic_launch(config, entrypoint))(*arguments)
+class _Life:
+    """This launcher's part in one life of the job, from joining it to its end."""
 
+    def __init__(
+        self,
+        node: Node,
+        line: CommandLine,
+        place: MeetingPlace,
+        config: LaunchConfig,
+        command: Sequence[str],
+        result: ResultFile,
+    ) -> None:
+        self._node = node
+        self._line = line
+        self._place = place
+        self._config = config
+        self._command = command
+        self._result = result
+        self._over: Over | None = None
+        """How it has ended; None while it runs, or if the launcher itself has failed."""
 
-def _end(node: Node, error: BaseException) -> End:
-    """Say why, where that isn't said yet."""
-    match error:
-        case ChildFailedError():
-            # torch's table of the failures, without a traceback of ours and with the script's name in its title
-            table = str(ChildFailedError(node.line.namespace.training_script, error.failures))
-            print("\n".join(map(printable, table.split("\n"))), file=sys.stderr, flush=True)
-            return endings.of(node)
-        case JobOverError():
-            return endings.of(node)
-        case AlreadyFinishedError():
-            node.say(str(error))
-            return End(0)
-        case SignalException():
-            return endings.of(node, endings.stopped(error.sigval, well=False))
-        case FaultToleranceError():
-            text = str(error)
-        case RendezvousError():
-            text = lines.rendezvous_failed(error)
-        case _:
-            # a full disk, no descriptor left: the machine's trouble, of which a traceback tells nothing
-            text = f"the launcher failed: {lines.in_one_line(error)}"
-    node.say(text)
-    return endings.launcher_failed(node, text)
+    def run(self, past: joining.Past) -> int:
+        """Returns the exit code; writes to the result file how the job has ended, as far as this launcher can say."""
+        private_names.say_nothing_of_death_signals()
+        node, place, result = self._node, self._place, self._result
+        coordination: Coordination | None = None
+        try:
+            with joining.joined(node, place, self._config, past=past, is_finished=self._has_finished) as coordination:
+                coordination.on_begin, coordination.on_verdict = result.begun, result.concluded
+                coordination.on_left_out = result.left_out
+                self._train(coordination)
+                # before the coordinator ends: a launcher that comes too late finds it, or the result
+                end = self._end()
+                self._write_end(end, coordination)
+        except ConfigError:
+            raise
+        except _ENDS as error:
+            end = self._end_by(error)
+            self._write_end(end, coordination)
+        scheduler = self._line.where.scheduler
+        if TOLD_BY not in os.environ and self._line.max_nodes > 1:  # a job of one node has no other to prefer
+            for name, reason in result.bad_nodes().items():
+                node.say(advice(scheduler.value, name, reason))
+        if scheduler is Scheduler.KUBERNETES:
+            termination_log.tell(end)
+        return end.code
+
+    def _has_finished(self) -> bool:
+        # only where a scheduler's id tells this start from all others: a user may use a chosen id again
+        return self._line.where.launchers > 0 and read_lives(self._node.log_dir).has_finished(self._place.job)
+
+    def _train(self, coordination: Coordination) -> None:
+        entrypoint, *arguments = self._command
+        self._node.start(self._command)
+        agent = functools.partial(
+            FaultTolerantAgent,
+            node=self._node,
+            coordination=coordination,
+            meets_by_torch=self._place.kind is Kind.TORCH,
+            on_over=self._ended,
+        )
+        with private_names.agent_made_by(agent, self._node.blocking):
+            # record: an error file of the root cause for a scheduler that asks for one, as torchrun has it
+            record(elastic_launch(self._config, entrypoint))(*arguments)
+
+    def _ended(self, over: Over) -> None:
+        self._over = over
+
+    def _write_end(self, end: End, coordination: Coordination | None) -> None:
+        held = None if coordination is None else coordination.member.memory.decided
+        decided = None if held is None else held.decision
+        self._result.ended(end, decided=decided, iteration=self._node.status.last_iteration())
+
+    def _end(self, otherwise: Over | None = None) -> End:
+        """By how the agent has ended; by ``otherwise`` if it hasn't come to that."""
+        over = self._over or otherwise
+        assert over is not None
+        return endings.of(over, self._line)
+
+    def _end_by(self, error: BaseException) -> End:
+        """Say why, where that isn't said yet."""
+        match error:
+            case ChildFailedError():
+                # torch's table of the failures, without a traceback of ours and with the script's name in its title
+                table = str(ChildFailedError(self._line.namespace.training_script, error.failures))
+                print("\n".join(map(printable, table.split("\n"))), file=sys.stderr, flush=True)
+                return self._end()
+            case JobOverError():
+                return self._end()
+            case AlreadyFinishedError():
+                self._node.say(str(error))
+                return End(0)
+            case SignalException():
+                return self._end(endings.stopped(error.sigval, well=False))
+            case FaultToleranceError():
+                text = str(error)
+            case RendezvousError():
+                text = lines.rendezvous_failed(error)
+            case _:
+                # a full disk, no descriptor left: the machine's trouble, of which a traceback tells nothing
+                text = f"the launcher failed: {lines.in_one_line(error)}"
+        self._node.say(text)
+        return endings.launcher_failed(self._line, text)

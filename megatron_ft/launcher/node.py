@@ -13,7 +13,6 @@ from typing import TypeVar
 
 from torch.distributed.elastic.multiprocessing import SignalException
 
-from megatron_ft.core.agent.edge import Over
 from megatron_ft.core.agent.lines import asked_to_stop
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.messages.control import Pause, Resume
@@ -36,6 +35,7 @@ from megatron_ft.launcher.glance import shares_output
 from megatron_ft.launcher.job_status import JobStatus
 from megatron_ft.launcher.monitors.monitors import Monitors
 from megatron_ft.launcher.processes import numa, process_tree, ready_checks
+from megatron_ft.launcher.processes.crash_evidence import CrashEvidence
 from megatron_ft.launcher.processes.device_memory import DeviceMemory
 from megatron_ft.launcher.processes.health_command import HealthCheck
 from megatron_ft.launcher.processes.termination import Termination
@@ -83,8 +83,6 @@ class Node:
         self.say = sayer(line)
         self.workers: dict[int, Worker] = {}
         """The ranks of the running cycle, by local rank."""
-        self.over: Over | None = None
-        """How the job has ended for this launcher; None while it runs, or if the launcher itself has failed."""
         self.on_signals: Callable[[bool], None] = lambda _continued: None
         """Called after each signal, with whether the launcher was stopped and continued."""
         self.coordinator_pids: Callable[[], set[int]] = set
@@ -113,6 +111,7 @@ class Node:
         self.ending = Termination(
             self.reactor, known_children=self._known_children, in_a_hurry=self.signals.ask_to_kill, say=self.say
         )
+        self.crash_evidence = CrashEvidence(log, log_dir, self.say)
         self.device_memory = DeviceMemory(self.reactor, log=log, say=self.say)
         self._infra_rank = reference_names.infra_rank(line, os.environ)
         self.cycle_info = reference_names.cycle_info(line, os.environ, log)

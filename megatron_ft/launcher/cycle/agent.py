@@ -19,7 +19,6 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 from megatron_ft.core.agent import edge
 from megatron_ft.core.agent.agent import Agent
 from megatron_ft.core.agent.phase import Phase
-from megatron_ft.core.agent.turn import Options
 from megatron_ft.core.diagnosis.exceptions import LastWords
 from megatron_ft.core.diagnosis.exits import Cause, CauseKind
 from megatron_ft.core.errors import FaultToleranceError
@@ -28,15 +27,15 @@ from megatron_ft.core.mailbox import Mailbox
 from megatron_ft.ipc.linux.proc import process_facts, run_delays_ns
 from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.base.event_loop import Timer
-from megatron_ft.launcher.command_line import CommandLine
 from megatron_ft.launcher.coordination.coordination import Coordination
-from megatron_ft.launcher.coordination.meeting_place import TRY_AGAIN_CODE
 from megatron_ft.launcher.coordination.torch_rounds import TorchRounds
 from megatron_ft.launcher.cycle import starting
 from megatron_ft.launcher.cycle.failure_table import failure_table
+from megatron_ft.launcher.cycle.options import options_of
 from megatron_ft.launcher.job_errors import CycleOverError, JobOverError
 from megatron_ft.launcher.node import Node
-from megatron_ft.launcher.processes import crash_evidence, process_tree
+from megatron_ft.launcher.processes import process_tree
+from megatron_ft.launcher.processes.crash_evidence import read_last_words
 from megatron_ft.launcher.processes.worker import Worker
 from megatron_ft.launcher.torch_compat import private_names
 
@@ -52,15 +51,25 @@ class FaultTolerantAgent(LocalElasticAgent):
     """One node's agent. Its rank numbering, environment and log files are torch's.
 
     ``meets_by_torch``: the nodes meet by a rendezvous of torch's own, and this launcher coordinates only itself.
+    ``on_over`` is called with how this launcher's part in the job has ended, before ``run`` returns or raises.
     """
 
-    def __init__(self, *, node: Node, coordination: Coordination, meets_by_torch: bool, **torch_arguments: Any) -> None:
+    def __init__(
+        self,
+        *,
+        node: Node,
+        coordination: Coordination,
+        meets_by_torch: bool,
+        on_over: Callable[[edge.Over], None],
+        **torch_arguments: Any,
+    ) -> None:
         super().__init__(**torch_arguments)
+        self._on_over = on_over
         self._node = node
         self._coordination = coordination
         self._rounds = TorchRounds(self._worker_group.spec.rdzv_handler) if meets_by_torch else None
         self._grace_s = node.line.stop_timeout
-        self._machine = Agent(_options(node.line, meets_elsewhere=meets_by_torch), node.monitors.paused)
+        self._machine = Agent(options_of(node.line, meets_elsewhere=meets_by_torch), node.monitors.paused)
         self._workers: dict[int, Worker] = {}
         """Of the last cycle, by local rank."""
         self._error_files: dict[int, str] = {}
@@ -118,7 +127,7 @@ class FaultTolerantAgent(LocalElasticAgent):
             self._hear(edge.NodesWaiting(waiting))
 
     def _result(self, over: edge.Over) -> RunResult:
-        self._node.over = over
+        self._on_over(over)
         ranks = self._machine.cycle.record.ranks
         self._worker_group.state = WorkerState.SUCCEEDED if over.how is edge.Exit.SUCCEEDED else WorkerState.FAILED
         if over.how is edge.Exit.SUCCEEDED:
@@ -172,7 +181,8 @@ class FaultTolerantAgent(LocalElasticAgent):
         )
 
     def _words(self, local_rank: int, cycle: int) -> LastWords:
-        return crash_evidence.read_last_words(self._node, cycle, local_rank, self._error_files.get(local_rank, ""))
+        reported = self._node.monitors.last_words(local_rank, cycle)
+        return read_last_words(reported, self._error_files.get(local_rank, ""))
 
     def _signalled(self, continued: bool) -> None:
         if continued:
@@ -235,7 +245,8 @@ class FaultTolerantAgent(LocalElasticAgent):
                 node.raised_timeouts.killed(name, cycle)
             case edge.KeepEvidence(cycle, ended):
                 words, stderr = self._words(ended.local_rank, cycle), self._stderrs.get(ended.local_rank, "")
-                crash_evidence.keep(node, cycle, ended, words, stderr)
+                snapshot = node.monitors.snapshot(ended.local_rank, cycle)
+                node.crash_evidence.keep(cycle, ended, words, snapshot=snapshot, stderr=stderr)
 
     def _let_go(self) -> None:
         """Of what belonged to the ranks that have ended."""
@@ -298,7 +309,7 @@ class FaultTolerantAgent(LocalElasticAgent):
         processes = [{"pid": stat.pid, **process_facts(stat.pid)} for stat in there]
         self._hear(edge.RanksEnded(lines.stuck(there) if there else "", processes))
 
-    # -- from a cycle that has begun to its ranks -----------------------------------------------------------
+    # -- the start of ranks ------------------------------------------------------------------------------------
 
     def _start_ranks(self, restarts_left: int) -> None:
         self._remaining_restarts = restarts_left
@@ -365,27 +376,3 @@ class _Lazy(dict[int, T]):
     def __missing__(self, key: int) -> T:
         value = self[key] = self._read(key)
         return value
-
-
-def _options(line: CommandLine, *, meets_elsewhere: bool) -> Options:
-    given = line.options
-    return Options(
-        min_nodes=line.min_nodes,
-        max_nodes=line.max_nodes,
-        min_healthy=given.restart_policy == "min-healthy",
-        max_restarts=line.namespace.max_restarts,
-        term_timeout_s=line.term_timeout,
-        stop_timeout_s=line.stop_timeout,
-        restart_grace_s=line.restart_grace,
-        startup_timeout_s=given.startup_timeout,
-        exit_timeout_s=given.exit_timeout,
-        hang_signal=given.config.rank_termination_signal,
-        observe_only=given.observe_only,
-        ranks_are_python=line.ranks_are_python,
-        meets_elsewhere=meets_elsewhere,
-        checks_health=line.node_health_command is not None or bool(given.node_health),
-        try_again_code=TRY_AGAIN_CODE,
-        collectives_timeout_s=None if given.watch_collectives == "off" else given.watch_collectives_timeout,
-        ends_for_collectives=given.watch_collectives == "end",
-        says_all=given.say == "all",
-    )

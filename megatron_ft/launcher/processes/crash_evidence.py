@@ -6,26 +6,28 @@ import functools
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from megatron_ft.core.board import board_facts
+from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.diagnosis.exceptions import LastWords, last_words, words_of_error_file
 from megatron_ft.core.diagnosis.exits import RankExit, describe_exit, follows_from_another
 from megatron_ft.core.records.shared import Evidence
+from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.files.evidence_files import LIBRARIES, write_evidence
 from megatron_ft.launcher.base import logs
-from megatron_ft.launcher.node import Node
 
-__all__ = ["keep", "read_last_words"]
+__all__ = ["CrashEvidence", "read_last_words"]
 
 _LAST_LINES = 40
 _MAX_BYTES = 16_384
 
 
-def read_last_words(node: Node, cycle: int, local_rank: int, error_file: str) -> LastWords:
-    """What a rank has written of its end, where its monitor reads it and where torch does."""
-    words = last_words(node.monitors.last_words(local_rank, cycle), library=LIBRARIES)
+def read_last_words(reported: str, error_file: str) -> LastWords:
+    """The last exception of a rank: as it has ``reported`` it to its monitor, and as torch finds it in a file."""
+    words = last_words(reported, library=LIBRARIES)
     told = words_of_error_file(logs.call(lambda: _content(error_file), ""), library=LIBRARIES)
     return words._replace(
         error=told.error or words.error,
@@ -35,42 +37,55 @@ def read_last_words(node: Node, cycle: int, local_rank: int, error_file: str) ->
     )
 
 
-def keep(node: Node, cycle: int, rank_exit: RankExit, words: LastWords, stderr: str) -> None:
-    """Write the evidence on a rank that has ended; ``stderr`` is its file, empty if it has the launcher's."""
-    snapshot = node.monitors.snapshot(rank_exit.local_rank, cycle)
-    now_ns = time.monotonic_ns()
-    document = {
-        "schema": 1,
-        "summary": describe_exit(rank_exit) + (f", in {rank_exit.where}" if rank_exit.where else ""),
-        "rank": rank_exit.rank,
-        "local_rank": rank_exit.local_rank,
-        "host": socket.gethostname(),
-        "pid": rank_exit.pid,
-        "cycle": cycle,
-        "iteration": rank_exit.iteration,
-        "exit": f"code {rank_exit.exitcode}" if rank_exit.exitcode >= 0 else f"signal {-rank_exit.exitcode}",
-        "exitcode": rank_exit.exitcode,
-        "error": rank_exit.error,
-        "follows_from_another": follows_from_another(rank_exit),
-        "board": board_facts.of_snapshot(snapshot, rank_exit.at_ns),
-        "exception": words.exception,
-        "fatal_error": words.fatal_error,
-        "stderr": logs.call(lambda: _last_lines(stderr), ""),
-        "missing": [] if stderr else ["standard error: it isn't written to a file (--redirects, --tee)"],
-        "took_s": round((time.monotonic_ns() - now_ns) / 1e9, 4),
-    }
-    if node.log_dir is not None:
-        node.log.do(functools.partial(_write, node, node.log_dir, document))
+@dataclass(frozen=True)
+class CrashEvidence:
+    """Writes evidence files on ranks that ended by themselves; ``log_dir`` None: no logs are written."""
 
+    log: EventLog
+    log_dir: str | None
+    say: Callable[[str], None]
 
-def _write(node: Node, log_dir: str, document: Mapping[str, Any]) -> None:
-    rank = document["rank"]
-    try:
-        path = write_evidence(log_dir, document, suffix="-end")
-    except OSError as error:
-        node.say(f"could not write the evidence on rank {rank}: {error.strerror}")
-        return
-    node.log.write(Evidence(rank=rank, cycle=document["cycle"], file=path, summary=document["summary"]))
+    def keep(
+        self, cycle: int, rank_exit: RankExit, words: LastWords, *, snapshot: BoardSnapshot | None, stderr: str
+    ) -> None:
+        """Write the evidence on a rank that has ended.
+
+        Args:
+            snapshot: its board; None if it can't be read.
+            stderr: the file of its standard error; empty if that is the launcher's.
+        """
+        now_ns = time.monotonic_ns()
+        document = {
+            "schema": 1,
+            "summary": describe_exit(rank_exit) + (f", in {rank_exit.where}" if rank_exit.where else ""),
+            "rank": rank_exit.rank,
+            "local_rank": rank_exit.local_rank,
+            "host": socket.gethostname(),
+            "pid": rank_exit.pid,
+            "cycle": cycle,
+            "iteration": rank_exit.iteration,
+            "exit": f"code {rank_exit.exitcode}" if rank_exit.exitcode >= 0 else f"signal {-rank_exit.exitcode}",
+            "exitcode": rank_exit.exitcode,
+            "error": rank_exit.error,
+            "follows_from_another": follows_from_another(rank_exit),
+            "board": board_facts.of_snapshot(snapshot, rank_exit.at_ns),
+            "exception": words.exception,
+            "fatal_error": words.fatal_error,
+            "stderr": logs.call(lambda: _last_lines(stderr), ""),
+            "missing": [] if stderr else ["standard error: it isn't written to a file (--redirects, --tee)"],
+            "took_s": round((time.monotonic_ns() - now_ns) / 1e9, 4),
+        }
+        if self.log_dir is not None:
+            self.log.do(functools.partial(self._write, self.log_dir, document))
+
+    def _write(self, log_dir: str, document: Mapping[str, Any]) -> None:
+        rank = document["rank"]
+        try:
+            path = write_evidence(log_dir, document, suffix="-end")
+        except OSError as error:
+            self.say(f"could not write the evidence on rank {rank}: {error.strerror}")
+            return
+        self.log.write(Evidence(rank=rank, cycle=document["cycle"], file=path, summary=document["summary"]))
 
 
 def _content(path: str) -> str:
