@@ -379,7 +379,7 @@ def test_of_many_stand_stills_all_are_known_and_nothing_between_them() -> None:
 
 @pytest.mark.parametrize("says_sigcont", [True, False])
 def test_a_healthy_rank_is_never_ended_over_many_events(says_sigcont: bool) -> None:
-    """With stops of the whole node at random moments; `make endurance` has ten times as many events."""
+    """With stops of the whole node at random moments; `make endurance` has eight times as many events."""
     live(60_000, says_sigcont=says_sigcont)
 
 
