@@ -127,9 +127,14 @@ class _Life:
         """Returns the exit code; writes to the result file how the job has ended, as far as this launcher can say."""
         private_names.say_nothing_of_death_signals()
         node, place, result = self._node, self._place, self._result
+        launcher = joining.Launcher(
+            node.reactor, node.stop, node.children, node.say, says_all=self._line.options.say == "all"
+        )
         coordination: Coordination | None = None
         try:
-            with joining.joined(node, place, self._config, past=past, is_finished=self._has_finished) as coordination:
+            with joining.joined(
+                launcher, place, self._config, past=past, is_finished=self._has_finished
+            ) as coordination:
                 coordination.on_begin, coordination.on_verdict = result.begun, result.concluded
                 coordination.on_left_out = result.left_out
                 self._train(coordination)
@@ -163,7 +168,7 @@ class _Life:
             meets_by_torch=self._place.kind is Kind.TORCH,
             on_over=self._ended,
         )
-        with private_names.agent_made_by(agent, self._node.blocking):
+        with private_names.agent_made_by(agent, self._node.stop.blocking):
             # record: an error file of the root cause for a scheduler that asks for one, as torchrun has it
             record(elastic_launch(self._config, entrypoint))(*arguments)
 

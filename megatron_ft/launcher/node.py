@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import functools
 import os
-import signal
 import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeVar
 
-from torch.distributed.elastic.multiprocessing import SignalException
-
-from megatron_ft.core.agent.lines import asked_to_stop
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.messages.control import Pause, Resume
 from megatron_ft.core.printable import printable
@@ -23,7 +18,6 @@ from megatron_ft.core.run_ahead import WATCH_VARIABLE
 from megatron_ft.core.timeouts.raised import RaisedTimeouts
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.linux.prctl import become_subreaper
-from megatron_ft.ipc.linux.processes import send_signal, would_end_by
 from megatron_ft.launcher import reference_names
 from megatron_ft.launcher.base import directories, leftovers, lines
 from megatron_ft.launcher.base.event_loop import Priority, Reactor
@@ -35,18 +29,19 @@ from megatron_ft.launcher.glance import shares_output
 from megatron_ft.launcher.job_status import JobStatus
 from megatron_ft.launcher.monitors.monitors import Monitors
 from megatron_ft.launcher.processes import numa, process_tree, ready_checks
+from megatron_ft.launcher.processes.children import Children
 from megatron_ft.launcher.processes.crash_evidence import CrashEvidence
 from megatron_ft.launcher.processes.device_memory import DeviceMemory
 from megatron_ft.launcher.processes.health_command import HealthCheck
+from megatron_ft.launcher.processes.ranks import Ranks
 from megatron_ft.launcher.processes.termination import Termination
-from megatron_ft.launcher.processes.worker import FreshInterpreterSpawner, Spawner, Worker
+from megatron_ft.launcher.processes.worker import FreshInterpreterSpawner, Spawner
 from megatron_ft.launcher.spawn.fork_server import ServerProcess
 from megatron_ft.launcher.spawn.forking import ForkingSpawner
 from megatron_ft.launcher.spawn.rank_environment import rank_environment
+from megatron_ft.launcher.stop_requests import StopRequests
 
 __all__ = ["Node", "say", "sayer"]
-
-T = TypeVar("T")
 
 
 def say(text: str) -> None:
@@ -81,13 +76,6 @@ class Node:
         """None: no logs are written."""
         self.line = line
         self.say = sayer(line)
-        self.workers: dict[int, Worker] = {}
-        """The ranks of the running cycle, by local rank."""
-        self.on_signals: Callable[[bool], None] = lambda _continued: None
-        """Called after each signal, with whether the launcher was stopped and continued."""
-        self.coordinator_pids: Callable[[], set[int]] = set
-        """Process ids of the coordinator that this launcher has started."""
-        self._told_stop = False
         self._told_run_dir = False
         self._orphans = process_tree.Orphans()
         self._pause_lines = Moderation()
@@ -100,16 +88,22 @@ class Node:
             keep_ignored_hangup=line.signals_are_default,
         )
         self.signals.install()
+        self.stop = StopRequests(self.signals, self.reactor, log=log, say=self.say, timeout_s=line.term_timeout)
+        self.ranks = Ranks(self.signals, save_signals=line.save_signals, log=log, say=self.say)
+        self.children = Children()
+        self.children.add(self.ranks.pids)
         self.reactor.watch(self.signals.fileno(), self._woken, Priority.SIGNAL)
         self.run_dir = directories.make_run_directory()
         self._claim = leftovers.claim(self.run_dir)
         binds = numa.variable() is not None  # through a command, which starts interpreters
         self.forking = None if line.options.preload is None or binds else self._make_forking(server)
-        if self.forking is None and server is not None:
+        if self.forking is not None:
+            self.children.add(self.forking.pids)
+        elif server is not None:
             server.end(set)  # it was started at a first glance at the command line
         self.spawner: Spawner = self.forking or FreshInterpreterSpawner()
         self.ending = Termination(
-            self.reactor, known_children=self._known_children, in_a_hurry=self.signals.ask_to_kill, say=self.say
+            self.reactor, known_children=self.children.pids, in_a_hurry=self.signals.ask_to_kill, say=self.say
         )
         self.crash_evidence = CrashEvidence(log, log_dir, self.say)
         self.device_memory = DeviceMemory(self.reactor, log=log, say=self.say)
@@ -118,6 +112,8 @@ class Node:
         """None: ``--ft-cycle-info-dir`` isn't given."""
         command = ready_checks.command(line.options, line.node_health_command, log_dir=log_dir, ranks=ranks)
         self.health = None if command is None else self._make_health_check(command)
+        if self.health is not None:
+            self.children.add(self.health.pids)
         self.control = ControlSocket(os.path.join(self.run_dir, "launcher.sock"), self.reactor, say=self.say)
         self.control.on_order = self._ordered
         self.raised_timeouts = RaisedTimeouts()
@@ -133,6 +129,7 @@ class Node:
             observe_only=line.options.observe_only,
             log_max_bytes=line.options.log_max_bytes,
         )
+        self.children.add(self.monitors.pids)
         self.status = JobStatus(line, log_dir=log_dir, monitors=self.monitors)
         self.control.on_question = self.status.facts
         self.monitors.on_check = self._each_second
@@ -149,8 +146,8 @@ class Node:
             reactor=self.reactor,
             log=self.log,
             say=self.say,
-            check_stop=self.raise_if_asked_to_stop,
-            known_children=self._known_children,
+            check_stop=self.stop.check,
+            known_children=self.children.pids,
             environment=self.rank_environment,
         )
 
@@ -165,7 +162,7 @@ class Node:
             command,
             timeout_s=self.line.options.node_health_timeout,
             reactor=self.reactor,
-            known_children=self._known_children,
+            known_children=self.children.pids,
         )
 
     def start(self, command: Sequence[str]) -> None:
@@ -236,33 +233,6 @@ class Node:
             **self.raised_timeouts.environment(cycle),
         }
 
-    def blocking(self, function: Callable[[], T]) -> T:
-        """Run a function that may wait for other nodes, while the event loop goes on.
-
-        Raises:
-            SignalException: the launcher was asked to stop meanwhile.
-        """
-        return self.reactor.call_blocking(function, self.raise_if_asked_to_stop)
-
-    def raise_if_asked_to_stop(self) -> None:
-        """Break off what is going on if the launcher was asked to stop.
-
-        Raises:
-            SignalException: it was.
-        """
-        if self.signals.received:
-            number = self.signals.received[0]
-            self.tell_asked_to_stop(ranks=0)
-            raise SignalException(f"received {number.name}", sigval=number)
-
-    def tell_asked_to_stop(self, *, ranks: int) -> None:
-        """Say once that the launcher was asked to stop, and how many ranks that goes to."""
-        if not self._told_stop:
-            self._told_stop = True
-            name = self.signals.received[0].name
-            self.say(asked_to_stop(name=name, ranks=ranks, timeout_s=self.line.term_timeout))
-            self.log.write(records.StopRequested(signal=name, ranks=ranks))
-
     def close(self) -> None:
         """Stop the monitors and remove what was made; a failure is reported, and doesn't change the exit code."""
         steps: list[Callable[[], object]] = [] if self.cycle_info is None else [self.cycle_info.ended]
@@ -297,9 +267,8 @@ class Node:
 
     def _woken(self) -> None:
         self.signals.drain()
-        for number in self.signals.take_to_forward():
-            self._forward(number)
-        self.on_signals(self.signals.take_continued())  # one of those forwarded may have become a request to stop
+        self.ranks.forward_signals()
+        self.signals.report()  # one of those forwarded may have become a request to stop
         self.monitors.check_states()
         if self.forking is not None:
             self.forking.check_states()
@@ -312,28 +281,5 @@ class Node:
             self._reap_orphans()
 
     def _reap_orphans(self) -> None:
-        known = self._known_children()
+        known = self.children.pids()
         self._orphans.reap(lambda pid: pid in known)
-
-    def _forward(self, number: signal.Signals) -> None:
-        """Forward a signal to the ranks that have a handler for it; it would only kill the others."""
-        alive = [worker for worker in self.workers.values() if not worker.check_ended()]
-        unready = [worker for worker in alive if would_end_by(worker.pid, number)]
-        passed_on = [worker for worker in alive if worker not in unready]
-        for worker in passed_on:
-            send_signal(worker.pidfd, number)  # not counted as a signal of ours: it doesn't explain a rank's exit
-        if number in self.line.save_signals and not passed_on:
-            self.say(f"{number.name} is taken as a request to stop: no rank has a handler for it")
-            self.signals.note(signal.SIGTERM, time.monotonic())
-            return
-        ranks = [worker.local_rank for worker in passed_on]
-        without = [worker.local_rank for worker in unready]
-        self.say(lines.forwarded(number.name, ranks=ranks, unready=without))
-        forwarded = records.SignalForwarded(signal=number.name, local_ranks=tuple(ranks), unready=tuple(without))
-        self.log.write(forwarded)
-
-    def _known_children(self) -> set[int]:
-        ranks = {worker.pid for worker in self.workers.values() if not worker.reaped}
-        servers = set() if self.forking is None else self.forking.pids()
-        checks = set() if self.health is None else self.health.pids()
-        return ranks | self.monitors.pids() | servers | checks | self.coordinator_pids()

@@ -6,6 +6,7 @@ import contextlib
 import signal
 import socket
 import time
+from collections.abc import Callable
 from types import FrameType
 
 from megatron_ft.core.agent.lines import AGAIN_AFTER_S
@@ -39,6 +40,8 @@ class SignalWatch:
         self._first_s: float | None = None
         self._is_second = False
         self._was_continued = False
+        self.on_signals: Callable[[bool], None] = lambda _continued: None
+        """Called by ``report``, with whether the launcher was stopped and continued."""
 
     def fileno(self) -> int:
         """For the reactor."""
@@ -64,6 +67,10 @@ class SignalWatch:
         with contextlib.suppress(BlockingIOError):
             while self._read.recv(4096):
                 pass
+
+    def report(self) -> None:
+        """Call ``on_signals``, after each wake-up."""
+        self.on_signals(self.take_continued())
 
     def take_to_forward(self) -> list[signal.Signals]:
         """Signals to pass on that came since the last call."""

@@ -17,6 +17,7 @@ from megatron_ft.core.job.progress import Advance
 from megatron_ft.ipc.linux.processes import age_s
 from megatron_ft.ipc.net.secret import read_secret
 from megatron_ft.ipc.net.tcp import parse_address
+from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.coordination import rendezvous
 from megatron_ft.launcher.coordination.announcer import Announcer
 from megatron_ft.launcher.coordination.coordination import Coordination
@@ -27,9 +28,26 @@ from megatron_ft.launcher.coordination.rank_store import RankStore, own_host
 from megatron_ft.launcher.coordination.sockets import Sockets
 from megatron_ft.launcher.coordination.transport import InProcess
 from megatron_ft.launcher.job_errors import AlreadyFinishedError
-from megatron_ft.launcher.node import Node
+from megatron_ft.launcher.processes.children import Children
+from megatron_ft.launcher.stop_requests import StopRequests
 
-__all__ = ["Past", "joined"]
+__all__ = ["Launcher", "Past", "joined"]
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """What a launcher brings along when it joins a job.
+
+    Args:
+        children: of the launcher; a coordinator that it starts is one of them.
+        says_all: the lines of other nodes are printed, too.
+    """
+
+    reactor: Reactor
+    stop: StopRequests
+    children: Children
+    say: Callable[[str], None]
+    says_all: bool
 
 
 @dataclass(frozen=True)
@@ -46,7 +64,7 @@ _HERE = "this process"
 
 @contextlib.contextmanager
 def joined(
-    node: Node,
+    launcher: Launcher,
     place: MeetingPlace,
     config: LaunchConfig,
     *,
@@ -55,7 +73,7 @@ def joined(
 ) -> Iterator[Coordination]:
     """Be a member of the job, and have torch's agent meet by what the coordinator decides.
 
-    ``before`` is how far earlier lives of the job have got. ``is_finished``: whether this life has finished without
+    ``past``: earlier lives of the job. ``is_finished``: whether this life has finished without
     this launcher; asked where the job would begin here, because then its coordinator may have come and gone.
 
     Raises:
@@ -63,13 +81,13 @@ def joined(
         AlreadyFinishedError: it has.
     """
     endpoint = place.endpoints[0] if place.endpoints else ""
-    here = node.blocking(lambda: own_host(config.local_addr, endpoint))
+    here = launcher.stop.blocking(lambda: own_host(config.local_addr, endpoint))
     store = RankStore(here, address=place.ranks_store)
     host = announcer = None
     if place.kind is Kind.COORDINATED:
-        coordination, host, announcer = _with_others(node, place, store, here, past, is_finished)
+        coordination, host, announcer = _with_others(launcher, place, store, here, past, is_finished)
     else:
-        coordination = _alone(node, place, store if place.kind is Kind.ALONE else None, past)
+        coordination = _alone(launcher, place, store if place.kind is Kind.ALONE else None, past)
     if place.kind is not Kind.TORCH:
         rendezvous.register(config, coordination=coordination, store=store)
     coordination.start()
@@ -84,20 +102,20 @@ def joined(
             host.close()
 
 
-def _alone(node: Node, place: MeetingPlace, store: RankStore | None, past: Past) -> Coordination:
+def _alone(launcher: Launcher, place: MeetingPlace, store: RankStore | None, past: Past) -> Coordination:
     coordination = Coordination(
         _identity(place, _HERE, (_HERE,), past),
-        transport=lambda listener: InProcess(node.reactor, listener),
+        transport=lambda listener: InProcess(launcher.reactor, listener),
         open_store=(lambda: "") if store is None else store.open,
-        reactor=node.reactor,
-        say=node.say,
+        reactor=launcher.reactor,
+        say=launcher.say,
     )
     coordination.member.owns(_HERE)
     return coordination
 
 
 def _with_others(
-    node: Node,
+    launcher: Launcher,
     place: MeetingPlace,
     store: RankStore,
     here: str,
@@ -105,34 +123,33 @@ def _with_others(
     is_finished: Callable[[], bool],
 ) -> tuple[Coordination, Host, Announcer]:
     secret = read_secret(os.environ)
-    listener, name, is_founder = node.blocking(lambda: _socket(place, here))
+    listener, name, is_founder = launcher.stop.blocking(lambda: _socket(place, here))
     if is_founder and is_finished():
         listener.close()
         raise AlreadyFinishedError("the job had finished before this launcher came: nothing to do")
     host = Host(
-        node.reactor,
+        launcher.reactor,
         listener,
         name,
         founds=is_founder,
         secret=secret,
         environ=os.environ,
         led_at=lambda: coordination.member.led_at,
-        say=node.say,
+        say=launcher.say,
         gave_up=lambda text: coordination.gave_up(text),
     )
     endpoints = (host.address, *place.endpoints[1:]) if is_founder else place.endpoints
-    announcer = Announcer(node.reactor, secret)
+    announcer = Announcer(launcher.reactor, secret)
     coordination = Coordination(
         _identity(place, host.address, endpoints, past),
-        transport=lambda listener: Sockets(node.reactor, secret, listener),
+        transport=lambda listener: Sockets(launcher.reactor, secret, listener),
         open_store=store.open,
         announce=announcer.announce,
-        reactor=node.reactor,
-        say=node.say,
-        says_all=node.line.options.say == "all",
+        reactor=launcher.reactor,
+        say=launcher.say,
+        says_all=launcher.says_all,
     )
-
-    node.coordinator_pids = host.pids
+    launcher.children.add(host.pids)
     coordination.member.owns(host.address)
     host.start()
     return coordination, host, announcer

@@ -83,7 +83,7 @@ class FaultTolerantAgent(LocalElasticAgent):
         """When it rings; None if it doesn't."""
         node.monitors.on_event = self._hear
         node.control.on_request = self._hear
-        node.on_signals = self._signalled
+        node.signals.on_signals = self._signalled
         node.ties.on_broken = lambda text: self._hear(edge.Abandoned(text))
         node.status.agent = self._machine
         coordination.on_decision = self._hear
@@ -215,7 +215,7 @@ class FaultTolerantAgent(LocalElasticAgent):
             case edge.Tell(message, within_s):
                 self._coordination.tell(message, within_s)
             case edge.TellStop(ranks):
-                node.tell_asked_to_stop(ranks=ranks)
+                node.stop.report(ranks=ranks)
             case edge.Say(text):
                 node.say(text)
             case edge.Write(record, at_ns):
@@ -288,7 +288,7 @@ class FaultTolerantAgent(LocalElasticAgent):
     def _wait_for_others(self) -> None:
         assert self._rounds is not None
         try:
-            self._rounds.wait_for_the_others(lambda: self._node.blocking(self._exit_barrier))
+            self._rounds.wait_for_the_others(lambda: self._node.stop.blocking(self._exit_barrier))
         except SignalException:
             self._signalled(continued=False)
         else:
@@ -352,7 +352,8 @@ class FaultTolerantAgent(LocalElasticAgent):
         node.device_memory.wait(self._check_wanted)
         node.ranks_start(envs, cycle=self._machine.cycle.record.cycle, restarts_left=self._remaining_restarts)
         context = starting.make_context(node, on_start=self._started, on_exit=self._ended, envs=envs, **given)
-        node.workers = self._workers = context.workers
+        self._workers = context.workers
+        node.ranks.follow(context.workers)
         self._error_files, self._stderrs = dict(context.error_files), dict(context.stderrs)
         self._pcontext = context  # before the start: if that fails midway, those that run are ended
         starting.start(context)

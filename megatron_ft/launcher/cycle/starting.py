@@ -61,7 +61,7 @@ def make_context(
         given.pop("logs_specs"),
         run_dir=node.run_dir,
         say=node.say,
-        blocking=node.blocking,
+        blocking=node.stop.blocking,
         prefix=node.line.options.per_cycle_applog_prefix,
     )
     context = WorkerContext(
