@@ -6,6 +6,7 @@ else at once, wherever the launcher is.
 
 from __future__ import annotations
 
+import functools
 import signal
 import time
 from collections.abc import Callable
@@ -37,6 +38,7 @@ from megatron_ft.launcher.node import Node
 from megatron_ft.launcher.processes import process_tree
 from megatron_ft.launcher.processes.crash_evidence import read_last_words
 from megatron_ft.launcher.processes.worker import Worker
+from megatron_ft.launcher.reference_names import checkpointed
 from megatron_ft.launcher.torch_compat import private_names
 
 __all__ = ["FaultTolerantAgent"]
@@ -176,7 +178,7 @@ class FaultTolerantAgent(LocalElasticAgent):
             words=_Lazy(lambda local_rank: self._words(local_rank, cycle)),
             stopped=_Lazy(lambda local_rank: process_tree.is_stopped(self._workers[local_rank].pid)),
             run_delays_ns=_Lazy(lambda local_rank: run_delays_ns(self._workers[local_rank].pid)),
-            checkpointed=self._node.checkpointed,
+            checkpointed=functools.partial(checkpointed, self._node.line.options.checkpoint_iteration_file),
             collectives=_Lazy(lambda local_rank: monitors.reading(local_rank, cycle).collectives),
         )
 
@@ -332,7 +334,7 @@ class FaultTolerantAgent(LocalElasticAgent):
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         meet = super()._rendezvous if self._rounds is None else self._rounds.in_turn(super()._rendezvous)
-        starting.meet(meet, worker_group, node=self._node, check=self._check_wanted)
+        starting.meet(meet, worker_group, reactor=self._node.reactor, check=self._check_wanted)
         self._store = worker_group.store
         ranks = [worker.global_rank for worker in worker_group.workers]
         cycle = self._machine.cycle.number if self._rounds is None else self._rounds.cycle
@@ -350,8 +352,14 @@ class FaultTolerantAgent(LocalElasticAgent):
     def _start_processes(self, *, envs: dict[int, dict[str, str]], **given: Any) -> PContext:
         node = self._node
         node.device_memory.wait(self._check_wanted)
-        node.ranks_start(envs, cycle=self._machine.cycle.record.cycle, restarts_left=self._remaining_restarts)
-        context = starting.make_context(node, on_start=self._started, on_exit=self._ended, envs=envs, **given)
+        context = node.starter.prepare(
+            cycle=self._machine.cycle.record.cycle,
+            restarts_left=self._remaining_restarts,
+            on_start=self._started,
+            on_exit=self._ended,
+            envs=envs,
+            **given,
+        )
         self._workers = context.workers
         node.ranks.follow(context.workers)
         self._error_files, self._stderrs = dict(context.error_files), dict(context.stderrs)

@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import WorkerGroup
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, RendezvousError
 
 from megatron_ft.core.errors import FaultToleranceError
-from megatron_ft.launcher.node import Node
+from megatron_ft.launcher.base.event_loop import Reactor
+from megatron_ft.launcher.base.run_directory import RunDirectory
+from megatron_ft.launcher.command_line import CommandLine
+from megatron_ft.launcher.cycle.variables import RankVariables, shared_environment
 from megatron_ft.launcher.processes import numa
-from megatron_ft.launcher.processes.worker import Worker, WorkerContext
+from megatron_ft.launcher.processes.termination import Termination
+from megatron_ft.launcher.processes.worker import Spawner, Worker, WorkerContext
+from megatron_ft.launcher.spawn.forking import ForkingSpawner
 from megatron_ft.launcher.spawn.rank_logs import CycleLogs
+from megatron_ft.launcher.stop_requests import StopRequests
 from megatron_ft.launcher.torch_compat import private_names
 
-__all__ = ["make_context", "meet", "start"]
+__all__ = ["RankStarter", "meet", "start"]
 
 _MET = ("workers", "store", "group_rank", "group_world_size", "master_addr", "master_port")
 
 
 def meet(
-    rendezvous: Callable[[WorkerGroup], None], group: WorkerGroup, *, node: Node, check: Callable[[], None]
+    rendezvous: Callable[[WorkerGroup], None], group: WorkerGroup, *, reactor: Reactor, check: Callable[[], None]
 ) -> None:
     """Let torch number the ranks, in the store of the cycle. ``check`` is called meanwhile, after each event.
 
@@ -41,43 +48,67 @@ def meet(
         except RuntimeError as error:  # torch's for stores, whatever it is
             raise RendezvousConnectionError("The store of the ranks can't be reached.") from error
 
-    node.reactor.call_blocking(number_ranks, check)
+    reactor.call_blocking(number_ranks, check)
     private_names.warn_of_no_lost_connections()  # until now they say why a host can't be reached
     for name in _MET:
         setattr(group, name, getattr(met, name))
 
 
-def make_context(
-    node: Node,
-    *,
-    on_start: Callable[[Worker], None],
-    on_exit: Callable[[Worker], None],
-    envs: dict[int, dict[str, str]],
-    **given: Any,
-) -> WorkerContext:
-    """The ranks of this node, not started. ``given`` is what torch gives to its ``start_processes``."""
-    given.pop("start_method", None)
-    specs = CycleLogs(
-        given.pop("logs_specs"),
-        run_dir=node.run_dir,
-        say=node.say,
-        blocking=node.stop.blocking,
-        prefix=node.line.options.per_cycle_applog_prefix,
-    )
-    context = WorkerContext(
-        spawner=node.spawner,
-        environment=node.rank_environment(),
-        reactor=node.reactor,
-        end=node.ending.end,
-        on_start=on_start,
-        on_exit=on_exit,
-        prefix=lambda local_rank: numa.prefix(local_rank, strict=node.line.options.numa_bind_strict),
-        envs=envs,
-        logs_specs=specs,
-        **given,
-    )
-    private_names.add_tail_logs(context, specs.copied)
-    return context
+@dataclass(frozen=True, kw_only=True)
+class RankStarter:
+    """Starts the ranks of this node, with the processes and services of its launcher."""
+
+    line: CommandLine
+    reactor: Reactor
+    stop: StopRequests
+    say: Callable[[str], None]
+    run_dir: RunDirectory
+    variables: RankVariables
+    forking: ForkingSpawner | None
+    """None: ranks are never forked."""
+    spawner: Spawner
+    termination: Termination
+
+    def prepare(
+        self,
+        *,
+        cycle: int,
+        restarts_left: int,
+        on_start: Callable[[Worker], None],
+        on_exit: Callable[[Worker], None],
+        envs: dict[int, dict[str, str]],
+        **given: Any,
+    ) -> WorkerContext:
+        """The ranks of a cycle, not started. ``given`` is what torch gives to its ``start_processes``.
+
+        Nodes that join or leave restart ranks, too, so a job of several nodes always expects a restart.
+        """
+        self.run_dir.mend()
+        self.variables.complete(envs, cycle)
+        if self.forking is not None:
+            self.forking.expects_restart = restarts_left > 0 or self.line.max_nodes > 1
+        given.pop("start_method", None)
+        specs = CycleLogs(
+            given.pop("logs_specs"),
+            run_dir=self.run_dir.path,
+            say=self.say,
+            blocking=self.stop.blocking,
+            prefix=self.line.options.per_cycle_applog_prefix,
+        )
+        context = WorkerContext(
+            spawner=self.spawner,
+            environment=shared_environment(self.line),
+            reactor=self.reactor,
+            end=self.termination.end,
+            on_start=on_start,
+            on_exit=on_exit,
+            prefix=lambda local_rank: numa.prefix(local_rank, strict=self.line.options.numa_bind_strict),
+            envs=envs,
+            logs_specs=specs,
+            **given,
+        )
+        private_names.add_tail_logs(context, specs.copied)
+        return context
 
 
 def start(context: WorkerContext) -> None:

@@ -75,8 +75,8 @@ class Monitors:
         for place in self._places:
             place.listen()
 
-    def are_lost(self) -> bool:
-        """Whether a socket of a monitor was removed."""
+    def is_lost(self) -> bool:
+        """Whether the socket of a monitor was removed."""
         return any(place.is_lost() for place in self._places)
 
     def listen_again(self) -> None:
