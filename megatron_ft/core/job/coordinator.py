@@ -195,7 +195,9 @@ class Coordinator:
         if cycle is None:
             return here
         leaving = sum(s.state is NodeState.EXCLUDED and s.instance in self._nodes for s in cycle.seats if cycle.lost)
-        return here - leaving + cycle.awaited
+        # of those that the scheduler has started, one that is slow to start may not have come before cycle 0
+        late = 0 if cycle.decision.cycle else max(0, cycle.rules.launchers - self._arrivals)
+        return here - leaving + cycle.awaited + late
 
     def _gone(self, node: Node, *, silent: bool) -> None:
         assert node.link is not None

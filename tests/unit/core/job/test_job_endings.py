@@ -245,6 +245,17 @@ def test_where_too_few_are_left_all_end(min_healthy: bool) -> None:
     assert a.left[0] == 1
 
 
+def test_a_spare_that_the_scheduler_has_started_and_that_has_not_come_yet_is_waited_for() -> None:
+    job = Job(min_nodes=2, max_nodes=2, launchers=3)
+    a, b = job.start("ab")
+    b.leaves("rank 1 asked for it", excluded=True)
+    job.run(1.0)
+    assert follows(a) == (Outcome.MEMBERSHIP, Action.RESTART, 3, "")
+    (c,) = job.start("c")
+    job.run(2.0)
+    assert (cycles(a, c), world(a), b.left) == ([1, 1], 2, None)
+
+
 def test_the_launcher_of_an_excluded_node_stays_until_the_job_ends_and_has_its_code() -> None:
     job = Job(min_nodes=2, max_restarts=0)
     a, b, c = job.start("abc")
