@@ -127,13 +127,10 @@ class _Life:
         """Returns the exit code; writes to the result file how the job has ended, as far as this launcher can say."""
         private_names.say_nothing_of_death_signals()
         node, place, result = self._node, self._place, self._result
-        launcher = joining.Launcher(
-            node.reactor, node.stop, node.children, node.say, says_all=self._line.options.say == "all"
-        )
         coordination: Coordination | None = None
         try:
             with joining.joined(
-                launcher, place, self._config, past=past, is_finished=self._has_finished
+                node.joins_by, place, self._config, past=past, is_finished=self._has_finished
             ) as coordination:
                 coordination.on_begin, coordination.on_verdict = result.begun, result.concluded
                 coordination.on_left_out = result.left_out
@@ -163,7 +160,8 @@ class _Life:
         self._node.start(self._command)
         agent = functools.partial(
             FaultTolerantAgent,
-            node=self._node,
+            launcher=self._node.for_agent,
+            ranks=self._node.for_ranks,
             coordination=coordination,
             meets_by_torch=self._place.kind is Kind.TORCH,
             on_over=self._ended,

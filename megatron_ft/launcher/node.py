@@ -24,6 +24,8 @@ from megatron_ft.launcher.base.signals import SignalWatch
 from megatron_ft.launcher.base.ties import Ties
 from megatron_ft.launcher.command_line import CommandLine
 from megatron_ft.launcher.control import ControlSocket
+from megatron_ft.launcher.coordination import joining
+from megatron_ft.launcher.cycle.services import LauncherServices, RankServices
 from megatron_ft.launcher.cycle.starting import RankStarter
 from megatron_ft.launcher.cycle.variables import RankVariables, shared_environment
 from megatron_ft.launcher.glance import shares_output
@@ -61,7 +63,7 @@ def sayer(line: CommandLine) -> Callable[[str], None]:
 
 
 class Node:
-    """The services of this node's launcher."""
+    """Puts the parts of this node's launcher together, and hands each user its own."""
 
     def __init__(
         self, line: CommandLine, *, ranks: int, log: EventLog, log_dir: str | None, server: ServerProcess | None = None
@@ -71,81 +73,103 @@ class Node:
         Raises:
             ConfigError: there is no place for the run directory.
         """
-        self.log = log
+        self._log = log
         self.log_dir = log_dir
         """None: no logs are written."""
-        self.line = line
+        self._line = line
         self.say = sayer(line)
         self._orphans = process_tree.Orphans()
         self._pause_lines = Moderation()
         become_subreaper()
-        self.reactor = Reactor()
-        self.ties = Ties(self.reactor)
-        self.signals = SignalWatch(
+        self._reactor = Reactor()
+        self._ties = Ties(self._reactor)
+        self._signals = SignalWatch(
             line.signals,
             forwarded=(*line.options.forward_signals, *line.save_signals),
             keep_ignored_hangup=line.signals_are_default,
         )
-        self.signals.install()
-        self.stop = StopRequests(self.signals, self.reactor, log=log, say=self.say, timeout_s=line.term_timeout)
-        self.ranks = Ranks(self.signals, save_signals=line.save_signals, log=log, say=self.say)
-        self.children = Children()
-        self.children.add(self.ranks.pids)
-        self.reactor.watch(self.signals.fileno(), self._woken, Priority.SIGNAL)
-        self.run_dir = RunDirectory(self.say)
+        self._signals.install()
+        self.stop = StopRequests(self._signals, self._reactor, log=log, say=self.say, timeout_s=line.term_timeout)
+        self._ranks = Ranks(self._signals, save_signals=line.save_signals, log=log, say=self.say)
+        self._children = Children()
+        self._children.add(self._ranks.pids)
+        self._reactor.watch(self._signals.fileno(), self._woken, Priority.SIGNAL)
+        self._run_dir = RunDirectory(self.say)
         binds = numa.variable() is not None  # through a command, which starts interpreters
-        self.forking = None if line.options.preload is None or binds else self._make_forking(server)
-        if self.forking is not None:
-            self.children.add(self.forking.pids)
+        self._forking = None if line.options.preload is None or binds else self._make_forking(server)
+        if self._forking is not None:
+            self._children.add(self._forking.pids)
         elif server is not None:
             server.end(set)  # it was started at a first glance at the command line
-        self.ending = Termination(
-            self.reactor, known_children=self.children.pids, in_a_hurry=self.signals.ask_to_kill, say=self.say
+        termination = Termination(
+            self._reactor, known_children=self._children.pids, in_a_hurry=self._signals.ask_to_kill, say=self.say
         )
-        self.crash_evidence = CrashEvidence(log, log_dir, self.say)
-        self.device_memory = DeviceMemory(self.reactor, log=log, say=self.say)
-        self.cycle_info = reference_names.cycle_info(line, os.environ, log)
+        self._cycle_info = reference_names.cycle_info(line, os.environ, log)
         """None: ``--ft-cycle-info-dir`` isn't given."""
         command = ready_checks.command(line.options, line.node_health_command, log_dir=log_dir, ranks=ranks)
-        self.health = None if command is None else self._make_health_check(command)
-        if self.health is not None:
-            self.children.add(self.health.pids)
-        self.control = ControlSocket(os.path.join(self.run_dir.path, "launcher.sock"), self.reactor, say=self.say)
-        self.control.on_order = self._ordered
-        self.monitors = Monitors(
+        self._health = None if command is None else self._make_health_check(command)
+        if self._health is not None:
+            self._children.add(self._health.pids)
+        self._control = ControlSocket(os.path.join(self._run_dir.path, "launcher.sock"), self._reactor, say=self.say)
+        self._control.on_order = self._ordered
+        self._monitors = Monitors(
             count=ranks,
             config=line.options.config.to_dict(),
-            run_dir=self.run_dir.path,
+            run_dir=self._run_dir.path,
             log_dir=log_dir,
             run_id=line.run_id,
-            reactor=self.reactor,
+            reactor=self._reactor,
             log=log,
             say=self.say,
             observe_only=line.options.observe_only,
             log_max_bytes=line.options.log_max_bytes,
         )
-        self.children.add(self.monitors.pids)
-        self.run_dir.add(self.control)
-        self.run_dir.add(self.monitors)
-        variables = RankVariables(line, monitors=self.monitors, control=self.control, cycle_info=self.cycle_info)
-        self.raised_timeouts = variables.raised_timeouts
-        self.starter = RankStarter(
+        self._children.add(self._monitors.pids)
+        self._run_dir.add(self._control)
+        self._run_dir.add(self._monitors)
+        variables = RankVariables(line, monitors=self._monitors, control=self._control, cycle_info=self._cycle_info)
+        starter = RankStarter(
             line=line,
-            reactor=self.reactor,
+            reactor=self._reactor,
             stop=self.stop,
             say=self.say,
-            run_dir=self.run_dir,
+            run_dir=self._run_dir,
             variables=variables,
-            forking=self.forking,
-            spawner=self.forking or FreshInterpreterSpawner(),
-            termination=self.ending,
+            forking=self._forking,
+            spawner=self._forking or FreshInterpreterSpawner(),
+            termination=termination,
         )
-        self.status = JobStatus(line, log_dir=log_dir, monitors=self.monitors)
-        self.control.on_question = self.status.facts
-        self.monitors.on_check = self._each_second
+        self.status = JobStatus(line, log_dir=log_dir, monitors=self._monitors)
+        self._control.on_question = self.status.facts
+        self.joins_by = joining.Launcher(
+            self._reactor, self.stop, self._children, self.say, says_all=line.options.say == "all"
+        )
+        self.for_agent = LauncherServices(
+            line=line,
+            reactor=self._reactor,
+            signals=self._signals,
+            stop=self.stop,
+            ties=self._ties,
+            control=self._control,
+            log=log,
+            say=self.say,
+            status=self.status,
+        )
+        self.for_ranks = RankServices(
+            monitors=self._monitors,
+            health=self._health,
+            starter=starter,
+            running=self._ranks,
+            raised_timeouts=variables.raised_timeouts,
+            termination=termination,
+            device_memory=DeviceMemory(self._reactor, log=log, say=self.say),
+            crash_evidence=CrashEvidence(log, log_dir, self.say),
+            cycle_info=self._cycle_info,
+        )
+        self._monitors.on_check = self._each_second
 
     def _make_forking(self, server: ServerProcess | None) -> ForkingSpawner:
-        options, namespace = self.line.options, self.line.namespace
+        options, namespace = self._line.options, self._line.namespace
         assert options.preload is not None
         return ForkingSpawner(
             fresh=FreshInterpreterSpawner(),
@@ -153,20 +177,20 @@ class Node:
             preload=options.preload,
             timeout_s=options.preload_timeout,
             shares_output=shares_output(namespace.redirects, namespace.tee, namespace.logs_specs),
-            reactor=self.reactor,
-            log=self.log,
+            reactor=self._reactor,
+            log=self._log,
             say=self.say,
             check_stop=self.stop.check,
-            known_children=self.children.pids,
-            environment=functools.partial(shared_environment, self.line),
+            known_children=self._children.pids,
+            environment=functools.partial(shared_environment, self._line),
         )
 
     def _make_health_check(self, command: str) -> HealthCheck:
         return HealthCheck(
             command,
-            timeout_s=self.line.options.node_health_timeout,
-            reactor=self.reactor,
-            known_children=self.children.pids,
+            timeout_s=self._line.options.node_health_timeout,
+            reactor=self._reactor,
+            known_children=self._children.pids,
         )
 
     def start(self, command: Sequence[str]) -> None:
@@ -176,35 +200,35 @@ class Node:
             FaultToleranceError: that can't be done.
         """
         try:
-            self.control.start()
-            self.monitors.listen()
-            self.monitors.start()
-            if self.forking is not None:
-                self.forking.prepare(command)
+            self._control.start()
+            self._monitors.listen()
+            self._monitors.start()
+            if self._forking is not None:
+                self._forking.prepare(command)
         except OSError as error:
             raise FaultToleranceError(f"the rank monitors can't be started: {error}") from error
 
     def close(self) -> None:
         """Stop the monitors and remove what was made; a failure is reported, and doesn't change the exit code."""
-        steps: list[Callable[[], object]] = [] if self.cycle_info is None else [self.cycle_info.ended]
-        steps += [] if self.health is None else [self.health.close]
-        steps += [] if self.forking is None else [self.forking.close]
-        steps += [self.monitors.stop, self.control.close, self.run_dir.remove, self.run_dir.release]
-        steps += [lambda: self._orphans.reap(lambda _pid: False), self.signals.close, self.ties.close]
+        steps: list[Callable[[], object]] = [] if self._cycle_info is None else [self._cycle_info.ended]
+        steps += [] if self._health is None else [self._health.close]
+        steps += [] if self._forking is None else [self._forking.close]
+        steps += [self._monitors.stop, self._control.close, self._run_dir.remove, self._run_dir.release]
+        steps += [lambda: self._orphans.reap(lambda _pid: False), self._signals.close, self._ties.close]
         failed: list[OSError] = []
-        for step in [*steps, self.reactor.close]:
+        for step in [*steps, self._reactor.close]:
             try:
                 step()
             except OSError as error:
                 failed.append(error)
         if failed:
-            self.say(lines.left_something(failed[0], self.run_dir.path))
+            self.say(lines.left_something(failed[0], self._run_dir.path))
 
     def _ordered(self, order: Pause | Resume, pid: int) -> bool:
         """``megatron-ft pause`` and ``resume``."""
-        since_ns = self.monitors.paused.since_ns
+        since_ns = self._monitors.paused.since_ns
         is_pause = isinstance(order, Pause)
-        changed = self.monitors.pause() if is_pause else self.monitors.resume()
+        changed = self._monitors.pause() if is_pause else self._monitors.resume()
         if not changed:
             return False
         pause_s = 0.0 if since_ns is None else (time.monotonic_ns() - since_ns) / 1e9
@@ -212,24 +236,24 @@ class Node:
         line_now = self._pause_lines.admit(line, time.monotonic())
         if line_now is not None:
             self.say(line_now)
-        self.log.write(records.Paused(by=pid) if is_pause else records.Resumed(by=pid))
+        self._log.write(records.Paused(by=pid) if is_pause else records.Resumed(by=pid))
         return True
 
     def _woken(self) -> None:
-        self.signals.drain()
-        self.ranks.forward_signals()
-        self.signals.report()  # one of those forwarded may have become a request to stop
-        self.monitors.check_states()
-        if self.forking is not None:
-            self.forking.check_states()
+        self._signals.drain()
+        self._ranks.forward_signals()
+        self._signals.report()  # one of those forwarded may have become a request to stop
+        self._monitors.check_states()
+        if self._forking is not None:
+            self._forking.check_states()
         self._reap_orphans()
 
     def _each_second(self) -> None:
-        self.ties.check()
-        self.run_dir.mend()
+        self._ties.check()
+        self._run_dir.mend()
         if self._orphans.are_awaited:
             self._reap_orphans()
 
     def _reap_orphans(self) -> None:
-        known = self.children.pids()
+        known = self._children.pids()
         self._orphans.reap(lambda pid: pid in known)

@@ -33,8 +33,8 @@ from megatron_ft.launcher.coordination.torch_rounds import TorchRounds
 from megatron_ft.launcher.cycle import starting
 from megatron_ft.launcher.cycle.failure_table import failure_table
 from megatron_ft.launcher.cycle.options import options_of
+from megatron_ft.launcher.cycle.services import LauncherServices, RankServices
 from megatron_ft.launcher.job_errors import CycleOverError, JobOverError
-from megatron_ft.launcher.node import Node
 from megatron_ft.launcher.processes import process_tree
 from megatron_ft.launcher.processes.crash_evidence import read_last_words
 from megatron_ft.launcher.processes.worker import Worker
@@ -59,7 +59,8 @@ class FaultTolerantAgent(LocalElasticAgent):
     def __init__(
         self,
         *,
-        node: Node,
+        launcher: LauncherServices,
+        ranks: RankServices,
         coordination: Coordination,
         meets_by_torch: bool,
         on_over: Callable[[edge.Over], None],
@@ -67,11 +68,12 @@ class FaultTolerantAgent(LocalElasticAgent):
     ) -> None:
         super().__init__(**torch_arguments)
         self._on_over = on_over
-        self._node = node
+        self._launcher = launcher
+        self._ranks = ranks
         self._coordination = coordination
         self._rounds = TorchRounds(self._worker_group.spec.rdzv_handler) if meets_by_torch else None
-        self._grace_s = node.line.stop_timeout
-        self._machine = Agent(options_of(node.line, meets_elsewhere=meets_by_torch), node.monitors.paused)
+        self._grace_s = launcher.line.stop_timeout
+        self._machine = Agent(options_of(launcher.line, meets_elsewhere=meets_by_torch), ranks.monitors.paused)
         self._workers: dict[int, Worker] = {}
         """Of the last cycle, by local rank."""
         self._error_files: dict[int, str] = {}
@@ -83,11 +85,11 @@ class FaultTolerantAgent(LocalElasticAgent):
         self._timer: Timer | None = None
         self._alarm_ns: int | None = None
         """When it rings; None if it doesn't."""
-        node.monitors.on_event = self._hear
-        node.control.on_request = self._hear
-        node.signals.on_signals = self._signalled
-        node.ties.on_broken = lambda text: self._hear(edge.Abandoned(text))
-        node.status.agent = self._machine
+        ranks.monitors.on_event = self._hear
+        launcher.control.on_request = self._hear
+        launcher.signals.on_signals = self._signalled
+        launcher.ties.on_broken = lambda text: self._hear(edge.Abandoned(text))
+        launcher.status.agent = self._machine
         coordination.on_decision = self._hear
         if coordination.left is not None:
             self._hear(coordination.left)
@@ -112,19 +114,18 @@ class FaultTolerantAgent(LocalElasticAgent):
                     Goodbye(f"its launcher failed: {lines.in_one_line(error)}", failed=True), _GOODBYE_S
                 )
                 over_s = time.monotonic() + _GOODBYE_S
-                self._node.reactor.run_until(lambda: self._coordination.left is not None, deadline_s=over_s)
+                self._launcher.reactor.run_until(lambda: self._coordination.left is not None, deadline_s=over_s)
             raise
         return self._result(self._over)
 
     def _serve(self) -> None:
         """Wait until something happens."""
-        node = self._node
         if self._machine.phase is not Phase.RUNNING:
-            node.reactor.run_once(None)
+            self._launcher.reactor.run_once(None)
             return
         self._check_none_is_stuck()
-        every_s = float(node.line.namespace.monitor_interval)
-        node.reactor.run_once(every_s)
+        every_s = float(self._launcher.line.namespace.monitor_interval)
+        self._launcher.reactor.run_once(every_s)
         if self._rounds is not None and (waiting := self._rounds.poll_nodes_waiting(every_s)):
             self._hear(edge.NodesWaiting(waiting))
 
@@ -138,7 +139,7 @@ class FaultTolerantAgent(LocalElasticAgent):
             failures = failure_table(self._machine.cycle.record.failed, over.cause, self._error_files)
             return RunResult(state=WorkerState.FAILED, failures=failures)
         if over.how is edge.Exit.STOPPED:
-            number = self._node.signals.received[0]
+            number = self._launcher.signals.received[0]
             raise SignalException(f"received {number.name}", sigval=number)
         raise JobOverError
 
@@ -164,7 +165,7 @@ class FaultTolerantAgent(LocalElasticAgent):
             self._timer.cancel()
         if alarm_ns is not None:
             delay_s = (alarm_ns - time.monotonic_ns()) / 1e9
-            self._timer = self._node.reactor.call_later(delay_s, self._ring)
+            self._timer = self._launcher.reactor.call_later(delay_s, self._ring)
 
     def _ring(self) -> None:
         self._alarm_ns = None
@@ -172,37 +173,37 @@ class FaultTolerantAgent(LocalElasticAgent):
 
     def _seen(self) -> edge.Readings:
         """What the machine reads of the ranks at this moment."""
-        monitors, cycle = self._node.monitors, self._machine.cycle.record.cycle
+        monitors, cycle = self._ranks.monitors, self._machine.cycle.record.cycle
         return edge.Readings(
             boards=_Lazy(lambda local_rank: monitors.snapshot(local_rank, cycle)),
             words=_Lazy(lambda local_rank: self._words(local_rank, cycle)),
             stopped=_Lazy(lambda local_rank: process_tree.is_stopped(self._workers[local_rank].pid)),
             run_delays_ns=_Lazy(lambda local_rank: run_delays_ns(self._workers[local_rank].pid)),
-            checkpointed=functools.partial(checkpointed, self._node.line.options.checkpoint_iteration_file),
+            checkpointed=functools.partial(checkpointed, self._launcher.line.options.checkpoint_iteration_file),
             collectives=_Lazy(lambda local_rank: monitors.reading(local_rank, cycle).collectives),
         )
 
     def _words(self, local_rank: int, cycle: int) -> LastWords:
-        reported = self._node.monitors.last_words(local_rank, cycle)
+        reported = self._ranks.monitors.last_words(local_rank, cycle)
         return read_last_words(reported, self._error_files.get(local_rank, ""))
 
     def _signalled(self, continued: bool) -> None:
         if continued:
             self._hear(edge.Continued())
-        for number, again in self._node.signals.take_requests():
+        for number, again in self._launcher.signals.take_requests():
             for worker in self._workers.values():
                 worker.check_ended()  # a rank that has ended by then isn't signalled
             self._hear(edge.StopAsked(number, again))
 
     def _started(self, worker: Worker) -> None:
-        self._node.monitors.rank_started(worker.local_rank, worker.pid)
+        self._ranks.monitors.rank_started(worker.local_rank, worker.pid)
         self._hear(edge.RankStarted(worker.local_rank, worker.pid, worker.started_at_ns))
 
     def _ended(self, worker: Worker) -> None:
-        self._node.ties.check()  # a rank may have ended because its output has no reader
+        self._launcher.ties.check()  # a rank may have ended because its output has no reader
         # what the rank or its monitor said before it ended is to be known first
-        self._node.control.accept_all()
-        self._node.monitors.hear_all()
+        self._launcher.control.accept_all()
+        self._ranks.monitors.hear_all()
         assert worker.exitcode is not None
         sent = frozenset(worker.signals_sent)
         self._hear(
@@ -212,16 +213,15 @@ class FaultTolerantAgent(LocalElasticAgent):
     # -- effects ------------------------------------------------------------------------------------------
 
     def _act(self, effect: edge.Effect) -> None:
-        node = self._node
         match effect:
             case edge.Tell(message, within_s):
                 self._coordination.tell(message, within_s)
             case edge.TellStop(ranks):
-                node.stop.report(ranks=ranks)
+                self._launcher.stop.report(ranks=ranks)
             case edge.Say(text):
-                node.say(text)
+                self._launcher.say(text)
             case edge.Write(record, at_ns):
-                node.log.write(record, t=at_ns)
+                self._launcher.log.write(record, t=at_ns)
             case edge.MetAgain():
                 self._let_go()
             case edge.Over():
@@ -232,31 +232,29 @@ class FaultTolerantAgent(LocalElasticAgent):
                 self._act_on_ranks(effect)
 
     def _act_on_ranks(self, effect: edge.Effect) -> None:
-        node = self._node
         match effect:
             case edge.SignalRanks(local_ranks, number, whole_group):
                 workers = [self._workers[local_rank] for local_rank in local_ranks]
-                node.ending.ask(workers, number, whole_group=whole_group)
+                self._ranks.termination.ask(workers, number, whole_group=whole_group)
             case edge.Collect(local_rank, passive, deadline_ns):
-                node.monitors.collect(local_rank, passive=passive, deadline_ns=deadline_ns)
+                self._ranks.monitors.collect(local_rank, passive=passive, deadline_ns=deadline_ns)
             case edge.CheckProgress() | edge.ExtendTimeout() | edge.ConfirmHang():
-                node.monitors.pass_on(effect)
+                self._ranks.monitors.pass_on(effect)
             case edge.Release():
-                node.monitors.release()
+                self._ranks.monitors.release()
             case edge.RaiseTimeout(name, cycle):
-                node.raised_timeouts.killed(name, cycle)
+                self._ranks.raised_timeouts.killed(name, cycle)
             case edge.KeepEvidence(cycle, ended):
                 words, stderr = self._words(ended.local_rank, cycle), self._stderrs.get(ended.local_rank, "")
-                snapshot = node.monitors.snapshot(ended.local_rank, cycle)
-                node.crash_evidence.keep(cycle, ended, words, snapshot=snapshot, stderr=stderr)
+                snapshot = self._ranks.monitors.snapshot(ended.local_rank, cycle)
+                self._ranks.crash_evidence.keep(cycle, ended, words, snapshot=snapshot, stderr=stderr)
 
     def _let_go(self) -> None:
         """Of what belonged to the ranks that have ended."""
-        node = self._node
-        if node.cycle_info is not None:
-            node.cycle_info.ended()
+        if self._ranks.cycle_info is not None:
+            self._ranks.cycle_info.ended()
         self._store = self._worker_group.store = None
-        node.device_memory.begin(node.ending.take_let_go())
+        self._ranks.device_memory.begin(self._ranks.termination.take_let_go())
 
     def _perform(self, work: edge.Work) -> None:
         match work:
@@ -270,11 +268,11 @@ class FaultTolerantAgent(LocalElasticAgent):
                 self._wait_for_others()
 
     def _check_health(self) -> None:
-        health, cycle = self._node.health, self._coordination.next_cycle
+        health, cycle = self._ranks.health, self._coordination.next_cycle
         assert health is not None
         environment = {
             "FT_CYCLE": str(cycle),
-            "TORCHELASTIC_RUN_ID": self._node.line.run_id,
+            "TORCHELASTIC_RUN_ID": self._launcher.line.run_id,
             "LOCAL_WORLD_SIZE": str(self._worker_group.spec.local_world_size),
         }
         try:
@@ -290,24 +288,24 @@ class FaultTolerantAgent(LocalElasticAgent):
     def _wait_for_others(self) -> None:
         assert self._rounds is not None
         try:
-            self._rounds.wait_for_the_others(lambda: self._node.stop.blocking(self._exit_barrier))
+            self._rounds.wait_for_the_others(lambda: self._launcher.stop.blocking(self._exit_barrier))
         except SignalException:
             self._signalled(continued=False)
         else:
             self._hear(edge.OthersDone())
 
     def _terminate(self, work: edge.TerminateRanks) -> None:
-        node, workers = self._node, list(self._workers.values())
+        workers = list(self._workers.values())
         if work.way is edge.Way.KILLED:
-            node.ending.kill(workers)
+            self._ranks.termination.kill(workers)
             if work.leftover_grace_s is not None:
-                node.ending.clear(workers, leftover_grace_s=work.leftover_grace_s, ask=False)
+                self._ranks.termination.clear(workers, leftover_grace_s=work.leftover_grace_s, ask=False)
         elif work.way is edge.Way.FINISHED:
-            node.ending.clear(workers, quietly=False)
+            self._ranks.termination.clear(workers, quietly=False)
         self._grace_s = work.grace_s
         self._stop_workers(self._worker_group)
-        node.control.accept_all()
-        there = node.ending.still_there(workers)
+        self._launcher.control.accept_all()
+        there = self._ranks.termination.still_there(workers)
         processes = [{"pid": stat.pid, **process_facts(stat.pid)} for stat in there]
         self._hear(edge.RanksEnded(lines.stuck(there) if there else "", processes))
 
@@ -334,7 +332,7 @@ class FaultTolerantAgent(LocalElasticAgent):
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         meet = super()._rendezvous if self._rounds is None else self._rounds.in_turn(super()._rendezvous)
-        starting.meet(meet, worker_group, reactor=self._node.reactor, check=self._check_wanted)
+        starting.meet(meet, worker_group, reactor=self._launcher.reactor, check=self._check_wanted)
         self._store = worker_group.store
         ranks = [worker.global_rank for worker in worker_group.workers]
         cycle = self._machine.cycle.number if self._rounds is None else self._rounds.cycle
@@ -350,9 +348,8 @@ class FaultTolerantAgent(LocalElasticAgent):
             return dict(super()._start_workers(worker_group))
 
     def _start_processes(self, *, envs: dict[int, dict[str, str]], **given: Any) -> PContext:
-        node = self._node
-        node.device_memory.wait(self._check_wanted)
-        context = node.starter.prepare(
+        self._ranks.device_memory.wait(self._check_wanted)
+        context = self._ranks.starter.prepare(
             cycle=self._machine.cycle.record.cycle,
             restarts_left=self._remaining_restarts,
             on_start=self._started,
@@ -361,7 +358,7 @@ class FaultTolerantAgent(LocalElasticAgent):
             **given,
         )
         self._workers = context.workers
-        node.ranks.follow(context.workers)
+        self._ranks.running.follow(context.workers)
         self._error_files, self._stderrs = dict(context.error_files), dict(context.stderrs)
         self._pcontext = context  # before the start: if that fails midway, those that run are ended
         starting.start(context)
