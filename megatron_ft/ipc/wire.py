@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from megatron_ft.core.errors import FaultToleranceError, ProtocolError
 from megatron_ft.core.messages.codec import pack
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_MESSAGE_BYTES = 1 << 20
 _LENGTH = struct.Struct(">I")
 MAX_FDS = 8

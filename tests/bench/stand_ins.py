@@ -17,13 +17,13 @@ from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.lobby import beat_s
 from megatron_ft.core.job.roll import Kind
 from megatron_ft.ipc.net import tcp
-from megatron_ft.ipc.wire import Decoder, decode, encode
+from megatron_ft.ipc.wire import PROTOCOL_VERSION, Decoder, decode, encode
 
 __all__ = ["StandIns"]
 
 _BEAT = encode(m.Beat())
 _READY = encode(m.Ready())
-_PROPOSAL = b'{"v":1,"fds":0,"type":"propose"'
+_PROPOSAL = b'{"v":%d,"fds":0,"type":"propose"' % PROTOCOL_VERSION
 _CONNECTED_S = 60.0
 
 

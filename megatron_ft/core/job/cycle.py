@@ -66,7 +66,8 @@ class Cycle:
     def __post_init__(self) -> None:
         if not self.seats:
             healthy = Report(self.decision.cycle, NodeState.HEALTHY)
-            self.seats = [Seat(healthy, name) for name in self.decision.names or self.decision.world * [""]]
+            names, world = self.decision.names, self.decision.world
+            self.seats = [Seat(healthy, name) for name in (names if len(names) == world else world * [""])]
         self._counts.update(seat.state for seat in self.seats)
 
     def goes_on(self, decision: Decision, nodes: Mapping[str, Node]) -> None:

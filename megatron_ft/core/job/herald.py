@@ -61,6 +61,7 @@ class Herald:
         self.alarm_s = None
         if cycle is not self._cycle:
             self._cycle = cycle
+            self._speaker = None  # launchers forget it, too, when they begin the cycle
             self._finished.clear()
             self._spares_s = now_s + _SOON_S
         told = [] if cycle is None else list(self._who_speaks(cycle))

@@ -15,7 +15,16 @@ import pytest
 
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.printable import shown
-from megatron_ft.ipc.wire import MAX_FDS, Channel, ChannelClosedError, Decoder, connect, encode, listen
+from megatron_ft.ipc.wire import (
+    MAX_FDS,
+    PROTOCOL_VERSION,
+    Channel,
+    ChannelClosedError,
+    Decoder,
+    connect,
+    encode,
+    listen,
+)
 
 
 @pytest.fixture
@@ -176,10 +185,10 @@ def test_a_peer_that_never_pauses_gets_no_more_than_its_turn(pair: tuple[Channel
 
 def test_a_message_that_says_nothing_of_descriptors_has_none(pair: tuple[Channel, Channel]) -> None:
     ours, theirs = pair
-    body = b'{"v":1,"type":"a"}'
+    body = b'{"v":%d,"type":"a"}' % PROTOCOL_VERSION
     theirs._sock.sendall(len(body).to_bytes(4, "big") + body)
     (received,) = ours.receive()
-    assert received == ({"v": 1, "type": "a"}, ())
+    assert received == ({"v": PROTOCOL_VERSION, "type": "a"}, ())
 
 
 def test_who_takes_no_descriptors_is_given_none() -> None:

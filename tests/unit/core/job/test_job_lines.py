@@ -7,7 +7,7 @@ import pytest
 from megatron_ft.core.job import lines
 from megatron_ft.core.job.herald import FEW
 from megatron_ft.core.job.restart_policy import NodeState
-from tests.support.machines import Job
+from tests.support.machines import Job, Launcher
 
 
 def test_a_round_that_takes_long_says_for_whom_it_waits_and_again_after_ten_times_as_long() -> None:
@@ -266,3 +266,22 @@ def test_when_the_node_at_place_0_has_gone_the_next_one_prints_and_is_told_to_sp
     b.leaves("stopped by SIGTERM")
     job.run(4.0)
     assert [node.times_told_to_speak for node in (c, d)] == [1, 0]
+
+
+def test_a_launcher_that_has_spoken_is_told_to_speak_again_in_a_later_cycle() -> None:
+    job = Job(max_restarts=9)
+    a, b, c = job.start("abc")
+    a.dies()
+    job.run(3.0)
+    assert (_places(b, c), b.times_told_to_speak) == ([0, 1], 1)
+    (d,) = job.start("d")
+    b.fails()
+    job.run(3.0)
+    assert (_places(d, b, c), b.times_told_to_speak) == ([0, 1, 2], 1)
+    d.dies()
+    job.run(0.5)
+    assert (b.times_told_to_speak, c.times_told_to_speak) == (2, 0)
+
+
+def _places(*launchers: Launcher) -> list[int]:
+    return [launcher.begun.place for launcher in launchers if launcher.begun is not None]

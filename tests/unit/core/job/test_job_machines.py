@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -351,6 +352,12 @@ def test_what_all_nodes_tell_at_once_is_passed_on_once() -> None:
     assert [cycle.passes_on(each, 10.0) for each in (asked, asked, moving, moving)] == [True, False, True, False]
     assert [cycle.passes_on(asked, now_s) for now_s in (10.4, 10.6)] == [False, True]
     assert not cycle.passes_on(m.Suspected(1, 1.0), 20.0), "it is of a cycle that is over"
+
+
+def test_names_of_a_decision_that_do_not_fit_its_world_are_not_used() -> None:
+    for names, seats in ((("a", "b", "c", "d"), ["a", "b", "c", "d"]), (("a", "b"), [""] * 4), ((), [""] * 4)):
+        cycle = Cycle(RULES, replace(decision(size=4), names=names))
+        assert [seat.name for seat in cycle.seats] == seats
 
 
 MESSAGES_OF_BOTH: Vocabulary[Any] = Vocabulary(m.FromMember | m.ToMember)

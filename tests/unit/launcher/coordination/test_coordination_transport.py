@@ -146,7 +146,8 @@ def test_a_coordinator_of_another_version_is_named_with_both(reactor: Reactor) -
             assert newer.recv(1) == b""
         (message,) = wire.Decoder().feed(data)
         assert message["type"] == "dismiss"
-        assert message["text"] == "its coordinator speaks version 1 of the protocol, this launcher 7"
+        ours = f"its coordinator speaks version {wire.PROTOCOL_VERSION} of the protocol"
+        assert message["text"] == f"{ours}, this launcher 7"
 
     with tcp.listen("127.0.0.1", 0) as listener, sockets(reactor) as (transport, ear):
         address = f"127.0.0.1:{listener.getsockname()[1]}"
@@ -157,7 +158,7 @@ def test_a_coordinator_of_another_version_is_named_with_both(reactor: Reactor) -
             until(reactor, lambda: len(ear.told) == 2)
         assert ear.told[1] == (
             f"the coordinator at {address} speaks version 7 of the protocol, "
-            "this launcher version 1: all nodes need the same megatron_ft"
+            f"this launcher version {wire.PROTOCOL_VERSION}: all nodes need the same megatron_ft"
         )
 
 

@@ -1,0 +1,24 @@
+"""Launchers of two versions of the package meet: they refuse each other in one line, instead of falling silent."""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+
+from megatron_ft.core.job import messages as m
+from megatron_ft.ipc.wire import PROTOCOL_VERSION
+
+
+def test_a_message_that_launchers_of_the_last_version_refuse_raises_the_version() -> None:
+    # they refuse a message of an unknown name, or without a field that has no default; other fields they pass over
+    shapes = []
+    for vocabulary in (m.FROM_MEMBER, m.TO_MEMBER):
+        for name, kind in sorted(vocabulary.kinds.items()):
+            fields = [
+                field.name
+                for field in dataclasses.fields(kind)
+                if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+            ]
+            shapes.append((name, fields))
+    known = {2: 3040126791}
+    assert known.get(PROTOCOL_VERSION) == zlib.crc32(repr(shapes).encode()), "raise ipc.wire.PROTOCOL_VERSION"
