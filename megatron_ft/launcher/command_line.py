@@ -51,6 +51,12 @@ class CommandLine:
         return 128 + signal.SIGTERM if chosen is None and self.where.scheduler is Scheduler.KUBERNETES else chosen
 
     @property
+    def says_all(self) -> bool:
+        """Whether this launcher prints what concerns the whole job, though another one does, too."""
+        chosen = self.options.say
+        return self.where.scheduler is Scheduler.KUBERNETES if chosen is None else chosen == "all"
+
+    @property
     def save_signals(self) -> tuple[signal.Signals, ...]:
         """Slurm's users have them sent before the time is over: they ask ranks that have no handler to stop."""
         if self.where.scheduler is not Scheduler.SLURM:

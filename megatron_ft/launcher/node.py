@@ -141,9 +141,7 @@ class Node:
         )
         self.status = JobStatus(line, log_dir=log_dir, monitors=self._monitors)
         self._control.on_question = self.status.facts
-        self.joins_by = joining.Launcher(
-            self._reactor, self.stop, self._children, self.say, says_all=line.options.say == "all"
-        )
+        self.joins_by = joining.Launcher(self._reactor, self.stop, self._children, self.say, says_all=line.says_all)
         self.for_agent = LauncherServices(
             line=line,
             reactor=self._reactor,

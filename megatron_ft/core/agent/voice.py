@@ -1,5 +1,7 @@
 """Which launcher says what concerns the whole job: one, so that it isn't said as often as there are nodes. Pure.
 
+But each that ends with another code than 0 says why, because a node may have output of its own.
+
 It is the one at the lowest place of the cycle, and when that is lost the next one, as the coordinator tells it. A
 launcher that has had no place yet speaks, too, because nothing is known of the others then.
 """
@@ -46,6 +48,9 @@ class Voice:
         if over.how in (Exit.LEFT, Exit.STAYED):
             said = over.text if over.code else lines.job_went_on(over.text)
             is_for_all = bool(over.code) and left is not None and left.is_of_all
+        if over.code and not self.speaks:
+            said, self._unsaid = said or self._unsaid, ""
+            is_for_all = False
         if not said:
             return []
         return self.for_all(said) if is_for_all else [Say(said)]

@@ -205,11 +205,12 @@ class LauncherOptions:
     watch_collectives_timeout: float = option(
         720.0, DURATION, "So long no collective may complete on any rank of such a script."
     )
-    say: str = option(
-        SAY[0],
+    say: str | None = option(
+        None,
         one_of(*SAY),
         "What each launcher of several prints. one: lines about the whole job (a cycle has started, or ended and why) "
-        "are printed by one of them, at the lowest place, and lines about a node by that node's. all: by each of them.",
+        "are printed by one of them, at the lowest place, and lines about a node by that node's. all: by each of them. "
+        "Default: one; in a pod of Kubernetes all, because each has a log of its own.",
         is_told=False,
     )
     observe_only: bool = option(False, FLAG, "Tell and log which rank would have been ended as hung, and end none.")

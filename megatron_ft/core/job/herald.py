@@ -162,12 +162,13 @@ class Herald:
         ready = [node for node in self._nodes.values() if node.phase is Phase.READY and node.follows]
         self._waits = {node: self._waits.get(node) or (now_s, now_s + _LONG_S) for node in ready}
         if any(now_s >= next_s for _, next_s in self._waits.values()):
-            links = []
+            due = []
             for node, (since_s, next_s) in self._waits.items():
                 if now_s >= next_s - _TOGETHER_S:
                     self._waits[node] = since_s, since_s + (next_s - since_s) * _AGAIN_FACTOR
-                    links += [] if node.link is None else [node.link]
-            yield from _by_one(links, min(ready, key=_order).link, self._for_whom(rules, cycle, ready))
+                    due.append(node)
+            links = [node.link for node in sorted(due, key=_order) if node.link is not None]
+            yield from _by_one(links, next(iter(links), None), self._for_whom(rules, cycle, ready))
         if ready:
             self._waits_s = min(now_s + _TOGETHER_S, min(next_s for _, next_s in self._waits.values()))
             self._wake(self._waits_s)

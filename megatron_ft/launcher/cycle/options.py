@@ -30,5 +30,5 @@ def options_of(line: CommandLine, *, meets_elsewhere: bool) -> Options:
         try_again_code=TRY_AGAIN_CODE,
         collectives_timeout_s=None if given.watch_collectives == "off" else given.watch_collectives_timeout,
         ends_for_collectives=given.watch_collectives == "end",
-        says_all=given.say == "all",
+        says_all=line.says_all,
     )

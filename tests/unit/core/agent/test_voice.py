@@ -102,12 +102,27 @@ def test_the_end_of_the_job_is_said_by_one() -> None:
         assert driven.said.count("all ranks finished after 1 cycle") == said
 
 
-def test_too_few_nodes_is_the_end_for_all_and_said_by_one() -> None:
-    for place, left, said in ((0, job.Leave(94, "too few", True), 1), (1, job.Leave(94, "too few", True), 0)):
+def test_each_launcher_says_why_it_ends_with_another_code_than_0() -> None:
+    for place in (0, 1):
         driven = running(place)
         ends(driven)
-        driven.hear(left)
-        assert driven.said.count("too few") == said
+        driven.hear(job.Leave(94, "too few", True))
+        assert driven.said[-1] == "too few"
+        assert len(driven.said) == (1 if place else 3)
+    for is_told_to_speak in (False, True):
+        driven = running(1)
+        driven.ends(restarts=False)
+        driven.wait(10.0)
+        driven.hear(edge.RanksEnded())
+        driven.hear(verdict(text="a cable", action=Action.GIVE_UP, node=2, name="c", nodes=3, reason="giving up"))
+        assert driven.said == []
+        if is_told_to_speak:
+            driven.hear(Speak())
+        driven.hear(job.Leave(1, "", True), Speak())
+        assert driven.said == ["cycle 0 ended: node 2 (c): a cable; giving up"]
+
+
+def test_a_launcher_whose_part_ends_for_a_reason_of_its_own_says_so() -> None:
     own = running(1)
     ends(own)
     own.hear(job.Leave(94, "no coordinator"))

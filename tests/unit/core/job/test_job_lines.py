@@ -249,6 +249,16 @@ def test_a_line_about_the_job_is_printed_by_one_launcher() -> None:
     assert spare.printed == ["on standby for the next restart: 3 nodes run without this one"]
 
 
+def test_a_line_that_is_due_is_printed_though_the_first_node_has_come_too_late_for_it() -> None:
+    job = Job(min_nodes=3, owner="b")
+    (b,) = job.start("b", rank=1)
+    job.run(2.0)
+    (a,) = job.start("a", rank=0)
+    job.run(1.5)
+    told = "waiting for 1 more node (2 of 3 are here: a, b)"
+    assert (a.lines, b.printed) == ([], [told])
+
+
 def test_when_the_node_at_place_0_has_gone_the_next_one_prints_and_is_told_to_speak() -> None:
     job = Job(min_nodes=2, max_nodes=4, owner="d", min_healthy=True)
     nodes = a, b, c, d = [job.start(name, rank=rank)[0] for rank, name in enumerate("abcd")]

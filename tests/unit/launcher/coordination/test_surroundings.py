@@ -211,3 +211,10 @@ def test_kubernetes_is_told_why(tmp_path: Path) -> None:
     termination_log.tell(End(0), path=str(path))
     termination_log.tell(End(0, Ending.FINISHED), path=str(tmp_path / "none"))
     assert os.listdir(tmp_path) == ["termination-log"]
+
+
+def test_each_pod_says_what_concerns_the_job_because_its_output_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not line_in(monkeypatch, {}, "--nnodes=2", C10D).says_all
+    assert line_in(monkeypatch, {}, "--nnodes=2", C10D, "--ft-say=all").says_all
+    assert line_in(monkeypatch, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "--nnodes=2", C10D).says_all
+    assert not line_in(monkeypatch, {}, "--nnodes=2", C10D, "--ft-say=one").says_all
