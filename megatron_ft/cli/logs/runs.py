@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Generic, TypeVar
 
+from megatron_ft.cli.logs.begins import run_begins
 from megatron_ft.cli.logs.read import EventLogFile
 from megatron_ft.core.records import Record
 
@@ -98,12 +99,12 @@ def split_runs(files: Sequence[EventLogFile]) -> list[RunLogs]:
     """The runs in these logs, oldest first.
 
     Logs of different run ids are of different runs. A run id may come again, in a directory that is used again;
-    a new run begins with a launcher that starts after all earlier launchers have written their last.
+    a new run begins with a launcher that starts after the earlier ones have ended, see `run_begins`.
     """
     runs = []
     for run_id in sorted({log.header.run_id for log in files}):
         mine = [log for log in files if log.header.run_id == run_id]
-        begins = _begins([log for log in mine if log.header.role == "launcher"])
+        begins = run_begins(mine)
         groups: dict[int, list[EventLogFile]] = {}
         for log in mine:
             begun = [begin for begin in begins if begin <= log.header.wall_ns]
@@ -112,16 +113,3 @@ def split_runs(files: Sequence[EventLogFile]) -> list[RunLogs]:
             opened = min(log.header.wall_ns for log in group)
             runs.append(RunLogs(run_id=run_id, opened_wall_ns=opened, files=tuple(group)))
     return sorted(runs, key=lambda run: run.opened_wall_ns)
-
-
-def _begins(launchers: Sequence[EventLogFile]) -> list[int]:
-    """When runs began, wall ns: launchers whose lives overlap are of the same run."""
-    begins: list[int] = []
-    busy_until = -1
-    for log in sorted(launchers, key=lambda log: log.header.wall_ns):
-        opened = log.header.wall_ns
-        if opened > busy_until:
-            begins.append(opened)
-        last = max((entry.t for entry in log.entries), default=log.opened)
-        busy_until = max(busy_until, last + log.wall_offset_ns)
-    return begins

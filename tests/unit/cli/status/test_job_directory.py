@@ -62,3 +62,14 @@ def test_where_there_is_nothing_it_says_so(tmp_path: Path, capsys: pytest.Captur
     assert capsys.readouterr().err == f"megatron-ft: no event logs of a launcher in {tmp_path}\n"
     assert main(["status", str(tmp_path / "none")]) == 2
     assert "can't be read: No such file or directory" in capsys.readouterr().err
+
+
+def test_a_standby_that_comes_later_does_not_hide_who_trains(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Logs(tmp_path, host="node-0").write("launcher", (1.0, "cycle_started", {**started(0, 0), "group_rank": 0}))
+    Logs(tmp_path, host="node-1").write("launcher", (5.1, "config", {}), opened=5.0)
+    assert main(["status", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "cycle 0 running" in lines[0]
+    assert [line.split()[:3] for line in lines[3:5]] == [["node-0", "0", "training"], ["node-1", "-", "on"]]
