@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 from collections.abc import Sequence
 
 from torch.distributed.elastic.multiprocessing import SignalException
@@ -20,7 +19,7 @@ from megatron_ft.core.records import launcher as records
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.linux import open_files
 from megatron_ft.launcher import endings, termination_log
-from megatron_ft.launcher.base import directories, lines
+from megatron_ft.launcher.base import directories, lines, terminal
 from megatron_ft.launcher.command_line import CommandLine
 from megatron_ft.launcher.coordination import joining
 from megatron_ft.launcher.coordination.coordination import Coordination
@@ -28,7 +27,7 @@ from megatron_ft.launcher.coordination.meeting_place import Kind, MeetingPlace
 from megatron_ft.launcher.coordination.surroundings import Scheduler
 from megatron_ft.launcher.cycle.agent import FaultTolerantAgent
 from megatron_ft.launcher.job_errors import AlreadyFinishedError, JobOverError
-from megatron_ft.launcher.node import Node, sayer
+from megatron_ft.launcher.node import Node
 from megatron_ft.launcher.result_file import End, ResultFile, read_lives
 from megatron_ft.launcher.spawn.fork_server import ServerProcess
 from megatron_ft.launcher.torch_compat import private_names
@@ -56,7 +55,7 @@ def run(
     Raises:
         ConfigError: a mistake of the user that shows only now; no rank was started.
     """
-    say = sayer(line)
+    say = terminal.sayer(has_others=line.max_nodes > 1)
     for warning in line.options.warnings:
         say(f"warning: {warning}")
     say(line.options.summary())
@@ -190,7 +189,7 @@ class _Life:
             case ChildFailedError():
                 # torch's table of the failures, without a traceback of ours and with the script's name in its title
                 table = str(ChildFailedError(self._line.namespace.training_script, error.failures))
-                print("\n".join(map(printable, table.split("\n"))), file=sys.stderr, flush=True)
+                terminal.put("\n".join(map(printable, table.split("\n"))))
                 return self._end()
             case JobOverError():
                 return self._end()

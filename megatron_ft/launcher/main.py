@@ -10,15 +10,18 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.ipc.linux.prctl import become_subreaper
 from megatron_ft.ipc.net.resolver import ask_again_soon
-from megatron_ft.launcher.base import lines, logs
+from megatron_ft.launcher.base import lines, logs, terminal
 from megatron_ft.launcher.base.event_loop import THREAD_PREFIX
 from megatron_ft.launcher.glance import glance
 from megatron_ft.launcher.spawn.fork_server import ServerProcess, why_fresh
+
+if TYPE_CHECKING:
+    from megatron_ft.launcher.command_line import CommandLine
 
 __all__ = ["main"]
 
@@ -44,17 +47,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             code = _run(argv, server)
         except ConfigError as error:
-            print(lines.user_mistake(str(error)), file=sys.stderr)
+            terminal.put(lines.user_mistake(str(error)))
             code = _EXIT_MISTAKE
-            _tell_kubernetes(str(error))
+            _tell_kubernetes(str(error), code)
             if server is not None:
                 server.end(set)
-        except OSError as error:  # what can't be had before the job begins: files, processes, memory
-            print(lines.cannot_start(error), file=sys.stderr)
-            code = _EXIT_FAILED
-            if server is not None and not server.is_gone:
-                with contextlib.suppress(OSError):  # it is killed first; what it has started may be left
-                    server.end(set)
+        except OSError as error:
+            code = _cannot_start(error, server)
     if argv is None or any(thread.name.startswith(THREAD_PREFIX) for thread in threading.enumerate()):
         _leave(code)
     return code
@@ -74,14 +73,26 @@ def _run_ahead(argv: Sequence[str]) -> ServerProcess | None:
         return None  # tried again, and reported, when there is a log
 
 
-def _tell_kubernetes(mistake: str) -> None:
+def _cannot_start(error: OSError, server: ServerProcess | None, *, has_others: bool = False) -> int:
+    """Say what can't be had before the job begins: files, processes, memory. The exit code."""
+    text = lines.cannot_start(error)
+    terminal.sayer(has_others=has_others)(text)
+    with contextlib.suppress(OSError, ImportError):  # imports need files, too
+        _tell_kubernetes(text, _EXIT_FAILED)
+    if server is not None and not server.is_gone:
+        with contextlib.suppress(OSError):  # it is killed first; what it has started may be left
+            server.end(set)
+    return _EXIT_FAILED
+
+
+def _tell_kubernetes(why: str, code: int) -> None:
     from megatron_ft.core.job.lives import Ending
     from megatron_ft.launcher import termination_log
     from megatron_ft.launcher.coordination.surroundings import Scheduler, detect
     from megatron_ft.launcher.result_file import End
 
     if detect(os.environ).scheduler is Scheduler.KUBERNETES:
-        termination_log.tell(End(_EXIT_MISTAKE, Ending.MISTAKE, mistake))
+        termination_log.tell(End(code, Ending.MISTAKE if code == _EXIT_MISTAKE else Ending.FAILED, why))
 
 
 def _leave(code: int) -> NoReturn:
@@ -132,14 +143,22 @@ def _ending_at_once_on_interrupt() -> Iterator[None]:
 
 
 def _run(argv: Sequence[str] | None, server: ServerProcess | None) -> int:
-    # torch takes a second to import
+    from megatron_ft.launcher import arguments  # torch takes a second to import
+
+    line = arguments.parse(argv)
+    try:
+        return _launch(line, server)
+    except OSError as error:
+        return _cannot_start(error, server, has_others=line.max_nodes > 1)
+
+
+def _launch(line: CommandLine, server: ServerProcess | None) -> int:
     from megatron_ft.ipc.files.event_log import EventLog, NullEventLog
     from megatron_ft.launcher import arguments, job
     from megatron_ft.launcher.base import directories
     from megatron_ft.launcher.coordination.meeting_place import meeting_place
     from megatron_ft.launcher.torch_compat import private_names
 
-    line = arguments.parse(argv)
     missing = private_names.missing_essentials()
     if missing:
         raise ConfigError(f"ft_launcher doesn't work with this torch, which has no {', '.join(missing)}")

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import functools
 import os
-import socket
-import sys
 import time
 from collections.abc import Callable, Sequence
 
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.messages.control import Pause, Resume
-from megatron_ft.core.printable import printable
 from megatron_ft.core.rate_limiter import Moderation
 from megatron_ft.core.records import launcher as records
 from megatron_ft.ipc.files.event_log import EventLog
@@ -21,6 +18,7 @@ from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.base.event_loop import Priority, Reactor
 from megatron_ft.launcher.base.run_directory import RunDirectory
 from megatron_ft.launcher.base.signals import SignalWatch
+from megatron_ft.launcher.base.terminal import sayer
 from megatron_ft.launcher.base.ties import Ties
 from megatron_ft.launcher.command_line import CommandLine
 from megatron_ft.launcher.control import ControlSocket
@@ -43,23 +41,7 @@ from megatron_ft.launcher.spawn.fork_server import ServerProcess
 from megatron_ft.launcher.spawn.forking import ForkingSpawner
 from megatron_ft.launcher.stop_requests import StopRequests
 
-__all__ = ["Node", "say", "sayer"]
-
-
-def say(text: str) -> None:
-    """Print one line for the user, in which nothing of what came from elsewhere can act on a terminal."""
-    try:
-        print(f"{lines.PREFIX}{printable(text)}", file=sys.stderr, flush=True)
-    except (OSError, ValueError):
-        pass  # a terminal that is gone must not end the job; the event log has it
-
-
-def sayer(line: CommandLine) -> Callable[[str], None]:
-    """``say``; where the job may have several nodes, with the time and this node's name, as their output is mixed."""
-    if line.max_nodes == 1:
-        return say
-    host = socket.gethostname()
-    return lambda text: say(lines.of_node(text, host, time.localtime()))
+__all__ = ["Node"]
 
 
 class Node:
@@ -77,7 +59,7 @@ class Node:
         self.log_dir = log_dir
         """None: no logs are written."""
         self._line = line
-        self.say = sayer(line)
+        self.say = sayer(has_others=line.max_nodes > 1)
         self._orphans = process_tree.Orphans()
         self._pause_lines = Moderation()
         become_subreaper()

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from megatron_ft.launcher.node import say
+from megatron_ft.launcher.base.terminal import say
 from tests import ROOT
 
 SCRIPT = """

@@ -142,7 +142,7 @@ def in_one_line(error: BaseException) -> str:
 
 def cannot_start(error: OSError) -> str:
     """What can't be had before the job begins: open files, a place for sockets."""
-    return f"{PREFIX}the launcher can't start: {in_one_line(error)}"
+    return f"the launcher can't start: {in_one_line(error)}"
 
 
 def left_something(error: OSError, run_dir: str) -> str:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import errno
+import io
 import os
+import re
+import socket
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.launcher import arguments
+from megatron_ft.core.job.lives import Ending
+from megatron_ft.launcher import arguments, job, termination_log
 from megatron_ft.launcher import main as launcher_main
 from megatron_ft.launcher.arguments import parse
 from megatron_ft.launcher.main import main
+from megatron_ft.launcher.result_file import End
 
 YAML = "fault_tolerance:\n  {line}\n"
 
@@ -150,3 +157,34 @@ def test_a_file_store_has_a_path_for_an_endpoint(script: Path) -> None:
 def test_a_torch_without_the_newer_options_is_no_mistake() -> None:
     """torch 2.6, say, which is allowed."""
     arguments._check_what_torch_finds_too_late(argparse.Namespace())
+
+
+def _no_file(*_: object, **__: object) -> int:
+    raise OSError(errno.EMFILE, "Too many open files")
+
+
+class _Gone(io.StringIO):
+    """Standard error of a terminal that is closed."""
+
+    def write(self, _text: str) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+
+def test_what_a_launcher_lacks_before_the_job_begins_is_said_as_all_its_lines_are(
+    script: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ends: list[End] = []
+    monkeypatch.setattr(job, "run", _no_file)
+    monkeypatch.setattr(termination_log, "tell", ends.append)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    said = "the launcher can't start: OSError: [Errno 24] Too many open files"
+    assert main([str(script)]) == 1
+    assert capfd.readouterr().err == f"[ft_launcher] {said}\n"
+    assert main(["--nnodes=2", "--rdzv-endpoint=localhost:1", str(script)]) == 1
+    node = re.escape(socket.gethostname())
+    assert re.fullmatch(rf"\[ft_launcher\] \d\d:\d\d:\d\d {node}: {re.escape(said)}\n", capfd.readouterr().err)
+    monkeypatch.setattr(sys, "stderr", _Gone())
+    assert main([str(script)]) == 1
+    assert main(["--no-such-option", str(script)]) == 2
+    assert [(end.code, end.ending) for end in ends] == [(1, Ending.FAILED)] * 3 + [(2, Ending.MISTAKE)]
+    assert ends[0].cause == said
