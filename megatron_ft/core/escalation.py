@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Mapping
 
-from megatron_ft.core.grace import Grace
+from megatron_ft.core.cpu_starvation import Grace
 
 __all__ = ["GRACE_S", "Escalation"]
 

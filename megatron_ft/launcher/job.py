@@ -13,7 +13,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from megatron_ft.core.agent.edge import Over
 from megatron_ft.core.errors import ConfigError, FaultToleranceError
-from megatron_ft.core.job.operator import advice
+from megatron_ft.core.job.drain_advice import advice
 from megatron_ft.core.printable import printable
 from megatron_ft.core.records import launcher as records
 from megatron_ft.ipc.files.event_log import EventLog

@@ -19,8 +19,8 @@ from types import FrameType
 from megatron_ft.cli.slurm import commands
 from megatron_ft.cli.slurm.policy import TRY_AGAIN_CODE, Action, After, Limits, Next, decide
 from megatron_ft.core.hosts import expand_hosts
+from megatron_ft.core.job.drain_advice import advice
 from megatron_ft.core.job.lives import Ending, Life, Lives
-from megatron_ft.core.job.operator import advice
 from megatron_ft.ipc.files.lives_file import lives_path, read_lives_file
 
 __all__ = ["Batch", "Plan"]

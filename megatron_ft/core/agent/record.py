@@ -10,6 +10,7 @@ from megatron_ft.core.agent.edge import Attached, RankExited, RankStarted, Readi
 from megatron_ft.core.board import layout
 from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.control import ReceivedRequest
+from megatron_ft.core.cpu_starvation import Grace
 from megatron_ft.core.diagnosis.exits import (
     Cause,
     CauseKind,
@@ -23,7 +24,6 @@ from megatron_ft.core.diagnosis.exits import (
     has_own_error,
 )
 from megatron_ft.core.diagnosis.failed_start import way_of_failing
-from megatron_ft.core.grace import Grace
 from megatron_ft.core.job.progress import Reached
 
 __all__ = ["CycleRecord"]

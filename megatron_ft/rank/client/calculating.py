@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from megatron_ft.core.timeouts.budget_rule import Known, after_kill
-from megatron_ft.core.timeouts.calculation import (
+from megatron_ft.core.timeouts.over_all_ranks import (
     BUDGET,
     NO_OBSERVATION,
     Calculation,

@@ -14,7 +14,7 @@ from megatron_ft.core.board import layout as layout
 from megatron_ft.core.control import WorkloadControlRequest
 from megatron_ft.core.errors import NotUnderLauncherError, RankMonitorClientError
 from megatron_ft.core.rank_info import RankInfo
-from megatron_ft.core.timeouts.calculation import (
+from megatron_ft.core.timeouts.over_all_ranks import (
     REFERENCE,
     NotReady,
     Rule,

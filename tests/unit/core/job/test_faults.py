@@ -10,10 +10,10 @@ from megatron_ft.core.diagnosis.exits import HangVerdict
 from megatron_ft.core.diagnosis.rank_snapshot import RankNote
 from megatron_ft.core.hosts import natural
 from megatron_ft.core.job import messages as m
+from megatron_ft.core.job.drain_advice import advice
 from megatron_ft.core.job.faults import Fault, FaultKind, back_again, bad_nodes, fault_of
 from megatron_ft.core.job.lives import Life, Lives
 from megatron_ft.core.job.lobby import Node, Slot, choose
-from megatron_ft.core.job.operator import advice
 from tests.support.machines import Job
 
 HANG = HangVerdict(

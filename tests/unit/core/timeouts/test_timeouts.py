@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.timeouts.calculation import (
+from megatron_ft.core.timeouts.over_all_ranks import (
     NO_OBSERVATION,
     Calculation,
     NotReady,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from megatron_ft.core.grace import MOST_STARVED_S, Grace
+from megatron_ft.core.cpu_starvation import MOST_STARVED_S, Grace
 
 MAIN, OTHER = 100, 101
 
