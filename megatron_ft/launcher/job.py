@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import time
 from collections.abc import Sequence
 
 from torch.distributed.elastic.multiprocessing import SignalException
@@ -28,12 +29,14 @@ from megatron_ft.launcher.coordination.surroundings import Scheduler
 from megatron_ft.launcher.cycle.agent import FaultTolerantAgent
 from megatron_ft.launcher.job_errors import AlreadyFinishedError, JobOverError
 from megatron_ft.launcher.node import Node
-from megatron_ft.launcher.result_file import End, ResultFile, read_lives
+from megatron_ft.launcher.result_file import End, ResultFile, read_lives, utc
 from megatron_ft.launcher.spawn.fork_server import ServerProcess
 from megatron_ft.launcher.torch_compat import private_names
 
 __all__ = ["run"]
 
+_POD_BACK_S = 600.0
+"""Kubernetes waits for up to 6 minutes before it starts a pod again."""
 TOLD_BY = "FT_BAD_NODES_TOLD_BY"
 """Set by a program that starts the launchers and reports bad nodes itself (megatron-ft slurm)."""
 
@@ -152,7 +155,14 @@ class _Life:
 
     def _has_finished(self) -> bool:
         # only where a scheduler's id tells this start from all others: a user may use a chosen id again
-        return self._line.where.launchers > 0 and read_lives(self._node.log_dir).has_finished(self._place.job)
+        if not self._place.names_life:
+            return False
+        lives = read_lives(self._node.log_dir)
+        if self._line.where.scheduler is not Scheduler.KUBERNETES:
+            return lives.has_finished(self._place.job)
+        # a pod is started again within minutes; a Job that is made anew may have an old name
+        since = utc(time.time() - _POD_BACK_S)
+        return lives.has_just_finished(self._place.job, self._command, since=since)
 
     def _train(self, coordination: Coordination) -> None:
         entrypoint, *arguments = self._command

@@ -24,7 +24,7 @@ from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.files.lives_file import lives_path, read_lives_file
 from megatron_ft.launcher.base import logs
 
-__all__ = ["End", "ResultFile", "read_lives"]
+__all__ = ["End", "ResultFile", "read_lives", "utc"]
 
 _READ_S = 2.0
 _TELLERS = 8
@@ -60,7 +60,7 @@ class ResultFile:
     ) -> None:
         self._log = log
         self._path = None if log_dir is None else lives_path(log_dir)
-        self._life = _reached(Life(job=job, command=tuple(command), began=_now()), before)
+        self._life = _reached(Life(job=job, command=tuple(command), began=utc(time.time())), before)
         self._place = 0 if is_first else None
         self._began: Decision | None = None
 
@@ -96,7 +96,7 @@ class ResultFile:
         place, ending = self._place, end.ending
         if ending is None or place is None or place >= _TELLERS:
             return
-        life = replace(self._life, outcome=ending, exit_code=end.code, cause=end.cause, ended=_now())
+        life = replace(self._life, outcome=ending, exit_code=end.code, cause=end.cause, ended=utc(time.time()))
         if decided is not None and decided.kind is Kind.END:
             life = _reached(replace(life, faults=self._faults(decided)), decided.advance)
         life = replace(life, iteration=max(life.iteration, -1 if iteration is None else iteration))
@@ -148,5 +148,6 @@ def _read(path: str) -> Lives:
         return Lives()
 
 
-def _now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+def utc(at_s: float) -> str:
+    """Seconds since the epoch as `Life` has times."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at_s))

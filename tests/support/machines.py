@@ -144,7 +144,14 @@ class Job:
         self._queue: deque[Callable[[], None]] = deque()
 
     def start(
-        self, names: str, *, rank: int | None = None, domain: str = "", ago_s: float = 0.0, name: str = "job"
+        self,
+        names: str,
+        *,
+        rank: int | None = None,
+        domain: str = "",
+        ago_s: float = 0.0,
+        name: str = "job",
+        names_life: bool = False,
     ) -> list[Launcher]:
         """Launchers on the hosts of these names, one letter each, that are ready at once, one after the other.
 
@@ -155,7 +162,18 @@ class Job:
             self._count += 1
             address, since_s = "c:1" if host == self._owner else f"{host}:1", self.now_s - ago_s
             word = f"i{self._count}"
-            who = Identity(name, self.rules, word, host, address, ("c:1",), rank, domain=domain, started_s=since_s)
+            who = Identity(
+                name,
+                self.rules,
+                word,
+                host,
+                address,
+                ("c:1",),
+                rank,
+                domain=domain,
+                started_s=since_s,
+                names_life=names_life,
+            )
             member = Member(who, now_s=self.now_s, chance=random.Random(self._count))
             if host == self._owner:
                 member.owns("c:1")

@@ -40,13 +40,14 @@ class Door:
         return refusal(hello, self.job, self.rules)
 
     def _is_of_next(self, hello: Hello, now_s: float) -> bool:
-        """Whether a launcher was started after the end, by a user or a scheduler that starts the job again.
+        """Whether a launcher was started after the end, by a user who starts the job again under the same name.
 
-        Its job may have the same name as this one; but not under srun, which may only be slow to start a launcher.
+        Where a scheduler's word for this life is in the name, it belongs to this one: srun may be slow to start a
+        launcher, and Kubernetes starts a pod again.
         """
         if self.ended_s is None:
             return False
-        return hello.job != self.job or (not hello.rules.launchers and hello.up_s < now_s - self.ended_s)
+        return hello.job != self.job or (not hello.names_life and hello.up_s < now_s - self.ended_s)
 
     def moved(self, moved: Moved, now_s: float) -> bool:
         """Whether that is news of this job, which has no cycle here."""

@@ -28,6 +28,7 @@ class Identity:
     """Why earlier lives of the job call this host a bad node."""
     started_s: float = 0.0
     """When the launcher was started, by the clock of its `Member`."""
+    names_life: bool = False
 
     def hello(
         self,
@@ -56,4 +57,5 @@ class Identity:
             standing=standing,
             found_silent=found_silent,
             up_s=max(0.0, now_s - self.started_s),
+            names_life=self.names_life,
         )

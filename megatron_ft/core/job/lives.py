@@ -126,6 +126,10 @@ class Lives:
         last = self.lives[-1] if self.lives else None
         return last is not None and last.job == job and last.outcome is Ending.FINISHED
 
+    def has_just_finished(self, job: str, command: Sequence[str], *, since: str) -> bool:
+        """Whether it has, with what is to be run now, and no longer ago."""
+        return self.has_finished(job) and self.lives[-1].command == tuple(command) and self.lives[-1].ended >= since
+
     def begun(self, life: Life) -> Lives:
         """With another life. The one before ended without a word, if it hasn't said one."""
         lives = [

@@ -70,6 +70,7 @@ class Hello:
         domain: of NVLink, if the rules have segments.
         found_silent: the node beside the last coordinator, whose host answers no packet any more.
         up_s: so many seconds ago its launcher was started.
+        names_life: ``job`` has a scheduler's word in it for this life of the job.
         bad: why earlier lives of the job call its host a bad node; empty if they don't.
     """
 
@@ -88,6 +89,7 @@ class Hello:
     standing: Standing = field(default_factory=Standing)
     found_silent: Beside | None = None
     up_s: float = 0.0
+    names_life: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,4 +183,5 @@ def _identity(place: MeetingPlace, address: str, endpoints: tuple[str, ...], pas
         domain=place.domain,
         bad=past.bad.get(socket.gethostname(), ""),
         started_s=time.monotonic() - age_s(os.getpid()),
+        names_life=place.names_life,
     )

@@ -52,6 +52,8 @@ class MeetingPlace:
     """What tells this job from all others: no secret."""
     rules: Rules
     """Of the whole job if it is coordinated; else of this node alone, which then coordinates only itself."""
+    names_life: bool = False
+    """``job`` has a scheduler's word in it for this life of the job."""
     endpoints: tuple[str, ...] = ()
     """``host:port`` each, of a coordinated job: it is founded at the first, the others are candidates after it."""
     here: int | None = None
@@ -121,6 +123,7 @@ def meeting_place(
     return MeetingPlace(
         kind=kind,
         job=job,
+        names_life=bool(line.where.run_id),
         rules=rules,
         endpoints=tuple(endpoints),
         here=here,

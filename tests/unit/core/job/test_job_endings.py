@@ -87,12 +87,29 @@ def test_a_launcher_that_was_started_before_the_end_and_comes_late_hears_of_it()
 
 def test_a_launcher_that_srun_has_started_late_hears_of_the_end() -> None:
     job = ended(launchers=3)
-    (late,) = job.start("b", ago_s=0.5)
+    (late,) = job.start("b", ago_s=0.5, names_life=True)
     job.run(0.5)
     assert late.left == (0, "")
     (next_step,) = job.start("b", name="the next step's job")  # which may have the same port
     job.run(0.5)
     assert next_step.left is None
+
+
+def test_a_pod_that_kubernetes_starts_again_after_the_end_hears_of_it() -> None:
+    job = Job(min_nodes=2, max_nodes=3, min_healthy=True)
+    a, b, c = job.start("abc", names_life=True)
+    c.dies()
+    job.run(2.0)
+    a.finishes()
+    b.finishes()
+    job.run(1.0)
+    assert a.left is not None
+    assert a.left == b.left
+    assert not job.has_quit
+    (again,) = job.start("c", names_life=True)
+    job.run(0.5)
+    assert again.left is not None
+    assert again.left[0] == a.left[0] == 0
 
 
 def test_a_job_that_has_finished_on_some_nodes_says_so() -> None:

@@ -153,3 +153,19 @@ def test_a_job_has_finished_if_its_own_last_life_has(outcome: Ending) -> None:
     assert lives.has_finished("7.0.1") is (outcome is Ending.FINISHED)
     assert not lives.has_finished("7.1.1")
     assert not Lives().has_finished("7.0.1")
+
+
+@pytest.mark.parametrize(
+    ("job", "command", "ended", "is_it"),
+    [
+        ("train", ("a.py",), "2026-01-01T00:00:10Z", True),
+        ("train", ("a.py",), "2026-01-01T00:00:09Z", False),
+        ("train", ("a.py", "--phase=2"), "2026-01-01T00:00:10Z", False),
+        ("other", ("a.py",), "2026-01-01T00:00:10Z", False),
+    ],
+)
+def test_it_has_just_finished_if_that_was_the_same_command_and_not_long_ago(
+    job: str, command: tuple[str, ...], ended: str, is_it: bool
+) -> None:
+    life = Life(job="train", command=("a.py",), outcome=Ending.FINISHED, ended=ended)
+    assert Lives().begun(life).has_just_finished(job, command, since="2026-01-01T00:00:10Z") is is_it

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from megatron_ft.launcher.arguments import parse
 from megatron_ft.launcher.command_line import CommandLine
 from megatron_ft.launcher.coordination import scheduler
 from megatron_ft.launcher.coordination.meeting_place import Kind, MeetingPlace, is_this_machine, meeting_place
+from megatron_ft.launcher.coordination.surroundings import Surroundings
 
 HERE = "node01"
 C10D = "--rdzv-backend=c10d"
@@ -277,3 +279,12 @@ def test_this_machine() -> None:
         except OSError:
             return  # no network here
         assert is_this_machine(sock.getsockname()[0])
+
+
+@pytest.mark.parametrize(
+    ("where", "is_named"),
+    [(Surroundings(), False), (Surroundings(life="7.0"), False), (Surroundings(life="train", run_id="train"), True)],
+)
+def test_a_job_is_one_life_where_a_scheduler_names_it(where: Surroundings, is_named: bool) -> None:
+    line = replace(command_line("--nnodes=2", C10D, "--rdzv-endpoint=a:1"), where=where)
+    assert meeting_place(line, {}, is_local=lambda host: False).names_life is is_named
