@@ -19,8 +19,8 @@ from megatron_ft.core.printable import printable
 from megatron_ft.core.records import launcher as records
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.linux import open_files
-from megatron_ft.launcher import endings, termination_log
-from megatron_ft.launcher.base import directories, lines, terminal
+from megatron_ft.launcher import endings, start_lines, termination_log
+from megatron_ft.launcher.base import lines, terminal
 from megatron_ft.launcher.command_line import CommandLine
 from megatron_ft.launcher.coordination import joining
 from megatron_ft.launcher.coordination.coordination import Coordination
@@ -59,20 +59,8 @@ def run(
         ConfigError: a mistake of the user that shows only now; no rank was started.
     """
     say = terminal.sayer(has_others=line.max_nodes > 1)
-    for warning in line.options.warnings:
-        say(f"warning: {warning}")
-    say(line.options.summary())
-    if log_dir is not None:
-        say(f"logs: {log_dir}")
-        doubt = directories.doubt_about(log_dir)
-        if doubt is not None:
-            say(f"warning: {doubt}")
-    if line.taken:
-        say(line.taken)
-    if place.note:
-        say(place.note)
-    if line.options.observe_only:
-        say(lines.OBSERVING_ONLY)
+    announce = start_lines.sayer_for_all(line, place, say)
+    start_lines.tell(line, place, log_dir, say=say, announce=announce)
     log.write(records.Config(values=line.options.sources_for_log(), command=tuple(command)))
     lives = read_lives(log_dir)
     past = joining.Past(lives.advance(command), lives.bad_nodes())
@@ -82,7 +70,8 @@ def run(
     log.write(meeting)
     open_files.take_all()
     try:
-        node = Node(line, ranks=config.nproc_per_node, log=log, log_dir=log_dir, server=server)
+        ranks = config.nproc_per_node
+        node = Node(line, ranks=ranks, log=log, log_dir=log_dir, announce=announce, server=server)
         try:
             result = ResultFile(
                 log,

@@ -48,9 +48,18 @@ class Node:
     """Puts the parts of this node's launcher together, and hands each user its own."""
 
     def __init__(
-        self, line: CommandLine, *, ranks: int, log: EventLog, log_dir: str | None, server: ServerProcess | None = None
+        self,
+        line: CommandLine,
+        *,
+        ranks: int,
+        log: EventLog,
+        log_dir: str | None,
+        announce: Callable[[str], None],
+        server: ServerProcess | None = None,
     ) -> None:
         """Take the signals and make the run directory; ``start`` does the rest.
+
+        ``announce`` says what all launchers of the job have alike, unless another one says it.
 
         Raises:
             ConfigError: there is no place for the run directory.
@@ -78,7 +87,7 @@ class Node:
         self._reactor.watch(self._signals.fileno(), self._woken, Priority.SIGNAL)
         self._run_dir = RunDirectory(self.say)
         binds = numa.variable() is not None  # through a command, which starts interpreters
-        self._forking = None if line.options.preload is None or binds else self._make_forking(server)
+        self._forking = None if line.options.preload is None or binds else self._make_forking(server, announce)
         if self._forking is not None:
             self._children.add(self._forking.pids)
         elif server is not None:
@@ -148,7 +157,7 @@ class Node:
         )
         self._monitors.on_check = self._each_second
 
-    def _make_forking(self, server: ServerProcess | None) -> ForkingSpawner:
+    def _make_forking(self, server: ServerProcess | None, announce: Callable[[str], None]) -> ForkingSpawner:
         options, namespace = self._line.options, self._line.namespace
         assert options.preload is not None
         return ForkingSpawner(
@@ -160,6 +169,7 @@ class Node:
             reactor=self._reactor,
             log=self._log,
             say=self.say,
+            announce=announce,
             check_stop=self.stop.check,
             known_children=self._children.pids,
             environment=functools.partial(shared_environment, self._line),

@@ -74,6 +74,14 @@ class MeetingPlace:
         """Whether the job is founded on this machine."""
         return self.here == 0
 
+    @property
+    def is_first(self) -> bool:
+        """Whether this launcher says, before the nodes meet, what all launchers of the job would say alike.
+
+        Where nodes meet through torch each does: which is the first isn't known of all of them.
+        """
+        return self.kind is not Kind.COORDINATED or self.rank == 0 or self.is_founder
+
 
 def check(line: CommandLine) -> None:
     """Find the user's mistakes, without looking up names.

@@ -39,6 +39,8 @@ class ForkingSpawner:
     reactor: Reactor
     log: EventLog
     say: Callable[[str], None]
+    announce: Callable[[str], None]
+    """Says what all launchers of the job have alike, unless another one says it."""
     check_stop: Callable[[], None]
     """Raises if the launcher was asked to stop."""
     known_children: Callable[[], Collection[int]]
@@ -160,7 +162,7 @@ class ForkingSpawner:
                 self.log.write(
                     ForkServer(state="ready", pid=server.pid, where=where, what=what, took_s=round(took_s, 3))
                 )
-                self._say_once(lines.forked_at(where, what), lines.forked_at(where, what, took_s))
+                self._say_once(lines.forked_at(where, what), lines.forked_at(where, what, took_s), self.announce)
 
     def _is_late(self, server: ServerProcess) -> None:
         if not (server.is_ready or server.is_gone):
@@ -201,10 +203,10 @@ class ForkingSpawner:
         self._say_once(lines.fresh_interpreters(reason))
         self.log.write(FreshInterpreters(reason=reason))
 
-    def _say_once(self, line: str, shown: str | None = None) -> None:
+    def _say_once(self, line: str, shown: str | None = None, say: Callable[[str], None] | None = None) -> None:
         if line not in self._said:
             self._said.add(line)
-            self.say(shown or line)
+            (say or self.say)(shown or line)
 
     # -- ranks --------------------------------------------------------------------------------------------
 

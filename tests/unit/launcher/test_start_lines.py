@@ -1,0 +1,71 @@
+"""What all launchers of a job would say alike at their start is said by the first node's."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from megatron_ft.launcher import start_lines
+from megatron_ft.launcher.arguments import parse
+from megatron_ft.launcher.coordination.meeting_place import meeting_place
+from megatron_ft.launcher.spawn.forking import ForkingSpawner
+
+JOB = ("--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=first:1")
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith(("PET_", "SLURM_", "KUBERNETES_", "JOB_"))]:
+        monkeypatch.delenv(name)
+
+
+def said(*options: str, here: bool = False) -> list[str]:
+    """The beginnings of the lines."""
+    told: list[str] = []
+    line = parse([*options, __file__])
+    place = meeting_place(line, {}, is_local=lambda _host: here)
+    announce = start_lines.sayer_for_all(line, place, told.append)
+    start_lines.tell(line, place, "/nowhere", say=told.append, announce=announce)
+    nothing: Any = None
+    spawner = ForkingSpawner(
+        fresh=nothing,
+        server=None,
+        preload=(),
+        shares_output=True,
+        timeout_s=1.0,
+        reactor=nothing,
+        log=Mock(),
+        say=told.append,
+        announce=announce,
+        check_stop=nothing,
+        known_children=nothing,
+        environment=nothing,
+    )
+    ready = {"type": "ready", "where": "a.py:1", "what": "reads RANK", "took_s": 1.0}
+    spawner._take(Mock(read=lambda: [ready]))
+    assert spawner.log.write.called  # type: ignore[attr-defined]
+    return [text.partition(" ")[0] for text in told if not text.startswith("warning: ")]
+
+
+ALL = ["configuration:", "logs:", "ranks"]
+
+
+@pytest.mark.parametrize(
+    ("options", "here", "lines"),
+    [
+        ((), False, ALL),
+        (("--nnodes=2", "--rdzv-backend=etcd-v2", "--rdzv-endpoint=first:1"), False, ALL),
+        ((*JOB, "--node-rank=0"), False, ALL),
+        (JOB, True, ALL),
+        ((*JOB, "--rdzv-conf=is_host=1"), False, ALL),
+        ((*JOB, "--node-rank=1", "--ft-say=all"), False, ALL),
+        ((*JOB, "--node-rank=1", "--ft-log-dir=/nowhere"), False, []),
+        ((*JOB, "--ft-log-dir=/nowhere"), False, []),
+        ((*JOB, "--node-rank=1"), False, ["logs:"]),
+    ],
+)
+def test_by_the_first_node_unless_it_differs(options: tuple[str, ...], here: bool, lines: list[str]) -> None:
+    assert [each for each in said(*options, here=here) if each in ALL] == lines
