@@ -80,7 +80,7 @@ def read_directory(directory: str | Path, *, processes: int = 1) -> list[EventLo
     Raises:
         OSError: the directory itself can't be read.
     """
-    paths = [path for path in sorted(Path(directory).iterdir()) if path.suffix == ".jsonl"]
+    paths = _paths(directory)
     processes = min(processes, len(paths))
     if processes > 1 and _bytes_in(paths) >= _MUCH:
         # fresh interpreters: numpy has threads, which a forked process wouldn't
@@ -98,10 +98,14 @@ def read_newest(directory: str | Path) -> list[EventLogFile]:
         OSError: the directory itself can't be read.
     """
     logs = []
-    for path in sorted(Path(directory).iterdir()):
-        if path.suffix == ".jsonl":
-            logs.append(_read_file(path) if path.name.startswith("launcher") else _read_tail(path))
+    for path in _paths(directory):
+        logs.append(_read_file(path) if path.name.startswith("launcher") else _read_tail(path))
     return sorted((log for log in logs if log is not None), key=lambda log: (log.header.wall_ns, log.name))
+
+
+def _paths(directory: str | Path) -> list[Path]:
+    """Only of files: to open a FIFO would wait for a writer."""
+    return [path for path in sorted(Path(directory).iterdir()) if path.suffix == ".jsonl" and path.is_file()]
 
 
 def _read_tail(path: Path) -> EventLogFile | None:

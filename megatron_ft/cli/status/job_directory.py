@@ -23,6 +23,10 @@ __all__ = ["print_job"]
 
 _LONG_S = 120.0
 _RESULT = "result.json"
+_WITHIN = "megatron_ft"
+"""Where logs are in what was given as --log-dir, which is torchrun's."""
+_NO_ID = "none"
+"""torchrun's --rdzv-id where none was given."""
 
 
 def print_job(directory: str, *, as_json: bool) -> bool:
@@ -34,10 +38,16 @@ def print_job(directory: str, *, as_json: bool) -> bool:
     from megatron_ft.cli.logs.read import read_newest
     from megatron_ft.cli.logs.runs import split_runs
 
+    if not directory:
+        raise ConfigError("JOB_DIR is empty: name the directory that ft_launcher names as 'logs:'")
     try:
-        runs = split_runs(read_newest(directory))
+        logs = read_newest(directory)
+        within = os.path.join(directory, _WITHIN)
+        if not any(log.header.role == "launcher" for log in logs) and os.path.isdir(within):
+            directory, logs = within, read_newest(within)
     except OSError as error:
         raise ConfigError(f"{directory} can't be read: {error.strerror}") from None
+    runs = split_runs(logs)
     launchers = _launchers(runs[-1]) if runs else []
     if not launchers:
         return False
@@ -90,7 +100,7 @@ def _life(directory: str, run: RunLogs) -> Life | None:
 
 def lines(run_id: str, job: JobView) -> Iterator[str]:
     """For a person."""
-    yield f"job {run_id}: {_where_it_is(job)}"
+    yield f"job{'' if run_id == _NO_ID else f' {run_id}'}: {_where_it_is(job)}"
     if job.waits_for:
         yield f"waiting for {job.waits_for}"
     if job.cause:
@@ -104,9 +114,9 @@ def lines(run_id: str, job: JobView) -> Iterator[str]:
 
 
 def _where_it_is(job: JobView) -> str:
-    if job.outcome is not None:
+    if job.is_over:
         code = "" if job.exit_code is None else f" with exit code {job.exit_code}"
-        parts = [f"{job.outcome.value}{code}"]
+        parts = [f"{'ended' if job.outcome is None else job.outcome.value}{code}"]
         parts += [] if job.cycle is None else [counted(job.cycle + 1, "cycle")]
     elif job.cycle is None:
         parts = ["no cycle has begun yet"]
@@ -133,6 +143,6 @@ def _table(rows: Sequence[NodeRow]) -> Iterable[str]:
 
 
 def _doubt(job: JobView) -> str:
-    if job.outcome is not None or job.age_s < _LONG_S:
+    if job.is_over or job.age_s < _LONG_S:
         return ""
     return " (ranks that call hooks are recorded every 30 s: it may have been killed, or not reach this directory)"

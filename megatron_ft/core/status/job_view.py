@@ -48,6 +48,11 @@ class State(enum.Enum):
     SILENT = "lost, or cut off from the log directory"
     """Others have begun a cycle since, and it hasn't recorded the end of its own."""
     ENDED = "its launcher has ended"
+    LOST = "lost: it has recorded no end"
+    """The job is over."""
+
+
+_OPEN = (State.TRAINING, State.ENDING, State.SILENT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +72,9 @@ class JobView:
     """The job. ``age_s`` is the time since its newest record; None is what isn't known.
 
     Args:
-        outcome, exit_code, cause: by ``result.json``, once the job has ended.
+        is_over: by ``result.json``, or else by what the launchers have recorded.
+        outcome, cause: by ``result.json``, once the job has ended.
+        exit_code: by that, or that of all launchers that have recorded one, if these are the same.
         cycle: the last that has begun, so many seconds ago; ``runs``: it hasn't ended on every node.
         waits_for: in words; empty if for nothing.
         last_cycle, last_cause: that has not ended well, and why.
@@ -75,6 +82,7 @@ class JobView:
 
     age_s: float
     nodes: tuple[NodeRow, ...]
+    is_over: bool = False
     outcome: Ending | None = None
     exit_code: int | None = None
     cause: str = ""
@@ -98,7 +106,10 @@ def view(launchers: Sequence[Launcher], life: Life | None, now_ns: int) -> JobVi
     rows = _ending(_without_replaced([(node, _row(node, cycle, now_ns)) for node in launchers], cycle), cycle)
     ends = [(at_ns, each) for node in launchers for at_ns, each in node.records if type(each) is records.CycleEnded]
     last = _last_cause(ends)
-    is_over = life is not None and life.outcome is not Ending.RUNNING
+    is_told = life is not None and life.outcome is not Ending.RUNNING
+    codes = _exit_codes(launchers, max((at_ns for at_ns, _ in newest), default=0))
+    is_over = is_told or (bool(codes) and not any(row.state in (State.TRAINING, State.READY) for row in rows))
+    rows = tuple(replace(row, state=State.LOST) if is_over and row.state in _OPEN else row for row in rows)
     runs = not is_over and any(row.state is State.TRAINING for row in rows)
     first = newest[0][1] if newest else None
     # what is left for the next cycle, once the last one has ended
@@ -106,9 +117,10 @@ def view(launchers: Sequence[Launcher], life: Life | None, now_ns: int) -> JobVi
     return JobView(
         age_s=max(0, now_ns - max(node.newest_ns for node in launchers)) / 1e9,
         nodes=rows,
-        outcome=life.outcome if life is not None and is_over else None,
-        exit_code=life.exit_code if life is not None and is_over else None,
-        cause=life.cause if life is not None and is_over else "",
+        is_over=is_over,
+        outcome=life.outcome if life is not None and is_told else None,
+        exit_code=life.exit_code if life is not None and is_told else _same(codes) if is_over else None,
+        cause=life.cause if life is not None and is_told else "",
         cycle=cycle,
         cycle_s=max(0, now_ns - min(at_ns for at_ns, _ in newest)) / 1e9 if newest else 0.0,
         runs=runs,
@@ -120,6 +132,22 @@ def view(launchers: Sequence[Launcher], life: Life | None, now_ns: int) -> JobVi
         last_cycle=None if last is None else last.cycle,
         last_cause="" if last is None or last.cause is None else last.cause.text or "",
     )
+
+
+def _exit_codes(launchers: Sequence[Launcher], since_ns: int) -> list[int | None]:
+    """Of launchers that have stayed until the job's end; of all, if none is left."""
+    all_, stayed = [], []
+    for node in launchers:
+        was_asked = any(type(each) in (records.StopRequested, records.Abandoned) for _, each in node.records)
+        for at_ns, each in node.records:
+            if type(each) is records.RunEnded:
+                all_.append(each.exit_code)
+                stayed += [each.exit_code] if at_ns >= since_ns and not was_asked else []
+    return all_ if len(all_) == len(launchers) else stayed
+
+
+def _same(codes: Sequence[int | None]) -> int | None:
+    return codes[0] if len(set(codes)) == 1 else None
 
 
 def _row(node: Launcher, newest: int | None, now_ns: int) -> NodeRow:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,7 +49,7 @@ def test_json_has_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert main(["status", "--json", str(tmp_path)]) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["outcome"], document["cause"], document["cycle"]) == ("stopped", "its time was up", 1)
-    assert [row["state"] for row in document["nodes"]] == ["training"] * 2
+    assert [row["state"] for row in document["nodes"]] == ["lost: it has recorded no end"] * 2
 
 
 def test_the_result_of_an_earlier_life_is_not_this_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,3 +76,37 @@ def test_a_standby_that_comes_later_does_not_hide_who_trains(
     lines = capsys.readouterr().out.splitlines()
     assert "cycle 0 running" in lines[0]
     assert [line.split()[:3] for line in lines[3:5]] == [["node-0", "0", "training"], ["node-1", "-", "on"]]
+
+
+def test_without_a_result_the_launchers_tell_that_it_is_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(2):
+        begun = (1.0, "cycle_started", {**started(0, number), "group_rank": number})
+        end = [(9.0, "run_ended", {"exit_code": 94})] if number == 0 else []
+        Logs(tmp_path, host=f"node-{number}", run_id="none").write("launcher", begun, *end)
+    assert main(["status", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("job: ended with exit code 94, 1 cycle")
+    assert "lost: it has recorded no end" in lines[4]
+    assert lines[-1].endswith(" ago")
+
+
+def test_logs_below_what_was_given_as_log_dir(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "megatron_ft").mkdir()
+    write_job(tmp_path / "megatron_ft")
+    assert main(["status", "--json", str(tmp_path)]) == 0
+    assert json.loads(capsys.readouterr().out)["log_dir"] == str(tmp_path / "megatron_ft")
+
+
+def test_an_empty_name_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", ""]) == 2
+    assert "JOB_DIR is empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["launcher-a.jsonl", "monitor-a.jsonl"])
+def test_what_is_no_file_is_left_out(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    script = "import sys; from megatron_ft.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    done = subprocess.run([sys.executable, "-c", script, "status", str(tmp_path)], timeout=30, check=False)
+    assert done.returncode == 1

@@ -92,3 +92,28 @@ def test_the_end_is_as_the_result_says() -> None:
     assert states(job) == [("a", State.ENDED), ("b", State.FINISHED)]
     running = seen(*nodes, life=Life(job="job", iteration=3))
     assert (running.outcome, running.iteration) == (None, 90)
+
+
+def test_without_a_result_it_is_over_when_those_that_were_not_asked_to_leave_have_ended() -> None:
+    over = records.RunEnded(exit_code=94)
+    job = seen(node("a", began(0), FAILED, over), node("b", began(1), opened_s=1.0))
+    assert (job.is_over, job.outcome, job.exit_code, job.runs, job.waits_for) == (True, None, 94, False, "")
+    assert states(job) == [("a", State.ENDED), ("b", State.LOST)]
+    asked = records.StopRequested(signal="SIGTERM", ranks=8)
+    left = node("a", began(0), asked, over)
+    assert not seen(left, node("b", began(1), opened_s=1.0)).is_over
+    assert seen(left, node("b", began(1), asked, records.RunEnded(exit_code=1))).is_over
+    assert seen(left, node("b", began(1), asked, records.RunEnded(exit_code=1))).exit_code is None
+
+
+def test_it_goes_on_without_one_that_has_ended_while_others_train_or_wait() -> None:
+    over = records.RunEnded(exit_code=1)
+    gone = node("a", began(0), over)
+    assert not seen(gone, node("b", began(1)), node("c", began(2))).is_over
+    assert not seen(gone, node("b", began(1), FAILED)).is_over
+    assert not seen(gone, node("b", began(1), FAILED, began(0, 1))).is_over
+
+
+def test_who_trained_at_the_end_of_a_job_is_lost() -> None:
+    job = seen(node("a", began(0)), life=Life(job="job", outcome=Ending.FINISHED, exit_code=0))
+    assert (job.is_over, states(job)) == (True, [("a", State.LOST)])
