@@ -14,7 +14,7 @@ import tempfile
 import time
 
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.launcher.base.leftovers import remove_leftovers
+from megatron_ft.launcher.base.leftovers import OWNER, remove_leftovers
 
 __all__ = [
     "TORCH_LOGS",
@@ -76,6 +76,9 @@ def remake_run_directory(path: str) -> None:
 def remove_run_directory(path: str) -> None:
     """Remove it with what is in it; that it is gone already is fine."""
     shutil.rmtree(path, ignore_errors=True)
+    with contextlib.suppress(OSError):  # the above opens it, which a launcher that can open no more files can't
+        os.unlink(os.path.join(path, OWNER))
+        os.rmdir(path)
 
 
 def make_log_directory(*, ft_log_dir: str | None, torch_log_dir: str | None, run_id: str, job_name: str = "") -> str:

@@ -14,9 +14,10 @@ import shutil
 import socket
 import stat
 
-__all__ = ["claim", "remove_leftovers"]
+__all__ = ["OWNER", "claim", "remove_leftovers"]
 
-_OWNER = "owner"
+OWNER = "owner"
+"""The file in a run directory that is locked as long as its launcher lives."""
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
@@ -25,7 +26,7 @@ def claim(run_dir: str) -> int | None:
 
     Such a directory is never removed as a leftover, and stays if its launcher is killed.
     """
-    path = os.path.join(run_dir, _OWNER)
+    path = os.path.join(run_dir, OWNER)
     fd = -1
     try:
         fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -53,7 +54,7 @@ def _remove_if_left(entry: os.DirEntry[str]) -> None:
     found = entry.stat(follow_symlinks=False)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
         return
-    fd = os.open(os.path.join(entry.path, _OWNER), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    fd = os.open(os.path.join(entry.path, OWNER), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         host, boot = json.loads(os.read(fd, 4096))
         # a place may be shared by hosts that don't see each other's locks: those of another host stay. A host that was
