@@ -199,7 +199,7 @@ class Node:
             raise FaultToleranceError(f"the rank monitors can't be started: {error}") from error
 
     def close(self) -> None:
-        """Stop the monitors and remove what was made; a failure is reported, and doesn't change the exit code."""
+        """Stop the monitors and remove what was made; what couldn't be is reported, and doesn't change the exit code."""
         steps: list[Callable[[], object]] = [] if self._cycle_info is None else [self._cycle_info.ended]
         steps += [] if self._health is None else [self._health.close]
         steps += [] if self._forking is None else [self._forking.close]
@@ -211,7 +211,7 @@ class Node:
                 step()
             except OSError as error:
                 failed.append(error)
-        if failed:
+        if failed and os.path.exists(self._run_dir.path):
             self.say(lines.left_something(failed[0], self._run_dir.path))
 
     def _ordered(self, order: Pause | Resume, pid: int) -> bool:

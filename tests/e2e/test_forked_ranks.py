@@ -43,7 +43,8 @@ def normal(text: str, directory: Path) -> list[str]:
     """Lines in an order of their own, without what no two runs have in common."""
     text = text.replace(str(directory), "HERE")
     text = re.sub(r"0x[0-9a-f]+", "0x", text)
-    text = re.sub(r"'(TORCHELASTIC|TMPDIR|FT_TEST|PYTHON|TORCH_NCCL|MEGATRON_FT_REFERENCE_NAMES|NVRX|PET_FT_SAY)\w*', ", "", text)
+    ours = "TORCHELASTIC|TMPDIR|FT_TEST|PYTHON|TORCH_NCCL|MEGATRON_FT_REFERENCE_NAMES|NVRX|PET_FT_SAY"
+    text = re.sub(rf"'({ours})\w*', ", "", text)
     return sorted(text.splitlines())
 
 
