@@ -199,7 +199,7 @@ class Node:
             raise FaultToleranceError(f"the rank monitors can't be started: {error}") from error
 
     def close(self) -> None:
-        """Stop the monitors and remove what was made; what couldn't be is reported, and doesn't change the exit code."""
+        """Stop the monitors and remove what was made; what is left is reported, and changes no exit code."""
         steps: list[Callable[[], object]] = [] if self._cycle_info is None else [self._cycle_info.ended]
         steps += [] if self._health is None else [self._health.close]
         steps += [] if self._forking is None else [self._forking.close]
