@@ -100,7 +100,9 @@ def test_a_mistake_on_the_command_line_ends_the_job_with_one_line_and_no_restart
     finished = Job(launcher, tmp_path / "checkpoints").start(*arguments, options=("--max-restarts=3",)).wait()
     assert finished.code == 1
     problem = "/no/plan.yaml: the fault plan can't be read: No such file or directory"
-    assert len(finished.lines) == 2, "a cycle starts, and ends"
+    # a fork of a test's own process takes a CUDA build of torch for initialised, and says that ranks are fresh ones
+    lines = [line for line in finished.lines if not line.startswith("ranks start as fresh interpreters")]
+    assert len(lines) == 2, "a cycle starts, and ends"
     assert re.search(rf"rank \d asked for ShutdownWorkload: {problem}; not restarting$", finished.lines[-1])
     # rank 0's own line, if it came to it before the other one's request ended it
     assert finished.err.count(f"error: {problem}") <= 1

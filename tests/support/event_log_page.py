@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
 import types
 import typing
@@ -115,8 +116,8 @@ def _summary(kind: Any) -> str:
 
 def _meanings(kind: Any) -> dict[str, str]:
     """What the docstring says of each field."""
-    told = (kind.__doc__ or "").partition("Args:")[2]
-    found = re.findall(r"^ {8}([\w, ]+): ((?:.|\n {12})+)", told, flags=re.M)
+    told = (inspect.getdoc(kind) or "").partition("Args:")[2]  # Python 3.13 takes the indentation off, older ones don't
+    found = re.findall(r"^ {4}([\w, ]+): ((?:.|\n {8})+)", told, flags=re.M)
     meanings = {name: " ".join(text.split()) for names, text in found for name in names.split(", ")}
     assert meanings.keys() <= {field.name for field in dataclasses.fields(kind)}, (kind, meanings)
     return meanings
