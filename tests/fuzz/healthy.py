@@ -7,11 +7,11 @@ import random
 from megatron_ft.core.board.hang_detector import Action, MonitorState, check_board
 from megatron_ft.core.board.layout import BoardSnapshot, SectionView
 
-__all__ = ["SimulatedNode", "live"]
+__all__ = ["BOARD", "SimulatedNode", "live"]
 
 _S = 1_000_000_000
 _START = 1000 * _S
-_BOARD = BoardSnapshot(
+BOARD = BoardSnapshot(
     cycle=0,
     start_ns=_START,
     iteration=None,
@@ -64,7 +64,7 @@ class SimulatedNode:
     def snapshot(self) -> BoardSnapshot:
         """Of the rank's board, now."""
         section = SectionView("step", self.opened_at, 1, _S)
-        return _BOARD._replace(sections=(section,), last_transition_ns=self.transition)
+        return BOARD._replace(sections=(section,), last_transition_ns=self.transition)
 
     def _begin_phase(self) -> None:
         limit = _S if self.opened_at else _S // 2

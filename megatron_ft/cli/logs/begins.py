@@ -79,6 +79,4 @@ def _goes_on(run: Sequence[_Launcher], launcher: _Launcher, others: Sequence[Eve
 
 
 def _last_ns(log: EventLogFile) -> int:
-    moments = [log.opened, *(entry.t for entry in log.entries)]
-    moments += [int(track.at_ns[-1]) for track in log.progress if track.at_ns.size]
-    return max(moments) + log.wall_offset_ns
+    return log.newest + log.wall_offset_ns

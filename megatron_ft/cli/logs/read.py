@@ -67,6 +67,12 @@ class EventLogFile:
         """What to add to this host's monotonic clock to get nanoseconds since the epoch, as this process saw it."""
         return self.header.wall_ns - self.opened
 
+    @property
+    def newest(self) -> int:
+        """Nanoseconds of CLOCK_MONOTONIC of its last record."""
+        moments = [self.opened, *(entry.t for entry in self.entries)]
+        return max([*moments, *(int(track.at_ns[-1]) for track in self.progress if track.at_ns.size)])
+
 
 def read_directory(directory: str | Path, *, processes: int = 1) -> list[EventLogFile]:
     """All event logs directly in ``directory``, in the order in which they were opened.

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from megatron_ft.cli.status.status_table import duration
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.job.lives import Life, Lives
+from megatron_ft.core.job.lives import Life
 from megatron_ft.core.messages.codec import fields
 from megatron_ft.core.plural import counted
 from megatron_ft.core.printable import printable
 from megatron_ft.core.status.job_view import JobView, Launcher, NodeRow, view
+from megatron_ft.ipc.files.lives_file import lives_path, read_lives_file
 
 if TYPE_CHECKING:
     from megatron_ft.cli.logs.runs import RunLogs
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 __all__ = ["print_job"]
 
 _LONG_S = 120.0
-_RESULT = "result.json"
 _WITHIN = "megatron_ft"
 """Where logs are in what was given as --log-dir, which is torchrun's."""
 _NO_ID = "none"
@@ -65,10 +65,7 @@ def _launchers(run: RunLogs) -> list[Launcher]:
     newest: dict[str, int] = {}
     iterations: dict[str, int] = {}
     for log, clock in zip(run.files, run.clocks, strict=True):
-        last = max(
-            [log.opened, *(entry.t for entry in log.entries), *(int(t.at_ns[-1]) for t in log.progress if t.at_ns.size)]
-        )
-        newest[log.host] = max(newest.get(log.host, 0), last + clock.offset_ns)
+        newest[log.host] = max(newest.get(log.host, 0), log.newest + clock.offset_ns)
         for track in log.progress:
             if track.iterations.size:
                 iterations[log.host] = max(iterations.get(log.host, 0), int(track.iterations[-1]))
@@ -88,8 +85,7 @@ def _launchers(run: RunLogs) -> list[Launcher]:
 def _life(directory: str, run: RunLogs) -> Life | None:
     """The last one of ``result.json``, unless it had ended before this run began."""
     try:
-        with open(os.path.join(directory, _RESULT), "rb") as file:
-            lives = Lives.parse(file.read()).lives
+        lives = read_lives_file(lives_path(directory)).lives
     except (OSError, ValueError):
         return None  # torch's own rendezvous, or a run that has just begun
     if not lives:

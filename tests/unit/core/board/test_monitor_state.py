@@ -22,39 +22,14 @@ from megatron_ft.core.board.layout import (
     SectionView,
 )
 from megatron_ft.core.timeouts.budget_rule import FIRST_INTERVALS
-from tests.fuzz.healthy import SimulatedNode, live
+from tests.fuzz.healthy import BOARD, SimulatedNode, live
 
 S = 1_000_000_000
 START = 1000 * S
 
 
 def board(**changes: object) -> BoardSnapshot:
-    base = BoardSnapshot(
-        cycle=0,
-        start_ns=START,
-        iteration=None,
-        iterations_seen=0,
-        first_iteration=None,
-        first_iteration_at_ns=0,
-        heartbeats=0,
-        last_heartbeat_ns=0,
-        last_transition_ns=START,
-        closing=False,
-        last_look_ns=0,
-        next_look_ns=0,
-        timeouts_version=1,
-        initial_heartbeat_timeout_ns=None,
-        heartbeat_timeout_ns=None,
-        heartbeat_flags=0,
-        out_of_section_timeout_ns=None,
-        warmup_iterations=0,
-        epoch=0,
-        ring_head=0,
-        rank=0,
-        pid=1,
-        sections=(),
-    )
-    return base._replace(**changes)
+    return BOARD._replace(out_of_section_timeout_ns=None)._replace(**changes)
 
 
 def section(name: str = "step", opened_at: int = 0, timeout: float | None = 10.0, count: int = 1) -> SectionView:
