@@ -132,11 +132,14 @@ class HangDiagnosis:
 
 
 def note_unseen(record: CycleRecord, local_rank: int, turn: Turn) -> RankNote:
-    """What is known of a rank whose monitor could collect no evidence."""
+    """What is known of a rank whose monitor could collect no evidence, or whose evidence hasn't come."""
     board, ended = turn.seen.boards[local_rank], record.exits.get(local_rank)
     end = ended or record.end_of_its_exception(local_rank, turn.seen)
+    verdict = record.overdue.get(local_rank)
+    if verdict is not None and end is not None and end.raised_at_ns > verdict.at_ns:
+        end = None  # it raised because it was being ended
     raised_ns = turn.now_ns if end is None or not end.raised_at_ns else end.raised_at_ns
-    return RankNote(
+    note = RankNote(
         rank=record.ranks[local_rank],
         local_rank=local_rank,
         pid=record.started[local_rank].pid,
@@ -145,6 +148,21 @@ def note_unseen(record: CycleRecord, local_rank: int, turn: Turn) -> RankNote:
         raised="" if end is None else end.error or "",
         raised_s=(turn.now_ns - raised_ns) / 1e9,
         frame="" if end is None else end.where,
+    )
+    return note if verdict is None else _as_found(note, verdict)
+
+
+def _as_found(note: RankNote, verdict: HangVerdict) -> RankNote:
+    """As its monitor found it: that it has ended since is the monitor's doing, and explains nothing."""
+    return dataclasses.replace(
+        note,
+        iteration=verdict.iteration if note.iteration is None else note.iteration,
+        section=verdict.section,
+        open_s=verdict.elapsed_s,
+        timeout_s=verdict.timeout_s,
+        found_hung=True,
+        state="T" if verdict.stopped else "",
+        gone=False,
     )
 
 

@@ -48,6 +48,8 @@ class CycleRecord:
         """Those of them whose scripts call hooks: their monitors detect hangs of these."""
         self.hung: dict[int, Grace] = {}
         """Those that were found hung (failed, however they end), and when they should be gone."""
+        self.overdue: dict[int, HangVerdict] = {}
+        """What monitors found of their own ranks, whichever rank is the cause."""
         self.shutdown_request: ReceivedRequest | None = None
         self.exclude_request: ReceivedRequest | None = None
         self.found: Cause | None = None
@@ -113,6 +115,7 @@ class CycleRecord:
             self._see_who_raised(seen)
             self._should_end(verdict.local_rank, now_s, seen)
             verdict = dataclasses.replace(verdict, rank=self.ranks[verdict.local_rank])
+            self.overdue[verdict.local_rank] = verdict
             self._verdicts.append(find_culprit(verdict, self._views(seen)))
 
     def found_by_launcher(self, verdict: HangVerdict, now_s: float, seen: Readings) -> None:

@@ -97,16 +97,20 @@ class _Absent:
     def from_any(self) -> frozenset[int]:
         """Ranks that are in none, as far as their stacks tell."""
         outside = (note for note in self.by_rank.values() if not (note.in_flight or note.seems_to_wait))
-        return frozenset(note.rank for note in outside if not _may_wait(note))
+        return frozenset(note.rank for note in outside if not _may_wait(note)) or self._unseen
+
+    @functools.cached_property
+    def _unseen(self) -> frozenset[int]:
+        return frozenset(note.rank for note in self.by_rank.values() if _is_unseen(note))
 
     def from_one(self, collective: Collective) -> frozenset[int]:
-        """Members of its group that aren't in it; if there are none, those of which there is no note."""
+        """Members of its group that aren't in it; if there are none, those of which nothing or too little is known."""
         key = (collective.key, collective.seq, collective.op, self._group(collective.ranks))
         if key not in self._found:
             members = frozenset(collective.ranks or self.by_rank)
             known = members & self.by_rank.keys()
             missing = frozenset(rank for rank in known if _is_missing(self.by_rank[rank], collective))
-            self._found[key] = missing or members - known
+            self._found[key] = missing or members - known or members & self._unseen
         return self._found[key]
 
     def _group(self, ranks: Sequence[int]) -> int:
@@ -147,6 +151,11 @@ def _is_missing(other: RankNote, collective: Collective) -> bool:
 def _may_wait(note: RankNote) -> bool:
     """Whether a rank that told no collectives may be in one all the same: it is somewhere in a library, or nowhere."""
     return not (note.gone or note.is_stopped or note.has_collectives) and (not note.has_stack or note.is_in_library)
+
+
+def _is_unseen(note: RankNote) -> bool:
+    """Whether of a rank it is only known that it was found hung: its monitor had to end it before more was told."""
+    return note.found_hung and not (note.state or note.has_stack) and _may_wait(note)
 
 
 def _suspects(notes: Sequence[RankNote], waits: Waits, elapsed_s: float) -> tuple[set[int], bool]:
@@ -227,7 +236,16 @@ def _overdue(notes: Sequence[RankNote], elapsed_s: float) -> set[int]:
             return {note.rank for note in behind if note.iteration == min(n.iteration or 0 for n in behind)}
         hung = [note for note in hung if note.iteration in (None, min(known))]
     # if a rank waits in a collective and none is missing from it, the rank isn't the cause of that
-    return {note.rank for note in hung if not (note.in_flight or note.seems_to_wait)}
+    stuck = {note.rank for note in hung if not _is_waiting(note)}
+    if any(_is_unseen(note) for note in hung):
+        # before it ended, that rank may have been waiting for one that is outside, overdue or not
+        others = (note for note in notes if not (_is_waiting(note) or note.closing or note.gone))
+        stuck |= {note.rank for note in others if _is_still(note, elapsed_s)}
+    return stuck
+
+
+def _is_waiting(note: RankNote) -> bool:
+    return bool(note.in_flight) or note.seems_to_wait
 
 
 def _is_still(note: RankNote, elapsed_s: float) -> bool:

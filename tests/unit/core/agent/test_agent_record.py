@@ -10,6 +10,7 @@ from megatron_ft.core.diagnosis.exceptions import LastWords
 from megatron_ft.core.diagnosis.exits import CauseKind, HangVerdict
 from megatron_ft.core.diagnosis.rank_snapshot import RankNote
 from megatron_ft.core.job import messages as m
+from megatron_ft.core.job.inquest import blamed
 from megatron_ft.core.job.restart_policy import NodeState
 from tests.support.agents import Driven, verdict
 from tests.unit.core.board.test_monitor_state import board, section
@@ -171,6 +172,66 @@ def test_a_rank_that_had_raised_has_crashed_whatever_its_timeout_or_another_s_sa
     cause = driven.record.cause()
     assert cause.text == told or (not by_monitor and cause.text.startswith("rank 10 did not start"))
     assert cause.kind is (CauseKind.CRASH if "batch" in error else CauseKind.HANG)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_rank_that_was_found_stopped_is_the_cause_though_it_was_ended_before_its_evidence_came(
+    first: int, ends: bool
+) -> None:
+    """On a machine that is busy enough its monitor can't wait until the launcher has seen the other ranks."""
+    driven = Driven(max_nodes=2)
+    driven.run(2, nodes=2)
+    driven.hear(*(edge.Attached(local_rank, 0, driven.now_ns) for local_rank in (0, 1)))
+    found = {
+        local_rank: HangVerdict(
+            rank=10 * local_rank,
+            local_rank=local_rank,
+            kind="section",
+            section="step",
+            elapsed_s=3.2,
+            timeout_s=3.0,
+            iteration=7,
+            at_ns=driven.now_ns,
+            stopped=local_rank == 1,
+        )
+        for local_rank in (0, 1)
+    }
+    driven.hear(*(edge.FoundHung(local_rank, 0, found[local_rank]) for local_rank in (first, 1 - first)))
+    driven.now_ns += 1000 * MS
+    if ends:
+        # what it has raised when it was let go on to its end is no reason
+        driven.words[1] = LastWords(error="KeyboardInterrupt: ", where="train.py:3 step", raised_at_ns=driven.now_ns)
+        driven.exits(1, -2, sent=(2,))
+    driven.hear(edge.Evidence(0, 0, RankNote(rank=0, state="S", has_stack=True, waits_in="all_reduce")))
+    driven.wait(2.0)
+    (notes,) = [message for message in driven.told if isinstance(message, m.Notes)]
+    (unseen,) = (note for note in notes.notes if note.rank == 10)
+    assert (unseen.found_hung, unseen.gone, unseen.state, unseen.raised) == (True, False, "T", "")
+    (hang,) = (message for message in driven.told if isinstance(message, m.Hang))
+    cause = blamed(notes.notes, hang.verdict, are_all=True, several=False)
+    assert cause is not None
+    assert (cause.kind, cause.rank) == (CauseKind.HANG, 10)
+    assert cause.text == "rank 10 hung in 'step' for 3.2 s (timeout 3.0 s, process stopped)"
+    assert cause.detail == "its process is stopped; rank 0 waits in all_reduce"
+
+
+def test_a_rank_that_had_raised_before_it_was_found_hung_has_raised() -> None:
+    driven = Driven(max_nodes=2)
+    driven.run(2, nodes=2)
+    driven.hear(*(edge.Attached(local_rank, 0, driven.now_ns) for local_rank in (0, 1)))
+    driven.words[1] = LastWords(error="ValueError: empty", where="train.py:3 step", raised_at_ns=driven.now_ns - 1)
+    hang = HangVerdict(
+        rank=1, local_rank=1, kind="exit", section=None, elapsed_s=3.2, timeout_s=3.0, iteration=7, at_ns=driven.now_ns
+    )
+    driven.hear(edge.FoundHung(1, 0, hang))
+    driven.exits(1, -15, sent=(15,))
+    driven.wait(2.0)
+    (notes,) = [message for message in driven.told if isinstance(message, m.Notes)]
+    assert [(note.rank, note.raised, note.gone) for note in notes.notes] == [
+        (0, "", False),
+        (10, "ValueError: empty", False),
+    ]
 
 
 def test_a_node_says_how_its_ranks_failed_in_their_start_unless_one_was_through_it() -> None:

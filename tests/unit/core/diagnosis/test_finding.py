@@ -187,6 +187,30 @@ def test_a_rank_that_has_left_is_what_the_others_wait_for() -> None:
     assert finding.text.startswith("has ended its training")
 
 
+def unseen(rank: int) -> RankNote:
+    """A rank that was found hung, and ended before anything was told of it."""
+    return RankNote(rank=rank, iteration=7, found_hung=True)
+
+
+def test_a_rank_of_which_nothing_was_seen_is_waited_for_if_no_other_is_missing() -> None:
+    finding = find([unseen(0), inside(1), inside(2), inside(3)], elapsed_s=10.0)
+    assert (finding.rank, finding.waiting) == (0, (1, 2, 3))
+    # through another one, which waits itself
+    receiving = note(2, in_flight=(Collective(group="pp", seq=3, op="recv 1<-0", ranks=(1, 2), p2p=True),))
+    assert find([unseen(0), inside(1, ranks=(0, 1)), receiving], elapsed_s=10.0).rank == 0
+    waiting = note(1, has_collectives=False, is_in_library=True)
+    assert find([unseen(0), waiting], elapsed_s=10.0).waiting == (1,)
+
+
+def test_a_rank_of_which_nothing_was_seen_may_have_waited_for_one_that_was() -> None:
+    finding = find([unseen(0), inside(1), inside(2), outside(3)], elapsed_s=10.0)
+    assert (finding.rank, finding.waiting) == (3, (1, 2))
+    assert find([unseen(0), outside(1)], elapsed_s=10.0).candidates == (0, 1)
+    assert find([unseen(0), outside(1, quiet_s=1.0)], elapsed_s=10.0).rank == 0
+    assert find([unseen(0), outside(1, closing=True)], elapsed_s=10.0).rank == 0
+    assert find([unseen(0), outside(1, iteration=6)], elapsed_s=10.0).rank == 1
+
+
 def test_nobody_waits_in_a_collective() -> None:
     """The one that is overdue; or one that has been an iteration behind for most of that time."""
     assert find([outside(0), outside(1, found_hung=True)], elapsed_s=10.0).rank == 1
