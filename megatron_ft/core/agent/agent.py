@@ -45,7 +45,7 @@ class Agent:
         self._options = options
         self._pauses = pauses
         self._turn = Turn(now_ns=0, seen=edge.Readings({}, {}, {}, {}))
-        self._orders, self._voice = Orders(), Voice(says_all=options.says_all)
+        self._orders, self._voice = Orders(), Voice(says_all=options.says_all, shares_output=options.shares_output)
         self._health = HealthGate()
         self.cycle = Cycle(options, -1, None, now_ns=0)
         """The one that is about to start, or runs, or has ended last."""

@@ -26,6 +26,7 @@ class Options:
         collectives_timeout_s: report ranks whose scripts call no hooks if they complete no collective for so long;
             None: they aren't watched. ``ends_for_collectives``: and if some wait in one, the cycle is ended.
         says_all: this launcher says what concerns the whole job, whether another one says it or not.
+        shares_output: what the launchers of the job print goes to one place.
     """
 
     min_nodes: int = 1
@@ -46,6 +47,7 @@ class Options:
     collectives_timeout_s: float | None = None
     ends_for_collectives: bool = False
     says_all: bool = False
+    shares_output: bool = False
 
     @property
     def decides_alone(self) -> bool:

@@ -1,6 +1,7 @@
 """Which launcher says what concerns the whole job: one, so that it isn't said as often as there are nodes. Pure.
 
-But each that ends with another code than 0 says why, because a node may have output of its own.
+But each that ends with another code than 0 says why, because a node may have output of its own. Where all write to one
+place, the reason of all is said by one there, too, and a launcher's own reason by that one.
 
 It is the one at the lowest place of the cycle, and when that is lost the next one, as the coordinator tells it. A
 launcher that has had no place yet speaks, too, because nothing is known of the others then.
@@ -10,19 +11,25 @@ from __future__ import annotations
 
 from megatron_ft.core.agent import lines
 from megatron_ft.core.agent.edge import Event, Exit, Over, Say
-from megatron_ft.core.job.edge import Begin, Leave, StandBy
-from megatron_ft.core.job.messages import Report, Speak
+from megatron_ft.core.job.edge import Begin, EndRanks, Leave, LeftOut, StandBy
+from megatron_ft.core.job.messages import End, Report, Speak
 from megatron_ft.core.job.restart_policy import NodeState
 
 __all__ = ["Voice"]
 
 
 class Voice:
-    """Of one launcher. ``says_all``: it speaks in any case (``--ft-say all``)."""
+    """Of one launcher. ``says_all``: it speaks in any case (``--ft-say all``).
 
-    def __init__(self, *, says_all: bool = False) -> None:
+    ``shares_output``: what the launchers of the job print goes to one place.
+    """
+
+    def __init__(self, *, says_all: bool = False, shares_output: bool = False) -> None:
         self._says_all = says_all
+        self._shares_output = shares_output
         self._speaks = True
+        self._is_the_one = False
+        """It speaks because it is to, not because nothing is known of the others."""
         self._unsaid = ""
 
     @property
@@ -48,6 +55,8 @@ class Voice:
         if over.how in (Exit.LEFT, Exit.STAYED):
             said = over.text if over.code else lines.job_went_on(over.text)
             is_for_all = bool(over.code) and left is not None and left.is_of_all
+        if self._shares_output and _is_same_for_all(over, left):
+            return [Say(said)] if said and (self._says_all or self._is_the_one) else []
         if over.code and not self.speaks:
             said, self._unsaid = said or self._unsaid, ""
             is_for_all = False
@@ -59,10 +68,21 @@ class Voice:
         """What the coordinator has decided; what is to be said then."""
         match event:
             case Begin(held):
-                self._speaks, self._unsaid = held.place == 0, ""
+                self._speaks = self._is_the_one = held.place == 0
+                self._unsaid = ""
             case StandBy():
-                self._speaks, self._unsaid = False, ""
-            case Speak() if not self._speaks:
-                self._speaks, unsaid, self._unsaid = True, self._unsaid, ""
+                self._speaks = self._is_the_one = False
+                self._unsaid = ""
+            case LeftOut() | EndRanks(End(lost=True)):
+                self._is_the_one = False  # another one is asked to
+            case Speak():
+                self._speaks = self._is_the_one = True
+                unsaid, self._unsaid = self._unsaid, ""
                 return [Say(unsaid)] if unsaid else []
         return []
+
+
+def _is_same_for_all(over: Over, left: Leave | None) -> bool:
+    """Whether the job has ended badly, for all its launchers, and this one has no reason of its own."""
+    is_end = over.code != 0 and over.how in (Exit.FAILED, Exit.LEFT, Exit.STAYED)
+    return is_end and left is not None and left.is_of_all and over.text in ("", left.text)

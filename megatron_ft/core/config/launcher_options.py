@@ -210,7 +210,9 @@ class LauncherOptions:
         one_of(*SAY),
         "What each launcher of several prints. one: lines about the whole job (a cycle has started, or ended and why) "
         "are printed by one of them, at the lowest place, and lines about a node by that node's. all: by each of them. "
-        "Default: one; in a pod of Kubernetes all, because each has a log of its own.",
+        "Default: one; in a pod of Kubernetes all, because each has a log of its own. With one, a launcher that ends "
+        "with another code than 0 says why, too; in a step of Slurm, where all print to one place, only if it has a "
+        "reason of its own.",
         is_told=False,
     )
     observe_only: bool = option(False, FLAG, "Tell and log which rank would have been ended as hung, and end none.")

@@ -384,8 +384,7 @@ class Coordinator:
             return
         rules, now_s, has_absent = self._door.rules, self._clock.now_s, bool(self._absent)
         self._rounds.go_on(rules, self._cycle, arrivals=self._arrivals, has_absent=has_absent, now_s=now_s)
-        is_forming = self._council.proposal is None
-        self._out += self._herald.tell(rules, self._cycle, is_forming=is_forming, now_s=now_s)
+        self._out += self._herald.tell(rules, self._cycle, self._council.proposal, now_s=now_s)
         self._alarms += [at_s for at_s in (self._rounds.alarm_s, self._herald.alarm_s) if at_s is not None]
 
     def _end_for(self, nodes: list[Node], cycle: Cycle) -> None:

@@ -15,11 +15,13 @@ from collections.abc import Iterable, Mapping
 
 from megatron_ft.core.hosts import natural
 from megatron_ft.core.job import lines
+from megatron_ft.core.job.council import Proposal
 from megatron_ft.core.job.cycle import Cycle
 from megatron_ft.core.job.edge import Send
 from megatron_ft.core.job.lobby import Node
 from megatron_ft.core.job.messages import Phase, Rules, Speak, Tell
 from megatron_ft.core.job.restart_policy import Action, NodeState
+from megatron_ft.core.job.roll import Kind
 from megatron_ft.core.job.rounds import is_awaited
 from megatron_ft.core.job.segments import usable
 from megatron_ft.core.job.verdict import GOOD
@@ -56,14 +58,16 @@ class Herald:
         self._speaker: int | None = None
         """The connection of the launcher that was last asked to print the lines of the job."""
 
-    def tell(self, rules: Rules, cycle: Cycle | None, *, is_forming: bool, now_s: float) -> list[Send]:
-        """The lines that are due. ``is_forming``: no proposal is open, so a round can only be waiting for nodes."""
+    def tell(self, rules: Rules, cycle: Cycle | None, proposal: Proposal | None, *, now_s: float) -> list[Send]:
+        """The lines that are due. Without an open ``proposal`` a round can only be waiting for nodes."""
         self.alarm_s = None
         if cycle is not self._cycle:
             self._cycle = cycle
             self._speaker = None  # launchers forget it, too, when they begin the cycle
             self._finished.clear()
             self._spares_s = now_s + _SOON_S
+        if proposal is not None and proposal.decision.kind is Kind.END:
+            return [*self._who_says_why(cycle)]
         told = [] if cycle is None else list(self._who_speaks(cycle))
         if cycle is not None and cycle.outcome is None:
             self._waits.clear()
@@ -78,7 +82,7 @@ class Herald:
             if cycle.verdict is None or cycle.shutdown is not None or cycle.verdict.action is not Action.RESTART:
                 return told
             told += self._losses(rules, cycle)
-        return [*told, *(self._waiting_to_begin(rules, cycle, now_s) if is_forming else ())]
+        return [*told, *(self._waiting_to_begin(rules, cycle, now_s) if proposal is None else ())]
 
     # -- a cycle runs -----------------------------------------------------------------------------------------
 
@@ -214,6 +218,14 @@ class Herald:
         place = next((place for place in range(len(cycle.seats)) if place not in cycle.gone), 0)
         node = self._nodes.get(cycle.seats[place].instance)
         if place > 0 and node is not None and node.link is not None and node.link != self._speaker:
+            self._speaker = node.link
+            yield Send([node.link], Speak())
+
+    def _who_says_why(self, cycle: Cycle | None) -> Iterable[Send]:
+        """The job is about to end: one that is connected is to say so, also where none has had a place yet."""
+        here = [node for node in self._nodes.values() if node.follows and node.phase is not Phase.EXCLUDED]
+        node = min(here, key=lambda each: (cycle is None or not cycle.is_seated(each), _order(each)), default=None)
+        if node is not None and node.link is not None and node.link != self._speaker:
             self._speaker = node.link
             yield Send([node.link], Speak())
 

@@ -31,4 +31,5 @@ def options_of(line: CommandLine, *, meets_elsewhere: bool) -> Options:
         collectives_timeout_s=None if given.watch_collectives == "off" else given.watch_collectives_timeout,
         ends_for_collectives=given.watch_collectives == "end",
         says_all=line.says_all,
+        shares_output=line.where.launchers > 0,  # srun's, unless it was told otherwise
     )

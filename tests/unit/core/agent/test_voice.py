@@ -127,3 +127,49 @@ def test_a_launcher_whose_part_ends_for_a_reason_of_its_own_says_so() -> None:
     ends(own)
     own.hear(job.Leave(94, "no coordinator"))
     assert own.said == ["no coordinator"]
+
+
+def test_where_all_print_to_one_place_one_says_why_the_job_ends() -> None:
+    """It is the one at place 0, or one that is told to. A launcher that has had no place knows of no other before."""
+    why = "too few"
+    for place, is_told, lines in ((0, False, [STARTED, WHY, why]), (1, False, []), (1, True, [WHY, why])):
+        driven = running(place, shares_output=True)
+        ends(driven)
+        driven.hear(*[Speak()] * is_told, job.Leave(94, why, True))
+        assert driven.said == lines
+    for is_told in (False, True):
+        fresh = Driven(max_nodes=3, shares_output=True)
+        fresh.hear(edge.Tick(), *[Speak()] * is_told, job.Leave(94, why, True))
+        assert fresh.said == [why] * is_told
+    everywhere = running(1, shares_output=True, says_all=True)
+    ends(everywhere)
+    everywhere.hear(job.Leave(94, why, True))
+    assert everywhere.said == [STARTED, WHY, why]
+
+
+def test_where_all_print_to_one_place_a_verdict_that_ends_the_job_is_said_by_one() -> None:
+    for place in (0, 1):
+        driven = running(place, shares_output=True)
+        driven.ends(restarts=False)
+        driven.wait(10.0)
+        driven.hear(edge.RanksEnded())
+        driven.hear(verdict(text="a cable", action=Action.GIVE_UP, node=2, name="c", nodes=3, reason="giving up"))
+        driven.hear(job.Leave(1, "", True))
+        assert driven.said.count("cycle 0 ended: node 2 (c): a cable; giving up") == (place == 0)
+
+
+def test_where_all_print_to_one_place_a_reason_of_its_own_is_still_said() -> None:
+    gone = running(1, shares_output=True)
+    ends(gone)
+    gone.hear(job.Leave(94, "no coordinator"))
+    assert gone.said == ["no coordinator"]
+    lost = running(0, shares_output=True)
+    lost.ends(Outcome.MEMBERSHIP, lost=True, text="no message")
+    lost.wait(10.0)
+    lost.hear(edge.RanksEnded(), job.Leave(94, "too few", True))  # and the job's is for another one to say
+    assert [line.partition("; ")[0] for line in lost.said[1:]] == [
+        "cycle 0 ended: the other nodes declared this one lost (no message) and continue without it"
+    ]
+    ill = Driven(max_nodes=3, checks_health=True, shares_output=True)
+    ill.hear(edge.Tick(), edge.HealthChecked(0, "ended with code 3", 3, "", 0.1), job.Leave(94, "", True))
+    assert ill.said[-1] == "its health check failed"

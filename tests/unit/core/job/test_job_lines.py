@@ -295,3 +295,26 @@ def test_a_launcher_that_has_spoken_is_told_to_speak_again_in_a_later_cycle() ->
 
 def _places(*launchers: Launcher) -> list[int]:
     return [launcher.begun.place for launcher in launchers if launcher.begun is not None]
+
+
+def test_one_is_told_to_say_why_the_job_ends_also_before_its_nodes_have_met() -> None:
+    job = Job(min_nodes=3, max_nodes=3, owner="c", join_timeout_s=60.0)
+    (c,) = job.start("c", rank=2)
+    (b,) = job.start("b", rank=1)
+    job.run(61.0)
+    assert [_code(each) for each in (b, c)] == [94, 94]
+    assert [each.times_told_to_speak for each in (b, c)] == [1, 0]
+
+
+def test_it_is_the_first_node_that_is_left() -> None:
+    job = Job(min_nodes=3, max_nodes=3, launchers=3, owner="c")
+    a, b, c = job.start("abc")
+    assert _places(c, a, b) == [0, 1, 2]
+    c.dies()
+    job.run(5.0)
+    assert [_code(each) for each in (a, b)] == [94, 94]
+    assert [each.times_told_to_speak for each in (a, b)] == [1, 0]
+
+
+def _code(launcher: Launcher) -> int | None:
+    return None if launcher.left is None else launcher.left[0]
