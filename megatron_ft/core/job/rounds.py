@@ -119,11 +119,11 @@ class Rounds:
         return ""
 
     def _begin(self, rules: Rules, cycle: Cycle | None, ready: list[Node]) -> None:
+        bad, named = self.offenders.among(ready), self.offenders.named(cycle)
         if rules.segment:
-            chosen = choose_segments(self._slots, ready, rules.max_nodes, rules.segment)
+            chosen = choose_segments(self._slots, ready, rules.max_nodes, rules.segment, bad=bad, named=named)
             self._next_slots = [Slot.of(node) for node in chosen]
         else:
-            bad, named = self.offenders.among(ready), self.offenders.named(cycle)
             chosen, self._next_slots = choose(self._slots, ready, rules.max_nodes, bad=bad, named=named)
         takes_part = set(chosen)
         self._council.propose(

@@ -6,7 +6,8 @@ make none are spares, of use to their own domain.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 
 from megatron_ft.core.job.lobby import Node, Slot, in_order
 
@@ -23,32 +24,76 @@ def usable(ready: Iterable[Node], size: int) -> int:
     return sum(count - count % size for count in counts.values())
 
 
-def choose_segments(slots: Sequence[Slot], ready: Iterable[Node], max_nodes: int, size: int) -> list[Node]:
+def choose_segments(
+    slots: Sequence[Slot],
+    ready: Iterable[Node],
+    max_nodes: int,
+    size: int,
+    *,
+    bad: Collection[str] = (),
+    named: str = "",
+) -> list[Node]:
     """Who takes part, by place. ``slots``: who had which place in the last cycle; none before the first.
 
     A segment keeps its places as long as its domain can fill it: those that are left keep theirs, and spares of the
     domain take the others', segments that lack the fewest first. Of those that can't be filled, and of spares, new
     segments are made in the places of the ones that are gone.
+
+    Of ``bad`` nodes (instances) that had no place no more take part than are needed. One that has just been ``named``
+    again is replaced by a spare of its domain that isn't bad, else its segment by a whole one of such spares.
     """
     nodes = in_order(ready, is_first=not slots)
     most = min(max_nodes, usable(nodes, size)) // size
+    nodes = _wanted(nodes, slots, most, size, bad=bad, named=named)
     free = {node.instance: node for node in nodes}
     segments: list[Segment | None] = [None] * (len(slots) // size)
     survivors = {at: _survivors(slots[at * size : (at + 1) * size], free) for at in range(len(segments))}
     kept = {node.instance for left in survivors.values() for node in left if node is not None}
     spares = [node for node in nodes if node.instance not in kept]
-    for at, left in sorted(survivors.items(), key=lambda each: (each[1].count(None), each[0])):
+    for at, left in sorted(survivors.items(), key=lambda each: (each[1].count(None), _count(each[1], bad), each[0])):
         if sum(segment is not None for segment in segments) < most:
             segments[at] = _filled(left, spares)
     for segment in segments:
         for node in segment or ():
             del free[node.instance]
-    new = _new_segments(list(free.values()), size)
+    new = _new_segments(list(free.values()), size, most - sum(segment is not None for segment in segments), bad)
     for at, segment in enumerate(segments):
-        if segment is None and new and sum(each is not None for each in segments) < most:
+        if segment is None and new:
             segments[at] = new.pop(0)
     whole = [segment for segment in segments if segment is not None]
-    return [node for segment in [*whole, *new][:most] for node in segment]
+    return [node for segment in [*whole, *new] for node in segment]
+
+
+def _wanted(
+    nodes: Sequence[Node], slots: Sequence[Slot], most: int, size: int, *, bad: Collection[str], named: str
+) -> list[Node]:
+    """These without bad ones that ``most`` segments can do without: such as had no place, and the one just named."""
+    seated = {slot.instance for slot in slots} - {named}
+    doubtful = [node for node in nodes if node.instance in bad and node.instance not in seated]
+    if not doubtful:
+        return [*nodes]
+    counts = Counter(node.domain for node in nodes)
+    sound = counts - Counter(node.domain for node in doubtful)
+    had_places = {node.domain for node in nodes if node.instance in seated}
+    # what each further segment of a domain takes: nothing, as long as its sound nodes make one
+    takes = [
+        (max(0, min(size, number * size - sound[domain])), domain not in had_places, domain)
+        for domain, count in counts.items()
+        for number in range(1, count // size + 1)
+    ]
+    room: Counter[str] = Counter()
+    for count, _, domain in sorted(takes, key=lambda each: each[:2])[:most]:
+        room[domain] += count
+    left_out = set()
+    for node in sorted(doubtful, key=lambda each: each.instance != named):  # it has a place to keep
+        room[node.domain] -= 1
+        if room[node.domain] < 0:
+            left_out.add(node.instance)
+    return [node for node in nodes if node.instance not in left_out]
+
+
+def _count(nodes: Iterable[Node | None], bad: Collection[str]) -> int:
+    return sum(node is not None and node.instance in bad for node in nodes)
 
 
 def _survivors(slots: Sequence[Slot], ready: dict[str, Node]) -> list[Node | None]:
@@ -70,8 +115,15 @@ def _filled(left: Sequence[Node | None], spares: list[Node]) -> Segment | None:
     return segment
 
 
-def _new_segments(nodes: Sequence[Node], size: int) -> list[Segment]:
+def _new_segments(nodes: Sequence[Node], size: int, most: int, bad: Collection[str]) -> list[Segment]:
+    """Of nodes of the same domain, in their order. If there are more than that, those with bad nodes aren't made."""
     by_domain: dict[str, Segment] = {}
     for node in nodes:
         by_domain.setdefault(node.domain, []).append(node)
-    return [domain[at : at + size] for domain in by_domain.values() for at in range(0, len(domain) - size + 1, size)]
+    found = []
+    for domain in by_domain.values():
+        whole = set(sorted(domain, key=lambda node: node.instance in bad)[: len(domain) - len(domain) % size])
+        fit = [node for node in domain if node in whole]
+        found += [fit[at : at + size] for at in range(0, len(fit), size)]
+    chosen = sorted(range(len(found)), key=lambda at: _count(found[at], bad))[:most]
+    return [found[at] for at in sorted(chosen)]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
 
 import pytest
 
 from megatron_ft.core.job.lobby import Node, Slot
+from megatron_ft.core.job.progress import Reached
 from megatron_ft.core.job.segments import choose_segments, usable
 from tests.support.machines import Job
 
@@ -23,6 +25,13 @@ def nodes(text: str) -> list[Node]:
 
 def chosen(before: str, ready: str, *, most: int = 4, size: int = 2) -> str:
     found = choose_segments([Slot.of(each) for each in nodes(before)], nodes(ready), most, size)
+    return " ".join(each.instance for each in found)
+
+
+def preferred(before: str, ready: str, bad: str, named: str = "", *, most: int = 4, size: int = 2) -> str:
+    """The same, where some nodes are bad."""
+    slots = [Slot.of(each) for each in nodes(before)]
+    found = choose_segments(slots, nodes(ready), most, size, bad=frozenset(bad.split()), named=named)
     return " ".join(each.instance for each in found)
 
 
@@ -87,6 +96,89 @@ def test_whoever_comes_and_goes_all_segments_are_whole_and_as_many_as_can_be() -
             before = found
 
 
+@pytest.mark.parametrize(
+    ("ready", "bad", "takes_part"),
+    [
+        ("a0 a1 a2 b3 b4", "a1", "a0 a2 b3 b4"),  # the spare is the bad one
+        ("a0 a1 b2 b3 c4 c5", "a1", "b2 b3 c4 c5"),  # so is the whole segment
+        ("a0 a1 a2 a3 c4 c5", "a1", "a0 a2 c4 c5"),  # or what can be made of it
+        ("a0 a1 b2 b3", "a0", "a0 a1 b2 b3"),  # all are needed, and in their order
+        ("a0 a1 b2 b3 c4 c5", "a0 b2 b3 c4 c5", "a0 a1 b2 b3"),  # as few as will do
+    ],
+)
+def test_at_first_bad_nodes_stand_by(ready: str, bad: str, takes_part: str) -> None:
+    assert preferred("", ready, bad) == takes_part
+
+
+@pytest.mark.parametrize(
+    ("ready", "bad", "takes_part"),
+    [
+        ("a0 b2 b3 a7 a8", "a7", "a0 a8 b2 b3"),
+        ("a0 b2 b3 a7 c8 c9", "a7", "c8 c9 b2 b3"),  # sooner a whole segment of another domain than a bad spare
+        ("a0 b2 b3 a7", "a7", "a0 a7 b2 b3"),
+        ("a0 b2 b3 a7 c8 c9", "a7 c8", "a0 a7 b2 b3"),  # of two that hold one the segment that had a place
+        ("a0 a1 b2 b3 a7 c8 c9", "a1", "a0 a1 b2 b3"),  # who trains isn't disturbed
+    ],
+)
+def test_later_bad_spares_take_part_only_if_they_are_needed(ready: str, bad: str, takes_part: str) -> None:
+    assert preferred("a0 a1 b2 b3", ready, bad) == takes_part
+
+
+@pytest.mark.parametrize(
+    ("ready", "bad", "takes_part"),
+    [
+        ("a0 a1 b2 b3 a7", "a1", "a0 a7 b2 b3"),
+        ("a0 a1 b2 b3 c8 c9", "a1", "c8 c9 b2 b3"),
+        ("a0 a1 b2 b3 c8 c9 a7", "a1", "a0 a7 b2 b3"),
+        ("a0 a1 b2 b3 a7", "a1 a7", "a0 a1 b2 b3"),  # no spare is better
+        ("a0 a1 b2 b3 c8 c9", "a1 c9", "a0 a1 b2 b3"),
+        ("a0 a1 b2 b3 c8", "a1", "a0 a1 b2 b3"),  # nor of use
+        ("a0 a1 b2 b3 a7", "", "a0 a1 b2 b3"),  # it has failed for the first time
+    ],
+)
+def test_a_bad_node_that_is_named_again_makes_place_for_spares_that_keep_segments_whole(
+    ready: str, bad: str, takes_part: str
+) -> None:
+    assert preferred("a0 a1 b2 b3", ready, bad, "a1") == takes_part
+
+
+def test_of_bad_nodes_those_that_had_a_place_are_preferred_whoever_came_first() -> None:
+    assert preferred("a4 a5 b2 b3", "c0 c1 a4 a7 b2 b3", "a7 c0") == "a4 a7 b2 b3"
+    assert preferred("a4 a5 b2 b3", "a0 a4 a5 b2 b3", "a0 a5", "a5") == "a4 a5 b2 b3"
+
+
+def test_where_segments_are_made_anew_bad_nodes_are_left_over() -> None:
+    assert preferred("a0 a1 a2 a3 a4 a5", "a0 a1 a3 a4", "a0", most=6, size=3) == "a1 a3 a4"
+    assert preferred("a0 a1 a2 a3", "a0 a2 c8 c9 d6 d7", "a0") == "d6 d7 c8 c9"
+    assert preferred("a0 a1 a2 a3 a4 a5", "a0 a2 a4 a5 a6", "a0", most=6) == "a2 a6 a4 a5"  # for want of spares
+
+
+def test_as_few_bad_nodes_as_can_be_and_no_segment_less_for_it() -> None:
+    chance = random.Random(7)
+    for _ in range(300):
+        size, most = chance.choice((1, 2, 3)), chance.randint(2, 9)
+        ready = [node(f"{chance.choice('abc')}{number}") for number in range(chance.randint(0, 12))]
+        before = choose_segments([], [each for each in ready if chance.random() < 0.7], most, size)
+        bad = frozenset(each.instance for each in ready if chance.random() < 0.3)
+        named = chance.choice([each.instance for each in before]) if before else ""
+        found = choose_segments([Slot.of(each) for each in before], ready, most, size, bad=bad, named=named)
+        assert len(found) == min(most, usable(ready, size)) // size * size
+        seated = {each.instance for each in before} - {named}
+        doubtful = [each for each in ready if each.instance in bad - seated]
+        sound = [each for each in ready if each not in doubtful]
+        needed = next(
+            count
+            for count in range(len(doubtful) + 1)
+            if any(
+                usable([*sound, *more], size) // size * size >= len(found)
+                for more in itertools.combinations(doubtful, count)
+            )
+        )
+        assert sum(each in doubtful for each in found) == needed
+        for at in range(0, len(found), size):
+            assert len({each.domain for each in found[at : at + size]}) == 1
+
+
 def test_a_job_waits_for_whole_segments_and_replaces_nodes_from_their_own_domain() -> None:
     job = Job(min_nodes=4, max_nodes=4, segment=2, last_call_s=0.2)
     a, b = job.start("ab", domain="left")
@@ -105,3 +197,14 @@ def test_a_job_waits_for_whole_segments_and_replaces_nodes_from_their_own_domain
     b.dies()
     job.run(2.0)
     assert [each.member.place for each in (a, d, c, e)] == [0, 1, 2, 3]
+
+
+def test_in_a_job_a_node_that_fails_again_and_again_makes_place_for_a_spare_of_its_domain() -> None:
+    job = Job(min_nodes=2, max_nodes=2, segment=2)
+    a, b = job.start("ab", domain="left")
+    (spare,) = job.start("c", domain="left")
+    for iteration in (10, 20):
+        assert [each.member.place for each in (a, b, spare)] == [0, 1, None]
+        b.fails(reached=Reached(0, iteration))
+        job.run(2.0)
+    assert [each.member.place for each in (a, b, spare)] == [0, None, 1]
