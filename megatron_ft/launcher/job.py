@@ -19,7 +19,7 @@ from megatron_ft.core.printable import printable
 from megatron_ft.core.records import launcher as records
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.linux import open_files
-from megatron_ft.launcher import endings, start_lines, termination_log
+from megatron_ft.launcher import batch_script, endings, start_lines, termination_log
 from megatron_ft.launcher.base import lines, terminal
 from megatron_ft.launcher.command_line import CommandLine
 from megatron_ft.launcher.coordination import joining
@@ -87,6 +87,9 @@ def run(
     finally:
         open_files.give_back()
     log.write(records.RunEnded(exit_code=code))
+    if place.kind is Kind.COORDINATED:
+        port = int(place.endpoints[0].rpartition(":")[2])
+        batch_script.stand_in(result, os.environ, say, port=port)
     return code
 
 

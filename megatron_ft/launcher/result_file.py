@@ -63,6 +63,19 @@ class ResultFile:
         self._life = _reached(Life(job=job, command=tuple(command), began=utc(time.time())), before)
         self._place = 0 if is_first else None
         self._began: Decision | None = None
+        self.ending: Ending | None = None
+        """How the job has ended, as far as this launcher may say it."""
+        self.is_decided = False
+        """It has ended for all its nodes, by their decision."""
+
+    @property
+    def place(self) -> int | None:
+        """Of this node in the last cycle that it took part in; None if it wasn't in any, or was left out."""
+        return self._place
+
+    def flush(self) -> None:
+        """Wait until it is written."""
+        self._log.flush()
 
     def begun(self, held: Held) -> None:
         """A cycle begins in which this node has a place."""
@@ -94,10 +107,11 @@ class ResultFile:
     def ended(self, end: End, *, decided: Decision | None, iteration: int | None) -> None:
         """The job has ended. ``decided`` is the last decision that this launcher knows, ``iteration`` its ranks'."""
         place, ending = self._place, end.ending
+        self.ending, self.is_decided = ending, decided is not None and decided.kind is Kind.END
         if ending is None or place is None or place >= _TELLERS:
             return
         life = replace(self._life, outcome=ending, exit_code=end.code, cause=end.cause, ended=utc(time.time()))
-        if decided is not None and decided.kind is Kind.END:
+        if decided is not None and self.is_decided:
             life = _reached(replace(life, faults=self._faults(decided)), decided.advance)
         life = replace(life, iteration=max(life.iteration, -1 if iteration is None else iteration))
         self._change(lambda lives: lives.ended(life, is_first=place == 0))

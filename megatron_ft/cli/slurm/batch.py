@@ -59,7 +59,7 @@ class Batch:
 
     def __init__(self, plan: Plan, environ: Mapping[str, str]) -> None:
         self._plan = plan
-        self._environ = commands.srun_environment(environ)
+        self._environ = commands.srun_environment(environ, requeues="" if plan.array else plan.job)
         self._asked: list[signal.Signals] = []
         self._passed_on_s = -_AGAIN_S
         self._told_bad: dict[str, str] = {}

@@ -6,6 +6,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from megatron_ft.core.batch_script import REQUEUES
+from megatron_ft.core.batch_script import requeue as requeue
+from megatron_ft.core.batch_script import show as show
+
 __all__ = [
     "Job",
     "allocation",
@@ -40,26 +44,17 @@ def srun(*, nodes: int, exclude: Sequence[str], more: Sequence[str], launcher: S
     return ["srun", *shape, *others, *stays, *more, *launcher]
 
 
-def srun_environment(environ: Mapping[str, str]) -> dict[str, str]:
+def srun_environment(environ: Mapping[str, str], *, requeues: str) -> dict[str, str]:
     """Without what would have launchers warn of settings that the options above have overruled; and bad nodes are
-    reported here, not by them.
+    reported here, not by them. ``requeues``: the job that is requeued if there is more to train; empty: none is.
     """
-    return {**{name: value for name, value in environ.items() if name not in _DEFEATS}, _TELLS: "megatron-ft slurm"}
+    kept = {name: value for name, value in environ.items() if name not in (*_DEFEATS, REQUEUES)}
+    return {**kept, _TELLS: "megatron-ft slurm", **({REQUEUES: requeues} if requeues else {})}
 
 
 def stop_steps(job: str) -> list[str]:
     """SIGTERM for the job's steps: each launcher gets it once. srun itself would end the step without a save."""
     return ["scancel", "--signal=TERM", job]
-
-
-def requeue(job: str) -> list[str]:
-    """The same job once more."""
-    return ["scontrol", "requeue", job]
-
-
-def show(job: str) -> list[str]:
-    """Its state, and the nodes that it has now."""
-    return ["scontrol", "--oneliner", "show", "job", job]
 
 
 def on_each_node(job: int, *, status: Sequence[str]) -> list[str]:

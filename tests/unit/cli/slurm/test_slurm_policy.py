@@ -81,8 +81,10 @@ def test_srun_is_told_that_nobody_ends_with_another() -> None:
     assert words[:4] == ["srun", "--nodes=3", "--ntasks=3", "--ntasks-per-node=1"]
     assert {"--kill-on-bad-exit=0", "--wait=0", "--no-kill", "--exclude=b", "--container-image=x"} <= set(words)
     assert words[-2:] == ["ft_launcher", "t.py"]
-    environ = commands.srun_environment({"SLURM_WAIT": "60", "SLURM_KILL_BAD_EXIT": "1", "A": "b"})
-    assert environ == {"A": "b", "FT_BAD_NODES_TOLD_BY": "megatron-ft slurm"}
+    outer = {"SLURM_WAIT": "60", "SLURM_KILL_BAD_EXIT": "1", "A": "b", "FT_SLURM_REQUEUES": "6"}
+    environ = {"A": "b", "FT_BAD_NODES_TOLD_BY": "megatron-ft slurm"}
+    assert commands.srun_environment(outer, requeues="") == environ
+    assert commands.srun_environment(outer, requeues="7") == {**environ, "FT_SLURM_REQUEUES": "7"}
 
 
 JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "17", "SLURM_SUBMIT_DIR": "/home/u"}

@@ -1,0 +1,97 @@
+"""A launcher does what is left to do with a job of Slurm's whose batch script is gone with its host."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from megatron_ft.core.job.lives import Ending
+from megatron_ft.core.job.progress import Advance
+from megatron_ft.core.job.roll import Decision, Held, Kind
+from megatron_ft.ipc.files.event_log import NullEventLog
+from megatron_ft.launcher import batch_script
+from megatron_ft.launcher.result_file import End, ResultFile
+
+ALLOCATED = {"FT_SLURM_REQUEUES": "7", "SLURM_JOB_NODELIST": "node[1-3]"}
+SHOWN = "JobId=7 JobState={} NodeList={} BatchHost=node1"
+
+
+def ended(ending: Ending = Ending.STOPPED, *, place: int = 0, kind: Kind = Kind.END) -> ResultFile:
+    result = ResultFile(NullEventLog(), None, job="j", command=["t.py"], is_first=False, before=Advance())
+    result.begun(Held(Decision(0, (0, "c", 0), Kind.CYCLE, 0, 2, 2, 0), place, votes=True))
+    result.ended(End(0, ending), decided=Decision(1, (1, "c", 0), kind, 0, 2, 2, 0), iteration=1)
+    return result
+
+
+class Slurm:
+    """Answers ``told`` in turn; a requeue fails if it is forbidden."""
+
+    def __init__(self) -> None:
+        self.told: Iterator[str] = iter(())
+        self.ran: list[str] = []
+        self.forbids = self.host_answers = False
+        self.slept = 0.0
+
+    def run(self, words: Sequence[str]) -> str | None:
+        if "show" in words:
+            return next(self.told)
+        self.ran.append(" ".join(words))
+        return None if self.forbids and "requeue" in words else ""
+
+    def sleep(self, seconds: float) -> None:
+        self.slept += seconds
+
+
+@pytest.fixture
+def slurm(monkeypatch: pytest.MonkeyPatch) -> Slurm:
+    slurm = Slurm()
+    monkeypatch.setattr(batch_script, "_run", slurm.run)
+    monkeypatch.setattr(batch_script, "_answers", lambda _host, _port: slurm.host_answers)
+    monkeypatch.setattr(batch_script.time, "sleep", slurm.sleep)
+    return slurm
+
+
+def test_it_waits_until_slurm_knows_of_the_loss_and_requeues_the_job(slurm: Slurm) -> None:
+    told: list[str] = []
+    slurm.told = iter([SHOWN.format("RUNNING", "node[1-3]")] * 2 + [SHOWN.format("RUNNING", "node[2-3]")])
+    batch_script.stand_in(ended(Ending.LOST), ALLOCATED, told.append, port=1)
+    assert (slurm.ran, slurm.slept) == (["scontrol requeue 7"], 20.0)
+    assert told == ["the batch script is gone with its host: scontrol requeue 7"]
+
+
+def test_where_that_is_forbidden_it_gives_the_nodes_back(slurm: Slurm) -> None:
+    slurm.forbids = True
+    slurm.told = iter([SHOWN.format("RUNNING", "node[2-3]")] * 2)
+    batch_script.stand_in(ended(), ALLOCATED, lambda _text: None, port=1)
+    assert slurm.ran == ["scontrol requeue 7", "scancel 7"]
+
+
+def test_but_not_those_of_a_job_that_another_launcher_has_requeued(slurm: Slurm) -> None:
+    slurm.forbids = True
+    slurm.told = iter([SHOWN.format("RUNNING", "node[2-3]"), SHOWN.format("PENDING", "")])
+    with pytest.raises(StopIteration):  # it would ask on
+        batch_script.stand_in(ended(place=1), ALLOCATED, lambda _text: None, port=1)
+    assert slurm.ran == ["scontrol requeue 7"]
+
+
+def test_nothing_is_asked_where_the_host_is_there_or_the_script_is_none_of_ours(slurm: Slurm) -> None:
+    batch_script.stand_in(ended(), {"SLURM_JOB_NODELIST": "node[1-3]"}, pytest.fail, port=1)
+    batch_script.stand_in(ended(Ending.LOST, kind=Kind.CYCLE), ALLOCATED, pytest.fail, port=1)
+    slurm.host_answers = True
+    batch_script.stand_in(ended(), ALLOCATED, pytest.fail, port=1)
+
+
+def test_without_slurms_commands_it_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_script, "_answers", lambda _host, _port: False)
+    monkeypatch.setenv("PATH", "/nowhere")
+    batch_script.stand_in(ended(), ALLOCATED, pytest.fail, port=1)
+
+
+def test_a_host_answers_also_by_a_refusal() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert batch_script._answers("127.0.0.1", port)
+    assert batch_script._answers("127.0.0.1", port)
+    assert batch_script._answers("no-such-host.invalid", 1)
