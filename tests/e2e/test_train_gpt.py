@@ -30,8 +30,8 @@ HELD_IN_SAVES = Path(__file__).parents[1] / "support" / "held_save.py"
 MARK = "TRAIN_GPT_TEST"
 SMALL = ["--hidden-size=32", "--seq-length=16", "--vocab-size=32", "--train-iters=20", "--log-interval=10"]
 LOG_LINE = re.compile(r"iteration +(\d+)/ *\d+ \|.*lm loss: (\S+)")
-DEADLINE_S = 120.0
-pytestmark = pytest.mark.timeout(300)  # a run takes 5 s, on a machine that is busy with other tests ten times that
+DEADLINE_S = 240.0
+pytestmark = pytest.mark.timeout(600)  # a run takes 5 s, on a machine that is busy with other tests twenty times that
 
 
 @dataclass
@@ -64,13 +64,18 @@ class Trainer:
         self.directory = directory
         self._mark = uuid.uuid4().hex
         # no GPU, on a machine that has them, too: two ranks may have but one of them
-        self.environment = {MARK: self._mark, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        self.environment = {
+            MARK: self._mark,
+            "OMP_NUM_THREADS": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+            "PYTHONFAULTHANDLER": "1",  # for `_show_stacks`
+        }
         self._store: TCPStore | None = None
 
     def run(self, save: Path, *args: str, ranks: int = 2, fresh: bool = False) -> Finished:
         """Train, and wait for the end."""
         processes, log = self.start(save, *args, ranks=ranks, fresh=fresh)
-        codes = _wait_for_all(processes)
+        codes = self._wait_for_all(processes)
         assert codes == [0] * ranks, log.read_text()
         return Finished(save=save, output=log.read_text())
 
@@ -148,21 +153,31 @@ class Trainer:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
+    def _show_stacks(self) -> None:
+        """Have every process that lives, a save's helpers, too, write its stacks to its log; it ends of that."""
+        for pid in self.leftovers():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGABRT)
+        deadline = time.monotonic() + 20
+        while self.leftovers() and time.monotonic() < deadline:
+            time.sleep(0.05)
 
-def _wait_for_all(processes: list[Process]) -> list[int | None]:
-    """Exit codes; when one fails or time is up, the others are killed."""
-    deadline = time.monotonic() + DEADLINE_S
-    try:
-        while time.monotonic() < deadline:
+    def _wait_for_all(self, processes: list[Process]) -> list[int | None]:
+        """Exit codes; when one fails or time is up, the others are killed."""
+        deadline = time.monotonic() + DEADLINE_S
+        try:
+            while time.monotonic() < deadline:
+                codes = [process.poll() for process in processes]
+                if None not in codes or any(codes):
+                    return codes
+                time.sleep(0.01)
             codes = [process.poll() for process in processes]
-            if None not in codes or any(codes):
-                return codes
-            time.sleep(0.01)
-        return [process.poll() for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+            self._show_stacks()
+            return codes
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
 
 
 @pytest.fixture(scope="module")
