@@ -264,6 +264,9 @@ def fails_for_ever(run: Run) -> None:
     run.expect(
         "failed", "failed", "no_progress", code=93, state="FAILED", weights=False, told=["this batch can't be read"]
     )
+    said = len(re.findall(r"^\[ft_launcher\] .*: cycle \d+ ended: ", run.output, re.MULTILINE))
+    if said != (cycles := sum(int(str(life["cycles"])) for life in run.lives)):
+        run.problems.append(f"why a cycle has ended was said {said} times, of {cycles} cycles")
 
 
 def batch_script_of_the_readme(run: Run) -> None:
