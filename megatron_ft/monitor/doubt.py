@@ -84,4 +84,10 @@ class Doubt:
             second = glance(watched.attached, watched.final_snapshot())
             self._reports.progress_checked(watched.attached, progress_between(self._first, second))
             self._first = None
-        return self._verdict is not None and now_ns >= self._answer_by_ns and self._confirm()
+        if self._verdict is None or now_ns < self._answer_by_ns:
+            return False
+        if self._verdict.learned_ns is not None:  # it was early: then its timeout counts, as without a launcher
+            watched.extend_timeout(self._verdict, self._verdict.learned_ns / 1e9)
+            self.clear()
+            return False
+        return self._confirm()

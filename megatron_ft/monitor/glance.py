@@ -6,8 +6,8 @@ import threading
 import time
 
 from megatron_ft.core.board.layout import BoardSnapshot
-from megatron_ft.core.diagnosis.movement import Glance
-from megatron_ft.ipc.linux.proc import main_thread_ns, transferred_bytes
+from megatron_ft.core.diagnosis.movement import Glance, is_file_wait
+from megatron_ft.ipc.linux.proc import main_thread_ns, transferred_bytes, waiting_channels
 from megatron_ft.ipc.linux.processes import read_stat
 from megatron_ft.ipc.monitor_process import AttachedRank
 from megatron_ft.monitor.evidence import Looks
@@ -25,6 +25,7 @@ def glance(attached: AttachedRank, snapshot: BoardSnapshot | None) -> Glance:
     stat = read_stat(attached.pid)
     looks = Looks(attached, snapshot, at_ns + round(_ASK_S * 1e9), freeze=False)
     answer = looks.collectives("" if stat is None else stat.state, [], samples=_SAMPLES)
+    ran_ns, starved_ns = main_thread_ns(attached.pid)
     stacks = [tuple(map(str, each)) for each in answer.get("places") or () if each]
     return Glance(
         at_ns=at_ns,
@@ -34,8 +35,10 @@ def glance(attached: AttachedRank, snapshot: BoardSnapshot | None) -> Glance:
         completed=answer.get("completed"),
         stacks=frozenset(stacks),
         frame=stacks[-1][0].partition(" @")[0] if stacks else "",
-        cpu_ns=main_thread_ns(attached.pid),
+        cpu_ns=ran_ns + starved_ns,
+        starved_ns=starved_ns,
         transferred=_transferred(attached.pid),
+        file_waits={tid: each for tid, each in waiting_channels(attached.pid).items() if is_file_wait(each)},
     )
 
 

@@ -214,4 +214,5 @@ def _told(attached: AttachedRank, verdict: Overdue, at_ns: int, *, observed_only
         observed_only=observed_only,
         at_ns=at_ns,
         learned=verdict.is_learned,
+        learned_timeout_s=None if verdict.learned_ns is None else verdict.learned_ns / 1e9,
     )

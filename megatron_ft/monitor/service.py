@@ -67,7 +67,11 @@ class MonitorService:
     def run(self) -> None:
         """Serve until stopped."""
         if self._settings.attached is not None:
-            self._watch(WatchedRank.take_over(self._settings.attached, self._settings.config))
+            self._watch(
+                WatchedRank.take_over(
+                    self._settings.attached, self._settings.config, has_launcher=self._settings.launcher_fd is not None
+                )
+            )
         while self._running:
             watched = self._watched
             for fd, _ in self._poll():
@@ -228,6 +232,7 @@ class MonitorService:
                 cycle=greeting.cycle,
                 warmup_iterations=greeting.warmup_iterations,
                 watch_only=greeting.watch_only,
+                has_launcher=self._settings.launcher_fd is not None,
             )
         except OSError as error:
             if pidfd >= 0:

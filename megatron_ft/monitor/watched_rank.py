@@ -43,12 +43,14 @@ class Reading(NamedTuple):
 class WatchedRank:
     """Owns the descriptors of one attached rank."""
 
-    def __init__(self, attached: AttachedRank, config: ConfigValues, *, start_ns: int) -> None:
+    def __init__(self, attached: AttachedRank, config: ConfigValues, *, start_ns: int, has_launcher: bool) -> None:
         self.attached = attached
         self._config = config
         self.board = Board(attached.board_fd)
         self._check_interval_ns = round(config.workload_check_interval * 1e9)
-        self.state = MonitorState(check_interval_ns=self._check_interval_ns, last_look_ns=start_ns)
+        self.state = MonitorState(
+            check_interval_ns=self._check_interval_ns, last_look_ns=start_ns, suspects_early=has_launcher
+        )
         self.was_stopped = False
         self.logged_timeouts_version = 0
         self.logged_first_iteration = False
@@ -75,8 +77,11 @@ class WatchedRank:
         cycle: int,
         warmup_iterations: int,
         watch_only: bool = False,
+        has_launcher: bool = False,
     ) -> WatchedRank:
         """Make a fresh board for a rank that said hello; ``watch_only``: one without timeouts.
+
+        ``has_launcher``: one can be asked about a rank that is suspected.
 
         Raises:
             OSError: there is no memory for a board.
@@ -90,7 +95,7 @@ class WatchedRank:
             made += (end.detach() for end in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
             board_fd, wake_fd, stack_fd, ask_fd, answers_fd = made
             attached = AttachedRank(board_fd, wake_fd, pidfd, stack_fd, ask_fd, pid, rank, cycle)
-            watched = cls(attached, config, start_ns=start_ns)
+            watched = cls(attached, config, start_ns=start_ns, has_launcher=has_launcher)
         except OSError:
             close_fds(made)
             raise
@@ -108,9 +113,9 @@ class WatchedRank:
         return watched
 
     @classmethod
-    def take_over(cls, attached: AttachedRank, config: ConfigValues) -> WatchedRank:
+    def take_over(cls, attached: AttachedRank, config: ConfigValues, *, has_launcher: bool = False) -> WatchedRank:
         """Go on with the board of a monitor that died or was stopped."""
-        watched = cls(attached, config, start_ns=time.monotonic_ns())
+        watched = cls(attached, config, start_ns=time.monotonic_ns(), has_launcher=has_launcher)
         words = watched.board.words
         now = time.monotonic_ns()
         # if no check was made when one was due, the node may have been stopped; check_board allows for it

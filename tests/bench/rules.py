@@ -23,6 +23,7 @@ from megatron_ft.core.timeouts.budget_rule import (
     after_update,
     estimate,
 )
+from megatron_ft.core.timeouts.early import CHECK_S
 from megatron_ft.core.timeouts.tail import Tail, bucket_of
 from megatron_ft.core.timeouts.timeouts import calculate_timeout
 from tests.bench.figures import Row
@@ -36,8 +37,6 @@ FACTOR = 5.0
 _MOST_REPEATS = 5
 _FACTORS = (5.0, 6.0, 7.0, 8.0, 10.0, 12.0, 15.0, 20.0, 30.0, 50.0, 100.0)
 _NONE = float("inf")
-_LOOKS_S = 1.9
-"""As `core.agent.suspicion` has it, on several nodes."""
 
 
 class Rule(Protocol):
@@ -92,7 +91,7 @@ class Budget:
     """Ours."""
 
     def __init__(self, budget: float = DEFAULT_BUDGET) -> None:
-        self.timeout_s = self.first_s = _NONE
+        self.timeout_s = self.first_s = self.suspect_s = _NONE
         self._budget = budget
         self._known = Known()
         self.restart()
@@ -115,13 +114,13 @@ class Budget:
             self._new.append((took_s[first:], first))
 
     def update(self) -> None:
-        tail = Tail(dict(self._known.tail.counts))
+        tail, passed = self._known.tail, 0
         for took_s, _ in self._new:
-            tail.forget(len(took_s))
             tail = Tail.joined([_with(tail, took_s[:, rank]) for rank in range(took_s.shape[1])])
+            passed += len(took_s)
         self._new = []
         self._known = after_update(
-            self._known, tail=tail, longest_s=self._longest_s, first_s=self._first_s, factor=FACTOR
+            self._known, tail=tail, passed=passed, longest_s=self._longest_s, first_s=self._first_s, factor=FACTOR
         )
         self._enforce()
 
@@ -129,6 +128,7 @@ class Budget:
         found = estimate(self._known, budget=self._budget, factor=FACTOR, was_killed=was_killed)
         assert found is not None
         self.timeout_s, self.first_s = found.timeout_s, found.first_s
+        self.suspect_s = found.timeout_s if found.suspect_s is None else found.suspect_s
         self.last: Estimate = found
 
 
@@ -160,7 +160,7 @@ class Outcome:
 def play(trace: Trace, rule: Rule, *, looks: bool = False) -> Outcome:
     """A job under a rule.
 
-    ``looks``: a rank that has passed its timeout is only ended if no rank of the job is seen to move, or at `MOST`
+    ``looks``: a rank that is suspected is only ended if no slow step looks like this one (`Trace.told`), or at `MOST`
     times the timeout; and a hang ends by so much later as the looks take.
     """
     steps = len(trace.took_s)
@@ -177,12 +177,14 @@ def play(trace: Trace, rule: Rule, *, looks: bool = False) -> Outcome:
         numbers = np.arange(of_run, of_run + len(took))
         took *= np.array([slow_first(int(n)) for n in numbers[:8]] + [1.0] * (len(took) - 8))[: len(took), None]
         limit_s = np.where(numbers < FIRST_INTERVALS, rule.first_s, rule.timeout_s)
+        suspect_s = rule.suspect_s if looks and isinstance(rule, Budget) else rule.timeout_s
         if looks:
-            limit_s = np.where(trace.moves[at:end], MOST, 1.0) * limit_s
+            early_s = np.where(numbers < FIRST_INTERVALS, rule.first_s, suspect_s)
+            limit_s = np.where(trace.told[at:end], MOST * limit_s, early_s)
         late = np.flatnonzero(took.max(axis=1) > limit_s)
         done = int(late[0]) if len(late) else len(took)
         if rule.timeout_s != _NONE:
-            delay, judged = delay + (rule.timeout_s + (_LOOKS_S if looks else 0.0)) * done, judged + done
+            delay, judged = delay + (suspect_s + (CHECK_S if looks else 0.0)) * done, judged + done
         at += done
         if not len(late):
             rule.saw(took, of_run)
@@ -196,7 +198,9 @@ def play(trace: Trace, rule: Rule, *, looks: bool = False) -> Outcome:
         if not trace.repeats[at] or tries >= _MOST_REPEATS:
             at, tries = at + 1, 0
         rule.killed()
-        of_run = FIRST_INTERVALS  # it goes on from the last save, and comes here later
+        # it goes on from the last save, slowly at first, and comes here later
+        rule.saw(np.median(took) * np.array([[slow_first(n)] for n in range(FIRST_INTERVALS)]), 0)
+        of_run = FIRST_INTERVALS
     return Outcome(steps, kills, delay / max(judged, 1))
 
 

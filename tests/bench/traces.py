@@ -25,25 +25,25 @@ class Trace:
     Args:
         begins: the steps at which a run begins.
         repeats: a step that takes as long again when the restarted job comes to it.
-        moves: a slow step in which some rank computes, reads or completes collectives, as an evaluation or a slow node
-            does; in one without, nobody is seen to do anything, as when a file system stands still.
+        told: a slow step that is told from a hang, because some rank computes, reads or completes collectives, as in an
+            evaluation or on a slow node, or is seen in a system call on a file.
     """
 
     name: str
     took_s: Floats
     begins: Flags
     repeats: Flags
-    moves: Flags
+    told: Flags
 
 
 def make(name: str, seed: int, intervals: int) -> Trace:
     """One of `TRACES`; ``intervals`` are those of all its ranks."""
     rng = np.random.default_rng([seed, sorted(TRACES).index(name)])
-    took_s, repeats, moves = TRACES[name](rng, intervals)
+    took_s, repeats, told = TRACES[name](rng, intervals)
     steps = len(took_s)
     begins = rng.random(steps) < 1.0 / _EVERY_RUN
     begins[0] = True
-    return Trace(name, took_s if took_s.ndim == 2 else took_s[:, None], begins, repeats, moves)
+    return Trace(name, took_s if took_s.ndim == 2 else took_s[:, None], begins, repeats, told)
 
 
 def slow_first(steps_of_run: int) -> float:
@@ -91,11 +91,18 @@ def _drifting(rng: np.random.Generator, steps: int) -> Made:
 
 def _stalls(rng: np.random.Generator, steps: int) -> Made:
     """Every 3000 steps the file system stands still for some 20 s, in up to three steps in a row."""
-    took_s = _body(rng, steps)
+    took_s, stalls = _body(rng, steps), _none(steps)
     for at in np.flatnonzero(rng.random(steps) < 1.0 / 3000):
         width = int(rng.integers(1, 4))
         took_s[at : at + width] += rng.lognormal(np.log(20.0), 0.5, len(took_s[at : at + width]))
-    return took_s, _none(steps), _none(steps)
+        stalls[at : at + width] = True
+    return took_s, _none(steps), stalls
+
+
+def _unseen(rng: np.random.Generator, steps: int) -> Made:
+    """The same, where no rank can say that it waits for a file."""
+    took_s, repeats, _ = _stalls(rng, steps)
+    return took_s, repeats, _none(steps)
 
 
 def _slow_node(rng: np.random.Generator, steps: int) -> Made:
@@ -118,4 +125,5 @@ TRACES: dict[str, Callable[[np.random.Generator, int], Made]] = {
     "drifting": _drifting,
     "file-system stalls": _stalls,
     "one slow node": _slow_node,
+    "stalls that no rank can tell": _unseen,
 }

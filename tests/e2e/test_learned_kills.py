@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tests.support.launching import Launcher, launcher
+import pytest
+
+from megatron_ft.core.timeouts.document import to_document
+from megatron_ft.core.timeouts.learned import LearnedState, LearnedTimeout
+from megatron_ft.ipc.files.state_file import write_state
+from tests.support.launching import Launcher, launcher, wait_until
 from tests.support.nodes import meeting_place
 
 __all__ = ["launcher"]
+
+_MNT_DETACH = 2
 
 # every 40th step takes far longer, also when the job comes to it again
 LOOP = """
@@ -25,7 +36,13 @@ def computing(until_s):
         other_half()
 
 def take(seconds, how):
-    if how == "computing":
+    if how.startswith("/"):
+        open(how + ".tried", "w").close()
+        try:
+            open(how + "/file")
+        except OSError:  # it is given up at last
+            pass
+    elif how == "computing":
         computing(time.monotonic() + seconds)
     else:
         time.sleep(seconds)
@@ -95,3 +112,59 @@ def test_a_rank_of_another_node_that_computes_is_seen_from_here(launcher: Launch
     assert [node.events("verdict", role="monitor") for node in nodes] == [[], []]
     given = [each for node in nodes for each in node.events("more_time")]
     assert {each["progress"].partition(" ")[2].partition(" ")[0] for each in given if each["rank"] == 0} == {"1"}
+
+
+@pytest.fixture
+def dead_directory(tmp_path: Path) -> Iterator[tuple[Path, Callable[[], None]]]:
+    """A mounted file system whose server never answers, and what ends all waits for it."""
+    place = tmp_path / "dead"
+    place.mkdir()
+    libc = ctypes.CDLL(None, use_errno=True)
+    try:
+        server = os.open("/dev/fuse", os.O_RDWR)
+    except OSError as error:
+        pytest.skip(f"no file system can be made here that never answers: {error}")
+    options = f"fd={server},rootmode=40000,user_id={os.getuid()},group_id={os.getgid()}"
+    if libc.mount(b"dead", os.fsencode(place), b"fuse", 0, options.encode()):
+        os.close(server)
+        pytest.skip(f"no file system can be made here that never answers: {os.strerror(ctypes.get_errno())}")
+    ended = []
+
+    def end() -> None:
+        ended.extend([] if ended else [os.close(server)])
+
+    yield place, end
+    end()
+    libc.umount2(os.fsencode(place), _MNT_DETACH)
+
+
+def test_a_step_that_waits_for_a_file_system_ends_nobody(
+    launcher: Launcher, tmp_path: Path, dead_directory: tuple[Path, Callable[[], None]]
+) -> None:
+    place, end = dead_directory
+    launched = launcher.start(LOOP, *OPTIONS, LITTLE, script_args=[str(tmp_path / "save"), "0", str(place)])
+    wait_until(Path(f"{place}.tried").exists, 60)
+    wait_until(lambda: launched.events("more_time"), 30)
+    time.sleep(0.5)  # beyond the learned timeout: there is no condition to wait for
+    end()
+    finished = launched.wait()
+    assert finished.code == 0, finished.err
+    assert launched.events("verdict", role="monitor") == []
+    given = launched.events("more_time")
+    assert {each["section"] for each in given} == {"step"}
+    assert given[0]["progress"].startswith("rank 0 waits for its file system (in fuse_")
+
+
+def test_a_rank_that_stands_still_is_found_hung_long_before_its_learned_timeout(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    (tmp_path / "save").mkdir()
+    step = LearnedTimeout(timeout_s=3600.0, suspect_s=1.0)
+    write_state(str(tmp_path / "save" / "ft_state.json"), to_document(LearnedState(sections={"step": step})))
+    script = LOOP.replace("iteration % 40 == 35", "iteration == 20 and os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'")
+    launched = launcher.start(script, *OPTIONS, script_args=[str(tmp_path / "save"), "3000", "asleep"])
+    finished = launched.wait()
+    assert finished.code == 0, finished.err
+    (verdict,) = launched.events("verdict", role="monitor")
+    assert (verdict["section"], verdict["timeout_s"], verdict["learned_timeout_s"]) == ("step", 1.0, 3600.0)
+    assert "the timeout of 'step' has ended a rank in the last cycle: 2 times as long" in finished.out

@@ -103,9 +103,13 @@ class BudgetRule:
             for length_s in of_rank:
                 tail.count(bucket_of(length_s))
         tail = Tail.joined(tails) if tails else before
-        tail.forget(max((len(of_rank) for of_rank in took_s), default=0))
         self._known = after_update(
-            self._known, tail=tail, longest_s=self._longest_s, first_s=first_s, factor=self._factor
+            self._known,
+            tail=tail,
+            passed=max((len(of_rank) for of_rank in took_s), default=0),
+            longest_s=self._longest_s,
+            first_s=first_s,
+            factor=self._factor,
         )
         found = estimate(self._known, budget=self._budget, factor=self._factor)
         assert found is not None

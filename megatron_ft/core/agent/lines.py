@@ -133,14 +133,15 @@ def observed(verdict: HangVerdict) -> str:
     return f"rank {verdict.rank} {describe_overdue(verdict)}{_at(verdict)}: not killed (observe-only)"
 
 
-def more_time(verdicts: Sequence[HangVerdict], progress: str, most: float) -> str:
-    """Ranks have passed a learned timeout, and ``progress`` was seen: they aren't ended."""
+def more_time(verdicts: Sequence[HangVerdict], progress: str, most_s: float) -> str:
+    """Ranks are suspected, and ``progress`` was seen: they aren't terminated until ``most_s`` at the latest."""
     first = verdicts[0]
     more = f" (and {counted(len(verdicts) - 1, 'other rank')} of this node)" if len(verdicts) > 1 else ""
     where = f"in '{first.section}'" if first.section is not None else first.kind.replace("_", " ")
+    than = "usual" if first.learned_timeout_s is not None else f"its learned timeout of {first.timeout_s:.1f} s"
     return (
-        f"rank {first.rank}{more}: {where} for {first.elapsed_s:.1f} s{_at(first)}, longer than its learned timeout of "
-        f"{first.timeout_s:.1f} s, but {progress}: given more time, up to {most * first.timeout_s:.1f} s"
+        f"rank {first.rank}{more}: {where} for {first.elapsed_s:.1f} s{_at(first)}, longer than {than}, but "
+        f"{progress}: given more time, up to {most_s:.1f} s"
     )
 
 

@@ -1,9 +1,11 @@
 """A rank whose learned timeout is over is terminated only if no rank of the job makes progress. Pure.
 
-A monitor whose rank has passed a learned timeout asks here. All ranks of the job are observed twice, and as long as
-one of them makes progress the suspects are given more time, a quarter more each time and `MOST` timeouts in all at
-most: some ranks only seem to move. If none does, the hang is confirmed, as when any other timeout is over.
-Where the nodes decide for themselves (``min-healthy``, or a rendezvous of torch's), only the ranks of this node count.
+A monitor asks here when its rank has passed a learned timeout, or the moment before it from which a rank is suspected
+(`core.timeouts.early`). All ranks of the job are observed twice, and as long as one of them makes progress the suspects
+are given more time, a quarter more each time and `MOST` timeouts in all at most: some ranks only seem to move. If none
+does, the hang is confirmed, as when any other timeout is over.
+Where the nodes decide for themselves (``min-healthy``, or a rendezvous of torch's), only the ranks of this node count,
+and those of other nodes may be what this one waits for: then a rank has its learned timeout before it is suspected.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.turn import Options, Turn
 from megatron_ft.core.diagnosis.exits import HangVerdict
 from megatron_ft.core.job.messages import Moving, Suspected
+from megatron_ft.core.timeouts.early import CHECK_S
 
 __all__ = ["MOST", "Suspicion"]
 
@@ -23,8 +26,6 @@ _MORE = 1.25
 _LEAST_MORE_S = 1.0
 _SHARE, _LEAST_S, _LONGEST_S = 0.2, 0.1, 1.0
 """Between two observations: this share of the timeout, and at least and at most so many seconds."""
-_BOUND_S = 1.9
-"""From the suspicion to what follows, at most: a starved rank answers late."""
 _FRESH_NS = 2_000_000_000
 """What moved on another node so long ago still counts: not all nodes suspect in the same moment."""
 
@@ -36,7 +37,9 @@ class Suspicion:
         self._record = record
         self._number = number
         self._observes_only = options.observe_only
-        self._asks_others = nodes > 1 and not (options.min_healthy or options.meets_elsewhere)
+        decides_alone = options.min_healthy or options.meets_elsewhere
+        self._sees_all_ranks = nodes == 1 or not decides_alone
+        self._asks_others = nodes > 1 and not decides_alone
         self._suspects: dict[int, HangVerdict] = {}
         """By local rank."""
         self._given: set[tuple[int, int, str]] = set()
@@ -57,7 +60,11 @@ class Suspicion:
         """A learned timeout of a rank of this node is over."""
         if self._is_over:
             return
-        if verdict.elapsed_s >= MOST * verdict.timeout_s:
+        learned_s = verdict.learned_timeout_s
+        if learned_s is not None and verdict.elapsed_s < learned_s and not self._sees_all_ranks:
+            turn.do(ExtendTimeout(verdict.local_rank, learned_s))
+            return
+        if verdict.elapsed_s >= _most_s(verdict):
             if not self._observes_only:
                 turn.do(Say(lines.most_time_is_over(verdict, MOST)))
             turn.do(ConfirmHang(verdict.local_rank))
@@ -112,7 +119,7 @@ class Suspicion:
             return  # that check counts for this, too
         self._awaited = self._record.running & self._record.watched
         again_ns = turn.now_ns + round(between_s * 1e9)
-        self._bound_ns = turn.now_ns + round(_BOUND_S * 1e9)
+        self._bound_ns = turn.now_ns + round(CHECK_S * 1e9)
         turn.do(*(CheckProgress(local_rank, again_ns) for local_rank in sorted(self._awaited)))
 
     def _extend_timeout(self, progress: str, turn: Turn) -> None:
@@ -120,7 +127,7 @@ class Suspicion:
         self._bound_ns = None if suspects else self._bound_ns
         news = []
         for local_rank, verdict in sorted(suspects.items()):
-            elapsed_s, most_s = verdict.elapsed_s, MOST * verdict.timeout_s
+            elapsed_s, most_s = verdict.elapsed_s, _most_s(verdict)
             until_s = min(max(_MORE * elapsed_s, elapsed_s + _LEAST_MORE_S), most_s)
             turn.do(
                 ExtendTimeout(local_rank, until_s), written.more_time(self._record.cycle, verdict, until_s, progress)
@@ -130,4 +137,8 @@ class Suspicion:
                 self._given.add(key)
                 news.append(verdict)
         if news:
-            turn.do(Say(lines.more_time(news, progress, MOST)))
+            turn.do(Say(lines.more_time(news, progress, _most_s(news[0]))))
+
+
+def _most_s(verdict: HangVerdict) -> float:
+    return MOST * (verdict.learned_timeout_s or verdict.timeout_s)

@@ -26,8 +26,9 @@ _TIMEOUTS = (
     "out_of_section_timeout_ns",
     "is_out_of_section_learned",
     "first_out_of_section_ns",
+    "suspect_out_of_section_ns",
 )
-_SECTION_TIMEOUTS = ("timeout_ns", "first_timeout_ns", "is_learned")
+_SECTION_TIMEOUTS = ("timeout_ns", "first_timeout_ns", "is_learned", "suspect_after_ns")
 _MOST_MORE = 2**40
 """No rank counts that far between two checks, nor in its life: after a renewal, the ring goes on where it was."""
 _LATE_NS = 1_000_000_000

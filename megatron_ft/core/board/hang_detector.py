@@ -8,6 +8,8 @@ Rules
   one is young. Only if none is open, ``now - last transition`` counts against the out-of-section timeout.
 * Heartbeat timeouts, the user's like the default ones, apply to a rank that has sent a heartbeat or has opened no
   section: they don't apply to one that opens sections and sends no heartbeat.
+* A learned timeout may have a moment before it from which an interval is suspected (`core.timeouts.early`). It counts
+  only where a launcher can be asked, and is the timeout that the verdict has; what was learned is beside it.
 * During warm-up (see :func:`_is_warming_up`) "step" and the time out of section have no timeout. If a section "warmup"
   is configured they have: its timeout is that of "step" until more than the warm-up's iterations have begun.
 * A verdict is read twice, a moment apart, before it counts.
@@ -72,6 +74,8 @@ class Overdue(NamedTuple):
     """All that are open, outermost first."""
     is_learned: bool = False
     """The timeout was calculated from observed intervals."""
+    learned_ns: int | None = None
+    """That one, where ``timeout_ns`` is only when the interval was suspected."""
 
 
 class Action(enum.Enum):
@@ -100,6 +104,8 @@ class Interval(NamedTuple):
     since_ns: int
     timeout_ns: int
     is_learned: bool = False
+    learned_ns: int | None = None
+    """As in `Overdue`."""
 
 
 class _Suspect(NamedTuple):
@@ -126,6 +132,8 @@ class MonitorState:
 
     check_interval_ns: int
     last_look_ns: int
+    suspects_early: bool = False
+    """A launcher can be asked: a suspicion before the timeout is over terminates nobody."""
     asked_ns: int | None = None
     gaps: list[Gap] = field(default_factory=list)
     """In order, without overlap."""
@@ -144,7 +152,7 @@ def check_board(state: MonitorState, board: BoardSnapshot, now_ns: int, *, was_s
     Changes ``state``.
     """
     assert now_ns >= state.last_look_ns, (now_ns, state.last_look_ns)
-    smallest = _smallest_timeout(board)
+    smallest = _smallest_timeout(board, early=state.suspects_early)
     _note_gap(state, smallest, now_ns, was_stopped)
     state.last_look_ns = now_ns
     if board.closing:
@@ -154,7 +162,7 @@ def check_board(state: MonitorState, board: BoardSnapshot, now_ns: int, *, was_s
 
     nearest: int | None = None
     overdue: tuple[int, Interval] | None = None
-    running = list(running_intervals(board))
+    running = list(running_intervals(board, early=state.suspects_early))
     state.given = {interval: timeout_ns for interval, timeout_ns in state.given.items() if interval in running}
     for interval in running:
         if interval == state.dismissed:
@@ -204,7 +212,9 @@ def excuse(state: MonitorState, since_ns: int, now_ns: int) -> None:
 
 
 def _interval_of(verdict: Overdue) -> Interval:
-    return Interval(verdict.kind, verdict.section, verdict.since_ns, verdict.timeout_ns, verdict.is_learned)
+    return Interval(
+        verdict.kind, verdict.section, verdict.since_ns, verdict.timeout_ns, verdict.is_learned, verdict.learned_ns
+    )
 
 
 def _judge_overdue(state: MonitorState, board: BoardSnapshot, interval: Interval, now_ns: int) -> Check:
@@ -217,6 +227,7 @@ def _judge_overdue(state: MonitorState, board: BoardSnapshot, interval: Interval
         iteration=board.iteration,
         open_sections=tuple(s.name for s in board.open_sections),
         is_learned=interval.is_learned,
+        learned_ns=interval.learned_ns,
     )
     if state.suspect is None or state.suspect.interval != interval:
         state.suspect = _Suspect(interval, now_ns + CONFIRM_AFTER_NS)
@@ -227,8 +238,11 @@ def _judge_overdue(state: MonitorState, board: BoardSnapshot, interval: Interval
     return Check(Action.CONFIRM, state.asked_ns, verdict)
 
 
-def running_intervals(board: BoardSnapshot) -> Iterator[Interval]:
-    """Everything that is being timed now and has a finite timeout; nothing once the board is ``closing``."""
+def running_intervals(board: BoardSnapshot, *, early: bool = False) -> Iterator[Interval]:
+    """Everything that is being timed now and has a finite timeout; nothing once the board is ``closing``.
+
+    ``early``: where an interval is suspected before its timeout, with that time as its timeout.
+    """
     if board.closing:
         return
     slow = next((section for section in board.sections if section.name == WARMUP), None)
@@ -245,7 +259,9 @@ def running_intervals(board: BoardSnapshot) -> Iterator[Interval]:
         if section.name == STEP:
             timeout_ns = _step_timeout(board, timeout_ns, slow, warming_up=warming_up)
         if timeout_ns is not None:
-            yield Interval(HangKind.SECTION, section.name, section.opened_at_ns, timeout_ns, section.is_learned)
+            suspect_ns = section.suspect_after_ns if early and timeout_ns == section.timeout_ns else None
+            timeouts = _with_suspicion(timeout_ns, suspect_ns, is_learned=section.is_learned)
+            yield Interval(HangKind.SECTION, section.name, section.opened_at_ns, *timeouts)
     out_of_section_ns = _longest_timeout(board) if is_blank(board) else board.out_of_section_timeout_ns
     if board.first_out_of_section_ns is not None and sum(s.open_count for s in board.sections) < FIRST_INTERVALS:
         out_of_section_ns = board.first_out_of_section_ns
@@ -253,7 +269,10 @@ def running_intervals(board: BoardSnapshot) -> Iterator[Interval]:
         out_of_section_ns = _warm_up_timeout(board, out_of_section_ns)
     if not any_open and out_of_section_ns is not None:
         since = max(board.last_transition_ns, board.start_ns, board.warm_up_over_ns)
-        yield Interval(HangKind.OUT_OF_SECTION, None, since, out_of_section_ns, board.is_out_of_section_learned)
+        is_usual = early and out_of_section_ns == board.out_of_section_timeout_ns
+        suspect_ns = board.suspect_out_of_section_ns if is_usual else None
+        timeouts = _with_suspicion(out_of_section_ns, suspect_ns, is_learned=board.is_out_of_section_learned)
+        yield Interval(HangKind.OUT_OF_SECTION, None, since, *timeouts)
 
     may_have_opened = any_opened or (is_blank(board) and bool(board.sections))
     if board.heartbeats == 0:
@@ -277,6 +296,12 @@ def is_blank(board: BoardSnapshot) -> bool:
         or any(section.open_count for section in board.sections)
     )
     return board.epoch != 0 and not has_written
+
+
+def _with_suspicion(timeout_ns: int, suspect_ns: int | None, *, is_learned: bool) -> tuple[int, bool, int | None]:
+    """The last three fields of an `Interval`."""
+    is_early = is_learned and suspect_ns is not None and suspect_ns < timeout_ns
+    return (suspect_ns, True, timeout_ns) if is_early and suspect_ns is not None else (timeout_ns, is_learned, None)
 
 
 def _longest_timeout(board: BoardSnapshot) -> int | None:
@@ -317,7 +342,7 @@ def _is_warming_up(board: BoardSnapshot) -> bool:
     return bool(steps) or board.iterations_seen > 0
 
 
-def _smallest_timeout(board: BoardSnapshot) -> int | None:
+def _smallest_timeout(board: BoardSnapshot, *, early: bool) -> int | None:
     """The smallest finite timeout: nothing that starts after a look can be late before it is over."""
     timeouts = [s.timeout_ns for s in board.sections]
     timeouts += [
@@ -325,6 +350,8 @@ def _smallest_timeout(board: BoardSnapshot) -> int | None:
         board.initial_heartbeat_timeout_ns,
         board.heartbeat_timeout_ns,
     ]
+    if early:
+        timeouts += [board.suspect_out_of_section_ns, *(s.suspect_after_ns for s in board.sections)]
     return min((t for t in timeouts if t is not None), default=None)
 
 

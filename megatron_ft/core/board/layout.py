@@ -54,6 +54,7 @@ W_COLLECTIVE_AT = 32  # when one of the counts was seen to change
 W_COLLECTIVES_ENTERED = 33
 W_COLLECTIVES_COMPLETED = 34
 W_OUT_OF_SECTION_FIRST = 35  # the timeout of the first times of a cycle in which none is open; 0: the same
+W_OUT_OF_SECTION_SUSPECT = 36  # when the time in none is suspected, before its timeout; 0: at its timeout
 
 CLOSING = int.from_bytes(b"is over!", "little")
 """No stray write makes that: a board that is renewed keeps it, because it would not be written again."""
@@ -70,6 +71,7 @@ S_OPEN_COUNT = 9
 S_TIMEOUT = 10
 S_FIRST_TIMEOUT = 11  # of the first intervals of a cycle; 0: the same
 S_LEARNED = 12  # 1: both were calculated from observed intervals
+S_SUSPECT_AFTER = 13  # when an interval is suspected, before its timeout; 0: at its timeout
 
 RING = SECTION_TABLE + SECTION_WORDS * MAX_SECTIONS
 RING_EVENTS = 4096  # a power of two
@@ -106,6 +108,8 @@ class SectionView(NamedTuple):
     first_timeout_ns: int | None = None
     """Of the first intervals of a cycle; None: the same."""
     is_learned: bool = False
+    suspect_after_ns: int | None = None
+    """When an interval is suspected; None: at its timeout."""
 
 
 class CollectiveCounts(NamedTuple):
@@ -152,6 +156,8 @@ class BoardSnapshot(NamedTuple):
     is_out_of_section_learned: bool = False
     first_out_of_section_ns: int | None = None
     """The timeout of the first times of a cycle in which no section is open; None: the same."""
+    suspect_out_of_section_ns: int | None = None
+    """When the time in no section is suspected; None: at its timeout."""
     watch_only: bool = False
     """The script calls no hooks."""
     collectives: CollectiveCounts | None = None
@@ -232,7 +238,8 @@ def decode(raw: bytes | memoryview, now_ns: int) -> BoardSnapshot:
         main_thread=words[W_MAIN_THREAD],
         warm_up_over_ns=words[W_WARM_UP_OVER_AT],
         is_out_of_section_learned=words[W_OUT_OF_SECTION_LEARNED] == 1,
-        first_out_of_section_ns=_first_timeout("out of section", words[W_OUT_OF_SECTION_FIRST]),
+        first_out_of_section_ns=_timeout_if_other("out of section", words[W_OUT_OF_SECTION_FIRST]),
+        suspect_out_of_section_ns=_timeout_if_other("out of section", words[W_OUT_OF_SECTION_SUSPECT]),
         watch_only=words[W_WATCH_ONLY] == 1,
         collectives=_collectives(words),
     )
@@ -274,8 +281,9 @@ def _decode_section(
         opened_at,
         words[at + S_OPEN_COUNT],
         _timeout(name, words[at + S_TIMEOUT]),
-        _first_timeout(name, words[at + S_FIRST_TIMEOUT]),
+        _timeout_if_other(name, words[at + S_FIRST_TIMEOUT]),
         words[at + S_LEARNED] == 1,
+        _timeout_if_other(name, words[at + S_SUSPECT_AFTER]),
     )
 
 
@@ -288,7 +296,7 @@ def _iteration(word: int) -> int | None:
     return word - 1 if word else None
 
 
-def _first_timeout(what: str, word: int) -> int | None:
+def _timeout_if_other(what: str, word: int) -> int | None:
     return _timeout(what, word) if word else None
 
 

@@ -118,6 +118,8 @@ class HangVerdict:
     """The process was stopped by a signal (SIGSTOP, SIGTSTP)."""
     learned: bool = False
     """The timeout was calculated from observed intervals."""
+    learned_timeout_s: float | None = None
+    """That timeout, where the rank was suspected sooner, after ``timeout_s``."""
 
     @property
     def is_certain(self) -> bool:

@@ -1,21 +1,33 @@
 """Whether a rank still makes progress: two observations of it, a moment apart, and what has changed between them. Pure.
 
-What can't be read in both observations counts for nothing: unknown isn't progress.
+What can't be read in both observations counts for nothing: unknown isn't progress. A rank that waits for its file
+system makes none, but isn't hung either: the file system is, and a restart would wait for it, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from megatron_ft.core.plural import counted
 
-__all__ = ["LEAST_BYTES", "Glance", "progress_between"]
+__all__ = ["LEAST_BYTES", "Glance", "is_file_wait", "progress_between"]
 
 LEAST_BYTES = 64 * 1024
 """Fewer bytes are those of a log, or of a thread that reports metrics, and no work."""
 _BUSY_SHARE = 0.5
+_STARVED_SHARE = 0.25
+_FILE_WAITS = (
+    *("io_schedule", "folio_wait", "wait_on_page", "filemap_", "lock_page", "__lock_page", "balance_dirty_pages"),
+    *("nfs", "rpc_wait", "__rpc_", "fuse_", "request_wait_answer", "ceph_", "cifs_", "smb2_", "p9_"),
+    *("ptlrpc_", "ldlm_", "ll_", "cl_", "osc_", "lov_", "cxiWait", "beegfs", "FhgfsOps", "weka"),
+    *("ext4_", "jbd2_", "xfs_", "xlog_", "btrfs_", "blk_", "bio_", "submit_bio", "d_alloc_parallel", "d_wait_lookup"),
+)
+"""How the names of functions begin in which the kernel lets a thread wait for a file system: of Linux, and of the
+modules of Lustre (ptlrpc to lov), Storage Scale (cxi), BeeGFS and WEKA."""
+_NO_FILE_WAITS = ("fuse_dev_",)
+"""In which the server of such a file system waits for work."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,9 +42,11 @@ class Glance:
         stacks: where its main thread was seen: the calls, the innermost first, and the instruction each was at; empty
             where that isn't known.
         frame: the innermost of the last of them, for people.
-        cpu_ns: how long its main thread has run, or has waited for a CPU, in its life.
+        cpu_ns: how long its main thread has run, or has waited for a CPU, in its life; starved_ns: only the latter.
         transferred: by process of the rank's (its data-loader workers are some), bytes read and written in its life;
             None where that couldn't be read.
+        file_waits: thread -> the kernel's function in which it waits for a file system, of all threads of the rank and
+            of the processes that it has started.
     """
 
     at_ns: int
@@ -43,7 +57,9 @@ class Glance:
     stacks: frozenset[tuple[str, ...]] = frozenset()
     frame: str = ""
     cpu_ns: int = 0
+    starved_ns: int = 0
     transferred: Mapping[int, int] | None = None
+    file_waits: Mapping[int, str] = field(default_factory=dict)
 
 
 def progress_between(before: Glance, after: Glance) -> str:
@@ -61,7 +77,16 @@ def progress_between(before: Glance, after: Glance) -> str:
         return f"has read or written {transferred / 1e6:.1f} MB"
     if _was_busy(before, after) and before.stacks and after.stacks and len(before.stacks | after.stacks) > 1:
         return f"computes in {after.frame}"
+    if after.starved_ns - before.starved_ns >= _STARVED_SHARE * (after.at_ns - before.at_ns):
+        return "is kept waiting for a CPU"
+    if waits := sorted(set(before.file_waits) & set(after.file_waits)):
+        return f"waits for its file system (in {after.file_waits[waits[0]]})"
     return ""
+
+
+def is_file_wait(function: str) -> bool:
+    """Whether a thread that the kernel lets wait in this function waits for a file system, a disk, or their server."""
+    return function.startswith(_FILE_WAITS) and not function.startswith(_NO_FILE_WAITS)
 
 
 def _more(before: Mapping[Any, int] | None, after: Mapping[Any, int] | None) -> int:

@@ -57,6 +57,7 @@ class LearnedTimeout:
         reference_s: what the rule "reference" says.
         budget_s: what the budget of false kills alone asks for.
         first_s: the timeout of the first intervals of a cycle, where it is another one.
+        suspect_s: from then on all ranks are checked for progress, if that is before ``timeout_s``.
     """
 
     timeout_s: Seconds | None = None
@@ -68,6 +69,7 @@ class LearnedTimeout:
     reference_s: Seconds | None = None
     budget_s: Seconds | None = None
     first_s: Seconds | None = None
+    suspect_s: Seconds | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

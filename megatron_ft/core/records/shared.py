@@ -73,6 +73,7 @@ class RankHung:
         observed_only: it isn't ended (--ft-observe-only).
         text: the verdict in words, from a launcher only.
         learned: the timeout was calculated from observed intervals.
+        learned_timeout_s: that timeout, where ``timeout_s`` is only when the rank was suspected, which is sooner.
     """
 
     rank: Rank
@@ -91,6 +92,7 @@ class RankHung:
     observed_only: bool = False
     text: str | None = None
     learned: bool = False
+    learned_timeout_s: Seconds | None = None
     NAME: ClassVar[str] = "verdict"
 
 

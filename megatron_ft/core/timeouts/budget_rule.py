@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from megatron_ft.core.timeouts import early
+from megatron_ft.core.timeouts.early import Early
 from megatron_ft.core.timeouts.tail import HALF_LIFE, Tail, length_of
 from megatron_ft.core.timeouts.timeouts import calculate_timeout
 
@@ -49,6 +51,7 @@ class Known:
     updates: int = 0
     raised: float = 1.0
     """Doubled by each kill that was ours, and less with each update since."""
+    early: Early = field(default_factory=Early)
 
 
 class Estimate(NamedTuple):
@@ -65,14 +68,17 @@ class Estimate(NamedTuple):
     """More only for ``habit_s``."""
     first_s: float
     """The timeout of the first intervals of a cycle."""
+    suspect_s: float | None = None
+    """When an interval is suspected, if that is before ``timeout_s``."""
 
 
-def after_update(known: Known, *, tail: Tail, longest_s: float, first_s: float, factor: float) -> Known:
+def after_update(known: Known, *, tail: Tail, passed: float, longest_s: float, first_s: float, factor: float) -> Known:
     """More was seen.
 
     Args:
         known: what was known before.
         tail: that of ``known`` and what all ranks have seen since.
+        passed: how many intervals of one rank that is.
         longest_s: the longest of this run, the first ones included.
         first_s: the longest of those; 0 if there was none.
         factor: the reference's ``safety_factor``.
@@ -86,6 +92,8 @@ def after_update(known: Known, *, tail: Tail, longest_s: float, first_s: float, 
     )
     updates = min(known.updates + 1, _MOST_UPDATES)
     usual = reference if known.usual_reference_s is None else known.usual_reference_s
+    new, tail = tail.since(known.tail), Tail(dict(tail.counts))
+    tail.forget(passed)
     return Known(
         tail=tail,
         first_s=max(first_s, known.first_s),
@@ -93,12 +101,15 @@ def after_update(known: Known, *, tail: Tail, longest_s: float, first_s: float, 
         usual_reference_s=usual + (reference - usual) / updates,
         updates=updates,
         raised=max(1.0, known.raised * _COMES_DOWN),
+        early=early.after_update(known.early, new=new, longest_s=longest_s, first_s=first_s, factor=factor),
     )
 
 
 def after_kill(known: Known, factor: float = 2.0) -> Known:
     """A timeout of this has ended a rank, or several in a row have, which ``factor`` says."""
-    return replace(known, raised=known.raised * factor)
+    if factor == 1.0:
+        return known
+    return replace(known, raised=known.raised * factor, early=early.after_kill(known.early))
 
 
 def estimate(known: Known, *, budget: float, factor: float, was_killed: bool = False) -> Estimate | None:
@@ -122,7 +133,10 @@ def estimate(known: Known, *, budget: float, factor: float, was_killed: bool = F
     ceiling = _SHARE_OF_REFERENCE * usual
     timeout = max(min(max(by_budget, room), ceiling), habit)
     timeout = known.raised * (max(timeout, usual) if was_killed else timeout)
-    return Estimate(timeout, by_budget, room, habit, ceiling, max(timeout, first))
+    suspect = known.early.suspect_s
+    if suspect is not None and suspect >= timeout:
+        suspect = None
+    return Estimate(timeout, by_budget, room, habit, ceiling, max(timeout, first), suspect)
 
 
 def _extrapolated(tail: Tail, total: float, budget: float) -> float:

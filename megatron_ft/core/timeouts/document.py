@@ -5,6 +5,7 @@ A plain ``RankMonitorClient.state_dict()`` is read too: it is what Megatron's ow
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from datetime import datetime, timezone
@@ -13,6 +14,7 @@ from typing import Any
 from megatron_ft.core.config.kinds import MAX_SECONDS, show
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.timeouts.budget_rule import Known
+from megatron_ft.core.timeouts.early import Early
 from megatron_ft.core.timeouts.learned import HEARTBEAT_FIELDS, OUT_FIELD, SECTIONS_FIELD, LearnedState, LearnedTimeout
 from megatron_ft.core.timeouts.tail import BUCKETS, Tail
 from megatron_ft.core.timeouts.timeouts import OUT_OF_SECTION, state_from_dict
@@ -34,6 +36,7 @@ def to_document(state: LearnedState) -> dict[str, Any]:
             "max_observed_s": value.max_observed_s,
             "rank_of_max": value.rank_of_max,
             **({} if value.first_s is None else {"first_timeout_s": value.first_s}),
+            **({} if value.suspect_s is None else {"suspect_after_s": value.suspect_s}),
         }
 
     beats, out, written = state.heartbeats, state.out_of_section, state.written_at_unix_s
@@ -115,13 +118,14 @@ def _parse_ours(document: Mapping[Any, Any]) -> LearnedState:
 def _parse_entry(name: str, value: object) -> LearnedTimeout:
     where = show(name)
     entry = _mapping(where, value)
-    rank, first = entry.get("rank_of_max"), entry.get("first_timeout_s")
+    rank, first, suspect = (entry.get(key) for key in ("rank_of_max", "first_timeout_s", "suspect_after_s"))
     return LearnedTimeout(
         timeout_s=_timeout(f"timeout_s of {where}", entry.get("timeout_s")),
         previous_s=_number(f"previous_s of {where}", entry.get("previous_s")),
         max_observed_s=_number(f"max_observed_s of {where}", entry.get("max_observed_s")),
         rank_of_max=None if rank is None else _count(f"rank_of_max of {where}", rank),
         first_s=None if first is None else _timeout(f"first_timeout_s of {where}", first),
+        suspect_s=None if suspect is None else _timeout(f"suspect_after_s of {where}", suspect),
     )
 
 
@@ -133,6 +137,7 @@ def _of_known(known: Known) -> dict[str, Any]:
         "usual_reference_s": known.usual_reference_s,
         "updates": known.updates,
         "raised": known.raised,
+        "early": dataclasses.asdict(known.early),
     }
 
 
@@ -153,7 +158,20 @@ def _parse_known(name: str, value: object) -> Known:
         usual_reference_s=_number(f"usual_reference_s in {where}", entry.get("usual_reference_s")),
         updates=_count(f"updates in {where}", entry.get("updates")),
         raised=max(1.0, raised or 1.0),
+        early=_parse_early(f"early in {where}", entry.get("early")),
     )
+
+
+def _parse_early(where: str, value: object) -> Early:
+    """A file of an earlier version has none."""
+    if value is None:
+        return Early()
+    entry = _mapping(where, value)
+    names = ("longest_s", "usual_s", "untold_s")
+    times = {name: _number(f"{name} in {where}", entry.get(name)) or 0.0 for name in names}
+    updates, off = (_count(f"{name} in {where}", entry.get(name)) for name in ("updates", "off"))
+    reference_s = _number(f"reference_s in {where}", entry.get("reference_s"))
+    return Early(**times, reference_s=reference_s, updates=updates if times["usual_s"] else 0, off=off)
 
 
 def _parse_layout(value: object) -> dict[str, int] | None:

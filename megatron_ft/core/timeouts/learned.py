@@ -47,6 +47,8 @@ class LearnedTimeout:
     """The rank that had it."""
     first_s: float | None = None
     """The timeout of the first intervals of a cycle, where it is another one."""
+    suspect_s: float | None = None
+    """When an interval is suspected, if that is before ``timeout_s``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,6 +231,7 @@ def from_client(
                 max_observed_s=new.get("max_observed_s"),
                 rank_of_max=new.get("rank_of_max"),
                 first_s=new.get("first_s"),
+                suspect_s=new.get("suspect_s"),
             )
         old = None if earlier is None else earlier.entry(name)
         return old if old is not None and old.timeout_s == timeout_s else LearnedTimeout(timeout_s=timeout_s)

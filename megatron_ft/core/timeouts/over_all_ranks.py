@@ -56,6 +56,8 @@ class Calculation(NamedTuple):
     """What the budget of false kills alone would ask for."""
     first_s: float | None = None
     """The timeout of the first intervals of a cycle, where it is another one."""
+    suspect_s: float | None = None
+    """When an interval is suspected, if that is before ``timeout_s``."""
 
 
 class NotReady(NamedTuple):
@@ -185,15 +187,20 @@ def _by_budget(
     for at, (name, part) in enumerate(parts.items()):
         _, longest, now, first, passed = part[:5]
         tail = Tail.from_survivors(part[5:])
-        tail.forget(passed)
         sight = seen[name]
         sight.known = after_update(
-            sight.known, tail=tail, longest_s=longest, first_s=max(first, 0.0), factor=rule.safety_factor
+            sight.known,
+            tail=tail,
+            passed=passed,
+            longest_s=longest,
+            first_s=max(first, 0.0),
+            factor=rule.safety_factor,
         )
         found = estimate(sight.known, budget=rule.budget, factor=rule.safety_factor)
         assert found is not None  # something was observed
         timeout = max(found.timeout_s, _GOES_ON * now, rule.floor)
         first_timeout = max(found.first_s, timeout)
+        suspect = None if found.suspect_s is None else max(found.suspect_s, _GOES_ON * now, rule.floor)
         result[name] = Calculation(
             timeout_s=timeout,
             previous_s=current[name],
@@ -203,5 +210,6 @@ def _by_budget(
             reference_s=sight.known.reference_s,
             budget_s=found.budget_s,
             first_s=first_timeout if first_timeout > timeout else None,
+            suspect_s=suspect if suspect is not None and suspect < timeout else None,
         )
     return result

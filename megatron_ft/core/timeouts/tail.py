@@ -66,10 +66,15 @@ class Tail:
         share = 0.5 ** (passed / HALF_LIFE)
         self.counts = {bucket: n * share for bucket, n in self.counts.items() if n * share >= _NOTHING}
 
-    def longest(self, at_least: float = 0.5) -> float | None:
-        """The length that is known to have been reached so many times; None if none is."""
+    def longest(self, at_least: float = 0.5, *, below_s: float | None = None) -> float | None:
+        """The length that is known to have been reached so many times; None if none is.
+
+        ``below_s``: of those that weren't longer than this.
+        """
         above = 0.0
         for bucket in sorted(self.counts, reverse=True):
+            if below_s is not None and length_of(bucket) > below_s:
+                continue
             above += self.counts[bucket]
             if above >= at_least:
                 return length_of(bucket)
@@ -82,6 +87,11 @@ class Tail:
             above += self.counts.get(bucket, 0.0)
             found[bucket] = above
         return found
+
+    def since(self, earlier: Tail) -> Tail:
+        """What was counted since this was ``earlier``, if nothing was forgotten since."""
+        pairs = zip(self.survivors(), earlier.survivors(), strict=True)
+        return Tail.from_survivors([max(0.0, now - before) for now, before in pairs])
 
     @classmethod
     def from_survivors(cls, survivors: Sequence[float]) -> Tail:

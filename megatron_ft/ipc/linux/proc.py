@@ -21,6 +21,7 @@ __all__ = [
     "process_facts",
     "run_delays_ns",
     "transferred_bytes",
+    "waiting_channels",
 ]
 
 _MAX_THREADS = 256
@@ -83,10 +84,10 @@ def run_delays_ns(pid: int) -> dict[int, int]:
     return found
 
 
-def main_thread_ns(pid: int) -> int:
-    """How long the main thread of a process has run, and has been runnable without a CPU, in its life; 0: not known."""
+def main_thread_ns(pid: int) -> tuple[int, int]:
+    """How long the main thread of a process has run in its life, and has been runnable without a CPU; 0: not known."""
     fields = _read(f"/proc/{pid}/task/{pid}/schedstat").split()
-    return int(fields[0]) + int(fields[1]) if len(fields) > 1 else 0
+    return (int(fields[0]), int(fields[1])) if len(fields) > 1 else (0, 0)
 
 
 def transferred_bytes(pid: int) -> dict[int, int]:
@@ -95,15 +96,33 @@ def transferred_bytes(pid: int) -> dict[int, int]:
     What goes through sockets' own calls (gloo, torch's store) isn't in it. This may wait: see the top of this file.
     """
     found: dict[int, int] = {}
-    seen, left = {pid}, [pid]
-    while left:
-        each = left.pop()
+    for each in _with_children(pid):
         counters = dict(line.split(": ") for line in _read(f"/proc/{each}/io").splitlines() if ": " in line)
         if "rchar" in counters and "wchar" in counters:
             found[each] = int(counters["rchar"]) + int(counters["wchar"])
+    return found
+
+
+def waiting_channels(pid: int) -> dict[int, str]:
+    """By thread, of this process and those it and its children started: the kernel's function in which it waits.
+
+    Threads that run, and those of which the kernel doesn't tell, are left out.
+    """
+    found = {}
+    for each in _with_children(pid):
+        for tid in _tids(each)[:_MAX_THREADS]:
+            if (channel := _read(f"/proc/{each}/task/{tid}/wchan")) not in ("", "0"):
+                found[tid] = channel
+    return found
+
+
+def _with_children(pid: int) -> list[int]:
+    """A process, those that it has started, and theirs; not more than some hundred."""
+    found, seen = [pid], {pid}
+    for each in found:  # it grows meanwhile
         new = children(each) - seen if len(seen) < _MAX_PROCESSES else set()
         seen |= new
-        left += new
+        found += sorted(new)
     return found
 
 

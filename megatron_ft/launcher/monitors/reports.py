@@ -50,4 +50,5 @@ def _verdict(local_rank: int, verdict: RankHung) -> HangVerdict:
         at_ns=verdict.at_ns,
         stopped=verdict.state == "T",
         learned=verdict.learned,
+        learned_timeout_s=verdict.learned_timeout_s,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from megatron_ft.core.timeouts.budget_rule import Known, after_kill
 from megatron_ft.core.timeouts.over_all_ranks import (
@@ -20,7 +20,17 @@ from megatron_ft.core.timeouts.timeouts import OUT_OF_SECTION, SectionTimeouts
 from megatron_ft.rank.client.collective import max_over_ranks
 from megatron_ft.rank.client.recorder import Recorder
 
-__all__ = ["Knowledge", "seconds", "section_timeouts"]
+__all__ = ["Enforced", "Knowledge", "seconds", "section_timeouts"]
+
+
+class Enforced(NamedTuple):
+    """What the monitor goes by; times are seconds, by section and OUT_OF_SECTION."""
+
+    timeouts: SectionTimeouts
+    first: Mapping[str, float]
+    """Of the first intervals of a cycle, where it is another one."""
+    suspect: Mapping[str, float]
+    """When an interval is suspected, where that is before its timeout."""
 
 
 class Knowledge:
@@ -30,26 +40,30 @@ class Knowledge:
         self.known: dict[str, Known] = {}
         self.first_timeouts: dict[str, float] = {}
         """Of the first intervals of a cycle, where it is another one; seconds."""
+        self.suspect_after: dict[str, float] = {}
+        """When an interval is suspected, where that is before its timeout; seconds."""
         self.last_calculation: dict[str, dict[str, Any]] = {}
         self.raised: dict[str, float] = {}
         """Factors of those that have ended a rank in the last cycle, until more is known of them."""
 
-    def enforced(self, timeouts: SectionTimeouts, floor_s: float) -> tuple[SectionTimeouts, dict[str, float]]:
-        """The timeouts that the monitor enforces, and those of first intervals."""
+    def enforced(self, timeouts: SectionTimeouts, floor_s: float) -> Enforced:
+        """What the monitor enforces now."""
         enforced, first = timeouts.enforced(floor_s), dict(self.first_timeouts)
+        usual = self.suspect_after.items()
+        suspect = {name: max(after_s, floor_s) for name, after_s in usual if name not in self.raised}
         for name, factor in self.raised.items():
-            usual = self.known[name].usual_reference_s if name in self.known else None
+            reference_s = self.known[name].usual_reference_s if name in self.known else None
             now = enforced.out_of_section if name == OUT_OF_SECTION else enforced.section.get(name)
             if now is None:
                 continue
-            raised = factor * max(now, usual or 0.0)
+            raised = factor * max(now, reference_s or 0.0)
             if name in first:
                 first[name] = max(raised, factor * first[name])
             if name == OUT_OF_SECTION and enforced.is_out_of_section_calculated:
                 enforced = replace(enforced, out_of_section=raised)
             elif name in enforced.calculated_sections:
                 enforced = replace(enforced, section={**enforced.section, name: raised})
-        return enforced, first
+        return Enforced(enforced, first, suspect)
 
     def agree(self, names: Sequence[str]) -> None:
         """A collective: what was raised on the node of one rank is on all."""
@@ -61,9 +75,14 @@ class Knowledge:
         for name, calculation in calculations.items():
             self.last_calculation[name] = calculation._asdict()
             self.raised.pop(name, None)  # it has ended, on some rank
-            self.first_timeouts.pop(name, None)
-            if calculation.first_s is not None:
-                self.first_timeouts[name] = calculation.first_s
+            _keep(self.first_timeouts, name, calculation.first_s)
+            _keep(self.suspect_after, name, calculation.suspect_s)
+
+
+def _keep(values: dict[str, float], name: str, value: float | None) -> None:
+    values.pop(name, None)
+    if value is not None:
+        values[name] = value
 
 
 def seconds(ns: int) -> float:

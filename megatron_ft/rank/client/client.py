@@ -332,8 +332,8 @@ class RankMonitorClient:
     def _write_section_timeouts(self) -> None:
         assert self.section_timeouts is not None
         assert self.cfg is not None
-        enforced, first = self._knowledge.enforced(self.section_timeouts, self.cfg.calculated_timeout_floor)
-        self._ready().write_timeouts(enforced, first)
+        enforced = self._knowledge.enforced(self.section_timeouts, self.cfg.calculated_timeout_floor)
+        self._ready().write_timeouts(enforced.timeouts, enforced.first, enforced.suspect)
         self._wake_monitor()
 
     def _write_heartbeat_timeouts(self) -> None:

@@ -73,6 +73,7 @@ class Recorder:
         self._first_step_began = 0
         self._timeouts = timeouts
         self._first: Mapping[str, float] = {}
+        self._suspect: Mapping[str, float] = {}
         self.seen: dict[str, IntervalSample] = {OUT_OF_SECTION: IntervalSample()}
         self._note_above: dict[str, int] = {}
         self._note_idle_above = -1
@@ -247,24 +248,30 @@ class Recorder:
         self._words[layout.W_SECTION_COUNT] = index + 1
         self._know(name, index)
 
-    def write_timeouts(self, timeouts: SectionTimeouts, first: Mapping[str, float] | None = None) -> None:
+    def write_timeouts(
+        self,
+        timeouts: SectionTimeouts,
+        first: Mapping[str, float] | None = None,
+        suspect: Mapping[str, float] | None = None,
+    ) -> None:
         """Put the section timeouts in force on the board; the heartbeats' are the client's to write.
 
-        ``first`` are those of the first intervals of a cycle, where they are other ones. Seconds.
+        ``first`` are those of the first intervals of a cycle, where they are other ones; ``suspect``: when an interval
+        is suspected, where that is before its timeout. Seconds.
         """
         self._timeouts = timeouts
-        self._first = first or {}
+        self._first, self._suspect = first or {}, suspect or {}
         # before and after: timeouts that change without their version are taken for damage
         self._board.count_up(layout.W_TIMEOUTS_VERSION)
         for name, timeout in self._timeouts.section.items():
             slot = self._slots[name]
             self._words[slot + layout.S_TIMEOUT] = layout.timeout_word(timeout)
-            first_s = self._first.get(name)
-            self._words[slot + layout.S_FIRST_TIMEOUT] = 0 if first_s is None else layout.timeout_word(first_s)
+            self._words[slot + layout.S_FIRST_TIMEOUT] = _word_if_other(self._first.get(name))
+            self._words[slot + layout.S_SUSPECT_AFTER] = _word_if_other(self._suspect.get(name))
             self._words[slot + layout.S_LEARNED] = int(name in timeouts.calculated_sections)
         self._words[layout.W_OUT_OF_SECTION_TIMEOUT] = layout.timeout_word(timeouts.out_of_section)
-        first_s = self._first.get(OUT_OF_SECTION)
-        self._words[layout.W_OUT_OF_SECTION_FIRST] = 0 if first_s is None else layout.timeout_word(first_s)
+        self._words[layout.W_OUT_OF_SECTION_FIRST] = _word_if_other(self._first.get(OUT_OF_SECTION))
+        self._words[layout.W_OUT_OF_SECTION_SUSPECT] = _word_if_other(self._suspect.get(OUT_OF_SECTION))
         self._words[layout.W_OUT_OF_SECTION_LEARNED] = int(timeouts.is_out_of_section_calculated)
         self._board.count_up(layout.W_TIMEOUTS_VERSION)
 
@@ -335,4 +342,9 @@ class Recorder:
             # never before the new start of monitoring: such a stamp would count as damage again
             words[self._slots[name] + S_OPEN_COUNT] = 1
             words[self._slots[name] + S_OPENED_AT] = max(since, start)
-        self.write_timeouts(self._timeouts, self._first)
+        self.write_timeouts(self._timeouts, self._first, self._suspect)
+
+
+def _word_if_other(timeout_s: float | None) -> int:
+    """0: it is the timeout."""
+    return 0 if timeout_s is None else layout.timeout_word(timeout_s)

@@ -102,6 +102,9 @@ def load(client: Any, path: str, *, is_rank_0: bool) -> Loaded:
         mine._knowledge.first_timeouts.update(
             {name: entry.first_s for name, entry in state.entries() if entry.first_s and name in choice.timeouts}
         )
+        mine._knowledge.suspect_after.update(
+            {name: entry.suspect_s for name, entry in state.entries() if entry.suspect_s and name in choice.timeouts}
+        )
         mine.load_state_dict(choice.client_state())
         summary = ", ".join(f"{name} {seconds(value)}" for name, value in choice.timeouts.items())
         loaded.infos.append(f"timeouts loaded from {path}: {summary or 'heartbeats'}")

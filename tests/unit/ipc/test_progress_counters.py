@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 from pathlib import Path
 
-from megatron_ft.ipc.linux.proc import main_thread_ns, transferred_bytes
+from megatron_ft.ipc.linux.proc import main_thread_ns, transferred_bytes, waiting_channels
+from tests.support.monitored import wait_until
 
 
 def test_bytes_that_are_read_and_written_are_counted(tmp_path: Path) -> None:
@@ -22,11 +24,22 @@ def test_bytes_that_are_read_and_written_are_counted(tmp_path: Path) -> None:
 def test_of_a_process_that_is_gone_nothing_is_known() -> None:
     nobody = 2**22 - 1
     assert transferred_bytes(nobody) == {}
-    assert main_thread_ns(nobody) == 0
+    assert main_thread_ns(nobody) == (0, 0)
+    assert waiting_channels(nobody) == {}
 
 
 def test_the_time_of_a_busy_main_thread_passes() -> None:
-    before, until_s = main_thread_ns(os.getpid()), time.thread_time() + 0.05
+    before, until_s = main_thread_ns(os.getpid())[0], time.thread_time() + 0.05
     while time.thread_time() < until_s:
         pass
-    assert main_thread_ns(os.getpid()) - before >= 40_000_000
+    assert main_thread_ns(os.getpid())[0] - before >= 40_000_000
+
+
+def test_where_the_threads_of_a_process_and_of_its_children_wait_is_known() -> None:
+    asleep = subprocess.Popen(["sleep", "60"])
+    try:
+        wait_until(lambda: asleep.pid in waiting_channels(os.getpid()), 10)
+        assert "nanosleep" in waiting_channels(os.getpid())[asleep.pid]
+    finally:
+        asleep.kill()
+        asleep.wait()

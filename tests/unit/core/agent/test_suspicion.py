@@ -193,3 +193,34 @@ def test_nodes_that_decide_for_themselves_ask_nobody() -> None:
     suspect(driven)
     assert driven.told == []
     assert looked(driven, 0) == [edge.ConfirmHang(0)]
+
+
+def test_a_rank_that_is_suspected_early_may_still_have_four_times_its_learned_timeout() -> None:
+    driven = running(1)
+    suspect(driven, learned_timeout_s=60.0)
+    looked(driven, 0, "waits for its file system (in rpc_wait_bit_killable)")
+    assert driven.all_of(edge.ExtendTimeout) == [edge.ExtendTimeout(0, 12.5)]
+    assert driven.said == [
+        "rank 0: in 'step' for 10.0 s after iteration 7, longer than usual, but rank 0 waits for its file system "
+        "(in rpc_wait_bit_killable): given more time, up to 240.0 s"
+    ]
+    driven.done.clear()
+    suspect(driven, elapsed_s=239.0, learned_timeout_s=60.0)
+    looked(driven, 0, "waits for its file system (in rpc_wait_bit_killable)")
+    assert driven.all_of(edge.ExtendTimeout) == [edge.ExtendTimeout(0, 240.0)]
+    driven.done.clear()
+    effects = suspect(driven, elapsed_s=240.01, learned_timeout_s=60.0)
+    assert [type(effect) for effect in effects] == [edge.Say, edge.ConfirmHang]
+
+
+def test_one_that_stands_still_is_terminated_long_before_its_learned_timeout() -> None:
+    driven = running(1)
+    suspect(driven, learned_timeout_s=60.0)
+    assert looked(driven, 0) == [edge.ConfirmHang(0)]
+
+
+def test_where_other_nodes_cannot_be_asked_it_has_its_learned_timeout_first() -> None:
+    driven = running(1, nodes=2, min_healthy=True)
+    assert suspect(driven, learned_timeout_s=60.0) == [edge.ExtendTimeout(0, 60.0)]
+    assert driven.said == []
+    assert [type(each) for each in suspect(driven, elapsed_s=60.0, learned_timeout_s=60.0)] == [edge.CheckProgress]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from megatron_ft.core.board import board_facts
@@ -456,6 +458,41 @@ def test_so_are_the_first_times_out_of_section_in_which_a_first_step_may_compile
     watching = state(check_interval=100.0)
     assert check_board(watching, idle, START + bound * S - 1).action is Action.WATCH
     assert check_board(watching, idle, START + bound * S).action is Action.CONFIRM
+
+
+SUSPECTED = {"is_learned": True, "suspect_after_ns": 4 * S}
+
+
+def test_where_a_launcher_can_be_asked_a_rank_is_suspected_before_its_learned_timeout() -> None:
+    slow = section(opened_at=START)._replace(**SUSPECTED)
+    alone, asking = state(check_interval=100.0), state(check_interval=100.0)
+    asking.suspects_early = True
+    assert check_board(alone, board(sections=(slow,)), START + 4 * S).action is Action.WATCH
+    assert check_board(asking, board(sections=(slow,)), START + 4 * S - 1).action is Action.WATCH
+    assert check_board(asking, board(sections=(slow,)), START + 4 * S).action is Action.CONFIRM
+    found = check_board(asking, board(sections=(slow,)), START + 4 * S + CONFIRM_AFTER_NS)
+    assert found.action is Action.END_RANK
+    assert found.verdict is not None
+    assert (found.verdict.timeout_ns, found.verdict.learned_ns) == (4 * S, 10 * S)
+    extend_timeout(asking, found.verdict, 10 * S)
+    assert check_board(asking, board(sections=(slow,)), START + 10 * S - 1).action is Action.WATCH
+    assert check_board(asking, board(sections=(slow,)), START + 10 * S).action is Action.CONFIRM
+
+
+@pytest.mark.parametrize("change", [{"is_learned": False}, {"first_timeout_ns": 60 * S}, {"suspect_after_ns": 11 * S}])
+def test_what_was_configured_and_first_intervals_have_no_such_moment(change: dict[str, Any]) -> None:
+    slow = section(opened_at=START)._replace(**{**SUSPECTED, **change})
+    asking = state(check_interval=100.0)
+    asking.suspects_early = True
+    assert check_board(asking, board(sections=(slow,)), START + 9 * S).action is Action.WATCH
+
+
+def test_the_time_in_no_section_has_one_too() -> None:
+    idle = board(out_of_section_timeout_ns=10 * S, is_out_of_section_learned=True, suspect_out_of_section_ns=4 * S)
+    alone, asking = state(check_interval=100.0), state(check_interval=100.0)
+    asking.suspects_early = True
+    assert check_board(alone, idle, START + 4 * S).action is Action.WATCH
+    assert check_board(asking, idle, START + 4 * S).action is Action.CONFIRM
 
 
 @pytest.mark.parametrize("learned", [False, True])

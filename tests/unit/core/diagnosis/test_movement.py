@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from megatron_ft.core.diagnosis.movement import LEAST_BYTES, Glance, progress_between
+from megatron_ft.core.diagnosis.movement import LEAST_BYTES, Glance, is_file_wait, progress_between
 
 HERE, THERE = ("train.py:9 step @4", "train.py:30 main @8"), ("train.py:9 step @6", "train.py:30 main @8")
 
@@ -65,3 +65,29 @@ def test_what_was_not_known_at_first_is_no_progress(name: str) -> None:
     unknown = replace(STILL, **{name: None})  # type: ignore[arg-type]
     assert progress_between(unknown, replace(LATER, **{name: more[name]})) == ""  # type: ignore[arg-type]
     assert progress_between(replace(STILL, **{name: more[name]}), replace(LATER, **{name: None})) == ""  # type: ignore[arg-type]
+
+
+def test_a_rank_that_is_kept_from_running_is_not_taken_for_one_that_hangs() -> None:
+    assert progress_between(STILL, replace(LATER, starved_ns=240_000_000)) == ""
+    assert progress_between(STILL, replace(LATER, starved_ns=260_000_000)) == "is kept waiting for a CPU"
+
+
+def test_a_thread_that_waits_for_its_file_system_in_both_looks_is_told_from_a_hang() -> None:
+    before = replace(STILL, file_waits={7: "rpc_wait_bit_killable", 8: "io_schedule"})
+    assert progress_between(before, replace(LATER, file_waits={7: "rpc_wait_bit_killable"})) == (
+        "waits for its file system (in rpc_wait_bit_killable)"
+    )
+    assert progress_between(before, replace(LATER, file_waits={9: "io_schedule"})) == ""
+    assert progress_between(STILL, replace(LATER, file_waits={7: "io_schedule"})) == ""
+
+
+@pytest.mark.parametrize("function", ["folio_wait_bit_common", "fuse_get_req", "nfs4_lookup", "ptlrpc_set_wait"])
+def test_what_is_a_wait_for_a_file_system(function: str) -> None:
+    assert is_file_wait(function)
+
+
+@pytest.mark.parametrize(
+    "function", ["futex_do_wait", "ep_poll", "do_poll", "pipe_read", "fuse_dev_do_read", "unix_wait"]
+)
+def test_what_is_none(function: str) -> None:
+    assert not is_file_wait(function)

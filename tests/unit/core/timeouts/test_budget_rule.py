@@ -21,7 +21,12 @@ def learned(*lengths_s: float, updates: int = 1, factor: float = 5.0, first_s: f
     known = Known()
     for _ in range(updates):
         known = after_update(
-            known, tail=tail_of(*lengths_s), longest_s=max(*lengths_s, first_s), first_s=first_s, factor=factor
+            known,
+            tail=tail_of(*lengths_s),
+            passed=0,
+            longest_s=max(*lengths_s, first_s),
+            first_s=first_s,
+            factor=factor,
         )
     return known
 
@@ -86,7 +91,8 @@ def test_a_steady_job_has_a_timeout_far_below_five_times_the_longest_once_much_i
 
 def test_what_was_seen_twice_never_ends_a_rank_even_above_the_ceiling() -> None:
     known = learned(*[1.0] * 1000)
-    known = after_update(known, tail=tail_of(*[1.0] * 1000, 40.0, 41.0), longest_s=1.0, first_s=0.0, factor=5.0)
+    tail = tail_of(*[1.0] * 1000, 40.0, 41.0)
+    known = after_update(known, tail=tail, passed=0, longest_s=1.0, first_s=0.0, factor=5.0)
     found = judged(known)
     assert found.ceiling_s < 5.0
     assert found.timeout_s > 41.0
@@ -116,7 +122,7 @@ def test_a_kill_doubles_and_each_update_takes_a_twentieth_of_that_back() -> None
     assert judged(again, was_killed=True).timeout_s == pytest.approx(2 * judged(killed, was_killed=True).timeout_s)
     after = killed
     for _ in range(14):
-        after = after_update(after, tail=after.tail, longest_s=1.0, first_s=0.0, factor=5.0)
+        after = after_update(after, tail=after.tail, passed=0, longest_s=1.0, first_s=0.0, factor=5.0)
     assert after.raised == 1.0
     assert judged(after).timeout_s == pytest.approx(before)
 
@@ -125,7 +131,7 @@ def test_the_first_intervals_of_a_cycle_have_a_timeout_of_their_own() -> None:
     found = judged(learned(*[1.0] * 1000, first_s=60.0))
     assert found.first_s == pytest.approx(300.0)
     assert judged(learned(*[1.0] * 1000, first_s=1.0)).first_s >= found.timeout_s / 100
-    only_first = after_update(Known(), tail=Tail(), longest_s=8.0, first_s=8.0, factor=5.0)
+    only_first = after_update(Known(), tail=Tail(), passed=0, longest_s=8.0, first_s=8.0, factor=5.0)
     assert judged(only_first).timeout_s == judged(only_first).first_s == pytest.approx(40.0)
 
 
@@ -137,5 +143,5 @@ def test_a_tail_that_forgets_keeps_being_finite() -> None:
 
 
 def test_a_few_quick_ones_after_slow_first_ones_make_no_short_timeout() -> None:
-    few = after_update(Known(), tail=tail_of(2.0, 2.0), longest_s=60.0, first_s=60.0, factor=5.0)
+    few = after_update(Known(), tail=tail_of(2.0, 2.0), passed=2, longest_s=60.0, first_s=60.0, factor=5.0)
     assert judged(few).timeout_s == judged(few).first_s == pytest.approx(300.0)

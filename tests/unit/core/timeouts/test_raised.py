@@ -42,11 +42,15 @@ def test_only_learned_timeouts_are_raised() -> None:
     knowledge = Knowledge()
     knowledge.raised = {"step": 2.0, "save": 4.0, "out_of_section": 2.0}
     knowledge.first_timeouts = {"step": 100.0}
+    knowledge.suspect_after = {"step": 4.0, "save": 8.0}
     timeouts = SectionTimeouts({"step": 10.0, "save": 20.0, "load": None}, 7.0, {"step"}, False)
-    enforced, first = knowledge.enforced(timeouts, 5.0)
+    enforced, first, suspect = knowledge.enforced(timeouts, 5.0)
     assert enforced.section == {"step": 20.0, "save": 20.0, "load": None}
     assert enforced.out_of_section == 7.0
     assert first == {"step": 200.0}
+    assert suspect == {}
+    knowledge.raised = {}
+    assert knowledge.enforced(timeouts, 5.0).suspect == {"step": 5.0, "save": 8.0}
 
 
 def test_a_timeout_comes_down_when_its_section_has_ended(

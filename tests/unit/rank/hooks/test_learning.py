@@ -230,7 +230,7 @@ def test_every_learned_timeout_is_logged_with_its_margin(bench: Bench) -> None:
     step = logged[0]["timeouts"]["step"]
     assert step.keys() == {
         *("timeout_s", "previous_s", "max_observed_s", "margin_s", "rank_of_max"),
-        *("rule", "reference_s", "budget_s", "first_s"),
+        *("rule", "reference_s", "budget_s", "first_s", "suspect_s"),
     }
     assert step["rule"] == "budget"
     assert (step["previous_s"], step["timeout_s"], step["rank_of_max"]) == (30.0, 0.5, 0)
@@ -480,6 +480,32 @@ def test_the_first_steps_have_a_timeout_of_their_own_on_the_board(bench: Bench) 
     state = bench.start()  # the next run has it from the file
     (step,) = [s for s in state.rank_monitor_client._board.snapshot().sections if s.name == "step"]
     assert step.first_timeout_ns == 250_000_000
+    ft.shutdown(state)
+
+
+def test_the_moment_from_which_a_step_is_suspected_is_on_the_board_too(bench: Bench) -> None:
+    bench.config.calculated_timeout_floor = 0.0
+
+    def suspect_after_s(state: ft.GlobalState) -> float | None:
+        board = state.rank_monitor_client._board.snapshot()
+        (step,) = [section for section in board.sections if section.name == "step"]
+        assert step.suspect_after_ns is None or step.suspect_after_ns < (step.timeout_ns or 0)
+        return None if step.suspect_after_ns is None else step.suspect_after_ns / 1e9
+
+    state = bench.start()
+    train(state, 20)
+    assert suspect_after_s(state) is None
+    sample = state.rank_monitor_client._recorder.seen["step"]
+    for _ in range(2):
+        sample.note(4_000_000_000)
+    save_checkpoint(state)
+    learned_s = suspect_after_s(state)
+    assert learned_s is not None
+    assert 4.0 < learned_s < 20.0
+    ft.shutdown(state)  # which learns once more
+    kept_s = json.loads(bench.state_file.read_text())["sections"]["step"]["suspect_after_s"]
+    state = bench.start()  # the next run has it from the file
+    assert suspect_after_s(state) == pytest.approx(kept_s)
     ft.shutdown(state)
 
 
