@@ -71,6 +71,19 @@ class Reports:
         if admitted is not None:
             self.warn(admitted)
 
+    def board_written_over(self, attached: AttachedRank) -> None:
+        """No reading of a board makes sense, again and again."""
+        text = f"the progress board of rank {attached.rank} is being written over: it can't be watched now"
+        self.complain("written over", text)
+
+    def board_damaged(self, attached: AttachedRank, damage: str) -> None:
+        """A board was renewed, because of what stood on it."""
+        self.complain(
+            "damaged",
+            f"the progress board of rank {attached.rank} was damaged ({damage}); it was renewed, and what was open is "
+            "timed again from the rank's next section event",
+        )
+
     def attached(self, attached: AttachedRank, greeting: Hello) -> None:
         """A rank is watched from now on; the launcher gets what a replacement monitor would need."""
         report = records.Attached(

@@ -56,7 +56,8 @@ class MonitorService:
         self._callers = Callers()
         self._watched: WatchedRank | None = None
         self._termination: RankTermination | None = None
-        self._doubt = Doubt(reports, has_launcher=settings.launcher_fd is not None)
+        self._has_launcher = settings.launcher_fd is not None
+        self._doubt = Doubt(reports, has_launcher=self._has_launcher)
         self._next_look_ns: int | None = None
         self._group: int | None = None
         self._running = True
@@ -67,11 +68,8 @@ class MonitorService:
     def run(self) -> None:
         """Serve until stopped."""
         if self._settings.attached is not None:
-            self._watch(
-                WatchedRank.take_over(
-                    self._settings.attached, self._settings.config, has_launcher=self._settings.launcher_fd is not None
-                )
-            )
+            attached, config = self._settings.attached, self._settings.config
+            self._watch(WatchedRank.take_over(attached, config, has_launcher=self._has_launcher))
         while self._running:
             watched = self._watched
             for fd, _ in self._poll():
@@ -232,7 +230,7 @@ class MonitorService:
                 cycle=greeting.cycle,
                 warmup_iterations=greeting.warmup_iterations,
                 watch_only=greeting.watch_only,
-                has_launcher=self._settings.launcher_fd is not None,
+                has_launcher=self._has_launcher,
             )
         except OSError as error:
             if pidfd >= 0:
@@ -287,17 +285,10 @@ class MonitorService:
             reading = watched.read()
         except BoardDamagedError:
             self._next_look_ns = time.monotonic_ns() + _DAMAGED_AGAIN_NS
-            self._reports.complain(
-                "written over",
-                f"the progress board of rank {watched.attached.rank} is being written over: it can't be watched now",
-            )
+            self._reports.board_written_over(watched.attached)
             return
         if reading.damage is not None:
-            self._reports.complain(
-                "damaged",
-                f"the progress board of rank {watched.attached.rank} was damaged ({reading.damage}); it was"
-                " renewed, and what was open is judged again from the rank's next section event",
-            )
+            self._reports.board_damaged(watched.attached, reading.damage)
         self._reports.news(watched, reading.snapshot)
         self._reports.progress(watched, reading.snapshot, at_once=reading.outcome.action is Action.END_RANK)
         self._next_look_ns = reading.outcome.next_look_ns
@@ -317,7 +308,7 @@ class MonitorService:
         deadline_ns = now_ns + round(LOOK_S * 1e9)
         if not observe_only:
             # the launcher says when it has seen the other ranks, who would fall if this one did
-            due_at = deadline_ns / 1e9 if self._settings.launcher_fd is not None else now_ns / 1e9
+            due_at = (deadline_ns if self._has_launcher else now_ns) / 1e9
             signal_first = self._settings.config.rank_termination_signal
             self._termination = RankTermination(
                 watched.attached.pid, watched.attached.pidfd, signal_first, due_at=due_at

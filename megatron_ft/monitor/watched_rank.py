@@ -18,8 +18,8 @@ from megatron_ft.core.board.hang_detector import (
     dismiss,
     excuse,
     extend_timeout,
-    is_blank,
 )
+from megatron_ft.core.board.intervals import is_blank
 from megatron_ft.core.board.layout import BoardDamagedError, BoardSnapshot
 from megatron_ft.core.config.config import ConfigValues
 from megatron_ft.core.diagnosis.rank_snapshot import RankNote

@@ -20,7 +20,8 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.core.board.hang_detector import HangKind, Overdue
+from megatron_ft.core.board.hang_detector import Overdue
+from megatron_ft.core.board.intervals import HangKind
 from megatron_ft.core.board.layout import W_LAST_HEARTBEAT
 from megatron_ft.core.diagnosis.evidence_page import evidence_text
 from megatron_ft.core.diagnosis.exceptions import last_words

@@ -14,7 +14,8 @@ from typing import Any
 from megatron_ft.cli.status.status_json import job_object
 from megatron_ft.core.board import board_facts
 from megatron_ft.core.board import layout as layout
-from megatron_ft.core.board.hang_detector import Action, MonitorState, check_board, running_intervals
+from megatron_ft.core.board.hang_detector import Action, MonitorState, check_board
+from megatron_ft.core.board.intervals import running_intervals
 from megatron_ft.core.board.layout import BoardDamagedError, BoardSnapshot
 from megatron_ft.core.messages.codec import pack
 from megatron_ft.core.status.rows import RankReading

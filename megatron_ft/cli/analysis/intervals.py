@@ -11,7 +11,7 @@ import numpy as np
 from megatron_ft.cli.analysis.timeline import Timeline, Track
 from megatron_ft.cli.logs.progress import Int64s
 from megatron_ft.cli.logs.runs import RunLogs
-from megatron_ft.core.board.hang_detector import STEP
+from megatron_ft.core.board.intervals import STEP
 from megatron_ft.core.records.monitor import Timeouts
 
 __all__ = [

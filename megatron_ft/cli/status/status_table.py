@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from megatron_ft.cli.render.terminal import plain
-from megatron_ft.core.board.hang_detector import HangKind
+from megatron_ft.core.board.intervals import HangKind
 from megatron_ft.core.plural import counted
 from megatron_ft.core.status.job_facts import JobFacts, Phase
 from megatron_ft.core.status.rows import RankRow, RankState, TimeoutUse, most_urgent

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from megatron_ft.core.board.hang_detector import Overdue, running_intervals
+from megatron_ft.core.board.hang_detector import Overdue
+from megatron_ft.core.board.intervals import running_intervals
 from megatron_ft.core.board.layout import BoardSnapshot
 
 __all__ = ["for_note", "of_snapshot", "of_verdict"]

@@ -2,16 +2,10 @@
 
 Pure: no clock, no I/O. Times are nanoseconds of CLOCK_MONOTONIC.
 
+What is timed against which timeout is in `core.board.intervals`.
+
 Rules
 -----
-* Every open section's age is ``now - opened at``; an overdue outer section is a hang even if an inner
-  one is young. Only if none is open, ``now - last transition`` counts against the out-of-section timeout.
-* Heartbeat timeouts, the user's like the default ones, apply to a rank that has sent a heartbeat or has opened no
-  section: they don't apply to one that opens sections and sends no heartbeat.
-* A learned timeout may have a moment before it from which an interval is suspected (`core.timeouts.early`). It counts
-  only where a launcher can be asked, and is the timeout that the verdict has; what was learned is beside it.
-* During warm-up (see :func:`_is_warming_up`) "step" and the time out of section have no timeout. If a section "warmup"
-  is configured they have: its timeout is that of "step" until more than the warm-up's iterations have begun.
 * A verdict is read twice, a moment apart, before it counts.
 * Time in which the whole node was stopped isn't the rank's. The monitor can't see such time, but it notices
   two signs of it: it wakes much later than it asked, or it receives SIGCONT. Either way the node may have
@@ -24,13 +18,11 @@ from __future__ import annotations
 
 import enum
 import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from megatron_ft.core.board import layout as layout
-from megatron_ft.core.board.layout import BoardSnapshot, SectionView
-from megatron_ft.core.timeouts.budget_rule import FIRST_INTERVALS
+from megatron_ft.core.board.intervals import HangKind, Interval, running_intervals, smallest_timeout
+from megatron_ft.core.board.layout import BoardSnapshot
 
 CONFIRM_AFTER_NS = 10_000_000
 """From the first overdue reading to the second, which makes the verdict."""
@@ -43,20 +35,6 @@ _DOUBT_SHARE = 4
 _MAX_TOLERANCE_NS = 100_000_000
 _MIN_TOLERANCE_NS = 20_000_000
 _MAX_GAPS = 64
-STEP = "step"
-WARMUP = "warmup"
-"""Never opened: where it is configured, its timeout is that of "step" in the iterations of the warm-up."""
-_WARMUP_ITERATIONS = 5
-"""Unless the rank says another number."""
-
-
-class HangKind(enum.Enum):
-    """Which timeout was passed."""
-
-    SECTION = "section"
-    OUT_OF_SECTION = "out_of_section"
-    INITIAL_HEARTBEAT = "initial_heartbeat"
-    HEARTBEAT = "heartbeat"
 
 
 class Overdue(NamedTuple):
@@ -94,18 +72,6 @@ class Check(NamedTuple):
     next_look_ns: int | None
     """When to look again at the latest; None: not before something else wakes the monitor."""
     verdict: Overdue | None
-
-
-class Interval(NamedTuple):
-    """A time that is running against a timeout."""
-
-    kind: HangKind
-    section: str | None
-    since_ns: int
-    timeout_ns: int
-    is_learned: bool = False
-    learned_ns: int | None = None
-    """As in `Overdue`."""
 
 
 class _Suspect(NamedTuple):
@@ -152,7 +118,7 @@ def check_board(state: MonitorState, board: BoardSnapshot, now_ns: int, *, was_s
     Changes ``state``.
     """
     assert now_ns >= state.last_look_ns, (now_ns, state.last_look_ns)
-    smallest = _smallest_timeout(board, early=state.suspects_early)
+    smallest = smallest_timeout(board, early=state.suspects_early)
     _note_gap(state, smallest, now_ns, was_stopped)
     state.last_look_ns = now_ns
     if board.closing:
@@ -236,123 +202,6 @@ def _judge_overdue(state: MonitorState, board: BoardSnapshot, interval: Interval
         return Check(Action.END_RANK, None, verdict)
     state.asked_ns = state.suspect.confirm_at_ns
     return Check(Action.CONFIRM, state.asked_ns, verdict)
-
-
-def running_intervals(board: BoardSnapshot, *, early: bool = False) -> Iterator[Interval]:
-    """Everything that is being timed now and has a finite timeout; nothing once the board is ``closing``.
-
-    ``early``: where an interval is suspected before its timeout, with that time as its timeout.
-    """
-    if board.closing:
-        return
-    slow = next((section for section in board.sections if section.name == WARMUP), None)
-    warming_up = slow is None and _is_warming_up(board)
-    any_open = any_opened = False
-    for section in board.sections:
-        any_opened = any_opened or section.open_count > 0
-        if not section.opened_at_ns:
-            continue
-        any_open = True
-        timeout_ns = section.timeout_ns
-        if section.first_timeout_ns is not None and section.open_count <= FIRST_INTERVALS:
-            timeout_ns = section.first_timeout_ns
-        if section.name == STEP:
-            timeout_ns = _step_timeout(board, timeout_ns, slow, warming_up=warming_up)
-        if timeout_ns is not None:
-            suspect_ns = section.suspect_after_ns if early and timeout_ns == section.timeout_ns else None
-            timeouts = _with_suspicion(timeout_ns, suspect_ns, is_learned=section.is_learned)
-            yield Interval(HangKind.SECTION, section.name, section.opened_at_ns, *timeouts)
-    out_of_section_ns = _longest_timeout(board) if is_blank(board) else board.out_of_section_timeout_ns
-    if board.first_out_of_section_ns is not None and sum(s.open_count for s in board.sections) < FIRST_INTERVALS:
-        out_of_section_ns = board.first_out_of_section_ns
-    if warming_up:
-        out_of_section_ns = _warm_up_timeout(board, out_of_section_ns)
-    if not any_open and out_of_section_ns is not None:
-        since = max(board.last_transition_ns, board.start_ns, board.warm_up_over_ns)
-        is_usual = early and out_of_section_ns == board.out_of_section_timeout_ns
-        suspect_ns = board.suspect_out_of_section_ns if is_usual else None
-        timeouts = _with_suspicion(out_of_section_ns, suspect_ns, is_learned=board.is_out_of_section_learned)
-        yield Interval(HangKind.OUT_OF_SECTION, None, since, *timeouts)
-
-    may_have_opened = any_opened or (is_blank(board) and bool(board.sections))
-    if board.heartbeats == 0:
-        kind, since, timeout = HangKind.INITIAL_HEARTBEAT, board.start_ns, board.initial_heartbeat_timeout_ns
-    else:
-        kind, since, timeout = HangKind.HEARTBEAT, board.last_heartbeat_ns, board.heartbeat_timeout_ns
-    # a heartbeat's count is written before its stamp: no stamp yet is not "since the epoch"
-    if timeout is not None and since and (board.heartbeats or not may_have_opened):
-        yield Interval(kind, None, since, timeout, bool(board.heartbeat_flags & layout.FLAG_ARE_LEARNED))
-
-
-def is_blank(board: BoardSnapshot) -> bool:
-    """Whether a board was renewed because it was damaged, and the rank has written nothing on it yet.
-
-    With the first thing that it writes, it gives back all that only it knows.
-    """
-    has_written = (
-        board.last_transition_ns > board.start_ns
-        or board.heartbeats > 0
-        or board.iteration is not None
-        or any(section.open_count for section in board.sections)
-    )
-    return board.epoch != 0 and not has_written
-
-
-def _with_suspicion(timeout_ns: int, suspect_ns: int | None, *, is_learned: bool) -> tuple[int, bool, int | None]:
-    """The last three fields of an `Interval`."""
-    is_early = is_learned and suspect_ns is not None and suspect_ns < timeout_ns
-    return (suspect_ns, True, timeout_ns) if is_early and suspect_ns is not None else (timeout_ns, is_learned, None)
-
-
-def _longest_timeout(board: BoardSnapshot) -> int | None:
-    """The longest of all, None if one is infinite: a rank may be in any section, or in none."""
-    timeouts = [board.out_of_section_timeout_ns, *(section.timeout_ns for section in board.sections)]
-    finite = [timeout for timeout in timeouts if timeout is not None]
-    return max(finite) if len(finite) == len(timeouts) else None
-
-
-def _step_timeout(
-    board: BoardSnapshot, timeout_ns: int | None, slow: SectionView | None, *, warming_up: bool
-) -> int | None:
-    """That of a "step"; ``slow``: the section "warmup", if it is configured."""
-    if warming_up:
-        return _warm_up_timeout(board, timeout_ns)
-    if slow is not None and 0 < board.iterations_seen <= (board.warmup_iterations or _WARMUP_ITERATIONS):
-        return slow.timeout_ns
-    return timeout_ns
-
-
-def _warm_up_timeout(board: BoardSnapshot, timeout_ns: int | None) -> int | None:
-    """What stands for a timeout while the rank warms up: as long as the start of a rank may take, if that is longer."""
-    start_ns = board.initial_heartbeat_timeout_ns
-    return None if timeout_ns is None or start_ns is None else max(timeout_ns, start_ns)
-
-
-def _is_warming_up(board: BoardSnapshot) -> bool:
-    """Whether the first iterations, which are slower (compilation, allocation), are still going on.
-
-    They end when the iteration after the given number of them begins (an iteration is reported as it begins), or with
-    the first "step". A job that has neither iterations nor a section "step" has no warm-up.
-    """
-    if board.warmup_iterations == 0 or board.iterations_seen > board.warmup_iterations:
-        return False
-    steps = [section for section in board.sections if section.name == STEP]
-    if any(section.open_count for section in steps):
-        return False
-    return bool(steps) or board.iterations_seen > 0
-
-
-def _smallest_timeout(board: BoardSnapshot, *, early: bool) -> int | None:
-    """The smallest finite timeout: nothing that starts after a look can be late before it is over."""
-    timeouts = [s.timeout_ns for s in board.sections]
-    timeouts += [
-        board.out_of_section_timeout_ns,
-        board.initial_heartbeat_timeout_ns,
-        board.heartbeat_timeout_ns,
-    ]
-    if early:
-        timeouts += [board.suspect_out_of_section_ns, *(s.suspect_after_ns for s in board.sections)]
-    return min((t for t in timeouts if t is not None), default=None)
 
 
 def _note_gap(state: MonitorState, smallest: int | None, now_ns: int, was_stopped: bool) -> None:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Mapping
 
 from megatron_ft.core.board import layout as layout
-from megatron_ft.core.board.hang_detector import STEP
+from megatron_ft.core.board.intervals import STEP
 from megatron_ft.core.board.layout import (
     EVENT_END,
     EVENT_HEARTBEAT,

@@ -6,7 +6,8 @@ from unittest import mock
 
 import pytest
 
-from megatron_ft.core.board.hang_detector import HangKind, Overdue
+from megatron_ft.core.board.hang_detector import Overdue
+from megatron_ft.core.board.intervals import HangKind
 from megatron_ft.core.diagnosis.rank_snapshot import LOOK_S
 from megatron_ft.monitor import doubt
 

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from megatron_ft.core.board import layout as layout
-from megatron_ft.core.board.hang_detector import Action, HangKind, running_intervals
+from megatron_ft.core.board.hang_detector import Action
+from megatron_ft.core.board.intervals import HangKind, running_intervals
 from megatron_ft.core.timeouts.timeouts import SectionTimeouts
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
 from megatron_ft.monitor.watched_rank import WatchedRank

@@ -10,13 +10,13 @@ from megatron_ft.core.board import board_facts
 from megatron_ft.core.board.hang_detector import (
     CONFIRM_AFTER_NS,
     Action,
-    HangKind,
     MonitorState,
     check_board,
     dismiss,
     excuse,
     extend_timeout,
 )
+from megatron_ft.core.board.intervals import HangKind
 from megatron_ft.core.board.layout import (
     FLAG_INITIAL_IS_EXPLICIT,
     FLAG_SUBSEQUENT_IS_EXPLICIT,
