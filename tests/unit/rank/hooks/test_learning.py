@@ -468,18 +468,18 @@ def test_the_first_steps_have_a_timeout_of_their_own_on_the_board(bench: Bench) 
     state = bench.start()
     recorder = state.rank_monitor_client._recorder
     train(state, 20)
-    recorder.seen["step"].first_ns = 50_000_000
+    recorder.seen["step"].first_ns = 5_000_000_000
     save_checkpoint(state)
     board = state.rank_monitor_client._board.snapshot()
     (step,) = [section for section in board.sections if section.name == "step"]
     assert step.is_learned
-    assert step.first_timeout_ns == 250_000_000
+    assert step.first_timeout_ns == 25_000_000_000
     assert step.timeout_ns is not None
-    assert step.timeout_ns < 250_000_000
+    assert step.timeout_ns < 25_000_000_000
     ft.shutdown(state)
     state = bench.start()  # the next run has it from the file
     (step,) = [s for s in state.rank_monitor_client._board.snapshot().sections if s.name == "step"]
-    assert step.first_timeout_ns == 250_000_000
+    assert step.first_timeout_ns == 25_000_000_000
     ft.shutdown(state)
 
 
@@ -515,10 +515,10 @@ def test_so_has_the_time_out_of_section_before_them_in_the_next_run(bench: Bench
     ft.on_checkpoint_loaded(is_local_chkpt=False, global_state=state)
     train(state, 20)
     save_checkpoint(state)
-    state.rank_monitor_client._recorder.seen["out_of_section"].first_ns = 50_000_000  # the first step compiles
+    state.rank_monitor_client._recorder.seen["out_of_section"].first_ns = 5_000_000_000  # the first step compiles
     ft.shutdown(state)
     board = bench.start().rank_monitor_client._board.snapshot()
     assert board.is_out_of_section_learned
-    assert board.first_out_of_section_ns == 250_000_000
+    assert board.first_out_of_section_ns == 25_000_000_000
     assert board.out_of_section_timeout_ns is not None
-    assert board.out_of_section_timeout_ns < 250_000_000
+    assert board.out_of_section_timeout_ns < 25_000_000_000
