@@ -164,7 +164,7 @@ class Bench:
     def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.tmp_path = tmp_path
         self._monitors_ends: list[socket.socket] = []
-        self.config = FaultToleranceConfig(calculated_timeout_floor=0.5)
+        self.config = FaultToleranceConfig(calculated_timeout_floor=5.0)
         monkeypatch.setenv("FT_RANK_MONITOR_IPC_SOCKET", str(tmp_path / "socket"))
         monkeypatch.setattr(client_module, "say_hello", self._welcome)
 

@@ -27,6 +27,7 @@ _LEAST_SHARE = 0.4
 _ABOVE_UNTOLD = 1.25
 _FADES = 0.995
 _MOST_UPDATES = 400
+_LEAST_S = 1e-3
 _OFF_FOR = 200
 """Updates, after a kill."""
 
@@ -72,7 +73,7 @@ def after_update(early: Early, *, new: Tail, longest_s: float, first_s: float, f
     would_have_ended = survived < longest_new
     longest = max(0.0 if would_have_ended else min(early.longest_s, longest_s), survived, first_s)
     reference = calculate_timeout(
-        longest=longest,
+        longest=max(longest, _LEAST_S),
         safety_factor=factor,
         current=early.reference_s,
         current_was_calculated=early.reference_s is not None,

@@ -97,6 +97,12 @@ def test_a_new_run_begins_anew_as_the_reference_does() -> None:
     assert known.early.longest_s == pytest.approx(10.0, rel=0.1)
 
 
+def test_intervals_of_no_length_are_no_reason_to_suspect_anybody_at_once() -> None:
+    known = saved(saved(Known(), *[0.0] * 20), *[0.0] * 20)
+    timeout_s, suspect_s = times(known)
+    assert (suspect_s or timeout_s) > 0.0
+
+
 def test_a_factor_of_one_is_no_kill() -> None:
     known = saved(Known(), *USUAL, 50.0)
     assert after_kill(known, 1.0) == known

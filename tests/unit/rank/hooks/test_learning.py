@@ -210,15 +210,15 @@ def test_learned_timeouts_are_kept_and_used_by_the_next_run(bench: Bench) -> Non
     assert document["world_size"] == 1
     assert document["written_at_unix_s"] == pytest.approx(time.time(), abs=60.0)
     step = document["sections"]["step"]
-    assert step["timeout_s"] == 0.5
+    assert step["timeout_s"] == 5.0
     assert step["rank_of_max"] == 0
     assert 0.0 < step["max_observed_s"] < 0.1
     state = bench.start()
-    assert bench.in_force(state) == dict.fromkeys(ALL, 0.5)
+    assert bench.in_force(state) == dict.fromkeys(ALL, 5.0)
     words = state.rank_monitor_client._board.words
-    assert words[layout.W_OUT_OF_SECTION_TIMEOUT] == timeout_word(0.5)
+    assert words[layout.W_OUT_OF_SECTION_TIMEOUT] == timeout_word(5.0)
     (event,) = bench.events("state_loaded")
-    assert event["timeouts"] == dict.fromkeys(ALL, 0.5)
+    assert event["timeouts"] == dict.fromkeys(ALL, 5.0)
     assert len(bench.events("timeouts_learned", 2)) == 2
     ft.shutdown(state)
 
@@ -233,8 +233,8 @@ def test_every_learned_timeout_is_logged_with_its_margin(bench: Bench) -> None:
         *("rule", "reference_s", "budget_s", "first_s", "suspect_s"),
     }
     assert step["rule"] == "budget"
-    assert (step["previous_s"], step["timeout_s"], step["rank_of_max"]) == (30.0, 0.5, 0)
-    assert step["margin_s"] == pytest.approx(0.5 - step["max_observed_s"])
+    assert (step["previous_s"], step["timeout_s"], step["rank_of_max"]) == (30.0, 5.0, 0)
+    assert step["margin_s"] == pytest.approx(5.0 - step["max_observed_s"])
     assert {name for event in logged for name in event["timeouts"]} == ALL
 
 
@@ -259,7 +259,7 @@ def test_another_size_or_layout_is_said(
     assert (
         "with 1 rank (tensor 2, pipeline 1, context 1, expert 1, data 4), and this run has 16 ranks (tensor 4" in line
     )
-    assert bench.in_force(state) == dict.fromkeys(ALL, 0.5)  # they are used all the same
+    assert bench.in_force(state) == dict.fromkeys(ALL, 5.0)  # they are used all the same
     assert bench.events("state_loaded", 2)[-1]["layout"]["tensor"] == 2
     ft.shutdown(state)
 
@@ -287,7 +287,7 @@ def test_the_file_serves_nvidia_resiliency_ext_too(bench: Bench) -> None:
     ft.shutdown(state)
     section = json.loads(bench.state_file.read_text())["current_timeouts"]["section"]
     assert SectionTimeouts(**section) == bench_client.section_timeouts
-    assert section["section"] == {"step": 0.5, "mine": 60.0, "setup": None, "checkpointing": None}
+    assert section["section"] == {"step": 5.0, "mine": 60.0, "setup": None, "checkpointing": None}
     assert section["calculated_sections"] == ["step"]
 
 
@@ -303,7 +303,7 @@ def test_a_state_below_the_floor_is_enforced_at_the_floor(bench: Bench) -> None:
     client.send_heartbeat()
     client.calculate_and_set_hb_timeouts()
     assert client.section_timeouts is not None
-    assert 0.0 < client.section_timeouts.section["step"] < 0.5  # type: ignore[operator]
+    assert 0.0 < client.section_timeouts.section["step"] < 5.0  # type: ignore[operator]
 
     def enforced(client: RankMonitorClient) -> set[int | None]:
         assert client._board is not None
@@ -313,12 +313,12 @@ def test_a_state_below_the_floor_is_enforced_at_the_floor(bench: Bench) -> None:
             *(board.out_of_section_timeout_ns, board.initial_heartbeat_timeout_ns, board.heartbeat_timeout_ns),
         }
 
-    assert enforced(client) == {500_000_000}
+    assert enforced(client) == {5_000_000_000}
     state = client.state_dict()
     client.shutdown_workload_monitoring()
     client.load_state_dict(state)
     client.init_workload_monitoring()
-    assert enforced(client) == {500_000_000}
+    assert enforced(client) == {5_000_000_000}
     client.shutdown_workload_monitoring()
 
 
@@ -328,7 +328,7 @@ def test_a_configured_value_that_was_changed_wins_and_says_so(bench: Bench, capf
     bench.config.rank_section_timeouts = {"step": 40.0, "setup": 60.0}
     capfd.readouterr()
     state = bench.start()
-    assert bench.in_force(state) == {"step": 40.0, "setup": 0.5, "checkpointing": 0.5, "out_of_section": 0.5}
+    assert bench.in_force(state) == {"step": 40.0, "setup": 5.0, "checkpointing": 5.0, "out_of_section": 5.0}
     assert capfd.readouterr().err.count("'step' keeps its configured timeout of 40 s") == 1
     ft.shutdown(state)
 
@@ -343,8 +343,8 @@ def test_changes_are_said_with_their_origin_and_nothing_is_said_without_one(
     save_checkpoint(state)
     ft.shutdown(state)
     (line,) = [line for line in capfd.readouterr().out.splitlines() if "timeouts updated" in line]
-    assert "step 0.5 s (was 30 s; the longest took " in line
-    assert ", in rank 0); checkpointing 0.5 s (was infinity; " in line
+    assert "step 5 s (was 30 s; the longest took " in line
+    assert ", in rank 0); checkpointing 5 s (was infinity; " in line
 
 
 def test_the_last_write_isnt_watched(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -373,7 +373,7 @@ def test_what_a_run_doesnt_learn_again_is_kept_with_its_origin(bench: Bench) -> 
     second = json.loads(bench.state_file.read_text())
     assert second["sections"]["setup"] == first["sections"]["setup"]
     assert second["out_of_section"] == first["out_of_section"]
-    assert second["sections"]["step"]["previous_s"] == 0.5
+    assert second["sections"]["step"]["previous_s"] == 5.0
 
 
 def test_a_state_of_megatrons_own_integration_is_loaded(bench: Bench) -> None:
@@ -439,7 +439,7 @@ def test_values_that_cant_be_right_make_a_file_broken(
     is_fine = key == "max_observed_s" and value in ("0", "null")
     state = bench.start()
     assert ("corrupt-1" in capfd.readouterr().err) is not is_fine
-    assert bench.in_force(state)["step"] == (0.5 if is_fine else None)
+    assert bench.in_force(state)["step"] == (5.0 if is_fine else None)
     ft.shutdown(state)
 
 

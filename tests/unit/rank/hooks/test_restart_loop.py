@@ -34,6 +34,7 @@ class Job:
         self.bench = bench
         self.now_ns = time.monotonic_ns()
         self.raised = RaisedTimeouts()
+        self.suspects_early = False
         self.kills: list[tuple[str, float]] = []
         self.done = self.saved = 0
         self._slow_ns = self.now_ns
@@ -74,7 +75,7 @@ class Job:
 
     def _lasts(self, state: ft.GlobalState, took_s: float, cycle: int) -> bool:
         """Whether the rank lives when a step is over."""
-        board, watching = state.rank_monitor_client._board, MonitorState(10**18, self.now_ns)
+        board, watching = state.rank_monitor_client._board, MonitorState(10**18, self.now_ns, self.suspects_early)
         self.now_ns += round(took_s * S)
         if took_s < 5.0:
             return True  # what is learned is never below a usual step: see the assertion below
@@ -98,7 +99,10 @@ def job(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Job:
     return Job(bench, monkeypatch)
 
 
-def test_it_runs_to_its_end_with_at_most_one_kill(job: Job) -> None:
+@pytest.mark.parametrize("suspects_early", [False, True])
+def test_it_runs_to_its_end_with_at_most_one_kill(job: Job, suspects_early: bool) -> None:
+    """Where a rank is suspected early and nothing tells the slow step from a hang, too."""
+    job.suspects_early = suspects_early
     job.run()
     assert job.done == STEPS
     assert len(job.kills) <= 1, job.kills
