@@ -99,7 +99,7 @@ class MonitorState:
     check_interval_ns: int
     last_look_ns: int
     suspects_early: bool = False
-    """A launcher can be asked: a suspicion before the timeout is over terminates nobody."""
+    """A launcher can be asked: a suspicion before the timeout is over terminates no rank."""
     asked_ns: int | None = None
     gaps: list[Gap] = field(default_factory=list)
     """In order, without overlap."""

@@ -1,4 +1,4 @@
-"""From when on a rank is suspected: sooner than its learned timeout, because a suspicion terminates nobody. Pure.
+"""From when on a rank is suspected: sooner than its learned timeout, because a suspicion terminates no rank. Pure.
 
 All ranks are checked for progress before a suspected one is terminated (`core.agent.suspicion`), and that tells most
 slow steps from a hang. So a rank is suspected no later than the reference's rule would have terminated it in this job.
@@ -6,7 +6,7 @@ Its learned timeout, which bears what was seen more than once, says how long it 
 
 An interval that has outlasted the suspicion was told from a hang, and doesn't count. One that never was suspected keeps
 the suspicion above it, and a rank that was terminated turns it off for a while: then the learned timeout is all there
-is, as where nobody can check the progress of all ranks.
+is, as where the progress of all ranks cannot be checked.
 
 Times are seconds.
 """
