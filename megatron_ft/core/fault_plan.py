@@ -15,7 +15,7 @@ from typing import Any
 from megatron_ft.core.config.kinds import nearest, show
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.iterations import when
-from megatron_ft.core.records import Record
+from megatron_ft.core.records.all_kinds import Record
 from megatron_ft.core.records.rank import FaultInjected
 
 __all__ = [

@@ -6,31 +6,12 @@ import json
 import os
 import subprocess
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from megatron_ft.core.config.kinds import DEFAULT_LOG_MAX_BYTES
+from megatron_ft.ipc.attached_rank import AttachedRank
 from megatron_ft.ipc.linux.isolated import isolated_command
 from megatron_ft.ipc.linux.open_files import give_back_to
-
-
-class AttachedRank(NamedTuple):
-    """What a replacement needs to go on where its predecessor stopped; the descriptors stay the caller's."""
-
-    board_fd: int
-    wake_fd: int
-    pidfd: int
-    stack_fd: int
-    """A memory in which the rank writes its stacks when it is asked to, and its last exception."""
-    ask_fd: int
-    """A socket on which the rank answers what its collectives do."""
-    pid: int
-    rank: int
-    cycle: int
-
-    @property
-    def fds(self) -> tuple[int, ...]:
-        """All descriptors, in the order of the fields."""
-        return self[:5]
 
 
 def spawn(

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import threading
 import time
 
 from megatron_ft.core.escalation import Escalation
+from megatron_ft.ipc.attached_rank import AttachedRank
 from megatron_ft.ipc.linux.proc import run_delays_ns
 from megatron_ft.ipc.linux.processes import ProcessStat, carries, kill_matching, send_signal, signal_main_thread
-from megatron_ft.ipc.monitor_process import AttachedRank
 
 _SWEEP_S = 2.0
 _SECOND_LOOK_S = 0.1
@@ -101,4 +100,6 @@ def remove_run_directory(socket_path: str) -> None:
     with contextlib.suppress(OSError):
         # what else the launcher keeps there is of no use now
         if not any(name.endswith(".sock") for name in os.listdir(directory)):
+            import shutil  # only then
+
             shutil.rmtree(directory, ignore_errors=True)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
-import subprocess
 import sys
 
 from megatron_ft.core.diagnosis.stacks import ThreadStack, parse_py_spy
@@ -30,6 +28,9 @@ def dump(pid: int, *, nonblocking: bool, left_s: float) -> list[ThreadStack]:
 
 
 def _dump(pid: int, *, nonblocking: bool, left_s: float) -> list[ThreadStack]:
+    import shutil  # with what they import as long as a tenth of a monitor's start, and most ranks never hang
+    import subprocess
+
     program = next(filter(None, (shutil.which("py-spy", path=place) for place in _places())), None)
     if program is None:
         return []

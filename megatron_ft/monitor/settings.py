@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from megatron_ft.ipc.attached_rank import AttachedRank
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
-from megatron_ft.ipc.monitor_process import AttachedRank
 
 
 class Settings(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from megatron_ft.cli.logs.read import EventLogFile
 from megatron_ft.cli.logs.runs import RunLogs, Timed, split_runs
 from megatron_ft.core.hosts import natural
-from megatron_ft.core.records import Record
+from megatron_ft.core.records.all_kinds import Record
 from megatron_ft.core.records.launcher import Cause, CycleEnded, CycleStarted, RankExited, RunEnded
 from megatron_ft.core.records.monitor import Attached, FirstIteration, FirstStep
 from megatron_ft.core.records.rank import FaultInjected

@@ -15,7 +15,8 @@ from megatron_ft.cli.analysis.cycles import RunSummary
 from megatron_ft.cli.analysis.spans import RankSpans, spans_of
 from megatron_ft.cli.logs.progress import ProgressEvents, join
 from megatron_ft.cli.logs.runs import Clock, RunLogs, Timed
-from megatron_ft.core.records import Record, shared
+from megatron_ft.core.records import shared
+from megatron_ft.core.records.all_kinds import Record
 from megatron_ft.core.records.launcher import CycleStarted, Finding, RankExited
 from megatron_ft.core.records.monitor import Attached, RankGone
 from megatron_ft.core.records.rank import FaultInjected

@@ -15,7 +15,7 @@ from typing import Any
 
 from megatron_ft.cli.logs.progress import ProgressCollector, ProgressEvents, parse_progress
 from megatron_ft.core.messages.fields import LATEST_NS
-from megatron_ft.core.records import RECORDS, Record
+from megatron_ft.core.records.all_kinds import RECORDS, Record
 from megatron_ft.core.records.shared import LogOpened
 
 __all__ = ["Entry", "EventLogFile", "parse_log", "read_directory", "read_newest"]

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from megatron_ft.cli.logs.begins import run_begins
 from megatron_ft.cli.logs.read import EventLogFile
-from megatron_ft.core.records import Record
+from megatron_ft.core.records.all_kinds import Record
 
 __all__ = ["Clock", "RunLogs", "Timed", "split_runs"]
 

@@ -29,7 +29,7 @@ from megatron_ft.core.diagnosis.exceptions import LastWords
 from megatron_ft.core.diagnosis.exits import Cause, RankExit
 from megatron_ft.core.job import edge as job
 from megatron_ft.core.job.messages import Said, Speak, Verdict
-from megatron_ft.core.records import Record
+from megatron_ft.core.records.all_kinds import Record
 
 
 @dataclass(frozen=True, slots=True)

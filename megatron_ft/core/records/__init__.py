@@ -2,16 +2,12 @@
 
 Users and their scripts build on them. Within one ``SCHEMA`` a record or a field may be added, nothing else changes;
 what a reader doesn't know it passes over. A field without a default is one that no reader can do without.
+
+Who writes some imports those, and only readers import all: monitors, of which there is one per rank, are to start fast.
 """
 
 from __future__ import annotations
 
-from megatron_ft.core.messages.codec import Vocabulary
-from megatron_ft.core.records import launcher, monitor, rank, shared
-
-__all__ = ["RECORDS", "SCHEMA", "Record", "launcher", "monitor", "rank", "shared"]
+__all__ = ["SCHEMA"]
 
 SCHEMA = 1
-
-Record = shared.Record | launcher.Record | monitor.Record | rank.Record
-RECORDS: Vocabulary[Record] = Vocabulary(Record, tag="ev")

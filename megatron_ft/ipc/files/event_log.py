@@ -14,11 +14,15 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from megatron_ft.core.config.kinds import DEFAULT_LOG_MAX_BYTES
 from megatron_ft.core.messages.codec import pack
-from megatron_ft.core.records import SCHEMA, Record, shared
+from megatron_ft.core.records import SCHEMA, shared
 from megatron_ft.ipc.files.writer_thread import FileThread
+
+if TYPE_CHECKING:
+    from megatron_ft.core.records.all_kinds import Record  # at run time each process imports its own
 
 SUFFIX = ".jsonl"
 OLDER_SUFFIX = ".before.jsonl"  # sorted before the newer one

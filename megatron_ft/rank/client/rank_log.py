@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from megatron_ft.core.rank_info import RankInfo
-from megatron_ft.core.records import Record
+from megatron_ft.core.records.all_kinds import Record
 from megatron_ft.ipc.files.event_log import EventLog, NullEventLog
 
 __all__ = ["RankLog"]

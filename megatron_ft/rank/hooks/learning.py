@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.records import Record
 from megatron_ft.core.records import rank as records
+from megatron_ft.core.records.all_kinds import Record
 from megatron_ft.core.timeouts import learned
 from megatron_ft.core.timeouts.document import parse, to_document
 from megatron_ft.core.timeouts.learned import LearnedState, seconds

@@ -20,7 +20,7 @@ from megatron_ft.cli.render.cycles_table import print_run
 from megatron_ft.cli.render.html_page import write_page
 from megatron_ft.cli.render.summary_json import summary_document
 from megatron_ft.cli.render.trace import write_trace
-from megatron_ft.core.records import RECORDS
+from megatron_ft.core.records.all_kinds import RECORDS
 from tests.support.generated_logs import Fault, GeneratedJob, write_job
 
 NAN, HUGE, SURROGATE = float("nan"), 10**30, "\udc80"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from megatron_ft.core.job.lives import Ending, Life
-from megatron_ft.core.records import Record
 from megatron_ft.core.records import launcher as records
+from megatron_ft.core.records.all_kinds import Record
 from megatron_ft.core.status.job_view import JobView, Launcher, NodeRow, State, view
 
 S = 1_000_000_000

@@ -1,0 +1,11 @@
+"""All records, whoever writes them."""
+
+from __future__ import annotations
+
+from megatron_ft.core.messages.codec import Vocabulary
+from megatron_ft.core.records import launcher, monitor, rank, shared
+
+__all__ = ["RECORDS", "Record"]
+
+Record = shared.Record | launcher.Record | monitor.Record | rank.Record
+RECORDS: Vocabulary[Record] = Vocabulary(Record, tag="ev")
