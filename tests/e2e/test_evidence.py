@@ -7,6 +7,7 @@ import json
 import os
 import re
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -275,7 +276,7 @@ def test_a_py_spy_on_a_file_system_that_does_not_answer_is_not_waited_for(
 
     monkeypatch.setattr(py_spy, "_runs", FileThread())
     with monkeypatch.context() as patch:
-        patch.setattr(py_spy.shutil, "which", which)
+        patch.setattr(shutil, "which", which)
         note, _ = subjects.start("ready(); sleeping()").collect(bound_s=1.5)
         assert asked.is_set()
         assert not note.has_stack

@@ -82,8 +82,15 @@ def process(pid):
         "streams": [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in range(3)],
         **{name: status[name].split() for name in ("Name", "SigBlk", "SigIgn", "SigCgt", "Threads")},
     }
+def monitors():
+    for pid in map(int, open(f"/proc/{os.getppid()}/task/{os.getppid()}/children").read().split()):
+        if open(f"/proc/{pid}/comm").read() == "ft_monitor_0\\n":
+            yield {name: value for name, value in process(pid).items() if name != "Threads"}
+while not (monitor := [*monitors()]):
+    time.sleep(0.01)
 say(json.dumps({
     "launcher": process(os.getppid()), "rank": process(os.getpid()), "environment": sorted(os.environ),
+    "monitor": monitor,
     "python": [sys.argv, sys.orig_argv, sys.path, sys.warnoptions, repr(sys.flags)],
     "modules": [name for name in sorted(sys.modules) if name.partition(".")[0] in ("torch", "megatron_ft", "tests")],
 }))
@@ -95,7 +102,10 @@ say(json.dumps({
         launched = factory.start(script)
         assert launched.wait().code == 0
         assert isinstance(launched.process, subprocess.Popen) == (factory is fresh_launcher)
-        found.append(json.loads(launched.out.replace(str(launched.directory), "DIRECTORY")))
+        told = launched.out.replace(str(launched.directory), "DIRECTORY").replace(launched.temp_dir, "TEMPORARY")
+        found.append(json.loads(told))
+        (monitor,) = found[-1]["monitor"]
+        monitor["words"] = [re.sub(r"[^/]+(?=/monitor-)|[\da-f-]{36}|\d+", "X", word) for word in monitor["words"]]
     assert found[0] == found[1]
     assert "megatron_ft.rank.run_ahead.script" in found[0]["modules"]
 

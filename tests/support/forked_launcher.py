@@ -4,8 +4,8 @@ The fork takes on what a fresh ``python -m megatron_ft.launcher`` would have bee
 neither torch nor anything of ours in ``sys.modules``, as a fresh one: its own imports only take no time. A launcher's
 start itself is tested with fresh ones.
 
-Where that is asked for, the first process that runs a script ahead is such a fork, too: of the launcher, before this
-has imported anything. What running ahead can share is tested with fresh ones.
+Its monitors and coordinators are such forks, too, of the launcher. So is, where that is asked for, the first process
+that runs a script ahead, before the launcher has imported anything. What it can share is tested with fresh ones.
 """
 
 from __future__ import annotations
@@ -32,14 +32,18 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from tests.support import forked_script_ahead, process_title
+from tests.support import forked_helpers, forked_script_ahead, process_title
 
 __all__ = ["ForkedLauncher", "end", "start"]
 
 ROOT = Path(__file__).parents[2]
 MODULE = "megatron_ft.launcher"
-_NEEDED = ("megatron_ft.launcher.job", "torch.distributed.elastic.rendezvous.static_tcp_rendezvous")
-"""Between them they import whatever a launcher does, but for its ``__main__``."""
+_NEEDED = (
+    "megatron_ft.launcher.job",
+    "torch.distributed.elastic.rendezvous.static_tcp_rendezvous",
+    *(f"{package}.__main__" for package in forked_helpers.PACKAGES),
+)
+"""Between them they import whatever a launcher does, but for its ``__main__``, and what it starts for itself."""
 _READ_ANEW = ("megatron_ft", MODULE)
 """Packages that runpy looks into, and that hold nothing but their modules."""
 _START_S = 60.0
@@ -265,6 +269,7 @@ def become(request: Mapping[str, Any], hidden: _Hidden, connection: socket.socke
     os.environ.clear()
     os.environ.update(request["env"])
     _write_over(old_mark, request["mark"])
+    room = process_title.room()
     process_title.set_command_line(request["argv"])
     connection.send(str(os.getpid()).encode())
     connection.close()
@@ -278,6 +283,7 @@ def become(request: Mapping[str, Any], hidden: _Hidden, connection: socket.socke
         del sys.modules[name]
     sys.meta_path.insert(0, hidden)  # type: ignore[arg-type]
     sys.modules["__main__"] = ModuleType("__main__")
+    subprocess.Popen = forked_helpers.popen(room)  # type: ignore[misc]
     if request["ahead"]:
         subprocess.Popen = forked_script_ahead.popen({*sys.modules})  # type: ignore[misc]
     try:

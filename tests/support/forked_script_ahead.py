@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from tests.support import process_title
 
-__all__ = ["RunsAhead", "popen"]
+__all__ = ["RunsAhead", "leave", "popen", "told"]
 
 _VARIABLE = "MEGATRON_FT_RUN_AHEAD"
 """In the environment of such a process, and of no other; a literal, for the launcher is to import ours itself."""
@@ -66,19 +66,19 @@ class RunsAhead(BaseException):
             else:
                 _run_script(script, main)
         except SystemExit as end:
-            code = _told(end.code)
+            code = told(end.code)
         except BaseException as error:  # noqa: BLE001 - what Python would tell of, without what is below the script
-            told = error.__traceback__
-            while told is not None and told.tb_frame.f_code.co_filename == __file__:
-                told = told.tb_next
-            sys.last_type, sys.last_value, sys.last_traceback = type(error), error, told
+            trace = error.__traceback__
+            while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+                trace = trace.tb_next
+            sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
             sys.last_exc = error
-            sys.excepthook(type(error), error.with_traceback(told), told)
+            sys.excepthook(type(error), error.with_traceback(trace), trace)
             code = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
-        _leave(code)
+        leave(code)
 
 
-def _told(code: object) -> int:
+def told(code: object) -> int:
     """What a SystemExit means."""
     if isinstance(code, int | None):
         return code or 0
@@ -86,7 +86,7 @@ def _told(code: object) -> int:
     return 1
 
 
-def _leave(code: int) -> NoReturn:
+def leave(code: int) -> NoReturn:
     """As Python ends, but for taking itself and torch down, which is most of what an end costs."""
     threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that aren't daemons
     atexit._run_exitfuncs()
@@ -131,7 +131,7 @@ class _Forked:
 
 
 def popen(known: set[str]) -> Callable[..., Any]:
-    """In the place of ``subprocess.Popen``: itself, but for the first process that runs a script ahead.
+    """In the place of that of ``forked_helpers``: itself, but for the first process that runs a script ahead.
 
     ``known``: the modules that the launcher has imported before it has begun.
     """
@@ -142,7 +142,7 @@ def popen(known: set[str]) -> Callable[..., Any]:
             # later ones would be forks of a process with threads, and with all that a launcher knows
             if _VARIABLE in (options.get("env") or {}) and "torch" not in sys.modules:
                 return _fork(command, known, options)
-            return super().__new__(cls)
+            return super().__new__(cls, command, *args, **options)
 
     return Popen
 

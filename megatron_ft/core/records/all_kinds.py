@@ -1,4 +1,4 @@
-"""All records, whoever writes them."""
+"""The records of all processes, for those who read them."""
 
 from __future__ import annotations
 
