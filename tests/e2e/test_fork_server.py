@@ -1,4 +1,4 @@
-"""Running ahead is safe or isn't done: what can't be shared, servers that die or stand still, a hundred restarts."""
+"""Running ahead is safe or isn't done: what can't be shared, servers that die or stand still, fifty restarts."""
 
 from __future__ import annotations
 
@@ -75,10 +75,10 @@ def test_modules_are_imported_before_the_script(launcher: Launcher, modules: Pat
     ("before", "reason"),
     [
         # ranks that are forked behind such an operation hang at their next one
-        ("torch.ones(2000, 2000) @ torch.ones(2000, 2000)", "it has a thread of a C library"),
+        ("import torch; torch.ones(2000, 2000) @ torch.ones(2000, 2000)", "it has a thread of a C library"),
         ("import mmap; shared = mmap.mmap(-1, 4096)", "it has shared memory (/dev/zero (deleted))"),
         ("import libraries_file", "it has {}/note open to write"),
-        ("torch.cuda.is_initialized = lambda: True", "it has initialised CUDA"),
+        ("import torch; torch.cuda.is_initialized = lambda: True", "it has initialised CUDA"),
         ("import libraries_child", "it has a child process"),
     ],
 )
@@ -91,16 +91,18 @@ def test_what_cannot_be_shared_is_seen_before_the_first_fork(
     (site / "libraries_child.py").write_text("import subprocess\nCHILD = subprocess.Popen(['sleep', '1000'])")
     (site / "__init__.py").touch()
     # print writes the end of the line by itself, and another rank may write in between
-    text = f"import torch\n{before}\nimport os\nprint(os.environ['RANK'] + '\\n', end='', flush=True)\n"
-    text += "if 'libraries_child' in globals():\n    libraries_child.CHILD.kill()\n"
+    text = f"import os, sys; sys.path.insert(0, {str(site)!r})\n"
+    # only where it runs ahead: to import torch in each rank, too, would show nothing
+    text += f"if 'megatron_ft.rank.run_ahead.script' in sys.modules: {before}\n"
+    text += "RANK = os.environ['RANK']\nprint(RANK + '\\n', end='', flush=True)\n"
     script = tmp_path / "script.py"
     script.write_text(text)
-    env = {"OMP_NUM_THREADS": "2", "PYTHONPATH": f"{site}{os.pathsep}{ROOT}"}
+    env = {"OMP_NUM_THREADS": "2"} if "ones" in before else {}
     launched = launcher.start([str(script)], *TWO, env=env)
     finished = launched.wait()
     assert finished.code == 0, finished.err
     assert sorted(finished.out.split()) == ["0", "1"]
-    line = f"ranks start as fresh interpreters: {reason.format(site)} at script.py:4, where it reads RANK"
+    line = f"ranks start as fresh interpreters: {reason.format(site)} at script.py:3, where it reads RANK"
     assert finished.lines[0] == line
 
 
@@ -369,7 +371,7 @@ def test_a_file_beside_the_script_that_hides_an_imported_module(fresh_launcher: 
     assert fork_points(launched) == ["hidden.py:3 (reads RANK)"]
 
 
-def test_a_hundred_restarts_leave_nothing(launcher: Launcher) -> None:
+def test_fifty_restarts_leave_nothing(launcher: Launcher) -> None:
     """No restart is lost, and neither processes, descriptors, ports, memory nor files pile up."""
     script = """
 import torch, torch.distributed as dist
@@ -390,27 +392,27 @@ if RANK == 0:
     rss = int(open(f"/proc/{launcher}/statm").read().split()[1]) * 4
     say(CYCLE, len(fds), ports, children, rss)
 dist.barrier()
-if CYCLE < 100:
+if CYCLE < 50:
     if RANK == 1:
         os._exit(1)
     dist.barrier()
 dist.destroy_process_group()
 """
-    launched = launcher.start(script, *TWO, "--standalone", "--max-restarts=100")
+    launched = launcher.start(script, *TWO, "--standalone", "--max-restarts=50")
     finished = launched.wait(100)
     launched.assert_nothing_left()
     assert finished.code == 0, finished.err
-    assert finished.lines[-1] == "all ranks finished after 101 cycles"
+    assert finished.lines[-1] == "all ranks finished after 51 cycles"
     rows = [tuple(map(int, line.split())) for line in finished.out.splitlines()]
     cycles, fds, ports, children, rss = zip(*rows, strict=True)
-    assert list(cycles) == list(range(101))
+    assert list(cycles) == list(range(51))
     # a few come and go, like those of a server that is being made
     assert max(fds[len(fds) // 2 :]) <= max(fds[: len(fds) // 2]) + 5
     assert max(ports) == 1  # of the store of this cycle's ranks
     assert max(children) <= 6
     pids = {rank["pid"] for event in launched.events("cycle_started") for rank in event["ranks"]}
-    assert len(pids) == 202
+    assert len(pids) == 102
     assert [name for name in os.listdir("/dev/shm") if any(str(pid) in name for pid in pids)] == []
-    assert rss[-1] - rss[len(rss) // 5] < 20_000, "KiB"
+    assert rss[-1] - rss[len(rss) // 5] < 10_000, "KiB"
     assert states(launched, "started")[0] == states(launched, "started")[-1]
     assert not launched.events("fork_failed")

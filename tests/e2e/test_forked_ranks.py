@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.launching import END_IS_TOO_LATE, ROOT, Launched, Launcher, clean_environment
-from tests.support.launching import fresh_launcher as launcher
+from tests.support.launching import END_IS_TOO_LATE, ROOT, Launched, Launcher, clean_environment, launcher
 
 __all__ = ["launcher"]
 
