@@ -1,4 +1,4 @@
-"""Timeouts calculated over four real ranks with gloo: equal on all of them, from the slowest one."""
+"""Timeouts calculated over three real ranks with gloo: equal on all of them, from the slowest one."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 
 from tests.support.monitored import expect, monitor, rank
 
-WORLD = 4
+WORLD = 3
 SCRIPT = """
 import json
 import torch.distributed as dist
 rank = int(os.environ['RANK'])
-dist.init_process_group('gloo', init_method='file://' + os.environ['STORE'], rank=rank, world_size=4)
+dist.init_process_group('gloo', init_method='file://' + os.environ['STORE'], rank=rank, world_size=3)
 client.init_workload_monitoring()
 assert not client.calculate_and_set_section_timeouts(['slow'], calc_out_of_section=False, skip_if_not_ready=True)
 try:
@@ -25,10 +25,10 @@ except RankMonitorClientError:
     pass
 with client.section('a'):
     time.sleep(0.02 * (rank + 1))
-if rank == 2:
+if rank == 1:
     # seen by one rank only: enough, and all ranks agree that it is
     with client.section('slow'): time.sleep(0.15)
-client.send_heartbeat(); time.sleep(0.1 * (4 - rank)); client.send_heartbeat()
+client.send_heartbeat(); time.sleep(0.1 * (3 - rank)); client.send_heartbeat()
 client.calculate_and_set_section_timeouts(['a', 'slow'])
 client.calculate_and_set_hb_timeouts()
 say('state', json.dumps([client.state_dict(), client._knowledge.last_calculation, client._observed()]))
@@ -44,7 +44,7 @@ signal.pause()
 """
 
 
-def test_four_ranks_agree_and_the_next_run_uses_what_they_learned(tmp_path: Path) -> None:
+def test_three_ranks_agree_and_the_next_run_uses_what_they_learned(tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         ranks = []
         for number in range(WORLD):
@@ -65,9 +65,9 @@ def test_four_ranks_agree_and_the_next_run_uses_what_they_learned(tmp_path: Path
         learned = states[0]["current_timeouts"]["section"]["section"]
         slowest = max(observed["a"] for _, _, observed in found)
         assert learned["a"] == 4.0 * slowest
-        assert learned["a"] >= 4.0 * 0.08
-        assert learned["slow"] == 4.0 * found[2][2]["slow"]
-        assert all(how["slow"]["rank_of_max"] == 2 for _, how, _ in found)
+        assert learned["a"] >= 4.0 * 0.06
+        assert learned["slow"] == 4.0 * found[1][2]["slow"]
+        assert all(how["slow"]["rank_of_max"] == 1 for _, how, _ in found)
         assert "kept" not in learned
         for process in ranks:
             # a new initialisation begins with the configuration; the state brings the learned values back

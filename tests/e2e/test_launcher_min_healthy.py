@@ -16,6 +16,7 @@ from tests.support.launching import START_S, Finished, Launched, Launcher, launc
 from tests.support.nodes import meeting_place, rendezvous_settings, wait_for_all
 
 __all__ = ["launcher"]
+IMPORTED_BEFORE = ()  # torch is enough
 
 GIVING_UP = "no restarts left, giving up"
 

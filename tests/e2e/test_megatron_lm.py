@@ -9,6 +9,7 @@ from pathlib import Path
 from tests.support.launching import Launcher, launcher
 
 __all__ = ["launcher"]
+IMPORTED_BEFORE = ()  # torch is enough
 
 TWO = ("--nproc-per-node", "2")
 OPTIONS = (

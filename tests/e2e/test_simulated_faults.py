@@ -15,6 +15,7 @@ from megatron_ft.ipc.config.fault_plan_file import read_fault_plan
 from tests.support.launching import Launched, Launcher, launcher
 
 __all__ = ["launcher"]
+IMPORTED_BEFORE = ()  # torch is enough
 
 TWO = ("--nproc-per-node", "2")
 STEP_TIMEOUT_S = 4.0
