@@ -20,6 +20,8 @@ from megatron_ft.rank.client.client import RankMonitorClient
 __all__ = ["FaultToleranceSectionsCallback"]
 
 SETUP, STEP, CHECKPOINTING = NAMES = ("setup", "step", "checkpointing")
+_NEVER = -1
+"""Where a number of batches says when something was done."""
 
 
 class FaultToleranceSectionsCallback(FitCallback):
@@ -71,8 +73,7 @@ class FaultToleranceSectionsCallback(FitCallback):
         self.exc_handling_policy = exc_handling_policy
         self._sections: Sections | None = None
         self._wrappings: Wrappings | None = None
-        self._saves = 0
-        self._saves_learned_from = 0
+        self._saved_at = self._learned_at = _NEVER
         self._is_async_save = False
         self._reasons_given: set[str] = set()
 
@@ -82,9 +83,13 @@ class FaultToleranceSectionsCallback(FitCallback):
         super().on_train_batch_start(trainer, *args, **kwargs)
 
     def on_train_batch_end(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
-        """After the batch that follows a save (which comes after this hook): learn from it. All ranks do so."""
+        """After the batch that follows a save (which comes after this hook): learn from it. All ranks do so.
+
+        Learning is a collective. A further save after the same batch, as Lightning may make one when it validates,
+        is learned with the next.
+        """
         super().on_train_batch_end(trainer, *args, **kwargs)
-        if self._saves_learned_from < self._saves:
+        if self._learned_at < self._saved_at:
             self._learn(trainer, is_closing=False)
             if self._fit.has_learned and self._sections is not None:
                 with self._sections.inside(CHECKPOINTING):
@@ -109,7 +114,7 @@ class FaultToleranceSectionsCallback(FitCallback):
         self._info(f"monitoring begins with {client.section_timeouts}")
 
     def _begin(self, trainer: Any, client: RankMonitorClient) -> None:
-        self._saves = self._saves_learned_from = 0
+        self._saved_at = self._learned_at = _NEVER
         self._reasons_given = set()
         sections = self._sections = Sections(client)
         wrappings = self._wrappings = Wrappings(sections)
@@ -122,7 +127,7 @@ class FaultToleranceSectionsCallback(FitCallback):
             wrappings.wrap(trainer.strategy, "training_step", STEP)
         wrappings.wrap(trainer.strategy, "validation_step", STEP)
         # of the trainer, because it ends with a barrier: in the strategy's only rank 0 may have something to do
-        wrappings.wrap(trainer, "save_checkpoint", CHECKPOINTING, after=self._count_save)
+        wrappings.wrap(trainer, "save_checkpoint", CHECKPOINTING, after=self._note_save)
         wrappings.wrap(trainer.strategy, "save_checkpoint", CHECKPOINTING)
         wrappings.wrap(trainer.strategy, "remove_checkpoint", CHECKPOINTING)
         checkpoint_io = trainer.strategy.checkpoint_io
@@ -148,12 +153,12 @@ class FaultToleranceSectionsCallback(FitCallback):
         client = self.fault_tol_client
         if client is None or not self.calculate_timeouts:
             return
-        self._saves_learned_from = self._saves
+        self._learned_at = self._fit.iterations
         update = choose_update(
             is_persistent_chkpt_loaded=self._fit.is_resumed,
             is_setup_open=self._sections is not None and self._sections.is_open(SETUP),
             has_seen_enough_steps=self._fit.iterations >= self.MIN_TR_ITERS_FOR_STEP_TIMEOUT_UPDATE,
-            has_saved=self._saves > 0,
+            has_saved=self._saved_at != _NEVER,
             is_async_save=self._is_async_save,
             is_closing=is_closing,
         )
@@ -193,8 +198,8 @@ class FaultToleranceSectionsCallback(FitCallback):
         if self._sections is not None and self._sections.is_open(SETUP):
             self._sections.leave(SETUP)
 
-    def _count_save(self) -> None:
-        self._saves += 1
+    def _note_save(self) -> None:
+        self._saved_at = self._fit.iterations
 
 
 def _is_asynchronous(checkpoint_io: Any) -> bool:

@@ -231,6 +231,14 @@ def test_what_is_learned_when_and_used_by_the_next_fit(fits: FitBench, caplog: p
     assert learned(fits)["configured_s"]["rank_section_timeouts"]["setup"] == 60.0
 
 
+def test_a_save_after_the_batch_that_was_just_learned_from_waits_for_the_next(fits: FitBench) -> None:
+    """As when a validation follows: two collectives in two steps would say the same."""
+    more = Do("on_train_batch_end", lambda trainer: trainer.save_checkpoint(fits.save_dir / "more.ckpt"), at=11)
+    fits.fit(fits.sections(), more, max_steps=18)
+    assert (fits.save_dir / "more.ckpt").exists()
+    assert updates(fits) == [(["checkpointing"], False), (["step", "checkpointing"], False)]  # at 11, and at the end
+
+
 def test_nothing_is_learned_or_loaded_unless_asked_for(fits: FitBench) -> None:
     fits.fit(fits.sections(), max_steps=20)
     fits.forget()
