@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import time
 from collections.abc import Iterable
 from typing import Any
+
+from megatron_ft.ipc.linux.processes import read_stat
 
 __all__ = ["is_module_available", "is_process_alive", "wait_for_mp_events"]
 
@@ -17,8 +18,9 @@ def is_module_available(module: str) -> bool:
 
 
 def is_process_alive(pid: int) -> bool:
-    """Whether there is a process of that number, a zombie included."""
-    return os.path.exists(f"/proc/{pid}")
+    """Whether a process of that number lives; one that has ended doesn't, also while nobody has waited for it."""
+    stat = read_stat(pid)
+    return stat is not None and stat.state != "Z"
 
 
 def wait_for_mp_events(events: Iterable[Any], timeout: float = 60) -> None:
