@@ -228,7 +228,8 @@ class FitCallback(LightningCallback):
         """New timeouts are in force: say so."""
         self._fit.has_learned = True
         learning.log_learned(client, names)
-        self._info(f"Updated FT timeouts: {learning.describe_update(client, names).removeprefix('timeouts updated: ')}")
+        change = learning.describe_update(client, names).removeprefix("timeouts updated: ")
+        self._info(f"Updated FT timeouts: {change or 'as they were'}")
 
     def _write_timeouts(self, client: RankMonitorClient | None) -> None:
         """Put new timeouts into the file (rank 0)."""
