@@ -57,6 +57,15 @@ def test_ranks_that_obey_make_exit_code_0(launcher: Launcher, name: str) -> None
     assert "Traceback" not in finished.err
 
 
+def test_ranks_that_take_their_time_are_waited_for_while_their_collectives_are_watched(launcher: Launcher) -> None:
+    # looked at each quarter of a second; these ranks call no hooks
+    slow = OBEYS.replace("    sys.exit(0)", "    time.sleep(1.0)\n    sys.exit(0)")
+    launched = launcher.start(slow, *TWO, "--ft-watch-collectives-timeout=2")
+    launched.wait_for("^ready", count=2)
+    assert ended_after(launched, signal.SIGTERM) < QUICK_S
+    assert launched.wait().code == 0
+
+
 def test_ranks_that_die_of_it_make_exit_code_1(launcher: Launcher) -> None:
     launched = launcher.start("say('ready', RANK)\nforever()", *TWO, "--max-restarts=3")
     launched.wait_for("^ready", count=2)

@@ -67,6 +67,9 @@ class Driven:
                 self.boards, self.words, self.stopped, self.run_delays_ns, collectives=self.collectives
             )
             effects += self.agent.handle(event, self.now_ns, seen)
+            alarm_ns = self.agent.alarm_ns
+            # it would ring for ever
+            assert not isinstance(event, edge.Tick) or alarm_ns is None or alarm_ns > self.now_ns, alarm_ns
         self.done += effects
         return effects
 

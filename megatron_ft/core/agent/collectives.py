@@ -65,6 +65,8 @@ class CollectiveWatch:
         self._is_told = False
         """This silence was reported to the user."""
         self._collecting: _Collecting | None = None
+        self._is_over = False
+        """The launcher was asked to stop: nothing is due any more."""
 
     @property
     def alarm_ns(self) -> int | None:
@@ -77,7 +79,7 @@ class CollectiveWatch:
     @property
     def _is_on(self) -> bool:
         """Hangs of scripts that call hooks are detected by these alone."""
-        return self._options.collectives_timeout_s is not None and not self._record.hooked
+        return self._options.collectives_timeout_s is not None and not (self._is_over or self._record.hooked)
 
     # -- events -------------------------------------------------------------------------------------------------
 
@@ -122,7 +124,8 @@ class CollectiveWatch:
     def go_on(self, turn: Turn, *, is_stopping: bool) -> None:
         """Tell what was seen, once it is, and see how long no collective has completed, when that is due."""
         self._tell_notes(turn)
-        if not self._is_on or is_stopping or turn.now_ns < self._due_ns:
+        self._is_over = self._is_over or is_stopping
+        if not self._is_on or turn.now_ns < self._due_ns:
             return
         if turn.now_ns - self._due_ns > LATE_NS:
             self._excused_ns += turn.now_ns - self._looked_ns - self._pauses.within(self._looked_ns, turn.now_ns)

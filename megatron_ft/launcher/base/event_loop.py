@@ -71,8 +71,11 @@ class Reactor:
             pass  # not watched, or closed by an error: either way no callback is left
 
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> Timer:
-        """Call back once, ``delay_s`` seconds from now."""
-        timer = Timer(time.monotonic() + delay_s, callback)
+        """Call back once, ``delay_s`` seconds from now; if that is over, the next time that events are served.
+
+        Else one that is always overdue would be called for ever in one go, and nothing else be served.
+        """
+        timer = Timer(time.monotonic() + max(0.0, delay_s), callback)
         heapq.heappush(self._timers, (timer.at_s, next(self._number), timer))
         return timer
 

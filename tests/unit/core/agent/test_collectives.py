@@ -81,6 +81,17 @@ def test_it_is_told_that_they_go_on_and_then_told_again() -> None:
         moves(driven, 0)
 
 
+def test_nothing_is_due_once_the_launcher_was_asked_to_stop() -> None:
+    """An alarm that its Tick leaves in the past would ring for ever, and nothing else would be heard."""
+    driven = watching()
+    driven.stop()
+    alarm_ns = driven.agent.alarm_ns
+    assert alarm_ns is not None
+    assert alarm_ns > driven.now_ns + TIMEOUT_S * 1e9  # the end of the ranks' time
+    driven.wait(2 * TIMEOUT_S)
+    assert asked(driven) == []
+
+
 def test_who_calls_hooks_is_judged_by_those_alone() -> None:
     driven = watching()
     driven.hear(edge.Attached(1, 0, driven.now_ns))

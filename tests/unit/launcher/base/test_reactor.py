@@ -102,6 +102,22 @@ def test_timers_in_order_and_cancelled(reactor: Reactor) -> None:
     assert served == [1, 2]
 
 
+def test_a_timer_that_is_always_overdue_keeps_nothing_else_waiting(reactor: Reactor, ready: list[int]) -> None:
+    served: list[str] = []
+
+    def ring() -> None:
+        served.append("rung")
+        assert len(served) < 1000
+        reactor.call_later(-10.0, ring)
+
+    reactor.call_later(0.0, ring)
+    reactor.run_once(0.0)
+    assert served == ["rung"]
+    reactor.watch(ready[0], lambda: (os.eventfd_read(ready[0]), served.append("ready")))
+    reactor.run_once(None)
+    assert served == ["rung", "ready", "rung"]
+
+
 def test_run_until_ends_at_the_deadline(reactor: Reactor) -> None:
     start = time.monotonic()
     assert not reactor.run_until(lambda: False, start + 0.05)
