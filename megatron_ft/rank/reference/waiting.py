@@ -18,7 +18,7 @@ def is_module_available(module: str) -> bool:
 
 
 def is_process_alive(pid: int) -> bool:
-    """Whether a process of that number lives; one that has ended doesn't, also while nobody has waited for it."""
+    """Whether a process of that number is alive: a zombie isn't."""
     stat = read_stat(pid)
     return stat is not None and stat.state != "Z"
 
