@@ -140,6 +140,7 @@ def test_blocking_call_hands_errors_on(reactor: Reactor) -> None:
 
 def test_blocking_call_can_be_given_up(reactor: Reactor) -> None:
     release, asked = threading.Event(), time.monotonic() + 0.05
+    before = threading.enumerate()  # other tests give calls up, too
     reactor.call_later(0.05, lambda: None)
 
     def check() -> None:
@@ -148,7 +149,8 @@ def test_blocking_call_can_be_given_up(reactor: Reactor) -> None:
 
     with pytest.raises(InterruptedError):
         reactor.call_blocking(release.wait, check)
-    (stuck,) = [thread for thread in threading.enumerate() if thread.name.startswith(THREAD_PREFIX)]
+    begun = [thread for thread in threading.enumerate() if thread not in before]
+    (stuck,) = [thread for thread in begun if thread.name.startswith(THREAD_PREFIX)]
     assert stuck.daemon
     release.set()
     stuck.join(5)
