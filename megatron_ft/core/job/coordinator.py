@@ -316,13 +316,15 @@ class Coordinator:
                 cycle.missing(place, self._clock.now_s)
                 continue
             silent_s = self._clock.now_s - node.heard_s
-            cycle.lose(place, lines.silent(silent_s) if node.silent else lines.LAUNCHER_ENDED)
+            has_exited = node.has_exited(self._clock.slept_s)
+            cycle.lose(place, lines.LAUNCHER_ENDED if has_exited else lines.silent(silent_s))
             self._rounds.lost_s = self._clock.now_s
 
     def _took_over(self) -> None:
         """It leads from now on: a node that isn't connected is lost after the same time as one that is silent."""
         cycle, self._rounds.lost_s = self._cycle, self._clock.now_s
         if cycle is not None:
+            self._clock.mark_unanswered()
             here = {node.instance for node in self._nodes.values()}
             for place, seat in enumerate(cycle.seats):
                 if seat.instance not in here:

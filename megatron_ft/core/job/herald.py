@@ -214,8 +214,13 @@ class Herald:
         yield from _by_one(links, next(iter(_first(seated)), None), text)
 
     def _who_speaks(self, cycle: Cycle) -> Iterable[Send]:
-        """The launcher at place 0 prints the lines of the job; when its node has gone, the next one is asked to."""
-        place = next((place for place in range(len(cycle.seats)) if place not in cycle.gone), 0)
+        """The launcher at place 0 prints the lines of the job; when its node has gone, the next one is asked to.
+
+        If all nodes were lost to this coordinator, it is the first one that has come back.
+        """
+        places = range(len(cycle.seats))
+        here = (place for place in places if cycle.seats[place].instance in self._nodes)
+        place = next((place for place in places if place not in cycle.gone), next(here, 0))
         node = self._nodes.get(cycle.seats[place].instance)
         if place > 0 and node is not None and node.link is not None and node.link != self._speaker:
             self._speaker = node.link

@@ -74,13 +74,18 @@ class Node:
         )
 
     def awaited_until_s(self, *, silence_s: float, slept_s: float) -> float:
-        """When it counts as lost, if its connection has ended and it isn't back by then.
-
-        If the coordinator itself has just been paused (until ``slept_s``), the launcher may be trying other addresses.
-        """
+        """When it counts as lost, if its connection has ended and it isn't back by then."""
         if self.silent:
             return self.gone_s
-        return self.gone_s + (silence_s if self.gone_s <= slept_s + GRACE_S else GRACE_S)
+        return self.gone_s + (GRACE_S if self.has_exited(slept_s) else silence_s)
+
+    def has_exited(self, slept_s: float) -> bool:
+        """Whether that its connection has ended means that its process has.
+
+        If the coordinator itself has just taken over or been paused (until ``slept_s``), the launcher may have waited
+        for an answer in vain, and be trying other addresses now.
+        """
+        return not self.silent and self.gone_s > slept_s + GRACE_S
 
     def held(self, decision: Decision) -> Held | None:
         """That decision as this node has accepted or learned it; None if it hasn't."""

@@ -14,7 +14,7 @@ class OwnClock:
     def __init__(self, now_s: float) -> None:
         self.now_s = 0.0
         self.slept_s = -1e9
-        """When it last stood still, by this clock."""
+        """Until when no call could be answered here, because the process stood still or had no part yet."""
         self._callers_s = now_s
 
     def set(self, now_s: float) -> None:
@@ -22,6 +22,10 @@ class OwnClock:
         passed_s, self._callers_s = max(0.0, now_s - self._callers_s), now_s
         self.now_s += min(passed_s, _LONGEST_GAP_S)
         self.slept_s = self.now_s if passed_s > _LONGEST_GAP_S else self.slept_s
+
+    def mark_unanswered(self) -> None:
+        """Until now others may have called here, and given up."""
+        self.slept_s = self.now_s
 
     def callers_s(self, at_s: float) -> float:
         """A moment of this clock by the caller's: not before now, nor so late that it seems to have stood still."""

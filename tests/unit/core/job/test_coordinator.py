@@ -265,6 +265,28 @@ def test_the_node_beside_a_coordinator_whose_host_most_have_found_silent_is_lost
     assert judged == [(lost_s, "", lines.silent(6.0)) if lost_s else (lost_s, "there", lines.HOST_SILENT)]
 
 
+@pytest.mark.parametrize(
+    ("gone_s", "lost_s", "text"), [(0.1, 6.1, lines.silent(6.1)), (1.0, 1.3, lines.LAUNCHER_ENDED)]
+)
+def test_who_had_waited_for_a_new_coordinator_and_given_up_has_not_exited(
+    gone_s: float, lost_s: float, text: str
+) -> None:
+    machine = Coordinator("c", founds=False, now_s=0.0)
+    for link in range(5):
+        machine.handle(edge.Heard(link, hello_again(link)), 0.0)
+    effects = answers(machine, machine.settle(0.0))
+    judged: list[tuple[float, str]] = []
+    for tenth in range(80):
+        if tenth == round(10 * gone_s):
+            machine.handle(edge.Broken(4, silent=False), tenth / 10)
+        for link in range(4):
+            machine.handle(edge.Heard(link, m.Beat()), tenth / 10)
+        effects += machine.settle(tenth / 10)
+        judged += [(tenth / 10, each.verdict.text) for each in effects if isinstance(each, edge.Judged)]
+        effects = []
+    assert judged == [(pytest.approx(lost_s, abs=0.11), text)]
+
+
 def test_the_next_coordinator_knows_the_names_of_lost_nodes_that_it_has_never_met() -> None:
     job = Job(min_nodes=2, max_nodes=3)
     job.start("abc")

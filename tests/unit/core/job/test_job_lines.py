@@ -318,3 +318,17 @@ def test_it_is_the_first_node_that_is_left() -> None:
 
 def _code(launcher: Launcher) -> int | None:
     return None if launcher.left is None else launcher.left[0]
+
+
+def test_when_all_nodes_were_lost_the_first_one_that_is_back_is_told_to_speak() -> None:
+    job = Job(min_nodes=2, max_nodes=2)
+    a, b, _ = [job.start(name, rank=rank)[0] for rank, name in enumerate("abc")]
+    assert _places(a, b) == [0, 1]
+    b.is_silent = True
+    job.coordinator.orphaned()
+    a.dies()
+    job.run(7.0)
+    b.is_silent = False
+    told = b.times_told_to_speak
+    job.run(0.3)
+    assert b.times_told_to_speak == told + 1
