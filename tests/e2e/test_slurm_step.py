@@ -63,7 +63,7 @@ def test_users_signal_asks_ranks_that_have_no_handler_to_stop(launcher: Launcher
 
 
 def test_a_node_that_is_gone_for_good_is_not_waited_for(launcher: Launcher) -> None:
-    nodes = step(launcher, 'say("ready"); forever()', "--nnodes=3", "--max-restarts=3", nodes=3)
+    nodes = step(launcher, 'say("ready"); forever()', "--nnodes=3", "--max-restarts=3", "--ft-say=one", nodes=3)
     for node in nodes:
         node.wait_for("^ready")
     nodes[2].signal(signal.SIGKILL)
