@@ -1,0 +1,78 @@
+"""``python tests/reference/campaign.py CHECKOUT ...``: Lightning tests of nvidia-resiliency-ext get our callbacks.
+
+Not a byte of a checkout (v0.4.1 to v0.7.0) is changed: its tests import its names under ``ft_launcher``, and find ours.
+Beside that stands only what a machine without GPU needs (gpu_is_cpu.py). What its tests of local checkpoints import is
+the checkout's own. Its tests of stragglers need CUPTI, and aren't run.
+
+Install lightning 2.4.0 (pip install --no-deps --target DIRECTORY lightning==2.4.0 pytorch-lightning==2.4.0) and
+defusedxml, and say where in PYTHONPATH. Lightning 2.5 and 2.6 save at other iterations: there one, and three, of the
+tests of when timeouts are updated fail, with the reference's own callbacks, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+FOLDER = "tests/ptl_resiliency/unit"
+SECTIONS, INVALID = f"{FOLDER}/test_ft_callback_sections.py", "test_invalid_config"
+GROUPS = (
+    (f"{FOLDER}/test_ft_callback_hb.py",),
+    (SECTIONS, "-k", f"not {INVALID}"),
+    # with such a configuration our callback asks the launcher not to restart: that ends pytest, too, soon after
+    (SECTIONS, "-k", f"{INVALID} and monitors0"),
+    (SECTIONS, "-k", f"{INVALID} and monitors1"),
+    # the tests above delete RANK from their environment, which Lightning needs here
+    (f"{FOLDER}/test_local_ckpt_callback.py",),
+)
+LONGEST_S = 600.0
+
+
+def main() -> int:
+    """0 if every test passed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("checkout", nargs="+", type=Path)
+    failed = 0
+    for checkout in parser.parse_args().checkout:
+        for group in GROUPS:
+            results = run(checkout.resolve(), group) or {" ".join(group): "no test was run"}
+            for name, problem in results.items():
+                print(f"{checkout.name}: {name}: {problem or 'passed'}", flush=True)
+                failed += bool(problem)
+    return min(failed, 1)
+
+
+def run(checkout: Path, group: tuple[str, ...]) -> dict[str, str]:
+    """By test: how it failed, empty if it passed."""
+    with tempfile.TemporaryDirectory(prefix="ft_reference") as directory:
+        report = Path(directory, "report.xml")
+        paths = [str(checkout / "src"), str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        env = {**os.environ, "TMPDIR": directory, "PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
+        command = [
+            *(sys.executable, "-m", "megatron_ft", "launch", f"--ft-log-dir={directory}/logs", "--max-restarts=0"),
+            *("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "gpu_is_cpu", f"--junitxml={report}", *group),
+        ]
+        try:
+            ended = subprocess.run(
+                command, cwd=checkout, env=env, capture_output=True, text=True, timeout=LONGEST_S, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return {" ".join(group): f"took longer than {LONGEST_S:g} s"}
+        if not report.exists():
+            sys.stderr.write(ended.stdout[-3000:] + ended.stderr[-3000:])
+            return {}
+        problems = {}
+        for case in ElementTree.parse(report).iter("testcase"):
+            found = next((part for part in case if part.tag in ("failure", "error", "skipped")), None)
+            name = f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}"
+            problems[name] = "" if found is None else f"{found.tag}: {found.get('message', '')[:300]}"
+        return problems
+
+
+if __name__ == "__main__":
+    sys.exit(main())
