@@ -216,16 +216,8 @@ def end(imports: Sequence[str]) -> None:
 
 
 def _read_at_start(env: Mapping[str, str]) -> frozenset[tuple[str, str]]:
-    can_be_set_later = {"PYTHON_EXEC"}  # torchrun's
-    if not any(Path(folder, "sitecustomize.py").exists() for folder in _folders(env)):
-        can_be_set_later.add("PYTHONPATH")
-    names = {name for name in env if name.startswith(_READ_AT_START)} - can_be_set_later
+    names = {name for name in env if name.startswith(_READ_AT_START)} - {"PYTHON_EXEC"}  # which is torchrun's
     return frozenset((name, env[name]) for name in names)
-
-
-def _folders(env: Mapping[str, str]) -> list[str]:
-    """Those of PYTHONPATH."""
-    return [os.path.abspath(folder) for folder in env.get("PYTHONPATH", "").split(os.pathsep) if folder]
 
 
 def serve(connection: socket.socket, imports: Sequence[str]) -> tuple[dict[str, Any], _Hidden]:
@@ -275,9 +267,6 @@ def become(request: Mapping[str, Any], hidden: _Hidden, connection: socket.socke
     if request["host"] is not None:
         _move_to(request["host"])
     os.chdir(request["cwd"])
-    known = _folders(os.environ)
-    assert sys.path[1 : 1 + len(known)] == known
-    sys.path[1 : 1 + len(known)] = _folders(request["env"])
     os.environ.clear()
     os.environ.update(request["env"])
     _write_over(old_mark, request["mark"])
