@@ -139,7 +139,8 @@ class Coordinator:
                 self._out.append(Send([link], message))
             case m.Follow(term, accepted):
                 if self._council.followed(node, term, accepted):
-                    self._bring_up_to_date(node, link)
+                    self._bring_up_to_date(node, link)  # first: by a later decision it forgets an earlier one
+                    self._council.ask_also(node)
             case m.Newer(term):
                 self._council.newer(term)
             case m.Accept(ballot, store):
@@ -325,9 +326,8 @@ class Coordinator:
         cycle, self._rounds.lost_s = self._cycle, self._clock.now_s
         if cycle is not None:
             self._clock.mark_unanswered()
-            here = {node.instance for node in self._nodes.values()}
             for place, seat in enumerate(cycle.seats):
-                if seat.instance not in here:
+                if seat.instance not in self._nodes:
                     cycle.missing(place, self._clock.now_s)
 
     def _bring_up_to_date(self, node: Node, link: int) -> None:

@@ -68,10 +68,8 @@ class Council:
         self.proposal: Proposal | None = None
         self.left: set[int] = set()
         """Places of voters that have said farewell."""
-        self._founds = founds
-        self._owned = owned
-        self._emit = emit
-        self._decided = decided
+        self._founds, self._owned = founds, owned
+        self._emit, self._decided = emit, decided
         self._here: dict[int, Node] = {}
         self._following: set[int] = set()
         self._had: dict[int, Ballot] = {}
@@ -107,10 +105,9 @@ class Council:
 
         What it has accepted may have been decided with its vote by another coordinator: then it counts.
         """
-        accepted = node.memory.accepted
-        if accepted is not None and self.decision is not None:
-            if accepted.held.decision.number > self.decision.number:
-                return
+        accepted, decision = node.memory.accepted, self.decision
+        if accepted is not None and decision is not None and accepted.held.decision.number > decision.number:
+            return
         if node.votes and node.place is not None:
             self.left.add(node.place)
 
@@ -137,13 +134,16 @@ class Council:
             return False
         node.follows = True
         self._place(node)
-        if self.proposal is not None and not self.proposal.is_new:  # it counts, and may have a place in it
-            self._ask_again(self.proposal, [node])
         if node.place is not None and self._here.get(node.place) is node:
             self._following.add(node.place)
             if node.memory.accepted is not None:
                 self._had[node.place] = node.memory.accepted.held.decision.value
         return True
+
+    def ask_also(self, node: Node) -> None:
+        """One that follows from now on, and knows the last decision: it counts, and may have a place in the next."""
+        if self.proposal is not None and not self.proposal.is_new:
+            self._ask_again(self.proposal, [node])
 
     def newer(self, term: Term) -> None:
         """A launcher follows another coordinator, or did."""

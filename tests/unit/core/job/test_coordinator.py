@@ -217,6 +217,31 @@ def test_what_may_be_decided_is_proposed_to_voters_that_come_later_too() -> None
     assert links(told, m.Propose) == [3]
 
 
+def test_who_missed_the_last_decision_hears_of_it_before_it_is_asked_about_the_next() -> None:
+    """What it has accepted last is all that it remembers: asked first, it forgot its place in the cycle."""
+    roll = Decision(1, (0, "old", 2), Kind.ROLL, 0, 5, 4, 0)
+    machine = Coordinator("c", founds=False, now_s=0.0)
+    for link in range(3):
+        machine.handle(edge.Heard(link, hello_again(link, accepted=roll)), 0.0)
+    machine.settle(0.0)
+    for link in range(3):
+        machine.handle(edge.Heard(link, follow(hello_again(link, accepted=roll).memory)), 0.0)
+    assert links(machine.settle(0.0), m.Propose) == [0, 1, 2]
+    late = hello_again(3, knows=False)
+    machine.handle(edge.Heard(3, late), 0.2)
+    machine.settle(0.2)
+    told = machine.handle(edge.Heard(3, follow(late.memory)), 0.2)
+    sent = [each.message for each in told if isinstance(each, edge.Send) and each.links == [3]]
+    assert [type(message) for message in sent[:2]] == [m.Commit, m.Propose]
+    launcher = member()
+    launcher.heard(m.Lead((0, "old")), 0.0)
+    launcher.heard(m.Propose((0, "old", 1), LAST, 3, True, ()), 0.0)
+    begun = [
+        effect for message in sent[:2] for effect in launcher.heard(message, 0.3) if isinstance(effect, edge.Begin)
+    ]
+    assert [effect.held.place for effect in begun] == [3]
+
+
 def test_the_vote_is_not_taken_of_a_node_that_has_connected_and_follows_the_next_moment() -> None:
     machine = Coordinator("c", founds=False, now_s=0.0)
     for link in range(4):
