@@ -56,7 +56,7 @@ class Coordination:
         self.on_verdict: Callable[[m.Verdict], None] = lambda verdict: None
         """It has ended, and why."""
         self.on_left_out: Callable[[], None] = lambda: None
-        """The job goes on without this node."""
+        """The job goes on without this node: it was excluded, or stands by."""
         self.on_decision: Callable[[Decision], None] = lambda _decision: None
         """Any of these."""
         self._open_store = open_store
@@ -155,10 +155,10 @@ class Coordination:
                 if self.begun is not None and verdict.cycle == self.begun.decision.cycle:
                     self.on_verdict(verdict)
                 self.on_decision(effect)
-            case edge.LeftOut():
+            case edge.LeftOut() | edge.StandBy():
                 self.on_left_out()
                 self.on_decision(effect)
-            case edge.EndRanks() | edge.DiagnoseHang() | edge.Relayed() | edge.Reviewed() | edge.StandBy() | m.Speak():
+            case edge.EndRanks() | edge.DiagnoseHang() | edge.Relayed() | edge.Reviewed() | m.Speak():
                 self.on_decision(effect)
             case edge.Say(text):
                 self._say(text)

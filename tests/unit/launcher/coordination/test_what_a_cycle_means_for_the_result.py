@@ -1,0 +1,36 @@
+"""Who may say how the job has ended: a launcher that has a place in the last cycle."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+
+from megatron_ft.core.job import messages as m
+from megatron_ft.core.job.member import Identity
+from megatron_ft.core.job.roll import Decision, Kind
+from megatron_ft.launcher.base.event_loop import Reactor
+from megatron_ft.launcher.coordination.coordination import Coordination
+
+CYCLE = Decision(0, (0, "c", 1), Kind.CYCLE, 0, 2, 2, 0)
+
+
+@pytest.mark.parametrize("place", [None, 0])
+def test_a_launcher_that_stands_by_leaves_it_to_the_others(place: int | None) -> None:
+    """Also the one at the first endpoint, which may come too late for the cycle, and be the last to be stopped."""
+    rules = m.Rules(min_nodes=2, max_nodes=2, max_restarts=3)
+    heard: list[object] = []
+    coordination = Coordination(
+        Identity("job", rules, "i", "host", "host:1", ("host:1",)),
+        transport=lambda _listener: mock.Mock(),
+        open_store=lambda: "host:2",
+        reactor=Reactor(),
+        say=heard.append,
+    )
+    coordination.on_begin = heard.append
+    coordination.on_left_out = lambda: heard.append("stands by")
+    coordination.opened()
+    for message in (m.Lead((0, "c")), m.Propose((0, "c", 1), CYCLE, place, place is not None), m.Commit(CYCLE)):
+        coordination.heard(message)
+    begun = [each for each in heard if not isinstance(each, str)]
+    assert ("stands by" in heard, len(begun)) == ((True, 0) if place is None else (False, 1))
