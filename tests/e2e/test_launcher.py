@@ -86,8 +86,10 @@ def monitors():
     for pid in map(int, open(f"/proc/{os.getppid()}/task/{os.getppid()}/children").read().split()):
         if open(f"/proc/{pid}/comm").read() == "ft_monitor_0\\n":
             yield {name: value for name, value in process(pid).items() if name != "Threads"}
-while not (monitor := [*monitors()]):
-    time.sleep(0.01)
+monitor, before = [*monitors()], None
+while monitor != before or not monitor or not int(monitor[0]["SigCgt"][0], 16) & 1 << signal.SIGTERM - 1:  # it starts
+    time.sleep(0.2)
+    monitor, before = [*monitors()], monitor
 say(json.dumps({
     "launcher": process(os.getppid()), "rank": process(os.getpid()), "environment": sorted(os.environ),
     "monitor": monitor,
