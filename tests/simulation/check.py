@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["violations"]
 
 _TEARDOWN_S = 3.0
+_LINGER_S = 5.0
+"""So long a coordinator is there to tell of the end, if somebody is missing."""
 
 
 def violations(plan: Plan, job: Job, trouble: Any) -> list[str]:
@@ -167,7 +169,8 @@ def _codes(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
     if len(ends) > 1:
         yield f"the job ended with {sorted(ends)}"
     last = max((trained.cycle for trained in job.trained), default=-1)
-    saw = [launcher for launcher in job.launchers if launcher.code is not None and _saw_the_end(launcher, job, last)]
+    ended = [launcher for launcher in job.launchers if launcher.code is not None]
+    saw = [launcher for launcher in ended if _saw_the_end(launcher, job, last, trouble)]
     codes = {launcher.code for launcher in saw}
     if len(codes) > 1:
         names = [f"{launcher.name}: {launcher.code} ({launcher.left_by})" for launcher in job.launchers][:8]
@@ -239,7 +242,18 @@ def _is_back(fault: Fault, trouble: Any) -> bool:
     return fault.kind in _FOR_A_WHILE or fault.kind == "node_ill"
 
 
-def _saw_the_end(launcher: Launcher, job: Job, last: int) -> bool:
+def _saw_the_end(launcher: Launcher, job: Job, last: int, trouble: Any) -> bool:
     # one that stood by in the last cycle, or came when who could tell had died, can't know how it ended
     took_part = launcher.ranks is not None and launcher.ranks.cycle == last and not job.ended_untold
-    return not launcher.touched and "stopped by" not in launcher.left_by and (took_part or launcher.code != 94)
+    could_know = took_part and not _was_out_of_reach(launcher, job, trouble)
+    return not launcher.touched and "stopped by" not in launcher.left_by and (could_know or launcher.code != 94)
+
+
+def _was_out_of_reach(launcher: Launcher, job: Job, trouble: Any) -> bool:
+    """It couldn't reach the host where the job's end was decided, then or as long as somebody there could tell it."""
+    hosts = {process.name: process.host.number for process in job.coordinators}
+    for end in [made for made in _begun(job) if made.decision.kind is Kind.END]:
+        pair = frozenset((hosts[end.by], launcher.host.number))
+        if any(a <= end.at_s + _LINGER_S and b >= end.at_s and pair in pairs for a, b, pairs in trouble.apart):
+            return True
+    return False

@@ -60,6 +60,8 @@ class _Trouble:
         self.until_s = 0.0
         """Somebody is still to come back."""
         self.network = False
+        self.apart: list[tuple[float, float, set[frozenset[int]]]] = []
+        """From when until when nothing got through between which pairs of hosts."""
         self.hit: list[tuple[float, str]] = []
         self.struck: list[Fault] = []
 
@@ -153,6 +155,7 @@ class _Trouble:
     def _cut(self, pairs: set[frozenset[int]], hosts: list[Host], fault: Fault) -> None:
         self.network = True
         self._touch(hosts, fault.seconds)
+        self.apart.append((self.world.now_s, self.world.now_s + fault.seconds, pairs))
         self.world.cut(pairs)
         self.world.after(fault.seconds, lambda: self.world.heal(pairs))
 
