@@ -117,11 +117,12 @@ class Council:
         if node.place is not None and self._here.get(node.place) is node:
             del self._here[node.place]
             self._following.discard(node.place)
-        if self._owner is node:
-            self._owner = None
+        self._owner = None if self._owner is node else self._owner
         proposal = self.proposal
         if proposal is not None and proposal.is_new and (node in proposal.waiting or node in proposal.places):
             self.proposal = None  # with another attempt it can be proposed without that node
+        elif proposal is not None:
+            proposal.waiting.discard(node)  # an older one may be decided, whether the node comes back or not
 
     def followed(self, node: Node, term: Term, accepted: Accepted | None) -> bool:
         """A launcher follows, and says what it has accepted; whether that is this coordinator's term, and news."""

@@ -217,6 +217,24 @@ def test_what_may_be_decided_is_proposed_to_voters_that_come_later_too() -> None
     assert links(told, m.Propose) == [3]
 
 
+def test_what_may_be_decided_does_not_wait_for_a_node_0_that_is_lost() -> None:
+    old = Decision(1, (0, "old", 2), Kind.CYCLE, 1, 5, 5, 0)
+    machine = Coordinator("c", founds=False, now_s=0.0)
+    for link in range(5):
+        machine.handle(edge.Heard(link, hello_again(link, accepted=old)), 0.0)
+    machine.settle(0.0)
+    for link in range(5):
+        machine.handle(edge.Heard(link, follow(hello_again(link, accepted=old).memory)), 0.0)
+    proposed = [each for each in machine.settle(0.0) if isinstance(each, edge.Send)]
+    (ballot,) = {each.message.ballot for each in proposed if isinstance(each.message, m.Propose)}
+    for link in range(1, 5):
+        machine.handle(edge.Heard(link, m.Accept(ballot, "")), 0.1)
+    assert not any(isinstance(effect, edge.Decided) for effect in machine.settle(0.1))
+    machine.handle(edge.Broken(0), 0.2)
+    decided = [each for at_s in (0.2, 60.0) for each in machine.settle(at_s) if isinstance(each, edge.Decided)]
+    assert [each.held.decision for each in decided] == [old]
+
+
 def test_who_missed_the_last_decision_hears_of_it_before_it_is_asked_about_the_next() -> None:
     """What it has accepted last is all that it remembers: asked first, it forgot its place in the cycle."""
     roll = Decision(1, (0, "old", 2), Kind.ROLL, 0, 5, 4, 0)
