@@ -7,7 +7,7 @@ import functools
 import os
 import signal
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 from megatron_ft.ipc.linux.processes import ProcessStat, read_stat, with_owner
 from megatron_ft.launcher.base import lines
@@ -54,18 +54,14 @@ class Termination:
         is_quick = grace_s < _LEFTOVER_GRACE_S
         self.ask(workers, number, whole_group=True)
         if is_quick:
-            _ask_group([worker for worker in workers if worker.check_ended()])
+            _ask(worker for worker in workers if worker.check_ended())
         self.wait(workers, grace_s)
         self.kill(workers)
         self.clear(workers, ask=not is_quick, at_once=is_quick)
 
     def ask(self, workers: list[Worker], number: int, *, whole_group: bool) -> None:
-        """Signal those that live; a stopped one is continued, else the signal would wait with it."""
-        for worker in workers:
-            if not worker.check_ended():
-                worker.signal(number, whole_group=whole_group)
-                worker.signal(signal.SIGCONT, whole_group=whole_group)
-                worker.signals_sent.discard(signal.SIGCONT)  # no process ends of that
+        """Signal those that live."""
+        _ask((worker for worker in workers if not worker.check_ended()), number, whole_group=whole_group)
 
     def wait(self, workers: list[Worker], grace_s: float) -> None:
         """Wait until all have ended, the grace is over, or ``in_a_hurry`` holds."""
@@ -128,7 +124,7 @@ class Termination:
         self._let_go.update(stat.pid for stat in left)
         if left:
             if ask:
-                _ask_group([worker for worker in ended if worker.exitcode != 0])
+                _ask(worker for worker in ended if worker.exitcode != 0)
             if at_once:
                 others = [stat for stat in left if not process_tree.tidies_up(stat)]
                 process_tree.kill_left(others, _pids(ended))
@@ -190,11 +186,11 @@ class Termination:
         waiting.discard(pidfd)
 
 
-def _ask_group(ended: list[Worker]) -> None:
-    """SIGTERM for what ranks that have ended left in their groups."""
-    for worker in ended:
-        worker.signal(signal.SIGTERM, whole_group=True)
-        worker.signal(signal.SIGCONT, whole_group=True)
+def _ask(workers: Iterable[Worker], number: int = signal.SIGTERM, *, whole_group: bool = True) -> None:
+    """Signal them; a stopped process is continued, else the signal would wait with it."""
+    for worker in workers:
+        worker.signal(number, whole_group=whole_group)
+        worker.signal(signal.SIGCONT, whole_group=whole_group)
 
 
 def _pids(workers: list[Worker]) -> set[int]:

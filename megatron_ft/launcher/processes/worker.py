@@ -57,10 +57,9 @@ class Worker:
     def signal(self, number: int, *, whole_group: bool) -> None:
         """Send a signal to the rank, or to its whole group (also when the rank itself has ended)."""
         assert not self.reaped, "the number may be another's by now"
-        if self.exitcode is None:
+        if self.exitcode is None and number != signal.SIGCONT:  # no process ends of that
             self.signals_sent.add(number)
-            if number != signal.SIGCONT:
-                self.signalled_at_ns = self.signalled_at_ns or time.monotonic_ns()
+            self.signalled_at_ns = self.signalled_at_ns or time.monotonic_ns()
         if whole_group:
             try:
                 os.killpg(self.pid, number)
