@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import functools
 import os
-import time
 from collections.abc import Callable, Sequence
 
 from megatron_ft.core.errors import FaultToleranceError
-from megatron_ft.core.messages.control import Pause, Resume
-from megatron_ft.core.rate_limiter import Moderation
-from megatron_ft.core.records import launcher as records
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.linux.prctl import become_subreaper
 from megatron_ft.launcher import reference_names
@@ -70,7 +66,6 @@ class Node:
         self._line = line
         self.say = sayer(has_others=line.max_nodes > 1)
         self._orphans = process_tree.Orphans()
-        self._pause_lines = Moderation()
         become_subreaper()
         self._reactor = Reactor()
         self._ties = Ties(self._reactor)
@@ -102,7 +97,6 @@ class Node:
         if self._health is not None:
             self._children.add(self._health.pids)
         self._control = ControlSocket(os.path.join(self._run_dir.path, "launcher.sock"), self._reactor, say=self.say)
-        self._control.on_order = self._ordered
         self._monitors = Monitors(
             count=ranks,
             config=line.options.config.to_dict(),
@@ -116,6 +110,7 @@ class Node:
             log_max_bytes=line.options.log_max_bytes,
         )
         self._children.add(self._monitors.pids)
+        self._control.on_order = self._monitors.pause_or_resume
         self._run_dir.add(self._control)
         self._run_dir.add(self._monitors)
         variables = RankVariables(line, monitors=self._monitors, control=self._control, cycle_info=self._cycle_info)
@@ -213,21 +208,6 @@ class Node:
                 failed.append(error)
         if failed and os.path.exists(self._run_dir.path):
             self.say(lines.left_something(failed[0], self._run_dir.path))
-
-    def _ordered(self, order: Pause | Resume, pid: int) -> bool:
-        """``megatron-ft pause`` and ``resume``."""
-        since_ns = self._monitors.paused.since_ns
-        is_pause = isinstance(order, Pause)
-        changed = self._monitors.pause() if is_pause else self._monitors.resume()
-        if not changed:
-            return False
-        pause_s = 0.0 if since_ns is None else (time.monotonic_ns() - since_ns) / 1e9
-        line = lines.paused(pid) if is_pause else lines.resumed(pid, pause_s)
-        line_now = self._pause_lines.admit(line, time.monotonic())
-        if line_now is not None:
-            self.say(line_now)
-        self._log.write(records.Paused(by=pid) if is_pause else records.Resumed(by=pid))
-        return True
 
     def _woken(self) -> None:
         self._signals.drain()

@@ -11,9 +11,13 @@ from megatron_ft.core.agent.edge import CheckProgress, ConfirmHang, ExtendTimeou
 from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.board.pauses import Pauses
 from megatron_ft.core.config.kinds import DEFAULT_LOG_MAX_BYTES
+from megatron_ft.core.messages.control import Pause, Resume
 from megatron_ft.core.messages.monitor import Report
+from megatron_ft.core.rate_limiter import Moderation
+from megatron_ft.core.records import launcher as records
 from megatron_ft.core.status.rows import RankReading
 from megatron_ft.ipc.files.event_log import EventLog
+from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.monitors.reports import event_of
 from megatron_ft.launcher.monitors.slot import MonitorPlace
@@ -43,7 +47,10 @@ class Monitors:
     ) -> None:
         self.on_event: Callable[[FromMonitor], None] = lambda _event: None
         self.paused = Pauses()
+        self._pause_lines = Moderation()
         self._reactor = reactor
+        self._log = log
+        self._say = say
         self._places = [
             MonitorPlace(
                 local_rank,
@@ -135,20 +142,27 @@ class Monitors:
         for place in self._places:
             place.release()
 
-    def pause(self) -> bool:
-        """Suspend hang detection on this node until ``resume``; returns False if it is suspended already."""
-        if not self.paused.begin(time.monotonic_ns()):
-            return False
-        for place in self._places:
-            place.pause(self.paused.since_ns)
-        return True
+    def pause_or_resume(self, order: Pause | Resume, by: int) -> bool:
+        """Suspend hang detection on this node, or resume it, as process ``by`` asks; whether that changes anything.
 
-    def resume(self) -> bool:
-        """Resume hang detection; the time since ``pause`` counts for no rank. Returns False if nothing was paused."""
-        if not self.paused.end(time.monotonic_ns()):
+        The time of a pause counts for no rank.
+        """
+        since_ns, now_ns = self.paused.since_ns, time.monotonic_ns()
+        if not (self.paused.begin(now_ns) if isinstance(order, Pause) else self.paused.end(now_ns)):
             return False
-        for place in self._places:
-            place.resume()
+        record: records.Paused | records.Resumed
+        if since_ns is None:
+            for place in self._places:
+                place.pause(now_ns)
+            line, record = lines.paused(by), records.Paused(by=by)
+        else:
+            for place in self._places:
+                place.resume()
+            line, record = lines.resumed(by, (now_ns - since_ns) / 1e9), records.Resumed(by=by)
+        text = self._pause_lines.admit(line, now_ns / 1e9)
+        if text is not None:
+            self._say(text)
+        self._log.write(record)
         return True
 
     def check_states(self) -> None:
