@@ -60,12 +60,13 @@ class Node:
         Raises:
             ConfigError: there is no place for the run directory.
         """
+        self._line = line
         self._log = log
         self.log_dir = log_dir
         """None: no logs are written."""
-        self._line = line
         self.say = sayer(has_others=line.max_nodes > 1)
         self._orphans = process_tree.Orphans()
+        self._children = Children()
         become_subreaper()
         self._reactor = Reactor()
         self._ties = Ties(self._reactor)
@@ -75,56 +76,12 @@ class Node:
             keep_ignored_hangup=line.signals_are_default,
         )
         self._signals.install()
-        self.stop = StopRequests(self._signals, self._reactor, log=log, say=self.say, timeout_s=line.term_timeout)
-        self._ranks = Ranks(self._signals, save_signals=line.save_signals, log=log, say=self.say)
-        self._children = Children()
-        self._children.add(self._ranks.pids)
         self._reactor.watch(self._signals.fileno(), self._woken, Priority.SIGNAL)
+        self.stop = StopRequests(self._signals, self._reactor, log=log, say=self.say, timeout_s=line.term_timeout)
         self._run_dir = RunDirectory(self.say)
-        binds = numa.variable() is not None  # through a command, which starts interpreters
-        self._forking = None if line.options.preload is None or binds else self._make_forking(server, announce)
-        if self._forking is not None:
-            self._children.add(self._forking.pids)
-        elif server is not None:
-            server.end(set)  # it was started at a first glance at the command line
-        termination = Termination(
-            self._reactor, known_children=self._children.pids, in_a_hurry=self._signals.ask_to_kill, say=self.say
-        )
-        self._cycle_info = reference_names.cycle_info(line, os.environ, log)
-        """None: ``--ft-cycle-info-dir`` isn't given."""
-        command = ready_checks.command(line.options, line.node_health_command, log_dir=log_dir, ranks=ranks)
-        self._health = None if command is None else self._make_health_check(command)
-        if self._health is not None:
-            self._children.add(self._health.pids)
-        self._control = ControlSocket(os.path.join(self._run_dir.path, "launcher.sock"), self._reactor, say=self.say)
-        self._monitors = Monitors(
-            count=ranks,
-            config=line.options.config.to_dict(),
-            run_dir=self._run_dir.path,
-            log_dir=log_dir,
-            run_id=line.run_id,
-            reactor=self._reactor,
-            log=log,
-            say=self.say,
-            observe_only=line.options.observe_only,
-            log_max_bytes=line.options.log_max_bytes,
-        )
-        self._children.add(self._monitors.pids)
-        self._control.on_order = self._monitors.pause_or_resume
-        self._run_dir.add(self._control)
-        self._run_dir.add(self._monitors)
-        variables = RankVariables(line, monitors=self._monitors, control=self._control, cycle_info=self._cycle_info)
-        starter = RankStarter(
-            line=line,
-            reactor=self._reactor,
-            stop=self.stop,
-            say=self.say,
-            run_dir=self._run_dir,
-            variables=variables,
-            forking=self._forking,
-            spawner=self._forking or FreshInterpreterSpawner(),
-            termination=termination,
-        )
+        self._forking = self._make_forking(server, announce)
+        self._monitors, self._control = self._make_sockets(ranks)
+        self.for_ranks = self._make_rank_services(ranks)
         self.status = JobStatus(line, log_dir=log_dir, monitors=self._monitors)
         self._control.on_question = self.status.facts
         self.joins_by = joining.Launcher(self._reactor, self.stop, self._children, self.say, says_all=line.says_all)
@@ -139,23 +96,16 @@ class Node:
             say=self.say,
             status=self.status,
         )
-        self.for_ranks = RankServices(
-            monitors=self._monitors,
-            health=self._health,
-            starter=starter,
-            running=self._ranks,
-            raised_timeouts=variables.raised_timeouts,
-            termination=termination,
-            device_memory=DeviceMemory(self._reactor, log=log, say=self.say),
-            crash_evidence=CrashEvidence(log, log_dir, self.say),
-            cycle_info=self._cycle_info,
-        )
-        self._monitors.on_check = self._each_second
 
-    def _make_forking(self, server: ServerProcess | None, announce: Callable[[str], None]) -> ForkingSpawner:
+    def _make_forking(self, server: ServerProcess | None, announce: Callable[[str], None]) -> ForkingSpawner | None:
+        """None: ranks are never forked."""
         options, namespace = self._line.options, self._line.namespace
-        assert options.preload is not None
-        return ForkingSpawner(
+        # a rank bound to a NUMA node is started by a command, which starts interpreters
+        if options.preload is None or numa.variable() is not None:
+            if server is not None:
+                server.end(set)  # it was started at a first glance at the command line
+            return None
+        forking = ForkingSpawner(
             fresh=FreshInterpreterSpawner(),
             server=server,
             preload=options.preload,
@@ -169,13 +119,67 @@ class Node:
             known_children=self._children.pids,
             environment=functools.partial(shared_environment, self._line),
         )
+        self._children.add(forking.pids)
+        return forking
 
-    def _make_health_check(self, command: str) -> HealthCheck:
-        return HealthCheck(
-            command,
-            timeout_s=self._line.options.node_health_timeout,
+    def _make_sockets(self, ranks: int) -> tuple[Monitors, ControlSocket]:
+        """What listens in the run directory: for each rank its monitor, and the launcher's own socket."""
+        options = self._line.options
+        control = ControlSocket(os.path.join(self._run_dir.path, "launcher.sock"), self._reactor, say=self.say)
+        monitors = Monitors(
+            count=ranks,
+            config=options.config.to_dict(),
+            run_dir=self._run_dir.path,
+            log_dir=self.log_dir,
+            run_id=self._line.run_id,
             reactor=self._reactor,
-            known_children=self._children.pids,
+            log=self._log,
+            say=self.say,
+            observe_only=options.observe_only,
+            log_max_bytes=options.log_max_bytes,
+        )
+        control.on_order = monitors.pause_or_resume
+        monitors.on_check = self._each_second
+        self._children.add(monitors.pids)
+        self._run_dir.add(control)
+        self._run_dir.add(monitors)
+        return monitors, control
+
+    def _make_rank_services(self, ranks: int) -> RankServices:
+        line, reactor, log, say = self._line, self._reactor, self._log, self.say
+        known_children = self._children.pids
+        running = Ranks(self._signals, save_signals=line.save_signals, log=log, say=say)
+        self._children.add(running.pids)
+        termination = Termination(reactor, known_children=known_children, in_a_hurry=self._signals.ask_to_kill, say=say)
+        health: HealthCheck | None = None
+        command = ready_checks.command(line.options, line.node_health_command, log_dir=self.log_dir, ranks=ranks)
+        if command is not None:
+            timeout_s = line.options.node_health_timeout
+            health = HealthCheck(command, timeout_s=timeout_s, reactor=reactor, known_children=known_children)
+            self._children.add(health.pids)
+        cycle_info = reference_names.cycle_info(line, os.environ, log)
+        variables = RankVariables(line, monitors=self._monitors, control=self._control, cycle_info=cycle_info)
+        starter = RankStarter(
+            line=line,
+            reactor=reactor,
+            stop=self.stop,
+            say=say,
+            run_dir=self._run_dir,
+            variables=variables,
+            forking=self._forking,
+            spawner=self._forking or FreshInterpreterSpawner(),
+            termination=termination,
+        )
+        return RankServices(
+            monitors=self._monitors,
+            health=health,
+            starter=starter,
+            running=running,
+            raised_timeouts=variables.raised_timeouts,
+            termination=termination,
+            device_memory=DeviceMemory(reactor, log=log, say=say),
+            crash_evidence=CrashEvidence(log, self.log_dir, say),
+            cycle_info=cycle_info,
         )
 
     def start(self, command: Sequence[str]) -> None:
@@ -195,8 +199,9 @@ class Node:
 
     def close(self) -> None:
         """Stop the monitors and remove what was made; what is left is reported, and changes no exit code."""
-        steps: list[Callable[[], object]] = [] if self._cycle_info is None else [self._cycle_info.ended]
-        steps += [] if self._health is None else [self._health.close]
+        cycle_info, health = self.for_ranks.cycle_info, self.for_ranks.health
+        steps: list[Callable[[], object]] = [] if cycle_info is None else [cycle_info.ended]
+        steps += [] if health is None else [health.close]
         steps += [] if self._forking is None else [self._forking.close]
         steps += [self._monitors.stop, self._control.close, self._run_dir.remove, self._run_dir.release]
         steps += [lambda: self._orphans.reap(lambda _pid: False), self._signals.close, self._ties.close]
@@ -211,7 +216,7 @@ class Node:
 
     def _woken(self) -> None:
         self._signals.drain()
-        self._ranks.forward_signals()
+        self.for_ranks.running.forward_signals()
         self._signals.report()  # one of those forwarded may have become a request to stop
         self._monitors.check_states()
         if self._forking is not None:
