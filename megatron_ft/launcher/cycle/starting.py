@@ -17,11 +17,12 @@ from megatron_ft.launcher.command_line import CommandLine
 from megatron_ft.launcher.cycle.variables import RankVariables, shared_environment
 from megatron_ft.launcher.processes import numa
 from megatron_ft.launcher.processes.termination import Termination
-from megatron_ft.launcher.processes.worker import Spawner, Worker, WorkerContext
+from megatron_ft.launcher.processes.worker import Spawner, Worker
 from megatron_ft.launcher.spawn.forking import ForkingSpawner
 from megatron_ft.launcher.spawn.rank_logs import CycleLogs
 from megatron_ft.launcher.stop_requests import StopRequests
 from megatron_ft.launcher.torch_compat import private_names
+from megatron_ft.launcher.torch_compat.worker_context import WorkerContext
 
 __all__ = ["RankStarter", "meet", "start"]
 
@@ -95,7 +96,7 @@ class RankStarter:
             blocking=self.stop.blocking,
             prefix=self.line.options.per_cycle_applog_prefix,
         )
-        context = WorkerContext(
+        return WorkerContext(
             spawner=self.spawner,
             environment=shared_environment(self.line),
             reactor=self.reactor,
@@ -107,8 +108,6 @@ class RankStarter:
             logs_specs=specs,
             **given,
         )
-        private_names.add_tail_logs(context, specs.copied)
-        return context
 
 
 def start(context: WorkerContext) -> None:

@@ -1,4 +1,4 @@
-"""Ranks as processes: started, seen to end, and torch's place for them in its agent."""
+"""Ranks as processes: started, signalled, seen to end."""
 
 from __future__ import annotations
 
@@ -10,19 +10,14 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
-
-from torch.distributed.elastic.multiprocessing import LogsSpecs, PContext, RunProcsResult
+from typing import Protocol
 
 from megatron_ft.ipc.linux.open_files import give_back, given_soft_limit
 from megatron_ft.ipc.linux.prctl import die_with_parent
 from megatron_ft.ipc.linux.processes import send_signal, signal_main_thread
-from megatron_ft.launcher.base import logs
-from megatron_ft.launcher.base.event_loop import Priority, Reactor
 from megatron_ft.launcher.processes import process_tree
-from megatron_ft.launcher.torch_compat import private_names
 
-__all__ = ["FreshInterpreterSpawner", "RankSpec", "Spawner", "Worker", "WorkerContext", "find_setpriv"]
+__all__ = ["FreshInterpreterSpawner", "RankSpec", "Spawner", "Worker", "find_setpriv"]
 
 
 @dataclass
@@ -166,90 +161,3 @@ def _die_with(launcher_pid: int) -> Callable[[], None]:
             os._exit(1)
 
     return in_child
-
-
-class WorkerContext(PContext):
-    """torch's idea of a group of ranks, with our way to start, see and end them.
-
-    Redirects, ``--tee``, error files and line prefixes are torch's own. ``end`` ends ranks; it is called with
-    (workers, signal, grace in seconds). ``environment`` is that of all ranks, to which torch adds each one's own.
-    ``prefix`` is what stands before the command of a local rank.
-    """
-
-    def __init__(
-        self,
-        *,
-        spawner: Spawner,
-        environment: Mapping[str, str],
-        reactor: Reactor,
-        end: Callable[[list[Worker], int, float], None],
-        on_start: Callable[[Worker], None],
-        on_exit: Callable[[Worker], None],
-        prefix: Callable[[int], list[str]] = lambda _local_rank: [],
-        numa_options: Any = None,
-        logs_specs: LogsSpecs,
-        **torch_arguments: Any,
-    ) -> None:
-        super().__init__(logs_specs=logs_specs, **torch_arguments)
-        self._spawner = spawner
-        self._environment = environment
-        self._reactor = reactor
-        self._end = end
-        self._on_start = on_start
-        self._on_exit = on_exit
-        self._prefix = prefix
-        self._numa_options = numa_options
-        self.workers: dict[int, Worker] = {}
-
-    def start(self) -> None:
-        """Start all ranks, then what copies their output. Signal handlers stay ours."""
-        self._start()
-        private_names.start_tail_logs(self)
-
-    def close(self, death_sig: signal.Signals | None = None, timeout: int = 30) -> None:
-        """End all ranks, then give what copies their output a moment to do so. It goes on by itself."""
-        self._close(death_sig or signal.SIGTERM, timeout)
-        logs.copying_ends(lambda: private_names.stop_tail_logs(self))
-
-    def _start(self) -> None:
-        assert not self.workers, "a group of ranks starts once"
-        assert isinstance(self.entrypoint, str), "functions are started by torch itself"
-        self._spawner.spawn([self._spec(local_rank) for local_rank in range(self.nprocs)], self._spawned)
-
-    def _spec(self, local_rank: int) -> RankSpec:
-        assert isinstance(self.entrypoint, str)
-        argv = [*self._prefix(local_rank), self.entrypoint, *(str(arg) for arg in self.args[local_rank])]
-        return RankSpec(
-            local_rank=local_rank,
-            argv=private_names.numa_bound_command(argv, local_rank=local_rank, numa_options=self._numa_options),
-            env={**self._environment, **self.envs[local_rank]},
-            stdout=self.stdouts[local_rank] or None,
-            stderr=self.stderrs[local_rank] or None,
-        )
-
-    def _spawned(self, worker: Worker) -> None:
-        worker.on_exit = self._ended
-        self.workers[worker.local_rank] = worker
-        self._on_start(worker)
-        self._reactor.watch(worker.pidfd, worker.check_ended, Priority.DEATH)
-
-    def _ended(self, worker: Worker) -> None:
-        self._reactor.unwatch(worker.pidfd)
-        self._on_exit(worker)
-
-    def _poll(self) -> RunProcsResult | None:
-        """For torch's interface only; the agent reads ``workers``."""
-        running = [worker for worker in self.workers.values() if not worker.check_ended()]
-        return None if running else RunProcsResult(return_values=dict.fromkeys(self.workers))
-
-    def pids(self) -> dict[int, int]:
-        """Process ids by local rank."""
-        return {local_rank: worker.pid for local_rank, worker in self.workers.items()}
-
-    def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
-        unreaped = [worker for worker in self.workers.values() if not worker.reaped]
-        if unreaped:
-            self._end(unreaped, death_sig, timeout)
-        for worker in self.workers.values():
-            if not worker.reaped:  # it could not be ended; the descriptor stays open, and it isn't waited for
-                self._reactor.unwatch(worker.pidfd)

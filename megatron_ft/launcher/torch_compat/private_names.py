@@ -1,4 +1,4 @@
-"""Every place where the launcher touches names that torch keeps to itself, with what is done where they differ.
+"""Names that torch keeps to itself and the launcher uses, with what is done where they differ.
 
 Written for torch 2.13. ``missing_essentials`` says what the launcher can't do without; everything else falls
 back to torch's own behaviour with one warning.
@@ -12,7 +12,7 @@ import inspect
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -26,15 +26,11 @@ from megatron_ft.core.errors import ConfigError
 from megatron_ft.launcher.coordination import static_rounds, torch_rounds
 
 __all__ = [
-    "add_tail_logs",
     "agent_made_by",
     "missing_essentials",
-    "numa_bound_command",
     "rendezvous_backends",
     "say_nothing_of_death_signals",
     "shut_down_agent",
-    "start_tail_logs",
-    "stop_tail_logs",
     "warn_of_no_lost_connections",
     "workers_started_by",
 ]
@@ -46,7 +42,6 @@ launcher_api: Any = _launcher_api
 _CPP_ERROR = 2
 
 _AGENT_METHODS = (
-    "_assign_worker_ranks",
     "_exit_barrier",
     "_initialize_workers",
     "_invoke_run",
@@ -158,49 +153,12 @@ def workers_started_by(start_processes: Callable[..., PContext]) -> Iterator[Non
         local_elastic_agent.start_processes = original
 
 
-def add_tail_logs(context: PContext, tail_logs: Iterable[Any]) -> None:
-    """Have these started and stopped with those of ``PContext``."""
-    context._tail_logs = [*context._tail_logs, *tail_logs]
-
-
-def start_tail_logs(context: PContext) -> None:
-    """What ``PContext.start`` does after the ranks are started (before, it would take our signal handlers)."""
-    for tail_log in context._tail_logs:
-        tail_log.start()
-
-
-def stop_tail_logs(context: PContext) -> None:
-    """What ``PContext.close`` does after the ranks are ended: wait until all that they wrote is copied."""
-    for tail_log in context._tail_logs:
-        tail_log.stop()
-    for name in ("filtered_stdout", "filtered_stderr"):
-        file = getattr(context, name, None)  # torch 2.6 has neither
-        if file is not None:
-            file.close()
-
-
 def shut_down_agent(shutdown: Callable[..., None], death_signal: signal.Signals, timeout_s: float) -> None:
     """Call torch's ``_shutdown``, which takes a timeout only in newer versions."""
     if "timeout" in inspect.signature(shutdown).parameters:
         shutdown(death_signal, timeout_s)
     else:
         shutdown(death_signal)
-
-
-def numa_bound_command(argv: list[str], *, local_rank: int, numa_options: Any) -> list[str]:
-    """The command of a rank, bound to its GPU's CPUs if ``--numa-binding`` asks for it.
-
-    Raises:
-        RuntimeError: this torch binds in another way.
-    """
-    if numa_options is None:
-        return argv
-    from torch.numa import binding
-
-    wrap = getattr(binding, "_maybe_wrap_command_args_with_numa_binding", None)
-    if wrap is None:
-        raise RuntimeError(f"--numa-binding isn't possible with torch {torch.__version__}")
-    return list(wrap(tuple(argv), gpu_index=local_rank, numa_options=numa_options))
 
 
 def _names_in_init(cls: type) -> set[str]:
