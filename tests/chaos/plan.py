@@ -74,7 +74,8 @@ _BETWEEN = ("server_killed", "server_stopped", "launcher_term", "launcher_int", 
 """What can happen while there is no rank that waits for it: at the rendezvous."""
 HOSTS = 3
 _LOST_HOST = (
-    r".*(no message from its launcher|its launcher exited|, likely a consequence of another rank's exit)|"
+    r".*(no (message from its launcher|packet from its host)|its launcher exited|"
+    r", likely a consequence of another rank's exit)|"
     r"hang detected \(first on rank \d+: .*root cause undetermined; candidates: .*\brank {rank} of which nothing "
 )
 """The ranks of the others may see it, or wait for too long, before it can be known to be lost, which is told then."""

@@ -84,7 +84,11 @@ def process(pid):
     }
 def monitors():
     for pid in map(int, open(f"/proc/{os.getppid()}/task/{os.getppid()}/children").read().split()):
-        if open(f"/proc/{pid}/comm").read() == "ft_monitor_0\\n":
+        try:
+            name = open(f"/proc/{pid}/comm").read()
+        except OSError:
+            continue  # it has ended meanwhile
+        if name == "ft_monitor_0\\n":
             yield {name: value for name, value in process(pid).items() if name != "Threads"}
 monitor, before = [*monitors()], None
 while monitor != before or not monitor or not int(monitor[0]["SigCgt"][0], 16) & 1 << signal.SIGTERM - 1:  # it starts
