@@ -299,6 +299,10 @@ class RankMonitorClient:
             self._write_section_timeouts()
         return added
 
+    def _observed(self) -> dict[str, float]:
+        """Longest observed interval per section and out of section on this rank, in seconds."""
+        return {name: ns / 1e9 for name, ns in self._ready().observed().items() if ns >= 0}
+
     def _rule(self) -> Rule:
         assert self.cfg is not None
         name = self.cfg.timeout_rule if self.cfg.is_set("timeout_rule") else self._timeout_rule
