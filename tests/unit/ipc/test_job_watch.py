@@ -231,7 +231,7 @@ def test_a_launcher_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.Mon
         with pytest.raises(FaultToleranceError, match=f"^ft_launcher {os.getpid()}, job demo, doesn't answer$"):
             watch.wait()
         assert 0.2 <= time.monotonic() - began < 5.0
-        assert watch.silent_s() >= 0.2
+        assert watch.silent_s() > 0.1
         watch.close()
 
 
