@@ -229,7 +229,7 @@ class Coordinator:
             self._lingers = proposal is None or len(proposal.members) < decision.world
         self._rounds.lost_s, before = None, self._cycle
         if before is not None and before.decision.cycle == decision.cycle and decision.kind is not Kind.CYCLE:
-            before.goes_on(decision, self._nodes)
+            before.goes_on(decision)
             return
         cycle = self._cycle = Cycle(rules, decision)
         known = {} if proposal is None else proposal.members
@@ -342,7 +342,7 @@ class Coordinator:
             held = node.held(decision) or Held(decision)
             node.memory = replace(node.memory, decided=held, accepted=None)
             self._out.append(Send([link], self._council.news()))
-            if held.place is not None and decision.kind is Kind.CYCLE:  # it starts ranks, whether it is lost or not
+            if held.place is not None and decision.kind is not Kind.END and decision.cycle > node.standing.cycle:
                 node.phase, node.standing = m.Phase.RUNNING, m.Standing(m.Phase.RUNNING, decision.cycle)
         if not seated:
             waits = node.standing.ended is not None and node.standing.verdict is None  # for a verdict that it won't get

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from megatron_ft.core.job.edge import CoordinatorEffect, Decided, Send
-from megatron_ft.core.job.lobby import Node, names_of
+from megatron_ft.core.job.lobby import Node, instances_of, names_of
 from megatron_ft.core.job.messages import Commit, Lead, Propose, Wait
 from megatron_ft.core.job.progress import Advance
 from megatron_ft.core.job.roll import Accepted, Ballot, Beside, Decision, Held, Kind, Memory, Term, is_quorum
@@ -276,6 +276,8 @@ class Council:
             text=text,
             back=tuple(back),
             names=names_of(members) if kind is Kind.CYCLE or self.decision is None else self.decision.names,
+            began=None if kind is Kind.CYCLE or self.decision is None else self.decision.origin,
+            voters=instances_of(members) if kind is not Kind.END else (),
         )
         founder = [self._owner] if self._owner is not None and self.decision is None else []
         everybody = list(dict.fromkeys([*members.values(), *others, *founder]))
@@ -309,7 +311,7 @@ class Council:
         self.proposal = None
         nodes = list(everybody)
         for node in nodes:
-            held = node.memory.held(proposal.decision)
+            held = node.held(proposal.decision)
             if held is not None and node.follows:
                 node.memory = Memory(node.memory.promised, decided=held)
         decision = proposal.decision
@@ -339,12 +341,9 @@ class Council:
             for node in nodes
             if (accepted := node.memory.accepted) is not None and accepted.held.decision.number == number
         ]
-        if not found:
-            return
-        last = max(found, key=lambda accepted: accepted.ballot).held.decision
-        if not self._may_be_decided(last):
-            return  # its coordinator died while it asked: who wasn't asked would have no place in it
-        self._ask_again(Proposal(self._ballot(), last, {}, set(), is_new=False), nodes)
+        last = max(found, key=lambda accepted: accepted.ballot, default=None)
+        if last is not None and self._may_be_decided(last.held.decision):  # else its coordinator died while it asked
+            self._ask_again(Proposal(self._ballot(), last.held.decision, {}, set(), is_new=False), nodes)
 
     def _ask_again(self, proposal: Proposal, nodes: list[Node]) -> None:
         """Propose once more what they may have accepted already."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from megatron_ft.core.diagnosis.exits import CauseKind, describe_hang
@@ -70,12 +70,9 @@ class Cycle:
             self.seats = [Seat(healthy, name) for name in (names if len(names) == world else world * [""])]
         self._counts.update(seat.state for seat in self.seats)
 
-    def goes_on(self, decision: Decision, nodes: Mapping[str, Node]) -> None:
-        """Take another decision about this cycle. Nodes that have connected since, without a place in it, are lost."""
+    def goes_on(self, decision: Decision) -> None:
+        """Take another decision about this cycle."""
         self.decision = decision
-        for place, seat in enumerate(self.seats):
-            if (node := nodes.get(seat.instance)) is not None and node.place != place:
-                self.lose(place, lines.without(decision.cycle))
 
     # -- reports of its nodes ---------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from megatron_ft.core.job.messages import Hello, Phase, Standing
 from megatron_ft.core.job.progress import Advance
 from megatron_ft.core.job.roll import Beside, Decision, Held, Memory
 
-__all__ = ["GRACE_S", "Node", "Slot", "beat_s", "choose", "in_order", "lost_s", "names_of"]
+__all__ = ["GRACE_S", "Node", "Slot", "beat_s", "choose", "in_order", "instances_of", "lost_s", "names_of"]
 
 GRACE_S = 0.3
 """A launcher whose connection has ended is dead, or back within this time."""
@@ -89,7 +89,7 @@ class Node:
 
     def held(self, decision: Decision) -> Held | None:
         """That decision as this node has accepted or learned it; None if it hasn't."""
-        return self.memory.held(decision)
+        return self.memory.held(decision, self.instance)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +109,13 @@ class Slot:
 def names_of(members: Mapping[int, Node]) -> tuple[str, ...]:
     """The names of their hosts, by place; none of many, which would make every message long."""
     return tuple(members[place].name for place in sorted(members)) if len(members) <= _MOST_NAMES else ()
+
+
+def instances_of(members: Mapping[int, Node]) -> tuple[str, ...]:
+    """The same with their instances; "" at places that none of them has."""
+    if not members or len(members) > _MOST_NAMES:
+        return ()
+    return tuple(members[place].instance if place in members else "" for place in range(max(members) + 1))
 
 
 def in_order(nodes: Iterable[Node], *, is_first: bool) -> list[Node]:

@@ -337,11 +337,11 @@ class Member:
         self._led_by = commit.beside
         if decision.number <= self.memory.number:
             return
-        held = replace(self.memory.held(decision) or Held(decision), store=commit.store)
+        held = replace(self.memory.held(decision, self.identity.instance) or Held(decision), store=commit.store)
         self.memory = replace(self.memory, decided=held, accepted=None)
         if decision.kind is Kind.END:
             self._leave(decision.code, decision.text, is_of_all=True)
-        elif held.place is not None and decision.kind is Kind.CYCLE:
+        elif held.place is not None and decision.cycle > self.standing.cycle:  # by a roll, if it has missed the cycle
             self.standing = m.Standing(phase=m.Phase.RUNNING, cycle=decision.cycle)
             self._out.append(edge.Begin(held))
         elif decision.kind is Kind.CYCLE:

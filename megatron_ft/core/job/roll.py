@@ -44,8 +44,11 @@ class Decision:
         head: the place whose node tips the scales where exactly half of them agree.
         restarts: used by the job before this cycle began.
         code: for the end: the launchers' exit code, with the reason in ``text``.
+        began: the value of the decision that began the cycle, if it isn't this one. (Several may have been proposed.)
         back: names of nodes that were lost once, and are ready for this cycle.
         names: of the hosts in the cycle, by place, for a coordinator that takes over; empty in a job of many nodes.
+        voters: the launchers (instances) that vote on the next decision, each at the index that is its place, for a
+            coordinator that proposes this again; "" at other places, and empty in a job of many nodes.
     """
 
     number: int
@@ -59,8 +62,15 @@ class Decision:
     advance: Advance = Advance()  # noqa: RUF009 - frozen
     code: int = 0
     text: str = ""
+    began: Ballot | None = None
     back: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
+    voters: tuple[str, ...] = ()
+
+    @property
+    def origin(self) -> Ballot:
+        """The value of the decision that began the cycle."""
+        return self.began or self.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,18 +114,22 @@ class Memory:
         """Of the last decision that it knows; -1 if it knows none."""
         return -1 if self.decided is None else self.decided.decision.number
 
-    def held(self, decision: Decision) -> Held | None:
-        """A decision as this node has it; None if it has no part in it, as far as it knows.
+    def held(self, decision: Decision, instance: str) -> Held | None:
+        """A decision as the launcher ``instance`` has it; None if it has no part in it, as far as it can be known.
 
-        A node that missed a decision about its cycle still has its place there, but no vote on what comes next.
+        A node that missed a decision about its cycle, and isn't named there, still has its place, but no vote on what
+        comes next.
         """
-        decided, accepted = self.decided, self.accepted
-        if decided is not None and decided.decision.value == decision.value:
-            return decided
-        if accepted is not None and accepted.held.decision.value == decision.value:
-            return accepted.held
-        if decided is not None and decision.kind is not Kind.CYCLE and decided.decision.cycle == decision.cycle:
-            return replace(decided, decision=decision, votes=False)
+        known = [] if self.decided is None else [self.decided]
+        known += [] if self.accepted is None else [self.accepted.held]
+        for held in known:
+            if held.decision.value == decision.value:
+                return held
+        if instance in decision.voters:
+            return Held(decision, decision.voters.index(instance), votes=True)
+        for held in known:
+            if held.decision.origin == decision.origin:
+                return replace(held, decision=decision, votes=False)
         return None
 
 

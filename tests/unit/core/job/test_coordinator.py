@@ -203,7 +203,7 @@ def follow(memory: Memory) -> m.Follow:
 
 
 def test_what_may_be_decided_is_proposed_to_voters_that_come_later_too() -> None:
-    roll = Decision(1, (0, "old", 2), Kind.ROLL, 0, 5, 4, 0)
+    roll = Decision(1, (0, "old", 2), Kind.ROLL, 0, 5, 4, 0, began=(0, "old", 1))
     machine = Coordinator("c", founds=False, now_s=0.0)
     for link in range(3):
         machine.handle(edge.Heard(link, hello_again(link, accepted=roll)), 0.0)
@@ -215,6 +215,27 @@ def test_what_may_be_decided_is_proposed_to_voters_that_come_later_too() -> None
     machine.settle(0.2)
     told = machine.handle(edge.Heard(3, follow(hello_again(3, accepted=roll).memory)), 0.2)
     assert links(told, m.Propose) == [3]
+
+
+def test_who_was_not_asked_before_the_coordinator_died_has_its_place_in_what_may_be_decided() -> None:
+    old = Decision(1, (0, "old", 2), Kind.CYCLE, 1, 5, 5, 0, voters=("i0", "i1", "i2", "i3", "i4"))
+    machine = Coordinator("c", founds=False, now_s=0.0)
+    asked = [old, old, old, None]
+    for link, accepted in enumerate(asked):
+        machine.handle(edge.Heard(link, hello_again(link, accepted=accepted)), 0.0)
+    machine.settle(0.0)
+    for link, accepted in enumerate(asked):
+        machine.handle(edge.Heard(link, follow(hello_again(link, accepted=accepted).memory)), 0.0)
+    effects = [each for each in machine.settle(0.0) if isinstance(each, edge.Send)]
+    proposed = {each.links[0]: each.message for each in effects if isinstance(each.message, m.Propose)}
+    assert {link: (one.place, one.votes) for link, one in proposed.items()} == {
+        place: (place, True) for place in range(4)
+    }
+    for link, propose in proposed.items():
+        machine.handle(edge.Heard(link, m.Accept(propose.ballot, "store:1")), 0.1)
+    decided = [each for each in machine.settle(0.1) if isinstance(each, edge.Decided)]
+    assert [each.held.decision for each in decided] == [old]
+    assert machine.leads  # four of its five voters are here
 
 
 def test_what_may_be_decided_does_not_wait_for_a_node_0_that_is_lost() -> None:
@@ -237,7 +258,7 @@ def test_what_may_be_decided_does_not_wait_for_a_node_0_that_is_lost() -> None:
 
 def test_who_missed_the_last_decision_hears_of_it_before_it_is_asked_about_the_next() -> None:
     """What it has accepted last is all that it remembers: asked first, it forgot its place in the cycle."""
-    roll = Decision(1, (0, "old", 2), Kind.ROLL, 0, 5, 4, 0)
+    roll = Decision(1, (0, "old", 2), Kind.ROLL, 0, 5, 4, 0, began=(0, "old", 1))
     machine = Coordinator("c", founds=False, now_s=0.0)
     for link in range(3):
         machine.handle(edge.Heard(link, hello_again(link, accepted=roll)), 0.0)
@@ -273,18 +294,25 @@ def test_the_vote_is_not_taken_of_a_node_that_has_connected_and_follows_the_next
     assert links(machine.settle(0.4), m.Propose) == []
 
 
-def test_a_node_that_connects_while_a_decision_is_made_without_it_has_lost_its_place() -> None:
+def test_a_node_that_connects_while_a_decision_is_made_without_it_keeps_its_place_and_starts_its_ranks() -> None:
     machine = Coordinator("c", founds=False, now_s=0.0)
     for link in range(4):
         machine.handle(edge.Heard(link, hello_again(link)), 0.0)
     answers(machine, machine.settle(0.0))
     proposed = machine.settle(0.3)
     assert links(proposed, m.Propose) == [0, 1, 2, 3]
-    machine.handle(edge.Heard(4, hello_again(4, knows=False)), 0.3)
+    late = hello_again(4, knows=False)
+    machine.handle(edge.Heard(4, late), 0.3)
     machine.settle(0.3)
     effects = answers(machine, proposed) + machine.settle(0.3)
-    (verdict,) = [effect.verdict for effect in effects if isinstance(effect, edge.Judged)]
-    assert (verdict.node, verdict.text) == (4, "cycle 0 runs without it")
+    told = machine.handle(edge.Heard(4, follow(late.memory)), 0.4)
+    (commit,) = [each.message for each in told if isinstance(each, edge.Send) and isinstance(each.message, m.Commit)]
+    assert not any(isinstance(effect, edge.Judged) for effect in effects + machine.settle(0.4))
+    launcher = member()
+    launcher.heard(m.Lead((0, "old")), 0.0)
+    launcher.heard(m.Propose((0, "old", 1), LAST, 4, True, ()), 0.0)
+    (begun,) = [effect for effect in launcher.heard(commit, 0.4) if isinstance(effect, edge.Begin)]
+    assert (begun.held.place, begun.held.decision.kind) == (4, Kind.ROLL)
 
 
 @pytest.mark.parametrize(("told", "lost_s"), [(3, 0.0), (2, 6.0), (0, 6.0)])

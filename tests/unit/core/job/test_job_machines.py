@@ -291,10 +291,25 @@ def test_a_cycle_begins_with_the_decision_and_only_for_who_has_a_place() -> None
 
 def test_a_node_that_missed_a_decision_about_its_cycle_keeps_its_place_and_has_no_vote() -> None:
     memory = Memory(decided=Held(decision(), 2, votes=True, store="s"))
-    held = memory.held(decision(1, Kind.ROLL))
+    held = memory.held(replace(decision(1, Kind.ROLL), began=decision().value), "i")
     assert held is not None
     assert (held.place, held.votes, held.store) == (2, False, "s")
-    assert memory.held(decision(1, Kind.CYCLE, cycle=1)) is None
+    assert memory.held(decision(1, Kind.CYCLE, cycle=1), "i") is None
+
+
+def test_a_launcher_named_in_a_decision_has_its_place_and_vote_there_without_having_been_asked() -> None:
+    named = replace(decision(1, cycle=1), voters=("a", "", "c"))
+    assert Memory().held(named, "c") == Held(named, 2, votes=True)
+    assert Memory().held(named, "b") is None
+
+
+def test_a_launcher_that_has_accepted_a_cycle_starts_it_by_a_roll_that_follows() -> None:
+    machine = led(member())
+    machine.heard(m.Propose((1, "c", 1), decision(), 2, True), 0.0)
+    other = replace(decision(1, Kind.ROLL), began=(9, "another", 1))
+    assert machine.memory.held(other, "host:1") is None  # of a cycle of the same number that it has no part in
+    roll = replace(decision(1, Kind.ROLL), began=decision().value)
+    assert machine.heard(m.Commit(roll, "store:1"), 0.0) == [edge.Begin(Held(roll, 2, votes=False, store="store:1"))]
 
 
 def test_ranks_train_on_without_a_coordinator_and_are_ended_when_others_must_be_taken_to_go_on() -> None:
