@@ -19,6 +19,11 @@ def in_child():
 if __name__ == "__main__":
     client = fault_tolerance.RankMonitorClient()
     client.init_workload_monitoring()
+    has_said = os.path.join(os.path.dirname(__file__), "has_said")
+    if RANK == 0:
+        open(has_said, "w").close()
+    while not os.path.exists(has_said):
+        time.sleep(0.01)
     client.start_section("step")
     if (RANK, CYCLE) == (1, 0):
         time.sleep(60)

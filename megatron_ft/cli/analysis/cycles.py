@@ -156,7 +156,7 @@ def _missing_ranks(started: Sequence[CycleStarted]) -> tuple[int, ...]:
     of_last = [record for record in started if record.cycle == last]
     size = max((record.world_size or 0 for record in of_last), default=0)
     here = {rank.rank for record in of_last for rank in record.ranks}
-    return tuple(sorted(set(range(size)) - here)) if here else ()
+    return tuple(rank for rank in range(size) if rank not in here) if here else ()
 
 
 def _summaries(cycles: Sequence[_Cycle]) -> tuple[CycleSummary, ...]:

@@ -8,7 +8,7 @@ from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.messages.codec import Between, Form
 from megatron_ft.core.printable import shown
 
-__all__ = ["LATEST_NS", "Count", "Cycle", "IntList", "LocalRank", "Moment", "Pid", "Rank", "Seconds"]
+__all__ = ["LATEST_NS", "Count", "Cycle", "IntList", "LocalRank", "Moment", "Pid", "Rank", "Seconds", "WorldSize"]
 
 _MOST = 2**62
 LATEST_NS = 2**60
@@ -16,6 +16,7 @@ LATEST_NS = 2**60
 
 Count = Annotated[int, Between(0, _MOST, "count")]
 Rank = Annotated[int, Between(0, 10**7, "global rank")]
+WorldSize = Annotated[int, Between(0, 10**6, "ranks")]  # a report lists those whose logs are missing
 LocalRank = Annotated[int, Between(0, 10**7, "local rank")]
 Cycle = Annotated[int, Between(0, _MOST, "cycle")]
 Pid = Annotated[int, Between(1, 2**22, "process id")]  # the most that the kernel gives

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from megatron_ft.core.device_memory import Holding
-from megatron_ft.core.messages.fields import Count, Cycle, LocalRank, Moment, Pid, Rank, Seconds
+from megatron_ft.core.messages.fields import Count, Cycle, LocalRank, Moment, Pid, Rank, Seconds, WorldSize
 from megatron_ft.core.records.forks import ForkFailed, ForkServer, FreshInterpreters
 from megatron_ft.core.records.hangs import Finding, MoreTime, NoCollective
 
@@ -190,7 +190,7 @@ class CycleStarted:
     cycle: Cycle
     ranks: tuple[StartedRank, ...] = ()
     group_rank: Count | None = None
-    world_size: Count | None = None
+    world_size: WorldSize | None = None
     max_restarts: Count | None = None
     restarts_left: Count | None = None
     met_ns: Moment | None = None

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from megatron_ft.core.messages.fields import Count, Cycle, Rank, Seconds
+from megatron_ft.core.messages.fields import Cycle, Rank, Seconds, WorldSize
 
 __all__ = ["FaultInjected", "Record", "StateLoaded", "TimeoutsLearned"]
 
@@ -41,7 +41,7 @@ class StateLoaded:
     timeouts: Mapping[str, Seconds | None] = field(default_factory=dict)
     superseded: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
-    world_size: Count | None = None
+    world_size: WorldSize | None = None
     layout: Mapping[str, Any] | None = None
 
 

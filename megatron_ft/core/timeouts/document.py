@@ -184,12 +184,12 @@ def _parse_layout(value: object) -> dict[str, int] | None:
 def _parse_configured(value: object) -> Mapping[str, Any] | None:
     if value is None:
         return None
-    configured = dict(_mapping("configured_s", value))
-    for key in (OUT_FIELD, *HEARTBEAT_FIELDS):
-        if key in configured:
-            configured[key] = _number(f"configured_s.{key}", configured[key])
-    if SECTIONS_FIELD in configured:
-        sections = _mapping(f"configured_s.{SECTIONS_FIELD}", configured[SECTIONS_FIELD])
+    given = _mapping("configured_s", value)
+    configured: dict[str, Any] = {
+        key: _number(f"configured_s.{key}", given[key]) for key in (OUT_FIELD, *HEARTBEAT_FIELDS) if key in given
+    }
+    if SECTIONS_FIELD in given:
+        sections = _mapping(f"configured_s.{SECTIONS_FIELD}", given[SECTIONS_FIELD])
         configured[SECTIONS_FIELD] = {
             str(name): _number(f"configured_s of {show(str(name))}", timeout) for name, timeout in sections.items()
         }

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.messages.codec import pack
 from megatron_ft.core.records import launcher, monitor, shared
 from megatron_ft.core.records.all_kinds import RECORDS
@@ -76,3 +77,10 @@ def test_of_a_damaged_record_what_can_be_used_is_used() -> None:
     doubts = []
     assert RECORDS.salvage({"ev": "of_a_newer_version", "cycle": []}, doubts) is None
     assert doubts == []
+
+
+def test_a_world_size_that_no_job_has_is_a_damaged_record() -> None:
+    started = {"ev": "cycle_started", "cycle": 0, "world_size": 4}
+    assert RECORDS.parse(started) == launcher.CycleStarted(cycle=0, world_size=4)
+    with pytest.raises(ProtocolError):  # a list of the ranks whose logs are missing would fill the memory
+        RECORDS.parse({**started, "world_size": 40_000_000_000})

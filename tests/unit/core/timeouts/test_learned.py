@@ -205,6 +205,7 @@ def test_the_document_is_readable() -> None:
         "step": {"timeout_s": 9.0, "previous_s": None, "max_observed_s": 1.8, "rank_of_max": 3}
     }
     assert document["configured_s"] == CONFIGURED
+    assert parse({**document, "configured_s": {**CONFIGURED, "": float("inf")}}) == parse(document)
 
 
 seconds = st.floats(min_value=1e-9, max_value=1e9, allow_nan=False)
