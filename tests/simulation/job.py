@@ -102,6 +102,8 @@ class Launcher(Process):
         self.address = f"h{host.number}"
         self.code: int | None = None
         self.left_by = ""
+        self.cut_off_s: float | None = None
+        """When it took itself to be cut off."""
         self.how: agent.Exit | None = None
         self.stays_since_s: float | None = None
         """Its node is left out, and the others go on."""
@@ -172,6 +174,9 @@ class Launcher(Process):
                 self._send(effect)
             case edge.OpenStore(held):
                 self.later(0.002, lambda: self.do(self.member.store_opened(held, f"{self.address}:s", self.clock())))
+            case edge.EndRanks(is_cut_off=True):
+                self.cut_off_s = self.world.now_s
+                self.hear(effect)
             case edge.Begin() | edge.EndRanks() | edge.Conclude() | edge.DiagnoseHang() | edge.Leave():
                 self.hear(effect)
             case edge.Relayed() | edge.Reviewed():
