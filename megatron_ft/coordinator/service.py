@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import os
@@ -31,6 +32,8 @@ _LONGEST_PAUSE_S = 0.02
 """To draw conclusions takes the longer the more nodes there are. It is to take this share of the time, unless a pause
 gets too long: more messages are heard in between then."""
 _SHORT_BYTES = 256
+_PIPE_BYTES = 65536
+"""All that a pipe can hold."""
 
 
 def prepare_process() -> None:
@@ -55,10 +58,20 @@ class _Link:
 
 
 class Service:
-    """``owner`` is a pidfd of the launcher that started it; None if none did. Counts what it sends and receives."""
+    """``owner``: a pidfd of the launcher that started it; None if none did. Counts what it sends and receives.
+
+    ``owners_words``: a pipe that doesn't block, in which that launcher says, a line each, on which of its connections
+    it follows another coordinator.
+    """
 
     def __init__(
-        self, listener: socket.socket, machine: Coordinator, *, secret: bytes | None, owner: int | None
+        self,
+        listener: socket.socket,
+        machine: Coordinator,
+        *,
+        secret: bytes | None,
+        owner: int | None,
+        owners_words: int | None = None,
     ) -> None:
         self.bytes_sent = self.messages_heard = 0
         self.on_orphaned: Callable[[], None] = lambda: None
@@ -71,6 +84,7 @@ class Service:
         self._owner = owner
         if owner is not None:
             self._selector.register(owner, selectors.EVENT_READ, owner)
+        self._owners_words = owners_words
         self._links: dict[int, _Link] = {}
         self._strangers: dict[int, _Link] = {}
         self._dirty: set[int] = set()
@@ -101,6 +115,7 @@ class Service:
                 self._selector.unregister(key.data)
                 is_orphaned = True
         if is_orphaned:  # after all that its launcher has said before it ended
+            self._read_owners_words()
             self._machine.orphaned()
             self.on_orphaned()
         now_s = time.monotonic()
@@ -111,6 +126,14 @@ class Service:
             self._drop_strangers(now_s)
             self._settle_s = time.monotonic() + min(took_s * (1 / _SETTLE_SHARE - 1), _LONGEST_PAUSE_S)
         self._flush()
+
+    def _read_owners_words(self) -> None:
+        """Only when it matters: its end is what they decide about."""
+        if self._owners_words is None:
+            return
+        with contextlib.suppress(BlockingIOError):  # it has said nothing, and a child of it still could
+            if said := os.read(self._owners_words, _PIPE_BYTES):
+                self._machine.owner_follows_another(int(said.split()[-1]))
 
     def _accept(self) -> None:
         for _ in range(_ACCEPTED_AT_ONCE):

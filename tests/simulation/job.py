@@ -170,14 +170,13 @@ class Launcher(Process):
 
     def _do(self, effect: edge.MemberEffect | agent.Effect) -> None:
         match effect:
-            case edge.Connect() | edge.Disconnect() | edge.Transmit() | edge.Announce():
+            case edge.Connect() | edge.Disconnect() | edge.Transmit() | edge.Announce() | edge.FollowElsewhere():
                 self._send(effect)
             case edge.OpenStore(held):
                 self.later(0.002, lambda: self.do(self.member.store_opened(held, f"{self.address}:s", self.clock())))
-            case edge.EndRanks(is_cut_off=True):
-                self.cut_off_s = self.world.now_s
-                self.hear(effect)
             case edge.Begin() | edge.EndRanks() | edge.Conclude() | edge.DiagnoseHang() | edge.Leave():
+                if isinstance(effect, edge.EndRanks) and effect.is_cut_off:
+                    self.cut_off_s = self.world.now_s
                 self.hear(effect)
             case edge.Relayed() | edge.Reviewed():
                 self.hear(effect)
@@ -212,6 +211,10 @@ class Launcher(Process):
                 listener = self.world.listeners.get(address)
                 if listener is not None and listener.is_alive and not self.world.is_cut(self.host, listener.host):
                     Announcement(self, listener, moved)
+            case edge.FollowElsewhere(session):
+                own = self.world.listeners[self.address].coordinator
+                if own is not None:
+                    own.call(lambda: own.machine.owner_follows_another(session))
 
     def clock(self) -> float:
         """This host's."""

@@ -54,6 +54,7 @@ class Coordinator:
         self._lingers = False
         """Nodes of the last cycle haven't heard that the job has ended, and may yet come."""
         self._is_orphan = False
+        self._owner_elsewhere = -1
         self.needs_settling = False
         """An event was handled that ``settle`` may have to act on."""
 
@@ -71,11 +72,6 @@ class Coordinator:
     def is_over(self) -> bool:
         """Whether the job has ended, and the coordinator only stays to say so."""
         return self._over_s is not None
-
-    @property
-    def connections(self) -> int:
-        """How many launchers are connected."""
-        return len(self._links)
 
     # -- messages of the launchers ----------------------------------------------------------------------------
 
@@ -276,11 +272,15 @@ class Coordinator:
             return self._clock.now_s >= self._over_s or not (self._links or self._lingers)
         return (self._is_orphan or self._council.is_deserted) and (self._council.decision is None or not self._links)
 
+    def owner_follows_another(self, session: int) -> None:
+        """The launcher that has started this coordinator follows another one, on its connection of that number."""
+        self._owner_elsewhere = session
+
     def orphaned(self) -> None:
         """The launcher that has started this coordinator has ended: the coordinator stays as long as others need it."""
         self._is_orphan = self.needs_settling = True
         for node in [node for node in self._nodes.values() if node.owns]:
-            if self._clock.now_s > self._clock.slept_s + GRACE_S:  # else it may have voted elsewhere meanwhile
+            if node.session > self._owner_elsewhere:  # else it may have voted elsewhere since
                 self._council.leaves(node)
             if self._cycle is not None and self._cycle.is_seated(node):
                 self._cycle.lose(node.place or 0, lines.LAUNCHER_ENDED)

@@ -98,6 +98,16 @@ class Announce:
 
 
 @dataclass(frozen=True, slots=True)
+class FollowElsewhere:
+    """This launcher is about to follow another coordinator than the one that it has started: say so to its own.
+
+    ``session``: of the connection on which it follows, as in `Hello`.
+    """
+
+    session: int
+
+
+@dataclass(frozen=True, slots=True)
 class OpenStore:
     """This node is at place 0: open a store for the ranks, and say where with ``Member.store_opened``."""
 
@@ -175,6 +185,7 @@ MemberEffect = (
     | Disconnect
     | Transmit
     | Announce
+    | FollowElsewhere
     | OpenStore
     | Begin
     | StandBy
@@ -201,6 +212,7 @@ __all__ = [
     "Disconnect",
     "Drop",
     "EndRanks",
+    "FollowElsewhere",
     "Heard",
     "Broken",
     "Judged",

@@ -302,6 +302,8 @@ class Member:
         self.memory = replace(self.memory, promised=term)
         self.is_led, self._is_cut_off, self._until_s = True, False, None
         self._search.found()
+        if self._owned not in ("", self._search.address):
+            self._out.append(edge.FollowElsewhere(self._session))
         self._out.append(edge.Transmit(m.Follow(term, self.memory.accepted)))
         self._announce()
 

@@ -31,6 +31,7 @@ class Coordination:
     Args:
         transport: makes the connection, given the `Listener` that it calls.
         announce: says something to ``host:port``, on a connection of its own.
+        follow_elsewhere: tells this launcher's own coordinator on which connection another one is followed.
         open_store: opens the store in which the ranks of a cycle meet; the address that other nodes reach it at.
         says_all: lines that another launcher of the job prints are printed here, too.
     """
@@ -42,6 +43,7 @@ class Coordination:
         transport: Callable[[Listener], Transport],
         open_store: Callable[[], str],
         announce: Callable[[str, m.Moved], None] = lambda _address, _moved: None,
+        follow_elsewhere: Callable[[int], None] = lambda _session: None,
         reactor: Reactor,
         say: Callable[[str], None],
         says_all: bool = False,
@@ -61,6 +63,7 @@ class Coordination:
         """Any of these."""
         self._open_store = open_store
         self._announce = announce
+        self._follow_elsewhere = follow_elsewhere
         self._reactor = reactor
         self._say = say
         self._says_all = says_all
@@ -143,7 +146,7 @@ class Coordination:
 
     def _bring_about(self, effect: edge.MemberEffect) -> None:
         match effect:
-            case edge.Connect() | edge.Disconnect() | edge.Transmit() | edge.Announce():
+            case edge.Connect() | edge.Disconnect() | edge.Transmit() | edge.Announce() | edge.FollowElsewhere():
                 self._send(effect)
             case edge.OpenStore(held):
                 self._mailbox.post(self.member.store_opened(held, self._store_of(held), time.monotonic()))
@@ -168,7 +171,9 @@ class Coordination:
             case edge.Leave():
                 self._leave(effect)
 
-    def _send(self, effect: edge.Connect | edge.Disconnect | edge.Transmit | edge.Announce) -> None:
+    def _send(
+        self, effect: edge.Connect | edge.Disconnect | edge.Transmit | edge.Announce | edge.FollowElsewhere
+    ) -> None:
         match effect:
             case edge.Connect(address):
                 self._transport.connect(address)
@@ -178,6 +183,8 @@ class Coordination:
                 self._transport.transmit(message)
             case edge.Announce(address, moved):
                 self._announce(address, moved)
+            case edge.FollowElsewhere(session):
+                self._follow_elsewhere(session)
 
     def _store_of(self, held: Held) -> str:
         """Opened once for each decision, which may be proposed again."""

@@ -65,7 +65,8 @@ class Host:
         self._say = say
         self._gave_up = gave_up
         self._process: subprocess.Popen[bytes] | None = None
-        self._pidfd = -1
+        self._pidfd = self._words = -1
+        """``_words``: the pipe in which this launcher says whom it follows."""
         self._started_s = 0.0
         self._quick = 0
         """So many have ended soon after their start, one after the other."""
@@ -78,6 +79,17 @@ class Host:
             self._start()
         else:
             self._wait_for_somebody()
+
+    def follow_elsewhere(self, session: int) -> None:
+        """Say to the coordinator here that this launcher follows another one, on its connection of that number."""
+        if self._process is None or self._words < 0:
+            return
+        try:
+            os.write(self._words, b"%d\n" % session)
+        except BrokenPipeError:
+            pass  # it has ended
+        except BlockingIOError:
+            self._process.kill()  # the pipe holds thousands, and it is to know of each
 
     def pids(self) -> set[int]:
         """The process id of the coordinator, as long as it runs; also after ``close``."""
@@ -93,6 +105,7 @@ class Host:
         self._reactor.unwatch(self._listener.fileno())
         self._listener.close()
         self._forget_pidfd()
+        self._close_words()
 
     # -- its life ---------------------------------------------------------------------------------------------
 
@@ -111,6 +124,7 @@ class Host:
                 self._process.kill()
                 self._process.wait()
             self._process = None
+            self._close_words()
             self._ended(f"can't be started ({error.strerror})")
             return
         self._reactor.watch(self._pidfd, self._died, Priority.DEATH)
@@ -124,19 +138,24 @@ class Host:
         elsewhere = self._led_at()
         if elsewhere not in ("", self.address):
             command += ["--elsewhere", elsewhere]
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            pass_fds=[fd],
-            env=self._environment,
-            start_new_session=True,
-        )
+        theirs, self._words = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            return subprocess.Popen(
+                [*command, "--words", str(theirs)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[fd, theirs],
+                env=self._environment,
+                start_new_session=True,
+            )
+        finally:
+            os.close(theirs)
 
     def _died(self) -> None:
         assert self._process is not None
         self._forget_pidfd()
         code = self._process.wait()  # it has ended
+        self._close_words()
         if code == 0:
             self._quick = 0
             self._wait_for_somebody()  # the job is over, for all who were there
@@ -154,6 +173,11 @@ class Host:
         again = self._start if self._founds else self._wait_for_somebody
         pause_s = _PAUSES_S[min(max(0, self._quick - 1), len(_PAUSES_S) - 1)]
         self._timer = self._reactor.call_later(pause_s, again)
+
+    def _close_words(self) -> None:
+        if self._words >= 0:
+            os.close(self._words)
+            self._words = -1
 
     def _forget_pidfd(self) -> None:
         if self._pidfd >= 0:

@@ -145,6 +145,7 @@ def _with_others(
         transport=lambda listener: Sockets(launcher.reactor, secret, listener),
         open_store=store.open,
         announce=announcer.announce,
+        follow_elsewhere=host.follow_elsewhere,
         reactor=launcher.reactor,
         say=launcher.say,
         says_all=launcher.says_all,

@@ -202,6 +202,35 @@ def follow(memory: Memory) -> m.Follow:
     return m.Follow((1, "c"), memory.accepted)
 
 
+@pytest.mark.parametrize(("follows", "leads"), [(None, True), (1, True), (2, False)])
+def test_a_launcher_that_has_followed_another_coordinator_is_counted_when_it_ends(
+    follows: int | None, leads: bool
+) -> None:
+    """Its connection to its own coordinator was number 2: on a later one it may have voted for another."""
+    machine = Coordinator("c", founds=False, now_s=0.0)
+    for link in (0, 1):
+        machine.handle(edge.Heard(link, hello_again(link)), 0.0)
+    machine.handle(edge.Heard(4, replace(hello_again(4), owns=True)), 0.0)
+    machine.handle(edge.Broken(4), 1.0)
+    if follows is not None:
+        machine.owner_follows_another(follows)
+    machine.orphaned()
+    answers(machine, machine.settle(1.0))
+    assert machine.leads is leads  # two of four, with the one at place 0; or two of five
+
+
+def test_a_launcher_tells_its_own_coordinator_before_it_follows_another() -> None:
+    machine = member()
+    machine.owns("host:1")
+    machine.tick(0.0)
+    machine.opened(0.0)
+    told = machine.heard(m.Lead((1, "c")), 0.0)
+    assert told[:2] == [edge.FollowElsewhere(1), edge.Transmit(m.Follow((1, "c")))]
+    own = member()
+    own.owns("first:1")
+    assert [type(effect) for effect in led(own).heard(m.Lead((2, "c")), 0.0)] == [edge.Transmit]
+
+
 def test_what_may_be_decided_is_proposed_to_voters_that_come_later_too() -> None:
     roll = Decision(1, (0, "old", 2), Kind.ROLL, 0, 5, 4, 0, began=(0, "old", 1))
     machine = Coordinator("c", founds=False, now_s=0.0)
