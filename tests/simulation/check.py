@@ -210,8 +210,9 @@ _BEARABLE_S = 50.0
 def _is_due(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
     """A job whose faults it can bear comes to a good end, also without its first host."""
     if _is_bearable(plan, job, trouble):
-        took_part = [launcher for launcher in job.launchers if launcher.ranks is not None and not launcher.touched]
-        codes = {launcher.code for launcher in took_part if launcher.code is not None}
+        last = max((trained.cycle for trained in job.trained), default=-1)
+        ended = [each for each in job.launchers if each.ranks is not None and each.code is not None]
+        codes = {each.code for each in ended if not each.touched and _saw_the_end(each, job, last, trouble)}
         if codes - {0}:
             yield f"all faults could be borne, and the exit codes are {sorted(codes)}"
 
