@@ -10,6 +10,8 @@ import enum
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from megatron_ft.core.plural import listed
+
 __all__ = ["LONGEST_WAIT_S", "Holding", "MemoryStep", "describe", "held_by", "judge", "look_again_s"]
 
 LONGEST_WAIT_S = 10.0
@@ -56,8 +58,8 @@ def look_again_s(waited_s: float) -> float:
 
 def describe(held: Sequence[Holding]) -> str:
     """For a line: which process holds how much, where."""
-    told = [f"process {each.pid} on GPU {each.device}{_size(each.used_bytes)}" for each in held[:_SHOWN]]
-    return ", ".join(told) + (f" and {len(held) - _SHOWN} more" if len(held) > _SHOWN else "")
+    told = [f"process {each.pid} on GPU {each.device}{_size(each.used_bytes)}" for each in held]
+    return listed(told, most=_SHOWN)
 
 
 def _size(used_bytes: int | None) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from megatron_ft.cli.render.terminal import plain, terminal
 from megatron_ft.core.iterations import when
-from megatron_ft.core.plural import counted
+from megatron_ft.core.plural import counted, listed
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["COLUMNS", "add_rows", "cycle_row", "phases_row", "print_run", "took"]
 
-_SHOWN = 8
-"""Of names and ranks in a line."""
 COLUMNS = ("cycle", "how it ended", "rank", "noticed\nafter", "training\nagain after", "iterations\nredone")
 
 
@@ -82,14 +80,12 @@ def _table(run: RunSummary) -> Table:
 
 
 def _nodes(hosts: Sequence[str]) -> str:
-    names = ", ".join(map(plain, hosts[:_SHOWN]))
-    more = f" and {len(hosts) - _SHOWN} more" if len(hosts) > _SHOWN else ""
-    return f", on {counted(len(hosts), 'node')} ({names}{more})" if hosts else ""
+    return f", on {counted(len(hosts), 'node')} ({listed([*map(plain, hosts)])})" if hosts else ""
 
 
 def _missing(ranks: Sequence[int], size: int) -> str:
     """What this report can't tell, and how it could."""
-    shown = ", ".join(map(str, ranks[:_SHOWN])) + (f" and {len(ranks) - _SHOWN} more" if len(ranks) > _SHOWN else "")
+    shown = listed([*map(str, ranks)])
     return (
         f"Of {counted(size, 'rank')}, the logs of {len(ranks)} aren't here (rank {shown}): what their nodes did isn't "
         "in this report. Name the log directories of all nodes."

@@ -6,13 +6,13 @@ terminal would obey.
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from megatron_ft.cli.render.terminal import plain
 from megatron_ft.core.board.intervals import HangKind
 from megatron_ft.core.plural import counted
+from megatron_ft.core.signal_names import signal_name
 from megatron_ft.core.status.job_facts import JobFacts, Phase
 from megatron_ft.core.status.rows import RankRow, RankState, TimeoutUse, most_urgent
 
@@ -224,14 +224,7 @@ def _state(row: RankRow) -> Text:
         return Text("exited" if row.exit_code is None else "finished", style="dim")
     if row.exit_code > 0:
         return Text(f"exited with code {row.exit_code}", style="red")
-    return Text(f"ended by {_signal_name(-row.exit_code)}", style="red")
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"  # a real-time one
+    return Text(f"ended by {signal_name(-row.exit_code)}", style="red")
 
 
 def _percent(share: float) -> str:

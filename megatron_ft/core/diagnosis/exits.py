@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from megatron_ft.core.iterations import when
+from megatron_ft.core.signal_names import signal_name
 
 __all__ = [
     "COLLECTIVES",
@@ -192,9 +193,9 @@ def describe_exit(rank_exit: RankExit) -> str:
         return f"{who} finished"
     if code > 0:
         # a shell reports the signal that ended its command as 128 + number
-        inner = _signal_name(code - 128) if code > 128 else None
-        return f"{who} exited with code {code}" + (f" (128 + {inner})" if inner else "")
-    name = _signal_name(-code) or f"signal {-code}"
+        inner = signal_name(code - 128) if code > 128 else ""
+        return f"{who} exited with code {code}" + (f" (128 + {inner})" if inner.startswith("SIG") else "")
+    name = signal_name(-code)
     if name in _OWN_FAULTS and not is_by_us(rank_exit):
         return f"{who} crashed with {name}"
     return f"{who} killed by {name}" + ("" if is_by_us(rank_exit) else " (not by us)")
@@ -346,7 +347,7 @@ def tells_of_a_lost_peer(error: str) -> bool:
 
 def _suspicion(rank_exit: RankExit) -> tuple[int, int, int, int]:
     """Least is the likeliest cause among ends seen at the same time."""
-    name = _signal_name(-rank_exit.exitcode) if rank_exit.exitcode < 0 else None
+    name = signal_name(-rank_exit.exitcode) if rank_exit.exitcode < 0 else None
     # a library that loses its peer aborts (SIGABRT) or lets an error end the rank; nothing sends SIGKILL for it
     grade = 1 if name in (None, "SIGABRT") else 2 if name == "SIGTERM" else 0
     error_at = rank_exit.error_at_s if rank_exit.error_at_s is not None else 2**62
@@ -354,7 +355,7 @@ def _suspicion(rank_exit: RankExit) -> tuple[int, int, int, int]:
 
 
 def _kind_of(rank_exit: RankExit) -> CauseKind:
-    if rank_exit.exitcode >= 0 or _signal_name(-rank_exit.exitcode) in _OWN_FAULTS:
+    if rank_exit.exitcode >= 0 or signal_name(-rank_exit.exitcode) in _OWN_FAULTS:
         return CauseKind.CRASH
     return CauseKind.SIGNAL
 
@@ -383,13 +384,6 @@ def as_verdict(other: RankView, found: HangVerdict) -> HangVerdict:
         at_ns=found.at_ns,
         stopped=other.stopped,
     )
-
-
-def _signal_name(number: int) -> str | None:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return None
 
 
 def _one_line(text: str) -> str:

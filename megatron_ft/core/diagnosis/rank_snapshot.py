@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
@@ -13,6 +12,7 @@ from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.messages.codec import Form, fields, unpack
 from megatron_ft.core.messages.fields import Count, LocalRank, Rank, Seconds
 from megatron_ft.core.printable import shown
+from megatron_ft.core.signal_names import signal_name
 
 __all__ = [
     "LOOK_S",
@@ -249,13 +249,8 @@ def is_waiting_for_process(frames: Sequence[Frame]) -> bool:
 
 def lost_process(pid: int, name: str, exitcode: int) -> str:
     """A process that ended badly, in words; ``exitcode`` as ``subprocess`` has it."""
-    if exitcode >= 0:
-        return f"process {pid} ({name}), which exited with code {exitcode}"
-    try:
-        how = signal.Signals(-exitcode).name
-    except ValueError:
-        how = f"signal {-exitcode}"
-    return f"process {pid} ({name}), which was killed by {how}"
+    how = f"exited with code {exitcode}" if exitcode >= 0 else f"was killed by {signal_name(-exitcode)}"
+    return f"process {pid} ({name}), which {how}"
 
 
 def is_in_checkpoint_write(frames: Sequence[Frame]) -> bool:

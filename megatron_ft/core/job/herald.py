@@ -99,7 +99,7 @@ class Herald:
         told = (lines.bad(p, (seat := cycle.seats[p]).name, seat.state.value, seat.report.text) for p in bad)
         text = lines.node_changed(
             cycle=cycle.decision.cycle,
-            told=lines.listed(told),
+            told=lines.joined(told),
             good=cycle.count(*GOOD),
             min_nodes=rules.min_nodes,
             has_store=0 in bad and cycle.seats[0].state in (NodeState.LOST, NodeState.EXCLUDED),
@@ -155,7 +155,7 @@ class Herald:
             else lines.bad(place, cycle.seats[place].name, report.state.value, report.text)
             for place, report in gone
         )
-        text = lines.lost_between(told=lines.listed(told), several=len(gone) > 1, are_enough=fit >= rules.min_nodes)
+        text = lines.lost_between(told=lines.joined(told), several=len(gone) > 1, are_enough=fit >= rules.min_nodes)
         yield from self._to_those_concerned(cycle, [], text)
 
     def _waiting_to_begin(self, rules: Rules, cycle: Cycle | None, now_s: float) -> Iterable[Send]:

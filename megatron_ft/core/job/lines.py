@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from megatron_ft.core.plural import counted
+from megatron_ft.core.plural import counted, listed
 
 __all__ = [
     "ALL_HAVE_LEFT",
@@ -21,8 +21,8 @@ __all__ = [
     "failed_starts",
     "finished_without",
     "gone_for_good",
+    "joined",
     "leaves",
-    "listed",
     "lost_between",
     "node",
     "node_changed",
@@ -44,8 +44,6 @@ ANOTHER_JOB = "another job meets at this address: give each job its own --rdzv-e
 UNKNOWN_FAILURE = "a failure that only the lost coordinator knew of"
 HOST_SILENT = "no packet from its host, which coordinated the job, for 5 s or more"
 LAUNCHER_ENDED = "its launcher exited"
-_SHOWN = 8
-"""So many nodes are listed by name in one line."""
 
 
 # -- parts ----------------------------------------------------------------------------------------------------
@@ -76,11 +74,9 @@ def leaves(place: int, name: str, text: str) -> str:
     return f"{node(place, name)} leaves the job: {text}"
 
 
-def listed(parts: Iterable[str]) -> str:
+def joined(parts: Iterable[str]) -> str:
     """Some nodes, a part of the line for each; of many, the first ones."""
-    told = list(parts)
-    more = [f"and {len(told) - _SHOWN} more"] if len(told) > _SHOWN else []
-    return "; ".join([*told[:_SHOWN], *more])
+    return listed([*parts], joint="; ")
 
 
 def without(cycle: int) -> str:
@@ -97,7 +93,7 @@ def silent(seconds: float) -> str:
 
 
 def node_changed(*, cycle: int, told: str, good: int, min_nodes: int, has_store: bool) -> str:
-    """Nodes aren't good any more, and the others go on. ``told``: which, as ``listed``.
+    """Nodes aren't good any more, and the others go on. ``told``: which, as ``joined``.
 
     ``has_store``: the store of the ranks was on one that is gone.
     """
@@ -106,7 +102,7 @@ def node_changed(*, cycle: int, told: str, good: int, min_nodes: int, has_store:
 
 
 def lost_between(*, told: str, several: bool, are_enough: bool) -> str:
-    """Nodes are missed while the others meet again. ``told``: which, as ``listed``; ``are_enough``: without them."""
+    """Nodes are missed while the others meet again. ``told``: which, as ``joined``; ``are_enough``: without them."""
     it = "them" if several else "it"
     follows = f"continue without {it}" if are_enough else f"are too few: waiting for {it} or a replacement"
     return f"{told}; the other nodes {follows}"
@@ -133,15 +129,15 @@ def waiting_for_nodes(
         f"{'is' if len(here) == 1 else 'are'} here"
     ]
     if here:
-        parts[0] += f": {_names(here)}"
+        parts[0] += f": {listed(here)}"
     if odd:
         parts.append(f"{odd} of them in no whole segment of an NVLink domain (--ft-segment)")
     if missing:
-        parts.append(f"missing since cycle {cycle}: {_names(missing)}")
+        parts.append(f"missing since cycle {cycle}: {listed(missing)}")
     if lost:
-        parts.append(f"lost in cycle {cycle}: {_names(lost)}")
+        parts.append(f"lost in cycle {cycle}: {listed(lost)}")
     if aside:
-        parts.append(f"failing their health check: {_names(aside)}")
+        parts.append(f"failing their health check: {listed(aside)}")
     needed = counted(more, "more node") if more else "more nodes to come"
     return f"waiting for {needed} ({'; '.join(parts)})"
 
@@ -159,14 +155,14 @@ def standing_by(running: int) -> str:
 
 def others_stand_by(names: Sequence[str]) -> str:
     """Of such nodes."""
-    return f"{counted(len(names), 'node')} on standby for the next restart: {_names(names)}"
+    return f"{counted(len(names), 'node')} on standby for the next restart: {listed(names)}"
 
 
 # -- why a cycle or the job ended -----------------------------------------------------------------------------
 
 
 def too_few_healthy(*, good: int, min_nodes: int, told: str) -> str:
-    """Why a cycle ended for all nodes. ``told``: which aren't, as ``listed``."""
+    """Why a cycle ended for all nodes. ``told``: which aren't, as ``joined``."""
     return f"{_good(good, min_nodes)}: {told}"
 
 
@@ -182,7 +178,7 @@ def failed_starts(count: int) -> str:
 
 
 def finished_without(*, finished: int, nodes: int, told: str) -> str:
-    """The job has succeeded on some of its nodes. ``told``: what is wrong with the others, as ``listed``."""
+    """The job has succeeded on some of its nodes. ``told``: what is wrong with the others, as ``joined``."""
     return f"the job finished on {finished} of {counted(nodes, 'node')}: {told}"
 
 
@@ -207,13 +203,8 @@ def too_few_left(*, left: int, min_nodes: int) -> str:
 
 def gone_for_good(*, left: int, min_nodes: int, names: Sequence[str]) -> str:
     """Why the job ends: the scheduler starts no launcher again in place of those that are gone."""
-    return f"{left} of at least {min_nodes} nodes left, and no launcher is started again for {_names(names)}"
+    return f"{left} of at least {min_nodes} nodes left, and no launcher is started again for {listed(names)}"
 
 
 def _good(good: int, min_nodes: int) -> str:
     return f"{counted(good, 'healthy node')}, at least {min_nodes} required"
-
-
-def _names(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_SHOWN])
-    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"

@@ -12,6 +12,7 @@ from megatron_ft.core.diagnosis.exits import HangVerdict
 from megatron_ft.core.diagnosis.rank_snapshot import RankNote, place
 from megatron_ft.core.diagnosis.root_cause import find
 from megatron_ft.core.job.hang_messages import Reviewed
+from megatron_ft.core.plural import listed
 
 __all__ = ["goes_on", "review"]
 
@@ -51,6 +52,5 @@ def review(
 
 
 def _nobody_waits(notes: Sequence[RankNote]) -> str:
-    told = "; ".join(f"rank {note.rank} {place(note)}".rstrip() for note in notes[:_SHOWN])
-    more = f"; and {len(notes) - _SHOWN} more" if len(notes) > _SHOWN else ""
-    return f"no rank waits in one: {told}{more}"
+    places = [f"rank {note.rank} {place(note)}".rstrip() for note in notes]
+    return f"no rank waits in one: {listed(places, most=_SHOWN, joint='; ')}"

@@ -123,7 +123,7 @@ def _cause(
         return found, decided_by, True
     if outcome is Outcome.MEMBERSHIP:
         left = [(place, seat) for place, seat in enumerate(seats) if seat.state is NodeState.EXCLUDED]
-        told = lines.listed(lines.leaves(place, seat.name, seat.report.text) for place, seat in left)
+        told = lines.joined(lines.leaves(place, seat.name, seat.report.text) for place, seat in left)
         text = told or joining
         return Cause(kind=CauseKind.MEMBERSHIP, text=text), left[0][0] if left else None, True
     if rules.min_healthy and len(seats) > 1:
@@ -156,7 +156,7 @@ def finished(seats: Sequence[Seat]) -> str:
 
 
 def _bad(seats: Sequence[Seat], good: Sequence[NodeState]) -> str:
-    return lines.listed(
+    return lines.joined(
         lines.bad(place, seat.name, seat.state.value, seat.report.text)
         for place, seat in enumerate(seats)
         if seat.state not in good and not seat.leaving

@@ -12,14 +12,13 @@ from dataclasses import dataclass, replace
 
 from megatron_ft.core.hosts import natural
 from megatron_ft.core.job.lives import Ending, Life
-from megatron_ft.core.plural import counted
+from megatron_ft.core.plural import counted, listed
 from megatron_ft.core.records import launcher as records
 from megatron_ft.core.records.all_kinds import Record
 
 __all__ = ["JobView", "Launcher", "NodeRow", "State", "view"]
 
 _RESTARTS = "restart"
-_SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,14 +231,9 @@ def _waits_for(rows: Sequence[NodeRow], cycle: int | None) -> str:
         return ""
     open_ = [row.name for row in rows if row.state is State.ENDING]
     if open_:
-        return f"the end of cycle {cycle} on {_names(open_)}"
+        return f"the end of cycle {cycle} on {listed(open_)}"
     parts = [f"{counted(len(ready), 'node')} recorded as ready"]
     for state, words in ((State.UNFIT, "failing the health check"), (State.SILENT, "lost"), (State.LEAVING, "leaving")):
         if names := [row.name for row in rows if row.state is state]:
-            parts.append(f"{words}: {_names(names)}")
+            parts.append(f"{words}: {listed(names)}")
     return f"nodes to meet for cycle {0 if cycle is None else cycle + 1} ({'; '.join(parts)})"
-
-
-def _names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Sequence
 
 from megatron_ft.core.plural import counted
+from megatron_ft.core.signal_names import signal_name
 from megatron_ft.ipc.linux.processes import ProcessStat
 
 PREFIX = "[ft_launcher] "
@@ -164,9 +164,4 @@ def rendezvous_failed(error: BaseException) -> str:
 
 def exit_code(code: int) -> str:
     """How a process of ours ended, as subprocess has it."""
-    if code >= 0:
-        return f"code {code}"
-    try:
-        return signal.Signals(-code).name
-    except ValueError:
-        return f"signal {-code}"
+    return f"code {code}" if code >= 0 else signal_name(-code)
