@@ -228,7 +228,7 @@ def test_in_a_large_job_only_the_first_node_and_the_one_concerned_hear_of_it() -
 def test_of_many_nodes_some_are_named() -> None:
     line = lines.waiting_for_nodes(here=[f"h{number}" for number in range(30)], more=2)
     assert line == "waiting for 2 more nodes (30 of 32 are here: h0, h1, h2, h3, h4, h5, h6, h7 and 22 more)"
-    told = lines.listed(lines.bad(place, "h", NodeState.LOST.value, "gone") for place in range(9))
+    told = lines.joined(lines.bad(place, "h", NodeState.LOST.value, "gone") for place in range(9))
     assert told.endswith("node 7 (h) is lost: gone; and 1 more")
     assert lines.waiting_for_nodes(here=["a"], more=0) == "waiting for more nodes to come (1 is here: a)"
 
