@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Generator
+
+import pytest
 from hypothesis import settings
 
 from tests.support.background import heed_the_terminal
+from tests.support.slots import Slots
 
 # No deadline for an example: on a loaded machine a healthy one takes seconds now and then. pytest-timeout
 # bounds the test.
@@ -13,3 +18,20 @@ settings.register_profile("fuzz", deadline=None, max_examples=4000)  # `make fuz
 settings.load_profile("megatron_ft")
 
 heed_the_terminal()
+
+_SLOTS = pytest.StashKey[Slots]()
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Pytest's own directory of this user is where all its runs meet."""
+    config = session.config
+    base = config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
+    ours = base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base
+    config.stash[_SLOTS] = Slots(ours.parent / "megatron_ft.slots", 2 * (os.cpu_count() or 1))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # before pytest-timeout's, whose time begins with the test
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """A test waits for its turn."""
+    with item.config.stash[_SLOTS].one():
+        return (yield)

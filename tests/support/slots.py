@@ -1,0 +1,44 @@
+"""So many tests run at a time on this machine, whoever's they are: the suite may run beside another copy of itself.
+
+Twice as many would only wait for each other, until one of them takes longer than any bound allows.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+__all__ = ["Slots"]
+
+_LOOK_S = 0.02
+
+
+class Slots:
+    """``count`` of them, bytes of a file that all copies lock. A lock ends with its process, whatever that forked."""
+
+    def __init__(self, path: Path, count: int) -> None:
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._count = count
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """Have one, as soon as one is free."""
+        while (slot := self._take()) is None:
+            time.sleep(_LOOK_S)
+        try:
+            yield
+        finally:
+            fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, slot)
+
+    def _take(self) -> int | None:
+        for slot in range(self._count):
+            try:
+                fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, slot)
+            except (BlockingIOError, PermissionError):  # which one depends on the system
+                continue
+            return slot
+        return None
