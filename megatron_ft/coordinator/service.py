@@ -58,7 +58,7 @@ class _Link:
 
 
 class Service:
-    """``owner``: a pidfd of the launcher that started it; None if none did. Counts what it sends and receives.
+    """``owner``: a pidfd of the launcher that started it; None if none did. Counts what it sends.
 
     ``owners_words``: a pipe that doesn't block, in which that launcher says, a line each, on which of its connections
     it follows another coordinator.
@@ -73,7 +73,7 @@ class Service:
         owner: int | None,
         owners_words: int | None = None,
     ) -> None:
-        self.bytes_sent = self.messages_heard = 0
+        self.bytes_sent = 0
         self.on_orphaned: Callable[[], None] = lambda: None
         """Called when the launcher that has started it has ended."""
         self._machine = machine
@@ -164,7 +164,6 @@ class Service:
             self._forget(link)
 
     def _heard(self, link: _Link, body: bytes) -> None:
-        self.messages_heard += 1
         if not link.asking.is_done:
             answer = link.asking.answer(decode(body))
             if answer is not None:

@@ -150,11 +150,6 @@ class ConfigValues:
         # A map that was filled in place was set too.
         return name in self.__dict__["_assigned"] or (name == "rank_section_timeouts" and bool(self.__dict__[name]))
 
-    @property
-    def set_fields(self) -> frozenset[str]:
-        """Names of the fields that were set."""
-        return frozenset(name for name in FIELDS if self.is_set(name))
-
     def to_dict(self) -> dict[str, Any]:
         """The set fields as JSON and YAML can hold them; `from_dict` gives an equal configuration back."""
         return {name: FIELDS[name].kind.plain(getattr(self, name)) for name in FIELDS if self.is_set(name)}

@@ -60,12 +60,8 @@ class Estimate(NamedTuple):
     timeout_s: float
     budget_s: float
     """What one interval in ``1 / budget`` passes."""
-    room_s: float
-    """Some times what is common."""
-    habit_s: float
-    """Above what was seen more than once: never less than this."""
     ceiling_s: float
-    """More only for ``habit_s``."""
+    """More only above what was seen more than once."""
     first_s: float
     """The timeout of the first intervals of a cycle."""
     suspect_s: float | None = None
@@ -125,7 +121,7 @@ def estimate(known: Known, *, budget: float, factor: float, was_killed: bool = F
     first = factor * known.first_s
     if longest is None or total < _FEW:
         timeout = max(first, usual, _ROOM_ABOVE_SEEN * (longest or 0.0)) * known.raised
-        return Estimate(timeout, timeout, timeout, 0.0, usual, timeout)
+        return Estimate(timeout, timeout, usual, timeout)
     common = tail.longest(max(_SEEN_ONCE, (1.0 - _COMMON) * total)) or longest
     by_budget = max(_extrapolated(tail, total, budget), _ROOM_ABOVE_SEEN * longest)
     room = _ROOM * (1.0 + HALF_LIFE / (HALF_LIFE + total)) * common  # twice as much while little is known
@@ -136,7 +132,7 @@ def estimate(known: Known, *, budget: float, factor: float, was_killed: bool = F
     suspect = known.early.suspect_s
     if suspect is not None and suspect >= timeout:
         suspect = None
-    return Estimate(timeout, by_budget, room, habit, ceiling, max(timeout, first), suspect)
+    return Estimate(timeout, by_budget, ceiling, max(timeout, first), suspect)
 
 
 def _extrapolated(tail: Tail, total: float, budget: float) -> float:

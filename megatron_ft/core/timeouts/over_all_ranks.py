@@ -27,7 +27,6 @@ MaxOverRanks = Callable[[Sequence[float]], tuple[list[float], list[int]]]
 
 REFERENCE = "reference"
 BUDGET = "budget"
-RULES = (BUDGET, REFERENCE)
 
 
 class Rule(NamedTuple):
