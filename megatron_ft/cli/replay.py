@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +22,6 @@ if TYPE_CHECKING:
 __all__ = ["add_command", "suggestion"]
 
 _NOTHING_FOUND = 1
-_MOST_PROCESSES = 8
 _OUT = "out_of_section"
 _OPTIONS = {
     "false_kill_budget": ("SHARE", "of the rule budget"),
@@ -75,7 +72,6 @@ def _replay(args: argparse.Namespace) -> int:
     analyses = _analyses(args.log_dir)
     timelines = [each.timeline for each in analyses]
     if not timelines:
-        print(f"megatron-ft: no event logs in {args.log_dir}", file=sys.stderr)
         return _NOTHING_FOUND
     wanted = ["timeouts"] if fixed is not None else [args.rule] if args.rule is not None else ["budget", "reference"]
     from megatron_ft.cli.analysis.replay import replay_all
@@ -177,11 +173,6 @@ def _cost(analyses: Sequence[Analysis], ended: int) -> str:
 
 def _analyses(log_dir: str) -> list[Analysis]:
     from megatron_ft.cli.analysis.analysis import analyze
-    from megatron_ft.cli.logs.read import read_directory
-    from megatron_ft.cli.logs.runs import split_runs
+    from megatron_ft.cli.logs.directories import runs_in
 
-    try:
-        files = read_directory(log_dir, processes=min(_MOST_PROCESSES, os.cpu_count() or 1))
-    except OSError as error:
-        raise ConfigError(f"{log_dir} can't be read: {error.strerror}") from None
-    return [analyze(run) for run in split_runs(files)]
+    return [analyze(run) for run in runs_in([log_dir])]

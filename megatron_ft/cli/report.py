@@ -6,7 +6,6 @@ Nothing heavy is imported before the command runs: `megatron-ft pause` goes thro
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 __all__ = ["add_command"]
 
 _NOTHING_FOUND = 1
-_MOST_PROCESSES = 8
 _DESCRIPTION = """\
 Say what happened in each run whose event logs are in a directory: its cycles and why they ended, how soon that was
 noticed and the job trained again, where the time went, and the timeouts beside the intervals they time.
@@ -62,13 +60,11 @@ def add_command(commands: Any) -> None:
 
 
 def _report(args: argparse.Namespace) -> int:
-    from megatron_ft.cli.logs.runs import split_runs
+    from megatron_ft.cli.logs.directories import runs_in
 
     _check_extras(args)
-    log_dirs = dict.fromkeys(map(os.path.realpath, args.log_dirs))
-    runs = split_runs([log for log_dir in log_dirs for log in _read(log_dir)])
+    runs = runs_in(args.log_dirs)
     if not runs:
-        print(f"megatron-ft: no event logs in {', '.join(args.log_dirs)}", file=sys.stderr)
         return _NOTHING_FOUND
     _write_all(args, _chosen(runs, args.run_number))
     return 0
@@ -82,15 +78,6 @@ def _check_extras(args: argparse.Namespace) -> None:
         check_extra("plotly", "--html")
     if args.png is not None:
         check_extra("matplotlib", "--png")
-
-
-def _read(log_dir: str) -> Any:
-    from megatron_ft.cli.logs.read import read_directory
-
-    try:
-        return read_directory(log_dir, processes=min(_MOST_PROCESSES, os.cpu_count() or 1))
-    except OSError as error:
-        raise ConfigError(f"{log_dir} can't be read: {error.strerror}") from None
 
 
 def _chosen(runs: Sequence[RunLogs], number: int | None) -> Sequence[RunLogs]:
