@@ -13,9 +13,9 @@ from collections.abc import Callable
 
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.job.coordinator import Coordinator
+from megatron_ft.core.job.decisions import Ballot, Decision
 from megatron_ft.core.job.edge import Broken, CoordinatorEffect, Drop, Heard, Quit, Send
 from megatron_ft.core.job.messages import FROM_MEMBER, Beat, Dismiss, FromMember, Hello, Moved, Propose, ToMember
-from megatron_ft.core.job.roll import Ballot, Decision
 from megatron_ft.ipc.net.secret import DENIED, OPEN, Asking, SecretError
 from megatron_ft.ipc.net.tcp import Peer, raise_descriptor_limit
 from megatron_ft.ipc.wire import PROTOCOL_VERSION, Message, VersionError, decode, encode

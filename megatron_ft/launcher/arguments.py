@@ -30,8 +30,8 @@ from megatron_ft.ipc.config.torchrun import (
 from megatron_ft.launcher.base import directories
 from megatron_ft.launcher.command_line import CommandLine, rendezvous_settings
 from megatron_ft.launcher.coordination import meeting_place
+from megatron_ft.launcher.coordination.scheduler_defaults import take
 from megatron_ft.launcher.coordination.surroundings import Scheduler, detect
-from megatron_ft.launcher.coordination.taking import take
 from megatron_ft.launcher.processes import node_service, numa
 from megatron_ft.launcher.torch_compat import private_names
 

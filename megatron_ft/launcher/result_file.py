@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from megatron_ft.core.job.decisions import Decision, Held, Kind
 from megatron_ft.core.job.faults import Fault, back_again, bad_nodes, fault_of
 from megatron_ft.core.job.lives import Ending, Life, Lives
 from megatron_ft.core.job.messages import Verdict
 from megatron_ft.core.job.progress import Advance
-from megatron_ft.core.job.roll import Decision, Held, Kind
 from megatron_ft.ipc.files.atomic_write import write_whole
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.files.lives_file import lives_path, read_lives_file

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from megatron_ft.core.agent.edge import Exit
-from megatron_ft.core.job.lobby import lost_s
+from megatron_ft.core.job.decisions import Kind
 from megatron_ft.core.job.member import CUT_OFF_S
+from megatron_ft.core.job.nodes import lost_s
 from megatron_ft.core.job.restart_policy import Outcome
-from megatron_ft.core.job.roll import Kind
 
 if TYPE_CHECKING:
     from tests.simulation.job import Job, Launcher, Made

@@ -21,9 +21,9 @@ from megatron_ft.core.diagnosis.rank_snapshot import RankNote
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.coordinator import Coordinator
+from megatron_ft.core.job.decisions import Decision
 from megatron_ft.core.job.identity import Identity
 from megatron_ft.core.job.member import Member
-from megatron_ft.core.job.roll import Decision
 from megatron_ft.core.mailbox import Mailbox
 from tests.simulation.world import Host, Link, Process, World
 

@@ -16,8 +16,8 @@ from megatron_ft.core.board.pauses import Pauses
 from megatron_ft.core.diagnosis.exceptions import LastWords
 from megatron_ft.core.job import edge as job
 from megatron_ft.core.job import messages as m
+from megatron_ft.core.job.decisions import Decision, Held, Kind
 from megatron_ft.core.job.restart_policy import Action, Outcome
-from megatron_ft.core.job.roll import Decision, Held, Kind
 from megatron_ft.core.messages.codec import name_of
 
 __all__ = ["Driven", "held", "verdict"]

@@ -8,9 +8,9 @@ from typing import Any
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.coordinator import Coordinator
+from megatron_ft.core.job.decisions import Decision, Kind
 from megatron_ft.core.job.identity import Identity
 from megatron_ft.core.job.member import Member
-from megatron_ft.core.job.roll import Decision, Kind
 
 __all__ = ["RULES", "answers", "begun", "decision", "led", "links", "member"]
 

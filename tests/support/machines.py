@@ -12,10 +12,10 @@ from megatron_ft.core.diagnosis.exits import CauseKind
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.coordinator import Coordinator
+from megatron_ft.core.job.decisions import Held
 from megatron_ft.core.job.identity import Identity
 from megatron_ft.core.job.member import Member
 from megatron_ft.core.job.restart_policy import NodeState
-from megatron_ft.core.job.roll import Held
 
 __all__ = ["Job", "Launcher"]
 

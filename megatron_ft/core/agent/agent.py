@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from signal import Signals
 
-from megatron_ft.core.agent import edge, lines, written
+from megatron_ft.core.agent import edge, event_records, lines
 from megatron_ft.core.agent.conclusion import Known, asked_at_last, conclude, finish, report
+from megatron_ft.core.agent.coordinator_orders import CoordinatorOrders
 from megatron_ft.core.agent.cycle import Cycle, Downtime
 from megatron_ft.core.agent.edge import Effect, Exit, Over, Say, Tell
 from megatron_ft.core.agent.ending import CycleEnding
 from megatron_ft.core.agent.health import HealthGate
 from megatron_ft.core.agent.leaving import Leaving
-from megatron_ft.core.agent.orders import Orders
 from megatron_ft.core.agent.phase import Ended, Phase
 from megatron_ft.core.agent.turn import Options, Turn
 from megatron_ft.core.agent.voice import Voice
@@ -45,7 +45,8 @@ class Agent:
         self._options = options
         self._pauses = pauses
         self._turn = Turn(now_ns=0, seen=edge.Readings({}, {}, {}, {}))
-        self._orders, self._voice = Orders(), Voice(says_all=options.says_all, shares_output=options.shares_output)
+        self._orders = CoordinatorOrders()
+        self._voice = Voice(says_all=options.says_all, shares_output=options.shares_output)
         self._health = HealthGate()
         self.cycle = Cycle(options, -1, None, now_ns=0)
         """The one that is about to start, or runs, or has ended last."""
@@ -96,7 +97,7 @@ class Agent:
                 self.cycle.excuse_stop(self._turn.now_ns)
             case edge.Abandoned(text) if not self._leaving.abandoned:
                 self._leaving.abandoned = text
-                self._do(Say(lines.abandoned(text)), written.abandoned(text))
+                self._do(Say(lines.abandoned(text)), event_records.abandoned(text))
             case edge.HealthChecked():
                 is_fit = self._health.checked(event, self._turn)
                 self.phase = Phase.READY if is_fit else Phase.ASIDE
@@ -130,7 +131,7 @@ class Agent:
             case edge.RanksEnded():
                 self._ranks_ended(event)
             case edge.FoundHung(cycle=cycle, verdict=verdict, observed_only=True):
-                self._do(Say(lines.observed(verdict)), written.would_have_ended(cycle, verdict))
+                self._do(Say(lines.observed(verdict)), event_records.would_have_ended(cycle, verdict))
             case _:
                 self.cycle.hear(event, self._turn)
         if self._downtime is not None and self._downtime.report_end(self.cycle.record, self._turn):
@@ -143,7 +144,7 @@ class Agent:
 
     def _requested(self, request: ReceivedRequest) -> None:
         record = self.cycle.record
-        self._do(written.request(request))
+        self._do(event_records.request(request))
         if request.action is WorkloadAction.Continue or self._orders.taken is None:
             self._do(Say(request.text))
         elif request.action is WorkloadAction.ShutdownWorkload:
@@ -220,7 +221,7 @@ class Agent:
         record, met = self.cycle.record, self.cycle.met
         assert met is not None
         self._turn.say_for_all(lines.cycle_started(record.cycle, met.world_size, record.ranks, met.nodes))
-        self._do(written.cycle_started(record, met, self._options.max_restarts, self.restarts_left))
+        self._do(event_records.cycle_started(record, met, self._options.max_restarts, self.restarts_left))
 
     def _run(self) -> None:
         if self._leaving.signals:
@@ -284,7 +285,7 @@ class Agent:
             self._outcome = Outcome.SUCCEEDED  # the request to end came from a job that was at its end
         self._stuck = "" if self._outcome is Outcome.SUCCEEDED else event.stuck
         if self._stuck:
-            self._do(written.stuck(record.cycle, event.processes))
+            self._do(event_records.stuck(record.cycle, event.processes))
 
     def _wait_for_verdict(self) -> None:
         """Wait for why the cycle has ended; no answer comes if this node leaves, or the others have lost it."""
@@ -317,7 +318,7 @@ class Agent:
             self._exclude(cause, self._stuck)  # what they hold (devices, memory, ports) new ranks would need
             return
         if verdict is not None and verdict.node == orders.place and record.found is None:  # else it is logged already
-            self._do(*written.finding(record.cycle, cause))
+            self._do(*event_records.finding(record.cycle, cause))
         self._tell_end(decision, cause)
         if self._leaving.is_due:
             self._stop()
@@ -336,7 +337,9 @@ class Agent:
             line = lines.cycle_ended(record.cycle, cause, decision, self._outcome, self._options.max_restarts)
             is_own = self._known is None or self._known.is_own_end
             self._do(*([Say(line)] if is_own else self._voice.for_all(line, ends_cycle=True)))
-        self._do(written.cycle_ended(record, self._outcome, decision, cause, record.last_iteration(self._turn.seen)))
+        self._do(
+            event_records.cycle_ended(record, self._outcome, decision, cause, record.last_iteration(self._turn.seen))
+        )
 
     # -- the end of this launcher's part ------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from megatron_ft.core.agent import lines, written
+from megatron_ft.core.agent import event_records, lines
 from megatron_ft.core.agent.edge import Collect, Evidence, Tell
 from megatron_ft.core.agent.hang import note_unseen, tell_notes
 from megatron_ft.core.agent.record import CycleRecord
@@ -110,7 +110,7 @@ class CollectiveWatch:
         self._is_told, self._is_asked = True, False
         turn.say_for_all(lines.no_collective(review, ends=ends))
         if is_asker:
-            turn.do(written.no_collective(self._record.cycle, review, ends=ends))
+            turn.do(event_records.no_collective(self._record.cycle, review, ends=ends))
         is_own = review.rank in self._record.ranks
         if options.decides_alone and review.rank is not None:
             is_asker = is_own  # each node ends its own ranks

@@ -9,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 
 from megatron_ft.core.agent import lines
+from megatron_ft.core.agent.coordinator_orders import CoordinatorOrders
 from megatron_ft.core.agent.edge import Exit, Over, Readings
 from megatron_ft.core.agent.leaving import Leaving
-from megatron_ft.core.agent.orders import Orders
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.diagnosis.exits import Cause, CauseKind
 from megatron_ft.core.job.edge import Leave
@@ -31,7 +31,7 @@ class Known:
     """
 
     record: CycleRecord
-    orders: Orders
+    orders: CoordinatorOrders
     verdict: Verdict | None
     leaving: Leaving
     restarts_left: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from megatron_ft.core.agent import edge, lines, written
+from megatron_ft.core.agent import edge, event_records, lines
 from megatron_ft.core.agent.collectives import CollectiveWatch
 from megatron_ft.core.agent.deadlines import Deadlines
 from megatron_ft.core.agent.edge import KeepEvidence
@@ -118,7 +118,7 @@ class Cycle:
 
     def _exited(self, event: edge.RankExited, turn: Turn) -> None:
         ended = self.record.exited(event, turn.seen)
-        turn.do(written.rank_exited(self.record.cycle, ended))
+        turn.do(event_records.rank_exited(self.record.cycle, ended))
         if ended.exitcode and not is_by_us(ended) and ended.local_rank not in self.record.hung:
             turn.do(KeepEvidence(self.record.cycle, ended))
 
@@ -171,5 +171,5 @@ class Downtime:
         spans = itertools.pairwise([self._noticed_ns, *moments.values()])
         seconds = {name: (b - a) / 1e9 for name, (a, b) in zip(moments, spans, strict=True)}
         turn.say_for_all(lines.training_again(record.cycle, seconds))
-        turn.do(written.training_again(record.cycle, seconds))
+        turn.do(event_records.training_again(record.cycle, seconds))
         return True

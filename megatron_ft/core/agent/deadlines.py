@@ -11,7 +11,7 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 
-from megatron_ft.core.agent import lines, written
+from megatron_ft.core.agent import event_records, lines
 from megatron_ft.core.agent.edge import Collect, Detached, Evidence, Say, SignalRanks
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.turn import LATE_NS, Options, Turn
@@ -161,7 +161,9 @@ class Deadlines:
             stopped=turn.seen.stopped[local_rank],
         )
         pid, only = self._record.started[local_rank].pid, self._options.observe_only
-        turn.do(written.late_rank(self._record.cycle, verdict, pid=pid, since_ns=wait.since_ns, observed_only=only))
+        turn.do(
+            event_records.late_rank(self._record.cycle, verdict, pid=pid, since_ns=wait.since_ns, observed_only=only)
+        )
         if only:
             turn.do(Say(lines.observed(verdict)))
             return

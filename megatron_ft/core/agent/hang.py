@@ -11,13 +11,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-from megatron_ft.core.agent import written
+from megatron_ft.core.agent import event_records
 from megatron_ft.core.agent.edge import Collect, Evidence, RaiseTimeout, Release, Tell
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.turn import Options, Turn
 from megatron_ft.core.diagnosis.exits import HangVerdict
 from megatron_ft.core.diagnosis.rank_snapshot import LOOK_S, RankNote
-from megatron_ft.core.job.inquest import blamed
+from megatron_ft.core.job.hang_diagnosis import blamed
 from megatron_ft.core.job.messages import Hang, Notes
 
 __all__ = ["HangDiagnosis", "note_unseen", "tell_notes"]
@@ -105,7 +105,7 @@ class HangDiagnosis:
             are_all = not self._options.meets_elsewhere
             found = self._record.found = blamed(notes, self._verdict, are_all=are_all, several=False)
             if found is not None:
-                turn.do(*written.finding(self._record.cycle, found))
+                turn.do(*event_records.finding(self._record.cycle, found))
             self.close(turn)
 
     def _begin(self, turn: Turn, *, from_ns: int, known: set[int]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megatron_ft.core.agent import lines, written
+from megatron_ft.core.agent import event_records, lines
 from megatron_ft.core.agent.edge import HealthChecked, Say, Tell
 from megatron_ft.core.agent.turn import Turn
 from megatron_ft.core.job.messages import Aside
@@ -29,7 +29,7 @@ class HealthGate:
 
     def checked(self, event: HealthChecked, turn: Turn) -> bool:
         """Whether it is fit."""
-        turn.do(written.node_health(event))
+        turn.do(event_records.node_health(event))
         if not event.ended:
             if self._failures:
                 turn.do(Say(lines.fit_again(self._failures)))

@@ -10,7 +10,7 @@ and those of other nodes may be what this one waits for: then a rank has its lea
 
 from __future__ import annotations
 
-from megatron_ft.core.agent import lines, written
+from megatron_ft.core.agent import event_records, lines
 from megatron_ft.core.agent.edge import CheckProgress, ConfirmHang, ExtendTimeout, Say, Tell
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.turn import Options, Turn
@@ -130,7 +130,8 @@ class Suspicion:
             elapsed_s, most_s = verdict.elapsed_s, _most_s(verdict)
             until_s = min(max(_MORE * elapsed_s, elapsed_s + _LEAST_MORE_S), most_s)
             turn.do(
-                ExtendTimeout(local_rank, until_s), written.more_time(self._record.cycle, verdict, until_s, progress)
+                ExtendTimeout(local_rank, until_s),
+                event_records.more_time(self._record.cycle, verdict, until_s, progress),
             )
             key = (local_rank, -1 if verdict.iteration is None else verdict.iteration, verdict.timed)
             if key not in self._given:

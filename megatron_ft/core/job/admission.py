@@ -9,13 +9,13 @@ from __future__ import annotations
 from megatron_ft.core.job import lines
 from megatron_ft.core.job.messages import REFUSED, Dismiss, Elsewhere, Hello, Moved, Rules, Wait
 
-__all__ = ["MOVED_S", "Door", "differences", "refusal"]
+__all__ = ["MOVED_S", "Admission", "differences", "refusal"]
 
 MOVED_S = 3.0
 """Between two `Moved` of one launcher; what it said holds for three times as long."""
 
 
-class Door:
+class Admission:
     """Of one coordinator. ``rules`` and ``job`` are those of the first launcher.
 
     ``elsewhere``: where the launcher beside this coordinator is led; empty if it isn't.

@@ -11,15 +11,15 @@ from dataclasses import replace
 
 from megatron_ft.core.job import lines
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.admission import Door
-from megatron_ft.core.job.council import Council, Proposal
+from megatron_ft.core.job.admission import Admission
+from megatron_ft.core.job.consensus import Consensus, Proposal
 from megatron_ft.core.job.cycle import Cycle
+from megatron_ft.core.job.decisions import Held, Kind
 from megatron_ft.core.job.edge import Broken, CoordinatorEffect, CoordinatorEvent, Drop, Judged, Quit, Send
-from megatron_ft.core.job.herald import Herald
-from megatron_ft.core.job.lobby import GRACE_S, Node, beat_s, lost_s
+from megatron_ft.core.job.nodes import GRACE_S, Node, beat_s, lost_s
+from megatron_ft.core.job.notices import Notices
 from megatron_ft.core.job.own_clock import OwnClock
 from megatron_ft.core.job.restart_policy import NodeState, Outcome
-from megatron_ft.core.job.roll import Held, Kind
 from megatron_ft.core.job.rounds import Rounds
 from megatron_ft.core.job.verdict import finished
 
@@ -37,8 +37,8 @@ class Coordinator:
 
     def __init__(self, word: str, *, founds: bool, owned: bool = True, elsewhere: str = "", now_s: float = 0.0) -> None:
         self._out: list[CoordinatorEffect] = []
-        self._council = Council(word, founds=founds, owned=owned, emit=self._out.append, decided=self._decided)
-        self._door = Door(elsewhere)
+        self._consensus = Consensus(word, founds=founds, owned=owned, emit=self._out.append, decided=self._decided)
+        self._admission = Admission(elsewhere)
         self._nodes: dict[str, Node] = {}
         self._links: dict[int, Node] = {}
         self._absent: dict[str, Node] = {}
@@ -48,8 +48,8 @@ class Coordinator:
         self._sweep_s = 0.0
         self._alarms: list[float] = []
         self._cycle: Cycle | None = None
-        self._rounds = Rounds(self._council, self._nodes)
-        self._herald = Herald(self._nodes)
+        self._rounds = Rounds(self._consensus, self._nodes)
+        self._notices = Notices(self._nodes)
         self._over_s: float | None = None
         self._lingers = False
         """Nodes of the last cycle haven't heard that the job has ended, and may yet come."""
@@ -66,7 +66,7 @@ class Coordinator:
     @property
     def leads(self) -> bool:
         """Whether it coordinates."""
-        return self._council.leads
+        return self._consensus.leads
 
     @property
     def is_over(self) -> bool:
@@ -99,7 +99,7 @@ class Coordinator:
 
     def _hello(self, link: int, hello: m.Hello) -> None:
         node = self._nodes.get(hello.instance)
-        turned_away = self._door.answer(hello, leads=self._council.leads, now_s=self._clock.now_s)
+        turned_away = self._admission.answer(hello, leads=self._consensus.leads, now_s=self._clock.now_s)
         if turned_away is not None or (node is not None and hello.session < node.session):
             self._out += [] if turned_away is None else [Send([link], turned_away)]
             self._out += [] if isinstance(turned_away, m.Wait) else [Drop(link)]
@@ -115,16 +115,16 @@ class Coordinator:
         node.link, node.session, node.heard_s, node.owns = link, hello.session, self._clock.now_s, hello.owns
         node.found_silent = hello.found_silent
         node.memory, node.standing, node.phase = hello.memory, hello.standing, hello.standing.phase
-        self._council.arrived(node, self._nodes.values())
+        self._consensus.arrived(node, self._nodes.values())
         self._seat(node)
         if self._over_s is not None:
-            self._out.append(Send([link], self._council.news()))
+            self._out.append(Send([link], self._consensus.news()))
 
     def _moved(self, link: int, moved: m.Moved) -> None:
         self._out.append(Drop(link))
-        has_job = self._council.leads and self._council.decision is not None
-        if not has_job and self._door.moved(moved, self._clock.now_s):
-            self._council.leads = False
+        has_job = self._consensus.leads and self._consensus.decision is not None
+        if not has_job and self._admission.moved(moved, self._clock.now_s):
+            self._consensus.leads = False
             for here, node in [each for each in self._links.items() if each[1].memory.decided is None]:
                 self._out += [Send([here], m.Elsewhere(moved.address)), Drop(here)]
                 self._gone(node, silent=True)
@@ -134,13 +134,13 @@ class Coordinator:
             case m.Beat():
                 self._out.append(Send([link], message))
             case m.Follow(term, accepted):
-                if self._council.followed(node, term, accepted):
+                if self._consensus.followed(node, term, accepted):
                     self._bring_up_to_date(node, link)  # first: by a later decision it forgets an earlier one
-                    self._council.ask_also(node)
+                    self._consensus.ask_also(node)
             case m.Newer(term):
-                self._council.newer(term)
+                self._consensus.newer(term)
             case m.Accept(ballot, store):
-                self._council.accepted(node, ballot, store)
+                self._consensus.accepted(node, ballot, store)
             case m.Ready():
                 node.phase = m.Phase.READY
             case m.Aside():
@@ -174,7 +174,7 @@ class Coordinator:
     def _goodbye(self, node: Node, link: int, goodbye: m.Goodbye) -> None:
         cycle = self._cycle
         if cycle is not None and (place := cycle.place_of(node)) is not None:
-            self._council.leaves(node)
+            self._consensus.leaves(node)
             cycle.farewell(place, goodbye, self._clock.now_s)
         self._gone(node, silent=False)
         del self._nodes[node.instance], self._absent[node.instance]
@@ -201,7 +201,7 @@ class Coordinator:
         del self._links[node.link]
         node.link, node.silent, node.gone_s = None, silent, self._clock.now_s
         self._absent[node.instance] = node
-        self._council.went(node)
+        self._consensus.went(node)
 
     def _seat(self, node: Node) -> None:
         """Give a node its place in the last cycle back, and take over the state that it reports."""
@@ -217,11 +217,11 @@ class Coordinator:
 
     def _decided(self, proposal: Proposal | None) -> None:
         """There is a new last decision: by this coordinator's own proposal, or one that a launcher has reported."""
-        decision, rules = self._council.decision, self._door.rules
+        decision, rules = self._consensus.decision, self._admission.rules
         assert decision is not None
         assert rules is not None
         if decision.kind is Kind.END:
-            self._door.ended_s, self._over_s = self._clock.now_s, self._clock.now_s + _LINGER_S
+            self._admission.ended_s, self._over_s = self._clock.now_s, self._clock.now_s + _LINGER_S
             self._lingers = proposal is None or len(proposal.members) < decision.world
         self._rounds.lost_s, before = None, self._cycle
         if before is not None and before.decision.cycle == decision.cycle and decision.kind is not Kind.CYCLE:
@@ -230,8 +230,7 @@ class Coordinator:
         cycle = self._cycle = Cycle(rules, decision)
         known = {} if proposal is None else proposal.members
         for place in range(decision.world):
-            member = known.get(place)
-            if member is None or member.link is None:
+            if (member := known.get(place)) is None or member.link is None:
                 cycle.missing(place, self._clock.now_s)
             else:
                 cycle.occupied(place, member.instance, member.name)
@@ -252,15 +251,15 @@ class Coordinator:
         self._clock.set(now_s)
         self._alarms = []
         self._look_for_lost()
-        if self._council.advance(self._nodes.values()):
+        if self._consensus.advance(self._nodes.values()):
             self._took_over()
-        if self._council.leads:
+        if self._consensus.leads:
             patient = self._clock.now_s < (self._rounds.lost_s or -60.0) + lost_s(len(self._nodes))
-            if self._council.commit(self._nodes.values(), patient=patient) is not None:
+            if self._consensus.commit(self._nodes.values(), patient=patient) is not None:
                 self._alarms.append(self._clock.now_s)
             self._conclude()
             self._go_on()
-        elif self._council.is_deserted and self._over_s is None:
+        elif self._consensus.is_deserted and self._over_s is None:
             self._send_home()
         self._alarms += [] if self._over_s is None else [self._over_s]
         if self._is_needless():
@@ -270,7 +269,8 @@ class Coordinator:
     def _is_needless(self) -> bool:
         if self._over_s is not None:
             return self._clock.now_s >= self._over_s or not (self._links or self._lingers)
-        return (self._is_orphan or self._council.is_deserted) and (self._council.decision is None or not self._links)
+        is_alone = self._consensus.decision is None or not self._links
+        return is_alone and (self._is_orphan or self._consensus.is_deserted)
 
     def owner_follows_another(self, session: int) -> None:
         """The launcher that has started this coordinator follows another one, on its connection of that number."""
@@ -281,7 +281,7 @@ class Coordinator:
         self._is_orphan = self.needs_settling = True
         for node in [node for node in self._nodes.values() if node.owns]:
             if node.session > self._owner_elsewhere:  # else it may have voted elsewhere since
-                self._council.leaves(node)
+                self._consensus.leaves(node)
             if self._cycle is not None and self._cycle.is_seated(node):
                 self._cycle.lose(node.place or 0, lines.LAUNCHER_ENDED)
             if node.link is not None:
@@ -292,8 +292,8 @@ class Coordinator:
     def _send_home(self) -> None:
         """All nodes that vote have left: dismiss the nodes on standby, which alone can't go on."""
         for link, node in list(self._links.items()):
-            if node.memory.accepted is None and self._door.rules is not None:
-                self._out.append(Send([link], m.Dismiss(self._door.rules.try_again_code, lines.ALL_HAVE_LEFT)))
+            if node.memory.accepted is None and self._admission.rules is not None:
+                self._out.append(Send([link], m.Dismiss(self._admission.rules.try_again_code, lines.ALL_HAVE_LEFT)))
                 self._gone(node, silent=True)
 
     def _look_for_lost(self) -> None:
@@ -313,7 +313,7 @@ class Coordinator:
             cycle = self._cycle
             if cycle is None or (place := cycle.place_of(node)) is None:
                 continue
-            if not self._council.leads:
+            if not self._consensus.leads:
                 cycle.missing(place, self._clock.now_s)
                 continue
             silent_s = self._clock.now_s - node.heard_s
@@ -332,7 +332,7 @@ class Coordinator:
 
     def _bring_up_to_date(self, node: Node, link: int) -> None:
         """Send a node that follows from now on what it may have missed."""
-        decision, cycle = self._council.decision, self._cycle
+        decision, cycle = self._consensus.decision, self._cycle
         if decision is None or cycle is None:
             return
         if cycle.place_of(node) is None:
@@ -341,7 +341,7 @@ class Coordinator:
         if node.memory.number < decision.number:
             held = node.held(decision) or Held(decision)
             node.memory = replace(node.memory, decided=held, accepted=None)
-            self._out.append(Send([link], self._council.news()))
+            self._out.append(Send([link], self._consensus.news()))
             if held.place is not None and decision.kind is not Kind.END and decision.cycle > node.standing.cycle:
                 node.phase, node.standing = m.Phase.RUNNING, m.Standing(m.Phase.RUNNING, decision.cycle)
         if not seated:
@@ -355,15 +355,15 @@ class Coordinator:
             self._end_for([node], cycle)
         if cycle.verdict is not None and node.standing.verdict != cycle.verdict:
             self._out.append(Send([link], cycle.verdict))
-        if cycle.inquest is not None and cycle.outcome is None:
+        if cycle.diagnosis is not None and cycle.outcome is None:
             self._out.append(Send([link], m.Collect(decision.cycle)))
 
     def _conclude(self) -> None:
         """Find out whether the cycle is over, and why, and send it."""
-        cycle, rules = self._cycle, self._door.rules
+        cycle, rules = self._cycle, self._admission.rules
         if cycle is None or rules is None:
             return
-        cycle.lose_missing(lost_s(len(self._nodes)), self._clock.now_s, self._council.voters().values())
+        cycle.lose_missing(lost_s(len(self._nodes)), self._clock.now_s, self._consensus.voters().values())
         nodes = self._nodes.values() if rules.at_once else ()
         ready = sum(node.phase is m.Phase.READY and node.follows for node in nodes)
         room = rules.max_nodes - cycle.decision.world + cycle.lost
@@ -382,12 +382,12 @@ class Coordinator:
             self._alarms.append(cycle.alarm_s)
 
     def _go_on(self) -> None:
-        if self._door.rules is None or self._over_s is not None:
+        if self._admission.rules is None or self._over_s is not None:
             return
-        rules, now_s, has_absent = self._door.rules, self._clock.now_s, bool(self._absent)
+        rules, now_s, has_absent = self._admission.rules, self._clock.now_s, bool(self._absent)
         self._rounds.go_on(rules, self._cycle, arrivals=self._arrivals, has_absent=has_absent, now_s=now_s)
-        self._out += self._herald.tell(rules, self._cycle, self._council.proposal, now_s=now_s)
-        self._alarms += [at_s for at_s in (self._rounds.alarm_s, self._herald.alarm_s) if at_s is not None]
+        self._out += self._notices.tell(rules, self._cycle, self._consensus.proposal, now_s=now_s)
+        self._alarms += [at_s for at_s in (self._rounds.alarm_s, self._notices.alarm_s) if at_s is not None]
 
     def _end_for(self, nodes: list[Node], cycle: Cycle) -> None:
         assert cycle.outcome is not None

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 
 from megatron_ft.core.diagnosis.exits import CauseKind, describe_hang
 from megatron_ft.core.job import lines
+from megatron_ft.core.job.decisions import Decision
 from megatron_ft.core.job.edge import Send
-from megatron_ft.core.job.inquest import Inquest
-from megatron_ft.core.job.lobby import Node
+from megatron_ft.core.job.hang_diagnosis import HangDiagnosis
 from megatron_ft.core.job.messages import Goodbye, Hang, Moving, Notes, Report, Rules, Standing, Suspected, Verdict
+from megatron_ft.core.job.nodes import Node
 from megatron_ft.core.job.progress import Advance, Reached
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
-from megatron_ft.core.job.roll import Decision
 from megatron_ft.core.job.verdict import Seat, first_failure, verdict_on
 
 __all__ = ["Cycle"]
@@ -43,8 +43,8 @@ class Cycle:
     regroup: str = ""
     """Why the cycle is to be ended without a failure; empty if it isn't."""
     decided_by: int | None = None
-    inquest: Inquest | None = None
-    review: Inquest | None = None
+    diagnosis: HangDiagnosis | None = None
+    review: HangDiagnosis | None = None
     """The observe-only diagnosis: its ranks go on, whatever it finds."""
     lost: int = 0
     """How many nodes were lost or excluded while it ran."""
@@ -129,8 +129,8 @@ class Cycle:
     def lose(self, place: int, text: str) -> None:
         """Count the node at that place as lost."""
         self._missing.discard(place)
-        for inquest in filter(None, (self.inquest, self.review)):
-            inquest.lost(place)
+        for diagnosis in filter(None, (self.diagnosis, self.review)):
+            diagnosis.lost(place)
         self.changed(place, Report(self.decision.cycle, NodeState.LOST, text))
 
     def lose_missing(self, after_s: float, now_s: float, voters: Iterable[Node]) -> None:
@@ -167,19 +167,19 @@ class Cycle:
 
     def hang(self, place: int, hang: Hang, *, asked: Sequence[int], now_s: float) -> bool:
         """A rank of that node hangs. Returns whether all nodes are to collect evidence on their ranks now."""
-        if hang.passive and self.review is None and self.inquest is None and self.outcome is None:
-            self.review = Inquest(hang.verdict, None, place, asked=asked, now_s=now_s)
+        if hang.passive and self.review is None and self.diagnosis is None and self.outcome is None:
+            self.review = HangDiagnosis(hang.verdict, None, place, asked=asked, now_s=now_s)
             return True
-        if hang.passive or self.inquest is not None or self.outcome is not None or self.rules.min_healthy:
+        if hang.passive or self.diagnosis is not None or self.outcome is not None or self.rules.min_healthy:
             return False
-        self.inquest = Inquest(hang.verdict, hang.reached, place, asked=asked, now_s=now_s)
+        self.diagnosis = HangDiagnosis(hang.verdict, hang.reached, place, asked=asked, now_s=now_s)
         return True
 
     def noted(self, place: int, notes: Notes) -> None:
         """Take the evidence that the node at that place has collected."""
-        inquest = self.review if notes.passive else self.inquest
-        if inquest is not None:
-            inquest.told(place, notes.notes, more=notes.more)
+        diagnosis = self.review if notes.passive else self.diagnosis
+        if diagnosis is not None:
+            diagnosis.told(place, notes.notes, more=notes.more)
 
     def reviewed(self, now_s: float, nodes: Iterable[Node]) -> list[Send]:
         """The result of an observe-only hang diagnosis, for all nodes: once it is known, if no rank has moved since."""
@@ -262,12 +262,12 @@ class Cycle:
             self._wake(self.review.bound_s)
         if self.shutdown is not None:
             self.outcome = Outcome.STOPPED
-        elif self.inquest is not None and self.inquest.is_open(now_s):
-            self._wake(self.inquest.bound_s)
-        elif self.inquest is not None:
-            self.outcome, self.decided_by, self._reached = Outcome.FAILED, self.inquest.asker, self.inquest.reached
-            hung = Report(self.decision.cycle, NodeState.UNHEALTHY, describe_hang(self.inquest.first), CauseKind.HANG)
-            self.seats[self.inquest.asker].change(replace(hung, rank=self.inquest.first.rank))
+        elif self.diagnosis is not None and self.diagnosis.is_open(now_s):
+            self._wake(self.diagnosis.bound_s)
+        elif self.diagnosis is not None:
+            self.outcome, self.decided_by, self._reached = Outcome.FAILED, self.diagnosis.asker, self.diagnosis.reached
+            hung = Report(self.decision.cycle, NodeState.UNHEALTHY, describe_hang(self.diagnosis.first), CauseKind.HANG)
+            self.seats[self.diagnosis.asker].change(replace(hung, rank=self.diagnosis.first.rank))
         elif self._judged is not None:
             self.outcome, self.decided_by = self._judged
         elif joining or self.regroup:
@@ -295,7 +295,7 @@ class Cycle:
             if self._missing:
                 return None  # it ended before this coordinator came, and a missing node may know why
             self.decided_by = first_failure(self.seats, None)
-        if self.decided_by is not None and self.inquest is None and self.seats[self.decided_by].report.follows:
+        if self.decided_by is not None and self.diagnosis is None and self.seats[self.decided_by].report.follows:
             place = first_failure(self.seats, self.decided_by)
             if place == self.decided_by and (self._missing or now_s < self._ended_s + _CAUSE_S):
                 self._wake(self._ended_s + _CAUSE_S)
@@ -322,7 +322,7 @@ class Cycle:
         before = self.decision.advance
         if self.outcome is not Outcome.FAILED or self.decided_by is None:
             return before
-        place = first_failure(self.seats, self.decided_by) if self.inquest is None else None
+        place = first_failure(self.seats, self.decided_by) if self.diagnosis is None else None
         told = None if place is None else self.seats[place].report.reached
         return before.after(self._reached or told or self.seats[self.decided_by].report.reached)
 
@@ -333,7 +333,7 @@ class Cycle:
 
     def _judge(self, nodes_left: int) -> Verdict:
         assert self.outcome is not None
-        found = None if self.inquest is None else self.inquest.cause(several=len(self.seats) > 1)
+        found = None if self.diagnosis is None else self.diagnosis.cause(several=len(self.seats) > 1)
         advance = self.advance
         return verdict_on(
             self.rules,

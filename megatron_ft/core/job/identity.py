@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from megatron_ft.core.job import messages as m
+from megatron_ft.core.job.decisions import Beside, Memory
 from megatron_ft.core.job.progress import Advance
-from megatron_ft.core.job.roll import Beside, Memory
 
 __all__ = ["Identity"]
 

@@ -14,11 +14,11 @@ from dataclasses import replace
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.admission import MOVED_S
+from megatron_ft.core.job.decisions import Accepted, Beside, Held, Kind, Memory, Term
 from megatron_ft.core.job.identity import Identity
-from megatron_ft.core.job.lobby import beat_s, lost_s
+from megatron_ft.core.job.nodes import beat_s, lost_s
 from megatron_ft.core.job.own_clock import OwnClock
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
-from megatron_ft.core.job.roll import Accepted, Beside, Held, Kind, Memory, Term
 from megatron_ft.core.job.search import Search
 
 __all__ = ["CUT_OFF_S", "Member"]

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from megatron_ft.core.job.cycle import Cycle
 from megatron_ft.core.job.faults import Fault, FaultKind, back_again, bad_nodes, fault_of
-from megatron_ft.core.job.lobby import Node
+from megatron_ft.core.job.nodes import Node
 
 __all__ = ["Offenders"]
 

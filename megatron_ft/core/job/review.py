@@ -1,7 +1,7 @@
 """No collective completes: what the notes on all ranks come to, for people. Pure.
 
-Unlike an inquest (`core.job.inquest`) this ends nothing: evidence was collected without a signal to the ranks, which
-go on.
+Unlike a diagnosis (`core.job.hang_diagnosis`) this ends nothing: evidence was collected without a signal to the ranks,
+which go on.
 """
 
 from __future__ import annotations

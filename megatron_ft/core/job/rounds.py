@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from megatron_ft.core.job import lines
-from megatron_ft.core.job.council import Council, Proposal
+from megatron_ft.core.job.consensus import Consensus, Proposal
 from megatron_ft.core.job.cycle import Cycle
+from megatron_ft.core.job.decisions import Decision, Kind
 from megatron_ft.core.job.forming import Forming
-from megatron_ft.core.job.lobby import Node, Slot, choose
 from megatron_ft.core.job.messages import Phase, Rules
+from megatron_ft.core.job.nodes import Node, Slot, choose
 from megatron_ft.core.job.offenders import Offenders
 from megatron_ft.core.job.progress import furthest
 from megatron_ft.core.job.restart_policy import Action, Outcome
-from megatron_ft.core.job.roll import Decision, Kind
 from megatron_ft.core.job.segments import choose_segments, usable
 
 __all__ = ["Rounds", "is_awaited", "seated"]
@@ -30,13 +30,13 @@ def _shrink_s(nodes: int) -> float:
 class Rounds:
     """One coordinator's. ``nodes``: all launchers by instance. Times are seconds of the coordinator's clock."""
 
-    def __init__(self, council: Council, nodes: Mapping[str, Node]) -> None:
+    def __init__(self, consensus: Consensus, nodes: Mapping[str, Node]) -> None:
         self.alarm_s: float | None = None
         """When to call ``go_on`` again, at the latest."""
         self.lost_s: float | None = None
         """When the last node was lost that may still be a voter."""
         self.offenders = Offenders()
-        self._council = council
+        self._consensus = consensus
         self._nodes = nodes
         self._forming = Forming()
         self._slots: list[Slot] = []
@@ -68,9 +68,9 @@ class Rounds:
         if self._arrivals != arrivals:  # with thousands of nodes, not each time
             self._arrivals = arrivals
             self._known.update((i, node) for i, node in self._nodes.items() if node.phase is not Phase.EXCLUDED)
-        if self._council.proposal is None and (cycle is None or cycle.outcome is not None):
+        if self._consensus.proposal is None and (cycle is None or cycle.outcome is not None):
             self._gather(rules, cycle, arrivals, now_s)
-        if self._council.proposal is None and cycle is not None:
+        if self._consensus.proposal is None and cycle is not None:
             self._shrink(cycle, has_absent, now_s)
 
     def _gather(self, rules: Rules, cycle: Cycle | None, arrivals: int, now_s: float) -> None:
@@ -126,10 +126,10 @@ class Rounds:
         else:
             chosen, self._next_slots = choose(self._slots, ready, rules.max_nodes, bad=bad, named=named)
         takes_part = set(chosen)
-        self._council.propose(
+        self._consensus.propose(
             Kind.CYCLE,
             dict(enumerate(chosen)),
-            [node for node in self._council.voters().values() if node not in takes_part],
+            [node for node in self._consensus.voters().values() if node not in takes_part],
             cycle=0 if cycle is None else cycle.decision.cycle + 1,
             world=len(chosen),
             restarts=0 if cycle is None else cycle.restarts_used,
@@ -138,8 +138,8 @@ class Rounds:
         )
 
     def _end_job(self, cycle: Cycle | None, code: int, text: str) -> None:
-        decision = self._council.decision
-        self._council.propose(
+        decision = self._consensus.decision
+        self._consensus.propose(
             Kind.END,
             seated(cycle, self._nodes),
             [node for node in self._nodes.values() if node.link is not None and node.follows],
@@ -164,10 +164,10 @@ class Rounds:
         if len(members) == decision.size and all(node.votes for node in members.values()):
             self.lost_s = None
         elif members and not has_absent and not any(_is_coming(node, cycle) for node in self._nodes.values()):
-            self._council.propose(
+            self._consensus.propose(
                 Kind.ROLL,
                 members,
-                [node for node in self._council.voters().values() if node.place not in members and node.follows],
+                [node for node in self._consensus.voters().values() if node.place not in members and node.follows],
                 cycle=decision.cycle,
                 world=decision.world,
                 restarts=decision.restarts,

@@ -18,7 +18,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.launcher.api import LaunchConfig
 
-from megatron_ft.core.job.roll import Held
+from megatron_ft.core.job.decisions import Held
 from megatron_ft.ipc.net.tcp import parse_address
 from megatron_ft.launcher.coordination.rank_store import RankStore, RankStoreError
 

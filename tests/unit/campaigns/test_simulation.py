@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.core.job import coordinator, council, cycle, edge, member, rounds
+from megatron_ft.core.job import consensus, coordinator, cycle, edge, member, rounds
+from megatron_ft.core.job.consensus import Consensus
 from megatron_ft.core.job.coordinator import Coordinator
-from megatron_ft.core.job.council import Council
 from megatron_ft.core.job.cycle import Cycle
-from megatron_ft.core.job.herald import Herald
+from megatron_ft.core.job.decisions import Kind
 from megatron_ft.core.job.member import Member
 from megatron_ft.core.job.messages import Verdict
+from megatron_ft.core.job.notices import Notices
 from megatron_ft.core.job.restart_policy import Action
-from megatron_ft.core.job.roll import Kind
 from megatron_ft.core.job.rounds import Rounds
 from tests.simulation.plan import Fault, plan_of
 from tests.simulation.run import shrunk
@@ -62,11 +62,11 @@ def test_the_same_seed_is_the_same_run() -> None:
 
 
 def _quorum_of_anybody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(council, "is_quorum", lambda places, *_: bool(places))
+    monkeypatch.setattr(consensus, "is_quorum", lambda places, *_: bool(places))
 
 
 def _forgets_what_was_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Council, "_recover", lambda *_: None)
+    monkeypatch.setattr(Consensus, "_recover", lambda *_: None)
 
 
 def _counts_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,10 +162,10 @@ def _gives_up_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _takes_nothing_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    def suffices(self: Council, places: Any, owner: bool, suffices: Any = Council._suffices) -> bool:
+    def suffices(self: Consensus, places: Any, owner: bool, suffices: Any = Consensus._suffices) -> bool:
         return (self.decision is None or self._founds) and bool(suffices(self, places, owner))
 
-    monkeypatch.setattr(Council, "_suffices", suffices)
+    monkeypatch.setattr(Consensus, "_suffices", suffices)
 
 
 def _does_not_say_where_it_is_led(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +173,7 @@ def _does_not_say_where_it_is_led(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _lets_nobody_speak_after_place_0(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Herald, "_who_speaks", lambda *_: ())
+    monkeypatch.setattr(Notices, "_who_speaks", lambda *_: ())
 
 
 def _seeds_until_broken(word: str, at_most: int, kind: str | None = None, first: int = 0) -> Run:

@@ -10,7 +10,7 @@ from megatron_ft.core.diagnosis.exceptions import LastWords
 from megatron_ft.core.diagnosis.exits import CauseKind, HangVerdict
 from megatron_ft.core.diagnosis.rank_snapshot import RankNote
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.inquest import blamed
+from megatron_ft.core.job.hang_diagnosis import blamed
 from megatron_ft.core.job.restart_policy import NodeState
 from tests.support.agents import Driven, verdict
 from tests.unit.core.board.test_monitor_state import board, section

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from megatron_ft.core.job import edge
-from megatron_ft.core.job.admission import MOVED_S, Door, differences, refusal
+from megatron_ft.core.job.admission import MOVED_S, Admission, differences, refusal
 from megatron_ft.core.job.coordinator import Coordinator
+from megatron_ft.core.job.decisions import Decision, Held, Kind, Memory
 from megatron_ft.core.job.messages import Dismiss, Elsewhere, Hello, Moved, Rules
-from megatron_ft.core.job.roll import Decision, Held, Kind, Memory
 
 RULES = Rules(min_nodes=2, max_nodes=3, max_restarts=3)
 
@@ -55,20 +55,20 @@ def knowing() -> Hello:
 
 
 def test_launcher_that_knows_of_no_job_is_sent_where_the_job_has_moved_for_some_seconds() -> None:
-    door = Door("")
-    assert door.answer(hello(), leads=False, now_s=1.0) is None
-    assert door.moved(Moved("job", "b:29500"), 1.0)
-    assert door.answer(hello(), leads=False, now_s=2.0) == Elsewhere("b:29500")
-    assert door.answer(knowing(), leads=False, now_s=2.0) is None
-    assert door.answer(hello("another"), leads=False, now_s=2.0) == refusal(hello("another"), "job", RULES)
-    assert door.answer(hello(), leads=False, now_s=1.0 + 3 * MOVED_S) is None
+    admission = Admission("")
+    assert admission.answer(hello(), leads=False, now_s=1.0) is None
+    assert admission.moved(Moved("job", "b:29500"), 1.0)
+    assert admission.answer(hello(), leads=False, now_s=2.0) == Elsewhere("b:29500")
+    assert admission.answer(knowing(), leads=False, now_s=2.0) is None
+    assert admission.answer(hello("another"), leads=False, now_s=2.0) == refusal(hello("another"), "job", RULES)
+    assert admission.answer(hello(), leads=False, now_s=1.0 + 3 * MOVED_S) is None
 
 
 def test_another_job_that_has_moved_is_none_of_its_business() -> None:
-    door = Door("")
-    door.answer(hello(), leads=False, now_s=0.0)
-    assert not door.moved(Moved("another", "b:29500"), 1.0)
-    assert door.answer(hello(), leads=False, now_s=1.0) is None
+    admission = Admission("")
+    admission.answer(hello(), leads=False, now_s=0.0)
+    assert not admission.moved(Moved("another", "b:29500"), 1.0)
+    assert admission.answer(hello(), leads=False, now_s=1.0) is None
 
 
 def test_coordinator_without_a_cycle_lets_its_launchers_go_there() -> None:

@@ -11,8 +11,8 @@ from megatron_ft.core.diagnosis.rank_snapshot import RankNote
 from megatron_ft.core.job import edge, lines
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.coordinator import Coordinator
-from megatron_ft.core.job.inquest import Inquest
-from megatron_ft.core.job.roll import Accepted, Beside, Decision, Held, Kind, Memory
+from megatron_ft.core.job.decisions import Accepted, Beside, Decision, Held, Kind, Memory
+from megatron_ft.core.job.hang_diagnosis import HangDiagnosis
 from megatron_ft.core.job.search import Search
 from tests.support.job_machines import answers, begun, decision, led, links, member
 from tests.support.machines import Job
@@ -443,12 +443,12 @@ def test_a_node_has_told_what_it_has_seen_with_its_last_note() -> None:
     verdict = HangVerdict(
         rank=0, local_rank=0, kind="section", section="step", elapsed_s=3.0, timeout_s=3.0, iteration=7, at_ns=9
     )
-    inquest = Inquest(verdict, None, 0, asked=[0, 1], now_s=0.0)
-    inquest.told(0, [RankNote(rank=0, state="T", has_stack=True)])
-    inquest.told(1, [RankNote(rank=1, state="S", has_stack=True, waits_in="all_reduce")], more=True)
-    assert inquest.is_open(1.0)
-    inquest.told(1, [RankNote(rank=2, state="S", has_stack=True, waits_in="all_reduce")])
-    assert not inquest.is_open(1.0)
-    cause = inquest.cause(several=True)
+    diagnosis = HangDiagnosis(verdict, None, 0, asked=[0, 1], now_s=0.0)
+    diagnosis.told(0, [RankNote(rank=0, state="T", has_stack=True)])
+    diagnosis.told(1, [RankNote(rank=1, state="S", has_stack=True, waits_in="all_reduce")], more=True)
+    assert diagnosis.is_open(1.0)
+    diagnosis.told(1, [RankNote(rank=2, state="S", has_stack=True, waits_in="all_reduce")])
+    assert not diagnosis.is_open(1.0)
+    cause = diagnosis.cause(several=True)
     assert cause is not None
     assert (cause.rank, "2 others wait in all_reduce" in cause.detail) == (0, True)

@@ -13,7 +13,7 @@ from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.drain_advice import advice
 from megatron_ft.core.job.faults import Fault, FaultKind, back_again, bad_nodes, fault_of
 from megatron_ft.core.job.lives import Life, Lives
-from megatron_ft.core.job.lobby import Node, Slot, choose
+from megatron_ft.core.job.nodes import Node, Slot, choose
 from tests.support.machines import Job
 
 HANG = HangVerdict(

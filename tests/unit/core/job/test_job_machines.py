@@ -17,14 +17,14 @@ from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.coordinator import Coordinator
 from megatron_ft.core.job.cycle import Cycle
+from megatron_ft.core.job.decisions import Accepted, Decision, Held, Kind, Memory, is_quorum
 from megatron_ft.core.job.forming import Forming
 from megatron_ft.core.job.identity import Identity
-from megatron_ft.core.job.lobby import Node, choose
 from megatron_ft.core.job.member import CUT_OFF_S, Member
+from megatron_ft.core.job.nodes import Node, choose
 from megatron_ft.core.job.progress import Advance, Reached
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
 from megatron_ft.core.job.restart_policy import Decision as Follows
-from megatron_ft.core.job.roll import Accepted, Decision, Held, Kind, Memory, is_quorum
 from megatron_ft.core.job.verdict import Seat, verdict_on
 from megatron_ft.core.messages.codec import Vocabulary, pack
 from megatron_ft.ipc.net.secret import Asked, Asking, read_secret

@@ -11,8 +11,8 @@ from megatron_ft.core.diagnosis.rank_snapshot import Collective, RankNote
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.coordinator import Coordinator
+from megatron_ft.core.job.hang_diagnosis import blamed
 from megatron_ft.core.job.hang_messages import Reviewed
-from megatron_ft.core.job.inquest import blamed
 from megatron_ft.core.job.review import review
 from megatron_ft.core.messages.codec import pack
 

@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from megatron_ft.core.job.lobby import Node, Slot
+from megatron_ft.core.job.nodes import Node, Slot
 from megatron_ft.core.job.progress import Reached
 from megatron_ft.core.job.segments import choose_segments, usable
 from tests.support.machines import Job

@@ -16,7 +16,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousParameters, registry
 from torch.distributed.launcher.api import LaunchConfig
 
-from megatron_ft.core.job.roll import Decision, Held, Kind
+from megatron_ft.core.job.decisions import Decision, Held, Kind
 from megatron_ft.launcher.coordination import rank_store
 from megatron_ft.launcher.coordination.rank_store import RankStore, RankStoreError, own_host
 from megatron_ft.launcher.coordination.rendezvous import register

@@ -7,8 +7,8 @@ from unittest import mock
 import pytest
 
 from megatron_ft.core.job import messages as m
+from megatron_ft.core.job.decisions import Decision, Kind
 from megatron_ft.core.job.member import Identity
-from megatron_ft.core.job.roll import Decision, Kind
 from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.coordination.coordination import Coordination
 

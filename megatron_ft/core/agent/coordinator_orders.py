@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from megatron_ft.core.job.decisions import Held
 from megatron_ft.core.job.edge import Begin, Conclude, EndRanks, Leave, LeftOut, StandBy
 from megatron_ft.core.job.messages import End, Report, Verdict
 from megatron_ft.core.job.restart_policy import NodeState, Outcome
-from megatron_ft.core.job.roll import Held
 
-__all__ = ["Orders"]
+__all__ = ["CoordinatorOrders"]
 
 
-class Orders:
+class CoordinatorOrders:
     """Of one launcher."""
 
     def __init__(self) -> None:

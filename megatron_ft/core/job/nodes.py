@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from megatron_ft.core.hosts import natural
+from megatron_ft.core.job.decisions import Beside, Decision, Held, Memory
 from megatron_ft.core.job.messages import Hello, Phase, Standing
 from megatron_ft.core.job.progress import Advance
-from megatron_ft.core.job.roll import Beside, Decision, Held, Memory
 
 __all__ = ["GRACE_S", "Node", "Slot", "beat_s", "choose", "in_order", "instances_of", "lost_s", "names_of"]
 

@@ -15,18 +15,18 @@ from collections.abc import Iterable, Mapping
 
 from megatron_ft.core.hosts import natural
 from megatron_ft.core.job import lines
-from megatron_ft.core.job.council import Proposal
+from megatron_ft.core.job.consensus import Proposal
 from megatron_ft.core.job.cycle import Cycle
+from megatron_ft.core.job.decisions import Kind
 from megatron_ft.core.job.edge import Send
-from megatron_ft.core.job.lobby import Node
 from megatron_ft.core.job.messages import Phase, Rules, Speak, Tell
+from megatron_ft.core.job.nodes import Node
 from megatron_ft.core.job.restart_policy import Action, NodeState
-from megatron_ft.core.job.roll import Kind
 from megatron_ft.core.job.rounds import is_awaited
 from megatron_ft.core.job.segments import usable
 from megatron_ft.core.job.verdict import GOOD
 
-__all__ = ["FEW", "Herald"]
+__all__ = ["FEW", "Notices"]
 
 FEW = 100
 _LONG_S = 3.0
@@ -38,7 +38,7 @@ _SOON_S = 1.0
 """Nodes that finish within this time of each other get no line that they wait; standby nodes are checked as often."""
 
 
-class Herald:
+class Notices:
     """One coordinator's. ``nodes``: all launchers by instance."""
 
     def __init__(self, nodes: Mapping[str, Node]) -> None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from megatron_ft.core.job.decisions import Accepted, Ballot, Beside, Decision, Held, Kind, Memory, Term, is_quorum
 from megatron_ft.core.job.edge import CoordinatorEffect, Decided, Send
-from megatron_ft.core.job.lobby import Node, instances_of, names_of
 from megatron_ft.core.job.messages import Commit, Lead, Propose, Wait
+from megatron_ft.core.job.nodes import Node, instances_of, names_of
 from megatron_ft.core.job.progress import Advance
-from megatron_ft.core.job.roll import Accepted, Ballot, Beside, Decision, Held, Kind, Memory, Term, is_quorum
 
-__all__ = ["Council", "Proposal"]
+__all__ = ["Consensus", "Proposal"]
 
 _CANDIDATES = 8
 
@@ -45,7 +45,7 @@ class Proposal:
         self.places = {node: place for place, node in self.members.items()}
 
 
-class Council:
+class Consensus:
     """``word`` is the coordinator's own; ``founds``: it may make a job's first decision; ``owned``: a launcher runs it.
 
     ``emit`` takes effects, ``decided`` is called when the last decision is another one.

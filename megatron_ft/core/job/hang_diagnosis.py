@@ -20,13 +20,13 @@ from megatron_ft.core.job.hang_messages import Reviewed
 from megatron_ft.core.job.progress import Reached
 from megatron_ft.core.job.review import goes_on, review
 
-__all__ = ["Inquest", "blamed"]
+__all__ = ["HangDiagnosis", "blamed"]
 
 _NETWORK_S = 0.3
 """Beyond the time in which evidence is collected, for the notes to arrive."""
 
 
-class Inquest:
+class HangDiagnosis:
     """Of one cycle. ``asker`` is the place of the node that found a rank hung, and ``first`` what it found."""
 
     def __init__(self, first: HangVerdict, reached: Reached | None, asker: int, *, asked: Iterable[int], now_s: float):

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from megatron_ft.core.job.lobby import Node, Slot, choose
+from megatron_ft.core.job.nodes import Node, Slot, choose
 from megatron_ft.core.job.segments import choose_segments, usable
 
 
