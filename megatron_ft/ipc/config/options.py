@@ -53,9 +53,9 @@ def with_hint(message: str, parser: argparse.ArgumentParser) -> str:
     if not message.startswith(prefix):
         return message if "training_script" not in message else message + see
     name = message.removeprefix(prefix).split()[0].partition("=")[0]
-    # of several spellings that are as near, the last one is proposed: the one that --help shows
-    actions = [item for item in parser._option_string_actions.items() if item[0].startswith("--")]
-    known = [option for option, action in sorted(actions, key=lambda item: item[1].help != argparse.SUPPRESS)]
+    # of several spellings that are as near, the last one is proposed: the first one that --help shows
+    actions = sorted(parser._actions, key=lambda action: action.help != argparse.SUPPRESS)
+    known = [word for action in actions for word in reversed(action.option_strings) if word.startswith("--")]
     hint = nearest(name, known)
     return message + (hint if "did you mean" in hint else see)
 
