@@ -100,8 +100,10 @@ class RankStore:
         It doesn't keep a server of this launcher alive, however long it is kept itself.
 
         Raises:
-            RankStoreError: the server can't be reached.
+            RankStoreError: the server can't be reached; ``address`` is empty.
         """
+        if not address:
+            raise RankStoreError("the store for the ranks is lost with node 0's launcher, which alone knew where it is")
         host, port = parse_address(address)
         try:
             client = self._open(_HERE if address == self._address else host, port, is_server=False)

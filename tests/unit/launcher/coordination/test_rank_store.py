@@ -100,6 +100,11 @@ def test_a_store_that_is_gone_is_one_line(monkeypatch: pytest.MonkeyPatch) -> No
         launchers().connect(address)
 
 
+def test_a_store_that_no_launcher_can_name_is_not_looked_for() -> None:
+    with pytest.raises(RankStoreError, match="is lost with node 0's launcher"):
+        launchers().connect("")
+
+
 def test_frames_of_torchs_own_code_are_not_for_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_args: object, **_options: object) -> None:
         raise RuntimeError("no\x1b\nframe #0: c10d")
