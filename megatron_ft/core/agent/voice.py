@@ -1,10 +1,10 @@
-"""Which launcher says what concerns the whole job: one, so that it isn't said as often as there are nodes. Pure.
+"""Which launcher prints lines about the whole job: one, so that they aren't printed once for each node. Pure.
 
-But each that ends with another code than 0 says why, because a node may have output of its own. Where all write to one
-place, the reason of all is said by one there, too, and a launcher's own reason by that one.
+A launcher that ends with a code other than 0 prints why in any case, because a node may have an output of its own.
+Where all outputs go to one place, a reason that is common to all is printed by one launcher, too.
 
-It is the one at the lowest place of the cycle, and when that is lost the next one, as the coordinator tells it. A
-launcher that has had no place yet speaks, too, because nothing is known of the others then.
+That one is at the lowest place of the cycle; when it is lost, the coordinator has the next one `Speak`. A launcher that
+has had no place yet prints these lines, too: nothing is known of the others then.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["Voice"]
 
 
 class Voice:
-    """Of one launcher. ``says_all``: it speaks in any case (``--ft-say all``).
+    """One per launcher. ``says_all``: it prints all lines (``--ft-say all``).
 
     ``shares_output``: what the launchers of the job print goes to one place.
     """
@@ -29,28 +29,28 @@ class Voice:
         self._shares_output = shares_output
         self._speaks = True
         self._is_the_one = False
-        """It speaks because it is to, not because nothing is known of the others."""
+        """It prints them because it was asked to, not because nothing is known of the others."""
         self._unsaid = ""
 
     @property
     def speaks(self) -> bool:
-        """Whether this launcher says what concerns the whole job."""
+        """Whether this launcher prints lines about the whole job."""
         return self._says_all or self._speaks
 
     def for_all(self, text: str, *, ends_cycle: bool = False) -> list[Say]:
-        """Say this, if it is for this launcher to say. That a cycle ``ends`` is said later, if it is so then."""
+        """The line, if this launcher prints such lines. Why a cycle ended is kept, in case it is asked to later."""
         if self.speaks:
             return [Say(text)]
         self._unsaid = text if ends_cycle else self._unsaid
         return []
 
     def failed(self, report: Report) -> list[Say]:
-        """Ranks of this node have: said here where another launcher says why the cycle ends, which may name others."""
+        """Ranks of this node have failed: printed here if another launcher prints why the cycle ended."""
         is_news = report.state is NodeState.UNHEALTHY and not report.follows
         return [Say(lines.failed_here(report.cycle, report.text))] if is_news and not self.speaks else []
 
     def over(self, over: Over, left: Leave | None, said: str) -> list[Say]:
-        """How this launcher's part in the job has ended: ``said`` unless others have ended it, as they ``left`` it."""
+        """How this launcher's part in the job has ended: ``said``, or the reason of the others, as in ``left``."""
         is_for_all = over.how in (Exit.SUCCEEDED, Exit.FAILED)
         if over.how in (Exit.LEFT, Exit.STAYED):
             said = over.text if over.code else lines.job_went_on(over.text)
@@ -65,7 +65,7 @@ class Voice:
         return self.for_all(said) if is_for_all else [Say(said)]
 
     def hear(self, event: Event) -> list[Say]:
-        """What the coordinator has decided; what is to be said then."""
+        """Take a decision of the coordinator; returns the lines to print."""
         match event:
             case Begin(held):
                 self._speaks = self._is_the_one = held.place == 0

@@ -1,7 +1,7 @@
-"""The coordinator's half of an agreement: whether it leads, and what becomes of what it proposes. Pure.
+"""The coordinator's half of the consensus: whether it leads, and which of its proposals are decided. Pure.
 
 It knows the last decision that any of its nodes knows, leads while enough voters of that one follow its term, and may
-then propose the next one. What a lost coordinator may have brought about already, it proposes again first.
+then propose the next one. It first proposes again what a lost coordinator may already have decided.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _CANDIDATES = 8
 
 @dataclass(slots=True)
 class Proposal:
-    """Something that a majority is asked to accept.
+    """A decision that a majority is asked to accept.
 
     Args:
-        members: who has a place in it, by place.
-        waiting: who has to accept it beside the majority: all whom it is about.
-        is_new: this coordinator has made it up; else it may have been decided already.
+        members: the nodes that have a place in it, by place.
+        waiting: nodes that must accept it in addition to the majority: all that have a place in it.
+        is_new: this coordinator proposes it first; otherwise it may already have been decided.
         voters: places in the last decision of those that have accepted; founder: the launcher that began the job has.
     """
 
@@ -67,7 +67,7 @@ class Consensus:
         self.term: Term | None = None
         self.proposal: Proposal | None = None
         self.left: set[int] = set()
-        """Places of voters that have said farewell."""
+        """Places of voters that have sent `Goodbye`."""
         self._founds, self._owned = founds, owned
         self._emit, self._decided = emit, decided
         self._here: dict[int, Node] = {}
@@ -84,7 +84,7 @@ class Consensus:
     # -- who is here ------------------------------------------------------------------------------------------
 
     def arrived(self, node: Node, everybody: Iterable[Node]) -> None:
-        """A launcher has said hello, and what it remembers."""
+        """A launcher has sent `Hello`, with its memory of earlier decisions."""
         node.follows = False
         self._seen = max(self._seen, node.memory.promised)
         decided = node.memory.decided
@@ -125,7 +125,7 @@ class Consensus:
             proposal.waiting.discard(node)  # an older one may be decided, whether the node comes back or not
 
     def followed(self, node: Node, term: Term, accepted: Accepted | None) -> bool:
-        """A launcher follows, and says what it has accepted; whether that is this coordinator's term, and news."""
+        """A launcher follows, and reports what it has accepted. True if that is for this term, and new."""
         if term != self.term:
             return False
         if accepted is not None and accepted.held.decision.number <= node.memory.number:
@@ -142,7 +142,7 @@ class Consensus:
         return True
 
     def ask_also(self, node: Node) -> None:
-        """One that follows from now on, and knows the last decision: it counts, and may have a place in the next."""
+        """Send an open proposal that may already be decided to a launcher that follows from now on."""
         if self.proposal is not None and not self.proposal.is_new:
             self._ask_again(self.proposal, [node])
 
@@ -152,7 +152,7 @@ class Consensus:
 
     @property
     def is_deserted(self) -> bool:
-        """All voters of the last decision have said farewell: the job can't go on any more."""
+        """All voters of the last decision have left: the job can't continue."""
         return self.decision is not None and len(self.left) >= self.decision.size
 
     @property
@@ -161,7 +161,7 @@ class Consensus:
         return None if owner is None or owner.place is None else Beside(owner.place, owner.name)
 
     def voters(self) -> dict[int, Node]:
-        """By place, those that are here."""
+        """Voters that are connected, by place."""
         return self._here
 
     def _place(self, node: Node) -> None:

@@ -102,7 +102,7 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What a node must not forget: it sends it to a coordinator that takes over."""
+    """What a launcher must remember: it sends this to a coordinator that takes over."""
 
     promised: Term = (-1, "")
     """It follows no coordinator with a lesser one."""
@@ -136,7 +136,7 @@ class Memory:
 def is_quorum(places: Collection[int], decision: Decision, left: Collection[int] = ()) -> bool:
     """Whether these voters can decide what comes after ``decision``: more than half, or half of them with its head.
 
-    ``left`` are voters that have said farewell. They never vote again, so they needn't be outvoted.
+    ``left``: voters that have left. They never vote again, and don't count.
     """
     size = decision.size - len(left)
     here = len(places)

@@ -1,4 +1,4 @@
-"""What nodes have done to a job, and which of them are therefore bad. Pure."""
+"""Faults of nodes that ended a cycle, and which nodes are bad because of them. Pure."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _REPEATS = 2
 
 
 class FaultKind(enum.Enum):
-    """What a node did to a cycle."""
+    """How a node ended a cycle."""
 
     LOST = "lost"
-    """Its launcher or its machine was gone."""
+    """Its launcher or its host was lost."""
     LEFT = "left"
     """It was excluded, or couldn't end its ranks."""
     RANK = "rank"
@@ -30,10 +30,10 @@ class FaultKind(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """The end of a cycle that was one node's.
+    """A cycle was ended by one node.
 
     Args:
-        advanced: the cycle had got further than those before it.
+        advanced: the cycle had made progress beyond the earlier ones.
         back: the node was lost, and has been ready for a later cycle.
     """
 
@@ -59,7 +59,7 @@ def fault_of(verdict: Verdict) -> Fault | None:
 
 
 def bad_nodes(faults: Iterable[Fault]) -> dict[str, str]:
-    """By name, and why: left out, lost and not back, or again and again the place where a job failed.
+    """Bad nodes by name, and why: excluded, lost and not back, or the place of several failures.
 
     A rank that fails says little of its node where the job didn't get on: that may be the script. A machine that was
     switched off is as good as before when it is back and fit, unless that happens again.
@@ -81,7 +81,7 @@ def bad_nodes(faults: Iterable[Fault]) -> dict[str, str]:
 
 
 def back_again(faults: Iterable[Fault], names: Collection[str]) -> tuple[Fault, ...]:
-    """With the news that these nodes are ready for a cycle."""
+    """The faults, with these nodes marked as ready again."""
     return tuple(
         replace(fault, back=True) if fault.kind is FaultKind.LOST and fault.node in names else fault for fault in faults
     )

@@ -14,7 +14,7 @@ _LAST_CALL_S = 1.0
 
 @dataclass(slots=True)
 class Forming:
-    """One round after the other. Times are seconds of the coordinator's own clock.
+    """One per coordinator, for all rounds. Times are seconds of the coordinator's own clock.
 
     Args:
         alarm_s: when to ask again at the latest.
@@ -29,7 +29,7 @@ class Forming:
     def is_complete(
         self, rules: Rules, *, ready: int, awaited: bool, last: int, patient: bool, arrivals: int, now_s: float
     ) -> bool:
-        """Whether those that are ready begin.
+        """Whether the nodes that are ready begin a cycle.
 
         ``awaited``: nodes of the last cycle, which had ``last`` (0: there was none), are alive and not ready yet;
         ``arrivals`` counts the launchers that ever came; ``patient``: there may be more where the last one came from.

@@ -1,4 +1,4 @@
-"""A rank hangs: what all nodes have seen, put side by side, in bounded time. Pure."""
+"""A rank hangs: the evidence of all nodes is collected, within a time limit, and the cause found in it. Pure."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from megatron_ft.core.job.review import goes_on, review
 __all__ = ["HangDiagnosis", "blamed"]
 
 _NETWORK_S = 0.3
-"""Beyond the time in which evidence is collected, for the notes to arrive."""
+"""Seconds for the notes to arrive, added to the time in which a node collects its evidence."""
 
 
 class HangDiagnosis:
-    """Of one cycle. ``asker`` is the place of the node that found a rank hung, and ``first`` what it found."""
+    """One per hang. ``asker``: the place of the node that detected it; ``first``: its verdict; ``asked``: places."""
 
     def __init__(self, first: HangVerdict, reached: Reached | None, asker: int, *, asked: Iterable[int], now_s: float):
         self.first = first
@@ -40,7 +40,7 @@ class HangDiagnosis:
         self._found: tuple[Cause | None] | None = None
 
     def told(self, place: int, notes: Sequence[RankNote], *, more: bool = False) -> None:
-        """What one node has seen; ``more``: it has yet to tell the rest."""
+        """Notes of one node have arrived; ``more``: others of it follow."""
         if place not in self._awaited:
             return
         self._notes += notes
@@ -48,7 +48,7 @@ class HangDiagnosis:
             self._awaited.discard(place)
 
     def lost(self, place: int) -> None:
-        """That node can't be asked any more."""
+        """That node is lost: its notes won't come."""
         if place in self._awaited:
             self._awaited.discard(place)
             self._are_all = False
@@ -58,14 +58,14 @@ class HangDiagnosis:
         return bool(self._awaited) and now_s < self.bound_s
 
     def reviewed(self, cycle: int, *, several: bool) -> Reviewed | None:
-        """What the notes come to where the ranks go on; None if some of these complete collectives all the same."""
+        """The result of an observe-only diagnosis; None if some ranks complete collectives all the same."""
         if goes_on(self._notes, self.first):
             return None
         are_all = self._are_all and not self._awaited
         return review(self._notes, self.first, cycle=cycle, asker=self.asker, are_all=are_all, several=several)
 
     def cause(self, *, several: bool) -> Cause | None:
-        """The cause by the notes; None if they show none. ``several``: there are several nodes, so name the host."""
+        """The cause that the notes show; None if they show none. ``several`` nodes: the host is named."""
         if self._found is None:
             are_all = self._are_all and not self._awaited
             self._found = (blamed(self._notes, self.first, are_all=are_all, several=several),)
@@ -73,7 +73,7 @@ class HangDiagnosis:
 
 
 def blamed(notes: Sequence[RankNote], first: HangVerdict, *, are_all: bool, several: bool) -> Cause | None:
-    """The cause that notes come to; None if there is no evidence. ``are_all``: no rank's of the job is missing."""
+    """The cause that notes show; None if they hold no evidence. ``are_all``: the notes on all ranks are there."""
     if not any(note.has_stack or note.state for note in notes):
         return None
     finding = find(notes, elapsed_s=first.elapsed_s, are_all=are_all)
@@ -96,7 +96,7 @@ def _of_one(finding: Finding, note: RankNote, first: HangVerdict, *, several: bo
 
 
 def _view(note: RankNote, at_ns: int) -> RankView:
-    """A note as the view of a rank that some other one's verdict, spoken at ``at_ns``, is turned on."""
+    """A note as the view of a rank that another rank's verdict, of ``at_ns``, is applied to."""
     return RankView(
         rank=note.rank,
         local_rank=note.local_rank,

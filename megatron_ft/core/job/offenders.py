@@ -1,4 +1,4 @@
-"""Which nodes a coordinator would rather do without: by this life of the job, and the earlier ones. Pure."""
+"""Which nodes are bad, by this life of the job and the earlier ones: they are the last to get places. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Offenders"]
 
 
 class Offenders:
-    """Of one job. A coordinator that takes over knows only what happens from then on, and what launchers say."""
+    """One per coordinator. One that takes over only knows what launchers report, and what happens from then on."""
 
     def __init__(self) -> None:
         self._faults: tuple[Fault, ...] = ()
@@ -20,7 +20,7 @@ class Offenders:
         """Names of nodes whose return was reported."""
 
     def judged(self, cycle: Cycle) -> None:
-        """That cycle is over, and why is known."""
+        """That cycle has ended, and the verdict is known."""
         fault = None if cycle.verdict is None else fault_of(cycle.verdict)
         if fault is not None:
             advanced = cycle.advance.last > cycle.decision.advance.last
@@ -29,12 +29,12 @@ class Offenders:
             self._told.discard(fault.node)
 
     def among(self, nodes: Collection[Node]) -> frozenset[str]:
-        """The bad ones of these, by their words."""
+        """The bad ones among these nodes, as instances."""
         names = bad_nodes(self._faults)
         return frozenset(node.instance for node in nodes if node.bad or node.name in names)
 
     def named(self, cycle: Cycle | None) -> str:
-        """The word of the launcher whose node has ended that cycle; empty where none has."""
+        """The instance of the launcher whose node ended that cycle; empty if no node did."""
         verdict = None if cycle is None else cycle.verdict
         if cycle is None or verdict is None or verdict.node is None or fault_of(verdict) is None:
             return ""
@@ -43,7 +43,7 @@ class Offenders:
         return (seat if seat.name == verdict.name or not others else others[0]).instance
 
     def back(self, nodes: Collection[Node]) -> tuple[str, ...]:
-        """Names of those of these that were lost once, or are bad since an earlier life; each once."""
+        """Names of nodes that were lost or bad before and are ready again; each is returned once."""
         lost = {fault.node for fault in self._faults if fault.kind is FaultKind.LOST and not fault.back}
         here = {node.name for node in nodes if node.bad or node.name in lost} - self._told
         self._told |= here

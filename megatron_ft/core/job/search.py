@@ -10,9 +10,9 @@ _SILENT_S = 2.0
 
 
 class Search:
-    """Of one launcher, whose own address is ``own``. Times are seconds of its clock.
+    """One per launcher; ``own`` is its own address. Times are seconds of its clock.
 
-    ``address`` is the one that is tried, or where the coordinator was found; ``home`` where the job was led last.
+    ``address``: the one being tried, or where the coordinator was found; ``home``: where the job was coordinated last.
     """
 
     def __init__(self, endpoints: tuple[str, ...], *, own: str) -> None:
@@ -31,9 +31,9 @@ class Search:
         """Addresses that didn't answer: until when that is held against them, and how often it was so."""
 
     def next(self, *, knows_job: bool, now_s: float) -> str:
-        """The address to try now: where the job was led last, then another one, and so on, in one order for all.
+        """The address to try now: ``home``, another one, ``home`` again, and so on: in the same order for all.
 
-        The job may still be led there: a coordinator that stood still for a while has lost nodes, and goes on.
+        The job may still be coordinated at ``home``: a coordinator that was frozen for a while goes on.
         """
         begins = not self._ways
         if begins:
@@ -44,7 +44,7 @@ class Search:
         return self.address
 
     def found_silent(self, now_s: float) -> None:
-        """The address that was tried doesn't answer: it is left out for a while."""
+        """The address that was tried doesn't answer: skip it for a while."""
         times = self._silent.get(self.address, (0.0, 0))[1] + 1
         self._silent[self.address] = now_s + _SILENT_S * 2.0 ** min(times - 1, 2), times
 
@@ -54,7 +54,7 @@ class Search:
         self._silent.pop(self.address, None)
 
     def broke_off(self) -> None:
-        """Who has answered there has ended: once more, because its launcher replaces it, and others wait for that."""
+        """The coordinator there has ended: try once more, because its launcher replaces it."""
         if self.address not in (self.home, *self._broke_off):
             self._broke_off.add(self.address)
             self._ways.insert(0, self.address)

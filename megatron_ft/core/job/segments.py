@@ -17,7 +17,7 @@ Segment = list[Node]
 
 
 def usable(ready: Iterable[Node], size: int) -> int:
-    """So many of these nodes are in whole segments."""
+    """How many of these nodes are in whole segments."""
     counts: dict[str, int] = {}
     for node in ready:
         counts[node.domain] = counts.get(node.domain, 0) + 1
@@ -36,8 +36,8 @@ def choose_segments(
     """Who takes part, by place. ``slots``: who had which place in the last cycle; none before the first.
 
     A segment keeps its places as long as its domain can fill it: those that are left keep theirs, and spares of the
-    domain take the others', segments that lack the fewest first. Of those that can't be filled, and of spares, new
-    segments are made in the places of the ones that are gone.
+    domain take the others', segments that lack the fewest first. The nodes of segments that can't be filled, and
+    spares, make new segments in the places of lost ones.
 
     Of ``bad`` nodes (instances) that had no place no more take part than are needed. One that has just been ``named``
     again is replaced by a spare of its domain that isn't bad, else its segment by a whole one of such spares.
@@ -67,7 +67,7 @@ def choose_segments(
 def _wanted(
     nodes: Sequence[Node], slots: Sequence[Slot], most: int, size: int, *, bad: Collection[str], named: str
 ) -> list[Node]:
-    """These without bad ones that ``most`` segments can do without: such as had no place, and the one just named."""
+    """These nodes without the bad ones that ``most`` segments don't need and that had no place or were just named."""
     seated = {slot.instance for slot in slots} - {named}
     doubtful = [node for node in nodes if node.instance in bad and node.instance not in seated]
     if not doubtful:
@@ -97,14 +97,14 @@ def _count(nodes: Iterable[Node | None], bad: Collection[str]) -> int:
 
 
 def _survivors(slots: Sequence[Slot], ready: dict[str, Node]) -> list[Node | None]:
-    """By place in the segment; those of another domain than the first, which a new coordinator may not know, aren't."""
+    """The nodes left of a segment, by place; without those of another domain, which a new coordinator may not know."""
     left = [ready.get(slot.instance) for slot in slots]
     domain = next((node.domain for node in left if node is not None), None)
     return [node if node is not None and node.domain == domain else None for node in left]
 
 
 def _filled(left: Sequence[Node | None], spares: list[Node]) -> Segment | None:
-    """With spares of its domain, which are taken; None if they are too few, or no node is left of it."""
+    """The segment filled with spares of its domain, which are taken; None if there are too few, or no node is left."""
     domain = next((node.domain for node in left if node is not None), None)
     fit = [node for node in spares if node.domain == domain]
     if domain is None or len(fit) < left.count(None):
@@ -116,7 +116,7 @@ def _filled(left: Sequence[Node | None], spares: list[Node]) -> Segment | None:
 
 
 def _new_segments(nodes: Sequence[Node], size: int, most: int, bad: Collection[str]) -> list[Segment]:
-    """Of nodes of the same domain, in their order. If there are more than that, those with bad nodes aren't made."""
+    """Segments of one domain each, nodes in their order. Of more than ``most``, those with bad nodes are left out."""
     by_domain: dict[str, Segment] = {}
     for node in nodes:
         by_domain.setdefault(node.domain, []).append(node)
