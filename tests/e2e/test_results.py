@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.launching import Launched, Launcher, launcher
+from tests.support.launching import Launched, Launcher, launcher, wait_until
 from tests.support.nodes import meeting_place, rendezvous_settings, wait_for_all
 
 __all__ = ["launcher"]
@@ -55,6 +55,7 @@ def test_a_life_that_gets_no_further_ends_with_93(launcher: Launcher) -> None:
 def test_stopped_is_not_finished(launcher: Launcher, ranks_end_with: int, options: list[str], code: int) -> None:
     launched = launcher.start(WAITS.format(code=ranks_end_with), *options)
     launched.wait_for("^ready")
+    wait_until((launched.log_dir / "result.json").exists, 30)  # it is written beside the start of the ranks
     assert result(launched.log_dir)["lives"][0]["outcome"] == "running"
     launched.signal(signal.SIGTERM)
     assert launched.wait().code == code
