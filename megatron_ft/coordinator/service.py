@@ -25,7 +25,7 @@ __all__ = ["Service", "frame", "prepare_process"]
 _BEAT = encode(Beat())
 
 _GREETING_S = 10.0
-"""Who has connected has so long to say who it is."""
+"""Seconds that a new connection has to identify itself."""
 _ACCEPTED_AT_ONCE = 1000
 _SETTLE_SHARE = 0.2
 _LONGEST_PAUSE_S = 0.02

@@ -24,7 +24,7 @@ __all__ = [
 FORK_SERVER_NAME = "ft_fork_server"
 """Of the process, as the kernel has it; what it forks has it, too, until it is a rank."""
 RUN_AHEAD_VARIABLE = "MEGATRON_FT_RUN_AHEAD"
-"""Carries a server's orders, and is gone before its script runs."""
+"""Carries a server's orders, and is removed before its script runs."""
 WATCH_VARIABLE = "FT_WATCH_COLLECTIVES"
 """Of a rank: whether its collectives are to be watched if its script calls no hooks, "on" or "off"."""
 _VARIABLES = frozenset(

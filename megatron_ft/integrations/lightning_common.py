@@ -29,7 +29,7 @@ __all__ = ["FINISHED_FLAG", "Fit", "FitCallback"]
 
 @dataclass
 class Fit:
-    """What one fit has come to so far."""
+    """The state of one fit so far."""
 
     iterations: int = 0
     """Batches trained."""
@@ -165,7 +165,7 @@ class FitCallback(LightningCallback):
         """An exception has ended the fit."""
 
     def _retire(self) -> None:
-        """The client is gone."""
+        """The client has been shut down."""
 
     # ---- helpers
 

@@ -30,7 +30,7 @@ class SimulatedFaultParams:
     base_delay: float
     """Seconds from the start of the fit, at least."""
     rand_delay: float = 0.0
-    """Up to so many seconds more, drawn at random."""
+    """Seconds added at random, at most."""
     rank_to_fail: int | None = None
     """None: a random rank."""
 

@@ -26,7 +26,7 @@ PROTOCOL_VERSION = 2
 MAX_MESSAGE_BYTES = 1 << 20
 _LENGTH = struct.Struct(">I")
 MAX_FDS = 8
-"""So many descriptors a message may carry; who has more to hand over sends several."""
+"""Descriptors that one message may carry; more are sent in several messages."""
 _PATH_LIMIT = 107  # sun_path of Linux, less the final zero
 _CHUNK = 1 << 16
 _PICKLE = b"\x80"

@@ -180,7 +180,7 @@ class _Life:
         self._result.ended(end, decided=decided, iteration=self._node.status.last_iteration())
 
     def _end(self, otherwise: Over | None = None) -> End:
-        """By how the agent has ended; by ``otherwise`` if it hasn't come to that."""
+        """From how the agent ended; ``otherwise`` if it never got that far."""
         over = self._over or otherwise
         assert over is not None
         return endings.of(over, self._line)

@@ -1,4 +1,4 @@
-"""``LOG_DIR/result.json``: what this life of the job has come to, written whole, for scripts and for the next life.
+"""``LOG_DIR/result.json``: state and outcome of this life of the job, written atomically, for scripts and later lives.
 
 The launcher at place 0 writes it when a cycle begins and at the end; where that one is lost, one of the next places
 does. The launcher doesn't wait for it: the event log's thread reads and writes.

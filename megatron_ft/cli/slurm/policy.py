@@ -29,7 +29,7 @@ class Action(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """The user's: so many lives at most, and so many failed ones in a row; ``nodes`` are needed for a step."""
+    """The user's limits: lives in all, failed lives in a row; ``nodes``: needed for a step."""
 
     lives: int
     failures: int

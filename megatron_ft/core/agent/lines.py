@@ -111,7 +111,7 @@ def asked_to_stop(*, name: str, ranks: int, timeout_s: float) -> str:
 
 
 def abandoned(text: str) -> str:
-    """What the launcher can't do without is gone."""
+    """Something that the launcher needs is lost."""
     return f"{text}: ending the ranks of this node and leaving the job"
 
 

@@ -1,1 +1,1 @@
-"""The options: what they are called, what they may hold, and what they come to."""
+"""The options: names, allowed values, and the values in effect."""

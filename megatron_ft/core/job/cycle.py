@@ -241,14 +241,14 @@ class Cycle:
         return taken
 
     def take_losses(self) -> list[tuple[int, Report]]:
-        """Places whose nodes have gone since the cycle ended, since the last call; without the one in its verdict."""
+        """Places of nodes lost after the end of the cycle, since the last call; without the one in its verdict."""
         verdict = self.verdict
         assert verdict is not None
         taken, self._losses = self._losses, []
         return [(place, report) for place, report in taken if place != verdict.node]
 
     def too_few(self, left: int) -> str:
-        """Why the job can't go on with so many nodes, in words; empty if it can."""
+        """Why the job can't continue with that many nodes; empty if it can."""
         at_least = self.rules.min_nodes
         return lines.too_few_left(left=left, min_nodes=at_least) if left < at_least else ""
 

@@ -16,7 +16,7 @@ from megatron_ft.core.job.progress import Advance
 __all__ = ["Accepted", "Ballot", "Beside", "Decision", "Held", "Kind", "Memory", "Term", "is_quorum"]
 
 Term = tuple[int, str]
-"""A count, and the coordinator's own word: no two coordinators ever have the same. The greater one wins."""
+"""A count, and the coordinator's identifier: no two coordinators ever have the same. The greater one wins."""
 Ballot = tuple[int, str, int]
 """A term, and how many things its coordinator has proposed in it."""
 

@@ -202,7 +202,7 @@ def too_few_left(*, left: int, min_nodes: int) -> str:
 
 
 def gone_for_good(*, left: int, min_nodes: int, names: Sequence[str]) -> str:
-    """Why the job ends: the scheduler starts no launcher again in place of those that are gone."""
+    """Why the job ends: the scheduler starts no launcher again in place of lost ones."""
     return f"{left} of at least {min_nodes} nodes left, and no launcher is started again for {listed(names)}"
 
 

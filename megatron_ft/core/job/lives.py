@@ -131,7 +131,7 @@ class Lives:
         return self.has_finished(job) and self.lives[-1].command == tuple(command) and self.lives[-1].ended >= since
 
     def begun(self, life: Life) -> Lives:
-        """With another life. The one before ended without a word, if it hasn't said one."""
+        """The lives with another one begun. One before that has recorded no end was killed."""
         lives = [
             replace(each, outcome=Ending.LOST, cause=_WITHOUT_A_WORD) if each.outcome is Ending.RUNNING else each
             for each in self.lives
@@ -149,7 +149,7 @@ class Lives:
         return Lives(lives=(*self.lives[:-1], more))
 
     def ended(self, life: Life, *, is_first: bool) -> Lives:
-        """With the end of the last life. Of several launchers, only the first one's word replaces another."""
+        """The lives with the end of the last one. Of several launchers only the first one's replaces another."""
         last = self.lives[-1] if self.lives else None
         is_told = last is not None and last.job == life.job and last.outcome is not Ending.RUNNING
         return self if is_told and not is_first else self.updated(life)

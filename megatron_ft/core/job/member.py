@@ -26,7 +26,7 @@ __all__ = ["CUT_OFF_S", "Member"]
 CUT_OFF_S = 15.0
 """Added to the time in which silence is noticed: another coordinator has taken over by then, if one can."""
 GIVE_UP_S = 60.0
-"""A node that was part of the job leaves it after so many seconds without a coordinator."""
+"""Seconds without a coordinator after which a node that was part of the job leaves it."""
 _CONNECT_S = 2.0
 _PATIENCE_S = (2.0, 4.0)
 """How long to wait for a coordinator that can't lead yet: at random, so that all launchers meet at one in the end."""

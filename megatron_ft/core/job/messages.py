@@ -251,7 +251,7 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class Speak:
-    """All nodes at lower places have gone: say what concerns the whole job, until the next cycle begins."""
+    """All nodes at lower places have left: print lines about the whole job until the next cycle begins."""
 
 
 @dataclass(frozen=True, slots=True)

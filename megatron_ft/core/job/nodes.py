@@ -18,12 +18,12 @@ _MOST_NAMES = 100
 
 
 def beat_s(nodes: int) -> float:
-    """Seconds between two `Beat`s of a launcher, in a job of so many nodes."""
+    """Seconds between two `Beat`s of a launcher, in a job of ``nodes`` nodes."""
     return min(5.0, max(1.0, nodes / 2000))
 
 
 def lost_s(nodes: int) -> float:
-    """A launcher that is silent for so many seconds is lost; the kernel may notice an unreachable host sooner."""
+    """Seconds of silence after which a launcher is lost; the kernel may notice an unreachable host sooner."""
     return 3 * beat_s(nodes) + 3.0
 
 

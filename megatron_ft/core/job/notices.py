@@ -143,7 +143,7 @@ class Notices:
     # -- nodes meet -------------------------------------------------------------------------------------------
 
     def _losses(self, rules: Rules, cycle: Cycle) -> Iterable[Send]:
-        """A line on nodes that have gone since the cycle ended, and aren't the reason for its end."""
+        """A line on nodes lost since the cycle ended, other than the one that ended it."""
         gone = cycle.take_losses()
         if not gone:
             return

@@ -1,4 +1,4 @@
-"""No collective completes: what the notes on all ranks come to, for people. Pure.
+"""No collective completes: what the notes on all ranks show, for the user. Pure.
 
 Unlike a diagnosis (`core.job.hang_diagnosis`) this ends nothing: evidence was collected without a signal to the ranks,
 which go on.

@@ -90,7 +90,7 @@ def file_changed(path: str) -> str:
 
 
 def fork_server_replaced(code: int) -> str:
-    """The fork server is gone, ranks aren't hurt."""
+    """The fork server has ended; ranks aren't affected."""
     return f"the fork server ended ({exit_code(code)}); ranks are not affected; starting a new one"
 
 

@@ -53,7 +53,7 @@ class MeetingPlace:
     rules: Rules
     """Of the whole job if it is coordinated; else of this node alone, which then coordinates only itself."""
     names_life: bool = False
-    """``job`` has a scheduler's word in it for this life of the job."""
+    """``job`` contains the scheduler's identifier of this life of the job."""
     endpoints: tuple[str, ...] = ()
     """``host:port`` each, of a coordinated job: it is founded at the first, the others are candidates after it."""
     here: int | None = None

@@ -29,7 +29,7 @@ class Scheduler(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
-    """What is known of the job. Empty texts and None are unknown; nothing here is the user's word.
+    """What is known of the job. Empty texts and None are unknown; nothing here was given by the user.
 
     Args:
         job: for people: "job 4711 step 0 life 1".

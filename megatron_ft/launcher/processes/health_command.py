@@ -25,7 +25,7 @@ _NOT_STARTED = 127
 _GONE_WAIT_S = 2.0
 """How long a process may take to end by SIGKILL; one that is stuck in the kernel isn't waited for."""
 _LOOK_AGAIN_S = 0.01
-"""What isn't our child ends without a word to us."""
+"""A process that isn't our child gives no notice when it ends."""
 _KEPT_BYTES = 4096
 
 

@@ -122,7 +122,7 @@ def rendezvous_backends() -> list[str]:
 
 
 def say_nothing_of_death_signals() -> None:
-    """Drop torch's warning that it shuts workers down after a signal: it comes when they are gone, and we told."""
+    """Drop torch's warning that it shuts workers down after a signal: it comes after we have reported their end."""
     logging.getLogger(LocalElasticAgent.__mro__[1].__module__).addFilter(
         lambda record: not record.getMessage().endswith("death signal, shutting down workers")
     )

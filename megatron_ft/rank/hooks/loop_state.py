@@ -50,7 +50,7 @@ class TrainingConfig:
     """How long the loop trains."""
 
     train_iters: int | None = None
-    """It is finished after so many iterations; None: not known."""
+    """Iterations of the whole training; None if unknown."""
 
 
 @dataclass(kw_only=True)

@@ -78,7 +78,7 @@ class RankMonitorStateMachine:
         self._follow("periodic_restart_check", _CHECKED, ignored_in=())
 
     def handle_ipc_connection_lost(self) -> None:
-        """The rank has gone."""
+        """The rank has ended."""
         self._follow("handle_ipc_connection_lost", _LOST, ignored_in=(_S.ABORTED, _S.UNINITIALIZED, _S.FINALIZED))
 
     def handle_signal(self) -> None:
