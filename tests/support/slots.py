@@ -15,6 +15,7 @@ from pathlib import Path
 __all__ = ["Slots"]
 
 _LOOK_S = 0.02
+_LONGEST_WAIT_S = 300.0
 
 
 class Slots:
@@ -26,13 +27,15 @@ class Slots:
 
     @contextmanager
     def one(self) -> Iterator[None]:
-        """Have one, as soon as one is free."""
-        while (slot := self._take()) is None:
+        """Have one, as soon as one is free; go on without one if that takes too long."""
+        until_s = time.monotonic() + _LONGEST_WAIT_S
+        while (slot := self._take()) is None and time.monotonic() < until_s:
             time.sleep(_LOOK_S)
         try:
             yield
         finally:
-            fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, slot)
+            if slot is not None:
+                fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, slot)
 
     def _take(self) -> int | None:
         for slot in range(self._count):
