@@ -253,11 +253,11 @@ def _saw_the_end(launcher: Launcher, job: Job, last: int, trouble: Any) -> bool:
 def _was_out_of_reach(launcher: Launcher, job: Job, trouble: Any) -> bool:
     """It couldn't reach the host where the job's end was decided, then or as long as somebody there could tell it.
 
-    Or it had been without a coordinator for so long, when the end was decided, that it had ended its ranks.
+    Or it had been lost before the end, and hadn't found the others again.
     """
     hosts = {process.name: process.host.number for process in job.coordinators}
     for end in [made for made in _begun(job) if made.decision.kind is Kind.END]:
-        if launcher.cut_off_s is not None and launcher.cut_off_s <= end.at_s:
+        if launcher.instance not in end.members:
             return True
         pair = frozenset((hosts[end.by], launcher.host.number))
         if any(a <= end.at_s + _LINGER_S and b >= end.at_s and pair in pairs for a, b, pairs in trouble.apart):

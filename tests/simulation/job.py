@@ -102,8 +102,6 @@ class Launcher(Process):
         self.address = f"h{host.number}"
         self.code: int | None = None
         self.left_by = ""
-        self.cut_off_s: float | None = None
-        """When it took itself to be cut off."""
         self.how: agent.Exit | None = None
         self.stays_since_s: float | None = None
         """Its node is left out, and the others go on."""
@@ -175,8 +173,6 @@ class Launcher(Process):
             case edge.OpenStore(held):
                 self.later(0.002, lambda: self.do(self.member.store_opened(held, f"{self.address}:s", self.clock())))
             case edge.Begin() | edge.EndRanks() | edge.Conclude() | edge.DiagnoseHang() | edge.Leave():
-                if isinstance(effect, edge.EndRanks) and effect.is_cut_off:
-                    self.cut_off_s = self.world.now_s
                 self.hear(effect)
             case edge.Relayed() | edge.Reviewed():
                 self.hear(effect)
