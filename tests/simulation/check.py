@@ -189,7 +189,8 @@ def _stays(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
         if launcher.ranks is not None and launcher.ranks.from_s > launcher.stays_since_s:
             yield f"{launcher.name} is left out, and has ranks again"
         again = [at_s for at_s in launcher.touched if at_s > launcher.stays_since_s]
-        if again or trouble.network or launcher.how is not Exit.STAYED:
+        was_over = any(made.at_s < launcher.stays_since_s for made in ends)  # and nobody is left who could say so
+        if again or was_over or trouble.network or launcher.how is not Exit.STAYED:
             continue
         before = [made for made in ends if made.at_s <= (launcher.ended_s or 0.0)]
         if ends and not before:
