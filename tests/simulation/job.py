@@ -158,12 +158,15 @@ class Launcher(Process):
         return self.member.alarm_s if alarm_ns is None else min(self.member.alarm_s, alarm_ns / 1e9)
 
     def _alarm(self) -> None:
+        is_early = True
         if self.clock() >= self.member.alarm_s:
+            is_early = False
             self.tick()
         alarm_ns = self.agent.alarm_ns
         if alarm_ns is not None and self.clock() * 1e9 >= alarm_ns:
+            is_early = False
             self.hear(agent.Tick())
-        if self.is_alive:
+        if is_early and self.is_alive:
             self.wake_at(self._due_s(), self._alarm)
 
     def _do(self, effect: edge.MemberEffect | agent.Effect) -> None:
