@@ -120,15 +120,15 @@ class Memory:
         A node that missed a decision about its cycle, and isn't named there, still has its place, but no vote on what
         comes next.
         """
-        known = [] if self.decided is None else [self.decided]
-        known += [] if self.accepted is None else [self.accepted.held]
-        for held in known:
-            if held.decision.value == decision.value:
-                return held
+        decided, accepted = self.decided, None if self.accepted is None else self.accepted.held
+        if decided is not None and decided.decision.value == decision.value:
+            return decided
+        if accepted is not None and accepted.decision.value == decision.value:
+            return accepted
         if instance in decision.voters:
             return Held(decision, decision.voters.index(instance), votes=True)
-        for held in known:
-            if held.decision.origin == decision.origin:
+        for held in (decided, accepted):
+            if held is not None and held.decision.origin == decision.origin:
                 return replace(held, decision=decision, votes=False)
         return None
 
