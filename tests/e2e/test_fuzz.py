@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -106,16 +107,26 @@ def test_a_rank_that_is_displaced_is_told_of(tmp_path: Path) -> None:
         assert both.rank.poll() is None
 
 
+def open_files(pid: int) -> list[str]:
+    """What the descriptors of a process lead to."""
+    found = []
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it has just been closed
+            found.append(os.readlink(entry))
+    return found
+
+
 def test_descriptors_that_nobody_asked_for_are_not_kept(tmp_path: Path) -> None:
     with watched(tmp_path, timeout_s=3.0) as both:
-        before = figures(both.monitor.pid, both.log_dir)["fds"]
+        before, sent = figures(both.monitor.pid, both.log_dir)["fds"], tmp_path / "sent"
         for _ in range(20):
-            with socket.socket(socket.AF_UNIX) as sock:
+            with socket.socket(socket.AF_UNIX) as sock, sent.open("w") as file:
                 sock.connect(both.path)
                 hello = {"type": "hello", "cycle": 0, "rank": 0, "warmup_iterations": 0}
-                socket.send_fds(sock, [encode(hello, 3)], [0, 1, 2])
+                socket.send_fds(sock, [encode(hello, 3)], 3 * [file.fileno()])
                 sock.recv(1000)
-        # of the 60 that were sent; it may open its event log and the like meanwhile
+        wait_until(lambda: str(sent) not in open_files(both.monitor.pid))
+        # nor the 20 connections; it may open its event log and the like meanwhile
         wait_until(lambda: figures(both.monitor.pid, both.log_dir)["fds"] < before + 10)
 
 

@@ -168,10 +168,7 @@ def _codes(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
     ends = {m.decision.code for m in _begun(job) if m.decision.kind is Kind.END}
     if len(ends) > 1:
         yield f"the job ended with {sorted(ends)}"
-    last = max((trained.cycle for trained in job.trained), default=-1)
-    ended = [launcher for launcher in job.launchers if launcher.code is not None]
-    saw = [launcher for launcher in ended if _saw_the_end(launcher, job, last, trouble)]
-    codes = {launcher.code for launcher in saw}
+    codes = {launcher.code for launcher in _who_saw_the_end(job, trouble)}
     if len(codes) > 1:
         names = [f"{launcher.name}: {launcher.code} ({launcher.left_by})" for launcher in job.launchers][:8]
         yield f"exit codes {sorted(codes)}: {'; '.join(names)}"
@@ -189,7 +186,8 @@ def _stays(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
         if launcher.ranks is not None and launcher.ranks.from_s > launcher.stays_since_s:
             yield f"{launcher.name} is left out, and has ranks again"
         again = [at_s for at_s in launcher.touched if at_s > launcher.stays_since_s]
-        was_over = any(made.at_s < launcher.stays_since_s for made in ends)  # and nobody is left who could say so
+        # no coordinator may be left then that could tell it the job's exit code
+        was_over = any(made.at_s < launcher.stays_since_s for made in ends)
         if again or was_over or trouble.network or launcher.how is not Exit.STAYED:
             continue
         before = [made for made in ends if made.at_s <= (launcher.ended_s or 0.0)]
@@ -211,9 +209,7 @@ _BEARABLE_S = 50.0
 def _is_due(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
     """A job whose faults it can bear comes to a good end, also without its first host."""
     if _is_bearable(plan, job, trouble):
-        last = max((trained.cycle for trained in job.trained), default=-1)
-        ended = [each for each in job.launchers if each.ranks is not None and each.code is not None]
-        codes = {each.code for each in ended if not each.touched and _saw_the_end(each, job, last, trouble)}
+        codes = {launcher.code for launcher in _who_saw_the_end(job, trouble) if launcher.ranks is not None}
         if codes - {0}:
             yield f"all faults could be borne, and the exit codes are {sorted(codes)}"
 
@@ -242,6 +238,13 @@ def _is_back(fault: Fault, trouble: Any) -> bool:
         finds = any(f"h{host.number}" in trouble.job.endpoints and host.is_on for host in trouble.world.hosts)
         return fault.comes_back and finds and bool(trouble.may_come_back(trouble.world.hosts[0]))
     return fault.kind in _FOR_A_WHILE or fault.kind == "node_ill"
+
+
+def _who_saw_the_end(job: Job, trouble: Any) -> list[Launcher]:
+    """Launchers that have ended, that no fault has hit, and that could know how the job ended."""
+    last = max((trained.cycle for trained in job.trained), default=-1)
+    ended = [launcher for launcher in job.launchers if launcher.code is not None]
+    return [launcher for launcher in ended if _saw_the_end(launcher, job, last, trouble)]
 
 
 def _saw_the_end(launcher: Launcher, job: Job, last: int, trouble: Any) -> bool:

@@ -1,6 +1,6 @@
-"""So many tests run at a time on this machine, whoever's they are: the suite may run beside another copy of itself.
+"""Limits how many tests run at a time on this machine, over all copies of the suite that run there side by side.
 
-Twice as many would only wait for each other, until one of them takes longer than any bound allows.
+Without it two copies start twice as many tests, which slow each other down until one exceeds its time limit.
 """
 
 from __future__ import annotations

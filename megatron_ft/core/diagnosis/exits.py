@@ -347,9 +347,9 @@ def tells_of_a_lost_peer(error: str) -> bool:
 
 def _suspicion(rank_exit: RankExit) -> tuple[int, int, int, int]:
     """Least is the likeliest cause among ends seen at the same time."""
-    name = signal_name(-rank_exit.exitcode) if rank_exit.exitcode < 0 else None
+    name = signal_name(-rank_exit.exitcode) if rank_exit.exitcode < 0 else ""
     # a library that loses its peer aborts (SIGABRT) or lets an error end the rank; nothing sends SIGKILL for it
-    grade = 1 if name in (None, "SIGABRT") else 2 if name == "SIGTERM" else 0
+    grade = 1 if name == "SIGABRT" or not name.startswith("SIG") else 2 if name == "SIGTERM" else 0
     error_at = rank_exit.error_at_s if rank_exit.error_at_s is not None else 2**62
     return grade, error_at, rank_exit.at_ns, rank_exit.rank
 

@@ -342,7 +342,7 @@ class Coordinator:
             held = node.held(decision) or Held(decision)
             node.memory = replace(node.memory, decided=held, accepted=None)
             self._out.append(Send([link], self._consensus.news()))
-            if held.place is not None and decision.kind is not Kind.END and decision.cycle > node.standing.cycle:
+            if held.starts_ranks(node.standing.cycle):  # whether it is lost or not
                 node.phase, node.standing = m.Phase.RUNNING, m.Standing(m.Phase.RUNNING, decision.cycle)
         if not seated:
             waits = node.standing.ended is not None and node.standing.verdict is None  # for a verdict that it won't get

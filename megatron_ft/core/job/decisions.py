@@ -91,6 +91,10 @@ class Held:
     store: str = ""
     """Where the ranks of the cycle meet."""
 
+    def starts_ranks(self, cycle: int) -> bool:
+        """Whether a node whose last cycle was ``cycle`` starts ranks by it; by a `ROLL` if it missed the cycle."""
+        return self.place is not None and self.decision.kind is not Kind.END and self.decision.cycle > cycle
+
 
 @dataclass(frozen=True, slots=True)
 class Accepted:

@@ -343,7 +343,7 @@ class Member:
         self.memory = replace(self.memory, decided=held, accepted=None)
         if decision.kind is Kind.END:
             self._leave(decision.code, decision.text, is_of_all=True)
-        elif held.place is not None and decision.cycle > self.standing.cycle:  # by a roll, if it has missed the cycle
+        elif held.starts_ranks(self.standing.cycle):
             self.standing = m.Standing(phase=m.Phase.RUNNING, cycle=decision.cycle)
             self._out.append(edge.Begin(held))
         elif decision.kind is Kind.CYCLE:

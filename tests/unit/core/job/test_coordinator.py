@@ -202,6 +202,18 @@ def follow(memory: Memory) -> m.Follow:
     return m.Follow((1, "c"), memory.accepted)
 
 
+def taking_over(*accepted: Decision | None) -> tuple[Coordinator, list[edge.CoordinatorEffect]]:
+    """The next coordinator, to which launchers of ``LAST`` come that have accepted this, by place; and what it asks."""
+    machine = Coordinator("c", founds=False, now_s=0.0)
+    hellos = [hello_again(place, accepted=each) for place, each in enumerate(accepted)]
+    for link, hello in enumerate(hellos):
+        machine.handle(edge.Heard(link, hello), 0.0)
+    machine.settle(0.0)
+    for link, hello in enumerate(hellos):
+        machine.handle(edge.Heard(link, follow(hello.memory)), 0.0)
+    return machine, machine.settle(0.0)
+
+
 @pytest.mark.parametrize(("follows", "leads"), [(None, True), (1, True), (2, False)])
 def test_a_launcher_that_has_followed_another_coordinator_is_counted_when_it_ends(
     follows: int | None, leads: bool
@@ -233,13 +245,8 @@ def test_a_launcher_tells_its_own_coordinator_before_it_follows_another() -> Non
 
 def test_what_may_be_decided_is_proposed_to_voters_that_come_later_too() -> None:
     roll = Decision(1, (0, "old", 2), Kind.ROLL, 0, 5, 4, 0, began=(0, "old", 1))
-    machine = Coordinator("c", founds=False, now_s=0.0)
-    for link in range(3):
-        machine.handle(edge.Heard(link, hello_again(link, accepted=roll)), 0.0)
-    machine.settle(0.0)
-    for link in range(3):
-        machine.handle(edge.Heard(link, follow(hello_again(link, accepted=roll).memory)), 0.0)
-    assert links(machine.settle(0.0), m.Propose) == [0, 1, 2]
+    machine, asked = taking_over(roll, roll, roll)
+    assert links(asked, m.Propose) == [0, 1, 2]
     machine.handle(edge.Heard(3, hello_again(3, accepted=roll)), 0.2)
     machine.settle(0.2)
     told = machine.handle(edge.Heard(3, follow(hello_again(3, accepted=roll).memory)), 0.2)
@@ -248,14 +255,8 @@ def test_what_may_be_decided_is_proposed_to_voters_that_come_later_too() -> None
 
 def test_who_was_not_asked_before_the_coordinator_died_has_its_place_in_what_may_be_decided() -> None:
     old = Decision(1, (0, "old", 2), Kind.CYCLE, 1, 5, 5, 0, voters=("i0", "i1", "i2", "i3", "i4"))
-    machine = Coordinator("c", founds=False, now_s=0.0)
-    asked = [old, old, old, None]
-    for link, accepted in enumerate(asked):
-        machine.handle(edge.Heard(link, hello_again(link, accepted=accepted)), 0.0)
-    machine.settle(0.0)
-    for link, accepted in enumerate(asked):
-        machine.handle(edge.Heard(link, follow(hello_again(link, accepted=accepted).memory)), 0.0)
-    effects = [each for each in machine.settle(0.0) if isinstance(each, edge.Send)]
+    machine, asked = taking_over(old, old, old, None)
+    effects = [each for each in asked if isinstance(each, edge.Send)]
     proposed = {each.links[0]: each.message for each in effects if isinstance(each.message, m.Propose)}
     assert {link: (one.place, one.votes) for link, one in proposed.items()} == {
         place: (place, True) for place in range(4)
@@ -269,13 +270,8 @@ def test_who_was_not_asked_before_the_coordinator_died_has_its_place_in_what_may
 
 def test_what_may_be_decided_does_not_wait_for_a_node_0_that_is_lost() -> None:
     old = Decision(1, (0, "old", 2), Kind.CYCLE, 1, 5, 5, 0)
-    machine = Coordinator("c", founds=False, now_s=0.0)
-    for link in range(5):
-        machine.handle(edge.Heard(link, hello_again(link, accepted=old)), 0.0)
-    machine.settle(0.0)
-    for link in range(5):
-        machine.handle(edge.Heard(link, follow(hello_again(link, accepted=old).memory)), 0.0)
-    proposed = [each for each in machine.settle(0.0) if isinstance(each, edge.Send)]
+    machine, asked = taking_over(old, old, old, old, old)
+    proposed = [each for each in asked if isinstance(each, edge.Send)]
     (ballot,) = {each.message.ballot for each in proposed if isinstance(each.message, m.Propose)}
     for link in range(1, 5):
         machine.handle(edge.Heard(link, m.Accept(ballot, "")), 0.1)
@@ -288,13 +284,8 @@ def test_what_may_be_decided_does_not_wait_for_a_node_0_that_is_lost() -> None:
 def test_who_missed_the_last_decision_hears_of_it_before_it_is_asked_about_the_next() -> None:
     """What it has accepted last is all that it remembers: asked first, it forgot its place in the cycle."""
     roll = Decision(1, (0, "old", 2), Kind.ROLL, 0, 5, 4, 0, began=(0, "old", 1))
-    machine = Coordinator("c", founds=False, now_s=0.0)
-    for link in range(3):
-        machine.handle(edge.Heard(link, hello_again(link, accepted=roll)), 0.0)
-    machine.settle(0.0)
-    for link in range(3):
-        machine.handle(edge.Heard(link, follow(hello_again(link, accepted=roll).memory)), 0.0)
-    assert links(machine.settle(0.0), m.Propose) == [0, 1, 2]
+    machine, asked = taking_over(roll, roll, roll)
+    assert links(asked, m.Propose) == [0, 1, 2]
     late = hello_again(3, knows=False)
     machine.handle(edge.Heard(3, late), 0.2)
     machine.settle(0.2)
