@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--fd", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--owner", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--words", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--owner-pipe", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--elsewhere", default="", help=argparse.SUPPRESS)
     parser.add_argument("--takes-over", action="store_true", help=argparse.SUPPRESS)
 
@@ -80,7 +80,7 @@ def coordinate(options: argparse.Namespace) -> int:
         elsewhere=options.elsewhere,
         now_s=time.monotonic(),
     )
-    service = Service(listener, machine, secret=secret, owner=owner, owners_words=options.words)
+    service = Service(listener, machine, secret=secret, owner=owner, owner_pipe=options.owner_pipe)
     service.on_orphaned = _let_go_of_output
     try:
         service.run()

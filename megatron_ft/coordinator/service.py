@@ -60,7 +60,7 @@ class _Link:
 class Service:
     """``owner``: a pidfd of the launcher that started it; None if none did. Counts what it sends.
 
-    ``owners_words``: a pipe that doesn't block, in which that launcher says, a line each, on which of its connections
+    ``owner_pipe``: a pipe that doesn't block, in which that launcher says, a line each, on which of its connections
     it follows another coordinator.
     """
 
@@ -71,7 +71,7 @@ class Service:
         *,
         secret: bytes | None,
         owner: int | None,
-        owners_words: int | None = None,
+        owner_pipe: int | None = None,
     ) -> None:
         self.bytes_sent = 0
         self.on_orphaned: Callable[[], None] = lambda: None
@@ -84,7 +84,7 @@ class Service:
         self._owner = owner
         if owner is not None:
             self._selector.register(owner, selectors.EVENT_READ, owner)
-        self._owners_words = owners_words
+        self._owner_pipe = owner_pipe
         self._links: dict[int, _Link] = {}
         self._strangers: dict[int, _Link] = {}
         self._dirty: set[int] = set()
@@ -115,7 +115,7 @@ class Service:
                 self._selector.unregister(key.data)
                 is_orphaned = True
         if is_orphaned:  # after all that its launcher has said before it ended
-            self._read_owners_words()
+            self._read_owner_pipe()
             self._machine.orphaned()
             self.on_orphaned()
         now_s = time.monotonic()
@@ -127,12 +127,12 @@ class Service:
             self._settle_s = time.monotonic() + min(took_s * (1 / _SETTLE_SHARE - 1), _LONGEST_PAUSE_S)
         self._flush()
 
-    def _read_owners_words(self) -> None:
+    def _read_owner_pipe(self) -> None:
         """Only when it matters: its end is what they decide about."""
-        if self._owners_words is None:
+        if self._owner_pipe is None:
             return
         with contextlib.suppress(BlockingIOError):  # it has said nothing, and a child of it still could
-            if said := os.read(self._owners_words, _PIPE_BYTES):
+            if said := os.read(self._owner_pipe, _PIPE_BYTES):
                 self._machine.owner_follows_another(int(said.split()[-1]))
 
     def _accept(self) -> None:

@@ -65,8 +65,8 @@ class Host:
         self._say = say
         self._gave_up = gave_up
         self._process: subprocess.Popen[bytes] | None = None
-        self._pidfd = self._words = -1
-        """``_words``: the pipe in which this launcher says whom it follows."""
+        self._pidfd = self._owner_pipe = -1
+        """``_owner_pipe``: tells the coordinator here on which connection this launcher follows another."""
         self._started_s = 0.0
         self._quick = 0
         """So many have ended soon after their start, one after the other."""
@@ -82,10 +82,10 @@ class Host:
 
     def follow_elsewhere(self, session: int) -> None:
         """Say to the coordinator here that this launcher follows another one, on its connection of that number."""
-        if self._process is None or self._words < 0:
+        if self._process is None or self._owner_pipe < 0:
             return
         try:
-            os.write(self._words, b"%d\n" % session)
+            os.write(self._owner_pipe, b"%d\n" % session)
         except BrokenPipeError:
             pass  # it has ended
         except BlockingIOError:
@@ -105,7 +105,7 @@ class Host:
         self._reactor.unwatch(self._listener.fileno())
         self._listener.close()
         self._forget_pidfd()
-        self._close_words()
+        self._close_owner_pipe()
 
     # -- its life ---------------------------------------------------------------------------------------------
 
@@ -124,7 +124,7 @@ class Host:
                 self._process.kill()
                 self._process.wait()
             self._process = None
-            self._close_words()
+            self._close_owner_pipe()
             self._ended(f"can't be started ({error.strerror})")
             return
         self._reactor.watch(self._pidfd, self._died, Priority.DEATH)
@@ -138,10 +138,10 @@ class Host:
         elsewhere = self._led_at()
         if elsewhere not in ("", self.address):
             command += ["--elsewhere", elsewhere]
-        theirs, self._words = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        theirs, self._owner_pipe = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             return subprocess.Popen(
-                [*command, "--words", str(theirs)],
+                [*command, "--owner-pipe", str(theirs)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[fd, theirs],
@@ -155,7 +155,7 @@ class Host:
         assert self._process is not None
         self._forget_pidfd()
         code = self._process.wait()  # it has ended
-        self._close_words()
+        self._close_owner_pipe()
         if code == 0:
             self._quick = 0
             self._wait_for_somebody()  # the job is over, for all who were there
@@ -174,10 +174,10 @@ class Host:
         pause_s = _PAUSES_S[min(max(0, self._quick - 1), len(_PAUSES_S) - 1)]
         self._timer = self._reactor.call_later(pause_s, again)
 
-    def _close_words(self) -> None:
-        if self._words >= 0:
-            os.close(self._words)
-            self._words = -1
+    def _close_owner_pipe(self) -> None:
+        if self._owner_pipe >= 0:
+            os.close(self._owner_pipe)
+            self._owner_pipe = -1
 
     def _forget_pidfd(self) -> None:
         if self._pidfd >= 0:

@@ -79,7 +79,7 @@ def test_what_a_launcher_has_said_in_the_pipe_is_read_when_it_has_ended() -> Non
     owner = subprocess.Popen(["sleep", "60"])
     words, writes = os.pipe2(os.O_NONBLOCK)
     pidfd = os.pidfd_open(owner.pid)
-    service = Service(tcp.listen("127.0.0.1", 0), machine, secret=None, owner=pidfd, owners_words=words)
+    service = Service(tcp.listen("127.0.0.1", 0), machine, secret=None, owner=pidfd, owner_pipe=words)
     try:
         os.write(writes, b"3\n17\n")
         owner.kill()
