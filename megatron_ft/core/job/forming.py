@@ -6,10 +6,17 @@ from dataclasses import dataclass
 
 from megatron_ft.core.job.messages import Rules
 
-__all__ = ["Forming"]
+__all__ = ["Forming", "last_call_s"]
 
 _FIRST_CALL_S = 30.0
 _LAST_CALL_S = 1.0
+
+
+def last_call_s(rules: Rules, *, is_first: bool) -> float:
+    """So long a round is open for more nodes once there are enough; ``is_first``: the job hasn't had a cycle."""
+    if rules.last_call_s is not None:
+        return rules.last_call_s
+    return _FIRST_CALL_S if is_first else _LAST_CALL_S
 
 
 @dataclass(slots=True)
@@ -48,8 +55,7 @@ class Forming:
             return False
         if ready >= rules.max_nodes or (0 < last <= ready and rules.last_call_s is None and not patient):
             return True
-        call_s = (_LAST_CALL_S if last else _FIRST_CALL_S) if rules.last_call_s is None else rules.last_call_s
-        self.alarm_s = self._settled_s + call_s
+        self.alarm_s = self._settled_s + last_call_s(rules, is_first=last == 0)
         return now_s >= self.alarm_s
 
     def has_waited_long(self, rules: Rules, now_s: float) -> bool:

@@ -112,6 +112,8 @@ def waiting_for_nodes(
     *,
     here: Sequence[str],
     more: int,
+    room: int = 0,
+    last_call_s: float = 0.0,
     odd: int = 0,
     missing: Sequence[str] = (),
     lost: Sequence[str] = (),
@@ -120,7 +122,8 @@ def waiting_for_nodes(
 ) -> str:
     """A round takes long.
 
-    ``more`` nodes are needed (0: none, but some may yet come). Of the last cycle, ``cycle``, nodes are ``missing``
+    ``more`` nodes are needed (0: none, but there is ``room`` for some in the ``last_call_s`` seconds after the last
+    one that was needed). Of the last cycle, ``cycle``, nodes are ``missing``
     that live, as far as is known, or ``lost``; those ``aside`` aren't fit, and take no part. Of those that are here,
     so many are ``odd``: in no whole segment of an NVLink domain.
     """
@@ -138,8 +141,10 @@ def waiting_for_nodes(
         parts.append(f"lost in cycle {cycle}: {listed(lost)}")
     if aside:
         parts.append(f"failing their health check: {listed(aside)}")
-    needed = counted(more, "more node") if more else "more nodes to come"
-    return f"waiting for {needed} ({'; '.join(parts)})"
+    if more:
+        return f"waiting for {counted(more, 'more node')} ({'; '.join(parts)})"
+    within = f"at most {last_call_s:g} s for up to {counted(room, 'more node')}"
+    return f"enough nodes to start; waiting {within}, see --rdzv-conf last_call_timeout ({'; '.join(parts)})"
 
 
 def waiting_for_others(*, cycle: int, others: int) -> str:

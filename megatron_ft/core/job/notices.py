@@ -19,6 +19,7 @@ from megatron_ft.core.job.consensus import Proposal
 from megatron_ft.core.job.cycle import Cycle
 from megatron_ft.core.job.decisions import Kind
 from megatron_ft.core.job.edge import Send
+from megatron_ft.core.job.forming import last_call_s
 from megatron_ft.core.job.messages import Phase, Rules, Speak, Tell
 from megatron_ft.core.job.nodes import Node
 from megatron_ft.core.job.restart_policy import Action, NodeState
@@ -196,6 +197,8 @@ class Notices:
         return lines.waiting_for_nodes(
             here=sorted((node.name for node in ready), key=natural),
             more=max(rules.min_nodes - enough, len(missing), 0),
+            room=rules.max_nodes - enough,
+            last_call_s=last_call_s(rules, is_first=cycle is None),
             odd=len(ready) - enough,
             missing=sorted(missing, key=natural),
             lost=sorted(lost, key=natural),

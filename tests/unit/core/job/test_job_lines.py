@@ -230,7 +230,10 @@ def test_of_many_nodes_some_are_named() -> None:
     assert line == "waiting for 2 more nodes (30 of 32 are here: h0, h1, h2, h3, h4, h5, h6, h7 and 22 more)"
     told = lines.joined(lines.bad(place, "h", NodeState.LOST.value, "gone") for place in range(9))
     assert told.endswith("node 7 (h) is lost: gone; and 1 more")
-    assert lines.waiting_for_nodes(here=["a"], more=0) == "waiting for more nodes to come (1 is here: a)"
+    assert lines.waiting_for_nodes(here=["a"], more=0, room=2, last_call_s=30.0) == (
+        "enough nodes to start; waiting at most 30 s for up to 2 more nodes, see --rdzv-conf last_call_timeout "
+        "(1 is here: a)"
+    )
 
 
 def test_a_line_about_the_job_is_printed_by_one_launcher() -> None:
