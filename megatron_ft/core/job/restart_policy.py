@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import enum
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from megatron_ft.core.job import lines
 from megatron_ft.core.plural import counted
@@ -90,26 +90,11 @@ class Decision:
     """It gives up because another cycle would fail where the last ones did."""
 
 
-class RestartPolicy(Protocol):
-    """When a cycle is over, and what follows from it."""
-
-    def judge(self, nodes: Mapping[NodeState, int]) -> Outcome | None:
-        """How the running cycle has ended, from how many nodes are in each state; None if it goes on.
-
-        Asked after each change of a node's state.
-        """
-        ...
-
-    def decide(self, end: CycleEnd) -> Decision:
-        """What follows from a cycle that has just ended."""
-        ...
-
-
 @dataclass(frozen=True)
-class AnyFailed:
-    """All ranks of all nodes restart when any rank fails or a node is lost, at most ``max_restarts`` times.
+class RestartPolicy(ABC):
+    """When a cycle is over, and what follows from it.
 
-    Membership changes cost nothing. A restart is counted once for the job, whichever node it began on.
+    A restart is counted once for the job, whichever node it began on. Membership changes cost nothing.
     """
 
     max_restarts: int
@@ -119,72 +104,65 @@ class AnyFailed:
     max_failed_starts: int = 0
     """So many starts in a row may fail in the same way before the job has ever trained; 0 is any number."""
 
+    @abstractmethod
     def judge(self, nodes: Mapping[NodeState, int]) -> Outcome | None:
-        """See the protocol. The others' ranks would fail, too, but only when their collectives do."""
+        """How the running cycle has ended, from how many nodes are in each state; None if it goes on.
+
+        Asked after each change of a node's state.
+        """
+
+    def decide(self, end: CycleEnd) -> Decision:
+        """What follows from a cycle that has just ended."""
+        used = end.restarts_before + (end.outcome is Outcome.FAILED)
+        left = max(0, self.max_restarts - used)
+        too_few = ""
+        if end.nodes_left is not None and end.nodes_left < self.min_nodes:
+            too_few = lines.too_few_left(left=end.nodes_left, min_nodes=self.min_nodes)
+        match end.outcome:
+            case Outcome.SUCCEEDED:
+                return Decision(action=Action.FINISH, restarts_left=left, reason="")
+            case Outcome.STOPPED:
+                return Decision(action=Action.GIVE_UP, restarts_left=left, reason="not restarting")
+            case _ if too_few:
+                reason = f"{too_few}, giving up"
+                return Decision(action=Action.GIVE_UP, restarts_left=left, reason=reason)
+            case Outcome.FAILED if 0 < self.max_stalled <= end.stalled:
+                reason = f"no progress in {counted(end.stalled, 'cycle')}, giving up"
+                return Decision(action=Action.GIVE_UP, restarts_left=left, reason=reason, no_progress=True)
+            case Outcome.FAILED if 0 < self.max_failed_starts <= end.failed_starts:
+                reason = lines.failed_starts(end.failed_starts)
+                return Decision(action=Action.GIVE_UP, restarts_left=left, reason=reason, no_progress=True)
+            case Outcome.FAILED if used > self.max_restarts:
+                reason = "no restarts left, giving up" if self.max_restarts else "no restarts allowed, giving up"
+                return Decision(action=Action.GIVE_UP, restarts_left=0, reason=reason)
+            case Outcome.MEMBERSHIP | Outcome.FAILED:
+                return Decision(action=Action.RESTART, restarts_left=left, reason="")
+            case Outcome.EXCLUDED:
+                raise AssertionError("a node that leaves decides for itself")
+
+
+class AnyFailed(RestartPolicy):
+    """All ranks of all nodes restart when any rank fails or a node is lost, at most ``max_restarts`` times."""
+
+    def judge(self, nodes: Mapping[NodeState, int]) -> Outcome | None:
+        """See the base. The others' ranks would fail, too, but only when their collectives do."""
         if nodes.get(NodeState.UNHEALTHY) or nodes.get(NodeState.LOST):
             return Outcome.FAILED
         if nodes.get(NodeState.EXCLUDED):
             return Outcome.MEMBERSHIP
         return None if nodes.get(NodeState.HEALTHY) else Outcome.SUCCEEDED
 
-    def decide(self, end: CycleEnd) -> Decision:
-        """See the protocol."""
-        return _decide(end, self)
 
-
-@dataclass(frozen=True)
-class MinHealthy:
+class MinHealthy(RestartPolicy):
     """All ranks restart when fewer than ``min_nodes`` nodes are healthy or have succeeded.
 
     Until then nothing that happens to a node disturbs the others, or what is left of its own ranks. The job has
-    succeeded when no node is healthy any more and ``min_nodes`` have succeeded. Restarts are counted once for
-    the job, at most ``max_restarts``.
+    succeeded when no node is healthy any more and ``min_nodes`` have succeeded.
     """
 
-    max_restarts: int
-    min_nodes: int
-    max_stalled: int = 0
-    """As for ``AnyFailed``."""
-    max_failed_starts: int = 0
-    """As for ``AnyFailed``."""
-
     def judge(self, nodes: Mapping[NodeState, int]) -> Outcome | None:
-        """See the protocol."""
+        """See the base."""
         healthy, succeeded = nodes.get(NodeState.HEALTHY, 0), nodes.get(NodeState.SUCCEEDED, 0)
         if healthy + succeeded < self.min_nodes:
             return Outcome.FAILED
         return None if healthy else Outcome.SUCCEEDED
-
-    def decide(self, end: CycleEnd) -> Decision:
-        """See the protocol."""
-        return _decide(end, self)
-
-
-def _decide(last: CycleEnd, policy: AnyFailed | MinHealthy) -> Decision:
-    max_restarts, min_nodes = policy.max_restarts, policy.min_nodes
-    used = last.restarts_before + (last.outcome is Outcome.FAILED)
-    left = max(0, max_restarts - used)
-    too_few = ""
-    if last.nodes_left is not None and last.nodes_left < min_nodes:
-        too_few = lines.too_few_left(left=last.nodes_left, min_nodes=min_nodes)
-    match last.outcome:
-        case Outcome.SUCCEEDED:
-            return Decision(action=Action.FINISH, restarts_left=left, reason="")
-        case Outcome.STOPPED:
-            return Decision(action=Action.GIVE_UP, restarts_left=left, reason="not restarting")
-        case _ if too_few:
-            reason = f"{too_few}, giving up"
-            return Decision(action=Action.GIVE_UP, restarts_left=left, reason=reason)
-        case Outcome.FAILED if 0 < policy.max_stalled <= last.stalled:
-            reason = f"no progress in {counted(last.stalled, 'cycle')}, giving up"
-            return Decision(action=Action.GIVE_UP, restarts_left=left, reason=reason, no_progress=True)
-        case Outcome.FAILED if 0 < policy.max_failed_starts <= last.failed_starts:
-            reason = lines.failed_starts(last.failed_starts)
-            return Decision(action=Action.GIVE_UP, restarts_left=left, reason=reason, no_progress=True)
-        case Outcome.FAILED if used > max_restarts:
-            reason = "no restarts left, giving up" if max_restarts else "no restarts allowed, giving up"
-            return Decision(action=Action.GIVE_UP, restarts_left=0, reason=reason)
-        case Outcome.MEMBERSHIP | Outcome.FAILED:
-            return Decision(action=Action.RESTART, restarts_left=left, reason="")
-        case Outcome.EXCLUDED:
-            raise AssertionError("a node that leaves decides for itself")
