@@ -108,7 +108,7 @@ def main() -> None:
         print(f"finished at iteration {iteration}, the weights sum up to {total:.12f}", flush=True)
     # From here on this rank isn't watched, however long the rest takes.
     client.shutdown_workload_monitoring()
-    del ddp  # who lets go of a gloo group last waits for its threads, and the model would do so with Python's lock held
+    del ddp  # who lets go of a gloo group last waits for its threads, and the model would do so holding the GIL
     dist.destroy_process_group()
 
 

@@ -25,8 +25,8 @@ def add_commands(commands: Any) -> None:
         parser = commands.add_parser(
             name,
             help=text,
-            description=f"{text[0].upper()}{text[1:]}. Needed on every node of the job whose ranks stand still. "
-            "Ranks that end are noticed all the time; the timeouts of collectives are torch's and go on.",
+            description=f"{text[0].upper()}{text[1:]}. Needed on every node of the job whose ranks are halted. "
+            "Exited ranks are still detected; torch's own collective timeouts go on.",
         )
         which = parser.add_mutually_exclusive_group()
         which.add_argument("--job", metavar="RUN_ID", help="the job's --rdzv-id")

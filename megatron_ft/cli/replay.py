@@ -166,9 +166,9 @@ def _cost(analyses: Sequence[Analysis], ended: int) -> str:
         return "no healthy rank would have been ended"
     restarts = "1 restart" if ended == 1 else f"{ended} restarts"
     if not failures:
-        return f"{restarts} for nothing; what one costs isn't in these logs"
+        return f"{restarts} without cause; these logs have no restart to estimate the cost from"
     lost_s = sum(each.goodput.down_s + each.goodput.redone_s for each in known if each.goodput is not None) / failures
-    return f"{restarts} for nothing, about {took(ended * lost_s)}: one cost these runs {took(lost_s)} on average"
+    return f"{restarts} without cause, about {took(ended * lost_s)}: one cost these runs {took(lost_s)} on average"
 
 
 def _analyses(log_dir: str) -> list[Analysis]:

@@ -4,7 +4,7 @@ FaultToleranceError
 ├── ConfigError (also a ValueError)     a user's mistake in the configuration or on the command line
 ├── RankMonitorClientError              a hook was called in a way the monitor can't follow
 ├── NotUnderLauncherError               a RankMonitorClientError: the script wasn't started with ft_launcher
-└── ProtocolError                       a peer on a socket or board that doesn't speak our language
+└── ProtocolError                       a peer on a socket or board that violates the protocol
 """
 
 from __future__ import annotations

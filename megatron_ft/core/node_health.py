@@ -94,9 +94,9 @@ def gpu_problems(gpus: Sequence[Gpu] | None, kernel_log: Iterable[str], *, ranks
         found.append(f"gpu: {counted(len(gpus), 'device')} for {counted(ranks, 'rank')}")
     for gpu in gpus:
         if gpu.pages_pending or gpu.rows_pending:
-            found.append(f"gpu: device {gpu.index} needs a reset, for memory that is to be retired")
+            found.append(f"gpu: device {gpu.index} needs a reset: memory retirement or row remapping is pending")
         if gpu.rows_failed:
-            found.append(f"gpu: device {gpu.index} has broken memory that couldn't be replaced")
+            found.append(f"gpu: device {gpu.index} has a row remapping failure")
     numbers = [xid for xid in xids(kernel_log) if xid not in _OF_THE_PROGRAM]
     if numbers:
         found.append(

@@ -59,7 +59,7 @@ def parse(argv: Sequence[str] | None) -> CommandLine:
     """
     parser = torchrun.get_args_parser()
     parser.prog = "ft_launcher"
-    parser.description = "torchrun that notices hung and dead ranks, says which and why, and restarts fast."
+    parser.description = "torchrun that detects hung and failed ranks, reports which and why, and restarts fast."
     say_what_they_mean(parser)
     add_ft_options(parser)
 
@@ -86,7 +86,7 @@ def parse(argv: Sequence[str] | None) -> CommandLine:
     if where.scheduler is Scheduler.KUBERNETES and seconds >= _POD_GRACE_S:
         options.warnings.append(
             f"Kubernetes kills a pod {_POD_GRACE_S} s after SIGTERM, unless its terminationGracePeriodSeconds says "
-            f"otherwise: let that be longer than --term-timeout {seconds:g}, which ranks have to save"
+            f"otherwise: set that to more than --term-timeout {seconds:g}, the time ranks have to save"
         )
     min_nodes, max_nodes = _check_sizes(namespace)
     handled = parse_signals(namespace.signals_to_handle)

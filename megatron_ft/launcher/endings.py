@@ -38,7 +38,7 @@ def of(over: Over, line: CommandLine) -> End:
         case Exit.ABANDONED if line.max_nodes == 1:
             return End(over.code, Ending.LOST, over.text)
         case Exit.EXCLUDED if over.code:
-            return End(over.code, Ending.FAILED, over.text or "a node was left out, and the others are too few")
+            return End(over.code, Ending.FAILED, over.text or "a node was excluded, and too few nodes are left")
         case Exit.LEFT if over.code not in (0, REFUSED):
             return End(over.code, Ending.LOST if over.code == TRY_AGAIN_CODE else Ending.FAILED, over.text)
     return End(over.code)
@@ -48,7 +48,7 @@ def _succeeded(verdict: Verdict | None, line: CommandLine) -> End:
     """All ranks have ended with 0. Whether that is the end of the training, a flag file says, if there is to be one."""
     flag = os.environ.get(_FINISHED_FLAG, "")
     if flag and not logs.call(lambda: os.path.exists(flag), True):
-        return _stopped(line, f"all ranks ended with 0, and there is no {flag}: there is more to train")
+        return _stopped(line, f"all ranks exited with 0, but {flag} doesn't exist: the training isn't finished")
     if not flag and verdict is not None and verdict.stopped:
         return _stopped(line, "asked to stop, all ranks ended with 0")
     return End(0, Ending.FINISHED)

@@ -1,4 +1,4 @@
-"""``ft_launcher``: torchrun that notices hung and dead ranks, says which and why, and restarts fast."""
+"""``ft_launcher``: torchrun that detects hung and failed ranks, reports which and why, and restarts fast."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _tell_kubernetes(why: str, code: int) -> None:
 
 
 def _leave(code: int) -> NoReturn:
-    """End the process as Python does, but for the last part of its way: taking itself and torch down.
+    """Exit as Python does, but without finalizing the interpreter and torch.
 
     A thread of ours may wait inside torch for a node that doesn't answer; where one comes back from there while Python
     is taken down under it, C++ ends the process by SIGABRT, and the exit code of a job that went well is lost.

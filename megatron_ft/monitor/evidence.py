@@ -55,7 +55,7 @@ __all__ = ["Looks", "collect"]
 
 _STACK_S = 1.0
 _ANSWER_S = 0.8
-"""On a starved machine, too, a thread that gets Python's lock at all gets it within some milliseconds."""
+"""On a starved machine, too, a thread that gets the GIL at all gets it within some milliseconds."""
 _LOOK_AGAIN_S = 0.004
 _LOOK_SOON_S = 0.0005
 _MAX_DUMP_BYTES = 1 << 20
@@ -249,7 +249,7 @@ class Looks:
                 answer["error"] = f"the rank can't be asked any more ({error.strerror})"
         answer.pop("id", None)
         if not answer:
-            answer["error"] = "the rank didn't answer: who holds Python's lock doesn't give it away"
+            answer["error"] = "the rank didn't answer: another thread holds the GIL"
         if "error" in answer:
             missing.append(f"collectives: {answer['error']}")
         return answer

@@ -45,7 +45,7 @@ _HANG = (
 )
 FAULTS: dict[str, tuple[str, str]] = {
     # by the rank itself
-    "rank_killed": (Outcome.ENDS, r"rank {rank} killed by SIGKILL \(not by us\)"),
+    "rank_killed": (Outcome.ENDS, r"rank {rank} killed by SIGKILL \(not sent by ft_launcher\)"),
     "rank_hung": (Outcome.ENDS, _HANG),
     "sleep": (Outcome.ENDS, _HANG),
     "gil": (Outcome.ENDS, _HANG),

@@ -144,5 +144,5 @@ def test_it_starts_loses_a_rank_and_finishes(launcher: Launcher, tmp_path: Path,
         nodes.append(launcher.start(wrapped if line.wraps else SCRIPT, *flags, env=env))
     for ended in wait_for_all(nodes):
         assert ended.code == 0, ended.err
-        assert "killed by SIGKILL (not by us)" in ended.err
+        assert "killed by SIGKILL (not sent by ft_launcher)" in ended.err
         assert "all ranks finished after 2 cycles" in ended.err

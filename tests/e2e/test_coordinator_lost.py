@@ -141,7 +141,7 @@ def test_half_of_the_nodes_cannot_go_on_without_the_host_of_the_first(launcher: 
     hosts.power_off(1, job.nodes[0])
     (ended,) = wait_for_all(job.nodes[1:])
     assert ended.code == 94
-    told = [line for line in ended.lines if "no coordinator could be reached that can go on with the job" in line]
+    told = [line for line in ended.lines if "no coordinator reachable that can continue the job" in line]
     assert len(told) == 1
 
 
@@ -154,7 +154,7 @@ def test_host_that_is_cut_off_ends_its_ranks_and_stands_by_when_it_is_back(launc
     cut_s = time.monotonic()
     hosts.cut(3)
     began_s = max(trains(node, 1, rank=rank, world=2) for rank, node in enumerate(others))
-    third.wait_for("no coordinator could be reached for 2. s .*: ending the ranks of this node")
+    third.wait_for("no coordinator reachable for 2. s .*: terminating the ranks of this node")
     overlap_s = ended_at(third, 0) - began_s
     print(f"cut off to ranks ended: {ended_at(third, 0) - cut_s:.1f} s, after {overlap_s:.1f} s beside the next cycle")
     assert overlap_s < CUT_OFF_S + LATE_S

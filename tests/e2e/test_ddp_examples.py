@@ -70,7 +70,7 @@ def test_killed_then_hung_then_finished_with_the_same_weights(name: str, launche
     assert result(disturbed) == result(undisturbed)
     assert len(undisturbed.lines) == 2, "a cycle starts, and all ranks finish"
     killed, hung, succeeded = launched.events("cycle_ended")
-    assert "rank 1 killed by SIGKILL (not by us)" in killed["cause"]["text"]
+    assert "rank 1 killed by SIGKILL (not sent by ft_launcher)" in killed["cause"]["text"]
     assert hung["cause"]["rank"] == 0
     assert "process stopped" in hung["cause"]["text"]
     assert succeeded["outcome"] == "succeeded"

@@ -75,11 +75,11 @@ def test_modules_are_imported_before_the_script(launcher: Launcher, modules: Pat
     ("before", "reason"),
     [
         # ranks that are forked behind such an operation hang at their next one
-        ("import torch; torch.ones(2000, 2000) @ torch.ones(2000, 2000)", "it has a thread of a C library"),
-        ("import mmap; shared = mmap.mmap(-1, 4096)", "it has shared memory (/dev/zero (deleted))"),
-        ("import libraries_file", "it has {}/note open to write"),
-        ("import torch; torch.cuda.is_initialized = lambda: True", "it has initialised CUDA"),
-        ("import libraries_child", "it has a child process"),
+        ("import torch; torch.ones(2000, 2000) @ torch.ones(2000, 2000)", "the script has a thread of a C library"),
+        ("import mmap; shared = mmap.mmap(-1, 4096)", "the script has shared memory (/dev/zero (deleted))"),
+        ("import libraries_file", "the script has {}/note open to write"),
+        ("import torch; torch.cuda.is_initialized = lambda: True", "the script has initialised CUDA"),
+        ("import libraries_child", "the script has a child process"),
     ],
 )
 def test_what_cannot_be_shared_is_seen_before_the_first_fork(
@@ -113,7 +113,7 @@ def test_a_script_that_runs_ahead_too_long(launcher: Launcher, tmp_path: Path) -
     finished = launched.wait()
     assert (finished.code, finished.out) == (0, "ends\n")
     assert finished.lines[0] == (
-        "ranks start as fresh interpreters: the script has reached no point at which they differ in 1 s"
+        "ranks start as fresh interpreters: no fork point reached in 1 s (--ft-preload-timeout)"
     )
 
 
@@ -177,7 +177,7 @@ def test_own_files_that_change_between_cycles_are_run_anew(launcher: Launcher) -
         *("script 2 part 22 settings 2", "2 True []"),
         *("script 2 part 22 settings 2", "3 True ['new']"),
     ]
-    changed = re.findall(r"(\S+) changed: running the script ahead again", finished.err)
+    changed = re.findall(r"(\S+) changed: preloading the script again", finished.err)
     assert changed == [str(script), str(directory / "checkpoint"), str(directory / "data")]
     assert fork_points(launched) == ["script.py:6 (reads FT_CYCLE)"]
 

@@ -86,7 +86,7 @@ def test_during_the_rendezvous_it_is_dropped(launcher: Launcher) -> None:
     [
         ("SIGUSR3", "'SIGUSR3': must be names of signals, for example SIGUSR1,SIGUSR2 (did you mean 'SIGUSR2'"),
         ("SIGUSR1,", "--ft-forward-signals 'SIGUSR1,': must be names of signals"),
-        ("SIGCHLD", "; SIGCHLD can't be passed on"),
+        ("SIGCHLD", "; SIGCHLD can't be forwarded"),
         ("SIGUSR1,SIGTERM", "--ft-forward-signals: SIGTERM ends the job (it is one of --signals-to-handle)"),
         ("SIGUSR2", "--ft-forward-signals: SIGUSR2 ends the job (it is one of --signals-to-handle)"),
     ],

@@ -153,7 +153,8 @@ say("done", RANK)
     finished = launched.wait()
     assert finished.code == 0
     assert [line for line in finished.lines if "ended" in line or "finished" in line] == [
-        "cycle 0 ended: rank 1 killed by SIGKILL (not by us); restarting as cycle 1, 2 of 3 restarts left",
+        "cycle 0 ended: rank 1 killed by SIGKILL (not sent by ft_launcher); "
+        "restarting as cycle 1, 2 of 3 restarts left",
         "cycle 1 ended: rank 0 exited with code 3; restarting as cycle 2, 1 of 3 restarts left",
         "cycle 2 ended: rank 1 raised RuntimeError: boom and more, in script.py:11 main; "
         "restarting as cycle 3, 0 of 3 restarts left",

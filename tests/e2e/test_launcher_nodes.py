@@ -57,7 +57,7 @@ def test_both_nodes_restart_and_agree_on_the_cycle(launcher: Launcher) -> None:
     assert [cycles_of(node) for node in nodes] == [["0", "1"], ["0", "1"]]
     lines = [line for finished in ended for line in finished.lines]
     # both know at once why, and count the same restart
-    restarting = "rank 1 killed by SIGKILL (not by us); restarting as cycle 1, 0 of 1 restart left"
+    restarting = "rank 1 killed by SIGKILL (not sent by ft_launcher); restarting as cycle 1, 0 of 1 restart left"
     assert f"cycle 0 ended: {restarting}" in lines
     assert f"cycle 0 ended: node 1 ({socket.gethostname()}): {restarting}" in lines
     events = [event for node in nodes for event in node.events("cycle_ended") if event["cycle"] == 0]
@@ -108,12 +108,12 @@ def test_lines_about_the_job_are_printed_once_with_time_and_node(launcher: Launc
     (first, other) = sorted((finished.lines for finished in ended), key=len, reverse=True)
     assert [line for line in first if "training again" not in line] == [
         "cycle 0 started: 2 ranks on 2 nodes, rank 0 here",
-        f"cycle 0 ended: node 1 ({socket.gethostname()}): rank 1 killed by SIGKILL (not by us); restarting as cycle 1, "
-        "0 of 1 restart left",
+        f"cycle 0 ended: node 1 ({socket.gethostname()}): rank 1 killed by SIGKILL (not sent by ft_launcher); "
+        "restarting as cycle 1, 0 of 1 restart left",
         "cycle 1 started: 2 ranks on 2 nodes, rank 0 here",
         "all ranks finished after 2 cycles",
     ]
-    assert other == ["cycle 0: rank 1 killed by SIGKILL (not by us)"]
+    assert other == ["cycle 0: rank 1 killed by SIGKILL (not sent by ft_launcher)"]
     for node in nodes:  # the event log has it on each node
         assert [record["cycle"] for record in node.events("cycle_ended")] == [0, 1]
 

@@ -81,7 +81,8 @@ def test_failure_of_one_rank_restarts_all_hosts_at_once(launcher: Launcher, host
         for node in nodes:
             who = "" if node is victim else rf"node {rank} \({host}\): "
             assert re.search(
-                rf"cycle {cycle} ended: {who}rank {rank} killed by SIGKILL \(not by us\); {left}", node.err
+                rf"cycle {cycle} ended: {who}rank {rank} killed by SIGKILL \(not sent by ft_launcher\); {left}",
+                node.err,
             )
         # nobody's rank notices anything by itself; torch alone would take seconds where it notices
         assert seconds_from(nodes, "rank_exited", "cycle_started", cycle) < 3

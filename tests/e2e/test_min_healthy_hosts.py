@@ -57,11 +57,11 @@ def test_host_that_is_cut_off_gives_up_and_the_others_go_on(launcher: Launcher, 
     hosts.cut(3)
     for node in (first, second):
         node.wait_for(r"\(node3\) is lost", timeout_s=20)
-    third.wait_for("no coordinator could be reached for 2. s .*: ending the ranks of this node", timeout_s=40)
+    third.wait_for("no coordinator reachable for 2. s .*: terminating the ranks of this node", timeout_s=40)
     cut_off = third.wait(timeout_s=40)
     third.assert_nothing_left()
     assert cut_off.code == 94
-    assert "no coordinator could be reached that can go on with the job: start it again" in cut_off.lines[-1]
+    assert "no coordinator reachable that can continue the job: start the job again" in cut_off.lines[-1]
     tell(launcher, "finish")
     assert [finished.code for finished in wait_for_all([first, second])] == [0, 0]
     assert cycles_of(first) == cycles_of(second) == ["0"]

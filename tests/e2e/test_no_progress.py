@@ -57,7 +57,7 @@ def test_a_start_that_fails_in_the_same_way_twice_is_not_tried_again(launcher: L
     ends = [line for line in finished.lines if " ended: " in line]
     assert len(ends) == 2
     assert missing.split(",")[0] in ends[1]
-    assert ends[1].endswith("; 2 starts in a row failed like this before any step, giving up")
+    assert ends[1].endswith("; 2 starts in a row failed in this way before the first step, giving up")
     again = "if CYCLE < 3: import not_there"
     finished = launcher.run(again, *TWO, "--max-restarts=3", "--ft-max-failed-starts=0")
     assert (finished.code, finished.lines[-1]) == (0, "all ranks finished after 4 cycles")

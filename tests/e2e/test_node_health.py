@@ -131,7 +131,7 @@ def test_one_that_is_stuck_in_the_kernel_is_waited_for_once(reactor: Reactor) ->
         (pid,) = health.pids()
         began_s = time.monotonic()
         again = health.run({}, nothing)
-        assert again.ended == f"can't run: process {pid} (sleep, state t) of the last one can't be ended"
+        assert again.ended == f"can't run: process {pid} (sleep, state t) of the previous check can't be killed"
         health.close()  # as at the end of the launcher
         assert time.monotonic() - began_s < 1.0
     wait_until(lambda: health.run({}, nothing).ended.startswith("took longer"), 10)

@@ -105,7 +105,7 @@ client.shutdown_workload_monitoring()
     assert finished.code == 0
     (ended,) = [line for line in finished.lines if line.startswith("cycle 0 ended")]
     # what was only observed is no cause
-    assert ended.startswith("cycle 0 ended: rank 1 killed by SIGKILL (not by us)")
+    assert ended.startswith("cycle 0 ended: rank 1 killed by SIGKILL (not sent by ft_launcher)")
 
 
 def test_pause_and_resume(launcher: Launcher) -> None:

@@ -106,7 +106,7 @@ def test_what_a_rank_left_and_cannot_be_signalled_is_told_of_and_not_waited_for_
     (stuck,) = end.still_there([worker])
     assert (stuck.pid, stuck.is_anothers) == (pid, True)
     who = rf"process {pid} \(python\S*, state [RS], of another user\)"
-    told = f"{who} still running 0.3 s after SIGKILL: leaving it behind"
+    told = f"{who} still running 0.3 s after SIGKILL, not waiting any longer"
     assert len(said) == 1
     assert re.fullmatch(told, said[0])
 
@@ -127,8 +127,8 @@ def test_a_health_check_that_left_such_a_process_cannot_run_again(
     assert health.run({}, lambda: None).is_good
     pid = int(path.read_text())
     again = health.run({}, lambda: None)
-    words = rf"can't run: process {pid} \(python\S*, state [RS], of another user\) of the last one can't be ended"
-    assert re.fullmatch(words, again.ended)
+    process = rf"process {pid} \(python\S*, state [RS], of another user\)"
+    assert re.fullmatch(rf"can't run: {process} of the previous check can't be killed", again.ended)
     os.killpg(pid, signal.SIGKILL)
     wait_until(lambda: (stat := read_stat(pid)) is None or stat.state == "Z", 10)
     health.close()

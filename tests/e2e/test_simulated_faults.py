@@ -77,7 +77,7 @@ class Case:
 
 HUNG = r"hung in 'step' for \d+\.\d s \(timeout 4\.0 s\)"
 CASES = [
-    Case("rank_killed", r"killed by SIGKILL \(not by us\)"),
+    Case("rank_killed", r"killed by SIGKILL \(not sent by ft_launcher\)"),
     Case("rank_hung", r"hung in 'step' for \d+\.\d s \(timeout 4\.0 s, process stopped\)"),
     Case("sleep", HUNG),
     Case("spin", HUNG),
@@ -85,7 +85,7 @@ CASES = [
     Case("exception", r"raised InjectedFault: simulated fault"),
     Case("exit", r"exited with code 3", ", exit_code: 3"),
     Case("segfault", r"crashed with SIGSEGV"),
-    Case("sigterm", r"killed by SIGTERM \(not by us\)"),
+    Case("sigterm", r"killed by SIGTERM \(not sent by ft_launcher\)"),
     Case("disk_full", r"raised OSError: \[Errno 28\] No space left on device \(simulated\): .*"),
     Case("slow", None, ", seconds: 0.3"),
 ]

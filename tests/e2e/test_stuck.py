@@ -51,9 +51,9 @@ def test_the_only_node_gives_up_in_bounded_time(launcher: Launcher, what: str) -
         stuck = rf"process {pid} \(\S+, state t\)"
         assert finished.code == 1
         assert len(finished.lines) == 3, finished.lines
-        assert re.fullmatch(rf"{stuck} still running 10 s after SIGKILL: leaving it behind", finished.lines[1])
+        assert re.fullmatch(rf"{stuck} still running 10 s after SIGKILL, not waiting any longer", finished.lines[1])
         assert re.fullmatch(
-            rf"cycle 0 ended: rank 0 exited with code 7; {stuck} can't be ended, giving up", finished.lines[2]
+            rf"cycle 0 ended: rank 0 exited with code 7; {stuck} can't be killed, giving up", finished.lines[2]
         )
         assert "cycle 1" not in finished.out
         (event,) = launched.events("stuck")
@@ -88,7 +88,7 @@ def test_a_node_with_a_stuck_rank_leaves_and_the_job_goes_on_if_it_can(
         words = rf"process {pid} \(\S+, state t\)"
         (ended,) = [line for line in stuck.lines if line.startswith("cycle 0 ended")]
         assert re.fullmatch(
-            rf"cycle 0 ended: .* exited with code 7; {words} can't be ended, this node leaves the job", ended
+            rf"cycle 0 ended: .* exited with code 7; {words} can't be killed, this node leaves the job", ended
         )
         assert "cycle 1" not in stuck.out
         assert "Traceback" not in good.err + stuck.err
@@ -101,7 +101,7 @@ def test_a_node_with_a_stuck_rank_leaves_and_the_job_goes_on_if_it_can(
             assert "cycle 1" not in good.out
             assert stuck.lines[-1] == "1 node left, at least 2 required"
             assert re.search(
-                rf"on node . \(.+\) {words} can't be ended; 1 node left, at least 2 required; the job ends", good.err
+                rf"on node . \(.+\) {words} can't be killed; 1 node left, at least 2 required; the job ends", good.err
             )
     for node in nodes:
         node.assert_nothing_left()

@@ -36,7 +36,7 @@ def test_by_default_it_is_only_told(launcher: Launcher) -> None:
     assert finished.code == 0, finished.err
     told = [line for line in finished.lines if "collective" in line and "configuration" not in line]
     assert "rank 2 in unhooked.py:" in told[0]
-    assert told[0].endswith("(nothing is ended)")
+    assert told[0].endswith("(reported only, no rank is terminated)")
     record, *_ = launched.events("no_collective")  # on a slow machine the end takes long enough to be told of, too
     assert (record["rank"], record["ends"]) == (2, False)
     # nobody has sent the ranks a signal for it

@@ -54,7 +54,7 @@ def test_who_does_not_know_the_secret_is_refused(launcher: Launcher) -> None:
 def test_who_has_a_secret_does_not_join_a_job_without(launcher: Launcher) -> None:
     job = Job(launcher, {})
     line = job.refused(env={"FT_SECRET": SECRET})
-    told = "doesn't ask for the job's secret: FT_SECRET has to be set for it, too, or not for this launcher"
+    told = "has no secret, and this launcher has one: set FT_SECRET on all nodes, or on none"
     assert line.endswith(told)
     job.meet(env={})
 
@@ -62,15 +62,15 @@ def test_who_has_a_secret_does_not_join_a_job_without(launcher: Launcher) -> Non
 def test_who_has_other_options_is_told_which(launcher: Launcher) -> None:
     job = Job(launcher, {})
     told = "this launcher's options differ from those of the others: "
-    assert job.refused("--max-restarts=5") == f"{told}--max-restarts is 5 here, 3 there"
+    assert job.refused("--max-restarts=5") == f"{told}--max-restarts is 5 on this node, 3 on the others"
     others = ["--nnodes=2:3", "--restart-policy=min-healthy"]
-    policies = "--restart-policy is min-healthy here, any-failed there"
+    policies = "--restart-policy is min-healthy on this node, any-failed on the others"
     assert job.refused(*others) == f"{told}--nnodes is 2:3 here, 2:2 there; {policies}"
     job.meet(env={})
 
 
 def test_who_is_of_another_job_is_refused(launcher: Launcher) -> None:
     job = Job(launcher, {})
-    told = "another job meets at this address: give each job its own --rdzv-endpoint"
+    told = "another job already uses this rendezvous endpoint: give each job its own --rdzv-endpoint"
     assert job.refused("--rdzv-id=another") == told
     job.meet(env={})

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["COLUMNS", "add_rows", "cycle_row", "phases_row", "print_run", "took"]
 
-COLUMNS = ("cycle", "how it ended", "rank", "noticed\nafter", "training\nagain after", "iterations\nredone")
+COLUMNS = ("cycle", "how it ended", "rank", "detected\nafter", "training\nagain after", "iterations\nredone")
 
 
 def cycle_row(cycle: CycleSummary) -> tuple[str, ...]:

@@ -50,9 +50,9 @@ def lines_of(found: Sequence[Replayed]) -> list[str]:
 
 
 def _of_hang(hang: Hung) -> str:
-    was = f"was noticed after {took(hang.noticed_s)}"
+    was = f"was detected after {took(hang.noticed_s)}"
     if hang.would_s is None:
-        return f"{was}, and wouldn't have been: nothing was learned yet"
+        return f"{was}, and would not have been: no timeout was learned yet"
     difference = hang.noticed_s - hang.would_s
     return f"{was}, and would have been after {took(hang.would_s)}: {took(abs(difference))} " + (
         "sooner" if difference >= 0 else "later"

@@ -138,7 +138,7 @@ class Batch:
                     wake.recv(4096)
                     self._pass_on()
                 if over.life is not None:
-                    say(f"the life has ended, and srun stays for {_STAYS_S:.0f} s: ending srun")
+                    say(f"the life has ended, but srun still runs {_STAYS_S:.0f} s later: terminating srun")
                     return _end(step, over.life)
         finally:
             os.close(pidfd)
@@ -150,7 +150,7 @@ class Batch:
         if not self._asked or time.monotonic() < self._passed_on_s + _AGAIN_S:
             return
         self._passed_on_s = time.monotonic()
-        say(f"{self._asked[-1].name}: the launchers are asked to stop")
+        say(f"received {self._asked[-1].name}: sending SIGTERM to the launchers")
         self._command(commands.stop_steps(self._plan.job))
 
     @contextlib.contextmanager
@@ -177,7 +177,7 @@ class Batch:
             say(f"{follows.why}; the array's next task goes on")
             return 0
         if state not in ("", "RUNNING", "TIMEOUT", "NODE_FAIL"):
-            say(f"{follows.why}; the job isn't requeued: Slurm says that it is {state}")
+            say(f"{follows.why}; not requeueing: Slurm reports the job as {state}")
             return TRY_AGAIN_CODE
         bad = sorted(lives.bad_nodes())
         if bad and self._plan.excludes_bad_nodes:

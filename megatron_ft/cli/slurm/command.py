@@ -16,7 +16,7 @@ from megatron_ft.core.errors import ConfigError
 __all__ = ["add_command", "plan"]
 
 _DESCRIPTION = """\
-The body of a batch script: it runs ft_launcher on each node by srun, passes on what Slurm asks for, and when the step
+The body of a batch script: it runs ft_launcher on each node by srun, forwards Slurm's signals, and when the step
 has ended it reads result.json and starts it again in the same allocation, requeues the job, or ends it."""
 _EPILOG = """\
 Everything after -- is for ft_launcher, which finds nodes, endpoint and id itself. docs/slurm.md has a script."""
@@ -88,7 +88,7 @@ def plan(args: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
         if value < least:
             raise ConfigError(f"{name} {value}: must be at least {least}")
     if args.spares >= count:
-        raise ConfigError(f"--spares {args.spares}: the job has {count} node{'s' * (count > 1)}, and one is to train")
+        raise ConfigError(f"--spares {args.spares}: the job has {count} node{'s' * (count > 1)}, at least 1 must train")
     needed = count - args.spares
     given_log_dir = _value(args.arguments, LAUNCHER_OPTIONS["log_dir"].spellings)
     log_dir = given_log_dir or os.path.join(

@@ -96,7 +96,7 @@ _WORDS = {
     Ending.STOPPED: "was stopped",
     Ending.FAILED: "has failed",
     Ending.NO_PROGRESS: "got no further",
-    Ending.MISTAKE: "is a mistake of the command line",
+    Ending.MISTAKE: "did not start: mistake on the command line",
     Ending.LOST: "was lost",
     Ending.RUNNING: "was lost",
 }

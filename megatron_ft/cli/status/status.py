@@ -42,7 +42,7 @@ def add_command(commands: Any) -> None:
         "status",
         help=_TEXT,
         description=f"{_TEXT[0].upper()}{_TEXT[1:]}. In a terminal it goes on until Ctrl-C or the end of the jobs; "
-        "the jobs notice nothing of it. The exit code is 1 if no job runs, or one doesn't answer.",
+        "the jobs aren't affected. The exit code is 1 if no job runs, or one doesn't answer.",
     )
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
@@ -129,7 +129,7 @@ def _open(jobs: list[RunningJob], watches: list[JobWatch]) -> int:
 
 def _frame(watch: JobWatch) -> Frame:
     assert watch.facts is not None
-    note = f"{watch.silence()}: what stands here of the job may be old" if watch.silent_s() > ANSWER_S else None
+    note = f"{watch.silence()}: the values shown may be out of date" if watch.silent_s() > ANSWER_S else None
     return Frame(watch.facts, note)
 
 

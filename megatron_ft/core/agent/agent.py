@@ -58,7 +58,7 @@ class Agent:
         self._ended_well = False
         """All ranks of the last cycle ended with 0."""
         self._stuck = ""
-        """Processes of its ranks that can't be ended, in words."""
+        """Processes of its ranks that can't be killed, in words."""
         self._known: Known | None = None
 
     def handle(self, event: edge.Event, now_ns: int, seen: edge.Readings) -> list[Effect]:
@@ -373,7 +373,7 @@ class Agent:
         self._say_goodbye(self._leaving.farewell(well=well or self._ended_well))
 
     def _exclude(self, cause: Cause, stuck: str) -> None:
-        """A rank asked for this node to be left out, or can't be ended: the others go on, if they are enough."""
+        """A rank asked for this node to be left out, or can't be killed: the others go on, if they are enough."""
         self._say_goodbye(self._leaving.left_out(cause, stuck))
 
     def _say_goodbye(self, goodbye: Goodbye) -> None:

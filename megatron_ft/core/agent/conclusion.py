@@ -1,7 +1,7 @@
 """Why a cycle has ended, and what this launcher does next: from what it knows and the coordinator's verdict. Pure.
 
 The coordinator's verdict is the same on all nodes. A node leaves the others by itself if its launcher was asked to
-stop, if one of its ranks has asked for that, or if its ranks can't be ended.
+stop, if one of its ranks has asked for that, or if its ranks can't be killed.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def conclude(known: Known, outcome: Outcome) -> tuple[Decision, Cause]:
     if verdict is None:
         text, follows = lines.taken_for_lost(known.orders.lost)
         if known.orders.is_cut_off:
-            text, follows = known.orders.lost, "looking for the others"
+            text, follows = known.orders.lost, "reconnecting to the job"
         again = Decision(action=Action.RESTART, restarts_left=known.restarts_left, reason=follows)
         return again, Cause(kind=CauseKind.MEMBERSHIP, text=text)
     if outcome is Outcome.STOPPED and record.shutdown_request is not None:

@@ -153,7 +153,7 @@ class RankExited:
 
 @dataclass(frozen=True, slots=True)
 class RanksEnded:
-    """What ``TerminateRanks`` asked for is done. ``stuck``: processes that can't be ended, in words and for the log."""
+    """What ``TerminateRanks`` asked for is done. ``stuck``: processes that outlive SIGKILL, as text and record."""
 
     stuck: str = ""
     processes: Sequence[Mapping[str, Any]] = ()
@@ -227,7 +227,7 @@ class Exit(enum.Enum):
     ABANDONED = "abandoned"
     """The process that started it has ended, or its output has no reader."""
     EXCLUDED = "excluded"
-    """This node has left the others: a rank asked for that, or can't be ended."""
+    """This node has left the others: a rank asked for that, or can't be killed."""
     STAYED = "stayed"
     """The same, and the launcher has stayed until the job's end."""
     LEFT = "left"

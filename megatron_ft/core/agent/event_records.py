@@ -173,7 +173,7 @@ def no_collective(cycle: int, review: Reviewed, *, ends: bool) -> Write:
 
 
 def stuck(cycle: int, processes: Sequence[Mapping[str, Any]]) -> Write:
-    """Processes of the ranks can't be ended, and what they wait in."""
+    """Processes of the ranks can't be killed, and what they wait in."""
     return Write(records.Stuck(cycle=cycle, processes=tuple(processes)))
 
 

@@ -64,9 +64,9 @@ class Leaving:
         return Goodbye(self.abandoned, failed=True)
 
     def left_out(self, cause: Cause, stuck: str) -> Goodbye:
-        """The same where a rank asked for this node to be left out, or processes (in words) can't be ended."""
+        """The same where a rank asked for this node to be left out, or processes (in words) can't be killed."""
         self.cause, self._stuck = cause, stuck
-        return Goodbye(f"{stuck} can't be ended" if stuck else cause.text, excluded=True)
+        return Goodbye(f"{stuck} can't be killed" if stuck else cause.text, excluded=True)
 
     def over(self) -> Over:
         """How it ends for a launcher that leaves of its own accord."""
@@ -85,9 +85,9 @@ class Leaving:
     def decision(self, left: Leave, *, restarts_left: int) -> Decision:
         """What is done where its node is left out; ``left`` says whether the others can go on."""
         stuck = self._stuck
-        reason = f"{stuck} can't be ended, this node leaves the job" if stuck else "this node leaves the job"
+        reason = f"{stuck} can't be killed, this node leaves the job" if stuck else "this node leaves the job"
         if stuck and self._options.max_nodes == 1:
-            reason = f"{stuck} can't be ended, giving up"
+            reason = f"{stuck} can't be killed, giving up"
         elif not stuck and self._job_ends(left):
             reason = f"{reason}, which ends: {left.text}"
         return Decision(action=Action.GIVE_UP, restarts_left=restarts_left, reason=reason)
@@ -101,5 +101,5 @@ class Leaving:
 
 def stopped(number: int, well: bool) -> Over:
     """How it ends for a launcher that was asked to stop; ``well``: all its ranks have ended with 0."""
-    text = lines.stopped(signal.Signals(number).name, [] if well else ["not all ranks ended with 0"])
+    text = lines.stopped(signal.Signals(number).name, [] if well else ["not all ranks exited with 0"])
     return Over(Exit.STOPPED, 128 + number if number == signal.SIGINT else 0 if well else 1, text)

@@ -112,7 +112,7 @@ def asked_to_stop(*, name: str, ranks: int, timeout_s: float) -> str:
 
 def abandoned(text: str) -> str:
     """Something that the launcher needs is lost."""
-    return f"{text}: ending the ranks of this node and leaving the job"
+    return f"{text}: terminating the ranks of this node and leaving the job"
 
 
 def killing_at_once(name: str) -> str:
@@ -141,14 +141,14 @@ def more_time(verdicts: Sequence[HangVerdict], progress: str, most_s: float) -> 
     than = "usual" if first.learned_timeout_s is not None else f"its learned timeout of {first.timeout_s:.1f} s"
     return (
         f"rank {first.rank}{more}: {where} for {first.elapsed_s:.1f} s{_at(first)}, longer than {than}, but "
-        f"{progress}: given more time, up to {most_s:.1f} s"
+        f"{progress}: extending its timeout, to at most {most_s:.1f} s in total"
     )
 
 
 def most_time_is_over(verdict: HangVerdict, most: float) -> str:
     """A rank has had all the time that a learned timeout allows for, because others, or it, seemed to move."""
     what = f"rank {verdict.rank} {describe_overdue(verdict)}{_at(verdict)}"
-    return f"{what}: {most:g} times the learned timeout is over, terminating it though ranks seem to make progress"
+    return f"{what}: {most:g} times its learned timeout has passed, terminating it although ranks report progress"
 
 
 def _at(verdict: HangVerdict) -> str:
@@ -157,7 +157,7 @@ def _at(verdict: HangVerdict) -> str:
 
 def no_collective(review: Reviewed, *, ends: bool) -> str:
     """Ranks whose scripts call no hooks complete no collective. ``ends``: the cycle is ended for it."""
-    follows = "ending the cycle" if ends else "nothing is ended"
+    follows = "terminating the ranks" if ends else "reported only, no rank is terminated"
     return f"no collective has completed on any rank for {review.elapsed_s:.0f} s: {review.text} ({follows})"
 
 
@@ -170,7 +170,7 @@ def finished_late(verdict: HangVerdict) -> str:
     """A rank that doesn't exit when all the others of the node have finished."""
     return (
         f"rank {verdict.rank} {describe_overdue(verdict)}: terminating it; "
-        "the other ranks of this node have finished: treating it as finished"
+        "the other ranks of this node have finished, so it counts as finished"
     )
 
 
@@ -182,4 +182,4 @@ def taken_for_lost(why: str) -> tuple[str, str]:
 
 def job_went_on(text: str) -> str:
     """The job has ended, and this launcher's ranks had no part in its end."""
-    return f"the job ended without this node: {text or 'others ran it to its end'}"
+    return f"the job ended without this node: {text or 'the other nodes finished it'}"

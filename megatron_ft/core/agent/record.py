@@ -263,7 +263,7 @@ class CycleRecord:
             return hang_of_one(verdict, {rank: self.places.get(rank, "") for rank in ranks})
         if cause is not None and cause.kind is CauseKind.HANG and cause.rank in self.places:
             return dataclasses.replace(cause, detail=self.places[cause.rank])
-        return cause or Cause(kind=CauseKind.CRASH, text="no rank of this node has ended, and none could be ended")
+        return cause or Cause(kind=CauseKind.CRASH, text="no rank of this node exited, and none could be killed")
 
     def own_failure(self, seen: Readings) -> Cause | None:
         """Of a rank of this node that failed by itself, if one did, and not only because it had lost another.

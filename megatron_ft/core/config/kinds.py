@@ -20,7 +20,7 @@ _NO_LIMIT = ("null", "none", "~", "inf", "+inf", "infinity")
 _TRUE, _FALSE = ("1", "true", "yes"), ("0", "false", "no")
 _NOT_FORWARDED = frozenset(
     {
-        *(signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGCONT),  # they can't be passed on
+        *(signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGCONT),  # they can't be forwarded
         *(signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGPIPE, signal.SIGABRT),  # stops and faults
         *(signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS),
     }
@@ -102,7 +102,7 @@ def _seconds(value: object, zero: bool = False) -> float:
 def _text_hint(value: object) -> str:
     """YAML reads `1e3` and `"600"` as text: say how to write the number."""
     as_number = _number(_read_number(value)) if isinstance(value, str) else None
-    return "" if as_number is None else f"; this is a text, the number is written {as_number!r}"
+    return "" if as_number is None else f"; this is a string, write the number as {as_number!r}"
 
 
 def _timeout(value: object) -> float | None:
@@ -188,7 +188,7 @@ def _forwarded(value: object) -> tuple[signal.Signals, ...]:
     numbers_ = dict.fromkeys(_signal(word) for word in words)
     for number in numbers_:
         if number in _NOT_FORWARDED:
-            raise Refused(f"; {number.name} can't be passed on")
+            raise Refused(f"; {number.name} can't be forwarded")
     return tuple(numbers_)
 
 

@@ -107,7 +107,7 @@ class LauncherOptions:
         names=("ft-node-health",),
     )
     node_health_timeout: float | None = option(
-        60.0, TIMEOUT, "The health check is killed if it takes longer, and has failed; null: no limit."
+        60.0, TIMEOUT, "A health check that takes longer is killed and counts as failed; null: no limit."
     )
     node_health_check_endpoint: str | None = option(
         None,
@@ -137,8 +137,8 @@ class LauncherOptions:
     no_restart_exit_code: int = option(
         93,
         whole(1, 255),
-        "The launcher's exit code then, for schedulers that would start the job again. (94 asks them to: too few nodes "
-        "are left to go on.)",
+        "Exit code after too many cycles without progress or failed starts: the scheduler should not restart the job. "
+        "(94 asks it to: too few nodes are left to continue.)",
     )
     stopped_exit_code: int | None = option(
         None,
@@ -203,7 +203,7 @@ class LauncherOptions:
         "in one. off: neither.",
     )
     watch_collectives_timeout: float = option(
-        720.0, DURATION, "So long no collective may complete on any rank of such a script."
+        720.0, DURATION, "Longest time without a completed collective on any rank of such a script."
     )
     say: str | None = option(
         None,
@@ -215,9 +215,9 @@ class LauncherOptions:
         "reason of its own.",
         is_told=False,
     )
-    observe_only: bool = option(False, FLAG, "Tell and log which rank would have been ended as hung, and end none.")
+    observe_only: bool = option(False, FLAG, "Report which rank would have been terminated as hung; terminate none.")
     forward_signals: tuple[signal.Signals, ...] = option(
-        (), SIGNALS, "Signals that are passed on to the ranks and end nothing, for example SIGUSR1,SIGUSR2."
+        (), SIGNALS, "Signals that are forwarded to the ranks without stopping the job, for example SIGUSR1,SIGUSR2."
     )
     preload: tuple[str, ...] | None = option(
         (),
@@ -228,7 +228,7 @@ class LauncherOptions:
         in_yaml=False,  # it is needed before a file can be read
     )
     preload_timeout: float = option(
-        60.0, DURATION, "A script that runs ahead for longer starts as fresh interpreters instead."
+        60.0, DURATION, "If the script reaches no fork point in this time, each rank starts a new interpreter."
     )
     reference_names: str = option(
         "on",

@@ -1,4 +1,4 @@
-"""The evidence on one rank as a page that a person reads at night: what, since when, where. Pure."""
+"""The evidence on one rank as readable text: what, since when, where. Pure."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
         yield from (f"  {age:10.3f}  {what}" for age, what in events)
     if document.get("missing"):
         yield ""
-        yield "could not be had:"
+        yield "could not be collected:"
         yield from (f"  {text}" for text in document["missing"])
     if document.get("took_s") is not None:
         yield ""

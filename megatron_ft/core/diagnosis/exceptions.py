@@ -35,7 +35,7 @@ class LastWords(NamedTuple):
 
 
 def last_words(text: str, *, library: Iterable[str] = ()) -> LastWords:
-    """Read the memory that a rank's witness wrote. ``library`` as for ``frame_that_tells``."""
+    """Read the memory that a rank's crash reporter wrote. ``library`` as for ``frame_that_tells``."""
     places = tuple(library)
     exception_at, fatal_at = text.rfind(EXCEPTION_MARK), text.rfind(_FATAL_MARK)
     if fatal_at > exception_at:

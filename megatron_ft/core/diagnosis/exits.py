@@ -184,7 +184,7 @@ def is_by_us(rank_exit: RankExit) -> bool:
 
 
 def describe_exit(rank_exit: RankExit) -> str:
-    """Say how a rank ended: "rank 1 killed by SIGKILL (not by us)"."""
+    """Say how a rank ended: "rank 1 killed by SIGKILL (not sent by ft_launcher)"."""
     who = f"rank {rank_exit.rank}"
     code = rank_exit.exitcode
     if rank_exit.error is not None and code > 0:
@@ -198,7 +198,7 @@ def describe_exit(rank_exit: RankExit) -> str:
     name = signal_name(-code)
     if name in _OWN_FAULTS and not is_by_us(rank_exit):
         return f"{who} crashed with {name}"
-    return f"{who} killed by {name}" + ("" if is_by_us(rank_exit) else " (not by us)")
+    return f"{who} killed by {name}" + ("" if is_by_us(rank_exit) else " (not sent by ft_launcher)")
 
 
 def describe_hang(verdict: HangVerdict) -> str:

@@ -146,7 +146,7 @@ class RankNote:
         has_stack: a stack could be had; frame and inner are of its main thread.
         frame: the innermost call in the user's code, "loader.py:88 next_batch"; inner: the innermost at all.
         waits_in: the collective that its stack shows it in, empty if none.
-        has_collectives: it told its collectives; a rank that holds Python's lock can't.
+        has_collectives: it told its collectives; a rank that holds the GIL can't.
         is_in_library: its innermost call is in torch or Megatron, where it may wait in C.
         timeout_s: of the outermost open section, or out of section; None is none.
         enqueued: "backend/group" -> number of the last collective it has entered.
@@ -250,7 +250,7 @@ def is_waiting_for_process(frames: Sequence[Frame]) -> bool:
 def lost_process(pid: int, name: str, exitcode: int) -> str:
     """A process that ended badly, in words; ``exitcode`` as ``subprocess`` has it."""
     how = f"exited with code {exitcode}" if exitcode >= 0 else f"was killed by {signal_name(-exitcode)}"
-    return f"process {pid} ({name}), which {how}"
+    return f"child process {pid} ({name}), which {how}"
 
 
 def is_in_checkpoint_write(frames: Sequence[Frame]) -> bool:
@@ -277,9 +277,9 @@ def _place(note: RankNote) -> str:
     if note.gone:
         return (note.raised and where) or "has ended"
     if note.raised:
-        return _joined("doesn't come to its end", where)
+        return _joined("has not exited since", where)
     if note.is_stopped:
-        return (where if note.has_stack else f"seen last {where}") if where else "its process is stopped"
+        return (where if note.has_stack else f"last seen {where}") if where else "its process is stopped"
     if note.is_stuck_in_kernel:
         return _joined("in uninterruptible sleep", where)
     if note.in_flight:
@@ -291,9 +291,9 @@ def _place(note: RankNote) -> str:
     if note.closing:
         return _joined("has ended its training", where)
     if not note.has_stack:
-        return "no stack could be had"
+        return "no stack could be collected"
     if not note.has_collectives:
-        return _joined(where, "with Python's lock held")
+        return _joined(where, "holding the GIL")
     return _joined(where, "computing") if note.is_busy else where
 
 

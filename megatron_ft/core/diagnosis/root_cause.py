@@ -176,7 +176,7 @@ def _suspects(notes: Sequence[RankNote], waits: Waits, elapsed_s: float) -> tupl
     unknown = roots - waits.keys()
     by_rank = {note.rank: note for note in notes}
     if unknown or (roots and all(by_rank[rank].raised for rank in roots)):
-        return roots, False  # who raised because he had lost a peer isn't the cause
+        return roots, False  # a rank that raised because it lost a peer isn't the cause
     if roots:
         return _narrowed([note for note in notes if note.rank in roots], elapsed_s)
     return _explanations(waits), True

@@ -95,7 +95,7 @@ def main_stack(stacks: Sequence[ThreadStack], main_ident: int) -> tuple[Frame, .
 
 
 def frame_that_tells(frames: Sequence[Frame], *, library: Iterable[str] = ()) -> Frame | None:
-    """The innermost call in the user's own code, which he can act on; if there is none, the innermost at all.
+    """The innermost call in the user's own code; if there is none, the innermost of all.
 
     ``library`` are directories whose files aren't the user's, beside those of installed packages.
     """

@@ -41,7 +41,7 @@ class Decision:
         value: the ballot in which it was proposed first, which tells it from others of the same number.
         world: so many nodes train in ``cycle``; their places are 0 to ``world - 1``.
         size: so many of them vote on the next decision.
-        head: the place whose node tips the scales where exactly half of them agree.
+        head: the place whose node breaks the tie where exactly half of them agree.
         restarts: used by the job before this cycle began.
         code: for the end: the launchers' exit code, with the reason in ``text``.
         began: the value of the decision that began the cycle, if it isn't this one. (Several may have been proposed.)

@@ -39,7 +39,8 @@ class Forming:
         """Whether the nodes that are ready begin a cycle.
 
         ``awaited``: nodes of the last cycle, which had ``last`` (0: there was none), are alive and not ready yet;
-        ``arrivals`` counts the launchers that ever came; ``patient``: there may be more where the last one came from.
+        ``arrivals`` counts the launchers that ever came; ``patient``: the last cycle ended because nodes left or
+        joined, so more may come.
         """
         self.alarm_s = None
         if ready >= rules.min_nodes:

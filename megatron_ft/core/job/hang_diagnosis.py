@@ -87,7 +87,7 @@ def _of_one(finding: Finding, note: RankNote, first: HangVerdict, *, several: bo
     verdict = first if note.rank == first.rank else as_verdict(_view(note, first.at_ns), first)
     verdict = dataclasses.replace(verdict, stopped=note.is_stopped)
     where = f" ({note.host})" if several and note.host else ""
-    did = "is what the others wait for" if note.gone else describe_overdue(verdict)
+    did = "keeps the others waiting" if note.gone else describe_overdue(verdict)
     kind = CauseKind.HANG
     if note.raised:  # it would be a crash, if only it ended
         did, kind = f"raised {note.raised}", CauseKind.CRASH

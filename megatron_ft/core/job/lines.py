@@ -40,8 +40,8 @@ __all__ = [
 ]
 
 ALL_HAVE_LEFT = "all training nodes have left the job, which can't continue: start it again"
-ANOTHER_JOB = "another job meets at this address: give each job its own --rdzv-endpoint"
-UNKNOWN_FAILURE = "a failure that only the lost coordinator knew of"
+ANOTHER_JOB = "another job already uses this rendezvous endpoint: give each job its own --rdzv-endpoint"
+UNKNOWN_FAILURE = "a failure that was reported only to the lost coordinator"
 HOST_SILENT = "no packet from its host, which coordinated the job, for 5 s or more"
 LAUNCHER_ENDED = "its launcher exited"
 
@@ -125,7 +125,7 @@ def waiting_for_nodes(
     ``more`` nodes are needed (0: none, but there is ``room`` for some in the ``last_call_s`` seconds after the last
     one that was needed). Of the last cycle, ``cycle``, nodes are ``missing``
     that live, as far as is known, or ``lost``; those ``aside`` aren't fit, and take no part. Of those that are here,
-    so many are ``odd``: in no whole segment of an NVLink domain.
+    so many are ``odd``: not in a complete NVLink-domain segment.
     """
     parts = [
         f"{len(here)} {'of ' + str(len(here) + more - odd) + ' ' if more and not odd else ''}"
@@ -134,7 +134,7 @@ def waiting_for_nodes(
     if here:
         parts[0] += f": {listed(here)}"
     if odd:
-        parts.append(f"{odd} of them in no whole segment of an NVLink domain (--ft-segment)")
+        parts.append(f"{odd} of them not in a complete NVLink-domain segment (--ft-segment)")
     if missing:
         parts.append(f"missing since cycle {cycle}: {listed(missing)}")
     if lost:
@@ -179,7 +179,7 @@ def nodes_waiting(count: int) -> str:
 def failed_starts(count: int) -> str:
     """Why a job that has never trained isn't started again."""
     starts = "the start" if count == 1 else f"{count} starts in a row"
-    return f"{starts} failed like this before any step, giving up"
+    return f"{starts} failed in this way before the first step, giving up"
 
 
 def finished_without(*, finished: int, nodes: int, told: str) -> str:
@@ -197,7 +197,7 @@ def did_not_come(more: int, *, seconds: float, aside: int) -> str:
 
 def other_options(differences: Sequence[tuple[str, str, str]]) -> str:
     """Why a launcher isn't let in: each option, what this launcher has, and what the others have."""
-    told = "; ".join(f"{option} is {own} here, {others} there" for option, own, others in differences)
+    told = "; ".join(f"{option} is {own} on this node, {others} on the others" for option, own, others in differences)
     return f"this launcher's options differ from those of the others: {told}"
 
 
@@ -208,7 +208,7 @@ def too_few_left(*, left: int, min_nodes: int) -> str:
 
 def gone_for_good(*, left: int, min_nodes: int, names: Sequence[str]) -> str:
     """Why the job ends: the scheduler starts no launcher again in place of lost ones."""
-    return f"{left} of at least {min_nodes} nodes left, and no launcher is started again for {listed(names)}"
+    return f"{too_few_left(left=left, min_nodes=min_nodes)}; exited launchers are not restarted: {listed(names)}"
 
 
 def _good(good: int, min_nodes: int) -> str:

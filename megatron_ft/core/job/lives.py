@@ -21,7 +21,7 @@ __all__ = ["Ending", "Life", "Lives"]
 VERSION = 1
 _MOST_LIVES = 200
 _MOST_FAULTS = 100
-_WITHOUT_A_WORD = "it ended without a word: its processes were killed, or their machine was lost"
+_NO_END_RECORDED = "no end was recorded: its processes were killed, or their host was lost"
 
 
 class Ending(enum.Enum):
@@ -115,7 +115,7 @@ class Lives:
         return Lives(lives=tuple(replace(life, faults=back_again(life.faults, names)) for life in self.lives))
 
     def advance(self, command: Sequence[str]) -> Advance:
-        """What a new life that runs this begins with. Who starts again what had ended for good has mended something."""
+        """What a new life that runs this begins with. A restart after a final end begins with no history."""
         last = self.lives[-1] if self.lives else None
         if last is None or last.command != tuple(command):
             return Advance()
@@ -133,7 +133,7 @@ class Lives:
     def begun(self, life: Life) -> Lives:
         """The lives with another one begun. One before that has recorded no end was killed."""
         lives = [
-            replace(each, outcome=Ending.LOST, cause=_WITHOUT_A_WORD) if each.outcome is Ending.RUNNING else each
+            replace(each, outcome=Ending.LOST, cause=_NO_END_RECORDED) if each.outcome is Ending.RUNNING else each
             for each in self.lives
         ]
         number = lives[-1].life + 1 if lives else 1

@@ -193,10 +193,10 @@ class Member:
         if not self._is_cut_off and unled_s >= self._lost_s + CUT_OFF_S:
             self._is_cut_off = True
             if self.standing.phase is m.Phase.RUNNING:
-                text = f"no coordinator could be reached for {unled_s:.0f} s (the network, or too few nodes?)"
+                text = f"no coordinator reachable for {unled_s:.0f} s (network failure, or too few nodes left)"
                 report = m.Report(self.standing.cycle, NodeState.UNHEALTHY, text, follows=True)
                 self.standing = replace(self.standing, phase=m.Phase.BUSY, report=report)
-                self._out.append(edge.Say(f"{text}: ending the ranks of this node; others may go on without it"))
+                self._out.append(edge.Say(f"{text}: terminating the ranks of this node; other nodes may continue"))
                 end = m.End(self.standing.cycle, Outcome.MEMBERSHIP, restarts=True, lost=True, text=text)
                 self._out.append(edge.EndRanks(end, is_cut_off=True))
         runs = self.standing.phase is m.Phase.RUNNING
@@ -216,7 +216,7 @@ class Member:
         elif self.standing.phase is m.Phase.EXCLUDED:
             self._leave(0, "")  # others may go on: a code that ends their job would undo what was asked for
         else:
-            text = "no coordinator could be reached that can go on with the job: start it again"
+            text = "no coordinator reachable that can continue the job: start the job again"
             self._leave(self.identity.rules.try_again_code, text)
 
     def _unanswered(self) -> None:

@@ -62,7 +62,7 @@ class Hello:
     Args:
         job: what tells this job from all others; a launcher of another one is refused.
         rules: a launcher that has others is refused, too.
-        instance: a word of its own, made when it started; session: counts its connections, of which the last counts.
+        instance: its unique id; session: the number of its connection; of several, only the newest counts.
         name: of its host; address: where it can coordinate, ``host:port``, empty if it can't.
         rank: the place it is meant to have, by the command line or the scheduler; None if neither gives one.
         owns: it has started this very coordinator.
@@ -70,7 +70,7 @@ class Hello:
         domain: of NVLink, if the rules have segments.
         found_silent: the node beside the last coordinator, whose host answers no packet any more.
         up_s: so many seconds ago its launcher was started.
-        names_life: ``job`` has a scheduler's word in it for this life of the job.
+        names_life: ``job`` contains the scheduler's identifier of this life of the job.
         bad: why earlier lives of the job call its host a bad node; empty if they don't.
     """
 

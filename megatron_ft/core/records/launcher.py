@@ -100,7 +100,7 @@ class StopRequested:
 
     Args:
         signal: its name.
-        ranks: how many ranks it was passed on to.
+        ranks: how many ranks it was forwarded to.
     """
 
     signal: str = ""
@@ -120,7 +120,7 @@ class Abandoned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignalForwarded:
-    """A signal was passed on to the ranks (--ft-forward-signals).
+    """A signal was forwarded to the ranks (--ft-forward-signals).
 
     Args:
         signal: its name.
@@ -248,7 +248,7 @@ class TrainingAgain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stuck:
-    """Processes of ranks can't be ended.
+    """Processes of ranks can't be killed.
 
     Args:
         processes: of each, what /proc tells.

@@ -67,7 +67,7 @@ def check_forwarded(forwarded: Sequence[signal.Signals], handled: Sequence[signa
         if number in handled:
             raise ConfigError(
                 f"--ft-forward-signals: {number.name} ends the job (it is one of --signals-to-handle), so it can't be "
-                "passed on without ending anything"
+                "forwarded without ending it"
             )
 
 

@@ -81,9 +81,7 @@ class Asked:
         if self._secret is None:
             raise SecretError("asks for the job's secret: set FT_SECRET (or FT_SECRET_FILE) as on the other nodes")
         if message.get("type") == "open":
-            raise SecretError(
-                "doesn't ask for the job's secret: FT_SECRET has to be set for it, too, or not for this launcher"
-            )
+            raise SecretError("has no secret, and this launcher has one: set FT_SECRET on all nodes, or on none")
         if message.get("type") == "denied":
             raise SecretError("has another secret than this launcher: FT_SECRET has to be the same on all nodes")
         if message.get("type") == "challenge" and not self._theirs:

@@ -59,7 +59,7 @@ def stuck(stats: Sequence[ProcessStat]) -> str:
 
 def did_not_end(stats: Sequence[ProcessStat], *, waited_s: float) -> str:
     """They hold what new ranks would need."""
-    return f"{stuck(stats)} still running {waited_s:g} s after SIGKILL: leaving it behind"
+    return f"{stuck(stats)} still running {waited_s:g} s after SIGKILL, not waiting any longer"
 
 
 def fresh_interpreters(reason: str) -> str:
@@ -86,7 +86,7 @@ def cannot_be_shared(reason: str, where: str, what: str) -> str:
 
 def file_changed(path: str) -> str:
     """The script has to run ahead again."""
-    return f"{path} changed: running the script ahead again"
+    return f"{path} changed: preloading the script again"
 
 
 def fork_server_replaced(code: int) -> str:
@@ -147,7 +147,7 @@ def cannot_start(error: OSError) -> str:
 
 def left_something(error: OSError, run_dir: str) -> str:
     """How the job ended is told and known; its processes end by themselves once the launcher has."""
-    return f"the launcher couldn't tidy up everything ({in_one_line(error)}): {run_dir} may be left"
+    return f"cleanup was incomplete ({in_one_line(error)}): {run_dir} may be left behind"
 
 
 def rendezvous_failed(error: BaseException) -> str:

@@ -178,7 +178,7 @@ def _endpoints(line: CommandLine, *, takes_list: bool = True) -> list[tuple[str,
         except ValueError as error:
             raise ConfigError(f"{option}: {error}") from None
         if found[-1][1] == 0 and text != word:
-            raise ConfigError(f"{option} {word.strip()}: with port 0 only that machine would know the port: name it")
+            raise ConfigError(f"{option} {word.strip()}: port 0 needs a single host, with several give the port number")
     return list(dict.fromkeys(found))
 
 

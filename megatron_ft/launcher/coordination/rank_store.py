@@ -103,7 +103,7 @@ class RankStore:
             RankStoreError: the server can't be reached; ``address`` is empty.
         """
         if not address:
-            raise RankStoreError("the store for the ranks is lost with node 0's launcher, which alone knew where it is")
+            raise RankStoreError("the ranks' store was lost with node 0's launcher: no other node has its address")
         host, port = parse_address(address)
         try:
             client = self._open(_HERE if address == self._address else host, port, is_server=False)

@@ -27,8 +27,8 @@ def take(namespace: argparse.Namespace, given: Collection[str], where: Surroundi
     taken = {}
     if where.surplus and (("nnodes" not in given) or _most(namespace.nnodes) not in (1, where.launchers)):
         raise ConfigError(
-            f"{where.surplus}, and one is needed on each: srun --ntasks-per-node=1. (Where each is to be a node of its "
-            f"own: --nnodes {where.launchers}; a job of its own: --standalone)"
+            f"{where.surplus}, start one per node: srun --ntasks-per-node=1. (To use each launcher as a node: "
+            f"--nnodes {where.launchers}; as a job of its own: --standalone)"
         )
     if where.nodes is not None and "nnodes" not in given:
         taken["--nnodes"] = namespace.nnodes = str(where.nodes)
@@ -43,7 +43,7 @@ def take(namespace: argparse.Namespace, given: Collection[str], where: Surroundi
     if not taken:
         return ""
     told = ", ".join(f"{option} {value}" for option, value in taken.items())
-    return f"{_NAMES[where.scheduler]} {where.job}: {told} (--scheduler none takes nothing)"
+    return f"{_NAMES[where.scheduler]} {where.job}: {told} (--scheduler none disables this)"
 
 
 def _most(nnodes: str) -> int | None:

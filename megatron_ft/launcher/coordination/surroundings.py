@@ -101,10 +101,12 @@ def _defeats(environ: Mapping[str, str]) -> tuple[str, ...]:
     """srun's own settings, as it passes them on."""
     told = []
     if environ.get("SLURM_KILL_BAD_EXIT", "0") not in ("", "0"):
-        told.append("SLURM_KILL_BAD_EXIT is set: srun ends all nodes when one of them fails; add --kill-on-bad-exit=0")
+        told.append(
+            "SLURM_KILL_BAD_EXIT is set: srun terminates all tasks when one of them fails; add --kill-on-bad-exit=0"
+        )
     if environ.get("SLURM_WAIT", "0") not in ("", "0"):
         told.append(
-            f"SLURM_WAIT is {environ['SLURM_WAIT']}: srun ends all nodes so many seconds after one has left the job; "
+            f"SLURM_WAIT is {environ['SLURM_WAIT']}: srun terminates all tasks that many seconds after the first exit; "
             "add --wait=0"
         )
     return tuple(told)

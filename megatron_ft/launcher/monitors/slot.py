@@ -140,7 +140,7 @@ class MonitorPlace:
         replace_if_stopped(self._reactor, lambda: self.pid, lambda: self._replace("was stopped"))
 
     def replace_if_overdue(self) -> None:
-        """A monitor that doesn't look when it said it would is no monitor, whatever holds it."""
+        """Replace a monitor that has missed its own announced check by 5 s, whatever blocks it."""
         if self._process is None or self._board is None or self._attached is None:
             return
         next_look = self._board.words[layout.W_NEXT_LOOK]

@@ -81,7 +81,7 @@ class HealthCheck:
             return Checked(ended=ended, code=code, last_line=text, seconds=time.monotonic() - began_s)
 
         if self._process is not None and not self._let_go():
-            return checked(f"can't run: {self._left()} of the last one can't be ended", None, "")
+            return checked(f"can't run: {self._left()} of the previous check can't be killed", None, "")
         self._output = b""
         try:
             process, pidfd = self._start(environment)
@@ -186,7 +186,7 @@ class HealthCheck:
         return True
 
     def _left(self) -> str:
-        """What is left of it and can't be ended: its shell, or what that has left."""
+        """What is left of it and can't be killed: its shell, or what that has left."""
         assert self._process is not None
         pid = self._process.pid
         shell = read_stat(pid)

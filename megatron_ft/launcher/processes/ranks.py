@@ -54,7 +54,7 @@ class Ranks:
         for worker in passed_on:
             send_signal(worker.pidfd, number)  # not counted as a signal of ours: it doesn't explain a rank's exit
         if number in self._save_signals and not passed_on:
-            self._say(f"{number.name} is taken as a request to stop: no rank has a handler for it")
+            self._say(f"{number.name} treated as a request to stop: no rank has a handler for it")
             self._signals.note(signal.SIGTERM, time.monotonic())
             return
         ranks = [worker.local_rank for worker in passed_on]

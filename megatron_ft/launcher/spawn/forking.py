@@ -166,7 +166,7 @@ class ForkingSpawner:
 
     def _is_late(self, server: ServerProcess) -> None:
         if not (server.is_ready or server.is_gone):
-            server.unfit = f"the script has reached no point at which they differ in {self.timeout_s:g} s"
+            server.unfit = f"no fork point reached in {self.timeout_s:g} s (--ft-preload-timeout)"
             server.kill()
 
     def _ended(self, server: ServerProcess) -> None:

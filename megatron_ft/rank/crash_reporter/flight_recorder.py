@@ -1,6 +1,6 @@
 """The collectives of this rank that aren't over, from torch's flight recorder: which, and with whom.
 
-It is asked by a thread of its own (see ``witness``), only when a rank hangs. On a GPU as on a CPU torch keeps the
+It is asked by a thread of its own (see ``reporter``), only when a rank hangs. On a GPU as on a CPU torch keeps the
 last few thousand collectives by itself (``TORCH_FR_BUFFER_SIZE``, 2000 unless it is set; 0 is none). How many there
 were is asked more often (``counts``): that takes torch some hundredths of a millisecond, however many it has kept.
 """

@@ -1,7 +1,7 @@
-"""What a rank has ready for the day it hangs or dies: its stacks, its collectives, its last exception.
+"""Reports the stacks, the collectives and the last exception of a rank that hangs or crashes.
 
 * A real-time signal makes `faulthandler` write the stacks of all threads to a memory that the monitor reads. It
-  works while another thread holds Python's lock, and the interrupted system call goes on.
+  works while another thread holds the GIL, and the interrupted system call goes on.
 * A daemon thread sleeps in one read and answers the monitor's question for the collectives in flight and the main
   thread's stack. It never runs unless it is asked.
 * An uncaught exception is written to the same memory, and so are the stacks at a signal that ends the process, unless

@@ -12,7 +12,7 @@ __all__ = ["begin", "is_time_to_learn"]
 
 _NOTHING_IS_CONFIGURED = (
     "no timeout is configured: they are learned from this run, and until then no rank is ended as hung "
-    "(learn_timeouts: off leaves it at that)"
+    "(with learn_timeouts: off none is learned)"
 )
 _FIRST = 32
 

@@ -14,4 +14,4 @@ def fork_point() -> None:
     """
     run_ahead = sys.modules.get("megatron_ft.rank.run_ahead.script")
     if run_ahead is not None:
-        run_ahead.stop("asks for it")
+        run_ahead.stop("calls fork_point()")

@@ -106,7 +106,7 @@ class Randomness:
         """Whether numbers that would be the same in all ranks were drawn in a way that isn't seen: in C++, say."""
         for generator, state in self._states.items():
             if not self._is_seeded(generator) and self._ways[generator][0]() != state:
-                return f"it has drawn random numbers without a seed ({generator})"
+                return f"the script has drawn random numbers without a seed ({generator})"
         return None
 
     def freshen(self) -> None:

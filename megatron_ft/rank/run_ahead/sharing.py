@@ -36,17 +36,17 @@ def _why_child() -> str | None:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return None
-    return "it has a child process"
+    return "the script has a child process"
 
 
 def _why_threads() -> str | None:
     """It is tried: libraries that mind forks (OpenBLAS) end their threads before one, so threads are counted after."""
     try:
         if ask_fork(_has_cuda):
-            return "it has initialised CUDA"
+            return "the script has initialised CUDA"
     except OSError as error:
         return str(error)
-    return "it has a thread of a C library" if thread_count() > 1 else None
+    return "the script has a thread of a C library" if thread_count() > 1 else None
 
 
 def _has_cuda() -> bool:
@@ -60,16 +60,16 @@ def _why_open(own: set[int], given: set[Identity]) -> str | None:
         if identity(fd) in given or stat.S_ISDIR(mode) or link in _HARMLESS_DEVICES:
             continue
         if not stat.S_ISREG(mode) or link.startswith("/memfd:"):
-            return f"it has {link} open"
+            return f"the script has {link} open"
         if flags & os.O_ACCMODE != os.O_RDONLY:
-            return f"it has {link} open to write"
+            return f"the script has {link} open for writing"
     return None
 
 
 def _why_memory() -> str | None:
     with open("/proc/self/maps") as file:
         found = _SHARED_MEMORY.search(file.read())
-    return None if found is None else f"it has shared memory ({found[1] or 'anonymous'})"
+    return None if found is None else f"the script has shared memory ({found[1] or 'anonymous'})"
 
 
 def identity(fd: int) -> Identity:

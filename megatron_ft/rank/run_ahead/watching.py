@@ -29,10 +29,10 @@ _LEAVES_NO_FILE = "_get_default_tempdir"
 # What a script does there: audit events, and functions that raise none, as module:name.
 _NEVER_SHARED = {
     "forks": "os.fork os.forkpty",
-    "becomes another program": "os.exec",
+    "executes another program": "os.exec",
     "ends": "os:_exit os:abort threading:_shutdown",
     "starts a thread": "_thread.start_new_thread _thread.start_joinable_thread threading:Thread.start",
-    "connects, or sends": "socket.connect socket.sendto socket.sendmsg",
+    "uses a network connection": "socket.connect socket.sendto socket.sendmsg",
     "listens": "socket:socket.listen",
     "locks a file": "fcntl.flock fcntl.lockf",
     "reads standard input": "builtins.input",
@@ -41,15 +41,15 @@ _NEVER_SHARED = {
         "signal:alarm signal:setitimer signal:raise_signal "
         "signal:pause signal:sigwait signal:sigwaitinfo signal:sigtimedwait"
     ),
-    "changes which signals wait": "signal:pthread_sigmask",
+    "blocks signals": "signal:pthread_sigmask",
     "writes to the system's log": "syslog.syslog syslog.openlog",
-    "makes a lock for processes": "multiprocessing.synchronize:SemLock.__init__",
+    "creates a multiprocessing lock": "multiprocessing.synchronize:SemLock.__init__",
     "makes an event loop": "asyncio.base_events:BaseEventLoop.__init__",
     "makes a process group": (
         "torch.distributed.distributed_c10d:init_process_group torch.distributed:init_process_group"
     ),
     "saves a file": "torch.serialization:save torch:save",
-    "makes a unique number": "uuid:uuid1",
+    "generates a UUID": "uuid:uuid1",
 }
 _IF_USERS = {"makes a socket": "socket.bind socket.__new__", "sleeps": "time:sleep"}
 _CHANGES_FILES = (

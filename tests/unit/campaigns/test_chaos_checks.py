@@ -44,7 +44,7 @@ def right() -> Seen:
     """A rank is killed, one hangs, the node stands still, the launcher is killed, the next one finishes."""
     plan = Plan(seed=1, layout="dp", preload="none", learns=False, events=(KILL, HANG, SUSPENDED, LEAVES))
     first = [
-        ended(0, text="rank 1 killed by SIGKILL (not by us)", detail="after iteration 5", rank=1),
+        ended(0, text="rank 1 killed by SIGKILL (not sent by ft_launcher)", detail="after iteration 5", rank=1),
         ended(1, text="rank 0 hung in 'setup' for 20.0 s (timeout 20.0 s)", detail="in a.py:1 f", rank=0),
     ]
     trace = [
@@ -103,7 +103,7 @@ PLANTED = {
     "a skipped restore": (lambda seen: with_trace(seen, 4, iteration=0), "began at iteration 0, though 3 was saved"),
     "a skipped restore of the next launch": (lambda seen: with_trace(seen, 8, iteration=3), "though 6 was saved"),
     "another rank accused": (
-        lambda seen: with_record(seen, 0, ended(0, text="rank 0 killed by SIGKILL (not by us)")),
+        lambda seen: with_record(seen, 0, ended(0, text="rank 0 killed by SIGKILL (not sent by ft_launcher)")),
         "but the cause that is named is 'rank 0 killed",
     ),
     "another fault named": (

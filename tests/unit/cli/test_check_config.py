@@ -80,7 +80,7 @@ def test_values_and_where_they_come_from(tmp_path: Path, look: str, capsys: pyte
         ("a: 1\n", [], "there is no 'fault_tolerance' section"),
         ("fault_tolerance: [\n", [], "not YAML"),
         (TEXT, ["--ft-observe-onyl"], "unrecognized arguments: --ft-observe-onyl (did you mean '--ft-observe-only'"),
-        (TEXT, ["--ft-forward-signals=SIGSTOP"], "SIGSTOP can't be passed on"),
+        (TEXT, ["--ft-forward-signals=SIGSTOP"], "SIGSTOP can't be forwarded"),
         (TEXT, ["--ft-cfg-path=other.yaml"], "two files: "),
     ],
 )

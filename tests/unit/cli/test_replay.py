@@ -42,7 +42,7 @@ def test_a_timeout_below_a_healthy_step_would_have_ended_it(tmp_path: Path, caps
     write_steps(tmp_path, [1.0] * 30 + [9.0] + [1.0] * 10)
     out = replayed(capsys, tmp_path, "--timeouts", "step:8")
     assert "wrongly: cycle 0, rank 0: 'step' took 9.00 s, the timeout would have been 8.00 s" in out
-    assert "1 restart for nothing; what one costs isn't in these logs" in out
+    assert "1 restart without cause; these logs have no restart to estimate the cost from" in out
     out = replayed(capsys, tmp_path, "--timeouts", "step:10")
     assert "wrongly" not in out
     assert "no healthy rank would have been ended" in out
@@ -63,7 +63,7 @@ def test_a_rule_learns_at_each_save_and_judges_afterwards(tmp_path: Path, capsys
 def test_a_hang_would_have_been_noticed_sooner(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_job(tmp_path, GeneratedJob(ranks=2, faults=(Fault(cycle=0, rank=1, iteration=30),)))
     out = replayed(capsys, tmp_path, "--timeouts", "step:2,out_of_section:60")
-    assert "'step' was noticed after 5.00 s, and would have been after 2.00 s: 3.00 s sooner" in out
+    assert "'step' was detected after 5.00 s, and would have been after 2.00 s: 3.00 s sooner" in out
     out = replayed(capsys, tmp_path, "--timeouts", "step:7.5")
     assert "2.50 s later" in out
 

@@ -40,7 +40,7 @@ def test_devices() -> None:
     assert gpu_problems(sound[:1], [], ranks=2) == ["gpu: 1 device for 2 ranks"]
     assert gpu_problems([Gpu(index=3, pages_pending=True)], [], ranks=1)[0].startswith("gpu: device 3 needs a reset")
     assert gpu_problems([Gpu(index=4, rows_pending=True)], [], ranks=1)[0].startswith("gpu: device 4 needs a reset")
-    assert gpu_problems([Gpu(index=5, rows_failed=True)], [], ranks=1)[0].startswith("gpu: device 5 has broken memory")
+    assert gpu_problems([Gpu(index=5, rows_failed=True)], [], ranks=1)[0].startswith("gpu: device 5 has a row remap")
 
 
 def test_errors_in_the_kernels_log() -> None:

@@ -82,7 +82,7 @@ def write_kill_then_hang(logs: Logs) -> None:
         (0.5, "cycle_started", started(0, 0, 1)),
         (10.02, "rank_exited", {**exited, "iteration": 25}),
         (10.03, "rank_exited", {**survivor, "iteration": 25}),
-        (10.04, "cycle_ended", ended(0, "signal", 1, "rank 1 killed by SIGKILL (not by us)", 25)),
+        (10.04, "cycle_ended", ended(0, "signal", 1, "rank 1 killed by SIGKILL (not sent by ft_launcher)", 25)),
         (10.10, "cycle_started", started(1, 0, 1)),
         (23.10, "rank_exited", {**ours, "iteration": 37}),
         (23.20, "cycle_ended", ended(1, "hang", 0, "rank 0 hung in 'step' for 3.0 s (timeout 3.0 s)", 37)),
@@ -335,7 +335,7 @@ def test_the_table(tmp_path: Path) -> None:
     assert "2 ranks, 2 restarts" in text
     assert [cell.strip() for cell in killed.strip("│").split("│")] == [
         "0",
-        "rank 1 killed by SIGKILL (not by us) after iteration 25",
+        "rank 1 killed by SIGKILL (not sent by ft_launcher) after iteration 25",
         "1",
         "20 ms",
         "3.00 s",

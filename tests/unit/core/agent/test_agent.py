@@ -271,7 +271,7 @@ def test_a_node_that_is_cut_off_looks_for_the_others() -> None:
     driven = running()
     end = m.End(0, Outcome.MEMBERSHIP, restarts=True, lost=True, text="no coordinator")
     driven.hear(job.EndRanks(end, is_cut_off=True), edge.RanksEnded())
-    assert driven.said == ["cycle 0 ended: no coordinator; looking for the others"]
+    assert driven.said == ["cycle 0 ended: no coordinator; reconnecting to the job"]
 
 
 def test_the_end_of_a_cycle_that_nobody_told_is_its_successor() -> None:
@@ -300,10 +300,11 @@ def test_processes_that_can_t_be_ended_cost_the_node() -> None:
     driven.hear(
         edge.RanksEnded("process 7 (python, state D)", [{"pid": 7}]), verdict(node=0, text="rank 0 exited with code 1")
     )
-    assert driven.told[-1] == m.Goodbye("process 7 (python, state D) can't be ended", excluded=True)
+    assert driven.told[-1] == m.Goodbye("process 7 (python, state D) can't be killed", excluded=True)
     driven.hear(job.Leave(0))
     assert driven.said == [
-        "cycle 0 ended: rank 0 exited with code 1; process 7 (python, state D) can't be ended, this node leaves the job"
+        "cycle 0 ended: rank 0 exited with code 1; process 7 (python, state D) can't be killed, "
+        "this node leaves the job"
     ]
     assert over(driven) == (Exit.EXCLUDED, 0)
 

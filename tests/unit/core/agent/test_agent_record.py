@@ -272,4 +272,7 @@ def test_who_signals_a_rank_is_known_from_its_monitor_too() -> None:
     driven.exits(0, -9)
     driven.exits(1, -9)
     assert [each.ended.rank for each in driven.all_of(edge.KeepEvidence)] == [10]
-    assert driven.record.failures() == ["rank 0 killed by SIGKILL", "rank 10 killed by SIGKILL (not by us)"]
+    assert driven.record.failures() == [
+        "rank 0 killed by SIGKILL",
+        "rank 10 killed by SIGKILL (not sent by ft_launcher)",
+    ]

@@ -56,7 +56,8 @@ def test_silence_of_all_ranks_is_asked_about_when_its_time_is_over_and_once() ->
     driven.wait(10 * TIMEOUT_S)
     assert len(asked(driven)) == 1
     assert driven.said[-1] == (
-        "no collective has completed on any rank for 40 s: rank 10 in train.py:3 f (nothing is ended)"
+        "no collective has completed on any rank for 40 s: rank 10 in train.py:3 f "
+        "(reported only, no rank is terminated)"
     )
     assert driven.written[-1] == "no_collective"
 
@@ -196,7 +197,7 @@ def test_if_the_user_wants_the_cycle_is_ended_for_it_by_the_node_that_had_asked(
     driven.hear(REVIEW)
     (hang,) = ended(driven)
     assert (hang.verdict.rank, hang.verdict.kind) == (10, "collectives")
-    assert driven.said[-1].endswith("(ending the cycle)")
+    assert driven.said[-1].endswith("(terminating the ranks)")
     # this time they may be signalled: they are about to be ended
     assert {(each.local_rank, each.passive) for each in driven.all_of(edge.Collect)} == {(0, False), (1, False)}
 
@@ -211,7 +212,7 @@ def test_nothing_is_ended_where_nobody_waits_or_nothing_may_be(
     driven.wait(TIMEOUT_S + 1.0)
     driven.hear(dataclasses.replace(REVIEW, **change))  # type: ignore[arg-type]
     assert ended(driven) == []
-    assert driven.said[-1].endswith("(nothing is ended)")
+    assert driven.said[-1].endswith("(reported only, no rank is terminated)")
 
 
 def test_where_each_node_decides_the_one_whose_rank_it_is_ends_that() -> None:

@@ -331,7 +331,7 @@ class TestStrict:
             ({"zzz": 1}, "known: initial_rank_heartbeat_timeout, "),
             ({3: 1}, "here: unknown key 3"),
             ({"safety_factor": "x" * 1000}, r"here: safety_factor = 'x+\.\.\.: must be a finite number above 0$"),
-            ({"rank_heartbeat_timeout": "1e3"}, "the number is written 1000.0"),
+            ({"rank_heartbeat_timeout": "1e3"}, "write the number as 1000.0"),
             ({"rank_section_timeouts": {"a": -1}}, r"here: rank_section_timeouts\['a'\] = -1: must be"),
         ],
     )

@@ -63,20 +63,20 @@ def view(rank: int, **more: Any) -> RankView:
 @pytest.mark.parametrize(
     ("rank_exit", "words"),
     [
-        (ended(1, -9), "rank 1 killed by SIGKILL (not by us)"),
+        (ended(1, -9), "rank 1 killed by SIGKILL (not sent by ft_launcher)"),
         (ended(1, -9, sent=(15, 9)), "rank 1 killed by SIGKILL"),
-        (ended(1, -9, sent=(15,)), "rank 1 killed by SIGKILL (not by us)"),
-        (ended(2, -15), "rank 2 killed by SIGTERM (not by us)"),
+        (ended(1, -9, sent=(15,)), "rank 1 killed by SIGKILL (not sent by ft_launcher)"),
+        (ended(2, -15), "rank 2 killed by SIGTERM (not sent by ft_launcher)"),
         (ended(2, -15, sent=(15,)), "rank 2 killed by SIGTERM"),
         (ended(0, -11), "rank 0 crashed with SIGSEGV"),
         (ended(0, -6), "rank 0 crashed with SIGABRT"),
-        (ended(0, -signal.SIGRTMIN - 1), f"rank 0 killed by signal {signal.SIGRTMIN + 1} (not by us)"),
+        (ended(0, -signal.SIGRTMIN - 1), f"rank 0 killed by signal {signal.SIGRTMIN + 1} (not sent by ft_launcher)"),
         (ended(3, 0), "rank 3 finished"),
         (ended(3, 3), "rank 3 exited with code 3"),
         (ended(3, 137), "rank 3 exited with code 137 (128 + SIGKILL)"),
         (ended(3, 255), "rank 3 exited with code 255"),
         (ended(3, 1, error="RuntimeError: boom\n  again"), "rank 3 raised RuntimeError: boom again"),
-        (ended(3, -9, error="RuntimeError: boom"), "rank 3 killed by SIGKILL (not by us)"),
+        (ended(3, -9, error="RuntimeError: boom"), "rank 3 killed by SIGKILL (not sent by ft_launcher)"),
     ],
 )
 def test_describe_exit(rank_exit: RankExit, words: str) -> None:
@@ -117,10 +117,10 @@ def test_cause_is_none_if_nobody_failed() -> None:
 def test_cause_line_has_the_iteration_where_it_is_known() -> None:
     cause = find_cause([ended(1, -9, iteration=25)], [])
     assert cause is not None
-    assert cause.line == "rank 1 killed by SIGKILL (not by us) after iteration 25"
+    assert cause.line == "rank 1 killed by SIGKILL (not sent by ft_launcher) after iteration 25"
     cause = find_cause([ended(1, -9)], [])
     assert cause is not None
-    assert cause.line == "rank 1 killed by SIGKILL (not by us)"
+    assert cause.line == "rank 1 killed by SIGKILL (not sent by ft_launcher)"
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_a_rank_that_has_raised_and_doesn_t_end_is_the_cause() -> None:
     ]
     finding = find(notes, elapsed_s=10.0)
     assert finding.rank == 2
-    assert finding.text.startswith("doesn't come to its end, in train.py:2 step; ")
+    assert finding.text.startswith("has not exited since, in train.py:2 step; ")
     assert unpack(RankNote, json.loads(json.dumps(fields_of(notes[2])))) == notes[2]
     # of several the one that was first to
     both = [note(1, raised="ValueError: a", raised_s=0.5), note(2, raised="ValueError: b", raised_s=0.7), inside(3)]
@@ -168,7 +168,7 @@ def test_a_rank_whose_lock_is_held_is_told_by_its_absence() -> None:
     notes = [inside(0, found_hung=True), inside(1), inside(2), note(3, has_collectives=False)]
     finding = find(notes, elapsed_s=10.0)
     assert finding.rank == 3
-    assert "with Python's lock held" in finding.text
+    assert "holding the GIL" in finding.text
 
 
 def test_without_the_flight_recorder_the_stacks_tell() -> None:
@@ -265,7 +265,7 @@ def test_a_note_survives_its_message() -> None:
         ({"state": "T"}, "in train.py:1 step"),
         ({"is_saving": True}, "in a checkpoint write, in train.py:1 step"),
         ({"gone": True}, "has ended"),
-        ({"has_stack": False, "frame": ""}, "no stack could be had"),
+        ({"has_stack": False, "frame": ""}, "no stack could be collected"),
         ({"waits_in": "barrier"}, "in barrier, in train.py:1 step"),
     ],
 )
@@ -396,7 +396,7 @@ def test_who_waits_for_a_process_that_has_died_is_the_cause() -> None:
     waiting = note(1, lost=lost, waits_for_process=True)
     finding = find([note(0, found_hung=True), waiting], elapsed_s=10.0)
     assert finding.rank == 1
-    words = "its process 77 (pt_data_worker), which was killed by SIGKILL, and 1 more, in train.py:1 step"
+    words = "its child process 77 (pt_data_worker), which was killed by SIGKILL, and 1 more, in train.py:1 step"
     assert finding.text == f"waits for {words}"
     assert unpack(RankNote, json.loads(json.dumps(fields_of(waiting)))) == waiting
     # one that waits for nothing of the kind, or moves, is told of but isn't blamed for that

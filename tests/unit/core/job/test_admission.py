@@ -25,14 +25,14 @@ def test_launcher_of_the_same_job_with_the_same_options_is_let_in() -> None:
 
 
 def test_launcher_of_another_job_is_told_that_it_needs_an_endpoint_of_its_own() -> None:
-    told = "another job meets at this address: give each job its own --rdzv-endpoint"
+    told = "another job already uses this rendezvous endpoint: give each job its own --rdzv-endpoint"
     assert refusal(hello("another", max_restarts=5), "job", RULES) == Dismiss(2, told)
 
 
 def test_launcher_with_other_options_is_told_which() -> None:
     told = (
         "this launcher's options differ from those of the others: "
-        "--nnodes is 2:4 here, 2:3 there; --max-restarts is 5 here, 3 there"
+        "--nnodes is 2:4 on this node, 2:3 on the others; --max-restarts is 5 on this node, 3 on the others"
     )
     assert refusal(hello(max_nodes=4, max_restarts=5), "job", RULES) == Dismiss(2, told)
 

@@ -84,7 +84,7 @@ def test_a_start_that_fails_twice_in_the_same_way_is_not_tried_again(policy: typ
         decision = policy(max_restarts=9, min_nodes=1, max_failed_starts=2).decide(end)
         assert (decision.action, decision.no_progress) == (action, action is Action.GIVE_UP)
         assert policy(max_restarts=9, min_nodes=1).decide(end).action is Action.RESTART
-    assert decision.reason == "2 starts in a row failed like this before any step, giving up"
+    assert decision.reason == "2 starts in a row failed in this way before the first step, giving up"
 
 
 def test_fifty_random_faults_with_steady_progress_never_stall() -> None:

@@ -390,11 +390,11 @@ def test_a_node_that_can_not_end_its_ranks_leaves_and_the_others_go_on() -> None
     a.fails()
     job.run(10.0)
     assert cycles(a, c) == [0, 0]  # it is waited for
-    b.leaves("process 7 (python, state D) can't be ended", excluded=True)
+    b.leaves("process 7 (python, state D) can't be killed", excluded=True)
     job.run(2.0)
     assert (b.left, b.stays) == (None, True)
     assert cycles(a, c) == [1, 1]
-    told = "node 1 (b) leaves the job: process 7 (python, state D) can't be ended; the other nodes continue without it"
+    told = "node 1 (b) leaves the job: process 7 (python, state D) can't be killed; the other nodes continue without it"
     assert a.lines[-1] == told
     assert follows(a) == (Outcome.FAILED, Action.RESTART, 2, "")
 
@@ -405,10 +405,10 @@ def test_or_the_job_ends_at_once_where_they_are_too_few() -> None:
     b.is_quick = False
     a.fails()
     job.run(10.0)
-    b.leaves("process 7 (python, state D) can't be ended", excluded=True)
+    b.leaves("process 7 (python, state D) can't be killed", excluded=True)
     job.run(1.0)
     assert b.left == (1, "1 node left, at least 2 required")
-    assert a.left == (1, "on node 1 (b) process 7 (python, state D) can't be ended; 1 node left, at least 2 required")
+    assert a.left == (1, "on node 1 (b) process 7 (python, state D) can't be killed; 1 node left, at least 2 required")
 
 
 def test_a_request_to_end_the_job_while_nodes_meet_is_told_to_all() -> None:
@@ -501,7 +501,7 @@ def test_a_start_that_fails_in_the_same_way_is_not_tried_again_whoever_tells_of_
     a.report(NodeState.UNHEALTHY, lost, follows=True, reached=Reached(-1, -1, trained=False))
     b.report(NodeState.UNHEALTHY, "rank 1 raised ModuleNotFoundError: No module named 'x'", reached=failed)
     job.run(1.5)
-    reason = "2 starts in a row failed like this before any step, giving up"
+    reason = "2 starts in a row failed in this way before the first step, giving up"
     assert follows(a) == follows(b) == (Outcome.FAILED, Action.GIVE_UP, 97, reason)
     assert [(node.left or (0,))[0] for node in (a, b)] == [93, 93]
 
@@ -552,7 +552,7 @@ def test_another_job_at_a_known_address_doesn_t_end_a_node_that_trains() -> None
     job = Job()
     a, *_ = job.start("abc")
     job.run(31)
-    a.do(a.member.heard(m.Dismiss(m.REFUSED, "another job meets at this address"), job.now_s))
+    a.do(a.member.heard(m.Dismiss(m.REFUSED, "another job already uses this rendezvous endpoint"), job.now_s))
     assert a.left is None
     assert not a.ends
 
@@ -567,7 +567,7 @@ def test_where_no_launcher_is_started_again_nobody_waits_for_one_in_vain() -> No
     job.run(5.0)
     assert a.left is not None
     assert a.left[0] == 94
-    assert "2 of at least 3 nodes left" in a.left[1]
+    assert "2 nodes left, at least 3 required; exited launchers are not restarted: " in a.left[1]
     assert "c, d" in a.left[1] or "d, c" in a.left[1]
     assert b.left == a.left
 

@@ -188,7 +188,7 @@ def test_the_cause_is_the_node_that_ended_the_cycle_or_whom_it_followed_from() -
     assert (verdict.node, verdict.rank, verdict.action) == (2, 2, Action.RESTART)
     assert judged(Outcome.FAILED, U, H, H, decided_by=0, follows=0).node == 0  # nobody tells more
     assert judged(Outcome.FAILED, U, L, H, decided_by=0, follows=0).node == 1
-    assert "only the lost coordinator" in judged(Outcome.FAILED, H, H).text
+    assert "only to the lost coordinator" in judged(Outcome.FAILED, H, H).text
 
 
 def test_what_follows() -> None:

@@ -59,7 +59,7 @@ def test_what_it_never_was_is_refused(text: str) -> None:
 def test_a_life_that_ended_without_a_word_is_told_by_the_next() -> None:
     lives = Lives().begun(LIFE).begun(LIFE)
     assert [(life.life, life.outcome) for life in lives.lives] == [(1, Ending.LOST), (2, Ending.RUNNING)]
-    assert "without a word" in lives.lives[0].cause
+    assert "no end was recorded" in lives.lives[0].cause
 
 
 def test_another_launcher_goes_on_with_the_record_and_keeps_its_faults() -> None:

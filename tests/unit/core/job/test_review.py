@@ -75,7 +75,7 @@ def test_who_has_left_one_out_is_in_another_one() -> None:
 def test_a_stopped_process_is_said_to_be() -> None:
     stopped = RankNote(rank=1, state="T", frame="train.py:9 f", quiet_s=41.0, collective_s=41.0)
     assert said([waits(0), stopped, waits(2)]).text.startswith(
-        "rank 1 (process stopped) seen last in train.py:9 f; 2 others"
+        "rank 1 (process stopped) last seen in train.py:9 f; 2 others"
     )
 
 

@@ -187,7 +187,7 @@ def test_a_job_waits_for_whole_segments_and_replaces_nodes_from_their_own_domain
     job.run(4.0)
     assert [each.begun for each in (a, b, c, d)] == [None] * 4
     assert a.lines == [
-        "waiting for 2 more nodes (4 are here: a, b, c, d; 2 of them in no whole segment of an NVLink domain"
+        "waiting for 2 more nodes (4 are here: a, b, c, d; 2 of them not in a complete NVLink-domain segment"
         " (--ft-segment))"
     ]
     (e,) = job.start("e", domain="right")

@@ -160,7 +160,7 @@ def test_sections_of_the_command_line_replace_those_of_the_file(tmp_path: Path) 
         ),
         (
             "--ft-forward-signals=SIGKILL",
-            "; SIGKILL can't be passed on",
+            "; SIGKILL can't be forwarded",
         ),
         ("--fault-tol-cfg-path=/nowhere/ft.yaml", "can't read /nowhere/ft.yaml: No such file"),
     ],

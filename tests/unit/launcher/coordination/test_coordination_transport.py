@@ -118,7 +118,7 @@ def test_a_message_goes_there_and_the_answer_comes_back(reactor: Reactor, secret
 @pytest.mark.parametrize(
     ("theirs", "ours", "words"),
     [
-        (None, SECRET, "doesn't ask for the job's secret"),
+        (None, SECRET, "has no secret, and this launcher has one"),
         (SECRET, None, "asks for the job's secret: set FT_SECRET"),
         (SECRET, SECRET[::-1], "has another secret than this launcher"),
     ],

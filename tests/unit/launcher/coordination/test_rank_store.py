@@ -101,7 +101,7 @@ def test_a_store_that_is_gone_is_one_line(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_store_that_no_launcher_can_name_is_not_looked_for() -> None:
-    with pytest.raises(RankStoreError, match="is lost with node 0's launcher"):
+    with pytest.raises(RankStoreError, match="was lost with node 0's launcher"):
         launchers().connect("")
 
 

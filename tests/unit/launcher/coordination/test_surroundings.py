@@ -70,7 +70,7 @@ def test_all_of_it_is_taken_where_nothing_is_given(monkeypatch: pytest.MonkeyPat
     assert (place.rank, place.rank_source, place.here) == (1, "SLURM_PROCID", 1)
     assert line.taken == (
         f"Slurm job 4711 step 0 life 0: --nnodes 3, --rdzv-endpoint node08:{PORT}, --rdzv-id 4711.0.0 "
-        "(--scheduler none takes nothing)"
+        "(--scheduler none disables this)"
     )
 
 
