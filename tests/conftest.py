@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 
 import pytest
 from hypothesis import settings
@@ -38,3 +38,15 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     slots = item.config.stash[_SLOTS]
     with contextlib.nullcontext() if slots is None else slots.one():
         return (yield)
+
+
+@pytest.fixture(autouse=True)
+def _no_variable_left() -> Iterator[None]:
+    """A variable of the environment that a test leaves behind would make the next one depend on their order."""
+    before = _environment()
+    yield
+    assert _environment() == before
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}

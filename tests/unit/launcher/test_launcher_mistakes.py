@@ -134,8 +134,13 @@ def test_command_that_does_not_exist(
 
 @pytest.mark.parametrize(("backend", "module"), [("etcd", "etcd"), ("etcd-v2", "")])
 def test_a_rendezvous_whose_module_is_missing(
-    backend: str, module: str, script: Path, capfd: pytest.CaptureFixture[str]
+    backend: str,
+    module: str,
+    script: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("TORCHELASTIC_SIGNALS_TO_HANDLE", "")  # torch sets it: so that it is undone
     assert main([f"--rdzv-backend={backend}", "--rdzv-endpoint=localhost:1", "--ft-preload=none", str(script)]) == 2
     err = capfd.readouterr().err
     line = err.splitlines()[-1]
