@@ -124,7 +124,7 @@ def test_a_health_check_that_left_such_a_process_cannot_run_again(
 
     command = f"{shlex.join([sys.executable, '-S', '-c', LEAVES_ONE])} > {path}; until test -s {path}; do :; done"
     health = HealthCheck(command, timeout_s=30.0, reactor=reactor, known_children=known)
-    assert health.run({}, lambda: None).is_good
+    assert not health.run({}, lambda: None).ended
     pid = int(path.read_text())
     again = health.run({}, lambda: None)
     process = rf"process {pid} \(python\S*, state [RS], of another user\)"
@@ -142,7 +142,7 @@ def test_what_a_health_check_left_in_a_group_of_its_own_is_killed(
     monkeypatch.setattr(process_tree, "children", lambda: {int(path.read_text())})  # a subreaper's
     command = f"{shlex.join([sys.executable, '-S', '-c', LEAVES_ONE])} > {path}; until test -s {path}; do :; done"
     health = HealthCheck(command, timeout_s=30.0, reactor=reactor, known_children=set)
-    assert health.run({}, lambda: None).is_good
+    assert not health.run({}, lambda: None).ended
     assert health.pids() == set()
     wait_until(lambda: (stat := read_stat(int(path.read_text()))) is None or stat.state == "Z", 10)
 

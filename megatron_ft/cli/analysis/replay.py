@@ -18,7 +18,7 @@ from megatron_ft.cli.analysis.timeline import Timeline, Track
 from megatron_ft.cli.logs.progress import Int64s
 from megatron_ft.core.timeouts import timeouts as core
 from megatron_ft.core.timeouts.budget_rule import FIRST_INTERVALS, Known, after_update, estimate
-from megatron_ft.core.timeouts.tail import Tail, bucket_of
+from megatron_ft.core.timeouts.tail import Tail
 
 __all__ = ["BudgetRule", "FixedRule", "Hung", "ReferenceRule", "Replayed", "Rule", "WouldEnd", "replay", "replay_all"]
 
@@ -100,8 +100,7 @@ class BudgetRule:
         before = self._known.tail
         tails = [Tail(dict(before.counts)) for _ in took_s]
         for tail, of_rank in zip(tails, took_s, strict=True):
-            for length_s in of_rank:
-                tail.count(bucket_of(length_s))
+            tail.add(of_rank)
         tail = Tail.joined(tails) if tails else before
         self._known = after_update(
             self._known,

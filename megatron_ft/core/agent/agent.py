@@ -26,6 +26,7 @@ from megatron_ft.core.diagnosis.exits import Cause, CauseKind
 from megatron_ft.core.job import edge as job
 from megatron_ft.core.job.messages import Goodbye, Ready, Regroup, Shutdown, Verdict
 from megatron_ft.core.job.restart_policy import Action, Decision, NodeState, Outcome
+from megatron_ft.core.times import earliest
 
 __all__ = ["Agent"]
 
@@ -80,7 +81,7 @@ class Agent:
             times.append(self._health.retry_ns)
         elif self.phase is Phase.ENDING and self._ending is not None:
             times.append(self._ending.alarm_ns)
-        return min((time for time in times if time is not None), default=None)
+        return earliest(*times)
 
     @property
     def wants_ranks(self) -> bool:

@@ -17,6 +17,7 @@ from megatron_ft.core.diagnosis.exits import is_by_us
 from megatron_ft.core.job import edge as job
 from megatron_ft.core.job.messages import Moving, Suspected
 from megatron_ft.core.job.restart_policy import NodeState
+from megatron_ft.core.times import earliest
 
 __all__ = ["Cycle", "Downtime"]
 
@@ -135,14 +136,13 @@ class Cycle:
     def alarm_ns(self, now_ns: int) -> int | None:
         """When ``go_on`` and ``state`` are to be called at the latest."""
         grace_due_s = self.record.grace_due_s(now_ns / 1e9)
-        times = [
+        return earliest(
             self.diagnosis.alarm_ns,
             self.suspicion.alarm_ns,
             None if self._deadlines is None else self._deadlines.alarm_ns,
             None if self._collectives is None else self._collectives.alarm_ns,
             None if grace_due_s is None else round(grace_due_s * 1e9),
-        ]
-        return min((time for time in times if time is not None), default=None)
+        )
 
     def go_on(self, turn: Turn, *, is_stopping: bool) -> None:
         """What is due. ``is_stopping``: the launcher was asked to stop."""

@@ -37,9 +37,8 @@ class Suspicion:
         self._record = record
         self._number = number
         self._observes_only = options.observe_only
-        decides_alone = options.min_healthy or options.meets_elsewhere
-        self._sees_all_ranks = nodes == 1 or not decides_alone
-        self._asks_others = nodes > 1 and not decides_alone
+        self._sees_all_ranks = nodes == 1 or not options.decides_alone
+        self._asks_others = nodes > 1 and not options.decides_alone
         self._suspects: dict[int, HangVerdict] = {}
         """By local rank."""
         self._given: set[tuple[int, int, str]] = set()

@@ -23,6 +23,7 @@ from typing import NamedTuple
 from megatron_ft.core.board import layout as layout
 from megatron_ft.core.board.layout import BoardSnapshot, SectionView
 from megatron_ft.core.timeouts.budget_rule import FIRST_INTERVALS
+from megatron_ft.core.times import earliest
 
 __all__ = ["STEP", "WARMUP", "HangKind", "Interval", "is_blank", "running_intervals", "smallest_timeout"]
 
@@ -168,4 +169,4 @@ def smallest_timeout(board: BoardSnapshot, *, early: bool) -> int | None:
     ]
     if early:
         timeouts += [board.suspect_out_of_section_ns, *(s.suspect_after_ns for s in board.sections)]
-    return min((t for t in timeouts if t is not None), default=None)
+    return earliest(*timeouts)

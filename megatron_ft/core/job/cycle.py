@@ -16,6 +16,7 @@ from megatron_ft.core.job.nodes import Node
 from megatron_ft.core.job.progress import Advance, Reached
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
 from megatron_ft.core.job.verdict import Seat, first_failure, verdict_on
+from megatron_ft.core.times import earliest
 
 __all__ = ["Cycle"]
 
@@ -366,4 +367,4 @@ class Cycle:
                 self.outcome, self.decided_by = self._judged
 
     def _wake(self, at_s: float) -> None:
-        self.alarm_s = at_s if self.alarm_s is None else min(self.alarm_s, at_s)
+        self.alarm_s = earliest(self.alarm_s, at_s)

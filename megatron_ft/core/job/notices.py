@@ -26,6 +26,7 @@ from megatron_ft.core.job.restart_policy import Action, NodeState
 from megatron_ft.core.job.rounds import is_awaited
 from megatron_ft.core.job.segments import usable
 from megatron_ft.core.job.verdict import GOOD
+from megatron_ft.core.times import earliest
 
 __all__ = ["FEW", "Notices"]
 
@@ -238,7 +239,7 @@ class Notices:
             yield Send([node.link], Speak())
 
     def _wake(self, at_s: float) -> None:
-        self.alarm_s = at_s if self.alarm_s is None else min(self.alarm_s, at_s)
+        self.alarm_s = earliest(self.alarm_s, at_s)
 
 
 def _by_one(links: list[int], speaker: int | None, text: str) -> Iterable[Send]:

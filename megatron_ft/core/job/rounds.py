@@ -15,6 +15,7 @@ from megatron_ft.core.job.offenders import Offenders
 from megatron_ft.core.job.progress import furthest
 from megatron_ft.core.job.restart_policy import Action, Outcome
 from megatron_ft.core.job.segments import choose_segments, usable
+from megatron_ft.core.times import earliest
 
 __all__ = ["Rounds", "is_awaited", "seated"]
 
@@ -114,8 +115,7 @@ class Rounds:
         left = rules.launchers - len(gone)
         if left + len(back_s) < rules.min_nodes:
             return lines.gone_for_good(left=left, min_nodes=rules.min_nodes, names=[node.name for node in gone])
-        times = [*back_s, *([] if self.alarm_s is None else [self.alarm_s])]
-        self.alarm_s = min(times, default=None)
+        self.alarm_s = earliest(self.alarm_s, *back_s)
         return ""
 
     def _begin(self, rules: Rules, cycle: Cycle | None, ready: list[Node]) -> None:
@@ -158,7 +158,7 @@ class Rounds:
             return
         at_s = self.lost_s + _shrink_s(decision.world)
         if now_s < at_s:
-            self.alarm_s = at_s if self.alarm_s is None else min(at_s, self.alarm_s)
+            self.alarm_s = earliest(self.alarm_s, at_s)
             return
         members = seated(cycle, self._nodes)
         if len(members) == decision.size and all(node.votes for node in members.values()):

@@ -18,10 +18,7 @@ Segment = list[Node]
 
 def usable(ready: Iterable[Node], size: int) -> int:
     """How many of these nodes are in whole segments."""
-    counts: dict[str, int] = {}
-    for node in ready:
-        counts[node.domain] = counts.get(node.domain, 0) + 1
-    return sum(count - count % size for count in counts.values())
+    return sum(count - count % size for count in Counter(node.domain for node in ready).values())
 
 
 def choose_segments(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from megatron_ft.core.hosts import expand_hosts
 
-__all__ = ["hosts", "own_names", "rank"]
+__all__ = ["hosts", "number", "own_names", "rank"]
 
 
 def hosts(environ: Mapping[str, str], most: int) -> tuple[str, ...]:
@@ -34,16 +34,17 @@ def _slurm_variable(environ: Mapping[str, str], min_nodes: int, max_nodes: int) 
 
     Only srun starts a task on each node. In a batch script they are all 0, for all launchers that it starts.
     """
-    tasks = _number(environ, "SLURM_STEP_NUM_TASKS")
+    tasks = number(environ, "SLURM_STEP_NUM_TASKS")
     if tasks is None:
         return ""
-    nodes = _number(environ, "SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES") or 1
+    nodes = number(environ, "SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES") or 1
     if tasks == max_nodes or 1 < nodes == tasks >= min_nodes:
         return "SLURM_PROCID"
     return "SLURM_NODEID" if nodes > 1 and nodes >= min_nodes else ""
 
 
-def _number(environ: Mapping[str, str], *names: str) -> int | None:
+def number(environ: Mapping[str, str], *names: str) -> int | None:
+    """The value of the first of these variables that is a whole number."""
     for name in names:
         value = environ.get(name, "")
         if value.isdecimal():

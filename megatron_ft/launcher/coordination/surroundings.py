@@ -77,11 +77,11 @@ def _slurm(environ: Mapping[str, str]) -> Surroundings:
     known = Surroundings(
         scheduler=Scheduler.SLURM, job=f"job {job} life {life}", life=f"{job}.{life}", log_name=f"slurm-{job}"
     )
-    step, tasks = environ.get("SLURM_STEP_ID", ""), _number(environ, "SLURM_STEP_NUM_TASKS")
+    step, tasks = environ.get("SLURM_STEP_ID", ""), scheduler.number(environ, "SLURM_STEP_NUM_TASKS") or 0
     hosts = scheduler.hosts(environ, 1)
     if not step.isdecimal() or tasks < 2 or not hosts:
         return known  # a batch script, or one launcher
-    nodes = _number(environ, "SLURM_STEP_NUM_NODES") or 1
+    nodes = scheduler.number(environ, "SLURM_STEP_NUM_NODES") or 1
     port = _FIRST_PORT + (int(job) * _STEPS + int(step)) % _PORTS
     return Surroundings(
         scheduler=Scheduler.SLURM,
@@ -126,8 +126,3 @@ def _kubernetes(environ: Mapping[str, str], full_name: str) -> Surroundings:
         run_id=pod[1],
         endpoint=f"{pod[1]}-0.{domain}:{_KUBERNETES_PORT}" if domain else "",
     )
-
-
-def _number(environ: Mapping[str, str], name: str) -> int:
-    value = environ.get(name, "")
-    return int(value) if value.isdecimal() else 0

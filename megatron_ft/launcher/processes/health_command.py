@@ -41,11 +41,6 @@ class Checked:
     """The last line that it wrote, to standard output or error."""
     seconds: float
 
-    @property
-    def is_good(self) -> bool:
-        """Whether the node is fit."""
-        return not self.ended
-
 
 class HealthCheck:
     """Runs the command, one at a time, while everything else is served."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
+
+from megatron_ft.rank.client import agreement
 
 
 def max_over_ranks(values: Sequence[float]) -> tuple[list[float], list[int]]:
@@ -12,9 +13,7 @@ def max_over_ranks(values: Sequence[float]) -> tuple[list[float], list[int]]:
     Runs two all_reduce of ``len(values)`` doubles on the default process group, on the device its backend
     works on. Without an initialised process group the values are those of a job of one rank.
     """
-    # a job without torch.distributed hasn't imported it, and shouldn't have to
-    distributed = sys.modules.get("torch.distributed")
-    if not values or distributed is None or not distributed.is_available() or not distributed.is_initialized():
+    if not values or not agreement.has_process_group():
         return list(values), [0] * len(values)
     import torch
     import torch.distributed as dist
