@@ -6,18 +6,16 @@ The file is ``ft_state.json``'s document (megatron_ft.core.timeouts.document), a
 
 from __future__ import annotations
 
-import contextlib
 import re
 import time
 from pathlib import Path
 from typing import Any
 
-from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.timeouts import learned
-from megatron_ft.core.timeouts.document import parse, to_document
-from megatron_ft.ipc.files.state_file import BrokenStateFile, read_state, write_state
+from megatron_ft.core.timeouts.document import to_document
+from megatron_ft.ipc.files.state_file import write_state
 from megatron_ft.rank.client import agreement
 from megatron_ft.rank.client.client import RankMonitorClient
+from megatron_ft.rank.hooks import learning
 
 __all__ = ["directory_of", "is_versioned", "save"]
 
@@ -38,19 +36,5 @@ def save(client: RankMonitorClient, path: Path) -> None:
     Raises:
         OSError: it can't be written.
     """
-    assert client.cfg is not None
-    earlier = None
-    with contextlib.suppress(BrokenStateFile, ConfigError):  # it only tells where older values came from
-        document = read_state(str(path))
-        earlier = None if document is None else parse(document)
-    configured = client.cfg.to_dict()
-    state = learned.from_client(
-        client.state_dict(),
-        last_calculation=client._knowledge.last_calculation,
-        earlier=earlier,
-        configured={name: configured[name] for name in learned.CONFIGURED_FIELDS if name in configured},
-        written_at_unix_s=time.time(),
-        world_size=agreement.world_size(),
-        known=client._knowledge.known,
-    )
+    state = learning.state_of(client, str(path), written_at_unix_s=time.time(), world_size=agreement.world_size())
     write_state(str(path), {**to_document(state), **client.state_dict()})

@@ -23,7 +23,17 @@ from megatron_ft.rank.client import agreement
 from megatron_ft.rank.client.client import RankMonitorClient
 from megatron_ft.rank.crash_reporter.parallel_layout import current_layout
 
-__all__ = ["Loaded", "current_iteration", "describe_update", "load", "log_event", "log_learned", "prepare", "save"]
+__all__ = [
+    "Loaded",
+    "current_iteration",
+    "describe_update",
+    "load",
+    "log_event",
+    "log_learned",
+    "prepare",
+    "save",
+    "state_of",
+]
 
 
 @dataclass(kw_only=True)
@@ -139,22 +149,34 @@ def save(client: Any, path: str, *, written_at_unix_s: float, world_size: int) -
     if mine is None:
         write_state(path, client.state_dict())
         return
-    earlier: LearnedState | None = None
-    with contextlib.suppress(BrokenStateFile, ConfigError):  # it only tells where older values came from
-        earlier = parse(read_state(path))
-    state = learned.from_client(
-        mine.state_dict(),
-        last_calculation=mine._knowledge.last_calculation,
-        earlier=earlier,
-        configured=_configured(mine),
-        written_at_unix_s=written_at_unix_s,
-        world_size=world_size,
-        layout=current_layout(),
-        known=mine._knowledge.known,
-    )
+    state = state_of(mine, path, written_at_unix_s=written_at_unix_s, world_size=world_size, layout=current_layout())
     # for nvidia-resiliency-ext, so that a user who goes back to it loses nothing; here nothing reads it
     theirs = state_to_dict(mine.hb_timeouts, mine.section_timeouts, with_configured=True)
     write_state(path, {**to_document(state), **theirs})
+
+
+def state_of(
+    client: RankMonitorClient,
+    path: str,
+    *,
+    written_at_unix_s: float,
+    world_size: int,
+    layout: Mapping[str, int] | None = None,
+) -> LearnedState:
+    """What a client of ours has learned, to be written in place of the file at ``path``."""
+    earlier: LearnedState | None = None
+    with contextlib.suppress(BrokenStateFile, ConfigError):  # it only tells where older values came from
+        earlier = parse(read_state(path))
+    return learned.from_client(
+        client.state_dict(),
+        last_calculation=client._knowledge.last_calculation,
+        earlier=earlier,
+        configured=_configured(client),
+        written_at_unix_s=written_at_unix_s,
+        world_size=world_size,
+        layout=layout,
+        known=client._knowledge.known,
+    )
 
 
 def log_learned(client: Any, names: Iterable[str]) -> None:
