@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from megatron_ft.core.errors import FaultToleranceError, ProtocolError
 from megatron_ft.core.messages.codec import pack
+from megatron_ft.ipc.linux.polling import wait_ready
 
 PROTOCOL_VERSION = 2
 MAX_MESSAGE_BYTES = 1 << 20
@@ -156,7 +157,7 @@ class Channel:
             try:
                 sent = self._sock.sendmsg([data], ancillary, socket.MSG_NOSIGNAL)
             except BlockingIOError:
-                if not _wait(self._sock, select.POLLOUT, deadline):
+                if not wait_ready(self.fileno(), select.POLLOUT, deadline):
                     self.close()
                     raise ChannelClosedError("the peer takes no messages") from None
                 continue
@@ -220,7 +221,7 @@ class Channel:
             if received:
                 return received[0]
             # a peer that sends a byte now and then is no answer, either
-            if not _wait(self._sock, select.POLLIN, deadline) or time.monotonic() >= deadline:
+            if not wait_ready(self.fileno(), select.POLLIN, deadline) or time.monotonic() >= deadline:
                 raise TimeoutError(f"no answer for {timeout_s:g} s")
 
     def close(self) -> None:
@@ -316,15 +317,3 @@ def _short_path(path: str) -> Iterator[str]:
         yield f"/proc/self/fd/{fd}/{name}"
     finally:
         os.close(fd)
-
-
-def _wait(sock: socket.socket, event: int, deadline: float) -> bool:
-    """Wait until ``event`` or the deadline (time.monotonic seconds); whether the event came."""
-    poller = select.poll()
-    poller.register(sock, event)
-    while True:
-        left = deadline - time.monotonic()
-        if poller.poll(max(0.0, left) * 1e3):
-            return True
-        if left <= 0:
-            return False

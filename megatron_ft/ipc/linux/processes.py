@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from megatron_ft.ipc.linux.polling import wait_ready
+
 _EXIT_STATUS, _START_TIME = 49, 19
 """Where a stat file has them, counted from the state on."""
 OWN_THREADS = "/proc/self/task"
@@ -102,22 +104,12 @@ def all_processes() -> Iterator[ProcessStat]:
 
 def is_gone(pidfd: int) -> bool:
     """Whether the process has ended (it may still wait to be reaped)."""
-    poller = select.poll()
-    poller.register(pidfd, select.POLLIN)
-    return bool(poller.poll(0))
+    return wait_ready(pidfd, select.POLLIN, 0.0)
 
 
 def wait_gone(pidfd: int, timeout_s: float) -> bool:
     """Wait for the end of a process at most that long; whether it has ended."""
-    deadline = time.monotonic() + timeout_s
-    poller = select.poll()
-    poller.register(pidfd, select.POLLIN)
-    while True:
-        left = deadline - time.monotonic()
-        if poller.poll(max(0.0, left) * 1e3):
-            return True
-        if left <= 0:
-            return False
+    return wait_ready(pidfd, select.POLLIN, time.monotonic() + timeout_s)
 
 
 def is_in(pid: int, group: int) -> bool:

@@ -7,10 +7,10 @@ their next print. No restart mends either.
 from __future__ import annotations
 
 import os
-import select
 import stat
 from collections.abc import Callable
 
+from megatron_ft.ipc.linux.polling import has_hung_up
 from megatron_ft.ipc.linux.processes import read_stat
 from megatron_ft.launcher.base.event_loop import Priority, Reactor
 
@@ -64,9 +64,7 @@ def _has_reader(fd: int) -> bool:
         return False
     if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
         return False
-    poll = select.poll()
-    poll.register(fd, 0)
-    return not poll.poll(0)  # errors and hang-ups are always told
+    return not has_hung_up(fd)
 
 
 def _step_daemon() -> int | None:

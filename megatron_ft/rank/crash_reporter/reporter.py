@@ -16,7 +16,6 @@ import contextlib
 import faulthandler
 import json
 import os
-import select
 import signal
 import socket
 import sys
@@ -30,6 +29,7 @@ from typing import Any
 from megatron_ft.core.board import layout as layout
 from megatron_ft.core.diagnosis.exceptions import EXCEPTION_MARK
 from megatron_ft.ipc.board import Board
+from megatron_ft.ipc.linux.polling import has_hung_up
 from megatron_ft.ipc.linux.processes import would_end_by
 from megatron_ft.rank.crash_reporter.error_file import told_by
 from megatron_ft.rank.crash_reporter.flight_recorder import collectives
@@ -156,7 +156,8 @@ def _answer(questions: socket.socket) -> None:
     while True:
         try:
             question = questions.recv(_MAX_QUESTION_BYTES)
-            if not question and _is_over(questions):
+            # an empty question reads like the end, too
+            if not question and has_hung_up(questions.fileno()):
                 questions.close()
                 return
             asked = json.loads(question)
@@ -169,10 +170,3 @@ def _answer(questions: socket.socket) -> None:
         except (OSError, ValueError, AttributeError, RecursionError):
             if questions.fileno() < 0:
                 return
-
-
-def _is_over(questions: socket.socket) -> bool:
-    """Whether the other end is closed: no question can come any more. An empty question reads like that, too."""
-    poller = select.poll()
-    poller.register(questions, 0)
-    return bool(poller.poll(0))

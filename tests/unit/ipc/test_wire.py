@@ -223,7 +223,7 @@ def test_a_peer_that_sends_byte_after_byte_is_no_answer(
         theirs._sock.sendall(b" ")
         return True
 
-    monkeypatch.setattr("megatron_ft.ipc.wire._wait", one_more)
+    monkeypatch.setattr("megatron_ft.ipc.wire.wait_ready", one_more)
     # 983040 bytes are announced: who only waits for a pause gets them all, and finds that they are no message
     with pytest.raises(TimeoutError):
         ours.wait_message(0.05)
