@@ -230,16 +230,11 @@ class WatchedRank:
 
 
 def configured_timeouts(config: ConfigValues) -> BoardTimeouts:
-    """What a board begins with: the configuration, and which heartbeat timeouts the user set himself."""
-    flags = 0
-    if config.is_set("initial_rank_heartbeat_timeout"):
-        flags |= layout.FLAG_INITIAL_IS_EXPLICIT
-    if config.is_set("rank_heartbeat_timeout"):
-        flags |= layout.FLAG_SUBSEQUENT_IS_EXPLICIT
+    """What a board begins with: the configuration."""
     return BoardTimeouts(
         initial_heartbeat=config.initial_rank_heartbeat_timeout,
         heartbeat=config.rank_heartbeat_timeout,
-        heartbeat_flags=flags,
+        heartbeat_flags=0,
         sections=config.rank_section_timeouts,
         out_of_section=config.rank_out_of_section_timeout,
     )

@@ -58,8 +58,6 @@ W_OUT_OF_SECTION_SUSPECT = 36  # when the time in none is suspected, before its 
 
 CLOSING = int.from_bytes(b"is over!", "little")
 """No stray write makes that: a board that is renewed keeps it, because it would not be written again."""
-FLAG_INITIAL_IS_EXPLICIT = 1
-FLAG_SUBSEQUENT_IS_EXPLICIT = 2
 FLAG_ARE_LEARNED = 4
 
 SECTION_TABLE = 40

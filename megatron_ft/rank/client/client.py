@@ -345,8 +345,7 @@ class RankMonitorClient:
         self._board.count_up(layout.W_TIMEOUTS_VERSION)  # before and after, see Recorder.write_timeouts
         words[layout.W_INITIAL_HEARTBEAT_TIMEOUT] = layout.timeout_word(timeouts.initial)
         words[layout.W_HEARTBEAT_TIMEOUT] = layout.timeout_word(timeouts.subsequent)
-        flags = layout.FLAG_INITIAL_IS_EXPLICIT | layout.FLAG_SUBSEQUENT_IS_EXPLICIT
-        words[layout.W_HEARTBEAT_FLAGS] = flags | (layout.FLAG_ARE_LEARNED if self.hb_timeouts.were_calculated else 0)
+        words[layout.W_HEARTBEAT_FLAGS] = layout.FLAG_ARE_LEARNED if self.hb_timeouts.were_calculated else 0
         self._board.count_up(layout.W_TIMEOUTS_VERSION)
         self._wake_monitor()
 

@@ -56,7 +56,7 @@ DAMAGED = {
     "first out of section without version": Change({"first_out_of_section_ns": S}),
     "learned out of section without version": Change({"is_out_of_section_learned": True}),
     "infinite without version": Change({}, step=STEP._replace(timeout_ns=None)),
-    "flags without version": Change({"heartbeat_flags": 3}),
+    "flags without version": Change({"heartbeat_flags": 4}),
     "versions back": Change({"timeouts_version": 0, "out_of_section_timeout_ns": S}),
     "fewer sections": Change({"sections": (STEP,)}),
     "another name": Change({}, step=STEP._replace(name="stop")),

@@ -17,12 +17,7 @@ from megatron_ft.core.board.hang_detector import (
     extend_timeout,
 )
 from megatron_ft.core.board.intervals import HangKind
-from megatron_ft.core.board.layout import (
-    FLAG_INITIAL_IS_EXPLICIT,
-    FLAG_SUBSEQUENT_IS_EXPLICIT,
-    BoardSnapshot,
-    SectionView,
-)
+from megatron_ft.core.board.layout import BoardSnapshot, SectionView
 from megatron_ft.core.timeouts.budget_rule import FIRST_INTERVALS
 from tests.fuzz.healthy import BOARD, SimulatedNode, live
 
@@ -148,17 +143,13 @@ def test_a_closed_board_is_left_alone() -> None:
         (1, False, True),
     ],
 )
-@pytest.mark.parametrize("flags", [0, FLAG_INITIAL_IS_EXPLICIT | FLAG_SUBSEQUENT_IS_EXPLICIT], ids=["default", "set"])
-def test_heartbeat_timeouts_spare_a_rank_that_uses_sections_only_whoever_set_them(
-    heartbeats: int, flags: int, opened: bool, judged: bool
-) -> None:
+def test_heartbeat_timeouts_spare_a_rank_that_uses_sections_only(heartbeats: int, opened: bool, judged: bool) -> None:
     now = START + 8 * S
     snapshot = board(
         heartbeats=heartbeats,
         last_heartbeat_ns=START if heartbeats else 0,
         initial_heartbeat_timeout_ns=7 * S,
         heartbeat_timeout_ns=7 * S,
-        heartbeat_flags=flags,
         sections=(section(opened_at=0, timeout=None, count=int(opened)),),
     )
     outcome = check_board(state(at=now), snapshot, now)

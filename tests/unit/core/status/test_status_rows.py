@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from megatron_ft.core.board.hang_detector import Action, MonitorState, check_board
-from megatron_ft.core.board.layout import FLAG_SUBSEQUENT_IS_EXPLICIT, BoardSnapshot, SectionView
+from megatron_ft.core.board.layout import BoardSnapshot, SectionView
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.messages.codec import pack
 from megatron_ft.core.messages.control import ANSWERS
@@ -39,14 +39,14 @@ def test_out_of_section() -> None:
     assert row.timeout == TimeoutUse("out_of_section", None, 1.0, 8.0)
 
 
-def test_heartbeats_that_the_user_set_count_beside_sections_and_default_ones_do_not() -> None:
+def test_heartbeats_that_were_sent_count_beside_sections_and_awaited_ones_do_not() -> None:
     sections = (SectionView("step", NOW - S, 3, 10 * S),)
     beats = {"heartbeats": 0, "initial_heartbeat_timeout_ns": 101 * S}
-    by_default = row_of(snapshot(sections=sections, **beats))
-    assert by_default.timeout is not None
-    assert by_default.timeout.kind == "section"
+    awaited = row_of(snapshot(sections=sections, **beats))
+    assert awaited.timeout is not None
+    assert awaited.timeout.kind == "section"
     beats = {"heartbeats": 4, "last_heartbeat_ns": NOW - 30 * S, "heartbeat_timeout_ns": 40 * S}
-    row = row_of(snapshot(sections=sections, heartbeat_flags=FLAG_SUBSEQUENT_IS_EXPLICIT, **beats))
+    row = row_of(snapshot(sections=sections, **beats))
     assert row.timeout == TimeoutUse("heartbeat", None, 30.0, 40.0)
     assert row.heartbeat_s == 30.0
 
