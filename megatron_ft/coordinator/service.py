@@ -16,8 +16,9 @@ from megatron_ft.core.job.coordinator import Coordinator
 from megatron_ft.core.job.decisions import Ballot, Decision
 from megatron_ft.core.job.edge import Broken, CoordinatorEffect, Drop, Heard, Quit, Send
 from megatron_ft.core.job.messages import FROM_MEMBER, Beat, Dismiss, FromMember, Hello, Moved, Propose, ToMember
+from megatron_ft.ipc.linux.open_files import take_all
 from megatron_ft.ipc.net.secret import DENIED, OPEN, Asking, SecretError
-from megatron_ft.ipc.net.tcp import Peer, raise_descriptor_limit
+from megatron_ft.ipc.net.tcp import Peer
 from megatron_ft.ipc.wire import PROTOCOL_VERSION, Message, VersionError, decode, encode
 
 __all__ = ["Service", "frame", "prepare_process"]
@@ -41,7 +42,7 @@ def prepare_process() -> None:
 
     What messages leave behind is free at once; a search for cycles takes the longer the more launchers there are.
     """
-    raise_descriptor_limit()
+    take_all()
     gc.set_threshold(100_000)
 
 

@@ -1,4 +1,4 @@
-"""The limit of open files: raised in the launcher, as it was in everything that the launcher starts.
+"""The limit of open files: raised in launchers and coordinators, as it was in everything else that a launcher starts.
 
 The launcher has some descriptors for each rank, and one for each connection to a store that serves all nodes: the usual
 1024 end at a thousand nodes. A program that uses select() fails beyond 1024, so ranks get what the launcher was given.

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import resource
 import socket
 from typing import Any
 
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.ipc.wire import Decoder, Message, decode
 
-__all__ = ["Peer", "Target", "begin", "connect", "listen", "look_up", "parse_address", "raise_descriptor_limit"]
+__all__ = ["Peer", "Target", "begin", "connect", "listen", "look_up", "parse_address"]
 
 _CHUNK = 1 << 16
 _MOST_UNSENT = 8 << 20
@@ -179,10 +178,3 @@ def parse_address(text: str, *, default_port: int = 0) -> tuple[str, int]:
 def format_address(host: str, port: int) -> str:
     """What ``parse_address`` reads."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def raise_descriptor_limit() -> int:
-    """Allow this process as many open files as it may have; how many that is."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return hard
