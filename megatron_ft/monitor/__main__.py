@@ -7,7 +7,7 @@ import signal
 import sys
 
 from megatron_ft.ipc.files.event_log import EventLog, NullEventLog
-from megatron_ft.ipc.linux.prctl import go_on_without_parent
+from megatron_ft.ipc.linux.prctl import go_on_without_parent, set_name
 from megatron_ft.ipc.wire import Channel
 from megatron_ft.monitor import settings as command_line
 from megatron_ft.monitor.reports import Reports
@@ -23,7 +23,7 @@ def main() -> None:
     go_on_without_parent()  # a monitor that is stopped while its launcher is killed has to end the rank all the same
     parent_pidfd = _parent_pidfd(settings.parent)
     signal_fd = _route_signals()
-    _name_process(f"ft_monitor_{settings.local_rank}")
+    set_name(f"ft_monitor_{settings.local_rank}".encode())
     reports = Reports(_open_log(settings), _channel(settings))
     MonitorService(settings, reports, signal_fd, parent_pidfd).run()
 
@@ -48,14 +48,6 @@ def _route_signals() -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCONT):
         signal.signal(number, lambda _number, _frame: None)
     return read_fd
-
-
-def _name_process(name: str) -> None:
-    try:
-        with open("/proc/self/comm", "w") as file:
-            file.write(name)
-    except OSError:
-        pass  # only a nicer name in ps
 
 
 def _open_log(settings: command_line.Settings) -> EventLog:
