@@ -67,7 +67,7 @@ class _StandIn:
                 case edge.Connect(address):
                     self.close()
                     try:
-                        self.peer = tcp.connect(*tcp.parse_address(address))
+                        self.peer = tcp.begin(tcp.look_up(*tcp.parse_address(address))[0])
                     except OSError:
                         self.do(self.member.failed(now_s))
                         continue

@@ -13,7 +13,7 @@ from typing import Any
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.ipc.wire import Decoder, Message, decode
 
-__all__ = ["Peer", "Target", "begin", "connect", "listen", "look_up", "parse_address"]
+__all__ = ["Peer", "Target", "begin", "listen", "look_up", "parse_address"]
 
 _CHUNK = 1 << 16
 _MOST_UNSENT = 8 << 20
@@ -120,15 +120,6 @@ def listen(host: str, port: int, *, backlog: int = 65535) -> socket.socket:
         sock.close()
         raise
     return sock
-
-
-def connect(host: str, port: int) -> Peer:
-    """A connection that is being made: it is there when it is writable.
-
-    Raises:
-        OSError: no process listens there. A name is looked up first, which may take long.
-    """
-    return begin(look_up(host, port)[0])
 
 
 def look_up(host: str, port: int, *, is_number: bool = False) -> list[Target]:
