@@ -46,16 +46,8 @@ def lost_processes(pid: int) -> list[tuple[int, str, int]]:
 
     Only zombies are known: of a child that its parent has asked after, the kernel has forgotten everything.
     """
-    found, seen, left = [], {pid}, [pid]
-    while left and len(seen) < _MAX_PROCESSES:
-        for child in sorted(children(left.pop(0)) - seen):
-            seen.add(child)
-            stat = read_stat(child)
-            if stat is not None and stat.state == "Z" and stat.exitcode != 0:
-                found.append((child, stat.comm, stat.exitcode))
-            elif stat is not None and stat.state != "Z":
-                left.append(child)
-    return found
+    stats = map(read_stat, _with_children(pid)[1:])
+    return [(each.pid, each.comm, each.exitcode) for each in stats if each and each.state == "Z" and each.exitcode]
 
 
 def handles(pid: int, number: int) -> bool:
