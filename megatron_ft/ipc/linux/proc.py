@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from megatron_ft.ipc.linux.processes import children, read_stat
+from megatron_ft.ipc.linux.processes import children, is_masked, read_stat
 
 __all__ = [
     "blocking_threads",
@@ -52,15 +52,13 @@ def lost_processes(pid: int) -> list[tuple[int, str, int]]:
 
 def handles(pid: int, number: int) -> bool:
     """Whether a process catches this signal and doesn't block it in its main thread."""
-    masks = _signal_masks(f"/proc/{pid}/status")
-    bit = 1 << (number - 1)
-    return bool(masks.get("SigCgt", 0) & bit) and not masks.get("SigBlk", bit) & bit
+    place = f"/proc/{pid}"
+    return is_masked(place, number, "SigBlk:") is False and is_masked(place, number, "SigCgt:") is True
 
 
 def blocking_threads(pid: int, number: int) -> set[int]:
     """Those threads of a process that block this signal; one that is in its handler does so meanwhile."""
-    bit = 1 << (number - 1)
-    return {tid for tid in _tids(pid) if _signal_masks(f"/proc/{pid}/task/{tid}/status").get("SigBlk", 0) & bit}
+    return {tid for tid in _tids(pid) if is_masked(f"/proc/{pid}/task/{tid}", number, "SigBlk:")}
 
 
 def run_delays_ns(pid: int) -> dict[int, int]:
@@ -116,11 +114,6 @@ def _with_children(pid: int) -> list[int]:
         seen |= new
         found += sorted(new)
     return found
-
-
-def _signal_masks(path: str) -> dict[str, int]:
-    lines = (line.partition(":") for line in _read(path).splitlines())
-    return {name: int(value, 16) for name, _, value in lines if name in ("SigCgt", "SigBlk")}
 
 
 def _threads(pid: int) -> list[dict[str, Any]]:

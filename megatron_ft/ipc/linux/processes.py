@@ -148,7 +148,7 @@ def signal_main_thread(pid: int, pidfd: int, number: int) -> bool:
     import ctypes
 
     tgkill = {"x86_64": 234, "aarch64": 131}.get(os.uname().machine)
-    if tgkill is None or number == signal.SIGKILL or _is_masked(pid, number, "SigBlk:") is not False:
+    if tgkill is None or number == signal.SIGKILL or is_masked(f"/proc/{pid}", number, "SigBlk:") is not False:
         return send_signal(pidfd, number)
     return not is_gone(pidfd) and ctypes.CDLL(None).syscall(tgkill, pid, pid, number) == 0
 
@@ -158,13 +158,13 @@ def would_end_by(pid: int, number: int) -> bool:
 
     False for a process that catches, blocks or ignores it, and for one that is gone or hidden.
     """
-    return _is_masked(pid, number, "SigBlk:", "SigIgn:", "SigCgt:") is False
+    return is_masked(f"/proc/{pid}", number, "SigBlk:", "SigIgn:", "SigCgt:") is False
 
 
-def _is_masked(pid: int, number: int, *names: str) -> bool | None:
-    """Whether a signal is in any of these sets of the main thread (proc(5)); None: the process is gone or hidden."""
+def is_masked(place: str, number: int, *names: str) -> bool | None:
+    """Whether a signal is in any of these sets (proc(5)) of the thread at this place in /proc; None: gone or hidden."""
     try:
-        with open(f"/proc/{pid}/status") as file:
+        with open(f"{place}/status", errors="replace") as file:  # its name may be cut within a letter
             masks = [line.split()[1] for line in file if line.startswith(names)]
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
