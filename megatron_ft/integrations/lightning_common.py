@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import sys
@@ -11,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from megatron_ft.core.control import WorkloadAction, WorkloadControlRequest
-from megatron_ft.core.errors import ConfigError, RankMonitorClientError
+from megatron_ft.core.errors import ConfigError
 from megatron_ft.integrations import lightning_faults, lightning_state
 from megatron_ft.integrations.lightning_faults import SimulatedFaultParams
 from megatron_ft.integrations.lightning_finished import end_of_fit, why_finished
@@ -21,6 +19,7 @@ from megatron_ft.rank.client import agreement
 from megatron_ft.rank.client.client import RankMonitorClient
 from megatron_ft.rank.hooks import learning, say, tolerant
 from megatron_ft.rank.hooks.finished import FINISHED_FLAG, write_flag
+from megatron_ft.rank.hooks.mistakes import ask_for_no_restart
 from megatron_ft.rank.hooks.save_dir import why_unusable
 from megatron_ft.rank.run_ahead import user_code
 
@@ -192,9 +191,7 @@ class FitCallback(LightningCallback):
 
     def _refuse(self, error: Exception) -> NoReturn:
         """Raise for a mistake of the user, who has to mend it: a restart would meet it again."""
-        request = WorkloadControlRequest(WorkloadAction.ShutdownWorkload, str(error))
-        with contextlib.suppress(RankMonitorClientError, OSError):  # no launcher; the error says it all the same
-            RankMonitorClient().send_workload_control_request(request)
+        ask_for_no_restart(str(error))
         raise error
 
     def _disconnect(self) -> RankMonitorClient | None:

@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from megatron_ft.integrations import lightning_common
 from megatron_ft.integrations.lightning import FaultToleranceCallback, FaultToleranceSectionsCallback
 from megatron_ft.rank.client.client import RankMonitorClient
+from megatron_ft.rank.hooks import mistakes
 from tests.support.lightning_job import Model
 from tests.support.training import Bench
 
@@ -55,7 +56,8 @@ class FitBench(Bench):
             *("calculate_and_set_section_timeouts", "calculate_and_set_hb_timeouts", "load_state_dict"),
         ):
             setattr(Recording, name, _recorded(name, calls))
-        monkeypatch.setattr(lightning_common, "RankMonitorClient", Recording)
+        for module in (lightning_common, mistakes):
+            monkeypatch.setattr(module, "RankMonitorClient", Recording)
 
     @property
     def save_dir(self) -> Path:
