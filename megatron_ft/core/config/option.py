@@ -22,7 +22,6 @@ class Option:
     names: tuple[str, ...]
     """On the command line, without the dashes before it; the first one is shown, others may be the reference's."""
     in_yaml: bool
-    on_command_line: bool
     is_told: bool
     """Whether the launcher's first lines tell its value, if it isn't the default."""
 
@@ -62,12 +61,10 @@ def option(
     *,
     names: tuple[str, ...] = (),
     in_yaml: bool = True,
-    on_command_line: bool = True,
     is_told: bool = True,
 ) -> Any:
     """A field of a dataclass that is an option; a callable `default` makes it. Names: see `table_of`."""
     known = {"kind": kind, "help": help, "names": names, "in_yaml": in_yaml, "is_told": is_told}
-    known["on_command_line"] = on_command_line
     if callable(default):
         return field(default_factory=default, metadata=known)
     return field(default=default, metadata=known)

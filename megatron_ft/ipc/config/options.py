@@ -24,8 +24,7 @@ def add_ft_options(parser: argparse.ArgumentParser) -> None:
         "fault tolerance", "Durations are seconds, null means no limit. Options win over the YAML file."
     )
     for each in (*FIELDS.values(), *LAUNCHER_OPTIONS.values()):
-        if each.on_command_line:
-            _add(group, each)
+        _add(group, each)
     for name in IGNORED:
         words = [word for prefix in ("ft-param-", "ft-") for word in spellings(prefix + name)]
         group.add_argument(*words, action=_Ignore, const=name, help=argparse.SUPPRESS)
