@@ -8,9 +8,9 @@ import time
 from megatron_ft.core.errors import FaultToleranceError, ProtocolError
 from megatron_ft.core.messages.control import ANSWERS, Status
 from megatron_ft.core.status.job_facts import JobFacts
-from megatron_ft.ipc.jobs import RunningJob, launcher_socket
+from megatron_ft.ipc.jobs import RunningJob, connect_to
 from megatron_ft.ipc.linux.processes import read_stat
-from megatron_ft.ipc.wire import ChannelClosedError, Received, close_fds, connect
+from megatron_ft.ipc.wire import ChannelClosedError, Received, close_fds
 
 __all__ = ["ANSWER_S", "JobWatch"]
 
@@ -33,10 +33,7 @@ class JobWatch:
         self._asked_s: float | None = None
         """When the question was sent whose answer hasn't come yet."""
         self._next_s = 0.0
-        try:
-            self._channel = connect(launcher_socket(job), ANSWER_S)
-        except (OSError, ProtocolError) as error:
-            raise FaultToleranceError(f"ft_launcher {job.launcher_pid} can't be reached: {error}") from None
+        self._channel = connect_to(job, ANSWER_S)
 
     def fileno(self) -> int:
         """Readable when ``step`` has something to do."""

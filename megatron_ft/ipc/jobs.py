@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from megatron_ft.core.errors import FaultToleranceError, ProtocolError
 from megatron_ft.core.messages.control import ANSWERS, Ok, Pause, Resume
 from megatron_ft.ipc.linux.processes import all_processes
-from megatron_ft.ipc.wire import ChannelClosedError, connect
+from megatron_ft.ipc.wire import Channel, ChannelClosedError, connect
 
-__all__ = ["RunningJob", "find_jobs", "launcher_socket", "order"]
+__all__ = ["RunningJob", "connect_to", "find_jobs", "order"]
 
 _LAUNCHER_SOCKET = "launcher.sock"
 _ANSWER_S = 5.0
@@ -48,9 +48,12 @@ def find_jobs() -> list[RunningJob]:
     return sorted(jobs.values(), key=lambda job: job.launcher_pid)
 
 
-def launcher_socket(job: RunningJob) -> str:
-    """Where its launcher hears orders and questions."""
-    return os.path.join(job.run_dir, _LAUNCHER_SOCKET)
+def connect_to(job: RunningJob, timeout_s: float) -> Channel:
+    """To where its launcher hears orders and questions. Raises FaultToleranceError: no launcher answers there."""
+    try:
+        return connect(os.path.join(job.run_dir, _LAUNCHER_SOCKET), timeout_s)
+    except (OSError, ProtocolError) as error:
+        raise FaultToleranceError(f"ft_launcher {job.launcher_pid} can't be reached: {error}") from None
 
 
 def order(job: RunningJob, what: Pause | Resume) -> bool:
@@ -59,10 +62,7 @@ def order(job: RunningJob, what: Pause | Resume) -> bool:
     Raises:
         FaultToleranceError: it is gone, or doesn't answer.
     """
-    try:
-        channel = connect(launcher_socket(job), _ANSWER_S)
-    except (OSError, ProtocolError) as error:
-        raise FaultToleranceError(f"ft_launcher {job.launcher_pid} can't be reached: {error}") from None
+    channel = connect_to(job, _ANSWER_S)
     try:
         channel.send(what)
         answer = ANSWERS.parse(channel.wait_message(_ANSWER_S).message)
