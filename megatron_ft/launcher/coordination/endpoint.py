@@ -13,7 +13,7 @@ from megatron_ft.core.errors import ConfigError, ProtocolError
 from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.wire import VersionError, encode
 
-__all__ = ["listen_anywhere", "take_endpoint"]
+__all__ = ["is_loopback", "listen_anywhere", "take_endpoint"]
 
 _ANSWER_S = 15.0
 """A coordinator may just be starting, on a machine that has much to do; one whose job has ended stays for 5 s."""
@@ -103,11 +103,16 @@ def _holder(host: str, port: int, within_s: float) -> _Holder:
     return _Holder.OTHER
 
 
+def is_loopback(host: str) -> bool:
+    """Whether this name or address is any machine's own."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def _bind_host(host: str) -> str:
     """What to listen on, where launchers connect to ``host``: on loopback only if they come from nowhere else."""
-    if host == "localhost":
-        return "127.0.0.1"
-    try:
-        return host if ipaddress.ip_address(host).is_loopback else ""
-    except ValueError:
+    if not is_loopback(host):
         return ""
+    return "127.0.0.1" if host == "localhost" else host

@@ -5,7 +5,6 @@ that are looked up in `is_this_machine`.
 from __future__ import annotations
 
 import enum
-import ipaddress
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -19,9 +18,10 @@ from megatron_ft.core.job.messages import Rules
 from megatron_ft.ipc.net.tcp import format_address
 from megatron_ft.launcher.command_line import CommandLine
 from megatron_ft.launcher.coordination import scheduler
+from megatron_ft.launcher.coordination.endpoint import is_loopback
 from megatron_ft.launcher.coordination.nvlink_domain import nvlink_domain
 
-__all__ = ["Kind", "MeetingPlace", "check", "is_loopback", "is_this_machine", "meeting_place"]
+__all__ = ["Kind", "MeetingPlace", "check", "is_this_machine", "meeting_place"]
 
 TRY_AGAIN_CODE = 94
 _PORT = 29500
@@ -293,14 +293,6 @@ def _without_effect(line: CommandLine) -> str:
     named = [name for name in _NO_EFFECT if name in line.rendezvous_settings]
     has = "has" if len(named) == 1 else "have"
     return f"--rdzv-conf: {', '.join(named)} {has} no effect: torch's rendezvous isn't used" if named else ""
-
-
-def is_loopback(host: str) -> bool:
-    """Whether this name or address is any machine's own."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def is_this_machine(host: str) -> bool:

@@ -15,7 +15,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.printable import printable
 from megatron_ft.ipc.net.tcp import format_address, parse_address
-from megatron_ft.launcher.coordination.meeting_place import is_loopback
+from megatron_ft.launcher.coordination.endpoint import is_loopback
 
 __all__ = ["RankStore", "RankStoreError", "own_host"]
 
