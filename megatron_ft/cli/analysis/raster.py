@@ -93,7 +93,7 @@ def _states(track: Track, edges: Int64s) -> npt.NDArray[np.uint8]:
         states[lived] = SILENT
     else:
         _paint_sections(states, track, edges, width, alive)
-        silent = _share(_unknown(track), edges, width)
+        silent = _share(track.spans.unknown, edges, width)
         states[lived & (silent > 0.5 * alive)] = SILENT
     if track.hang is not None:
         hung = _share([(track.hang.since_ns, track.end_ns)], edges, width)
@@ -146,11 +146,6 @@ def _levels(track: Track) -> list[dict[int, tuple[Int64s, Int64s]]]:
         begin, end = levels[depth].get(section, (np.empty(0, np.int64), np.empty(0, np.int64)))
         levels[depth][section] = (np.append(begin, begun), np.append(end, track.end_ns))
     return levels
-
-
-def _unknown(track: Track) -> list[tuple[int, int]]:
-    assert track.spans is not None
-    return list(track.spans.unknown)
 
 
 def _share(spans: Sequence[tuple[int, int]], edges: Int64s, width: Int64s) -> Shares:
