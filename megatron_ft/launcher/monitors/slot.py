@@ -162,13 +162,9 @@ class MonitorPlace:
 
     def last_words(self, cycle: int) -> str:
         """See ``Monitors.last_words``."""
-        if self._attached is None or not self.watches(cycle):
+        if self._attached is None or self._attached.cycle != cycle:
             return ""
         return os.pread(self._attached.stack_fd, _MAX_LAST_WORDS_BYTES, 0).decode(errors="replace")
-
-    def watches(self, cycle: int) -> bool:
-        """See ``Monitors.watches``."""
-        return self._attached is not None and self._attached.cycle == cycle
 
     def collect(self, *, passive: bool, deadline_ns: int) -> None:
         """See ``Monitors.collect``."""
