@@ -204,9 +204,9 @@ class Reports:
         )
         self._log.write(record)
 
-    def _write_and_tell(self, report: records.Record | shared.Record, fds: Sequence[int] = ()) -> None:
+    def _write_and_tell(self, report: records.Record | shared.Record) -> None:
         """The launcher first: it may be waited for."""
-        self._tell(report, fds)
+        self._tell(report)
         self._log.write(report)
 
 
