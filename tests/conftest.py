@@ -49,4 +49,5 @@ def _no_variable_left() -> Iterator[None]:
 
 
 def _environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    at_import = ("PYTEST_", "PYTORCH_", "TORCHINDUCTOR_")  # modules set these when they are first imported
+    return {name: value for name, value in os.environ.items() if not name.startswith(at_import)}

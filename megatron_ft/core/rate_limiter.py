@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-__all__ = ["Moderation"]
+__all__ = ["RateLimiter"]
 
 _AT_ONCE = 8
 _EVERY_S = 60.0
 
 
-class Moderation:
+class RateLimiter:
     """Lets a few through at once, and one a minute in the long run; the others are counted."""
 
     def __init__(self) -> None:

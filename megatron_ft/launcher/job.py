@@ -19,7 +19,7 @@ from megatron_ft.core.printable import printable
 from megatron_ft.core.records import launcher as records
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.linux import open_files
-from megatron_ft.launcher import batch_script, endings, start_lines, termination_log
+from megatron_ft.launcher import batch_script, exit_code, start_lines, termination_log
 from megatron_ft.launcher.base import lines, terminal
 from megatron_ft.launcher.command_line import CommandLine
 from megatron_ft.launcher.coordination import joining
@@ -75,7 +75,7 @@ def run(
         try:
             result = ResultFile(
                 log,
-                log_dir if endings.speaks_for_the_job(place) else None,
+                log_dir if exit_code.speaks_for_the_job(place) else None,
                 job=place.job,
                 command=command,
                 is_first=place.kind is Kind.ALONE or place.is_founder,
@@ -183,7 +183,7 @@ class _Life:
         """From how the agent ended; ``otherwise`` if it never got that far."""
         over = self._over or otherwise
         assert over is not None
-        return endings.of(over, self._line)
+        return exit_code.of(over, self._line)
 
     def _end_by(self, error: BaseException) -> End:
         """Say why, where that isn't said yet."""
@@ -199,7 +199,7 @@ class _Life:
                 self._node.say(str(error))
                 return End(0)
             case SignalException():
-                return self._end(endings.stopped(error.sigval, well=False))
+                return self._end(exit_code.stopped(error.sigval, well=False))
             case FaultToleranceError():
                 text = str(error)
             case RendezvousError():
@@ -208,4 +208,4 @@ class _Life:
                 # a full disk, no descriptor left: the machine's trouble, of which a traceback tells nothing
                 text = f"the launcher failed: {lines.in_one_line(error)}"
         self._node.say(text)
-        return endings.launcher_failed(self._line, text)
+        return exit_code.launcher_failed(self._line, text)

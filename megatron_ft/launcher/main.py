@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, NoReturn
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.ipc.linux.prctl import become_subreaper
 from megatron_ft.ipc.net.resolver import ask_again_soon
-from megatron_ft.launcher.base import lines, logs, terminal
+from megatron_ft.launcher.base import bounded_file_calls, lines, terminal
 from megatron_ft.launcher.base.event_loop import THREAD_PREFIX
-from megatron_ft.launcher.glance import glance
+from megatron_ft.launcher.early_command_line import parse_early
 from megatron_ft.launcher.spawn.fork_server import ServerProcess, why_fresh
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run_ahead(argv: Sequence[str]) -> ServerProcess | None:
     """Begin now: the script and this process import torch at the same time."""
-    seen = glance(argv, os.environ)
+    seen = parse_early(argv, os.environ)
     if seen is None or why_fresh(seen.command) is not None:
         return None
     if seen.command[2] != "-m" and not os.path.exists(seen.command[2]):
@@ -101,7 +101,7 @@ def _leave(code: int) -> NoReturn:
     A thread of ours may wait inside torch for a node that doesn't answer; where one comes back from there while Python
     is taken down under it, C++ ends the process by SIGABRT, and the exit code of a job that went well is lost.
     """
-    if logs.are_copied():  # else torch's threads, which copy the ranks' output, wait for a file server
+    if bounded_file_calls.are_copied():  # else torch's threads, which copy the ranks' output, wait for a file server
         threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that aren't daemons, as Python would
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

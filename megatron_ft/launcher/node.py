@@ -12,17 +12,17 @@ from megatron_ft.ipc.linux.prctl import become_subreaper
 from megatron_ft.launcher import reference_names
 from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.base.event_loop import Priority, Reactor
+from megatron_ft.launcher.base.orphan_watch import OrphanWatch
 from megatron_ft.launcher.base.run_directory import RunDirectory
 from megatron_ft.launcher.base.signals import SignalWatch
 from megatron_ft.launcher.base.terminal import sayer
-from megatron_ft.launcher.base.ties import Ties
 from megatron_ft.launcher.command_line import CommandLine
-from megatron_ft.launcher.control import ControlSocket
+from megatron_ft.launcher.control_socket import ControlSocket
 from megatron_ft.launcher.coordination import joining
 from megatron_ft.launcher.cycle.services import LauncherServices, RankServices
 from megatron_ft.launcher.cycle.starting import RankStarter
 from megatron_ft.launcher.cycle.variables import RankVariables, shared_environment
-from megatron_ft.launcher.glance import shares_output
+from megatron_ft.launcher.early_command_line import shares_output
 from megatron_ft.launcher.job_status import JobStatus
 from megatron_ft.launcher.monitors.monitors import Monitors
 from megatron_ft.launcher.processes import numa, process_tree, ready_checks
@@ -69,7 +69,7 @@ class Node:
         self._children = Children()
         become_subreaper()
         self._reactor = Reactor()
-        self._ties = Ties(self._reactor)
+        self._orphan_watch = OrphanWatch(self._reactor)
         self._signals = SignalWatch(
             line.signals,
             forwarded=(*line.options.forward_signals, *line.save_signals),
@@ -90,7 +90,7 @@ class Node:
             reactor=self._reactor,
             signals=self._signals,
             stop=self.stop,
-            ties=self._ties,
+            orphan_watch=self._orphan_watch,
             control=self._control,
             log=log,
             say=self.say,
@@ -204,7 +204,7 @@ class Node:
         steps += [] if health is None else [health.close]
         steps += [] if self._forking is None else [self._forking.close]
         steps += [self._monitors.stop, self._control.close, self._run_dir.remove, self._run_dir.release]
-        steps += [lambda: self._orphans.reap(lambda _pid: False), self._signals.close, self._ties.close]
+        steps += [lambda: self._orphans.reap(lambda _pid: False), self._signals.close, self._orphan_watch.close]
         failed: list[OSError] = []
         for step in [*steps, self._reactor.close]:
             try:
@@ -224,7 +224,7 @@ class Node:
         self._reap_orphans()
 
     def _each_second(self) -> None:
-        self._ties.check()
+        self._orphan_watch.check()
         self._run_dir.mend()
         if self._orphans.are_awaited:
             self._reap_orphans()

@@ -12,7 +12,7 @@ from typing import Any
 
 from megatron_ft.ipc.files.atomic_write import write_whole
 from megatron_ft.ipc.files.event_log import EventLog
-from megatron_ft.launcher.base import logs
+from megatron_ft.launcher.base import bounded_file_calls
 from megatron_ft.launcher.command_line import CommandLine
 from megatron_ft.launcher.coordination import scheduler
 from megatron_ft.launcher.spawn.cycle_output import cycle_file
@@ -47,7 +47,7 @@ def checkpointed(path: str | None) -> int | None:
             return int(file.read(64))
 
     try:
-        return logs.call(read, None)
+        return bounded_file_calls.call(read, None)
     except (OSError, ValueError):
         return None
 

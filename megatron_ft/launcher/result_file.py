@@ -22,7 +22,7 @@ from megatron_ft.core.job.progress import Advance
 from megatron_ft.ipc.files.atomic_write import write_whole
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.files.lives_file import lives_path, read_lives_file
-from megatron_ft.launcher.base import logs
+from megatron_ft.launcher.base import bounded_file_calls
 
 __all__ = ["End", "ResultFile", "read_lives", "utc"]
 
@@ -44,7 +44,7 @@ def read_lives(log_dir: str | None) -> Lives:
     """The job's lives so far; none where they can't be read, or not soon."""
     if log_dir is None:
         return Lives()
-    return logs.call(lambda: _read(lives_path(log_dir)), Lives(), bound_s=_READ_S)
+    return bounded_file_calls.call(lambda: _read(lives_path(log_dir)), Lives(), bound_s=_READ_S)
 
 
 class ResultFile:

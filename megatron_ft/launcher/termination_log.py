@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from megatron_ft.core.printable import printable
-from megatron_ft.launcher.base import logs
+from megatron_ft.launcher.base import bounded_file_calls
 from megatron_ft.launcher.result_file import End
 
 __all__ = ["PATH", "tell"]
@@ -18,7 +18,7 @@ def tell(end: End, *, path: str = PATH) -> None:
     if end.ending is None:
         return
     text = end.ending.value.replace("_", " ") + (f": {end.cause}" if end.cause else "")
-    logs.call(lambda: _write(path, printable(text)), None)
+    bounded_file_calls.call(lambda: _write(path, printable(text)), None)
 
 
 def _write(path: str, text: str) -> None:

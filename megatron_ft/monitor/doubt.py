@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 
 from megatron_ft.core.board.hang_detector import Overdue
-from megatron_ft.core.diagnosis.movement import Glance, progress_between
+from megatron_ft.core.diagnosis.movement import ProgressSample, progress_between
 from megatron_ft.core.diagnosis.rank_snapshot import LOOK_S
 from megatron_ft.core.messages.monitor import CheckProgress, ConfirmHang, ExtendTimeout
-from megatron_ft.monitor.glance import glance
+from megatron_ft.monitor.progress_sample import take_sample
 from megatron_ft.monitor.reports import Reports
 from megatron_ft.monitor.watched_rank import WatchedRank
 
@@ -27,7 +27,7 @@ class Doubt:
         self._verdict: Overdue | None = None
         self._answer_by_ns = 0
         self._is_confirmed = False
-        self._first: Glance | None = None
+        self._first: ProgressSample | None = None
         self._again_ns = 0
 
     @property
@@ -63,7 +63,7 @@ class Doubt:
         """Do what the launcher orders; returns True if the board is to be checked now."""
         match order:
             case CheckProgress(again_ns=again_ns):
-                self._first, self._again_ns = glance(watched.attached, watched.final_snapshot()), again_ns
+                self._first, self._again_ns = take_sample(watched.attached, watched.final_snapshot()), again_ns
             case ExtendTimeout(timeout_s=timeout_s) if self._verdict is not None:
                 watched.extend_timeout(self._verdict, timeout_s)
                 self.clear()
@@ -81,7 +81,7 @@ class Doubt:
         """Do what is due; returns True if the hang is confirmed, because the launcher hasn't answered in time."""
         now_ns = time.monotonic_ns()
         if self._first is not None and now_ns >= self._again_ns:
-            second = glance(watched.attached, watched.final_snapshot())
+            second = take_sample(watched.attached, watched.final_snapshot())
             self._reports.progress_checked(watched.attached, progress_between(self._first, second))
             self._first = None
         if self._verdict is None or now_ns < self._answer_by_ns:

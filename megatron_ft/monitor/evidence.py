@@ -22,9 +22,9 @@ from megatron_ft.core.board import board_facts
 from megatron_ft.core.board import layout as layout
 from megatron_ft.core.board.hang_detector import Overdue
 from megatron_ft.core.board.layout import BoardSnapshot
-from megatron_ft.core.diagnosis.exceptions import LastWords, last_words
+from megatron_ft.core.diagnosis.exceptions import CrashOutput, last_words
 from megatron_ft.core.diagnosis.rank_snapshot import (
-    RankNote,
+    RankSnapshot,
     collectives_of,
     is_in_checkpoint_write,
     is_in_library,
@@ -37,10 +37,10 @@ from megatron_ft.core.diagnosis.rank_snapshot import (
 from megatron_ft.core.diagnosis.stacks import (
     Frame,
     ThreadStack,
-    frame_that_tells,
     main_stack,
     parse_faulthandler,
     read_frames,
+    user_frame,
 )
 from megatron_ft.core.iterations import begins
 from megatron_ft.core.messages.codec import fields
@@ -71,7 +71,7 @@ def collect(
     local_rank: int,
     passive: bool,
     deadline_ns: int,
-) -> tuple[RankNote, dict[str, Any]]:
+) -> tuple[RankSnapshot, dict[str, Any]]:
     """Check at one rank until ``deadline_ns`` (monotonic) at the latest.
 
     Returns:
@@ -87,9 +87,9 @@ def collect(
     told_stack = read_frames(answer.pop("stack", None))
     state, is_busy = _settled(str(facts.get("state", "")), read_stat(attached.pid))
     stacks, source, frames = looks.all_stacks(state, missing, told_stack, passive=passive)
-    told, inner = frame_that_tells(frames, library=LIBRARIES), frames[0] if frames else None
+    told, inner = user_frame(frames, library=LIBRARIES), frames[0] if frames else None
     words = _last_words(attached, None if is_past_its_script(frames) else snapshot)
-    note = RankNote(
+    note = RankSnapshot(
         rank=attached.rank,
         local_rank=local_rank,
         host=socket.gethostname(),
@@ -133,12 +133,12 @@ def collect(
     return note, document
 
 
-def _last_words(attached: AttachedRank, snapshot: BoardSnapshot | None) -> LastWords:
+def _last_words(attached: AttachedRank, snapshot: BoardSnapshot | None) -> CrashOutput:
     """The exception that the rank ends of; none if it went on: not every exception that is printed ends a process."""
     text = os.pread(attached.stack_fd, _MAX_DUMP_BYTES, 0).decode(errors="replace")
     words = last_words(text, library=LIBRARIES)
     moved_ns = 0 if snapshot is None else max(snapshot.last_transition_ns, snapshot.last_heartbeat_ns)
-    return words if words.error and words.raised_at_ns >= moved_ns else LastWords()
+    return words if words.error and words.raised_at_ns >= moved_ns else CrashOutput()
 
 
 def _settled(first: str, later: ProcessStat | None) -> tuple[str, bool]:

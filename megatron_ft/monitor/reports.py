@@ -10,11 +10,11 @@ from typing import Any
 
 from megatron_ft.core.board.hang_detector import Overdue
 from megatron_ft.core.board.layout import BoardSnapshot
-from megatron_ft.core.diagnosis.rank_snapshot import RankNote
+from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.messages.monitor import Observation, ProgressChecked, Suspect
 from megatron_ft.core.messages.rank import Hello
-from megatron_ft.core.rate_limiter import Moderation
+from megatron_ft.core.rate_limiter import RateLimiter
 from megatron_ft.core.records import monitor as records
 from megatron_ft.core.records import shared
 from megatron_ft.core.records.shared import Warning_
@@ -37,7 +37,7 @@ class Reports:
         self._log = log
         self._launcher = launcher
         self.launcher_is_gone = False
-        self._complaints: dict[str, Moderation] = {}
+        self._complaints: dict[str, RateLimiter] = {}
 
     def _tell(self, report: object, fds: Sequence[int] = ()) -> None:
         """Send one message to the launcher."""
@@ -67,7 +67,7 @@ class Reports:
 
     def complain(self, kind: str, text: str) -> None:
         """A warning that may come again and again: then it is said seldom, with how often it came."""
-        admitted = self._complaints.setdefault(kind, Moderation()).admit(text, time.monotonic())
+        admitted = self._complaints.setdefault(kind, RateLimiter()).admit(text, time.monotonic())
         if admitted is not None:
             self.warn(admitted)
 
@@ -112,7 +112,7 @@ class Reports:
         self._tell(ProgressChecked(attached.cycle, progress))
 
     def evidence(
-        self, log_dir: str | None, attached: AttachedRank, note: RankNote, document: Mapping[str, Any]
+        self, log_dir: str | None, attached: AttachedRank, note: RankSnapshot, document: Mapping[str, Any]
     ) -> None:
         """What was seen of a rank: a note for the launcher, a file for people."""
         self.seen(attached, note)
@@ -133,7 +133,7 @@ class Reports:
         record = shared.Evidence(rank=attached.rank, cycle=attached.cycle, file=path, summary=summary, took_s=took_s)
         self._log.write(record)
 
-    def seen(self, attached: AttachedRank, note: RankNote) -> None:
+    def seen(self, attached: AttachedRank, note: RankSnapshot) -> None:
         """The note alone."""
         self._tell(Observation(attached.cycle, note))
 

@@ -22,7 +22,7 @@ from megatron_ft.core.board.hang_detector import (
 from megatron_ft.core.board.intervals import is_blank
 from megatron_ft.core.board.layout import BoardDamagedError, BoardSnapshot
 from megatron_ft.core.config.config import ConfigValues
-from megatron_ft.core.diagnosis.rank_snapshot import RankNote
+from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.ipc.attached_rank import AttachedRank
 from megatron_ft.ipc.board import NO_TIMEOUTS, Board, BoardTimeouts, create_memory
 from megatron_ft.ipc.wire import close_fds
@@ -61,7 +61,7 @@ class WatchedRank:
         """The last reading of this board since it was last renewed, which the next one can't contradict."""
         self._before_ns = start_ns
         """When that was: not the last look's time, which a pause moves."""
-        self.note: RankNote | None = None
+        self.note: RankSnapshot | None = None
         """The evidence on it, once that was collected because it is about to be terminated."""
         self.answers_fd = -1
         """The rank's end of the socket behind ``ask_fd``, until it has it."""

@@ -25,8 +25,8 @@ from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.wire import encode
 from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.coordination import endpoint, host
+from megatron_ft.launcher.coordination.coordinator_process import CoordinatorProcess
 from megatron_ft.launcher.coordination.endpoint import listen_anywhere, take_endpoint
-from megatron_ft.launcher.coordination.host import Host
 from tests.bench.control import Swarm
 from tests.support.coordination import BOUND_S, Ear, connect, sockets, until
 from tests.support.reactors import reactor
@@ -42,14 +42,16 @@ def hello(*, session: int = 1, owns: bool = True) -> m.Hello:
 
 
 class Hosted:
-    """A `Host`, and the lines that it says."""
+    """A `CoordinatorProcess`, and the lines that it says."""
 
     def __init__(self, reactor: Reactor, **more: Any) -> None:
         self.said: list[str] = []
         self.gave_up: list[str] = []
         values = {"founds": True, "secret": None, "environ": os.environ, "led_at": lambda: "", **more}
         listener = listen_anywhere("localhost")
-        self.host = Host(reactor, listener, "localhost", say=self.said.append, gave_up=self.gave_up.append, **values)
+        self.host = CoordinatorProcess(
+            reactor, listener, "localhost", say=self.said.append, gave_up=self.gave_up.append, **values
+        )
         self.host.start()
 
     def pid(self) -> int:
@@ -176,11 +178,11 @@ def test_signals_to_the_whole_group_do_not_end_it(reactor: Reactor) -> None:
 LAUNCHER = """
 import os, sys
 from megatron_ft.launcher.coordination.endpoint import listen_anywhere
-from megatron_ft.launcher.coordination.host import Host
+from megatron_ft.launcher.coordination.coordinator_process import CoordinatorProcess
 from megatron_ft.launcher.base.event_loop import Reactor
 reactor = Reactor()
 more = dict(founds=True, secret=None, environ=os.environ, led_at=str, say=print, gave_up=print)
-host = Host(reactor, listen_anywhere("localhost"), "localhost", **more)
+host = CoordinatorProcess(reactor, listen_anywhere("localhost"), "localhost", **more)
 host.start()
 print(host.address, *host.pids(), flush=True)
 reactor.watch(0, lambda: (host.close(), sys.exit()))

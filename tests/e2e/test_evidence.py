@@ -26,7 +26,7 @@ from megatron_ft.core.board.intervals import HangKind
 from megatron_ft.core.board.layout import W_LAST_HEARTBEAT
 from megatron_ft.core.diagnosis.evidence_page import evidence_text
 from megatron_ft.core.diagnosis.exceptions import last_words
-from megatron_ft.core.diagnosis.rank_snapshot import RankNote
+from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.ipc.attached_rank import AttachedRank
 from megatron_ft.ipc.board import Board, BoardTimeouts, create_memory
 from megatron_ft.ipc.files.evidence_files import write_evidence
@@ -41,11 +41,11 @@ SCRIPT = """
 import ctypes, os, signal, sys, threading, time
 sys.path.insert(0, {root!r})
 from megatron_ft.ipc.board import Board
-from megatron_ft.rank.crash_reporter.reporter import Witness
+from megatron_ft.rank.crash_reporter.reporter import CrashReporter
 board, stack_fd, ask_fd = Board(int(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3])
-witness = Witness()
+reporter = CrashReporter()
 def begin():
-    witness.begin(board, stack_fd, ask_fd)
+    reporter.begin(board, stack_fd, ask_fd)
     ready()
 def ready():
     os.write(int(sys.argv[4]), b"x")
@@ -68,7 +68,7 @@ class Subject:
 
     def collect(
         self, *, passive: bool = False, bound_s: float = BOUND_S, verdict: Overdue | None = None
-    ) -> tuple[RankNote, dict[str, Any]]:
+    ) -> tuple[RankSnapshot, dict[str, Any]]:
         deadline_ns = time.monotonic_ns() + round(bound_s * 1e9)
         return collect(
             self.attached,
@@ -85,7 +85,7 @@ class Subject:
 
 
 class Subjects:
-    """Starts processes with a witness, as a monitor would have it; ends them."""
+    """Starts processes with a reporter, as a monitor would have it; ends them."""
 
     def __init__(self) -> None:
         self.all: list[Subject] = []
@@ -321,7 +321,7 @@ def test_a_rank_that_is_gone_keeps_nobody_waiting(subjects: Subjects) -> None:
 
 
 def test_a_rank_that_has_ended_its_monitoring_still_writes_its_stack(subjects: Subjects) -> None:
-    note, document = subjects.start("begin(); witness.end(); sleeping()").collect()
+    note, document = subjects.start("begin(); reporter.end(); sleeping()").collect()
     assert functions(document)[:1] == ["sleeping"]
     assert not note.has_collectives
 
@@ -340,9 +340,9 @@ def test_answers_to_older_questions_are_thrown_away(subjects: Subjects) -> None:
 
 def test_an_exception_is_written_and_a_child_s_isn_t(subjects: Subjects) -> None:
     body = """
-witness.begin(board, stack_fd, ask_fd)
+reporter.begin(board, stack_fd, ask_fd)
 if os.fork() == 0:
-    witness.forget_in_child()
+    reporter.forget_in_child()
     ready()
     raise KeyError("of the child")
 os.wait()

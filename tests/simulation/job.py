@@ -15,9 +15,9 @@ from megatron_ft.core.agent.turn import Options
 from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.board.pauses import Pauses
 from megatron_ft.core.control import ReceivedRequest, WorkloadAction
-from megatron_ft.core.diagnosis.exceptions import LastWords
+from megatron_ft.core.diagnosis.exceptions import CrashOutput
 from megatron_ft.core.diagnosis.exits import HangVerdict
-from megatron_ft.core.diagnosis.rank_snapshot import RankNote
+from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.coordinator import Coordinator
@@ -262,7 +262,7 @@ class Launcher(Process):
 
     def _seen(self) -> agent.Readings:
         board = BOARD._replace(first_iteration=0, iteration=int(10 * self.world.now_s))
-        return agent.Readings({0: board}, {0: LastWords(self._error)}, {0: self._is_hung}, {0: {}})
+        return agent.Readings({0: board}, {0: CrashOutput(self._error)}, {0: self._is_hung}, {0: {}})
 
     def _do_to_ranks(self, effect: edge.MemberEffect | agent.Effect) -> None:
         chance = self.world.chance
@@ -366,7 +366,7 @@ class Launcher(Process):
     def _notice(self) -> None:
         assert self.ranks is not None
         waits_in, state = ("", "T") if self._is_hung else ("all_reduce", "S")
-        note = RankNote(rank=self.member.place or 0, state=state, has_stack=True, waits_in=waits_in)
+        note = RankSnapshot(rank=self.member.place or 0, state=state, has_stack=True, waits_in=waits_in)
         self.hear(agent.Evidence(0, self.ranks.cycle, note))
 
     def asked_to_stop(self, *, well: bool) -> None:

@@ -13,7 +13,7 @@ from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.turn import Options
 from megatron_ft.core.board.layout import BoardSnapshot, CollectiveCounts
 from megatron_ft.core.board.pauses import Pauses
-from megatron_ft.core.diagnosis.exceptions import LastWords
+from megatron_ft.core.diagnosis.exceptions import CrashOutput
 from megatron_ft.core.job import edge as job
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Decision, Held, Kind
@@ -49,7 +49,7 @@ class Driven:
         self.now_ns = START_NS
         self.done: list[edge.Effect] = []
         self.boards: dict[int, BoardSnapshot | None] = defaultdict(lambda: None)
-        self.words: dict[int, LastWords] = defaultdict(LastWords)
+        self.words: dict[int, CrashOutput] = defaultdict(CrashOutput)
         self.stopped: dict[int, bool] = defaultdict(bool)
         self.run_delays_ns: dict[int, Mapping[int, int]] = defaultdict(dict)
         self.collectives: dict[int, CollectiveCounts | None] = defaultdict(lambda: None)

@@ -14,12 +14,12 @@ from megatron_ft.core.agent.conclusion import Known, asked_at_last, conclude, fi
 from megatron_ft.core.agent.coordinator_orders import CoordinatorOrders
 from megatron_ft.core.agent.cycle import Cycle, Downtime
 from megatron_ft.core.agent.edge import Effect, Exit, Over, Say, Tell
-from megatron_ft.core.agent.ending import CycleEnding
 from megatron_ft.core.agent.health import HealthGate
+from megatron_ft.core.agent.job_line_printer import JobLinePrinter
 from megatron_ft.core.agent.leaving import Leaving
 from megatron_ft.core.agent.phase import Ended, Phase
+from megatron_ft.core.agent.rank_shutdown import RankShutdown
 from megatron_ft.core.agent.turn import Options, Turn
-from megatron_ft.core.agent.voice import Voice
 from megatron_ft.core.board.pauses import Pauses
 from megatron_ft.core.control import ReceivedRequest, WorkloadAction
 from megatron_ft.core.diagnosis.exits import Cause, CauseKind
@@ -47,7 +47,7 @@ class Agent:
         self._pauses = pauses
         self._turn = Turn(now_ns=0, seen=edge.Readings({}, {}, {}, {}))
         self._orders = CoordinatorOrders()
-        self._voice = Voice(says_all=options.says_all, shares_output=options.shares_output)
+        self._printer = JobLinePrinter(says_all=options.says_all, shares_output=options.shares_output)
         self._health = HealthGate()
         self.cycle = Cycle(options, -1, None, now_ns=0)
         """The one that is about to start, or runs, or has ended last."""
@@ -55,7 +55,7 @@ class Agent:
         self._downtime: Downtime | None = None
         self._leaving = Leaving(options)
         self._outcome = Outcome.STOPPED
-        self._ending: CycleEnding | None = None
+        self._ending: RankShutdown | None = None
         self._ended_well = False
         """All ranks of the last cycle ended with 0."""
         self._stuck = ""
@@ -64,7 +64,7 @@ class Agent:
 
     def handle(self, event: edge.Event, now_ns: int, seen: edge.Readings) -> list[Effect]:
         """What is to be done. At most one of the effects is `edge.Work`, and none comes before that is done."""
-        self._turn = Turn(now_ns=now_ns, seen=seen, effects=[*self._voice.hear(event)], voice=self._voice)
+        self._turn = Turn(now_ns=now_ns, seen=seen, effects=[*self._printer.hear(event)], printer=self._printer)
         self._hear(event)
         self.cycle.go_on(self._turn, is_stopping=bool(self._leaving.signals))
         before = None
@@ -243,7 +243,7 @@ class Agent:
         if self._orders.may_be_news(state):
             now = report(self.cycle.record, self.cycle.number, state, cause, self._turn.seen)
             if self._orders.report(now):
-                self._do(Tell(now), *([] if self._orders.is_over else self._voice.failed(now)))
+                self._do(Tell(now), *([] if self._orders.is_over else self._printer.failed(now)))
 
     def _report_own_failure(self) -> None:
         """The cycle has failed, maybe because others have lost a rank of this node that is slow to end: say why."""
@@ -265,7 +265,7 @@ class Agent:
             self._report_own_failure()
         if signals:
             self._do(edge.TellStop(len(record.running)))
-        self._ending = CycleEnding(
+        self._ending = RankShutdown(
             self._options, record, outcome, restarts=self._orders.restarts, by_signals=bool(signals), turn=self._turn
         )
         self._ending.stop_asked(self._leaving.signals, self._leaving.hurry, self._turn)
@@ -337,7 +337,7 @@ class Agent:
             self._downtime = Downtime(record, self._turn.now_ns)
             line = lines.cycle_ended(record.cycle, cause, decision, self._outcome, self._options.max_restarts)
             is_own = self._known is None or self._known.is_own_end
-            self._do(*([Say(line)] if is_own else self._voice.for_all(line, ends_cycle=True)))
+            self._do(*([Say(line)] if is_own else self._printer.for_all(line, ends_cycle=True)))
         self._do(
             event_records.cycle_ended(record, self._outcome, decision, cause, record.last_iteration(self._turn.seen))
         )
@@ -397,4 +397,4 @@ class Agent:
 
     def _over(self, over: Over, said: str = "") -> None:
         self.phase = Phase.OVER
-        self._do(*self._voice.over(over, self._orders.left, said), over)
+        self._do(*self._printer.over(over, self._orders.left, said), over)

@@ -18,7 +18,7 @@ from megatron_ft.core.agent.turn import LATE_NS, Options, Turn
 from megatron_ft.core.board.layout import CollectiveCounts
 from megatron_ft.core.board.pauses import Pauses
 from megatron_ft.core.diagnosis.exits import COLLECTIVES, HangVerdict
-from megatron_ft.core.diagnosis.rank_snapshot import LOOK_S, RankNote
+from megatron_ft.core.diagnosis.rank_snapshot import LOOK_S, RankSnapshot
 from megatron_ft.core.job.hang_messages import Reviewed
 from megatron_ft.core.job.messages import Hang
 
@@ -38,7 +38,7 @@ class _Collecting:
 
     until_ns: int
     asked: set[int]
-    notes: dict[int, RankNote] = field(default_factory=dict)
+    notes: dict[int, RankSnapshot] = field(default_factory=dict)
 
 
 class CollectiveWatch:

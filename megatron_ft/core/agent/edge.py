@@ -25,7 +25,7 @@ from megatron_ft.core.agent.monitor_events import Suspected as Suspected
 from megatron_ft.core.agent.monitor_events import Trains as Trains
 from megatron_ft.core.board.layout import BoardSnapshot, CollectiveCounts
 from megatron_ft.core.control import ReceivedRequest
-from megatron_ft.core.diagnosis.exceptions import LastWords
+from megatron_ft.core.diagnosis.exceptions import CrashOutput
 from megatron_ft.core.diagnosis.exits import Cause, RankExit
 from megatron_ft.core.job import edge as job
 from megatron_ft.core.job.messages import Said, Speak, Verdict
@@ -44,7 +44,7 @@ class Readings:
     """
 
     boards: Mapping[int, BoardSnapshot | None]
-    words: Mapping[int, LastWords]
+    words: Mapping[int, CrashOutput]
     stopped: Mapping[int, bool]
     run_delays_ns: Mapping[int, Mapping[int, int]]
     checkpointed: Callable[[], int | None] = lambda: None

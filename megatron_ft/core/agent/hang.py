@@ -16,7 +16,7 @@ from megatron_ft.core.agent.edge import Collect, Evidence, RaiseTimeout, Release
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.turn import Options, Turn
 from megatron_ft.core.diagnosis.exits import HangVerdict
-from megatron_ft.core.diagnosis.rank_snapshot import LOOK_S, RankNote
+from megatron_ft.core.diagnosis.rank_snapshot import LOOK_S, RankSnapshot
 from megatron_ft.core.job.hang_diagnosis import blamed
 from megatron_ft.core.job.messages import Hang, Notes
 
@@ -38,7 +38,7 @@ class HangDiagnosis:
         self._record = record
         self._number = number
         self._decides = options.decides_alone
-        self._notes: dict[int, RankNote] = {}
+        self._notes: dict[int, RankSnapshot] = {}
         """By local rank."""
         self._verdict: HangVerdict | None = None
         """The first of this node."""
@@ -131,7 +131,7 @@ class HangDiagnosis:
         return self._record.running & self._record.watched
 
 
-def note_unseen(record: CycleRecord, local_rank: int, turn: Turn) -> RankNote:
+def note_unseen(record: CycleRecord, local_rank: int, turn: Turn) -> RankSnapshot:
     """What is known of a rank whose monitor could collect no evidence, or whose evidence hasn't come."""
     board, ended = turn.seen.boards[local_rank], record.exits.get(local_rank)
     end = ended or record.end_of_its_exception(local_rank, turn.seen)
@@ -139,7 +139,7 @@ def note_unseen(record: CycleRecord, local_rank: int, turn: Turn) -> RankNote:
     if verdict is not None and end is not None and end.raised_at_ns > verdict.at_ns:
         end = None  # it raised because it was being ended
     raised_ns = turn.now_ns if end is None or not end.raised_at_ns else end.raised_at_ns
-    note = RankNote(
+    note = RankSnapshot(
         rank=record.ranks[local_rank],
         local_rank=local_rank,
         pid=record.started[local_rank].pid,
@@ -152,7 +152,7 @@ def note_unseen(record: CycleRecord, local_rank: int, turn: Turn) -> RankNote:
     return note if verdict is None else _as_found(note, verdict)
 
 
-def _as_found(note: RankNote, verdict: HangVerdict) -> RankNote:
+def _as_found(note: RankSnapshot, verdict: HangVerdict) -> RankSnapshot:
     """As its monitor found it: that it has ended since is the monitor's doing, and explains nothing."""
     return dataclasses.replace(
         note,
@@ -166,9 +166,9 @@ def _as_found(note: RankNote, verdict: HangVerdict) -> RankNote:
     )
 
 
-def tell_notes(turn: Turn, cycle: int, notes: Iterable[RankNote], *, passive: bool = False) -> None:
+def tell_notes(turn: Turn, cycle: int, notes: Iterable[RankSnapshot], *, passive: bool = False) -> None:
     """Tell the coordinator, in as many messages as they need. One note always fits: it has come in one."""
-    parts: list[tuple[RankNote, ...]] = [()]
+    parts: list[tuple[RankSnapshot, ...]] = [()]
     room = _PART_CHARS
     for note in notes:
         room -= (size := len(repr(note)))

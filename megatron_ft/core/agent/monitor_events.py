@@ -6,7 +6,7 @@ import signal
 from dataclasses import dataclass
 
 from megatron_ft.core.diagnosis.exits import HangVerdict
-from megatron_ft.core.diagnosis.rank_snapshot import RankNote
+from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 
 __all__ = [
     "Attached",
@@ -90,7 +90,7 @@ class Evidence:
 
     local_rank: int
     cycle: int
-    note: RankNote
+    note: RankSnapshot
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from megatron_ft.core.diagnosis.exits import (
     hang_of_one,
     has_own_error,
 )
-from megatron_ft.core.diagnosis.failed_start import way_of_failing
+from megatron_ft.core.diagnosis.failed_start import failure_signature
 from megatron_ft.core.job.progress import Reached
 
 __all__ = ["CycleRecord"]
@@ -244,7 +244,7 @@ class CycleRecord:
         if end is None:
             return ""
         lived_s = ((end.raised_at_ns or end.at_ns) - self.started[local_rank].at_ns) / 1e9
-        return way_of_failing(end, is_watched=local_rank in self.hooked, lived_s=lived_s)
+        return failure_signature(end, is_watched=local_rank in self.hooked, lived_s=lived_s)
 
     def _boards(self, seen: Readings) -> Iterable[BoardSnapshot]:
         return filter(None, (seen.boards[local_rank] for local_rank in range(len(self.ranks))))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from megatron_ft.core.agent.edge import Effect, Readings
-from megatron_ft.core.agent.voice import Voice
+from megatron_ft.core.agent.job_line_printer import JobLinePrinter
 
 __all__ = ["LATE_NS", "Options", "Turn"]
 
@@ -62,7 +62,7 @@ class Turn:
     now_ns: int
     seen: Readings
     effects: list[Effect] = field(default_factory=list)
-    voice: Voice = field(default_factory=Voice)
+    printer: JobLinePrinter = field(default_factory=JobLinePrinter)
 
     @property
     def now_s(self) -> float:
@@ -75,4 +75,4 @@ class Turn:
 
     def say_for_all(self, text: str) -> None:
         """Say what concerns the whole job, unless another launcher does."""
-        self.effects += self.voice.for_all(text)
+        self.effects += self.printer.for_all(text)

@@ -12,7 +12,7 @@ __all__ = ["for_note", "of_snapshot", "of_verdict"]
 
 
 def for_note(snapshot: BoardSnapshot | None, now_ns: int) -> dict[str, Any]:
-    """The fields of a ``RankNote`` that the board tells."""
+    """The fields of a ``RankSnapshot`` that the board tells."""
     if snapshot is None:
         return {}
     outermost = snapshot.open_sections[0] if snapshot.open_sections else None

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from megatron_ft.core.diagnosis.stacks import Frame, frame_that_tells, parse_faulthandler
+from megatron_ft.core.diagnosis.stacks import Frame, parse_faulthandler, user_frame
 
-__all__ = ["EXCEPTION_MARK", "LastWords", "last_words", "words_of_error_file"]
+__all__ = ["EXCEPTION_MARK", "CrashOutput", "last_words", "words_of_error_file"]
 
 EXCEPTION_MARK = "Uncaught exception of the rank:"
 """Begins a line, with the time in nanoseconds, before the exception in one line, and its traceback."""
@@ -17,7 +17,7 @@ _FATAL_MARK = "Fatal Python error: "
 _FRAME = re.compile(r'^ +File "(.*)", line (\d+), in (.*)$')
 
 
-class LastWords(NamedTuple):
+class CrashOutput(NamedTuple):
     """What could be read; empty where nothing was written."""
 
     error: str = ""
@@ -34,8 +34,8 @@ class LastWords(NamedTuple):
     """Whole seconds of the wall clock; None where that isn't known."""
 
 
-def last_words(text: str, *, library: Iterable[str] = ()) -> LastWords:
-    """Read the memory that a rank's crash reporter wrote. ``library`` as for ``frame_that_tells``."""
+def last_words(text: str, *, library: Iterable[str] = ()) -> CrashOutput:
+    """Read the memory that a rank's crash reporter wrote. ``library`` as for ``user_frame``."""
     places = tuple(library)
     exception_at, fatal_at = text.rfind(EXCEPTION_MARK), text.rfind(_FATAL_MARK)
     if fatal_at > exception_at:
@@ -43,13 +43,13 @@ def last_words(text: str, *, library: Iterable[str] = ()) -> LastWords:
         # the thread that died is the current one; if that isn't one of Python's, nothing tells where it was
         at = fatal.find("Current thread 0x")
         stacks = parse_faulthandler(fatal[at:]) if at >= 0 else []
-        frame = frame_that_tells(stacks[0].frames, library=places) if stacks else None
-        return LastWords(where="" if frame is None else str(frame), fatal_error=fatal)
+        frame = user_frame(stacks[0].frames, library=places) if stacks else None
+        return CrashOutput(where="" if frame is None else str(frame), fatal_error=fatal)
     if exception_at < 0:
-        return LastWords()
+        return CrashOutput()
     stamp, _, told = text[exception_at + len(EXCEPTION_MARK) :].partition("\n")
     error, _, traceback = told.strip().partition("\n")
-    return LastWords(
+    return CrashOutput(
         error=error.strip(),
         where=_where_raised(traceback, places),
         exception=traceback.strip(),
@@ -57,23 +57,23 @@ def last_words(text: str, *, library: Iterable[str] = ()) -> LastWords:
     )
 
 
-def words_of_error_file(text: str, *, library: Iterable[str] = ()) -> LastWords:
+def words_of_error_file(text: str, *, library: Iterable[str] = ()) -> CrashOutput:
     """Read what torch's error handler, or ours in its format, wrote for a rank that raised."""
     try:
         message = json.loads(text)["message"]
         if isinstance(message, str):
-            return LastWords(error=message)
+            return CrashOutput(error=message)
         error, more = str(message["message"]), message["extraInfo"]
         raised_at_s, traceback = int(more["timestamp"]), str(more.get("py_callstack", "")).strip()
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
-        return LastWords()  # none was written, or the rank was ended while it wrote
+        return CrashOutput()  # none was written, or the rank was ended while it wrote
     where = _where_raised(traceback, tuple(library))
-    return LastWords(error=error, where=where, exception=traceback, raised_at_s=raised_at_s)
+    return CrashOutput(error=error, where=where, exception=traceback, raised_at_s=raised_at_s)
 
 
 def _where_raised(traceback: str, library: tuple[str, ...]) -> str:
     raised = traceback[max(0, traceback.rfind("Traceback (most recent call last):")) :]
     found = [_FRAME.match(line) for line in raised.splitlines()]
     frames = [Frame(match[1], int(match[2]), match[3]) for match in reversed(found) if match is not None]
-    frame = frame_that_tells(frames, library=library)
+    frame = user_frame(frames, library=library)
     return "" if frame is None else str(frame)

@@ -27,14 +27,14 @@ __all__ = [
     "describe_exit",
     "describe_hang",
     "describe_overdue",
-    "hang_of_nobody",
+    "undetermined_hang",
     "hang_of_one",
     "find_cause",
     "find_culprit",
-    "follows_from_another",
+    "is_secondary_failure",
     "has_own_error",
     "is_by_us",
-    "tells_of_a_lost_peer",
+    "is_peer_loss",
 ]
 
 COLLECTIVES = "collectives"
@@ -226,7 +226,7 @@ def describe_overdue(verdict: HangVerdict) -> str:
     return f"hung out of section for {elapsed} {note}"
 
 
-def hang_of_nobody(first: HangVerdict, *, detail: str) -> Cause:
+def undetermined_hang(first: HangVerdict, *, detail: str) -> Cause:
     """The cause where nothing tells who began it; ``first`` was found first, and may only wait."""
     text = f"hang detected (first on rank {first.rank}: {describe_overdue(first)})"
     if first.kind == COLLECTIVES:
@@ -245,7 +245,7 @@ def hang_of_one(verdict: HangVerdict, places: Mapping[int, str]) -> Cause:
         text = describe_hang(verdict)
         return Cause(kind=CauseKind.HANG, text=text, rank=rank, iteration=verdict.iteration, detail=detail)
     told = "; ".join(f"rank {rank} {place}".rstrip() for rank, place in places.items())
-    return hang_of_nobody(verdict, detail=f"root cause undetermined; candidates: {told}")
+    return undetermined_hang(verdict, detail=f"root cause undetermined; candidates: {told}")
 
 
 def find_culprit(verdict: HangVerdict, others: Sequence[RankView]) -> HangVerdict:
@@ -286,7 +286,7 @@ def find_cause(
     candidates = [rank_exit for rank_exit in failed if not is_by_us(rank_exit)] or failed
     if not candidates:
         return None
-    followed = [rank_exit for rank_exit in candidates if follows_from_another(rank_exit)]
+    followed = [rank_exit for rank_exit in candidates if is_secondary_failure(rank_exit)]
     first_followed = min((rank_exit.at_ns for rank_exit in followed), default=0)
     others = [rank_exit for rank_exit in candidates if rank_exit not in followed]
     if any((rank_exit.raised_at_ns or rank_exit.at_ns) <= first_followed + _DYING_NS for rank_exit in others):
@@ -329,17 +329,17 @@ def _as_raised(failed: Sequence[RankExit], raised: Collection[int]) -> list[Rank
     ]
 
 
-def follows_from_another(rank_exit: RankExit) -> bool:
+def is_secondary_failure(rank_exit: RankExit) -> bool:
     """Whether a rank only failed because it had lost another one, as its exception says."""
-    return rank_exit.exitcode > 0 and tells_of_a_lost_peer(rank_exit.error or "")
+    return rank_exit.exitcode > 0 and is_peer_loss(rank_exit.error or "")
 
 
 def has_own_error(rank_exit: RankExit) -> bool:
     """Whether a rank has raised an exception that isn't the consequence of another rank's end."""
-    return rank_exit.error is not None and not tells_of_a_lost_peer(rank_exit.error)
+    return rank_exit.error is not None and not is_peer_loss(rank_exit.error)
 
 
-def tells_of_a_lost_peer(error: str) -> bool:
+def is_peer_loss(error: str) -> bool:
     """Whether an exception, "type: message", is what a collective raises when its other side is gone."""
     text = error.lower()
     return any(name in text for name in _OF_A_COLLECTIVE) and any(sign in text for sign in _LOST_A_PEER)

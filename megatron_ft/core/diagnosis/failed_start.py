@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from megatron_ft.core.diagnosis.exits import RankExit
 
-__all__ = ["way_of_failing"]
+__all__ = ["failure_signature"]
 
 _SOON_S = 60.0
 """A rank that was never watched may have trained; one that lived for less than this counts as failed in its start."""
@@ -27,7 +27,7 @@ _FROM_OUTSIDE = (
 """In an exception's text, in lower case: another start, on other nodes or a moment later, may go well."""
 
 
-def way_of_failing(end: RankExit, *, is_watched: bool, lived_s: float) -> str:
+def failure_signature(end: RankExit, *, is_watched: bool, lived_s: float) -> str:
     """Of a rank that was through no step; empty where another start may well get further.
 
     ``is_watched``: it had begun its monitoring, so that its steps would have been seen.

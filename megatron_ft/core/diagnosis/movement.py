@@ -12,7 +12,7 @@ from typing import Any
 
 from megatron_ft.core.plural import counted
 
-__all__ = ["LEAST_BYTES", "Glance", "is_file_wait", "progress_between"]
+__all__ = ["LEAST_BYTES", "ProgressSample", "is_file_wait", "progress_between"]
 
 LEAST_BYTES = 64 * 1024
 """Fewer bytes are those of a log, or of a thread that reports metrics, and no work."""
@@ -31,7 +31,7 @@ _NO_FILE_WAITS = ("fuse_dev_",)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Glance:
+class ProgressSample:
     """One observation of one rank.
 
     Args:
@@ -62,7 +62,7 @@ class Glance:
     file_waits: Mapping[int, str] = field(default_factory=dict)
 
 
-def progress_between(before: Glance, after: Glance) -> str:
+def progress_between(before: ProgressSample, after: ProgressSample) -> str:
     """What the rank has done from one look to the next, to be read after its number; empty if nothing is known of."""
     if before.events is not None and after.events is not None:
         if after.iterations > before.iterations:
@@ -96,6 +96,6 @@ def _more(before: Mapping[Any, int] | None, after: Mapping[Any, int] | None) -> 
     return sum(max(0, count - before.get(name, 0)) for name, count in after.items())
 
 
-def _was_busy(before: Glance, after: Glance) -> bool:
+def _was_busy(before: ProgressSample, after: ProgressSample) -> bool:
     """A machine that is too busy to let it run is no reason to call it idle."""
     return after.cpu_ns - before.cpu_ns >= _BUSY_SHARE * (after.at_ns - before.at_ns)

@@ -17,7 +17,7 @@ from megatron_ft.core.signal_names import signal_name
 __all__ = [
     "LOOK_S",
     "Collective",
-    "RankNote",
+    "RankSnapshot",
     "collectives_of",
     "is_in_checkpoint_write",
     "is_in_library",
@@ -133,7 +133,7 @@ def _read_in_flight(value: Any) -> tuple[Collective, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankNote:
+class RankSnapshot:
     """The evidence on one rank, at the moment at which a rank was found hung.
 
     Args:
@@ -262,7 +262,7 @@ def is_in_checkpoint_write(frames: Sequence[Frame]) -> bool:
     )
 
 
-def place(note: RankNote) -> str:
+def place(note: RankSnapshot) -> str:
     """Where a rank is, in words: "in loader.py:88 next_batch", and which processes it has lost."""
     if not note.lost or note.gone:
         return _place(note)
@@ -270,7 +270,7 @@ def place(note: RankNote) -> str:
     return _joined(f"{'waits for' if note.waits_for_process else 'has lost'} its {note.lost[0]}{more}", _place(note))
 
 
-def _place(note: RankNote) -> str:
+def _place(note: RankSnapshot) -> str:
     where = f"in {note.frame}" if note.frame else ""
     if note.inner and note.inner != note.frame:
         where += f" ({note.inner})"

@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from megatron_ft.core.diagnosis.exits import tells_of_a_lost_peer
-from megatron_ft.core.diagnosis.rank_snapshot import Collective, RankNote, place
+from megatron_ft.core.diagnosis.exits import is_peer_loss
+from megatron_ft.core.diagnosis.rank_snapshot import Collective, RankSnapshot, place
 
 __all__ = ["Finding", "find", "waits_for"]
 
@@ -48,7 +48,7 @@ class Finding:
     text: str = ""
 
 
-def find(notes: Sequence[RankNote], *, elapsed_s: float, are_all: bool = True) -> Finding:
+def find(notes: Sequence[RankSnapshot], *, elapsed_s: float, are_all: bool = True) -> Finding:
     """Decide. ``elapsed_s``: for how long the rank that was found hung first has been; ``are_all``: of the job."""
     waits = waits_for(notes)
     is_alone = len(notes) == 1 and are_all
@@ -63,7 +63,7 @@ def find(notes: Sequence[RankNote], *, elapsed_s: float, are_all: bool = True) -
     return Finding(rank=None, candidates=tuple(named), waiting=waiting, text=_undecided(named, by_rank))
 
 
-def waits_for(notes: Iterable[RankNote]) -> dict[int, frozenset[int]]:
+def waits_for(notes: Iterable[RankSnapshot]) -> dict[int, frozenset[int]]:
     """For whom each rank waits, as its collectives tell, or, where it couldn't tell them, its stack.
 
     Ranks of which there is no note may be among them, if no other rank is missing.
@@ -87,7 +87,7 @@ def waits_for(notes: Iterable[RankNote]) -> dict[int, frozenset[int]]:
 class _Absent:
     """Who isn't in a collective: found once for each, however many ranks are in it."""
 
-    def __init__(self, by_rank: Mapping[int, RankNote]) -> None:
+    def __init__(self, by_rank: Mapping[int, RankSnapshot]) -> None:
         self.by_rank = by_rank
         self._found: dict[tuple[str, int, str, int], frozenset[int]] = {}
         self._groups: dict[Sequence[int], int] = {}
@@ -121,7 +121,7 @@ class _Absent:
         return number
 
 
-def _missing(note: RankNote, collective: Collective, absent: _Absent) -> frozenset[int]:
+def _missing(note: RankSnapshot, collective: Collective, absent: _Absent) -> frozenset[int]:
     """Those of its group who aren't in this collective, or are in another one under the same number."""
     if not collective.p2p:
         return absent.from_one(collective)
@@ -131,12 +131,12 @@ def _missing(note: RankNote, collective: Collective, absent: _Absent) -> frozens
     return frozenset((peer,))
 
 
-def _meets(note: RankNote, rank: int) -> bool:
+def _meets(note: RankSnapshot, rank: int) -> bool:
     """Whether a rank is in a point-to-point operation with another one."""
     return any(each.p2p and each.peer == rank for each in note.in_flight)
 
 
-def _is_missing(other: RankNote, collective: Collective) -> bool:
+def _is_missing(other: RankSnapshot, collective: Collective) -> bool:
     if other.gone or other.raised:
         return True
     if not other.has_collectives:
@@ -148,22 +148,22 @@ def _is_missing(other: RankNote, collective: Collective) -> bool:
     return other.enqueued.get(collective.key, 0) < collective.seq
 
 
-def _may_wait(note: RankNote) -> bool:
+def _may_wait(note: RankSnapshot) -> bool:
     """Whether a rank that told no collectives may be in one all the same: it is somewhere in a library, or nowhere."""
     return not (note.gone or note.is_stopped or note.has_collectives) and (not note.has_stack or note.is_in_library)
 
 
-def _is_unseen(note: RankNote) -> bool:
+def _is_unseen(note: RankSnapshot) -> bool:
     """Whether of a rank it is only known that it was found hung: its monitor had to end it before more was told."""
     return note.found_hung and not (note.state or note.has_stack) and _may_wait(note)
 
 
-def _suspects(notes: Sequence[RankNote], waits: Waits, elapsed_s: float) -> tuple[set[int], bool]:
+def _suspects(notes: Sequence[RankSnapshot], waits: Waits, elapsed_s: float) -> tuple[set[int], bool]:
     """Those who may be the cause, none if the notes tell nothing, and whether one that is alone is it for certain."""
     held = {note.rank for note in notes if note.is_stopped or note.is_stuck_in_kernel}
     if held:
         return held, True
-    raised = [note for note in notes if note.raised and not tells_of_a_lost_peer(note.raised)]
+    raised = [note for note in notes if note.raised and not is_peer_loss(note.raised)]
     if raised:
         return {min(raised, key=lambda note: (-note.raised_s, note.rank)).rank}, True
     bereft = {note.rank for note in notes if note.lost and note.waits_for_process and _is_still(note, elapsed_s)}
@@ -205,7 +205,7 @@ def _explains(rank: int, waits: Waits) -> bool:
     return True
 
 
-def _narrowed(roots: Sequence[RankNote], elapsed_s: float) -> tuple[set[int], bool]:
+def _narrowed(roots: Sequence[RankSnapshot], elapsed_s: float) -> tuple[set[int], bool]:
     """Of several that are waited for: those that have been where they are for long; of these, those that are behind.
 
     One that has moved a moment ago is no cause for certain, though it be the only one.
@@ -219,7 +219,7 @@ def _narrowed(roots: Sequence[RankNote], elapsed_s: float) -> tuple[set[int], bo
     return {note.rank for note in still}, True
 
 
-def _overdue(notes: Sequence[RankNote], elapsed_s: float) -> set[int]:
+def _overdue(notes: Sequence[RankSnapshot], elapsed_s: float) -> set[int]:
     """If no rank is seen to wait: those that are stuck, unless a rank has been an iteration behind for most of it."""
     hung = [note for note in notes if _is_stuck(note, elapsed_s)]
     known = [note.iteration for note in hung if note.iteration is not None]
@@ -244,16 +244,16 @@ def _overdue(notes: Sequence[RankNote], elapsed_s: float) -> set[int]:
     return stuck
 
 
-def _is_waiting(note: RankNote) -> bool:
+def _is_waiting(note: RankSnapshot) -> bool:
     return bool(note.in_flight) or note.seems_to_wait
 
 
-def _is_still(note: RankNote, elapsed_s: float) -> bool:
+def _is_still(note: RankSnapshot, elapsed_s: float) -> bool:
     """Whether a rank has been where it is for most of the time that the overdue rank has."""
     return note.quiet_s >= _MOST * elapsed_s
 
 
-def _is_stuck(note: RankNote, elapsed_s: float) -> bool:
+def _is_stuck(note: RankSnapshot, elapsed_s: float) -> bool:
     """Whether a rank was found hung, or is about to be: which monitor was first is chance."""
     if note.found_hung:
         return True
@@ -261,7 +261,7 @@ def _is_stuck(note: RankNote, elapsed_s: float) -> bool:
     return is_due and _is_still(note, elapsed_s) and not (note.closing or note.gone)
 
 
-def _others(waiting: Sequence[int], by_rank: Mapping[int, RankNote]) -> str:
+def _others(waiting: Sequence[int], by_rank: Mapping[int, RankSnapshot]) -> str:
     """What those do who wait: "7 others wait in all_reduce"."""
     ops = Counter(_waits_in(by_rank[rank]) for rank in waiting)
     if not ops:
@@ -271,11 +271,11 @@ def _others(waiting: Sequence[int], by_rank: Mapping[int, RankNote]) -> str:
     return f"{who} in {op}" + (" and other collectives" if more else "")
 
 
-def _waits_in(note: RankNote) -> str:
+def _waits_in(note: RankSnapshot) -> str:
     return note.in_flight[0].name if note.in_flight else note.waits_in or note.inner
 
 
-def _undecided(ranks: Sequence[int], by_rank: Mapping[int, RankNote]) -> str:
+def _undecided(ranks: Sequence[int], by_rank: Mapping[int, RankSnapshot]) -> str:
     """The candidates and where they are."""
     places = {rank: place(by_rank[rank]) if rank in by_rank else "of which nothing is known" for rank in ranks[:_SHOWN]}
     told = "; ".join(f"rank {rank} {where}" for rank, where in places.items())

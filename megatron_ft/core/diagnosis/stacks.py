@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 __all__ = [
     "Frame",
     "ThreadStack",
-    "frame_that_tells",
+    "user_frame",
     "main_stack",
     "parse_faulthandler",
     "parse_py_spy",
@@ -94,7 +94,7 @@ def main_stack(stacks: Sequence[ThreadStack], main_ident: int) -> tuple[Frame, .
     return ()
 
 
-def frame_that_tells(frames: Sequence[Frame], *, library: Iterable[str] = ()) -> Frame | None:
+def user_frame(frames: Sequence[Frame], *, library: Iterable[str] = ()) -> Frame | None:
     """The innermost call in the user's own code; if there is none, the innermost of all.
 
     ``library`` are directories whose files aren't the user's, beside those of installed packages.

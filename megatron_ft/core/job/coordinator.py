@@ -377,7 +377,7 @@ class Coordinator:
         is_open = cycle.outcome is not None and cycle.verdict is None
         if is_open and (verdict := cycle.judge(self._clock.now_s, nodes_left=self._nodes_left)) is not None:
             self._out += [Judged(verdict), Send(list(self._links), verdict)]
-            self._rounds.offenders.judged(cycle)
+            self._rounds.bad_nodes.record_verdict(cycle)
         if cycle.alarm_s is not None:
             self._alarms.append(cycle.alarm_s)
 

@@ -12,9 +12,9 @@ from megatron_ft.core.diagnosis.exits import (
     RankView,
     as_verdict,
     describe_overdue,
-    hang_of_nobody,
+    undetermined_hang,
 )
-from megatron_ft.core.diagnosis.rank_snapshot import LOOK_S, RankNote
+from megatron_ft.core.diagnosis.rank_snapshot import LOOK_S, RankSnapshot
 from megatron_ft.core.diagnosis.root_cause import Finding, find
 from megatron_ft.core.job.hang_messages import Reviewed
 from megatron_ft.core.job.progress import Reached
@@ -36,10 +36,10 @@ class HangDiagnosis:
         self.bound_s = now_s + LOOK_S + _NETWORK_S
         self._awaited = set(asked)
         self._are_all = True
-        self._notes: list[RankNote] = []
+        self._notes: list[RankSnapshot] = []
         self._found: tuple[Cause | None] | None = None
 
-    def told(self, place: int, notes: Sequence[RankNote], *, more: bool = False) -> None:
+    def told(self, place: int, notes: Sequence[RankSnapshot], *, more: bool = False) -> None:
         """Notes of one node have arrived; ``more``: others of it follow."""
         if place not in self._awaited:
             return
@@ -72,18 +72,18 @@ class HangDiagnosis:
         return self._found[0]
 
 
-def blamed(notes: Sequence[RankNote], first: HangVerdict, *, are_all: bool, several: bool) -> Cause | None:
+def blamed(notes: Sequence[RankSnapshot], first: HangVerdict, *, are_all: bool, several: bool) -> Cause | None:
     """The cause that notes show; None if they hold no evidence. ``are_all``: the notes on all ranks are there."""
     if not any(note.has_stack or note.state for note in notes):
         return None
     finding = find(notes, elapsed_s=first.elapsed_s, are_all=are_all)
     if finding.rank is None:
-        return hang_of_nobody(first, detail=finding.text)
+        return undetermined_hang(first, detail=finding.text)
     note = next(note for note in notes if note.rank == finding.rank)
     return _of_one(finding, note, first, several=several)
 
 
-def _of_one(finding: Finding, note: RankNote, first: HangVerdict, *, several: bool) -> Cause:
+def _of_one(finding: Finding, note: RankSnapshot, first: HangVerdict, *, several: bool) -> Cause:
     verdict = first if note.rank == first.rank else as_verdict(_view(note, first.at_ns), first)
     verdict = dataclasses.replace(verdict, stopped=note.is_stopped)
     where = f" ({note.host})" if several and note.host else ""
@@ -95,7 +95,7 @@ def _of_one(finding: Finding, note: RankNote, first: HangVerdict, *, several: bo
     return Cause(kind=kind, text=text, rank=note.rank, iteration=verdict.iteration, detail=finding.text, host=note.host)
 
 
-def _view(note: RankNote, at_ns: int) -> RankView:
+def _view(note: RankSnapshot, at_ns: int) -> RankView:
     """A note as the view of a rank that another rank's verdict, of ``at_ns``, is applied to."""
     return RankView(
         rank=note.rank,

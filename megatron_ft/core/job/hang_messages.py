@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from megatron_ft.core.diagnosis.exits import HangVerdict
-from megatron_ft.core.diagnosis.rank_snapshot import RankNote
+from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.job.progress import Reached
 
 __all__ = ["Hang", "Moving", "Notes", "Reviewed", "Suspected"]
@@ -26,7 +26,7 @@ class Notes:
     """What a node has seen of its ranks. ``passive``: as after a `Collect` that was; ``more``: the rest follows."""
 
     cycle: int
-    notes: tuple[RankNote, ...]
+    notes: tuple[RankSnapshot, ...]
     passive: bool = False
     more: bool = False
 

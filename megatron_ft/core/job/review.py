@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from megatron_ft.core.diagnosis.exits import HangVerdict
-from megatron_ft.core.diagnosis.rank_snapshot import RankNote, place
+from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot, place
 from megatron_ft.core.diagnosis.root_cause import find
 from megatron_ft.core.job.hang_messages import Reviewed
 from megatron_ft.core.plural import listed
@@ -20,14 +20,14 @@ _MOST = 0.5
 _SHOWN = 4
 
 
-def goes_on(notes: Sequence[RankNote], first: HangVerdict) -> bool:
+def goes_on(notes: Sequence[RankSnapshot], first: HangVerdict) -> bool:
     """Whether some rank has begun or completed a collective for less than half of that time."""
     known = (note.collective_s for note in notes if note.collective_s is not None)
     return any(seconds < _MOST * first.elapsed_s for seconds in known)
 
 
 def review(
-    notes: Sequence[RankNote], first: HangVerdict, *, cycle: int, asker: int, are_all: bool, several: bool
+    notes: Sequence[RankSnapshot], first: HangVerdict, *, cycle: int, asker: int, are_all: bool, several: bool
 ) -> Reviewed:
     """What to say. ``asker``: the place of the node that found it first; ``several``: there are several nodes."""
     is_waited = any(note.in_flight or note.waits_in for note in notes)
@@ -51,6 +51,6 @@ def review(
     )
 
 
-def _nobody_waits(notes: Sequence[RankNote]) -> str:
+def _nobody_waits(notes: Sequence[RankSnapshot]) -> str:
     places = [f"rank {note.rank} {place(note)}".rstrip() for note in notes]
     return f"no rank waits in one: {listed(places, most=_SHOWN, joint='; ')}"

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from megatron_ft.core.job import lines
+from megatron_ft.core.job.bad_node_tracker import BadNodeTracker
 from megatron_ft.core.job.consensus import Consensus, Proposal
 from megatron_ft.core.job.cycle import Cycle
 from megatron_ft.core.job.decisions import Decision, Kind
-from megatron_ft.core.job.forming import Forming
 from megatron_ft.core.job.messages import Phase, Rules
 from megatron_ft.core.job.nodes import Node, Slot, choose
-from megatron_ft.core.job.offenders import Offenders
 from megatron_ft.core.job.progress import furthest
 from megatron_ft.core.job.restart_policy import Action, Outcome
+from megatron_ft.core.job.round_completion import RoundCompletion
 from megatron_ft.core.job.segments import choose_segments, usable
 from megatron_ft.core.times import earliest
 
@@ -36,10 +36,10 @@ class Rounds:
         """When to call ``go_on`` again, at the latest."""
         self.lost_s: float | None = None
         """When the last node was lost that may still be a voter."""
-        self.offenders = Offenders()
+        self.bad_nodes = BadNodeTracker()
         self._consensus = consensus
         self._nodes = nodes
-        self._forming = Forming()
+        self._completion = RoundCompletion()
         self._slots: list[Slot] = []
         self._next_slots: list[Slot] = []
         self._known: dict[str, Node] = {}
@@ -86,7 +86,7 @@ class Rounds:
                 self._end_job(cycle, *((1, cycle.shutdown_words) if cycle.shutdown else ending))
             return
         enough = usable(ready, rules.segment) if rules.segment else len(ready)
-        complete = self._forming.is_complete(
+        complete = self._completion.is_complete(
             rules,
             ready=enough,
             awaited=awaited,
@@ -95,12 +95,12 @@ class Rounds:
             arrivals=arrivals,
             now_s=now_s,
         )
-        self.alarm_s = self._forming.alarm_s
+        self.alarm_s = self._completion.alarm_s
         if complete:
             self._begin(rules, cycle, ready)
         elif too_few := self._too_few_for_ever(rules, now_s):
             self._end_job(cycle, rules.try_again_code, too_few)
-        elif self._forming.has_waited_long(rules, now_s):
+        elif self._completion.has_waited_long(rules, now_s):
             more = rules.min_nodes - enough
             aside = sum(node.phase is Phase.ASIDE for node in self._nodes.values())
             text = lines.did_not_come(more, seconds=rules.join_timeout_s, aside=aside)
@@ -119,7 +119,7 @@ class Rounds:
         return ""
 
     def _begin(self, rules: Rules, cycle: Cycle | None, ready: list[Node]) -> None:
-        bad, named = self.offenders.among(ready), self.offenders.named(cycle)
+        bad, named = self.bad_nodes.bad_among(ready), self.bad_nodes.blamed_instance(cycle)
         if rules.segment:
             chosen = choose_segments(self._slots, ready, rules.max_nodes, rules.segment, bad=bad, named=named)
             self._next_slots = [Slot.of(node) for node in chosen]
@@ -134,7 +134,7 @@ class Rounds:
             world=len(chosen),
             restarts=0 if cycle is None else cycle.restarts_used,
             advance=furthest(node.before for node in ready) if cycle is None else cycle.advance,
-            back=self.offenders.back(ready),
+            back=self.bad_nodes.take_returned(ready),
         )
 
     def _end_job(self, cycle: Cycle | None, code: int, text: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from megatron_ft.core.diagnosis.rank_snapshot import RankNote
+from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.messages.codec import Vocabulary
 from megatron_ft.core.messages.fields import Cycle, Moment, Pid, Seconds
 from megatron_ft.core.records.monitor import Attached, Detached, FirstStep, Signalled
@@ -36,7 +36,7 @@ class Observation:
     """The evidence that was collected on a rank (`Collect`)."""
 
     cycle: Cycle
-    note: RankNote
+    note: RankSnapshot
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,11 +162,11 @@ def would_end_by(pid: int, number: int) -> bool:
 
 
 def is_masked(place: str, number: int, *names: str) -> bool | None:
-    """Whether a signal is in any of these sets (proc(5)) of the thread at this place in /proc; None: gone or hidden."""
+    """Whether a signal is in any of these sets (proc(5)) of the thread at this place in /proc; None: it is gone."""
     try:
         with open(f"{place}/status", errors="replace") as file:  # its name may be cut within a letter
             masks = [line.split()[1] for line in file if line.startswith(names)]
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
+    except OSError:
         return None
     return any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
 

@@ -14,7 +14,7 @@ import tempfile
 import time
 
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.launcher.base.leftovers import OWNER, remove_leftovers
+from megatron_ft.launcher.base.leftover_run_dirs import OWNER, remove_leftovers
 
 __all__ = [
     "TORCH_LOGS",

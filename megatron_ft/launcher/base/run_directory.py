@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Protocol
 
-from megatron_ft.launcher.base import directories, leftovers, lines
+from megatron_ft.launcher.base import directories, leftover_run_dirs, lines
 
 __all__ = ["RunDirectory"]
 
@@ -38,7 +38,7 @@ class RunDirectory:
         """
         self.path = directories.make_run_directory()
         self._say = say
-        self._claim = leftovers.claim(self.path)
+        self._claim = leftover_run_dirs.claim(self.path)
         self._sockets: list[Listening] = []
         self._is_reported = False
 
@@ -78,6 +78,6 @@ class RunDirectory:
             os.close(held)
 
     def _claim_anew(self) -> None:
-        before, self._claim = self._claim, leftovers.claim(self.path)
+        before, self._claim = self._claim, leftover_run_dirs.claim(self.path)
         if before is not None:
             os.close(before)

@@ -21,8 +21,8 @@ from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.coordination import rendezvous
 from megatron_ft.launcher.coordination.announcer import Announcer
 from megatron_ft.launcher.coordination.coordination import Coordination
+from megatron_ft.launcher.coordination.coordinator_process import CoordinatorProcess
 from megatron_ft.launcher.coordination.endpoint import listen_anywhere, take_endpoint
-from megatron_ft.launcher.coordination.host import Host
 from megatron_ft.launcher.coordination.meeting_place import Kind, MeetingPlace
 from megatron_ft.launcher.coordination.rank_store import RankStore, own_host
 from megatron_ft.launcher.coordination.sockets import Sockets
@@ -121,13 +121,13 @@ def _with_others(
     here: str,
     past: Past,
     is_finished: Callable[[], bool],
-) -> tuple[Coordination, Host, Announcer]:
+) -> tuple[Coordination, CoordinatorProcess, Announcer]:
     secret = read_secret(os.environ)
     listener, name, is_founder = launcher.stop.blocking(lambda: _socket(place, here))
     if is_founder and is_finished():
         listener.close()
         raise AlreadyFinishedError("the job had finished before this launcher came: nothing to do")
-    host = Host(
+    host = CoordinatorProcess(
         launcher.reactor,
         listener,
         name,

@@ -20,7 +20,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 from megatron_ft.core.agent import edge
 from megatron_ft.core.agent.agent import Agent
 from megatron_ft.core.agent.phase import Phase
-from megatron_ft.core.diagnosis.exceptions import LastWords
+from megatron_ft.core.diagnosis.exceptions import CrashOutput
 from megatron_ft.core.diagnosis.exits import Cause, CauseKind
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.job.messages import Goodbye
@@ -88,7 +88,7 @@ class FaultTolerantAgent(LocalElasticAgent):
         ranks.monitors.on_event = self._hear
         launcher.control.on_request = self._hear
         launcher.signals.on_signals = self._signalled
-        launcher.ties.on_broken = lambda text: self._hear(edge.Abandoned(text))
+        launcher.orphan_watch.on_orphaned = lambda text: self._hear(edge.Abandoned(text))
         launcher.status.agent = self._machine
         coordination.on_decision = self._hear
         if coordination.left is not None:
@@ -183,7 +183,7 @@ class FaultTolerantAgent(LocalElasticAgent):
             collectives=_Lazy(lambda local_rank: monitors.reading(local_rank, cycle).collectives),
         )
 
-    def _words(self, local_rank: int, cycle: int) -> LastWords:
+    def _words(self, local_rank: int, cycle: int) -> CrashOutput:
         reported = self._ranks.monitors.last_words(local_rank, cycle)
         return read_last_words(reported, self._error_files.get(local_rank, ""))
 
@@ -200,7 +200,7 @@ class FaultTolerantAgent(LocalElasticAgent):
         self._hear(edge.RankStarted(worker.local_rank, worker.pid, worker.started_at_ns))
 
     def _ended(self, worker: Worker) -> None:
-        self._launcher.ties.check()  # a rank may have ended because its output has no reader
+        self._launcher.orphan_watch.check()  # a rank may have ended because its output has no reader
         # what the rank or its monitor said before it ended is to be known first
         self._launcher.control.accept_all()
         self._ranks.monitors.hear_all()

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from torch.distributed.elastic.multiprocessing import ProcessFailure
 
 from megatron_ft.core.diagnosis.exits import Cause, RankExit
-from megatron_ft.launcher.base import logs
+from megatron_ft.launcher.base import bounded_file_calls
 
 __all__ = ["failure_table"]
 
@@ -31,7 +31,7 @@ def failure_table(
 
 def _process_failure(rank_exit: RankExit, error_file: str) -> ProcessFailure:
     try:
-        failure = logs.call(lambda: _failure_of(rank_exit, error_file), None)
+        failure = bounded_file_calls.call(lambda: _failure_of(rank_exit, error_file), None)
     except Exception:  # noqa: BLE001 - torch raises whatever a half-written file makes it raise
         failure = None
     failure = failure or _failure_of(rank_exit, "")

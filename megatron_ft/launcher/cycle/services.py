@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from megatron_ft.core.timeouts.raised import RaisedTimeouts
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.launcher.base.event_loop import Reactor
+from megatron_ft.launcher.base.orphan_watch import OrphanWatch
 from megatron_ft.launcher.base.signals import SignalWatch
-from megatron_ft.launcher.base.ties import Ties
 from megatron_ft.launcher.command_line import CommandLine
-from megatron_ft.launcher.control import ControlSocket
+from megatron_ft.launcher.control_socket import ControlSocket
 from megatron_ft.launcher.cycle.starting import RankStarter
 from megatron_ft.launcher.job_status import JobStatus
 from megatron_ft.launcher.monitors.monitors import Monitors
@@ -34,7 +34,7 @@ class LauncherServices:
     reactor: Reactor
     signals: SignalWatch
     stop: StopRequests
-    ties: Ties
+    orphan_watch: OrphanWatch
     control: ControlSocket
     log: EventLog
     say: Callable[[str], None]

@@ -13,14 +13,14 @@ from megatron_ft.core.board.pauses import Pauses
 from megatron_ft.core.config.kinds import DEFAULT_LOG_MAX_BYTES
 from megatron_ft.core.messages.control import Pause, Resume
 from megatron_ft.core.messages.monitor import Report
-from megatron_ft.core.rate_limiter import Moderation
+from megatron_ft.core.rate_limiter import RateLimiter
 from megatron_ft.core.records import launcher as records
 from megatron_ft.core.status.rows import RankReading
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.monitors.reports import event_of
-from megatron_ft.launcher.monitors.slot import MonitorPlace
+from megatron_ft.launcher.monitors.slot import MonitorSlot
 
 __all__ = ["Monitors"]
 
@@ -47,12 +47,12 @@ class Monitors:
     ) -> None:
         self.on_event: Callable[[FromMonitor], None] = lambda _event: None
         self.paused = Pauses()
-        self._pause_lines = Moderation()
+        self._pause_lines = RateLimiter()
         self._reactor = reactor
         self._log = log
         self._say = say
         self._places = [
-            MonitorPlace(
+            MonitorSlot(
                 local_rank,
                 socket_path=os.path.join(run_dir, f"monitor-{local_rank}.sock"),
                 spawn_options={

@@ -44,7 +44,7 @@ from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.base.event_loop import Priority, Reactor
 from megatron_ft.launcher.processes.stopped import replace_if_stopped
 
-__all__ = ["MonitorPlace"]
+__all__ = ["MonitorSlot"]
 
 _ATTACHED_FDS = 5
 """The board, and what a monitor that comes in this one's place would need to go on with the rank."""
@@ -56,7 +56,7 @@ _KILLED_S = 0.5
 _MAX_LAST_WORDS_BYTES = 1 << 20
 
 
-class MonitorPlace:
+class MonitorSlot:
     """Keeps one monitor at work; a new process goes on with the board, timeouts and waiting ranks of the old one."""
 
     def __init__(

@@ -12,12 +12,12 @@ from typing import Any
 
 from megatron_ft.core.board import board_facts
 from megatron_ft.core.board.layout import BoardSnapshot
-from megatron_ft.core.diagnosis.exceptions import LastWords, last_words, words_of_error_file
-from megatron_ft.core.diagnosis.exits import RankExit, describe_exit, follows_from_another
+from megatron_ft.core.diagnosis.exceptions import CrashOutput, last_words, words_of_error_file
+from megatron_ft.core.diagnosis.exits import RankExit, describe_exit, is_secondary_failure
 from megatron_ft.core.records.shared import Evidence
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.files.evidence_files import LIBRARIES, write_evidence
-from megatron_ft.launcher.base import logs
+from megatron_ft.launcher.base import bounded_file_calls
 
 __all__ = ["CrashEvidence", "read_last_words"]
 
@@ -25,10 +25,10 @@ _LAST_LINES = 40
 _MAX_BYTES = 16_384
 
 
-def read_last_words(reported: str, error_file: str) -> LastWords:
+def read_last_words(reported: str, error_file: str) -> CrashOutput:
     """The last exception of a rank: as it has ``reported`` it to its monitor, and as torch finds it in a file."""
     words = last_words(reported, library=LIBRARIES)
-    told = words_of_error_file(logs.call(lambda: _content(error_file), ""), library=LIBRARIES)
+    told = words_of_error_file(bounded_file_calls.call(lambda: _content(error_file), ""), library=LIBRARIES)
     return words._replace(
         error=told.error or words.error,
         where=words.where or told.where,
@@ -46,7 +46,7 @@ class CrashEvidence:
     say: Callable[[str], None]
 
     def keep(
-        self, cycle: int, rank_exit: RankExit, words: LastWords, *, snapshot: BoardSnapshot | None, stderr: str
+        self, cycle: int, rank_exit: RankExit, words: CrashOutput, *, snapshot: BoardSnapshot | None, stderr: str
     ) -> None:
         """Write the evidence on a rank that has ended.
 
@@ -67,11 +67,11 @@ class CrashEvidence:
             "exit": f"code {rank_exit.exitcode}" if rank_exit.exitcode >= 0 else f"signal {-rank_exit.exitcode}",
             "exitcode": rank_exit.exitcode,
             "error": rank_exit.error,
-            "follows_from_another": follows_from_another(rank_exit),
+            "follows_from_another": is_secondary_failure(rank_exit),
             "board": board_facts.of_snapshot(snapshot, rank_exit.at_ns),
             "exception": words.exception,
             "fatal_error": words.fatal_error,
-            "stderr": logs.call(lambda: _last_lines(stderr), ""),
+            "stderr": bounded_file_calls.call(lambda: _last_lines(stderr), ""),
             "missing": [] if stderr else ["standard error: it isn't written to a file (--redirects, --tee)"],
             "took_s": round((time.monotonic_ns() - now_ns) / 1e9, 4),
         }

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 
-from megatron_ft.launcher.base import logs
+from megatron_ft.launcher.base import bounded_file_calls
 from megatron_ft.launcher.spawn.cycle_output import CopiedStream, taken_from
 
 __all__ = ["CycleLogs"]
@@ -62,7 +62,7 @@ class CycleLogs(LogsSpecs):
         numbered = {local_rank: {**env, _ATTEMPT: cycle} for local_rank, env in envs.items()}
         files, why = None, "their directory doesn't answer"
         try:
-            files = self._blocking(lambda: logs.call(lambda: self._made(numbered), None, bound_s=_MAKE_S))
+            files = self._blocking(lambda: bounded_file_calls.call(lambda: self._made(numbered), None, bound_s=_MAKE_S))
         except OSError as error:
             why = str(error)
         if files is None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.distributed.elastic.multiprocessing import PContext, RunProcsResult
 
-from megatron_ft.launcher.base import logs
+from megatron_ft.launcher.base import bounded_file_calls
 from megatron_ft.launcher.base.event_loop import Priority, Reactor
 from megatron_ft.launcher.processes.worker import RankSpec, Spawner, Worker
 from megatron_ft.launcher.spawn.rank_logs import CycleLogs
@@ -61,7 +61,7 @@ class WorkerContext(PContext):
     def close(self, death_sig: signal.Signals | None = None, timeout: int = 30) -> None:
         """End all ranks, then give what copies their output a moment to do so. It goes on by itself."""
         self._close(death_sig or signal.SIGTERM, timeout)
-        logs.copying_ends(self._stop_tail_logs)
+        bounded_file_calls.copying_ends(self._stop_tail_logs)
 
     def _stop_tail_logs(self) -> None:
         """Wait until all that the ranks wrote is copied."""

@@ -36,7 +36,7 @@ from megatron_ft.rank.client.connection import LAUNCHER_SOCKET, MONITOR_SOCKET, 
 from megatron_ft.rank.client.rank_log import RankLog
 from megatron_ft.rank.client.recorder import Recorder
 from megatron_ft.rank.collectives import watch
-from megatron_ft.rank.crash_reporter.reporter import Witness
+from megatron_ft.rank.crash_reporter.reporter import CrashReporter
 from megatron_ft.rank.reference.notice import say_whose
 
 _clients: weakref.WeakSet[RankMonitorClient] = weakref.WeakSet()
@@ -63,7 +63,7 @@ class RankMonitorClient:
         self._recorder: Recorder | None = None
         self._board: Board | None = None
         self._wake_fd = -1
-        self._witness = Witness()
+        self._crash_reporter = CrashReporter()
         self._loaded: Mapping[str, Any] | None = None
         self._log = RankLog()
         self._calculated_timeout_floor = 0.0
@@ -115,7 +115,7 @@ class RankMonitorClient:
         self._wake_fd = welcome.wake_fd
         self._log = RankLog(info, welcome.log_dir, welcome.run_id)
         self._recorder = Recorder(self._board, self.section_timeouts)
-        self._witness.begin(self._board, welcome.stack_fd, welcome.ask_fd)
+        self._crash_reporter.begin(self._board, welcome.stack_fd, welcome.ask_fd)
         self.is_initialized = True
 
     def send_heartbeat(self) -> None:
@@ -368,7 +368,7 @@ class RankMonitorClient:
         if self._wake_fd >= 0:
             os.close(self._wake_fd)
             self._wake_fd = -1
-        self._witness.end()
+        self._crash_reporter.end()
         self._log.close()
         self._log = RankLog()
 
@@ -380,7 +380,7 @@ def _not_initialized() -> RankMonitorClientError:
 def _disarm_in_child() -> None:
     """A forked child (a data-loader worker) has no monitor: its hooks must not speak for the rank."""
     for client in list(_clients):
-        client._witness.forget_in_child()
+        client._crash_reporter.forget_in_child()
         client._disconnect()
 
 

@@ -15,7 +15,7 @@ import time
 from typing import Any
 
 from megatron_ft.core.board import layout
-from megatron_ft.core.diagnosis.stacks import frame_that_tells
+from megatron_ft.core.diagnosis.stacks import user_frame
 from megatron_ft.core.errors import RankMonitorClientError
 from megatron_ft.core.rank_info import RankInfo
 from megatron_ft.ipc.board import Board
@@ -25,7 +25,7 @@ from megatron_ft.rank.client.connection import MONITOR_SOCKET, Welcome, say_hell
 from megatron_ft.rank.collectives import arrival
 from megatron_ft.rank.crash_reporter.flight_recorder import Counts, counts
 from megatron_ft.rank.crash_reporter.main_thread import main_stack
-from megatron_ft.rank.crash_reporter.reporter import Witness
+from megatron_ft.rank.crash_reporter.reporter import CrashReporter
 
 __all__ = ["begin", "end"]
 
@@ -72,7 +72,7 @@ class CollectiveWatch:
 
     def __init__(self) -> None:
         self._is_over = threading.Event()
-        self._witness = Witness()
+        self._crash_reporter = CrashReporter()
         self._board: Board | None = None
         self._known: Counts | None = None
         self._moved_ns = 0
@@ -86,11 +86,11 @@ class CollectiveWatch:
     def end(self) -> None:
         """Called with the lock held: nothing begins any more."""
         self._is_over.set()
-        self._witness.end()
+        self._crash_reporter.end()
 
     def forget_in_child(self) -> None:
         """A forked child (a data-loader worker) isn't the rank."""
-        self._witness.forget_in_child()
+        self._crash_reporter.forget_in_child()
         if self._board is not None:
             self._board.close()
 
@@ -115,7 +115,7 @@ class CollectiveWatch:
         with _lock:
             if not self._is_over.is_set():
                 self._board = welcome.board
-                self._witness.begin(welcome.board, welcome.stack_fd, welcome.ask_fd)
+                self._crash_reporter.begin(welcome.board, welcome.stack_fd, welcome.ask_fd)
                 return True
         welcome.board.close()
         os.close(welcome.stack_fd)
@@ -136,7 +136,7 @@ class CollectiveWatch:
             # a board that had to be renewed knows nothing from before
             words[layout.W_COLLECTIVE_AT] = max(self._moved_ns, words[layout.W_START])
             words[layout.W_COLLECTIVES_SEEN_AT] = now_ns
-        told = frame_that_tells(main_stack(), library=LIBRARIES)
+        told = user_frame(main_stack(), library=LIBRARIES)
         place = "" if told is None else str(told)
         if place != self._place:
             self._place = place

@@ -35,7 +35,7 @@ from megatron_ft.rank.crash_reporter.error_file import told_by
 from megatron_ft.rank.crash_reporter.flight_recorder import collectives
 from megatron_ft.rank.crash_reporter.main_thread import main_places, main_stack
 
-__all__ = ["Witness"]
+__all__ = ["CrashReporter"]
 
 _FIRST_SIGNAL = signal.SIGRTMIN + 5
 _MAX_QUESTION_BYTES = 256
@@ -44,11 +44,11 @@ _MAX_LINE = 1000
 _MAX_SAMPLES = 20
 _MAX_TRACEBACK = 32_768
 
-_current: Witness | None = None
+_current: CrashReporter | None = None
 """The last one that began in this process."""
 
 
-class Witness:
+class CrashReporter:
     """Of one rank. ``begin`` once it is monitored; ``end`` when it isn't any more."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class Witness:
             faulthandler.enable(file=stack_fd, all_threads=True)
             self._tells_of_crashes = True
         self._hook = sys.excepthook = _ExceptionNote(stack_fd, sys.excepthook)
-        thread = threading.Thread(target=_answer, args=(self._socket,), name="megatron_ft_witness", daemon=True)
+        thread = threading.Thread(target=_answer, args=(self._socket,), name="megatron_ft_crash_reporter", daemon=True)
         with contextlib.suppress(RuntimeError):  # no more threads are allowed: then it tells no collectives
             thread.start()
 

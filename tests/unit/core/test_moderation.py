@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 
 from megatron_ft.core.board.pauses import Pauses
-from megatron_ft.core.rate_limiter import Moderation
+from megatron_ft.core.rate_limiter import RateLimiter
 
 
 def test_a_flood_is_said_a_few_times_and_then_once_a_minute_with_how_many_there_were() -> None:
-    moderation = Moderation()
+    moderation = RateLimiter()
     said = [moderation.admit("no", 100.0) for _ in range(1000)]
     assert said[:7] == ["no"] * 7
     assert said[7] == "no (from now on one a minute)"
@@ -20,7 +20,7 @@ def test_a_flood_is_said_a_few_times_and_then_once_a_minute_with_how_many_there_
 
 
 def test_what_comes_seldom_is_always_said() -> None:
-    moderation = Moderation()
+    moderation = RateLimiter()
     assert [moderation.admit("no", 60.0 * minute) for minute in range(1000)] == ["no"] * 1000
 
 

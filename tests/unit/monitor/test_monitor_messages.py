@@ -15,7 +15,7 @@ import pytest
 
 from megatron_ft.core.agent import edge
 from megatron_ft.core.diagnosis.exits import find_cause
-from megatron_ft.core.diagnosis.rank_snapshot import RankNote
+from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.diagnosis.root_cause import find
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.messages import monitor
@@ -25,7 +25,7 @@ from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.wire import encode
 from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.monitors.reports import event_of
-from megatron_ft.launcher.monitors.slot import MonitorPlace
+from megatron_ft.launcher.monitors.slot import MonitorSlot
 from tests.fuzz.hostile import REPORTS, Hostile
 from tests.support.reactors import reactor
 
@@ -55,9 +55,9 @@ def test_what_a_monitor_tells_passes(message: dict[str, Any]) -> None:
         ({**REPORTS[2], "section": ["step"]}, "verdict has section = a list"),
         ({**REPORTS[2], "rank": -1}, "verdict has rank = -1"),
         ({"type": "observation", "cycle": 0}, "observation has no note"),
-        ({**REPORTS[5], "note": {"rank": 1, "frame": 3}}, "observation has note = rank_note has frame = 3"),
-        ({**REPORTS[5], "note": {}}, "observation has note = rank_note has no rank"),
-        (with_ranks({"range": [0, 1 << 62, 1]}), "rank_note has in_flight = collective has ranks = a dict"),
+        ({**REPORTS[5], "note": {"rank": 1, "frame": 3}}, "observation has note = rank_snapshot has frame = 3"),
+        ({**REPORTS[5], "note": {}}, "observation has note = rank_snapshot has no rank"),
+        (with_ranks({"range": [0, 1 << 62, 1]}), "rank_snapshot has in_flight = collective has ranks = a dict"),
         (with_ranks([0.5]), "collective has ranks = a list"),
         ({**REPORTS[5], "note": {"rank": 1, "in_flight": {}}}, "has in_flight = a dict"),
         ({"type": "nonsense"}, "unknown type 'nonsense'"),
@@ -121,7 +121,7 @@ def test_what_passes_can_be_worked_with() -> None:
                 assert find_cause([], [verdict]) is not None
             case edge.Evidence(note=note):
                 json.dumps(pack(note))
-                find([note, RankNote(rank=note.rank + 1)], elapsed_s=1.0)
+                find([note, RankSnapshot(rank=note.rank + 1)], elapsed_s=1.0)
     assert min(passed.values()) > 100, passed
 
 
@@ -161,7 +161,7 @@ def test_one_that_tells_nonsense_is_replaced_once(
 ) -> None:
     said: list[str] = []
     heard: list[str] = []
-    place = MonitorPlace(
+    place = MonitorSlot(
         0,
         socket_path=str(tmp_path / "socket"),
         spawn_options={},

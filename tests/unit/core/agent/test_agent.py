@@ -12,7 +12,7 @@ from megatron_ft.core.agent.edge import Exit, Way
 from megatron_ft.core.agent.phase import Phase
 from megatron_ft.core.control import ReceivedRequest, WorkloadAction
 from megatron_ft.core.diagnosis.exits import CauseKind, HangVerdict
-from megatron_ft.core.diagnosis.rank_snapshot import RankNote
+from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.job import edge as job
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
@@ -318,7 +318,7 @@ def test_a_hang_is_told_looked_at_and_ended_by_its_monitor() -> None:
     assert isinstance(driven.told[0], m.Hang)
     assert [each.local_rank for each in driven.all_of(edge.Collect)] == [1]
     for local_rank in (0, 1):
-        driven.hear(edge.Evidence(local_rank, 0, RankNote(rank=10 * local_rank, local_rank=local_rank)))
+        driven.hear(edge.Evidence(local_rank, 0, RankSnapshot(rank=10 * local_rank, local_rank=local_rank)))
     assert isinstance(driven.told[-1], m.Notes)
     assert driven.all_of(edge.Release) == []
     assert driven.ends() == [edge.Release()]
@@ -348,7 +348,7 @@ def test_what_is_seen_when_the_time_is_over_is_told() -> None:
     driven = running()
     driven.hear(edge.Attached(0, 0, 1), edge.Attached(1, 0, 1), job.DiagnoseHang(0))
     assert [each.passive for each in driven.all_of(edge.Collect)] == [False, False]
-    driven.hear(edge.Evidence(1, 0, RankNote(rank=10, local_rank=1, state="S")))
+    driven.hear(edge.Evidence(1, 0, RankSnapshot(rank=10, local_rank=1, state="S")))
     driven.wait(2.0)
     (notes,) = driven.told
     assert isinstance(notes, m.Notes)
@@ -365,7 +365,7 @@ def test_what_is_seen_of_ranks_with_many_groups_is_told_in_messages_that_are_sma
         driven.hear(edge.Attached(local_rank, 0, 1))
     driven.hear(job.DiagnoseHang(0))
     for local_rank in range(32):
-        note = RankNote(rank=10 * local_rank, local_rank=local_rank, state="S", enqueued=groups)
+        note = RankSnapshot(rank=10 * local_rank, local_rank=local_rank, state="S", enqueued=groups)
         driven.hear(edge.Evidence(local_rank, 0, note))
     told = [each for each in driven.told if isinstance(each, m.Notes)]
     assert all(len(encode(each)) < MAX_MESSAGE_BYTES for each in told)
@@ -378,9 +378,11 @@ def test_under_min_healthy_the_node_decides_and_harms_nobody() -> None:
     driven = running(min_healthy=True)
     driven.hear(edge.Attached(0, 0, 1), edge.Attached(1, 0, 1), edge.FoundHung(0, 0, HANG))
     assert [each.passive for each in driven.all_of(edge.Collect)] == [True]
-    driven.hear(edge.Evidence(0, 0, RankNote(rank=0, state="T", has_stack=True, found_hung=True)))
+    driven.hear(edge.Evidence(0, 0, RankSnapshot(rank=0, state="T", has_stack=True, found_hung=True)))
     assert driven.told == []
-    driven.hear(edge.Evidence(1, 0, RankNote(rank=10, local_rank=1, state="S", has_stack=True, waits_in="all_reduce")))
+    driven.hear(
+        edge.Evidence(1, 0, RankSnapshot(rank=10, local_rank=1, state="S", has_stack=True, waits_in="all_reduce"))
+    )
     assert driven.all_of(edge.Release) == [edge.Release()]
     assert "finding" in driven.written
     driven.exits(0, -9)

@@ -8,7 +8,7 @@ import pytest
 
 from megatron_ft.core.agent import edge
 from megatron_ft.core.board.pauses import Pauses
-from megatron_ft.core.diagnosis.rank_snapshot import RankNote
+from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.restart_policy import NodeState
 from megatron_ft.core.records.shared import RankHung
@@ -109,7 +109,7 @@ def test_a_rank_is_looked_at_before_it_is_ended() -> None:
     driven.wait(20.0)
     assert driven.all_of(edge.Collect) == [edge.Collect(0, False, driven.now_ns + 2_000_000_000)]
     assert driven.all_of(edge.SignalRanks) == []
-    driven.hear(edge.Evidence(0, 0, RankNote(rank=0, frame="train.py:3 save")))
+    driven.hear(edge.Evidence(0, 0, RankSnapshot(rank=0, frame="train.py:3 save")))
     assert driven.all_of(edge.SignalRanks) == [edge.SignalRanks((0,), signal.SIGKILL)]
     assert driven.record.cause().detail == "in train.py:3 save"
 

@@ -6,9 +6,9 @@ import pytest
 
 from megatron_ft.core.agent import edge
 from megatron_ft.core.board.layout import BoardSnapshot
-from megatron_ft.core.diagnosis.exceptions import LastWords
+from megatron_ft.core.diagnosis.exceptions import CrashOutput
 from megatron_ft.core.diagnosis.exits import CauseKind, HangVerdict
-from megatron_ft.core.diagnosis.rank_snapshot import RankNote
+from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.hang_diagnosis import blamed
 from megatron_ft.core.job.restart_policy import NodeState
@@ -136,7 +136,7 @@ def test_a_rank_that_is_ending_of_its_exception_has_failed_by_itself(
     driven.run(2, nodes=2)
     moved_ns = raised_ns + (1 if goes_on else -1)
     driven.boards.update({local_rank: board(last_transition_ns=moved_ns) for local_rank in (0, 1)})
-    driven.words[1] = LastWords(error=error, where="train.py:3 step", raised_at_ns=raised_ns)
+    driven.words[1] = CrashOutput(error=error, where="train.py:3 step", raised_at_ns=raised_ns)
     driven.ends()
     reports = [message.text for message in driven.told if isinstance(message, m.Report)]
     assert reports == ([] if told is None else [told])
@@ -156,7 +156,7 @@ def test_a_rank_that_had_raised_has_crashed_whatever_its_timeout_or_another_s_sa
     """Its monitor, or the launcher's own deadlines: it may have raised before it was watched at all."""
     driven = Driven(max_nodes=2, startup_timeout_s=None if by_monitor else 1.0)
     driven.run(2, nodes=2)
-    driven.words[1] = LastWords(error=error, where="train.py:3 step", raised_at_s=7)
+    driven.words[1] = CrashOutput(error=error, where="train.py:3 step", raised_at_s=7)
     hang = HangVerdict(
         rank=0, local_rank=0, kind="section", section="step", elapsed_s=2.0, timeout_s=1.0, iteration=3, at_ns=0
     )
@@ -164,7 +164,7 @@ def test_a_rank_that_had_raised_has_crashed_whatever_its_timeout_or_another_s_sa
         driven.hear(edge.Attached(0, 0, driven.now_ns))
         driven.wait(2.0)
     driven.hear(edge.Attached(0, 0, driven.now_ns), edge.FoundHung(0, 0, hang))
-    driven.hear(edge.Signalled(0, 9), edge.Evidence(0, 0, RankNote(rank=0, found_hung=True, state="S")))  # type: ignore[arg-type]
+    driven.hear(edge.Signalled(0, 9), edge.Evidence(0, 0, RankSnapshot(rank=0, found_hung=True, state="S")))  # type: ignore[arg-type]
     notes = [message for message in driven.told if isinstance(message, m.Notes)]
     assert [(each.raised, each.gone) for each in notes[0].notes] == [("", False), (error, False)]
     for local_rank in (0, 1):
@@ -201,9 +201,9 @@ def test_a_rank_that_was_found_stopped_is_the_cause_though_it_was_ended_before_i
     driven.now_ns += 1000 * MS
     if ends:
         # what it has raised when it was let go on to its end is no reason
-        driven.words[1] = LastWords(error="KeyboardInterrupt: ", where="train.py:3 step", raised_at_ns=driven.now_ns)
+        driven.words[1] = CrashOutput(error="KeyboardInterrupt: ", where="train.py:3 step", raised_at_ns=driven.now_ns)
         driven.exits(1, -2, sent=(2,))
-    driven.hear(edge.Evidence(0, 0, RankNote(rank=0, state="S", has_stack=True, waits_in="all_reduce")))
+    driven.hear(edge.Evidence(0, 0, RankSnapshot(rank=0, state="S", has_stack=True, waits_in="all_reduce")))
     driven.wait(2.0)
     (notes,) = [message for message in driven.told if isinstance(message, m.Notes)]
     (unseen,) = (note for note in notes.notes if note.rank == 10)
@@ -220,7 +220,7 @@ def test_a_rank_that_had_raised_before_it_was_found_hung_has_raised() -> None:
     driven = Driven(max_nodes=2)
     driven.run(2, nodes=2)
     driven.hear(*(edge.Attached(local_rank, 0, driven.now_ns) for local_rank in (0, 1)))
-    driven.words[1] = LastWords(error="ValueError: empty", where="train.py:3 step", raised_at_ns=driven.now_ns - 1)
+    driven.words[1] = CrashOutput(error="ValueError: empty", where="train.py:3 step", raised_at_ns=driven.now_ns - 1)
     hang = HangVerdict(
         rank=1, local_rank=1, kind="exit", section=None, elapsed_s=3.2, timeout_s=3.0, iteration=7, at_ns=driven.now_ns
     )
@@ -244,7 +244,7 @@ def test_a_node_says_how_its_ranks_failed_in_their_start_unless_one_was_through_
         if boards:
             driven.hear(*(edge.Attached(local_rank, 0, driven.now_ns) for local_rank in boards))
         driven.now_ns += round(after_s * 1e9)
-        driven.words[1] = LastWords(**words)
+        driven.words[1] = CrashOutput(**words)
         driven.exits(1, exitcode)
         (report,) = (message for message in driven.told if isinstance(message, m.Report))
         assert report.reached is not None

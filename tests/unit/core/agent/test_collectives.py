@@ -8,7 +8,7 @@ import pytest
 
 from megatron_ft.core.agent import edge
 from megatron_ft.core.board.layout import CollectiveCounts
-from megatron_ft.core.diagnosis.rank_snapshot import RankNote
+from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.job import edge as job
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.hang_messages import Reviewed
@@ -159,7 +159,7 @@ def test_ranks_are_looked_at_without_a_signal_and_what_is_known_is_told() -> Non
     driven.hear(job.DiagnoseHang(0, passive=True))
     (collect,) = driven.all_of(edge.Collect)
     assert (collect.local_rank, collect.passive) == (1, True)
-    driven.hear(edge.Evidence(1, 0, RankNote(rank=10, local_rank=1, frame="train.py:3 f")))
+    driven.hear(edge.Evidence(1, 0, RankSnapshot(rank=10, local_rank=1, frame="train.py:3 f")))
     notes = next(said for said in driven.told if isinstance(said, m.Notes))
     assert notes.passive
     assert [(note.rank, note.gone, note.frame) for note in notes.notes] == [(0, True, ""), (10, False, "train.py:3 f")]
@@ -175,9 +175,9 @@ def test_a_rank_that_says_nothing_is_not_waited_for_for_long() -> None:
 def test_what_was_seen_then_is_no_evidence_of_a_later_hang() -> None:
     driven = watching()
     driven.hear(job.DiagnoseHang(0, passive=True))
-    driven.hear(*(edge.Evidence(lr, 0, RankNote(rank=10 * lr, local_rank=lr, frame="old")) for lr in range(2)))
+    driven.hear(*(edge.Evidence(lr, 0, RankSnapshot(rank=10 * lr, local_rank=lr, frame="old")) for lr in range(2)))
     driven.hear(job.DiagnoseHang(0))
-    driven.hear(*(edge.Evidence(lr, 0, RankNote(rank=10 * lr, local_rank=lr, frame="new")) for lr in range(2)))
+    driven.hear(*(edge.Evidence(lr, 0, RankSnapshot(rank=10 * lr, local_rank=lr, frame="new")) for lr in range(2)))
     first, second = (said for said in driven.told if isinstance(said, m.Notes))
     assert {note.frame for note in first.notes} == {"old"}
     assert {note.frame for note in second.notes} == {"new"}

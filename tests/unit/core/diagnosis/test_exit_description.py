@@ -17,8 +17,8 @@ from megatron_ft.core.diagnosis.exits import (
     describe_hang,
     find_cause,
     find_culprit,
-    follows_from_another,
     is_by_us,
+    is_secondary_failure,
 )
 
 MS = 1_000_000
@@ -223,8 +223,8 @@ LOST = "RuntimeError: [third_party/gloo/gloo/transport/tcp/pair.cc:537] Read err
     ],
 )
 def test_who_lost_a_peer_is_a_consequence(error: str, follows: bool) -> None:
-    assert follows_from_another(ended(1, 1, error=error)) == follows
-    assert not follows_from_another(ended(1, -9, error=error))
+    assert is_secondary_failure(ended(1, 1, error=error)) == follows
+    assert not is_secondary_failure(ended(1, -9, error=error))
 
 
 def test_a_consequence_that_was_seen_first_is_not_the_cause() -> None:

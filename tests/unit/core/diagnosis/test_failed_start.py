@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from megatron_ft.core.diagnosis.failed_start import way_of_failing
+from megatron_ft.core.diagnosis.failed_start import failure_signature
 from tests.unit.core.diagnosis.test_exit_description import ended
 
 
@@ -20,9 +20,9 @@ from tests.unit.core.diagnosis.test_exit_description import ended
 )
 def test_a_mistake_is_its_exception(error: str) -> None:
     for is_watched in (True, False):
-        assert way_of_failing(ended(1, 1, error=error), is_watched=is_watched, lived_s=20.0) == error
-    assert way_of_failing(ended(1, 1, error=error), is_watched=False, lived_s=61.0) == ""
-    assert way_of_failing(ended(1, -9, error=error), is_watched=True, lived_s=20.0) == ""
+        assert failure_signature(ended(1, 1, error=error), is_watched=is_watched, lived_s=20.0) == error
+    assert failure_signature(ended(1, 1, error=error), is_watched=False, lived_s=61.0) == ""
+    assert failure_signature(ended(1, -9, error=error), is_watched=True, lived_s=20.0) == ""
 
 
 @pytest.mark.parametrize(
@@ -41,12 +41,12 @@ def test_a_mistake_is_its_exception(error: str) -> None:
     ],
 )
 def test_what_may_come_from_outside_is_none(error: str) -> None:
-    assert way_of_failing(ended(1, 1, error=error), is_watched=True, lived_s=1.0) == ""
+    assert failure_signature(ended(1, 1, error=error), is_watched=True, lived_s=1.0) == ""
 
 
 @pytest.mark.parametrize(
     ("code", "watched", "unwatched"), [(1, "exit code 1", ""), (2, "exit code 2", "exit code 2"), (137, "", "")]
 )
 def test_codes(code: int, watched: str, unwatched: str) -> None:
-    assert way_of_failing(ended(1, code), is_watched=True, lived_s=1e5) == watched
-    assert way_of_failing(ended(1, code), is_watched=False, lived_s=1.0) == unwatched
+    assert failure_signature(ended(1, code), is_watched=True, lived_s=1e5) == watched
+    assert failure_signature(ended(1, code), is_watched=False, lived_s=1.0) == unwatched

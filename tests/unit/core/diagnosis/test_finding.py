@@ -9,7 +9,13 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.core.diagnosis.rank_snapshot import Collective, RankNote, is_waiting_for_process, lost_process, place
+from megatron_ft.core.diagnosis.rank_snapshot import (
+    Collective,
+    RankSnapshot,
+    is_waiting_for_process,
+    lost_process,
+    place,
+)
 from megatron_ft.core.diagnosis.root_cause import find, waits_for
 from megatron_ft.core.diagnosis.stacks import Frame
 from megatron_ft.core.messages.codec import fields as fields_of
@@ -18,7 +24,7 @@ from megatron_ft.core.messages.codec import unpack
 WORLD = (0, 1, 2, 3)
 
 
-def note(rank: int, **fields: Any) -> RankNote:
+def note(rank: int, **fields: Any) -> RankSnapshot:
     """A rank that has stood still for 10 s and tells its collectives."""
     usual = {
         "iteration": 7,
@@ -27,19 +33,19 @@ def note(rank: int, **fields: Any) -> RankNote:
         "has_collectives": True,
         "frame": f"train.py:{rank} step",
     }
-    return RankNote(rank=rank, **{**usual, **fields})
+    return RankSnapshot(rank=rank, **{**usual, **fields})
 
 
 def inside(
     rank: int, *, group: str = "0", seq: int = 6, op: str = "all_reduce", ranks: tuple[int, ...] = WORLD, **fields: Any
-) -> RankNote:
+) -> RankSnapshot:
     """A rank that waits in a collective."""
     entered = {**fields.pop("enqueued", {}), f"/{group}": seq}
     one = Collective(group=group, seq=seq, op=op, ranks=ranks)
     return note(rank, in_flight=(one,), enqueued=entered, waits_in=op, **fields)
 
 
-def outside(rank: int, *, seq: int = 5, **fields: Any) -> RankNote:
+def outside(rank: int, *, seq: int = 5, **fields: Any) -> RankSnapshot:
     """A rank that hasn't entered what the others wait in."""
     return note(rank, **{"enqueued": {"/0": seq}, **fields})
 
@@ -66,7 +72,7 @@ def test_a_rank_that_has_raised_and_doesn_t_end_is_the_cause() -> None:
     finding = find(notes, elapsed_s=10.0)
     assert finding.rank == 2
     assert finding.text.startswith("has not exited since, in train.py:2 step; ")
-    assert unpack(RankNote, json.loads(json.dumps(fields_of(notes[2])))) == notes[2]
+    assert unpack(RankSnapshot, json.loads(json.dumps(fields_of(notes[2])))) == notes[2]
     # of several the one that was first to
     both = [note(1, raised="ValueError: a", raised_s=0.5), note(2, raised="ValueError: b", raised_s=0.7), inside(3)]
     assert find(both, elapsed_s=10.0).rank == 2
@@ -104,7 +110,7 @@ def test_who_waits_for_one_that_waits_is_no_cause() -> None:
 def test_a_pipeline_s_neighbours() -> None:
     """1 waits to receive from 0, 2 from 1, and 0 is in Python."""
 
-    def receiving(rank: int) -> RankNote:
+    def receiving(rank: int) -> RankSnapshot:
         one = Collective(group="pp", seq=3, op=f"recv {rank}<-{rank - 1}", ranks=(0, 1, 2), p2p=True)
         return note(rank, in_flight=(one,))
 
@@ -187,9 +193,9 @@ def test_a_rank_that_has_left_is_what_the_others_wait_for() -> None:
     assert finding.text.startswith("has ended its training")
 
 
-def unseen(rank: int) -> RankNote:
+def unseen(rank: int) -> RankSnapshot:
     """A rank that was found hung, and ended before anything was told of it."""
-    return RankNote(rank=rank, iteration=7, found_hung=True)
+    return RankSnapshot(rank=rank, iteration=7, found_hung=True)
 
 
 def test_a_rank_of_which_nothing_was_seen_is_waited_for_if_no_other_is_missing() -> None:
@@ -249,10 +255,10 @@ def test_no_circle_of_random_waits_lets_the_search_run_on() -> None:
 
 
 def test_a_note_survives_its_message() -> None:
-    for one in (inside(1, found_hung=True, state="S"), note(2, gone=True), RankNote(rank=0)):
+    for one in (inside(1, found_hung=True, state="S"), note(2, gone=True), RankSnapshot(rank=0)):
         document = fields_of(one)
-        assert unpack(RankNote, {**document, "new_field": 1}) == one
-    assert fields_of(RankNote(rank=0)) == {"rank": 0}
+        assert unpack(RankSnapshot, {**document, "new_field": 1}) == one
+    assert fields_of(RankSnapshot(rank=0)) == {"rank": 0}
 
 
 @pytest.mark.parametrize(
@@ -296,7 +302,7 @@ def test_two_ranks_in_each_other_s_way_are_not_told_apart_by_their_stacks() -> N
 
 
 def test_neighbours_that_meet_wait_for_nobody() -> None:
-    def between(rank: int, op: str) -> RankNote:
+    def between(rank: int, op: str) -> RankSnapshot:
         return note(rank, in_flight=(Collective(group="pp", seq=3, op=op, ranks=(0, 1), p2p=True),), found_hung=True)
 
     waits = waits_for([between(0, "send 0->1"), between(1, "recv 1<-0")])
@@ -325,14 +331,14 @@ def test_a_single_suspect_that_has_just_moved_is_only_a_candidate() -> None:
 @pytest.mark.parametrize("ranks", [(), (3,), (0, 1), tuple(range(0, 9000, 8)), (0, 1, 3), (5, 4, 3), (1, 1, 1)])
 def test_large_groups_travel_short(ranks: tuple[int, ...]) -> None:
     one = inside(0, ranks=ranks)
-    assert unpack(RankNote, json.loads(json.dumps(fields_of(one)))) == one
+    assert unpack(RankSnapshot, json.loads(json.dumps(fields_of(one)))) == one
     assert len(json.dumps(fields_of(one))) < 700
 
 
 def test_what_a_newer_version_says_of_a_collective_is_passed_over() -> None:
     document = fields_of(inside(0))
     document["in_flight"][0]["colour"] = "blue"
-    assert unpack(RankNote, document) == inside(0)
+    assert unpack(RankSnapshot, document) == inside(0)
 
 
 @pytest.mark.parametrize("culprit", [0, 1])
@@ -398,7 +404,7 @@ def test_who_waits_for_a_process_that_has_died_is_the_cause() -> None:
     assert finding.rank == 1
     words = "its child process 77 (pt_data_worker), which was killed by SIGKILL, and 1 more, in train.py:1 step"
     assert finding.text == f"waits for {words}"
-    assert unpack(RankNote, json.loads(json.dumps(fields_of(waiting)))) == waiting
+    assert unpack(RankSnapshot, json.loads(json.dumps(fields_of(waiting)))) == waiting
     # one that waits for nothing of the kind, or moves, is told of but isn't blamed for that
     idle = note(1, lost=lost)
     assert find([note(0, found_hung=True), idle], elapsed_s=10.0).rank == 0
@@ -428,7 +434,7 @@ def test_a_verdict_among_thousands_of_ranks_is_quick_and_their_notes_take_little
     """``size`` groups: all ranks wait in one collective, or each in that of its data-parallel group."""
     ranks, culprit = 4096, 2048
 
-    def told(rank: int) -> RankNote:
+    def told(rank: int) -> RankSnapshot:
         group = rank % size
         seq = 99 if rank == culprit else 100
         one = Collective(group=str(group), seq=100, op="all_reduce", ranks=range(group, ranks, size))
@@ -436,7 +442,7 @@ def test_a_verdict_among_thousands_of_ranks_is_quick_and_their_notes_take_little
 
     texts = [json.dumps(fields_of(told(rank))) for rank in range(ranks)]
     assert max(map(len, texts)) < 700
-    notes = [unpack(RankNote, json.loads(text)) for text in texts]
+    notes = [unpack(RankSnapshot, json.loads(text)) for text in texts]
     assert all(isinstance(each.ranks, range) for one in notes for each in one.in_flight)
     began_s = time.process_time()
     finding = find(notes, elapsed_s=10.0)
@@ -452,7 +458,7 @@ def test_ranks_that_wait_for_the_same_ones_share_one_set() -> None:
 
 
 def test_a_circle_of_thousands_has_no_single_cause_and_is_soon_over() -> None:
-    def sends(rank: int) -> RankNote:
+    def sends(rank: int) -> RankSnapshot:
         pair = (rank, (rank + 1) % 5000)
         one = Collective(group=f"p{rank}", seq=1, op="send 0->1", ranks=pair, p2p=True)
         return note(rank, in_flight=(one,), found_hung=rank == 3)

@@ -6,14 +6,14 @@ import faulthandler
 import os
 import threading
 
-from megatron_ft.core.diagnosis.exceptions import EXCEPTION_MARK, LastWords, last_words
+from megatron_ft.core.diagnosis.exceptions import EXCEPTION_MARK, CrashOutput, last_words
 from megatron_ft.core.diagnosis.stacks import (
     Frame,
     ThreadStack,
-    frame_that_tells,
     main_stack,
     parse_faulthandler,
     parse_py_spy,
+    user_frame,
 )
 
 DUMP = """Thread 0x00007f01 (most recent call first):
@@ -57,11 +57,11 @@ def test_this_process_s_own_dump_is_read() -> None:
 
 def test_the_frame_that_tells_is_the_user_s() -> None:
     (frames,) = (stack.frames for stack in parse_faulthandler(DUMP)[1:])
-    assert str(frame_that_tells(frames, library=["/usr/lib/python3.11"])) == "my loader.py:88 next_batch"
-    assert str(frame_that_tells(frames)) == "queue.py:171 get"
+    assert str(user_frame(frames, library=["/usr/lib/python3.11"])) == "my loader.py:88 next_batch"
+    assert str(user_frame(frames)) == "queue.py:171 get"
     in_package = Frame("/v/site-packages/torch/x.py", 1, "f")
-    assert frame_that_tells([in_package]) == in_package
-    assert frame_that_tells([]) is None
+    assert user_frame([in_package]) == in_package
+    assert user_frame([]) is None
 
 
 def test_py_spy_s_json() -> None:
@@ -106,7 +106,7 @@ def test_a_fatal_signal_tells_the_thread_that_died() -> None:
 
 
 def test_no_words() -> None:
-    assert last_words(DUMP) == last_words("") == LastWords()
+    assert last_words(DUMP) == last_words("") == CrashOutput()
     assert last_words(f"{EXCEPTION_MARK}\n").error == ""
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from megatron_ft.core.diagnosis.exits import HangVerdict
-from megatron_ft.core.diagnosis.rank_snapshot import RankNote
+from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.job import edge, lines
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.coordinator import Coordinator
@@ -435,10 +435,10 @@ def test_a_node_has_told_what_it_has_seen_with_its_last_note() -> None:
         rank=0, local_rank=0, kind="section", section="step", elapsed_s=3.0, timeout_s=3.0, iteration=7, at_ns=9
     )
     diagnosis = HangDiagnosis(verdict, None, 0, asked=[0, 1], now_s=0.0)
-    diagnosis.told(0, [RankNote(rank=0, state="T", has_stack=True)])
-    diagnosis.told(1, [RankNote(rank=1, state="S", has_stack=True, waits_in="all_reduce")], more=True)
+    diagnosis.told(0, [RankSnapshot(rank=0, state="T", has_stack=True)])
+    diagnosis.told(1, [RankSnapshot(rank=1, state="S", has_stack=True, waits_in="all_reduce")], more=True)
     assert diagnosis.is_open(1.0)
-    diagnosis.told(1, [RankNote(rank=2, state="S", has_stack=True, waits_in="all_reduce")])
+    diagnosis.told(1, [RankSnapshot(rank=2, state="S", has_stack=True, waits_in="all_reduce")])
     assert not diagnosis.is_open(1.0)
     cause = diagnosis.cause(several=True)
     assert cause is not None

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from megatron_ft.core.diagnosis.exits import HangVerdict
-from megatron_ft.core.diagnosis.rank_snapshot import RankNote
+from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.hosts import natural
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.drain_advice import advice
@@ -161,7 +161,7 @@ def test_a_hang_is_the_fault_of_the_host_of_the_rank_that_is_to_blame() -> None:
     job.run()
     for place, node in enumerate(nodes):
         waits_in, state = ("", "T") if place == 2 else ("all_reduce", "S")
-        note = RankNote(rank=place, host=node.name, state=state, has_stack=True, waits_in=waits_in)
+        note = RankSnapshot(rank=place, host=node.name, state=state, has_stack=True, waits_in=waits_in)
         node.do(node.member.tell(m.Notes(0, (note,)), job.now_s))
     job.run(0.5)
     (verdict,) = nodes[1].verdicts

@@ -11,20 +11,20 @@ import pytest
 from megatron_ft.coordinator.service import frame
 from megatron_ft.core.agent.lines import cycle_ended
 from megatron_ft.core.diagnosis.exits import Cause, CauseKind, HangVerdict
-from megatron_ft.core.diagnosis.rank_snapshot import RankNote
+from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.errors import ConfigError, ProtocolError
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.coordinator import Coordinator
 from megatron_ft.core.job.cycle import Cycle
 from megatron_ft.core.job.decisions import Accepted, Decision, Held, Kind, Memory, is_quorum
-from megatron_ft.core.job.forming import Forming
 from megatron_ft.core.job.identity import Identity
 from megatron_ft.core.job.member import CUT_OFF_S, Member
 from megatron_ft.core.job.nodes import Node, choose
 from megatron_ft.core.job.progress import Advance, Reached
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
 from megatron_ft.core.job.restart_policy import Decision as Follows
+from megatron_ft.core.job.round_completion import RoundCompletion
 from megatron_ft.core.job.verdict import Seat, verdict_on
 from megatron_ft.core.messages.codec import Vocabulary, pack
 from megatron_ft.ipc.net.secret import Asked, Asking, read_secret
@@ -139,30 +139,30 @@ def test_half_of_many_places_are_filled_anew_without_comparing_every_node_with_e
     assert Compared.count < 3000
 
 
-def complete(forming: Forming, ready: int, *, last: int, now_s: float, **more: Any) -> bool:
+def complete(completion: RoundCompletion, ready: int, *, last: int, now_s: float, **more: Any) -> bool:
     values = {"awaited": False, "patient": False, "arrivals": 0, **more}
-    return forming.is_complete(RULES, ready=ready, last=last, now_s=now_s, **values)
+    return completion.is_complete(RULES, ready=ready, last=last, now_s=now_s, **values)
 
 
 def test_when_a_round_is_complete() -> None:
-    forming = Forming()
-    assert not complete(forming, 1, last=0, now_s=0.0)
-    assert not complete(forming, 2, last=0, now_s=5.0)
-    assert forming.alarm_s == 35.0  # others come some seconds apart in the first one
-    assert complete(forming, 4, last=0, now_s=6.0)
-    assert complete(forming, 3, last=3, now_s=7.0)  # as many as before: a spare has the place of a lost one
-    assert not complete(Forming(), 2, last=3, now_s=8.0)
-    assert not complete(Forming(), 3, last=3, now_s=8.0, awaited=True)
-    late = Forming()
+    completion = RoundCompletion()
+    assert not complete(completion, 1, last=0, now_s=0.0)
+    assert not complete(completion, 2, last=0, now_s=5.0)
+    assert completion.alarm_s == 35.0  # others come some seconds apart in the first one
+    assert complete(completion, 4, last=0, now_s=6.0)
+    assert complete(completion, 3, last=3, now_s=7.0)  # as many as before: a spare has the place of a lost one
+    assert not complete(RoundCompletion(), 2, last=3, now_s=8.0)
+    assert not complete(RoundCompletion(), 3, last=3, now_s=8.0, awaited=True)
+    late = RoundCompletion()
     assert [complete(late, 2, last=3, now_s=now_s) for now_s in (0.0, 0.5, 1.0)] == [False, False, True]
-    assert not complete(Forming(), 3, last=2, now_s=0.0, patient=True)  # for newcomers, who seldom come alone
+    assert not complete(RoundCompletion(), 3, last=2, now_s=0.0, patient=True)  # for newcomers, who seldom come alone
 
 
 def test_too_few_nodes_are_waited_for_in_bounded_time() -> None:
-    forming = Forming()
-    assert not complete(forming, 1, last=3, now_s=10.0)
-    assert not forming.has_waited_long(RULES, 609.9)
-    assert forming.has_waited_long(RULES, 610.0)
+    completion = RoundCompletion()
+    assert not complete(completion, 1, last=3, now_s=10.0)
+    assert not completion.has_waited_long(RULES, 609.9)
+    assert completion.has_waited_long(RULES, 610.0)
 
 
 def seats(*states: NodeState, follows: int | None = None) -> list[Seat]:
@@ -390,7 +390,7 @@ MESSAGES = [
     m.Hang(2, HANG, Reached(0, 3)),
     m.Suspected(2, 0.5),
     m.Moving(2, "rank 3 has begun an iteration"),
-    m.Notes(2, (RankNote(rank=1, state="T"),)),
+    m.Notes(2, (RankSnapshot(rank=1, state="T"),)),
     m.Propose((1, "c", 1), Decision(3, (1, "c", 1), Kind.END, 2, 4, 3, 1, 2, Advance(1, 2, 0), 93, "no"), None, False),
     m.End(2, Outcome.MEMBERSHIP, restarts=True, lost=True),
     m.Beat(),

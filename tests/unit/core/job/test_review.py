@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from megatron_ft.core.diagnosis.exits import HangVerdict
-from megatron_ft.core.diagnosis.rank_snapshot import Collective, RankNote
+from megatron_ft.core.diagnosis.rank_snapshot import Collective, RankSnapshot
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.coordinator import Coordinator
@@ -21,10 +21,10 @@ FIRST = HangVerdict(
 )
 
 
-def waits(rank: int, seq: int = 7, op: str = "all_reduce") -> RankNote:
+def waits(rank: int, seq: int = 7, op: str = "all_reduce") -> RankSnapshot:
     """A rank that is in a collective of all three."""
     entered = Collective(group="0", seq=seq, op=op, ranks=(0, 1, 2), backend="gloo")
-    return RankNote(
+    return RankSnapshot(
         rank=rank,
         host=f"host-{rank}",
         has_stack=True,
@@ -38,9 +38,9 @@ def waits(rank: int, seq: int = 7, op: str = "all_reduce") -> RankNote:
     )
 
 
-def works(rank: int, frame: str = "loader.py:8 read", *, seconds: float = 41.0, state: str = "S") -> RankNote:
+def works(rank: int, frame: str = "loader.py:8 read", *, seconds: float = 41.0, state: str = "S") -> RankSnapshot:
     """One that is in none."""
-    return RankNote(
+    return RankSnapshot(
         rank=rank,
         host=f"host-{rank}",
         state=state,
@@ -54,7 +54,7 @@ def works(rank: int, frame: str = "loader.py:8 read", *, seconds: float = 41.0, 
     )
 
 
-def said(notes: Sequence[RankNote], *, several: bool = False) -> Reviewed:
+def said(notes: Sequence[RankSnapshot], *, several: bool = False) -> Reviewed:
     """What comes of them."""
     return review(notes, FIRST, cycle=0, asker=0, are_all=True, several=several)
 
@@ -73,7 +73,7 @@ def test_who_has_left_one_out_is_in_another_one() -> None:
 
 
 def test_a_stopped_process_is_said_to_be() -> None:
-    stopped = RankNote(rank=1, state="T", frame="train.py:9 f", quiet_s=41.0, collective_s=41.0)
+    stopped = RankSnapshot(rank=1, state="T", frame="train.py:9 f", quiet_s=41.0, collective_s=41.0)
     assert said([waits(0), stopped, waits(2)]).text.startswith(
         "rank 1 (process stopped) last seen in train.py:9 f; 2 others"
     )

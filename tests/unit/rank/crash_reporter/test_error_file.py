@@ -10,7 +10,7 @@ from types import TracebackType
 import pytest
 from torch.distributed.elastic.multiprocessing.errors.error_handler import ErrorHandler
 
-from megatron_ft.core.diagnosis.exceptions import LastWords, words_of_error_file
+from megatron_ft.core.diagnosis.exceptions import CrashOutput, words_of_error_file
 from megatron_ft.rank.crash_reporter.error_file import write_error_file
 
 
@@ -95,7 +95,7 @@ def test_where_it_can_t_be_written(path: Path, monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_what_is_none_says_nothing(text: str) -> None:
-    assert words_of_error_file(text) == LastWords()
+    assert words_of_error_file(text) == CrashOutput()
 
 
 def test_an_older_form(path: Path) -> None:

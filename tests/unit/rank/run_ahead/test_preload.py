@@ -9,7 +9,7 @@ import pytest
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.run_ahead import parse_preload, shared_environment, tells_ranks_apart
 from megatron_ft.launcher.base import lines
-from megatron_ft.launcher.glance import glance
+from megatron_ft.launcher.early_command_line import parse_early
 from megatron_ft.launcher.spawn.fork_server import why_fresh
 
 
@@ -78,13 +78,13 @@ def test_what_ranks_have_in_common() -> None:
     ],
 )
 def test_a_glance_at_the_command_line(argv: list[str], command: list[str] | None) -> None:
-    seen = glance(argv, {})
+    seen = parse_early(argv, {})
     assert (None if seen is None else seen.command) == (None if command is None else [sys.executable, "-u", *command])
 
 
 def test_a_glance_knows_the_environment_of_the_ranks() -> None:
     def threads(argv: list[str], environ: dict[str, str]) -> str | None:
-        seen = glance(argv, environ)
+        seen = parse_early(argv, environ)
         assert seen is not None
         return seen.environment.get("OMP_NUM_THREADS")
 
@@ -94,7 +94,7 @@ def test_a_glance_knows_the_environment_of_the_ranks() -> None:
     assert threads(["train.py", "--nproc-per-node=2"], {}) is None
     assert threads(["train.py"], {"PET_NPROC_PER_NODE": "4"}) == "1"
     assert threads(["--nproc-per-node=2", "train.py"], {"OMP_NUM_THREADS": "3"}) == "3"
-    seen = glance(["--ft-preload", "a,b", "--tee=3", "train.py"], {"PET_MODULE": "1"})
+    seen = parse_early(["--ft-preload", "a,b", "--tee=3", "train.py"], {"PET_MODULE": "1"})
     assert seen is not None
     assert (seen.preload, seen.shares_output, seen.command[2:]) == (("a", "b"), False, ["-m", "train.py"])
 

@@ -12,7 +12,7 @@ from megatron_ft.core.control import ReceivedRequest, WorkloadAction
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.messages.control import REQUESTS, Accepted, Answer, Ok, Pause, Request, Resume, Status
 from megatron_ft.core.printable import printable
-from megatron_ft.core.rate_limiter import Moderation
+from megatron_ft.core.rate_limiter import RateLimiter
 from megatron_ft.core.status.job_facts import JobFacts
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, check_peer, listen
 from megatron_ft.launcher.base.event_loop import Reactor
@@ -38,8 +38,8 @@ class ControlSocket:
         self._say = say
         self._channels: dict[int, tuple[Channel, int]] = {}
         self._listener: socket.socket | None = None
-        self._complaints = Moderation()
-        self._idle_requests = Moderation()
+        self._complaints = RateLimiter()
+        self._idle_requests = RateLimiter()
 
     def start(self) -> None:
         """Begin to listen.

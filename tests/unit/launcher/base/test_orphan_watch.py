@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.launcher.base import ties
+from megatron_ft.launcher.base import orphan_watch
 from megatron_ft.launcher.base.event_loop import Reactor
 
 ASKS = """
 import os, sys
 from megatron_ft.launcher.base.event_loop import Reactor
-from megatron_ft.launcher.base.ties import Ties
+from megatron_ft.launcher.base.orphan_watch import OrphanWatch
 said = []
 reactor = Reactor()
-watched = Ties(reactor)
-watched.on_broken = said.append
+watched = OrphanWatch(reactor)
+watched.on_orphaned = said.append
 with open(sys.argv[1], "w", buffering=1) as file:
     print("ready", file=file)
     while not said:
@@ -83,18 +83,18 @@ def test_what_is_still_read_or_was_never_to_be_is_no_reason(half: int | None) ->
     near, far = socket.socketpair()
     if half is not None:
         far.shutdown(half)
-    assert ties._has_reader(near.fileno())
+    assert orphan_watch._has_reader(near.fileno())
     far.close()
-    assert not ties._has_reader(near.fileno())
+    assert not orphan_watch._has_reader(near.fileno())
     near.close()
     with open(os.devnull) as file:
-        assert not ties._has_reader(file.fileno())  # and so isn't watched
+        assert not orphan_watch._has_reader(file.fileno())  # and so isn't watched
 
 
 def test_another_parent_s_end_is_no_reason() -> None:
     """Under nohup, a launcher is to outlive the shell that has started it."""
     reactor = Reactor()
-    watched = ties.Ties(reactor)
+    watched = orphan_watch.OrphanWatch(reactor)
     assert watched._pidfd is None
     watched.close()
     reactor.close()

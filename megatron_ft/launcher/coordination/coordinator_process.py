@@ -17,7 +17,7 @@ from megatron_ft.ipc.net.tcp import format_address
 from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.base.event_loop import Priority, Reactor, Timer
 
-__all__ = ["Host"]
+__all__ = ["CoordinatorProcess"]
 
 _QUICK_S = 10.0
 _MOST_QUICK = 5
@@ -26,7 +26,7 @@ _PAUSES_S = (0.0, 0.1, 0.3, 1.0)
 _EXIT_MISTAKE = 2
 
 
-class Host:
+class CoordinatorProcess:
     """The socket is this object's from now on. ``address`` is where launchers reach it, ``host:port``.
 
     Every coordinator at that address is this launcher's own: say so with ``Member.owns``.
@@ -78,7 +78,7 @@ class Host:
         if self._founds:
             self._start()
         else:
-            self._wait_for_somebody()
+            self._start_on_first_connection()
 
     def follow_elsewhere(self, session: int) -> None:
         """Say to the coordinator here that this launcher follows another one, on its connection of that number."""
@@ -109,7 +109,7 @@ class Host:
 
     # -- its life ---------------------------------------------------------------------------------------------
 
-    def _wait_for_somebody(self) -> None:
+    def _start_on_first_connection(self) -> None:
         if not self._is_closed:
             self._reactor.watch(self._listener.fileno(), self._start)
 
@@ -158,7 +158,7 @@ class Host:
         self._close_owner_pipe()
         if code == 0:
             self._quick = 0
-            self._wait_for_somebody()  # the job is over, for all who were there
+            self._start_on_first_connection()  # the job is over, for all who were there
         else:
             self._ended(f"ended ({lines.exit_code(code)})", tries_again=code != _EXIT_MISTAKE)
 
@@ -170,7 +170,7 @@ class Host:
             self._gave_up(f"the coordinator at {self.address} {how}, and isn't started again")
             return
         self._say(f"the coordinator at {self.address} {how}; another one takes over")
-        again = self._start if self._founds else self._wait_for_somebody
+        again = self._start if self._founds else self._start_on_first_connection
         pause_s = _PAUSES_S[min(max(0, self._quick - 1), len(_PAUSES_S) - 1)]
         self._timer = self._reactor.call_later(pause_s, again)
 

@@ -1,4 +1,4 @@
-"""What the ranks will run, as far as the command line tells at a glance: before torch, which knows it, is imported.
+"""What the ranks will run, as far as the command line tells before torch, which knows it, is imported.
 
 A wrong guess is noticed when the command line is read, and costs the time since: nothing that a server does is seen
 from outside.
@@ -16,7 +16,7 @@ from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.run_ahead import Ahead, parse_preload, without_ranks
 from megatron_ft.launcher.spawn.rank_environment import rank_environment
 
-__all__ = ["glance", "shares_output"]
+__all__ = ["parse_early", "shares_output"]
 
 _FLAGS = {
     "help",
@@ -26,7 +26,7 @@ _FLAGS = {
 _SHORT = {"m": "module", "h": "help", "r": "redirects", "t": "tee"}
 
 
-def glance(argv: Sequence[str], environ: Mapping[str, str]) -> Ahead | None:
+def parse_early(argv: Sequence[str], environ: Mapping[str, str]) -> Ahead | None:
     """None where ranks are to be fresh interpreters, and where nothing is to be run, or not by this Python."""
     given = {
         name.removeprefix("PET_").lower().replace("_", "-"): v for name, v in environ.items() if name[:4] == "PET_"

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from megatron_ft.core.job.cycle import Cycle
 from megatron_ft.core.job.faults import Fault, FaultKind, back_again, bad_nodes, fault_of
 from megatron_ft.core.job.nodes import Node
 
-__all__ = ["Offenders"]
+__all__ = ["BadNodeTracker"]
 
 
-class Offenders:
+class BadNodeTracker:
     """One per coordinator. One that takes over only knows what launchers report, and what happens from then on."""
 
     def __init__(self) -> None:
@@ -19,21 +20,21 @@ class Offenders:
         self._told: set[str] = set()
         """Names of nodes whose return was reported."""
 
-    def judged(self, cycle: Cycle) -> None:
+    def record_verdict(self, cycle: Cycle) -> None:
         """That cycle has ended, and the verdict is known."""
         fault = None if cycle.verdict is None else fault_of(cycle.verdict)
         if fault is not None:
             advanced = cycle.advance.last > cycle.decision.advance.last
-            more = Fault(node=fault.node, cycle=fault.cycle, kind=fault.kind, text=fault.text, advanced=advanced)
+            more = replace(fault, advanced=advanced)
             self._faults = (*self._faults, more)
             self._told.discard(fault.node)
 
-    def among(self, nodes: Collection[Node]) -> frozenset[str]:
+    def bad_among(self, nodes: Collection[Node]) -> frozenset[str]:
         """The bad ones among these nodes, as instances."""
         names = bad_nodes(self._faults)
         return frozenset(node.instance for node in nodes if node.bad or node.name in names)
 
-    def named(self, cycle: Cycle | None) -> str:
+    def blamed_instance(self, cycle: Cycle | None) -> str:
         """The instance of the launcher whose node ended that cycle; empty if no node did."""
         verdict = None if cycle is None else cycle.verdict
         if cycle is None or verdict is None or verdict.node is None or fault_of(verdict) is None:
@@ -42,7 +43,7 @@ class Offenders:
         others = [each for each in cycle.seats if each.name == verdict.name]
         return (seat if seat.name == verdict.name or not others else others[0]).instance
 
-    def back(self, nodes: Collection[Node]) -> tuple[str, ...]:
+    def take_returned(self, nodes: Collection[Node]) -> tuple[str, ...]:
         """Names of nodes that were lost or bad before and are ready again; each is returned once."""
         lost = {fault.node for fault in self._faults if fault.kind is FaultKind.LOST and not fault.back}
         here = {node.name for node in nodes if node.bad or node.name in lost} - self._told

@@ -8,7 +8,7 @@ from megatron_ft.core.agent.edge import Exit, Over
 from megatron_ft.core.agent.leaving import stopped
 from megatron_ft.core.job.lives import Ending
 from megatron_ft.core.job.messages import REFUSED, Verdict
-from megatron_ft.launcher.base import logs
+from megatron_ft.launcher.base import bounded_file_calls
 from megatron_ft.launcher.command_line import CommandLine
 from megatron_ft.launcher.coordination.meeting_place import TRY_AGAIN_CODE, Kind, MeetingPlace
 from megatron_ft.launcher.result_file import End
@@ -47,7 +47,7 @@ def of(over: Over, line: CommandLine) -> End:
 def _succeeded(verdict: Verdict | None, line: CommandLine) -> End:
     """All ranks have ended with 0. Whether that is the end of the training, a flag file says, if there is to be one."""
     flag = os.environ.get(_FINISHED_FLAG, "")
-    if flag and not logs.call(lambda: os.path.exists(flag), True):
+    if flag and not bounded_file_calls.call(lambda: os.path.exists(flag), True):
         return _stopped(line, f"all ranks exited with 0, but {flag} doesn't exist: the training isn't finished")
     if not flag and verdict is not None and verdict.stopped:
         return _stopped(line, "asked to stop, all ranks ended with 0")

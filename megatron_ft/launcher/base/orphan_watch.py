@@ -14,7 +14,7 @@ from megatron_ft.ipc.linux.polling import has_hung_up
 from megatron_ft.ipc.linux.processes import read_stat
 from megatron_ft.launcher.base.event_loop import Priority, Reactor
 
-__all__ = ["Ties"]
+__all__ = ["OrphanWatch"]
 
 STEP_DAEMON = "slurmstepd"
 """Between a step's tasks and Slurm, on each node."""
@@ -22,11 +22,11 @@ _MOST_ANCESTORS = 32
 _STREAMS = {1: "standard output", 2: "standard error"}
 
 
-class Ties:
-    """Of one launcher. ``on_broken`` is called, once or several times, with what is missing."""
+class OrphanWatch:
+    """Of one launcher. ``on_orphaned`` is called, once or several times, with what is missing."""
 
     def __init__(self, reactor: Reactor) -> None:
-        self.on_broken: Callable[[str], None] = lambda _text: None
+        self.on_orphaned: Callable[[str], None] = lambda _text: None
         self._reactor = reactor
         self._streams = {fd: name for fd, name in _STREAMS.items() if _has_reader(fd)}
         self._is_orphaned = False
@@ -37,10 +37,10 @@ class Ties:
     def check(self) -> None:
         """Check that both are still there: each second, and before an exit of a rank is handled."""
         if self._is_orphaned:
-            self.on_broken(f"{STEP_DAEMON}, which has started this launcher, is gone")
+            self.on_orphaned(f"{STEP_DAEMON}, which has started this launcher, is gone")
         for fd, name in self._streams.items():
             if not _has_reader(fd):
-                self.on_broken(f"no process reads the {name} of this launcher any more")
+                self.on_orphaned(f"no process reads the {name} of this launcher any more")
                 return
 
     def close(self) -> None:

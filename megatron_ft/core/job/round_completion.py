@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from megatron_ft.core.job.messages import Rules
 
-__all__ = ["Forming", "last_call_s"]
+__all__ = ["RoundCompletion", "last_call_s"]
 
 _FIRST_CALL_S = 30.0
 _LAST_CALL_S = 1.0
@@ -20,7 +20,7 @@ def last_call_s(rules: Rules, *, is_first: bool) -> float:
 
 
 @dataclass(slots=True)
-class Forming:
+class RoundCompletion:
     """One per coordinator, for all rounds. Times are seconds of the coordinator's own clock.
 
     Args:

@@ -6,20 +6,20 @@ import threading
 import time
 
 from megatron_ft.core.board.layout import BoardSnapshot
-from megatron_ft.core.diagnosis.movement import Glance, is_file_wait
+from megatron_ft.core.diagnosis.movement import ProgressSample, is_file_wait
 from megatron_ft.ipc.attached_rank import AttachedRank
 from megatron_ft.ipc.linux.proc import main_thread_ns, transferred_bytes, waiting_channels
 from megatron_ft.ipc.linux.processes import read_stat
 from megatron_ft.monitor.evidence import Looks
 
-__all__ = ["glance"]
+__all__ = ["take_sample"]
 
 _ASK_S = 0.7
 _READ_S = 0.2
 _SAMPLES = 10
 
 
-def glance(attached: AttachedRank, snapshot: BoardSnapshot | None) -> Glance:
+def take_sample(attached: AttachedRank, snapshot: BoardSnapshot | None) -> ProgressSample:
     """What it does now; bounded in time."""
     at_ns = time.monotonic_ns()
     stat = read_stat(attached.pid)
@@ -27,7 +27,7 @@ def glance(attached: AttachedRank, snapshot: BoardSnapshot | None) -> Glance:
     answer = looks.collectives("" if stat is None else stat.state, [], samples=_SAMPLES)
     ran_ns, starved_ns = main_thread_ns(attached.pid)
     stacks = [tuple(map(str, each)) for each in answer.get("places") or () if each]
-    return Glance(
+    return ProgressSample(
         at_ns=at_ns,
         iterations=0 if snapshot is None else snapshot.iterations_seen,
         events=None if snapshot is None else snapshot.ring_head,

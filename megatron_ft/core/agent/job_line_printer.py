@@ -15,10 +15,10 @@ from megatron_ft.core.job.edge import Begin, EndRanks, Leave, LeftOut, StandBy
 from megatron_ft.core.job.messages import End, Report, Speak
 from megatron_ft.core.job.restart_policy import NodeState
 
-__all__ = ["Voice"]
+__all__ = ["JobLinePrinter"]
 
 
-class Voice:
+class JobLinePrinter:
     """One per launcher. ``says_all``: it prints all lines (``--ft-say all``).
 
     ``shares_output``: what the launchers of the job print goes to one place.
