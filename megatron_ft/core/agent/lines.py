@@ -1,4 +1,4 @@
-"""Every line that the launcher's machine has for the user, from facts. Pure."""
+"""The launcher's lines about cycles and ranks. Those about the whole job: core/job/lines.py. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every line that ``ft_launcher`` prints, from facts. Pure."""
+"""The launcher's lines about itself: processes, signals, files. Those about cycles: core/agent/lines.py. Pure."""
 
 from __future__ import annotations
 

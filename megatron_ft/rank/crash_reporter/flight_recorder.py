@@ -29,7 +29,7 @@ def collectives() -> dict[str, Any]:
         ``in_flight``: not over yet, the earliest first, of each {group, description, backend, seq, op, p2p, sizes};
         ``enqueued``: "backend/group" -> number of the last collective that this rank has entered;
         ``completed``: the same of the last that is over (on a GPU, once NCCL's watchdog has seen its kernel end);
-        ``ranks``: group -> its global ranks, as `core.rank_note.packed` has them, of groups that are in flight.
+        ``ranks``: group -> its global ranks, as `core.diagnosis.rank_snapshot.packed` has them; of groups in flight.
         Groups are named alike on all their ranks.
         ``error``: in place of all these, why nothing is known.
     """
