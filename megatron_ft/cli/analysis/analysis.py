@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from megatron_ft.cli.analysis.cycles import RunSummary, summarize_run
+from megatron_ft.cli.analysis.failures import Failure, failures_of
 from megatron_ft.cli.analysis.goodput import Goodput, goodput_of
 from megatron_ft.cli.analysis.intervals import Interval, intervals_of, timeouts_in_force
 from megatron_ft.cli.analysis.timeline import Timeline, build_timeline
 from megatron_ft.cli.analysis.windows import Window, windows_of
 from megatron_ft.cli.logs.runs import RunLogs
-from megatron_ft.cli.render.theme import Happening, happenings
 
 __all__ = ["Analysis", "analyze"]
 
@@ -23,7 +23,7 @@ class Analysis:
     timeline: Timeline
     goodput: Goodput | None
     intervals: tuple[Interval, ...]
-    happenings: tuple[Happening, ...]
+    failures: tuple[Failure, ...]
     windows: tuple[Window, ...]
 
 
@@ -36,6 +36,6 @@ def analyze(run: RunLogs) -> Analysis:
         timeline=timeline,
         goodput=goodput_of(timeline),
         intervals=tuple(intervals_of(timeline, timeouts_in_force(run))),
-        happenings=tuple(happenings(timeline)),
+        failures=tuple(failures_of(timeline)),
         windows=tuple(windows_of(timeline)),
     )

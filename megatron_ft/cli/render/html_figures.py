@@ -60,7 +60,7 @@ def timeline_figure(analysis: Analysis) -> Any:
         marker = {"color": colors[state], "size": 14, "symbol": "square", "line": {"color": "#888", "width": 1}}
         figure.add_scatter(x=[None], y=[None], mode="markers", marker=marker, name=escape(names[state]))
     _add_cycles(figure, timeline)
-    _add_happenings(figure, analysis)
+    _add_failures(figure, analysis)
     figure.update_layout(**_timeline_layout(timeline))
     return figure
 
@@ -115,8 +115,8 @@ def _add_cycles(figure: Any, timeline: Timeline) -> None:
         )
 
 
-def _add_happenings(figure: Any, analysis: Analysis) -> None:
-    timeline, found = analysis.timeline, analysis.happenings
+def _add_failures(figure: Any, analysis: Analysis) -> None:
+    timeline, found = analysis.timeline, analysis.failures
     if not found:
         return
     rows = {rank: row for row, rank in enumerate(timeline.ranks)}

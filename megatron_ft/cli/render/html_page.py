@@ -11,10 +11,10 @@ from typing import Any
 from megatron_ft.cli.analysis.analysis import Analysis
 from megatron_ft.cli.analysis.goodput import DEFINITION
 from megatron_ft.cli.analysis.raster import state_names
-from megatron_ft.cli.logs.evidence import EvidenceText, read_evidence
 from megatron_ft.cli.render import theme
 from megatron_ft.cli.render.analysis_table import INTERVAL_COLUMNS, goodput_line, interval_notes, interval_row
 from megatron_ft.cli.render.cycles_table import COLUMNS, cycle_row
+from megatron_ft.cli.render.evidence_texts import EvidenceText, read_evidence
 from megatron_ft.cli.render.html_figures import distributions_figure, timeline_figure
 from megatron_ft.cli.render.html_template import PAGE
 from megatron_ft.ipc.files.atomic_write import write_whole
@@ -118,7 +118,7 @@ def _data(analysis: Analysis, evidence: Sequence[EvidenceText]) -> dict[str, Any
         "windows": {each.cycle: [since(each.begin_ns), since(each.end_ns)] for each in analysis.windows},
         "failures": [
             {"number": each.number, "cycle": each.cycle, "rank": each.rank, "text": each.text}
-            for each in analysis.happenings
+            for each in analysis.failures
         ],
         "marks": [
             {"at": since(each.at_ns), "cycle": each.cycle, "rank": each.rank, "text": each.text}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from megatron_ft.cli.analysis.analysis import Analysis
+from megatron_ft.cli.analysis.failures import Failure
 from megatron_ft.cli.analysis.raster import ABSENT, Grid, edges_ns, rasterize, state_names
 from megatron_ft.cli.analysis.timeline import Timeline
 from megatron_ft.cli.render import theme
@@ -37,9 +38,9 @@ def draw_png(analysis: Analysis, path: str) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    timeline, happenings, goodput = analysis.timeline, analysis.happenings, analysis.goodput
+    timeline, failures, goodput = analysis.timeline, analysis.failures, analysis.goodput
     whole = theme.unit_of((timeline.end_ns - timeline.begin_ns) / 1e9)
-    texts = _texts(happenings, whole)
+    texts = _texts(failures, whole)
     grids = [rasterize(timeline, edges_ns(begin, end, _COLUMNS)) for begin, end in _stretches(analysis)]
     rows_in = float(np.clip(0.35 * len(grids[0].ranks), 1.2, 7.5 if len(grids) == 1 else 4.5))
     below_in = 0.3 + 0.2 * len(texts)
@@ -53,11 +54,11 @@ def draw_png(analysis: Analysis, path: str) -> None:
         unit = theme.unit_of((int(grid.edges_ns[-1]) - timeline.begin_ns) / 1e9) if not index else theme.SECONDS
         _draw_grid(axes, grid, timeline, unit)
         _draw_cycles(axes, grid, timeline, unit)
-        _draw_faults(axes, grid, timeline, happenings, unit)
+        _draw_faults(axes, grid, timeline, failures, unit)
         if index:
-            axes.set_title(f"around failure {happenings[-1].number}", loc="right", fontsize=11, weight="bold")
+            axes.set_title(f"around failure {failures[-1].number}", loc="right", fontsize=11, weight="bold")
         else:
-            _draw_legend(axes, grids, timeline, has_faults=bool(happenings))
+            _draw_legend(axes, grids, timeline, has_faults=bool(failures))
     share = "" if goodput is None else f", goodput {goodput.share:.1%}"
     figure.text(0.06, 1 - 0.32 / height_in, _escaped(theme.title(timeline) + share), fontsize=14, weight="bold")
     for index, text in enumerate(texts):
@@ -130,11 +131,9 @@ def _draw_cycles(axes: Axes, grid: Grid, timeline: Timeline, unit: theme.Unit) -
         )
 
 
-def _draw_faults(
-    axes: Axes, grid: Grid, timeline: Timeline, happenings: Sequence[theme.Happening], unit: theme.Unit
-) -> None:
+def _draw_faults(axes: Axes, grid: Grid, timeline: Timeline, failures: Sequence[Failure], unit: theme.Unit) -> None:
     """A numbered mark at each: the texts are below the picture."""
-    for rank, since_s, until_s in theme.hung_lines(timeline, happenings):
+    for rank, since_s, until_s in theme.hung_lines(timeline, failures):
         line = [grid.ranks.index(rank)] * 2
         axes.plot(
             [since_s / unit.seconds, until_s / unit.seconds],
@@ -145,7 +144,7 @@ def _draw_faults(
             solid_capstyle="butt",
         )
     begin_s, end_s = ((int(edge) - timeline.begin_ns) / 1e9 for edge in (grid.edges_ns[0], grid.edges_ns[-1]))
-    for each in happenings:
+    for each in failures:
         if not begin_s <= each.at_s <= end_s:
             continue
         row = grid.ranks.index(each.rank) if each.rank in grid.ranks else 0
@@ -191,11 +190,11 @@ def _draw_legend(axes: Axes, grids: Sequence[Grid], timeline: Timeline, *, has_f
     axes.legend(handles=entries, loc="upper left", bbox_to_anchor=(1.01, 1.02), frameon=False, fontsize=10)
 
 
-def _texts(happenings: Sequence[theme.Happening], unit: theme.Unit) -> list[str]:
+def _texts(failures: Sequence[Failure], unit: theme.Unit) -> list[str]:
     lines: list[str] = []
-    if len(happenings) > _MOST_TEXTS:
-        lines.append(f"{len(happenings) - _MOST_TEXTS} earlier failures: see the report's tables")
-    for each in happenings[-_MOST_TEXTS:]:
+    if len(failures) > _MOST_TEXTS:
+        lines.append(f"{len(failures) - _MOST_TEXTS} earlier failures: see the report's tables")
+    for each in failures[-_MOST_TEXTS:]:
         when = f"{each.at_s / unit.seconds:.2f} {unit.name}"
         text = f"({each.number})  cycle {each.cycle}, after {when}: {' '.join(each.text.split())}"
         lines += textwrap.wrap(_shorten(text, 3 * _LINE), _LINE, subsequent_indent="        ")

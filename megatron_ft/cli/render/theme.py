@@ -1,4 +1,4 @@
-"""What both pictures share: colours, the unit of the time axis, titles, and which events are named. Pure."""
+"""What both pictures share: colours, the unit of the time axis, titles. Pure."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from megatron_ft.cli.analysis.failures import Failure
 from megatron_ft.cli.analysis.raster import MOST_SECTIONS
 from megatron_ft.cli.analysis.timeline import Timeline
 
@@ -13,10 +14,8 @@ __all__ = [
     "BACKGROUND",
     "FAULT",
     "SECONDS",
-    "Happening",
     "Unit",
     "colors",
-    "happenings",
     "hung_lines",
     "title",
     "unit_of",
@@ -43,23 +42,6 @@ class Unit:
 SECONDS = Unit(name="seconds", seconds=1)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Happening:
-    """The end of a cycle, or something about a rank, to be marked and named.
-
-    Args:
-        number: from 1, as it is marked in the picture.
-        at_s: seconds since the beginning of the timeline.
-        rank: None: it concerns all, or it isn't known.
-    """
-
-    number: int
-    at_s: float
-    cycle: int
-    rank: int | None
-    text: str
-
-
 def colors(sections: int) -> list[str]:
     """One for each state of the raster."""
     own = [_SECTIONS[index % len(_SECTIONS)] for index in range(min(sections, MOST_SECTIONS))]
@@ -84,7 +66,7 @@ def title(timeline: Timeline) -> str:
     return f"run of {opened}: {size} rank{'' if size == 1 else 's'}{nodes}, {restarts}{end}"
 
 
-def hung_lines(timeline: Timeline, found: Sequence[Happening]) -> list[tuple[int, float, float]]:
+def hung_lines(timeline: Timeline, found: Sequence[Failure]) -> list[tuple[int, float, float]]:
     """Rank, beginning and end (seconds since the beginning) of the hangs that ended a cycle.
 
     Among hundreds of ranks, one row is thinner than a line must be to be seen.
@@ -95,31 +77,3 @@ def hung_lines(timeline: Timeline, found: Sequence[Happening]) -> list[tuple[int
         for track in timeline.tracks
         if track.hang is not None and (track.rank, track.cycle) in named
     ]
-
-
-def happenings(timeline: Timeline) -> Sequence[Happening]:
-    """Why each cycle ended that failed, in the order of cycles; the finding across ranks says it best, if there is one.
-
-    Marked at the fault's or verdict's moment on the rank that it is about.
-    """
-    found = []
-    blamed = {cycle.cycle: cycle.rank for cycle in timeline.summary.cycles}
-    failed = [cycle for cycle in timeline.cycles if cycle.failed]
-    for number, cycle in enumerate(failed, start=1):
-        marks = timeline.marks_by_cycle.get(cycle.number, ())
-        findings = [mark for mark in marks if mark.kind == "finding"]
-        telling = [mark for mark in marks if mark.kind in ("fault", "verdict", "exit") and mark.rank is not None]
-        rank = findings[0].rank if findings and findings[0].rank is not None else blamed[cycle.number]
-        about = [mark for mark in telling if mark.rank == rank] or telling
-        at_ns = about[0].at_ns if about else cycle.end_ns
-        said = [cycle.text, *(mark.text for mark in findings if mark.text not in cycle.text)]
-        found.append(
-            Happening(
-                number=number,
-                at_s=(at_ns - timeline.begin_ns) / 1e9,
-                cycle=cycle.number,
-                rank=rank if rank is not None or not about else about[0].rank,
-                text="; ".join(text for text in said if text),
-            )
-        )
-    return found

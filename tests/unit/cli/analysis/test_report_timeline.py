@@ -231,7 +231,7 @@ def test_the_grid_shows_a_hang_however_short_and_what_is_unknown(tmp_path: Path)
     expected = ["step", "save", "nothing recorded", "nothing recorded", "step", "hung"]
     assert states(analysis, [4, 9, 20, 30, 40, 44.9, 60]) == expected
     assert states(analysis, [3, 30, 60], rank=1) == ["nothing recorded"] * 2
-    (failure,) = analysis.happenings
+    (failure,) = analysis.failures
     assert (failure.rank, failure.cycle, failure.at_s) == (0, 0, 50.0)
     (window,) = analysis.windows
     assert window.begin_ns < analysis.timeline.begin_ns + 49 * S
@@ -294,7 +294,7 @@ def test_sixty_four_ranks_and_five_hundred_steps(tmp_path: Path) -> None:
     step = row(analysis, "step")
     assert step.count == 64 * (500 + 30 + 1)
     assert (step.hangs, step.timeout_s) == (1, 5.0)
-    assert [each.rank for each in analysis.happenings] == [5, 63]
+    assert [each.rank for each in analysis.failures] == [5, 63]
 
 
 def test_losses_are_counted_and_nothing_else_changes(tmp_path: Path) -> None:

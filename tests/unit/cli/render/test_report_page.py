@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from megatron_ft.cli.analysis.timeline import Evidence
-from megatron_ft.cli.logs import evidence as evidence_module
-from megatron_ft.cli.logs.evidence import read_evidence
+from megatron_ft.cli.render import evidence_texts as evidence_module
 from megatron_ft.cli.render import html_page
+from megatron_ft.cli.render.evidence_texts import read_evidence
 from megatron_ft.cli.render.html_figures import distributions_figure, timeline_figure
 from megatron_ft.cli.render.html_page import page, write_page
 from tests.support.generated_logs import Fault, GeneratedJob, write_job
