@@ -25,7 +25,8 @@ from megatron_ft.cli.analysis.cycles import RunSummary, summarize
 from megatron_ft.cli.logs.read import EventLogFile, read_directory
 from megatron_ft.cli.render.cycles_table import print_run
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.fault_plan import PlannedFault, not_fired, resolve
+from megatron_ft.core.fault_plan import PlannedFault, resolve
+from megatron_ft.core.records.fired_faults import not_fired
 from megatron_ft.core.records.rank import FaultInjected
 from megatron_ft.ipc.config.fault_plan_file import read_fault_plan
 from megatron_ft.ipc.linux.prctl import die_with_parent

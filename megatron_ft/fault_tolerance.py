@@ -30,10 +30,10 @@ from megatron_ft.core.control import WorkloadAction, WorkloadControlRequest
 from megatron_ft.core.errors import RankMonitorClientError
 from megatron_ft.core.timeouts.timeouts import OUT_OF_SECTION
 from megatron_ft.core.timeouts.update_rules import choose_update
-from megatron_ft.rank.client import agreement
+from megatron_ft.rank.base import agreement, say, user_code
 from megatron_ft.rank.client.client import RankMonitorClient
 from megatron_ft.rank.faults import simulated
-from megatron_ft.rank.hooks import finished, learning, mistakes, save_dir, say, tolerant, unconfigured
+from megatron_ft.rank.hooks import finished, learning, mistakes, save_dir, tolerant, unconfigured
 from megatron_ft.rank.hooks.loop_state import (
     CheckpointConfig,
     FaultToleranceSettings,
@@ -43,7 +43,6 @@ from megatron_ft.rank.hooks.loop_state import (
     TrainState,
     configured_warmup,
 )
-from megatron_ft.rank.run_ahead import user_code
 
 __all__ = [
     "CheckpointConfig",

@@ -7,10 +7,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from megatron_ft.cli import check_config, check_launch, pause, replay, report
+from megatron_ft.cli import check_config, check_launch, replay, report
 from megatron_ft.cli.node_health import __main__ as node_health
 from megatron_ft.cli.slurm import command as slurm
-from megatron_ft.cli.status import status
+from megatron_ft.cli.status import pause, status
 from megatron_ft.coordinator import __main__ as coordinator
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.ipc.config.options import with_hint

@@ -12,11 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from megatron_ft.core.config.kinds import nearest, show
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.iterations import when
-from megatron_ft.core.records.all_kinds import Record
-from megatron_ft.core.records.rank import FaultInjected
+from megatron_ft.core.mistakes import nearest, show
 
 __all__ = [
     "DEFAULT_SLOWER_BY_S",
@@ -25,7 +23,6 @@ __all__ = [
     "FaultPlan",
     "PlannedFault",
     "due",
-    "not_fired",
     "parse_plan",
     "resolve",
 ]
@@ -165,12 +162,6 @@ def due(faults: Iterable[PlannedFault], cycle: int, rank: int, iteration: int) -
         if (fault.cycle, fault.rank, fault.iteration) == (cycle, rank, iteration):
             return fault
     return None
-
-
-def not_fired(faults: Iterable[PlannedFault], fired: Iterable[Record]) -> list[PlannedFault]:
-    """Which faults have no `FaultInjected` among ``fired`` (of all ranks' event logs)."""
-    seen = {(r.cycle, r.rank, r.iteration, r.type) for r in fired if isinstance(r, FaultInjected)}
-    return [fault for fault in faults if (fault.cycle, fault.rank, fault.iteration, fault.type) not in seen]
 
 
 def _parse_fault(where: str, entry: object) -> FaultEntry:

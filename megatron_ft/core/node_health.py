@@ -9,13 +9,12 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from megatron_ft.core.config.kinds import Kind, Refused, nearest
+from megatron_ft.core.mistakes import Refused, nearest
 from megatron_ft.core.plural import counted
 
 __all__ = [
     "CHECKS",
     "LEAST_FREE_BYTES",
-    "READY_CHECKS",
     "Gpu",
     "Port",
     "disk_problems",
@@ -75,14 +74,6 @@ def parse_checks(value: object) -> tuple[str, ...]:
         if colon and (name != "disk" or not path.startswith("/")):
             raise Refused(f"; {check!r}: only disk has a path, as in disk:/checkpoints")
     return checks
-
-
-READY_CHECKS = Kind(
-    check=parse_checks,
-    allowed=f"names of checks ({', '.join(CHECKS)}, disk:/PATH)",
-    plain=",".join,
-    metavar="CHECKS",
-)
 
 
 def gpu_problems(gpus: Sequence[Gpu] | None, kernel_log: Iterable[str], *, ranks: int) -> list[str]:

@@ -22,7 +22,7 @@ def _all_in(home: str, *names: str) -> dict[str, str]:
 _CONFIG = _all_in("megatron_ft.ipc.config.yaml_file", "FaultToleranceConfig")
 _CONTROL = _all_in("megatron_ft.core.control", "WorkloadAction", "WorkloadControlRequest")
 _CLIENT = {
-    **_all_in("megatron_ft.rank.reference.client", "RankMonitorClient"),
+    **_all_in("megatron_ft.integrations.reference_client", "RankMonitorClient"),
     **_all_in("megatron_ft.core.errors", "RankMonitorClientError"),
 }
 _SERVER = _all_in("megatron_ft.rank.client.server", "RankMonitorServer")
@@ -38,8 +38,8 @@ SERVED: dict[str, dict[str, str]] = {
     _FT: {**_CONFIG, **_CONTROL, **_CLIENT, **_SERVER, **_STATES},
     f"{_FT}.config": _CONFIG,
     f"{_FT}.data": {
-        "FT_LAUNCHER_IPC_SOCKET_ENV_VAR": "megatron_ft.rank.client.connection:LAUNCHER_SOCKET",
-        "FT_RANK_MONITOR_IPC_SOCKET_ENV_VAR": "megatron_ft.rank.client.connection:MONITOR_SOCKET",
+        "FT_LAUNCHER_IPC_SOCKET_ENV_VAR": "megatron_ft.rank.base.connection:LAUNCHER_SOCKET",
+        "FT_RANK_MONITOR_IPC_SOCKET_ENV_VAR": "megatron_ft.rank.base.connection:MONITOR_SOCKET",
         **_all_in("megatron_ft.core.timeouts.timeouts", "HeartbeatTimeouts", "SectionTimeouts"),
         **_all_in("megatron_ft.rank.client.identity", "RankInfo"),
         **_CONTROL,

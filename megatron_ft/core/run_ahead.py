@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from megatron_ft.core.config.kinds import Kind
 from megatron_ft.core.errors import ConfigError
 
 __all__ = [
     "FORK_SERVER_NAME",
-    "MODULES",
     "RUN_AHEAD_VARIABLE",
     "WATCH_VARIABLE",
     "Ahead",
@@ -66,14 +64,6 @@ def parse_preload(text: str | None) -> tuple[str, ...] | None:
         if not all(part.isidentifier() for part in name.split(".")):
             raise ConfigError(f"--ft-preload: {name!r} is no name of a module; give names as in a,b.c or none")
     return tuple(dict.fromkeys(names))
-
-
-MODULES = Kind(
-    check=parse_preload,
-    allowed="names of modules, as in a,b.c, or none",
-    plain=lambda stored: "none" if stored is None else ",".join(stored),
-    metavar="MODULES",
-)
 
 
 def is_set_for_ranks(name: str) -> bool:

@@ -1,14 +1,17 @@
-"""The next time at which something is due, of several that may not be due at all. Pure."""
+"""What all times and durations share. Pure."""
 
 from __future__ import annotations
 
 from typing import TypeVar
 
-__all__ = ["earliest"]
+__all__ = ["MAX_SECONDS", "earliest"]
+
+MAX_SECONDS = 1e9
+"""Largest finite duration, in seconds (31 years). Its nanoseconds fit in 64 bits with room to spare."""
 
 T = TypeVar("T", int, float)
 
 
 def earliest(*times: T | None) -> T | None:
-    """The first of these times; None if all are."""
+    """When the next thing is due, of several that may not be due at all (None); None if none is."""
     return min((time for time in times if time is not None), default=None)

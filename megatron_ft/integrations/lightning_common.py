@@ -15,13 +15,12 @@ from megatron_ft.integrations import lightning_faults, lightning_state
 from megatron_ft.integrations.lightning_faults import SimulatedFaultParams
 from megatron_ft.integrations.lightning_finished import end_of_fit, why_finished
 from megatron_ft.integrations.lightning_packages import LightningCallback, is_tuner_exit
-from megatron_ft.rank.client import agreement
+from megatron_ft.rank.base import agreement, say, user_code
 from megatron_ft.rank.client.client import RankMonitorClient
-from megatron_ft.rank.hooks import learning, say, tolerant
+from megatron_ft.rank.hooks import learning, tolerant
 from megatron_ft.rank.hooks.finished import FINISHED_FLAG, write_flag
 from megatron_ft.rank.hooks.mistakes import ask_for_no_restart
 from megatron_ft.rank.hooks.save_dir import why_unusable
-from megatron_ft.rank.run_ahead import user_code
 
 __all__ = ["FINISHED_FLAG", "Fit", "FitCallback"]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from megatron_ft.core.timeouts.document import to_document
 from megatron_ft.ipc.files.state_file import write_state
-from megatron_ft.rank.client import agreement
+from megatron_ft.rank.base import agreement
 from megatron_ft.rank.client.client import RankMonitorClient
 from megatron_ft.rank.hooks import learning
 

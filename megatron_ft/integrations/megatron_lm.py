@@ -22,8 +22,8 @@ from typing import Any
 from megatron_ft import fault_tolerance as ft
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.fault_plan import FAULT_TYPES, RANDOM
+from megatron_ft.rank.base import say
 from megatron_ft.rank.faults import described
-from megatron_ft.rank.hooks import say
 
 __all__ = [
     "__getattr__",

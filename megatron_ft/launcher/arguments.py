@@ -16,8 +16,8 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic import events
 from torch.distributed.launcher.api import LaunchConfig
 
-from megatron_ft.core.config.kinds import nearest
 from megatron_ft.core.errors import ConfigError
+from megatron_ft.core.mistakes import nearest
 from megatron_ft.ipc.config.options import add_ft_options, with_hint
 from megatron_ft.ipc.config.resolved import read_ft_options
 from megatron_ft.ipc.config.torchrun import (
@@ -27,12 +27,12 @@ from megatron_ft.ipc.config.torchrun import (
     say_what_they_mean,
     term_timeout,
 )
-from megatron_ft.launcher.base import directories
-from megatron_ft.launcher.command_line import CommandLine, rendezvous_settings
+from megatron_ft.launcher.base import directories, node_service
+from megatron_ft.launcher.base.command_line import CommandLine, rendezvous_settings
 from megatron_ft.launcher.coordination import meeting_place
-from megatron_ft.launcher.coordination.scheduler_defaults import take
-from megatron_ft.launcher.coordination.surroundings import Scheduler, detect
-from megatron_ft.launcher.processes import node_service, numa
+from megatron_ft.launcher.processes import numa
+from megatron_ft.launcher.scheduler.defaults import take
+from megatron_ft.launcher.scheduler.environment import Scheduler, detect
 from megatron_ft.launcher.torch_compat import private_names
 
 __all__ = ["parse", "torch_launch_config"]

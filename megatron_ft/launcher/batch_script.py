@@ -8,7 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from megatron_ft.core import batch_script
+from megatron_ft.core.job import batch_script
 from megatron_ft.launcher.result_file import ResultFile
 
 __all__ = ["stand_in"]

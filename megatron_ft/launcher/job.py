@@ -21,15 +21,15 @@ from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.linux import open_files
 from megatron_ft.launcher import batch_script, exit_code, start_lines, termination_log
 from megatron_ft.launcher.base import lines, terminal
-from megatron_ft.launcher.command_line import CommandLine
+from megatron_ft.launcher.base.command_line import CommandLine
+from megatron_ft.launcher.base.job_errors import AlreadyFinishedError, JobOverError
 from megatron_ft.launcher.coordination import joining
 from megatron_ft.launcher.coordination.coordination import Coordination
 from megatron_ft.launcher.coordination.meeting_place import Kind, MeetingPlace
-from megatron_ft.launcher.coordination.surroundings import Scheduler
 from megatron_ft.launcher.cycle.agent import FaultTolerantAgent
-from megatron_ft.launcher.job_errors import AlreadyFinishedError, JobOverError
 from megatron_ft.launcher.node import Node
 from megatron_ft.launcher.result_file import End, ResultFile, read_lives, utc
+from megatron_ft.launcher.scheduler.environment import Scheduler
 from megatron_ft.launcher.spawn.fork_server import ServerProcess
 from megatron_ft.launcher.torch_compat import private_names
 

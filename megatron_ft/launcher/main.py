@@ -21,7 +21,7 @@ from megatron_ft.launcher.early_command_line import parse_early
 from megatron_ft.launcher.spawn.fork_server import ServerProcess, why_fresh
 
 if TYPE_CHECKING:
-    from megatron_ft.launcher.command_line import CommandLine
+    from megatron_ft.launcher.base.command_line import CommandLine
 
 __all__ = ["main"]
 
@@ -88,8 +88,8 @@ def _cannot_start(error: OSError, server: ServerProcess | None, *, has_others: b
 def _tell_kubernetes(why: str, code: int) -> None:
     from megatron_ft.core.job.lives import Ending
     from megatron_ft.launcher import termination_log
-    from megatron_ft.launcher.coordination.surroundings import Scheduler, detect
     from megatron_ft.launcher.result_file import End
+    from megatron_ft.launcher.scheduler.environment import Scheduler, detect
 
     if detect(os.environ).scheduler is Scheduler.KUBERNETES:
         termination_log.tell(End(code, Ending.MISTAKE if code == _EXIT_MISTAKE else Ending.FAILED, why))

@@ -9,21 +9,22 @@ from collections.abc import Callable, Sequence
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.linux.prctl import become_subreaper
-from megatron_ft.launcher import reference_names
 from megatron_ft.launcher.base import lines
+from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.base.event_loop import Priority, Reactor
 from megatron_ft.launcher.base.orphan_watch import OrphanWatch
 from megatron_ft.launcher.base.run_directory import RunDirectory
 from megatron_ft.launcher.base.signals import SignalWatch
+from megatron_ft.launcher.base.stop_requests import StopRequests
 from megatron_ft.launcher.base.terminal import sayer
-from megatron_ft.launcher.command_line import CommandLine
-from megatron_ft.launcher.control_socket import ControlSocket
 from megatron_ft.launcher.coordination import joining
+from megatron_ft.launcher.cycle import reference_names
+from megatron_ft.launcher.cycle.control_socket import ControlSocket
+from megatron_ft.launcher.cycle.job_status import JobStatus
 from megatron_ft.launcher.cycle.services import LauncherServices, RankServices
 from megatron_ft.launcher.cycle.starting import RankStarter
 from megatron_ft.launcher.cycle.variables import RankVariables, shared_environment
 from megatron_ft.launcher.early_command_line import shares_output
-from megatron_ft.launcher.job_status import JobStatus
 from megatron_ft.launcher.monitors.monitors import Monitors
 from megatron_ft.launcher.processes import numa, process_tree, ready_checks
 from megatron_ft.launcher.processes.children import Children
@@ -35,7 +36,6 @@ from megatron_ft.launcher.processes.termination import Termination
 from megatron_ft.launcher.processes.worker import FreshInterpreterSpawner
 from megatron_ft.launcher.spawn.fork_server import ServerProcess
 from megatron_ft.launcher.spawn.forking import ForkingSpawner
-from megatron_ft.launcher.stop_requests import StopRequests
 
 __all__ = ["Node"]
 

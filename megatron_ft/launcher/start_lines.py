@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 
 from megatron_ft.launcher.base import directories, lines
-from megatron_ft.launcher.command_line import CommandLine
+from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.coordination.meeting_place import MeetingPlace
 
 __all__ = ["sayer_for_all", "tell"]

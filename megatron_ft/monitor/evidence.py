@@ -22,6 +22,7 @@ from megatron_ft.core.board import board_facts
 from megatron_ft.core.board import layout as layout
 from megatron_ft.core.board.hang_detector import Overdue
 from megatron_ft.core.board.layout import BoardSnapshot
+from megatron_ft.core.codec.codec import fields
 from megatron_ft.core.diagnosis.exceptions import CrashOutput, last_words
 from megatron_ft.core.diagnosis.rank_snapshot import (
     RankSnapshot,
@@ -43,7 +44,6 @@ from megatron_ft.core.diagnosis.stacks import (
     user_frame,
 )
 from megatron_ft.core.iterations import begins
-from megatron_ft.core.messages.codec import fields
 from megatron_ft.ipc.attached_rank import AttachedRank
 from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.files.evidence_files import LIBRARIES

@@ -62,7 +62,7 @@ def test_monitor_that_dies_before_its_answer_has_come(launcher: Launcher, tmp_pa
     script = """
 from megatron_ft import RankMonitorClient
 from megatron_ft.ipc.wire import ChannelClosedError, close_fds
-from megatron_ft.rank.client import connection
+from megatron_ft.rank.base import connection
 exchange = connection._exchange
 def lost(*args):
     connection._exchange = exchange

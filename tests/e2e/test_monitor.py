@@ -15,7 +15,7 @@ import pytest
 
 from megatron_ft import FaultToleranceConfig, RankMonitorClient, RankMonitorClientError, RankMonitorServer
 from megatron_ft.ipc import wire
-from megatron_ft.rank.client import connection
+from megatron_ft.rank.base import connection
 from tests.support.monitored import PRELUDE, expect, monitor, rank, wait_until
 
 FOREVER = "while True: signal.pause()"  # the signal that asks for the stacks ends one of them

@@ -11,7 +11,7 @@ import pytest
 _WITHOUT_STOP = """
 import json, random, sys
 from megatron_ft.rank.run_ahead.randomness import Randomness
-from megatron_ft.rank.run_ahead.replacing import Replacements
+from megatron_ft.rank.base.replacing import Replacements
 
 stops = []
 replacements = Replacements()

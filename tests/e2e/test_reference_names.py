@@ -44,7 +44,7 @@ def test_its_hang_is_noticed_and_one_line_says_whose_client_it_is(launcher: Laun
     assert ended.code == 0, ended.err
     assert "rank 1 hung in 'step'" in ended.err
     assert ended.err.count(NOTICE) == 1
-    assert "a spawned process has megatron_ft.rank.reference.client" in ended.out
+    assert "a spawned process has megatron_ft.integrations.reference_client" in ended.out
 
 
 def test_switched_off_it_finds_what_is_installed(launcher: Launcher) -> None:

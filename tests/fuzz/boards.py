@@ -17,7 +17,7 @@ from megatron_ft.core.board import layout as layout
 from megatron_ft.core.board.hang_detector import Action, MonitorState, check_board
 from megatron_ft.core.board.intervals import running_intervals
 from megatron_ft.core.board.layout import BoardDamagedError, BoardSnapshot
-from megatron_ft.core.messages.codec import pack
+from megatron_ft.core.codec.codec import pack
 from megatron_ft.core.status.rows import RankReading
 from megatron_ft.core.timeouts.timeouts import SectionTimeouts
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig

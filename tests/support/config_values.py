@@ -6,7 +6,7 @@ import signal
 
 from hypothesis import strategies as st
 
-from megatron_ft.core.config.kinds import MAX_SECONDS
+from megatron_ft.core.times import MAX_SECONDS
 
 _seconds = st.floats(min_value=0, max_value=MAX_SECONDS, exclude_min=True)
 _names = st.text(min_size=1, max_size=15).filter(lambda s: s.isprintable() and s == s.strip())

@@ -16,8 +16,8 @@ from megatron_ft import fault_tolerance as ft
 from megatron_ft.core.errors import RankMonitorClientError
 from megatron_ft.ipc.board import Board, BoardTimeouts, create_memory
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
+from megatron_ft.rank.base.connection import Welcome
 from megatron_ft.rank.client import client as client_module
-from megatron_ft.rank.client.connection import Welcome
 from tests.support.monitored import wait_until
 
 ALL = {"setup", "step", "checkpointing", "out_of_section"}

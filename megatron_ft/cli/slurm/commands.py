@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from megatron_ft.core.batch_script import REQUEUES
-from megatron_ft.core.batch_script import requeue as requeue
-from megatron_ft.core.batch_script import show as show
+from megatron_ft.core.job.batch_script import REQUEUES
+from megatron_ft.core.job.batch_script import requeue as requeue
+from megatron_ft.core.job.batch_script import show as show
 
 __all__ = [
     "Job",

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from megatron_ft.cli.status.status_table import duration
+from megatron_ft.core.codec.codec import fields
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.job.lives import Life
-from megatron_ft.core.messages.codec import fields
 from megatron_ft.core.plural import counted
 from megatron_ft.core.printable import printable
 from megatron_ft.core.status.job_view import JobView, Launcher, NodeRow, view

@@ -11,10 +11,10 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from megatron_ft.cli.pause import choose
 from megatron_ft.cli.render.terminal import check_extra, plain, terminal
 from megatron_ft.cli.slurm import commands
 from megatron_ft.cli.status.job_directory import print_job
+from megatron_ft.cli.status.pause import choose
 from megatron_ft.cli.status.status_json import job_object
 from megatron_ft.cli.status.status_table import Frame, job_frame
 from megatron_ft.core.errors import ConfigError, FaultToleranceError

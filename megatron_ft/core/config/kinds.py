@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import numbers
 import signal
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from megatron_ft.core.errors import ConfigError
-
-MAX_SECONDS = 1e9
-"""Largest finite duration, in seconds (31 years). Its nanoseconds fit in 64 bits with room to spare."""
+from megatron_ft.core.mistakes import Refused, nearest, show
+from megatron_ft.core.times import MAX_SECONDS
 
 DEFAULT_LOG_MAX_BYTES = 200_000_000
 """Of the event logs of one process. A step of training takes its monitor about 20 bytes."""
@@ -28,10 +27,6 @@ _NOT_FORWARDED = frozenset(
 # The numbers of the logging module; importing it would cost each monitor a megabyte for five integers.
 _LOG_LEVELS = {"DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40, "CRITICAL": 50}
 _LOG_LEVEL_ALIASES = {"DBG": "DEBUG", "WARN": "WARNING", "FATAL": "CRITICAL"}
-
-
-class Refused(ValueError):
-    """A value that a field can't hold. The message is a hint to append to what is allowed, or empty."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,29 +51,6 @@ class Kind:
             return self.check(value)
         except Refused as refused:
             raise ConfigError(f"{label} {show(value)}: must be {self.allowed}{refused}") from None
-
-
-def show(value: object) -> str:
-    """The value as it appears in a one-line message: its repr, shortened."""
-    try:
-        text = repr(value)
-    except ValueError:  # an integer of thousands of digits
-        text = f"<{type(value).__name__}>"
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def nearest(name: str, candidates: Iterable[str]) -> str:
-    """`" (did you mean 'x'?)"`, or the list of all candidates if none is near."""
-    import difflib  # only needed once a user made a mistake
-
-    known = list(candidates)
-    folded = name.strip().lstrip("-").lower().replace("-", "_").replace(" ", "_")
-    by_folded = {candidate.lower().replace("-", "_"): candidate for candidate in known}
-    for guess in (folded, folded.removeprefix("ft_"), folded.removeprefix("ft_param_")):
-        near = difflib.get_close_matches(guess, by_folded, n=1, cutoff=0.6)
-        if near:
-            return f" (did you mean {by_folded[near[0]]!r}?)"
-    return f" (known: {', '.join(known)})"
 
 
 def _number(value: object) -> float | None:

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from enum import Enum
 
 from megatron_ft.core.config.config import FIELDS
-from megatron_ft.core.config.kinds import nearest
 from megatron_ft.core.config.launcher_options import LAUNCHER_OPTIONS
 from megatron_ft.core.config.option import Option, spellings
 from megatron_ft.core.config.reference import IGNORED
 from megatron_ft.core.config.torchrun import TORCHRUN_OPTIONS, TorchrunOption
 from megatron_ft.core.errors import ConfigError
+from megatron_ft.core.mistakes import nearest
 
 __all__ = ["Flag", "LaunchLine", "Meaning", "find_launch_lines"]
 

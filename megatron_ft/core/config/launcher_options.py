@@ -13,19 +13,34 @@ from megatron_ft.core.config.kinds import (
     SIGNALS,
     TIMEOUT,
     YES_OR_NO,
+    Kind,
     one_of,
     path,
     text,
     whole,
 )
 from megatron_ft.core.config.option import option, table_of
-from megatron_ft.core.node_health import READY_CHECKS
-from megatron_ft.core.run_ahead import MODULES
+from megatron_ft.core.node_health import CHECKS, parse_checks
+from megatron_ft.core.run_ahead import parse_preload
 
 RESTART_POLICIES = ("any-failed", "min-healthy")
 WATCH_COLLECTIVES = ("report", "end", "off")
 SAY = ("one", "all")
 SCHEDULERS = ("auto", "slurm", "kubernetes", "none")
+
+
+READY_CHECKS = Kind(
+    check=parse_checks,
+    allowed=f"names of checks ({', '.join(CHECKS)}, disk:/PATH)",
+    plain=",".join,
+    metavar="CHECKS",
+)
+_MODULES = Kind(
+    check=parse_preload,
+    allowed="names of modules, as in a,b.c, or none",
+    plain=lambda stored: "none" if stored is None else ",".join(stored),
+    metavar="MODULES",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,7 +236,7 @@ class LauncherOptions:
     )
     preload: tuple[str, ...] | None = option(
         (),
-        MODULES,
+        _MODULES,
         "Modules, as in a,b.c, to import before the script's first line. The script itself is run ahead, once for all "
         "ranks of the node, to where they begin to differ. none: it isn't, ranks start as fresh "
         "interpreters. Default: the script, and no further modules.",

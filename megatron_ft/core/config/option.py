@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
-from megatron_ft.core.config.kinds import FLAG, Kind, nearest, show
+from megatron_ft.core.config.kinds import FLAG, Kind
 from megatron_ft.core.errors import ConfigError
+from megatron_ft.core.mistakes import nearest, show
 
 
 @dataclass(frozen=True, kw_only=True)

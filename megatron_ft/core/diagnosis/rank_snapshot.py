@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
+from megatron_ft.core.codec.codec import Form, fields, unpack
+from megatron_ft.core.codec.fields import Count, LocalRank, Rank, Seconds
 from megatron_ft.core.diagnosis.stacks import Frame
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.messages.codec import Form, fields, unpack
-from megatron_ft.core.messages.fields import Count, LocalRank, Rank, Seconds
 from megatron_ft.core.printable import shown
 from megatron_ft.core.signal_names import signal_name
 

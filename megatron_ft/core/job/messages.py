@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from megatron_ft.core.codec.codec import Vocabulary
 from megatron_ft.core.job.decisions import Accepted, Ballot, Beside, Decision, Memory, Term
 from megatron_ft.core.job.hang_messages import Hang, Moving, Notes, Reviewed, Suspected
 from megatron_ft.core.job.job_options import Rules
 from megatron_ft.core.job.progress import Advance
 from megatron_ft.core.job.restart_policy import Outcome
 from megatron_ft.core.job.standing import Phase, Report, Standing, Verdict
-from megatron_ft.core.messages.codec import Vocabulary
 
 __all__ = [
     "Accept",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from megatron_ft.core.codec.codec import Form, Vocabulary
 from megatron_ft.core.control import WorkloadAction
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.messages.codec import Form, Vocabulary
 from megatron_ft.core.printable import shown
 from megatron_ft.core.status.job_facts import JobFacts
 

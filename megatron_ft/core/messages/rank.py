@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from megatron_ft.core.messages.codec import Vocabulary
-from megatron_ft.core.messages.fields import Count, Cycle, Moment, Rank
+from megatron_ft.core.codec.codec import Vocabulary
+from megatron_ft.core.codec.fields import Count, Cycle, Moment, Rank
 
 __all__ = ["FROM_RANK", "TO_RANK", "FromRank", "Hello", "Refused", "ToRank", "Welcome"]
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from megatron_ft.core.codec.fields import Count, Cycle, LocalRank, Moment, Pid, Rank, Seconds, WorldSize
 from megatron_ft.core.device_memory import Holding
-from megatron_ft.core.messages.fields import Count, Cycle, LocalRank, Moment, Pid, Rank, Seconds, WorldSize
 from megatron_ft.core.records.forks import ForkFailed, ForkServer, FreshInterpreters
 from megatron_ft.core.records.hangs import Finding, MoreTime, NoCollective
 

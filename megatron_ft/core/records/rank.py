@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from megatron_ft.core.messages.fields import Cycle, Rank, Seconds, WorldSize
+from megatron_ft.core.codec.fields import Cycle, Rank, Seconds, WorldSize
 
 __all__ = ["FaultInjected", "Record", "StateLoaded", "TimeoutsLearned"]
 

@@ -11,13 +11,14 @@ from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
 
-from megatron_ft.core.config.kinds import MAX_SECONDS, show
 from megatron_ft.core.errors import ConfigError
+from megatron_ft.core.mistakes import show
 from megatron_ft.core.timeouts.budget_rule import Known
 from megatron_ft.core.timeouts.early import Early
 from megatron_ft.core.timeouts.learned import HEARTBEAT_FIELDS, OUT_FIELD, SECTIONS_FIELD, LearnedState, LearnedTimeout
 from megatron_ft.core.timeouts.tail import BUCKETS, Tail
 from megatron_ft.core.timeouts.timeouts import OUT_OF_SECTION, state_from_dict
+from megatron_ft.core.times import MAX_SECONDS
 
 __all__ = ["SCHEMA", "SCHEMA_VERSION", "parse", "to_document"]
 

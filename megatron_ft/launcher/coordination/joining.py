@@ -18,6 +18,8 @@ from megatron_ft.ipc.linux.processes import age_s
 from megatron_ft.ipc.net.secret import read_secret
 from megatron_ft.ipc.net.tcp import parse_address
 from megatron_ft.launcher.base.event_loop import Reactor
+from megatron_ft.launcher.base.job_errors import AlreadyFinishedError
+from megatron_ft.launcher.base.stop_requests import StopRequests
 from megatron_ft.launcher.coordination import rendezvous
 from megatron_ft.launcher.coordination.announcer import Announcer
 from megatron_ft.launcher.coordination.coordination import Coordination
@@ -27,9 +29,7 @@ from megatron_ft.launcher.coordination.meeting_place import Kind, MeetingPlace
 from megatron_ft.launcher.coordination.rank_store import RankStore, own_host
 from megatron_ft.launcher.coordination.sockets import Sockets
 from megatron_ft.launcher.coordination.transport import InProcess
-from megatron_ft.launcher.job_errors import AlreadyFinishedError
 from megatron_ft.launcher.processes.children import Children
-from megatron_ft.launcher.stop_requests import StopRequests
 
 __all__ = ["Launcher", "Past", "joined"]
 

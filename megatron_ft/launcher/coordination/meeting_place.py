@@ -16,10 +16,10 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.job.messages import Rules
 from megatron_ft.ipc.net.tcp import format_address
-from megatron_ft.launcher.command_line import CommandLine
-from megatron_ft.launcher.coordination import scheduler
+from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.coordination.endpoint import is_loopback
 from megatron_ft.launcher.coordination.nvlink_domain import nvlink_domain
+from megatron_ft.launcher.scheduler import scheduler_nodes
 
 __all__ = ["Kind", "MeetingPlace", "check", "is_this_machine", "meeting_place"]
 
@@ -116,12 +116,12 @@ def meeting_place(
         store = _named_store(line) if kind is Kind.ALONE else ""
         return MeetingPlace(kind=kind, job=job, rules=rules, ranks_store=store, note=_limits(line, kind))
     given = _endpoints(line)
-    own = scheduler.own_names(environ, socket.gethostname())
+    own = scheduler_nodes.own_names(environ, socket.gethostname())
     is_here = is_local or (lambda host: host in own or is_this_machine(host))
     here = _here([host for host, _ in given], line, is_here)
     endpoints = [format_address(*each) for each in given]
     if not is_loopback(given[0][0]):
-        for host in scheduler.hosts(environ, _MOST_CANDIDATES):
+        for host in scheduler_nodes.hosts(environ, _MOST_CANDIDATES):
             address = format_address(host, given[0][1])
             if address not in endpoints and len(endpoints) < _MOST_CANDIDATES:
                 endpoints.append(address)
@@ -211,7 +211,7 @@ def _rank(line: CommandLine, environ: Mapping[str, str]) -> tuple[int | None, st
     if rank is None and not line.options.use_infra_group_rank:
         return None, ""
     if rank is None:
-        return scheduler.rank(environ, min_nodes=line.min_nodes, max_nodes=line.max_nodes)
+        return scheduler_nodes.rank(environ, min_nodes=line.min_nodes, max_nodes=line.max_nodes)
     return rank, "PET_NODE_RANK" if environ.get("PET_NODE_RANK") == str(rank) else "--node-rank"
 
 

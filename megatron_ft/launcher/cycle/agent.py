@@ -28,17 +28,17 @@ from megatron_ft.core.mailbox import Mailbox
 from megatron_ft.ipc.linux.proc import process_facts, run_delays_ns
 from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.base.event_loop import Timer
+from megatron_ft.launcher.base.job_errors import CycleOverError, JobOverError
 from megatron_ft.launcher.coordination.coordination import Coordination
 from megatron_ft.launcher.coordination.torch_rounds import TorchRounds
 from megatron_ft.launcher.cycle import starting
 from megatron_ft.launcher.cycle.failure_table import failure_table
 from megatron_ft.launcher.cycle.options import options_of
+from megatron_ft.launcher.cycle.reference_names import checkpointed
 from megatron_ft.launcher.cycle.services import LauncherServices, RankServices
-from megatron_ft.launcher.job_errors import CycleOverError, JobOverError
 from megatron_ft.launcher.processes import process_tree
 from megatron_ft.launcher.processes.crash_evidence import read_last_words
 from megatron_ft.launcher.processes.worker import Worker
-from megatron_ft.launcher.reference_names import checkpointed
 from megatron_ft.launcher.torch_compat import private_names
 
 __all__ = ["FaultTolerantAgent"]

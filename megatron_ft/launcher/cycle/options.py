@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from megatron_ft.core.agent.turn import Options
-from megatron_ft.launcher.command_line import CommandLine
+from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.coordination.meeting_place import TRY_AGAIN_CODE
 
 __all__ = ["options_of"]

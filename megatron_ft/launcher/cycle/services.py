@@ -7,21 +7,21 @@ from dataclasses import dataclass
 
 from megatron_ft.core.timeouts.raised import RaisedTimeouts
 from megatron_ft.ipc.files.event_log import EventLog
+from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.base.orphan_watch import OrphanWatch
 from megatron_ft.launcher.base.signals import SignalWatch
-from megatron_ft.launcher.command_line import CommandLine
-from megatron_ft.launcher.control_socket import ControlSocket
+from megatron_ft.launcher.base.stop_requests import StopRequests
+from megatron_ft.launcher.cycle.control_socket import ControlSocket
+from megatron_ft.launcher.cycle.job_status import JobStatus
+from megatron_ft.launcher.cycle.reference_names import CycleInfo
 from megatron_ft.launcher.cycle.starting import RankStarter
-from megatron_ft.launcher.job_status import JobStatus
 from megatron_ft.launcher.monitors.monitors import Monitors
 from megatron_ft.launcher.processes.crash_evidence import CrashEvidence
 from megatron_ft.launcher.processes.device_memory import DeviceMemory
 from megatron_ft.launcher.processes.health_command import HealthCheck
 from megatron_ft.launcher.processes.ranks import Ranks
 from megatron_ft.launcher.processes.termination import Termination
-from megatron_ft.launcher.reference_names import CycleInfo
-from megatron_ft.launcher.stop_requests import StopRequests
 
 __all__ = ["LauncherServices", "RankServices"]
 

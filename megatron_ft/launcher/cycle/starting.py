@@ -11,16 +11,16 @@ from torch.distributed.elastic.agent.server.api import WorkerGroup
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, RendezvousError
 
 from megatron_ft.core.errors import FaultToleranceError
+from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.base.run_directory import RunDirectory
-from megatron_ft.launcher.command_line import CommandLine
+from megatron_ft.launcher.base.stop_requests import StopRequests
 from megatron_ft.launcher.cycle.variables import RankVariables, shared_environment
 from megatron_ft.launcher.processes import numa
 from megatron_ft.launcher.processes.termination import Termination
 from megatron_ft.launcher.processes.worker import Spawner, Worker
 from megatron_ft.launcher.spawn.forking import ForkingSpawner
 from megatron_ft.launcher.spawn.rank_logs import CycleLogs
-from megatron_ft.launcher.stop_requests import StopRequests
 from megatron_ft.launcher.torch_compat import private_names
 from megatron_ft.launcher.torch_compat.worker_context import WorkerContext
 

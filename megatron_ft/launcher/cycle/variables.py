@@ -8,9 +8,9 @@ from collections.abc import Mapping
 
 from megatron_ft.core.run_ahead import WATCH_VARIABLE
 from megatron_ft.core.timeouts.raised import RaisedTimeouts
-from megatron_ft.launcher import reference_names
-from megatron_ft.launcher.command_line import CommandLine
-from megatron_ft.launcher.control_socket import ControlSocket
+from megatron_ft.launcher.base.command_line import CommandLine
+from megatron_ft.launcher.cycle import reference_names
+from megatron_ft.launcher.cycle.control_socket import ControlSocket
 from megatron_ft.launcher.monitors.monitors import Monitors
 from megatron_ft.launcher.spawn.rank_environment import rank_environment
 

@@ -30,9 +30,9 @@ from megatron_ft.core.timeouts.timeouts import (
 )
 from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
+from megatron_ft.rank.base.connection import LAUNCHER_SOCKET, MONITOR_SOCKET, Welcome, ask_launcher, say_hello
 from megatron_ft.rank.client.calculating import Knowledge, seconds, section_timeouts
 from megatron_ft.rank.client.collective import max_over_ranks
-from megatron_ft.rank.client.connection import LAUNCHER_SOCKET, MONITOR_SOCKET, Welcome, ask_launcher, say_hello
 from megatron_ft.rank.client.rank_log import RankLog
 from megatron_ft.rank.client.recorder import Recorder
 from megatron_ft.rank.collectives import watch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from megatron_ft.rank.client import agreement
+from megatron_ft.rank.base import agreement
 
 
 def max_over_ranks(values: Sequence[float]) -> tuple[list[float], list[int]]:

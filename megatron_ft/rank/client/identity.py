@@ -7,7 +7,7 @@ import socket
 from dataclasses import dataclass
 
 from megatron_ft.core import rank_info
-from megatron_ft.rank.client import agreement
+from megatron_ft.rank.base import agreement
 
 __all__ = ["RankInfo"]
 

@@ -42,9 +42,9 @@ from megatron_ft.core.board.layout import (
 from megatron_ft.core.errors import RankMonitorClientError
 from megatron_ft.core.timeouts.timeouts import OUT_OF_SECTION, SectionTimeouts
 from megatron_ft.ipc.board import Board
+from megatron_ft.rank.base import user_code
+from megatron_ft.rank.base.say import warn
 from megatron_ft.rank.client.interval_sample import IntervalSample
-from megatron_ft.rank.hooks.say import warn
-from megatron_ft.rank.run_ahead import user_code
 
 _monotonic_ns = time.monotonic_ns
 _HEARTBEAT_CODE = EVENT_HEARTBEAT << KIND_SHIFT

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from megatron_ft.core.run_ahead import WATCH_VARIABLE
-from megatron_ft.rank.run_ahead.replacing import Replacements
+from megatron_ft.rank.base.replacing import Replacements
 
 __all__ = ["begin", "end", "is_wanted"]
 

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.fault_plan import DEFAULT_SLOWER_BY_S
-from megatron_ft.rank.client import agreement
+from megatron_ft.rank.base import agreement
 
 __all__ = ["InjectedFault", "Slowness", "announce", "inject"]
 

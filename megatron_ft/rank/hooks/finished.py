@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_ft.ipc.files.atomic_write import write_whole
-from megatron_ft.rank.client import agreement
-from megatron_ft.rank.hooks import say
+from megatron_ft.rank.base import agreement, say
 
 __all__ = ["FINISHED_FLAG", "tell_if_finished", "write_flag"]
 

@@ -19,7 +19,7 @@ from megatron_ft.core.timeouts.document import parse, to_document
 from megatron_ft.core.timeouts.learned import LearnedState, seconds
 from megatron_ft.core.timeouts.timeouts import OUT_OF_SECTION, state_to_dict
 from megatron_ft.ipc.files.state_file import BrokenStateFile, read_state, set_aside, write_state
-from megatron_ft.rank.client import agreement
+from megatron_ft.rank.base import agreement
 from megatron_ft.rank.client.client import RankMonitorClient
 from megatron_ft.rank.crash_reporter.parallel_layout import current_layout
 

@@ -9,8 +9,8 @@ from typing import NoReturn
 
 from megatron_ft.core.control import WorkloadAction, WorkloadControlRequest
 from megatron_ft.core.errors import ConfigError, RankMonitorClientError
+from megatron_ft.rank.base.say import print_rank_0
 from megatron_ft.rank.client.client import RankMonitorClient
-from megatron_ft.rank.hooks.say import print_rank_0
 
 __all__ = ["EXIT_CODE", "ask_for_no_restart", "end_job", "no_restart_for_mistakes"]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from megatron_ft.core.errors import RankMonitorClientError
-from megatron_ft.rank.hooks import say
+from megatron_ft.rank.base import say
 
 __all__ = ["call", "end_section", "start_section"]
 

@@ -6,7 +6,7 @@ import sys
 
 import megatron_ft
 from megatron_ft.core.rank_info import RankInfo
-from megatron_ft.rank.hooks.say import print_rank_0
+from megatron_ft.rank.base.say import print_rank_0
 from megatron_ft.rank.reference import finder
 
 __all__ = ["say_whose"]

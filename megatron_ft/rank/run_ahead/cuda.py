@@ -11,8 +11,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
+from megatron_ft.rank.base.replacing import Replacements
 from megatron_ft.rank.run_ahead.forking import ask_fork
-from megatron_ft.rank.run_ahead.replacing import Replacements
 
 __all__ = ["answer_without_cuda"]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from megatron_ft.core.run_ahead import tells_ranks_apart
-from megatron_ft.rank.run_ahead.replacing import Replacements
+from megatron_ft.rank.base.replacing import Replacements
 
 __all__ = ["watch_environ"]
 

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from megatron_ft.rank.run_ahead.replacing import Replacements
+from megatron_ft.rank.base.replacing import Replacements
 
 __all__ = ["Randomness"]
 

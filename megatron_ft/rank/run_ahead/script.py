@@ -29,13 +29,13 @@ from megatron_ft.core.run_ahead import FORK_SERVER_NAME, RUN_AHEAD_VARIABLE
 from megatron_ft.ipc.linux.prctl import die_with_parent, set_name
 from megatron_ft.ipc.net.resolver import ask_again_soon
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Message, Received, close_fds
+from megatron_ft.rank.base.user_code import note_user_code
 from megatron_ft.rank.collectives import arrival
 from megatron_ft.rank.crash_reporter.error_file import write_error_file
 from megatron_ft.rank.run_ahead.acting import place
 from megatron_ft.rank.run_ahead.forking import fork_orphans
 from megatron_ft.rank.run_ahead.huge_pages import collapse_memory
 from megatron_ft.rank.run_ahead.sharing import descriptors, identity, take_over, why_not_shared
-from megatron_ft.rank.run_ahead.user_code import note_user_code
 from megatron_ft.rank.run_ahead.watching import Watch
 
 __all__ = ["begin", "stop"]

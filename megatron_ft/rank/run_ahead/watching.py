@@ -11,12 +11,12 @@ from functools import partial
 from typing import Any
 
 from megatron_ft.core.run_ahead import tells_ranks_apart
+from megatron_ft.rank.base.replacing import Replacements
 from megatron_ft.rank.run_ahead.acting import callers, in_import, is_librarys, is_own, is_users, module_of
 from megatron_ft.rank.run_ahead.cuda import answer_without_cuda
 from megatron_ft.rank.run_ahead.environ import watch_environ
 from megatron_ft.rank.run_ahead.randomness import Randomness
 from megatron_ft.rank.run_ahead.read_files import ReadFiles
-from megatron_ft.rank.run_ahead.replacing import Replacements
 
 __all__ = ["Watch"]
 

@@ -12,7 +12,7 @@ from megatron_ft.cli.node_service import main
 from megatron_ft.core.config.launcher_options import LauncherOptions
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.node_service import METHOD, REQUEST
-from megatron_ft.launcher.processes.node_service import command, doubts
+from megatron_ft.launcher.base.node_service import command, doubts
 from tests.unit.core.test_node_service import answer
 
 

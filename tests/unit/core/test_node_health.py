@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from megatron_ft.core.config.launcher_options import READY_CHECKS
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.node_health import (
     LEAST_FREE_BYTES,
-    READY_CHECKS,
     Gpu,
     Port,
     disk_problems,

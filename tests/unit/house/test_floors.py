@@ -141,8 +141,48 @@ def _allowed(each: Import, floor_name: str, floor: Floor, relative: Path) -> boo
     return top in floor.outside or (each.lazy and top in floor.outside_in_functions)
 
 
+def circles(root: Path) -> list[str]:
+    """Folders that import each other, one line for each folder that can be reached from itself."""
+    looks_into: dict[str, set[str]] = {}
+    for path in sorted(root.rglob("*.py")):
+        room = path.parent.relative_to(root)
+        if room.parts:
+            package = ".".join((PACKAGE.name, *room.parts))
+            homes = (_room_of(root, target) for target in _targets(ast.parse(path.read_text()), package))
+            looks_into.setdefault(str(room), set()).update(home for home in homes if home not in (".", str(room)))
+    return [f"{room}: imports itself by way of others" for room in looks_into if room in _reached(looks_into, room)]
+
+
+def _targets(tree: ast.Module, package: str) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").startswith(f"{PACKAGE.name}."):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+    yield from (each.target for each in imports_of(tree, package) if each.target.startswith(f"{PACKAGE.name}."))
+
+
+def _room_of(root: Path, target: str) -> str:
+    place = root.joinpath(*target.split(".")[1:])
+    while not place.is_dir():
+        place = place.parent
+    return str(place.relative_to(root))
+
+
+def _reached(looks_into: dict[str, set[str]], start: str) -> set[str]:
+    seen: set[str] = set()
+    left = [start]
+    while left:
+        new = looks_into.get(left.pop(), set()) - seen
+        seen |= new
+        left += new
+    return seen
+
+
 def test_the_floors_only_look_down() -> None:
     assert violations(PACKAGE) == []
+
+
+def test_no_rooms_import_each_other() -> None:
+    assert circles(PACKAGE) == []
 
 
 def test_no_file_is_longer_than_the_ceiling() -> None:
@@ -245,6 +285,19 @@ def test_a_planted_violation_is_found(copy: Path, file: str, code: str, words: s
     planted = [line for line in violations(copy) if line not in before]
     assert len(planted) == 1, planted
     assert words in planted[0]
+
+
+@pytest.mark.parametrize(
+    ("file", "code"),
+    [
+        ("launcher/base/planted.py", "from megatron_ft.launcher.processes import ranks"),
+        ("core/planted.py", "from megatron_ft.core import job"),
+        ("rank/base/planted.py", "def f():\n    from megatron_ft.rank.client.client import RankMonitorClient"),
+    ],
+)
+def test_a_planted_circle_is_found(copy: Path, file: str, code: str) -> None:
+    (copy / file).write_text(code + "\n")
+    assert any(line.startswith(f"{Path(file).parent}:") for line in circles(copy))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("lightning.pytorch", reason="the extra megatron_ft[lightning] isn't installed")
 
 from megatron_ft.integrations.lightning_wrapping import Sections, Wrappings
-from megatron_ft.rank.hooks import say
+from megatron_ft.rank.base import say
 from tests.support.training import FakeClient, clean_environment
 
 __all__ = ["clean_environment"]  # a fixture

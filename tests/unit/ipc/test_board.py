@@ -21,10 +21,9 @@ from megatron_ft.core.config.sections import MAX_SECTIONS
 from megatron_ft.core.errors import RankMonitorClientError
 from megatron_ft.core.timeouts.timeouts import SectionTimeouts
 from megatron_ft.ipc.board import Board, BoardTimeouts, create_memory
+from megatron_ft.rank.base import say, user_code
 from megatron_ft.rank.client import recorder as recorder_module
 from megatron_ft.rank.client.recorder import Recorder
-from megatron_ft.rank.hooks import say
-from megatron_ft.rank.run_ahead import user_code
 from tests.support.clock import Clock, clock
 
 __all__ = ["clock"]

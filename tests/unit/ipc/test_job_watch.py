@@ -29,8 +29,8 @@ from megatron_ft.ipc.job_watch import JobWatch
 from megatron_ft.ipc.jobs import RunningJob
 from megatron_ft.ipc.wire import ChannelClosedError, connect, listen
 from megatron_ft.launcher.base.event_loop import Reactor
-from megatron_ft.launcher.control_socket import ControlSocket
-from megatron_ft.launcher.job_status import JobStatus
+from megatron_ft.launcher.cycle.control_socket import ControlSocket
+from megatron_ft.launcher.cycle.job_status import JobStatus
 from tests.support.asleep import asleep_s
 
 MANY = 256

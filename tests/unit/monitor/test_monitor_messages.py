@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from megatron_ft.core.agent import edge
+from megatron_ft.core.codec.codec import pack
 from megatron_ft.core.diagnosis.exits import find_cause
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.diagnosis.root_cause import find
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.messages import monitor
-from megatron_ft.core.messages.codec import pack
 from megatron_ft.ipc import monitor_process
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.wire import encode

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from megatron_ft.core.codec.codec import fields as fields_of
+from megatron_ft.core.codec.codec import unpack
 from megatron_ft.core.diagnosis.rank_snapshot import (
     Collective,
     RankSnapshot,
@@ -18,8 +20,6 @@ from megatron_ft.core.diagnosis.rank_snapshot import (
 )
 from megatron_ft.core.diagnosis.root_cause import find, waits_for
 from megatron_ft.core.diagnosis.stacks import Frame
-from megatron_ft.core.messages.codec import fields as fields_of
-from megatron_ft.core.messages.codec import unpack
 
 WORLD = (0, 1, 2, 3)
 

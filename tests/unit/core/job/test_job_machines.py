@@ -10,6 +10,7 @@ import pytest
 
 from megatron_ft.coordinator.service import frame
 from megatron_ft.core.agent.lines import cycle_ended
+from megatron_ft.core.codec.codec import Vocabulary, pack
 from megatron_ft.core.diagnosis.exits import Cause, CauseKind, HangVerdict
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.errors import ConfigError, ProtocolError
@@ -26,7 +27,6 @@ from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
 from megatron_ft.core.job.restart_policy import Decision as Follows
 from megatron_ft.core.job.round_completion import RoundCompletion
 from megatron_ft.core.job.verdict import Seat, verdict_on
-from megatron_ft.core.messages.codec import Vocabulary, pack
 from megatron_ft.ipc.net.secret import Asked, Asking, read_secret
 from megatron_ft.ipc.wire import encode
 from tests.support.job_machines import RULES, decision, led, links, member

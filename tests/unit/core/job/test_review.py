@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from megatron_ft.core.codec.codec import pack
 from megatron_ft.core.diagnosis.exits import HangVerdict
 from megatron_ft.core.diagnosis.rank_snapshot import Collective, RankSnapshot
 from megatron_ft.core.job import edge
@@ -14,7 +15,6 @@ from megatron_ft.core.job.coordinator import Coordinator
 from megatron_ft.core.job.hang_diagnosis import blamed
 from megatron_ft.core.job.hang_messages import Reviewed
 from megatron_ft.core.job.review import review
-from megatron_ft.core.messages.codec import pack
 
 FIRST = HangVerdict(
     rank=0, local_rank=0, kind="collectives", section=None, elapsed_s=40.0, timeout_s=40.0, iteration=None, at_ns=9

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from megatron_ft.core.codec.codec import pack
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.messages.codec import pack
 from megatron_ft.core.records import launcher, monitor, shared
 from megatron_ft.core.records.all_kinds import RECORDS
 from tests.support import event_log_page

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from megatron_ft.core.errors import ConfigError
+from megatron_ft.core.hosts import expand_hosts
 from megatron_ft.core.job.messages import Rules
 from megatron_ft.launcher.arguments import parse
-from megatron_ft.launcher.command_line import CommandLine
-from megatron_ft.launcher.coordination import scheduler
+from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.coordination.meeting_place import Kind, MeetingPlace, is_this_machine, meeting_place
-from megatron_ft.launcher.coordination.surroundings import Surroundings
+from megatron_ft.launcher.scheduler.environment import SchedulerEnvironment
 
 HERE = "node01"
 C10D = "--rdzv-backend=c10d"
@@ -170,7 +170,7 @@ def test_rank_by_torchruns_own_variable(monkeypatch: pytest.MonkeyPatch) -> None
     ],
 )
 def test_host_lists(text: str, names: list[str]) -> None:
-    assert list(scheduler.expand_hosts(text, 8)) == names
+    assert list(expand_hosts(text, 8)) == names
 
 
 def test_rules() -> None:
@@ -283,8 +283,12 @@ def test_this_machine() -> None:
 
 @pytest.mark.parametrize(
     ("where", "is_named"),
-    [(Surroundings(), False), (Surroundings(life="7.0"), False), (Surroundings(life="train", run_id="train"), True)],
+    [
+        (SchedulerEnvironment(), False),
+        (SchedulerEnvironment(life="7.0"), False),
+        (SchedulerEnvironment(life="train", run_id="train"), True),
+    ],
 )
-def test_a_job_is_one_life_where_a_scheduler_names_it(where: Surroundings, is_named: bool) -> None:
+def test_a_job_is_one_life_where_a_scheduler_names_it(where: SchedulerEnvironment, is_named: bool) -> None:
     line = replace(command_line("--nnodes=2", C10D, "--rdzv-endpoint=a:1"), where=where)
     assert meeting_place(line, {}, is_local=lambda host: False).names_life is is_named

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.launcher.coordination import scheduler
+from megatron_ft.launcher.scheduler import scheduler_nodes
 
-__all__ = ["Scheduler", "Surroundings", "detect"]
+__all__ = ["Scheduler", "SchedulerEnvironment", "detect"]
 
 _FIRST_PORT = 20000
 _PORTS = 9000
@@ -28,7 +28,7 @@ class Scheduler(enum.Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Surroundings:
+class SchedulerEnvironment:
     """What is known of the job. Empty texts and None are unknown; nothing here was given by the user.
 
     Args:
@@ -55,7 +55,7 @@ class Surroundings:
     warnings: tuple[str, ...] = ()
 
 
-def detect(environ: Mapping[str, str], choice: str = "auto", *, full_name: str = "") -> Surroundings:
+def detect(environ: Mapping[str, str], choice: str = "auto", *, full_name: str = "") -> SchedulerEnvironment:
     """``choice`` is that of ``--scheduler``; ``full_name`` is this host's, with its domain.
 
     Raises:
@@ -69,21 +69,21 @@ def detect(environ: Mapping[str, str], choice: str = "auto", *, full_name: str =
         return _slurm(environ)
     if choice == "kubernetes" or (choice == "auto" and in_kubernetes):
         return _kubernetes(environ, full_name)
-    return Surroundings()
+    return SchedulerEnvironment()
 
 
-def _slurm(environ: Mapping[str, str]) -> Surroundings:
+def _slurm(environ: Mapping[str, str]) -> SchedulerEnvironment:
     job, life = environ["SLURM_JOB_ID"], environ.get("SLURM_RESTART_COUNT") or "0"
-    known = Surroundings(
+    known = SchedulerEnvironment(
         scheduler=Scheduler.SLURM, job=f"job {job} life {life}", life=f"{job}.{life}", log_name=f"slurm-{job}"
     )
-    step, tasks = environ.get("SLURM_STEP_ID", ""), scheduler.number(environ, "SLURM_STEP_NUM_TASKS") or 0
-    hosts = scheduler.hosts(environ, 1)
+    step, tasks = environ.get("SLURM_STEP_ID", ""), scheduler_nodes.number(environ, "SLURM_STEP_NUM_TASKS") or 0
+    hosts = scheduler_nodes.hosts(environ, 1)
     if not step.isdecimal() or tasks < 2 or not hosts:
         return known  # a batch script, or one launcher
-    nodes = scheduler.number(environ, "SLURM_STEP_NUM_NODES") or 1
+    nodes = scheduler_nodes.number(environ, "SLURM_STEP_NUM_NODES") or 1
     port = _FIRST_PORT + (int(job) * _STEPS + int(step)) % _PORTS
-    return Surroundings(
+    return SchedulerEnvironment(
         scheduler=Scheduler.SLURM,
         job=f"job {job} step {step} life {life}",
         life=known.life,
@@ -112,14 +112,14 @@ def _defeats(environ: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(told)
 
 
-def _kubernetes(environ: Mapping[str, str], full_name: str) -> Surroundings:
+def _kubernetes(environ: Mapping[str, str], full_name: str) -> SchedulerEnvironment:
     """An indexed Job calls its pods NAME-INDEX; a headless service is their domain."""
     index = environ.get("JOB_COMPLETION_INDEX", "")
     host, _, domain = full_name.partition(".")
     pod = re.fullmatch(r"(.+)-(\d+)", host)
     if pod is None or pod[2] != index:
-        return Surroundings(scheduler=Scheduler.KUBERNETES, job="a pod")
-    return Surroundings(
+        return SchedulerEnvironment(scheduler=Scheduler.KUBERNETES, job="a pod")
+    return SchedulerEnvironment(
         scheduler=Scheduler.KUBERNETES,
         job=f"pod {index} of {pod[1]}",
         life=pod[1],

@@ -7,8 +7,8 @@ import signal
 from dataclasses import dataclass
 
 from megatron_ft.ipc.config.resolved import ResolvedOptions
-from megatron_ft.launcher.coordination.surroundings import Scheduler, Surroundings
-from megatron_ft.launcher.processes import node_service
+from megatron_ft.launcher.base import node_service
+from megatron_ft.launcher.scheduler.environment import Scheduler, SchedulerEnvironment
 
 __all__ = ["CommandLine", "rendezvous_settings"]
 
@@ -32,7 +32,7 @@ class CommandLine:
     """Options that the user gave, of those that mean something just by being given, as an option or a PET_ variable."""
     node_rank: int | None = None
     """None if it wasn't given; torchrun's default is 0."""
-    where: Surroundings = Surroundings()  # noqa: RUF009 - frozen
+    where: SchedulerEnvironment = SchedulerEnvironment()  # noqa: RUF009 - frozen
     taken: str = ""
     """What was taken from the scheduler, for the user; empty if nothing."""
 

@@ -9,10 +9,10 @@ from unittest.mock import MagicMock
 import pytest
 
 from megatron_ft.core.timeouts.timeouts import HeartbeatTimeouts, SectionTimeouts
+from megatron_ft.integrations import reference_client as reference
+from megatron_ft.integrations.reference_client import RankMonitorClient
 from megatron_ft.rank.client import client as ours
 from megatron_ft.rank.faults import described
-from megatron_ft.rank.reference import client as reference
-from megatron_ft.rank.reference.client import RankMonitorClient
 
 STATE = {
     "current_timeouts": {

@@ -12,7 +12,7 @@ import types
 
 import pytest
 
-from megatron_ft.rank.run_ahead.replacing import Replacements
+from megatron_ft.rank.base.replacing import Replacements
 
 
 def test_what_the_script_puts_there_stays() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from megatron_ft.core.batch_script import host, in_its_place, may_stand_in
+from megatron_ft.core.job.batch_script import host, in_its_place, may_stand_in
 from megatron_ft.core.job.lives import Ending
 
 SHOWN = "JobId=7 JobName=x JobState={state} ReqNodeList=(null) NodeList={nodes} BatchHost=node1 NumNodes=3\n"

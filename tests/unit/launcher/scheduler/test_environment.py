@@ -13,11 +13,11 @@ from megatron_ft.core.hosts import expand_hosts
 from megatron_ft.core.job.lives import Ending
 from megatron_ft.launcher import arguments, termination_log
 from megatron_ft.launcher.arguments import parse
+from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.base.directories import make_log_directory
-from megatron_ft.launcher.command_line import CommandLine
 from megatron_ft.launcher.coordination.meeting_place import Kind, meeting_place
-from megatron_ft.launcher.coordination.surroundings import Scheduler, detect
 from megatron_ft.launcher.result_file import End
+from megatron_ft.launcher.scheduler.environment import Scheduler, detect
 
 STEP = {
     "SLURM_JOB_ID": "4711",

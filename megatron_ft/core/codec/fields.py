@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+from megatron_ft.core.codec.codec import Between, Form
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.messages.codec import Between, Form
 from megatron_ft.core.printable import shown
 
 __all__ = ["LATEST_NS", "Count", "Cycle", "IntList", "LocalRank", "Moment", "Pid", "Rank", "Seconds", "WorldSize"]

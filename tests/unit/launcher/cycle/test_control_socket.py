@@ -14,7 +14,7 @@ import pytest
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.ipc.wire import encode
 from megatron_ft.launcher.base.event_loop import Reactor
-from megatron_ft.launcher.control_socket import ControlSocket, ReceivedRequest
+from megatron_ft.launcher.cycle.control_socket import ControlSocket, ReceivedRequest
 from megatron_ft.monitor.hello import parse as parse_hello
 from tests.support.asleep import asleep_s
 

@@ -15,8 +15,8 @@ from megatron_ft.core.rank_info import RankInfo
 from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received, close_fds, connect
-from megatron_ft.rank.client import agreement
-from megatron_ft.rank.run_ahead.user_code import user_code_began_ns
+from megatron_ft.rank.base import agreement
+from megatron_ft.rank.base.user_code import user_code_began_ns
 
 MONITOR_SOCKET = "FT_RANK_MONITOR_IPC_SOCKET"
 LAUNCHER_SOCKET = "FT_LAUNCHER_IPC_SOCKET"

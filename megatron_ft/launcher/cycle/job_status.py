@@ -12,7 +12,7 @@ from megatron_ft.core.job.restart_policy import Action
 from megatron_ft.core.status.job_facts import JobFacts, LastCause, Phase
 from megatron_ft.core.status.rows import RankFacts, RankReading, make_rows
 from megatron_ft.ipc.linux.processes import read_stat
-from megatron_ft.launcher.command_line import CommandLine
+from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.monitors.monitors import Monitors
 
 __all__ = ["JobStatus"]

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from torch.distributed import run as torchrun
 
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.launcher.coordination.surroundings import Scheduler, Surroundings
+from megatron_ft.launcher.scheduler.environment import Scheduler, SchedulerEnvironment
 
 __all__ = ["take"]
 
@@ -16,7 +16,7 @@ _PLACES = {"rdzv_endpoint", "master_addr", "master_port"}
 _NAMES = {Scheduler.SLURM: "Slurm", Scheduler.KUBERNETES: "Kubernetes"}
 
 
-def take(namespace: argparse.Namespace, given: Collection[str], where: Surroundings) -> str:
+def take(namespace: argparse.Namespace, given: Collection[str], where: SchedulerEnvironment) -> str:
     """Fill in what isn't ``given`` (names of options). The line for the user; empty where nothing was taken.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TextIO
 
-from megatron_ft.rank.client import agreement
+from megatron_ft.rank.base import agreement
 
 __all__ = ["forget", "once", "print_rank_0", "warn"]
 

@@ -14,7 +14,7 @@ from megatron_ft.core.records.launcher import StopRequested
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.base.signals import SignalWatch
-from megatron_ft.launcher.stop_requests import StopRequests
+from megatron_ft.launcher.base.stop_requests import StopRequests
 
 
 def test_a_request_is_reported_once_and_breaks_off_each_wait() -> None:
