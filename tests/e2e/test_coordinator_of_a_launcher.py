@@ -24,7 +24,7 @@ from megatron_ft.ipc.linux.processes import read_stat, wait_gone
 from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.wire import encode
 from megatron_ft.launcher.base.event_loop import Reactor
-from megatron_ft.launcher.coordination import endpoint, host
+from megatron_ft.launcher.coordination import coordinator_process, endpoint
 from megatron_ft.launcher.coordination.coordinator_process import CoordinatorProcess
 from megatron_ft.launcher.coordination.endpoint import listen_anywhere, take_endpoint
 from tests.bench.control import Swarm
@@ -125,9 +125,11 @@ def test_one_that_takes_over_begins_no_job(reactor: Reactor) -> None:
 def test_one_that_does_not_live_is_given_up(
     reactor: Reactor, monkeypatch: pytest.MonkeyPatch, code: int, starts: int
 ) -> None:
-    monkeypatch.setattr(host, "_PAUSES_S", (0.0, 0.01))
+    monkeypatch.setattr(coordinator_process, "_PAUSES_S", (0.0, 0.01))
     monkeypatch.setattr(
-        host, "isolated_command", lambda _: [sys.executable, "-I", "-S", "-c", f"import os; os._exit({code})"]
+        coordinator_process,
+        "isolated_command",
+        lambda _: [sys.executable, "-I", "-S", "-c", f"import os; os._exit({code})"],
     )
     with hosted(reactor) as one:
         until(reactor, lambda: one.gave_up)
@@ -139,8 +141,8 @@ def test_one_that_does_not_live_is_given_up(
 
 
 def test_one_that_can_not_be_started_is_given_up(reactor: Reactor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "_PAUSES_S", (0.0,))
-    monkeypatch.setattr(host, "isolated_command", lambda _: ["/no/such/program"])
+    monkeypatch.setattr(coordinator_process, "_PAUSES_S", (0.0,))
+    monkeypatch.setattr(coordinator_process, "isolated_command", lambda _: ["/no/such/program"])
     with hosted(reactor) as one:
         until(reactor, lambda: one.gave_up)
         assert "can't be started (No such file or directory)" in one.gave_up[0]

@@ -77,7 +77,7 @@ def test_modules_are_imported_before_the_script(launcher: Launcher, modules: Pat
         # ranks that are forked behind such an operation hang at their next one
         ("import torch; torch.ones(2000, 2000) @ torch.ones(2000, 2000)", "the script has a thread of a C library"),
         ("import mmap; shared = mmap.mmap(-1, 4096)", "the script has shared memory (/dev/zero (deleted))"),
-        ("import libraries_file", "the script has {}/note open to write"),
+        ("import libraries_file", "the script has {}/note open for writing"),
         ("import torch; torch.cuda.is_initialized = lambda: True", "the script has initialised CUDA"),
         ("import libraries_child", "the script has a child process"),
     ],

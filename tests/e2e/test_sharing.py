@@ -25,8 +25,11 @@ os.write(said, str(why_not_shared(own, given)).encode())
         ("os.close(1)", "None"),
         ("os.dup2(2, 1)", "None"),
         ("os.dup2(os.open(os.devnull, os.O_RDWR), 1)", "None"),
-        ("fd = os.open('file', os.O_RDWR | os.O_CREAT); os.dup2(fd, 1); os.close(fd)", "it has {}/file open to write"),
-        ("os.dup2(os.pipe()[0], 0)", "it has pipe:"),
+        (
+            "fd = os.open('file', os.O_RDWR | os.O_CREAT); os.dup2(fd, 1); os.close(fd)",
+            "the script has {}/file open for writing",
+        ),
+        ("os.dup2(os.pipe()[0], 0)", "the script has pipe:"),
     ],
 )
 def test_standard_streams(tmp_path: Path, event: str, why: str) -> None:

@@ -65,7 +65,7 @@ def test_who_has_other_options_is_told_which(launcher: Launcher) -> None:
     assert job.refused("--max-restarts=5") == f"{told}--max-restarts is 5 on this node, 3 on the others"
     others = ["--nnodes=2:3", "--restart-policy=min-healthy"]
     policies = "--restart-policy is min-healthy on this node, any-failed on the others"
-    assert job.refused(*others) == f"{told}--nnodes is 2:3 here, 2:2 there; {policies}"
+    assert job.refused(*others) == f"{told}--nnodes is 2:3 on this node, 2:2 on the others; {policies}"
     job.meet(env={})
 
 
