@@ -1,6 +1,6 @@
 """Where the Lightning callbacks keep learned timeouts between runs.
 
-The file is ``ft_state.json``'s document (megatron_ft.core.timeouts.document), and beside it, under
+The file is ``ft_state.json``'s document (megatron_ft.core.timeouts.ft_state_document), and beside it, under
 "current_timeouts", the client's plain state: what nvidia-resiliency-ext's callbacks wrote, and what reads theirs.
 """
 
@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from megatron_ft.core.timeouts.document import to_document
+from megatron_ft.core.timeouts.ft_state_document import to_document
 from megatron_ft.ipc.files.state_file import write_state
 from megatron_ft.rank.base import agreement
 from megatron_ft.rank.client.client import RankMonitorClient

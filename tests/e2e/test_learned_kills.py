@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.core.timeouts.document import to_document
+from megatron_ft.core.timeouts.ft_state_document import to_document
 from megatron_ft.core.timeouts.learned import LearnedState, LearnedTimeout
 from megatron_ft.ipc.files.state_file import write_state
 from tests.support.launching import Launcher, launcher, wait_until

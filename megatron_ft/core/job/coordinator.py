@@ -16,11 +16,11 @@ from megatron_ft.core.job.consensus import Consensus, Proposal
 from megatron_ft.core.job.cycle import Cycle
 from megatron_ft.core.job.decisions import Held, Kind
 from megatron_ft.core.job.edge import Broken, CoordinatorEffect, CoordinatorEvent, Drop, Judged, Quit, Send
+from megatron_ft.core.job.next_cycle import NextCycle
 from megatron_ft.core.job.nodes import GRACE_S, Node, beat_s, lost_s
 from megatron_ft.core.job.notices import Notices
 from megatron_ft.core.job.own_clock import OwnClock
 from megatron_ft.core.job.restart_policy import NodeState, Outcome
-from megatron_ft.core.job.rounds import Rounds
 from megatron_ft.core.job.verdict import finished
 
 __all__ = ["Coordinator"]
@@ -48,7 +48,7 @@ class Coordinator:
         self._sweep_s = 0.0
         self._alarms: list[float] = []
         self._cycle: Cycle | None = None
-        self._rounds = Rounds(self._consensus, self._nodes)
+        self._next_cycle = NextCycle(self._consensus, self._nodes)
         self._notices = Notices(self._nodes)
         self._over_s: float | None = None
         self._lingers = False
@@ -183,7 +183,7 @@ class Coordinator:
         self._out.append(Send([link], m.Stay() if stays else m.Dismiss(1 if few else goodbye.code, few)))
         if few and cycle is not None:
             cycle.give_up_round(place, f"{goodbye.text}; {few}")
-        self._rounds.lost_s = self._clock.now_s
+        self._next_cycle.lost_s = self._clock.now_s
 
     @property
     def _nodes_left(self) -> int:
@@ -212,7 +212,7 @@ class Coordinator:
             cycle.shutdown = cycle.shutdown or (node.place, standing.shutdown)
         if node.place is None or not cycle.occupied(node.place, node.instance, node.name):
             return
-        self._rounds.restore_place(node)
+        self._next_cycle.restore_place(node)
         cycle.restored(node.place, standing, self._clock.now_s)
 
     def _decided(self, proposal: Proposal | None) -> None:
@@ -223,7 +223,7 @@ class Coordinator:
         if decision.kind is Kind.END:
             self._admission.ended_s, self._over_s = self._clock.now_s, self._clock.now_s + _LINGER_S
             self._lingers = proposal is None or len(proposal.members) < decision.world
-        self._rounds.lost_s, before = None, self._cycle
+        self._next_cycle.lost_s, before = None, self._cycle
         if before is not None and before.decision.cycle == decision.cycle and decision.kind is not Kind.CYCLE:
             before.goes_on(decision)
             return
@@ -235,7 +235,7 @@ class Coordinator:
             else:
                 cycle.occupied(place, member.instance, member.name)
                 member.phase = m.Phase.RUNNING
-        self._rounds.cycle_began(decision, proposal)
+        self._next_cycle.cycle_began(decision, proposal)
         if proposal is None or not proposal.is_new:
             for node in self._nodes.values():
                 if node.link is not None:
@@ -254,7 +254,7 @@ class Coordinator:
         if self._consensus.advance(self._nodes.values()):
             self._took_over()
         if self._consensus.leads:
-            patient = self._clock.now_s < (self._rounds.lost_s or -60.0) + lost_s(len(self._nodes))
+            patient = self._clock.now_s < (self._next_cycle.lost_s or -60.0) + lost_s(len(self._nodes))
             if self._consensus.commit(self._nodes.values(), patient=patient) is not None:
                 self._alarms.append(self._clock.now_s)
             self._conclude()
@@ -319,11 +319,11 @@ class Coordinator:
             silent_s = self._clock.now_s - node.heard_s
             has_exited = node.has_exited(self._clock.slept_s)
             cycle.lose(place, lines.LAUNCHER_ENDED if has_exited else lines.silent(silent_s))
-            self._rounds.lost_s = self._clock.now_s
+            self._next_cycle.lost_s = self._clock.now_s
 
     def _took_over(self) -> None:
         """It leads from now on: a node that isn't connected is lost after the same time as one that is silent."""
-        cycle, self._rounds.lost_s = self._cycle, self._clock.now_s
+        cycle, self._next_cycle.lost_s = self._cycle, self._clock.now_s
         if cycle is not None:
             self._clock.mark_unanswered()
             for place, seat in enumerate(cycle.seats):
@@ -377,7 +377,7 @@ class Coordinator:
         is_open = cycle.outcome is not None and cycle.verdict is None
         if is_open and (verdict := cycle.judge(self._clock.now_s, nodes_left=self._nodes_left)) is not None:
             self._out += [Judged(verdict), Send(list(self._links), verdict)]
-            self._rounds.bad_nodes.record_verdict(cycle)
+            self._next_cycle.bad_nodes.record_verdict(cycle)
         if cycle.alarm_s is not None:
             self._alarms.append(cycle.alarm_s)
 
@@ -385,9 +385,9 @@ class Coordinator:
         if self._admission.rules is None or self._over_s is not None:
             return
         rules, now_s, has_absent = self._admission.rules, self._clock.now_s, bool(self._absent)
-        self._rounds.go_on(rules, self._cycle, arrivals=self._arrivals, has_absent=has_absent, now_s=now_s)
+        self._next_cycle.go_on(rules, self._cycle, arrivals=self._arrivals, has_absent=has_absent, now_s=now_s)
         self._out += self._notices.tell(rules, self._cycle, self._consensus.proposal, now_s=now_s)
-        self._alarms += [at_s for at_s in (self._rounds.alarm_s, self._notices.alarm_s) if at_s is not None]
+        self._alarms += [at_s for at_s in (self._next_cycle.alarm_s, self._notices.alarm_s) if at_s is not None]
 
     def _end_for(self, nodes: list[Node], cycle: Cycle) -> None:
         assert cycle.outcome is not None

@@ -20,10 +20,10 @@ from megatron_ft.core.job.cycle import Cycle
 from megatron_ft.core.job.decisions import Kind
 from megatron_ft.core.job.edge import Send
 from megatron_ft.core.job.messages import Phase, Rules, Speak, Tell
+from megatron_ft.core.job.next_cycle import is_awaited
 from megatron_ft.core.job.nodes import Node
 from megatron_ft.core.job.restart_policy import Action, NodeState
 from megatron_ft.core.job.round_completion import last_call_s
-from megatron_ft.core.job.rounds import is_awaited
 from megatron_ft.core.job.segments import usable
 from megatron_ft.core.job.verdict import GOOD
 from megatron_ft.core.times import earliest

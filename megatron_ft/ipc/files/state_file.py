@@ -28,7 +28,7 @@ def read_state(path: str) -> Any | None:
     """The JSON document in the file; None if there is no file.
 
     Raises:
-        BrokenStateFile: it can't be read or isn't JSON. (``core.timeouts.document`` checks what it says.)
+        BrokenStateFile: it can't be read or isn't JSON. (``core.timeouts.ft_state_document`` checks what it says.)
     """
     try:
         # checked first, because opening a fifo would wait for ever

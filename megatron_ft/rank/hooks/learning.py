@@ -15,7 +15,7 @@ from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.records import rank as records
 from megatron_ft.core.records.all_kinds import Record
 from megatron_ft.core.timeouts import learned
-from megatron_ft.core.timeouts.document import parse, to_document
+from megatron_ft.core.timeouts.ft_state_document import parse, to_document
 from megatron_ft.core.timeouts.learned import LearnedState, seconds
 from megatron_ft.core.timeouts.timeouts import OUT_OF_SECTION, state_to_dict
 from megatron_ft.ipc.files.state_file import BrokenStateFile, read_state, set_aside, write_state

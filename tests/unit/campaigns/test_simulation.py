@@ -16,9 +16,9 @@ from megatron_ft.core.job.cycle import Cycle
 from megatron_ft.core.job.decisions import Kind
 from megatron_ft.core.job.member import Member
 from megatron_ft.core.job.messages import Verdict
+from megatron_ft.core.job.next_cycle import Rounds
 from megatron_ft.core.job.notices import Notices
 from megatron_ft.core.job.restart_policy import Action
-from megatron_ft.core.job.rounds import Rounds
 from tests.simulation.plan import Fault, plan_of
 from tests.simulation.run import shrunk
 from tests.simulation.simulate import Run, simulate

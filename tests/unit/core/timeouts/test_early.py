@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from megatron_ft.core.timeouts.budget_rule import Known, after_kill, after_update, estimate
-from megatron_ft.core.timeouts.document import parse, to_document
 from megatron_ft.core.timeouts.early import CHECK_S, Early
+from megatron_ft.core.timeouts.ft_state_document import parse, to_document
 from megatron_ft.core.timeouts.learned import LearnedState, LearnedTimeout
 from megatron_ft.core.timeouts.tail import Tail
 

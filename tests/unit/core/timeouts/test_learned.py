@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.timeouts.document import parse, to_document
+from megatron_ft.core.timeouts.ft_state_document import parse, to_document
 from megatron_ft.core.timeouts.learned import (
     Choice,
     LearnedState,

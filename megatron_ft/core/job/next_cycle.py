@@ -17,7 +17,7 @@ from megatron_ft.core.job.round_completion import RoundCompletion
 from megatron_ft.core.job.segments import choose_segments, usable
 from megatron_ft.core.times import earliest
 
-__all__ = ["Rounds", "is_awaited", "seated"]
+__all__ = ["NextCycle", "is_awaited", "seated"]
 
 _MAY_BE_BACK_S = 70.0
 """A launcher that is cut off has given up looking for the others by then."""
@@ -28,7 +28,7 @@ def _shrink_s(nodes: int) -> float:
     return 0.2 + nodes / 5000
 
 
-class Rounds:
+class NextCycle:
     """One coordinator's. ``nodes``: all launchers by instance. Times are seconds of the coordinator's clock."""
 
     def __init__(self, consensus: Consensus, nodes: Mapping[str, Node]) -> None:
