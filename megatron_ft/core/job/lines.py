@@ -143,8 +143,8 @@ def waiting_for_nodes(
         parts.append(f"failing their health check: {listed(aside)}")
     if more:
         return f"waiting for {counted(more, 'more node')} ({'; '.join(parts)})"
-    within = f"at most {last_call_s:g} s for up to {counted(room, 'more node')}"
-    return f"enough nodes to start; waiting {within}, see --rdzv-conf last_call_timeout ({'; '.join(parts)})"
+    within = f"{last_call_s:g} s of the last one (--rdzv-conf last_call_timeout)"
+    return f"enough nodes to start; up to {room} more may join within {within} ({'; '.join(parts)})"
 
 
 def waiting_for_others(*, cycle: int, others: int) -> str:
