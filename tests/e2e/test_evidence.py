@@ -386,6 +386,14 @@ def test_the_stacks_at_a_fatal_signal(subjects: Subjects) -> None:
     assert words.fatal_error.startswith("Fatal Python error: Segmentation fault")
 
 
+def test_an_exception_is_told_though_its_interpreter_crashes_on_its_way_out(subjects: Subjects) -> None:
+    subject = subjects.start("import atexit; atexit.register(os.abort)\nbegin()\nraise ValueError('mine')")
+    assert subject.process.wait(10) == -signal.SIGABRT
+    words = last_words(subject.written())
+    assert words.error == "ValueError: mine"
+    assert words.fatal_error.startswith("Fatal Python error: Aborted")
+
+
 def test_a_script_s_own_faulthandler_stays_its_own(subjects: Subjects) -> None:
     subject = subjects.start("import faulthandler; faulthandler.enable(); begin(); ctypes.string_at(0)")
     assert subject.process.wait(10) == -signal.SIGSEGV

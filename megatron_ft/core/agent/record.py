@@ -11,6 +11,7 @@ from megatron_ft.core.board import layout
 from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.control import ReceivedRequest
 from megatron_ft.core.cpu_starvation import Grace
+from megatron_ft.core.diagnosis.exceptions import CrashOutput
 from megatron_ft.core.diagnosis.exits import (
     Cause,
     CauseKind,
@@ -284,11 +285,8 @@ class CycleRecord:
 
     def end_of_its_exception(self, local_rank: int, seen: Readings) -> RankExit | None:
         """What the end of a rank will be that has raised and not gone on; None of one that isn't ending of that."""
-        words, board = seen.words[local_rank], seen.boards[local_rank]
-        if not words.error:
-            return None
-        # not every exception that is printed ends a process; one that was never watched tells of its end only
-        if board is not None and words.raised_at_ns <= max(board.last_transition_ns, board.last_heartbeat_ns):
+        words = seen.words[local_rank]
+        if not words.error or _has_gone_on(words, seen.boards[local_rank]):
             return None
         return self._end(local_rank, seen, exitcode=1, at_ns=words.raised_at_ns)
 
@@ -303,6 +301,8 @@ class CycleRecord:
         signalled_at_ns: int = 0,
     ) -> RankExit:
         words, board = seen.words[local_rank], seen.boards[local_rank]
+        if words.fatal_error and words.error and _has_gone_on(words, board):
+            words = CrashOutput()  # an old exception isn't what it crashed of
         return RankExit(
             rank=self.ranks[local_rank],
             local_rank=local_rank,
@@ -339,3 +339,8 @@ class CycleRecord:
             timeout_s=None if timeout_ns is None else timeout_ns / 1e9,
             closing=board.closing,
         )
+
+
+def _has_gone_on(words: CrashOutput, board: BoardSnapshot | None) -> bool:
+    """Not every exception that is printed ends a process; one that was never watched tells of its end only."""
+    return board is not None and words.raised_at_ns <= max(board.last_transition_ns, board.last_heartbeat_ns)

@@ -35,24 +35,24 @@ class CrashOutput(NamedTuple):
 
 
 def last_words(text: str, *, library: Iterable[str] = ()) -> CrashOutput:
-    """Read the memory that a rank's crash reporter wrote. ``library`` as for ``user_frame``."""
+    """Read the memory that a rank's crash reporter wrote. ``library`` as for ``user_frame``.
+
+    An interpreter that ends of an exception may crash on its way out (a C++ thread that nobody waits for aborts the
+    process): then there are both, and the place is that of the exception.
+    """
     places = tuple(library)
     exception_at, fatal_at = text.rfind(EXCEPTION_MARK), text.rfind(_FATAL_MARK)
-    if fatal_at > exception_at:
-        fatal = text[fatal_at:].strip()
-        # the thread that died is the current one; if that isn't one of Python's, nothing tells where it was
-        at = fatal.find("Current thread 0x")
-        stacks = parse_faulthandler(fatal[at:]) if at >= 0 else []
-        frame = user_frame(stacks[0].frames, library=places) if stacks else None
-        return CrashOutput(where="" if frame is None else str(frame), fatal_error=fatal)
+    fatal = text[fatal_at:].strip() if fatal_at > exception_at else ""
     if exception_at < 0:
-        return CrashOutput()
-    stamp, _, told = text[exception_at + len(EXCEPTION_MARK) :].partition("\n")
+        return CrashOutput(where=_where_crashed(fatal, places), fatal_error=fatal)
+    reported = text[exception_at + len(EXCEPTION_MARK) : fatal_at if fatal else None]
+    stamp, _, told = reported.partition("\n")
     error, _, traceback = told.strip().partition("\n")
     return CrashOutput(
         error=error.strip(),
         where=_where_raised(traceback, places),
         exception=traceback.strip(),
+        fatal_error=fatal,
         raised_at_ns=int(stamp) if stamp.strip().isdigit() else 0,
     )
 
@@ -69,6 +69,14 @@ def words_of_error_file(text: str, *, library: Iterable[str] = ()) -> CrashOutpu
         return CrashOutput()  # none was written, or the rank was ended while it wrote
     where = _where_raised(traceback, tuple(library))
     return CrashOutput(error=error, where=where, exception=traceback, raised_at_s=raised_at_s)
+
+
+def _where_crashed(fatal: str, library: tuple[str, ...]) -> str:
+    # the thread that died is the current one; if that isn't one of Python's, nothing tells where it was
+    at = fatal.find("Current thread 0x")
+    stacks = parse_faulthandler(fatal[at:]) if at >= 0 else []
+    frame = user_frame(stacks[0].frames, library=library) if stacks else None
+    return "" if frame is None else str(frame)
 
 
 def _where_raised(traceback: str, library: tuple[str, ...]) -> str:

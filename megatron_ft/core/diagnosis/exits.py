@@ -184,7 +184,10 @@ def is_by_us(rank_exit: RankExit) -> bool:
 
 
 def describe_exit(rank_exit: RankExit) -> str:
-    """Say how a rank ended: "rank 1 killed by SIGKILL (not sent by ft_launcher)"."""
+    """Say how a rank ended: "rank 1 killed by SIGKILL (not sent by ft_launcher)".
+
+    One that raised may crash while its interpreter ends: it is the exception that one looks for.
+    """
     who = f"rank {rank_exit.rank}"
     code = rank_exit.exitcode
     if rank_exit.error is not None and code > 0:
@@ -197,7 +200,8 @@ def describe_exit(rank_exit: RankExit) -> str:
         return f"{who} exited with code {code}" + (f" (128 + {inner})" if inner.startswith("SIG") else "")
     name = signal_name(-code)
     if name in _OWN_FAULTS and not is_by_us(rank_exit):
-        return f"{who} crashed with {name}"
+        raised = "" if rank_exit.error is None else f"raised {_one_line(rank_exit.error)}, then "
+        return f"{who} {raised}crashed with {name}"
     return f"{who} killed by {name}" + ("" if is_by_us(rank_exit) else " (not sent by ft_launcher)")
 
 
@@ -331,7 +335,8 @@ def _as_raised(failed: Sequence[RankExit], raised: Collection[int]) -> list[Rank
 
 def is_secondary_failure(rank_exit: RankExit) -> bool:
     """Whether a rank only failed because it had lost another one, as its exception says."""
-    return rank_exit.exitcode > 0 and is_peer_loss(rank_exit.error or "")
+    ended_by_itself = rank_exit.exitcode > 0 or signal_name(-rank_exit.exitcode) in _OWN_FAULTS
+    return ended_by_itself and is_peer_loss(rank_exit.error or "")
 
 
 def has_own_error(rank_exit: RankExit) -> bool:

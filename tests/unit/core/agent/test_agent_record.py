@@ -234,6 +234,25 @@ def test_a_rank_that_had_raised_before_it_was_found_hung_has_raised() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("has_gone_on", "text"),
+    [
+        (False, "rank 10 raised ValueError: bad, then crashed with SIGABRT"),
+        (True, "rank 10 crashed with SIGABRT"),
+    ],
+)
+def test_a_rank_that_crashes_while_it_ends_of_an_exception_has_raised(has_gone_on: bool, text: str) -> None:
+    driven = Driven()
+    driven.run(2)
+    driven.hear(*(edge.Attached(local_rank, 0, driven.now_ns) for local_rank in (0, 1)))
+    raised_ns = driven.now_ns
+    moved_ns = raised_ns + 5 if has_gone_on else raised_ns - 5
+    driven.boards[1] = board(iteration=7, last_transition_ns=moved_ns)
+    driven.words[1] = CrashOutput(error="ValueError: bad", fatal_error="Fatal Python error", raised_at_ns=raised_ns)
+    driven.exits(1, -6)
+    assert driven.record.failures() == [text]
+
+
 def test_a_node_says_how_its_ranks_failed_in_their_start_unless_one_was_through_it() -> None:
     error = "ModuleNotFoundError: No module named 'x'"
 

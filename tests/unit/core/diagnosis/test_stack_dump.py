@@ -105,6 +105,15 @@ def test_a_fatal_signal_tells_the_thread_that_died() -> None:
     assert words.error == ""
 
 
+def test_an_interpreter_that_crashes_while_it_ends_of_an_exception_tells_both() -> None:
+    crashed = DUMP.replace("Current thread", "Thread")
+    reported = f"{EXCEPTION_MARK} 17\nValueError: bad\n{TRACEBACK}"
+    words = last_words(f"{reported}Fatal Python error: Aborted\n\n{crashed}", library=["/usr/lib/python3.11"])
+    assert (words.error, words.where, words.raised_at_ns) == ("ValueError: bad", "loader.py:5 load", 17)
+    assert words.exception == TRACEBACK.strip()
+    assert words.fatal_error.startswith("Fatal Python error: Aborted")
+
+
 def test_no_words() -> None:
     assert last_words(DUMP) == last_words("") == CrashOutput()
     assert last_words(f"{EXCEPTION_MARK}\n").error == ""
