@@ -178,7 +178,7 @@ def test_srun_that_stays_when_the_life_has_ended_is_ended(home: Path) -> None:
     quick = "from megatron_ft.cli.slurm import batch; batch._LOOK_S = batch._STAYS_S = 0.1; batch._ENDS_S = 1.0"
     bench.main = ["-c", f"{quick}; from megatron_ft.cli.main import main; raise SystemExit(main())"]
     assert bench.run() == 0
-    assert "ending srun" in (home / "err").read_text()
+    assert "terminating srun" in (home / "err").read_text()
 
 
 def test_nothing_is_started_where_the_training_is_finished(home: Path) -> None:

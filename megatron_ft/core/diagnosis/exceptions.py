@@ -37,7 +37,7 @@ class CrashOutput(NamedTuple):
 def last_words(text: str, *, library: Iterable[str] = ()) -> CrashOutput:
     """Read the memory that a rank's crash reporter wrote. ``library`` as for ``user_frame``.
 
-    An interpreter that ends of an exception may crash on its way out (a C++ thread that nobody waits for aborts the
+    An interpreter that ends of an exception may crash on its way out (a C++ thread that is never joined aborts the
     process): then there are both, and the place is that of the exception.
     """
     places = tuple(library)

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.core.job import consensus, coordinator, cycle, edge, member, rounds
+from megatron_ft.core.job import consensus, coordinator, cycle, edge, member, next_cycle
 from megatron_ft.core.job.consensus import Consensus
 from megatron_ft.core.job.coordinator import Coordinator
 from megatron_ft.core.job.cycle import Cycle
 from megatron_ft.core.job.decisions import Kind
 from megatron_ft.core.job.member import Member
 from megatron_ft.core.job.messages import Verdict
-from megatron_ft.core.job.next_cycle import Rounds
+from megatron_ft.core.job.next_cycle import NextCycle
 from megatron_ft.core.job.notices import Notices
 from megatron_ft.core.job.restart_policy import Action
 from tests.simulation.plan import Fault, plan_of
@@ -83,18 +83,22 @@ def _never_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _leaves_one_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    def choose(slots: Any, ready: Any, most: int, *, choose: Callable[..., Any] = rounds.choose, **more: Any) -> Any:
+    def choose(
+        slots: Any, ready: Any, most: int, *, choose: Callable[..., Any] = next_cycle.choose, **more: Any
+    ) -> Any:
         return choose(slots, list(ready)[1 if slots and len(ready) > 1 else 0 :], most, **more)
 
-    monkeypatch.setattr(rounds, "choose", choose)
+    monkeypatch.setattr(next_cycle, "choose", choose)
 
 
 def _shuffles_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    def choose(slots: Any, ready: Any, most: int, *, choose: Callable[..., Any] = rounds.choose, **more: Any) -> Any:
+    def choose(
+        slots: Any, ready: Any, most: int, *, choose: Callable[..., Any] = next_cycle.choose, **more: Any
+    ) -> Any:
         nodes, after = choose(slots, ready, most, **more)
         return nodes[::-1] if slots else nodes, after
 
-    monkeypatch.setattr(rounds, "choose", choose)
+    monkeypatch.setattr(next_cycle, "choose", choose)
 
 
 def _names_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +127,7 @@ def _ends_no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _starts_before_all_are_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds, "is_awaited", lambda _node: False)
+    monkeypatch.setattr(next_cycle, "is_awaited", lambda _node: False)
     monkeypatch.setattr(Cycle, "awaited", 0)
 
 
@@ -141,7 +145,7 @@ def _each_its_own_code(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _drops_a_farewell(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Rounds, "_end_job", lambda *_: None)
+    monkeypatch.setattr(NextCycle, "_end_job", lambda *_: None)
 
 
 def _judges_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
