@@ -24,7 +24,7 @@ def beat_s(nodes: int) -> float:
 
 def lost_s(nodes: int) -> float:
     """Seconds of silence after which a launcher is lost; the kernel may notice an unreachable host sooner."""
-    return 3 * beat_s(nodes) + 3.0
+    return 3 * beat_s(nodes) + 2.5
 
 
 @dataclass(slots=True, eq=False)

@@ -91,7 +91,7 @@ def is_judged(machine: Coordinator, now_s: float) -> bool:
 
 def test_who_has_left_a_coordinator_that_stood_still_is_waited_for_as_if_it_were_silent() -> None:
     rules = m.Rules(min_nodes=2, max_nodes=3, max_restarts=3)
-    for stood_still_s, comes_back, judged_s in ((0.0, False, 0.5), (30.0, False, 6.0), (30.0, True, None)):
+    for stood_still_s, comes_back, judged_s in ((0.0, False, 0.5), (30.0, False, 5.5), (30.0, True, None)):
         machine = begun(rules, "abc")
         machine.settle(stood_still_s)
         machine.handle(edge.Broken(1), stood_still_s)
@@ -335,7 +335,7 @@ def test_a_node_that_connects_while_a_decision_is_made_without_it_keeps_its_plac
     assert (begun.held.place, begun.held.decision.kind) == (4, Kind.ROLL)
 
 
-@pytest.mark.parametrize(("told", "lost_s"), [(3, 0.0), (2, 6.0), (0, 6.0)])
+@pytest.mark.parametrize(("told", "lost_s"), [(3, 0.0), (2, 5.5), (0, 5.5)])
 def test_the_node_beside_a_coordinator_whose_host_most_have_found_silent_is_lost_at_once(
     told: int, lost_s: float
 ) -> None:
@@ -353,11 +353,11 @@ def test_the_node_beside_a_coordinator_whose_host_most_have_found_silent_is_lost
             (tenth / 10, each.verdict.name, each.verdict.text) for each in effects if isinstance(each, edge.Judged)
         ]
         effects = []
-    assert judged == [(lost_s, "", lines.silent(6.0)) if lost_s else (lost_s, "there", lines.HOST_SILENT)]
+    assert judged == [(lost_s, "", lines.silent(5.5)) if lost_s else (lost_s, "there", lines.HOST_SILENT)]
 
 
 @pytest.mark.parametrize(
-    ("gone_s", "lost_s", "text"), [(0.1, 6.1, lines.silent(6.1)), (1.0, 1.3, lines.LAUNCHER_ENDED)]
+    ("gone_s", "lost_s", "text"), [(0.1, 5.6, lines.silent(5.6)), (1.0, 1.3, lines.LAUNCHER_ENDED)]
 )
 def test_who_had_waited_for_a_new_coordinator_and_given_up_has_not_exited(
     gone_s: float, lost_s: float, text: str
@@ -395,7 +395,7 @@ def test_the_next_coordinator_knows_the_names_of_lost_nodes_that_it_has_never_me
             machine.handle(edge.Heard(place, m.Beat()), tenth / 10)
         effects += machine.settle(tenth / 10)
     (verdict,) = [effect.verdict for effect in effects if isinstance(effect, edge.Judged)]
-    assert (verdict.node, verdict.name, verdict.text) == (2, "c", lines.silent(6.0))
+    assert (verdict.node, verdict.name, verdict.text) == (2, "c", lines.silent(5.5))
 
 
 @pytest.mark.parametrize(("nodes", "told"), [(100, 100), (101, 0)])
