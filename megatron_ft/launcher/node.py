@@ -103,7 +103,7 @@ class Node:
         # a rank bound to a NUMA node is started by a command, which starts interpreters
         if options.preload is None or numa.variable() is not None:
             if server is not None:
-                server.end(set)  # it was started at a first glance at the command line
+                server.end(set)  # it was started by the early parse of the command line
             return None
         forking = ForkingSpawner(
             fresh=FreshInterpreterSpawner(),

@@ -249,7 +249,7 @@ class Looks:
                 answer["error"] = f"the rank can't be asked any more ({error.strerror})"
         answer.pop("id", None)
         if not answer:
-            answer["error"] = "the rank didn't answer: another thread holds the GIL"
+            answer["error"] = "the rank didn't answer: probably a thread holds the GIL"
         if "error" in answer:
             missing.append(f"collectives: {answer['error']}")
         return answer

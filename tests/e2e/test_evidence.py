@@ -474,7 +474,7 @@ def test_the_processes_that_a_rank_has_lost_are_told(subjects: Subjects) -> None
     """Its own and those of its processes; one that ended well isn't lost."""
     subject = subjects.start(LOSES)
     note, document = subject.collect()
-    ends = [re.fullmatch(r"child process \d+ \(python[\d.]*\), which (.*)", each) for each in note.lost]
+    ends = [re.fullmatch(r"process \d+ \(python[\d.]*\), which (.*)", each) for each in note.lost]
     assert [end and end[1] for end in ends] == ["exited with code 3", "was killed by SIGKILL", "was killed by SIGKILL"]
     assert note.waits_for_process
     assert document["summary"].startswith(f"rank 3: waits for its {note.lost[0]}, and 2 more, in ")

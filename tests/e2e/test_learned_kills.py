@@ -84,7 +84,7 @@ def test_a_step_that_is_slow_every_time_ends_a_rank_once(launcher: Launcher, tmp
     assert finished.code == 0, finished.err
     verdicts = launched.events("verdict", role="monitor")
     assert [(verdict["section"], verdict["learned"]) for verdict in verdicts] == [("step", True)]
-    assert "a rank was terminated by the timeout of 'step' in the last cycle: multiplied by 2" in finished.out
+    assert "the timeout of 'step' terminated a rank in the last cycle: it is multiplied by 2" in finished.out
     assert len(launched.events("cycle_ended")) == 2
 
 
@@ -100,7 +100,7 @@ def test_a_step_that_computes_for_longer_than_ever_ends_nobody(launcher: Launche
     assert "longer than its learned timeout of" in finished.err
     assert "s, but rank 0 computes in script.py" in finished.err
     slow_steps = {each["iteration"] for each in given}
-    assert finished.err.count("extending its timeout, to at most") == len(slow_steps)
+    assert finished.err.count("extending the timeout, to at most") == len(slow_steps)
 
 
 def test_a_rank_of_another_node_that_computes_is_seen_from_here(launcher: Launcher, tmp_path: Path) -> None:
@@ -167,4 +167,4 @@ def test_a_rank_that_stands_still_is_found_hung_long_before_its_learned_timeout(
     assert finished.code == 0, finished.err
     (verdict,) = launched.events("verdict", role="monitor")
     assert (verdict["section"], verdict["timeout_s"], verdict["learned_timeout_s"]) == ("step", 1.0, 3600.0)
-    assert "a rank was terminated by the timeout of 'step' in the last cycle: multiplied by 2" in finished.out
+    assert "the timeout of 'step' terminated a rank in the last cycle: it is multiplied by 2" in finished.out

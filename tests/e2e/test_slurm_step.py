@@ -71,5 +71,5 @@ def test_a_node_that_is_gone_for_good_is_not_waited_for(launcher: Launcher) -> N
     assert [each.code for each in ended[:2]] == [94, 94]
     assert ended[0].seconds < 40
     # the outputs of a step go to one place
-    assert sum(each.err.count("exited launchers are not restarted") for each in ended) == 1
+    assert sum(each.err.count("lost launchers are not restarted") for each in ended) == 1
     assert outcomes(launcher.directory / "logs") == ["lost"]

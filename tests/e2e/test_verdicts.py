@@ -153,7 +153,7 @@ client.shutdown_workload_monitoring()
     assert finished.code == 0
     (line,) = (line for line in finished.lines if line.startswith("cycle 0 ended"))
     assert line.startswith(
-        "cycle 0 ended: rank 1 raised ValueError: the batch is empty after iteration 4, has not exited since, in "
+        "cycle 0 ended: rank 1 raised ValueError: the batch is empty after iteration 4, has not exited, in "
     )
 
 
@@ -272,7 +272,7 @@ forever()
     finished = launched.wait()
     (line,) = (line for line in finished.lines if line.startswith("cycle 0 ended"))
     assert "ended: rank 1 hung in 'step'" in line
-    process = re.search(r"waits for its child process (\d+) \((.+?)\), which was killed by SIGKILL, in ", line)
+    process = re.search(r"waits for its process (\d+) \((.+?)\), which was killed by SIGKILL, in ", line)
     assert process is not None, line
     (page,) = (launched.log_dir / "evidence").glob("rank1-*.txt")
     assert f"process {process[1]} ({process[2]}), which was killed by SIGKILL" in page.read_text()

@@ -70,7 +70,7 @@ def decide(after: After, limits: Limits) -> Next:
     life = after.lives[-1] if len(after.lives) > after.before else None
     ending = _ending(life, after.code)
     cause = f": {life.cause}" if life is not None and life.cause else ""
-    told = f"life {len(after.lives)} {_WORDS[ending]}{cause}"
+    told = f"life {len(after.lives) + (life is None)} {_WORDS[ending]}{cause}"
     if ending is Ending.FINISHED:
         return Next(action=Action.END, why=told)
     if ending in (Ending.MISTAKE, Ending.NO_PROGRESS):

@@ -13,7 +13,7 @@ from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.suspicion import Suspicion
 from megatron_ft.core.agent.turn import Options, Turn
 from megatron_ft.core.board.pauses import Pauses
-from megatron_ft.core.diagnosis.exits import is_by_us
+from megatron_ft.core.diagnosis.exits import is_by_us, was_ending
 from megatron_ft.core.job import edge as job
 from megatron_ft.core.job.messages import Moving, Suspected
 from megatron_ft.core.job.restart_policy import NodeState
@@ -120,7 +120,8 @@ class Cycle:
     def _exited(self, event: edge.RankExited, turn: Turn) -> None:
         ended = self.record.exited(event, turn.seen)
         turn.do(event_records.rank_exited(self.record.cycle, ended))
-        if ended.exitcode and not is_by_us(ended) and ended.local_rank not in self.record.hung:
+        ended_by_itself = not is_by_us(ended) or was_ending(ended)  # then it may be the cause, though we signalled it
+        if ended.exitcode and ended_by_itself and ended.local_rank not in self.record.hung:
             turn.do(KeepEvidence(self.record.cycle, ended))
 
     def told(self, message: Suspected | Moving, turn: Turn) -> None:

@@ -141,14 +141,14 @@ def more_time(verdicts: Sequence[HangVerdict], progress: str, most_s: float) -> 
     than = "usual" if first.learned_timeout_s is not None else f"its learned timeout of {first.timeout_s:.1f} s"
     return (
         f"rank {first.rank}{more}: {where} for {first.elapsed_s:.1f} s{_at(first)}, longer than {than}, but "
-        f"{progress}: extending its timeout, to at most {most_s:.1f} s in total"
+        f"{progress}: extending the timeout, to at most {most_s:.1f} s in total"
     )
 
 
 def most_time_is_over(verdict: HangVerdict, most: float) -> str:
     """A rank has had all the time that a learned timeout allows for, because others, or it, seemed to move."""
     what = f"rank {verdict.rank} {describe_overdue(verdict)}{_at(verdict)}"
-    return f"{what}: {most:g} times its learned timeout has passed, terminating it although ranks report progress"
+    return f"{what}: {most:g} times its learned timeout has passed, terminating it although ranks seem to make progress"
 
 
 def _at(verdict: HangVerdict) -> str:

@@ -23,6 +23,7 @@ from megatron_ft.core.diagnosis.exits import (
     find_culprit,
     hang_of_one,
     has_own_error,
+    is_crash,
 )
 from megatron_ft.core.diagnosis.failed_start import failure_signature
 from megatron_ft.core.job.progress import Reached
@@ -235,9 +236,9 @@ class CycleRecord:
         first = min((first for first, _ in known), default=-1)
         last = min((-1 if last is None else last for _, last in known), default=-1)
         trained = bool(known) or any(layout.is_through_its_start(board) for board in self._boards(seen))
-        return Reached(first, last, trained, "" if trained or cause is None else self._way_of_failing(cause, seen))
+        return Reached(first, last, trained, "" if trained or cause is None else self._failure_signature(cause, seen))
 
-    def _way_of_failing(self, cause: Cause, seen: Readings) -> str:
+    def _failure_signature(self, cause: Cause, seen: Readings) -> str:
         if cause.rank not in self.ranks or cause.kind is not CauseKind.CRASH or cause.follows or cause.by_us:
             return ""
         local_rank = self.ranks.index(cause.rank)
@@ -301,8 +302,8 @@ class CycleRecord:
         signalled_at_ns: int = 0,
     ) -> RankExit:
         words, board = seen.words[local_rank], seen.boards[local_rank]
-        if words.fatal_error and words.error and _has_gone_on(words, board):
-            words = CrashOutput()  # an old exception isn't what it crashed of
+        if is_crash(exitcode) and words.raised_at_ns and _has_gone_on(words, board):
+            words = CrashOutput(where=words.crashed_at)  # an old exception isn't what it crashed of
         return RankExit(
             rank=self.ranks[local_rank],
             local_rank=local_rank,

@@ -152,7 +152,7 @@ class LauncherOptions:
     no_restart_exit_code: int = option(
         93,
         whole(1, 255),
-        "Exit code after too many cycles without progress or failed starts: the scheduler should not restart the job. "
+        "Exit code after too many failed starts, or cycles without progress: the scheduler shouldn't restart the job. "
         "(94 asks it to: too few nodes are left to continue.)",
     )
     stopped_exit_code: int | None = option(

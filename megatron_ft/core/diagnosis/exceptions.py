@@ -23,11 +23,13 @@ class CrashOutput(NamedTuple):
     error: str = ""
     """Type and message, in one line."""
     where: str = ""
-    """The innermost call in the user's code: "loader.py:88 next_batch"."""
+    """The innermost call in the user's code: "loader.py:88 next_batch"; of the exception, where there is one."""
     exception: str = ""
     """The traceback."""
     fatal_error: str = ""
     """The stacks that `faulthandler` wrote at a fatal signal."""
+    crashed_at: str = ""
+    """The innermost call in the user's code then."""
     raised_at_ns: int = 0
     """CLOCK_MONOTONIC; 0 where that isn't known."""
     raised_at_s: int | None = None
@@ -43,8 +45,9 @@ def last_words(text: str, *, library: Iterable[str] = ()) -> CrashOutput:
     places = tuple(library)
     exception_at, fatal_at = text.rfind(EXCEPTION_MARK), text.rfind(_FATAL_MARK)
     fatal = text[fatal_at:].strip() if fatal_at > exception_at else ""
+    crashed_at = _where_crashed(fatal, places)
     if exception_at < 0:
-        return CrashOutput(where=_where_crashed(fatal, places), fatal_error=fatal)
+        return CrashOutput(where=crashed_at, fatal_error=fatal, crashed_at=crashed_at)
     reported = text[exception_at + len(EXCEPTION_MARK) : fatal_at if fatal else None]
     stamp, _, told = reported.partition("\n")
     error, _, traceback = told.strip().partition("\n")
@@ -53,6 +56,7 @@ def last_words(text: str, *, library: Iterable[str] = ()) -> CrashOutput:
         where=_where_raised(traceback, places),
         exception=traceback.strip(),
         fatal_error=fatal,
+        crashed_at=crashed_at,
         raised_at_ns=int(stamp) if stamp.strip().isdigit() else 0,
     )
 

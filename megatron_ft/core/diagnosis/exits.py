@@ -13,6 +13,7 @@ import signal
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from megatron_ft.core.diagnosis.peer_loss import is_peer_loss
 from megatron_ft.core.iterations import when
 from megatron_ft.core.signal_names import signal_name
 
@@ -34,7 +35,8 @@ __all__ = [
     "is_secondary_failure",
     "has_own_error",
     "is_by_us",
-    "is_peer_loss",
+    "is_crash",
+    "was_ending",
 ]
 
 COLLECTIVES = "collectives"
@@ -45,22 +47,6 @@ _DYING_NS = 2_000_000_000
 """So long a large process that was killed may take to end; its connections are closed before that."""
 _OWN_FAULTS = frozenset({"SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSYS", "SIGTRAP"})
 _MAX_ERROR_CHARACTERS = 200
-_LOST_A_PEER = (
-    "closed by peer",
-    "reset by peer",
-    "connection was closed",
-    "connection refused",
-    "socket closed",
-    "broken pipe",
-    "remote process exited",
-    "communicator was aborted",
-    "watchdog caught collective operation timeout",
-    "timed out",
-    "timeout",
-)
-"""What gloo, NCCL and torch's store say, in lower case, when the other side of a collective is gone."""
-_OF_A_COLLECTIVE = ("gloo", "nccl", "c10d", "tcpstore", "processgroup", "distbackenderror", "distnetworkerror")
-"""Only with one of these is it theirs: a user's own connections break, too."""
 
 
 class CauseKind(enum.Enum):
@@ -183,6 +169,11 @@ def is_by_us(rank_exit: RankExit) -> bool:
     return rank_exit.exitcode != -signal.SIGKILL or signal.SIGKILL in rank_exit.signals_sent
 
 
+def is_crash(exitcode: int) -> bool:
+    """Whether this is the end by a signal that a process causes itself."""
+    return exitcode < 0 and signal_name(-exitcode) in _OWN_FAULTS
+
+
 def describe_exit(rank_exit: RankExit) -> str:
     """Say how a rank ended: "rank 1 killed by SIGKILL (not sent by ft_launcher)".
 
@@ -200,8 +191,9 @@ def describe_exit(rank_exit: RankExit) -> str:
         return f"{who} exited with code {code}" + (f" (128 + {inner})" if inner.startswith("SIG") else "")
     name = signal_name(-code)
     if name in _OWN_FAULTS and not is_by_us(rank_exit):
-        raised = "" if rank_exit.error is None else f"raised {_one_line(rank_exit.error)}, then "
-        return f"{who} {raised}crashed with {name}"
+        if rank_exit.error is not None:
+            return f"{who} raised {_one_line(rank_exit.error)} (then crashed with {name})"
+        return f"{who} crashed with {name}"
     return f"{who} killed by {name}" + ("" if is_by_us(rank_exit) else " (not sent by ft_launcher)")
 
 
@@ -316,27 +308,26 @@ def find_cause(
 
 
 def _as_raised(failed: Sequence[RankExit], raised: Collection[int]) -> list[RankExit]:
-    """Ends with those that we ended while they were ending of their own exception as they would have been.
-
-    An interpreter may take a second to end, and lets go of its connections before that: the others can be quicker.
-    """
-
-    def was_ending(rank_exit: RankExit) -> bool:
-        had_raised = rank_exit.rank in raised or 0 < rank_exit.raised_at_ns < rank_exit.signalled_at_ns
-        return had_raised and has_own_error(rank_exit) and is_by_us(rank_exit)
-
+    """Ends with those that we ended while they were ending of their own exception as they would have been."""
     return [
         dataclasses.replace(each, exitcode=1, signals_sent=frozenset(), at_ns=each.raised_at_ns or each.at_ns)
-        if was_ending(each)
+        if is_by_us(each) and was_ending(each, has_raised=each.rank in raised)
         else each
         for each in failed
     ]
 
 
+def was_ending(rank_exit: RankExit, *, has_raised: bool = False) -> bool:
+    """Whether a rank was ending of its own exception when it was signalled; ``has_raised``: that was seen then.
+
+    An interpreter may take a second to end, and lets go of its connections before that: the others can be quicker.
+    """
+    return (has_raised or 0 < rank_exit.raised_at_ns < rank_exit.signalled_at_ns) and has_own_error(rank_exit)
+
+
 def is_secondary_failure(rank_exit: RankExit) -> bool:
     """Whether a rank only failed because it had lost another one, as its exception says."""
-    ended_by_itself = rank_exit.exitcode > 0 or signal_name(-rank_exit.exitcode) in _OWN_FAULTS
-    return ended_by_itself and is_peer_loss(rank_exit.error or "")
+    return (rank_exit.exitcode > 0 or is_crash(rank_exit.exitcode)) and is_peer_loss(rank_exit.error or "")
 
 
 def has_own_error(rank_exit: RankExit) -> bool:
@@ -344,23 +335,18 @@ def has_own_error(rank_exit: RankExit) -> bool:
     return rank_exit.error is not None and not is_peer_loss(rank_exit.error)
 
 
-def is_peer_loss(error: str) -> bool:
-    """Whether an exception, "type: message", is what a collective raises when its other side is gone."""
-    text = error.lower()
-    return any(name in text for name in _OF_A_COLLECTIVE) and any(sign in text for sign in _LOST_A_PEER)
-
-
 def _suspicion(rank_exit: RankExit) -> tuple[int, int, int, int]:
     """Least is the likeliest cause among ends seen at the same time."""
     name = signal_name(-rank_exit.exitcode) if rank_exit.exitcode < 0 else ""
     # a library that loses its peer aborts (SIGABRT) or lets an error end the rank; nothing sends SIGKILL for it
-    grade = 1 if name == "SIGABRT" or not name.startswith("SIG") else 2 if name == "SIGTERM" else 0
+    raised = rank_exit.error is not None and name in _OWN_FAULTS  # it crashed while its interpreter ended
+    grade = 1 if raised or name == "SIGABRT" or not name.startswith("SIG") else 2 if name == "SIGTERM" else 0
     error_at = rank_exit.error_at_s if rank_exit.error_at_s is not None else 2**62
     return grade, error_at, rank_exit.at_ns, rank_exit.rank
 
 
 def _kind_of(rank_exit: RankExit) -> CauseKind:
-    if rank_exit.exitcode >= 0 or signal_name(-rank_exit.exitcode) in _OWN_FAULTS:
+    if rank_exit.exitcode >= 0 or is_crash(rank_exit.exitcode):
         return CauseKind.CRASH
     return CauseKind.SIGNAL
 

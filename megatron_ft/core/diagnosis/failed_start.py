@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megatron_ft.core.diagnosis.exits import RankExit
+from megatron_ft.core.diagnosis.exits import RankExit, is_crash
 
 __all__ = ["failure_signature"]
 
@@ -33,7 +33,8 @@ def failure_signature(end: RankExit, *, is_watched: bool, lived_s: float) -> str
     ``is_watched``: it had begun its monitoring, so that its steps would have been seen.
     """
     is_shell_signal = end.exitcode > _SHELL_SIGNALS
-    if end.exitcode <= 0 or is_shell_signal or (not is_watched and lived_s > _SOON_S):
+    was_killed = end.exitcode <= 0 and not (end.error is not None and is_crash(end.exitcode))
+    if was_killed or is_shell_signal or (not is_watched and lived_s > _SOON_S):
         return ""
     if end.error is None:
         return f"exit code {end.exitcode}" if is_watched or end.exitcode in _TELLING_CODES else ""

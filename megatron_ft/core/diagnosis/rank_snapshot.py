@@ -250,7 +250,7 @@ def is_waiting_for_process(frames: Sequence[Frame]) -> bool:
 def lost_process(pid: int, name: str, exitcode: int) -> str:
     """A process that ended badly, in words; ``exitcode`` as ``subprocess`` has it."""
     how = f"exited with code {exitcode}" if exitcode >= 0 else f"was killed by {signal_name(-exitcode)}"
-    return f"child process {pid} ({name}), which {how}"
+    return f"process {pid} ({name}), which {how}"
 
 
 def is_in_checkpoint_write(frames: Sequence[Frame]) -> bool:
@@ -277,7 +277,7 @@ def _place(note: RankSnapshot) -> str:
     if note.gone:
         return (note.raised and where) or "has ended"
     if note.raised:
-        return _joined("has not exited since", where)
+        return _joined("has not exited", where)
     if note.is_stopped:
         return (where if note.has_stack else f"last seen {where}") if where else "its process is stopped"
     if note.is_stuck_in_kernel:

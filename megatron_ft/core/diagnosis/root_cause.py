@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from megatron_ft.core.diagnosis.exits import is_peer_loss
+from megatron_ft.core.diagnosis.peer_loss import is_peer_loss
 from megatron_ft.core.diagnosis.rank_snapshot import Collective, RankSnapshot, place
 
 __all__ = ["Finding", "find", "waits_for"]

@@ -86,7 +86,7 @@ def without(cycle: int) -> str:
 
 def silent(seconds: float) -> str:
     """Why a node is lost."""
-    return f"no message from its launcher for {seconds:.0f} s"
+    return f"no message from its launcher for {seconds:.1f} s"
 
 
 # -- while a cycle runs, or nodes meet for one ----------------------------------------------------------------
@@ -143,8 +143,8 @@ def waiting_for_nodes(
         parts.append(f"failing their health check: {listed(aside)}")
     if more:
         return f"waiting for {counted(more, 'more node')} ({'; '.join(parts)})"
-    within = f"{last_call_s:g} s of the last one (--rdzv-conf last_call_timeout)"
-    return f"enough nodes to start; up to {room} more may join within {within} ({'; '.join(parts)})"
+    within = f"for at most {last_call_s:g} s (--rdzv-conf last_call_timeout)"
+    return f"enough nodes to start; up to {room} more may join, {within} ({'; '.join(parts)})"
 
 
 def waiting_for_others(*, cycle: int, others: int) -> str:
@@ -208,7 +208,7 @@ def too_few_left(*, left: int, min_nodes: int) -> str:
 
 def gone_for_good(*, left: int, min_nodes: int, names: Sequence[str]) -> str:
     """Why the job ends: the scheduler starts no launcher again in place of lost ones."""
-    return f"{too_few_left(left=left, min_nodes=min_nodes)}; exited launchers are not restarted: {listed(names)}"
+    return f"{too_few_left(left=left, min_nodes=min_nodes)}; lost launchers are not restarted: {listed(names)}"
 
 
 def _good(good: int, min_nodes: int) -> str:

@@ -83,9 +83,9 @@ def joined(
     endpoint = place.endpoints[0] if place.endpoints else ""
     here = launcher.stop.blocking(lambda: own_host(config.local_addr, endpoint))
     store = RankStore(here, address=place.ranks_store)
-    host = announcer = None
+    process = announcer = None
     if place.kind is Kind.COORDINATED:
-        coordination, host, announcer = _with_others(launcher, place, store, here, past, is_finished)
+        coordination, process, announcer = _with_others(launcher, place, store, here, past, is_finished)
     else:
         coordination = _alone(launcher, place, store if place.kind is Kind.ALONE else None, past)
     if place.kind is not Kind.TORCH:
@@ -98,8 +98,8 @@ def joined(
         coordination.close()
         if announcer is not None:
             announcer.close()
-        if host is not None:
-            host.close()
+        if process is not None:
+            process.close()
 
 
 def _alone(launcher: Launcher, place: MeetingPlace, store: RankStore | None, past: Past) -> Coordination:
@@ -127,7 +127,7 @@ def _with_others(
     if is_founder and is_finished():
         listener.close()
         raise AlreadyFinishedError("the job had finished before this launcher came: nothing to do")
-    host = CoordinatorProcess(
+    process = CoordinatorProcess(
         launcher.reactor,
         listener,
         name,
@@ -138,22 +138,22 @@ def _with_others(
         say=launcher.say,
         gave_up=lambda text: coordination.gave_up(text),
     )
-    endpoints = (host.address, *place.endpoints[1:]) if is_founder else place.endpoints
+    endpoints = (process.address, *place.endpoints[1:]) if is_founder else place.endpoints
     announcer = Announcer(launcher.reactor, secret)
     coordination = Coordination(
-        _identity(place, host.address, endpoints, past),
+        _identity(place, process.address, endpoints, past),
         transport=lambda listener: Sockets(launcher.reactor, secret, listener),
         open_store=store.open,
         announce=announcer.announce,
-        follow_elsewhere=host.follow_elsewhere,
+        follow_elsewhere=process.follow_elsewhere,
         reactor=launcher.reactor,
         say=launcher.say,
         says_all=launcher.says_all,
     )
-    launcher.children.add(host.pids)
-    coordination.member.owns(host.address)
-    host.start()
-    return coordination, host, announcer
+    launcher.children.add(process.pids)
+    coordination.member.owns(process.address)
+    process.start()
+    return coordination, process, announcer
 
 
 def _socket(place: MeetingPlace, here: str) -> tuple[socket.socket, str, bool]:

@@ -51,7 +51,7 @@ class Monitors:
         self._reactor = reactor
         self._log = log
         self._say = say
-        self._places = [
+        self._slots = [
             MonitorSlot(
                 local_rank,
                 socket_path=os.path.join(run_dir, f"monitor-{local_rank}.sock"),
@@ -79,12 +79,12 @@ class Monitors:
         Raises:
             OSError: a socket can't be made.
         """
-        for place in self._places:
-            place.listen()
+        for slot in self._slots:
+            slot.listen()
 
     def is_lost(self) -> bool:
         """Whether the socket of a monitor was removed."""
-        return any(place.is_lost() for place in self._places)
+        return any(slot.is_lost() for slot in self._slots)
 
     def listen_again(self) -> None:
         """Make those sockets again that are lost.
@@ -92,9 +92,9 @@ class Monitors:
         Raises:
             OSError: one can't be made.
         """
-        for place in self._places:
-            if place.is_lost():
-                place.listen_again()
+        for slot in self._slots:
+            if slot.is_lost():
+                slot.listen_again()
 
     def start(self) -> None:
         """Start them all: before the ranks, whose groups they end if the launcher is killed.
@@ -102,45 +102,45 @@ class Monitors:
         Raises:
             OSError: a process can't be started.
         """
-        for place in self._places:
-            place.start()
+        for slot in self._slots:
+            slot.start()
 
     def socket_path(self, local_rank: int) -> str:
         """Where the rank finds its monitor."""
-        return self._places[local_rank].socket_path
+        return self._slots[local_rank].socket_path
 
     def pids(self) -> set[int]:
         """Process ids of those that run."""
-        return {place.pid for place in self._places if place.pid is not None}
+        return {slot.pid for slot in self._slots if slot.pid is not None}
 
     def snapshot(self, local_rank: int, cycle: int) -> BoardSnapshot | None:
         """The rank's board in this cycle; None if it has none or it is damaged."""
-        return self._places[local_rank].reading(cycle).snapshot
+        return self._slots[local_rank].reading(cycle).snapshot
 
     def reading(self, local_rank: int, cycle: int) -> RankReading:
         """The same, and whether it is damaged."""
-        return self._places[local_rank].reading(cycle)
+        return self._slots[local_rank].reading(cycle)
 
     def rank_started(self, local_rank: int, pid: int) -> None:
         """A rank's process was made."""
-        self._places[local_rank].rank_started(pid)
+        self._slots[local_rank].rank_started(pid)
 
     def last_words(self, local_rank: int, cycle: int) -> str:
         """What the rank of this cycle wrote of its stacks and of its end; empty if it never connected."""
-        return self._places[local_rank].last_words(cycle)
+        return self._slots[local_rank].last_words(cycle)
 
     def collect(self, local_rank: int, *, passive: bool, deadline_ns: int) -> None:
         """Let a monitor tell what its rank does; the answer is `Observation`."""
-        self._places[local_rank].collect(passive=passive, deadline_ns=deadline_ns)
+        self._slots[local_rank].collect(passive=passive, deadline_ns=deadline_ns)
 
     def pass_on(self, order: CheckProgress | ExtendTimeout | ConfirmHang) -> None:
         """Pass on what was decided of a rank whose learned timeout is over."""
-        self._places[order.local_rank].pass_on(order)
+        self._slots[order.local_rank].pass_on(order)
 
     def release(self) -> None:
         """Everything has been seen: ranks that were found hung may be ended now."""
-        for place in self._places:
-            place.release()
+        for slot in self._slots:
+            slot.release()
 
     def pause_or_resume(self, order: Pause | Resume, by: int) -> bool:
         """Suspend hang detection on this node, or resume it, as process ``by`` asks; whether that changes anything.
@@ -152,12 +152,12 @@ class Monitors:
             return False
         record: records.Paused | records.Resumed
         if since_ns is None:
-            for place in self._places:
-                place.pause(now_ns)
+            for slot in self._slots:
+                slot.pause(now_ns)
             line, record = lines.paused(by), records.Paused(by=by)
         else:
-            for place in self._places:
-                place.resume()
+            for slot in self._slots:
+                slot.resume()
             line, record = lines.resumed(by, (now_ns - since_ns) / 1e9), records.Resumed(by=by)
         text = self._pause_lines.admit(line, now_ns / 1e9)
         if text is not None:
@@ -167,22 +167,22 @@ class Monitors:
 
     def check_states(self) -> None:
         """Replace those that were stopped by a signal. Called after each SIGCHLD."""
-        for place in self._places:
-            place.replace_if_stopped()
+        for slot in self._slots:
+            slot.replace_if_stopped()
 
     def hear_all(self) -> None:
         """Read what is there from all of them now."""
-        for place in self._places:
-            place.read()
+        for slot in self._slots:
+            slot.read()
 
     def stop(self) -> None:
         """End all of them and give everything back."""
         self._timer.cancel()
-        for place in self._places:
-            place.ask_to_stop()
+        for slot in self._slots:
+            slot.ask_to_stop()
         deadline = time.monotonic() + _STOP_WAIT_S
-        for place in self._places:
-            place.end(deadline)
+        for slot in self._slots:
+            slot.end(deadline)
 
     def _hear(self, local_rank: int, report: Report) -> None:
         event = event_of(local_rank, report)
@@ -191,6 +191,6 @@ class Monitors:
 
     def _check_looks(self) -> None:
         self.on_check()
-        for place in self._places:
-            place.replace_if_overdue()
+        for slot in self._slots:
+            slot.replace_if_overdue()
         self._timer = self._reactor.call_later(_CHECK_S, self._check_looks)

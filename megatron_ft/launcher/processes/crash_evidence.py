@@ -69,7 +69,7 @@ class CrashEvidence:
             "error": rank_exit.error,
             "follows_from_another": is_secondary_failure(rank_exit),
             "board": board_facts.of_snapshot(snapshot, rank_exit.at_ns),
-            "exception": words.exception,
+            "exception": "" if rank_exit.error is None else words.exception,
             "fatal_error": words.fatal_error,
             "stderr": bounded_file_calls.call(lambda: _last_lines(stderr), ""),
             "missing": [] if stderr else ["standard error: it isn't written to a file (--redirects, --tee)"],

@@ -9,7 +9,7 @@ import os
 import sys
 from typing import Any
 
-__all__ = ["from_rank_0", "rank", "world_size"]
+__all__ = ["from_rank_0", "has_process_group", "rank", "world_size"]
 
 
 def rank() -> int:

@@ -119,7 +119,7 @@ def load(client: Any, path: str, *, is_rank_0: bool) -> Loaded:
         summary = ", ".join(f"{name} {seconds(value)}" for name, value in choice.timeouts.items())
         loaded.infos.append(f"timeouts loaded from {path}: {summary or 'heartbeats'}")
         loaded.infos.extend(
-            f"a rank was terminated by the timeout of '{name}' in the last cycle: multiplied by {factor:g} "
+            f"the timeout of '{name}' terminated a rank in the last cycle: it is multiplied by {factor:g} "
             f"until '{name}' has completed"
             for name, factor in mine._knowledge.raised.items()
             if name in choice.timeouts

@@ -237,8 +237,8 @@ def test_a_rank_that_had_raised_before_it_was_found_hung_has_raised() -> None:
 @pytest.mark.parametrize(
     ("has_gone_on", "text"),
     [
-        (False, "rank 10 raised ValueError: bad, then crashed with SIGABRT"),
-        (True, "rank 10 crashed with SIGABRT"),
+        (False, "rank 10 raised ValueError: bad (then crashed with SIGABRT)"),
+        (True, "rank 10 crashed with SIGABRT"),  # of something else
     ],
 )
 def test_a_rank_that_crashes_while_it_ends_of_an_exception_has_raised(has_gone_on: bool, text: str) -> None:
@@ -248,9 +248,12 @@ def test_a_rank_that_crashes_while_it_ends_of_an_exception_has_raised(has_gone_o
     raised_ns = driven.now_ns
     moved_ns = raised_ns + 5 if has_gone_on else raised_ns - 5
     driven.boards[1] = board(iteration=7, last_transition_ns=moved_ns)
-    driven.words[1] = CrashOutput(error="ValueError: bad", fatal_error="Fatal Python error", raised_at_ns=raised_ns)
+    driven.words[1] = CrashOutput(
+        error="ValueError: bad", where="train.py:3 step", crashed_at="train.py:9 save", raised_at_ns=raised_ns
+    )
     driven.exits(1, -6)
     assert driven.record.failures() == [text]
+    assert driven.record.exits[1].where == ("train.py:9 save" if has_gone_on else "train.py:3 step")
 
 
 def test_a_node_says_how_its_ranks_failed_in_their_start_unless_one_was_through_it() -> None:
@@ -291,6 +294,20 @@ def test_who_signals_a_rank_is_known_from_its_monitor_too() -> None:
     driven.exits(0, -9)
     driven.exits(1, -9)
     assert [each.ended.rank for each in driven.all_of(edge.KeepEvidence)] == [10]
+
+
+@pytest.mark.parametrize(("error", "kept"), [("ValueError: empty", [0, 10]), ("", [0])])
+def test_evidence_is_kept_of_a_rank_that_was_ending_of_its_exception_when_it_was_signalled(
+    error: str, kept: list[int]
+) -> None:
+    driven = Driven()
+    driven.run(2)
+    driven.hear(*(edge.Attached(local_rank, 0, driven.now_ns) for local_rank in (0, 1)))
+    driven.words[1] = CrashOutput(error=error, raised_at_ns=driven.now_ns if error else 0)
+    driven.wait(0.1)
+    driven.exits(0, 1)  # it has lost its peer, and is quicker
+    driven.exits(1, 1, sent=(15,))
+    assert [each.ended.rank for each in driven.all_of(edge.KeepEvidence)] == kept
     assert driven.record.failures() == [
         "rank 0 killed by SIGKILL",
         "rank 10 killed by SIGKILL (not sent by ft_launcher)",

@@ -75,7 +75,7 @@ def test_where_one_moves_all_suspects_get_more_time_in_one_line_and_a_record_eac
     (line,) = driven.said
     assert line == (
         "rank 0 (and 1 other rank of this node): in 'step' for 10.0 s after iteration 7, longer than its learned "
-        "timeout of 10.0 s, but rank 10 has read or written 12.0 MB: extending its timeout, to at most 40.0 s in total"
+        "timeout of 10.0 s, but rank 10 has read or written 12.0 MB: extending the timeout, to at most 40.0 s in total"
     )
     assert driven.written == ["more_time", "more_time"]
     assert looked(driven, 2) == []  # an answer that nobody waits for any more
@@ -202,7 +202,7 @@ def test_a_rank_that_is_suspected_early_may_still_have_four_times_its_learned_ti
     assert driven.all_of(edge.ExtendTimeout) == [edge.ExtendTimeout(0, 12.5)]
     assert driven.said == [
         "rank 0: in 'step' for 10.0 s after iteration 7, longer than usual, but rank 0 waits for its file system "
-        "(in rpc_wait_bit_killable): extending its timeout, to at most 240.0 s in total"
+        "(in rpc_wait_bit_killable): extending the timeout, to at most 240.0 s in total"
     ]
     driven.done.clear()
     suspect(driven, elapsed_s=239.0, learned_timeout_s=60.0)

@@ -70,7 +70,7 @@ def view(rank: int, **more: Any) -> RankView:
         (ended(2, -15, sent=(15,)), "rank 2 killed by SIGTERM"),
         (ended(0, -11), "rank 0 crashed with SIGSEGV"),
         (ended(0, -6), "rank 0 crashed with SIGABRT"),
-        (ended(0, -6, error="ValueError: bad"), "rank 0 raised ValueError: bad, then crashed with SIGABRT"),
+        (ended(0, -6, error="ValueError: bad"), "rank 0 raised ValueError: bad (then crashed with SIGABRT)"),
         (ended(0, -signal.SIGRTMIN - 1), f"rank 0 killed by signal {signal.SIGRTMIN + 1} (not sent by ft_launcher)"),
         (ended(3, 0), "rank 3 finished"),
         (ended(3, 3), "rank 3 exited with code 3"),

@@ -71,7 +71,7 @@ def test_a_rank_that_has_raised_and_doesn_t_end_is_the_cause() -> None:
     ]
     finding = find(notes, elapsed_s=10.0)
     assert finding.rank == 2
-    assert finding.text.startswith("has not exited since, in train.py:2 step; ")
+    assert finding.text.startswith("has not exited, in train.py:2 step; ")
     assert unpack(RankSnapshot, json.loads(json.dumps(fields_of(notes[2])))) == notes[2]
     # of several the one that was first to
     both = [note(1, raised="ValueError: a", raised_s=0.5), note(2, raised="ValueError: b", raised_s=0.7), inside(3)]
@@ -402,7 +402,7 @@ def test_who_waits_for_a_process_that_has_died_is_the_cause() -> None:
     waiting = note(1, lost=lost, waits_for_process=True)
     finding = find([note(0, found_hung=True), waiting], elapsed_s=10.0)
     assert finding.rank == 1
-    words = "its child process 77 (pt_data_worker), which was killed by SIGKILL, and 1 more, in train.py:1 step"
+    words = "its process 77 (pt_data_worker), which was killed by SIGKILL, and 1 more, in train.py:1 step"
     assert finding.text == f"waits for {words}"
     assert unpack(RankSnapshot, json.loads(json.dumps(fields_of(waiting)))) == waiting
     # one that waits for nothing of the kind, or moves, is told of but isn't blamed for that

@@ -231,8 +231,7 @@ def test_of_many_nodes_some_are_named() -> None:
     told = lines.joined(lines.bad(place, "h", NodeState.LOST.value, "gone") for place in range(9))
     assert told.endswith("node 7 (h) is lost: gone; and 1 more")
     assert lines.waiting_for_nodes(here=["a"], more=0, room=2, last_call_s=30.0) == (
-        "enough nodes to start; up to 2 more may join within 30 s of the last one (--rdzv-conf last_call_timeout) "
-        "(1 is here: a)"
+        "enough nodes to start; up to 2 more may join, for at most 30 s (--rdzv-conf last_call_timeout) (1 is here: a)"
     )
 
 

@@ -61,7 +61,7 @@ def test_a_timeout_comes_down_when_its_section_has_ended(
     monkeypatch.setenv(RAISED_TIMEOUTS, '{"step": 4.0}')
     state = bench.start()
     out = capfd.readouterr().out
-    assert "a rank was terminated by the timeout of 'step' in the last cycle: multiplied by 4 until 'step'" in out
+    assert "the timeout of 'step' terminated a rank in the last cycle: it is multiplied by 4 until" in out
 
     def enforced() -> dict[str, int | None]:
         return {s.name: s.timeout_ns for s in state.rank_monitor_client._board.snapshot().sections}
