@@ -294,6 +294,10 @@ def test_who_signals_a_rank_is_known_from_its_monitor_too() -> None:
     driven.exits(0, -9)
     driven.exits(1, -9)
     assert [each.ended.rank for each in driven.all_of(edge.KeepEvidence)] == [10]
+    assert driven.record.failures() == [
+        "rank 0 killed by SIGKILL",
+        "rank 10 killed by SIGKILL (not sent by ft_launcher)",
+    ]
 
 
 @pytest.mark.parametrize(("error", "kept"), [("ValueError: empty", [0, 10]), ("", [0])])
@@ -306,9 +310,5 @@ def test_evidence_is_kept_of_a_rank_that_was_ending_of_its_exception_when_it_was
     driven.words[1] = CrashOutput(error=error, raised_at_ns=driven.now_ns if error else 0)
     driven.wait(0.1)
     driven.exits(0, 1)  # it has lost its peer, and is quicker
-    driven.exits(1, 1, sent=(15,))
+    driven.hear(edge.RankExited(1, 1, driven.now_ns, frozenset({15}), signalled_at_ns=driven.now_ns))
     assert [each.ended.rank for each in driven.all_of(edge.KeepEvidence)] == kept
-    assert driven.record.failures() == [
-        "rank 0 killed by SIGKILL",
-        "rank 10 killed by SIGKILL (not sent by ft_launcher)",
-    ]
