@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megatron_ft.cli.analysis.timeline import Timeline
+from megatron_ft.core.times import earliest
 
 __all__ = ["Window", "windows_of"]
 
@@ -28,7 +29,7 @@ def windows_of(timeline: Timeline) -> Sequence[Window]:
     later_ns: int | None = None
     for cycle in reversed(timeline.cycles):
         again_ns = cycle.end_ns if later_ns is None else later_ns
-        later_ns = cycle.begin_ns if later_ns is None else min(later_ns, cycle.begin_ns)
+        later_ns = earliest(later_ns, cycle.begin_ns)
         if not cycle.failed:
             continue
         tracks, marks = timeline.tracks_by_cycle.get(cycle.number, ()), timeline.marks_by_cycle.get(cycle.number, ())

@@ -19,6 +19,7 @@ from megatron_ft.core.board.pauses import Pauses
 from megatron_ft.core.diagnosis.exits import HangVerdict
 from megatron_ft.core.diagnosis.rank_snapshot import LOOK_S
 from megatron_ft.core.escalation import Escalation
+from megatron_ft.core.times import earliest
 
 __all__ = ["Deadlines"]
 
@@ -98,7 +99,7 @@ class Deadlines:
         """When ``go_on`` is to be called at the latest."""
         times = [wait.due_ns for wait in self._waits.values()]
         times += [round(each.due_s * 1e9) for each in self._escalations.values() if each.due_s is not None]
-        return min(times + ([] if self._collect_until_ns is None else [self._collect_until_ns]), default=None)
+        return earliest(*times, self._collect_until_ns)
 
     def go_on(self, turn: Turn, *, is_stopping: bool) -> None:
         """Find the ranks that are late, and terminate them. ``is_stopping``: no rank need start any more."""

@@ -88,6 +88,11 @@ class RankExit:
     raised_at_ns: int = 0
     where: str = ""
 
+    @property
+    def crashed_of_exception(self) -> bool:
+        """It raised, and crashed while its interpreter ended."""
+        return self.error is not None and is_crash(self.exitcode)
+
 
 @dataclass(frozen=True, kw_only=True)
 class HangVerdict:
@@ -339,8 +344,8 @@ def _suspicion(rank_exit: RankExit) -> tuple[int, int, int, int]:
     """Least is the likeliest cause among ends seen at the same time."""
     name = signal_name(-rank_exit.exitcode) if rank_exit.exitcode < 0 else ""
     # a library that loses its peer aborts (SIGABRT) or lets an error end the rank; nothing sends SIGKILL for it
-    raised = rank_exit.error is not None and name in _OWN_FAULTS  # it crashed while its interpreter ended
-    grade = 1 if raised or name == "SIGABRT" or not name.startswith("SIG") else 2 if name == "SIGTERM" else 0
+    is_weak = rank_exit.crashed_of_exception or name == "SIGABRT" or not name.startswith("SIG")
+    grade = 1 if is_weak else 2 if name == "SIGTERM" else 0
     error_at = rank_exit.error_at_s if rank_exit.error_at_s is not None else 2**62
     return grade, error_at, rank_exit.at_ns, rank_exit.rank
 

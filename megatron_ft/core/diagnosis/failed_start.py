@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megatron_ft.core.diagnosis.exits import RankExit, is_crash
+from megatron_ft.core.diagnosis.exits import RankExit
 
 __all__ = ["failure_signature"]
 
@@ -33,7 +33,7 @@ def failure_signature(end: RankExit, *, is_watched: bool, lived_s: float) -> str
     ``is_watched``: it had begun its monitoring, so that its steps would have been seen.
     """
     is_shell_signal = end.exitcode > _SHELL_SIGNALS
-    was_killed = end.exitcode <= 0 and not (end.error is not None and is_crash(end.exitcode))
+    was_killed = end.exitcode <= 0 and not end.crashed_of_exception
     if was_killed or is_shell_signal or (not is_watched and lived_s > _SOON_S):
         return ""
     if end.error is None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from megatron_ft.ipc.linux.processes import children, is_masked, read_stat
+from megatron_ft.ipc.linux.processes import children, is_masked, read_stat, signal_masks
 
 __all__ = [
     "blocking_threads",
@@ -52,13 +52,13 @@ def lost_processes(pid: int) -> list[tuple[int, str, int]]:
 
 def handles(pid: int, number: int) -> bool:
     """Whether a process catches this signal and doesn't block it in its main thread."""
-    place = f"/proc/{pid}"
-    return is_masked(place, number, "SigBlk:") is False and is_masked(place, number, "SigCgt:") is True
+    masks, bit = signal_masks(f"/proc/{pid}"), 1 << (number - 1)
+    return bool(masks and masks["SigCgt"] & bit and not masks["SigBlk"] & bit)
 
 
 def blocking_threads(pid: int, number: int) -> set[int]:
     """Those threads of a process that block this signal; one that is in its handler does so meanwhile."""
-    return {tid for tid in _tids(pid) if is_masked(f"/proc/{pid}/task/{tid}", number, "SigBlk:")}
+    return {tid for tid in _tids(pid) if is_masked(f"/proc/{pid}/task/{tid}", number, "SigBlk")}
 
 
 def run_delays_ns(pid: int) -> dict[int, int]:

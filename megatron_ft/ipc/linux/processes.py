@@ -148,7 +148,7 @@ def signal_main_thread(pid: int, pidfd: int, number: int) -> bool:
     import ctypes
 
     tgkill = {"x86_64": 234, "aarch64": 131}.get(os.uname().machine)
-    if tgkill is None or number == signal.SIGKILL or is_masked(f"/proc/{pid}", number, "SigBlk:") is not False:
+    if tgkill is None or number == signal.SIGKILL or is_masked(f"/proc/{pid}", number, "SigBlk") is not False:
         return send_signal(pidfd, number)
     return not is_gone(pidfd) and ctypes.CDLL(None).syscall(tgkill, pid, pid, number) == 0
 
@@ -158,17 +158,23 @@ def would_end_by(pid: int, number: int) -> bool:
 
     False for a process that catches, blocks or ignores it, and for one that is gone or hidden.
     """
-    return is_masked(f"/proc/{pid}", number, "SigBlk:", "SigIgn:", "SigCgt:") is False
+    return is_masked(f"/proc/{pid}", number, "SigBlk", "SigIgn", "SigCgt") is False
+
+
+def signal_masks(place: str) -> dict[str, int]:
+    """The sets of signals (proc(5)) of the thread at this place in /proc, by name; empty if it is gone."""
+    try:
+        with open(f"{place}/status", errors="replace") as file:  # its name may be cut within a letter
+            lines = [line.partition(":") for line in file]
+    except OSError:
+        return {}
+    return {name: int(mask, 16) for name, _, mask in lines if name in ("SigBlk", "SigIgn", "SigCgt")}
 
 
 def is_masked(place: str, number: int, *names: str) -> bool | None:
     """Whether a signal is in any of these sets (proc(5)) of the thread at this place in /proc; None: it is gone."""
-    try:
-        with open(f"{place}/status", errors="replace") as file:  # its name may be cut within a letter
-            masks = [line.split()[1] for line in file if line.startswith(names)]
-    except OSError:
-        return None
-    return any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
+    masks = signal_masks(place)
+    return any(masks[name] >> (number - 1) & 1 for name in names) if masks else None
 
 
 def carries(pid: int, marker: bytes) -> bool:

@@ -163,7 +163,7 @@ def state_of(
     world_size: int,
     layout: Mapping[str, int] | None = None,
 ) -> LearnedState:
-    """What a client of ours has learned, to be written in place of the file at ``path``."""
+    """Build what ``save`` writes; the file at ``path``, if there is one, tells where timeouts that stay came from."""
     earlier: LearnedState | None = None
     with contextlib.suppress(BrokenStateFile, ConfigError):  # it only tells where older values came from
         earlier = parse(read_state(path))

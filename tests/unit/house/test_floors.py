@@ -67,6 +67,7 @@ class Import:
     target: str  # "torch.distributed", "megatron_ft.ipc.board"
     line: int
     lazy: bool
+    names: tuple[str, ...] = ()  # "from target import names"
 
 
 def imports_of(tree: ast.Module, package: str) -> Iterator[Import]:
@@ -82,7 +83,7 @@ def imports_of(tree: ast.Module, package: str) -> Iterator[Import]:
             if start.count(".") == 0 and start == PACKAGE.name:
                 yield from (Import(_home_of(alias.name), node.lineno, lazy) for alias in node.names)
             else:
-                yield Import(start, node.lineno, lazy)
+                yield Import(start, node.lineno, lazy, tuple(alias.name for alias in node.names))
         elif isinstance(node, ast.Call) and _name(node.func) in ("import_module", "__import__"):
             if node.args and isinstance(node.args[0], ast.Constant):
                 yield Import(str(node.args[0].value), node.lineno, lazy)
@@ -147,17 +148,11 @@ def circles(root: Path) -> list[str]:
     for path in sorted(root.rglob("*.py")):
         room = path.parent.relative_to(root)
         if room.parts:
-            package = ".".join((PACKAGE.name, *room.parts))
-            homes = (_room_of(root, target) for target in _targets(ast.parse(path.read_text()), package))
+            imports, _ = facts_of(path.read_text(), ".".join((PACKAGE.name, *room.parts)))
+            ours = [each for each in imports if each.target.startswith(f"{PACKAGE.name}.")]
+            homes = (_room_of(root, f"{each.target}.{name}") for each in ours for name in each.names or ("",))
             looks_into.setdefault(str(room), set()).update(home for home in homes if home not in (".", str(room)))
     return [f"{room}: imports itself by way of others" for room in looks_into if room in _reached(looks_into, room)]
-
-
-def _targets(tree: ast.Module, package: str) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").startswith(f"{PACKAGE.name}."):
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-    yield from (each.target for each in imports_of(tree, package) if each.target.startswith(f"{PACKAGE.name}."))
 
 
 def _room_of(root: Path, target: str) -> str:
