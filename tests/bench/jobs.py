@@ -10,8 +10,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeVar
 
 from megatron_ft.ipc.linux.processes import all_processes, carries, kill_matching
@@ -95,13 +96,14 @@ class Job:
         options: Sequence[str] = (),
         settles_rendezvous: bool = True,
         path: Sequence[str] = (),
+        variables: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """``path`` comes first on PYTHONPATH."""
+        """``path`` comes first on PYTHONPATH, ``variables`` are set in addition."""
         self.ranks = ranks
         self._enclosure = Enclosure(launcher, reference)
         self.directory = self._enclosure.directory
         self._stamps, self._output = self.directory / "stamps", self.directory / "output"
-        env = {**self._enclosure.env, "FT_BENCH_STAMPS": str(self._stamps)}
+        env = {**self._enclosure.env, **variables, "FT_BENCH_STAMPS": str(self._stamps)}
         env["PYTHONPATH"] = os.pathsep.join([*path, env["PYTHONPATH"]])
         if launcher == "torchrun" and settles_rendezvous:
             env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"

@@ -19,7 +19,7 @@ from megatron_ft.core.job.nodes import beat_s
 from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.wire import PROTOCOL_VERSION, Decoder, decode, encode
 
-__all__ = ["StandIns"]
+__all__ = ["StandIn", "StandIns"]
 
 _BEAT = encode(m.Beat())
 _READY = encode(m.Ready())
@@ -27,7 +27,9 @@ _PROPOSAL = b'{"v":%d,"fds":0,"type":"propose"' % PROTOCOL_VERSION
 _CONNECTED_S = 60.0
 
 
-class _StandIn:
+class StandIn:
+    """One of them; ``sock`` is None when it was lost."""
+
     def __init__(self, number: int, hello: bytes) -> None:
         self.number = number
         self.hello = hello
@@ -35,22 +37,27 @@ class _StandIn:
         self.decoder = Decoder()
 
     def send(self, data: bytes) -> None:
+        """All of it, at once."""
         assert self.sock is not None
         sent = self.sock.send(data)
         assert sent == len(data), "so few bytes always fit"
 
 
 class StandIns:
-    """Those with ``numbers``, of ``total``; one of all is a spare."""
+    """Those with ``numbers``, of ``total``, in a ``job`` with ``rules``; by the default ones, one of all is a spare."""
 
-    def __init__(self, address: str, numbers: range, total: int) -> None:
+    def __init__(
+        self, address: str, numbers: range, total: int, *, job: str = "bench", rules: m.Rules | None = None
+    ) -> None:
         self._address = tcp.parse_address(address)
         self._total = total
         self._epoll = select.epoll()
-        self._rules = m.Rules(min_nodes=total - 1, max_nodes=total - 1, max_restarts=10)
-        self._all = {number: _StandIn(number, self._hello(number)) for number in numbers}
-        self._by_fd: dict[int, _StandIn] = {}
-        self._beats: deque[tuple[float, _StandIn]] = deque()
+        self._rules = rules or m.Rules(min_nodes=total - 1, max_nodes=total - 1, max_restarts=10)
+        self._job = job
+        self._spare = total - 1 if self._rules.max_nodes < total else None
+        self._all = {number: StandIn(number, self._hello(number)) for number in numbers}
+        self._by_fd: dict[int, StandIn] = {}
+        self._beats: deque[tuple[float, StandIn]] = deque()
         self._replies: dict[bytes, tuple[bytes, int]] = {}
         self._begun: dict[int, int] = {}
         self.last_s = 0.0
@@ -59,7 +66,7 @@ class StandIns:
     def _hello(self, number: int) -> bytes:
         is_ready = m.Standing(phase=m.Phase.READY)
         address = f"node{number}:29500"
-        hello = m.Hello("bench", self._rules, f"i{number}", 1, f"node{number}", address, number, standing=is_ready)
+        hello = m.Hello(self._job, self._rules, f"i{number}", 1, f"node{number}", address, number, standing=is_ready)
         return encode(hello)
 
     def start(self) -> None:
@@ -89,7 +96,7 @@ class StandIns:
 
     def run_until_in(self, cycle: int, bound_s: float) -> bool:
         """Serve until everybody but the spare is in that cycle; whether that came in time."""
-        wanted = len(self._all) - (cycle == 0 and self._total - 1 in self._all)
+        wanted = len(self._all) - (cycle == 0 and self._spare in self._all)
         deadline_s = time.monotonic() + bound_s
         while self._begun.get(cycle, 0) < wanted and time.monotonic() < deadline_s:
             self._serve()
@@ -122,13 +129,13 @@ class StandIns:
                 each.send(_BEAT)
                 self._beats.append((now_s + beat_s(self._total), each))
 
-    def _heard(self, each: _StandIn, body: bytes) -> None:
+    def _heard(self, each: StandIn, body: bytes) -> None:
         known = body[: body.index(b"]")] if body.startswith(_PROPOSAL) else body  # the rest differs by the place
         found = self._replies.get(known)
         if found is None:
             found = self._replies[known] = self._reply(body)
         reply, cycle = found
-        if cycle >= 0 and not (cycle == 0 and each.number == self._total - 1):
+        if cycle >= 0 and not (cycle == 0 and each.number == self._spare):
             self._begun[cycle] = self._begun.get(cycle, 0) + 1
             self.last_s = time.monotonic()
         if reply:

@@ -36,6 +36,7 @@ _PEER = re.compile(r"^(?:send|recv) (\d+)\s*(?:->|<-)\s*(\d+)$")
 _NEAR = 10
 """In so many innermost calls is searched for what a thread waits in."""
 _MOST_RANKS = 1 << 20
+_MOST_CHARACTERS = 1000
 _C10D = "torch/distributed/distributed_c10d.py"
 _PROCESSES = ("/multiprocessing/", "/concurrent/futures/process.py", "/subprocess.py")
 _CHECKPOINTS = ("/dist_checkpointing/", "torch/distributed/checkpoint/")
@@ -151,7 +152,8 @@ class RankSnapshot:
         timeout_s: of the outermost open section, or out of section; None is none.
         enqueued: "backend/group" -> number of the last collective it has entered.
         closing: it had ended its monitoring; gone: its process had ended.
-        raised: the exception that it ends of, "type: message"; that may take it long, or for ever.
+        raised: the exception that it ends of, "type: message", its first 1,000 characters; that may take it long, or
+            for ever.
         raised_s: seconds since then.
         lost: its processes that have ended badly, and that it hasn't asked after, as ``lost_process`` has them.
         waits_for_process: its stack is where Python waits for a process, or for what one sends.
@@ -187,6 +189,10 @@ class RankSnapshot:
     lost: tuple[str, ...] = ()
     waits_for_process: bool = False
     collective_s: Seconds | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.raised) > _MOST_CHARACTERS:  # a message has room for a MiB, and some exceptions are longer
+            object.__setattr__(self, "raised", self.raised[:_MOST_CHARACTERS])
 
     @property
     def is_stopped(self) -> bool:

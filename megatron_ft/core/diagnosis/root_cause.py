@@ -28,6 +28,7 @@ _ALIKE, _ALIKE_S = 0.1, 0.25
 as that one: ranks reach the same line some milliseconds apart, and steps and pauses differ by more."""
 _SHOWN = 4
 _MOST_CANDIDATES = 64
+_MOST_SPANS = 32
 _NOBODY: frozenset[int] = frozenset()
 
 
@@ -70,13 +71,14 @@ def waits_for(notes: Iterable[RankSnapshot]) -> dict[int, frozenset[int]]:
     """
     by_rank = {note.rank: note for note in notes}
     absent = _Absent(by_rank)
+    unions: dict[tuple[frozenset[int], ...], frozenset[int]] = {}
     waits = {}
     for note in by_rank.values():
         if note.gone or note.is_stopped or note.raised:
             missing = _NOBODY
         elif note.in_flight:
-            sets = [_missing(note, each, absent) for each in note.in_flight]
-            missing = sets[0] if len(sets) == 1 else frozenset().union(*sets)
+            sets = tuple(_missing(note, each, absent) for each in note.in_flight)
+            missing = unions.get(sets) or unions.setdefault(sets, frozenset().union(*sets))
         else:
             missing = absent.from_any if note.seems_to_wait else _NOBODY
         # of thousands of ranks that wait for the same ones, all share one set
@@ -189,19 +191,25 @@ def _explanations(waits: Waits) -> set[int]:
     candidates = {next(iter(waits[rank])) for rank in waiting if len(waits[rank]) == 1} if len(waiting) > 1 else waiting
     if len(candidates) > _MOST_CANDIDATES:
         return set(candidates)  # a circle that large: no single one
-    return {rank for rank in candidates if waits.get(rank) and _explains(rank, waits)}
+    alike: dict[frozenset[int], set[int]] = {}
+    for rank in waiting:
+        alike.setdefault(waits[rank], set()).add(rank)
+    return {rank for rank in candidates if waits.get(rank) and _explains(rank, alike)}
 
 
-def _explains(rank: int, waits: Waits) -> bool:
-    """Whether all ranks wait for this one in the end, and for no circle, if this rank itself doesn't wait."""
-    left = {each: others for each, others in waits.items() if each != rank and others}
+def _explains(rank: int, alike: Mapping[frozenset[int], set[int]]) -> bool:
+    """Whether all ranks wait for this one in the end, and for no circle, if this rank itself doesn't wait.
+
+    ``alike``: those for whom ranks wait -> these ranks; of thousands that wait there are few such sets.
+    """
+    left = {others: ranks for others, ranks in alike.items() if ranks != {rank}}
     done = {rank}
     while left:
-        freed = {each for each, others in left.items() if others <= done}
+        freed = [others for others in left if others <= done]
         if not freed:
             return False
-        done |= freed
-        left = {each: others for each, others in left.items() if each not in freed}
+        for others in freed:
+            done |= left.pop(others)
     return True
 
 
@@ -279,7 +287,9 @@ def _undecided(ranks: Sequence[int], by_rank: Mapping[int, RankSnapshot]) -> str
     """The candidates and where they are."""
     places = {rank: place(by_rank[rank]) if rank in by_rank else "of which nothing is known" for rank in ranks[:_SHOWN]}
     told = "; ".join(f"rank {rank} {where}" for rank, where in places.items())
-    more = f"; all candidates: ranks {', '.join(_spans(ranks))}" if len(ranks) > _SHOWN else ""
+    spans = _spans(ranks)
+    rest = f", and more ({len(ranks)} in all)" if len(spans) > _MOST_SPANS else ""
+    more = f"; all candidates: ranks {', '.join(spans[:_MOST_SPANS])}{rest}" if len(ranks) > _SHOWN else ""
     return f"root cause undetermined; candidates: {told}{more}"
 
 

@@ -21,7 +21,6 @@ from megatron_ft.core.job.nodes import GRACE_S, Node, beat_s, lost_s
 from megatron_ft.core.job.notices import Notices
 from megatron_ft.core.job.own_clock import OwnClock
 from megatron_ft.core.job.restart_policy import NodeState, Outcome
-from megatron_ft.core.job.verdict import finished
 
 __all__ = ["Coordinator"]
 
@@ -51,6 +50,8 @@ class Coordinator:
         self._next_cycle = NextCycle(self._consensus, self._nodes)
         self._notices = Notices(self._nodes)
         self._over_s: float | None = None
+        self._end: m.End | None = None
+        """Of the cycle: the same for all launchers that are sent it before the next ``settle``."""
         self._lingers = False
         """Nodes of the last cycle haven't heard that the job has ended, and may yet come."""
         self._is_orphan = False
@@ -161,9 +162,8 @@ class Coordinator:
         if isinstance(message, m.Report):
             cycle.changed(place, message)
         elif isinstance(message, m.Hang) and message.cycle == cycle.decision.cycle:
-            links = cycle.links(self._nodes.values())
-            if cycle.hang(place, message, asked=list(links), now_s=self._clock.now_s):
-                self._out.append(Send([*links.values()], m.Collect(message.cycle, message.passive)))
+            asked = cycle.hang(place, message, self._nodes.values(), self._clock.now_s)
+            self._out += [Send(asked, m.Collect(message.cycle, message.passive))] if asked else []
         elif isinstance(message, m.Suspected | m.Moving) and cycle.passes_on(message, self._clock.now_s):
             self._out.append(Send([at for p, at in cycle.links(self._nodes.values()).items() if p != place], message))
         elif isinstance(message, m.Regroup) and message.cycle == cycle.decision.cycle:
@@ -193,7 +193,7 @@ class Coordinator:
             return here
         leaving = sum(s.state is NodeState.EXCLUDED and s.instance in self._nodes for s in cycle.seats if cycle.lost)
         # of those that the scheduler has started, one that is slow to start may not have come before cycle 0
-        late = 0 if cycle.decision.cycle else max(0, cycle.rules.launchers - self._arrivals)
+        late = 0 if cycle.decision.cycle else max(0, cycle.rules.launchers - max(self._arrivals, cycle.decision.world))
         return here - leaving + cycle.awaited + late
 
     def _gone(self, node: Node, *, silent: bool) -> None:
@@ -223,7 +223,7 @@ class Coordinator:
         if decision.kind is Kind.END:
             self._admission.ended_s, self._over_s = self._clock.now_s, self._clock.now_s + _LINGER_S
             self._lingers = proposal is None or len(proposal.members) < decision.world
-        self._next_cycle.lost_s, before = None, self._cycle
+        self._next_cycle.lost_s, self._end, before = None, None, self._cycle
         if before is not None and before.decision.cycle == decision.cycle and decision.kind is not Kind.CYCLE:
             before.goes_on(decision)
             return
@@ -247,7 +247,7 @@ class Coordinator:
 
     def settle(self, now_s: float) -> list[CoordinatorEffect]:
         """Do what follows from all events so far."""
-        self.needs_settling = False
+        self.needs_settling, self._end = False, None
         self._clock.set(now_s)
         self._alarms = []
         self._look_for_lost()
@@ -325,6 +325,7 @@ class Coordinator:
         """It leads from now on: a node that isn't connected is lost after the same time as one that is silent."""
         cycle, self._next_cycle.lost_s = self._cycle, self._clock.now_s
         if cycle is not None:
+            self._next_cycle.took_over(self._clock.now_s)
             self._clock.mark_unanswered()
             for place, seat in enumerate(cycle.seats):
                 if seat.instance not in self._nodes:
@@ -390,11 +391,10 @@ class Coordinator:
         self._alarms += [at_s for at_s in (self._next_cycle.alarm_s, self._notices.alarm_s) if at_s is not None]
 
     def _end_for(self, nodes: list[Node], cycle: Cycle) -> None:
-        assert cycle.outcome is not None
         running = [node for node in nodes if node.phase is m.Phase.RUNNING and node.link is not None]
         for node in running:
             node.phase = m.Phase.BUSY
         links = [node.link for node in running if node.link is not None]
-        restarts = cycle.restarts(nodes_left=self._nodes_left)
-        text = finished(cycle.seats) if cycle.outcome is Outcome.SUCCEEDED else ""
-        self._out.append(Send(links, m.End(cycle.decision.cycle, cycle.outcome, restarts, text=text)))
+        if links:
+            self._end = self._end or cycle.end(nodes_left=self._nodes_left)
+            self._out.append(Send(links, self._end))

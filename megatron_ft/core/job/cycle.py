@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from megatron_ft.core.diagnosis.exits import CauseKind, describe_hang
@@ -11,11 +11,11 @@ from megatron_ft.core.job import lines
 from megatron_ft.core.job.decisions import Decision
 from megatron_ft.core.job.edge import Send
 from megatron_ft.core.job.hang_diagnosis import HangDiagnosis
-from megatron_ft.core.job.messages import Goodbye, Hang, Moving, Notes, Report, Rules, Standing, Suspected, Verdict
+from megatron_ft.core.job.messages import End, Goodbye, Hang, Moving, Notes, Report, Rules, Standing, Suspected, Verdict
 from megatron_ft.core.job.nodes import Node
 from megatron_ft.core.job.progress import Advance, Reached
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
-from megatron_ft.core.job.verdict import Seat, first_failure, verdict_on
+from megatron_ft.core.job.verdict import Seat, finished, first_failure, verdict_on
 from megatron_ft.core.times import earliest
 
 __all__ = ["Cycle"]
@@ -166,15 +166,21 @@ class Cycle:
         kind = None if goodbye.failed else CauseKind.REQUEST
         self.changed(place, Report(self.decision.cycle, state, goodbye.text, kind=kind))
 
-    def hang(self, place: int, hang: Hang, *, asked: Sequence[int], now_s: float) -> bool:
-        """A rank of that node hangs. Returns whether all nodes are to collect evidence on their ranks now."""
-        if hang.passive and self.review is None and self.diagnosis is None and self.outcome is None:
-            self.review = HangDiagnosis(hang.verdict, None, place, asked=asked, now_s=now_s)
-            return True
-        if hang.passive or self.diagnosis is not None or self.outcome is not None or self.rules.min_healthy:
-            return False
-        self.diagnosis = HangDiagnosis(hang.verdict, hang.reached, place, asked=asked, now_s=now_s)
-        return True
+    def hang(self, place: int, hang: Hang, nodes: Iterable[Node], now_s: float) -> list[int]:
+        """A rank of that node hangs. Returns the connections of those that are to collect evidence on their ranks now.
+
+        Of thousands of nodes that detect the same hang all but the first cost nothing.
+        """
+        is_refused = self.review is not None if hang.passive else self.rules.min_healthy
+        if is_refused or self.diagnosis is not None or self.outcome is not None:
+            return []
+        links, reached = self.links(nodes), None if hang.passive else hang.reached
+        diagnosis = HangDiagnosis(hang.verdict, reached, place, asked=links, now_s=now_s)
+        if hang.passive:
+            self.review = diagnosis
+        else:
+            self.diagnosis = diagnosis
+        return [*links.values()]
 
     def noted(self, place: int, notes: Notes) -> None:
         """Take the evidence that the node at that place has collected."""
@@ -284,9 +290,12 @@ class Cycle:
         if self.verdict is not None and self.verdict.action is Action.RESTART:
             self.shutdown = self.shutdown or (place, text)
 
-    def restarts(self, *, nodes_left: int) -> bool:
-        """Whether another cycle is to follow, as far as is known now."""
-        return self._judge(nodes_left).action is Action.RESTART
+    def end(self, *, nodes_left: int) -> End:
+        """For the launchers: it is over, and whether another one is to follow, as far as is known now."""
+        assert self.outcome is not None
+        restarts = self._judge(nodes_left).action is Action.RESTART
+        text = finished(self.seats) if self.outcome is Outcome.SUCCEEDED else ""
+        return End(self.decision.cycle, self.outcome, restarts, text=text)
 
     def judge(self, now_s: float, *, nodes_left: int) -> Verdict | None:
         """The verdict, once it is known; None before, and when it was returned already."""

@@ -208,7 +208,8 @@ def too_few_left(*, left: int, min_nodes: int) -> str:
 
 def gone_for_good(*, left: int, min_nodes: int, names: Sequence[str]) -> str:
     """Why the job ends: the scheduler starts no launcher again in place of lost ones."""
-    return f"{too_few_left(left=left, min_nodes=min_nodes)}; lost launchers are not restarted: {listed(names)}"
+    told = f": {listed(names)}" if names else ""
+    return f"{too_few_left(left=left, min_nodes=min_nodes)}; lost launchers are not restarted{told}"
 
 
 def _good(good: int, min_nodes: int) -> str:

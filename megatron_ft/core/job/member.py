@@ -253,9 +253,8 @@ class Member:
             case m.Wait(soon=soon):
                 self._unled()
                 is_patient = soon or (self._search.is_first and self.memory.decided is not None)
-                self._until_s = self._clock.now_s + self._chance.uniform(
-                    *(_PATIENCE_S if is_patient else _IMPATIENCE_S)
-                )
+                wait_s = self._chance.uniform(*(_PATIENCE_S if is_patient else _IMPATIENCE_S))
+                self._until_s = self._clock.now_s + wait_s
             case m.Propose():
                 self._proposed(message)
             case m.Commit():
@@ -265,8 +264,8 @@ class Member:
                 self._seek(at_once=True)
             case m.Stay() if self._leaving is not None:
                 self._stay()
-            case m.Dismiss(m.REFUSED) if self.memory.decided is not None:
-                self._seek()  # another job may have got the port of a lost coordinator
+            case m.Dismiss(m.REFUSED) if self.memory.decided is not None or not self._is_at_first_endpoint:
+                self._seek()  # another job may have got the port of a lost coordinator, or of one still to come
             case m.Dismiss(code, text):
                 self._leave(code, text)
             case _:
@@ -352,14 +351,8 @@ class Member:
     def _ended(self, end: m.End) -> None:
         if end.cycle != self.standing.cycle:
             return
-        ended = None if end.lost else end.outcome
         was_running = self.standing.phase is m.Phase.RUNNING
-        self.standing = replace(self.standing, ended=ended or self.standing.ended)
-        if was_running:
-            self.standing = replace(self.standing, phase=m.Phase.BUSY)
-        if end.lost:  # another coordinator mustn't take this node for one that trains
-            report = m.Report(end.cycle, NodeState.UNHEALTHY, end.text, follows=True)
-            self.standing = replace(self.standing, report=report)
+        self.standing = self.standing.after_end(None if end.lost else end.outcome, end.text)
         if was_running or end.lost:
             self._out.append(edge.EndRanks(end))
 
@@ -385,6 +378,10 @@ class Member:
         if self._is_open:  # else the next hello says it
             self._out.append(edge.Transmit(message))
         return self._take()
+
+    @property
+    def _is_at_first_endpoint(self) -> bool:
+        return self._search.address == self.identity.endpoints[0]
 
     @property
     def _nodes(self) -> int:

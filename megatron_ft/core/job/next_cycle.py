@@ -47,6 +47,13 @@ class NextCycle:
         self._arrivals = 0
         self._slots_are_places = False
         """Earlier holders of places aren't known: the slots list only the launchers that have one now."""
+        self._took_over_s: float | None = None
+        """Since when it leads a job that another coordinator led before, whose launchers it needn't all have met."""
+
+    def took_over(self, now_s: float) -> None:
+        """It leads, and there is a decision."""
+        if self._slots_are_places and self._took_over_s is None:
+            self._took_over_s = now_s
 
     def restore_place(self, node: Node) -> None:
         """A launcher reports its place in the last cycle, which this coordinator may not know."""
@@ -59,7 +66,8 @@ class NextCycle:
         if not self._slots_are_places:
             self._slots = self._next_slots
             return
-        self._slots = [Slot(f"{decision.value} {place}", "") for place in range(decision.world)]
+        names = decision.names if len(decision.names) == decision.world else decision.world * ("",)
+        self._slots = [Slot(f"{decision.value} {place}", name) for place, name in enumerate(names)]
         for place, member in ({} if proposal is None else proposal.members).items():
             self._slots[place] = Slot.of(member)
 
@@ -98,7 +106,7 @@ class NextCycle:
         self.alarm_s = self._completion.alarm_s
         if complete:
             self._begin(rules, cycle, ready)
-        elif too_few := self._too_few_for_ever(rules, now_s):
+        elif too_few := self._too_few_for_ever(rules, cycle, now_s):
             self._end_job(cycle, rules.try_again_code, too_few)
         elif self._completion.has_waited_long(rules, now_s):
             more = rules.min_nodes - enough
@@ -106,15 +114,21 @@ class NextCycle:
             text = lines.did_not_come(more, seconds=rules.join_timeout_s, aside=aside)
             self._end_job(cycle, rules.try_again_code, text)
 
-    def _too_few_for_ever(self, rules: Rules, now_s: float) -> str:
+    def _too_few_for_ever(self, rules: Rules, cycle: Cycle | None, now_s: float) -> str:
         """Why too few nodes are left, where lost launchers aren't started again; empty if enough are left."""
         if not rules.launchers:
             return ""
         gone = [node for instance, node in self._known.items() if instance not in self._nodes]
-        back_s = [at_s for node in gone if node.silent and (at_s := node.gone_s + _MAY_BE_BACK_S) > now_s]
+        names, until_s = [node.name for node in gone], [node.gone_s + _MAY_BE_BACK_S for node in gone if node.silent]
         left = rules.launchers - len(gone)
+        if self._took_over_s is not None:
+            unmet = max(0, rules.launchers - len(self._known))
+            left -= unmet
+            until_s += [self._took_over_s + _MAY_BE_BACK_S] * unmet
+            names += [seat.name for seat in cycle.seats if seat.name and not seat.instance] if cycle else []
+        back_s = [at_s for at_s in until_s if at_s > now_s]
         if left + len(back_s) < rules.min_nodes:
-            return lines.gone_for_good(left=left, min_nodes=rules.min_nodes, names=[node.name for node in gone])
+            return lines.gone_for_good(left=left, min_nodes=rules.min_nodes, names=names)
         self.alarm_s = earliest(self.alarm_s, *back_s)
         return ""
 

@@ -112,3 +112,11 @@ class Standing:
     verdict: Verdict | None = None
     shutdown: str = ""
     """A rank of this node has asked for the end of the job, in these words."""
+
+    def after_end(self, outcome: Outcome | None, text: str) -> Standing:
+        """When its cycle has ended. ``outcome`` None: the others have given up this node alone, because of ``text``."""
+        phase = Phase.BUSY if self.phase is Phase.RUNNING else self.phase
+        if outcome is not None:
+            return replace(self, phase=phase, ended=outcome)
+        # another coordinator mustn't take this node for one that trains
+        return replace(self, phase=phase, report=Report(self.cycle, NodeState.UNHEALTHY, text, follows=True))

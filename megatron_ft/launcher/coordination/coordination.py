@@ -110,14 +110,8 @@ class Coordination:
         self._do(self.member.broken(time.monotonic(), silent=silent))
 
     def refused(self, text: str) -> None:
-        """The other end isn't this job's coordinator, or doesn't let this launcher in.
-
-        A launcher that has had a part in the job goes on looking: another job may have the port of a lost coordinator.
-        """
-        if self.member.memory.decided is None:
-            self._leave(edge.Leave(m.REFUSED, text))
-        else:
-            self.failed()
+        """The other end isn't this job's coordinator, or doesn't let this launcher in."""
+        self.heard(m.Dismiss(m.REFUSED, text))
 
     def gave_up(self, text: str) -> None:
         """This launcher can't keep a coordinator alive; where the job begins, there is none then."""

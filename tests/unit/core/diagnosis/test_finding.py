@@ -466,3 +466,28 @@ def test_a_circle_of_thousands_has_no_single_cause_and_is_soon_over() -> None:
     finding = find([sends(rank) for rank in range(5000)], elapsed_s=10.0)
     assert finding.rank is None
     assert len(finding.candidates) == 5000
+
+
+def test_ranks_that_wait_in_the_same_several_collectives_share_one_set_too() -> None:
+    """With overlapped gradient reduction several are in flight on each rank."""
+
+    def both(rank: int) -> RankSnapshot:
+        two = [Collective(group=group, seq=6, op="all_reduce", ranks=range(200)) for group in ("0", "1")]
+        return note(rank, in_flight=tuple(two), enqueued={"/0": 6, "/1": 6}, waits_in="all_reduce")
+
+    waits = waits_for([*map(both, range(100)), *(outside(rank) for rank in range(100, 200))])
+    assert waits[5] == set(range(100, 200))
+    assert len({id(waits[rank]) for rank in range(100)}) == 1
+
+
+def test_a_thousand_candidates_are_told_in_few_words() -> None:
+    ranks = tuple(range(4000))
+    notes = [(outside if rank % 2 else inside)(rank, **({} if rank % 2 else {"ranks": ranks})) for rank in ranks]
+    finding = find(notes, elapsed_s=10.0)
+    assert (finding.rank, len(finding.candidates)) == (None, 2000)
+    assert finding.text.endswith(", 63, and more (2000 in all)")
+    assert len(finding.text) < 500
+
+
+def test_the_message_of_an_exception_has_room_in_a_note_whatever_its_length() -> None:
+    assert note(0, raised="ValueError: " + "x" * 10**7).raised == "ValueError: " + "x" * 988

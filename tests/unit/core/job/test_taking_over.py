@@ -1,0 +1,147 @@
+"""A coordinator takes over a job in the middle: what it works out anew, and what thousands of launchers may cost it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from megatron_ft.core.diagnosis.exits import HangVerdict
+from megatron_ft.core.job import edge
+from megatron_ft.core.job import messages as m
+from megatron_ft.core.job.coordinator import Coordinator
+from megatron_ft.core.job.cycle import Cycle
+from megatron_ft.core.job.decisions import Decision, Held, Kind, Memory
+from megatron_ft.core.job.nodes import Node
+from megatron_ft.core.job.restart_policy import Outcome
+from tests.support.job_machines import RULES, decision, led, links, member
+
+LAST = Decision(0, (0, "old", 1), Kind.CYCLE, 0, 5, 5, 0, names=("h0", "h1", "h2", "h3", "h4"))
+
+
+def hello(place: int | None, rules: m.Rules, name: str = "", **standing: Any) -> m.Hello:
+    """Of a launcher that had that place in ``LAST``, or of one that waits on standby."""
+    if place is None:
+        return m.Hello("job", rules, name, 1, name, standing=m.Standing(m.Phase.READY))
+    memory, stands = Memory((0, "old"), Held(LAST, place, True)), m.Standing(m.Phase.RUNNING, 0, **standing)
+    return m.Hello("job", rules, f"i{place}", 2, f"h{place}", memory=memory, standing=stands)
+
+
+def taken_over(hellos: list[m.Hello]) -> tuple[Coordinator, list[edge.CoordinatorEffect]]:
+    """It leads these launchers, each at the link that is its number in the list; and what it has sent since."""
+    machine, sent = Coordinator("c", founds=False, now_s=0.0), []
+    for link, each in enumerate(hellos):
+        machine.handle(edge.Heard(link, each), 0.0)
+    machine.settle(0.0)
+    for link in range(len(hellos)):
+        sent += machine.handle(edge.Heard(link, m.Follow((1, "c"))), 0.0)
+    sent += machine.settle(0.0)
+    assert machine.leads
+    return machine, sent
+
+
+def until(machine: Coordinator, to_s: float, *, alive: Sequence[int], from_s: float = 0.0) -> list[edge.Send]:
+    """Let time pass, in which these launchers answer and send their beats; what they were sent."""
+    sent: list[edge.Send] = []
+    now_s = from_s
+    while now_s < to_s:
+        now_s = min(to_s, now_s + 0.5)
+        effects = [effect for link in alive for effect in machine.handle(edge.Heard(link, m.Beat()), now_s)]
+        effects += machine.settle(now_s)
+        for each in [effect for effect in effects if isinstance(effect, edge.Send)]:
+            sent.append(each)
+            for link in each.links:
+                if isinstance(each.message, m.Lead):
+                    effects += machine.handle(edge.Heard(link, m.Follow(each.message.term)), now_s)
+                elif isinstance(each.message, m.Propose):
+                    machine.handle(edge.Heard(link, m.Accept(each.message.ballot, "store:1")), now_s)
+    return sent
+
+
+def proposed(sent: Sequence[edge.Send], kind: Kind) -> dict[int, m.Propose]:
+    """Proposals of that kind, by link."""
+    found = [(each.links, each.message) for each in sent if isinstance(each.message, m.Propose)]
+    return {link: message for links, message in found if message.decision.kind is kind for link in links}
+
+
+def test_where_no_launcher_is_started_again_one_that_never_came_to_the_next_coordinator_is_not_waited_for() -> None:
+    rules = m.Rules(min_nodes=5, max_nodes=5, max_restarts=3, launchers=5)
+    machine, _ = taken_over([hello(place, rules) for place in (0, 1, 2, 4)])
+    assert links(until(machine, 6.0, alive=range(4)), m.End) == [0, 1, 2, 3]  # longer than a silence
+    for link in range(4):
+        machine.handle(edge.Heard(link, m.Ready()), 6.0)
+    assert not proposed(until(machine, 69.0, alive=range(4), from_s=6.0), Kind.END)  # it may yet be back
+    ends = proposed(until(machine, 71.0, alive=range(4), from_s=69.0), Kind.END)
+    (end,) = {each.decision for each in ends.values()}
+    assert (end.kind, end.code) == (Kind.END, 94)
+    assert end.text == "4 nodes left, at least 5 required; lost launchers are not restarted: h3"
+
+
+def test_the_launcher_on_the_host_of_a_lost_node_has_its_place_with_the_next_coordinator_too() -> None:
+    rules = m.Rules(min_nodes=5, max_nodes=5, max_restarts=3, last_call_s=0.1)
+    machine, _ = taken_over([hello(place, rules) for place in (0, 3, 4)])
+    for link, host in ((8, "h2"), (9, "h1")):
+        machine.handle(edge.Heard(link, hello(None, rules, host)), 0.5)
+    here = (0, 1, 2, 8, 9)
+    until(machine, 6.0, alive=here, from_s=0.5)
+    for link in range(3):
+        machine.handle(edge.Heard(link, m.Ready()), 6.0)
+    asked = proposed(until(machine, 8.0, alive=here, from_s=6.0), Kind.CYCLE)
+    assert {link: each.place for link, each in asked.items()} == {0: 0, 9: 1, 8: 2, 1: 3, 2: 4}
+
+
+def test_what_launchers_hear_that_come_after_the_end_of_a_cycle_is_worked_out_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[m.End] = []
+    end = Cycle.end
+    monkeypatch.setattr(Cycle, "end", lambda cycle, **more: made.append(end(cycle, **more)) or made[-1])
+    rules = m.Rules(min_nodes=5, max_nodes=5, max_restarts=3)
+    has_ended = hello(0, rules, ended=Outcome.FAILED)
+    _, sent = taken_over([has_ended, *(hello(place, rules) for place in range(1, 5))])
+    assert sorted(links(sent, m.End)) == [0, 1, 2, 3, 4]
+    assert len(made) <= 2  # before and after it leads
+
+
+def test_of_thousands_of_nodes_that_detect_the_same_hang_only_the_first_is_asked_about() -> None:
+    def nobody_looks() -> Iterator[Node]:
+        raise AssertionError("all nodes were looked at once more")
+        yield
+
+    cycle, nodes = Cycle(RULES, decision(size=2)), []
+    for place in (0, 1):
+        node = Node.of(m.Hello("job", RULES, f"i{place}", 1, f"h{place}"), place)
+        node.place, node.link = place, 10 + place
+        cycle.occupied(place, node.instance, node.name)
+        nodes.append(node)
+    hang = m.Hang(
+        0,
+        HangVerdict(
+            rank=1, local_rank=0, kind="section", section="step", elapsed_s=3.0, timeout_s=2.0, iteration=7, at_ns=0
+        ),
+    )
+    assert cycle.hang(1, hang, nodes, 0.0) == [10, 11]
+    assert cycle.hang(0, hang, nobody_looks(), 0.1) == []
+    assert cycle.hang(0, replace(hang, passive=True), nobody_looks(), 0.2) == []
+
+
+def test_another_job_at_a_later_endpoint_ends_no_launcher_that_looks_for_its_own() -> None:
+    refused = m.Dismiss(m.REFUSED, "another job already uses this rendezvous endpoint")
+    machine = member()
+    machine.tick(0.0)
+    machine.failed(0.0)  # nothing listens at the first endpoint yet
+    (connect,) = [effect for effect in machine.tick(0.3) if isinstance(effect, edge.Connect)]
+    assert connect.address != "first:1"
+    machine.opened(0.3)
+    assert not any(isinstance(effect, edge.Leave) for effect in machine.heard(refused, 0.3))
+    # at the first endpoint it is the user's mistake
+    first = member()
+    first.tick(0.0)
+    first.opened(0.0)
+    assert edge.Leave(m.REFUSED, refused.text) in first.heard(refused, 0.0)
+    # but not of a launcher that has had a part in the job
+    part = led(member())
+    part.heard(m.Commit(decision()), 0.0)
+    assert not any(isinstance(effect, edge.Leave) for effect in part.heard(refused, 1.0))
