@@ -97,17 +97,17 @@ class Agent:
             case edge.Continued():
                 self.cycle.excuse_stop(self._turn.now_ns)
             case edge.Abandoned(text) if not self._leaving.abandoned:
-                self._leaving.abandoned = text
+                self._leaving.abandon(text)
                 self._do(Say(lines.abandoned(text)), event_records.abandoned(text))
             case edge.HealthChecked():
-                is_fit = self._health.checked(event, self._turn)
+                is_fit = self._health.take_result(event, self._turn)
                 self.phase = Phase.READY if is_fit else Phase.ASIDE
                 if is_fit:
                     self._get_ready()
             case edge.NodesWaiting(count):
                 self._do(Tell(Regroup(self.cycle.number, lines.members_changed(count))))
             case edge.OthersDone():
-                self._is_done()
+                self._finish_part()
             case ReceivedRequest():
                 self._requested(event)
             case job.Begin() | job.StandBy() | job.EndRanks() | job.Conclude() | job.LeftOut() | job.Leave():
@@ -144,15 +144,13 @@ class Agent:
             self._ending.stop_asked([event.number], self._leaving.hurry, self._turn)
 
     def _requested(self, request: ReceivedRequest) -> None:
-        record = self.cycle.record
         self._do(event_records.request(request))
         if request.action is WorkloadAction.Continue or self._orders.taken is None:
             self._do(Say(request.text))
-        elif request.action is WorkloadAction.ShutdownWorkload:
-            record.shutdown_request = record.shutdown_request or request
+            return
+        self.cycle.record.requested(request)
+        if request.action is WorkloadAction.ShutdownWorkload:
             self._do(Tell(Shutdown(request.text, request.rank)))
-        else:
-            record.exclude_request = record.exclude_request or request
 
     def _do(self, *effects: Effect) -> None:
         self._turn.do(*effects)
@@ -307,7 +305,7 @@ class Agent:
             if self._options.meets_elsewhere:
                 self._do(edge.WaitForOthers())
             else:
-                self._is_done()
+                self._finish_part()
             return
         if self._outcome is Outcome.EXCLUDED:
             self._exclude(record.request_cause(), "")
@@ -324,7 +322,7 @@ class Agent:
         if self._leaving.is_due:
             self._stop()
         elif decision.action is Action.GIVE_UP:
-            self._is_done()
+            self._finish_part()
         else:
             self._do(edge.MetAgain())
             self._join()
@@ -344,7 +342,7 @@ class Agent:
 
     # -- the end of this launcher's part ------------------------------------------------------------------------
 
-    def _is_done(self) -> None:
+    def _finish_part(self) -> None:
         self.phase = Phase.DONE
         if self._orders.left is None:
             self._do(Tell(Ready()))
@@ -371,14 +369,14 @@ class Agent:
         """``well``: no rank of this node has a part in what the others run."""
         if self._leaving.signals:
             self._do(edge.TellStop(0))
-        self._say_goodbye(self._leaving.farewell(well=well or self._ended_well))
+        self._say_goodbye(self._leaving.take_leave(well=well or self._ended_well))
 
     def _exclude(self, cause: Cause, stuck: str) -> None:
         """A rank asked for this node to be left out, or can't be killed: the others go on, if they are enough."""
-        self._say_goodbye(self._leaving.left_out(cause, stuck))
+        self._say_goodbye(self._leaving.leave_out(cause, stuck))
 
     def _say_goodbye(self, goodbye: Goodbye) -> None:
-        self.phase, self._leaving.goodbye = Phase.LEAVING, goodbye
+        self.phase = Phase.LEAVING
         if self._orders.left is None:
             self._do(Tell(goodbye, within_s=self._leaving.within_s))
 

@@ -76,7 +76,7 @@ class Cycle:
         if not self._options.decides_alone:
             self.diagnosis.found(verdict, turn, is_seen=False)
         elif self._deadlines is not None:
-            self.record.places[verdict.rank] = review.text.removeprefix(f"rank {verdict.rank} ")
+            self.record.locate(verdict.rank, review.text.removeprefix(f"rank {verdict.rank} "))
             self.record.found_by_launcher(verdict, turn.now_s, turn.seen)
             self._deadlines.end({verdict.local_rank}, turn)
 
@@ -84,7 +84,7 @@ class Cycle:
         """Something of a rank, or of its monitor, which may tell of an earlier cycle."""
         match event:
             case edge.RankStarted():
-                self.record.started[event.local_rank] = event
+                self.record.created(event)
             case edge.RankExited():
                 self._exited(event, turn)
             case edge.Signalled():

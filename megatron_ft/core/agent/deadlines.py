@@ -82,7 +82,7 @@ class Deadlines:
         if event.local_rank in self._asked:
             self._asked.discard(event.local_rank)
             if event.note.frame:
-                self._record.places[self._record.ranks[event.local_rank]] = f"in {event.note.frame}"
+                self._record.locate(self._record.ranks[event.local_rank], f"in {event.note.frame}")
 
     def excuse_stop(self, now_ns: int) -> None:
         """The whole node was stopped and continued.
@@ -141,14 +141,14 @@ class Deadlines:
             return
         del self._waits[wait.local_rank]
         if wait.kind == "exit" or not is_stopping:
-            self._is_late(wait, elapsed_ns / 1e9, turn)
+            self._report_late(wait, elapsed_ns / 1e9, turn)
 
     def _excuse(self, wait: _Wait, now_ns: int) -> None:
         """Don't count the time since the last check, in which the node may have been stopped. Pauses never count."""
         wait.excused_ns += now_ns - wait.asked_ns - self._pauses.within(wait.asked_ns, now_ns)
         wait.asked_ns = now_ns
 
-    def _is_late(self, wait: _Wait, elapsed_s: float, turn: Turn) -> None:
+    def _report_late(self, wait: _Wait, elapsed_s: float, turn: Turn) -> None:
         local_rank, board = wait.local_rank, turn.seen.boards[wait.local_rank]
         verdict = HangVerdict(
             rank=self._record.ranks[local_rank],
@@ -199,7 +199,7 @@ class Deadlines:
             return
         suspects = [late.local_rank, *others]
         stopped = [local_rank for local_rank in suspects if turn.seen.stopped[local_rank]]
-        self._record.suspects = (verdict, stopped if len(stopped) == 1 else suspects)
+        self._record.suspect(verdict, stopped if len(stopped) == 1 else suspects)
         for local_rank in others:
             self._ask(local_rank, turn, ends=False)
 

@@ -103,7 +103,8 @@ class HangDiagnosis:
             tell_notes(turn, self._number, notes)
         elif self._verdict is not None:
             are_all = not self._options.meets_elsewhere
-            found = self._record.found = blamed(notes, self._verdict, are_all=are_all, several=False)
+            found = blamed(notes, self._verdict, are_all=are_all, several=False)
+            self._record.blame(found)
             if found is not None:
                 turn.do(*event_records.finding(self._record.cycle, found))
             self.close(turn)

@@ -27,8 +27,8 @@ class HealthGate:
         """The others do without this node."""
         return self._failures > 0
 
-    def checked(self, event: HealthChecked, turn: Turn) -> bool:
-        """Whether it is fit."""
+    def take_result(self, event: HealthChecked, turn: Turn) -> bool:
+        """Log the result of a check, and tell of it; returns whether the node is fit."""
         turn.do(event_records.node_health(event))
         if not event.ended:
             if self._failures:

@@ -42,6 +42,10 @@ class Leaving:
         if event.again:
             self.hurry = self.hurry or event.number
 
+    def abandon(self, text: str) -> None:
+        """It can't go on where it is, for that reason."""
+        self.abandoned = text
+
     @property
     def is_due(self) -> bool:
         """Whether it leaves of its own accord."""
@@ -57,16 +61,19 @@ class Leaving:
         """So long an answer to its goodbye is waited for."""
         return _EXCLUDED_S if self.is_excluded else _GOODBYE_S
 
-    def farewell(self, *, well: bool) -> Goodbye:
-        """The message to the others. ``well``: no rank of this node has ended otherwise than with 0."""
+    def take_leave(self, *, well: bool) -> Goodbye:
+        """Leave; returns what to tell the others. ``well``: no rank of this node has ended otherwise than with 0."""
         if self.signals:
-            return Goodbye(f"its launcher received {self.signals[0].name}", well=well)
-        return Goodbye(self.abandoned, failed=True)
+            self.goodbye = Goodbye(f"its launcher received {self.signals[0].name}", well=well)
+        else:
+            self.goodbye = Goodbye(self.abandoned, failed=True)
+        return self.goodbye
 
-    def left_out(self, cause: Cause, stuck: str) -> Goodbye:
+    def leave_out(self, cause: Cause, stuck: str) -> Goodbye:
         """The same where a rank asked for this node to be left out, or processes (in words) can't be killed."""
         self.cause, self._stuck = cause, stuck
-        return Goodbye(f"{stuck} can't be killed" if stuck else cause.text, excluded=True)
+        self.goodbye = Goodbye(f"{stuck} can't be killed" if stuck else cause.text, excluded=True)
+        return self.goodbye
 
     def over(self) -> Over:
         """How it ends for a launcher that leaves of its own accord."""

@@ -29,6 +29,10 @@ class Admission:
         self._elsewhere = elsewhere
         self._until_s = float("inf")
 
+    def job_ended(self, now_s: float) -> None:
+        """The end of the job was decided."""
+        self.ended_s = now_s
+
     def answer(self, hello: Hello, *, leads: bool, now_s: float) -> Dismiss | Elsewhere | Wait | None:
         """What to tell a launcher that isn't let in; None if it is. ``leads``: the job is coordinated here."""
         if self.rules is None:

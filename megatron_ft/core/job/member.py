@@ -165,7 +165,7 @@ class Member:
         """Try the next address."""
         if self._is_open:
             self._out.append(edge.Disconnect())
-        self._search.is_first = self._search.is_first and not self._is_answered
+        self._search.tried(is_answered=self._is_answered)
         self._unled()
         self._is_open, self._until_s = False, None
         wait_s = 0.0 if at_once else self._chance.uniform(*_RETRY_S)

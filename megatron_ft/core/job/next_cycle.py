@@ -53,6 +53,14 @@ class NextCycle:
         if self._slots_are_places and node.place is not None:
             self._slots[node.place] = Slot.of(node)
 
+    def node_lost(self, now_s: float) -> None:
+        """A node is lost, or may be, that may still be a voter."""
+        self.lost_s = now_s
+
+    def decided(self) -> None:
+        """There is a new last decision; no node has been lost since."""
+        self.lost_s = None
+
     def cycle_began(self, decision: Decision, proposal: Proposal | None) -> None:
         """A cycle was decided, by this coordinator's proposal or before it came."""
         self._slots_are_places = proposal is None or not proposal.is_new
@@ -86,7 +94,7 @@ class NextCycle:
                 self._end_job(cycle, *((1, cycle.shutdown_words) if cycle.shutdown else ending))
             return
         enough = usable(ready, rules.segment) if rules.segment else len(ready)
-        complete = self._completion.is_complete(
+        complete = self._completion.update(
             rules,
             ready=enough,
             awaited=awaited,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from megatron_ft.core.hosts import natural
-from megatron_ft.core.job.decisions import Beside, Decision, Held, Memory
+from megatron_ft.core.job.decisions import Accepted, Beside, Decision, Held, Memory, Term
 from megatron_ft.core.job.messages import Hello, Phase, Standing
 from megatron_ft.core.job.progress import Advance
 
@@ -72,6 +72,56 @@ class Node:
             domain=hello.domain,
             bad=hello.bad,
         )
+
+    def connected(self, link: int, hello: Hello, now_s: float) -> None:
+        """It has said hello on that connection, with all that it remembers."""
+        self.link, self.session, self.heard_s, self.owns = link, hello.session, now_s, hello.owns
+        self.found_silent = hello.found_silent
+        self.memory, self.standing, self.phase = hello.memory, hello.standing, hello.standing.phase
+
+    def disconnected(self, now_s: float, *, silent: bool) -> None:
+        """Its connection has ended; ``silent``: for another reason than the end of its process."""
+        self.link, self.silent, self.gone_s = None, silent, now_s
+
+    def ended(self, now_s: float) -> None:
+        """Its process is known to have ended: it doesn't come back."""
+        self.gone_s = now_s - GRACE_S
+
+    def heard(self, now_s: float) -> None:
+        """A message of it has come."""
+        self.heard_s = now_s
+
+    def enter(self, phase: Phase) -> None:
+        """That is what it is about now."""
+        self.phase = phase
+
+    def begin(self, cycle: int) -> None:
+        """It is told to start the ranks of that cycle."""
+        self.phase, self.standing = Phase.RUNNING, Standing(Phase.RUNNING, cycle)
+
+    def follow(self, term: Term, accepted: Accepted | None) -> bool:
+        """It follows the coordinator's term, and has accepted that; returns False if it followed before."""
+        followed, self.follows = self.follows, True
+        self.memory = Memory(term, self.memory.decided, accepted)
+        return not followed
+
+    def unfollow(self) -> None:
+        """It isn't known to follow any more."""
+        self.follows = False
+
+    def accept(self, accepted: Accepted) -> None:
+        """It has accepted a proposal."""
+        self.memory = replace(self.memory, accepted=accepted)
+
+    def learn(self, decided: Held) -> None:
+        """A decision was sent to it."""
+        self.memory = replace(self.memory, decided=decided, accepted=None)
+
+    def seat(self, decision: Decision | None) -> None:
+        """Find its place and its vote in the last decision; None: there is none yet."""
+        held = None if decision is None else self.held(decision)
+        self.place = None if held is None else held.place
+        self.votes = held is not None and held.votes
 
     def awaited_until_s(self, *, silence_s: float, slept_s: float) -> float:
         """When it counts as lost, if its connection has ended and it isn't back by then."""

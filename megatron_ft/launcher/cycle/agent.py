@@ -192,7 +192,7 @@ class FaultTolerantAgent(LocalElasticAgent):
             self._hear(edge.Continued())
         for number, again in self._launcher.signals.take_requests():
             for worker in self._workers.values():
-                worker.check_ended()  # a rank that has ended by then isn't signalled
+                worker.poll_end()  # a rank that has ended by then isn't signalled
             self._hear(edge.StopAsked(number, again))
 
     def _started(self, worker: Worker) -> None:

@@ -151,7 +151,7 @@ class ForkingSpawner:
         self.reactor.watch(server.channel_fd, lambda: self._take(server))
         self.reactor.watch(server.pidfd, lambda: self._ended(server), Priority.DEATH)
         left_s = server.started_s + self.timeout_s - time.monotonic()
-        self.reactor.call_later(max(0.0, left_s), lambda: self._is_late(server))
+        self.reactor.call_later(max(0.0, left_s), lambda: self._kill_if_late(server))
 
     def _take(self, server: ServerProcess) -> None:
         for message in server.read():
@@ -164,10 +164,9 @@ class ForkingSpawner:
                 )
                 self._say_once(lines.forked_at(where, what), lines.forked_at(where, what, took_s), self.announce)
 
-    def _is_late(self, server: ServerProcess) -> None:
+    def _kill_if_late(self, server: ServerProcess) -> None:
         if not (server.is_ready or server.is_gone):
-            server.unfit = f"no fork point reached in {self.timeout_s:g} s (--ft-preload-timeout)"
-            server.kill()
+            server.reject(f"no fork point reached in {self.timeout_s:g} s (--ft-preload-timeout)")
 
     def _ended(self, server: ServerProcess) -> None:
         self._take(server)  # its last words

@@ -141,7 +141,7 @@ def test_half_of_many_places_are_filled_anew_without_comparing_every_node_with_e
 
 def complete(completion: RoundCompletion, ready: int, *, last: int, now_s: float, **more: Any) -> bool:
     values = {"awaited": False, "patient": False, "arrivals": 0, **more}
-    return completion.is_complete(RULES, ready=ready, last=last, now_s=now_s, **values)
+    return completion.update(RULES, ready=ready, last=last, now_s=now_s, **values)
 
 
 def test_when_a_round_is_complete() -> None:
@@ -364,9 +364,9 @@ HANG = HangVerdict(
 def test_what_all_nodes_tell_at_once_is_passed_on_once() -> None:
     cycle = Cycle(RULES, decision(cycle=2))
     asked, moving = m.Suspected(2, 1.0), m.Moving(2, "rank 3 has begun an iteration")
-    assert [cycle.passes_on(each, 10.0) for each in (asked, asked, moving, moving)] == [True, False, True, False]
-    assert [cycle.passes_on(asked, now_s) for now_s in (10.4, 10.6)] == [False, True]
-    assert not cycle.passes_on(m.Suspected(1, 1.0), 20.0), "it is of a cycle that is over"
+    assert [cycle.admit(each, 10.0) for each in (asked, asked, moving, moving)] == [True, False, True, False]
+    assert [cycle.admit(asked, now_s) for now_s in (10.4, 10.6)] == [False, True]
+    assert not cycle.admit(m.Suspected(1, 1.0), 20.0), "it is of a cycle that is over"
 
 
 def test_names_of_a_decision_that_do_not_fit_its_world_are_not_used() -> None:
