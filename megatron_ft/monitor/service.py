@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from megatron_ft.core.board.hang_detector import Action, Overdue
 from megatron_ft.core.board.layout import BoardDamagedError
-from megatron_ft.core.diagnosis.rank_snapshot import LOOK_S
+from megatron_ft.core.diagnosis.rank_snapshot import EVIDENCE_S
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.messages.monitor import (
     ORDERS,
@@ -305,7 +305,7 @@ class MonitorService:
     def _end_hung(self, watched: WatchedRank, verdict: Overdue) -> None:
         """From here on the rank is ended, whatever can or can't be seen of it."""
         observe_only, now_ns = self._settings.observe_only, time.monotonic_ns()
-        deadline_ns = now_ns + round(LOOK_S * 1e9)
+        deadline_ns = now_ns + round(EVIDENCE_S * 1e9)
         if not observe_only:
             # the launcher says when it has seen the other ranks, who would fall if this one did
             due_at = (deadline_ns if self._has_launcher else now_ns) / 1e9

@@ -10,7 +10,7 @@ from megatron_ft.core.agent.turn import Options
 from megatron_ft.core.diagnosis.exits import Cause
 from megatron_ft.core.job.edge import Leave
 from megatron_ft.core.job.messages import Goodbye, Verdict
-from megatron_ft.core.job.restart_policy import Action, Decision
+from megatron_ft.core.job.restart_policy import Action, RestartDecision
 
 __all__ = ["Leaving", "stopped"]
 
@@ -89,7 +89,7 @@ class Leaving:
         # 0: a scheduler that ends the whole job when one node's task fails would undo what was asked for
         return Over(Exit.EXCLUDED, 1 if self._job_ends(left) else 0, left.text), left.text if self._stuck else ""
 
-    def decision(self, left: Leave, *, restarts_left: int) -> Decision:
+    def decision(self, left: Leave, *, restarts_left: int) -> RestartDecision:
         """What is done where its node is left out; ``left`` says whether the others can go on."""
         stuck = self._stuck
         reason = f"{stuck} can't be killed, this node leaves the job" if stuck else "this node leaves the job"
@@ -97,7 +97,7 @@ class Leaving:
             reason = f"{stuck} can't be killed, giving up"
         elif not stuck and self._job_ends(left):
             reason = f"{reason}, which ends: {left.text}"
-        return Decision(action=Action.GIVE_UP, restarts_left=restarts_left, reason=reason)
+        return RestartDecision(action=Action.GIVE_UP, restarts_left=restarts_left, reason=reason)
 
     def _job_ends(self, left: Leave) -> bool:
         options = self._options

@@ -138,9 +138,9 @@ class Coordinator:
             case m.Accept(ballot, store):
                 self._consensus.accepted(node, ballot, store)
             case m.Ready():
-                node.enter(m.Phase.READY)
+                node.enter(m.NodePhase.READY)
             case m.Aside():
-                node.enter(m.Phase.ASIDE)
+                node.enter(m.NodePhase.ASIDE)
             case m.Goodbye():
                 self._goodbye(node, link, message)
             case _:
@@ -184,7 +184,7 @@ class Coordinator:
     @property
     def _nodes_left(self) -> int:
         """How many nodes could take part in another cycle, as far as is known."""
-        cycle, here = self._cycle, sum(node.phase is not m.Phase.EXCLUDED for node in self._nodes.values())
+        cycle, here = self._cycle, sum(node.phase is not m.NodePhase.EXCLUDED for node in self._nodes.values())
         if cycle is None:
             return here
         leaving = sum(s.state is NodeState.EXCLUDED and s.instance in self._nodes for s in cycle.seats if cycle.lost)
@@ -232,14 +232,14 @@ class Coordinator:
                 cycle.missing(place, self._clock.now_s)
             else:
                 cycle.occupied(place, member.instance, member.name)
-                member.enter(m.Phase.RUNNING)
+                member.enter(m.NodePhase.RUNNING)
         self._next_cycle.cycle_began(decision, proposal)
         if proposal is None or not proposal.is_new:
             for node in self._nodes.values():
                 if node.link is not None:
                     self._seat(node)
                 if node.follows and node.place is not None and decision.kind is Kind.CYCLE:
-                    node.enter(m.Phase.RUNNING)  # it is told so now
+                    node.enter(m.NodePhase.RUNNING)  # it is told so now
 
     # -- what follows -----------------------------------------------------------------------------------------
 
@@ -345,8 +345,8 @@ class Coordinator:
                 node.begin(decision.cycle)
         if not seated:
             waits = node.standing.ended is not None and node.standing.verdict is None  # for a verdict that it won't get
-            if node.phase is m.Phase.RUNNING or (waits and node.phase is m.Phase.BUSY):
-                node.enter(m.Phase.BUSY)
+            if node.phase is m.NodePhase.RUNNING or (waits and node.phase is m.NodePhase.BUSY):
+                node.enter(m.NodePhase.BUSY)
                 text = cycle.lost_words(node)
                 self._out.append(Send([link], m.End(node.standing.cycle, Outcome.MEMBERSHIP, True, True, text)))
             return
@@ -364,7 +364,7 @@ class Coordinator:
             return
         cycle.lose_missing(lost_s(len(self._nodes)), self._clock.now_s, self._consensus.voters().values())
         nodes = self._nodes.values() if rules.at_once else ()
-        ready = sum(node.phase is m.Phase.READY and node.follows for node in nodes)
+        ready = sum(node.phase is m.NodePhase.READY and node.follows for node in nodes)
         room = rules.max_nodes - cycle.decision.world + cycle.lost
         self._out += cycle.reviewed(self._clock.now_s, self._nodes.values())
         is_news = cycle.take_news()
@@ -390,9 +390,9 @@ class Coordinator:
 
     def _end_for(self, nodes: list[Node], cycle: Cycle) -> None:
         assert cycle.outcome is not None
-        running = [node for node in nodes if node.phase is m.Phase.RUNNING and node.link is not None]
+        running = [node for node in nodes if node.phase is m.NodePhase.RUNNING and node.link is not None]
         for node in running:
-            node.enter(m.Phase.BUSY)
+            node.enter(m.NodePhase.BUSY)
         links = [node.link for node in running if node.link is not None]
         restarts = cycle.restarts(nodes_left=self._nodes_left)
         text = finished(cycle.seats) if cycle.outcome is Outcome.SUCCEEDED else ""

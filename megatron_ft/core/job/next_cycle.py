@@ -9,7 +9,7 @@ from megatron_ft.core.job.bad_node_tracker import BadNodeTracker
 from megatron_ft.core.job.consensus import Consensus, Proposal
 from megatron_ft.core.job.cycle import Cycle
 from megatron_ft.core.job.decisions import Decision, Kind
-from megatron_ft.core.job.messages import Phase, Rules
+from megatron_ft.core.job.messages import NodePhase, Rules
 from megatron_ft.core.job.nodes import Node, Slot, choose
 from megatron_ft.core.job.progress import furthest
 from megatron_ft.core.job.restart_policy import Action, Outcome
@@ -76,7 +76,7 @@ class NextCycle:
         self.alarm_s = None
         if self._arrivals != arrivals:  # with thousands of nodes, not each time
             self._arrivals = arrivals
-            self._known.update((i, node) for i, node in self._nodes.items() if node.phase is not Phase.EXCLUDED)
+            self._known.update((i, node) for i, node in self._nodes.items() if node.phase is not NodePhase.EXCLUDED)
         if self._consensus.proposal is None and (cycle is None or cycle.outcome is not None):
             self._gather(rules, cycle, arrivals, now_s)
         if self._consensus.proposal is None and cycle is not None:
@@ -84,7 +84,7 @@ class NextCycle:
 
     def _gather(self, rules: Rules, cycle: Cycle | None, arrivals: int, now_s: float) -> None:
         """No cycle runs: begin the next one, or end the job, when its nodes are ready for it."""
-        ready = [node for node in self._nodes.values() if node.phase is Phase.READY and node.follows]
+        ready = [node for node in self._nodes.values() if node.phase is NodePhase.READY and node.follows]
         awaited = (cycle is not None and cycle.awaited > 0) or any(is_awaited(node) for node in self._nodes.values())
         if cycle is not None and (
             cycle.shutdown or cycle.verdict is None or cycle.verdict.action is not Action.RESTART
@@ -110,7 +110,7 @@ class NextCycle:
             self._end_job(cycle, rules.try_again_code, too_few)
         elif self._completion.has_waited_long(rules, now_s):
             more = rules.min_nodes - enough
-            aside = sum(node.phase is Phase.ASIDE for node in self._nodes.values())
+            aside = sum(node.phase is NodePhase.ASIDE for node in self._nodes.values())
             text = lines.did_not_come(more, seconds=rules.join_timeout_s, aside=aside)
             self._end_job(cycle, rules.try_again_code, text)
 
@@ -201,4 +201,4 @@ def is_awaited(node: Node) -> bool:
     """Whether no cycle begins before this node is ready, or known to be lost."""
     if node.place is None:
         return False
-    return node.link is None or not node.follows or node.phase in (Phase.BUSY, Phase.RUNNING)
+    return node.link is None or not node.follows or node.phase in (NodePhase.BUSY, NodePhase.RUNNING)

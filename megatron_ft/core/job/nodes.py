@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from megatron_ft.core.hosts import natural
 from megatron_ft.core.job.decisions import Accepted, Beside, Decision, Held, Memory, Term
-from megatron_ft.core.job.messages import Hello, Phase, Standing
+from megatron_ft.core.job.messages import Hello, NodePhase, Standing
 from megatron_ft.core.job.progress import Advance
 
 __all__ = ["GRACE_S", "Node", "Slot", "beat_s", "choose", "in_order", "instances_of", "lost_s", "names_of"]
@@ -43,7 +43,7 @@ class Node:
     gone_s: float = 0.0
     silent: bool = False
     follows: bool = False
-    phase: Phase = Phase.BUSY
+    phase: NodePhase = NodePhase.BUSY
     before: Advance = Advance()  # noqa: RUF009 - frozen
     """How far earlier lives of the job have got."""
     bad: str = ""
@@ -91,13 +91,13 @@ class Node:
         """A message of it has come."""
         self.heard_s = now_s
 
-    def enter(self, phase: Phase) -> None:
+    def enter(self, phase: NodePhase) -> None:
         """That is what it is about now."""
         self.phase = phase
 
     def begin(self, cycle: int) -> None:
         """It is told to start the ranks of that cycle."""
-        self.phase, self.standing = Phase.RUNNING, Standing(Phase.RUNNING, cycle)
+        self.phase, self.standing = NodePhase.RUNNING, Standing(NodePhase.RUNNING, cycle)
 
     def follow(self, term: Term, accepted: Accepted | None) -> bool:
         """It follows the coordinator's term, and has accepted that; returns False if it followed before."""

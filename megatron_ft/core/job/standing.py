@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 from megatron_ft.core.diagnosis.exits import Cause, CauseKind
 from megatron_ft.core.job import lines
 from megatron_ft.core.job.progress import Reached
-from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
-from megatron_ft.core.job.restart_policy import Decision as Follows
+from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome, RestartDecision
 
-__all__ = ["Phase", "Report", "Standing", "Verdict"]
+__all__ = ["NodePhase", "Report", "Standing", "Verdict"]
 
 
-class Phase(enum.Enum):
+class NodePhase(enum.Enum):
     """What a node is about."""
 
     BUSY = "busy"
@@ -85,9 +84,9 @@ class Verdict:
         why = Cause(kind=self.kind, text=text, rank=self.rank, iteration=self.iteration, detail=self.detail)
         return replace(why, host=self.name)
 
-    def decision(self) -> Follows:
+    def decision(self) -> RestartDecision:
         """What follows."""
-        return Follows(
+        return RestartDecision(
             action=self.action,
             restarts_left=self.restarts_left,
             reason=self.reason,
@@ -105,7 +104,7 @@ class Standing:
         verdict: why, if that was sent, too.
     """
 
-    phase: Phase = Phase.BUSY
+    phase: NodePhase = NodePhase.BUSY
     cycle: int = -1
     report: Report | None = None
     ended: Outcome | None = None
