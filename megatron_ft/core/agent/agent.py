@@ -194,9 +194,7 @@ class Agent:
             self._over(Over(Exit.LEFT, left.code, text))
         elif self.phase is AgentPhase.JOINING and not self._options.checks_health:
             self._get_ready()
-        elif self.phase is AgentPhase.JOINING or (
-            self.phase is AgentPhase.ASIDE and self._turn.now_ns >= self._health.retry_ns
-        ):
+        elif self.phase is AgentPhase.JOINING or (self.phase is AgentPhase.ASIDE and self._health.is_due(self._turn)):
             self.phase = AgentPhase.CHECKING
             self._do(edge.CheckHealth())
         elif self.phase is AgentPhase.READY and self._orders.has_begun:

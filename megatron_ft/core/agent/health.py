@@ -27,6 +27,10 @@ class HealthGate:
         """The others do without this node."""
         return self._failures > 0
 
+    def is_due(self, turn: Turn) -> bool:
+        """Whether the node is to be checked again."""
+        return turn.now_ns >= self.retry_ns
+
     def take_result(self, event: HealthChecked, turn: Turn) -> bool:
         """Log the result of a check, and tell of it; returns whether the node is fit."""
         turn.do(event_records.node_health(event))

@@ -54,7 +54,7 @@ class Admission:
         return hello.job != self.job or (not hello.names_life and hello.up_s < now_s - self.ended_s)
 
     def moved(self, moved: Moved, now_s: float) -> bool:
-        """Whether that is news of this job, which has no cycle here."""
+        """Take note of where this job, which has no cycle here, is coordinated; returns False if it is another job."""
         if self.job not in ("", moved.job):
             return False
         self._elsewhere, self._until_s = moved.address, now_s + 3 * MOVED_S

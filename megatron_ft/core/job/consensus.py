@@ -289,7 +289,7 @@ class Consensus:
         if proposal is None or proposal.ballot != ballot or not node.follows:
             return
         held = self._held(proposal, node)
-        node.accept(Accepted(ballot, held))
+        node.accept(ballot, held)
         if node.place is not None and self._here.get(node.place) is node:
             proposal.voters.add(node.place)
         proposal.founder |= node.owns

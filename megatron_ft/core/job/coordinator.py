@@ -14,11 +14,11 @@ from megatron_ft.core.job.consensus import Consensus, Proposal
 from megatron_ft.core.job.cycle import Cycle
 from megatron_ft.core.job.decisions import Held, Kind
 from megatron_ft.core.job.edge import Broken, CoordinatorEffect, CoordinatorEvent, Drop, Judged, Quit, Send
-from megatron_ft.core.job.next_cycle import NextCycle
+from megatron_ft.core.job.next_cycle import NextCycle, nodes_left
 from megatron_ft.core.job.nodes import Node, beat_s, lost_s
 from megatron_ft.core.job.notices import Notices
 from megatron_ft.core.job.own_clock import OwnClock
-from megatron_ft.core.job.restart_policy import NodeState, Outcome
+from megatron_ft.core.job.restart_policy import Outcome
 from megatron_ft.core.job.verdict import finished
 
 __all__ = ["Coordinator"]
@@ -174,23 +174,12 @@ class Coordinator:
             cycle.farewell(place, goodbye, self._clock.now_s)
         self._gone(node, silent=False)
         del self._nodes[node.instance], self._absent[node.instance]
-        few = "" if cycle is None or not goodbye.excluded else cycle.too_few(self._nodes_left)
-        stays = goodbye.excluded and not few and self._nodes_left
-        self._out.append(Send([link], m.Stay() if stays else m.Dismiss(1 if few else goodbye.code, few)))
+        left = nodes_left(cycle, self._nodes, self._arrivals) if goodbye.excluded else 0
+        few = "" if cycle is None or not goodbye.excluded else cycle.too_few(left)
+        self._out.append(Send([link], m.Stay() if left and not few else m.Dismiss(1 if few else goodbye.code, few)))
         if few and cycle is not None:
             cycle.give_up_round(place, f"{goodbye.text}; {few}")
         self._next_cycle.node_lost(self._clock.now_s)
-
-    @property
-    def _nodes_left(self) -> int:
-        """How many nodes could take part in another cycle, as far as is known."""
-        cycle, here = self._cycle, sum(node.phase is not m.NodePhase.EXCLUDED for node in self._nodes.values())
-        if cycle is None:
-            return here
-        leaving = sum(s.state is NodeState.EXCLUDED and s.instance in self._nodes for s in cycle.seats if cycle.lost)
-        # of those that the scheduler has started, one that is slow to start may not have come before cycle 0
-        late = 0 if cycle.decision.cycle else max(0, cycle.rules.launchers - self._arrivals)
-        return here - leaving + cycle.awaited + late
 
     def _gone(self, node: Node, *, silent: bool) -> None:
         assert node.link is not None
@@ -373,10 +362,11 @@ class Coordinator:
                 self._end_for(list(self._nodes.values()), cycle)
             if cycle.verdict is not None:
                 self._out.append(Send(list(self._links), cycle.verdict))
-        is_open = cycle.outcome is not None and cycle.verdict is None
-        if is_open and (verdict := cycle.judge(self._clock.now_s, nodes_left=self._nodes_left)) is not None:
-            self._out += [Judged(verdict), Send(list(self._links), verdict)]
-            self._next_cycle.bad_nodes.record_verdict(cycle)
+        if cycle.outcome is not None and cycle.verdict is None:
+            left = nodes_left(cycle, self._nodes, self._arrivals)
+            if (verdict := cycle.judge(self._clock.now_s, nodes_left=left)) is not None:
+                self._out += [Judged(verdict), Send(list(self._links), verdict)]
+                self._next_cycle.bad_nodes.record_verdict(cycle)
         if cycle.alarm_s is not None:
             self._alarms.append(cycle.alarm_s)
 
@@ -394,6 +384,6 @@ class Coordinator:
         for node in running:
             node.enter(m.NodePhase.BUSY)
         links = [node.link for node in running if node.link is not None]
-        restarts = cycle.restarts(nodes_left=self._nodes_left)
+        restarts = cycle.restarts(nodes_left=nodes_left(cycle, self._nodes, self._arrivals))
         text = finished(cycle.seats) if cycle.outcome is Outcome.SUCCEEDED else ""
         self._out.append(Send(links, m.End(cycle.decision.cycle, cycle.outcome, restarts, text=text)))

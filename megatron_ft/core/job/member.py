@@ -14,7 +14,7 @@ from dataclasses import replace
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.admission import MOVED_S
-from megatron_ft.core.job.decisions import Accepted, Beside, Held, Kind, Memory, Term
+from megatron_ft.core.job.decisions import Beside, Held, Kind, Memory, Term
 from megatron_ft.core.job.identity import Identity
 from megatron_ft.core.job.nodes import beat_s, lost_s
 from megatron_ft.core.job.own_clock import OwnClock
@@ -299,7 +299,7 @@ class Member:
         if term < self.memory.promised:
             self._out.append(edge.Transmit(m.Newer(self.memory.promised)))
             return
-        self.memory = replace(self.memory, promised=term)
+        self.memory = self.memory.follow(term)
         self.is_led, self._is_cut_off, self._until_s = True, False, None
         self._search.found()
         if self._owned not in ("", self._search.address):
@@ -308,18 +308,11 @@ class Member:
         self._announce()
 
     def _proposed(self, proposal: m.Propose) -> None:
-        if (
-            self._leaving is not None
-            or proposal.ballot[:2] < self.memory.promised
-            or proposal.decision.number <= self.memory.number
-        ):
-            return
-        accepted = self.memory.accepted
-        if accepted is not None and accepted.ballot > proposal.ballot:
+        if self._leaving is not None or not self.memory.may_accept(proposal.ballot, proposal.decision):
             return
         self._search.candidates(proposal.candidates, are_decided=False)
         held = Held(proposal.decision, proposal.place, proposal.votes)
-        self.memory = replace(self.memory, accepted=Accepted(proposal.ballot, held))
+        self.memory = self.memory.accept(proposal.ballot, held)
         if held.place == 0 and held.decision.kind is Kind.CYCLE:
             self._out.append(edge.OpenStore(held))
         else:
@@ -340,7 +333,7 @@ class Member:
         if decision.number <= self.memory.number:
             return
         held = replace(self.memory.held(decision, self.identity.instance) or Held(decision), store=commit.store)
-        self.memory = replace(self.memory, decided=held, accepted=None)
+        self.memory = self.memory.learn(held)
         if decision.kind is Kind.END:
             self._leave(decision.code, decision.text, is_of_all=True)
         elif held.starts_ranks(self.standing.cycle):

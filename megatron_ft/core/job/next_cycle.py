@@ -12,12 +12,12 @@ from megatron_ft.core.job.decisions import Decision, Kind
 from megatron_ft.core.job.messages import NodePhase, Rules
 from megatron_ft.core.job.nodes import Node, Slot, choose
 from megatron_ft.core.job.progress import furthest
-from megatron_ft.core.job.restart_policy import Action, Outcome
+from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
 from megatron_ft.core.job.round_completion import RoundCompletion
 from megatron_ft.core.job.segments import choose_segments, usable
 from megatron_ft.core.times import earliest
 
-__all__ = ["NextCycle", "is_awaited", "seated"]
+__all__ = ["NextCycle", "is_awaited", "nodes_left", "seated"]
 
 _MAY_BE_BACK_S = 70.0
 """A launcher that is cut off has given up looking for the others by then."""
@@ -190,6 +190,17 @@ def seated(cycle: Cycle | None, nodes: Mapping[str, Node]) -> dict[int, Node]:
     return {
         node.place: node for node in nodes.values() if node.follows and node.place is not None and cycle.is_seated(node)
     }
+
+
+def nodes_left(cycle: Cycle | None, nodes: Mapping[str, Node], arrivals: int) -> int:
+    """How many nodes could take part in another cycle, as far as is known; ``arrivals``: launchers that ever came."""
+    here = sum(node.phase is not NodePhase.EXCLUDED for node in nodes.values())
+    if cycle is None:
+        return here
+    leaving = sum(s.state is NodeState.EXCLUDED and s.instance in nodes for s in cycle.seats if cycle.lost)
+    # of those that the scheduler has started, one that is slow to start may not have come before cycle 0
+    late = 0 if cycle.decision.cycle else max(0, cycle.rules.launchers - arrivals)
+    return here - leaving + cycle.awaited + late
 
 
 def _is_coming(node: Node, cycle: Cycle) -> bool:

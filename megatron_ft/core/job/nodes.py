@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from megatron_ft.core.hosts import natural
-from megatron_ft.core.job.decisions import Accepted, Beside, Decision, Held, Memory, Term
+from megatron_ft.core.job.decisions import Accepted, Ballot, Beside, Decision, Held, Memory, Term
 from megatron_ft.core.job.messages import Hello, NodePhase, Standing
 from megatron_ft.core.job.progress import Advance
 
@@ -109,13 +109,13 @@ class Node:
         """It isn't known to follow any more."""
         self.follows = False
 
-    def accept(self, accepted: Accepted) -> None:
+    def accept(self, ballot: Ballot, held: Held) -> None:
         """It has accepted a proposal."""
-        self.memory = replace(self.memory, accepted=accepted)
+        self.memory = self.memory.accept(ballot, held)
 
     def learn(self, decided: Held) -> None:
         """A decision was sent to it."""
-        self.memory = replace(self.memory, decided=decided, accepted=None)
+        self.memory = self.memory.learn(decided)
 
     def seat(self, decision: Decision | None) -> None:
         """Find its place and its vote in the last decision; None: there is none yet."""

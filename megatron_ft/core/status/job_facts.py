@@ -14,7 +14,7 @@ __all__ = ["JobFacts", "JobPhase", "LastCause"]
 
 
 class JobPhase(enum.Enum):
-    """What the launcher is about."""
+    """What the job is about, as this node's launcher sees it."""
 
     STARTING = "starting"
     """No rank was made yet: the nodes meet, or modules are imported."""
