@@ -127,9 +127,9 @@ class WatchedRank:
         now = time.monotonic_ns()
         # if no check was made when one was due, the node may have been stopped; check_board allows for it
         if 0 < words[layout.W_LAST_LOOK] <= now:
-            watched.state.last_look_ns = words[layout.W_LAST_LOOK]
-            if words[layout.W_NEXT_LOOK] != layout.NO_TIMEOUT:
-                watched.state.asked_ns = words[layout.W_NEXT_LOOK]
+            next_look_ns = words[layout.W_NEXT_LOOK]
+            asked_ns = None if next_look_ns == layout.NO_TIMEOUT else next_look_ns
+            watched.state.take_over(words[layout.W_LAST_LOOK], asked_ns)
         return watched
 
     def read(self) -> Reading:
@@ -146,7 +146,7 @@ class WatchedRank:
             self._renew()
             self._before = None
             snapshot, now = self._snapshot()
-        self.state.check_interval_ns = min(self._check_interval_ns, _first_step_interval_ns(snapshot, now))
+        self.state.check_each(min(self._check_interval_ns, _first_step_interval_ns(snapshot, now)))
         outcome = check_board(self.state, snapshot, now, was_stopped=self._was_stopped)
         self._was_stopped = False
         self.last_good = self._before = snapshot

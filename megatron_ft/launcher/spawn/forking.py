@@ -47,8 +47,7 @@ class ForkingSpawner:
     """Of the launcher, the servers included."""
     environment: Callable[[], dict[str, str]]
     """That of ranks, but for what torch gives to each."""
-    expects_restart: bool = True
-    """Whether another cycle may follow the one whose ranks are spawned next; else no server is needed after."""
+    _expects_restart: bool = True
     _command: list[str] | None = None
     """None while, or when, ranks aren't forked."""
     _deaths: int = 0
@@ -68,6 +67,10 @@ class ForkingSpawner:
         self._command = list(argv)
         self._have_server(without_ranks(self.environment()))
 
+    def expect_restart(self, expected: bool) -> None:
+        """Say whether another cycle may follow the one whose ranks are spawned next; else no server is needed after."""
+        self._expects_restart = expected
+
     def spawn(self, specs: Sequence[RankSpec], on_spawned: Callable[[Worker], None]) -> None:
         """See the protocol."""
         try:
@@ -77,7 +80,7 @@ class ForkingSpawner:
             is_done = False
         if not is_done:
             self.fresh.spawn(specs, on_spawned)
-        if not self.expects_restart:
+        if not self._expects_restart:
             self.close()
 
     def pids(self) -> set[int]:
