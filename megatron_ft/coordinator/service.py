@@ -160,7 +160,7 @@ class Service:
         except SecretError:
             self._close_with(link, DENIED)
         except ProtocolError:
-            link.peer.is_open = False  # a port scanner: it sees the end of the connection
+            link.peer.give_up()  # a port scanner: it sees the end of the connection
         if not link.peer.is_open:
             self._forget(link)
 
@@ -185,7 +185,7 @@ class Service:
     def _close_with(self, link: _Link, message: Message | Dismiss) -> None:
         link.peer.write(encode(message))
         link.peer.flush()
-        link.peer.is_open = False
+        link.peer.give_up()
 
     def _drop_strangers(self, now_s: float) -> None:
         for link in list(self._strangers.values()):

@@ -27,7 +27,10 @@ class Grace:
     _left_s: float = MOST_STARVED_S
 
     def check(self, now_s: float, run_delays_ns: Mapping[int, int]) -> bool:
-        """Whether it is over; else ``due_s`` is when to ask again. ``run_delays_ns``: as they are now."""
+        """Put it off by what threads waited since the last call; returns whether it is over, else ask at ``due_s``.
+
+        ``run_delays_ns``: as they are now.
+        """
         # a thread's number may have gone to a younger one, which has waited less
         waits_ns = (max(0, delay - self.run_delays_ns.get(thread, 0)) for thread, delay in run_delays_ns.items())
         put_off_s = min(max(waits_ns, default=0) / 1e9, self._left_s)

@@ -150,7 +150,9 @@ class Node:
         known_children = self._children.pids
         running = Ranks(self._signals, save_signals=line.save_signals, log=log, say=say)
         self._children.add(running.pids)
-        termination = Termination(reactor, known_children=known_children, in_a_hurry=self._signals.ask_to_kill, say=say)
+        termination = Termination(
+            reactor, known_children=known_children, in_a_hurry=self._signals.is_in_a_hurry, say=say
+        )
         health: HealthCheck | None = None
         command = ready_checks.command(line.options, line.node_health_command, log_dir=self.log_dir, ranks=ranks)
         if command is not None:

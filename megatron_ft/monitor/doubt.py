@@ -6,7 +6,7 @@ import time
 
 from megatron_ft.core.board.hang_detector import Overdue
 from megatron_ft.core.diagnosis.movement import ProgressSample, progress_between
-from megatron_ft.core.diagnosis.rank_snapshot import LOOK_S
+from megatron_ft.core.diagnosis.rank_snapshot import EVIDENCE_S
 from megatron_ft.core.messages.monitor import CheckProgress, ConfirmHang, ExtendTimeout
 from megatron_ft.monitor.progress_sample import take_sample
 from megatron_ft.monitor.reports import Reports
@@ -14,7 +14,7 @@ from megatron_ft.monitor.watched_rank import WatchedRank
 
 __all__ = ["Doubt"]
 
-_ANSWER_NS = round((LOOK_S + 1.0) * 1e9)
+_ANSWER_NS = round((EVIDENCE_S + 1.0) * 1e9)
 """If the launcher doesn't answer for so long, the rank is terminated, as with a configured timeout."""
 
 

@@ -46,7 +46,11 @@ class Reports:
         try:
             self._launcher.send(report, fds)
         except ChannelClosedError:
-            self.launcher_is_gone = True
+            self.lose_launcher()
+
+    def lose_launcher(self) -> None:
+        """The launcher has ended: it is told nothing any more."""
+        self.launcher_is_gone = True
 
     def from_launcher(self) -> list[Received]:
         """Messages of the launcher; sets ``launcher_is_gone`` when it is."""
@@ -54,7 +58,7 @@ class Reports:
         try:
             return self._launcher.receive(everything=False)
         except (ChannelClosedError, ProtocolError):
-            self.launcher_is_gone = True
+            self.lose_launcher()
             return []
 
     def note(self, text: str) -> None:
@@ -142,8 +146,8 @@ class Reports:
         rank, cycle = watched.attached.rank, watched.attached.cycle
         if snapshot.watch_only:
             return
-        if snapshot.timeouts_version != watched.logged_timeouts_version:
-            watched.logged_timeouts_version = snapshot.timeouts_version
+        news = watched.take_news(snapshot)
+        if news.timeouts:
             record = records.Timeouts(
                 rank=rank,
                 cycle=cycle,
@@ -154,12 +158,10 @@ class Reports:
                 out_of_section=seconds(snapshot.out_of_section_timeout_ns),
             )
             self._log.write(record)
-        if snapshot.first_iteration_at_ns and not watched.logged_first_iteration:
-            watched.logged_first_iteration = True
+        if news.first_iteration:
             iteration, at_ns = snapshot.first_iteration or 0, snapshot.first_iteration_at_ns
             self._log.write(records.FirstIteration(rank=rank, cycle=cycle, iteration=iteration, at_ns=at_ns))
-        if snapshot.first_step_at_ns and not watched.logged_first_step:
-            watched.logged_first_step = True
+        if news.first_step:
             began_ns, at_ns = snapshot.first_iteration_at_ns, snapshot.first_step_at_ns
             self._write_and_tell(records.FirstStep(rank=rank, cycle=cycle, began_ns=began_ns, at_ns=at_ns))
 

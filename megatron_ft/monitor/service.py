@@ -8,11 +8,10 @@ import select
 import signal
 import socket
 import time
-from dataclasses import replace
 
 from megatron_ft.core.board.hang_detector import Action, Overdue
 from megatron_ft.core.board.layout import BoardDamagedError
-from megatron_ft.core.diagnosis.rank_snapshot import LOOK_S
+from megatron_ft.core.diagnosis.rank_snapshot import EVIDENCE_S
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.messages.monitor import (
     ORDERS,
@@ -111,7 +110,7 @@ class MonitorService:
             for received in self._reports.from_launcher():
                 self._obey(received.message)
         elif fd == self._parent_pidfd:
-            self._reports.launcher_is_gone = True
+            self._reports.lose_launcher()
         elif fd == self._listener.fileno():
             self._callers.accept(self._listener)
         elif fd in self._callers:
@@ -167,7 +166,7 @@ class MonitorService:
     def _take_signals(self) -> None:
         for number in os.read(self._signal_fd, 64):
             if number == signal.SIGCONT and self._watched is not None:
-                self._watched.was_stopped = True
+                self._watched.continued()
                 self._next_look_ns = time.monotonic_ns()
             elif number in (signal.SIGTERM, signal.SIGINT) and self._settings.launcher_fd is None:
                 self._running = False
@@ -292,8 +291,7 @@ class MonitorService:
         self._reports.news(watched, reading.snapshot)
         self._reports.progress(watched, reading.snapshot, at_once=reading.outcome.action is Action.END_RANK)
         self._next_look_ns = reading.outcome.next_look_ns
-        if reading.snapshot.closing and not watched.told_detached:
-            watched.told_detached = True
+        if watched.take_end(reading.snapshot):
             self._reports.detached(watched.attached, time.monotonic_ns())
         if reading.outcome.action is Action.END_RANK:
             assert reading.outcome.verdict is not None
@@ -305,7 +303,7 @@ class MonitorService:
     def _end_hung(self, watched: WatchedRank, verdict: Overdue) -> None:
         """From here on the rank is ended, whatever can or can't be seen of it."""
         observe_only, now_ns = self._settings.observe_only, time.monotonic_ns()
-        deadline_ns = now_ns + round(LOOK_S * 1e9)
+        deadline_ns = now_ns + round(EVIDENCE_S * 1e9)
         if not observe_only:
             # the launcher says when it has seen the other ranks, who would fall if this one did
             due_at = (deadline_ns if self._has_launcher else now_ns) / 1e9
@@ -328,7 +326,8 @@ class MonitorService:
     def _examine(self, watched: WatchedRank, verdict: Overdue | None, *, passive: bool, deadline_ns: int) -> None:
         if watched.note is not None:
             # once only: what was observed may have moved since, because of that
-            watched.note = replace(watched.note, found_hung=watched.note.found_hung or verdict is not None)
+            if verdict is not None:
+                watched.find_hung()
             self._reports.seen(watched.attached, watched.note)
             return
         note, document = collect(
@@ -340,7 +339,8 @@ class MonitorService:
             passive=passive,
             deadline_ns=deadline_ns,
         )
-        watched.note = None if passive else note
+        if not passive:
+            watched.keep_note(note)
         self._reports.evidence(self._settings.log_dir, watched.attached, note, document)
 
     def _go_on_terminating(self, termination: RankTermination) -> None:

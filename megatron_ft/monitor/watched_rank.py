@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from dataclasses import replace
 from typing import NamedTuple
 
 from megatron_ft.core.board import layout as layout
@@ -40,6 +41,14 @@ class Reading(NamedTuple):
     damage: str | None
 
 
+class News(NamedTuple):
+    """What a board shows for the first time."""
+
+    timeouts: bool
+    first_iteration: bool
+    first_step: bool
+
+
 class WatchedRank:
     """Owns the descriptors of one attached rank."""
 
@@ -51,11 +60,9 @@ class WatchedRank:
         self.state = MonitorState(
             check_interval_ns=self._check_interval_ns, last_look_ns=start_ns, suspects_early=has_launcher
         )
-        self.was_stopped = False
-        self.logged_timeouts_version = 0
-        self.logged_first_iteration = False
-        self.logged_first_step = False
-        self.told_detached = False
+        self._was_stopped = False
+        self._shown_version = 0
+        self._has_shown_iteration = self._has_shown_step = self._has_shown_end = False
         self.last_good: BoardSnapshot | None = None
         self._before: BoardSnapshot | None = None
         """The last reading of this board since it was last renewed, which the next one can't contradict."""
@@ -120,9 +127,9 @@ class WatchedRank:
         now = time.monotonic_ns()
         # if no check was made when one was due, the node may have been stopped; check_board allows for it
         if 0 < words[layout.W_LAST_LOOK] <= now:
-            watched.state.last_look_ns = words[layout.W_LAST_LOOK]
-            if words[layout.W_NEXT_LOOK] != layout.NO_TIMEOUT:
-                watched.state.asked_ns = words[layout.W_NEXT_LOOK]
+            next_look_ns = words[layout.W_NEXT_LOOK]
+            asked_ns = None if next_look_ns == layout.NO_TIMEOUT else next_look_ns
+            watched.state.take_over(words[layout.W_LAST_LOOK], asked_ns)
         return watched
 
     def read(self) -> Reading:
@@ -139,9 +146,9 @@ class WatchedRank:
             self._renew()
             self._before = None
             snapshot, now = self._snapshot()
-        self.state.check_interval_ns = min(self._check_interval_ns, _first_step_interval_ns(snapshot, now))
-        outcome = check_board(self.state, snapshot, now, was_stopped=self.was_stopped)
-        self.was_stopped = False
+        self.state.check_each(min(self._check_interval_ns, _first_step_interval_ns(snapshot, now)))
+        outcome = check_board(self.state, snapshot, now, was_stopped=self._was_stopped)
+        self._was_stopped = False
         self.last_good = self._before = snapshot
         self._before_ns = now
         words = self.board.words
@@ -149,6 +156,37 @@ class WatchedRank:
         resting = outcome.action in (Action.REST, Action.END_RANK)
         words[layout.W_NEXT_LOOK] = layout.NO_TIMEOUT if resting else outcome.next_look_ns or now
         return Reading(snapshot, outcome, damage)
+
+    def take_news(self, snapshot: BoardSnapshot) -> News:
+        """What this reading shows for the first time; its timeouts also when they are others than before."""
+        news = News(
+            timeouts=snapshot.timeouts_version != self._shown_version,
+            first_iteration=bool(snapshot.first_iteration_at_ns) and not self._has_shown_iteration,
+            first_step=bool(snapshot.first_step_at_ns) and not self._has_shown_step,
+        )
+        self._shown_version = snapshot.timeouts_version
+        self._has_shown_iteration |= news.first_iteration
+        self._has_shown_step |= news.first_step
+        return news
+
+    def take_end(self, snapshot: BoardSnapshot) -> bool:
+        """Whether this reading is the first to show that the rank has ended its monitoring."""
+        is_first = snapshot.closing and not self._has_shown_end
+        self._has_shown_end |= is_first
+        return is_first
+
+    def continued(self) -> None:
+        """Its monitor was stopped, and with it maybe the whole node: that time doesn't count."""
+        self._was_stopped = True
+
+    def keep_note(self, note: RankSnapshot) -> None:
+        """Evidence was collected on it, and it is about to be terminated."""
+        self.note = note
+
+    def find_hung(self) -> None:
+        """It is hung by its monitor's own verdict, and evidence on it was collected before that."""
+        assert self.note is not None
+        self.note = replace(self.note, found_hung=True)
 
     def dismiss(self, verdict: Overdue) -> None:
         """Let a rank that was found hung go on."""

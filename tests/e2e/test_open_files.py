@@ -88,7 +88,7 @@ def test_where_util_linux_is_missing(lower: tuple[int, int], monkeypatch: pytest
     assert limits_of(started[0].pid) == lower
     started[0].signal(signal.SIGKILL, whole_group=True)
     wait_gone(started[0].pidfd, 10)
-    assert started[0].check_ended()
+    assert started[0].poll_end()
     started[0].reap()
 
 

@@ -100,7 +100,7 @@ def test_what_a_rank_left_and_cannot_be_signalled_is_told_of_and_not_waited_for_
     said: list[str] = []
     end = Termination(reactor, known_children=set, in_a_hurry=lambda: False, say=said.append)
     worker = Worker(0, rank.pid, os.pidfd_open(rank.pid), lambda code: setattr(rank, "returncode", code))
-    wait_until(worker.check_ended, 10)
+    wait_until(worker.poll_end, 10)
     end.clear([worker], leftover_grace_s=0.1, ask=False)
     assert worker.reaped
     (stuck,) = end.still_there([worker])

@@ -18,7 +18,7 @@ def test_a_process_that_leads_no_group_yet_is_signalled_itself() -> None:
     worker = Worker(0, pid, os.pidfd_open(pid))
     worker.signal(signal.SIGKILL, whole_group=True)
     deadline = time.monotonic() + 10
-    while not worker.check_ended():
+    while not worker.poll_end():
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert worker.exitcode == -signal.SIGKILL

@@ -10,7 +10,7 @@ from typing import Any
 
 from megatron_ft.core.agent import edge as agent
 from megatron_ft.core.agent.agent import Agent
-from megatron_ft.core.agent.phase import Phase
+from megatron_ft.core.agent.phase import AgentPhase
 from megatron_ft.core.agent.turn import Options
 from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.board.pauses import Pauses
@@ -278,11 +278,11 @@ class Launcher(Process):
                 self._later_in_cycle(0.1, lambda: self._exits(-9, by_us=True))
             case agent.TerminateRanks():
                 self.later(chance.uniform(0.05, 0.4), self._terminate)
-            case agent.Collect():
+            case agent.CollectEvidence():
                 self._later_in_cycle(chance.uniform(0.05, 1.5), self._notice)
 
     def _check_health(self) -> None:
-        if self.agent.phase is Phase.CHECKING:
+        if self.agent.phase is AgentPhase.CHECKING:
             ended = "ended with code 1" if self.is_ill else ""
             self.hear(agent.HealthChecked(0, ended, 1 if self.is_ill else 0, "", 0.1))
 
@@ -367,7 +367,7 @@ class Launcher(Process):
         assert self.ranks is not None
         waits_in, state = ("", "T") if self._is_hung else ("all_reduce", "S")
         note = RankSnapshot(rank=self.member.place or 0, state=state, has_stack=True, waits_in=waits_in)
-        self.hear(agent.Evidence(0, self.ranks.cycle, note))
+        self.hear(agent.EvidenceCollected(0, self.ranks.cycle, note))
 
     def asked_to_stop(self, *, well: bool) -> None:
         """SIGTERM."""

@@ -47,7 +47,7 @@ class Launcher:
     @property
     def stays(self) -> bool:
         """The others go on without its node, and it waits for the end."""
-        return self.member.standing.phase is m.Phase.EXCLUDED
+        return self.member.standing.phase is m.NodePhase.EXCLUDED
 
     @property
     def cycle(self) -> int | None:

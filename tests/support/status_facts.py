@@ -7,7 +7,7 @@ from typing import Any
 
 from megatron_ft.core.board.layout import BoardSnapshot, SectionView
 from megatron_ft.core.board.pauses import Pauses
-from megatron_ft.core.status.job_facts import JobFacts, LastCause, Phase
+from megatron_ft.core.status.job_facts import JobFacts, JobPhase, LastCause
 from megatron_ft.core.status.rows import RankFacts, RankReading, make_rows
 
 S = 1_000_000_000
@@ -71,7 +71,7 @@ def job_facts(
         "launcher_pid": 70,
         "log_dir": "/logs",
         "started_ns": START - 5 * S,
-        "phase": Phase.RUNNING,
+        "phase": JobPhase.RUNNING,
         "cycle": 1,
         "cycle_started_ns": START,
         "nodes": 1,

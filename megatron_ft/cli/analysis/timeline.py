@@ -22,7 +22,7 @@ from megatron_ft.core.records.monitor import Attached, RankGone
 from megatron_ft.core.records.rank import FaultInjected
 from megatron_ft.core.records.shared import RankHung
 
-__all__ = ["CycleLife", "Evidence", "Hang", "Mark", "Timeline", "Track", "build_timeline"]
+__all__ = ["CycleLife", "EvidenceFile", "Hang", "Mark", "Timeline", "Track", "build_timeline"]
 
 _Who = tuple[int, int]  # rank and cycle
 
@@ -86,7 +86,7 @@ class Mark:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evidence:
+class EvidenceFile:
     """What a monitor saved before it ended a rank; ``file`` is relative to the log directory."""
 
     at_ns: int
@@ -107,7 +107,7 @@ class Timeline:
     tracks: tuple[Track, ...]
     cycles: tuple[CycleLife, ...]
     marks: tuple[Mark, ...]
-    evidence: tuple[Evidence, ...]
+    evidence: tuple[EvidenceFile, ...]
 
     @cached_property
     def tracks_by_cycle(self) -> Mapping[int, Sequence[Track]]:
@@ -285,7 +285,9 @@ def _verdict(verdict: RankHung) -> str:
     return text + (", only observed" if verdict.observed_only else "")
 
 
-def _evidence(records: Iterable[Timed[Record | None]]) -> Iterable[Evidence]:
+def _evidence(records: Iterable[Timed[Record | None]]) -> Iterable[EvidenceFile]:
     for at_ns, record in ((each.at_ns, each.record) for each in records):
         if isinstance(record, shared.Evidence) and record.file:
-            yield Evidence(at_ns=at_ns, cycle=record.cycle, rank=record.rank, file=record.file, summary=record.summary)
+            yield EvidenceFile(
+                at_ns=at_ns, cycle=record.cycle, rank=record.rank, file=record.file, summary=record.summary
+            )

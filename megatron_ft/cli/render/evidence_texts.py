@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from megatron_ft.cli.analysis.timeline import Evidence
+from megatron_ft.cli.analysis.timeline import EvidenceFile
 
 __all__ = ["MOST_BYTES", "MOST_BYTES_IN_ALL", "EvidenceText", "read_evidence"]
 
@@ -18,13 +18,15 @@ MOST_BYTES_IN_ALL = 2 * 1024 * 1024
 class EvidenceText:
     """``note`` says what of the text is missing, and why; "" if it is whole."""
 
-    evidence: Evidence
+    evidence: EvidenceFile
     text: str
     note: str
 
 
 def read_evidence(
-    log_dirs: str | Sequence[str], found: Sequence[Evidence], culprits: Collection[tuple[int | None, int | None]] = ()
+    log_dirs: str | Sequence[str],
+    found: Sequence[EvidenceFile],
+    culprits: Collection[tuple[int | None, int | None]] = (),
 ) -> list[EvidenceText]:
     """The texts: where there are too many, those of the culprits and then of the last failure are what one looks for.
 

@@ -13,7 +13,7 @@ from megatron_ft.cli.render.terminal import plain
 from megatron_ft.core.board.intervals import HangKind
 from megatron_ft.core.plural import counted
 from megatron_ft.core.signal_names import signal_name
-from megatron_ft.core.status.job_facts import JobFacts, Phase
+from megatron_ft.core.status.job_facts import JobFacts, JobPhase
 from megatron_ft.core.status.rows import RankRow, RankState, TimeoutUse, most_urgent
 
 if TYPE_CHECKING:
@@ -50,10 +50,10 @@ _HEARTBEATS = {
     HangKind.HEARTBEAT.value: "heartbeat",
 }
 _PHASES = {
-    Phase.STARTING: "starting",
-    Phase.RUNNING: "running",
-    Phase.RESTARTING: "ended, the next one is starting",
-    Phase.ENDING: "ended, the job is ending",
+    JobPhase.STARTING: "starting",
+    JobPhase.RUNNING: "running",
+    JobPhase.RESTARTING: "ended, the next one is starting",
+    JobPhase.ENDING: "ended, the job is ending",
 }
 
 
@@ -122,7 +122,7 @@ def _where_it_is(facts: JobFacts, now_ns: int) -> str:
     if facts.cycle is None:
         return f"no rank was started yet, {left}"
     phase = _PHASES[facts.phase]
-    if facts.phase is Phase.RUNNING and facts.cycle_started_ns is not None:
+    if facts.phase is JobPhase.RUNNING and facts.cycle_started_ns is not None:
         phase += f" for {duration((now_ns - facts.cycle_started_ns) / 1e9)}"
     here, nodes = len(facts.ranks), counted(facts.nodes, "node")
     ranks = counted(here, "rank") if here == facts.world_size else f"{here} of {facts.world_size} ranks here on {nodes}"

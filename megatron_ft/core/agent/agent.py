@@ -17,7 +17,7 @@ from megatron_ft.core.agent.edge import Effect, Exit, Over, Say, Tell
 from megatron_ft.core.agent.health import HealthGate
 from megatron_ft.core.agent.job_line_printer import JobLinePrinter
 from megatron_ft.core.agent.leaving import Leaving
-from megatron_ft.core.agent.phase import Ended, Phase
+from megatron_ft.core.agent.phase import AgentPhase, Ended
 from megatron_ft.core.agent.rank_shutdown import RankShutdown
 from megatron_ft.core.agent.turn import Options, Turn
 from megatron_ft.core.board.pauses import Pauses
@@ -25,7 +25,7 @@ from megatron_ft.core.control import ReceivedRequest, WorkloadAction
 from megatron_ft.core.diagnosis.exits import Cause, CauseKind
 from megatron_ft.core.job import edge as job
 from megatron_ft.core.job.messages import Goodbye, Ready, Regroup, Shutdown, Verdict
-from megatron_ft.core.job.restart_policy import Action, Decision, NodeState, Outcome
+from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome, RestartDecision
 from megatron_ft.core.times import earliest
 
 __all__ = ["Agent"]
@@ -35,7 +35,7 @@ class Agent:
     """One launcher's. ``pauses`` are times in which hang detection is suspended."""
 
     def __init__(self, options: Options, pauses: Pauses) -> None:
-        self.phase = Phase.JOINING
+        self.phase = AgentPhase.JOINING
         self.started: Cycle | None = None
         """The last one whose ranks were started."""
         self.ended: Ended | None = None
@@ -77,16 +77,16 @@ class Agent:
     def alarm_ns(self) -> int | None:
         """When a `Tick` is due at the latest."""
         times = [self.cycle.alarm_ns(self._turn.now_ns)]
-        if self.phase is Phase.ASIDE:
+        if self.phase is AgentPhase.ASIDE:
             times.append(self._health.retry_ns)
-        elif self.phase is Phase.ENDING and self._ending is not None:
+        elif self.phase is AgentPhase.ENDING and self._ending is not None:
             times.append(self._ending.alarm_ns)
         return earliest(*times)
 
     @property
     def wants_ranks(self) -> bool:
         """Whether ranks that are about to be started are still to be."""
-        return self.phase is Phase.STARTING and not (self._orders.is_over or self._leaving.is_due)
+        return self.phase is AgentPhase.STARTING and not (self._orders.is_over or self._leaving.is_due)
 
     # -- what happens -----------------------------------------------------------------------------------------
 
@@ -97,17 +97,17 @@ class Agent:
             case edge.Continued():
                 self.cycle.excuse_stop(self._turn.now_ns)
             case edge.Abandoned(text) if not self._leaving.abandoned:
-                self._leaving.abandoned = text
+                self._leaving.abandon(text)
                 self._do(Say(lines.abandoned(text)), event_records.abandoned(text))
             case edge.HealthChecked():
-                is_fit = self._health.checked(event, self._turn)
-                self.phase = Phase.READY if is_fit else Phase.ASIDE
+                is_fit = self._health.take_result(event, self._turn)
+                self.phase = AgentPhase.READY if is_fit else AgentPhase.ASIDE
                 if is_fit:
                     self._get_ready()
             case edge.NodesWaiting(count):
                 self._do(Tell(Regroup(self.cycle.number, lines.members_changed(count))))
             case edge.OthersDone():
-                self._is_done()
+                self._finish_part()
             case ReceivedRequest():
                 self._requested(event)
             case job.Begin() | job.StandBy() | job.EndRanks() | job.Conclude() | job.LeftOut() | job.Leave():
@@ -126,7 +126,7 @@ class Agent:
             case edge.RanksStarted():
                 self._ranks_started()
             case edge.NotStarted(cause):
-                self.phase = Phase.JOINING if self._leaving.is_due else Phase.RUNNING
+                self.phase = AgentPhase.JOINING if self._leaving.is_due else AgentPhase.RUNNING
                 if cause is not None:
                     self._report(NodeState.UNHEALTHY, cause)
             case edge.RanksEnded():
@@ -140,50 +140,48 @@ class Agent:
 
     def _stop_asked(self, event: edge.StopAsked) -> None:
         self._leaving.asked(event)
-        if self.phase is Phase.ENDING and self._ending is not None:
+        if self.phase is AgentPhase.ENDING and self._ending is not None:
             self._ending.stop_asked([event.number], self._leaving.hurry, self._turn)
 
     def _requested(self, request: ReceivedRequest) -> None:
-        record = self.cycle.record
         self._do(event_records.request(request))
         if request.action is WorkloadAction.Continue or self._orders.taken is None:
             self._do(Say(request.text))
-        elif request.action is WorkloadAction.ShutdownWorkload:
-            record.shutdown_request = record.shutdown_request or request
+            return
+        self.cycle.record.requested(request)
+        if request.action is WorkloadAction.ShutdownWorkload:
             self._do(Tell(Shutdown(request.text, request.rank)))
-        else:
-            record.exclude_request = record.exclude_request or request
 
     def _do(self, *effects: Effect) -> None:
         self._turn.do(*effects)
 
     def _go_on(self) -> None:
         match self.phase:
-            case Phase.JOINING | Phase.CHECKING | Phase.ASIDE | Phase.READY:
+            case AgentPhase.JOINING | AgentPhase.CHECKING | AgentPhase.ASIDE | AgentPhase.READY:
                 self._between()
-            case Phase.RUNNING:
+            case AgentPhase.RUNNING:
                 self._run()
-            case Phase.ENDING:
+            case AgentPhase.ENDING:
                 self._wait_for_ranks()
-            case Phase.JUDGING:
+            case AgentPhase.JUDGING:
                 self._wait_for_verdict()
-            case Phase.AGREEING if self._leaving.signals:
+            case AgentPhase.AGREEING if self._leaving.signals:
                 self._stop()
-            case Phase.DONE:
+            case AgentPhase.DONE:
                 self._wait_for_the_end()
-            case Phase.LEAVING if self._leaving.is_excluded:
+            case AgentPhase.LEAVING if self._leaving.is_excluded:
                 self._leave_excluded(self._orders.left)
-            case Phase.LEAVING if self._orders.left is not None:
+            case AgentPhase.LEAVING if self._orders.left is not None:
                 self._over(self._leaving.over())
-            case Phase.EXCLUDED if self._orders.left is not None:
+            case AgentPhase.EXCLUDED if self._orders.left is not None:
                 self._over(Over(Exit.STAYED, self._orders.left.code, self._orders.left.text))
-            case Phase.EXCLUDED if self._leaving.is_due:
+            case AgentPhase.EXCLUDED if self._leaving.is_due:
                 self._stop(well=True)
 
     # -- between cycles ---------------------------------------------------------------------------------------
 
     def _join(self) -> None:
-        self.phase, self._ended_well, self._health = Phase.JOINING, False, HealthGate()
+        self.phase, self._ended_well, self._health = AgentPhase.JOINING, False, HealthGate()
 
     def _between(self) -> None:
         left = self._orders.left
@@ -194,16 +192,16 @@ class Agent:
         elif left is not None:
             text = left.text or ("its health check failed" if self._health.is_aside else "")
             self._over(Over(Exit.LEFT, left.code, text))
-        elif self.phase is Phase.JOINING and not self._options.checks_health:
+        elif self.phase is AgentPhase.JOINING and not self._options.checks_health:
             self._get_ready()
-        elif self.phase is Phase.JOINING or (self.phase is Phase.ASIDE and self._turn.now_ns >= self._health.retry_ns):
-            self.phase = Phase.CHECKING
+        elif self.phase is AgentPhase.JOINING or (self.phase is AgentPhase.ASIDE and self._health.is_due(self._turn)):
+            self.phase = AgentPhase.CHECKING
             self._do(edge.CheckHealth())
-        elif self.phase is Phase.READY and self._orders.has_begun:
+        elif self.phase is AgentPhase.READY and self._orders.has_begun:
             self._start()
 
     def _get_ready(self) -> None:
-        self.phase, self._health = Phase.READY, HealthGate()
+        self.phase, self._health = AgentPhase.READY, HealthGate()
         if not self._orders.has_begun:
             self._do(Tell(Ready()))
 
@@ -211,13 +209,13 @@ class Agent:
 
     def _start(self) -> None:
         decision = self._orders.take().decision
-        self.phase = Phase.STARTING
+        self.phase = AgentPhase.STARTING
         self.restarts_left = max(0, self._options.max_restarts - decision.restarts)
         self.cycle = Cycle(self._options, decision.cycle, None, now_ns=self._turn.now_ns)
         self._do(edge.StartRanks(self.restarts_left))
 
     def _ranks_started(self) -> None:
-        self.phase, self.started, self.ended = Phase.RUNNING, self.cycle, None
+        self.phase, self.started, self.ended = AgentPhase.RUNNING, self.cycle, None
         self.cycle.started(self._pauses, self._turn)
         record, met = self.cycle.record, self.cycle.met
         assert met is not None
@@ -256,7 +254,7 @@ class Agent:
     def _end_ranks(self, outcome: Outcome, signals: Sequence[Signals] = ()) -> None:
         """``signals`` have asked for that."""
         record = self.cycle.record
-        self.phase, self._outcome = Phase.ENDING, outcome
+        self.phase, self._outcome = AgentPhase.ENDING, outcome
         if outcome is Outcome.EXCLUDED:
             self._report(NodeState.EXCLUDED, record.request_cause())
         self.cycle.suspicion.close()
@@ -273,12 +271,12 @@ class Agent:
     def _wait_for_ranks(self) -> None:
         assert self._ending is not None
         if self._ending.is_over(self._turn.now_ns):
-            self.phase = Phase.TERMINATING
+            self.phase = AgentPhase.TERMINATING
             self._do(self._ending.order(self._turn.now_ns))
 
     def _ranks_ended(self, event: edge.RanksEnded) -> None:
         record, met = self.cycle.record, self.cycle.met
-        self.phase, self._ended_well, self._cycles = Phase.JUDGING, record.all_ended_well(), self._cycles + 1
+        self.phase, self._ended_well, self._cycles = AgentPhase.JUDGING, record.all_ended_well(), self._cycles + 1
         if self._outcome is Outcome.FAILED:
             self._report_own_failure()
         is_alone = met is not None and met.nodes == 1
@@ -302,12 +300,12 @@ class Agent:
         self._outcome = asked_at_last(record, self._outcome)
         known = self._known = Known(record, orders, verdict, self._leaving, self.restarts_left)
         if self._outcome is Outcome.SUCCEEDED:
-            self._tell_end(Decision(action=Action.FINISH, restarts_left=self.restarts_left, reason=""), None)
-            self.phase = Phase.AGREEING
+            self._tell_end(RestartDecision(action=Action.FINISH, restarts_left=self.restarts_left, reason=""), None)
+            self.phase = AgentPhase.AGREEING
             if self._options.meets_elsewhere:
                 self._do(edge.WaitForOthers())
             else:
-                self._is_done()
+                self._finish_part()
             return
         if self._outcome is Outcome.EXCLUDED:
             self._exclude(record.request_cause(), "")
@@ -324,12 +322,12 @@ class Agent:
         if self._leaving.is_due:
             self._stop()
         elif decision.action is Action.GIVE_UP:
-            self._is_done()
+            self._finish_part()
         else:
             self._do(edge.MetAgain())
             self._join()
 
-    def _tell_end(self, decision: Decision, cause: Cause | None) -> None:
+    def _tell_end(self, decision: RestartDecision, cause: Cause | None) -> None:
         record, ended = self.cycle.record, Ended(self.cycle.record.cycle, self._outcome, decision, cause)
         self.ended = ended
         if cause is not None:
@@ -344,8 +342,8 @@ class Agent:
 
     # -- the end of this launcher's part ------------------------------------------------------------------------
 
-    def _is_done(self) -> None:
-        self.phase = Phase.DONE
+    def _finish_part(self) -> None:
+        self.phase = AgentPhase.DONE
         if self._orders.left is None:
             self._do(Tell(Ready()))
 
@@ -371,14 +369,14 @@ class Agent:
         """``well``: no rank of this node has a part in what the others run."""
         if self._leaving.signals:
             self._do(edge.TellStop(0))
-        self._say_goodbye(self._leaving.farewell(well=well or self._ended_well))
+        self._say_goodbye(self._leaving.take_leave(well=well or self._ended_well))
 
     def _exclude(self, cause: Cause, stuck: str) -> None:
         """A rank asked for this node to be left out, or can't be killed: the others go on, if they are enough."""
-        self._say_goodbye(self._leaving.left_out(cause, stuck))
+        self._say_goodbye(self._leaving.leave_out(cause, stuck))
 
     def _say_goodbye(self, goodbye: Goodbye) -> None:
-        self.phase, self._leaving.goodbye = Phase.LEAVING, goodbye
+        self.phase = AgentPhase.LEAVING
         if self._orders.left is None:
             self._do(Tell(goodbye, within_s=self._leaving.within_s))
 
@@ -391,10 +389,10 @@ class Agent:
         if left is not None:
             self._over(*leaving.over_excluded(left, self._orders.verdict))
         elif self._orders.is_left_out:
-            self.phase = Phase.EXCLUDED
+            self.phase = AgentPhase.EXCLUDED
         elif leaving.is_due:
             self._stop(well=True)
 
     def _over(self, over: Over, said: str = "") -> None:
-        self.phase = Phase.OVER
+        self.phase = AgentPhase.OVER
         self._do(*self._printer.over(over, self._orders.left, said), over)

@@ -11,18 +11,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from megatron_ft.core.agent import event_records, lines
-from megatron_ft.core.agent.edge import Collect, Evidence, Tell
+from megatron_ft.core.agent.edge import CollectEvidence, EvidenceCollected, Tell
 from megatron_ft.core.agent.hang import note_unseen, tell_notes
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.turn import LATE_NS, Options, Turn
 from megatron_ft.core.board.layout import CollectiveCounts
 from megatron_ft.core.board.pauses import Pauses
 from megatron_ft.core.diagnosis.exits import COLLECTIVES, HangVerdict
-from megatron_ft.core.diagnosis.rank_snapshot import LOOK_S, RankSnapshot
+from megatron_ft.core.diagnosis.rank_snapshot import EVIDENCE_S, RankSnapshot
 from megatron_ft.core.job.hang_messages import Reviewed
 from megatron_ft.core.job.messages import Hang
 
-__all__ = ["CollectiveWatch"]
+__all__ = ["NodeCollectiveWatch"]
 
 _LOOKS_PER_TIMEOUT = 8
 _OFTEST_NS, _SELDOMEST_NS = 250_000_000, 10_000_000_000
@@ -41,7 +41,7 @@ class _Collecting:
     notes: dict[int, RankSnapshot] = field(default_factory=dict)
 
 
-class CollectiveWatch:
+class NodeCollectiveWatch:
     """Of one cycle on this node, from the start of its ranks. ``number`` is the cycle's at the coordinator."""
 
     def __init__(self, options: Options, record: CycleRecord, number: int, pauses: Pauses, now_ns: int) -> None:
@@ -91,11 +91,11 @@ class CollectiveWatch:
         """Have evidence collected on the ranks of this node, as on those of all nodes; they go on running."""
         if self._collecting is None:
             alive = self._record.running & self._record.watched
-            self._collecting = _Collecting(turn.now_ns + round(LOOK_S * 1e9), alive)
+            self._collecting = _Collecting(turn.now_ns + round(EVIDENCE_S * 1e9), alive)
             for local_rank in sorted(alive):
-                turn.do(Collect(local_rank, True, self._collecting.until_ns))
+                turn.do(CollectEvidence(local_rank, True, self._collecting.until_ns))
 
-    def noted(self, event: Evidence) -> None:
+    def noted(self, event: EvidenceCollected) -> None:
         """What a monitor has seen of its rank."""
         if self._collecting is not None and event.local_rank in self._collecting.asked:
             self._collecting.notes[event.local_rank] = event.note

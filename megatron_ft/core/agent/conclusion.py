@@ -16,7 +16,7 @@ from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.diagnosis.exits import Cause, CauseKind
 from megatron_ft.core.job.edge import Leave
 from megatron_ft.core.job.messages import Report, Verdict
-from megatron_ft.core.job.restart_policy import Action, Decision, NodeState, Outcome
+from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome, RestartDecision
 
 __all__ = ["Known", "asked_at_last", "conclude", "finish", "report"]
 
@@ -52,10 +52,10 @@ def report(record: CycleRecord, cycle: int, state: NodeState, cause: Cause | Non
     )
 
 
-def conclude(known: Known, outcome: Outcome) -> tuple[Decision, Cause]:
+def conclude(known: Known, outcome: Outcome) -> tuple[RestartDecision, Cause]:
     """What follows from a cycle that hasn't ended well, and why it ended."""
     record, verdict = known.record, known.verdict
-    stops = Decision(action=Action.GIVE_UP, restarts_left=known.restarts_left, reason="not restarting")
+    stops = RestartDecision(action=Action.GIVE_UP, restarts_left=known.restarts_left, reason="not restarting")
     if verdict is None and known.leaving.signals:
         text = lines.stopped(known.leaving.signals[0].name, record.failures())
         return stops, Cause(kind=CauseKind.REQUEST, text=text)
@@ -70,7 +70,7 @@ def conclude(known: Known, outcome: Outcome) -> tuple[Decision, Cause]:
         text, follows = lines.taken_for_lost(known.orders.lost)
         if known.orders.is_cut_off:
             text, follows = known.orders.lost, "reconnecting to the job"
-        again = Decision(action=Action.RESTART, restarts_left=known.restarts_left, reason=follows)
+        again = RestartDecision(action=Action.RESTART, restarts_left=known.restarts_left, reason=follows)
         return again, Cause(kind=CauseKind.MEMBERSHIP, text=text)
     if outcome is Outcome.STOPPED and record.shutdown_request is not None:
         return stops, record.request_cause()

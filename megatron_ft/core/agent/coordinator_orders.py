@@ -65,7 +65,7 @@ class CoordinatorOrders:
         return self.told is None or self.told.state is not state or self.told.follows
 
     def report(self, report: Report) -> bool:
-        """Whether it is news."""
+        """Take note of a report that is about to be sent; returns False if it is no news."""
         told = self.told
         if told is not None and (told.state, told.follows) == (report.state, report.follows):
             return False

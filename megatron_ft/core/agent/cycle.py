@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 
 from megatron_ft.core.agent import edge, event_records, lines
-from megatron_ft.core.agent.collectives import CollectiveWatch
+from megatron_ft.core.agent.collectives import NodeCollectiveWatch
 from megatron_ft.core.agent.deadlines import Deadlines
 from megatron_ft.core.agent.edge import KeepEvidence
-from megatron_ft.core.agent.hang import HangDiagnosis
+from megatron_ft.core.agent.hang import NodeHangDiagnosis
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.suspicion import Suspicion
 from megatron_ft.core.agent.turn import Options, Turn
@@ -30,16 +30,16 @@ class Cycle:
         self.met = met
         cycle = met.cycle if met is not None else -1 if options.meets_elsewhere else number
         self.record = CycleRecord(cycle, () if met is None else met.ranks, met_ns=now_ns)
-        self.diagnosis = HangDiagnosis(options, self.record, number)
+        self.diagnosis = NodeHangDiagnosis(options, self.record, number)
         self.suspicion = Suspicion(options, self.record, number, nodes=1 if met is None else met.nodes)
         self._options = options
         self._deadlines: Deadlines | None = None
-        self._collectives: CollectiveWatch | None = None
+        self._collectives: NodeCollectiveWatch | None = None
 
     def started(self, pauses: Pauses, turn: Turn) -> None:
         """All ranks were made: they are waited for from now on."""
         self._deadlines = Deadlines(self._options, self.record, pauses, turn)
-        self._collectives = CollectiveWatch(self._options, self.record, self.number, pauses, turn.now_ns)
+        self._collectives = NodeCollectiveWatch(self._options, self.record, self.number, pauses, turn.now_ns)
 
     def excuse_stop(self, now_ns: int) -> None:
         """The whole node was stopped and continued."""
@@ -69,14 +69,14 @@ class Cycle:
         else:
             self._reviewed(event, self._collectives, self.met.group_rank, turn)
 
-    def _reviewed(self, review: job.Reviewed, collectives: CollectiveWatch, place: int, turn: Turn) -> None:
+    def _reviewed(self, review: job.Reviewed, collectives: NodeCollectiveWatch, place: int, turn: Turn) -> None:
         verdict = collectives.reviewed(review, place, turn)
         if verdict is None:
             return
         if not self._options.decides_alone:
             self.diagnosis.found(verdict, turn, is_seen=False)
         elif self._deadlines is not None:
-            self.record.places[verdict.rank] = review.text.removeprefix(f"rank {verdict.rank} ")
+            self.record.locate(verdict.rank, review.text.removeprefix(f"rank {verdict.rank} "))
             self.record.found_by_launcher(verdict, turn.now_s, turn.seen)
             self._deadlines.end({verdict.local_rank}, turn)
 
@@ -84,7 +84,7 @@ class Cycle:
         """Something of a rank, or of its monitor, which may tell of an earlier cycle."""
         match event:
             case edge.RankStarted():
-                self.record.started[event.local_rank] = event
+                self.record.created(event)
             case edge.RankExited():
                 self._exited(event, turn)
             case edge.Signalled():
@@ -103,7 +103,7 @@ class Cycle:
                 self._deadlines.detached(event, turn)
             case edge.Trains():
                 self.record.trains(event)
-            case edge.Evidence():
+            case edge.EvidenceCollected():
                 if self._deadlines is not None:
                     self._deadlines.noted(event)
                 if self._collectives is not None:

@@ -12,12 +12,12 @@ import signal
 from dataclasses import dataclass
 
 from megatron_ft.core.agent import event_records, lines
-from megatron_ft.core.agent.edge import Collect, Detached, Evidence, Say, SignalRanks
+from megatron_ft.core.agent.edge import CollectEvidence, Detached, EvidenceCollected, Say, SignalRanks
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.turn import LATE_NS, Options, Turn
 from megatron_ft.core.board.pauses import Pauses
 from megatron_ft.core.diagnosis.exits import HangVerdict
-from megatron_ft.core.diagnosis.rank_snapshot import LOOK_S
+from megatron_ft.core.diagnosis.rank_snapshot import EVIDENCE_S
 from megatron_ft.core.escalation import Escalation
 from megatron_ft.core.times import earliest
 
@@ -77,12 +77,12 @@ class Deadlines:
         if timeout_s is not None and event.local_rank in self._record.started and event.local_rank not in self._waits:
             self._wait("exit", event.local_rank, event.at_ns, timeout_s, turn)
 
-    def noted(self, event: Evidence) -> None:
+    def noted(self, event: EvidenceCollected) -> None:
         """A monitor has collected evidence on its rank."""
         if event.local_rank in self._asked:
             self._asked.discard(event.local_rank)
             if event.note.frame:
-                self._record.places[self._record.ranks[event.local_rank]] = f"in {event.note.frame}"
+                self._record.locate(self._record.ranks[event.local_rank], f"in {event.note.frame}")
 
     def excuse_stop(self, now_ns: int) -> None:
         """The whole node was stopped and continued.
@@ -141,14 +141,14 @@ class Deadlines:
             return
         del self._waits[wait.local_rank]
         if wait.kind == "exit" or not is_stopping:
-            self._is_late(wait, elapsed_ns / 1e9, turn)
+            self._report_late(wait, elapsed_ns / 1e9, turn)
 
     def _excuse(self, wait: _Wait, now_ns: int) -> None:
         """Don't count the time since the last check, in which the node may have been stopped. Pauses never count."""
         wait.excused_ns += now_ns - wait.asked_ns - self._pauses.within(wait.asked_ns, now_ns)
         wait.asked_ns = now_ns
 
-    def _is_late(self, wait: _Wait, elapsed_s: float, turn: Turn) -> None:
+    def _report_late(self, wait: _Wait, elapsed_s: float, turn: Turn) -> None:
         local_rank, board = wait.local_rank, turn.seen.boards[wait.local_rank]
         verdict = HangVerdict(
             rank=self._record.ranks[local_rank],
@@ -179,7 +179,7 @@ class Deadlines:
             return
         self._to_end.add(local_rank)
         if self._collect_until_ns is None:
-            self._collect_until_ns = turn.now_ns + round(LOOK_S * 1e9)
+            self._collect_until_ns = turn.now_ns + round(EVIDENCE_S * 1e9)
 
     def _ask(self, local_rank: int, turn: Turn, *, ends: bool) -> bool:
         """Have evidence collected on a rank, once; False if it has no monitor. ``ends``: it is about to be terminated.
@@ -188,7 +188,7 @@ class Deadlines:
         """
         if local_rank not in self._asked and local_rank in self._record.watched:
             passive = self._options.min_healthy and not ends
-            turn.do(Collect(local_rank, passive, turn.now_ns + round(LOOK_S * 1e9)))
+            turn.do(CollectEvidence(local_rank, passive, turn.now_ns + round(EVIDENCE_S * 1e9)))
             self._asked.add(local_rank)
         return local_rank in self._asked
 
@@ -199,7 +199,7 @@ class Deadlines:
             return
         suspects = [late.local_rank, *others]
         stopped = [local_rank for local_rank in suspects if turn.seen.stopped[local_rank]]
-        self._record.suspects = (verdict, stopped if len(stopped) == 1 else suspects)
+        self._record.suspect(verdict, stopped if len(stopped) == 1 else suspects)
         for local_rank in others:
             self._ask(local_rank, turn, ends=False)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from megatron_ft.core.agent.monitor_events import Attached as Attached
 from megatron_ft.core.agent.monitor_events import Detached as Detached
-from megatron_ft.core.agent.monitor_events import Evidence as Evidence
+from megatron_ft.core.agent.monitor_events import EvidenceCollected as EvidenceCollected
 from megatron_ft.core.agent.monitor_events import FoundHung as FoundHung
 from megatron_ft.core.agent.monitor_events import FromMonitor as FromMonitor
 from megatron_ft.core.agent.monitor_events import ProgressChecked as ProgressChecked
@@ -265,7 +265,7 @@ class SignalRanks:
 
 
 @dataclass(frozen=True, slots=True)
-class Collect:
+class CollectEvidence:
     """Have its monitor collect evidence on a rank. ``passive``: without a signal to it, because it may run on."""
 
     local_rank: int
@@ -353,7 +353,7 @@ Effect = (
     | MetAgain
     | Over
     | SignalRanks
-    | Collect
+    | CollectEvidence
     | CheckProgress
     | ExtendTimeout
     | ConfirmHang

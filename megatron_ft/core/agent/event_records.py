@@ -10,7 +10,7 @@ from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.control import ReceivedRequest
 from megatron_ft.core.diagnosis.exits import Cause, CauseKind, HangVerdict, RankExit, describe_hang, is_by_us
 from megatron_ft.core.job.hang_messages import Reviewed
-from megatron_ft.core.job.restart_policy import Decision, Outcome
+from megatron_ft.core.job.restart_policy import Outcome, RestartDecision
 from megatron_ft.core.records import launcher as records
 from megatron_ft.core.records.shared import RankHung
 
@@ -64,7 +64,7 @@ def cycle_started(record: CycleRecord, met: RanksMet, max_restarts: int, restart
 
 
 def cycle_ended(
-    record: CycleRecord, outcome: Outcome, decision: Decision, cause: Cause | None, last_iteration: int | None
+    record: CycleRecord, outcome: Outcome, decision: RestartDecision, cause: Cause | None, last_iteration: int | None
 ) -> Write:
     """The end of a cycle; well if there is no cause."""
     why = None

@@ -12,15 +12,15 @@ import dataclasses
 from collections.abc import Iterable
 
 from megatron_ft.core.agent import event_records
-from megatron_ft.core.agent.edge import Collect, Evidence, RaiseTimeout, Release, Tell
+from megatron_ft.core.agent.edge import CollectEvidence, EvidenceCollected, RaiseTimeout, Release, Tell
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.turn import Options, Turn
 from megatron_ft.core.diagnosis.exits import HangVerdict
-from megatron_ft.core.diagnosis.rank_snapshot import LOOK_S, RankSnapshot
+from megatron_ft.core.diagnosis.rank_snapshot import EVIDENCE_S, RankSnapshot
 from megatron_ft.core.job.hang_diagnosis import blamed
 from megatron_ft.core.job.messages import Hang, Notes
 
-__all__ = ["HangDiagnosis", "note_unseen", "tell_notes"]
+__all__ = ["NodeHangDiagnosis", "note_unseen", "tell_notes"]
 
 _LAST_NOTES_NS = 150_000_000
 """So long before the bound is over the notes that have come are sent: they need time to arrive."""
@@ -30,7 +30,7 @@ _PART_CHARS = 80_000
 """Of notes in one message, which has room for 1 MiB, and may write a character in 12 bytes."""
 
 
-class HangDiagnosis:
+class NodeHangDiagnosis:
     """Of one cycle on this node; ``number`` is the cycle's at the coordinator."""
 
     def __init__(self, options: Options, record: CycleRecord, number: int) -> None:
@@ -62,7 +62,7 @@ class HangDiagnosis:
         """A rank of another node hangs: collect evidence on those of this one."""
         self._begin(turn, from_ns=turn.now_ns, known=set())
 
-    def noted(self, event: Evidence, turn: Turn) -> None:
+    def noted(self, event: EvidenceCollected, turn: Turn) -> None:
         """What a monitor has seen of its rank."""
         if self._is_over:
             turn.do(Release())
@@ -103,7 +103,8 @@ class HangDiagnosis:
             tell_notes(turn, self._number, notes)
         elif self._verdict is not None:
             are_all = not self._options.meets_elsewhere
-            found = self._record.found = blamed(notes, self._verdict, are_all=are_all, several=False)
+            found = blamed(notes, self._verdict, are_all=are_all, several=False)
+            self._record.blame(found)
             if found is not None:
                 turn.do(*event_records.finding(self._record.cycle, found))
             self.close(turn)
@@ -112,14 +113,14 @@ class HangDiagnosis:
         """Have evidence collected on all ranks but those on which it is or was; on ``known`` it is being collected."""
         if self._bound_ns is not None or self._is_over:
             return
-        self._bound_ns = from_ns + round(LOOK_S * 1e9)
+        self._bound_ns = from_ns + round(EVIDENCE_S * 1e9)
         if not self._decides and self._verdict is not None:
             # a job isn't given up for timeouts of our own making
             reached = self._record.reached(turn.seen) if self._verdict.is_certain else None
             turn.do(Tell(Hang(self._number, self._verdict, reached)))
         self._asked = self._alive
         for local_rank in sorted(self._asked - known):
-            turn.do(Collect(local_rank, self._options.min_healthy, self._bound_ns))
+            turn.do(CollectEvidence(local_rank, self._options.min_healthy, self._bound_ns))
 
     @property
     def _ranks(self) -> list[int]:

@@ -27,8 +27,12 @@ class HealthGate:
         """The others do without this node."""
         return self._failures > 0
 
-    def checked(self, event: HealthChecked, turn: Turn) -> bool:
-        """Whether it is fit."""
+    def is_due(self, turn: Turn) -> bool:
+        """Whether the node is to be checked again."""
+        return turn.now_ns >= self.retry_ns
+
+    def take_result(self, event: HealthChecked, turn: Turn) -> bool:
+        """Log the result of a check, and tell of it; returns whether the node is fit."""
         turn.do(event_records.node_health(event))
         if not event.ended:
             if self._failures:

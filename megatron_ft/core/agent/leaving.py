@@ -10,7 +10,7 @@ from megatron_ft.core.agent.turn import Options
 from megatron_ft.core.diagnosis.exits import Cause
 from megatron_ft.core.job.edge import Leave
 from megatron_ft.core.job.messages import Goodbye, Verdict
-from megatron_ft.core.job.restart_policy import Action, Decision
+from megatron_ft.core.job.restart_policy import Action, RestartDecision
 
 __all__ = ["Leaving", "stopped"]
 
@@ -42,6 +42,10 @@ class Leaving:
         if event.again:
             self.hurry = self.hurry or event.number
 
+    def abandon(self, text: str) -> None:
+        """It can't go on where it is, for that reason."""
+        self.abandoned = text
+
     @property
     def is_due(self) -> bool:
         """Whether it leaves of its own accord."""
@@ -57,16 +61,19 @@ class Leaving:
         """So long an answer to its goodbye is waited for."""
         return _EXCLUDED_S if self.is_excluded else _GOODBYE_S
 
-    def farewell(self, *, well: bool) -> Goodbye:
-        """The message to the others. ``well``: no rank of this node has ended otherwise than with 0."""
+    def take_leave(self, *, well: bool) -> Goodbye:
+        """Leave; returns what to tell the others. ``well``: no rank of this node has ended otherwise than with 0."""
         if self.signals:
-            return Goodbye(f"its launcher received {self.signals[0].name}", well=well)
-        return Goodbye(self.abandoned, failed=True)
+            self.goodbye = Goodbye(f"its launcher received {self.signals[0].name}", well=well)
+        else:
+            self.goodbye = Goodbye(self.abandoned, failed=True)
+        return self.goodbye
 
-    def left_out(self, cause: Cause, stuck: str) -> Goodbye:
+    def leave_out(self, cause: Cause, stuck: str) -> Goodbye:
         """The same where a rank asked for this node to be left out, or processes (in words) can't be killed."""
         self.cause, self._stuck = cause, stuck
-        return Goodbye(f"{stuck} can't be killed" if stuck else cause.text, excluded=True)
+        self.goodbye = Goodbye(f"{stuck} can't be killed" if stuck else cause.text, excluded=True)
+        return self.goodbye
 
     def over(self) -> Over:
         """How it ends for a launcher that leaves of its own accord."""
@@ -82,7 +89,7 @@ class Leaving:
         # 0: a scheduler that ends the whole job when one node's task fails would undo what was asked for
         return Over(Exit.EXCLUDED, 1 if self._job_ends(left) else 0, left.text), left.text if self._stuck else ""
 
-    def decision(self, left: Leave, *, restarts_left: int) -> Decision:
+    def decision(self, left: Leave, *, restarts_left: int) -> RestartDecision:
         """What is done where its node is left out; ``left`` says whether the others can go on."""
         stuck = self._stuck
         reason = f"{stuck} can't be killed, this node leaves the job" if stuck else "this node leaves the job"
@@ -90,7 +97,7 @@ class Leaving:
             reason = f"{stuck} can't be killed, giving up"
         elif not stuck and self._job_ends(left):
             reason = f"{reason}, which ends: {left.text}"
-        return Decision(action=Action.GIVE_UP, restarts_left=restarts_left, reason=reason)
+        return RestartDecision(action=Action.GIVE_UP, restarts_left=restarts_left, reason=reason)
 
     def _job_ends(self, left: Leave) -> bool:
         options = self._options

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from megatron_ft.core.diagnosis.exits import Cause, HangVerdict, describe_overdue
 from megatron_ft.core.iterations import when
 from megatron_ft.core.job.hang_messages import Reviewed
-from megatron_ft.core.job.restart_policy import Action, Decision, Outcome
+from megatron_ft.core.job.restart_policy import Action, Outcome, RestartDecision
 from megatron_ft.core.plural import counted
 
 AGAIN_AFTER_S = 5.0
@@ -51,7 +51,7 @@ def cycle_started(cycle: int, world_size: int, local_ranks: Sequence[int], nodes
     return f"{head}, {here} here"
 
 
-def cycle_ended(cycle: int, cause: Cause, decision: Decision, outcome: Outcome, max_restarts: int) -> str:
+def cycle_ended(cycle: int, cause: Cause, decision: RestartDecision, outcome: Outcome, max_restarts: int) -> str:
     """The end of a cycle that did not succeed, and what follows."""
     head = f"cycle {cycle} ended: {cause.line}"
     if decision.reason or decision.action is Action.GIVE_UP:

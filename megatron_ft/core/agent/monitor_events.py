@@ -11,7 +11,7 @@ from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 __all__ = [
     "Attached",
     "Detached",
-    "Evidence",
+    "EvidenceCollected",
     "FoundHung",
     "FromMonitor",
     "ProgressChecked",
@@ -85,7 +85,7 @@ class ProgressChecked:
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class EvidenceCollected:
     """The evidence that a monitor has collected on its rank."""
 
     local_rank: int
@@ -101,4 +101,4 @@ class Signalled:
     number: signal.Signals
 
 
-FromMonitor = Attached | Detached | Trains | FoundHung | Suspected | ProgressChecked | Evidence | Signalled
+FromMonitor = Attached | Detached | Trains | FoundHung | Suspected | ProgressChecked | EvidenceCollected | Signalled

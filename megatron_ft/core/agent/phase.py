@@ -6,12 +6,12 @@ import enum
 from dataclasses import dataclass
 
 from megatron_ft.core.diagnosis.exits import Cause
-from megatron_ft.core.job.restart_policy import Decision, Outcome
+from megatron_ft.core.job.restart_policy import Outcome, RestartDecision
 
-__all__ = ["Ended", "Phase"]
+__all__ = ["AgentPhase", "Ended"]
 
 
-class Phase(enum.Enum):
+class AgentPhase(enum.Enum):
     """What the launcher is about."""
 
     JOINING = "joining"
@@ -43,5 +43,5 @@ class Ended:
 
     cycle: int
     outcome: Outcome
-    decision: Decision
+    decision: RestartDecision
     cause: Cause | None

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from megatron_ft.core.agent.edge import Attached, RankExited, RankStarted, Readings, Signalled, Trains
 from megatron_ft.core.board import layout
 from megatron_ft.core.board.layout import BoardSnapshot
-from megatron_ft.core.control import ReceivedRequest
+from megatron_ft.core.control import ReceivedRequest, WorkloadAction
 from megatron_ft.core.cpu_starvation import Grace
 from megatron_ft.core.diagnosis.exceptions import CrashOutput
 from megatron_ft.core.diagnosis.exits import (
@@ -72,6 +72,10 @@ class CycleRecord:
 
     # -- events ------------------------------------------------------------------------------------------------
 
+    def created(self, event: RankStarted) -> None:
+        """A rank's process was created."""
+        self.started[event.local_rank] = event
+
     def exited(self, event: RankExited, seen: Readings) -> RankExit:
         """A rank has ended."""
         local_rank, board = event.local_rank, seen.boards[event.local_rank]
@@ -115,7 +119,7 @@ class CycleRecord:
         """A rank's monitor found it hung: it, or one that it waits for, is the cause."""
         if verdict.local_rank not in self.hung:
             self._see_who_raised(seen)
-            self._should_end(verdict.local_rank, now_s, seen)
+            self._start_grace(verdict.local_rank, now_s, seen)
             verdict = dataclasses.replace(verdict, rank=self.ranks[verdict.local_rank])
             self.overdue[verdict.local_rank] = verdict
             self._verdicts.append(find_culprit(verdict, self._views(seen)))
@@ -123,19 +127,38 @@ class CycleRecord:
     def found_by_launcher(self, verdict: HangVerdict, now_s: float, seen: Readings) -> None:
         """A rank that the launcher itself found hung, in what its monitor can't see."""
         self._see_who_raised(seen)
-        self._should_end(verdict.local_rank, now_s, seen)
+        self._start_grace(verdict.local_rank, now_s, seen)
         self._verdicts.append(verdict)
 
     def finished_late(self, local_rank: int) -> None:
         """A rank that has finished, but had to be made to exit; however it ends now, it ends well."""
         self._finished_late.add(local_rank)
 
+    def requested(self, request: ReceivedRequest) -> None:
+        """A rank asks for the end of the job, or for this node to be left out; the first one of each counts."""
+        if request.action is WorkloadAction.ShutdownWorkload:
+            self.shutdown_request = self.shutdown_request or request
+        else:
+            self.exclude_request = self.exclude_request or request
+
+    def blame(self, cause: Cause | None) -> None:
+        """The evidence on all ranks was compared: that is why they hang, None if it doesn't show."""
+        self.found = cause
+
+    def suspect(self, verdict: HangVerdict, local_ranks: Sequence[int]) -> None:
+        """The launcher itself found the first rank hung, and one of these is the cause."""
+        self.suspects = verdict, local_ranks
+
+    def locate(self, rank: int, where: str) -> None:
+        """A (global) rank that the launcher itself found hung is there, in words."""
+        self.places[rank] = where
+
     def _see_who_raised(self, seen: Readings) -> None:
         if not self._verdicts:
             ending = ((local_rank, self.end_of_its_exception(local_rank, seen)) for local_rank in self.running)
             self._raised |= {local_rank for local_rank, end in ending if end is not None and has_own_error(end)}
 
-    def _should_end(self, local_rank: int, now_s: float, seen: Readings) -> None:
+    def _start_grace(self, local_rank: int, now_s: float, seen: Readings) -> None:
         if local_rank not in self.hung:
             self.hung[local_rank] = Grace(now_s + _HUNG_AND_ALIVE_S, seen.run_delays_ns[local_rank])
 
@@ -188,7 +211,7 @@ class CycleRecord:
         return all(board is not None and board.closing for board in boards)
 
     def check_graces(self, now_s: float, seen: Readings) -> bool:
-        """Whether a hung rank has outlived its grace, which is extended by what its threads wait for a CPU."""
+        """Put off graces that are over by what threads waited for a CPU; returns whether one is over all the same."""
         late = {lr for lr, grace in self.hung.items() if now_s >= grace.due_s} - self.exits.keys()
         return any(self.hung[local_rank].check(now_s, seen.run_delays_ns[local_rank]) for local_rank in late)
 

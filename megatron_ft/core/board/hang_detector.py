@@ -111,6 +111,14 @@ class MonitorState:
     given: dict[Interval, int] = field(default_factory=dict)
     """Intervals that have more time than their learned timeout, in all: a rank made progress."""
 
+    def check_each(self, interval_ns: int) -> None:
+        """Check the board once in that time, at least."""
+        self.check_interval_ns = interval_ns
+
+    def take_over(self, last_look_ns: int, asked_ns: int | None) -> None:
+        """Another monitor made the last check at that time, and was to make the next one at the other, if at all."""
+        self.last_look_ns, self.asked_ns = last_look_ns, asked_ns
+
 
 def check_board(state: MonitorState, board: BoardSnapshot, now_ns: int, *, was_stopped: bool = False) -> Check:
     """Check one snapshot, taken just before ``now_ns``; ``was_stopped``: a SIGCONT came since the last check.

@@ -15,7 +15,7 @@ from megatron_ft.core.printable import shown
 from megatron_ft.core.signal_names import signal_name
 
 __all__ = [
-    "LOOK_S",
+    "EVIDENCE_S",
     "Collective",
     "RankSnapshot",
     "collectives_of",
@@ -30,7 +30,7 @@ __all__ = [
     "unpacked",
 ]
 
-LOOK_S = 2.0
+EVIDENCE_S = 2.0
 """How long, in seconds, evidence is collected at most: the monitor that found the hang and the launcher must agree."""
 _PEER = re.compile(r"^(?:send|recv) (\d+)\s*(?:->|<-)\s*(\d+)$")
 _NEAR = 10

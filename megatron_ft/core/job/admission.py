@@ -29,6 +29,10 @@ class Admission:
         self._elsewhere = elsewhere
         self._until_s = float("inf")
 
+    def job_ended(self, now_s: float) -> None:
+        """The end of the job was decided."""
+        self.ended_s = now_s
+
     def answer(self, hello: Hello, *, leads: bool, now_s: float) -> Dismiss | Elsewhere | Wait | None:
         """What to tell a launcher that isn't let in; None if it is. ``leads``: the job is coordinated here."""
         if self.rules is None:
@@ -50,7 +54,7 @@ class Admission:
         return hello.job != self.job or (not hello.names_life and hello.up_s < now_s - self.ended_s)
 
     def moved(self, moved: Moved, now_s: float) -> bool:
-        """Whether that is news of this job, which has no cycle here."""
+        """Take note of where this job, which has no cycle here, is coordinated; returns False if it is another job."""
         if self.job not in ("", moved.job):
             return False
         self._elsewhere, self._until_s = moved.address, now_s + 3 * MOVED_S

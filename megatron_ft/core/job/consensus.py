@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from megatron_ft.core.job.decisions import Accepted, Ballot, Beside, Decision, Held, Kind, Memory, Term, is_quorum
+from megatron_ft.core.job.decisions import Accepted, Ballot, Beside, Decision, Held, Kind, Term, is_quorum
 from megatron_ft.core.job.edge import CoordinatorEffect, Decided, Send
 from megatron_ft.core.job.messages import Commit, Lead, Propose, Wait
 from megatron_ft.core.job.nodes import Node, instances_of, names_of
@@ -85,7 +85,7 @@ class Consensus:
 
     def arrived(self, node: Node, everybody: Iterable[Node]) -> None:
         """A launcher has sent `Hello`, with its memory of earlier decisions."""
-        node.follows = False
+        node.unfollow()
         self._seen = max(self._seen, node.memory.promised)
         decided = node.memory.decided
         if decided is not None and decided.decision.number > (-1 if self.decision is None else self.decision.number):
@@ -113,7 +113,7 @@ class Consensus:
 
     def went(self, node: Node) -> None:
         """A connection has ended."""
-        node.follows = False
+        node.unfollow()
         if node.place is not None and self._here.get(node.place) is node:
             del self._here[node.place]
             self._following.discard(node.place)
@@ -130,10 +130,8 @@ class Consensus:
             return False
         if accepted is not None and accepted.held.decision.number <= node.memory.number:
             accepted = None  # the commit was sent while this came
-        node.memory = Memory(term, node.memory.decided, accepted)
-        if node.follows:
+        if not node.follow(term, accepted):
             return False
-        node.follows = True
         self._place(node)
         if node.place is not None and self._here.get(node.place) is node:
             self._following.add(node.place)
@@ -165,9 +163,7 @@ class Consensus:
         return self._here
 
     def _place(self, node: Node) -> None:
-        held = None if self.decision is None else node.held(self.decision)
-        node.place = None if held is None else held.place
-        node.votes = held is not None and held.votes
+        node.seat(self.decision)
         if node.place is not None and node.votes and node.place not in self.left:
             self._here[node.place] = node
 
@@ -183,6 +179,10 @@ class Consensus:
                 self._place(node)
                 if node.place is not None and node.votes and node.follows:
                     self._following.add(node.place)
+
+    def stand_down(self) -> None:
+        """The job, which has made no decision here, is coordinated elsewhere."""
+        self.leads = False
 
     # -- leading ----------------------------------------------------------------------------------------------
 
@@ -225,7 +225,7 @@ class Consensus:
         self._had.clear()
         self._unasked = [node for node in everybody if node.link is not None]
         for node in self._unasked:
-            node.follows = False
+            node.unfollow()
 
     def _suffices(self, places: Collection[int], owner: bool) -> bool:
         if self.decision is None:
@@ -289,7 +289,7 @@ class Consensus:
         if proposal is None or proposal.ballot != ballot or not node.follows:
             return
         held = self._held(proposal, node)
-        node.memory = Memory(node.memory.promised, node.memory.decided, Accepted(ballot, held))
+        node.accept(ballot, held)
         if node.place is not None and self._here.get(node.place) is node:
             proposal.voters.add(node.place)
         proposal.founder |= node.owns
@@ -313,7 +313,7 @@ class Consensus:
         for node in nodes:
             held = node.held(proposal.decision)
             if held is not None and node.follows:
-                node.memory = Memory(node.memory.promised, decided=held)
+                node.learn(held)
         decision = proposal.decision
         self._adopt(decision, proposal.store, nodes)
         self._emit(

@@ -7,8 +7,6 @@ keeps nothing on disk: the launchers can tell another one all that it needs.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from megatron_ft.core.job import lines
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.admission import Admission
@@ -16,11 +14,11 @@ from megatron_ft.core.job.consensus import Consensus, Proposal
 from megatron_ft.core.job.cycle import Cycle
 from megatron_ft.core.job.decisions import Held, Kind
 from megatron_ft.core.job.edge import Broken, CoordinatorEffect, CoordinatorEvent, Drop, Judged, Quit, Send
-from megatron_ft.core.job.next_cycle import NextCycle
-from megatron_ft.core.job.nodes import GRACE_S, Node, beat_s, lost_s
+from megatron_ft.core.job.next_cycle import NextCycle, nodes_left
+from megatron_ft.core.job.nodes import Node, beat_s, lost_s
 from megatron_ft.core.job.notices import Notices
 from megatron_ft.core.job.own_clock import OwnClock
-from megatron_ft.core.job.restart_policy import NodeState, Outcome
+from megatron_ft.core.job.restart_policy import Outcome
 
 __all__ = ["Coordinator"]
 
@@ -89,7 +87,7 @@ class Coordinator:
         elif isinstance(event.message, m.Moved):
             self._moved(event.link, event.message)
         elif (node := self._links.get(event.link)) is not None:
-            node.heard_s = self._clock.now_s
+            node.heard(self._clock.now_s)
             self._heard(node, event.link, event.message)
         return self._take()
 
@@ -113,9 +111,7 @@ class Coordinator:
             self._gone(node, silent=False)
         self._absent.pop(hello.instance, None)
         self._nodes[hello.instance] = self._links[link] = node
-        node.link, node.session, node.heard_s, node.owns = link, hello.session, self._clock.now_s, hello.owns
-        node.found_silent = hello.found_silent
-        node.memory, node.standing, node.phase = hello.memory, hello.standing, hello.standing.phase
+        node.connected(link, hello, self._clock.now_s)
         self._consensus.arrived(node, self._nodes.values())
         self._seat(node)
         if self._over_s is not None:
@@ -125,7 +121,7 @@ class Coordinator:
         self._out.append(Drop(link))
         has_job = self._consensus.leads and self._consensus.decision is not None
         if not has_job and self._admission.moved(moved, self._clock.now_s):
-            self._consensus.leads = False
+            self._consensus.stand_down()
             for here, node in [each for each in self._links.items() if each[1].memory.decided is None]:
                 self._out += [Send([here], m.Elsewhere(moved.address)), Drop(here)]
                 self._gone(node, silent=True)
@@ -143,9 +139,9 @@ class Coordinator:
             case m.Accept(ballot, store):
                 self._consensus.accepted(node, ballot, store)
             case m.Ready():
-                node.phase = m.Phase.READY
+                node.enter(m.NodePhase.READY)
             case m.Aside():
-                node.phase = m.Phase.ASIDE
+                node.enter(m.NodePhase.ASIDE)
             case m.Goodbye():
                 self._goodbye(node, link, message)
             case _:
@@ -156,7 +152,7 @@ class Coordinator:
         if cycle is None:
             return
         if isinstance(message, m.Shutdown):
-            cycle.shutdown = cycle.shutdown or (node.place, message.text)
+            cycle.asked_to_end(node.place, message.text)
         if (place := cycle.place_of(node)) is None:
             return
         if isinstance(message, m.Report):
@@ -164,10 +160,10 @@ class Coordinator:
         elif isinstance(message, m.Hang) and message.cycle == cycle.decision.cycle:
             asked = cycle.hang(place, message, self._nodes.values(), self._clock.now_s)
             self._out += [Send(asked, m.Collect(message.cycle, message.passive))] if asked else []
-        elif isinstance(message, m.Suspected | m.Moving) and cycle.passes_on(message, self._clock.now_s):
+        elif isinstance(message, m.Suspected | m.Moving) and cycle.admit(message, self._clock.now_s):
             self._out.append(Send([at for p, at in cycle.links(self._nodes.values()).items() if p != place], message))
         elif isinstance(message, m.Regroup) and message.cycle == cycle.decision.cycle:
-            cycle.regroup = message.text
+            cycle.asked_to_regroup(message.text)
         elif isinstance(message, m.Notes) and message.cycle == cycle.decision.cycle:
             cycle.noted(place, message)
 
@@ -178,28 +174,17 @@ class Coordinator:
             cycle.farewell(place, goodbye, self._clock.now_s)
         self._gone(node, silent=False)
         del self._nodes[node.instance], self._absent[node.instance]
-        few = "" if cycle is None or not goodbye.excluded else cycle.too_few(self._nodes_left)
-        stays = goodbye.excluded and not few and self._nodes_left
-        self._out.append(Send([link], m.Stay() if stays else m.Dismiss(1 if few else goodbye.code, few)))
+        left = nodes_left(cycle, self._nodes, self._arrivals) if goodbye.excluded else 0
+        few = "" if cycle is None or not goodbye.excluded else cycle.too_few(left)
+        self._out.append(Send([link], m.Stay() if left and not few else m.Dismiss(1 if few else goodbye.code, few)))
         if few and cycle is not None:
             cycle.give_up_round(place, f"{goodbye.text}; {few}")
-        self._next_cycle.lost_s = self._clock.now_s
-
-    @property
-    def _nodes_left(self) -> int:
-        """How many nodes could take part in another cycle, as far as is known."""
-        cycle, here = self._cycle, sum(node.phase is not m.Phase.EXCLUDED for node in self._nodes.values())
-        if cycle is None:
-            return here
-        leaving = sum(s.state is NodeState.EXCLUDED and s.instance in self._nodes for s in cycle.seats if cycle.lost)
-        # of those that the scheduler has started, one that is slow to start may not have come before cycle 0
-        late = 0 if cycle.decision.cycle else max(0, cycle.rules.launchers - max(self._arrivals, cycle.decision.world))
-        return here - leaving + cycle.awaited + late
+        self._next_cycle.node_lost(self._clock.now_s)
 
     def _gone(self, node: Node, *, silent: bool) -> None:
         assert node.link is not None
         del self._links[node.link]
-        node.link, node.silent, node.gone_s = None, silent, self._clock.now_s
+        node.disconnected(self._clock.now_s, silent=silent)
         self._absent[node.instance] = node
         self._consensus.went(node)
 
@@ -209,7 +194,7 @@ class Coordinator:
         if cycle is None:
             return
         if standing.shutdown:
-            cycle.shutdown = cycle.shutdown or (node.place, standing.shutdown)
+            cycle.asked_to_end(node.place, standing.shutdown)
         if node.place is None or not cycle.occupied(node.place, node.instance, node.name):
             return
         self._next_cycle.restore_place(node)
@@ -221,11 +206,13 @@ class Coordinator:
         assert decision is not None
         assert rules is not None
         if decision.kind is Kind.END:
-            self._admission.ended_s, self._over_s = self._clock.now_s, self._clock.now_s + _LINGER_S
+            self._admission.job_ended(self._clock.now_s)
+            self._over_s = self._clock.now_s + _LINGER_S
             self._lingers = proposal is None or len(proposal.members) < decision.world
-        self._next_cycle.lost_s, self._end, before = None, None, self._cycle
-        if before is not None and before.decision.cycle == decision.cycle and decision.kind is not Kind.CYCLE:
-            before.goes_on(decision)
+        self._next_cycle.decided()
+        self._end, cycle = None, self._cycle
+        if cycle is not None and cycle.decision.cycle == decision.cycle and decision.kind is not Kind.CYCLE:
+            cycle.goes_on(decision)
             return
         cycle = self._cycle = Cycle(rules, decision)
         known = {} if proposal is None else proposal.members
@@ -234,14 +221,14 @@ class Coordinator:
                 cycle.missing(place, self._clock.now_s)
             else:
                 cycle.occupied(place, member.instance, member.name)
-                member.phase = m.Phase.RUNNING
+                member.enter(m.NodePhase.RUNNING)
         self._next_cycle.cycle_began(decision, proposal)
         if proposal is None or not proposal.is_new:
             for node in self._nodes.values():
                 if node.link is not None:
                     self._seat(node)
                 if node.follows and node.place is not None and decision.kind is Kind.CYCLE:
-                    node.phase = m.Phase.RUNNING  # it is told so now
+                    node.enter(m.NodePhase.RUNNING)  # it is told so now
 
     # -- what follows -----------------------------------------------------------------------------------------
 
@@ -287,7 +274,7 @@ class Coordinator:
             if node.link is not None:
                 self._out.append(Drop(node.link))
                 self._gone(node, silent=False)
-            node.gone_s = self._clock.now_s - GRACE_S  # it doesn't come back
+            node.ended(self._clock.now_s)
 
     def _send_home(self) -> None:
         """All nodes that vote have left: dismiss the nodes on standby, which alone can't go on."""
@@ -319,11 +306,12 @@ class Coordinator:
             silent_s = self._clock.now_s - node.heard_s
             has_exited = node.has_exited(self._clock.slept_s)
             cycle.lose(place, lines.LAUNCHER_ENDED if has_exited else lines.silent(silent_s))
-            self._next_cycle.lost_s = self._clock.now_s
+            self._next_cycle.node_lost(self._clock.now_s)
 
     def _took_over(self) -> None:
         """It leads from now on: a node that isn't connected is lost after the same time as one that is silent."""
-        cycle, self._next_cycle.lost_s = self._cycle, self._clock.now_s
+        cycle = self._cycle
+        self._next_cycle.node_lost(self._clock.now_s)
         if cycle is not None:
             self._next_cycle.took_over(self._clock.now_s)
             self._clock.mark_unanswered()
@@ -341,14 +329,14 @@ class Coordinator:
         seated = cycle.is_seated(node)
         if node.memory.number < decision.number:
             held = node.held(decision) or Held(decision)
-            node.memory = replace(node.memory, decided=held, accepted=None)
+            node.learn(held)
             self._out.append(Send([link], self._consensus.news()))
             if held.starts_ranks(node.standing.cycle):  # whether it is lost or not
-                node.phase, node.standing = m.Phase.RUNNING, m.Standing(m.Phase.RUNNING, decision.cycle)
+                node.begin(decision.cycle)
         if not seated:
             waits = node.standing.ended is not None and node.standing.verdict is None  # for a verdict that it won't get
-            if node.phase is m.Phase.RUNNING or (waits and node.phase is m.Phase.BUSY):
-                node.phase = m.Phase.BUSY
+            if node.phase is m.NodePhase.RUNNING or (waits and node.phase is m.NodePhase.BUSY):
+                node.enter(m.NodePhase.BUSY)
                 text = cycle.lost_words(node)
                 self._out.append(Send([link], m.End(node.standing.cycle, Outcome.MEMBERSHIP, True, True, text)))
             return
@@ -366,19 +354,20 @@ class Coordinator:
             return
         cycle.lose_missing(lost_s(len(self._nodes)), self._clock.now_s, self._consensus.voters().values())
         nodes = self._nodes.values() if rules.at_once else ()
-        ready = sum(node.phase is m.Phase.READY and node.follows for node in nodes)
+        ready = sum(node.phase is m.NodePhase.READY and node.follows for node in nodes)
         room = rules.max_nodes - cycle.decision.world + cycle.lost
         self._out += cycle.reviewed(self._clock.now_s, self._nodes.values())
-        if cycle.conclude(self._clock.now_s, joining=max(0, min(ready, room))) or cycle.is_news:
+        is_news = cycle.take_news()
+        if cycle.conclude(self._clock.now_s, joining=max(0, min(ready, room))) or is_news:
             if cycle.outcome is not None:
                 self._end_for(list(self._nodes.values()), cycle)
             if cycle.verdict is not None:
                 self._out.append(Send(list(self._links), cycle.verdict))
-            cycle.is_news = False
-        is_open = cycle.outcome is not None and cycle.verdict is None
-        if is_open and (verdict := cycle.judge(self._clock.now_s, nodes_left=self._nodes_left)) is not None:
-            self._out += [Judged(verdict), Send(list(self._links), verdict)]
-            self._next_cycle.bad_nodes.record_verdict(cycle)
+        if cycle.outcome is not None and cycle.verdict is None:
+            left = nodes_left(cycle, self._nodes, self._arrivals)
+            if (verdict := cycle.judge(self._clock.now_s, nodes_left=left)) is not None:
+                self._out += [Judged(verdict), Send(list(self._links), verdict)]
+                self._next_cycle.bad_nodes.record_verdict(cycle)
         if cycle.alarm_s is not None:
             self._alarms.append(cycle.alarm_s)
 
@@ -391,10 +380,10 @@ class Coordinator:
         self._alarms += [at_s for at_s in (self._next_cycle.alarm_s, self._notices.alarm_s) if at_s is not None]
 
     def _end_for(self, nodes: list[Node], cycle: Cycle) -> None:
-        running = [node for node in nodes if node.phase is m.Phase.RUNNING and node.link is not None]
+        running = [node for node in nodes if node.phase is m.NodePhase.RUNNING and node.link is not None]
         for node in running:
-            node.phase = m.Phase.BUSY
+            node.enter(m.NodePhase.BUSY)
         links = [node.link for node in running if node.link is not None]
         if links:
-            self._end = self._end or cycle.end(nodes_left=self._nodes_left)
+            self._end = self._end or cycle.end(nodes_left=nodes_left(cycle, self._nodes, self._arrivals))
             self._out.append(Send(links, self._end))

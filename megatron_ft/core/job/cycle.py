@@ -38,8 +38,6 @@ class Cycle:
     seats: list[Seat] = field(default_factory=list)
     outcome: Outcome | None = None
     verdict: Verdict | None = None
-    is_news: bool = False
-    """A launcher has reported how it ended, and the others may not know yet."""
     shutdown: tuple[int | None, str] | None = None
     regroup: str = ""
     """Why the cycle is to be ended without a failure; empty if it isn't."""
@@ -53,6 +51,7 @@ class Cycle:
     """Places whose nodes have left or were lost, during the cycle or after its end."""
     alarm_s: float | None = None
     """When to call ``conclude`` and ``judge`` again, at the latest."""
+    _is_news: bool = False
     _changes: list[int] = field(default_factory=list)
     _losses: list[tuple[int, Report]] = field(default_factory=list)
     _ended_s: float = 0.0
@@ -82,7 +81,7 @@ class Cycle:
         seat = self.seats[place]
         if seat.state is NodeState.LOST or seat.instance not in ("", instance):
             return False
-        seat.instance, seat.name, seat.missing_s = instance, name, None
+        seat.occupy(instance, name)
         self._missing.discard(place)
         return True
 
@@ -93,9 +92,9 @@ class Cycle:
         if standing.report is not None:
             self.changed(place, standing.report)
         if standing.ended is not None and self.outcome is None:
-            self.outcome, self._ended_s, self.is_news = standing.ended, now_s, True
+            self.outcome, self._ended_s, self._is_news = standing.ended, now_s, True
         if self.verdict is None and standing.verdict is not None:
-            self.verdict, self.is_news = standing.verdict, True
+            self.verdict, self._is_news = standing.verdict, True
 
     def changed(self, place: int, report: Report) -> None:
         """A node reports another state."""
@@ -124,7 +123,7 @@ class Cycle:
     def missing(self, place: int, now_s: float) -> None:
         """The launcher at that place isn't connected (yet, or any more)."""
         if self.seats[place].state not in _GONE:
-            self.seats[place].missing_s = now_s
+            self.seats[place].miss(now_s)
             self._missing.add(place)
 
     def lose(self, place: int, text: str) -> None:
@@ -147,7 +146,7 @@ class Cycle:
         for place in sorted(self._missing):
             since_s = self.seats[place].missing_s or 0.0
             if place in silent:
-                self.seats[place].name = self.seats[place].name or silent[place]
+                self.seats[place].learn_name(silent[place])
                 self.lose(place, lines.HOST_SILENT)
             elif now_s >= since_s + after_s:
                 self.lose(place, lines.silent(after_s))
@@ -160,7 +159,7 @@ class Cycle:
         state = NodeState.EXCLUDED if goodbye.excluded else NodeState.LOST
         if goodbye.well and not goodbye.excluded and self.outcome is None:
             # the others may have been asked to end, too: then the job has ended as it was asked to
-            self.seats[place].leaving = goodbye.text
+            self.seats[place].leave(goodbye.text)
             self._farewell_s = now_s + _FAREWELL_S
             return
         kind = None if goodbye.failed else CauseKind.REQUEST
@@ -187,6 +186,22 @@ class Cycle:
         diagnosis = self.review if notes.passive else self.diagnosis
         if diagnosis is not None:
             diagnosis.told(place, notes.notes, more=notes.more)
+
+    def admit(self, message: Suspected | Moving, now_s: float) -> bool:
+        """Let a message pass to the other nodes; False if one like it just did: in a large job many send the same."""
+        last_s = self._passed_on_s.get(type(message))
+        if message.cycle != self.decision.cycle or (last_s is not None and now_s < last_s + _PASS_ON_S):
+            return False
+        self._passed_on_s[type(message)] = now_s
+        return True
+
+    def asked_to_end(self, place: int | None, text: str) -> None:
+        """The end of the job is asked for, in these words, by that node; the first one that asks counts."""
+        self.shutdown = self.shutdown or (place, text)
+
+    def asked_to_regroup(self, text: str) -> None:
+        """A launcher asks for the end of the cycle without a failure, in these words."""
+        self.regroup = text
 
     def reviewed(self, now_s: float, nodes: Iterable[Node]) -> list[Send]:
         """The result of an observe-only hang diagnosis, for all nodes: once it is known, if no rank has moved since."""
@@ -220,14 +235,6 @@ class Cycle:
             if node.place is not None and node.link is not None and self.is_seated(node)
         }
 
-    def passes_on(self, message: Suspected | Moving, now_s: float) -> bool:
-        """Whether to pass that on to the other nodes: in a large job many may suspect a hang, or report progress."""
-        last_s = self._passed_on_s.get(type(message))
-        if message.cycle != self.decision.cycle or (last_s is not None and now_s < last_s + _PASS_ON_S):
-            return False
-        self._passed_on_s[type(message)] = now_s
-        return True
-
     def is_seated(self, node: Node) -> bool:
         """Whether that launcher has a place in this cycle, and isn't lost."""
         place = self.place_of(node)
@@ -241,6 +248,11 @@ class Cycle:
     def is_missing(self, place: int) -> bool:
         """Whether that place may yet be claimed by the launcher that had it."""
         return place in self._missing
+
+    def take_news(self) -> bool:
+        """Whether a launcher has reported how the cycle ended, which the others may not know, since the last call."""
+        taken, self._is_news = self._is_news, False
+        return taken
 
     def take_changes(self) -> list[int]:
         """Places whose nodes have changed their state while the cycle ran, since the last call."""
@@ -288,7 +300,7 @@ class Cycle:
     def give_up_round(self, place: int | None, text: str) -> None:
         """A node has left after the cycle's end, and the others, which meet for the next one, are too few."""
         if self.verdict is not None and self.verdict.action is Action.RESTART:
-            self.shutdown = self.shutdown or (place, text)
+            self.asked_to_end(place, text)
 
     def end(self, *, nodes_left: int) -> End:
         """For the launchers: it is over, and whether another one is to follow, as far as is known now."""
@@ -369,8 +381,7 @@ class Cycle:
         else:
             self._farewell_s = None
             for place, seat in enumerate(self.seats):
-                if seat.leaving:
-                    text, seat.leaving = seat.leaving, ""
+                if text := seat.take_leaving():
                     self.changed(place, Report(self.decision.cycle, NodeState.LOST, text, kind=CauseKind.REQUEST))
             if self._judged is not None:
                 self.outcome, self.decided_by = self._judged

@@ -118,6 +118,23 @@ class Memory:
         """Of the last decision that it knows; -1 if it knows none."""
         return -1 if self.decided is None else self.decided.decision.number
 
+    def may_accept(self, ballot: Ballot, decision: Decision) -> bool:
+        """Whether a proposal is neither of an earlier coordinator nor older than what is accepted or decided."""
+        is_stale = self.accepted is not None and self.accepted.ballot > ballot
+        return ballot[:2] >= self.promised and decision.number > self.number and not is_stale
+
+    def follow(self, term: Term) -> Memory:
+        """With the promise to follow no coordinator with a lesser term."""
+        return replace(self, promised=term)
+
+    def accept(self, ballot: Ballot, held: Held) -> Memory:
+        """With a proposal that is accepted."""
+        return replace(self, accepted=Accepted(ballot, held))
+
+    def learn(self, held: Held) -> Memory:
+        """With a decision, which settles whatever was accepted."""
+        return replace(self, decided=held, accepted=None)
+
     def held(self, decision: Decision, instance: str) -> Held | None:
         """A decision as the launcher ``instance`` has it; None if it has no part in it, as far as it can be known.
 

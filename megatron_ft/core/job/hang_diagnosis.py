@@ -14,7 +14,7 @@ from megatron_ft.core.diagnosis.exits import (
     describe_overdue,
     undetermined_hang,
 )
-from megatron_ft.core.diagnosis.rank_snapshot import LOOK_S, RankSnapshot
+from megatron_ft.core.diagnosis.rank_snapshot import EVIDENCE_S, RankSnapshot
 from megatron_ft.core.diagnosis.root_cause import Finding, find
 from megatron_ft.core.job.hang_messages import Reviewed
 from megatron_ft.core.job.progress import Reached
@@ -33,7 +33,7 @@ class HangDiagnosis:
         self.first = first
         self.reached = reached
         self.asker = asker
-        self.bound_s = now_s + LOOK_S + _NETWORK_S
+        self.bound_s = now_s + EVIDENCE_S + _NETWORK_S
         self._awaited = set(asked)
         self._are_all = True
         self._notes: list[RankSnapshot] = []

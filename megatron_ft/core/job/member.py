@@ -14,7 +14,7 @@ from dataclasses import replace
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.admission import MOVED_S
-from megatron_ft.core.job.decisions import Accepted, Beside, Held, Kind, Memory, Term
+from megatron_ft.core.job.decisions import Beside, Held, Kind, Memory, Term
 from megatron_ft.core.job.identity import Identity
 from megatron_ft.core.job.nodes import beat_s, lost_s
 from megatron_ft.core.job.own_clock import OwnClock
@@ -121,7 +121,7 @@ class Member:
         self._session += 1
         hello = self.identity.hello(
             self._session,
-            owns=self._search.address == self._owned and self.standing.phase is not m.Phase.EXCLUDED,
+            owns=self._search.address == self._owned and self.standing.phase is not m.NodePhase.EXCLUDED,
             memory=self.memory,
             standing=self.standing,
             found_silent=self._found_silent,
@@ -165,7 +165,7 @@ class Member:
         """Try the next address."""
         if self._is_open:
             self._out.append(edge.Disconnect())
-        self._search.is_first = self._search.is_first and not self._is_answered
+        self._search.tried(is_answered=self._is_answered)
         self._unled()
         self._is_open, self._until_s = False, None
         wait_s = 0.0 if at_once else self._chance.uniform(*_RETRY_S)
@@ -192,14 +192,14 @@ class Member:
         unled_s = self._clock.now_s - self._unled_s
         if not self._is_cut_off and unled_s >= self._lost_s + CUT_OFF_S:
             self._is_cut_off = True
-            if self.standing.phase is m.Phase.RUNNING:
+            if self.standing.phase is m.NodePhase.RUNNING:
                 text = f"no coordinator reachable for {unled_s:.0f} s (network failure, or too few nodes left)"
                 report = m.Report(self.standing.cycle, NodeState.UNHEALTHY, text, follows=True)
-                self.standing = replace(self.standing, phase=m.Phase.BUSY, report=report)
+                self.standing = replace(self.standing, phase=m.NodePhase.BUSY, report=report)
                 self._out.append(edge.Say(f"{text}: terminating the ranks of this node; other nodes may continue"))
                 end = m.End(self.standing.cycle, Outcome.MEMBERSHIP, restarts=True, lost=True, text=text)
                 self._out.append(edge.EndRanks(end, is_cut_off=True))
-        runs = self.standing.phase is m.Phase.RUNNING
+        runs = self.standing.phase is m.NodePhase.RUNNING
         if unled_s >= self._patience_s() and not runs:
             self._give_up()
 
@@ -213,7 +213,7 @@ class Member:
             self._leave(accepted.held.decision.code, accepted.held.decision.text)
         elif verdict is not None and verdict.action is not Action.RESTART:
             self._leave(verdict.code, verdict.text)
-        elif self.standing.phase is m.Phase.EXCLUDED:
+        elif self.standing.phase is m.NodePhase.EXCLUDED:
             self._leave(0, "")  # others may go on: a code that ends their job would undo what was asked for
         else:
             text = "no coordinator reachable that can continue the job: start the job again"
@@ -229,7 +229,7 @@ class Member:
     def _stay(self) -> None:
         """This node is excluded. Its launcher connects again under another instance, which neither votes nor trains."""
         self.identity = replace(self.identity, instance=f"{self.identity.instance}-excluded", rank=None)
-        self.memory, self.standing = Memory(), m.Standing(phase=m.Phase.EXCLUDED)
+        self.memory, self.standing = Memory(), m.Standing(phase=m.NodePhase.EXCLUDED)
         self._leaving = self._leave_s = None
         self.is_led, self._is_cut_off, self._unled_s = False, False, self._clock.now_s
         self._out.append(edge.LeftOut())
@@ -284,13 +284,13 @@ class Member:
                 self._out.append(edge.DiagnoseHang(cycle, passive))
             case m.Reviewed(cycle) if self._is_running(cycle):
                 self._out.append(message)
-            case m.Suspected() | m.Moving() if self.standing.phase is m.Phase.RUNNING:
+            case m.Suspected() | m.Moving() if self.standing.phase is m.NodePhase.RUNNING:
                 self._out.append(edge.Relayed(message))
             case m.Tell() | m.Speak():
                 self._out.append(message)
 
     def _is_running(self, cycle: int) -> bool:
-        return cycle == self.standing.cycle and self.standing.phase is m.Phase.RUNNING
+        return cycle == self.standing.cycle and self.standing.phase is m.NodePhase.RUNNING
 
     def _follow(self, term: Term) -> None:
         if self._leaving is not None:
@@ -298,7 +298,7 @@ class Member:
         if term < self.memory.promised:
             self._out.append(edge.Transmit(m.Newer(self.memory.promised)))
             return
-        self.memory = replace(self.memory, promised=term)
+        self.memory = self.memory.follow(term)
         self.is_led, self._is_cut_off, self._until_s = True, False, None
         self._search.found()
         if self._owned not in ("", self._search.address):
@@ -307,18 +307,11 @@ class Member:
         self._announce()
 
     def _proposed(self, proposal: m.Propose) -> None:
-        if (
-            self._leaving is not None
-            or proposal.ballot[:2] < self.memory.promised
-            or proposal.decision.number <= self.memory.number
-        ):
-            return
-        accepted = self.memory.accepted
-        if accepted is not None and accepted.ballot > proposal.ballot:
+        if self._leaving is not None or not self.memory.may_accept(proposal.ballot, proposal.decision):
             return
         self._search.candidates(proposal.candidates, are_decided=False)
         held = Held(proposal.decision, proposal.place, proposal.votes)
-        self.memory = replace(self.memory, accepted=Accepted(proposal.ballot, held))
+        self.memory = self.memory.accept(proposal.ballot, held)
         if held.place == 0 and held.decision.kind is Kind.CYCLE:
             self._out.append(edge.OpenStore(held))
         else:
@@ -339,11 +332,11 @@ class Member:
         if decision.number <= self.memory.number:
             return
         held = replace(self.memory.held(decision, self.identity.instance) or Held(decision), store=commit.store)
-        self.memory = replace(self.memory, decided=held, accepted=None)
+        self.memory = self.memory.learn(held)
         if decision.kind is Kind.END:
             self._leave(decision.code, decision.text, is_of_all=True)
         elif held.starts_ranks(self.standing.cycle):
-            self.standing = m.Standing(phase=m.Phase.RUNNING, cycle=decision.cycle)
+            self.standing = m.Standing(phase=m.NodePhase.RUNNING, cycle=decision.cycle)
             self._out.append(edge.Begin(held))
         elif decision.kind is Kind.CYCLE:
             self._out.append(edge.StandBy())
@@ -351,7 +344,7 @@ class Member:
     def _ended(self, end: m.End) -> None:
         if end.cycle != self.standing.cycle:
             return
-        was_running = self.standing.phase is m.Phase.RUNNING
+        was_running = self.standing.phase is m.NodePhase.RUNNING
         self.standing = self.standing.after_end(None if end.lost else end.outcome, end.text)
         if was_running or end.lost:
             self._out.append(edge.EndRanks(end))
@@ -368,9 +361,9 @@ class Member:
             case m.Report():
                 self.standing = replace(self.standing, report=message)
             case m.Ready():
-                self.standing = replace(self.standing, phase=m.Phase.READY)
+                self.standing = replace(self.standing, phase=m.NodePhase.READY)
             case m.Aside():
-                self.standing = replace(self.standing, phase=m.Phase.ASIDE)
+                self.standing = replace(self.standing, phase=m.NodePhase.ASIDE)
             case m.Shutdown(text):
                 self.standing = replace(self.standing, shutdown=text)
             case m.Goodbye():

@@ -10,7 +10,7 @@ from megatron_ft.core.job.hang_messages import Hang, Moving, Notes, Reviewed, Su
 from megatron_ft.core.job.job_options import Rules
 from megatron_ft.core.job.progress import Advance
 from megatron_ft.core.job.restart_policy import Outcome
-from megatron_ft.core.job.standing import Phase, Report, Standing, Verdict
+from megatron_ft.core.job.standing import NodePhase, Report, Standing, Verdict
 
 __all__ = [
     "Accept",
@@ -30,8 +30,8 @@ __all__ = [
     "Moved",
     "Moving",
     "Newer",
+    "NodePhase",
     "Notes",
-    "Phase",
     "Propose",
     "REFUSED",
     "Ready",

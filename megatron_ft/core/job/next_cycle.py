@@ -9,15 +9,15 @@ from megatron_ft.core.job.bad_node_tracker import BadNodeTracker
 from megatron_ft.core.job.consensus import Consensus, Proposal
 from megatron_ft.core.job.cycle import Cycle
 from megatron_ft.core.job.decisions import Decision, Kind
-from megatron_ft.core.job.messages import Phase, Rules
+from megatron_ft.core.job.messages import NodePhase, Rules
 from megatron_ft.core.job.nodes import Node, Slot, choose
 from megatron_ft.core.job.progress import furthest
-from megatron_ft.core.job.restart_policy import Action, Outcome
+from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
 from megatron_ft.core.job.round_completion import RoundCompletion
 from megatron_ft.core.job.segments import choose_segments, usable
 from megatron_ft.core.times import earliest
 
-__all__ = ["NextCycle", "is_awaited", "seated"]
+__all__ = ["NextCycle", "is_awaited", "nodes_left", "seated"]
 
 _MAY_BE_BACK_S = 70.0
 """A launcher that is cut off has given up looking for the others by then."""
@@ -60,6 +60,14 @@ class NextCycle:
         if self._slots_are_places and node.place is not None:
             self._slots[node.place] = Slot.of(node)
 
+    def node_lost(self, now_s: float) -> None:
+        """A node is lost, or may be, that may still be a voter."""
+        self.lost_s = now_s
+
+    def decided(self) -> None:
+        """There is a new last decision; no node has been lost since."""
+        self.lost_s = None
+
     def cycle_began(self, decision: Decision, proposal: Proposal | None) -> None:
         """A cycle was decided, by this coordinator's proposal or before it came."""
         self._slots_are_places = proposal is None or not proposal.is_new
@@ -76,7 +84,7 @@ class NextCycle:
         self.alarm_s = None
         if self._arrivals != arrivals:  # with thousands of nodes, not each time
             self._arrivals = arrivals
-            self._known.update((i, node) for i, node in self._nodes.items() if node.phase is not Phase.EXCLUDED)
+            self._known.update((i, node) for i, node in self._nodes.items() if node.phase is not NodePhase.EXCLUDED)
         if self._consensus.proposal is None and (cycle is None or cycle.outcome is not None):
             self._gather(rules, cycle, arrivals, now_s)
         if self._consensus.proposal is None and cycle is not None:
@@ -84,7 +92,7 @@ class NextCycle:
 
     def _gather(self, rules: Rules, cycle: Cycle | None, arrivals: int, now_s: float) -> None:
         """No cycle runs: begin the next one, or end the job, when its nodes are ready for it."""
-        ready = [node for node in self._nodes.values() if node.phase is Phase.READY and node.follows]
+        ready = [node for node in self._nodes.values() if node.phase is NodePhase.READY and node.follows]
         awaited = (cycle is not None and cycle.awaited > 0) or any(is_awaited(node) for node in self._nodes.values())
         if cycle is not None and (
             cycle.shutdown or cycle.verdict is None or cycle.verdict.action is not Action.RESTART
@@ -94,7 +102,7 @@ class NextCycle:
                 self._end_job(cycle, *((1, cycle.shutdown_words) if cycle.shutdown else ending))
             return
         enough = usable(ready, rules.segment) if rules.segment else len(ready)
-        complete = self._completion.is_complete(
+        complete = self._completion.update(
             rules,
             ready=enough,
             awaited=awaited,
@@ -110,7 +118,7 @@ class NextCycle:
             self._end_job(cycle, rules.try_again_code, too_few)
         elif self._completion.has_waited_long(rules, now_s):
             more = rules.min_nodes - enough
-            aside = sum(node.phase is Phase.ASIDE for node in self._nodes.values())
+            aside = sum(node.phase is NodePhase.ASIDE for node in self._nodes.values())
             text = lines.did_not_come(more, seconds=rules.join_timeout_s, aside=aside)
             self._end_job(cycle, rules.try_again_code, text)
 
@@ -198,6 +206,17 @@ def seated(cycle: Cycle | None, nodes: Mapping[str, Node]) -> dict[int, Node]:
     }
 
 
+def nodes_left(cycle: Cycle | None, nodes: Mapping[str, Node], arrivals: int) -> int:
+    """How many nodes could take part in another cycle, as far as is known; ``arrivals``: launchers that ever came."""
+    here = sum(node.phase is not NodePhase.EXCLUDED for node in nodes.values())
+    if cycle is None:
+        return here
+    leaving = sum(s.state is NodeState.EXCLUDED and s.instance in nodes for s in cycle.seats if cycle.lost)
+    # of those that the scheduler has started, one that is slow to start may not have come before cycle 0
+    late = 0 if cycle.decision.cycle else max(0, cycle.rules.launchers - max(arrivals, cycle.decision.world))
+    return here - leaving + cycle.awaited + late
+
+
 def _is_coming(node: Node, cycle: Cycle) -> bool:
     """Whether a node of the cycle has connected, and hasn't followed yet."""
     return node.link is not None and not node.follows and cycle.is_seated(node)
@@ -207,4 +226,4 @@ def is_awaited(node: Node) -> bool:
     """Whether no cycle begins before this node is ready, or known to be lost."""
     if node.place is None:
         return False
-    return node.link is None or not node.follows or node.phase in (Phase.BUSY, Phase.RUNNING)
+    return node.link is None or not node.follows or node.phase in (NodePhase.BUSY, NodePhase.RUNNING)

@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from megatron_ft.core.hosts import natural
-from megatron_ft.core.job.decisions import Beside, Decision, Held, Memory
-from megatron_ft.core.job.messages import Hello, Phase, Standing
+from megatron_ft.core.job.decisions import Accepted, Ballot, Beside, Decision, Held, Memory, Term
+from megatron_ft.core.job.messages import Hello, NodePhase, Standing
 from megatron_ft.core.job.progress import Advance
 
 __all__ = ["GRACE_S", "Node", "Slot", "beat_s", "choose", "in_order", "instances_of", "lost_s", "names_of"]
@@ -43,7 +43,7 @@ class Node:
     gone_s: float = 0.0
     silent: bool = False
     follows: bool = False
-    phase: Phase = Phase.BUSY
+    phase: NodePhase = NodePhase.BUSY
     before: Advance = Advance()  # noqa: RUF009 - frozen
     """How far earlier lives of the job have got."""
     bad: str = ""
@@ -72,6 +72,56 @@ class Node:
             domain=hello.domain,
             bad=hello.bad,
         )
+
+    def connected(self, link: int, hello: Hello, now_s: float) -> None:
+        """It has said hello on that connection, with all that it remembers."""
+        self.link, self.session, self.heard_s, self.owns = link, hello.session, now_s, hello.owns
+        self.found_silent = hello.found_silent
+        self.memory, self.standing, self.phase = hello.memory, hello.standing, hello.standing.phase
+
+    def disconnected(self, now_s: float, *, silent: bool) -> None:
+        """Its connection has ended; ``silent``: for another reason than the end of its process."""
+        self.link, self.silent, self.gone_s = None, silent, now_s
+
+    def ended(self, now_s: float) -> None:
+        """Its process is known to have ended: it doesn't come back."""
+        self.gone_s = now_s - GRACE_S
+
+    def heard(self, now_s: float) -> None:
+        """A message of it has come."""
+        self.heard_s = now_s
+
+    def enter(self, phase: NodePhase) -> None:
+        """That is what it is about now."""
+        self.phase = phase
+
+    def begin(self, cycle: int) -> None:
+        """It is told to start the ranks of that cycle."""
+        self.phase, self.standing = NodePhase.RUNNING, Standing(NodePhase.RUNNING, cycle)
+
+    def follow(self, term: Term, accepted: Accepted | None) -> bool:
+        """It follows the coordinator's term, and has accepted that; returns False if it followed before."""
+        followed, self.follows = self.follows, True
+        self.memory = Memory(term, self.memory.decided, accepted)
+        return not followed
+
+    def unfollow(self) -> None:
+        """It isn't known to follow any more."""
+        self.follows = False
+
+    def accept(self, ballot: Ballot, held: Held) -> None:
+        """It has accepted a proposal."""
+        self.memory = self.memory.accept(ballot, held)
+
+    def learn(self, decided: Held) -> None:
+        """A decision was sent to it."""
+        self.memory = self.memory.learn(decided)
+
+    def seat(self, decision: Decision | None) -> None:
+        """Find its place and its vote in the last decision; None: there is none yet."""
+        held = None if decision is None else self.held(decision)
+        self.place = None if held is None else held.place
+        self.votes = held is not None and held.votes
 
     def awaited_until_s(self, *, silence_s: float, slept_s: float) -> float:
         """When it counts as lost, if its connection has ended and it isn't back by then."""

@@ -19,7 +19,7 @@ from megatron_ft.core.job.consensus import Proposal
 from megatron_ft.core.job.cycle import Cycle
 from megatron_ft.core.job.decisions import Kind
 from megatron_ft.core.job.edge import Send
-from megatron_ft.core.job.messages import Phase, Rules, Speak, Tell
+from megatron_ft.core.job.messages import NodePhase, Rules, Speak, Tell
 from megatron_ft.core.job.next_cycle import is_awaited
 from megatron_ft.core.job.nodes import Node
 from megatron_ft.core.job.restart_policy import Action, NodeState
@@ -131,7 +131,7 @@ class Notices:
         spares = [
             node
             for node in self._nodes.values()
-            if node.phase is Phase.READY and node.follows and not cycle.is_seated(node)
+            if node.phase is NodePhase.READY and node.follows and not cycle.is_seated(node)
         ]
         new = [node for node in spares if node.instance not in self._spares]
         self._spares = {node.instance for node in spares}
@@ -149,7 +149,7 @@ class Notices:
         gone = cycle.take_losses()
         if not gone:
             return
-        unfit = (Phase.ASIDE, Phase.EXCLUDED)
+        unfit = (NodePhase.ASIDE, NodePhase.EXCLUDED)
         fit = sum(node.link is not None and node.phase not in unfit for node in self._nodes.values())
         told = (
             lines.leaves(place, cycle.seats[place].name, report.text)
@@ -165,7 +165,7 @@ class Notices:
         if now_s < self._waits_s:
             self._wake(self._waits_s)
             return
-        ready = [node for node in self._nodes.values() if node.phase is Phase.READY and node.follows]
+        ready = [node for node in self._nodes.values() if node.phase is NodePhase.READY and node.follows]
         self._waits = {node: self._waits.get(node) or (now_s, now_s + _LONG_S) for node in ready}
         if any(now_s >= next_s for _, next_s in self._waits.values()):
             due = []
@@ -203,7 +203,7 @@ class Notices:
             odd=len(ready) - enough,
             missing=sorted(missing, key=natural),
             lost=sorted(lost, key=natural),
-            aside=sorted((node.name for node in nodes if node.phase is Phase.ASIDE), key=natural),
+            aside=sorted((node.name for node in nodes if node.phase is NodePhase.ASIDE), key=natural),
             cycle=None if cycle is None else cycle.decision.cycle,
         )
 
@@ -232,7 +232,7 @@ class Notices:
 
     def _who_says_why(self, cycle: Cycle | None) -> Iterable[Send]:
         """The job is about to end: one that is connected is to say so, also where none has had a place yet."""
-        here = [node for node in self._nodes.values() if node.follows and node.phase is not Phase.EXCLUDED]
+        here = [node for node in self._nodes.values() if node.follows and node.phase is not NodePhase.EXCLUDED]
         node = min(here, key=lambda each: (cycle is None or not cycle.is_seated(each), _order(each)), default=None)
         if node is not None and node.link is not None and node.link != self._speaker:
             self._speaker = node.link

@@ -14,10 +14,10 @@ __all__ = [
     "Action",
     "AnyFailed",
     "CycleEnd",
-    "Decision",
     "MinHealthy",
     "NodeState",
     "Outcome",
+    "RestartDecision",
     "RestartPolicy",
 ]
 
@@ -79,7 +79,7 @@ class CycleEnd:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decision:
+class RestartDecision:
     """What to do, and how many restarts are left after it."""
 
     action: Action
@@ -111,7 +111,7 @@ class RestartPolicy(ABC):
         Asked after each change of a node's state.
         """
 
-    def decide(self, end: CycleEnd) -> Decision:
+    def decide(self, end: CycleEnd) -> RestartDecision:
         """What follows from a cycle that has just ended."""
         used = end.restarts_before + (end.outcome is Outcome.FAILED)
         left = max(0, self.max_restarts - used)
@@ -120,23 +120,23 @@ class RestartPolicy(ABC):
             too_few = lines.too_few_left(left=end.nodes_left, min_nodes=self.min_nodes)
         match end.outcome:
             case Outcome.SUCCEEDED:
-                return Decision(action=Action.FINISH, restarts_left=left, reason="")
+                return RestartDecision(action=Action.FINISH, restarts_left=left, reason="")
             case Outcome.STOPPED:
-                return Decision(action=Action.GIVE_UP, restarts_left=left, reason="not restarting")
+                return RestartDecision(action=Action.GIVE_UP, restarts_left=left, reason="not restarting")
             case _ if too_few:
                 reason = f"{too_few}, giving up"
-                return Decision(action=Action.GIVE_UP, restarts_left=left, reason=reason)
+                return RestartDecision(action=Action.GIVE_UP, restarts_left=left, reason=reason)
             case Outcome.FAILED if 0 < self.max_stalled <= end.stalled:
                 reason = f"no progress in {counted(end.stalled, 'cycle')}, giving up"
-                return Decision(action=Action.GIVE_UP, restarts_left=left, reason=reason, no_progress=True)
+                return RestartDecision(action=Action.GIVE_UP, restarts_left=left, reason=reason, no_progress=True)
             case Outcome.FAILED if 0 < self.max_failed_starts <= end.failed_starts:
                 reason = lines.failed_starts(end.failed_starts)
-                return Decision(action=Action.GIVE_UP, restarts_left=left, reason=reason, no_progress=True)
+                return RestartDecision(action=Action.GIVE_UP, restarts_left=left, reason=reason, no_progress=True)
             case Outcome.FAILED if used > self.max_restarts:
                 reason = "no restarts left, giving up" if self.max_restarts else "no restarts allowed, giving up"
-                return Decision(action=Action.GIVE_UP, restarts_left=0, reason=reason)
+                return RestartDecision(action=Action.GIVE_UP, restarts_left=0, reason=reason)
             case Outcome.MEMBERSHIP | Outcome.FAILED:
-                return Decision(action=Action.RESTART, restarts_left=left, reason="")
+                return RestartDecision(action=Action.RESTART, restarts_left=left, reason="")
             case Outcome.EXCLUDED:
                 raise AssertionError("a node that leaves decides for itself")
 

@@ -33,10 +33,10 @@ class RoundCompletion:
     _seen: tuple[int, int] = (0, 0)
     _settled_s: float = 0.0
 
-    def is_complete(
+    def update(
         self, rules: Rules, *, ready: int, awaited: bool, last: int, patient: bool, arrivals: int, now_s: float
     ) -> bool:
-        """Whether the nodes that are ready begin a cycle.
+        """Take note of how the nodes are now; returns whether those that are ready begin a cycle.
 
         ``awaited``: nodes of the last cycle, which had ``last`` (0: there was none), are alive and not ready yet;
         ``arrivals`` counts the launchers that ever came; ``patient``: the last cycle ended because nodes left or

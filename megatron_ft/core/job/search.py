@@ -43,6 +43,10 @@ class Search:
         self.address = self.home if is_due or not self._ways else self._ways.pop(0)
         return self.address
 
+    def tried(self, *, is_answered: bool) -> None:
+        """The address is given up; ``is_answered``: a coordinator is there, which doesn't lead."""
+        self.is_first = self.is_first and not is_answered
+
     def found_silent(self, now_s: float) -> None:
         """The address that was tried doesn't answer: skip it for a while."""
         times = self._silent.get(self.address, (0.0, 0))[1] + 1

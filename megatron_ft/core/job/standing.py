@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 from megatron_ft.core.diagnosis.exits import Cause, CauseKind
 from megatron_ft.core.job import lines
 from megatron_ft.core.job.progress import Reached
-from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
-from megatron_ft.core.job.restart_policy import Decision as Follows
+from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome, RestartDecision
 
-__all__ = ["Phase", "Report", "Standing", "Verdict"]
+__all__ = ["NodePhase", "Report", "Standing", "Verdict"]
 
 
-class Phase(enum.Enum):
+class NodePhase(enum.Enum):
     """What a node is about."""
 
     BUSY = "busy"
@@ -85,9 +84,9 @@ class Verdict:
         why = Cause(kind=self.kind, text=text, rank=self.rank, iteration=self.iteration, detail=self.detail)
         return replace(why, host=self.name)
 
-    def decision(self) -> Follows:
+    def decision(self) -> RestartDecision:
         """What follows."""
-        return Follows(
+        return RestartDecision(
             action=self.action,
             restarts_left=self.restarts_left,
             reason=self.reason,
@@ -105,7 +104,7 @@ class Standing:
         verdict: why, if that was sent, too.
     """
 
-    phase: Phase = Phase.BUSY
+    phase: NodePhase = NodePhase.BUSY
     cycle: int = -1
     report: Report | None = None
     ended: Outcome | None = None
@@ -115,7 +114,7 @@ class Standing:
 
     def after_end(self, outcome: Outcome | None, text: str) -> Standing:
         """When its cycle has ended. ``outcome`` None: the others have given up this node alone, because of ``text``."""
-        phase = Phase.BUSY if self.phase is Phase.RUNNING else self.phase
+        phase = NodePhase.BUSY if self.phase is NodePhase.RUNNING else self.phase
         if outcome is not None:
             return replace(self, phase=phase, ended=outcome)
         # another coordinator mustn't take this node for one that trains

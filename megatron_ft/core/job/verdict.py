@@ -39,6 +39,27 @@ class Seat:
         """All its ranks have ended with 0, for good."""
         return self.state is NodeState.SUCCEEDED or bool(self.leaving)
 
+    def occupy(self, instance: str, name: str) -> None:
+        """A launcher has it, on the host of that name."""
+        self.instance, self.name, self.missing_s = instance, name, None
+
+    def miss(self, now_s: float) -> None:
+        """Its launcher isn't connected."""
+        self.missing_s = now_s
+
+    def learn_name(self, name: str) -> None:
+        """Another node knows the host."""
+        self.name = self.name or name
+
+    def leave(self, text: str) -> None:
+        """Its node says farewell."""
+        self.leaving = text
+
+    def take_leaving(self) -> str:
+        """Why its node has said farewell, once; empty if it hasn't."""
+        text, self.leaving = self.leaving, ""
+        return text
+
     def change(self, report: Report) -> bool:
         """Take a report; False if it says nothing new."""
         if self.state in _FINAL or (report.state is self.state and not (self.report.follows and not report.follows)):

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from megatron_ft.core.status.rows import RankRow
 
-__all__ = ["JobFacts", "LastCause", "Phase"]
+__all__ = ["JobFacts", "JobPhase", "LastCause"]
 
 
-class Phase(enum.Enum):
-    """What the launcher is about."""
+class JobPhase(enum.Enum):
+    """What the job is about, as this node's launcher sees it."""
 
     STARTING = "starting"
     """No rank was made yet: the nodes meet, or modules are imported."""
@@ -44,7 +44,7 @@ class JobFacts:
     log_dir: str
     """Empty: no logs are written."""
     started_ns: int
-    phase: Phase
+    phase: JobPhase
     cycle: int | None
     cycle_started_ns: int | None
     """Of the last cycle that was begun, as ``cycle``; None before the first."""

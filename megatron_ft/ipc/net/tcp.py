@@ -51,7 +51,7 @@ class Peer:
         if self.is_open:
             self.unsent += data
             if len(self.unsent) > _MOST_UNSENT:
-                self.is_open = False
+                self.give_up()
 
     def flush(self) -> bool:
         """Send what can be sent now; whether all is sent."""
@@ -93,6 +93,10 @@ class Peer:
 
     def _failed(self, error: OSError) -> None:
         self.is_silent |= error.errno in _SILENCE  # the kernel reports it once; a later error says less
+        self.is_open = False
+
+    def give_up(self) -> None:
+        """Nothing more is sent to it; its owner closes it."""
         self.is_open = False
 
     def close(self) -> None:

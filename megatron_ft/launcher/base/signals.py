@@ -91,7 +91,7 @@ class SignalWatch:
         taken, self._was_continued = self._was_continued, False
         return taken
 
-    def ask_to_kill(self) -> bool:
+    def is_in_a_hurry(self) -> bool:
         """Whether to wait for no process any more: SIGINT or SIGTERM came again after ``AGAIN_AFTER_S`` seconds."""
         return self._is_second
 

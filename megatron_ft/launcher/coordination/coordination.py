@@ -22,7 +22,6 @@ from megatron_ft.launcher.coordination.transport import Listener, Transport
 __all__ = ["Coordination"]
 
 OfCycle = edge.Begin | edge.StandBy | edge.EndRanks | edge.Conclude | edge.DiagnoseHang | edge.Relayed | edge.Reviewed
-Decision = OfCycle | m.Speak | edge.LeftOut | edge.Leave
 
 
 class Coordination:
@@ -59,7 +58,7 @@ class Coordination:
         """It has ended, and why."""
         self.on_left_out: Callable[[], None] = lambda: None
         """The job goes on without this node: it was excluded, or stands by."""
-        self.on_decision: Callable[[Decision], None] = lambda _decision: None
+        self.on_decision: Callable[[OfCycle | m.Speak | edge.LeftOut | edge.Leave], None] = lambda _decision: None
         """Any of these."""
         self._open_store = open_store
         self._announce = announce

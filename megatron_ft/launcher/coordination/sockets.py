@@ -152,7 +152,7 @@ class Sockets:
             self._refuse(str(error))
             return
         except ProtocolError:
-            peer.is_open = False  # it is no coordinator
+            peer.give_up()  # it is no coordinator
         if not peer.is_open:
             self._ended(peer)
 

@@ -19,7 +19,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from megatron_ft.core.agent import edge
 from megatron_ft.core.agent.agent import Agent
-from megatron_ft.core.agent.phase import Phase
+from megatron_ft.core.agent.phase import AgentPhase
 from megatron_ft.core.diagnosis.exceptions import CrashOutput
 from megatron_ft.core.diagnosis.exits import Cause, CauseKind
 from megatron_ft.core.errors import FaultToleranceError
@@ -120,7 +120,7 @@ class FaultTolerantAgent(LocalElasticAgent):
 
     def _serve(self) -> None:
         """Wait until something happens."""
-        if self._machine.phase is not Phase.RUNNING:
+        if self._machine.phase is not AgentPhase.RUNNING:
             self._launcher.reactor.run_once(None)
             return
         self._check_none_is_stuck()
@@ -192,7 +192,7 @@ class FaultTolerantAgent(LocalElasticAgent):
             self._hear(edge.Continued())
         for number, again in self._launcher.signals.take_requests():
             for worker in self._workers.values():
-                worker.check_ended()  # a rank that has ended by then isn't signalled
+                worker.poll_end()  # a rank that has ended by then isn't signalled
             self._hear(edge.StopAsked(number, again))
 
     def _started(self, worker: Worker) -> None:
@@ -236,7 +236,7 @@ class FaultTolerantAgent(LocalElasticAgent):
             case edge.SignalRanks(local_ranks, number, whole_group):
                 workers = [self._workers[local_rank] for local_rank in local_ranks]
                 self._ranks.termination.ask(workers, number, whole_group=whole_group)
-            case edge.Collect(local_rank, passive, deadline_ns):
+            case edge.CollectEvidence(local_rank, passive, deadline_ns):
                 self._ranks.monitors.collect(local_rank, passive=passive, deadline_ns=deadline_ns)
             case edge.CheckProgress() | edge.ExtendTimeout() | edge.ConfirmHang():
                 self._ranks.monitors.pass_on(effect)
@@ -276,7 +276,7 @@ class FaultTolerantAgent(LocalElasticAgent):
             "LOCAL_WORLD_SIZE": str(self._worker_group.spec.local_world_size),
         }
         try:
-            checked = health.run(environment, lambda: self._check(self._machine.phase is Phase.CHECKING))
+            checked = health.run(environment, lambda: self._check(self._machine.phase is AgentPhase.CHECKING))
         except CycleOverError:
             return
         self._hear(edge.HealthChecked(cycle, checked.ended, checked.code, checked.last_line, checked.seconds))

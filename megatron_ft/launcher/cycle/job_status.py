@@ -9,7 +9,7 @@ from megatron_ft.core.agent.agent import Agent
 from megatron_ft.core.agent.phase import Ended
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.job.restart_policy import Action
-from megatron_ft.core.status.job_facts import JobFacts, LastCause, Phase
+from megatron_ft.core.status.job_facts import JobFacts, JobPhase, LastCause
 from megatron_ft.core.status.rows import RankFacts, RankReading, make_rows
 from megatron_ft.ipc.linux.processes import read_stat
 from megatron_ft.launcher.base.command_line import CommandLine
@@ -56,7 +56,7 @@ class JobStatus:
             launcher_pid=os.getpid(),
             log_dir=self._log_dir or "",
             started_ns=self._started_ns,
-            phase=Phase.STARTING if agent is None else _phase(agent),
+            phase=JobPhase.STARTING if agent is None else _phase(agent),
             cycle=None if record is None else record.cycle,
             cycle_started_ns=None if record is None else record.spawned_ns,
             nodes=0 if met is None else met.nodes,
@@ -84,10 +84,10 @@ class JobStatus:
         return facts, self._monitors.reading(local_rank, record.cycle)._replace(process_state=state)
 
 
-def _phase(agent: Agent) -> Phase:
+def _phase(agent: Agent) -> JobPhase:
     if agent.ended is not None:
-        return Phase.RESTARTING if agent.ended.decision.action is Action.RESTART else Phase.ENDING
-    return Phase.STARTING if agent.started is None else Phase.RUNNING
+        return JobPhase.RESTARTING if agent.ended.decision.action is Action.RESTART else JobPhase.ENDING
+    return JobPhase.STARTING if agent.started is None else JobPhase.RUNNING
 
 
 def _restarts_left(agent: Agent) -> int:

@@ -87,7 +87,7 @@ class RankStarter:
         self.run_dir.mend()
         self.variables.complete(envs, cycle)
         if self.forking is not None:
-            self.forking.expects_restart = restarts_left > 0 or self.line.max_nodes > 1
+            self.forking.expect_restart(restarts_left > 0 or self.line.max_nodes > 1)
         given.pop("start_method", None)
         specs = CycleLogs(
             given.pop("logs_specs"),

@@ -25,7 +25,7 @@ def event_of(local_rank: int, report: Report) -> edge.FromMonitor | None:
         case FirstStep():
             return edge.Trains(local_rank, report.cycle, report.began_ns or 0, report.at_ns)
         case Observation():
-            return edge.Evidence(local_rank, report.cycle, report.note)
+            return edge.EvidenceCollected(local_rank, report.cycle, report.note)
         case Suspect(verdict):
             return edge.Suspected(local_rank, verdict.cycle, _verdict(local_rank, verdict))
         case ProgressChecked(cycle, progress):

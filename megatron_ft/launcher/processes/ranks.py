@@ -48,7 +48,7 @@ class Ranks:
 
     def _forward(self, number: signal.Signals) -> None:
         """To the ranks that have a handler for it; it would only kill the others."""
-        alive = [worker for worker in self._workers.values() if not worker.check_ended()]
+        alive = [worker for worker in self._workers.values() if not worker.poll_end()]
         unready = [worker for worker in alive if would_end_by(worker.pid, number)]
         passed_on = [worker for worker in alive if worker not in unready]
         for worker in passed_on:

@@ -54,14 +54,14 @@ class Termination:
         is_quick = grace_s < _LEFTOVER_GRACE_S
         self.ask(workers, number, whole_group=True)
         if is_quick:
-            _ask(worker for worker in workers if worker.check_ended())
+            _ask(worker for worker in workers if worker.poll_end())
         self.wait(workers, grace_s)
         self.kill(workers)
         self.clear(workers, ask=not is_quick, at_once=is_quick)
 
     def ask(self, workers: list[Worker], number: int, *, whole_group: bool) -> None:
         """Signal those that live."""
-        _ask((worker for worker in workers if not worker.check_ended()), number, whole_group=whole_group)
+        _ask((worker for worker in workers if not worker.poll_end()), number, whole_group=whole_group)
 
     def wait(self, workers: list[Worker], grace_s: float) -> None:
         """Wait until all have ended, the grace is over, or ``in_a_hurry`` holds."""
@@ -72,12 +72,12 @@ class Termination:
 
     def kill(self, workers: list[Worker]) -> None:
         """SIGKILL for the groups of those that still live."""
-        stubborn = [worker for worker in workers if not worker.check_ended()]
+        stubborn = [worker for worker in workers if not worker.poll_end()]
         for worker in stubborn:
             worker.signal(signal.SIGKILL, whole_group=True)
         hoped_for = self._hoped_for(stubborn)
         self._reactor.run_until(lambda: _all_ended(hoped_for), deadline_s=time.monotonic() + _KILL_WAIT_S)
-        stuck = [worker.pid for worker in hoped_for if not worker.check_ended()]
+        stuck = [worker.pid for worker in hoped_for if not worker.poll_end()]
         if stuck:
             self._given_up.update(stuck)
             self._say(lines.did_not_end(_stats(stuck), waited_s=_KILL_WAIT_S))
@@ -118,7 +118,7 @@ class Termination:
             quietly: don't tell of what must be killed.
             at_once: only those that tidy up after the others have that time, the rest is killed.
         """
-        ended = [worker for worker in workers if worker.check_ended() and not worker.reaped]
+        ended = [worker for worker in workers if worker.poll_end() and not worker.reaped]
         left = self._left_behind(ended)
         self._let_go.update(worker.pid for worker in ended)
         self._let_go.update(stat.pid for stat in left)

@@ -40,8 +40,8 @@ class Worker:
     """When the launcher first sent it one that may end it (CLOCK_MONOTONIC)."""
     reaped: bool = False
 
-    def check_ended(self) -> bool:
-        """Take note of its end if it has ended; whether it has."""
+    def poll_end(self) -> bool:
+        """Take note of its end, and call ``on_exit``, when it is first seen; returns whether it has ended."""
         if self.exitcode is None:
             self.exitcode = process_tree.exit_code_unreaped(self.pid)
             if self.exitcode is not None:

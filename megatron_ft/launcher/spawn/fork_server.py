@@ -129,6 +129,11 @@ class ServerProcess:
         (answer,) = self._ask([({"type": "check"}, ())])
         return None if answer["changed"] is None else str(answer["changed"])
 
+    def reject(self, reason: str) -> None:
+        """End it: no ranks are to be forked from it."""
+        self.unfit = reason
+        self.kill()
+
     def kill(self) -> None:
         """End it, stopped or not; it has nothing to tidy up."""
         if not self.is_gone:

@@ -47,8 +47,7 @@ class ForkingSpawner:
     """Of the launcher, the servers included."""
     environment: Callable[[], dict[str, str]]
     """That of ranks, but for what torch gives to each."""
-    expects_restart: bool = True
-    """Whether another cycle may follow the one whose ranks are spawned next; else no server is needed after."""
+    _expects_restart: bool = True
     _command: list[str] | None = None
     """None while, or when, ranks aren't forked."""
     _deaths: int = 0
@@ -68,6 +67,10 @@ class ForkingSpawner:
         self._command = list(argv)
         self._have_server(without_ranks(self.environment()))
 
+    def expect_restart(self, expected: bool) -> None:
+        """Say whether another cycle may follow the one whose ranks are spawned next; else no server is needed after."""
+        self._expects_restart = expected
+
     def spawn(self, specs: Sequence[RankSpec], on_spawned: Callable[[Worker], None]) -> None:
         """See the protocol."""
         try:
@@ -77,7 +80,7 @@ class ForkingSpawner:
             is_done = False
         if not is_done:
             self.fresh.spawn(specs, on_spawned)
-        if not self.expects_restart:
+        if not self._expects_restart:
             self.close()
 
     def pids(self) -> set[int]:
@@ -151,7 +154,7 @@ class ForkingSpawner:
         self.reactor.watch(server.channel_fd, lambda: self._take(server))
         self.reactor.watch(server.pidfd, lambda: self._ended(server), Priority.DEATH)
         left_s = server.started_s + self.timeout_s - time.monotonic()
-        self.reactor.call_later(max(0.0, left_s), lambda: self._is_late(server))
+        self.reactor.call_later(max(0.0, left_s), lambda: self._kill_if_late(server))
 
     def _take(self, server: ServerProcess) -> None:
         for message in server.read():
@@ -164,10 +167,9 @@ class ForkingSpawner:
                 )
                 self._say_once(lines.forked_at(where, what), lines.forked_at(where, what, took_s), self.announce)
 
-    def _is_late(self, server: ServerProcess) -> None:
+    def _kill_if_late(self, server: ServerProcess) -> None:
         if not (server.is_ready or server.is_gone):
-            server.unfit = f"no fork point reached in {self.timeout_s:g} s (--ft-preload-timeout)"
-            server.kill()
+            server.reject(f"no fork point reached in {self.timeout_s:g} s (--ft-preload-timeout)")
 
     def _ended(self, server: ServerProcess) -> None:
         self._take(server)  # its last words

@@ -107,7 +107,7 @@ class WorkerContext(PContext):
         worker.on_exit = self._ended
         self.workers[worker.local_rank] = worker
         self._on_start(worker)
-        self._reactor.watch(worker.pidfd, worker.check_ended, Priority.DEATH)
+        self._reactor.watch(worker.pidfd, worker.poll_end, Priority.DEATH)
 
     def _ended(self, worker: Worker) -> None:
         self._reactor.unwatch(worker.pidfd)
@@ -115,7 +115,7 @@ class WorkerContext(PContext):
 
     def _poll(self) -> RunProcsResult | None:
         """For torch's interface only; the agent reads ``workers``."""
-        running = [worker for worker in self.workers.values() if not worker.check_ended()]
+        running = [worker for worker in self.workers.values() if not worker.poll_end()]
         return None if running else RunProcsResult(return_values=dict.fromkeys(self.workers))
 
     def pids(self) -> dict[int, int]:

@@ -287,6 +287,11 @@ class RankMonitorClient:
         if getattr(self, "is_initialized", False) and not is_finalizing():
             self.shutdown_workload_monitoring()
 
+    def _learn_by_config(self) -> None:
+        """Learn timeouts as the configuration says, where without hooks the reference's defaults hold."""
+        assert self.cfg is not None
+        self._calculated_timeout_floor, self._timeout_rule = self.cfg.calculated_timeout_floor, self.cfg.timeout_rule
+
     def _add_sections(self, names: Sequence[str]) -> list[str]:
         """Make unconfigured sections known, with an infinite timeout; returns those that were new."""
         recorder = self._ready()

@@ -54,9 +54,7 @@ def prepare(client: Any, sections: Iterable[str]) -> list[str]:
     mine = ours(client)
     if mine is None:
         return []
-    assert mine.cfg is not None
-    mine._calculated_timeout_floor = mine.cfg.calculated_timeout_floor
-    mine._timeout_rule = mine.cfg.timeout_rule
+    mine._learn_by_config()
     return list(mine._add_sections(list(sections)))
 
 

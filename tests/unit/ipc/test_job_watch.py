@@ -20,8 +20,8 @@ from megatron_ft.core.board.pauses import Pauses
 from megatron_ft.core.cpu_starvation import Grace
 from megatron_ft.core.diagnosis.exits import Cause, CauseKind
 from megatron_ft.core.errors import FaultToleranceError
-from megatron_ft.core.job.restart_policy import Action, Decision, Outcome
-from megatron_ft.core.status.job_facts import Phase
+from megatron_ft.core.job.restart_policy import Action, Outcome, RestartDecision
+from megatron_ft.core.status.job_facts import JobPhase
 from megatron_ft.core.status.rows import RankReading, RankState
 from megatron_ft.ipc import job_watch
 from megatron_ft.ipc.board import Board, BoardTimeouts, create_memory
@@ -141,7 +141,7 @@ def again(watch: JobWatch) -> None:
 def test_before_the_first_cycle(watch: JobWatch) -> None:
     watch.wait()
     assert watch.facts is not None
-    assert (watch.facts.cycle, watch.facts.ranks, watch.facts.phase) == (None, (), Phase.STARTING)
+    assert (watch.facts.cycle, watch.facts.ranks, watch.facts.phase) == (None, (), JobPhase.STARTING)
     assert (watch.facts.run_id, watch.facts.log_dir, watch.facts.restarts_left) == ("demo", "/logs", 3)
 
 
@@ -165,11 +165,11 @@ def test_one_cycle_after_another(fake: FakeLauncher, watch: JobWatch) -> None:
     assert states(watch) == [RankState.RUNNING, RankState.RUNNING, RankState.NOT_ATTACHED]
     cause = Cause(kind=CauseKind.CRASH, text="x" * 1_000_000, rank=10)
     assert fake.status.agent is not None
-    decision = Decision(action=Action.RESTART, restarts_left=1, reason="")
+    decision = RestartDecision(action=Action.RESTART, restarts_left=1, reason="")
     fake.status.agent.ended = fake.status.agent.failed = Ended(0, Outcome.FAILED, decision, cause)
     again(watch)
     assert watch.facts is not None
-    assert (watch.facts.phase, watch.facts.restarts_left) == (Phase.RESTARTING, 1)
+    assert (watch.facts.phase, watch.facts.restarts_left) == (JobPhase.RESTARTING, 1)
     assert watch.facts.last_cause is not None
     assert len(watch.facts.last_cause.text) == 2000
     fake.cycle_started(3, cycle=1)

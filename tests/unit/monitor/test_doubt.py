@@ -8,7 +8,7 @@ import pytest
 
 from megatron_ft.core.board.hang_detector import Overdue
 from megatron_ft.core.board.intervals import HangKind
-from megatron_ft.core.diagnosis.rank_snapshot import LOOK_S
+from megatron_ft.core.diagnosis.rank_snapshot import EVIDENCE_S
 from megatron_ft.monitor import doubt
 
 S = 1_000_000_000
@@ -31,7 +31,7 @@ def asked(verdict: Overdue) -> tuple[doubt.Doubt, mock.Mock]:
 
 def test_one_whose_learned_timeout_is_over_is_terminated(now_ns: list[int]) -> None:
     mine, watched = asked(OVERDUE)
-    now_ns[0] += round((LOOK_S + 0.9) * 1e9)
+    now_ns[0] += round((EVIDENCE_S + 0.9) * 1e9)
     assert not mine.act(watched)
     now_ns[0] += round(0.2e9)
     assert mine.act(watched)
@@ -42,7 +42,7 @@ def test_one_whose_learned_timeout_is_over_is_terminated(now_ns: list[int]) -> N
 def test_one_that_is_suspected_early_has_its_learned_timeout(now_ns: list[int]) -> None:
     early = OVERDUE._replace(learned_ns=60 * S)
     mine, watched = asked(early)
-    now_ns[0] += round((LOOK_S + 1.1) * 1e9)
+    now_ns[0] += round((EVIDENCE_S + 1.1) * 1e9)
     assert not mine.act(watched)
     watched.extend_timeout.assert_called_once_with(early, 60.0)
     assert mine.due_ns is None

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.cli.analysis.timeline import Evidence
+from megatron_ft.cli.analysis.timeline import EvidenceFile
 from megatron_ft.cli.render import evidence_texts as evidence_module
 from megatron_ft.cli.render import html_page
 from megatron_ft.cli.render.evidence_texts import read_evidence
@@ -81,7 +81,7 @@ def test_names_and_texts_reach_the_script_unchanged(tmp_path: Path) -> None:
 
 
 def evidence_of(directory: Path, *names: str) -> list[evidence_module.EvidenceText]:
-    found = [Evidence(at_ns=n, cycle=0, rank=n, file=name, summary="") for n, name in enumerate(names)]
+    found = [EvidenceFile(at_ns=n, cycle=0, rank=n, file=name, summary="") for n, name in enumerate(names)]
     return read_evidence(str(directory), found)
 
 

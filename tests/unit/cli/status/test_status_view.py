@@ -17,7 +17,7 @@ from megatron_ft.cli.status import status_table
 from megatron_ft.cli.status.status_json import job_object
 from megatron_ft.cli.status.status_table import Frame, duration, job_frame
 from megatron_ft.core.board.layout import SectionView
-from megatron_ft.core.status.job_facts import JobFacts, Phase
+from megatron_ft.core.status.job_facts import JobFacts, JobPhase
 from megatron_ft.core.status.rows import RankFacts, RankReading
 from megatron_ft.ipc.board import Board, BoardTimeouts, create_memory
 from tests.support.status_facts import NOW, S, job_facts, rank_facts, snapshot
@@ -68,8 +68,8 @@ def test_a_job_at_a_glance() -> None:
     ("changes", "line"),
     [
         ({"cycle": None, "cycle_started_ns": None, "ranks": ()}, "no rank was started yet, 2 of 3 restarts left"),
-        ({"phase": Phase.RESTARTING}, "cycle 1 ended, the next one is starting, 1 of 2 ranks here on 1 node, 2 of"),
-        ({"phase": Phase.ENDING}, "cycle 1 ended, the job is ending"),
+        ({"phase": JobPhase.RESTARTING}, "cycle 1 ended, the next one is starting, 1 of 2 ranks here on 1 node, 2 of"),
+        ({"phase": JobPhase.ENDING}, "cycle 1 ended, the job is ending"),
         ({"observe_only": True}, "observe-only: hung ranks are reported, not killed"),
         ({"paused_since_ns": NOW - 30 * S}, "paused for 30 s: hang detection is off until `megatron-ft resume`"),
     ],

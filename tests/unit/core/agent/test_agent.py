@@ -9,7 +9,7 @@ import pytest
 
 from megatron_ft.core.agent import edge
 from megatron_ft.core.agent.edge import Exit, Way
-from megatron_ft.core.agent.phase import Phase
+from megatron_ft.core.agent.phase import AgentPhase
 from megatron_ft.core.control import ReceivedRequest, WorkloadAction
 from megatron_ft.core.diagnosis.exits import CauseKind, HangVerdict
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
@@ -129,7 +129,7 @@ def test_a_health_check_is_given_up_when_the_launcher_is_to_stop() -> None:
     driven = Driven(checks_health=True)
     driven.hear(edge.Tick())
     driven.stop()
-    assert driven.agent.phase is Phase.LEAVING
+    assert driven.agent.phase is AgentPhase.LEAVING
 
 
 # -- ranks start ----------------------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ def test_ranks_that_can_t_meet_are_a_failure_that_follows() -> None:
     cause = edge.Cause(kind=CauseKind.MEMBERSHIP, text="no store", follows=True)
     driven.hear(edge.Tick(), job.Begin(held()), edge.NotStarted(cause))
     assert reports(driven) == [(NodeState.UNHEALTHY, "no store", True)]
-    assert driven.agent.phase is Phase.RUNNING
+    assert driven.agent.phase is AgentPhase.RUNNING
 
 
 def test_a_launcher_that_is_asked_to_stop_while_ranks_start_leaves() -> None:
@@ -158,7 +158,7 @@ def test_a_launcher_that_is_asked_to_stop_while_ranks_start_leaves() -> None:
     assert driven.stop() == []
     assert not driven.agent.wants_ranks
     driven.hear(edge.NotStarted())
-    assert driven.agent.phase is Phase.LEAVING
+    assert driven.agent.phase is AgentPhase.LEAVING
 
 
 # -- they run, and end ----------------------------------------------------------------------------------------
@@ -316,9 +316,9 @@ def test_a_hang_is_told_looked_at_and_ended_by_its_monitor() -> None:
     driven = running()
     driven.hear(edge.Attached(0, 0, 1), edge.Attached(1, 0, 1), edge.FoundHung(0, 0, HANG))
     assert isinstance(driven.told[0], m.Hang)
-    assert [each.local_rank for each in driven.all_of(edge.Collect)] == [1]
+    assert [each.local_rank for each in driven.all_of(edge.CollectEvidence)] == [1]
     for local_rank in (0, 1):
-        driven.hear(edge.Evidence(local_rank, 0, RankSnapshot(rank=10 * local_rank, local_rank=local_rank)))
+        driven.hear(edge.EvidenceCollected(local_rank, 0, RankSnapshot(rank=10 * local_rank, local_rank=local_rank)))
     assert isinstance(driven.told[-1], m.Notes)
     assert driven.all_of(edge.Release) == []
     assert driven.ends() == [edge.Release()]
@@ -347,8 +347,8 @@ def test_a_monitor_that_ends_nothing_is_not_waited_for_long() -> None:
 def test_what_is_seen_when_the_time_is_over_is_told() -> None:
     driven = running()
     driven.hear(edge.Attached(0, 0, 1), edge.Attached(1, 0, 1), job.DiagnoseHang(0))
-    assert [each.passive for each in driven.all_of(edge.Collect)] == [False, False]
-    driven.hear(edge.Evidence(1, 0, RankSnapshot(rank=10, local_rank=1, state="S")))
+    assert [each.passive for each in driven.all_of(edge.CollectEvidence)] == [False, False]
+    driven.hear(edge.EvidenceCollected(1, 0, RankSnapshot(rank=10, local_rank=1, state="S")))
     driven.wait(2.0)
     (notes,) = driven.told
     assert isinstance(notes, m.Notes)
@@ -366,7 +366,7 @@ def test_what_is_seen_of_ranks_with_many_groups_is_told_in_messages_that_are_sma
     driven.hear(job.DiagnoseHang(0))
     for local_rank in range(32):
         note = RankSnapshot(rank=10 * local_rank, local_rank=local_rank, state="S", enqueued=groups)
-        driven.hear(edge.Evidence(local_rank, 0, note))
+        driven.hear(edge.EvidenceCollected(local_rank, 0, note))
     told = [each for each in driven.told if isinstance(each, m.Notes)]
     assert all(len(encode(each)) < MAX_MESSAGE_BYTES for each in told)
     assert [each.more for each in told] == [True] * (len(told) - 1) + [False]
@@ -377,11 +377,13 @@ def test_what_is_seen_of_ranks_with_many_groups_is_told_in_messages_that_are_sma
 def test_under_min_healthy_the_node_decides_and_harms_nobody() -> None:
     driven = running(min_healthy=True)
     driven.hear(edge.Attached(0, 0, 1), edge.Attached(1, 0, 1), edge.FoundHung(0, 0, HANG))
-    assert [each.passive for each in driven.all_of(edge.Collect)] == [True]
-    driven.hear(edge.Evidence(0, 0, RankSnapshot(rank=0, state="T", has_stack=True, found_hung=True)))
+    assert [each.passive for each in driven.all_of(edge.CollectEvidence)] == [True]
+    driven.hear(edge.EvidenceCollected(0, 0, RankSnapshot(rank=0, state="T", has_stack=True, found_hung=True)))
     assert driven.told == []
     driven.hear(
-        edge.Evidence(1, 0, RankSnapshot(rank=10, local_rank=1, state="S", has_stack=True, waits_in="all_reduce"))
+        edge.EvidenceCollected(
+            1, 0, RankSnapshot(rank=10, local_rank=1, state="S", has_stack=True, waits_in="all_reduce")
+        )
     )
     assert driven.all_of(edge.Release) == [edge.Release()]
     assert "finding" in driven.written
@@ -420,7 +422,7 @@ def test_the_launcher_of_an_excluded_node_stays_until_the_job_ends(code: int) ->
     driven.hear(EXCLUDE)
     driven.exits(0, 1)
     driven.hear(edge.RanksEnded(), job.LeftOut())
-    assert driven.agent.phase is Phase.EXCLUDED
+    assert driven.agent.phase is AgentPhase.EXCLUDED
     assert driven.written[-1] == "cycle_ended"
     assert driven.wait(1000.0) == []
     driven.hear(job.Leave(code, "it is over"))
@@ -490,7 +492,7 @@ def test_a_request_of_the_last_moment_counts() -> None:
     driven.exits(1, 1)
     driven.ends()
     driven.hear(EXCLUDE, edge.RanksEnded(), verdict(node=0, rank=10))
-    assert driven.agent.phase is Phase.LEAVING
+    assert driven.agent.phase is AgentPhase.LEAVING
 
 
 def test_a_rank_asks_for_the_end_of_the_job() -> None:
@@ -598,7 +600,7 @@ def test_a_hangup_kills_nobody() -> None:
     for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGHUP, signal.SIGHUP):
         driven.stop(number)
     assert [number for number, _ in signals(driven)] == [1, 15, 1, 1]
-    assert driven.agent.phase is Phase.ENDING
+    assert driven.agent.phase is AgentPhase.ENDING
 
 
 def test_a_stop_that_comes_while_a_failed_cycle_ends_leaves_out_the_restart() -> None:
@@ -609,5 +611,5 @@ def test_a_stop_that_comes_while_a_failed_cycle_ends_leaves_out_the_restart() ->
     assert driven.stop() == [edge.TerminateRanks(Way.TERMINATED, 0.1)]
     driven.exits(0, -9)
     driven.hear(edge.RanksEnded())
-    assert driven.agent.phase is Phase.LEAVING
+    assert driven.agent.phase is AgentPhase.LEAVING
     assert driven.said[-1].endswith("; not restarting")

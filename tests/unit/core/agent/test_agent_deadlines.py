@@ -107,9 +107,9 @@ def test_a_rank_is_looked_at_before_it_is_ended() -> None:
     driven = started(exit_timeout_s=20.0)
     driven.hear(edge.Attached(0, 0, driven.now_ns), edge.Detached(0, 0, driven.now_ns))
     driven.wait(20.0)
-    assert driven.all_of(edge.Collect) == [edge.Collect(0, False, driven.now_ns + 2_000_000_000)]
+    assert driven.all_of(edge.CollectEvidence) == [edge.CollectEvidence(0, False, driven.now_ns + 2_000_000_000)]
     assert driven.all_of(edge.SignalRanks) == []
-    driven.hear(edge.Evidence(0, 0, RankSnapshot(rank=0, frame="train.py:3 save")))
+    driven.hear(edge.EvidenceCollected(0, 0, RankSnapshot(rank=0, frame="train.py:3 save")))
     assert driven.all_of(edge.SignalRanks) == [edge.SignalRanks((0,), signal.SIGKILL)]
     assert driven.record.cause().detail == "in train.py:3 save"
 

@@ -164,7 +164,7 @@ def test_a_rank_that_had_raised_has_crashed_whatever_its_timeout_or_another_s_sa
         driven.hear(edge.Attached(0, 0, driven.now_ns))
         driven.wait(2.0)
     driven.hear(edge.Attached(0, 0, driven.now_ns), edge.FoundHung(0, 0, hang))
-    driven.hear(edge.Signalled(0, 9), edge.Evidence(0, 0, RankSnapshot(rank=0, found_hung=True, state="S")))  # type: ignore[arg-type]
+    driven.hear(edge.Signalled(0, 9), edge.EvidenceCollected(0, 0, RankSnapshot(rank=0, found_hung=True, state="S")))  # type: ignore[arg-type]
     notes = [message for message in driven.told if isinstance(message, m.Notes)]
     assert [(each.raised, each.gone) for each in notes[0].notes] == [("", False), (error, False)]
     for local_rank in (0, 1):
@@ -203,7 +203,7 @@ def test_a_rank_that_was_found_stopped_is_the_cause_though_it_was_ended_before_i
         # what it has raised when it was let go on to its end is no reason
         driven.words[1] = CrashOutput(error="KeyboardInterrupt: ", where="train.py:3 step", raised_at_ns=driven.now_ns)
         driven.exits(1, -2, sent=(2,))
-    driven.hear(edge.Evidence(0, 0, RankSnapshot(rank=0, state="S", has_stack=True, waits_in="all_reduce")))
+    driven.hear(edge.EvidenceCollected(0, 0, RankSnapshot(rank=0, state="S", has_stack=True, waits_in="all_reduce")))
     driven.wait(2.0)
     (notes,) = [message for message in driven.told if isinstance(message, m.Notes)]
     (unseen,) = (note for note in notes.notes if note.rank == 10)

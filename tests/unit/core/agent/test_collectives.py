@@ -157,9 +157,9 @@ def test_ranks_are_looked_at_without_a_signal_and_what_is_known_is_told() -> Non
     driven = watching()
     driven.exits(0)
     driven.hear(job.DiagnoseHang(0, passive=True))
-    (collect,) = driven.all_of(edge.Collect)
+    (collect,) = driven.all_of(edge.CollectEvidence)
     assert (collect.local_rank, collect.passive) == (1, True)
-    driven.hear(edge.Evidence(1, 0, RankSnapshot(rank=10, local_rank=1, frame="train.py:3 f")))
+    driven.hear(edge.EvidenceCollected(1, 0, RankSnapshot(rank=10, local_rank=1, frame="train.py:3 f")))
     notes = next(said for said in driven.told if isinstance(said, m.Notes))
     assert notes.passive
     assert [(note.rank, note.gone, note.frame) for note in notes.notes] == [(0, True, ""), (10, False, "train.py:3 f")]
@@ -175,9 +175,13 @@ def test_a_rank_that_says_nothing_is_not_waited_for_for_long() -> None:
 def test_what_was_seen_then_is_no_evidence_of_a_later_hang() -> None:
     driven = watching()
     driven.hear(job.DiagnoseHang(0, passive=True))
-    driven.hear(*(edge.Evidence(lr, 0, RankSnapshot(rank=10 * lr, local_rank=lr, frame="old")) for lr in range(2)))
+    driven.hear(
+        *(edge.EvidenceCollected(lr, 0, RankSnapshot(rank=10 * lr, local_rank=lr, frame="old")) for lr in range(2))
+    )
     driven.hear(job.DiagnoseHang(0))
-    driven.hear(*(edge.Evidence(lr, 0, RankSnapshot(rank=10 * lr, local_rank=lr, frame="new")) for lr in range(2)))
+    driven.hear(
+        *(edge.EvidenceCollected(lr, 0, RankSnapshot(rank=10 * lr, local_rank=lr, frame="new")) for lr in range(2))
+    )
     first, second = (said for said in driven.told if isinstance(said, m.Notes))
     assert {note.frame for note in first.notes} == {"old"}
     assert {note.frame for note in second.notes} == {"new"}
@@ -199,7 +203,7 @@ def test_if_the_user_wants_the_cycle_is_ended_for_it_by_the_node_that_had_asked(
     assert (hang.verdict.rank, hang.verdict.kind) == (10, "collectives")
     assert driven.said[-1].endswith("(terminating the ranks)")
     # this time they may be signalled: they are about to be ended
-    assert {(each.local_rank, each.passive) for each in driven.all_of(edge.Collect)} == {(0, False), (1, False)}
+    assert {(each.local_rank, each.passive) for each in driven.all_of(edge.CollectEvidence)} == {(0, False), (1, False)}
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,7 @@ def test_a_lost_node_that_hears_late_of_a_cycle_hears_that_it_is_lost_too() -> N
     def hello(name: str, place: int, *, knows: bool) -> m.Hello:
         held = Held(last, place, True)
         memory = Memory((0, "old"), held if knows else None, None if knows else Accepted((0, "old", 1), held))
-        phase = m.Phase.RUNNING if knows else m.Phase.READY
+        phase = m.NodePhase.RUNNING if knows else m.NodePhase.READY
         return m.Hello("job", rules, name, 1, name, memory=memory, standing=m.Standing(phase, 0 if knows else -1))
 
     for link, name in enumerate("ab"):
@@ -193,7 +193,7 @@ def hello_again(place: int, *, accepted: Decision | None = None, knows: bool = T
     held = Held(LAST, place, True)
     then = None if accepted is None else Accepted(accepted.value, Held(accepted, place, True))
     memory = Memory((0, "old"), held if knows else None, then if knows else Accepted(LAST.value, held))
-    standing = m.Standing(m.Phase.RUNNING, 0) if knows else m.Standing()
+    standing = m.Standing(m.NodePhase.RUNNING, 0) if knows else m.Standing()
     rules = m.Rules(min_nodes=2, max_nodes=5, max_restarts=3)
     return m.Hello("job", rules, f"i{place}", 2, f"h{place}", memory=memory, standing=standing)
 
@@ -386,7 +386,7 @@ def test_the_next_coordinator_knows_the_names_of_lost_nodes_that_it_has_never_me
     machine = Coordinator("d", founds=False, now_s=0.0)
     for place in range(2):
         memory = Memory((1, "c"), Held(made, place, votes=True))
-        standing = m.Standing(m.Phase.RUNNING, 0)
+        standing = m.Standing(m.NodePhase.RUNNING, 0)
         hello = m.Hello("job", job.rules, f"i{place}", 2, made.names[place], memory=memory, standing=standing)
         machine.handle(edge.Heard(place, hello), 0.0)
     effects = answers(machine, machine.settle(0.0))

@@ -23,8 +23,7 @@ from megatron_ft.core.job.identity import Identity
 from megatron_ft.core.job.member import CUT_OFF_S, Member
 from megatron_ft.core.job.nodes import Node, choose
 from megatron_ft.core.job.progress import Advance, Reached
-from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
-from megatron_ft.core.job.restart_policy import Decision as Follows
+from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome, RestartDecision
 from megatron_ft.core.job.round_completion import RoundCompletion
 from megatron_ft.core.job.verdict import Seat, verdict_on
 from megatron_ft.ipc.net.secret import Asked, Asking, read_secret
@@ -40,7 +39,7 @@ def test_the_launcher_of_an_excluded_node_begins_no_other_job_with_a_coordinator
     machine.heard(m.Stay(), 1.0)
     machine.tick(1.0)
     (hello,) = [effect.message for effect in machine.opened(1.0) if isinstance(effect, edge.Transmit)]
-    assert hello.standing.phase is m.Phase.EXCLUDED
+    assert hello.standing.phase is m.NodePhase.EXCLUDED
     again = Coordinator("again", founds=True, now_s=1.0)
     again.handle(edge.Heard(1, hello), 1.0)
     assert links(again.settle(1.0), m.Lead) == []
@@ -141,7 +140,7 @@ def test_half_of_many_places_are_filled_anew_without_comparing_every_node_with_e
 
 def complete(completion: RoundCompletion, ready: int, *, last: int, now_s: float, **more: Any) -> bool:
     values = {"awaited": False, "patient": False, "arrivals": 0, **more}
-    return completion.is_complete(RULES, ready=ready, last=last, now_s=now_s, **values)
+    return completion.update(RULES, ready=ready, last=last, now_s=now_s, **values)
 
 
 def test_when_a_round_is_complete() -> None:
@@ -266,7 +265,7 @@ def test_where_there_is_one_node_it_has_no_name() -> None:
 def test_no_progress_is_told_as_such() -> None:
     rules = m.Rules(min_nodes=1, max_nodes=2, max_restarts=9, max_stalled=2)
     decision = judged(Outcome.FAILED, U, H, rules=rules, decided_by=0, stalled=2).decision()
-    assert decision == Follows(
+    assert decision == RestartDecision(
         action=Action.GIVE_UP, restarts_left=8, reason="no progress in 2 cycles, giving up", no_progress=True
     )
 
@@ -364,9 +363,9 @@ HANG = HangVerdict(
 def test_what_all_nodes_tell_at_once_is_passed_on_once() -> None:
     cycle = Cycle(RULES, decision(cycle=2))
     asked, moving = m.Suspected(2, 1.0), m.Moving(2, "rank 3 has begun an iteration")
-    assert [cycle.passes_on(each, 10.0) for each in (asked, asked, moving, moving)] == [True, False, True, False]
-    assert [cycle.passes_on(asked, now_s) for now_s in (10.4, 10.6)] == [False, True]
-    assert not cycle.passes_on(m.Suspected(1, 1.0), 20.0), "it is of a cycle that is over"
+    assert [cycle.admit(each, 10.0) for each in (asked, asked, moving, moving)] == [True, False, True, False]
+    assert [cycle.admit(asked, now_s) for now_s in (10.4, 10.6)] == [False, True]
+    assert not cycle.admit(m.Suspected(1, 1.0), 20.0), "it is of a cycle that is over"
 
 
 def test_names_of_a_decision_that_do_not_fit_its_world_are_not_used() -> None:
@@ -385,7 +384,7 @@ MESSAGES = [
         name="n",
         rank=0,
         memory=Memory((3, "c"), Held(decision(), 1, True), Accepted((3, "c", 2), Held(decision(1), 0, True, "s"))),
-        standing=m.Standing(m.Phase.RUNNING, 4, m.Report(4, U, "x", CauseKind.HANG, 3, True, Reached(1, 2))),
+        standing=m.Standing(m.NodePhase.RUNNING, 4, m.Report(4, U, "x", CauseKind.HANG, 3, True, Reached(1, 2))),
     ),
     m.Hang(2, HANG, Reached(0, 3)),
     m.Suspected(2, 0.5),

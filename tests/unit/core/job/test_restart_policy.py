@@ -12,17 +12,17 @@ from megatron_ft.core.job.restart_policy import (
     Action,
     AnyFailed,
     CycleEnd,
-    Decision,
     MinHealthy,
     NodeState,
     Outcome,
+    RestartDecision,
     RestartPolicy,
 )
 
 S, F, X, M = Outcome.SUCCEEDED, Outcome.FAILED, Outcome.STOPPED, Outcome.MEMBERSHIP
 
 
-def decide(policy: RestartPolicy, *outcomes: Outcome) -> list[Decision]:
+def decide(policy: RestartPolicy, *outcomes: Outcome) -> list[RestartDecision]:
     """What follows from each cycle; restarts are counted as the coordinator does, from one to the next."""
     decisions, used = [], 0
     for number, outcome in enumerate(outcomes):

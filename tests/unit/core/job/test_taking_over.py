@@ -24,8 +24,8 @@ LAST = Decision(0, (0, "old", 1), Kind.CYCLE, 0, 5, 5, 0, names=("h0", "h1", "h2
 def hello(place: int | None, rules: m.Rules, name: str = "", **standing: Any) -> m.Hello:
     """Of a launcher that had that place in ``LAST``, or of one that waits on standby."""
     if place is None:
-        return m.Hello("job", rules, name, 1, name, standing=m.Standing(m.Phase.READY))
-    memory, stands = Memory((0, "old"), Held(LAST, place, True)), m.Standing(m.Phase.RUNNING, 0, **standing)
+        return m.Hello("job", rules, name, 1, name, standing=m.Standing(m.NodePhase.READY))
+    memory, stands = Memory((0, "old"), Held(LAST, place, True)), m.Standing(m.NodePhase.RUNNING, 0, **standing)
     return m.Hello("job", rules, f"i{place}", 2, f"h{place}", memory=memory, standing=stands)
 
 

@@ -36,4 +36,4 @@ def test_a_second_request_is_one_that_a_person_could_have_made(
     assert [number for number, _ in taken] == received
     assert next((number for number, again in taken if again), None) == second
     assert watch.take_requests() == []
-    assert watch.ask_to_kill() == (second is not None)
+    assert watch.is_in_a_hurry() == (second is not None)
