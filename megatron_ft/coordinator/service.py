@@ -114,7 +114,6 @@ class Service:
     def run_once(self) -> None:
         """Wait for something, and do what follows."""
         due_s = self._settle_s if self._machine.needs_settling else max(self._machine.alarm_s, self._settle_s)
-        due_s = due_s if self._full_until_s is None else min(due_s, self._full_until_s)
         is_orphaned = False
         for key, events in self._selector.select(max(0.0, due_s - time.monotonic())):
             if key.data is None:
