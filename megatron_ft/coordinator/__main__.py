@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import socket
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from megatron_ft.coordinator.service import Service, prepare_process
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.job.coordinator import Coordinator
+from megatron_ft.core.job.forgetting import FORGETS_S
 from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.net.secret import read_secret
 
@@ -60,7 +62,7 @@ def coordinate(options: argparse.Namespace) -> int:
     except ProcessLookupError:
         return 0
     except (OSError, FaultToleranceError) as error:
-        print(f"megatron-ft coordinator: {options.listen}: {error}", file=sys.stderr)
+        _say(f"{options.listen}: {error}")
         return _EXIT_MISTAKE
     os.environ.pop("FT_SECRET", None)
     if owner is not None:  # terminals and schedulers signal whole groups: its end is that of the job
@@ -70,8 +72,18 @@ def coordinate(options: argparse.Namespace) -> int:
         known = "that know FT_SECRET" if secret else "of any user (FT_SECRET isn't set)"
         host, port = listener.getsockname()[:2]
         where = "all addresses" if host in ("::", "0.0.0.0") else host
-        print(f"megatron-ft coordinator: listening on {where} port {port} for launchers {known}", file=sys.stderr)
+        _say(f"listening on {where} port {port} for launchers {known}")
     prepare_process()
+    try:
+        while _serve(listener, options, secret, owner):
+            _say(f"the job's launchers have been gone for {FORGETS_S:g} s: ready for another job, or this one again")
+    except KeyboardInterrupt:
+        return _EXIT_INTERRUPTED
+    return 0
+
+
+def _serve(listener: socket.socket, options: argparse.Namespace, secret: bytes | None, owner: int | None) -> bool:
+    """One job, until its end. True if its launchers have gone without one."""
     word = f"{socket.gethostname()}.{os.getpid()}.{os.urandom(4).hex()}"
     machine = Coordinator(
         word,
@@ -80,13 +92,15 @@ def coordinate(options: argparse.Namespace) -> int:
         elsewhere=options.elsewhere,
         now_s=time.monotonic(),
     )
-    service = Service(listener, machine, secret=secret, owner=owner, owner_pipe=options.owner_pipe)
-    service.on_orphaned = _let_go_of_output
-    try:
-        service.run()
-    except KeyboardInterrupt:
-        return _EXIT_INTERRUPTED
-    return 0
+    service = Service(listener.dup(), machine, secret=secret, owner=owner, owner_pipe=options.owner_pipe)
+    service.on_orphaned, service.say = _let_go_of_output, _say
+    service.run()
+    return service.forgets
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError):  # its reader may be gone: that ends no job
+        print(f"megatron-ft coordinator: {text}", file=sys.stderr)
 
 
 def _let_go_of_output() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import gc
 import os
@@ -28,6 +29,9 @@ _BEAT = encode(Beat())
 _GREETING_S = 10.0
 """Seconds that a new connection has to identify itself."""
 _ACCEPTED_AT_ONCE = 1000
+_FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+"""Why a connection that has come can't be taken; it stays where it is."""
+_FULL_PAUSE_S = 1.0
 _SETTLE_SHARE = 0.2
 _LONGEST_PAUSE_S = 0.02
 """To draw conclusions takes the longer the more nodes there are. It is to take this share of the time, unless a pause
@@ -77,6 +81,8 @@ class Service:
         self.bytes_sent = 0
         self.on_orphaned: Callable[[], None] = lambda: None
         """Called when the launcher that has started it has ended."""
+        self.say: Callable[[str], None] = lambda _text: None
+        """Gets a line for the person who runs this coordinator."""
         self._machine = machine
         self._secret = secret
         self._listener = listener
@@ -92,6 +98,11 @@ class Service:
         self._next = 1
         self._settle_s = 0.0
         """Not before."""
+        self.forgets = False
+        """At the end: the job's launchers are gone, and another coordinator here may serve the next job."""
+        self._full_until_s: float | None = None
+        """Until then the listener isn't watched, because no connection can be taken; None: it is."""
+        self._has_been_full = False
         self._is_over = False
 
     def run(self) -> None:
@@ -120,6 +131,9 @@ class Service:
             self._machine.orphaned()
             self.on_orphaned()
         now_s = time.monotonic()
+        if self._full_until_s is not None and now_s >= self._full_until_s:
+            self._full_until_s = None
+            self._selector.register(self._listener, selectors.EVENT_READ, None)
         if now_s >= self._settle_s and (self._machine.needs_settling or now_s >= self._machine.alarm_s):
             effects = self._machine.settle(now_s)
             took_s = time.monotonic() - now_s
@@ -140,8 +154,10 @@ class Service:
         for _ in range(_ACCEPTED_AT_ONCE):
             try:
                 sock, _ = self._listener.accept()
-            except OSError:
-                return  # the queue is empty; or there are too many for now
+            except OSError as error:
+                if error.errno in _FULL:
+                    self._pause_accepting(error)
+                return  # else the queue is empty
             link = _Link(self._next, Peer(sock), self._secret, time.monotonic())
             self._next += 1
             self._links[link.number] = self._strangers[link.number] = link
@@ -149,6 +165,15 @@ class Service:
             first = link.asking.first()
             if first is not None:
                 self._write(link, encode({**first, "over": self._machine.is_over}))
+
+    def _pause_accepting(self, error: OSError) -> None:
+        """The listener stays readable: who goes on waiting for it turns without a pause."""
+        self._selector.unregister(self._listener)
+        self._full_until_s = time.monotonic() + _FULL_PAUSE_S
+        if not self._has_been_full:
+            self._has_been_full = True
+            text = f"no more launchers can be let in beside {len(self._links)} connections ({error.strerror})"
+            self.say(f"{text}: trying again every {_FULL_PAUSE_S:g} s; raise the limit of open files (ulimit -Hn)")
 
     def _read(self, link: _Link) -> None:
         try:
@@ -214,7 +239,7 @@ class Service:
                     link.greeted = False  # the machine knows
                     self._forget(link)
             elif isinstance(effect, Quit):
-                self._is_over = True
+                self._is_over, self.forgets = True, effect.forgets
 
     def _write(self, link: _Link, data: bytes) -> None:
         link.peer.write(data)

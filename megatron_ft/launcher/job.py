@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import time
+import traceback
 from collections.abc import Sequence
 
 from torch.distributed.elastic.multiprocessing import SignalException
@@ -81,7 +82,7 @@ def run(
                 is_first=place.kind is Kind.ALONE or place.is_founder,
                 before=past.advance,
             )
-            code = _Life(node, line, place, config, command, result).run(past)
+            code = _Life(node, line, place, config, command, result, log).run(past)
         finally:
             node.close()
     finally:
@@ -91,9 +92,6 @@ def run(
         port = int(place.endpoints[0].rpartition(":")[2])
         batch_script.stand_in(result, os.environ, say, port=port)
     return code
-
-
-_ENDS = (ChildFailedError, SignalException, FaultToleranceError, RendezvousError, OSError)
 
 
 class _Life:
@@ -107,6 +105,7 @@ class _Life:
         config: LaunchConfig,
         command: Sequence[str],
         result: ResultFile,
+        log: EventLog,
     ) -> None:
         self._node = node
         self._line = line
@@ -114,6 +113,7 @@ class _Life:
         self._config = config
         self._command = command
         self._result = result
+        self._log = log
         self._over: Over | None = None
         """How it has ended; None while it runs, or if the launcher itself has failed."""
 
@@ -134,7 +134,7 @@ class _Life:
                 self._write_end(end, coordination)
         except ConfigError:
             raise
-        except _ENDS as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is: one line, an end in result.json, an exit in order
             end = self._end_by(error)
             self._write_end(end, coordination)
         scheduler = self._line.where.scheduler
@@ -185,7 +185,7 @@ class _Life:
         assert over is not None
         return exit_code.of(over, self._line)
 
-    def _end_by(self, error: BaseException) -> End:
+    def _end_by(self, error: Exception) -> End:
         """Say why, where that isn't said yet."""
         match error:
             case ChildFailedError():
@@ -204,8 +204,21 @@ class _Life:
                 text = str(error)
             case RendezvousError():
                 text = lines.rendezvous_failed(error)
-            case _:
+            case OSError():
                 # a full disk, no descriptor left: the machine's trouble, of which a traceback tells nothing
-                text = f"the launcher failed: {lines.in_one_line(error)}"
+                text = lines.launcher_failed(error)
+            case _:
+                return self._end_by_mistake(error)
         self._node.say(text)
+        return exit_code.launcher_failed(self._line, text)
+
+    def _end_by_mistake(self, error: Exception) -> End:
+        """Of ours, or of torch's: an unforeseen error."""
+        text, trace = lines.launcher_failed(error), "".join(traceback.format_exception(error))
+        self._log.write(records.LauncherFailed(text=text, traceback=trace))
+        if self._log.path:
+            self._node.say(f"{text} (its traceback is in {self._log.path})")
+        else:
+            self._node.say(text)
+            terminal.put("\n".join(map(printable, trace.rstrip().split("\n"))))
         return exit_code.launcher_failed(self._line, text)

@@ -187,6 +187,39 @@ def test_a_person_starts_one_and_may_interrupt_it(monkeypatch: pytest.MonkeyPatc
             each.close()
 
 
+FORGETS_SOON = """
+from megatron_ft.core.job import forgetting
+forgetting.FORGETS_S = 2.0
+from megatron_ft.coordinator.__main__ import main
+main()
+"""
+
+
+def test_one_of_a_person_serves_the_job_again_whose_launchers_were_all_killed() -> None:
+    words = [sys.executable, "-c", FORGETS_SOON, "--listen", "127.0.0.1:0"]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            (port,) = re.findall(r" port (\d+) ", process.stderr.readline())
+            address = f"127.0.0.1:{port}"
+            killed = Swarm(address, range(3), 4)
+            killed.start()
+            until(killed, lambda: all(each.cycle == 0 for each in killed.all))
+            for each in killed.all:
+                each.close()
+            again = Swarm(address, range(3, 6), 4)
+            again.start()  # at once: they wait there until it has forgotten the first ones
+            until(again, lambda: all(each.cycle == 0 for each in again.all))
+            told = "megatron-ft coordinator: the job's launchers have been gone for 2 s"
+            assert process.stderr.readline().startswith(told)
+            for each in again.all:
+                each.do(each.member.tell(m.Report(0, NodeState.SUCCEEDED), time.monotonic()))
+            until(again, lambda: all(each.code == 0 for each in again.all))
+            assert process.wait(timeout=20) == 0
+        finally:
+            process.kill()
+
+
 @pytest.mark.parametrize("address", ["127.0.0.1:99999", "no.such.host.invalid:1"])
 def test_an_address_that_can_not_be_had_is_one_line(address: str) -> None:
     with by_hand("--listen", address) as process:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from megatron_ft.launcher.base.terminal import say
 from tests import ROOT
+from tests.support.launching import clean_environment
 
 SCRIPT = """
 import atexit, os, sys, threading, time
@@ -45,6 +48,45 @@ def test_a_process_that_merely_calls_it_goes_its_own_way() -> None:
     ended = end("print(launcher_main.main([]), flush=True); sys.exit(5)", 3)
     assert ended.stdout.startswith("3\n")
     assert ended.returncode == -signal.SIGABRT
+
+
+FAILS = """
+import sys, time
+from megatron_ft.core.agent.phase import Phase
+from megatron_ft.launcher import main as launcher_main
+from megatron_ft.launcher.cycle.agent import FaultTolerantAgent
+
+def serve(agent, real=FaultTolerantAgent._serve):
+    if agent._machine.phase is Phase.RUNNING:
+        raise KeyError("planted")
+    real(agent)
+
+FaultTolerantAgent._serve = serve
+kept = launcher_main._leave
+launcher_main._leave = lambda code: print("in order", flush=True) or kept(code)
+sys.exit(launcher_main.main())
+"""
+
+
+@pytest.mark.parametrize("has_logs", [True, False])
+def test_an_unforeseen_error_is_one_line(tmp_path: Path, has_logs: bool) -> None:
+    script, logs = tmp_path / "script.py", tmp_path / "logs" if has_logs else Path("/proc/no")
+    script.write_text("import time; time.sleep(60)")
+    words = [sys.executable, "-c", FAILS, f"--ft-log-dir={logs}", "--ft-preload=none", str(script)]
+    ended = subprocess.run(words, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (1, "in order\n")
+    (line,) = [each for each in ended.stderr.splitlines() if each.startswith("[ft_launcher] the launcher failed")]
+    assert line.startswith("[ft_launcher] the launcher failed: KeyError: 'planted'")
+    assert ("Traceback" in ended.stderr) is not has_logs
+    if has_logs:
+        (log,) = logs.glob("launcher-*.jsonl")
+        assert line.endswith(f" (its traceback is in {log})")
+        records = [json.loads(each) for each in log.read_text().splitlines()]
+        (failed,) = [each for each in records if each["ev"] == "launcher_failed"]
+        assert "in serve" in failed["traceback"]
+        (life,) = json.loads((logs / "result.json").read_text())["lives"]
+        assert (life["outcome"], life["exit_code"]) == ("failed", 1)
+        assert life["cause"] == "the launcher failed: KeyError: 'planted'"
 
 
 @pytest.mark.parametrize("closed", ["1>&-", "1>/dev/full"])

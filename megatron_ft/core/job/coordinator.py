@@ -14,6 +14,7 @@ from megatron_ft.core.job.consensus import Consensus, Proposal
 from megatron_ft.core.job.cycle import Cycle
 from megatron_ft.core.job.decisions import Held, Kind
 from megatron_ft.core.job.edge import Broken, CoordinatorEffect, CoordinatorEvent, Drop, Judged, Quit, Send
+from megatron_ft.core.job.forgetting import Forgetting
 from megatron_ft.core.job.next_cycle import NextCycle, nodes_left
 from megatron_ft.core.job.nodes import Node, beat_s, lost_s
 from megatron_ft.core.job.notices import Notices
@@ -47,13 +48,13 @@ class Coordinator:
         self._cycle: Cycle | None = None
         self._next_cycle = NextCycle(self._consensus, self._nodes)
         self._notices = Notices(self._nodes)
+        self._forgetting = Forgetting(self._consensus, self._admission, self._links, is_owned=owned)
         self._over_s: float | None = None
         self._end: m.End | None = None
         """Of the cycle: the same for all launchers that are sent it before the next ``settle``."""
         self._lingers = False
         """Nodes of the last cycle haven't heard that the job has ended, and may yet come."""
-        self._is_orphan = False
-        self._owner_elsewhere = -1
+        self._is_orphan, self._owner_elsewhere = False, -1
         self.needs_settling = False
         """An event was handled that ``settle`` may have to act on."""
 
@@ -148,8 +149,7 @@ class Coordinator:
                 self._heard_of_cycle(node, message)
 
     def _heard_of_cycle(self, node: Node, message: m.FromMember) -> None:
-        cycle = self._cycle
-        if cycle is None:
+        if (cycle := self._cycle) is None:
             return
         if isinstance(message, m.Shutdown):
             cycle.asked_to_end(node.place, message.text)
@@ -249,8 +249,8 @@ class Coordinator:
         elif self._consensus.is_deserted and self._over_s is None:
             self._send_home()
         self._alarms += [] if self._over_s is None else [self._over_s]
-        if self._is_needless():
-            self._out.append(Quit())
+        if (forgets := self._forgetting.is_due(self._clock.now_s)) or self._is_needless():
+            self._out.append(Quit(forgets))
         return self._take()
 
     def _is_needless(self) -> bool:

@@ -61,7 +61,9 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Quit:
-    """No launcher needs this coordinator any more."""
+    """No launcher needs this coordinator any more. ``forgets``: those of its job have gone without a word."""
+
+    forgets: bool = False
 
 
 CoordinatorEvent = Heard | Broken

@@ -22,6 +22,7 @@ __all__ = [
     "ForkFailed",
     "ForkServer",
     "FreshInterpreters",
+    "LauncherFailed",
     "Meeting",
     "MonitorReplaced",
     "MoreTime",
@@ -153,6 +154,19 @@ class Resumed:
     """
 
     by: Pid | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LauncherFailed:
+    """The launcher itself has failed, by an unforeseen error: its node is lost to the others.
+
+    Args:
+        text: as it prints it.
+        traceback: Python's.
+    """
+
+    text: str = ""
+    traceback: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -347,6 +361,7 @@ Record = (
     | SignalForwarded
     | Paused
     | Resumed
+    | LauncherFailed
     | RunEnded
     | CycleStarted
     | CycleEnded

@@ -125,6 +125,22 @@ class Reactor:
                 os.close(call.done_fd)
         return call.result()
 
+    def call_in_thread(self, function: Callable[[], T], done: Callable[[Callable[[], T]], None]) -> None:
+        """Run something that blocks in a thread of its own, and return at once.
+
+        ``done`` is called from the loop, with a function that returns or raises what the first one did.
+        """
+        call = _BlockingCall(function)
+
+        def take() -> None:
+            self.unwatch(call.done_fd)
+            call.thread.join()
+            os.close(call.done_fd)
+            done(call.result)
+
+        self.watch(call.done_fd, take)
+        call.thread.start()
+
     def close(self) -> None:
         """Forget everything."""
         self._timers.clear()

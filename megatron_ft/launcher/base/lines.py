@@ -25,6 +25,7 @@ __all__ = [
     "forwarded",
     "fresh_interpreters",
     "in_one_line",
+    "launcher_failed",
     "left_something",
     "monitor_replaced",
     "no_more_fork_servers",
@@ -143,6 +144,11 @@ def in_one_line(error: BaseException) -> str:
 def cannot_start(error: OSError) -> str:
     """What can't be had before the job begins: open files, a place for sockets."""
     return f"the launcher can't start: {in_one_line(error)}"
+
+
+def launcher_failed(error: BaseException) -> str:
+    """The launcher itself, not a rank."""
+    return f"the launcher failed: {in_one_line(error)}"
 
 
 def left_something(error: OSError, run_dir: str) -> str:

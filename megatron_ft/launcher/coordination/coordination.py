@@ -6,6 +6,7 @@ launcher's loop; nothing here waits.
 
 from __future__ import annotations
 
+import functools
 import random
 import time
 from collections.abc import Callable, Iterable
@@ -31,7 +32,8 @@ class Coordination:
         transport: makes the connection, given the `Listener` that it calls.
         announce: says something to ``host:port``, on a connection of its own.
         follow_elsewhere: tells this launcher's own coordinator on which connection another one is followed.
-        open_store: opens the store in which the ranks of a cycle meet; the address that other nodes reach it at.
+        open_store: opens the store in which the ranks of a cycle meet; the address that other nodes reach it at. It may
+            wait for a name server, and is called in a thread.
         says_all: lines that another launcher of the job prints are printed here, too.
     """
 
@@ -69,6 +71,8 @@ class Coordination:
         self._timer: Timer | None = None
         self._store: tuple[Ballot, str] | None = None
         """The decision for which a store was opened last, and its address."""
+        self._wants_store: Held | None = None
+        """The last decision for which one is wanted, while one is being opened; else None."""
         self._mailbox: Mailbox[edge.MemberEffect] = Mailbox(self._bring_about, is_open=lambda: self.left is None)
         self._transport = transport(self)
 
@@ -142,7 +146,7 @@ class Coordination:
             case edge.Connect() | edge.Disconnect() | edge.Transmit() | edge.Announce() | edge.FollowElsewhere():
                 self._send(effect)
             case edge.OpenStore(held):
-                self._mailbox.post(self.member.store_opened(held, self._store_of(held), time.monotonic()))
+                self._have_store(held)
             case edge.Begin(held):
                 self.begun = held
                 self.on_begin(held)
@@ -179,11 +183,21 @@ class Coordination:
             case edge.FollowElsewhere(session):
                 self._follow_elsewhere(session)
 
-    def _store_of(self, held: Held) -> str:
-        """Opened once for each decision, which may be proposed again."""
-        if self._store is None or self._store[0] != held.decision.value:
-            self._store = held.decision.value, self._open_store()
-        return self._store[1]
+    def _have_store(self, held: Held) -> None:
+        """Opened once for each decision, which may be proposed again; one after the other, as they may share a port."""
+        if self._wants_store is not None:
+            self._wants_store = held
+        elif self._store is not None and self._store[0] == held.decision.value:
+            self._do(self.member.store_opened(held, self._store[1], time.monotonic()))
+        else:
+            self._wants_store = held
+            self._reactor.call_in_thread(self._open_store, functools.partial(self._store_opened, held))
+
+    def _store_opened(self, held: Held, address: Callable[[], str]) -> None:
+        wanted, self._wants_store = self._wants_store, None
+        if self.left is None and wanted is not None:
+            self._store = held.decision.value, address()
+            self._have_store(wanted)
 
     def _leave(self, leave: edge.Leave) -> None:
         if self.left is None:

@@ -65,7 +65,7 @@ class RankStore:
     """One launcher's part in it: the server at place 0, a client elsewhere.
 
     ``close`` may be called while another thread waits in ``connect`` or in what it returned: at place 0 that wait ends
-    with an error.
+    with an error. A store that another thread is opening then lives as long as the process.
     """
 
     def __init__(self, host: str, *, address: str = "") -> None:
@@ -79,7 +79,9 @@ class RankStore:
         self._address = ""
 
     def open(self) -> str:
-        """Open a fresh server in place of the last one; returns the address at which others reach it. Doesn't wait.
+        """Open a fresh server in place of the last one; returns the address at which others reach it.
+
+        It takes milliseconds, or as long as a name server is silent: torch asks for the names of loopback addresses.
 
         Raises:
             RankStoreError: the port isn't free.

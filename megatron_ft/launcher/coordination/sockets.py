@@ -6,7 +6,7 @@ import functools
 import select
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.job.messages import TO_MEMBER, FromMember
@@ -139,34 +139,42 @@ class Sockets:
             self._say_soon(functools.partial(self._ended, peer))
 
     def _read(self, peer: tcp.Peer) -> None:
-        try:
-            for body in peer.read_bodies():
-                self._heard(body)
-                if self._peer is not peer:
-                    return
-        except VersionError as error:
-            ours = f"this launcher version {PROTOCOL_VERSION}: all nodes need the same megatron_ft"
-            self._refuse(f"speaks version {error.theirs} of the protocol, {ours}")
-            return
-        except SecretError as error:
-            self._refuse(str(error))
-            return
-        except ProtocolError:
-            peer.give_up()  # it is no coordinator
+        for tell in self._heard(peer):
+            tell()
+            if self._peer is not peer:
+                return
         if not peer.is_open:
             self._ended(peer)
 
-    def _heard(self, body: bytes) -> None:
+    def _heard(self, peer: tcp.Peer) -> Iterator[Callable[[], None]]:
+        """What to tell the listener, one after the other. An error that it raises itself isn't the other end's."""
+        try:
+            for body in peer.read_bodies():
+                tell = self._understood(body)
+                if tell is not None:
+                    yield tell
+        except VersionError as error:
+            ours = f"this launcher version {PROTOCOL_VERSION}: all nodes need the same megatron_ft"
+            self._refuse(f"speaks version {error.theirs} of the protocol, {ours}")
+        except SecretError as error:
+            self._refuse(str(error))
+        except ProtocolError:
+            peer.give_up()  # it is no coordinator
+
+    def _understood(self, body: bytes) -> Callable[[], None] | None:
+        """What to tell the listener, if anything.
+
+        Raises:
+            ProtocolError: no coordinator says that, or none of this job.
+        """
         asked, message = self._asked, decode(body)
         assert asked is not None
         if asked.is_done and message["type"] != "challenge":
-            self._listener.heard(TO_MEMBER.parse(message))
-            return
+            return functools.partial(self._listener.heard, TO_MEMBER.parse(message))
         answer = asked.answer(message)
         if answer is not None:
             self._send(encode(answer))
-        if asked.is_done:
-            self._listener.opened()
+        return self._listener.opened if asked.is_done else None
 
     def _ended(self, peer: tcp.Peer) -> None:
         if peer is not self._peer:

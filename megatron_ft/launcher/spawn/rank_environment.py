@@ -14,13 +14,17 @@ STARTUP = os.path.join(os.path.dirname(os.path.abspath(megatron_ft.__file__)), "
 """A directory with a ``sitecustomize``, which Python imports before the script."""
 
 
+_NOT_FOR_RANKS = {SWITCH_VARIABLE, "FT_SECRET"}
+"""Scripts log their environment, and no rank needs the job's secret. A file that FT_SECRET_FILE names has its mode."""
+
+
 def rank_environment(environ: Mapping[str, str], *, reference_names: bool, watches: bool = False) -> dict[str, str]:
-    """The launcher's own environment, as ranks have it. What they start inherits it.
+    """The launcher's own environment, as ranks have it, without the job's secret. What they start inherits it.
 
     With ``reference_names``, who imports ``nvidia_resiliency_ext.fault_tolerance`` there gets this package.
     ``watches``: the collectives of a script that calls no hooks are to be counted.
     """
-    ours = {name: value for name, value in environ.items() if name != SWITCH_VARIABLE}
+    ours = {name: value for name, value in environ.items() if name not in _NOT_FOR_RANKS}
     if reference_names:
         ours[SWITCH_VARIABLE] = "on"
     if reference_names or watches:

@@ -8,7 +8,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -160,4 +160,19 @@ def test_many_blocking_calls_leak_no_descriptors(reactor: Reactor) -> None:
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(50):
         reactor.call_blocking(lambda: None)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_what_a_thread_returns_or_raises_is_had_from_the_loop(reactor: Reactor) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    go = threading.Event()
+    results: list[Callable[[], object]] = []
+    reactor.call_in_thread(lambda: go.wait(5) and "value", results.append)
+    reactor.call_in_thread(lambda: {}["lost"], results.append)
+    assert reactor.run_until(lambda: bool(results), time.monotonic() + 5)
+    with pytest.raises(KeyError, match="lost"):
+        results[0]()
+    go.set()
+    assert reactor.run_until(lambda: len(results) == 2, time.monotonic() + 5)
+    assert results[1]() == "value"
     assert len(os.listdir("/proc/self/fd")) == before

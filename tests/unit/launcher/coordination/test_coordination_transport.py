@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from megatron_ft.coordinator.service import Service
+from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.coordinator import Coordinator
@@ -273,6 +274,20 @@ def test_an_answer_of_a_name_server_that_comes_too_late_connects_nobody(
         reactor.run_once(0.05)
         assert ear.told == []
         assert transport._peer is None
+
+
+def test_an_error_of_the_launcher_itself_is_none_of_the_coordinator(reactor: Reactor) -> None:
+    with served() as service, sockets(reactor) as (transport, ear):
+        connect(transport, ear, service.address)
+        until(reactor, lambda: ear.told)
+
+        def fail(message: m.ToMember) -> None:
+            raise ProtocolError(f"of this launcher's own: {message}")
+
+        ear.heard = fail  # type: ignore[method-assign]
+        transport.transmit(HELLO)
+        with pytest.raises(ProtocolError, match="this launcher's own"):
+            until(reactor, lambda: "broken" in ear.told)
 
 
 def test_a_connection_given_up_is_not_heard_of_any_more(reactor: Reactor) -> None:

@@ -1,0 +1,20 @@
+"""What of the launcher's environment ranks get."""
+
+from __future__ import annotations
+
+from megatron_ft.launcher.early_command_line import parse_early
+from megatron_ft.launcher.spawn.rank_environment import rank_environment
+
+ENVIRON = {"HOME": "/home/me", "FT_SECRET": "0123456789abcdef", "FT_SECRET_FILE": "/home/me/secret"}
+
+
+def test_no_rank_gets_the_secret_of_the_job() -> None:
+    environment = rank_environment(ENVIRON, reference_names=False)
+    assert environment == {"HOME": "/home/me", "FT_SECRET_FILE": "/home/me/secret"}
+
+
+def test_nor_does_the_process_that_forks_them() -> None:
+    ahead = parse_early(["train.py"], ENVIRON)
+    assert ahead is not None
+    assert "FT_SECRET" not in ahead.environment
+    assert ahead.environment["FT_SECRET_FILE"] == "/home/me/secret"
