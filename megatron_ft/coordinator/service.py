@@ -12,19 +12,23 @@ import socket
 import time
 from collections.abc import Callable
 
+from megatron_ft.core.codec.codec import Vocabulary
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.job.coordinator import Coordinator
 from megatron_ft.core.job.decisions import Ballot, Decision
 from megatron_ft.core.job.edge import Broken, CoordinatorEffect, Drop, Heard, Quit, Send
-from megatron_ft.core.job.messages import FROM_MEMBER, Beat, Dismiss, FromMember, Hello, Moved, Propose, ToMember
+from megatron_ft.core.job.messages import Beat, Dismiss, FromMember, Hello, Moved, Propose, ToMember
+from megatron_ft.core.messages.secret import HANDSHAKE, Ask, Denied, Handshake, Open
 from megatron_ft.ipc.linux.open_files import take_all
-from megatron_ft.ipc.net.secret import DENIED, OPEN, Asking, SecretError
+from megatron_ft.ipc.net.secret import Asking, SecretError
 from megatron_ft.ipc.net.tcp import Peer
-from megatron_ft.ipc.wire import PROTOCOL_VERSION, Message, VersionError, decode, encode
+from megatron_ft.ipc.wire import PROTOCOL_VERSION, VersionError, decode, encode
 
 __all__ = ["Service", "frame", "prepare_process"]
 
 _BEAT = encode(Beat())
+_FROM_MEMBER: Vocabulary[FromMember | Ask] = Vocabulary(FromMember | Ask)
+"""``Ask``: from one that has a secret, where this job has none."""
 
 _GREETING_S = 10.0
 """Seconds that a new connection has to identify itself."""
@@ -162,9 +166,9 @@ class Service:
             self._next += 1
             self._links[link.number] = self._strangers[link.number] = link
             self._selector.register(sock, selectors.EVENT_READ, link)
-            first = link.asking.first()
+            first = link.asking.first(over=self._machine.is_over)
             if first is not None:
-                self._write(link, encode({**first, "over": self._machine.is_over}))
+                self._write(link, encode(first))
 
     def _pause_accepting(self, error: OSError) -> None:
         """The listener stays readable: who goes on waiting for it turns without a pause."""
@@ -183,7 +187,7 @@ class Service:
             text = f"its coordinator speaks version {PROTOCOL_VERSION} of the protocol, this launcher {error.theirs}"
             self._close_with(link, Dismiss(2, text))
         except SecretError:
-            self._close_with(link, DENIED)
+            self._close_with(link, Denied())
         except ProtocolError:
             link.peer.give_up()  # a port scanner: it sees the end of the connection
         if not link.peer.is_open:
@@ -191,23 +195,22 @@ class Service:
 
     def _heard(self, link: _Link, body: bytes) -> None:
         if not link.asking.is_done:
-            answer = link.asking.answer(decode(body))
+            answer = link.asking.answer(_read_handshake(body))
             if answer is not None:
                 self._write(link, encode(answer))
             return
-        if not link.greeted and self._secret is None and decode(body)["type"] == "ask":
-            self._close_with(
-                link, {**OPEN, "over": self._machine.is_over}
-            )  # it has a secret: with a coordinator without one it doesn't speak
-            return
         parsed = _read_short(body) if len(body) <= _SHORT_BYTES else _read(body)
-        if link.greeted is isinstance(parsed, Hello | Moved):
+        if isinstance(parsed, Ask) and self._secret is None and not link.greeted:
+            # it has a secret: with a coordinator without one it doesn't speak
+            self._close_with(link, Open(self._machine.is_over))
+            return
+        if isinstance(parsed, Ask) or link.greeted is isinstance(parsed, Hello | Moved):
             raise ProtocolError("a hello in another place than the first")
         link.greeted = True
         self._strangers.pop(link.number, None)
         self._do(self._machine.handle(Heard(link.number, parsed), time.monotonic()))
 
-    def _close_with(self, link: _Link, message: Message | Dismiss) -> None:
+    def _close_with(self, link: _Link, message: Open | Denied | Dismiss) -> None:
         link.peer.write(encode(message))
         link.peer.flush()
         link.peer.give_up()
@@ -270,8 +273,16 @@ class Service:
             os.close(self._owner)
 
 
-def _read(body: bytes) -> FromMember:
-    return FROM_MEMBER.parse(decode(body))
+def _read_handshake(body: bytes) -> Handshake:
+    message = decode(body)
+    try:
+        return HANDSHAKE.parse(message)
+    except ProtocolError as error:  # the hello of a launcher without a secret, say: it is told
+        raise SecretError(str(error)) from None
+
+
+def _read(body: bytes) -> FromMember | Ask:
+    return _FROM_MEMBER.parse(decode(body))
 
 
 _read_short = functools.lru_cache(maxsize=1024)(_read)

@@ -29,12 +29,13 @@ from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.coordinator import Coordinator
 from megatron_ft.core.job.identity import Identity
 from megatron_ft.core.job.member import Member
+from megatron_ft.core.messages.secret import HANDSHAKE
 from megatron_ft.ipc.linux.open_files import take_all
 from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.net.secret import Asked, read_secret
 from megatron_ft.ipc.wire import encode
 from tests.bench.figures import Row, compare
-from tests.bench.stand_ins import StandIns
+from tests.bench.stand_ins import TO_MEMBER, StandIns
 
 __all__ = ["Swarm", "measure", "measure_all", "measure_c10d", "rows"]
 
@@ -117,9 +118,9 @@ class _StandIn:
     def _heard(self, message: dict[str, object]) -> None:
         assert self.asked is not None
         if self.asked.is_done:
-            self.do(self.member.heard(m.TO_MEMBER.parse(message), time.monotonic()))
+            self.do(self.member.heard(TO_MEMBER.parse(message), time.monotonic()))
             return
-        answer = self.asked.answer(message)
+        answer = self.asked.answer(HANDSHAKE.parse(message))
         if answer is not None and self.peer is not None:
             self.peer.write(encode(answer))
             self.peer.flush()

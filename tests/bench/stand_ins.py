@@ -13,14 +13,16 @@ import sys
 import time
 from collections import deque
 
+from megatron_ft.core.codec.codec import Vocabulary
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Kind
 from megatron_ft.core.job.nodes import beat_s
 from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.wire import PROTOCOL_VERSION, Decoder, decode, encode
 
-__all__ = ["StandIn", "StandIns"]
+__all__ = ["TO_MEMBER", "StandIn", "StandIns"]
 
+TO_MEMBER: Vocabulary[m.ToMember] = Vocabulary(m.ToMember)
 _BEAT = encode(m.Beat())
 _READY = encode(m.Ready())
 _PROPOSAL = b'{"v":%d,"fds":0,"type":"propose"' % PROTOCOL_VERSION
@@ -143,7 +145,7 @@ class StandIns:
 
     def _reply(self, body: bytes) -> tuple[bytes, int]:
         """What to say in return, and the cycle that begins."""
-        match m.TO_MEMBER.parse(decode(body)):
+        match TO_MEMBER.parse(decode(body)):
             case m.Lead(term):
                 return encode(m.Follow(term)), -1
             case m.Propose(ballot):

@@ -29,7 +29,7 @@ from megatron_ft.ipc.net.tcp import parse_address
 from megatron_ft.ipc.wire import decode, encode
 from tests.bench.figures import Row
 from tests.bench.jobs import Enclosure, Job
-from tests.bench.stand_ins import StandIn, StandIns
+from tests.bench.stand_ins import TO_MEMBER, StandIn, StandIns
 
 __all__ = ["measure", "rows"]
 
@@ -95,7 +95,7 @@ class _Nodes(StandIns):
             if each.number != self._last:
                 each.send(self._notes[each.number])
         elif kind == b"verdict" and self.verdict is None:
-            found = m.TO_MEMBER.parse(decode(body))
+            found = TO_MEMBER.parse(decode(body))
             assert isinstance(found, m.Verdict)
             self.verdict = time.monotonic(), found
         super()._heard(each, body)

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from megatron_ft.core.run_ahead import Ahead
+from megatron_ft.launcher.spawn.fork_server import ServerProcess
 from tests.support.launching import ROOT, Launched, Launcher, clean_environment, fresh_launcher, launcher, wait_until
 
 __all__ = ["fresh_launcher", "launcher"]
@@ -321,6 +323,21 @@ def test_an_interrupt_that_comes_before_a_rank_can_take_it_is_not_lost(tmp_path:
     finished = subprocess.run(command, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=True)
     assert finished.stdout == f"ended with {-signal.SIGINT}\n"
     assert finished.stderr.endswith("KeyboardInterrupt\n")
+
+
+def test_a_server_says_that_it_was_asked_for_something_else(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import time\ntime.sleep(5)\n")
+    command = [sys.executable, "-u", str(script)]
+    environment = {**clean_environment(), "PYTHONPATH": str(ROOT)}
+    server = ServerProcess(Ahead(command, environment, (), shares_output=False))
+    try:
+        wait_until(lambda: bool(server.read()) and server.is_ready, 30)
+        server.channel.send({"type": "spawn"})
+        wait_until(lambda: bool(server.read()) and server.unfit is not None, 30)
+        assert server.unfit == "ProtocolError: spawn has no env"
+    finally:
+        server.end(set)
 
 
 def test_servers_that_keep_dying_are_given_up(launcher: Launcher) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from megatron_ft.core.codec.codec import Vocabulary
 from megatron_ft.core.job.decisions import Accepted, Ballot, Beside, Decision, Memory, Term
 from megatron_ft.core.job.hang_messages import Hang, Moving, Notes, Reviewed, Suspected
 from megatron_ft.core.job.job_options import Rules
@@ -283,5 +282,3 @@ Said = Report | Ready | Aside | Hang | Notes | Suspected | Moving | Shutdown | R
 FromMember = Hello | Follow | Newer | Accept | Said | Moved | Beat
 FromJob = Lead | Wait | Propose | Commit | Elsewhere | Stay | Dismiss | Beat
 ToMember = FromJob | End | Verdict | Collect | Reviewed | Suspected | Moving | Tell | Speak
-FROM_MEMBER: Vocabulary[FromMember] = Vocabulary(FromMember)
-TO_MEMBER: Vocabulary[ToMember] = Vocabulary(ToMember)

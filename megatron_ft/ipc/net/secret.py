@@ -15,15 +15,11 @@ import os
 from collections.abc import Mapping
 
 from megatron_ft.core.errors import ConfigError, ProtocolError
-from megatron_ft.core.printable import shown
-from megatron_ft.ipc.wire import Message
+from megatron_ft.core.messages.secret import Ask, Challenge, Denied, Handshake, Open, Proof, Welcome
 
-__all__ = ["DENIED", "OPEN", "Asked", "Asking", "SecretError", "read_secret"]
+__all__ = ["Asked", "Asking", "SecretError", "read_secret"]
 
 _LEAST_BYTES = 16
-DENIED: Message = {"type": "denied"}
-OPEN: Message = {"type": "open"}
-"""The answer to ``ask`` of a coordinator that has no secret."""
 
 
 class SecretError(ProtocolError):
@@ -38,24 +34,25 @@ class Asking:
         self._nonce = os.urandom(16).hex()
         self.is_done = secret is None
 
-    def first(self) -> Message | None:
-        """What to send when the connection is there."""
-        return None if self._secret is None else {"type": "challenge", "nonce": self._nonce}
+    def first(self, *, over: bool) -> Challenge | None:
+        """What to send when the connection is there. ``over``: the job has ended."""
+        return None if self._secret is None else Challenge(self._nonce, over)
 
-    def answer(self, message: Message) -> Message | None:
+    def answer(self, message: Handshake) -> Welcome | None:
         """What to send in return for a message, as long as it isn't ``is_done``: then the other end is let in.
 
         Raises:
-            SecretError: it doesn't know the secret; answer it with `DENIED`.
+            SecretError: it doesn't know the secret; answer it with `Denied`.
         """
         assert self._secret is not None
-        if message.get("type") == "ask":
+        if isinstance(message, Ask):
             return None  # the challenge is on its way
-        theirs = str(message.get("nonce"))
-        if message.get("type") != "proof" or not _is(message, _mac(self._secret, "launcher", self._nonce, theirs)):
+        if not isinstance(message, Proof) or not hmac.compare_digest(
+            message.mac, _mac(self._secret, "launcher", self._nonce, message.nonce)
+        ):
             raise SecretError("it doesn't know the job's secret (FT_SECRET)")
         self.is_done = True
-        return {"type": "welcome", "mac": _mac(self._secret, "coordinator", theirs, self._nonce)}
+        return Welcome(_mac(self._secret, "coordinator", message.nonce, self._nonce))
 
 
 class Asked:
@@ -67,11 +64,11 @@ class Asked:
         self._theirs = ""
         self.is_done = secret is None
 
-    def first(self) -> Message | None:
+    def first(self) -> Ask | None:
         """What to send when the connection is there."""
-        return None if self._secret is None else {"type": "ask"}
+        return None if self._secret is None else Ask()
 
-    def answer(self, message: Message) -> Message | None:
+    def answer(self, message: Handshake) -> Proof | None:
         """What to send in return for a message, as long as it isn't ``is_done``; and for any ``challenge``.
 
         Raises:
@@ -80,20 +77,19 @@ class Asked:
         """
         if self._secret is None:
             raise SecretError("asks for the job's secret: set FT_SECRET (or FT_SECRET_FILE) as on the other nodes")
-        if message.get("type") == "open":
+        if isinstance(message, Open):
             raise SecretError("has no secret, and this launcher has one: set FT_SECRET on all nodes, or on none")
-        if message.get("type") == "denied":
+        if isinstance(message, Denied):
             raise SecretError("has another secret than this launcher: FT_SECRET has to be the same on all nodes")
-        if message.get("type") == "challenge" and not self._theirs:
-            self._theirs = str(message.get("nonce"))
-            mac = _mac(self._secret, "launcher", self._theirs, self._nonce)
-            return {"type": "proof", "nonce": self._nonce, "mac": mac}
-        if message.get("type") == "welcome" and self._theirs:
-            if _is(message, _mac(self._secret, "coordinator", self._nonce, self._theirs)):
+        if isinstance(message, Challenge) and not self._theirs:
+            self._theirs = message.nonce
+            return Proof(self._nonce, _mac(self._secret, "launcher", self._theirs, self._nonce))
+        if isinstance(message, Welcome) and self._theirs:
+            if hmac.compare_digest(message.mac, _mac(self._secret, "coordinator", self._nonce, self._theirs)):
                 self.is_done = True
                 return None
             raise SecretError("doesn't know the job's secret: FT_SECRET has to be the same on all nodes")
-        raise ProtocolError(f"sends {shown(message.get('type'))} where it has to show that it knows the job's secret")
+        raise ProtocolError(f"sends {type(message).__name__} where it has to show that it knows the job's secret")
 
 
 def read_secret(environ: Mapping[str, str]) -> bytes | None:
@@ -120,7 +116,3 @@ def read_secret(environ: Mapping[str, str]) -> bytes | None:
 
 def _mac(secret: bytes, who: str, first: str, second: str) -> str:
     return hmac.new(secret, f"{who} {first} {second}".encode(), hashlib.sha256).hexdigest()
-
-
-def _is(message: Message, mac: str) -> bool:
-    return hmac.compare_digest(str(message.get("mac")).encode(), mac.encode())

@@ -10,6 +10,7 @@ import socket
 import time
 
 from megatron_ft.core.errors import ConfigError, ProtocolError
+from megatron_ft.core.messages.secret import HANDSHAKE, Ask, Challenge, Open
 from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.wire import VersionError, encode
 
@@ -86,13 +87,13 @@ def _holder(host: str, port: int, within_s: float) -> _Holder:
         try:
             sock.connect((bound or "127.0.0.1", port))
             peer = tcp.Peer(sock)
-            peer.write(encode({"type": "ask"}))
+            peer.write(encode(Ask()))
             while peer.is_open and (left_s := until_s - time.monotonic()) > 0:
                 peer.flush()
                 select.select([sock], [], [], left_s)
-                for message in peer.read():
-                    if message["type"] in ("open", "challenge"):
-                        return _Holder.OVER if message.get("over") else _Holder.COORDINATOR
+                for message in map(HANDSHAKE.parse, peer.read()):
+                    if isinstance(message, Open | Challenge):
+                        return _Holder.OVER if message.over else _Holder.COORDINATOR
                     return _Holder.OTHER
         except VersionError:
             return _Holder.COORDINATOR  # of another version: a launcher that connects to it is refused

@@ -8,8 +8,10 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 
+from megatron_ft.core.codec.codec import Vocabulary
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.job.messages import TO_MEMBER, FromMember
+from megatron_ft.core.job.messages import FromMember, ToMember
+from megatron_ft.core.messages.secret import HANDSHAKE, Challenge, Handshake
 from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.net.secret import Asked, SecretError
 from megatron_ft.ipc.wire import PROTOCOL_VERSION, VersionError, decode, encode
@@ -18,6 +20,9 @@ from megatron_ft.launcher.coordination.lookups import Lookups
 from megatron_ft.launcher.coordination.transport import Listener
 
 __all__ = ["Sockets"]
+
+_TO_MEMBER: Vocabulary[ToMember | Challenge] = Vocabulary(ToMember | Challenge)
+"""``Challenge``: from one that has a secret, where this launcher has none."""
 
 
 class Sockets:
@@ -169,9 +174,10 @@ class Sockets:
         """
         asked, message = self._asked, decode(body)
         assert asked is not None
-        if asked.is_done and message["type"] != "challenge":
-            return functools.partial(self._listener.heard, TO_MEMBER.parse(message))
-        answer = asked.answer(message)
+        heard: ToMember | Handshake = _TO_MEMBER.parse(message) if asked.is_done else HANDSHAKE.parse(message)
+        if isinstance(heard, ToMember):
+            return functools.partial(self._listener.heard, heard)
+        answer = asked.answer(heard)
         if answer is not None:
             self._send(encode(answer))
         return self._listener.opened if asked.is_done else None

@@ -11,13 +11,25 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import TypeVar
 
 from megatron_ft.core.errors import FaultToleranceError, ProtocolError
+from megatron_ft.core.messages.fork_server import (
+    FROM_SERVER,
+    Check,
+    Checked,
+    Failed,
+    Forked,
+    FromServer,
+    Ready,
+    Spawn,
+    ToServer,
+    Unfit,
+)
 from megatron_ft.core.run_ahead import FORK_SERVER_NAME, RUN_AHEAD_VARIABLE, Ahead
 from megatron_ft.ipc.linux.open_files import give_back_to
 from megatron_ft.ipc.linux.processes import send_signal, wait_gone
-from megatron_ft.ipc.wire import Channel, ChannelClosedError, Message
+from megatron_ft.ipc.wire import Channel, ChannelClosedError
 from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.processes import process_tree
 from megatron_ft.launcher.spawn.rank_environment import with_startup
@@ -27,6 +39,8 @@ __all__ = ["ServerError", "ServerProcess", "why_fresh"]
 _ANSWER_S = 3.0
 """A fork takes milliseconds; a server that needs longer is stopped, or stuck."""
 _LONGEST_END_S = 5.0
+
+_Answer = TypeVar("_Answer", Checked, Forked)
 
 
 class ServerError(FaultToleranceError):
@@ -91,19 +105,19 @@ class ServerProcess:
                 start_new_session=True,
             )
 
-    def read(self) -> list[Message]:
+    def read(self) -> list[FromServer]:
         """What it has told since: that its script waits, or can't, and which modules to preload it has left out."""
-        messages: list[Message] = []
+        messages: list[FromServer] = []
         try:
             if self.channel.fileno() >= 0:
-                messages = [message for message, _ in self.channel.receive()]
+                messages = self._receive()
         except (ChannelClosedError, ProtocolError):
             self._lose()  # it is ending anyway: its pidfd says when
         for message in messages:
-            if message["type"] == "ready":
+            if isinstance(message, Ready):
                 self.is_ready = True
-            elif message["type"] == "unfit":
-                self.unfit = lines.cannot_be_shared(message["reason"], message["where"], message["what"])
+            elif isinstance(message, Unfit):
+                self.unfit = lines.cannot_be_shared(message.reason, message.where, message.what)
         return messages
 
     def fork_ranks(self, requests: Sequence[tuple[Mapping[str, str], Sequence[int]]]) -> list[int]:
@@ -114,11 +128,7 @@ class ServerProcess:
         Raises:
             ServerError: they can't be made, or not all of them.
         """
-        answers = self._ask([({"type": "spawn", "env": env}, fds) for env, fds in requests])
-        for answer in answers:
-            if answer["type"] != "forked":
-                raise ServerError(str(answer["reason"]))
-        return [int(answer["pid"]) for answer in answers]
+        return [answer.pid for answer in self._ask([(Spawn(env), fds) for env, fds in requests], Forked)]
 
     def changed_file(self) -> str | None:
         """One that its script has read or run, and that isn't what it was.
@@ -126,8 +136,8 @@ class ServerProcess:
         Raises:
             ServerError: it is gone or doesn't answer.
         """
-        (answer,) = self._ask([({"type": "check"}, ())])
-        return None if answer["changed"] is None else str(answer["changed"])
+        (answer,) = self._ask([(Check(), ())], Checked)
+        return answer.changed
 
     def reject(self, reason: str) -> None:
         """End it: no ranks are to be forked from it."""
@@ -159,9 +169,13 @@ class ServerProcess:
         os.close(self.pidfd)
         return self._process.returncode
 
-    def _ask(self, requests: Sequence[tuple[Mapping[str, Any], Sequence[int]]]) -> list[Message]:
-        """An answer to each; a server that is gone or doesn't answer is killed."""
-        answers: list[Message] = []
+    def _ask(self, requests: Sequence[tuple[ToServer, Sequence[int]]], kind: type[_Answer]) -> list[_Answer]:
+        """An answer of that kind to each; a server that is gone or answers anything else, or nothing, is killed.
+
+        Raises:
+            ServerError: that, or it has failed.
+        """
+        heard: list[FromServer] = []
         try:
             if self.is_gone or process_tree.is_stopped(self.pid):
                 raise TimeoutError("it is stopped")
@@ -169,14 +183,33 @@ class ServerProcess:
                 self.channel.send(request, fds)
             poller = select.poll()
             poller.register(self.channel_fd, select.POLLIN)
-            while len(answers) < len(requests):
+            while len(heard) < len(requests):
                 if not poller.poll(_ANSWER_S * 1e3):
                     raise TimeoutError(f"no answer for {_ANSWER_S:g} s")
-                answers += [message for message, _ in self.channel.receive()]
+                heard += self._receive()
+            for answer in heard:
+                if isinstance(answer, Failed):
+                    raise ServerError(answer.reason)
+            answers = [answer for answer in heard if isinstance(answer, kind)]
+            if not len(requests) == len(heard) == len(answers):
+                raise ProtocolError("it answers something else")
         except (ChannelClosedError, ProtocolError, TimeoutError) as error:
             self._lose()
             raise ServerError(str(error)) from None
         return answers
+
+    def _receive(self) -> list[FromServer]:
+        """The messages that are whole now.
+
+        Raises:
+            ChannelClosedError: it is gone.
+            ProtocolError: one of them can't be read; the channel is closed.
+        """
+        try:
+            return [FROM_SERVER.parse(message) for message, _ in self.channel.receive()]
+        except ProtocolError:
+            self.channel.close()
+            raise
 
     def _lose(self) -> None:
         if self.channel.fileno() < 0:

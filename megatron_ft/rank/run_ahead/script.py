@@ -25,10 +25,22 @@ from collections.abc import Callable, Mapping
 from importlib.machinery import PathFinder
 from typing import Any
 
+from megatron_ft.core.messages.fork_server import (
+    TO_SERVER,
+    Check,
+    Checked,
+    Failed,
+    Forked,
+    FromServer,
+    LeftOut,
+    Ready,
+    Spawn,
+    Unfit,
+)
 from megatron_ft.core.run_ahead import FORK_SERVER_NAME, RUN_AHEAD_VARIABLE
 from megatron_ft.ipc.linux.prctl import die_with_parent, set_name
 from megatron_ft.ipc.net.resolver import ask_again_soon
-from megatron_ft.ipc.wire import Channel, ChannelClosedError, Message, Received, close_fds
+from megatron_ft.ipc.wire import Channel, ChannelClosedError, close_fds
 from megatron_ft.rank.base.user_code import note_user_code
 from megatron_ft.rank.collectives import arrival
 from megatron_ft.rank.crash_reporter.error_file import write_error_file
@@ -117,7 +129,7 @@ class RunAhead:
             try:
                 importlib.import_module(name)
             except BaseException as error:  # noqa: BLE001 - a module may raise anything, SystemExit included
-                self._tell({"type": "left_out", "name": name, "reason": f"{type(error).__name__}: {error}"})
+                self._tell(LeftOut(name, f"{type(error).__name__}: {error}"))
         self._asks_for = None
         sys.path.remove(directory)
 
@@ -134,8 +146,7 @@ class RunAhead:
             self._wait(what)
         except BaseException as error:  # noqa: BLE001 - whatever it is: the script would catch it, and go on unwatched
             sys.__excepthook__(type(error), error, error.__traceback__)
-            reason = f"{type(error).__name__}: {error}"
-            self._tell({"type": "unfit", "reason": reason, "where": "", "what": ""})
+            self._tell(Unfit(f"{type(error).__name__}: {error}"))
             _exit(1)
         signal.pthread_sigmask(signal.SIG_SETMASK, self._blocked)  # a signal that has waited comes now
 
@@ -143,7 +154,6 @@ class RunAhead:
         """Stop watching, tell the launcher, and serve; what comes after that is done in a rank."""
         took_s = time.monotonic() - self._began_s
         where = place() or (f"--ft-preload {self._asks_for}" if self._asks_for else "")
-        point = {"where": where, "what": what, "took_s": took_s}
         self._watch.end()
         self._watch.files.note_unseen()
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -153,16 +163,16 @@ class RunAhead:
         on_child = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else the kernel may reap what we wait for
         reason = self._watch.randomness.why_spoiled() or why_not_shared(self._own_fds, self._given)
         if reason is not None:
-            self._tell({"type": "unfit", "reason": reason, **point})
+            self._tell(Unfit(reason, where, what))
             _exit(0)
         script_fds = descriptors(self._own_fds)
         name = set_name(FORK_SERVER_NAME.encode())
         gc.freeze()  # a collection in a rank would else copy every page that it visits
-        self._tell({"type": "ready", **point})
-        message, fds = self._serve()
+        self._tell(Ready(where, what, took_s))
+        variables, fds = self._serve()
         self._wait_for_launcher(fds[0])
         set_name(name)
-        for variable, value in message["env"].items():
+        for variable, value in variables.items():
             _environ[variable] = value
         if not arrival.is_wanted(_environ):
             arrival.end()
@@ -184,7 +194,7 @@ class RunAhead:
 
     # -- the server -------------------------------------------------------------------------------------
 
-    def _tell(self, message: Mapping[str, Any]) -> None:
+    def _tell(self, message: FromServer) -> None:
         try:
             if _getpid() != self._pid:
                 return
@@ -194,8 +204,8 @@ class RunAhead:
         except ChannelClosedError:
             _exit(0)
 
-    def _serve(self) -> Received:
-        """Answer requests; returns only in a rank, with what it is to be."""
+    def _serve(self) -> tuple[Mapping[str, str], tuple[int, ...]]:
+        """Answer requests; returns only in a rank: its variables, and its descriptors."""
         poller = select.poll()
         poller.register(self._channel.fileno(), select.POLLIN)
         idle_work = collapse_memory()
@@ -207,20 +217,20 @@ class RunAhead:
                 continue
             wait_ms = _IDLE_MS
             try:
-                received = self._channel.receive()
+                received = [(TO_SERVER.parse(message), fds) for message, fds in self._channel.receive()]
             except ChannelClosedError:
                 _exit(0)
-            if any(message["type"] == "check" for message, _ in received):
-                self._tell({"type": "checked", "changed": self._watch.files.changed()})
-            spawns = [each for each in received if each.message["type"] == "spawn"]
-            answers: list[Message] = []
+            if any(isinstance(request, Check) for request, _ in received):
+                self._tell(Checked(self._watch.files.changed()))
+            spawns = [(request.env, fds) for request, fds in received if isinstance(request, Spawn)]
+            answers: list[FromServer] = []
             try:
                 made = fork_orphans(len(spawns)) if spawns else []
                 if isinstance(made, int):
                     return spawns[made]
-                answers = [{"type": "forked", "pid": pid} for pid in made]
+                answers = [Forked(pid) for pid in made]
             except OSError as error:
-                answers = [{"type": "failed", "reason": str(error)}] * len(spawns)
+                answers = [Failed(str(error))] * len(spawns)
             for answer, (_, fds) in zip(answers, spawns, strict=True):
                 self._tell(answer)
                 close_fds(fds)

@@ -26,6 +26,7 @@ from megatron_ft.core.job.progress import Advance, Reached
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome, RestartDecision
 from megatron_ft.core.job.round_completion import RoundCompletion
 from megatron_ft.core.job.verdict import Seat, verdict_on
+from megatron_ft.core.messages.secret import Handshake
 from megatron_ft.ipc.net.secret import Asked, Asking, read_secret
 from megatron_ft.ipc.wire import encode
 from tests.support.job_machines import RULES, decision, led, links, member
@@ -421,7 +422,7 @@ def test_what_is_no_message_is_refused(message: dict[str, Any]) -> None:
 
 def shake_hands(ours: bytes | None, theirs: bytes | None) -> bool:
     asking, asked = Asking(ours), Asked(theirs)
-    message = asking.first()
+    message: Handshake | None = asking.first(over=False)
     while message is not None:
         message = asked.answer(message)
         if message is not None:

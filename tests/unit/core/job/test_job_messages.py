@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import zlib
 
+from megatron_ft.core.codec.codec import Vocabulary
 from megatron_ft.core.job import messages as m
 from megatron_ft.ipc.wire import PROTOCOL_VERSION
 
@@ -12,8 +13,8 @@ from megatron_ft.ipc.wire import PROTOCOL_VERSION
 def test_a_message_that_launchers_of_the_last_version_refuse_raises_the_version() -> None:
     # they refuse a message of an unknown name, or without a field that has no default; other fields they pass over
     shapes = []
-    for vocabulary in (m.FROM_MEMBER, m.TO_MEMBER):
-        for name, kind in sorted(vocabulary.kinds.items()):
+    for kinds in (m.FromMember, m.ToMember):
+        for name, kind in sorted(Vocabulary(kinds).kinds.items()):
             fields = [
                 field.name
                 for field in dataclasses.fields(kind)

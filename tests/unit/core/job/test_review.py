@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from megatron_ft.core.codec.codec import pack
+from megatron_ft.core.codec.codec import Vocabulary, pack
 from megatron_ft.core.diagnosis.exits import HangVerdict
 from megatron_ft.core.diagnosis.rank_snapshot import Collective, RankSnapshot
 from megatron_ft.core.job import edge
@@ -170,5 +170,5 @@ def test_a_hang_that_is_found_meanwhile_is_not_mixed_up_with_it() -> None:
 
 @pytest.mark.parametrize("message", [ASKS, m.Collect(0, True), m.Notes(0, (), True), said([waits(0), works(1)])])
 def test_what_is_sent_is_what_arrives(message: m.FromMember | m.ToMember) -> None:
-    vocabulary = m.TO_MEMBER if isinstance(message, m.Collect | Reviewed) else m.FROM_MEMBER
-    assert vocabulary.parse(pack(message)) == message
+    kinds = m.ToMember if isinstance(message, m.Collect | Reviewed) else m.FromMember
+    assert Vocabulary(kinds).parse(pack(message)) == message

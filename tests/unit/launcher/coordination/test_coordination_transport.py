@@ -157,6 +157,47 @@ def test_a_launcher_with_a_secret_says_nothing_but_that_to_one_that_asks_for_non
         other.close()
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"type": "proof"},
+        {"type": "proof", "nonce": "00", "mac": "00"},
+        {"type": "proof", "nonce": "00", "mac": 7},
+        {"type": "proof", "nonce": "\ud800", "mac": "00"},
+        {"type": "proof", "nonce": "00", "mac": "\ud800"},
+        {"type": "welcome", "mac": "00"},
+        {"type": "hello"},
+    ],
+)
+def test_what_is_no_proof_is_denied_and_harms_nobody(reactor: Reactor, message: dict[str, Any]) -> None:
+    with served(SECRET) as service, sockets(reactor, SECRET) as (transport, ear):
+        with socket.create_connection(service.listener.getsockname(), timeout=BOUND_S) as other:
+            other.sendall(wire.encode(message))
+            data = b"".join(iter(lambda: other.recv(4096), b""))
+        assert [told["type"] for told in wire.Decoder().feed(data)] == ["challenge", "denied"]
+        connect(transport, ear, service.address)
+        until(reactor, lambda: ear.told == ["opened"])
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"type": "challenge", "over": False},
+        {"type": "challenge", "over": False, "nonce": "\ud800"},
+        {"type": "proof", "nonce": "00", "mac": "00"},
+        {"type": "lead", "term": [0, "c", 1]},
+    ],
+)
+def test_who_shows_no_secret_is_no_coordinator(reactor: Reactor, message: dict[str, Any]) -> None:
+    with tcp.listen("127.0.0.1", 0) as listener, sockets(reactor, SECRET) as (transport, ear):
+        connect(transport, ear, f"127.0.0.1:{listener.getsockname()[1]}")
+        select.select([listener], [], [], BOUND_S)
+        with listener.accept()[0] as other:
+            other.sendall(wire.encode(message))
+            until(reactor, lambda: ear.told)
+        assert ear.told == ["broken"]
+
+
 def of_version(version: int, message: dict[str, Any]) -> bytes:
     body = wire._dumps({"v": version, "fds": 0, **message}).encode()
     return len(body).to_bytes(4, "big") + body

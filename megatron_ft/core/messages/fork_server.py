@@ -1,0 +1,97 @@
+"""The messages between a launcher and the process that runs the ranks' script ahead, and forks them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from megatron_ft.core.codec.codec import Vocabulary
+from megatron_ft.core.codec.fields import Pid, Seconds
+
+__all__ = [
+    "FROM_SERVER",
+    "TO_SERVER",
+    "Check",
+    "Checked",
+    "Failed",
+    "Forked",
+    "FromServer",
+    "LeftOut",
+    "Ready",
+    "Spawn",
+    "ToServer",
+    "Unfit",
+]
+
+
+# -- from the launcher ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Has a file changed that the script has read or run? The answer is `Checked`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spawn:
+    """Fork a rank with these variables; with this come its descriptors. The answer is `Forked` or `Failed`."""
+
+    env: Mapping[str, str]
+
+
+ToServer = Check | Spawn
+TO_SERVER: Vocabulary[ToServer] = Vocabulary(ToServer)
+
+
+# -- from the fork server -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """This module was to be imported before the script, and can't be."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The script waits at line ``where``: ``took_s`` after it was started it was about to do ``what``."""
+
+    where: str
+    what: str
+    took_s: Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Unfit:
+    """No rank can be forked from this process, which ends. ``where`` and ``what``: as in `Ready`, if it is known."""
+
+    reason: str
+    where: str = ""
+    what: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """The path of a file that has changed; None: none has."""
+
+    changed: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Forked:
+    """The new rank."""
+
+    pid: Pid
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """No rank could be forked, or not all that were asked for at once."""
+
+    reason: str
+
+
+FromServer = LeftOut | Ready | Unfit | Checked | Forked | Failed
+FROM_SERVER: Vocabulary[FromServer] = Vocabulary(FromServer)

@@ -1,0 +1,66 @@
+"""What both ends of a connection say to show that they know the job's secret; `ipc.net.secret` says when."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from megatron_ft.core.codec.codec import Form, Vocabulary
+from megatron_ft.core.errors import ProtocolError
+from megatron_ft.core.printable import shown
+
+__all__ = ["HANDSHAKE", "Ask", "Challenge", "Denied", "Handshake", "Open", "Proof", "Welcome"]
+
+
+def _ascii(text: Any) -> str:
+    if type(text) is not str or not text.isascii():
+        raise ProtocolError(shown(text))
+    return text
+
+
+_Hex = Annotated[str, Form(_ascii, lambda text: text)]
+"""A lone surrogate, say, couldn't become bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """From a launcher that has a secret: show that you know it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """From a coordinator that has no secret, to ``Ask``. ``over``: its job has ended."""
+
+    over: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Challenge:
+    """From a coordinator that has a secret, first of all: show that you know it. ``over``: its job has ended."""
+
+    nonce: _Hex
+    over: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """The launcher's answer to ``Challenge``: it knows the secret, and with ``nonce`` it asks the same."""
+
+    nonce: _Hex
+    mac: _Hex
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The coordinator's answer to ``Proof``: it knows the secret, too."""
+
+    mac: _Hex
+
+
+@dataclass(frozen=True, slots=True)
+class Denied:
+    """From a coordinator, to anything else: the other end doesn't know the secret."""
+
+
+Handshake = Ask | Open | Challenge | Proof | Welcome | Denied
+HANDSHAKE: Vocabulary[Handshake] = Vocabulary(Handshake)

@@ -1,0 +1,132 @@
+"""What a fork server says is checked: its process runs a user's code, and may say anything."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatron_ft.core.run_ahead import RUN_AHEAD_VARIABLE, Ahead
+from megatron_ft.ipc.files.event_log import NullEventLog
+from megatron_ft.ipc.wire import PROTOCOL_VERSION
+from megatron_ft.launcher.base.event_loop import Reactor
+from megatron_ft.launcher.processes import process_tree
+from megatron_ft.launcher.processes.worker import FreshInterpreterSpawner
+from megatron_ft.launcher.spawn.fork_server import ServerError, ServerProcess
+from megatron_ft.launcher.spawn.forking import ForkingSpawner
+from tests.support.coordination import BOUND_S, until
+from tests.support.reactors import reactor
+
+__all__ = ["reactor"]
+
+STAND_IN = f"""
+import json, os, socket, sys
+sock = socket.socket(fileno=json.loads(os.environ["{RUN_AHEAD_VARIABLE}"])["fd"])
+def say(messages):
+    for message in json.loads(messages):
+        body = json.dumps({{"v": {PROTOCOL_VERSION}, "fds": 0, **message}}).encode()
+        sock.sendall(len(body).to_bytes(4, "big") + body)
+say(sys.argv[1])
+while sock.recv(65536):
+    say(sys.argv[2])
+"""
+READY = {"type": "ready", "where": "train.py:7", "what": "forks", "took_s": 0.1}
+
+
+def started(tmp_path: Path, *, says: list[Any], answers: list[Any]) -> ServerProcess:
+    script = tmp_path / "stand_in.py"
+    script.write_text(STAND_IN)
+    command = [sys.executable, "-I", str(script), json.dumps(says), json.dumps(answers)]
+    return ServerProcess(Ahead(command, dict(os.environ), (), shares_output=False))
+
+
+@contextlib.contextmanager
+def ready(tmp_path: Path, *answers: Any) -> Iterator[ServerProcess]:
+    server = started(tmp_path, says=[READY], answers=list(answers))
+    try:
+        while not server.is_ready:
+            assert select.select([server.channel_fd], [], [], BOUND_S)[0]
+            server.read()
+        yield server
+    finally:
+        server.end(lambda: ())
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"type": "ready", "what": "forks", "took_s": 0.1},
+        {"type": "ready", "where": "train.py:7", "what": "forks", "took_s": "long"},
+        {"type": "unfit", "where": "", "what": ""},
+        {"type": "left_out", "name": 5, "reason": "no"},
+        {"type": "spawn", "env": {}},
+        {"type": "no such"},
+    ],
+)
+def test_a_server_that_says_anything_else_is_replaced(
+    reactor: Reactor, tmp_path: Path, message: dict[str, Any]
+) -> None:
+    said: list[str] = []
+    first = started(tmp_path, says=[message], answers=[])
+    spawner = ForkingSpawner(
+        fresh=FreshInterpreterSpawner(),
+        server=first,
+        preload=(),
+        shares_output=False,
+        timeout_s=BOUND_S,
+        reactor=reactor,
+        log=NullEventLog(),
+        say=said.append,
+        announce=said.append,
+        check_stop=lambda: None,
+        known_children=lambda: (),
+        environment=lambda: dict(os.environ),
+    )
+    spawner._command = first.ahead.command
+    try:
+        until(reactor, lambda: said)
+        assert said == ["the fork server ended (SIGKILL); ranks are not affected; starting a new one"]
+        assert first.is_gone
+        assert spawner.pids().isdisjoint({first.pid})
+        assert spawner.pids()
+    finally:
+        spawner.close()
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [{"type": "checked", "changed": 5}],
+        [{"type": "forked", "pid": 7}],
+        [READY],
+        [{"type": "checked"}] * 2,
+        [{"type": "no such"}],
+    ],
+)
+def test_a_server_that_answers_anything_else_is_killed(tmp_path: Path, answers: list[Any]) -> None:
+    with ready(tmp_path, *answers) as server:
+        with pytest.raises(ServerError):
+            server.changed_file()
+        assert select.select([server.pidfd], [], [], BOUND_S)[0]
+        assert process_tree.exit_code_unreaped(server.pid) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("answer", [{"type": "forked"}, {"type": "forked", "pid": 0}, {"type": "forked", "pid": "7"}])
+def test_a_rank_without_a_number_is_none(tmp_path: Path, answer: dict[str, Any]) -> None:
+    with ready(tmp_path, answer) as server, pytest.raises(ServerError, match="forked has "):
+        server.fork_ranks([({"RANK": "0"}, (0, 1, 2))])
+
+
+def test_a_server_that_can_fork_nobody_lives_on(tmp_path: Path) -> None:
+    with ready(tmp_path, {"type": "failed", "reason": "no room"}) as server:
+        with pytest.raises(ServerError, match=r"^no room$"):
+            server.fork_ranks([({"RANK": "0"}, (0, 1, 2))])
+        assert process_tree.exit_code_unreaped(server.pid) is None
