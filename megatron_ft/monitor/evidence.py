@@ -83,9 +83,9 @@ def collect(
     lost = proc.lost_processes(attached.pid)
     looks = Looks(attached, snapshot, deadline_ns, freeze=verdict is not None and not passive)
     # the collectives first: the signal for the stacks may wake the rank, which then enters the next one
-    answer = looks.collectives(str(facts.get("state", "")), missing)
+    answer = looks.collectives(facts.state, missing)
     told_stack = read_frames(answer.pop("stack", None))
-    state, is_busy = _settled(str(facts.get("state", "")), read_stat(attached.pid))
+    state, is_busy = _settled(facts.state, read_stat(attached.pid))
     stacks, source, frames = looks.all_stacks(state, missing, told_stack, passive=passive)
     told, inner = user_frame(frames, library=LIBRARIES), frames[0] if frames else None
     words = _last_words(attached, None if is_past_its_script(frames) else snapshot)
@@ -124,7 +124,7 @@ def collect(
             **board_facts.of_snapshot(snapshot, began_ns),
             "last_events": _last_events(board, snapshot, began_ns),
         },
-        "process": facts,
+        "process": fields(facts),
         "stacks": {"source": source, "threads": threads},
         "collectives": answer,
         "missing": missing,
