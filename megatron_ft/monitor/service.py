@@ -331,7 +331,7 @@ class MonitorService:
             watched.note = replace(watched.note, found_hung=watched.note.found_hung or verdict is not None)
             self._reports.seen(watched.attached, watched.note)
             return
-        note, document = collect(
+        evidence = collect(
             watched.attached,
             watched.board,
             watched.final_snapshot(),
@@ -340,8 +340,8 @@ class MonitorService:
             passive=passive,
             deadline_ns=deadline_ns,
         )
-        watched.note = None if passive else note
-        self._reports.evidence(self._settings.log_dir, watched.attached, note, document)
+        watched.note = None if passive else evidence.note
+        self._reports.evidence(self._settings.log_dir, watched.attached, evidence)
 
     def _go_on_terminating(self, termination: RankTermination) -> None:
         assert self._watched is not None
