@@ -62,7 +62,7 @@ def run(
     say = terminal.sayer(has_others=line.max_nodes > 1)
     announce = start_lines.sayer_for_all(line, place, say)
     start_lines.tell(line, place, log_dir, say=say, announce=announce)
-    log.write(records.Config(values=line.options.sources_for_log(), command=tuple(command)))
+    log.write(records.Config(values=line.options.settings(), command=tuple(command)))
     lives = read_lives(log_dir)
     past = joining.Past(lives.advance(command), lives.bad_nodes())
     meeting = records.Meeting(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.linux.prctl import become_subreaper
+from megatron_ft.ipc.monitor_process import MonitorOptions
 from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.base.event_loop import Priority, Reactor
@@ -128,15 +129,17 @@ class Node:
         control = ControlSocket(os.path.join(self._run_dir.path, "launcher.sock"), self._reactor, say=self.say)
         monitors = Monitors(
             count=ranks,
-            config=options.config.to_dict(),
+            options=MonitorOptions(
+                config=options.config,
+                log_dir=self.log_dir,
+                run_id=self._line.run_id,
+                observe_only=options.observe_only,
+                log_max_bytes=options.log_max_bytes,
+            ),
             run_dir=self._run_dir.path,
-            log_dir=self.log_dir,
-            run_id=self._line.run_id,
             reactor=self._reactor,
             log=self._log,
             say=self.say,
-            observe_only=options.observe_only,
-            log_max_bytes=options.log_max_bytes,
         )
         control.on_order = monitors.pause_or_resume
         monitors.on_check = self._each_second

@@ -16,23 +16,22 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from typing import Any
 
-from megatron_ft.core.board import board_facts
 from megatron_ft.core.board import layout as layout
 from megatron_ft.core.board.hang_detector import Overdue
 from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.codec.codec import fields
+from megatron_ft.core.diagnosis.board_facts import board_facts, with_board
+from megatron_ft.core.diagnosis.collectives import Collectives, NoCollectives, collectives_of
+from megatron_ft.core.diagnosis.evidence import HangEvidence, Stacks, Thread
 from megatron_ft.core.diagnosis.exceptions import CrashOutput, last_words
 from megatron_ft.core.diagnosis.rank_snapshot import (
     RankSnapshot,
-    collectives_of,
     is_in_checkpoint_write,
     is_in_library,
     is_past_its_script,
     is_waiting_for_process,
     lost_process,
-    place,
     stack_wait,
 )
 from megatron_ft.core.diagnosis.stacks import (
@@ -40,10 +39,11 @@ from megatron_ft.core.diagnosis.stacks import (
     ThreadStack,
     main_stack,
     parse_faulthandler,
-    read_frames,
     user_frame,
 )
+from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.iterations import begins
+from megatron_ft.core.messages.crash_reporter import Answer, Question
 from megatron_ft.ipc.attached_rank import AttachedRank
 from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.files.evidence_files import LIBRARIES
@@ -71,22 +71,18 @@ def collect(
     local_rank: int,
     passive: bool,
     deadline_ns: int,
-) -> tuple[RankSnapshot, dict[str, Any]]:
-    """Check at one rank until ``deadline_ns`` (monotonic) at the latest.
-
-    Returns:
-        A note for the launcher, and the whole evidence, for a file.
-    """
+) -> HangEvidence:
+    """Check at one rank until ``deadline_ns`` (monotonic) at the latest."""
     began_ns = time.monotonic_ns()
     missing: list[str] = []
     facts = proc.process_facts(attached.pid)
     lost = proc.lost_processes(attached.pid)
     looks = Looks(attached, snapshot, deadline_ns, freeze=verdict is not None and not passive)
     # the collectives first: the signal for the stacks may wake the rank, which then enters the next one
-    answer = looks.collectives(str(facts.get("state", "")), missing)
-    told_stack = read_frames(answer.pop("stack", None))
-    state, is_busy = _settled(str(facts.get("state", "")), read_stat(attached.pid))
-    stacks, source, frames = looks.all_stacks(state, missing, told_stack, passive=passive)
+    answer = looks.ask(facts.state, missing)
+    collectives = answer.collectives
+    state, is_busy = _settled(facts.state, read_stat(attached.pid))
+    stacks, source, frames = looks.all_stacks(state, missing, answer.stack, passive=passive)
     told, inner = user_frame(frames, library=LIBRARIES), frames[0] if frames else None
     words = _last_words(attached, None if is_past_its_script(frames) else snapshot)
     note = RankSnapshot(
@@ -94,7 +90,6 @@ def collect(
         local_rank=local_rank,
         host=socket.gethostname(),
         pid=attached.pid,
-        **board_facts.for_note(snapshot, began_ns),
         found_hung=verdict is not None,
         state=state,
         is_busy=is_busy,
@@ -104,33 +99,28 @@ def collect(
         waits_in=stack_wait(frames),
         is_saving=is_in_checkpoint_write(frames),
         is_in_library=is_in_library(frames),
-        has_collectives="error" not in answer or answer["error"] in _HARMLESS,
-        in_flight=collectives_of(answer),
-        enqueued=answer.get("enqueued") or {},
+        has_collectives=isinstance(collectives, Collectives) or collectives.error in _HARMLESS,
+        in_flight=collectives_of(collectives),
+        enqueued=collectives.enqueued if isinstance(collectives, Collectives) else {},
         gone=is_gone(attached.pidfd),
         raised=words.error,
         raised_s=max(0, began_ns - words.raised_at_ns) / 1e9 if words.error else 0.0,
         lost=tuple(lost_process(*each) for each in lost),
         waits_for_process=is_waiting_for_process(frames),
     )
-    threads = [{"ident": s.ident, "name": s.name, "main": s.frames is frames, "frames": list(s.frames)} for s in stacks]
-    document = {
-        "schema": 1,
-        "summary": f"rank {attached.rank}: {place(note)}",
-        **fields(note),
-        "cycle": attached.cycle,
-        "verdict": None if verdict is None else board_facts.of_verdict(verdict),
-        "board": {
-            **board_facts.of_snapshot(snapshot, began_ns),
-            "last_events": _last_events(board, snapshot, began_ns),
-        },
-        "process": facts,
-        "stacks": {"source": source, "threads": threads},
-        "collectives": answer,
-        "missing": missing,
-        "took_s": round((time.monotonic_ns() - began_ns) / 1e9, 4),
-    }
-    return note, document
+    threads = (Thread(ident=s.ident, name=s.name, main=s.frames is frames, frames=s.frames) for s in stacks)
+    return HangEvidence(
+        note=with_board(note, snapshot, began_ns),
+        cycle=attached.cycle,
+        verdict=verdict,
+        board=board_facts(snapshot, began_ns),
+        last_events=_last_events(board, snapshot, began_ns),
+        process=facts,
+        stacks=Stacks(source=source, threads=tuple(threads)),
+        collectives=collectives,
+        missing=tuple(missing),
+        took_s=round((time.monotonic_ns() - began_ns) / 1e9, 4),
+    )
 
 
 def _last_words(attached: AttachedRank, snapshot: BoardSnapshot | None) -> CrashOutput:
@@ -226,32 +216,30 @@ class Looks:
         self._until(whole, min(_STACK_S, self.left_s()), interval_s)
         return written().decode(errors="replace")
 
-    def collectives(self, state: str, missing: list[str], *, samples: int = 0) -> dict[str, Any]:
-        """In flight, by the rank's own thread; with an ``error`` if it doesn't answer.
+    def ask(self, state: str, missing: list[str], *, samples: int = 0) -> Answer:
+        """The collectives in flight and the main thread's stack, by the rank's own thread, or why it doesn't answer.
 
         ``samples``: how often the place of the main thread is sampled, too.
         """
+        question = Question(time.monotonic_ns(), samples)
         if state in ("T", "t"):
-            return {"error": "the rank is stopped"}
-        number = time.monotonic_ns()
+            return _no_answer(question, "the rank is stopped")
+        found: list[Answer] = []
+        why = "the rank didn't answer: probably a thread holds the GIL"
         with socket.socket(fileno=os.dup(self._attached.ask_fd)) as channel:
-            answer: dict[str, Any] = {}
 
             def answered() -> bool:
-                answer.update(_receive(channel, number))
-                return bool(answer)
+                found.extend(_receive(channel, question.id))
+                return bool(found)
 
             try:
-                question = {"id": number, "samples": samples} if samples else {"id": number}
-                channel.send(json.dumps(question).encode(), socket.MSG_DONTWAIT)
+                channel.send(json.dumps(fields(question)).encode(), socket.MSG_DONTWAIT)
                 self._until(answered, min(_ANSWER_S, self.left_s()), _ANSWER_S, channel)
             except OSError as error:
-                answer["error"] = f"the rank can't be asked any more ({error.strerror})"
-        answer.pop("id", None)
-        if not answer:
-            answer["error"] = "the rank didn't answer: probably a thread holds the GIL"
-        if "error" in answer:
-            missing.append(f"collectives: {answer['error']}")
+                why = f"the rank can't be asked any more ({error.strerror})"
+        answer = found[0] if found else _no_answer(question, why)
+        if isinstance(answer.collectives, NoCollectives):
+            missing.append(f"collectives: {answer.collectives.error}")
         return answer
 
     def _until(
@@ -267,27 +255,31 @@ class Looks:
             poller.poll(1e3 * min(left, interval_s))
 
 
-def _receive(channel: socket.socket, number: int) -> dict[str, Any]:
+def _no_answer(question: Question, why: str) -> Answer:
+    return Answer(id=question.id, collectives=NoCollectives(why))
+
+
+def _receive(channel: socket.socket, number: int) -> list[Answer]:
     """The answer to this question, if it has come; those to earlier ones are thrown away."""
     while True:
         try:
             raw = channel.recv(1 << 20, socket.MSG_DONTWAIT)
         except BlockingIOError:
-            return {}
+            return []
         if not raw:
             raise OSError(0, "it has ended its monitoring")
         try:
-            answer = json.loads(raw)
-        except ValueError:
+            answer = Answer.parse(json.loads(raw))
+        except (ProtocolError, RecursionError, ValueError):
             continue
-        if isinstance(answer, dict) and answer.get("id") == number:
-            return answer
+        if answer.id == number:
+            return [answer]
 
 
-def _last_events(board: Board, snapshot: BoardSnapshot | None, now_ns: int) -> list[tuple[float, str]]:
+def _last_events(board: Board, snapshot: BoardSnapshot | None, now_ns: int) -> tuple[tuple[float, str], ...]:
     """Seconds before ``now_ns``, and what happened; oldest first."""
     if snapshot is None:
-        return []
+        return ()
     names = [section.name for section in snapshot.sections]
     found = []
     for event in board.events(max(0, snapshot.ring_head - _LAST_EVENTS)):
@@ -300,4 +292,4 @@ def _last_events(board: Board, snapshot: BoardSnapshot | None, now_ns: int) -> l
         }.get(event.kind)
         if what is not None:  # else the rank has written over it
             found.append(((now_ns - event.at_ns) / 1e9, what))
-    return found
+    return tuple(found)

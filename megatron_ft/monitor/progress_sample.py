@@ -6,6 +6,7 @@ import threading
 import time
 
 from megatron_ft.core.board.layout import BoardSnapshot
+from megatron_ft.core.diagnosis.collectives import Collectives
 from megatron_ft.core.diagnosis.movement import ProgressSample, is_file_wait
 from megatron_ft.ipc.attached_rank import AttachedRank
 from megatron_ft.ipc.linux.proc import main_thread_ns, transferred_bytes, waiting_channels
@@ -24,15 +25,17 @@ def take_sample(attached: AttachedRank, snapshot: BoardSnapshot | None) -> Progr
     at_ns = time.monotonic_ns()
     stat = read_stat(attached.pid)
     looks = Looks(attached, snapshot, at_ns + round(_ASK_S * 1e9), freeze=False)
-    answer = looks.collectives("" if stat is None else stat.state, [], samples=_SAMPLES)
+    answer = looks.ask("" if stat is None else stat.state, [], samples=_SAMPLES)
     ran_ns, starved_ns = main_thread_ns(attached.pid)
-    stacks = [tuple(map(str, each)) for each in answer.get("places") or () if each]
+    told = answer.collectives
+    entered, completed = (told.enqueued, told.completed) if isinstance(told, Collectives) else (None, None)
+    stacks = [each for each in answer.places if each]
     return ProgressSample(
         at_ns=at_ns,
         iterations=0 if snapshot is None else snapshot.iterations_seen,
         events=None if snapshot is None else snapshot.ring_head,
-        entered=answer.get("enqueued"),
-        completed=answer.get("completed"),
+        entered=entered,
+        completed=completed,
         stacks=frozenset(stacks),
         frame=stacks[-1][0].partition(" @")[0] if stacks else "",
         cpu_ns=ran_ns + starved_ns,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import signal
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from megatron_ft.core.board.hang_detector import Overdue
 from megatron_ft.core.board.layout import BoardSnapshot
+from megatron_ft.core.diagnosis.evidence import HangEvidence
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.messages.monitor import Observation, ProgressChecked, Suspect
@@ -115,26 +115,24 @@ class Reports:
         """Report the progress of a rank between the two moments of `CheckProgress`."""
         self._tell(ProgressChecked(attached.cycle, progress))
 
-    def evidence(
-        self, log_dir: str | None, attached: AttachedRank, note: RankSnapshot, document: Mapping[str, Any]
-    ) -> None:
+    def evidence(self, log_dir: str | None, attached: AttachedRank, evidence: HangEvidence) -> None:
         """What was seen of a rank: a note for the launcher, a file for people."""
-        self.seen(attached, note)
+        self.seen(attached, evidence.note)
         if log_dir is not None:
-            self._log.do(functools.partial(self._write_evidence, log_dir, attached, document))
+            self._log.do(functools.partial(self._write_evidence, log_dir, evidence))
 
     def finish_writing(self) -> None:
         """Wait for what is being written, within bounds; nothing is written any more."""
         self._log.close(_WRITING_S)
 
-    def _write_evidence(self, log_dir: str, attached: AttachedRank, document: Mapping[str, Any]) -> None:
+    def _write_evidence(self, log_dir: str, evidence: HangEvidence) -> None:
+        rank, cycle = evidence.rank, evidence.cycle
         try:
-            path = write_evidence(log_dir, document)
+            path = write_evidence(log_dir, evidence)
         except OSError as error:
-            self.note(f"the evidence on rank {attached.rank} can't be written: {error.strerror}")
+            self.note(f"the evidence on rank {rank} can't be written: {error.strerror}")
             return
-        summary, took_s = document["summary"], document["took_s"]
-        record = shared.Evidence(rank=attached.rank, cycle=attached.cycle, file=path, summary=summary, took_s=took_s)
+        record = shared.Evidence(rank=rank, cycle=cycle, file=path, summary=evidence.summary, took_s=evidence.took_s)
         self._log.write(record)
 
     def seen(self, attached: AttachedRank, note: RankSnapshot) -> None:

@@ -330,7 +330,7 @@ class MonitorService:
                 watched.find_hung()
             self._reports.seen(watched.attached, watched.note)
             return
-        note, document = collect(
+        evidence = collect(
             watched.attached,
             watched.board,
             watched.final_snapshot(),
@@ -340,8 +340,8 @@ class MonitorService:
             deadline_ns=deadline_ns,
         )
         if not passive:
-            watched.keep_note(note)
-        self._reports.evidence(self._settings.log_dir, watched.attached, note, document)
+            watched.keep_note(evidence.note)
+        self._reports.evidence(self._settings.log_dir, watched.attached, evidence)
 
     def _go_on_terminating(self, termination: RankTermination) -> None:
         assert self._watched is not None

@@ -31,7 +31,8 @@ if rank == 1:
 client.send_heartbeat(); time.sleep(0.1 * (3 - rank)); client.send_heartbeat()
 client.calculate_and_set_section_timeouts(['a', 'slow'])
 client.calculate_and_set_hb_timeouts()
-say('state', json.dumps([client.state_dict(), client._knowledge.last_calculation, client._observed()]))
+how = {name: each._asdict() for name, each in client._knowledge.last_calculation.items()}
+say('state', json.dumps([client.state_dict(), how, client._observed()]))
 client.shutdown_workload_monitoring()
 dist.barrier()
 dist.destroy_process_group()

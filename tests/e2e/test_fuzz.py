@@ -77,7 +77,7 @@ def test_a_monitor_that_cannot_read_its_launcher_ends_and_its_rank_does_not(tmp_
             socket_path=both.path,
             local_rank=0,
             launcher_fd=theirs.fileno(),
-            config=FaultToleranceConfig(rank_section_timeouts={"step": 3.0}).to_dict(),
+            options=monitor_process.MonitorOptions(config=FaultToleranceConfig(rank_section_timeouts={"step": 3.0})),
             attached=AttachedRank(*both.fds, both.rank.pid, 0, CYCLE),
         )
         theirs.close()

@@ -12,12 +12,13 @@ from collections.abc import Callable
 from typing import Any
 
 from megatron_ft.cli.status.status_json import job_object
-from megatron_ft.core.board import board_facts
 from megatron_ft.core.board import layout as layout
 from megatron_ft.core.board.hang_detector import Action, MonitorState, check_board
 from megatron_ft.core.board.intervals import running_intervals
 from megatron_ft.core.board.layout import BoardDamagedError, BoardSnapshot
-from megatron_ft.core.codec.codec import pack
+from megatron_ft.core.codec.codec import fields, pack
+from megatron_ft.core.diagnosis.board_facts import board_facts, with_board
+from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.status.rows import RankReading
 from megatron_ft.core.timeouts.timeouts import SectionTimeouts
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
@@ -106,7 +107,8 @@ def _judge(snapshot: BoardSnapshot, now: int, rng: random.Random) -> str:
     for later in (0, 20_000_000):
         found = check_board(state, snapshot, now + later)
         assert found.next_look_ns is None or found.next_look_ns > now
-    json.dumps([board_facts.for_note(snapshot, now), board_facts.of_snapshot(snapshot, now)], allow_nan=False)
+    facts, note = board_facts(snapshot, now), with_board(RankSnapshot(rank=0), snapshot, now)
+    json.dumps([fields(facts), fields(note)], allow_nan=False)
     if found.verdict is not None:
         assert found.verdict.elapsed_ns >= found.verdict.timeout_ns
         assert not snapshot.closing

@@ -59,9 +59,7 @@ class Watched:
             socket_path=self.path,
             local_rank=0,
             launcher_fd=theirs.fileno(),
-            config=config.to_dict(),
-            log_dir=str(self.log_dir),
-            log_max_bytes=max_bytes,
+            options=monitor_process.MonitorOptions(config=config, log_dir=str(self.log_dir), log_max_bytes=max_bytes),
         )
         theirs.close()
         self.rank = subprocess.Popen(

@@ -12,7 +12,6 @@ import signal
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from megatron_ft.core.agent.monitor_events import Attached as Attached
 from megatron_ft.core.agent.monitor_events import Detached as Detached
@@ -29,6 +28,7 @@ from megatron_ft.core.diagnosis.exceptions import CrashOutput
 from megatron_ft.core.diagnosis.exits import Cause, RankExit
 from megatron_ft.core.job import edge as job
 from megatron_ft.core.job.messages import Said, Speak, Verdict
+from megatron_ft.core.process_facts import ProcessFacts
 from megatron_ft.core.records.all_kinds import Record
 
 
@@ -156,7 +156,7 @@ class RanksEnded:
     """What ``TerminateRanks`` asked for is done. ``stuck``: processes that outlive SIGKILL, as text and record."""
 
     stuck: str = ""
-    processes: Sequence[Mapping[str, Any]] = ()
+    processes: Sequence[ProcessFacts] = ()
 
 
 FromLauncher = Tick | StopAsked | Abandoned | Continued | HealthChecked | NodesWaiting | OthersDone

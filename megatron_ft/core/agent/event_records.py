@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from megatron_ft.core.agent.edge import HealthChecked, RanksMet, Write
 from megatron_ft.core.agent.record import CycleRecord
@@ -11,6 +10,7 @@ from megatron_ft.core.control import ReceivedRequest
 from megatron_ft.core.diagnosis.exits import Cause, CauseKind, HangVerdict, RankExit, describe_hang, is_by_us
 from megatron_ft.core.job.hang_messages import Reviewed
 from megatron_ft.core.job.restart_policy import Outcome, RestartDecision
+from megatron_ft.core.process_facts import ProcessFacts
 from megatron_ft.core.records import launcher as records
 from megatron_ft.core.records.shared import RankHung
 
@@ -172,7 +172,7 @@ def no_collective(cycle: int, review: Reviewed, *, ends: bool) -> Write:
     return Write(record)
 
 
-def stuck(cycle: int, processes: Sequence[Mapping[str, Any]]) -> Write:
+def stuck(cycle: int, processes: Sequence[ProcessFacts]) -> Write:
     """Processes of the ranks can't be killed, and what they wait in."""
     return Write(records.Stuck(cycle=cycle, processes=tuple(processes)))
 

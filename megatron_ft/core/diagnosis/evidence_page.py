@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
-from megatron_ft.core.diagnosis.rank_snapshot import unpacked
+from megatron_ft.core.diagnosis.board_facts import BoardFacts
+from megatron_ft.core.diagnosis.collectives import Collectives, NoCollectives
+from megatron_ft.core.diagnosis.evidence import Evidence, HangEvidence, Stacks
 from megatron_ft.core.iterations import when
 from megatron_ft.core.printable import printable
+from megatron_ft.core.process_facts import ProcessFacts
 
 __all__ = ["evidence_text"]
 
@@ -15,82 +17,92 @@ _CRASH_REPORTER = "megatron_ft/rank/crash_reporter/reporter.py"
 _LONG = 16
 
 
-def evidence_text(document: Mapping[str, Any]) -> str:
-    """The readable form of an evidence document (see ``monitor.evidence``, ``launcher.processes.crash_evidence``)."""
-    return "\n".join(printable(line).rstrip() for line in _lines(document)) + "\n"
+def evidence_text(evidence: Evidence) -> str:
+    """The readable form of the evidence on one rank."""
+    return "\n".join(printable(line).rstrip() for line in _lines(evidence)) + "\n"
 
 
-def _lines(document: Mapping[str, Any]) -> Iterator[str]:
-    yield document.get("summary", "")
+def _lines(evidence: Evidence) -> Iterator[str]:
+    yield evidence.summary
     yield ""
-    for name in ("rank", "local_rank", "host", "pid", "cycle", "iteration", "exit", "error"):
-        value = document.get(name)
-        if value not in (None, ""):
-            yield f"{name + ':':<14}{when(value) if name == 'iteration' and type(value) is int else value}"
-    board = document.get("board") or {}
-    for section in board.get("open_sections") or ():
-        timeout = section.get("timeout_s")
-        bound = "no timeout" if timeout is None else f"timeout {timeout:g} s"
-        yield f"{'section:':<14}{section['name']}, open for {section['open_for_s']:.3f} s ({bound})"
-    if board and not board.get("open_sections"):
-        yield f"{'section:':<14}none, since {board.get('quiet_s', 0.0):.3f} s"
-    for lost in document.get("lost") or ():
-        yield f"{'lost:':<14}{lost}"
-    yield from _process(document.get("process") or {})
-    yield from _collectives(document.get("collectives") or {})
-    yield from _stacks(document.get("stacks") or {})
-    for title in ("fatal_error", "exception", "stderr"):
-        if document.get(title):
-            yield ""
-            yield f"{title.replace('_', ' ')}:"
-            yield from (f"  {line}" for line in str(document[title]).splitlines())
-    events = board.get("last_events") or ()
-    if events:
-        yield ""
-        yield "last events (seconds before this was written):"
-        yield from (f"  {age:10.3f}  {what}" for age, what in events)
-    if document.get("missing"):
-        yield ""
-        yield "could not be collected:"
-        yield from (f"  {text}" for text in document["missing"])
-    if document.get("took_s") is not None:
-        yield ""
-        yield f"collected in {document['took_s']:.3f} s"
+    yield from (f"{name + ':':<14}{value}" for name, value in _head(evidence).items() if value not in (None, ""))
+    if evidence.board is not None:
+        yield from _board(evidence.board)
+    if isinstance(evidence, HangEvidence):
+        yield from (f"{'lost:':<14}{lost}" for lost in evidence.note.lost)
+        yield from _process(evidence.process)
+        yield from _collectives(evidence.collectives)
+        yield from _stacks(evidence.stacks)
+        events = (f"{age:10.3f}  {what}" for age, what in evidence.last_events)
+        yield from _titled("last events (seconds before this was written)", events)
+    else:
+        yield from _titled("fatal error", evidence.fatal_error.splitlines())
+        yield from _titled("exception", evidence.exception.splitlines())
+        yield from _titled("stderr", evidence.stderr.splitlines())
+    yield from _titled("could not be collected", evidence.missing)
+    yield ""
+    yield f"collected in {evidence.took_s:.3f} s"
 
 
-def _process(facts: Mapping[str, Any]) -> Iterator[str]:
-    if not facts:
-        return
-    wchan = f" in {facts['wchan']}" if facts.get("wchan") not in (None, "", "0") else ""
-    yield f"{'process:':<14}state {facts.get('state', '?')}{wchan}, {len(facts.get('threads') or ())} threads"
+def _head(evidence: Evidence) -> dict[str, object]:
+    who = evidence.note if isinstance(evidence, HangEvidence) else evidence
+    head: dict[str, object] = {
+        "rank": who.rank,
+        "local_rank": who.local_rank,
+        "host": who.host,
+        "pid": who.pid,
+        "cycle": evidence.cycle,
+        "iteration": None if who.iteration is None else when(who.iteration),
+    }
+    if isinstance(evidence, HangEvidence):
+        return {**head, "local_rank": evidence.note.local_rank or None}  # 0 is left out, as in the note
+    return {**head, "exit": evidence.exit, "error": evidence.error}
 
 
-def _collectives(answer: Mapping[str, Any]) -> Iterator[str]:
-    if "error" in answer or not answer:
+def _board(board: BoardFacts) -> Iterator[str]:
+    for section in board.open_sections:
+        bound = "no timeout" if section.timeout_s is None else f"timeout {section.timeout_s:g} s"
+        yield f"{'section:':<14}{section.name}, open for {section.open_for_s:.3f} s ({bound})"
+    if not board.open_sections:
+        yield f"{'section:':<14}none, since {board.quiet_s:.3f} s"
+
+
+def _process(facts: ProcessFacts) -> Iterator[str]:
+    if facts.state:
+        wchan = f" in {facts.wchan}" if facts.wchan not in ("", "0") else ""
+        yield f"{'process:':<14}state {facts.state}{wchan}, {len(facts.threads)} threads"
+
+
+def _collectives(told: Collectives | NoCollectives) -> Iterator[str]:
+    if isinstance(told, NoCollectives):
         return
     yield ""
     yield "collectives in flight (torch's flight recorder):"
-    for each in answer.get("in_flight") or ():
-        ranks = (answer.get("ranks") or {}).get(each["group"])
+    for each in told.in_flight:
+        ranks = told.ranks.get(each.group)
         of = "" if ranks is None else f", ranks {_members(ranks)}"
-        yield f"  {each['op']} {each['seq']} of group {each['description'] or each['group']}{of}"
-    if not answer.get("in_flight"):
+        yield f"  {each.op} {each.seq} of group {each.description or each.group}{of}"
+    if not told.in_flight:
         yield "  none"
 
 
-def _members(ranks: Any) -> str:
-    group = unpacked(ranks)
+def _members(group: Sequence[int]) -> str:
     if isinstance(group, range) and len(group) > _LONG:
         return f"{group[0]} to {group[-1]}" + (f" in steps of {group.step}" if group.step > 1 else "")
     return ", ".join(map(str, group))
 
 
-def _stacks(stacks: Mapping[str, Any]) -> Iterator[str]:
-    threads = sorted(stacks.get("threads") or (), key=lambda thread: not thread.get("main"))
-    for thread in threads:
-        if any(function == "_answer" and file.endswith(_CRASH_REPORTER) for file, _, function in thread["frames"]):
+def _stacks(stacks: Stacks) -> Iterator[str]:
+    for thread in sorted(stacks.threads, key=lambda thread: not thread.main):
+        if any(each.function == "_answer" and each.file.endswith(_CRASH_REPORTER) for each in thread.frames):
             continue  # ours, asleep
         yield ""
-        name = "main thread" if thread.get("main") else f"thread {thread.get('name') or hex(thread['ident'])}"
-        yield f"{name} (innermost call first, by {stacks['source']}):"
-        yield from (f'  File "{file}", line {line}, in {function}' for file, line, function in thread["frames"])
+        name = "main thread" if thread.main else f"thread {thread.name or hex(thread.ident)}"
+        yield f"{name} (innermost call first, by {stacks.source}):"
+        yield from (f'  File "{each.file}", line {each.line}, in {each.function}' for each in thread.frames)
+
+
+def _titled(title: str, lines: Iterable[str]) -> Iterator[str]:
+    """A paragraph; nothing if it would have no lines."""
+    found = [f"  {line}" for line in lines]
+    yield from ["", f"{title}:", *found] if found else []

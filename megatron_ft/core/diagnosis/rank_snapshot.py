@@ -18,7 +18,6 @@ __all__ = [
     "EVIDENCE_S",
     "Collective",
     "RankSnapshot",
-    "collectives_of",
     "is_in_checkpoint_write",
     "is_in_library",
     "is_past_its_script",
@@ -211,23 +210,6 @@ class RankSnapshot:
     def is_stuck_in_kernel(self) -> bool:
         """In uninterruptible sleep: a dead file server, a driver."""
         return self.state == "D"
-
-
-def collectives_of(answer: Mapping[str, Any]) -> tuple[Collective, ...]:
-    """The collectives in flight from what ``rank.crash_reporter.flight_recorder`` tells."""
-    ranks = answer.get("ranks") or {}
-    return tuple(
-        Collective(
-            group=str(each["group"]),
-            seq=int(each["seq"]),
-            op=str(each["op"]),
-            ranks=unpacked(ranks.get(each["group"], ())),
-            p2p=bool(each.get("p2p")),
-            description=str(each.get("description", "")).lower(),
-            backend=str(each.get("backend", "")),
-        )
-        for each in answer.get("in_flight") or ()
-    )
 
 
 def is_in_library(frames: Sequence[Frame]) -> bool:

@@ -13,7 +13,6 @@ __all__ = [
     "main_stack",
     "parse_faulthandler",
     "parse_py_spy",
-    "read_frames",
 ]
 
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+)(?: \[.*\])? \(most recent call first\):(?: (<.*>))?$")
@@ -76,14 +75,6 @@ def parse_py_spy(document: Any) -> list[ThreadStack]:
         name = str(thread.get("thread_name") or "")
         stacks.append(ThreadStack(_number(thread.get("os_thread_id")), tuple(frames), name))
     return stacks
-
-
-def read_frames(told: Any) -> tuple[Frame, ...]:
-    """The calls in a list of [file, line, function], as a rank tells them; none if it is nothing of the kind."""
-    try:
-        return tuple(Frame(str(file), _number(line), str(function)) for file, line, function in told or ())
-    except (TypeError, ValueError):
-        return ()
 
 
 def main_stack(stacks: Sequence[ThreadStack], main_ident: int) -> tuple[Frame, ...]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from megatron_ft.core.codec.fields import Count, Cycle, LocalRank, Moment, Pid, Rank, Seconds, WorldSize
 from megatron_ft.core.device_memory import Holding
+from megatron_ft.core.process_facts import ProcessFacts
 from megatron_ft.core.records.forks import ForkFailed, ForkServer, FreshInterpreters
 from megatron_ft.core.records.hangs import Finding, MoreTime, NoCollective
 
@@ -33,6 +34,7 @@ __all__ = [
     "Record",
     "Resumed",
     "RunEnded",
+    "Setting",
     "SignalForwarded",
     "StartedRank",
     "StopRequested",
@@ -47,15 +49,27 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """The value of one option.
+
+    Args:
+        source: "default", "command line", or the place in a file.
+    """
+
+    value: Any = None
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """The options of the launcher.
 
     Args:
-        values: by option, its value and its source: "default", "command line", or the place in a file.
+        values: by option.
         command: of a rank.
     """
 
-    values: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, Setting] = field(default_factory=dict)
     command: tuple[str, ...] = ()
 
 
@@ -262,14 +276,10 @@ class TrainingAgain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stuck:
-    """Processes of ranks can't be killed.
-
-    Args:
-        processes: of each, what /proc tells.
-    """
+    """Processes of ranks can't be killed."""
 
     cycle: Cycle
-    processes: tuple[Mapping[str, Any], ...] = ()
+    processes: tuple[ProcessFacts, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

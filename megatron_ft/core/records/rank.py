@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-from megatron_ft.core.codec.fields import Cycle, Rank, Seconds, WorldSize
+from megatron_ft.core.codec.fields import Count, Cycle, Rank, Seconds, WorldSize
 
 __all__ = ["FaultInjected", "Record", "StateLoaded", "TimeoutsLearned"]
 
@@ -42,7 +41,7 @@ class StateLoaded:
     superseded: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
     world_size: WorldSize | None = None
-    layout: Mapping[str, Any] | None = None
+    layout: Mapping[str, Count] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from megatron_ft.core.timeouts.budget_rule import Known
+from megatron_ft.core.timeouts.over_all_ranks import Calculation
 from megatron_ft.core.timeouts.timeouts import (
     OUT_OF_SECTION,
     HeartbeatTimeouts,
@@ -200,7 +201,7 @@ def choose(
 def from_client(
     client_state: Mapping[str, Any],
     *,
-    last_calculation: Mapping[str, Mapping[str, Any]],
+    last_calculation: Mapping[str, Calculation],
     earlier: LearnedState | None,
     configured: Mapping[str, Any],
     written_at_unix_s: float,
@@ -212,7 +213,7 @@ def from_client(
 
     Args:
         client_state: ``RankMonitorClient.state_dict()``: the timeouts.
-        last_calculation: name -> {previous_s, max_observed_s, rank_of_max}, of what this run calculated.
+        last_calculation: by name, of what this run calculated.
         earlier: what is in the file now; where a timeout that wasn't calculated anew came from is kept.
         configured: see :func:`choose`.
         written_at_unix_s: wall clock.
@@ -227,11 +228,11 @@ def from_client(
         if new is not None:
             return LearnedTimeout(
                 timeout_s=timeout_s,
-                previous_s=new.get("previous_s"),
-                max_observed_s=new.get("max_observed_s"),
-                rank_of_max=new.get("rank_of_max"),
-                first_s=new.get("first_s"),
-                suspect_s=new.get("suspect_s"),
+                previous_s=new.previous_s,
+                max_observed_s=new.max_observed_s,
+                rank_of_max=new.rank_of_max,
+                first_s=new.first_s,
+                suspect_s=new.suspect_s,
             )
         old = None if earlier is None else earlier.entry(name)
         return old if old is not None and old.timeout_s == timeout_s else LearnedTimeout(timeout_s=timeout_s)

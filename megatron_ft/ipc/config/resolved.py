@@ -13,6 +13,7 @@ from megatron_ft.core.config.launcher_options import LAUNCHER_OPTIONS, LauncherO
 from megatron_ft.core.config.option import Option, check_all
 from megatron_ft.core.config.reference import IGNORED, describe
 from megatron_ft.core.errors import ConfigError
+from megatron_ft.core.records.launcher import Setting
 from megatron_ft.ipc.config.options import as_text, source_of
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig, FileSection, command_line_values, read_section
 
@@ -34,10 +35,10 @@ class ResolvedOptions(LauncherOptions):
         """Whether the user gave the option of this name ("term-timeout") a value."""
         return self.options[name][1] != "default"
 
-    def sources_for_log(self) -> dict[str, dict[str, Any]]:
+    def settings(self) -> dict[str, Setting]:
         """`sources` and `options` for an event log."""
         everything = {**self.sources, **self.options}
-        return {name: {"value": value, "source": source} for name, (value, source) in everything.items()}
+        return {name: Setting(value=value, source=source) for name, (value, source) in everything.items()}
 
     def summary(self) -> str:
         """One line: the values that aren't defaults, each with its source."""

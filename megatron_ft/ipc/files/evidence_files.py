@@ -6,9 +6,8 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import Mapping
-from typing import Any
 
+from megatron_ft.core.diagnosis.evidence import Evidence
 from megatron_ft.core.diagnosis.evidence_page import evidence_text
 
 __all__ = ["DIRECTORY", "LIBRARIES", "write_evidence"]
@@ -18,11 +17,10 @@ LIBRARIES = (os.path.dirname(os.__file__), os.path.dirname(os.path.dirname(os.pa
 """Their frames are shown last, because they rarely are the cause: Python's, and ours."""
 
 
-def write_evidence(log_dir: str, document: Mapping[str, Any], *, suffix: str = "") -> str:
+def write_evidence(log_dir: str, evidence: Evidence, *, suffix: str = "") -> str:
     """Write both files, readable for their owner only; a second one of the same rank and cycle replaces the first.
 
     Args:
-        document: at least ``rank``, ``cycle`` and ``pid``.
         suffix: tells files on the same rank and cycle apart.
 
     Returns:
@@ -35,12 +33,12 @@ def write_evidence(log_dir: str, document: Mapping[str, Any], *, suffix: str = "
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
     host = socket.gethostname()
-    stem = f"rank{document['rank']}-cycle{document['cycle']}-{host}-{document['pid']}{suffix}"
+    stem = f"rank{evidence.rank}-cycle{evidence.cycle}-{host}-{evidence.pid}{suffix}"
     # by its descriptor, and never through a link: the log directory may be one that others can write
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        _write(folder, f"{stem}.json", json.dumps(document, indent=1) + "\n")
-        _write(folder, f"{stem}.txt", evidence_text(document))
+        _write(folder, f"{stem}.json", json.dumps(evidence.packed(), indent=1) + "\n")
+        _write(folder, f"{stem}.txt", evidence_text(evidence))
     finally:
         os.close(folder)
     return f"{DIRECTORY}/{stem}.txt"

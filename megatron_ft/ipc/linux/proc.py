@@ -9,8 +9,8 @@ in the kernel); ``syscall``, ``stack``, ``personality`` and ``io`` wait for one 
 from __future__ import annotations
 
 import os
-from typing import Any
 
+from megatron_ft.core.process_facts import ProcessFacts, ThreadFacts
 from megatron_ft.ipc.linux.processes import children, is_masked, read_stat, signal_masks
 
 __all__ = [
@@ -29,15 +29,12 @@ _MAX_PROCESSES = 256
 _MAX_TEXT = 4096
 
 
-def process_facts(pid: int) -> dict[str, Any]:
-    """State, name, waiting channel and threads of a process; what can't be read is left out."""
+def process_facts(pid: int) -> ProcessFacts:
+    """State, name, waiting channel and threads of a process, as far as they can be read."""
     stat = read_stat(pid)
     if stat is None:
-        return {}
-    facts: dict[str, Any] = {"state": stat.state, "comm": stat.comm}
-    facts["wchan"] = _read(f"/proc/{pid}/wchan")
-    facts["threads"] = _threads(pid)
-    return {name: value for name, value in facts.items() if value not in ("", None)}
+        return ProcessFacts()
+    return ProcessFacts(state=stat.state, comm=stat.comm, wchan=_read(f"/proc/{pid}/wchan"), threads=_threads(pid))
 
 
 def lost_processes(pid: int) -> list[tuple[int, str, int]]:
@@ -116,14 +113,14 @@ def _with_children(pid: int) -> list[int]:
     return found
 
 
-def _threads(pid: int) -> list[dict[str, Any]]:
+def _threads(pid: int) -> tuple[ThreadFacts, ...]:
     found = []
     for tid in _tids(pid)[:_MAX_THREADS]:
         head, _, tail = _read(f"/proc/{pid}/task/{tid}/stat").rpartition(")")
         if tail:
             comm, wchan = head.partition("(")[2], _read(f"/proc/{pid}/task/{tid}/wchan")
-            found.append({"tid": tid, "comm": comm, "state": tail.split()[0], "wchan": wchan})
-    return found
+            found.append(ThreadFacts(tid=tid, comm=comm, state=tail.split()[0], wchan=wchan))
+    return tuple(found)
 
 
 def _tids(pid: int) -> list[int]:

@@ -10,6 +10,7 @@ import functools
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
@@ -306,7 +307,7 @@ class FaultTolerantAgent(LocalElasticAgent):
         self._stop_workers(self._worker_group)
         self._launcher.control.accept_all()
         there = self._ranks.termination.still_there(workers)
-        processes = [{"pid": stat.pid, **process_facts(stat.pid)} for stat in there]
+        processes = [replace(process_facts(stat.pid), pid=stat.pid) for stat in there]
         self._hear(edge.RanksEnded(lines.stuck(there) if there else "", processes))
 
     # -- the start of ranks ------------------------------------------------------------------------------------

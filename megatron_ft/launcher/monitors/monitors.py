@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from megatron_ft.core.agent.edge import CheckProgress, ConfirmHang, ExtendTimeout, FromMonitor
 from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.board.pauses import Pauses
-from megatron_ft.core.config.kinds import DEFAULT_LOG_MAX_BYTES
 from megatron_ft.core.messages.control import Pause, Resume
 from megatron_ft.core.messages.monitor import Report
 from megatron_ft.core.rate_limiter import RateLimiter
 from megatron_ft.core.records import launcher as records
 from megatron_ft.core.status.rows import RankReading
 from megatron_ft.ipc.files.event_log import EventLog
+from megatron_ft.ipc.monitor_process import MonitorOptions
 from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.monitors.reports import event_of
@@ -35,15 +34,11 @@ class Monitors:
         self,
         *,
         count: int,
-        config: Mapping[str, Any],
+        options: MonitorOptions,
         run_dir: str,
-        log_dir: str | None,
-        run_id: str,
         reactor: Reactor,
         log: EventLog,
         say: Callable[[str], None],
-        observe_only: bool = False,
-        log_max_bytes: int = DEFAULT_LOG_MAX_BYTES,
     ) -> None:
         self.on_event: Callable[[FromMonitor], None] = lambda _event: None
         self.paused = Pauses()
@@ -55,13 +50,7 @@ class Monitors:
             MonitorSlot(
                 local_rank,
                 socket_path=os.path.join(run_dir, f"monitor-{local_rank}.sock"),
-                spawn_options={
-                    "config": config,
-                    "log_dir": log_dir,
-                    "run_id": run_id,
-                    "observe_only": observe_only,
-                    "log_max_bytes": log_max_bytes,
-                },
+                options=options,
                 reactor=reactor,
                 log=log,
                 say=say,

@@ -9,8 +9,7 @@ import socket
 import subprocess
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from megatron_ft.core.agent import edge
 from megatron_ft.core.board import layout as layout
@@ -64,7 +63,7 @@ class MonitorSlot:
         local_rank: int,
         *,
         socket_path: str,
-        spawn_options: Mapping[str, Any],
+        options: monitor_process.MonitorOptions,
         reactor: Reactor,
         log: EventLog,
         say: Callable[[str], None],
@@ -72,7 +71,7 @@ class MonitorSlot:
     ) -> None:
         self.local_rank = local_rank
         self.socket_path = socket_path
-        self._spawn_options = spawn_options
+        self._options = options
         self._reactor = reactor
         self._log = log
         self._say = say
@@ -237,9 +236,9 @@ class MonitorSlot:
                 listen_fd=self._listener.fileno(),
                 socket_path=self.socket_path,
                 local_rank=self.local_rank,
+                options=self._options,
                 launcher_fd=theirs.fileno(),
                 attached=self._living_rank(),
-                **self._spawn_options,
             )
         except OSError:
             ours.close()

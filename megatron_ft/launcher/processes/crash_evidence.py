@@ -6,12 +6,12 @@ import functools
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from megatron_ft.core.board import board_facts
 from megatron_ft.core.board.layout import BoardSnapshot
+from megatron_ft.core.diagnosis.board_facts import board_facts
+from megatron_ft.core.diagnosis.evidence import ExitEvidence
 from megatron_ft.core.diagnosis.exceptions import CrashOutput, last_words, words_of_error_file
 from megatron_ft.core.diagnosis.exits import RankExit, describe_exit, is_secondary_failure
 from megatron_ft.core.records.shared import Evidence
@@ -55,37 +55,35 @@ class CrashEvidence:
             stderr: the file of its standard error; empty if that is the launcher's.
         """
         now_ns = time.monotonic_ns()
-        document = {
-            "schema": 1,
-            "summary": describe_exit(rank_exit) + (f", in {rank_exit.where}" if rank_exit.where else ""),
-            "rank": rank_exit.rank,
-            "local_rank": rank_exit.local_rank,
-            "host": socket.gethostname(),
-            "pid": rank_exit.pid,
-            "cycle": cycle,
-            "iteration": rank_exit.iteration,
-            "exit": f"code {rank_exit.exitcode}" if rank_exit.exitcode >= 0 else f"signal {-rank_exit.exitcode}",
-            "exitcode": rank_exit.exitcode,
-            "error": rank_exit.error,
-            "follows_from_another": is_secondary_failure(rank_exit),
-            "board": board_facts.of_snapshot(snapshot, rank_exit.at_ns),
-            "exception": "" if rank_exit.error is None else words.exception,
-            "fatal_error": words.fatal_error,
-            "stderr": bounded_file_calls.call(lambda: _last_lines(stderr), ""),
-            "missing": [] if stderr else ["standard error: it isn't written to a file (--redirects, --tee)"],
-            "took_s": round((time.monotonic_ns() - now_ns) / 1e9, 4),
-        }
+        evidence = ExitEvidence(
+            summary=describe_exit(rank_exit) + (f", in {rank_exit.where}" if rank_exit.where else ""),
+            rank=rank_exit.rank,
+            local_rank=rank_exit.local_rank,
+            host=socket.gethostname(),
+            pid=rank_exit.pid,
+            cycle=cycle,
+            iteration=rank_exit.iteration,
+            exit=f"code {rank_exit.exitcode}" if rank_exit.exitcode >= 0 else f"signal {-rank_exit.exitcode}",
+            exitcode=rank_exit.exitcode,
+            error=rank_exit.error,
+            follows_from_another=is_secondary_failure(rank_exit),
+            board=board_facts(snapshot, rank_exit.at_ns),
+            exception="" if rank_exit.error is None else words.exception,
+            fatal_error=words.fatal_error,
+            stderr=bounded_file_calls.call(lambda: _last_lines(stderr), ""),
+            missing=() if stderr else ("standard error: it isn't written to a file (--redirects, --tee)",),
+            took_s=round((time.monotonic_ns() - now_ns) / 1e9, 4),
+        )
         if self.log_dir is not None:
-            self.log.do(functools.partial(self._write, self.log_dir, document))
+            self.log.do(functools.partial(self._write, self.log_dir, evidence))
 
-    def _write(self, log_dir: str, document: Mapping[str, Any]) -> None:
-        rank = document["rank"]
+    def _write(self, log_dir: str, evidence: ExitEvidence) -> None:
         try:
-            path = write_evidence(log_dir, document, suffix="-end")
+            path = write_evidence(log_dir, evidence, suffix="-end")
         except OSError as error:
-            self.say(f"could not write the evidence on rank {rank}: {error.strerror}")
+            self.say(f"could not write the evidence on rank {evidence.rank}: {error.strerror}")
             return
-        self.log.write(Evidence(rank=rank, cycle=document["cycle"], file=path, summary=document["summary"]))
+        self.log.write(Evidence(rank=evidence.rank, cycle=evidence.cycle, file=path, summary=evidence.summary))
 
 
 def _content(path: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from megatron_ft.core.timeouts.budget_rule import Known, after_kill
 from megatron_ft.core.timeouts.over_all_ranks import (
@@ -42,7 +42,7 @@ class Knowledge:
         """Of the first intervals of a cycle, where it is another one; seconds."""
         self.suspect_after: dict[str, float] = {}
         """When an interval is suspected, where that is before its timeout; seconds."""
-        self.last_calculation: dict[str, dict[str, Any]] = {}
+        self.last_calculation: dict[str, Calculation] = {}
         self.raised: dict[str, float] = {}
         """Factors of those that have ended a rank in the last cycle, until more is known of them."""
 
@@ -73,7 +73,7 @@ class Knowledge:
     def note(self, calculations: Mapping[str, Calculation]) -> None:
         """These were calculated now."""
         for name, calculation in calculations.items():
-            self.last_calculation[name] = calculation._asdict()
+            self.last_calculation[name] = calculation
             self.raised.pop(name, None)  # it has ended, on some rank
             _keep(self.first_timeouts, name, calculation.first_s)
             _keep(self.suspect_after, name, calculation.suspect_s)

@@ -76,7 +76,7 @@ class RankMonitorServer:
                 listen_fd=listener.fileno(),
                 socket_path=str(ipc_socket_path),
                 local_rank=0,
-                config=cfg.to_dict(),
+                options=monitor_process.MonitorOptions(config=cfg),
                 env={**os.environ, **(env or {})},
             )
         finally:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
-from megatron_ft.core.diagnosis.rank_snapshot import packed
+from megatron_ft.core.diagnosis.collectives import CollectiveInFlight, Collectives, NoCollectives
 
 __all__ = ["Counts", "collectives", "counts", "digest"]
 
@@ -22,23 +23,14 @@ Counts = dict[str, tuple[int, int]]
 _MAX_IN_FLIGHT = 20
 
 
-def collectives() -> dict[str, Any]:
-    """What the process groups of this process do.
-
-    Returns:
-        ``in_flight``: not over yet, the earliest first, of each {group, description, backend, seq, op, p2p, sizes};
-        ``enqueued``: "backend/group" -> number of the last collective that this rank has entered;
-        ``completed``: the same of the last that is over (on a GPU, once NCCL's watchdog has seen its kernel end);
-        ``ranks``: group -> its global ranks, as `core.diagnosis.rank_snapshot.packed` has them; of groups in flight.
-        Groups are named alike on all their ranks.
-        ``error``: in place of all these, why nothing is known.
-    """
+def collectives() -> Collectives | NoCollectives:
+    """What the process groups of this process do."""
     if "torch.distributed" not in sys.modules:
-        return {"error": "torch.distributed isn't imported"}
+        return NoCollectives("torch.distributed isn't imported")
     try:
         return _collectives()
     except Exception as error:  # noqa: BLE001 - private parts of torch: whatever they raise, the rest of the evidence counts
-        return {"error": f"{type(error).__name__}: {error}"}
+        return NoCollectives(f"{type(error).__name__}: {error}")
 
 
 def counts() -> Counts | None:
@@ -91,21 +83,21 @@ def _dumps() -> list[Any]:
     return [getattr(c10d, name) for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json") if hasattr(c10d, name)]
 
 
-def _collectives() -> dict[str, Any]:
+def _collectives() -> Collectives | NoCollectives:
     import torch.distributed as dist
 
     if not dist.is_initialized():
-        return {"error": "there is no process group"}
+        return NoCollectives("there is no process group")
     dumps = _dumps()
     if not dumps:
-        return {"error": "this torch has no flight recorder"}
+        return NoCollectives("this torch has no flight recorder")
     traces = [json.loads(dump(includeCollectives=True, onlyActive=False)) for dump in dumps]
     found = digest([entry for trace in traces for entry in trace.get("entries") or []])
-    return {**found, "ranks": _groups({each["group"] for each in found["in_flight"]})}
+    return replace(found, ranks=_groups({each.group for each in found.in_flight}))
 
 
-def digest(entries: list[dict[str, Any]]) -> dict[str, Any]:
-    """What is under way, and how far each group has got, from the entries of torch's dumps, oldest first. Pure."""
+def digest(entries: list[dict[str, Any]]) -> Collectives:
+    """From the entries of torch's dumps, oldest first, which don't tell the ranks of a group. Pure."""
     enqueued: dict[str, int] = {}
     completed: dict[str, int] = {}
     last_done: dict[tuple[str, str], int] = {}
@@ -123,10 +115,10 @@ def digest(entries: list[dict[str, Any]]) -> dict[str, Any]:
     for index, entry in enumerate(entries):
         short = _short(entry)
         # the parts of a batch of NCCL's are never retired, though the batch, which comes later, is
-        is_part = short["p2p"] and short["backend"] == "nccl"
-        if not _is_done(entry) and not (is_part and index < last_done.get((short["backend"], short["group"]), -1)):
+        is_part = short.p2p and short.backend == "nccl"
+        if not _is_done(entry) and not (is_part and index < last_done.get((short.backend, short.group), -1)):
             active.append(short)
-    return {"in_flight": active[-_MAX_IN_FLIGHT:], "enqueued": enqueued, "completed": completed}
+    return Collectives(in_flight=tuple(active[-_MAX_IN_FLIGHT:]), enqueued=enqueued, completed=completed, ranks={})
 
 
 def _is_done(entry: dict[str, Any]) -> bool:
@@ -134,30 +126,30 @@ def _is_done(entry: dict[str, Any]) -> bool:
     return bool(entry.get("retired")) or entry.get("state") == "completed"
 
 
-def _groups(wanted: Collection[str]) -> dict[str, Any]:
+def _groups(wanted: Collection[str]) -> dict[str, Sequence[int]]:
     """The groups of these names, of torch's: a rank of a large job is in dozens, and most aren't asked for."""
     from torch.distributed import distributed_c10d
 
     names = distributed_c10d._world.pg_names
     members = distributed_c10d._world.pg_group_ranks
-    found = {}
+    found: dict[str, Sequence[int]] = {}
     for group, name in list(names.items()):
         if str(name) in wanted:
-            found[str(name)] = packed(sorted(members.get(group, {})))
+            found[str(name)] = sorted(map(int, members.get(group, {})))
     return found
 
 
-def _short(entry: dict[str, Any]) -> dict[str, Any]:
+def _short(entry: dict[str, Any]) -> CollectiveInFlight:
     """What another rank needs to know of one; the names of torch's dump shortened to ours."""
     name, description = entry["process_group"][:2]
     is_p2p = bool(entry.get("is_p2p"))
     backend, _, op = str(entry.get("profiling_name", "")).rpartition(":")
-    return {
-        "group": str(name),
-        "description": "" if description == "undefined" else str(description),
-        "seq": int(entry["p2p_seq_id" if is_p2p else "collective_seq_id"]),
-        "op": op or "a collective",
-        "backend": backend,
-        "p2p": is_p2p,
-        "sizes": str(entry.get("input_sizes", ""))[:60],
-    }
+    return CollectiveInFlight(
+        group=str(name),
+        description="" if description == "undefined" else str(description),
+        seq=int(entry["p2p_seq_id" if is_p2p else "collective_seq_id"]),
+        op=op or "a collective",
+        backend=backend,
+        p2p=is_p2p,
+        sizes=str(entry.get("input_sizes", ""))[:60],
+    )

@@ -26,20 +26,20 @@ def main_stack() -> tuple[Frame, ...]:
     return tuple(found)
 
 
-def main_places(samples: int) -> list[list[str]]:
+def main_places(samples: int) -> tuple[tuple[str, ...], ...]:
     """Where it was seen, each place once, in so many samples: more than one place shows that it moves.
 
     A place is the calls, the innermost first, each with the instruction it is at. Python lets another thread run only
     between two rounds of a loop or as a call begins: two samples of a thread that computes often show the same place.
     """
-    found: list[list[str]] = []
+    found: list[tuple[str, ...]] = []
     for _ in range(samples):
         frame, place = sys._current_frames().get(threading.main_thread().ident or 0), list[str]()
         while frame is not None and len(place) < _MOST:
             file, name = os.path.basename(frame.f_code.co_filename), frame.f_code.co_name
             place.append(f"{file}:{frame.f_lineno} {name} @{frame.f_lasti}")
             frame = frame.f_back
-        if place not in found:
-            found.append(place)
+        if tuple(place) not in found:
+            found.append(tuple(place))
         time.sleep(_BETWEEN_S)
-    return found
+    return tuple(found)

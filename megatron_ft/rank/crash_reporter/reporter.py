@@ -27,7 +27,11 @@ from types import TracebackType
 from typing import Any
 
 from megatron_ft.core.board import layout as layout
+from megatron_ft.core.codec.codec import unpack
+from megatron_ft.core.diagnosis.collectives import NoCollectives
 from megatron_ft.core.diagnosis.exceptions import EXCEPTION_MARK
+from megatron_ft.core.errors import ProtocolError
+from megatron_ft.core.messages.crash_reporter import Answer, Question
 from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.linux.polling import has_hung_up
 from megatron_ft.ipc.linux.processes import would_end_by
@@ -149,24 +153,22 @@ def _register(stack_fd: int) -> int | None:
 
 
 def _answer(questions: socket.socket) -> None:
-    """Until the socket is shut down: each question is a JSON with an ``id``, and so is its answer.
-
-    One with ``samples`` asks where the main thread is, too: so many times, a few milliseconds apart.
-    """
+    """Until the socket is shut down. Samples of where the main thread is are a few milliseconds apart."""
     while True:
         try:
-            question = questions.recv(_MAX_QUESTION_BYTES)
+            asked = questions.recv(_MAX_QUESTION_BYTES)
             # an empty question reads like the end, too
-            if not question and has_hung_up(questions.fileno()):
+            if not asked and has_hung_up(questions.fileno()):
                 questions.close()
                 return
-            asked = json.loads(question)
-            number, samples = asked.get("id"), min(int(asked.get("samples") or 0), _MAX_SAMPLES)
-            places = {"places": main_places(samples)} if samples else {}
-            answer = json.dumps({"id": number, **collectives(), "stack": main_stack(), **places}).encode()
-            if len(answer) > _MAX_ANSWER_BYTES:
-                answer = json.dumps({"id": number, "error": f"{len(answer)} bytes are too many"}).encode()
-            questions.send(answer, socket.MSG_DONTWAIT)
-        except (OSError, ValueError, AttributeError, RecursionError):
+            question = unpack(Question, json.loads(asked))
+            places = main_places(min(question.samples, _MAX_SAMPLES))
+            answer = Answer(id=question.id, collectives=collectives(), stack=main_stack(), places=places)
+            told = json.dumps(answer.packed()).encode()
+            if len(told) > _MAX_ANSWER_BYTES:
+                too_long = NoCollectives(f"{len(told)} bytes are too many")
+                told = json.dumps(Answer(id=question.id, collectives=too_long).packed()).encode()
+            questions.send(told, socket.MSG_DONTWAIT)
+        except (OSError, ProtocolError, RecursionError, ValueError):
             if questions.fileno() < 0:
                 return

@@ -17,6 +17,7 @@ from megatron_ft.core.records.all_kinds import Record
 from megatron_ft.core.timeouts import learned
 from megatron_ft.core.timeouts.ft_state_document import parse, to_document
 from megatron_ft.core.timeouts.learned import LearnedState, seconds
+from megatron_ft.core.timeouts.over_all_ranks import Calculation
 from megatron_ft.core.timeouts.timeouts import OUT_OF_SECTION, state_to_dict
 from megatron_ft.ipc.files.state_file import BrokenStateFile, read_state, set_aside, write_state
 from megatron_ft.rank.base import agreement
@@ -188,11 +189,9 @@ def log_learned(client: Any, names: Iterable[str]) -> None:
         mine._log.write(records.TimeoutsLearned(timeouts=timeouts))
 
 
-def _with_margin(calculation: Mapping[str, Any]) -> records.LearnedTimeout:
-    timeout, longest = calculation["timeout_s"], calculation["max_observed_s"]
-    return records.LearnedTimeout(
-        **calculation, margin_s=None if timeout is None or longest is None else timeout - longest
-    )
+def _with_margin(calculation: Calculation) -> records.LearnedTimeout:
+    margin_s = calculation.timeout_s - calculation.max_observed_s
+    return records.LearnedTimeout(**calculation._asdict(), margin_s=margin_s)
 
 
 def describe_update(client: Any, names: Iterable[str]) -> str:
@@ -205,15 +204,15 @@ def describe_update(client: Any, names: Iterable[str]) -> str:
     return f"timeouts updated: {'; '.join(changes)}" if changes else ""
 
 
-def _is_worth_a_line(calculation: Mapping[str, Any]) -> bool:
-    previous = calculation["previous_s"]
-    return previous is None or abs(calculation["timeout_s"] - previous) > 0.01 * previous
+def _is_worth_a_line(calculation: Calculation) -> bool:
+    previous_s = calculation.previous_s
+    return previous_s is None or abs(calculation.timeout_s - previous_s) > 0.01 * previous_s
 
 
-def _describe_change(name: str, calculation: Mapping[str, Any]) -> str:
+def _describe_change(name: str, calculation: Calculation) -> str:
     return (
-        f"{name} {seconds(calculation['timeout_s'])} (was {seconds(calculation['previous_s'])}; "
-        f"the longest took {seconds(calculation['max_observed_s'])}, in rank {calculation['rank_of_max']})"
+        f"{name} {seconds(calculation.timeout_s)} (was {seconds(calculation.previous_s)}; "
+        f"the longest took {seconds(calculation.max_observed_s)}, in rank {calculation.rank_of_max})"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from megatron_ft.core.diagnosis.evidence_page import evidence_text
 from megatron_ft.core.iterations import begins, when
+from tests.support.evidence import exit_evidence
 
 
 def test_the_number_is_that_of_the_last_one_in_megatrons_log() -> None:
@@ -17,4 +18,4 @@ def test_nothing_was_done_before_the_first_one() -> None:
 
 
 def test_evidence_says_it_alike() -> None:
-    assert "iteration:    after iteration 99\n" in evidence_text({"summary": "", "iteration": 99})
+    assert "iteration:    after iteration 99\n" in evidence_text(exit_evidence(iteration=99))

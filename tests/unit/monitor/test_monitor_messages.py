@@ -15,6 +15,7 @@ import pytest
 
 from megatron_ft.core.agent import edge
 from megatron_ft.core.codec.codec import pack
+from megatron_ft.core.config.config import ConfigValues
 from megatron_ft.core.diagnosis.exits import find_cause
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.diagnosis.root_cause import find
@@ -164,7 +165,7 @@ def test_one_that_tells_nonsense_is_replaced_once(
     place = MonitorSlot(
         0,
         socket_path=str(tmp_path / "socket"),
-        spawn_options={},
+        options=monitor_process.MonitorOptions(config=ConfigValues()),
         reactor=reactor,
         log=EventLog.open(str(tmp_path), role="launcher", run_id="r"),
         say=said.append,

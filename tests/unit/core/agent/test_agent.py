@@ -16,6 +16,7 @@ from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.job import edge as job
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
+from megatron_ft.core.process_facts import ProcessFacts
 from megatron_ft.ipc.wire import MAX_MESSAGE_BYTES, encode
 from tests.support.agents import Driven, held, verdict
 
@@ -298,7 +299,8 @@ def test_processes_that_can_t_be_ended_cost_the_node() -> None:
     driven.exits(0, 1)
     driven.ends()
     driven.hear(
-        edge.RanksEnded("process 7 (python, state D)", [{"pid": 7}]), verdict(node=0, text="rank 0 exited with code 1")
+        edge.RanksEnded("process 7 (python, state D)", [ProcessFacts(pid=7)]),
+        verdict(node=0, text="rank 0 exited with code 1"),
     )
     assert driven.told[-1] == m.Goodbye("process 7 (python, state D) can't be killed", excluded=True)
     driven.hear(job.Leave(0))

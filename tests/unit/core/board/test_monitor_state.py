@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.core.board import board_facts
 from megatron_ft.core.board.hang_detector import (
     CONFIRM_AFTER_NS,
     Action,
@@ -18,6 +17,8 @@ from megatron_ft.core.board.hang_detector import (
 )
 from megatron_ft.core.board.intervals import HangKind
 from megatron_ft.core.board.layout import BoardSnapshot, SectionView
+from megatron_ft.core.diagnosis.board_facts import with_board
+from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.timeouts.budget_rule import FIRST_INTERVALS
 from tests.fuzz.healthy import BOARD, SimulatedNode, live
 
@@ -431,7 +432,7 @@ STEP = section("step", opened_at=START, timeout=3.0)
     ],
 )
 def test_a_note_says_how_long_its_rank_has_left(shown: BoardSnapshot, left_s: float | None) -> None:
-    assert board_facts.for_note(shown, START + 2 * S)["left_s"] == left_s
+    assert with_board(RankSnapshot(rank=0), shown, START + 2 * S).left_s == left_s
 
 
 @pytest.mark.parametrize(("count", "bound"), [(1, 60), (FIRST_INTERVALS, 60), (FIRST_INTERVALS + 1, 10), (100, 10)])

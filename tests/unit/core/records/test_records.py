@@ -25,7 +25,7 @@ SAMPLES: tuple[Any, ...] = (
     shared.RankHung(rank=1, cycle=2, kind="section", at_ns=9, since_ns=3, elapsed_s=1, timeout_s=0.5, section="step"),
     launcher.CycleStarted(cycle=0, ranks=(launcher.StartedRank(rank=3, pid=7), launcher.StartedRank(rank=4))),
     launcher.CycleEnded(cycle=3, cause=launcher.Cause(rank=1, kind="hang")),
-    launcher.Config(values={"nnodes": {"value": [1], "source": "default"}}, command=("a", "b")),
+    launcher.Config(values={"nnodes": launcher.Setting(value=[1], source="default")}, command=("a", "b")),
     monitor.Timeouts(rank=0, cycle=0, sections={"step": 1.5, "other": None}),
     monitor.Progress(rank=0, cycle=0, names=("a",), from_ns=5, dt_us=[1], code=[257], iterations=[], lost=0),
     monitor.LauncherGone(),

@@ -20,6 +20,7 @@ from megatron_ft.core.timeouts.learned import (
     describe_difference,
     from_client,
 )
+from megatron_ft.core.timeouts.over_all_ranks import Calculation
 from megatron_ft.core.timeouts.timeouts import HeartbeatTimeouts, SectionTimeouts, state_from_dict, state_to_dict
 
 KNOWN = frozenset({"setup", "step", "checkpointing"})
@@ -147,7 +148,7 @@ def kept(state: dict[str, Any], **changes: Any) -> LearnedState:
 
 
 def test_what_was_calculated_is_kept_with_its_origin() -> None:
-    calculation = {"timeout_s": 9.0, "previous_s": 180.0, "max_observed_s": 1.8, "rank_of_max": 3}
+    calculation = Calculation(timeout_s=9.0, previous_s=180.0, max_observed_s=1.8, rank_of_max=3)
     state = kept(client_state(step=9.0), last_calculation={"step": calculation, "out_of_section": calculation})
     expected = LearnedTimeout(timeout_s=9.0, previous_s=180.0, max_observed_s=1.8, rank_of_max=3)
     assert state.sections == {"step": expected}

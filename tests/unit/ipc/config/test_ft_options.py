@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from megatron_ft.core.codec.codec import fields
 from megatron_ft.core.config.config import FIELDS
 from megatron_ft.core.config.reference import IGNORED
 from megatron_ft.core.errors import ConfigError
+from megatron_ft.core.records.launcher import Config
 from megatron_ft.ipc.config.options import add_ft_options
 from megatron_ft.ipc.config.resolved import ResolvedOptions, read_ft_options
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
@@ -113,7 +115,7 @@ def test_command_line_over_file_over_defaults(tmp_path: Path) -> None:
     assert options.summary() == (
         f"configuration: safety_factor=3 (command line), log_level=DEBUG ({path}:4); else defaults"
     )
-    logged = json.loads(json.dumps(options.sources_for_log()))
+    logged = json.loads(json.dumps(fields(Config(values=options.settings()), full=True)))["values"]
     assert logged["log_level"] == {"value": "DEBUG", "source": f"{path}:4"}
     assert set(logged) == {*FIELDS, *options.options}
 
@@ -257,7 +259,7 @@ def test_living_with_it() -> None:
         "configuration: ft-startup-timeout=30 (command line), ft-exit-timeout=1.5 (command line), "
         "ft-observe-only=yes (command line), ft-forward-signals=SIGUSR1,SIGUSR2 (command line); else defaults"
     )
-    logged = json.loads(json.dumps(options.sources_for_log()))
+    logged = json.loads(json.dumps(fields(Config(values=options.settings()), full=True)))["values"]
     assert logged["ft-forward-signals"] == {"value": "SIGUSR1,SIGUSR2", "source": "command line"}
     assert read("--ft-startup-timeout=null", "--ft_exit_timeout=none").exit_timeout is None
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from megatron_ft.core.diagnosis.collectives import Collectives
 from megatron_ft.rank.crash_reporter.flight_recorder import digest
 
 
@@ -28,8 +29,8 @@ def entry(op: str, seq: int, *, group: str = "0", done: bool = True, p2p: bool =
     }
 
 
-def names(answer: dict[str, Any]) -> list[str]:
-    return [f"{each['backend']}:{each['op']} {each['seq']}" for each in answer["in_flight"]]
+def names(answer: Collectives) -> list[str]:
+    return [f"{each.backend}:{each.op} {each.seq}" for each in answer.in_flight]
 
 
 def test_what_is_under_way_and_how_far_each_group_is() -> None:
@@ -42,23 +43,23 @@ def test_what_is_under_way_and_how_far_each_group_is() -> None:
         ]
     )
     assert names(answer) == ["gloo:all_gather 3"]
-    assert answer["enqueued"] == {"gloo/0": 3, "gloo/tp": 1}
-    assert answer["completed"] == {"gloo/0": 2, "gloo/tp": 1}
+    assert answer.enqueued == {"gloo/0": 3, "gloo/tp": 1}
+    assert answer.completed == {"gloo/0": 2, "gloo/tp": 1}
 
 
 def test_two_backends_of_one_group_count_apart() -> None:
     answer = digest([entry("gloo:barrier", 9), entry("nccl:all_reduce", 3, done=False, state="started")])
-    assert answer["enqueued"] == {"gloo/0": 9, "nccl/0": 3}
+    assert answer.enqueued == {"gloo/0": 9, "nccl/0": 3}
 
 
 def test_completed_is_over_though_it_is_not_retired() -> None:
-    assert digest([entry("nccl:all_reduce", 1, done=False, state="completed")])["in_flight"] == []
+    assert digest([entry("nccl:all_reduce", 1, done=False, state="completed")]).in_flight == ()
 
 
 def test_the_parts_of_a_batch_are_over_with_what_follows_them() -> None:
     parts = [entry("nccl:send 0->1", 1, p2p=True, done=False), entry("nccl:recv 0<-1", 2, p2p=True, done=False)]
-    assert len(digest(parts)["in_flight"]) == 2
-    assert digest([*parts, entry("nccl:coalesced", 2, p2p=True)])["in_flight"] == []
+    assert len(digest(parts).in_flight) == 2
+    assert digest([*parts, entry("nccl:coalesced", 2, p2p=True)]).in_flight == ()
     # gloo's are retired each by itself, in any order
     send = entry("gloo:send 0->1", 1, p2p=True, done=False)
     assert names(digest([send, entry("gloo:recv 0<-1", 1, p2p=True)])) == ["gloo:send 0->1 1"]
@@ -67,14 +68,14 @@ def test_the_parts_of_a_batch_are_over_with_what_follows_them() -> None:
 def test_of_very_many_the_newest_are_told() -> None:
     answer = digest([entry("gloo:all_reduce", seq, done=False) for seq in range(1, 100)])
     assert names(answer)[-1] == "gloo:all_reduce 99"
-    assert len(answer["in_flight"]) == 20
+    assert len(answer.in_flight) == 20
 
 
 def test_without_torch_there_is_a_reason_and_no_import() -> None:
     code = "import sys; from megatron_ft.rank.crash_reporter.flight_recorder import collectives; "
-    code += "print(collectives(), 'torch' in sys.modules)"
+    code += "print(collectives().error, 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == """{'error': "torch.distributed isn't imported"} False"""
+    assert done.stdout.strip() == "torch.distributed isn't imported False"
 
 
 @pytest.mark.parametrize("buffer", ["2000", "0"])
