@@ -7,14 +7,12 @@ else at once, wherever the launcher is.
 from __future__ import annotations
 
 import functools
-import signal
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import PContext, SignalException
+from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from megatron_ft.core.agent import edge
@@ -22,7 +20,6 @@ from megatron_ft.core.agent.agent import Agent
 from megatron_ft.core.agent.phase import Phase
 from megatron_ft.core.diagnosis.exceptions import CrashOutput
 from megatron_ft.core.diagnosis.exits import Cause, CauseKind
-from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.job.messages import Goodbye
 from megatron_ft.core.mailbox import Mailbox
 from megatron_ft.ipc.linux.proc import process_facts, run_delays_ns
@@ -39,7 +36,8 @@ from megatron_ft.launcher.cycle.services import LauncherServices, RankServices
 from megatron_ft.launcher.processes import process_tree
 from megatron_ft.launcher.processes.crash_evidence import read_last_words
 from megatron_ft.launcher.processes.worker import Worker
-from megatron_ft.launcher.torch_compat import private_names
+from megatron_ft.launcher.torch_compat.torch_agent import TorchAgent
+from megatron_ft.launcher.torch_compat.worker_context import WorkerContext
 
 __all__ = ["FaultTolerantAgent"]
 
@@ -49,8 +47,8 @@ _GOODBYE_S = 1.0
 T = TypeVar("T")
 
 
-class FaultTolerantAgent(LocalElasticAgent):
-    """One node's agent. Its rank numbering, environment and log files are torch's.
+class FaultTolerantAgent(TorchAgent):
+    """One node's agent.
 
     ``meets_by_torch``: the nodes meet by a rendezvous of torch's own, and this launcher coordinates only itself.
     ``on_over`` is called with how this launcher's part in the job has ended, before ``run`` returns or raises.
@@ -66,14 +64,14 @@ class FaultTolerantAgent(LocalElasticAgent):
         on_over: Callable[[edge.Over], None],
         **torch_arguments: Any,
     ) -> None:
-        super().__init__(**torch_arguments)
+        super().__init__(grace_s=launcher.line.stop_timeout, **torch_arguments)
         self._on_over = on_over
         self._launcher = launcher
         self._ranks = ranks
         self._coordination = coordination
-        self._rounds = TorchRounds(self._worker_group.spec.rdzv_handler) if meets_by_torch else None
-        self._grace_s = launcher.line.stop_timeout
+        self._rounds = TorchRounds(self.spec.rdzv_handler) if meets_by_torch else None
         self._machine = Agent(options_of(launcher.line, meets_elsewhere=meets_by_torch), ranks.monitors.paused)
+        self._restarts_left = 0
         self._workers: dict[int, Worker] = {}
         """Of the last cycle, by local rank."""
         self._error_files: dict[int, str] = {}
@@ -96,7 +94,8 @@ class FaultTolerantAgent(LocalElasticAgent):
 
     # -- torch's loop -------------------------------------------------------------------------------------
 
-    def _invoke_run(self, role: str = "default") -> RunResult:
+    def run_job(self) -> RunResult:
+        """Serve what happens, until the machine says that this launcher's part is over."""
         try:
             self._signalled(continued=False)
             self._hear(edge.Tick())
@@ -123,7 +122,7 @@ class FaultTolerantAgent(LocalElasticAgent):
         if self._machine.phase is not Phase.RUNNING:
             self._launcher.reactor.run_once(None)
             return
-        self._check_none_is_stuck()
+        self.check_none_is_stuck()
         every_s = float(self._launcher.line.namespace.monitor_interval)
         self._launcher.reactor.run_once(every_s)
         if self._rounds is not None and (waiting := self._rounds.poll_nodes_waiting(every_s)):
@@ -132,7 +131,7 @@ class FaultTolerantAgent(LocalElasticAgent):
     def _result(self, over: edge.Over) -> RunResult:
         self._on_over(over)
         ranks = self._machine.cycle.record.ranks
-        self._worker_group.state = WorkerState.SUCCEEDED if over.how is edge.Exit.SUCCEEDED else WorkerState.FAILED
+        self.set_state(WorkerState.SUCCEEDED if over.how is edge.Exit.SUCCEEDED else WorkerState.FAILED)
         if over.how is edge.Exit.SUCCEEDED:
             return RunResult(state=WorkerState.SUCCEEDED, return_values=dict.fromkeys(ranks))
         if over.cause is not None:
@@ -142,12 +141,6 @@ class FaultTolerantAgent(LocalElasticAgent):
             number = self._launcher.signals.received[0]
             raise SignalException(f"received {number.name}", sigval=number)
         raise JobOverError
-
-    def _check_none_is_stuck(self) -> None:
-        """torch's TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT, off unless the user sets it."""
-        timeout = getattr(self, "_uninterruptible_state_timeout", 0)
-        if timeout > 0 and self._check_uninterruptible_state_timeout(self._worker_group, timeout) is not None:
-            raise FaultToleranceError(f"a rank was stuck in the kernel for {timeout:g} s: this node gives up")
 
     # -- events -------------------------------------------------------------------------------------------
 
@@ -253,7 +246,7 @@ class FaultTolerantAgent(LocalElasticAgent):
         """Of what belonged to the ranks that have ended."""
         if self._ranks.cycle_info is not None:
             self._ranks.cycle_info.ended()
-        self._store = self._worker_group.store = None
+        self.forget_store()
         self._ranks.device_memory.begin(self._ranks.termination.take_let_go())
 
     def _perform(self, work: edge.Work) -> None:
@@ -273,7 +266,7 @@ class FaultTolerantAgent(LocalElasticAgent):
         environment = {
             "FT_CYCLE": str(cycle),
             "TORCHELASTIC_RUN_ID": self._launcher.line.run_id,
-            "LOCAL_WORLD_SIZE": str(self._worker_group.spec.local_world_size),
+            "LOCAL_WORLD_SIZE": str(self.spec.local_world_size),
         }
         try:
             checked = health.run(environment, lambda: self._check(self._machine.phase is Phase.CHECKING))
@@ -288,7 +281,7 @@ class FaultTolerantAgent(LocalElasticAgent):
     def _wait_for_others(self) -> None:
         assert self._rounds is not None
         try:
-            self._rounds.wait_for_the_others(lambda: self._launcher.stop.blocking(self._exit_barrier))
+            self._rounds.wait_for_the_others(lambda: self._launcher.stop.blocking(self.wait_for_all_agents))
         except SignalException:
             self._signalled(continued=False)
         else:
@@ -302,8 +295,8 @@ class FaultTolerantAgent(LocalElasticAgent):
                 self._ranks.termination.clear(workers, leftover_grace_s=work.leftover_grace_s, ask=False)
         elif work.way is edge.Way.FINISHED:
             self._ranks.termination.clear(workers, quietly=False)
-        self._grace_s = work.grace_s
-        self._stop_workers(self._worker_group)
+        self.grace_s = work.grace_s
+        self.end_ranks()
         self._launcher.control.accept_all()
         there = self._ranks.termination.still_there(workers)
         processes = [{"pid": stat.pid, **process_facts(stat.pid)} for stat in there]
@@ -312,12 +305,11 @@ class FaultTolerantAgent(LocalElasticAgent):
     # -- the start of ranks ------------------------------------------------------------------------------------
 
     def _start_ranks(self, restarts_left: int) -> None:
-        self._remaining_restarts = restarts_left
-        self._store = self._worker_group.store = None
+        self._restarts_left = restarts_left
         self._workers = {}
         failed: Cause | None = None
         try:
-            self._initialize_workers(self._worker_group)
+            self.start_ranks(restarts_left)
         except (CycleOverError, SignalException):
             pass
         except RendezvousError as error:
@@ -330,28 +322,25 @@ class FaultTolerantAgent(LocalElasticAgent):
         self._signalled(continued=False)
         self._hear(edge.NotStarted(failed))
 
-    def _rendezvous(self, worker_group: WorkerGroup) -> None:
-        meet = super()._rendezvous if self._rounds is None else self._rounds.in_turn(super()._rendezvous)
-        starting.meet(meet, worker_group, reactor=self._launcher.reactor, check=self._check_wanted)
-        self._store = worker_group.store
-        ranks = [worker.global_rank for worker in worker_group.workers]
+    def meet(self, rendezvous: Callable[[WorkerGroup], None], group: WorkerGroup) -> None:
+        """Meet, for as long as ranks are wanted."""
+        meet = rendezvous if self._rounds is None else self._rounds.in_turn(rendezvous)
+        starting.meet(meet, group, reactor=self._launcher.reactor, check=self._check_wanted)
+        ranks = [worker.global_rank for worker in group.workers]
         cycle = self._machine.cycle.number if self._rounds is None else self._rounds.cycle
-        nodes, size = worker_group.group_world_size or 1, worker_group.workers[0].world_size
-        self._hear(edge.RanksMet(cycle, ranks, worker_group.group_rank or 0, nodes, size))
+        nodes, size = group.group_world_size or 1, group.workers[0].world_size
+        self._hear(edge.RanksMet(cycle, ranks, group.group_rank or 0, nodes, size))
 
     def _check_wanted(self) -> None:
         self._signalled(continued=False)
         self._check(self._machine.wants_ranks)
 
-    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        with private_names.workers_started_by(self._start_processes):
-            return dict(super()._start_workers(worker_group))
-
-    def _start_processes(self, *, envs: dict[int, dict[str, str]], **given: Any) -> PContext:
+    def make_ranks(self, *, envs: dict[int, dict[str, str]], **given: Any) -> WorkerContext:
+        """The ranks of a cycle, once there is room for them."""
         self._ranks.device_memory.wait(self._check_wanted)
         context = self._ranks.starter.prepare(
             cycle=self._machine.cycle.record.cycle,
-            restarts_left=self._remaining_restarts,
+            restarts_left=self._restarts_left,
             on_start=self._started,
             on_exit=self._ended,
             envs=envs,
@@ -360,16 +349,7 @@ class FaultTolerantAgent(LocalElasticAgent):
         self._workers = context.workers
         self._ranks.running.follow(context.workers)
         self._error_files, self._stderrs = dict(context.error_files), dict(context.stderrs)
-        self._pcontext = context  # before the start: if that fails midway, those that run are ended
-        starting.start(context)
         return context
-
-    def _stop_workers(self, worker_group: WorkerGroup) -> None:
-        self._shutdown()
-
-    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: float | None = None) -> None:
-        """However ``run`` ends, by an unexpected error, too: no rank outlives it."""
-        private_names.shut_down_agent(super()._shutdown, death_sig, self._grace_s)
 
 
 class _Lazy(dict[int, T]):
