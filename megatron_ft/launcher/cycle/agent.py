@@ -6,10 +6,9 @@ else at once, wherever the launcher is.
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 from torch.distributed.elastic.multiprocessing import SignalException
@@ -18,11 +17,10 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 from megatron_ft.core.agent import edge
 from megatron_ft.core.agent.agent import Agent
 from megatron_ft.core.agent.phase import Phase
-from megatron_ft.core.diagnosis.exceptions import CrashOutput
 from megatron_ft.core.diagnosis.exits import Cause, CauseKind
 from megatron_ft.core.job.messages import Goodbye
 from megatron_ft.core.mailbox import Mailbox
-from megatron_ft.ipc.linux.proc import process_facts, run_delays_ns
+from megatron_ft.ipc.linux.proc import process_facts
 from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.base.event_loop import Timer
 from megatron_ft.launcher.base.job_errors import CycleOverError, JobOverError
@@ -30,11 +28,11 @@ from megatron_ft.launcher.coordination.coordination import Coordination
 from megatron_ft.launcher.coordination.torch_rounds import TorchRounds
 from megatron_ft.launcher.cycle import starting
 from megatron_ft.launcher.cycle.failure_table import failure_table
+from megatron_ft.launcher.cycle.node_ranks import NodeRanks
 from megatron_ft.launcher.cycle.options import options_of
-from megatron_ft.launcher.cycle.reference_names import checkpointed
-from megatron_ft.launcher.cycle.services import LauncherServices, RankServices
-from megatron_ft.launcher.processes import process_tree
-from megatron_ft.launcher.processes.crash_evidence import read_last_words
+from megatron_ft.launcher.cycle.services import LauncherServices
+from megatron_ft.launcher.monitors.monitors import Monitors
+from megatron_ft.launcher.processes.health_command import HealthCheck
 from megatron_ft.launcher.processes.worker import Worker
 from megatron_ft.launcher.torch_compat.torch_agent import TorchAgent
 from megatron_ft.launcher.torch_compat.worker_context import WorkerContext
@@ -43,8 +41,6 @@ __all__ = ["FaultTolerantAgent"]
 
 _GOODBYE_S = 1.0
 """How long to wait, in seconds, until the coordinator has received that this launcher fails."""
-
-T = TypeVar("T")
 
 
 class FaultTolerantAgent(TorchAgent):
@@ -58,7 +54,9 @@ class FaultTolerantAgent(TorchAgent):
         self,
         *,
         launcher: LauncherServices,
-        ranks: RankServices,
+        monitors: Monitors,
+        health: HealthCheck | None,
+        ranks: NodeRanks,
         coordination: Coordination,
         meets_by_torch: bool,
         on_over: Callable[[edge.Over], None],
@@ -67,23 +65,20 @@ class FaultTolerantAgent(TorchAgent):
         super().__init__(grace_s=launcher.line.stop_timeout, **torch_arguments)
         self._on_over = on_over
         self._launcher = launcher
+        self._monitors = monitors
+        self._health = health
         self._ranks = ranks
         self._coordination = coordination
         self._rounds = TorchRounds(self.spec.rdzv_handler) if meets_by_torch else None
-        self._machine = Agent(options_of(launcher.line, meets_elsewhere=meets_by_torch), ranks.monitors.paused)
+        self._machine = Agent(options_of(launcher.line, meets_elsewhere=meets_by_torch), monitors.paused)
         self._restarts_left = 0
-        self._workers: dict[int, Worker] = {}
-        """Of the last cycle, by local rank."""
-        self._error_files: dict[int, str] = {}
-        self._stderrs: dict[int, str] = {}
-        """Where standard error goes, of those that don't have the launcher's."""
         self._mailbox: Mailbox[edge.Effect] = Mailbox(self._act)
         self._work: edge.Work | None = None
         self._over: edge.Over | None = None
         self._timer: Timer | None = None
         self._alarm_ns: int | None = None
         """When it rings; None if it doesn't."""
-        ranks.monitors.on_event = self._hear
+        monitors.on_event = self._hear
         launcher.control.on_request = self._hear
         launcher.signals.on_signals = self._signalled
         launcher.orphan_watch.on_orphaned = lambda text: self._hear(edge.Abandoned(text))
@@ -135,7 +130,7 @@ class FaultTolerantAgent(TorchAgent):
         if over.how is edge.Exit.SUCCEEDED:
             return RunResult(state=WorkerState.SUCCEEDED, return_values=dict.fromkeys(ranks))
         if over.cause is not None:
-            failures = failure_table(self._machine.cycle.record.failed, over.cause, self._error_files)
+            failures = failure_table(self._machine.cycle.record.failed, over.cause, self._ranks.error_files)
             return RunResult(state=WorkerState.FAILED, failures=failures)
         if over.how is edge.Exit.STOPPED:
             number = self._launcher.signals.received[0]
@@ -146,7 +141,8 @@ class FaultTolerantAgent(TorchAgent):
 
     def _hear(self, event: edge.Event) -> None:
         """Tell the machine, and do what can be done at once."""
-        if not self._mailbox.post(self._machine.handle(event, time.monotonic_ns(), self._seen())):
+        seen = self._ranks.readings(self._machine.cycle.record.cycle)
+        if not self._mailbox.post(self._machine.handle(event, time.monotonic_ns(), seen)):
             return
         alarm_ns = self._machine.alarm_ns
         if alarm_ns != self._alarm_ns:
@@ -164,39 +160,22 @@ class FaultTolerantAgent(TorchAgent):
         self._alarm_ns = None
         self._hear(edge.Tick())
 
-    def _seen(self) -> edge.Readings:
-        """What the machine reads of the ranks at this moment."""
-        monitors, cycle = self._ranks.monitors, self._machine.cycle.record.cycle
-        return edge.Readings(
-            boards=_Lazy(lambda local_rank: monitors.snapshot(local_rank, cycle)),
-            words=_Lazy(lambda local_rank: self._words(local_rank, cycle)),
-            stopped=_Lazy(lambda local_rank: process_tree.is_stopped(self._workers[local_rank].pid)),
-            run_delays_ns=_Lazy(lambda local_rank: run_delays_ns(self._workers[local_rank].pid)),
-            checkpointed=functools.partial(checkpointed, self._launcher.line.options.checkpoint_iteration_file),
-            collectives=_Lazy(lambda local_rank: monitors.reading(local_rank, cycle).collectives),
-        )
-
-    def _words(self, local_rank: int, cycle: int) -> CrashOutput:
-        reported = self._ranks.monitors.last_words(local_rank, cycle)
-        return read_last_words(reported, self._error_files.get(local_rank, ""))
-
     def _signalled(self, continued: bool) -> None:
         if continued:
             self._hear(edge.Continued())
         for number, again in self._launcher.signals.take_requests():
-            for worker in self._workers.values():
-                worker.check_ended()  # a rank that has ended by then isn't signalled
+            self._ranks.check_ended()  # a rank that has ended by then isn't signalled
             self._hear(edge.StopAsked(number, again))
 
     def _started(self, worker: Worker) -> None:
-        self._ranks.monitors.rank_started(worker.local_rank, worker.pid)
+        self._monitors.rank_started(worker.local_rank, worker.pid)
         self._hear(edge.RankStarted(worker.local_rank, worker.pid, worker.started_at_ns))
 
     def _ended(self, worker: Worker) -> None:
         self._launcher.orphan_watch.check()  # a rank may have ended because its output has no reader
         # what the rank or its monitor said before it ended is to be known first
         self._launcher.control.accept_all()
-        self._ranks.monitors.hear_all()
+        self._monitors.hear_all()
         assert worker.exitcode is not None
         sent = frozenset(worker.signals_sent)
         self._hear(
@@ -216,38 +195,14 @@ class FaultTolerantAgent(TorchAgent):
             case edge.Write(record, at_ns):
                 self._launcher.log.write(record, t=at_ns)
             case edge.MetAgain():
-                self._let_go()
+                self.forget_store()
+                self._ranks.let_go()
             case edge.Over():
                 self._over = effect
             case edge.CheckHealth() | edge.StartRanks() | edge.TerminateRanks() | edge.WaitForOthers():
                 self._work = effect
             case _:
-                self._act_on_ranks(effect)
-
-    def _act_on_ranks(self, effect: edge.Effect) -> None:
-        match effect:
-            case edge.SignalRanks(local_ranks, number, whole_group):
-                workers = [self._workers[local_rank] for local_rank in local_ranks]
-                self._ranks.termination.ask(workers, number, whole_group=whole_group)
-            case edge.Collect(local_rank, passive, deadline_ns):
-                self._ranks.monitors.collect(local_rank, passive=passive, deadline_ns=deadline_ns)
-            case edge.CheckProgress() | edge.ExtendTimeout() | edge.ConfirmHang():
-                self._ranks.monitors.pass_on(effect)
-            case edge.Release():
-                self._ranks.monitors.release()
-            case edge.RaiseTimeout(name, cycle):
-                self._ranks.raised_timeouts.killed(name, cycle)
-            case edge.KeepEvidence(cycle, ended):
-                words, stderr = self._words(ended.local_rank, cycle), self._stderrs.get(ended.local_rank, "")
-                snapshot = self._ranks.monitors.snapshot(ended.local_rank, cycle)
-                self._ranks.crash_evidence.keep(cycle, ended, words, snapshot=snapshot, stderr=stderr)
-
-    def _let_go(self) -> None:
-        """Of what belonged to the ranks that have ended."""
-        if self._ranks.cycle_info is not None:
-            self._ranks.cycle_info.ended()
-        self.forget_store()
-        self._ranks.device_memory.begin(self._ranks.termination.take_let_go())
+                self._ranks.act(effect)
 
     def _perform(self, work: edge.Work) -> None:
         match work:
@@ -261,15 +216,15 @@ class FaultTolerantAgent(TorchAgent):
                 self._wait_for_others()
 
     def _check_health(self) -> None:
-        health, cycle = self._ranks.health, self._coordination.next_cycle
-        assert health is not None
+        cycle = self._coordination.next_cycle
+        assert self._health is not None
         environment = {
             "FT_CYCLE": str(cycle),
             "TORCHELASTIC_RUN_ID": self._launcher.line.run_id,
             "LOCAL_WORLD_SIZE": str(self.spec.local_world_size),
         }
         try:
-            checked = health.run(environment, lambda: self._check(self._machine.phase is Phase.CHECKING))
+            checked = self._health.run(environment, lambda: self._check(self._machine.phase is Phase.CHECKING))
         except CycleOverError:
             return
         self._hear(edge.HealthChecked(cycle, checked.ended, checked.code, checked.last_line, checked.seconds))
@@ -288,17 +243,12 @@ class FaultTolerantAgent(TorchAgent):
             self._hear(edge.OthersDone())
 
     def _terminate(self, work: edge.TerminateRanks) -> None:
-        workers = list(self._workers.values())
-        if work.way is edge.Way.KILLED:
-            self._ranks.termination.kill(workers)
-            if work.leftover_grace_s is not None:
-                self._ranks.termination.clear(workers, leftover_grace_s=work.leftover_grace_s, ask=False)
-        elif work.way is edge.Way.FINISHED:
-            self._ranks.termination.clear(workers, quietly=False)
-        self.grace_s = work.grace_s
-        self.end_ranks()
-        self._launcher.control.accept_all()
-        there = self._ranks.termination.still_there(workers)
+        def end_rest() -> None:
+            self.grace_s = work.grace_s
+            self.end_ranks()
+            self._launcher.control.accept_all()
+
+        there = self._ranks.terminate(work, end_rest)
         processes = [{"pid": stat.pid, **process_facts(stat.pid)} for stat in there]
         self._hear(edge.RanksEnded(lines.stuck(there) if there else "", processes))
 
@@ -306,7 +256,7 @@ class FaultTolerantAgent(TorchAgent):
 
     def _start_ranks(self, restarts_left: int) -> None:
         self._restarts_left = restarts_left
-        self._workers = {}
+        self._ranks.forget()
         failed: Cause | None = None
         try:
             self.start_ranks(restarts_left)
@@ -337,28 +287,12 @@ class FaultTolerantAgent(TorchAgent):
 
     def make_ranks(self, *, envs: dict[int, dict[str, str]], **given: Any) -> WorkerContext:
         """The ranks of a cycle, once there is room for them."""
-        self._ranks.device_memory.wait(self._check_wanted)
-        context = self._ranks.starter.prepare(
+        return self._ranks.make(
             cycle=self._machine.cycle.record.cycle,
             restarts_left=self._restarts_left,
             on_start=self._started,
             on_exit=self._ended,
+            check=self._check_wanted,
             envs=envs,
             **given,
         )
-        self._workers = context.workers
-        self._ranks.running.follow(context.workers)
-        self._error_files, self._stderrs = dict(context.error_files), dict(context.stderrs)
-        return context
-
-
-class _Lazy(dict[int, T]):
-    """Read when it is asked for, once."""
-
-    def __init__(self, read: Callable[[int], T]) -> None:
-        super().__init__()
-        self._read = read
-
-    def __missing__(self, key: int) -> T:
-        value = self[key] = self._read(key)
-        return value
