@@ -6,7 +6,7 @@ import functools
 import os
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
@@ -28,6 +28,7 @@ from megatron_ft.launcher.coordination import joining
 from megatron_ft.launcher.coordination.coordination import Coordination
 from megatron_ft.launcher.coordination.meeting_place import Kind, MeetingPlace
 from megatron_ft.launcher.cycle.agent import FaultTolerantAgent
+from megatron_ft.launcher.cycle.services import LauncherServices
 from megatron_ft.launcher.node import Node
 from megatron_ft.launcher.result_file import End, ResultFile, read_lives, utc
 from megatron_ft.launcher.scheduler.environment import Scheduler
@@ -82,7 +83,24 @@ def run(
                 is_first=place.kind is Kind.ALONE or place.is_founder,
                 before=past.advance,
             )
-            code = _Life(node, line, place, config, command, result, log).run(past)
+            life = _Life(
+                node.for_agent,
+                node.log_dir,
+                place,
+                config,
+                command,
+                result,
+                log=log,
+                start=functools.partial(node.start, command),
+                make_agent=functools.partial(
+                    FaultTolerantAgent,
+                    launcher=node.for_agent,
+                    monitors=node.monitors,
+                    health=node.health,
+                    ranks=node.ranks,
+                ),
+            )
+            code = life.run(node.joins_by, past)
         finally:
             node.close()
     finally:
@@ -99,16 +117,23 @@ class _Life:
 
     def __init__(
         self,
-        node: Node,
-        line: CommandLine,
+        launcher: LauncherServices,
+        log_dir: str | None,
         place: MeetingPlace,
         config: LaunchConfig,
         command: Sequence[str],
         result: ResultFile,
+        *,
         log: EventLog,
+        start: Callable[[], None],
+        make_agent: Callable[..., FaultTolerantAgent],
     ) -> None:
-        self._node = node
-        self._line = line
+        """``start`` begins what the agent needs of its node; ``make_agent`` takes what is of this life, or torch's."""
+        self._launcher = launcher
+        self._line = launcher.line
+        self._log_dir = log_dir
+        self._start = start
+        self._make_agent = make_agent
         self._place = place
         self._config = config
         self._command = command
@@ -117,14 +142,14 @@ class _Life:
         self._over: Over | None = None
         """How it has ended; None while it runs, or if the launcher itself has failed."""
 
-    def run(self, past: joining.Past) -> int:
+    def run(self, joins_by: joining.Launcher, past: joining.Past) -> int:
         """Returns the exit code; writes to the result file how the job has ended, as far as this launcher can say."""
         private_names.say_nothing_of_death_signals()
-        node, place, result = self._node, self._place, self._result
+        place, result = self._place, self._result
         coordination: Coordination | None = None
         try:
             with joining.joined(
-                node.joins_by, place, self._config, past=past, is_finished=self._has_finished
+                joins_by, place, self._config, past=past, is_finished=self._has_finished
             ) as coordination:
                 coordination.on_begin, coordination.on_verdict = result.begun, result.concluded
                 coordination.on_left_out = result.left_out
@@ -140,7 +165,7 @@ class _Life:
         scheduler = self._line.where.scheduler
         if TOLD_BY not in os.environ and self._line.max_nodes > 1:  # a job of one node has no other to prefer
             for name, reason in result.bad_nodes().items():
-                node.say(advice(scheduler.value, name, reason))
+                self._launcher.say(advice(scheduler.value, name, reason))
         if scheduler is Scheduler.KUBERNETES:
             termination_log.tell(end)
         return end.code
@@ -149,7 +174,7 @@ class _Life:
         # only where a scheduler's id tells this start from all others: a user may use a chosen id again
         if not self._place.names_life:
             return False
-        lives = read_lives(self._node.log_dir)
+        lives = read_lives(self._log_dir)
         if self._line.where.scheduler is not Scheduler.KUBERNETES:
             return lives.has_finished(self._place.job)
         # a pod is started again within minutes; a Job that is made anew may have an old name
@@ -158,16 +183,14 @@ class _Life:
 
     def _train(self, coordination: Coordination) -> None:
         entrypoint, *arguments = self._command
-        self._node.start(self._command)
+        self._start()
         agent = functools.partial(
-            FaultTolerantAgent,
-            launcher=self._node.for_agent,
-            ranks=self._node.for_ranks,
+            self._make_agent,
             coordination=coordination,
             meets_by_torch=self._place.kind is Kind.TORCH,
             on_over=self._ended,
         )
-        with private_names.agent_made_by(agent, self._node.stop.blocking):
+        with private_names.agent_made_by(agent, self._launcher.stop.blocking):
             # record: an error file of the root cause for a scheduler that asks for one, as torchrun has it
             record(elastic_launch(self._config, entrypoint))(*arguments)
 
@@ -177,7 +200,7 @@ class _Life:
     def _write_end(self, end: End, coordination: Coordination | None) -> None:
         held = None if coordination is None else coordination.member.memory.decided
         decided = None if held is None else held.decision
-        self._result.ended(end, decided=decided, iteration=self._node.status.last_iteration())
+        self._result.ended(end, decided=decided, iteration=self._launcher.status.last_iteration())
 
     def _end(self, otherwise: Over | None = None) -> End:
         """From how the agent ended; ``otherwise`` if it never got that far."""
@@ -196,7 +219,7 @@ class _Life:
             case JobOverError():
                 return self._end()
             case AlreadyFinishedError():
-                self._node.say(str(error))
+                self._launcher.say(str(error))
                 return End(0)
             case SignalException():
                 return self._end(exit_code.stopped(error.sigval, well=False))
@@ -209,7 +232,7 @@ class _Life:
                 text = lines.launcher_failed(error)
             case _:
                 return self._end_by_mistake(error)
-        self._node.say(text)
+        self._launcher.say(text)
         return exit_code.launcher_failed(self._line, text)
 
     def _end_by_mistake(self, error: Exception) -> End:
@@ -217,8 +240,8 @@ class _Life:
         text, trace = lines.launcher_failed(error), "".join(traceback.format_exception(error))
         self._log.write(records.LauncherFailed(text=text, traceback=trace))
         if self._log.path:
-            self._node.say(f"{text} (its traceback is in {self._log.path})")
+            self._launcher.say(f"{text} (its traceback is in {self._log.path})")
         else:
-            self._node.say(text)
+            self._launcher.say(text)
             terminal.put("\n".join(map(printable, trace.rstrip().split("\n"))))
         return exit_code.launcher_failed(self._line, text)

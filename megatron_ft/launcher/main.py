@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             terminal.put(lines.user_mistake(str(error)))
             code = _EXIT_MISTAKE
             _tell_kubernetes(str(error), code)
-            if server is not None:
+            if server is not None and not server.is_gone:  # the job may have begun, and ended it
                 server.end(set)
         except OSError as error:
             code = _cannot_start(error, server)

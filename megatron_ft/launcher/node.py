@@ -22,7 +22,8 @@ from megatron_ft.launcher.coordination import joining
 from megatron_ft.launcher.cycle import reference_names
 from megatron_ft.launcher.cycle.control_socket import ControlSocket
 from megatron_ft.launcher.cycle.job_status import JobStatus
-from megatron_ft.launcher.cycle.services import LauncherServices, RankServices
+from megatron_ft.launcher.cycle.node_ranks import NodeRanks
+from megatron_ft.launcher.cycle.services import LauncherServices
 from megatron_ft.launcher.cycle.starting import RankStarter
 from megatron_ft.launcher.cycle.variables import RankVariables, shared_environment
 from megatron_ft.launcher.early_command_line import shares_output
@@ -42,7 +43,7 @@ __all__ = ["Node"]
 
 
 class Node:
-    """Puts the parts of this node's launcher together, and hands each user its own."""
+    """Puts the parts of this node's launcher together: each user is handed what it needs, and none is handed this."""
 
     def __init__(
         self,
@@ -81,9 +82,13 @@ class Node:
         self.stop = StopRequests(self._signals, self._reactor, log=log, say=self.say, timeout_s=line.term_timeout)
         self._run_dir = RunDirectory(self.say)
         self._forking = self._make_forking(server, announce)
-        self._monitors, self._control = self._make_sockets(ranks)
-        self.for_ranks = self._make_rank_services(ranks)
-        self.status = JobStatus(line, log_dir=log_dir, monitors=self._monitors)
+        self.monitors, self._control = self._make_sockets(ranks)
+        self._running = Ranks(self._signals, save_signals=line.save_signals, log=log, say=self.say)
+        self._children.add(self._running.pids)
+        self.health = self._make_health_check(ranks)
+        self._cycle_info = reference_names.cycle_info(line, os.environ, log)
+        self.ranks = self._make_ranks()
+        self.status = JobStatus(line, log_dir=log_dir, monitors=self.monitors)
         self._control.on_question = self.status.facts
         self.joins_by = joining.Launcher(self._reactor, self.stop, self._children, self.say, says_all=line.says_all)
         self.for_agent = LauncherServices(
@@ -148,22 +153,23 @@ class Node:
         self._run_dir.add(monitors)
         return monitors, control
 
-    def _make_rank_services(self, ranks: int) -> RankServices:
-        line, reactor, log, say = self._line, self._reactor, self._log, self.say
-        known_children = self._children.pids
-        running = Ranks(self._signals, save_signals=line.save_signals, log=log, say=say)
-        self._children.add(running.pids)
-        termination = Termination(
-            reactor, known_children=known_children, in_a_hurry=self._signals.is_in_a_hurry, say=say
-        )
-        health: HealthCheck | None = None
+    def _make_health_check(self, ranks: int) -> HealthCheck | None:
+        """None: none is asked for."""
+        line = self._line
         command = ready_checks.command(line.options, line.node_health_command, log_dir=self.log_dir, ranks=ranks)
-        if command is not None:
-            timeout_s = line.options.node_health_timeout
-            health = HealthCheck(command, timeout_s=timeout_s, reactor=reactor, known_children=known_children)
-            self._children.add(health.pids)
-        cycle_info = reference_names.cycle_info(line, os.environ, log)
-        variables = RankVariables(line, monitors=self._monitors, control=self._control, cycle_info=cycle_info)
+        if command is None:
+            return None
+        timeout_s = line.options.node_health_timeout
+        health = HealthCheck(command, timeout_s=timeout_s, reactor=self._reactor, known_children=self._children.pids)
+        self._children.add(health.pids)
+        return health
+
+    def _make_ranks(self) -> NodeRanks:
+        line, reactor, log, say = self._line, self._reactor, self._log, self.say
+        termination = Termination(
+            reactor, known_children=self._children.pids, in_a_hurry=self._signals.is_in_a_hurry, say=say
+        )
+        variables = RankVariables(line, monitors=self.monitors, control=self._control, cycle_info=self._cycle_info)
         starter = RankStarter(
             line=line,
             reactor=reactor,
@@ -175,16 +181,16 @@ class Node:
             spawner=self._forking or FreshInterpreterSpawner(),
             termination=termination,
         )
-        return RankServices(
-            monitors=self._monitors,
-            health=health,
+        return NodeRanks(
+            monitors=self.monitors,
             starter=starter,
-            running=running,
+            running=self._running,
             raised_timeouts=variables.raised_timeouts,
             termination=termination,
             device_memory=DeviceMemory(reactor, log=log, say=say),
             crash_evidence=CrashEvidence(log, self.log_dir, say),
-            cycle_info=cycle_info,
+            cycle_info=self._cycle_info,
+            checkpoint_file=line.options.checkpoint_iteration_file,
         )
 
     def start(self, command: Sequence[str]) -> None:
@@ -195,8 +201,8 @@ class Node:
         """
         try:
             self._control.start()
-            self._monitors.listen()
-            self._monitors.start()
+            self.monitors.listen()
+            self.monitors.start()
             if self._forking is not None:
                 self._forking.prepare(command)
         except OSError as error:
@@ -204,11 +210,10 @@ class Node:
 
     def close(self) -> None:
         """Stop the monitors and remove what was made; what is left is reported, and changes no exit code."""
-        cycle_info, health = self.for_ranks.cycle_info, self.for_ranks.health
-        steps: list[Callable[[], object]] = [] if cycle_info is None else [cycle_info.ended]
-        steps += [] if health is None else [health.close]
+        steps: list[Callable[[], object]] = [] if self._cycle_info is None else [self._cycle_info.ended]
+        steps += [] if self.health is None else [self.health.close]
         steps += [] if self._forking is None else [self._forking.close]
-        steps += [self._monitors.stop, self._control.close, self._run_dir.remove, self._run_dir.release]
+        steps += [self.monitors.stop, self._control.close, self._run_dir.remove, self._run_dir.release]
         steps += [lambda: self._orphans.reap(lambda _pid: False), self._signals.close, self._orphan_watch.close]
         failed: list[OSError] = []
         for step in [*steps, self._reactor.close]:
@@ -221,9 +226,9 @@ class Node:
 
     def _woken(self) -> None:
         self._signals.drain()
-        self.for_ranks.running.forward_signals()
+        self._running.forward_signals()
         self._signals.report()  # one of those forwarded may have become a request to stop
-        self._monitors.check_states()
+        self.monitors.check_states()
         if self._forking is not None:
             self._forking.check_states()
         self._reap_orphans()

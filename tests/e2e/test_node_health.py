@@ -7,14 +7,17 @@ import errno
 import os
 import signal
 import socket
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
+from megatron_ft.core.config.launcher_options import LauncherOptions
 from megatron_ft.ipc.linux.processes import read_stat
 from megatron_ft.launcher.arguments import parse
 from megatron_ft.launcher.base.event_loop import Reactor
+from megatron_ft.launcher.base.node_service import command as service_command
 from megatron_ft.launcher.processes import ready_checks
 from megatron_ft.launcher.processes.health_command import Checked, HealthCheck
 from tests.e2e.test_membership import SCRIPT, STANDS_BY, cycles_of, tell
@@ -247,3 +250,16 @@ def test_a_node_that_is_not_ready_stands_aside_until_it_is(launcher: Launcher) -
     finished = launched.wait()
     assert (finished.code, finished.out) == (0, "trains\n")
     launched.assert_nothing_left()
+
+
+@pytest.mark.parametrize(
+    ("own", "code"),
+    [(None, 0), ("exit 3", 3), ("echo fine # and no more", 0)],
+)
+def test_the_users_own_command_is_run_after_a_service_is_asked(tmp_path: Path, own: str | None, code: int) -> None:
+    options = LauncherOptions(node_health_check_endpoint=f"unix://{tmp_path}/it's.sock", node_health_command=own)
+    text = service_command(options)
+    assert text is not None
+    done = subprocess.run(["/bin/sh", "-c", text], capture_output=True, text=True, timeout=60)
+    assert done.returncode == code
+    assert "it's.sock wasn't asked" in done.stderr

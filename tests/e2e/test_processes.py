@@ -1,4 +1,4 @@
-"""Processes that have become another user's (sudo), or are hidden: nobody may signal them, and nobody fails of that."""
+"""What the kernel tells of processes. Those of another user (sudo) nobody may signal, and nobody fails of that."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from megatron_ft.ipc.linux import proc, processes
+from megatron_ft.ipc.linux.proc import waiting_channels
 from megatron_ft.ipc.linux.processes import ProcessStat, kill_matching, read_stat, signal_main_thread, would_end_by
 from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.base.event_loop import Reactor
@@ -25,6 +26,7 @@ from megatron_ft.launcher.processes import health_command, process_tree, termina
 from megatron_ft.launcher.processes.health_command import HealthCheck
 from megatron_ft.launcher.processes.termination import Termination
 from megatron_ft.launcher.processes.worker import Worker
+from megatron_ft.rank.reference.waiting import is_process_alive
 from tests.support.launching import wait_until
 from tests.support.reactors import reactor
 
@@ -265,3 +267,24 @@ def test_a_signal_reaches_the_main_thread_unless_that_blocks_it(mask: str, who: 
         process.wait(20)
         assert not signal_main_thread(process.pid, pidfd, signal.SIGUSR1)
         os.close(pidfd)
+
+
+def test_where_the_threads_of_a_process_and_of_its_children_wait_is_known() -> None:
+    asleep = subprocess.Popen(["sleep", "60"])
+    try:
+        wait_until(lambda: "nanosleep" in waiting_channels(os.getpid()).get(asleep.pid, ""), 10)
+    finally:
+        asleep.kill()
+        asleep.wait()
+
+
+def test_a_process_that_has_ended_is_not_alive_before_it_is_waited_for() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        assert is_process_alive(child.pid)
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # until it has ended, and leave it as it is
+        assert not is_process_alive(child.pid)
+    finally:
+        child.communicate()
+    assert not is_process_alive(child.pid)

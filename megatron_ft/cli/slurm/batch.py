@@ -21,13 +21,12 @@ from megatron_ft.cli.slurm.policy import TRY_AGAIN_CODE, Action, After, Limits, 
 from megatron_ft.core.hosts import expand_hosts
 from megatron_ft.core.job.drain_advice import advice
 from megatron_ft.core.job.lives import Ending, Life, Lives
+from megatron_ft.core.second_request import Asked, SecondRequest
 from megatron_ft.ipc.files.lives_file import lives_path, read_lives_file
 
 __all__ = ["Batch", "Plan"]
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-_AGAIN_S = 5.0
-"""Slurm sends a signal twice within milliseconds."""
 _COMMAND_S = 60.0
 _MOST_NODES = 100_000
 _LOOK_S = 5.0
@@ -61,7 +60,8 @@ class Batch:
         self._plan = plan
         self._environ = commands.srun_environment(environ, requeues="" if plan.array else plan.job)
         self._asked: list[signal.Signals] = []
-        self._passed_on_s = -_AGAIN_S
+        self._requests = SecondRequest()
+        self._is_to_pass_on = False
         self._told_bad: dict[str, str] = {}
 
     def run(self) -> int:
@@ -147,9 +147,9 @@ class Batch:
 
     def _pass_on(self) -> None:
         """Ask the launchers to terminate their ranks, which save; a second signal asks them to be quick."""
-        if not self._asked or time.monotonic() < self._passed_on_s + _AGAIN_S:
+        if not self._is_to_pass_on:
             return
-        self._passed_on_s = time.monotonic()
+        self._is_to_pass_on = False
         say(f"received {self._asked[-1].name}: sending SIGTERM to the launchers")
         self._command(commands.stop_steps(self._plan.job))
 
@@ -169,6 +169,9 @@ class Batch:
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         self._asked.append(signal.Signals(number))
+        # the time at which it came: the command that passes on the first may take longer than the second is away
+        if self._requests.note(time.monotonic()) is not Asked.SAME:
+            self._is_to_pass_on = True
 
     # -- what follows -----------------------------------------------------------------------------------------
 

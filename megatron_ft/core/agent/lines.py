@@ -9,14 +9,11 @@ from megatron_ft.core.iterations import when
 from megatron_ft.core.job.hang_messages import Reviewed
 from megatron_ft.core.job.restart_policy import Action, Outcome, RestartDecision
 from megatron_ft.core.plural import counted
+from megatron_ft.core.second_request import AGAIN_AFTER_S
 
-AGAIN_AFTER_S = 5.0
-"""SIGINT or SIGTERM so long after the first one is a second request. Before, it is the same one: Slurm sends SIGTERM
-twice within milliseconds, and who presses Ctrl-C twice in a row hasn't read yet that the ranks are about to end."""
 _SHOWN = 200
 
 __all__ = [
-    "AGAIN_AFTER_S",
     "abandoned",
     "asked_to_stop",
     "collectives_go_on",

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
-from megatron_ft.core.agent.lines import AGAIN_AFTER_S
+from megatron_ft.core.second_request import Asked, SecondRequest
 
 __all__ = ["SignalWatch"]
 
@@ -35,9 +35,9 @@ class SignalWatch:
         self._read.setblocking(False)
         self._write.setblocking(False)
         self.received: list[signal.Signals] = []
-        """Requests to stop, in the order they came; one that came twice within ``AGAIN_AFTER_S`` is here once."""
+        """Requests to stop, in the order they came; one that came twice for the same is here once."""
         self._untaken: list[tuple[signal.Signals, bool]] = []
-        self._first_s: float | None = None
+        self._stop_requests = SecondRequest()
         self._is_second = False
         self._was_continued = False
         self.on_signals: Callable[[bool], None] = lambda _continued: None
@@ -92,15 +92,14 @@ class SignalWatch:
         return taken
 
     def is_in_a_hurry(self) -> bool:
-        """Whether to wait for no process any more: SIGINT or SIGTERM came again after ``AGAIN_AFTER_S`` seconds."""
+        """Whether to wait for no process any more: SIGINT or SIGTERM was a second request."""
         return self._is_second
 
     def note(self, number: signal.Signals, now_s: float) -> None:
         """A request came at ``now_s`` (time.monotonic)."""
         again = False
         if number in (signal.SIGINT, signal.SIGTERM):
-            self._first_s = now_s if self._first_s is None else self._first_s
-            again = now_s - self._first_s >= AGAIN_AFTER_S
+            again = self._stop_requests.note(now_s) is Asked.AGAIN
             if not again and number in self.received:
                 return
         self._is_second = self._is_second or again

@@ -6,27 +6,22 @@ else at once, wherever the launcher is.
 
 from __future__ import annotations
 
-import functools
-import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import PContext, SignalException
+from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from megatron_ft.core.agent import edge
 from megatron_ft.core.agent.agent import Agent
 from megatron_ft.core.agent.phase import AgentPhase
-from megatron_ft.core.diagnosis.exceptions import CrashOutput
 from megatron_ft.core.diagnosis.exits import Cause, CauseKind
-from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.job.messages import Goodbye
 from megatron_ft.core.mailbox import Mailbox
-from megatron_ft.ipc.linux.proc import process_facts, run_delays_ns
+from megatron_ft.ipc.linux.proc import process_facts
 from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.base.event_loop import Timer
 from megatron_ft.launcher.base.job_errors import CycleOverError, JobOverError
@@ -34,24 +29,23 @@ from megatron_ft.launcher.coordination.coordination import Coordination
 from megatron_ft.launcher.coordination.torch_rounds import TorchRounds
 from megatron_ft.launcher.cycle import starting
 from megatron_ft.launcher.cycle.failure_table import failure_table
+from megatron_ft.launcher.cycle.node_ranks import NodeRanks
 from megatron_ft.launcher.cycle.options import options_of
-from megatron_ft.launcher.cycle.reference_names import checkpointed
-from megatron_ft.launcher.cycle.services import LauncherServices, RankServices
-from megatron_ft.launcher.processes import process_tree
-from megatron_ft.launcher.processes.crash_evidence import read_last_words
+from megatron_ft.launcher.cycle.services import LauncherServices
+from megatron_ft.launcher.monitors.monitors import Monitors
+from megatron_ft.launcher.processes.health_command import HealthCheck
 from megatron_ft.launcher.processes.worker import Worker
-from megatron_ft.launcher.torch_compat import private_names
+from megatron_ft.launcher.torch_compat.torch_agent import TorchAgent
+from megatron_ft.launcher.torch_compat.worker_context import WorkerContext
 
 __all__ = ["FaultTolerantAgent"]
 
 _GOODBYE_S = 1.0
 """How long to wait, in seconds, until the coordinator has received that this launcher fails."""
 
-T = TypeVar("T")
 
-
-class FaultTolerantAgent(LocalElasticAgent):
-    """One node's agent. Its rank numbering, environment and log files are torch's.
+class FaultTolerantAgent(TorchAgent):
+    """One node's agent.
 
     ``meets_by_torch``: the nodes meet by a rendezvous of torch's own, and this launcher coordinates only itself.
     ``on_over`` is called with how this launcher's part in the job has ended, before ``run`` returns or raises.
@@ -61,32 +55,31 @@ class FaultTolerantAgent(LocalElasticAgent):
         self,
         *,
         launcher: LauncherServices,
-        ranks: RankServices,
+        monitors: Monitors,
+        health: HealthCheck | None,
+        ranks: NodeRanks,
         coordination: Coordination,
         meets_by_torch: bool,
         on_over: Callable[[edge.Over], None],
         **torch_arguments: Any,
     ) -> None:
-        super().__init__(**torch_arguments)
+        super().__init__(grace_s=launcher.line.stop_timeout, **torch_arguments)
         self._on_over = on_over
         self._launcher = launcher
+        self._monitors = monitors
+        self._health = health
         self._ranks = ranks
         self._coordination = coordination
-        self._rounds = TorchRounds(self._worker_group.spec.rdzv_handler) if meets_by_torch else None
-        self._grace_s = launcher.line.stop_timeout
-        self._machine = Agent(options_of(launcher.line, meets_elsewhere=meets_by_torch), ranks.monitors.paused)
-        self._workers: dict[int, Worker] = {}
-        """Of the last cycle, by local rank."""
-        self._error_files: dict[int, str] = {}
-        self._stderrs: dict[int, str] = {}
-        """Where standard error goes, of those that don't have the launcher's."""
+        self._rounds = TorchRounds(self.spec.rdzv_handler) if meets_by_torch else None
+        self._machine = Agent(options_of(launcher.line, meets_elsewhere=meets_by_torch), monitors.paused)
+        self._restarts_left = 0
         self._mailbox: Mailbox[edge.Effect] = Mailbox(self._act)
         self._work: edge.Work | None = None
         self._over: edge.Over | None = None
         self._timer: Timer | None = None
         self._alarm_ns: int | None = None
         """When it rings; None if it doesn't."""
-        ranks.monitors.on_event = self._hear
+        monitors.on_event = self._hear
         launcher.control.on_request = self._hear
         launcher.signals.on_signals = self._signalled
         launcher.orphan_watch.on_orphaned = lambda text: self._hear(edge.Abandoned(text))
@@ -97,7 +90,8 @@ class FaultTolerantAgent(LocalElasticAgent):
 
     # -- torch's loop -------------------------------------------------------------------------------------
 
-    def _invoke_run(self, role: str = "default") -> RunResult:
+    def run_job(self) -> RunResult:
+        """Serve what happens, until the machine says that this launcher's part is over."""
         try:
             self._signalled(continued=False)
             self._hear(edge.Tick())
@@ -124,7 +118,7 @@ class FaultTolerantAgent(LocalElasticAgent):
         if self._machine.phase is not AgentPhase.RUNNING:
             self._launcher.reactor.run_once(None)
             return
-        self._check_none_is_stuck()
+        self.check_none_is_stuck()
         every_s = float(self._launcher.line.namespace.monitor_interval)
         self._launcher.reactor.run_once(every_s)
         if self._rounds is not None and (waiting := self._rounds.poll_nodes_waiting(every_s)):
@@ -133,28 +127,23 @@ class FaultTolerantAgent(LocalElasticAgent):
     def _result(self, over: edge.Over) -> RunResult:
         self._on_over(over)
         ranks = self._machine.cycle.record.ranks
-        self._worker_group.state = WorkerState.SUCCEEDED if over.how is edge.Exit.SUCCEEDED else WorkerState.FAILED
+        self.set_state(WorkerState.SUCCEEDED if over.how is edge.Exit.SUCCEEDED else WorkerState.FAILED)
         if over.how is edge.Exit.SUCCEEDED:
             return RunResult(state=WorkerState.SUCCEEDED, return_values=dict.fromkeys(ranks))
         if over.cause is not None:
-            failures = failure_table(self._machine.cycle.record.failed, over.cause, self._error_files)
+            failures = failure_table(self._machine.cycle.record.failed, over.cause, self._ranks.error_files)
             return RunResult(state=WorkerState.FAILED, failures=failures)
         if over.how is edge.Exit.STOPPED:
             number = self._launcher.signals.received[0]
             raise SignalException(f"received {number.name}", sigval=number)
         raise JobOverError
 
-    def _check_none_is_stuck(self) -> None:
-        """torch's TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT, off unless the user sets it."""
-        timeout = getattr(self, "_uninterruptible_state_timeout", 0)
-        if timeout > 0 and self._check_uninterruptible_state_timeout(self._worker_group, timeout) is not None:
-            raise FaultToleranceError(f"a rank was stuck in the kernel for {timeout:g} s: this node gives up")
-
     # -- events -------------------------------------------------------------------------------------------
 
     def _hear(self, event: edge.Event) -> None:
         """Tell the machine, and do what can be done at once."""
-        if not self._mailbox.post(self._machine.handle(event, time.monotonic_ns(), self._seen())):
+        seen = self._ranks.readings(self._machine.cycle.record.cycle)
+        if not self._mailbox.post(self._machine.handle(event, time.monotonic_ns(), seen)):
             return
         alarm_ns = self._machine.alarm_ns
         if alarm_ns != self._alarm_ns:
@@ -172,39 +161,22 @@ class FaultTolerantAgent(LocalElasticAgent):
         self._alarm_ns = None
         self._hear(edge.Tick())
 
-    def _seen(self) -> edge.Readings:
-        """What the machine reads of the ranks at this moment."""
-        monitors, cycle = self._ranks.monitors, self._machine.cycle.record.cycle
-        return edge.Readings(
-            boards=_Lazy(lambda local_rank: monitors.snapshot(local_rank, cycle)),
-            words=_Lazy(lambda local_rank: self._words(local_rank, cycle)),
-            stopped=_Lazy(lambda local_rank: process_tree.is_stopped(self._workers[local_rank].pid)),
-            run_delays_ns=_Lazy(lambda local_rank: run_delays_ns(self._workers[local_rank].pid)),
-            checkpointed=functools.partial(checkpointed, self._launcher.line.options.checkpoint_iteration_file),
-            collectives=_Lazy(lambda local_rank: monitors.reading(local_rank, cycle).collectives),
-        )
-
-    def _words(self, local_rank: int, cycle: int) -> CrashOutput:
-        reported = self._ranks.monitors.last_words(local_rank, cycle)
-        return read_last_words(reported, self._error_files.get(local_rank, ""))
-
     def _signalled(self, continued: bool) -> None:
         if continued:
             self._hear(edge.Continued())
         for number, again in self._launcher.signals.take_requests():
-            for worker in self._workers.values():
-                worker.poll_end()  # a rank that has ended by then isn't signalled
+            self._ranks.poll_ends()  # a rank that has ended by then isn't signalled
             self._hear(edge.StopAsked(number, again))
 
     def _started(self, worker: Worker) -> None:
-        self._ranks.monitors.rank_started(worker.local_rank, worker.pid)
+        self._monitors.rank_started(worker.local_rank, worker.pid)
         self._hear(edge.RankStarted(worker.local_rank, worker.pid, worker.started_at_ns))
 
     def _ended(self, worker: Worker) -> None:
         self._launcher.orphan_watch.check()  # a rank may have ended because its output has no reader
         # what the rank or its monitor said before it ended is to be known first
         self._launcher.control.accept_all()
-        self._ranks.monitors.hear_all()
+        self._monitors.hear_all()
         assert worker.exitcode is not None
         sent = frozenset(worker.signals_sent)
         self._hear(
@@ -224,38 +196,14 @@ class FaultTolerantAgent(LocalElasticAgent):
             case edge.Write(record, at_ns):
                 self._launcher.log.write(record, t=at_ns)
             case edge.MetAgain():
-                self._let_go()
+                self.forget_store()
+                self._ranks.let_go()
             case edge.Over():
                 self._over = effect
             case edge.CheckHealth() | edge.StartRanks() | edge.TerminateRanks() | edge.WaitForOthers():
                 self._work = effect
             case _:
-                self._act_on_ranks(effect)
-
-    def _act_on_ranks(self, effect: edge.Effect) -> None:
-        match effect:
-            case edge.SignalRanks(local_ranks, number, whole_group):
-                workers = [self._workers[local_rank] for local_rank in local_ranks]
-                self._ranks.termination.ask(workers, number, whole_group=whole_group)
-            case edge.CollectEvidence(local_rank, passive, deadline_ns):
-                self._ranks.monitors.collect(local_rank, passive=passive, deadline_ns=deadline_ns)
-            case edge.CheckProgress() | edge.ExtendTimeout() | edge.ConfirmHang():
-                self._ranks.monitors.pass_on(effect)
-            case edge.Release():
-                self._ranks.monitors.release()
-            case edge.RaiseTimeout(name, cycle):
-                self._ranks.raised_timeouts.killed(name, cycle)
-            case edge.KeepEvidence(cycle, ended):
-                words, stderr = self._words(ended.local_rank, cycle), self._stderrs.get(ended.local_rank, "")
-                snapshot = self._ranks.monitors.snapshot(ended.local_rank, cycle)
-                self._ranks.crash_evidence.keep(cycle, ended, words, snapshot=snapshot, stderr=stderr)
-
-    def _let_go(self) -> None:
-        """Of what belonged to the ranks that have ended."""
-        if self._ranks.cycle_info is not None:
-            self._ranks.cycle_info.ended()
-        self._store = self._worker_group.store = None
-        self._ranks.device_memory.begin(self._ranks.termination.take_let_go())
+                self._ranks.act(effect)
 
     def _perform(self, work: edge.Work) -> None:
         match work:
@@ -269,15 +217,15 @@ class FaultTolerantAgent(LocalElasticAgent):
                 self._wait_for_others()
 
     def _check_health(self) -> None:
-        health, cycle = self._ranks.health, self._coordination.next_cycle
-        assert health is not None
+        cycle = self._coordination.next_cycle
+        assert self._health is not None
         environment = {
             "FT_CYCLE": str(cycle),
             "TORCHELASTIC_RUN_ID": self._launcher.line.run_id,
-            "LOCAL_WORLD_SIZE": str(self._worker_group.spec.local_world_size),
+            "LOCAL_WORLD_SIZE": str(self.spec.local_world_size),
         }
         try:
-            checked = health.run(environment, lambda: self._check(self._machine.phase is AgentPhase.CHECKING))
+            checked = self._health.run(environment, lambda: self._check(self._machine.phase is AgentPhase.CHECKING))
         except CycleOverError:
             return
         self._hear(edge.HealthChecked(cycle, checked.ended, checked.code, checked.last_line, checked.seconds))
@@ -289,36 +237,30 @@ class FaultTolerantAgent(LocalElasticAgent):
     def _wait_for_others(self) -> None:
         assert self._rounds is not None
         try:
-            self._rounds.wait_for_the_others(lambda: self._launcher.stop.blocking(self._exit_barrier))
+            self._rounds.wait_for_the_others(lambda: self._launcher.stop.blocking(self.wait_for_all_agents))
         except SignalException:
             self._signalled(continued=False)
         else:
             self._hear(edge.OthersDone())
 
     def _terminate(self, work: edge.TerminateRanks) -> None:
-        workers = list(self._workers.values())
-        if work.way is edge.Way.KILLED:
-            self._ranks.termination.kill(workers)
-            if work.leftover_grace_s is not None:
-                self._ranks.termination.clear(workers, leftover_grace_s=work.leftover_grace_s, ask=False)
-        elif work.way is edge.Way.FINISHED:
-            self._ranks.termination.clear(workers, quietly=False)
-        self._grace_s = work.grace_s
-        self._stop_workers(self._worker_group)
-        self._launcher.control.accept_all()
-        there = self._ranks.termination.still_there(workers)
+        def end_rest() -> None:
+            self.grace_s = work.grace_s
+            self.end_ranks()
+            self._launcher.control.accept_all()
+
+        there = self._ranks.terminate(work, end_rest)
         processes = [replace(process_facts(stat.pid), pid=stat.pid) for stat in there]
         self._hear(edge.RanksEnded(lines.stuck(there) if there else "", processes))
 
     # -- the start of ranks ------------------------------------------------------------------------------------
 
     def _start_ranks(self, restarts_left: int) -> None:
-        self._remaining_restarts = restarts_left
-        self._store = self._worker_group.store = None
-        self._workers = {}
+        self._restarts_left = restarts_left
+        self._ranks.forget()
         failed: Cause | None = None
         try:
-            self._initialize_workers(self._worker_group)
+            self.start_ranks(restarts_left)
         except (CycleOverError, SignalException):
             pass
         except RendezvousError as error:
@@ -331,55 +273,27 @@ class FaultTolerantAgent(LocalElasticAgent):
         self._signalled(continued=False)
         self._hear(edge.NotStarted(failed))
 
-    def _rendezvous(self, worker_group: WorkerGroup) -> None:
-        meet = super()._rendezvous if self._rounds is None else self._rounds.in_turn(super()._rendezvous)
-        starting.meet(meet, worker_group, reactor=self._launcher.reactor, check=self._check_wanted)
-        self._store = worker_group.store
-        ranks = [worker.global_rank for worker in worker_group.workers]
+    def meet(self, rendezvous: Callable[[WorkerGroup], None], group: WorkerGroup) -> None:
+        """Meet, for as long as ranks are wanted."""
+        meet = rendezvous if self._rounds is None else self._rounds.in_turn(rendezvous)
+        starting.meet(meet, group, reactor=self._launcher.reactor, check=self._check_wanted)
+        ranks = [worker.global_rank for worker in group.workers]
         cycle = self._machine.cycle.number if self._rounds is None else self._rounds.cycle
-        nodes, size = worker_group.group_world_size or 1, worker_group.workers[0].world_size
-        self._hear(edge.RanksMet(cycle, ranks, worker_group.group_rank or 0, nodes, size))
+        nodes, size = group.group_world_size or 1, group.workers[0].world_size
+        self._hear(edge.RanksMet(cycle, ranks, group.group_rank or 0, nodes, size))
 
     def _check_wanted(self) -> None:
         self._signalled(continued=False)
         self._check(self._machine.wants_ranks)
 
-    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        with private_names.workers_started_by(self._start_processes):
-            return dict(super()._start_workers(worker_group))
-
-    def _start_processes(self, *, envs: dict[int, dict[str, str]], **given: Any) -> PContext:
-        self._ranks.device_memory.wait(self._check_wanted)
-        context = self._ranks.starter.prepare(
+    def make_ranks(self, *, envs: dict[int, dict[str, str]], **given: Any) -> WorkerContext:
+        """The ranks of a cycle, once there is room for them."""
+        return self._ranks.make(
             cycle=self._machine.cycle.record.cycle,
-            restarts_left=self._remaining_restarts,
+            restarts_left=self._restarts_left,
             on_start=self._started,
             on_exit=self._ended,
+            check=self._check_wanted,
             envs=envs,
             **given,
         )
-        self._workers = context.workers
-        self._ranks.running.follow(context.workers)
-        self._error_files, self._stderrs = dict(context.error_files), dict(context.stderrs)
-        self._pcontext = context  # before the start: if that fails midway, those that run are ended
-        starting.start(context)
-        return context
-
-    def _stop_workers(self, worker_group: WorkerGroup) -> None:
-        self._shutdown()
-
-    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: float | None = None) -> None:
-        """However ``run`` ends, by an unexpected error, too: no rank outlives it."""
-        private_names.shut_down_agent(super()._shutdown, death_sig, self._grace_s)
-
-
-class _Lazy(dict[int, T]):
-    """Read when it is asked for, once."""
-
-    def __init__(self, read: Callable[[int], T]) -> None:
-        super().__init__()
-        self._read = read
-
-    def __missing__(self, key: int) -> T:
-        value = self[key] = self._read(key)
-        return value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 from torch.distributed.elastic.agent.server.api import WorkerGroup
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, RendezvousError
 
-from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.base.run_directory import RunDirectory
@@ -24,7 +22,7 @@ from megatron_ft.launcher.spawn.rank_logs import CycleLogs
 from megatron_ft.launcher.torch_compat import private_names
 from megatron_ft.launcher.torch_compat.worker_context import WorkerContext
 
-__all__ = ["RankStarter", "meet", "start"]
+__all__ = ["RankStarter", "meet"]
 
 _MET = ("workers", "store", "group_rank", "group_world_size", "master_addr", "master_port")
 
@@ -108,15 +106,3 @@ class RankStarter:
             logs_specs=specs,
             **given,
         )
-
-
-def start(context: WorkerContext) -> None:
-    """Start them.
-
-    Raises:
-        FaultToleranceError: that can't be done.
-    """
-    try:
-        context.start()
-    except (OSError, subprocess.SubprocessError) as error:
-        raise FaultToleranceError(f"the ranks can't be started: {error}") from error

@@ -43,20 +43,24 @@ class DeviceMemory:
         say: Callable[[str], None],
         load: Callable[[], Any | None] = nvml.load,
         query: Callable[[Any], list[Holding] | None] = nvml.holdings,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``load`` and ``query`` are the driver's library and the question to it."""
+        """``load`` and ``query`` are the driver's library and the question to it; ``clock`` tells seconds."""
         self._reactor = reactor
         self._log = log
         self._say = say
         self._load = load
         self._query = query
+        self._clock = clock
         self._waiting: _MemoryWait | None = None
         self._gave_up = False
 
     def begin(self, ended: Collection[int]) -> None:
         """These processes have ended: query, in a thread, until none of their device memory is held."""
         library = None if self._gave_up or not ended else self._load()
-        self._waiting = None if library is None else _MemoryWait(frozenset(ended), lambda: self._query(library))
+        self._waiting = None
+        if library is not None:
+            self._waiting = _MemoryWait(frozenset(ended), lambda: self._query(library), self._clock)
 
     def wait(self, check: Callable[[], None]) -> None:
         """Until the memory is free, or not waited for any more; serves everything else meanwhile.
@@ -96,10 +100,11 @@ class DeviceMemory:
 class _MemoryWait:
     """One wait, in a thread of its own: the driver may take its time."""
 
-    def __init__(self, ended: frozenset[int], query: Query) -> None:
+    def __init__(self, ended: frozenset[int], query: Query, clock: Callable[[], float]) -> None:
         self._ended = ended
         self._query = query
-        self._began_s = self._looked_s = time.monotonic()
+        self._clock = clock
+        self._began_s = self._looked_s = clock()
         self.held: list[Holding] = []
         self.saw_any = False
         self.waited_s = 0.0
@@ -108,12 +113,12 @@ class _MemoryWait:
 
     def renew(self) -> None:
         """Look once more, if it gave up and that is long ago."""
-        if self.held and not self.thread.is_alive() and time.monotonic() - self._looked_s > _OLD_S:
+        if self.held and not self.thread.is_alive() and self._clock() - self._looked_s > _OLD_S:
             self.thread = self._start()
 
     def left_s(self) -> float:
         """Until it gives up by itself."""
-        return max(0.0, self._began_s + LONGEST_WAIT_S - time.monotonic())
+        return max(0.0, self._began_s + LONGEST_WAIT_S - self._clock())
 
     def _start(self) -> threading.Thread:
         thread = threading.Thread(target=self._run, name=f"{THREAD_PREFIX}device_memory", daemon=True)
@@ -123,7 +128,7 @@ class _MemoryWait:
     def _run(self) -> None:
         while True:
             self.held = held_by(self._query() or [], self._ended)
-            self._looked_s = time.monotonic()
+            self._looked_s = self._clock()
             self.waited_s = self._looked_s - self._began_s
             self.saw_any = self.saw_any or bool(self.held)
             if judge(self.held, self.waited_s) is not MemoryStep.LOOK_AGAIN:

@@ -49,6 +49,9 @@ class Termination:
     def end(self, workers: list[Worker], number: int, grace_s: float) -> None:
         """Signal those that live, wait, SIGKILL those that still live, clear their groups, and let them go.
 
+        The grace is one for all of them, by the clock: it is the time that the user gives a cycle to end, and what
+        waits for a CPU has no more of it, unlike with `core.escalation`, which ends one rank that is hung.
+
         With a grace of less than a second, what the ranks leave behind has no more time than they have.
         """
         is_quick = grace_s < _LEFTOVER_GRACE_S

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
-import socket
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from megatron_ft.ipc.linux.processes import carries
 from tests.chaos import one
 from tests.chaos.check import CHECKS, Launch, Seen, problems
 from tests.chaos.one import Run
 from tests.chaos.plan import FAULTS, HOST_FAULTS, ITERATIONS, Event, Outcome, Plan, draw, draw_for_hosts
-from tests.support.launching import wait_until
 
 KILL = Event(fault="rank_killed", phase="step", launch=0, cycle=0, rank=1, iteration=5)
 HANG = Event(fault="sleep", phase="load", launch=0, cycle=1, rank=0)
@@ -236,75 +229,12 @@ def test_every_check_is_planted(right: Seen) -> None:
     assert seen_by == set(CHECKS)
 
 
-def test_what_is_left_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: a process in a session of its own, a file, shared memory."""
-    monkeypatch.setattr(one, "LEFT_S", 0.0)
-    plan = Plan(seed=0, layout="dp", preload="none", learns=False)
-    name = f"ft-chaos-{os.getpid()}"
-    with Run(plan, clock_library=None) as run:
-        assert run.left() == []
-        key, _, value = run.mark.partition("=")
-        process = subprocess.Popen(["sleep", "60"], env={**os.environ, key: value}, start_new_session=True)
-        wait_until(lambda: carries(process.pid, run.mark.encode()), 10)  # its environment is there after it is
-        (run.directory / "tmp" / "megatron_ft-x").mkdir()
-        memory = Path("/dev/shm", name)
-        memory.touch()
-        found = run.left()
-        assert run._wait_gone() == found[:1]
-        memory.unlink()
-    run.remove()
-    process.wait()
-    assert found == [f"process {process.pid} sleep 60", "file megatron_ft-x", f"shared memory {name}"]
-
-
 def test_what_comes_to_shared_memory_meanwhile_is_of_another_run(monkeypatch: pytest.MonkeyPatch) -> None:
     later = iter([{"a", "b"}, {"b", "c"}, {"b", "c"}])
     monkeypatch.setattr(one, "LEFT_S", 0.0)
     with Run(Plan(seed=0, layout="dp", preload="none", learns=False), clock_library=None) as run:
         monkeypatch.setattr(run, "_new_shared_memory", lambda: next(later))
         assert run.left() == ["shared memory b"]
-    run.remove()
-
-
-def test_what_a_fault_hits_is_counted() -> None:
-    def fault(name: str) -> Event:
-        return Event(fault=name, phase="step", launch=0, cycle=0, rank=0, iteration=1)
-
-    with Run(Plan(seed=0, layout="dp", preload="none", learns=False), clock_library=None) as run:
-        key, _, value = run.mark.partition("=")
-        process = run._process = subprocess.Popen(["sleep", "60"], env={**os.environ, key: value})
-        assert run._do(fault("server_killed")) == 0
-        assert run._do(fault("clock_stepped")) == 0
-        assert run._do(fault("run_dir_removed")) == 0
-        (run.directory / "tmp" / "megatron_ft-x").mkdir()
-        assert run._do(fault("run_dir_removed")) == 1
-        assert run._do(fault("launcher_killed")) == 1
-        process.wait()
-        assert run._do(fault("launcher_killed")) == 0
-        assert run._do(fault("monitor_killed")) == 0
-    run.remove()
-
-
-@pytest.mark.parametrize(("launch", "hits"), [(0, 1), (1, 0)])
-def test_what_a_rank_asks_for_is_done_while_its_launcher_runs(launch: int, hits: int) -> None:
-    event = Event(fault="launcher_killed", phase="step", launch=launch, cycle=0, rank=0, iteration=1)
-    plan = Plan(seed=0, layout="dp", preload="none", learns=False, events=(event,))
-    order = json.dumps({"number": 0, "what": "begin", "pid": os.getpid()}).encode()
-    with Run(plan, clock_library=None) as run:
-        process = run._process = subprocess.Popen(["sleep", "60"])
-        for asks in (b"", order):  # who asks may be gone before it has said what for
-            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as rank:
-                rank.connect(str(run.directory / "orders"))
-                if asks:
-                    rank.send(asks)
-                else:
-                    rank.shutdown(socket.SHUT_RDWR)
-                run._obey()
-                assert rank.recv(64) == (b"done" if asks else b"")
-        assert run._hits[0] == hits
-        run._note(0, event)
-        assert run._seen([], "", []).missed == (set() if hits else {0})
-        process.kill()
     run.remove()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,19 +18,6 @@ from tests.unit.core.test_node_service import answer
 def test_one_that_is_not_there_keeps_no_node_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path / "none.sock"), "1"]) == 0
     assert "wasn't asked: its socket isn't there" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("own", "code"),
-    [(None, 0), ("exit 3", 3), ("echo fine # and no more", 0)],
-)
-def test_the_users_own_command_is_run_after_it(tmp_path: Path, own: str | None, code: int) -> None:
-    options = LauncherOptions(node_health_check_endpoint=f"unix://{tmp_path}/it's.sock", node_health_command=own)
-    text = command(options)
-    assert text is not None
-    done = subprocess.run(["/bin/sh", "-c", text], capture_output=True, text=True, timeout=60)
-    assert done.returncode == code
-    assert "it's.sock wasn't asked" in done.stderr
 
 
 def test_without_an_endpoint_it_is_the_users_alone() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import functools
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import megatron_ft
+from tests.unit.house.fresh_interpreter import output_of
 
 PACKAGE = Path(megatron_ft.__file__).parent
 MAX_LINES = 400
@@ -191,8 +191,7 @@ def loaded_by(*folders: str) -> set[str]:
     names = [".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts) for path in paths]
     modules = [name for name in names if not name.endswith("__main__")]
     script = f"import sys, importlib\nfor m in {modules!r}: importlib.import_module(m)\nprint(*sys.modules)"
-    result = subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.PIPE, text=True)
-    return {name.split(".")[0] for name in result.stdout.split()}
+    return {name.split(".")[0] for name in output_of(script).split()}
 
 
 def test_nothing_below_the_ranks_loads_torch_or_numpy() -> None:
@@ -218,8 +217,7 @@ def test_a_monitor_loads_all_of_its_code_when_it_starts() -> None:
     needed = {f"{PACKAGE.name}.monitor.{path.stem}" for path in (PACKAGE / "monitor").glob("*.py")}
     needed = {name.removesuffix(".__init__") for name in needed} | {f"{PACKAGE.name}.ipc.files.evidence_files"}
     script = f"import sys, {PACKAGE.name}.monitor.__main__\nprint(*sys.modules)"
-    result = subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.PIPE, text=True)
-    assert needed - set(result.stdout.split()) == set()
+    assert needed - set(output_of(script).split()) == set()
 
 
 @pytest.fixture

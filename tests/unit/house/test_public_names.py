@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
 
 import megatron_ft
+from tests.unit.house.fresh_interpreter import output_of
 
 NAMES = [
     "FaultToleranceConfig",
@@ -23,19 +23,15 @@ NAMES = [
 ]
 
 
-def run(script: str) -> str:
-    return subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_each_name_resolves_in_a_fresh_process(name: str) -> None:
-    assert run(f"from megatron_ft import {name} as x; print(x.__name__)").strip() == name
+    assert output_of(f"from megatron_ft import {name} as x; print(x.__name__)").strip() == name
 
 
 def test_star_import_and_dir() -> None:
     assert sorted(megatron_ft.__all__) == NAMES
     assert set(NAMES) <= set(dir(megatron_ft))
-    assert run("from megatron_ft import *; print(RankMonitorClient.__name__)").strip() == "RankMonitorClient"
+    assert output_of("from megatron_ft import *; print(RankMonitorClient.__name__)").strip() == "RankMonitorClient"
 
 
 def test_actions_have_the_numbers_of_nvidia_resiliency_ext() -> None:
@@ -60,7 +56,7 @@ def test_a_name_is_the_same_object_every_time() -> None:
 
 
 def test_the_package_itself_imports_nothing() -> None:
-    loaded = run(
+    loaded = output_of(
         "import sys; before = set(sys.modules); import megatron_ft; print(*sorted(set(sys.modules) - before))"
     ).split()
     assert {name for name in loaded if name.split(".")[0] not in sys.stdlib_module_names} == {"megatron_ft"}
@@ -68,7 +64,7 @@ def test_the_package_itself_imports_nothing() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_public_name_needs_torch(name: str) -> None:
-    run(f"import sys; from megatron_ft import {name}; assert not {{'torch', 'numpy'}} & set(sys.modules)")
+    output_of(f"import sys; from megatron_ft import {name}; assert not {{'torch', 'numpy'}} & set(sys.modules)")
 
 
 def test_version() -> None:

@@ -132,24 +132,6 @@ def test_command_that_does_not_exist(
     assert "/no/python: no such command" in mistake(capfd, script, [str(script)])
 
 
-@pytest.mark.parametrize(("backend", "module"), [("etcd", "etcd"), ("etcd-v2", "")])
-def test_a_rendezvous_whose_module_is_missing(
-    backend: str,
-    module: str,
-    script: Path,
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("TORCHELASTIC_SIGNALS_TO_HANDLE", "")  # torch sets it: so that it is undone
-    assert main([f"--rdzv-backend={backend}", "--rdzv-endpoint=localhost:1", "--ft-preload=none", str(script)]) == 2
-    err = capfd.readouterr().err
-    line = err.splitlines()[-1]
-    assert line.startswith("ft_launcher: error: rendezvous: ")
-    assert module in line
-    assert "Traceback" not in err
-    assert not (script.parent / "was_run").exists()
-
-
 def test_a_file_store_has_a_path_for_an_endpoint(script: Path) -> None:
     options = ["--rdzv-backend=c10d", f"--rdzv-endpoint={script.parent}/store"]
     with pytest.raises(ConfigError, match="--rdzv-endpoint"):

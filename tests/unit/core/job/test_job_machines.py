@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.coordinator.service import frame
 from megatron_ft.core.agent.lines import cycle_ended
 from megatron_ft.core.codec.codec import Vocabulary, pack
 from megatron_ft.core.diagnosis.exits import Cause, CauseKind, HangVerdict
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
-from megatron_ft.core.errors import ConfigError, ProtocolError
+from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.coordinator import Coordinator
@@ -26,9 +25,6 @@ from megatron_ft.core.job.progress import Advance, Reached
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome, RestartDecision
 from megatron_ft.core.job.round_completion import RoundCompletion
 from megatron_ft.core.job.verdict import Seat, verdict_on
-from megatron_ft.core.messages.secret import Handshake
-from megatron_ft.ipc.net.secret import Asked, Asking, read_secret
-from megatron_ft.ipc.wire import encode
 from tests.support.job_machines import RULES, decision, led, links, member
 
 
@@ -418,39 +414,3 @@ def test_what_is_sent_is_what_arrives(message: Any) -> None:
 def test_what_is_no_message_is_refused(message: dict[str, Any]) -> None:
     with pytest.raises(ProtocolError):
         MESSAGES_OF_BOTH.parse(message)
-
-
-def shake_hands(ours: bytes | None, theirs: bytes | None) -> bool:
-    asking, asked = Asking(ours), Asked(theirs)
-    message: Handshake | None = asking.first(over=False)
-    while message is not None:
-        message = asked.answer(message)
-        if message is not None:
-            message = asking.answer(message)
-    return asking.is_done and asked.is_done
-
-
-def test_both_ends_know_the_secret_or_neither_goes_on() -> None:
-    assert shake_hands(b"s" * 16, b"s" * 16)
-    assert shake_hands(None, None)
-    for theirs in (b"t" * 16, None):
-        with pytest.raises(ProtocolError):
-            shake_hands(b"s" * 16, theirs)
-
-
-def test_the_secret_is_not_short_and_may_be_in_a_file(tmp_path: Any) -> None:
-    path = tmp_path / "secret"
-    path.write_text("0123456789abcdef\n")
-    assert read_secret({"FT_SECRET_FILE": str(path)}) == b"0123456789abcdef"
-    assert read_secret({}) is None
-    for environ in ({"FT_SECRET": "short"}, {"FT_SECRET_FILE": str(tmp_path / "missing")}):
-        with pytest.raises(ConfigError):
-            read_secret(environ)
-
-
-def test_a_proposal_whose_place_alone_is_written_anew_is_what_any_message_is() -> None:
-    about = Decision(3, (2, "c", 1), Kind.END, 1, 4, 4, 0, text='says "place":7, and \\"place\\":8')
-    for place in (0, 5, 9999, None):
-        proposal = m.Propose((2, "c", 7), about, place, place is not None, ('host"place":1:29500', "b:1"))
-        assert frame(proposal) == encode(proposal)
-    assert frame(m.Beat()) == encode(m.Beat())

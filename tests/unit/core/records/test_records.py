@@ -1,4 +1,4 @@
-"""The records of event logs are what the docs say, and what is written is what is read, whatever has happened to it."""
+"""The records of event logs are what the docs say, and what is written is what is read."""
 
 from __future__ import annotations
 
@@ -48,35 +48,6 @@ def test_no_two_records_have_one_name() -> None:
     assert len(RECORDS.kinds) == len(typing.get_args(event_log_page.shared.Record)) + sum(
         len(typing.get_args(of.Record)) for _, of in event_log_page._PARTS[1:]
     )
-
-
-def test_of_a_damaged_record_what_can_be_used_is_used() -> None:
-    cause = {"rank": [1], "kind": "hang", "text": 5, "detail": None}
-    doubts: list[str] = []
-    damaged = {"ev": "cycle_ended", "cycle": 3, "iteration": 1.5, "cause": cause, "else": [1]}
-    found = RECORDS.salvage(damaged, doubts)
-    assert found == launcher.CycleEnded(cycle=3, cause=launcher.Cause(kind="hang"))
-    assert doubts == ["cause has rank = a list", "cause has text = 5", "cycle_ended has iteration = 1.5"]
-    doubts = []
-    sections = {"a": 1.0, "b": "x", "c": None}
-    timeouts = RECORDS.salvage({"ev": "timeouts", "rank": 0, "cycle": 0, "sections": sections}, doubts)
-    assert timeouts == monitor.Timeouts(rank=0, cycle=0, sections={"a": 1.0, "c": None})
-    assert doubts == ["'b': 'x'"]
-    doubts = []
-    ranks = [{"rank": 1}, {"rank": {}}, 7]
-    started = RECORDS.salvage({"ev": "cycle_started", "cycle": 0, "ranks": ranks}, doubts)
-    assert started == launcher.CycleStarted(cycle=0, ranks=(launcher.StartedRank(rank=1),))
-    assert len(doubts) == 3
-    doubts = []
-    assert RECORDS.salvage({"ev": "cycle_ended", "cycle": "0"}, doubts) is None
-    assert RECORDS.salvage({"ev": "verdict"}, doubts) is None
-    assert doubts[1:] == [
-        "cycle_ended has no cycle",
-        "verdict has no at_ns, cycle, elapsed_s, kind, rank, since_ns, timeout_s",
-    ]
-    doubts = []
-    assert RECORDS.salvage({"ev": "of_a_newer_version", "cycle": []}, doubts) is None
-    assert doubts == []
 
 
 def test_a_world_size_that_no_job_has_is_a_damaged_record() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -149,14 +147,3 @@ def test_the_end_waits_for_it_with_a_bound(
     assert "lost its last records" in capsys.readouterr().err
     answers.set()
     assert log._files.finish(30)
-
-
-def test_a_process_that_ends_without_a_word_has_written_all(tmp_path: Path) -> None:
-    script = (
-        "import sys; from megatron_ft.ipc.files.event_log import EventLog\n"
-        "from megatron_ft.core.records.shared import Warning_\n"
-        "log = EventLog.open(sys.argv[1], role='rank', run_id='x')\n"
-        "for number in range(3000): log.write(Warning_(text=str(number)))\n"
-    )
-    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True)
-    assert numbers(tmp_path) == list(range(3000))

@@ -74,16 +74,6 @@ def test_a_job_that_fails_keeps_none_from_being_done(capsys: pytest.CaptureFixtu
     assert "IndexError" in capsys.readouterr().err
 
 
-def test_a_fork_has_no_thread_and_waits_for_none(answers: threading.Event) -> None:
-    files = FileThread()
-    files.do(lambda: answers.wait(60))
-    with files._changed:  # as it may be at any moment in a process that has several threads
-        pid = os.fork()
-        if pid == 0:
-            os._exit(0 if files.do(lambda: None) and files.finish(60) else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-
-
 def test_a_signal_handler_may_have_a_job_at_any_moment() -> None:
     """In the middle of a job's being handed over, say."""
     files, done = FileThread(), list[str]()

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
-import random
-import signal
 import stat
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from megatron_ft.ipc.files import state_file
 from megatron_ft.ipc.files.state_file import BrokenStateFile, read_state, set_aside, write_state
 
 
@@ -177,36 +171,3 @@ def test_old_temporaries_of_killed_writers_are_removed_and_only_those(path: str)
     assert not old.exists()
     assert young.exists()
     assert all(file.exists() for file in others)
-
-
-WRITER = """
-import sys
-from megatron_ft.ipc.files.state_file import write_state
-path = sys.argv[1]
-print("ready", flush=True)
-for number in range(10**9):
-    write_state(path, {"number": number, "padding": "x" * 200_000, "again": number})
-"""
-
-
-def test_killing_the_writer_at_any_moment_leaves_the_old_or_the_new_file(path: str) -> None:
-    seed = random.SystemRandom().randrange(1 << 32)
-    moments = random.Random(seed)
-    write_state(path, {"number": -1, "padding": "x" * 200_000, "again": -1})
-    seen = set()
-    for _ in range(25):
-        with subprocess.Popen([sys.executable, "-c", WRITER, path], stdout=subprocess.PIPE) as writer:
-            assert writer.stdout is not None
-            assert writer.stdout.readline() == b"ready\n"
-            time.sleep(moments.uniform(0.0, 0.05))
-            writer.send_signal(signal.SIGKILL)
-        document = read_state(path)
-        assert document is not None, f"seed {seed}"
-        assert document["number"] == document["again"], f"seed {seed}"
-        assert len(document["padding"]) == 200_000, f"seed {seed}"
-        seen.add(document["number"])
-    assert len(seen) > 1, "no writer was killed after a write: nothing was tested"
-    # what the killed writers left has the name by which it is removed, sooner or later
-    left = [name for name in os.listdir(os.path.dirname(path)) if name != "ft_state.json"]
-    assert all(state_file._TEMPORARY.fullmatch(name) for name in left)
-    json.loads(Path(path).read_text())

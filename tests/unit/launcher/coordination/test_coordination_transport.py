@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import random
 import select
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -70,28 +68,6 @@ class Served:
             socket.create_connection(self.listener.getsockname(), timeout=5).close()
         self._thread.join(BOUND_S)
         assert not self._thread.is_alive()
-
-
-def test_what_a_launcher_has_said_in_the_pipe_is_read_when_it_has_ended() -> None:
-    told: list[int | str] = []
-    machine = Coordinator("c", founds=False, now_s=time.monotonic())
-    machine.owner_follows_another = told.append  # type: ignore[method-assign, assignment]
-    machine.orphaned = lambda: told.append("orphaned")  # type: ignore[method-assign]
-    owner = subprocess.Popen(["sleep", "60"])
-    words, writes = os.pipe2(os.O_NONBLOCK)
-    pidfd = os.pidfd_open(owner.pid)
-    service = Service(tcp.listen("127.0.0.1", 0), machine, secret=None, owner=pidfd, owner_pipe=words)
-    try:
-        os.write(writes, b"3\n17\n")
-        owner.kill()
-        owner.wait()
-        while "orphaned" not in told:
-            service.run_once()
-        assert told == [17, "orphaned"]
-    finally:
-        service._close()
-        for fd in (words, writes):
-            os.close(fd)
 
 
 @contextlib.contextmanager

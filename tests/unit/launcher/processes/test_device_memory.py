@@ -1,10 +1,7 @@
-"""Device memory of ranks that have ended: what is waited for, how long, and how the driver is asked."""
+"""New ranks wait for the device memory of those that have ended."""
 
 from __future__ import annotations
 
-import ctypes
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,36 +10,14 @@ from typing import Any
 import pytest
 
 from megatron_ft.core import device_memory as core
-from megatron_ft.core.device_memory import Holding, MemoryStep
+from megatron_ft.core.device_memory import Holding
 from megatron_ft.ipc.files.event_log import NullEventLog
-from megatron_ft.ipc.linux import nvml
 from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.processes import device_memory
 from megatron_ft.launcher.processes.device_memory import DeviceMemory
+from tests.support.launching import wait_until
 
 HELD = Holding(0, 7, 3 << 30)
-
-
-def test_only_what_ended_processes_hold_is_waited_for() -> None:
-    listed = [Holding(0, 5), HELD, Holding(1, 7), Holding(1, 8)]
-    assert core.held_by(listed, {7, 9}) == [HELD, Holding(1, 7)]
-
-
-def test_the_wait_is_bounded() -> None:
-    assert core.judge([], 0.0) is core.judge([], 99.0) is MemoryStep.GO_ON
-    assert core.judge([HELD], 0.0) is MemoryStep.LOOK_AGAIN
-    assert core.judge([HELD], core.LONGEST_WAIT_S) is MemoryStep.GIVE_UP
-    waited_s, looks = 0.0, 0
-    while core.judge([HELD], waited_s) is MemoryStep.LOOK_AGAIN:
-        waited_s, looks = waited_s + core.look_again_s(waited_s), looks + 1
-    assert waited_s == pytest.approx(core.LONGEST_WAIT_S)
-    assert looks < 60
-    assert core.look_again_s(0.0) < 0.05
-
-
-def test_in_words() -> None:
-    assert core.describe([HELD, Holding(1, 8)]) == "process 7 on GPU 0 (3.0 GiB), process 8 on GPU 1"
-    assert core.describe([HELD] * 6).endswith("(3.0 GiB) and 2 more")
 
 
 class Waiting:
@@ -51,6 +26,8 @@ class Waiting:
     def __init__(self, query: Callable[[], list[Holding] | None] | None) -> None:
         self.said: list[str] = []
         self.loads = 0
+        self.later_s = 0.0
+        """By so much its clock is ahead of time.monotonic."""
         self.reactor = Reactor()
         self.memory = DeviceMemory(
             self.reactor,
@@ -58,6 +35,7 @@ class Waiting:
             say=self.said.append,
             load=self._load,
             query=lambda library: library(),
+            clock=lambda: time.monotonic() + self.later_s,
         )
         self._query = query
 
@@ -124,23 +102,20 @@ def test_memory_that_stays_held_is_told_of_and_left(waiting: Make, monkeypatch: 
 
 
 @pytest.mark.parametrize("is_freed", [True, False])
-def test_what_was_seen_long_ago_is_looked_at_again(
-    waiting: Make, monkeypatch: pytest.MonkeyPatch, is_freed: bool
-) -> None:
+def test_what_was_seen_long_ago_is_looked_at_again(waiting: Make, is_freed: bool) -> None:
     """The node stood by after it had given up waiting."""
-    monkeypatch.setattr(core, "LONGEST_WAIT_S", 0.05)
-    monkeypatch.setattr(device_memory, "LONGEST_WAIT_S", 0.05)
-    monkeypatch.setattr(device_memory, "_OLD_S", 0.1)
     held = [HELD]
     one = waiting(lambda: held)
     one.memory.begin([7])
-    time.sleep(0.5)
+    one.later_s = core.LONGEST_WAIT_S
+    wait_until(lambda: not any(each.name.endswith("device_memory") for each in threading.enumerate()), 30)
+    one.later_s += 1000.0
     if is_freed:
         held = []
     one.memory.wait(lambda: None)
     assert len(one.said) == int(not is_freed)
     if not is_freed:
-        assert float(one.said[0].split()[1]) >= 0.5  # "after 0.5 s": now, not when it gave up
+        assert float(one.said[0].split()[1]) >= 1000.0  # "after 1010.0 s": now, not when it gave up
 
 
 def test_a_driver_that_does_not_answer_is_asked_once(waiting: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,83 +142,3 @@ def test_who_is_asked_to_stop_waits_no_longer(waiting: Make) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         waiting(lambda: [HELD] if time.monotonic() < began_s + 2 else []).wait(7, check=check)
-
-
-class Library:
-    """What the driver's library does, for two devices. ``listed``: (process, bytes), by device."""
-
-    def __init__(self, *listed: list[tuple[int, int]], broken: str = "") -> None:
-        self.listed = listed
-        self.broken = broken
-        self.open = 0
-        self.rooms: list[int] = []
-
-    def nvmlInit_v2(self) -> int:  # noqa: N802
-        self.open += 1
-        return int(self.broken == "init")
-
-    def nvmlShutdown(self) -> int:  # noqa: N802
-        self.open -= 1
-        return 0
-
-    def nvmlDeviceGetCount_v2(self, count: Any) -> int:  # noqa: N802
-        count._obj.value = len(self.listed)
-        return int(self.broken == "count")
-
-    def nvmlDeviceGetHandleByIndex_v2(self, index: Any, device: Any) -> int:  # noqa: N802
-        device._obj.value = index.value + 1
-        return int(self.broken == "handle")
-
-    def answer(self, device: Any, count: Any, processes: Any) -> int:
-        listed, room = self.listed[device.value - 1], count._obj.value
-        self.rooms.append(room)
-        assert room == len(processes)
-        count._obj.value = len(listed)
-        if len(listed) > room:
-            return 7
-        for process, (pid, used) in zip(processes, listed, strict=False):
-            process.pid, process.used = pid, used
-        return 9 if self.broken == "processes" else 0
-
-
-class Old(Library):
-    nvmlDeviceGetComputeRunningProcesses = Library.answer  # noqa: N815
-
-
-class New(Library):
-    nvmlDeviceGetComputeRunningProcesses = None  # noqa: N815
-    nvmlDeviceGetComputeRunningProcesses_v3 = Library.answer  # noqa: N815
-
-
-@pytest.mark.parametrize("kind", [Old, New])
-def test_the_driver_is_asked_for_all_devices(kind: type[Library]) -> None:
-    library = kind([(7, 3 << 30), (8, 2**64 - 1)], [], [(9, 0)])
-    assert nvml.holdings(library) == [HELD, Holding(0, 8, None), Holding(2, 9, 0)]
-    assert library.open == 0
-
-
-def test_a_list_that_is_longer_than_expected() -> None:
-    library = New([(pid, 1) for pid in range(100)])
-    found = nvml.holdings(library)
-    assert found is not None
-    assert [each.pid for each in found] == list(range(100))
-    assert len(library.rooms) == 2
-
-
-@pytest.mark.parametrize("broken", ["init", "count", "handle", "processes"])
-def test_a_driver_with_an_error_tells_nothing(broken: str) -> None:
-    library = New([(7, 1)], broken=broken)
-    assert not nvml.holdings(library)
-    assert library.open == (1 if broken == "init" else 0)  # what didn't open isn't closed
-
-
-def test_layout_of_the_driver_s_records() -> None:
-    # nvmlProcessInfo_v1_t and nvmlProcessInfo_t of nvml.h
-    assert ctypes.sizeof(nvml._OldProcess) == 16
-    assert ctypes.sizeof(nvml._Process) == 24
-    assert (nvml._Process.used.offset, nvml._Process.instance.offset) == (8, 16)  # type: ignore[attr-defined]
-
-
-def test_asking_imports_no_torch() -> None:
-    code = "import sys; from megatron_ft.ipc.linux import nvml; nvml.load(); sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)

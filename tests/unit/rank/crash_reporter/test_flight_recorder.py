@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
-
-import pytest
 
 from megatron_ft.core.diagnosis.collectives import Collectives
 from megatron_ft.rank.crash_reporter.flight_recorder import digest
@@ -69,33 +63,3 @@ def test_of_very_many_the_newest_are_told() -> None:
     answer = digest([entry("gloo:all_reduce", seq, done=False) for seq in range(1, 100)])
     assert names(answer)[-1] == "gloo:all_reduce 99"
     assert len(answer.in_flight) == 20
-
-
-def test_without_torch_there_is_a_reason_and_no_import() -> None:
-    code = "import sys; from megatron_ft.rank.crash_reporter.flight_recorder import collectives; "
-    code += "print(collectives().error, 'torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "torch.distributed isn't imported False"
-
-
-@pytest.mark.parametrize("buffer", ["2000", "0"])
-def test_counts_move_with_collectives_and_end_with_the_group(buffer: str, tmp_path: Path) -> None:
-    """Also with the recorder turned off, by which torch numbers them all the same."""
-    code = f"""
-import time, torch, torch.distributed as dist
-from megatron_ft.rank.crash_reporter.flight_recorder import counts
-print(counts())
-dist.init_process_group("gloo", init_method="file://{tmp_path}/store", rank=0, world_size=1)
-for _ in range(2):
-    dist.all_reduce(torch.ones(1))
-    while any(entered != completed for entered, completed in counts().values()):
-        time.sleep(0.001)  # a thread of torch's notes the completion
-    print(sum(map(sum, counts().values())))
-dist.destroy_process_group()
-print(counts())
-"""
-    env = {**os.environ, "TORCH_FR_BUFFER_SIZE": buffer}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env, timeout=60)
-    before, first, second, after = done.stdout.split()
-    assert (before, after) == ("None", "None")
-    assert int(second) == int(first) + 2, "entered, and completed"

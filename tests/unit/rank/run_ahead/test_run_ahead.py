@@ -32,9 +32,9 @@ def test_what_stands_in_is_no_caller() -> None:
     """Where it is installed, in site-packages, it would pass for a library that acts for the user's module."""
     found: list[str] = []
     replacements = Replacements()
-    replacements.replace(time, "sleep", lambda _seconds: found.extend(f.f_code.co_filename for f in callers()))
+    replacements.replace(time, "localtime", lambda: found.extend(f.f_code.co_filename for f in callers()))
     try:
-        time.sleep(0)
+        time.localtime()
     finally:
         replacements.undo()
     assert set(found[:3]) == {__file__}

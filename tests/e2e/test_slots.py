@@ -25,7 +25,7 @@ def test_a_slot_is_free_again_when_the_process_that_had_it_has_ended(tmp_path: P
             [sys.executable, "-c", HOLDS, path],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            cwd=Path(__file__).parents[3],
+            cwd=Path(__file__).parents[2],
         )
         for _ in range(2)
     ]

@@ -1,0 +1,33 @@
+"""Which signal to stop is a second request: who asks twice is in a hurry. Pure."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+__all__ = ["AGAIN_AFTER_S", "Asked", "SecondRequest"]
+
+AGAIN_AFTER_S = 5.0
+"""A signal so long after the first is a second request. Before, it is the same one: Slurm sends SIGTERM twice within
+milliseconds, and who presses Ctrl-C twice in a row hasn't read yet that the ranks are about to end."""
+
+
+class Asked(Enum):
+    """What one signal asks for."""
+
+    FIRST = "to stop"
+    SAME = "what the first has asked"
+    AGAIN = "not to wait any more"
+
+
+class SecondRequest:
+    """Of one process, which notes each signal that asks it to stop, at the time at which it came."""
+
+    def __init__(self) -> None:
+        self._first_s: float | None = None
+
+    def note(self, now_s: float) -> Asked:
+        """What the signal asks that came at ``now_s`` (seconds of any clock that only goes on)."""
+        if self._first_s is None:
+            self._first_s = now_s
+            return Asked.FIRST
+        return Asked.AGAIN if now_s - self._first_s >= AGAIN_AFTER_S else Asked.SAME

@@ -1,0 +1,174 @@
+"""This node's ranks of the current cycle: what is read of them, and what is done to them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from megatron_ft.core.agent import edge
+from megatron_ft.core.diagnosis.exceptions import CrashOutput
+from megatron_ft.core.timeouts.raised import RaisedTimeouts
+from megatron_ft.ipc.linux.proc import run_delays_ns
+from megatron_ft.ipc.linux.processes import ProcessStat
+from megatron_ft.launcher.cycle.reference_names import CycleInfo, checkpointed
+from megatron_ft.launcher.cycle.starting import RankStarter
+from megatron_ft.launcher.monitors.monitors import Monitors
+from megatron_ft.launcher.processes import process_tree
+from megatron_ft.launcher.processes.crash_evidence import CrashEvidence, read_last_words
+from megatron_ft.launcher.processes.device_memory import DeviceMemory
+from megatron_ft.launcher.processes.ranks import Ranks
+from megatron_ft.launcher.processes.termination import Termination
+from megatron_ft.launcher.processes.worker import Worker
+from megatron_ft.launcher.torch_compat.worker_context import WorkerContext
+
+__all__ = ["NodeRanks"]
+
+T = TypeVar("T")
+
+
+class NodeRanks:
+    """``checkpoint_file`` holds the iteration of the last checkpoint; None: there is no such file.
+
+    ``cycle_info`` of None: ``--ft-cycle-info-dir`` isn't given.
+    """
+
+    def __init__(
+        self,
+        *,
+        monitors: Monitors,
+        starter: RankStarter,
+        running: Ranks,
+        raised_timeouts: RaisedTimeouts,
+        termination: Termination,
+        device_memory: DeviceMemory,
+        crash_evidence: CrashEvidence,
+        cycle_info: CycleInfo | None,
+        checkpoint_file: str | None,
+    ) -> None:
+        self._monitors = monitors
+        self._starter = starter
+        self._running = running
+        self._raised_timeouts = raised_timeouts
+        self._termination = termination
+        self._device_memory = device_memory
+        self._crash_evidence = crash_evidence
+        self._cycle_info = cycle_info
+        self._checkpointed = functools.partial(checkpointed, checkpoint_file)
+        self._workers: dict[int, Worker] = {}
+        """Of the last cycle, by local rank."""
+        self._error_files: dict[int, str] = {}
+        self._stderrs: dict[int, str] = {}
+        """Where standard error goes, of those that don't have the launcher's."""
+
+    @property
+    def error_files(self) -> dict[int, str]:
+        """By local rank."""
+        return self._error_files
+
+    # -- what is read -----------------------------------------------------------------------------------------
+
+    def readings(self, cycle: int) -> edge.Readings:
+        """At this moment, each read when it is asked for."""
+        monitors = self._monitors
+        return edge.Readings(
+            boards=_Lazy(lambda local_rank: monitors.snapshot(local_rank, cycle)),
+            words=_Lazy(lambda local_rank: self._words(local_rank, cycle)),
+            stopped=_Lazy(lambda local_rank: process_tree.is_stopped(self._workers[local_rank].pid)),
+            run_delays_ns=_Lazy(lambda local_rank: run_delays_ns(self._workers[local_rank].pid)),
+            checkpointed=self._checkpointed,
+            collectives=_Lazy(lambda local_rank: monitors.reading(local_rank, cycle).collectives),
+        )
+
+    def _words(self, local_rank: int, cycle: int) -> CrashOutput:
+        reported = self._monitors.last_words(local_rank, cycle)
+        return read_last_words(reported, self._error_files.get(local_rank, ""))
+
+    def poll_ends(self) -> None:
+        """Notice which have ended."""
+        for worker in self._workers.values():
+            worker.poll_end()
+
+    # -- how they start ---------------------------------------------------------------------------------------
+
+    def forget(self) -> None:
+        """Those of the last cycle: others are to be made."""
+        self._workers = {}
+
+    def make(
+        self,
+        *,
+        cycle: int,
+        restarts_left: int,
+        on_start: Callable[[Worker], None],
+        on_exit: Callable[[Worker], None],
+        check: Callable[[], None],
+        envs: dict[int, dict[str, str]],
+        **given: Any,
+    ) -> WorkerContext:
+        """Those of a cycle, not started, once the device memory of the last ones is free.
+
+        ``check`` is called while that is waited for. ``given`` is what torch gives to its ``start_processes``.
+
+        Raises:
+            whatever ``check`` raises.
+        """
+        self._device_memory.wait(check)
+        context = self._starter.prepare(
+            cycle=cycle, restarts_left=restarts_left, on_start=on_start, on_exit=on_exit, envs=envs, **given
+        )
+        self._workers = context.workers
+        self._running.follow(context.workers)
+        self._error_files, self._stderrs = dict(context.error_files), dict(context.stderrs)
+        return context
+
+    # -- what is done to them ---------------------------------------------------------------------------------
+
+    def act(self, effect: edge.Effect) -> None:
+        """What the launcher's machine asks for."""
+        match effect:
+            case edge.SignalRanks(local_ranks, number, whole_group):
+                workers = [self._workers[local_rank] for local_rank in local_ranks]
+                self._termination.ask(workers, number, whole_group=whole_group)
+            case edge.CollectEvidence(local_rank, passive, deadline_ns):
+                self._monitors.collect(local_rank, passive=passive, deadline_ns=deadline_ns)
+            case edge.CheckProgress() | edge.ExtendTimeout() | edge.ConfirmHang():
+                self._monitors.pass_on(effect)
+            case edge.Release():
+                self._monitors.release()
+            case edge.RaiseTimeout(name, cycle):
+                self._raised_timeouts.killed(name, cycle)
+            case edge.KeepEvidence(cycle, ended):
+                words, stderr = self._words(ended.local_rank, cycle), self._stderrs.get(ended.local_rank, "")
+                snapshot = self._monitors.snapshot(ended.local_rank, cycle)
+                self._crash_evidence.keep(cycle, ended, words, snapshot=snapshot, stderr=stderr)
+
+    def terminate(self, work: edge.TerminateRanks, end_rest: Callable[[], None]) -> Sequence[ProcessStat]:
+        """End them as asked, then ``end_rest``; what could not be ended."""
+        workers = list(self._workers.values())
+        if work.way is edge.Way.KILLED:
+            self._termination.kill(workers)
+            if work.leftover_grace_s is not None:
+                self._termination.clear(workers, leftover_grace_s=work.leftover_grace_s, ask=False)
+        elif work.way is edge.Way.FINISHED:
+            self._termination.clear(workers, quietly=False)
+        end_rest()
+        return self._termination.still_there(workers)
+
+    def let_go(self) -> None:
+        """Of what belonged to those that have ended."""
+        if self._cycle_info is not None:
+            self._cycle_info.ended()
+        self._device_memory.begin(self._termination.take_let_go())
+
+
+class _Lazy(dict[int, T]):
+    """Read when it is asked for, once."""
+
+    def __init__(self, read: Callable[[int], T]) -> None:
+        super().__init__()
+        self._read = read
+
+    def __missing__(self, key: int) -> T:
+        value = self[key] = self._read(key)
+        return value

@@ -1,0 +1,85 @@
+"""What a monitor and its launcher tell each other passes the check, and nothing else does."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from megatron_ft.core.codec.codec import pack
+from megatron_ft.core.errors import ProtocolError
+from megatron_ft.core.messages import monitor
+from tests.fuzz.hostile import REPORTS
+
+
+def with_ranks(ranks: Any) -> dict[str, Any]:
+    flying = {"group": "0", "seq": 1, "op": "all_reduce", "ranks": ranks}
+    return {"type": "observation", "cycle": 0, "note": {"rank": 1, "in_flight": [flying]}}
+
+
+@pytest.mark.parametrize("message", REPORTS, ids=lambda message: message["type"])
+def test_what_a_monitor_tells_passes(message: dict[str, Any]) -> None:
+    said = json.loads(json.dumps(pack(monitor.REPORTS.parse(message))))
+    assert all(said[name] == value for name, value in message.items() if name != "note" and value is not None)
+    assert monitor.REPORTS.parse(said) == monitor.REPORTS.parse(message)
+
+
+@pytest.mark.parametrize(
+    ("message", "complaint"),
+    [
+        ({**REPORTS[0], "pid": True}, "attached has pid = True"),
+        ({**REPORTS[1], "at_ns": 1.5}, "first_step has at_ns = 1.5"),
+        ({**REPORTS[2], "elapsed_s": float("nan")}, "verdict has elapsed_s = nan"),
+        ({**REPORTS[2], "section": ["step"]}, "verdict has section = a list"),
+        ({**REPORTS[2], "rank": -1}, "verdict has rank = -1"),
+        ({"type": "observation", "cycle": 0}, "observation has no note"),
+        ({**REPORTS[5], "note": {"rank": 1, "frame": 3}}, "observation has note = rank_snapshot has frame = 3"),
+        ({**REPORTS[5], "note": {}}, "observation has note = rank_snapshot has no rank"),
+        (with_ranks({"range": [0, 1 << 62, 1]}), "rank_snapshot has in_flight = collective has ranks = a dict"),
+        (with_ranks([0.5]), "collective has ranks = a list"),
+        ({**REPORTS[5], "note": {"rank": 1, "in_flight": {}}}, "has in_flight = a dict"),
+        ({"type": "nonsense"}, "unknown type 'nonsense'"),
+    ],
+)
+def test_what_it_can_t_tell_is_refused(message: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ProtocolError, match=complaint):
+        monitor.REPORTS.parse(message)
+
+
+@pytest.mark.parametrize(
+    ("message", "order"),
+    [
+        ({"type": "stop"}, monitor.Stop()),
+        ({"type": "resume", "by": "a newer launcher"}, monitor.Resume()),
+        ({"type": "rank_started", "pid": 7}, monitor.RankStarted(7)),
+        ({"type": "release", "cycle": 0}, monitor.Release(0)),
+        ({"type": "pause", "since_ns": None}, monitor.Pause()),
+        ({"type": "pause", "since_ns": 5}, monitor.Pause(5)),
+        ({"type": "collect", "cycle": 2, "passive": True, "deadline_ns": 9}, monitor.Collect(2, 9, True)),
+    ],
+)
+def test_orders(message: dict[str, Any], order: monitor.Order) -> None:
+    assert monitor.ORDERS.parse(message) == order
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"type": "unknown"},
+        {"type": "rank_started"},
+        {"type": "rank_started", "pid": 0},
+        {"type": "rank_started", "pid": -1},
+        {"type": "rank_started", "pid": True},
+        {"type": "rank_started", "pid": 2**40},
+        {"type": "release", "cycle": "0"},
+        {"type": "collect", "cycle": 0, "passive": 1, "deadline_ns": 1},
+        {"type": "collect", "cycle": 0, "passive": False},
+        {"type": "pause", "since_ns": [[]]},
+        {"type": "x" * 100_000},
+    ],
+)
+def test_what_is_no_order(message: dict[str, Any]) -> None:
+    with pytest.raises(ProtocolError) as caught:
+        monitor.ORDERS.parse(message)
+    assert len(str(caught.value)) < 200

@@ -1,0 +1,39 @@
+"""Both ends of a connection know the job's secret, or neither goes on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from megatron_ft.core.errors import ConfigError, ProtocolError
+from megatron_ft.core.messages.secret import Handshake
+from megatron_ft.ipc.net.secret import Asked, Asking, read_secret
+
+
+def shake_hands(ours: bytes | None, theirs: bytes | None) -> bool:
+    asking, asked = Asking(ours), Asked(theirs)
+    message: Handshake | None = asking.first(over=False)
+    while message is not None:
+        message = asked.answer(message)
+        if message is not None:
+            message = asking.answer(message)
+    return asking.is_done and asked.is_done
+
+
+def test_both_ends_know_the_secret_or_neither_goes_on() -> None:
+    assert shake_hands(b"s" * 16, b"s" * 16)
+    assert shake_hands(None, None)
+    for theirs in (b"t" * 16, None):
+        with pytest.raises(ProtocolError):
+            shake_hands(b"s" * 16, theirs)
+
+
+def test_the_secret_is_not_short_and_may_be_in_a_file(tmp_path: Any) -> None:
+    path = tmp_path / "secret"
+    path.write_text("0123456789abcdef\n")
+    assert read_secret({"FT_SECRET_FILE": str(path)}) == b"0123456789abcdef"
+    assert read_secret({}) is None
+    for environ in ({"FT_SECRET": "short"}, {"FT_SECRET_FILE": str(tmp_path / "missing")}):
+        with pytest.raises(ConfigError):
+            read_secret(environ)

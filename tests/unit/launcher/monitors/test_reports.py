@@ -1,0 +1,36 @@
+"""Nothing of a monitor that passes the check can hurt the launcher."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+
+from megatron_ft.core.agent import edge
+from megatron_ft.core.codec.codec import pack
+from megatron_ft.core.diagnosis.exits import find_cause
+from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
+from megatron_ft.core.diagnosis.root_cause import find
+from megatron_ft.core.errors import ProtocolError
+from megatron_ft.core.messages import monitor
+from megatron_ft.launcher.monitors.reports import event_of
+from tests.fuzz.hostile import REPORTS, Hostile
+
+
+def test_what_passes_can_be_worked_with() -> None:
+    rng = random.Random(int(os.environ.get("FT_TEST_SEED", "6")))
+    hostile, passed = Hostile(rng, REPORTS), dict.fromkeys((message["type"] for message in REPORTS), 0)
+    for _ in range(20_000):
+        message = json.loads(hostile.framed()[4:])
+        try:
+            report = monitor.REPORTS.parse(message)
+        except ProtocolError:
+            continue
+        passed[message["type"]] += 1
+        match event_of(0, report):
+            case edge.FoundHung(verdict=verdict):
+                assert find_cause([], [verdict]) is not None
+            case edge.Evidence(note=note):
+                json.dumps(pack(note))
+                find([note, RankSnapshot(rank=note.rank + 1)], elapsed_s=1.0)
+    assert min(passed.values()) > 100, passed
