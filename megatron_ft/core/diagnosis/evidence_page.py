@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from megatron_ft.core.diagnosis.rank_snapshot import unpacked
+from megatron_ft.core.diagnosis.stacks import REPORTER_THREAD
 from megatron_ft.core.iterations import when
 from megatron_ft.core.printable import printable
 
 __all__ = ["evidence_text"]
 
-_CRASH_REPORTER = "megatron_ft/rank/crash_reporter/reporter.py"
 _LONG = 16
 
 
@@ -88,7 +88,7 @@ def _members(ranks: Any) -> str:
 def _stacks(stacks: Mapping[str, Any]) -> Iterator[str]:
     threads = sorted(stacks.get("threads") or (), key=lambda thread: not thread.get("main"))
     for thread in threads:
-        if any(function == "_answer" and file.endswith(_CRASH_REPORTER) for file, _, function in thread["frames"]):
+        if any(function == REPORTER_THREAD for _, _, function in thread["frames"]):
             continue  # ours, asleep
         yield ""
         name = "main thread" if thread.get("main") else f"thread {thread.get('name') or hex(thread['ident'])}"

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 
 import megatron_ft
-from megatron_ft.core.reference_modules import SWITCH_VARIABLE
+from megatron_ft.core.run_ahead import REFERENCE_NAMES_VARIABLE
 
 __all__ = ["STARTUP", "rank_environment", "with_startup"]
 
@@ -20,9 +20,9 @@ def rank_environment(environ: Mapping[str, str], *, reference_names: bool, watch
     With ``reference_names``, who imports ``nvidia_resiliency_ext.fault_tolerance`` there gets this package.
     ``watches``: the collectives of a script that calls no hooks are to be counted.
     """
-    ours = {name: value for name, value in environ.items() if name != SWITCH_VARIABLE}
+    ours = {name: value for name, value in environ.items() if name != REFERENCE_NAMES_VARIABLE}
     if reference_names:
-        ours[SWITCH_VARIABLE] = "on"
+        ours[REFERENCE_NAMES_VARIABLE] = "on"
     if reference_names or watches:
         ours["PYTHONPATH"] = with_startup(environ.get("PYTHONPATH"))
     return ours

@@ -28,6 +28,7 @@ from typing import Any
 
 from megatron_ft.core.board import layout as layout
 from megatron_ft.core.diagnosis.exceptions import EXCEPTION_MARK
+from megatron_ft.core.diagnosis.stacks import REPORTER_THREAD
 from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.linux.polling import has_hung_up
 from megatron_ft.ipc.linux.processes import would_end_by
@@ -35,7 +36,7 @@ from megatron_ft.rank.crash_reporter.error_file import told_by
 from megatron_ft.rank.crash_reporter.flight_recorder import collectives
 from megatron_ft.rank.crash_reporter.main_thread import main_places, main_stack
 
-__all__ = ["CrashReporter"]
+__all__ = ["CrashReporter", "megatron_ft_crash_reporter"]
 
 _FIRST_SIGNAL = signal.SIGRTMIN + 5
 _MAX_QUESTION_BYTES = 256
@@ -74,12 +75,13 @@ class CrashReporter:
             faulthandler.enable(file=stack_fd, all_threads=True)
             self._tells_of_crashes = True
         self._hook = sys.excepthook = _ExceptionNote(stack_fd, sys.excepthook)
-        thread = threading.Thread(target=_answer, args=(self._socket,), name="megatron_ft_crash_reporter", daemon=True)
+        answer = megatron_ft_crash_reporter
+        thread = threading.Thread(target=answer, args=(self._socket,), name=REPORTER_THREAD, daemon=True)
         with contextlib.suppress(RuntimeError):  # no more threads are allowed: then it tells no collectives
             thread.start()
 
     def end(self) -> None:
-        """No more questions. Stacks can still be had: a rank may hang after it has ended its monitoring."""
+        """No more questions. Stacks can still be collected: a rank may hang after it has ended its monitoring."""
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)  # its thread ends
@@ -148,9 +150,10 @@ def _register(stack_fd: int) -> int | None:
     return None
 
 
-def _answer(questions: socket.socket) -> None:
-    """Until the socket is shut down: each question is a JSON with an ``id``, and so is its answer.
+def megatron_ft_crash_reporter(questions: socket.socket) -> None:
+    """Answer the monitor until the socket is shut down: each question is a JSON with an ``id``, and so is its answer.
 
+    It is called like its thread, `REPORTER_THREAD`, because stacks name functions only.
     One with ``samples`` asks where the main thread is, too: so many times, a few milliseconds apart.
     """
     while True:
