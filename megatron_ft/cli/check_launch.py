@@ -9,7 +9,7 @@ import shutil
 import sys
 from typing import Any
 
-from megatron_ft.core.config.launch_line import LaunchLine, Meaning, find_launch_lines
+from megatron_ft.cli.launch_line import LaunchLine, Meaning, find_launch_lines
 from megatron_ft.core.errors import ConfigError
 
 __all__ = ["add_commands"]

@@ -29,12 +29,12 @@ _OPTIONS = {
     "calculated_timeout_floor": ("SECONDS", "the least that is learned"),
 }
 _DESCRIPTION = """\
-Play the runs in a log directory again under other timeouts: which healthy intervals they would have ended, and how much
-sooner (or later) each hang would have been noticed. Without --timeouts or --rule, both rules are shown.
-It reads only the event logs, offline. Heartbeats are left out."""
+Play the runs in a log directory again under other timeouts: in which healthy intervals they would have terminated a
+rank, and how much sooner (or later) each hang would have been detected. Without --timeouts or --rule, both rules are
+shown. It reads only the event logs, offline. Heartbeats are left out."""
 _EPILOG = """\
-A learned timeout is learned from the logs alone, from nothing, each time the run saved. Before, nothing is judged. A
-rank that would have been ended goes on here, as the log does: what the job would have done instead isn't in it."""
+A learned timeout is learned from the logs alone, from nothing, each time the run saved. Before, no rank is judged. A
+rank that would have been terminated goes on here, as the log does: what the job would have done instead isn't in it."""
 
 
 def add_command(commands: Any) -> None:

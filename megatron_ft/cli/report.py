@@ -22,7 +22,7 @@ __all__ = ["add_command"]
 _NOTHING_FOUND = 1
 _DESCRIPTION = """\
 Say what happened in each run whose event logs are in a directory: its cycles and why they ended, how soon that was
-noticed and the job trained again, where the time went, and the timeouts beside the intervals they time.
+detected and the job trained again, where the time went, and the timeouts beside the intervals they time.
 It reads only these logs, offline; they may still be written to, come from several nodes, or be cut off."""
 _EPILOG = """\
 Goodput is the time in iterations that counted, those not done again in a later cycle, over the wall time from the

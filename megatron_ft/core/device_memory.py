@@ -15,7 +15,7 @@ from megatron_ft.core.plural import listed
 __all__ = ["LONGEST_WAIT_S", "Holding", "MemoryStep", "describe", "held_by", "judge", "look_again_s"]
 
 LONGEST_WAIT_S = 10.0
-"""Beyond that the memory is taken for lost, and the ranks start all the same."""
+"""After that the memory is considered lost, and the ranks start without it."""
 _FIRST_LOOK_S = 0.02
 _SLOWEST_LOOK_S = 0.5
 _SHOWN = 4

@@ -1,6 +1,7 @@
 """What a node must have before its ranks start: the ready checks, and what is wrong with what they found. Pure.
 
-They refuse a node only for what is sure: a fact that can't be had is no problem, unless the user has asked for it.
+They refuse a node only for what is certain: a fact that can't be determined is no problem, unless the user has asked
+for it.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from megatron_ft.core.errors import ConfigError
 
 __all__ = [
     "FORK_SERVER_NAME",
+    "REFERENCE_NAMES_VARIABLE",
     "RUN_AHEAD_VARIABLE",
     "WATCH_VARIABLE",
     "Ahead",
@@ -25,6 +26,8 @@ RUN_AHEAD_VARIABLE = "MEGATRON_FT_RUN_AHEAD"
 """Carries a server's orders, and is removed before its script runs."""
 WATCH_VARIABLE = "FT_WATCH_COLLECTIVES"
 """Of a rank: whether its collectives are to be watched if its script calls no hooks, "on" or "off"."""
+REFERENCE_NAMES_VARIABLE = "MEGATRON_FT_REFERENCE_NAMES"
+"""Of a rank, and thereby of what it starts: "on" where names of nvidia-resiliency-ext are served by this package."""
 _VARIABLES = frozenset(
     {
         *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME"),

@@ -96,7 +96,7 @@ class FaultToleranceCallback(FitCallback):
             self._refuse(
                 RuntimeError(
                     "initial_rank_heartbeat_timeout and rank_heartbeat_timeout must be set, or "
-                    "calculate_timeouts=True: as it is, no hang would be noticed"
+                    "calculate_timeouts=True: as it is, no hang would be detected"
                 )
             )
 

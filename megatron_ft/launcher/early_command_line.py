@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from megatron_ft.core.config.launcher_options import LAUNCHER_OPTIONS
 from megatron_ft.core.config.torchrun import TORCHRUN_OPTIONS
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.run_ahead import Ahead, parse_preload, without_ranks
+from megatron_ft.core.run_ahead import Ahead, without_ranks
 from megatron_ft.launcher.spawn.rank_environment import rank_environment
 
 __all__ = ["parse_early", "shares_output"]
@@ -23,6 +24,7 @@ _FLAGS = {
     *(each.name for each in TORCHRUN_OPTIONS.values() if each.is_flag),
     *(name for each in LAUNCHER_OPTIONS.values() if each.is_flag for name in each.names),
 }
+_NEEDED = ("preload", "watch_collectives", "reference_names", "per_cycle_applog_prefix")
 _SHORT = {"m": "module", "h": "help", "r": "redirects", "t": "tee"}
 
 
@@ -43,7 +45,7 @@ def parse_early(argv: Sequence[str], environ: Mapping[str, str]) -> Ahead | None
         else:
             given[name] = words.pop(0) if words else ""
     try:
-        preload = parse_preload(given.get("ft-preload"))
+        preload, watch, names, prefix = (_value(field, given) for field in _NEEDED)
     except ConfigError:
         return None  # reported when the command line is parsed
     is_other = "NVRX_GPUS_PER_NUMA" in environ or any(
@@ -53,12 +55,18 @@ def parse_early(argv: Sequence[str], environ: Mapping[str, str]) -> Ahead | None
         return None
     command = [sys.executable, "-u", *(["-m"] if given.get("module", "0") == "1" else []), *words]
     is_one = "OMP_NUM_THREADS" in environ or given.get("nproc-per-node", "1").strip() == "1"
-    logs_specs = given.get("logs-specs") or given.get("ft-per-cycle-applog-prefix")
+    logs_specs = given.get("logs-specs") or prefix
     is_shared = shares_output(given.get("redirects", "0"), given.get("tee", "0"), logs_specs)
-    watches = given.get("ft-watch-collectives", "") != "off"
-    own = rank_environment(environ, reference_names=given.get("ft-reference-names", "on") == "on", watches=watches)
+    own = rank_environment(environ, reference_names=names == "on", watches=watch != "off")
     # torch will add that for the ranks
     return Ahead(command, without_ranks({**own, **({} if is_one else {"OMP_NUM_THREADS": "1"})}), preload, is_shared)
+
+
+def _value(field: str, given: Mapping[str, str]) -> Any:
+    """Of an option of ours, as it is stored. Raises ConfigError."""
+    option = LAUNCHER_OPTIONS[field]
+    text = next((given[name] for name in option.names if name in given), None)
+    return option.default if text is None else option.parse(text)
 
 
 def shares_output(redirects: object, tee: object, logs_specs: object) -> bool:

@@ -6,11 +6,12 @@ import os
 
 from megatron_ft.core.agent.edge import Exit, Over
 from megatron_ft.core.agent.leaving import stopped
+from megatron_ft.core.exit_codes import TRY_AGAIN_CODE
 from megatron_ft.core.job.lives import Ending
 from megatron_ft.core.job.messages import REFUSED, Verdict
 from megatron_ft.launcher.base import bounded_file_calls
 from megatron_ft.launcher.base.command_line import CommandLine
-from megatron_ft.launcher.coordination.meeting_place import TRY_AGAIN_CODE, Kind, MeetingPlace
+from megatron_ft.launcher.coordination.meeting_place import Kind, MeetingPlace
 from megatron_ft.launcher.result_file import End
 
 __all__ = ["launcher_failed", "of", "speaks_for_the_job", "stopped"]

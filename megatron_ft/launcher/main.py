@@ -74,7 +74,7 @@ def _run_ahead(argv: Sequence[str]) -> ServerProcess | None:
 
 
 def _cannot_start(error: OSError, server: ServerProcess | None, *, has_others: bool = False) -> int:
-    """Say what can't be had before the job begins: files, processes, memory. The exit code."""
+    """Say what the launcher can't get before the job begins: files, processes, memory. Returns the exit code."""
     text = lines.cannot_start(error)
     terminal.sayer(has_others=has_others)(text)
     with contextlib.suppress(OSError, ImportError):  # imports need files, too

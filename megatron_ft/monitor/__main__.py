@@ -20,7 +20,7 @@ def main() -> None:
         print("The rank monitor is started by ft_launcher, or by RankMonitorServer.run_in_subprocess.")
         raise SystemExit(2)
     settings = command_line.parse(sys.argv[1:])
-    go_on_without_parent()  # a monitor that is stopped while its launcher is killed has to end the rank all the same
+    go_on_without_parent()  # a monitor that was stopped while its launcher was killed still has to terminate the rank
     parent_pidfd = _parent_pidfd(settings.parent)
     signal_fd = _route_signals()
     set_name(f"ft_monitor_{settings.local_rank}".encode())

@@ -314,8 +314,8 @@ class MonitorService:
         self._reports.verdict(watched.attached, verdict, now_ns, observed_only=observe_only)
         try:
             self._examine(watched, verdict, passive=observe_only, deadline_ns=deadline_ns)
-        except Exception as error:  # noqa: BLE001 - whatever can't be seen of a rank, it is ended
-            self._reports.warn(f"the evidence on rank {watched.attached.rank} can't be had: {error!r}")
+        except Exception as error:  # noqa: BLE001 - a rank is terminated whether or not evidence can be collected
+            self._reports.warn(f"the evidence on rank {watched.attached.rank} can't be collected: {error!r}")
         if observe_only:
             watched.dismiss(verdict)
             self._next_look_ns = time.monotonic_ns()
@@ -375,7 +375,7 @@ class MonitorService:
             return
         if not is_gone(self._parent_pidfd) and not wait_gone(self._parent_pidfd, _LAUNCHER_ENDS_S):
             # it lives, and will start another monitor when this one ends: no reason to end a rank
-            self._reports.note("the launcher can't be heard any more: another monitor takes over")
+            self._reports.note("lost the connection to the launcher: exiting, the launcher starts another monitor")
             return
         self._reports.launcher_gone()
         left = end_orphans(self._settings.socket_path, self._group)

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import random
-import re
 import select
 import shutil
 import signal
@@ -188,7 +187,7 @@ class Run:
         while self._process.poll() is None and time.monotonic() < end:
             if select.select([self._orders], [], [], 0.02)[0]:
                 self._obey()
-            self._look_at(output.read_text(errors="replace"))
+            self._look_at(launcher_records(logs))
         code = self._process.poll()
         if code is None:
             self._kill_all()
@@ -201,9 +200,9 @@ class Run:
         command += [*TIMEOUTS, *preload[self.plan.preload]]
         return [*command, *training(self.plan, self.directory)]
 
-    def _look_at(self, output: str) -> None:
-        """Whether a cycle has ended."""
-        ended = len(re.findall(r"^\[ft_launcher\] cycle \d+ ended: ", output, re.MULTILINE))
+    def _look_at(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Whether a cycle has ended, other than well."""
+        ended = sum(record["ev"] == "cycle_ended" and record["outcome"] != "succeeded" for record in records)
         if ended == self._ended_cycles:
             return
         self._ended_cycles = ended

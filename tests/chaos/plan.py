@@ -35,7 +35,7 @@ class Outcome:
 
     ENDS = "the cycle ends, and its rank is the cause"
     NOTHING = "training goes on"
-    MAY_END = "the rank is ended as hung, or counts as finished, as the others are"
+    MAY_END = "the rank is terminated as hung, or treated as finished, as the others are"
     LEAVES = "the launcher ends, with the job; the same command goes on from the last checkpoint"
 
 

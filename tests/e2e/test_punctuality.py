@@ -109,8 +109,8 @@ if RANK == 1:
     assert finished.code == 0
     assert finished.lines == [
         FIRST_LINE,
-        "rank 1 did not exit within 4 s after its shutdown: terminating it; "
-        "the other ranks of this node have finished, so it counts as finished",
+        "rank 1 did not exit within 4 s after its shutdown: terminating it and "
+        "treating it as finished, because the other ranks of this node have finished",
         "all ranks finished after 1 cycle",
     ]
     (detached, _) = launched.events("detached", role="monitor")

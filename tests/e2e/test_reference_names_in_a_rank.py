@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.core.reference_modules import PACKAGES, SERVED
 from megatron_ft.launcher.spawn.rank_environment import STARTUP, rank_environment
+from megatron_ft.rank.reference.served import PACKAGES, SERVED
 
 
 def in_rank(script: str, *paths: Path, reference_names: bool = True) -> str:

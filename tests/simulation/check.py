@@ -11,6 +11,7 @@ from megatron_ft.core.job.decisions import Kind
 from megatron_ft.core.job.member import CUT_OFF_S
 from megatron_ft.core.job.nodes import lost_s
 from megatron_ft.core.job.restart_policy import Outcome
+from tests.simulation.job import LOST_A_PEER
 
 if TYPE_CHECKING:
     from tests.simulation.job import Job, Launcher, Made
@@ -148,7 +149,7 @@ def _causes(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
         if verdict.node is None or not made or verdict.node >= len(made[0].members):
             continue
         launcher = job.by_instance(made[0].members[verdict.node])
-        follows = "connection closed by peer" in verdict.text
+        follows = LOST_A_PEER in verdict.text
         if launcher is not None and not follows and not trouble.network and not plan.rules.min_healthy:
             if not any(touched <= at_s for touched in launcher.touched):
                 yield f"{launcher.name} is named for cycle {verdict.cycle}: {verdict.text}"

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 from tests.slurm.cluster import Cluster, wait_for
 
@@ -143,11 +144,15 @@ class Run:
         *outcomes: str,
         code: int | None = 0,
         state: str = "COMPLETED",
+        faults: Sequence[tuple[str, str]] = (),
         told: Sequence[str] = (),
         weights: bool = True,
         restarts: int | None = None,
     ) -> None:
-        """Compare; ``outcomes`` are those of the lives, ``restarts`` those of all lives."""
+        """Compare; ``outcomes`` are those of the lives, ``restarts`` those of all lives.
+
+        ``faults``: nodes that have ended a cycle, and how, as result.json has them.
+        """
         job = self.cluster.job(self.job)
         seen = [str(life["outcome"]) for life in self.lives]
         if seen != list(outcomes):
@@ -159,6 +164,8 @@ class Run:
         used = sum(int(str(life["restarts"])) for life in self.lives)
         if restarts is not None and used != restarts:
             self.problems.append(f"{used} restarts, not {restarts}")
+        blamed = [(fault["node"], fault["kind"]) for life in self.lives for fault in cast("Any", life["faults"])]
+        self.problems += [f"no fault {fault} in {blamed}" for fault in faults if fault not in blamed]
         self.problems += [f"not told: {text}" for text in told if not re.search(text, self.output)]
 
     def clean_up(self) -> None:

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from types import FrameType
 
 from megatron_ft.cli.slurm import commands
-from megatron_ft.cli.slurm.policy import TRY_AGAIN_CODE, Action, After, Limits, Next, decide
+from megatron_ft.cli.slurm.policy import Action, After, Limits, Next, decide
+from megatron_ft.core.exit_codes import TRY_AGAIN_CODE
 from megatron_ft.core.hosts import expand_hosts
 from megatron_ft.core.job.drain_advice import advice
 from megatron_ft.core.job.lives import Ending, Life, Lives

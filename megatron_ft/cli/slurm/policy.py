@@ -12,7 +12,6 @@ from megatron_ft.core.job.lives import Ending, Life
 __all__ = ["Action", "After", "Limits", "Next", "decide"]
 
 MISTAKE_CODE = 2
-TRY_AGAIN_CODE = 94
 _AT_ONCE = 3
 """So many steps of one allocation may be lost in a row before the job is to have other nodes."""
 

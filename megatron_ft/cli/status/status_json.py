@@ -1,4 +1,4 @@
-"""`megatron-ft status --json`: one shot for scripts. The keys stand in docs/specification.md; times are seconds."""
+"""`megatron-ft status --json`: one shot for scripts. The keys stand in docs/report.md; times are seconds."""
 
 from __future__ import annotations
 

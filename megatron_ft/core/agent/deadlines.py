@@ -1,9 +1,9 @@
 """Ranks without a board in use: before their monitoring has begun, and after they have ended it. Pure.
 
 A rank that doesn't start monitoring within ``--ft-startup-timeout`` of its start, or doesn't exit within
-``--ft-exit-timeout`` of its shutdown, is ended as hung, and the restart policy decides. One exception: after
+``--ft-exit-timeout`` of its shutdown, is terminated as hung, and the restart policy decides. One exception: after
 its shutdown a rank may have nothing left to do. If other ranks of the node have exited with 0, none has failed
-and none is still at work, then a rank that merely doesn't exit counts as finished, too.
+and none is still at work, a rank that merely doesn't exit is terminated and treated as finished, too.
 """
 
 from __future__ import annotations

@@ -166,8 +166,8 @@ def collectives_go_on(seconds: float) -> str:
 def finished_late(verdict: HangVerdict) -> str:
     """A rank that doesn't exit when all the others of the node have finished."""
     return (
-        f"rank {verdict.rank} {describe_overdue(verdict)}: terminating it; "
-        "the other ranks of this node have finished, so it counts as finished"
+        f"rank {verdict.rank} {describe_overdue(verdict)}: terminating it and treating it as finished, "
+        "because the other ranks of this node have finished"
     )
 
 

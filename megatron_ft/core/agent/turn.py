@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from megatron_ft.core.agent.edge import Effect, Readings
 from megatron_ft.core.agent.job_line_printer import JobLinePrinter
+from megatron_ft.core.exit_codes import TRY_AGAIN_CODE
 
 __all__ = ["LATE_NS", "Options", "Turn"]
 
@@ -43,7 +44,7 @@ class Options:
     ranks_are_python: bool = True
     meets_elsewhere: bool = False
     checks_health: bool = False
-    try_again_code: int = 94
+    try_again_code: int = TRY_AGAIN_CODE
     collectives_timeout_s: float | None = None
     ends_for_collectives: bool = False
     says_all: bool = False

@@ -64,24 +64,25 @@ class ConfigValues:
     safety_factor: float = option(
         5.0,
         FACTOR,
-        "By timeout_rule 'reference', a learned timeout is the longest interval that was seen on any rank, times "
-        "this factor; by 'budget' it is at most what that gives on average.",
+        "With timeout_rule 'reference', a learned timeout is the longest interval observed on any rank, times this "
+        "factor; with 'budget' it is at most what that gives on average.",
     )
     timeout_rule: str = option(
         "budget",
         one_of("budget", "reference"),
-        "How the hooks learn timeouts: 'budget' by the tail of all that was seen, 'reference' by safety_factor.",
+        "How the hooks learn timeouts: 'budget' from the longest of all observed intervals, 'reference' by "
+        "safety_factor.",
     )
     false_kill_budget: float = option(
         1e-6,
         SHARE,
-        "By timeout_rule 'budget': this share of the intervals of a healthy job may pass a learned timeout.",
+        "With timeout_rule 'budget': this share of the intervals of a healthy job may exceed a learned timeout.",
     )
     learn_timeouts: str = option(
         "auto",
         one_of("auto", "off"),
         "auto: where none of the timeouts above is set, the hooks learn them by themselves; until then, for some "
-        "minutes, no rank is ended. off: they learn only where the script asks for it (calc_ft_timeouts).",
+        "minutes, no rank is terminated. off: they learn only where the script asks for it (calc_ft_timeouts).",
     )
     calculated_timeout_floor: float = option(
         5.0,
@@ -91,14 +92,14 @@ class ConfigValues:
     workload_check_interval: float = option(
         5.0,
         DURATION,
-        "Longest time between two looks of a monitor at its rank, in seconds. Detection doesn't wait "
-        "for it: a monitor also looks at the moment when something can be late.",
+        "Longest time between two checks of a rank by its monitor, in seconds. Detection doesn't wait "
+        "for it: a monitor also checks its rank at the moment when a timeout can expire.",
     )
     rank_termination_signal: Converted[signal.Signals | int | str, signal.Signals] = option(
         signal.SIGKILL,
         SIGNAL,
-        "What ends a hung rank, by name or number. A rank that outlives it by 5 seconds gets SIGKILL. Up to 60 "
-        "seconds in which it waited for a CPU don't count.",
+        "Signal that terminates a hung rank, by name or number. A rank that is still running 5 seconds later gets "
+        "SIGKILL. Up to 60 seconds in which it waited for a CPU don't count.",
     )
     log_level: Converted[int | str, int] = option(
         20, LOG_LEVEL, "How much this package logs: DEBUG, INFO, WARNING, ERROR or CRITICAL."

@@ -20,10 +20,11 @@ from megatron_ft.core.config.kinds import (
     whole,
 )
 from megatron_ft.core.config.option import option, table_of
+from megatron_ft.core.exit_codes import NO_PROGRESS_CODE, TRY_AGAIN_CODE
 from megatron_ft.core.node_health import CHECKS, parse_checks
 from megatron_ft.core.run_ahead import parse_preload
 
-RESTART_POLICIES = ("any-failed", "min-healthy")
+ANY_FAILED, MIN_HEALTHY = RESTART_POLICIES = ("any-failed", "min-healthy")
 WATCH_COLLECTIVES = ("report", "end", "off")
 SAY = ("one", "all")
 SCHEDULERS = ("auto", "slurm", "kubernetes", "none")
@@ -58,7 +59,7 @@ class LauncherOptions:
     ignore_missing_cfg: bool = option(
         False,
         FLAG,
-        "Go on with defaults if that file or its fault_tolerance section is missing.",
+        "Continue with the defaults if that file or its fault_tolerance section is missing.",
         names=("ignore-missing-fault-tol-cfg", "ft-ignore-missing-cfg"),
         in_yaml=False,
         is_told=False,
@@ -72,8 +73,8 @@ class LauncherOptions:
     log_max_bytes: int = option(
         DEFAULT_LOG_MAX_BYTES,
         whole(0, 2**62 - 1, "bytes"),
-        "What the event logs of one process (the launcher's, each monitor's) may take; the oldest records go first, "
-        "evidence never. 0 is no bound.",
+        "Most bytes that the event logs of one process (the launcher, each monitor) may take; the oldest records are "
+        "removed first, evidence never. 0: no limit.",
     )
     scheduler: str = option(
         SCHEDULERS[0],
@@ -83,34 +84,35 @@ class LauncherOptions:
         names=("scheduler", "ft-scheduler"),
     )
     restart_policy: str = option(
-        RESTART_POLICIES[0],
+        ANY_FAILED,
         one_of(*RESTART_POLICIES),
-        "When to restart: any-failed or min-healthy.",
+        "When to restart: any-failed (when any rank fails or a node is lost) or min-healthy (when fewer than MIN nodes "
+        "are healthy or finished).",
         names=("restart-policy", "ft-restart-policy"),
     )
     term_timeout: float = option(
         1800.0,
         DURATION_OR_ZERO,
-        "From SIGTERM to SIGKILL for the ranks when the launcher is asked to stop.",
+        "Time from SIGTERM to SIGKILL for the ranks when the launcher is asked to stop.",
         names=("term-timeout",),
     )
     workers_stop_timeout: float = option(
         5.0,
         DURATION_OR_ZERO,
-        "From SIGTERM to SIGKILL for the ranks when the launcher restarts them. Without it, a tenth of a second where "
-        "one of them has failed, because nothing can be saved together any more.",
+        "Time from SIGTERM to SIGKILL for the ranks when the launcher restarts them. If not given, 0.1 s where one of "
+        "them has failed, because the ranks can't save a checkpoint together any more.",
         names=("workers-stop-timeout",),
     )
     scale_up_at_once: bool = option(
         False,
         FLAG,
-        "Restart all ranks as soon as a node waits to join, as torchrun does. Without, it stands by for the next "
-        "restart.",
+        "Restart all ranks as soon as a node waits to join, as torchrun does. If not given, the node is on standby "
+        "until the next restart.",
     )
     node_health_command: str | None = option(
         None,
         text("a shell command", "COMMAND"),
-        "Shell command to run before this node joins a round. While it exits with another code than 0, the node "
+        "Shell command to run before this node joins a round. While it exits with a code other than 0, the node "
         "does not join, and the command is retried.",
     )
     node_health: tuple[str, ...] = option(
@@ -127,21 +129,22 @@ class LauncherOptions:
     node_health_check_endpoint: str | None = option(
         None,
         text("the socket of a node health service: a path, or unix://PATH", "SOCKET"),
-        "Before this node joins a round, ask a node health service (nvhcd's gRPC) there, too. One that can't be asked "
-        "keeps no node out. Needs the Python package grpcio.",
+        "Before this node joins a round, also ask the node health service (nvhcd's gRPC) at this socket. If the "
+        "service can't be reached, the node joins. Needs the Python package grpcio.",
     )
     max_no_progress_cycles: int = option(
         3,
         whole(0, 10**6 - 1, "cycles"),
-        "End the job when so many failed cycles in a row got no further than the job has been, neither in iterations "
-        "nor in the iteration they went on from; 0 never does. Only for jobs that tell their iterations.",
+        "End the job after this many failed cycles in a row that made no progress: none began a new iteration or "
+        "resumed from a later one. 0: never. Only for jobs whose ranks report iterations.",
         names=("ft-max-no-progress-cycles", "ft-max-no-progress-restarts"),
     )
     max_failed_starts: int = option(
         2,
         whole(0, 10**6 - 1, "starts"),
-        "End the job when so many cycles in a row failed in the same way (the same exception, or exit code) before any "
-        "step of a job that has never trained; 0 never does. Failures that may come from outside don't count.",
+        "End the job after this many cycles in a row that failed in the same way (the same exception, or exit code) "
+        "before the first step of a job that has never trained. 0: never. Failures that may come from outside don't "
+        "count.",
     )
     checkpoint_iteration_file: str | None = option(
         None,
@@ -150,10 +153,10 @@ class LauncherOptions:
         "progress of a job whose ranks report no iterations.",
     )
     no_restart_exit_code: int = option(
-        93,
+        NO_PROGRESS_CODE,
         whole(1, 255),
         "Exit code after too many failed starts, or cycles without progress: the scheduler shouldn't restart the job. "
-        "(94 asks it to: too few nodes are left to continue.)",
+        f"({TRY_AGAIN_CODE} asks the scheduler to restart it: too few nodes are left to continue.)",
     )
     stopped_exit_code: int | None = option(
         None,
@@ -164,9 +167,9 @@ class LauncherOptions:
     segment: int = option(
         0,
         whole(0, 10**6 - 1, "nodes"),
-        "Nodes train in groups of so many that share an NVLink domain (nvidia-smi's ClusterUUID, or FT_NVLINK_DOMAIN), "
-        "with GROUP_RANKs that follow each other; a spare replaces a node of its own domain. MIN must be a multiple of "
-        "it. 0: in no groups.",
+        "Nodes train in groups of this size that share an NVLink domain (nvidia-smi's ClusterUUID, or "
+        "FT_NVLINK_DOMAIN), with consecutive GROUP_RANKs; a spare replaces a node of its own domain. MIN must be a "
+        "multiple of it. 0: no groups.",
     )
     use_infra_group_rank: bool = option(
         True,
@@ -183,8 +186,8 @@ class LauncherOptions:
     per_cycle_applog_prefix: str | None = option(
         None,
         path("of a file, beginning with /", "FILE"),
-        "What all ranks of a cycle write goes to one file, FILE with _cycleN before its extension, each line with its "
-        "rank before it, and not to the launcher's output. All nodes append to it.",
+        "All output of the ranks of a cycle goes to one file, FILE with _cycleN before its extension, each line with "
+        "its rank before it, and not to the launcher's output. All nodes append to it.",
     )
     cycle_info_dir: str | None = option(
         None,
@@ -200,22 +203,22 @@ class LauncherOptions:
     startup_timeout: float | None = option(
         None,
         TIMEOUT,
-        "From the start of a rank's process to its init_workload_monitoring(); a rank that takes longer is ended as "
-        "hung.",
+        "Longest time from the start of a rank's process to its init_workload_monitoring(); a rank that takes longer "
+        "is terminated as hung.",
     )
     exit_timeout: float | None = option(
         None,
         TIMEOUT,
-        "From a rank's shutdown_workload_monitoring() to the end of its process; a rank that takes longer is ended as "
-        "hung, unless other ranks of the node have exited with 0 and none is still at work: then it counts as "
-        "finished.",
+        "Longest time from a rank's shutdown_workload_monitoring() to the end of its process; a rank that takes longer "
+        "is terminated as hung. If other ranks of the node have exited with 0, none has failed and none is still at "
+        "work, it is terminated and treated as finished.",
     )
     watch_collectives: str = option(
         WATCH_COLLECTIVES[0],
         one_of(*WATCH_COLLECTIVES),
-        "Scripts that call no hooks are watched by the collectives that torch counts. report: tell when none has "
-        "completed on any rank for long, who keeps the others waiting, and where. end: and restart, if some rank waits "
-        "in one. off: neither.",
+        "Scripts that call no hooks are watched by the collectives that torch counts. report: print a line when no "
+        "collective has completed on any rank for --ft-watch-collectives-timeout: which rank keeps the others waiting, "
+        "and where. end: also terminate the ranks and restart, if a rank waits in a collective. off: don't watch.",
     )
     watch_collectives_timeout: float = option(
         720.0, DURATION, "Longest time without a completed collective on any rank of such a script."
@@ -223,11 +226,11 @@ class LauncherOptions:
     say: str | None = option(
         None,
         one_of(*SAY),
-        "What each launcher of several prints. one: lines about the whole job (a cycle has started, or ended and why) "
-        "are printed by one of them, at the lowest place, and lines about a node by that node's. all: by each of them. "
-        "Default: one; in a pod of Kubernetes all, because each has a log of its own. With one, a launcher that ends "
-        "with another code than 0 says why, too; in a step of Slurm, where all print to one place, only if it has a "
-        "reason of its own.",
+        "Which of several launchers prints a line. one: lines about the whole job (a cycle has started, or ended and "
+        "why) are printed by the launcher at the lowest place, lines about a node by that node's launcher. all: each "
+        "launcher prints all lines. Default: one; in a pod of Kubernetes all, because each has a log of its own. With "
+        "one, a launcher that exits with a code other than 0 also says why; in a step of Slurm, where all print to one "
+        "place, only if it has a reason of its own.",
         is_told=False,
     )
     observe_only: bool = option(False, FLAG, "Report which rank would have been terminated as hung; terminate none.")
@@ -238,8 +241,8 @@ class LauncherOptions:
         (),
         _MODULES,
         "Modules, as in a,b.c, to import before the script's first line. The script itself is run ahead, once for all "
-        "ranks of the node, to where they begin to differ. none: it isn't, ranks start as fresh "
-        "interpreters. Default: the script, and no further modules.",
+        "ranks of the node, to where they begin to differ. none: the script isn't run ahead, ranks start as fresh "
+        "interpreters. Default: the script is run ahead, and no further modules are imported.",
         in_yaml=False,  # it is needed before a file can be read
     )
     preload_timeout: float = option(
@@ -248,10 +251,15 @@ class LauncherOptions:
     reference_names: str = option(
         "on",
         one_of("on", "off"),
-        "on: ranks that import nvidia_resiliency_ext.fault_tolerance or .ptl_resiliency get this package's, whether "
-        "that one is installed or not. off: they get what is installed.",
+        "on: ranks that import nvidia_resiliency_ext.fault_tolerance or .ptl_resiliency get megatron_ft's modules, "
+        "whether nvidia-resiliency-ext is installed or not. off: they get what is installed.",
         in_yaml=False,  # it is needed before a file can be read
     )
+
+    @property
+    def is_min_healthy(self) -> bool:
+        """Whether ranks restart only when too few nodes are healthy, by ``--restart-policy min-healthy``."""
+        return self.restart_policy == MIN_HEALTHY
 
 
 LAUNCHER_OPTIONS = table_of(LauncherOptions, lambda field: (f"ft-{field.replace('_', '-')}",))

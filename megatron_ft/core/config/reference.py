@@ -14,7 +14,7 @@ _LINKS = "network links are not checked; --ft-node-health-command can run a chec
 _STORAGE = "storage is not checked; --ft-node-health-command can, as in 'timeout 10 test -r PATH'"
 _MEMORY = "ranks wait for device memory until the driver has taken it back, within bounds that aren't options"
 _LOG_SERVER = "there is no log server: each node writes the ranks' output itself, see --log-dir and --tee"
-_ATTRIBUTION = "no service reads the logs; who hung or crashed first, and why, is said by ft_launcher itself"
+_ATTRIBUTION = "no service reads the logs; ft_launcher itself reports which rank hung or crashed first, and why"
 
 IGNORED: dict[str, str] = {
     **dict.fromkeys(
@@ -45,7 +45,7 @@ IGNORED: dict[str, str] = {
         _ATTRIBUTION,
     ),
     "node_health_check_interval": "a node's health is checked before each round and not in between",
-    "restart_check_interval": "nothing is lost: the launcher notices the end of a rank at once",
+    "restart_check_interval": "nothing is lost: the launcher detects the end of a rank at once",
     "skip_section_response": "nothing is lost: no hook waits for an answer",
     "check_remaining_processes": "nothing is lost: a rank's whole process group is ended and waited for",
     "install_exception_hook": "nothing is lost: a rank's uncaught exception is always reported",

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from megatron_ft.core.diagnosis.board_facts import BoardFacts
 from megatron_ft.core.diagnosis.collectives import Collectives, NoCollectives
 from megatron_ft.core.diagnosis.evidence import Evidence, HangEvidence, Stacks
+from megatron_ft.core.diagnosis.stacks import REPORTER_THREAD
 from megatron_ft.core.iterations import when
 from megatron_ft.core.printable import printable
 from megatron_ft.core.process_facts import ProcessFacts
 
 __all__ = ["evidence_text"]
 
-_CRASH_REPORTER = "megatron_ft/rank/crash_reporter/reporter.py"
 _LONG = 16
 
 
@@ -94,7 +94,7 @@ def _members(group: Sequence[int]) -> str:
 
 def _stacks(stacks: Stacks) -> Iterator[str]:
     for thread in sorted(stacks.threads, key=lambda thread: not thread.main):
-        if any(each.function == "_answer" and each.file.endswith(_CRASH_REPORTER) for each in thread.frames):
+        if any(each.function == REPORTER_THREAD for each in thread.frames):
             continue  # ours, asleep
         yield ""
         name = "main thread" if thread.main else f"thread {thread.name or hex(thread.ident)}"

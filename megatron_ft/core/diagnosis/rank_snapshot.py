@@ -143,7 +143,7 @@ class RankSnapshot:
         found_hung: its own monitor found it overdue.
         state: of its process as /proc has it: "R", "S", "D", "T"; empty where that isn't known.
         is_busy: its main thread used its processor while evidence was collected.
-        has_stack: a stack could be had; frame and inner are of its main thread.
+        has_stack: a stack was collected; frame and inner are of its main thread.
         frame: the innermost call in the user's code, "loader.py:88 next_batch"; inner: the innermost at all.
         waits_in: the collective that its stack shows it in, empty if none.
         has_collectives: it told its collectives; a rank that holds the GIL can't.

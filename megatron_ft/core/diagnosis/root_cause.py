@@ -151,7 +151,7 @@ def _is_missing(other: RankSnapshot, collective: Collective) -> bool:
 
 
 def _may_wait(note: RankSnapshot) -> bool:
-    """Whether a rank that told no collectives may be in one all the same: it is somewhere in a library, or nowhere."""
+    """Whether a rank that reported no collectives may be in one: its innermost call is in a library, or unknown."""
     return not (note.gone or note.is_stopped or note.has_collectives) and (not note.has_stack or note.is_in_library)
 
 
@@ -185,7 +185,7 @@ def _suspects(notes: Sequence[RankSnapshot], waits: Waits, elapsed_s: float) -> 
 
 
 def _explanations(waits: Waits) -> set[int]:
-    """Where all wait for each other: the ranks without whose wait everybody else's would be explained."""
+    """Where all wait for each other: the ranks without whose wait that of every other rank would be explained."""
     waiting = [rank for rank, others in waits.items() if others]
     # the first whose wait is explained by one rank waits for that one alone
     candidates = {next(iter(waits[rank])) for rank in waiting if len(waits[rank]) == 1} if len(waiting) > 1 else waiting

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 __all__ = [
+    "REPORTER_THREAD",
     "Frame",
     "ThreadStack",
     "user_frame",
@@ -15,6 +16,9 @@ __all__ = [
     "parse_py_spy",
 ]
 
+REPORTER_THREAD = "megatron_ft_crash_reporter"
+"""Name of the thread with which a rank answers its monitor, and of that thread's function: faulthandler knows no names
+of threads."""
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+)(?: \[.*\])? \(most recent call first\):(?: (<.*>))?$")
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?+) in (.*)$')
 _LIBRARY = ("/site-packages/", "/dist-packages/", "<frozen ")

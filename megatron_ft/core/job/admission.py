@@ -78,18 +78,22 @@ def differences(own: Rules, others: Rules) -> list[tuple[str, str, str]]:
 
 def _options(rules: Rules) -> dict[str, str]:
     """All that the rules say, as users write it."""
+    # a coordinator seldom refuses a launcher, and is to start fast
+    from megatron_ft.core.config.launcher_options import ANY_FAILED, LAUNCHER_OPTIONS, MIN_HEALTHY
+
+    ours = {field: each.spellings[0] for field, each in LAUNCHER_OPTIONS.items()}
     last_call = "not set" if rules.last_call_s is None else f"{rules.last_call_s:g}"
     return {
         "--nnodes": f"{rules.min_nodes}:{rules.max_nodes}",
-        "--restart-policy": "min-healthy" if rules.min_healthy else "any-failed",
+        ours["restart_policy"]: MIN_HEALTHY if rules.min_healthy else ANY_FAILED,
         "--max-restarts": str(rules.max_restarts),
-        "--ft-max-no-progress-cycles": str(rules.max_stalled),
-        "--ft-max-failed-starts": str(rules.max_failed_starts),
-        "--ft-scale-up-at-once": "set" if rules.at_once else "not set",
+        ours["max_no_progress_cycles"]: str(rules.max_stalled),
+        ours["max_failed_starts"]: str(rules.max_failed_starts),
+        ours["scale_up_at_once"]: "set" if rules.at_once else "not set",
         "--rdzv-conf last_call_timeout": last_call,
         "--rdzv-conf join_timeout": f"{rules.join_timeout_s:g}",
-        "--ft-no-restart-exit-code": str(rules.no_progress_code),
-        "--ft-segment": str(rules.segment),
+        ours["no_restart_exit_code"]: str(rules.no_progress_code),
+        ours["segment"]: str(rules.segment),
         "the number of launchers that srun has started": str(rules.launchers),
         "the exit code of a job that is to be started again": str(rules.try_again_code),
     }

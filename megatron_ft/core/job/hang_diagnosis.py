@@ -58,7 +58,7 @@ class HangDiagnosis:
         return bool(self._awaited) and now_s < self.bound_s
 
     def reviewed(self, cycle: int, *, several: bool) -> Reviewed | None:
-        """The result of an observe-only diagnosis; None if some ranks complete collectives all the same."""
+        """The result of an observe-only diagnosis; None if some ranks still complete collectives."""
         if goes_on(self._notes, self.first):
             return None
         are_all = self._are_all and not self._awaited

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from megatron_ft.core.exit_codes import NO_PROGRESS_CODE, TRY_AGAIN_CODE
 from megatron_ft.core.job.restart_policy import AnyFailed, MinHealthy, RestartPolicy
 
 __all__ = ["Rules"]
@@ -32,8 +33,8 @@ class Rules:
     at_once: bool = False
     last_call_s: float | None = None
     join_timeout_s: float = 600.0
-    no_progress_code: int = 93
-    try_again_code: int = 94
+    no_progress_code: int = NO_PROGRESS_CODE
+    try_again_code: int = TRY_AGAIN_CODE
     launchers: int = 0
     segment: int = 0
 

@@ -267,7 +267,7 @@ class TrainingAgain:
     """All ranks of this node are through their first step after a restart.
 
     Args:
-        seconds: by phase, where the time since the fault was noticed went.
+        seconds: by phase, where the time since the fault was detected went.
     """
 
     cycle: Cycle
@@ -287,7 +287,7 @@ class DeviceMemory:
     """How long memory of ended ranks was waited for.
 
     Args:
-        held: what isn't free all the same.
+        held: memory that was still held when the wait ended.
     """
 
     waited_s: Seconds

@@ -21,7 +21,7 @@ _STALE_AFTER_S = 600.0
 
 
 class BrokenStateFile(FaultToleranceError):
-    """There is something at the path, but no JSON can be had from it. The message says why."""
+    """There is something at the path, but it can't be read as JSON. The message says why."""
 
 
 def read_state(path: str) -> Any | None:

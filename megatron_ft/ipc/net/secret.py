@@ -27,7 +27,7 @@ class SecretError(ProtocolError):
 
 
 class Asking:
-    """The coordinator's end: it asks first. ``secret`` is None where the job has none, and everybody is let in."""
+    """The coordinator's end: it asks first. ``secret`` is None where the job has none: every launcher is let in."""
 
     def __init__(self, secret: bytes | None) -> None:
         self._secret = secret

@@ -1,7 +1,7 @@
 """Run directories of launchers that were killed with all their monitors, or with their host: the next one removes them.
 
 A launcher holds a lock on a file in its run directory. The lock goes with the process, however that ends, so one that
-can be had belongs to a launcher that is gone.
+can be taken belongs to a launcher that is gone.
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ def in_one_line(error: BaseException) -> str:
 
 
 def cannot_start(error: OSError) -> str:
-    """What can't be had before the job begins: open files, a place for sockets."""
+    """What the launcher can't get before the job begins: open files, a directory for sockets."""
     return f"the launcher can't start: {in_one_line(error)}"
 
 
@@ -152,7 +152,7 @@ def launcher_failed(error: BaseException) -> str:
 
 
 def left_something(error: OSError, run_dir: str) -> str:
-    """How the job ended is told and known; its processes end by themselves once the launcher has."""
+    """The job has ended and its end was reported; its processes end by themselves once the launcher has."""
     return f"cleanup was incomplete ({in_one_line(error)}): {run_dir} may be left behind"
 
 

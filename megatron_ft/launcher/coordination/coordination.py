@@ -105,7 +105,7 @@ class Coordination:
         self._do(self.member.opened(time.monotonic()))
 
     def failed(self) -> None:
-        """It can't be had."""
+        """The connection can't be made."""
         self._do(self.member.failed(time.monotonic()))
 
     def broken(self, *, silent: bool = False) -> None:

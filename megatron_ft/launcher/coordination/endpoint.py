@@ -46,7 +46,7 @@ def take_endpoint(host: str, port: int) -> socket.socket | None:
     there: of several on one machine one is the first, and one that is started again may find the old coordinator.
 
     Raises:
-        ConfigError: another program has the port, or it can't be had.
+        ConfigError: another program has the port, or it can't be opened.
     """
     begun_s = time.monotonic()
     doubted_s: float | None = None

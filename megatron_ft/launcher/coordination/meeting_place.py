@@ -14,6 +14,7 @@ from typing import Any
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from megatron_ft.core.errors import ConfigError
+from megatron_ft.core.exit_codes import TRY_AGAIN_CODE
 from megatron_ft.core.job.messages import Rules
 from megatron_ft.ipc.net.tcp import format_address
 from megatron_ft.launcher.base.command_line import CommandLine
@@ -23,7 +24,6 @@ from megatron_ft.launcher.scheduler import scheduler_nodes
 
 __all__ = ["Kind", "MeetingPlace", "check", "is_this_machine", "meeting_place"]
 
-TRY_AGAIN_CODE = 94
 _PORT = 29500
 _C10D_PORT = 29400
 """torch's own for ``--rdzv-backend c10d``."""
@@ -224,7 +224,7 @@ def _job(line: CommandLine, environ: Mapping[str, str]) -> str:
 
 def _rules(line: CommandLine) -> Rules:
     options, settings = line.options, line.rendezvous_settings
-    kind, is_min_healthy = _kind(line), options.restart_policy == "min-healthy"
+    kind, is_min_healthy = _kind(line), options.is_min_healthy
     if kind is Kind.TORCH and is_min_healthy and line.max_nodes > 1:
         raise ConfigError(
             f"--restart-policy {options.restart_policy} needs a rendezvous that nodes can leave and join: "

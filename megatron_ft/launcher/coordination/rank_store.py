@@ -129,7 +129,7 @@ def _look_for_room() -> None:
     """torch's store aborts the process, or tries for half a minute, where it can't open as many files as it needs.
 
     Raises:
-        OSError: that many can't be had.
+        OSError: that many can't be opened.
     """
     with contextlib.ExitStack() as opened:
         for _ in range(_FILES):

@@ -60,7 +60,7 @@ class CoordinatedRendezvous(RendezvousHandler):
         """Return the cycle that has begun. Waits for nothing but a connection to its store.
 
         Raises:
-            RendezvousConnectionError: that can't be had.
+            RendezvousConnectionError: it can't connect.
         """
         held = self._coordination.begun
         assert held is not None, "no cycle has begun"

@@ -22,7 +22,7 @@ class Listener(Protocol):
         """It is there, and the coordinator has shown that it knows the secret, if there is one."""
 
     def failed(self) -> None:
-        """It can't be had."""
+        """The connection can't be made."""
 
     def broken(self, *, silent: bool = False) -> None:
         """It has ended. ``silent``: the other host answers no packet any more."""

@@ -112,7 +112,7 @@ class ControlSocket:
                 if answer is None:  # a question changes nothing, and is answered when its turn comes
                     assert self.on_question is not None
                     answer = self.on_question()
-                # a client that has disconnected was answered all the same; one that doesn't read blocks nothing
+                # a client that has disconnected counts as answered; one that doesn't read blocks nothing
                 channel.send(answer, timeout_s=0.0)
         except ChannelClosedError:
             self._drop(fd)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from megatron_ft.core.agent.turn import Options
+from megatron_ft.core.exit_codes import TRY_AGAIN_CODE
 from megatron_ft.launcher.base.command_line import CommandLine
-from megatron_ft.launcher.coordination.meeting_place import TRY_AGAIN_CODE
 
 __all__ = ["options_of"]
 
@@ -15,7 +15,7 @@ def options_of(line: CommandLine, *, meets_elsewhere: bool) -> Options:
     return Options(
         min_nodes=line.min_nodes,
         max_nodes=line.max_nodes,
-        min_healthy=given.restart_policy == "min-healthy",
+        min_healthy=given.is_min_healthy,
         max_restarts=line.namespace.max_restarts,
         term_timeout_s=line.term_timeout,
         stop_timeout_s=line.stop_timeout,

@@ -148,9 +148,9 @@ class MonitorSlot:
             and time.monotonic_ns() - next_look > _OVERDUE_NS
             and not is_gone(self._attached.pidfd)
         )
-        # twice in a row: after a suspension of the whole node everybody is late once
+        # twice in a row: after a suspension of the whole node every monitor is late once
         if overdue and self._seen_overdue:
-            self._replace(f"has not looked for more than {_OVERDUE_NS / 1e9:g} s")
+            self._replace(f"has not checked its rank for more than {_OVERDUE_NS / 1e9:g} s")
             overdue = False
         self._seen_overdue = overdue
 

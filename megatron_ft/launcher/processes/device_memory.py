@@ -93,7 +93,7 @@ class DeviceMemory:
         held = last.held
         if held:
             waited = f"after {last.waited_s:.1f} s device memory of the last cycle is still held"
-            self._say(f"{waited}: {describe(held)}; the ranks start all the same")
+            self._say(f"{waited}: {describe(held)}; starting the ranks without waiting any longer")
         self._log.write(records.DeviceMemory(waited_s=round(last.waited_s, 3), held=tuple(held)))
 
 

@@ -35,7 +35,7 @@ def left_behind(leaders: Collection[int], known: Collection[int]) -> list[Proces
         return []
     mine = set(leaders)
     listed = {stat.pid: stat for stat in all_processes()}
-    # with hidepid=2 /proc doesn't even list what is another user's; our own children we know all the same
+    # with hidepid=2 /proc doesn't even list what is another user's; our own children we know without it
     hidden = [stat for pid in unknown - listed.keys() if (stat := read_stat(pid)) is not None]
     return [
         stat

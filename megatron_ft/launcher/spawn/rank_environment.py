@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 
 import megatron_ft
-from megatron_ft.core.reference_modules import SWITCH_VARIABLE
+from megatron_ft.core.run_ahead import REFERENCE_NAMES_VARIABLE
 
 __all__ = ["STARTUP", "rank_environment", "with_startup"]
 
@@ -14,7 +14,7 @@ STARTUP = os.path.join(os.path.dirname(os.path.abspath(megatron_ft.__file__)), "
 """A directory with a ``sitecustomize``, which Python imports before the script."""
 
 
-_NOT_FOR_RANKS = {SWITCH_VARIABLE, "FT_SECRET"}
+_NOT_FOR_RANKS = {REFERENCE_NAMES_VARIABLE, "FT_SECRET"}
 """Scripts log their environment, and no rank needs the job's secret. A file that FT_SECRET_FILE names has its mode."""
 
 
@@ -26,7 +26,7 @@ def rank_environment(environ: Mapping[str, str], *, reference_names: bool, watch
     """
     ours = {name: value for name, value in environ.items() if name not in _NOT_FOR_RANKS}
     if reference_names:
-        ours[SWITCH_VARIABLE] = "on"
+        ours[REFERENCE_NAMES_VARIABLE] = "on"
     if reference_names or watches:
         ours["PYTHONPATH"] = with_startup(environ.get("PYTHONPATH"))
     return ours

@@ -69,7 +69,7 @@ class CycleLogs(LogsSpecs):
             self._say(f"warning: could not create the ranks' log files; ranks write to the launcher's output: {why}")
             files = _no_files(len(envs))
         for local_rank, env in envs.items():
-            if files.error_files[local_rank] == os.devnull:  # why a rank ended badly is to be known all the same
+            if files.error_files[local_rank] == os.devnull:  # we still want to know why a rank ended badly
                 files.error_files[local_rank] = os.path.join(self._run_dir, f"error-{cycle}-{local_rank}.json")
             env[_ERROR_FILE] = files.error_files[local_rank]
         if self._prefix is not None:

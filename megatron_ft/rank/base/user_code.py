@@ -28,5 +28,5 @@ def note_iterations(are_told: bool) -> None:
 
 
 def tells_iterations() -> bool:
-    """Whether the script has said that they will be; where not, they may be reported all the same."""
+    """Whether the script has said that it will report iterations; it may report them without saying so."""
     return _tells_iterations

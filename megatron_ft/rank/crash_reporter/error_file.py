@@ -37,5 +37,5 @@ def told_by(kind: type[BaseException], error: BaseException) -> str:
     try:
         text = str(error)
     except Exception:  # noqa: BLE001 - a user's class may raise anything here, and that would hide what it is about
-        text = "(its text can't be had)"
+        text = "(its text can't be read)"
     return f"{kind.__name__}: {text}"

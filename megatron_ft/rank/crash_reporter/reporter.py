@@ -30,6 +30,7 @@ from megatron_ft.core.board import layout as layout
 from megatron_ft.core.codec.codec import unpack
 from megatron_ft.core.diagnosis.collectives import NoCollectives
 from megatron_ft.core.diagnosis.exceptions import EXCEPTION_MARK
+from megatron_ft.core.diagnosis.stacks import REPORTER_THREAD
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.messages.crash_reporter import Answer, Question
 from megatron_ft.ipc.board import Board
@@ -39,7 +40,7 @@ from megatron_ft.rank.crash_reporter.error_file import told_by
 from megatron_ft.rank.crash_reporter.flight_recorder import collectives
 from megatron_ft.rank.crash_reporter.main_thread import main_places, main_stack
 
-__all__ = ["CrashReporter"]
+__all__ = ["CrashReporter", "megatron_ft_crash_reporter"]
 
 _FIRST_SIGNAL = signal.SIGRTMIN + 5
 _MAX_QUESTION_BYTES = 256
@@ -78,12 +79,13 @@ class CrashReporter:
             faulthandler.enable(file=stack_fd, all_threads=True)
             self._tells_of_crashes = True
         self._hook = sys.excepthook = _ExceptionNote(stack_fd, sys.excepthook)
-        thread = threading.Thread(target=_answer, args=(self._socket,), name="megatron_ft_crash_reporter", daemon=True)
+        answer = megatron_ft_crash_reporter
+        thread = threading.Thread(target=answer, args=(self._socket,), name=REPORTER_THREAD, daemon=True)
         with contextlib.suppress(RuntimeError):  # no more threads are allowed: then it tells no collectives
             thread.start()
 
     def end(self) -> None:
-        """No more questions. Stacks can still be had: a rank may hang after it has ended its monitoring."""
+        """No more questions. Stacks can still be collected: a rank may hang after it has ended its monitoring."""
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)  # its thread ends
@@ -152,8 +154,11 @@ def _register(stack_fd: int) -> int | None:
     return None
 
 
-def _answer(questions: socket.socket) -> None:
-    """Until the socket is shut down. Samples of where the main thread is are a few milliseconds apart."""
+def megatron_ft_crash_reporter(questions: socket.socket) -> None:
+    """Answer the monitor until the socket is shut down. It is called like its thread: stacks name functions only.
+
+    Samples of where the main thread is are a few milliseconds apart.
+    """
     while True:
         try:
             asked = questions.recv(_MAX_QUESTION_BYTES)

@@ -20,7 +20,7 @@ EXIT_CODE = 2
 
 def ask_for_no_restart(problem: str) -> None:
     """Tell the launcher, if there is one."""
-    with contextlib.suppress(RankMonitorClientError, OSError):  # there is none: the user reads it all the same
+    with contextlib.suppress(RankMonitorClientError, OSError):  # there is none: the user still reads the error
         request = WorkloadControlRequest(WorkloadAction.ShutdownWorkload, problem)
         RankMonitorClient().send_workload_control_request(request)
 

@@ -11,7 +11,7 @@ from megatron_ft.rank.hooks.learning import ours
 __all__ = ["begin", "is_time_to_learn"]
 
 _NOTHING_IS_CONFIGURED = (
-    "no timeout is configured: they are learned from this run, and until then no rank is ended as hung "
+    "no timeout is configured: they are learned from this run, and until then no rank is terminated as hung "
     "(with learn_timeouts: off none is learned)"
 )
 _FIRST = 32

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 import megatron_ft
-from megatron_ft.core.reference_modules import PACKAGES, REFERENCE, SERVED, version_shown, why_absent
+from megatron_ft.rank.reference.served import PACKAGES, REFERENCE, SERVED, version_shown, why_absent
 
 __all__ = ["begin", "is_in_use"]
 

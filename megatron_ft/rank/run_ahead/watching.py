@@ -204,7 +204,7 @@ class Watch:
         """Checked again before each cycle; so many can't be in a moment."""
         self.files.note(os.fsdecode(path), listed=listed)
         if len(self.files) > _MOST_FILES:
-            self._stop(f"has looked at {_MOST_FILES} files")
+            self._stop(f"looks up more than {_MOST_FILES} files")
 
 
 def _logs_show_process() -> bool:

@@ -11,6 +11,7 @@ import megatron_ft
 
 PACKAGE = Path(megatron_ft.__file__).parent
 MAP = PACKAGE.parent.joinpath("CONTRIBUTING.md").read_text()
+PICTURE = MAP.partition("## The house")[2].partition("\n| folder |")[0]
 NAMED = re.findall(r"`([a-z_]+(?:/[a-z_]+)*\.py)`", MAP.partition("## Where do I change")[2].partition("\n## ")[0])
 
 
@@ -19,10 +20,22 @@ def test_a_file_that_is_named_exists(name: str) -> None:
     assert (PACKAGE / name).is_file()
 
 
+def test_the_picture_fits_a_screen() -> None:
+    lines = [line for line in PICTURE.splitlines() if line.startswith("    ")]
+    assert 20 < len(lines) <= 45
+    assert max(map(len, lines)) <= 100
+
+
+@pytest.mark.parametrize("folder", ["core", "launcher"])
+def test_every_loose_file_is_in_the_picture(folder: str) -> None:
+    entry = PICTURE.partition(f" {folder}/ ")[2].partition("(files)")[2]
+    named = re.findall(r"\w+", re.split(r"\n +\w+/", entry)[0])
+    assert {path.stem for path in (PACKAGE / folder).glob("[!_]*.py")} - set(named) == set()
+
+
 def test_every_folder_is_in_the_picture() -> None:
-    picture = MAP.partition("## The house")[2].partition("\n| folder |")[0]
     folders = {path.parent.name for path in PACKAGE.rglob("*.py")} - {PACKAGE.name, "startup"}
-    assert {name for name in folders if f"{name}/" not in picture} == set()
+    assert {name for name in folders if f"{name}/" not in PICTURE} == set()
     assert len(NAMED) > 10
 
 

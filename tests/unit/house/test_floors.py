@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -60,6 +61,9 @@ IMPURE_MODULES = {
     *("selectors", "shutil", "socket", "subprocess", "sys", "tempfile", "threading", "time"),
 }
 IMPURE_CALLS = {"open", "print", "input", "now", "today", "utcnow"}
+_OTHERS = "|".join(name for name in FLOORS if name not in ("core", "__main__", "__init__"))
+NAME_OF_A_FILE = re.compile(rf"\b{PACKAGE.name}[./]({_OTHERS})\b|(?<![\w./-])({_OTHERS})/\w")
+"""In a string: a module of another floor than core, or a path into one."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +135,25 @@ def violations(root: Path) -> list[str]:
     return found
 
 
+def foreign_names(root: Path) -> list[str]:
+    """Strings in core, docstrings aside, that name a file of another floor, one line each."""
+    found = []
+    for path in sorted((root / "core").rglob("*.py")):
+        for line, text in texts_of(path.read_text()):
+            if NAME_OF_A_FILE.search(text):
+                found.append(f"{path.relative_to(root)}:{line}: names a file of another floor: {text!r}")
+    return found
+
+
+@functools.cache
+def texts_of(text: str) -> list[tuple[int, str]]:
+    """The strings of a module and their lines, docstrings aside."""
+    nodes = list(ast.walk(ast.parse(text)))
+    docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    constants = [node for node in nodes if isinstance(node, ast.Constant) and id(node) not in docstrings]
+    return [(node.lineno, node.value) for node in constants if isinstance(node.value, str)]
+
+
 def _allowed(each: Import, floor_name: str, floor: Floor, relative: Path) -> bool:
     top, *rest = each.target.split(".")
     if top == PACKAGE.name:
@@ -174,6 +197,10 @@ def _reached(looks_into: dict[str, set[str]], start: str) -> set[str]:
 
 def test_the_floors_only_look_down() -> None:
     assert violations(PACKAGE) == []
+
+
+def test_core_names_no_file_of_another_floor() -> None:
+    assert foreign_names(PACKAGE) == []
 
 
 def test_no_rooms_import_each_other() -> None:
@@ -278,6 +305,27 @@ def test_a_planted_violation_is_found(copy: Path, file: str, code: str, words: s
     planted = [line for line in violations(copy) if line not in before]
     assert len(planted) == 1, planted
     assert words in planted[0]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        *("HOME = 'megatron_ft.rank.client.server'", "FILE = f'{x}/megatron_ft/monitor/service.py'"),
+        *("def f():\n    return 'launcher/main.py'", "A = {'x': ['megatron_ft.fault_tolerance']}"),
+    ],
+)
+def test_a_planted_name_of_a_file_is_found(copy: Path, code: str) -> None:
+    (copy / "core/job/planted.py").write_text(f'"""See launcher/main.py, megatron_ft.rank."""\n{code}\n')
+    (found,) = foreign_names(copy)
+    assert found.startswith("core/job/planted.py:")
+
+
+@pytest.mark.parametrize(
+    "text", ["megatron_ft.core.errors", "a launcher / a monitor", "/proc/1/rank/x", "megatron_ft.ft_state", "ranks/s"]
+)
+def test_other_strings_are_allowed_in_core(copy: Path, text: str) -> None:
+    (copy / "core/planted.py").write_text(f"A = {text!r}\n")
+    assert foreign_names(copy) == []
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ import yaml
 
 from megatron_ft.cli.slurm.policy import MISTAKE_CODE
 from megatron_ft.core.config.launcher_options import LAUNCHER_OPTIONS
+from megatron_ft.core.exit_codes import TRY_AGAIN_CODE
 from megatron_ft.launcher.arguments import parse
-from megatron_ft.launcher.coordination.meeting_place import TRY_AGAIN_CODE
 from tests.support.kubernetes_schemas import MANIFESTS, documents, mistakes
 
 ALL = [document for path in sorted(MANIFESTS.glob("*.yaml")) for document in documents(path)]

@@ -16,17 +16,21 @@ from tests import ROOT
 
 PACKAGE = Path(megatron_ft.__file__).parent
 RIDDLE = re.compile(
-    r"\b(is|are|was|were|be|been) (told of|looked at)\b"  # say who reports or checks it
-    r"|\b(no|some|any)body\b|\bwhoever\b"  # say which node, rank or process
-    r"|\bst(an|oo)ds? aside\b|\beyes and hands\b|\bmade again\b.*\bfind their\b|\bseen first on\b",
+    r"\b(told of|looked at)\b"  # say who reports or checks it
+    r"|\b(no|some|any|every)body\b|\bwhoever\b"  # say which node, rank or process
+    r"|\bcounts? as finished\b|\bended as hung\b"  # treated as finished, terminated as hung
+    r"|\b(be|been) had\b|\bbe heard\b|\bmade again\b|\ball the same\b"  # say what can't be done, or is done
+    r"|\bst(an|oo)ds? aside\b|\beyes and hands\b|\bseen first on\b".replace(" ", r"\s+"),
     re.IGNORECASE,
 )
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 
 
 def riddles(text: str) -> list[str]:
-    """Lines with such a phrase; what stands in backticks is a name."""
-    return [line.strip() for line in text.splitlines() if RIDDLE.search(re.sub(r"`[^`]*`", "", line))]
+    """Lines in which such a phrase begins; what stands in backticks is a name."""
+    lines = text.split("\n")
+    plain = re.sub(r"`[^`\n]*`", "", text)
+    return [lines[plain.count("\n", 0, found.start())].strip() for found in RIDDLE.finditer(plain)]
 
 
 def strings(source: str, *, docstrings: bool) -> Iterator[str]:
@@ -59,10 +63,23 @@ def test_the_package() -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["hung ranks are told of, none is ended", "Nobody is judged", "this node stands aside", "all ranks are looked at"],
+    [
+        *("hung ranks are told of, none is ended", "Nobody is judged", "this node stands aside"),
+        *(
+            "it isn't looked at before it joins",
+            "the cause is everybody's",
+            "a rank that takes longer is ended as hung",
+        ),
+        *(
+            "the others have finished, so it counts as finished",
+            "the ranks start all the same",
+            "the evidence can't be had",
+        ),
+    ],
 )
 def test_a_riddle_is_found(line: str) -> None:
     assert riddles(f"well\n  {line}\n") == [line]
     assert list(strings(f'"""{line}"""\nsay("{line}")  # {line}', docstrings=False)) == [line]
     assert list(strings(f'"""{line}"""\nsay("")  # {line}', docstrings=True)) == [f"# {line}", line, ""]
     assert riddles(f"`test_{line}`") == []
+    assert len(riddles("\n    ".join(line.split()))) == 1  # however the text is wrapped

@@ -86,7 +86,7 @@ def test_a_rank_that_merely_does_not_exit_has_finished_too() -> None:
     driven.hear(edge.Detached(1, 0, driven.now_ns))
     driven.wait(20.0)
     driven.exits(1, -9)
-    assert driven.said[-1].endswith("so it counts as finished")
+    assert driven.said[-1].endswith("because the other ranks of this node have finished")
     assert driven.told[-1] == m.Report(0, NodeState.SUCCEEDED)
 
 

@@ -98,7 +98,8 @@ def test_memory_that_stays_held_is_told_of_and_left(waiting: Make, monkeypatch: 
     one.wait(7)
     assert len(one.said) == 2
     assert one.said[0].startswith("waiting for device memory of the last cycle")
-    assert one.said[1].endswith("is still held: process 7 on GPU 0 (3.0 GiB); the ranks start all the same")
+    held = "process 7 on GPU 0 (3.0 GiB)"
+    assert one.said[1].endswith(f"is still held: {held}; starting the ranks without waiting any longer")
 
 
 @pytest.mark.parametrize("is_freed", [True, False])

@@ -71,7 +71,7 @@ def test_one_that_is_there_stays(path: Path) -> None:
 
 def test_what_has_no_words(path: Path) -> None:
     write_error_file(*raised(Mute()))
-    assert words_of_error_file(path.read_text()).error == "Mute: (its text can't be had)"
+    assert words_of_error_file(path.read_text()).error == "Mute: (its text can't be read)"
 
 
 def test_an_interrupt_is_no_exception_of_the_script(path: Path) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.core.reference_modules import SERVED, version_shown, why_absent
 from megatron_ft.launcher.spawn.rank_environment import STARTUP, rank_environment
 from megatron_ft.rank.client.identity import RankInfo
 from megatron_ft.rank.reference.restart_states import (
@@ -16,6 +15,7 @@ from megatron_ft.rank.reference.restart_states import (
     RankMonitorState,
     RankMonitorStateMachine,
 )
+from megatron_ft.rank.reference.served import SERVED, version_shown, why_absent
 
 
 def test_the_environment_of_ranks() -> None:

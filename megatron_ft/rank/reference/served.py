@@ -1,14 +1,12 @@
-"""Modules of nvidia-resiliency-ext that this package stands for in ranks, and where each of their names lives. Pure."""
+"""Modules of nvidia-resiliency-ext that this package serves in ranks, and where each of their names lives. Pure."""
 
 from __future__ import annotations
 
 import re
 
-__all__ = ["CLAIMED_VERSION", "PACKAGES", "REFERENCE", "SERVED", "SWITCH_VARIABLE", "version_shown", "why_absent"]
+__all__ = ["CLAIMED_VERSION", "PACKAGES", "REFERENCE", "SERVED", "version_shown", "why_absent"]
 
 REFERENCE = "nvidia_resiliency_ext"
-SWITCH_VARIABLE = "MEGATRON_FT_REFERENCE_NAMES"
-"""Set to "on" by the launcher for its ranks, and thereby for what they start."""
 CLAIMED_VERSION = "0.7.0"
 """Shown where the package itself isn't installed: the newest whose names are served."""
 

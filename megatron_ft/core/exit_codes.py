@@ -1,0 +1,10 @@
+"""Exit codes of ``ft_launcher`` that a scheduler decides by."""
+
+from __future__ import annotations
+
+__all__ = ["NO_PROGRESS_CODE", "TRY_AGAIN_CODE"]
+
+NO_PROGRESS_CODE = 93
+"""Another start would fail like the last ones. The user may choose another code: --ft-no-restart-exit-code."""
+TRY_AGAIN_CODE = 94
+"""Too few nodes are left to continue: the job may be started again at once, on other nodes."""
