@@ -188,11 +188,8 @@ def _is_wrong(plan: Plan, job: Job, trouble: Any, cycle: Made, judged: Judged) -
     if verdict.name not in ("", launcher.address):
         return f"and {launcher.name} is called {verdict.name}"
     if _LOST_A_PEER in verdict.text:
-        return (
-            ""
-            if _may_be_named(launcher, cycle, judged, may, struck)
-            else f"and {launcher.name} is named, which followed"
-        )
+        is_right = _may_be_named(launcher, cycle, judged, may, struck)
+        return "" if is_right else f"and {launcher.name} is named, which followed"
     if launcher not in may:
         return f"and {launcher.name} is named"
     return _does_not_fit(plan, cycle, judged, launcher, may)
