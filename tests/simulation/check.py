@@ -7,14 +7,18 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from megatron_ft.core.agent.edge import Exit
+from megatron_ft.core.diagnosis.exits import CauseKind
+from megatron_ft.core.job import lines
 from megatron_ft.core.job.decisions import Kind
 from megatron_ft.core.job.member import CUT_OFF_S
-from megatron_ft.core.job.nodes import lost_s
+from megatron_ft.core.job.nodes import GRACE_S, lost_s
 from megatron_ft.core.job.restart_policy import Outcome
+from tests.simulation.history import RANK_FAULTS, cut_off, cycles, members, strikes, suspects
+from tests.simulation.in_time import in_time
 from tests.simulation.job import LOST_A_PEER
 
 if TYPE_CHECKING:
-    from tests.simulation.job import Job, Launcher, Made
+    from tests.simulation.job import Hurt, Job, Judged, Launcher, Made
     from tests.simulation.plan import Fault, Plan
 
 __all__ = ["violations"]
@@ -22,6 +26,17 @@ __all__ = ["violations"]
 _TEARDOWN_S = 3.0
 _LINGER_S = 5.0
 """So long a coordinator is there to tell of the end, if somebody is missing."""
+_CAUSE_S = 0.299
+"""So long the cause is waited for if a node has only lost a rank of another one."""
+_LATEST_S = 0.25
+"""Messages come later than they are sent by so much, at most."""
+_SHOWS_AS = {
+    "rank_fails": {CauseKind.SIGNAL},
+    "rank_hangs": {CauseKind.HANG},
+    "node_stopped": {CauseKind.REQUEST, CauseKind.MEMBERSHIP},
+    "all_stopped": {CauseKind.REQUEST, CauseKind.MEMBERSHIP},
+}
+"""What a fault is called; all others: a lost node."""
 
 
 def violations(plan: Plan, job: Job, trouble: Any) -> list[str]:
@@ -33,6 +48,7 @@ def violations(plan: Plan, job: Job, trouble: Any) -> list[str]:
         _nobody_left_out,
         _counted_once,
         _causes,
+        in_time,
         _codes,
         _is_said,
         _stays,
@@ -61,9 +77,7 @@ def _begun(job: Job) -> list[Made]:
 
 def _is_innocent(launcher: Launcher, since_s: float, until_s: float, margin_s: float) -> bool:
     """No fault hit it then, or shortly before."""
-    touched = launcher.touched
-    begin, end = (min(touched), max(touched)) if touched else (1e18, -1e18)
-    return end + margin_s < since_s or begin > until_s
+    return not any(hurt.until_s + margin_s >= since_s and hurt.from_s <= until_s for hurt in launcher.hurts)
 
 
 def _no_two_cycles(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
@@ -106,8 +120,9 @@ def _nobody_left_out(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
             if launcher is None or instance in made.members:
                 continue
             innocent = _is_innocent(launcher, before.at_s - 10.0, made.at_s, 10.0)
+            innocent &= not cut_off(job, trouble, launcher, before.at_s - 10.0, made.at_s, {before.by, made.by})
             dead = launcher.ended_s is not None and launcher.ended_s <= made.at_s
-            if innocent and not dead and not trouble.network:
+            if innocent and not dead:
                 yield f"{launcher.name} has no place in cycle {made.decision.cycle}"
         kept = [instance for instance in before.members if instance in made.members]
         if [i for i in made.members if i in kept] != kept and made.by == before.by:
@@ -115,44 +130,110 @@ def _nobody_left_out(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
 
 
 def _counted_once(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
-    """A restart is counted once, and only where something had failed."""
-    made = {m.decision.number: m for m in job.made}
-    cycles = [made[number] for number in sorted(made) if made[number].decision.kind is Kind.CYCLE]
-    failed = {verdict.cycle for _, verdict in job.verdicts if verdict.outcome is Outcome.FAILED}
-    for before, after in itertools.pairwise(cycles):
+    """A restart is counted once, and only for a cycle that was ended by a fault."""
+    begun = cycles(job)
+    failed = {judged.verdict.cycle for judged in job.verdicts if judged.verdict.outcome is Outcome.FAILED}
+    blamed: set[Fault] = set()
+    for before, after in itertools.pairwise(begun):
         more = after.decision.restarts - before.decision.restarts
-        faults = [at_s for at_s, _ in trouble.hit if at_s <= after.at_s]
+        may = suspects(plan, job, trouble, before, after.at_s, _found_by(job, before, after))
         if more not in (0, 1):
             yield f"cycle {after.decision.cycle} follows {more} restarts at once"
-        if more == 1 and not faults:
-            yield f"cycle {after.decision.cycle} is a restart, and nothing had happened"
+        if more == 1:
+            blamed |= {hurt.fault for hurts in may.values() for hurt in hurts}
+        if more == 1 and not may:
+            yield f"cycle {after.decision.cycle} is a restart, and none of the nodes of the one before had failed"
         if more == 0 and before.decision.cycle in failed and not _may_be_told_twice(job, before.decision.cycle):
             yield f"cycle {before.decision.cycle} failed, and its restart isn't counted"
-    if cycles and cycles[-1].decision.restarts > plan.rules.max_restarts:
-        yield f"{cycles[-1].decision.restarts} restarts, {plan.rules.max_restarts} are allowed"
-    if cycles and cycles[-1].decision.restarts > len(trouble.hit):
-        yield f"{cycles[-1].decision.restarts} restarts for {len(trouble.hit)} faults"
+    restarts = begun[-1].decision.restarts if begun else 0
+    if restarts > plan.rules.max_restarts:
+        yield f"{restarts} restarts, {plan.rules.max_restarts} are allowed"
+    if restarts > len(blamed):
+        yield f"{restarts} restarts for {len(blamed)} faults"
+
+
+def _found_by(job: Job, before: Made, after: Made) -> set[str]:
+    """Coordinators that may have found out why a cycle ended."""
+    judges = {judged.by.name for judged in job.verdicts if judged.verdict.cycle == before.decision.cycle}
+    return {before.by, after.by, *judges}
 
 
 def _may_be_told_twice(job: Job, cycle: int) -> bool:
-    return len({verdict.outcome for _, verdict in job.verdicts if verdict.cycle == cycle}) > 1
+    return len({judged.verdict.outcome for judged in job.verdicts if judged.verdict.cycle == cycle}) > 1
 
 
 def _causes(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
-    """Who is named did it."""
-    for at_s, verdict in job.verdicts:
-        if verdict.outcome is not Outcome.FAILED:
-            continue
-        made = [m for m in job.made if m.decision.cycle == verdict.cycle and m.decision.kind is Kind.CYCLE]
-        if not trouble.hit:
-            yield f"cycle {verdict.cycle} failed ({verdict.text}), and nothing had happened"
-        if verdict.node is None or not made or verdict.node >= len(made[0].members):
-            continue
-        launcher = job.by_instance(made[0].members[verdict.node])
-        follows = LOST_A_PEER in verdict.text
-        if launcher is not None and not follows and not trouble.network and not plan.rules.min_healthy:
-            if not any(touched <= at_s for touched in launcher.touched):
-                yield f"{launcher.name} is named for cycle {verdict.cycle}: {verdict.text}"
+    """Who is named did it; somebody is, unless that was reported only to a coordinator that is lost."""
+    begun = {made.decision.cycle: made for made in cycles(job)}
+    for judged in job.verdicts:
+        cycle = begun.get(judged.verdict.cycle)
+        if judged.verdict.outcome is Outcome.FAILED and cycle is not None:
+            wrong = _is_wrong(plan, job, trouble, cycle, judged)
+            if wrong:
+                yield f"cycle {judged.verdict.cycle} failed, {wrong}: {judged.verdict.text}"
+
+
+def _is_wrong(plan: Plan, job: Job, trouble: Any, cycle: Made, judged: Judged) -> str:
+    """What is wrong about who is named, if anything is."""
+    verdict, struck = judged.verdict, strikes(trouble, cycle, judged.at_s)
+    may = suspects(plan, job, trouble, cycle, judged.at_s, {judged.by.name})
+    if not may:
+        return "and nothing had happened to its nodes"
+    if verdict.node is None:
+        is_unknown = verdict.text == lines.UNKNOWN_FAILURE and judged.by.name != cycle.by and len(struck) > 1
+        return "" if is_unknown else "and no node is named"
+    launcher = members(job, cycle)[verdict.node]
+    if launcher is None:
+        return ""
+    if verdict.name not in ("", launcher.address):
+        return f"and {launcher.name} is called {verdict.name}"
+    if LOST_A_PEER in verdict.text:
+        is_right = _may_be_named(launcher, cycle, judged, may, struck)
+        return "" if is_right else f"and {launcher.name} is named, which followed"
+    if launcher not in may:
+        return f"and {launcher.name} is named"
+    return _does_not_fit(plan, cycle, judged, launcher, may)
+
+
+def _may_be_named(
+    launcher: Launcher, cycle: Made, judged: Judged, may: dict[Launcher, list[Hurt]], struck: list[Fault]
+) -> bool:
+    """Whether the cause couldn't be known when a node was named that had only lost a rank of another one."""
+    if len(struck) > 1:
+        return True
+    (trained,) = [
+        each for each in launcher.job.trained if each.launcher is launcher and each.cycle == cycle.decision.cycle
+    ]
+    known_s = max(hurt.from_s for hurts in may.values() for hurt in hurts) + GRACE_S + _LATEST_S
+    return (trained.to_s or judged.at_s) + _CAUSE_S <= judged.at_s <= known_s
+
+
+def _does_not_fit(plan: Plan, cycle: Made, judged: Judged, launcher: Launcher, may: dict[Launcher, list[Hurt]]) -> str:
+    """What is wrong with what a node is named for, if anything is."""
+    verdict, kinds = judged.verdict, {hurt.fault.kind for hurt in may[launcher]}
+    if plan.rules.min_healthy and verdict.nodes > 1:
+        return ""
+    if verdict.kind not in set().union(*(_SHOWS_AS.get(kind, {CauseKind.MEMBERSHIP}) for kind in kinds)):
+        return f"and {launcher.name} is named for {verdict.kind.value}, not {', '.join(sorted(kinds))}"
+    if verdict.kind is CauseKind.HANG:
+        return _is_wrong_about_hang(cycle, judged, may)
+    if kinds <= RANK_FAULTS and verdict.rank != verdict.node:
+        return f"and rank {verdict.rank} of {launcher.name} is named"
+    return ""
+
+
+def _is_wrong_about_hang(cycle: Made, judged: Judged, may: dict[Launcher, list[Hurt]]) -> str:
+    """The same for a hang, which is often found by another node than the one where it is.
+
+    A rank that has finished is a suspect, too, if others wait.
+    """
+    job, rank = judged.by.job, judged.verdict.rank
+    ran = [each for each in job.trained if each.cycle == cycle.decision.cycle]
+    ended = {each.launcher for each in ran if each.to_s is not None and each.to_s <= judged.at_s}
+    if rank is None:
+        return "" if len(may) > 1 or ended else "and no rank is named"
+    named = members(job, cycle)[rank]
+    return "" if named is None or named in may or named in ended else f"and rank {rank} is named"
 
 
 def _is_said(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
@@ -265,6 +346,6 @@ def _was_out_of_reach(launcher: Launcher, job: Job, trouble: Any) -> bool:
         if launcher.instance not in end.members:
             return True
         pair = frozenset((hosts[end.by], launcher.host.number))
-        if any(a <= end.at_s + _LINGER_S and b >= end.at_s and pair in pairs for a, b, pairs in trouble.apart):
+        if any(a <= end.at_s + _LINGER_S and b >= end.at_s and pair in pairs for _, a, b, pairs in trouble.apart):
             return True
     return False

@@ -25,9 +25,12 @@ from megatron_ft.core.job.decisions import Decision
 from megatron_ft.core.job.identity import Identity
 from megatron_ft.core.job.member import Member
 from megatron_ft.core.mailbox import Mailbox
+from tests.simulation.plan import Fault
 from tests.simulation.world import Host, Link, Process, World
 
-__all__ = ["LOST_A_PEER", "CoordinatorProcess", "Job", "Launcher", "Made", "Trained"]
+__all__ = ["FOR_GOOD_S", "LOST_A_PEER", "CoordinatorProcess", "Hurt", "Job", "Judged", "Launcher", "Made", "Trained"]
+
+FOR_GOOD_S = 1e9
 
 LOST_A_PEER = "RuntimeError: gloo: connection closed by peer"
 BOARD = BoardSnapshot(**dict.fromkeys(BoardSnapshot._fields, 0))._replace(sections=(), closing=False)  # type: ignore[arg-type]
@@ -44,6 +47,26 @@ class Trained:
     launcher: Launcher
     from_s: float
     to_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Hurt:
+    """What a fault did to a launcher, its ranks, its host or its network, and from when to when."""
+
+    fault: Fault
+    from_s: float
+    until_s: float
+    cycle: int | None = None
+    """The cycle whose ranks it hit; None if it hit something else."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A verdict, as its coordinator reached it."""
+
+    at_s: float
+    verdict: m.Verdict
+    by: CoordinatorProcess
 
 
 @dataclass(frozen=True)
@@ -66,7 +89,7 @@ class Job:
     endpoints: tuple[str, ...]
     launchers: list[Launcher] = field(default_factory=list)
     made: list[Made] = field(default_factory=list)
-    verdicts: list[tuple[float, m.Verdict]] = field(default_factory=list)
+    verdicts: list[Judged] = field(default_factory=list)
     trained: list[Trained] = field(default_factory=list)
     coordinators: list[CoordinatorProcess] = field(default_factory=list)
     ended_untold: bool = False
@@ -105,9 +128,9 @@ class Launcher(Process):
         self.how: agent.Exit | None = None
         self.stays_since_s: float | None = None
         """Its node is left out, and the others go on."""
+        self.started_s = job.world.now_s
         self.ended_s: float | None = None
-        self.touched: list[float] = []
-        """When a fault hit it, or its host, or its network."""
+        self._hurts: list[Hurt] = []
         self.ranks: Trained | None = None
         self.is_ill = False
         self.ends_well = True
@@ -136,6 +159,23 @@ class Launcher(Process):
             listener.host_coordinator()
         self.later(0.0, self.tick)
         self.later(0.0, lambda: self.hear(agent.Tick()))
+
+    def hurt(self, fault: Fault, seconds: float = 0.0, *, cycle: int | None = None) -> None:
+        """A fault hits it now, for so long."""
+        now_s = self.world.now_s
+        self._hurts.append(Hurt(fault, now_s, now_s + seconds, cycle))
+
+    @property
+    def hurts(self) -> list[Hurt]:
+        """What faults did to it, or to its host while it was there."""
+        ended_s = self.world.now_s if self.ended_s is None else self.ended_s
+        of_host = [each for each in self.host.hurts if each.until_s >= self.started_s and each.from_s <= ended_s]
+        return [*self._hurts, *of_host]
+
+    @property
+    def touched(self) -> list[float]:
+        """From when and until when faults hit it, or its host, or its network."""
+        return [at_s for hurt in self.hurts for at_s in (hurt.from_s, hurt.until_s)]
 
     # -- the machines -----------------------------------------------------------------------------------------
 
@@ -244,16 +284,16 @@ class Launcher(Process):
         if link is self.link:
             self.do(self.member.heard(message, self.clock()))
 
-    def link_broke(self, link: Link) -> None:
+    def link_broke(self, link: Link, *, silent: bool = False) -> None:
         """The coordinator has ended, or so it seems."""
         if link is self.link:
             self.link = None
-            self.do(self.member.broken(self.clock()))
+            self.do(self.member.broken(self.clock(), silent=silent))
 
     def died(self) -> None:
-        """Its ranks die with it."""
+        """Its ranks die with it. With their host's power nothing ends their connections to the others."""
         self.ended_s = self.world.now_s
-        self._ranks_ended(is_failure=True)
+        self._ranks_ended(is_failure=self.host.is_on)
         listener = self.world.listeners.get(self.address)
         if listener is not None and listener.owner is self:
             listener.owner_died()
@@ -347,16 +387,16 @@ class Launcher(Process):
             self._error = LOST_A_PEER
             self._exits(1)
 
-    def rank_fails(self) -> None:
+    def rank_fails(self, fault: Fault) -> None:
         """By itself."""
-        if self._runs():
-            self.touched.append(self.world.now_s)
+        if self.ranks is not None and self._runs():
+            self.hurt(fault, cycle=self.ranks.cycle)
             self._exits(-9)
 
-    def rank_hangs(self) -> None:
+    def rank_hangs(self, fault: Fault) -> None:
         """A monitor finds it hung."""
         if self.ranks is not None and self._runs() and not self.job.rules.min_healthy:
-            self.touched.append(self.world.now_s)
+            self.hurt(fault, cycle=self.ranks.cycle)
             self._is_hung = True
             at_ns = round(self.clock() * 1e9)
             verdict = replace(HANG, rank=self.member.place or 0, at_ns=at_ns)
@@ -369,26 +409,26 @@ class Launcher(Process):
         note = RankSnapshot(rank=self.member.place or 0, state=state, has_stack=True, waits_in=waits_in)
         self.hear(agent.EvidenceCollected(0, self.ranks.cycle, note))
 
-    def asked_to_stop(self, *, well: bool) -> None:
+    def asked_to_stop(self, fault: Fault, *, well: bool) -> None:
         """SIGTERM."""
-        self.touched.append(self.world.now_s)
+        self.hurt(fault, FOR_GOOD_S)
         self.ends_well = well
         self.hear(agent.StopAsked(signal.SIGTERM))
 
-    def abandoned(self) -> None:
+    def abandoned(self, fault: Fault) -> None:
         """Who has started it is gone."""
-        self.touched.append(self.world.now_s)
+        self.hurt(fault, FOR_GOOD_S)
         self.hear(agent.Abandoned("its parent is gone"))
 
-    def excluded(self) -> None:
+    def excluded(self, fault: Fault) -> None:
         """A rank asks for the node to be left out, and ends."""
-        self.touched.append(self.world.now_s)
+        self.hurt(fault)
         self._asks(WorkloadAction.ExcludeThisNode)
         self._later_in_cycle(self.world.chance.uniform(0.05, 0.5), lambda: self._exits(1))
 
-    def asks_for_shutdown(self) -> None:
+    def asks_for_shutdown(self, fault: Fault) -> None:
         """A rank asks for the end of the job."""
-        self.touched.append(self.world.now_s)
+        self.hurt(fault)
         self._asks(WorkloadAction.ShutdownWorkload)
 
     def _asks(self, action: WorkloadAction) -> None:
@@ -414,7 +454,7 @@ class Announcement(Process):
         self.world.after(self.world.delay_s(), lambda: listener.call(lambda: listener.accepts(link)))
         link.send(self, moved)
 
-    def link_broke(self, link: Link) -> None:
+    def link_broke(self, link: Link, *, silent: bool = False) -> None:
         """It was heard, or wasn't."""
         self.die()
 
@@ -507,6 +547,7 @@ class CoordinatorProcess(Process):
         self.numbers: dict[int, Link] = {}
         self.led = False
         self.has_quit = False
+        self.ended_s: float | None = None
         self.dies_deciding: int | None = None
         """So many effects after its next decision."""
         job.coordinators.append(self)
@@ -526,10 +567,10 @@ class CoordinatorProcess(Process):
         self._do(self.machine.handle(edge.Heard(link.number, message), self.host.clock_s()))
         self._maybe_settle()
 
-    def link_broke(self, link: Link) -> None:
+    def link_broke(self, link: Link, *, silent: bool = False) -> None:
         """A launcher has ended, or so it seems."""
         self.numbers.pop(link.number, None)
-        self._do(self.machine.handle(edge.Broken(link.number), self.host.clock_s()))
+        self._do(self.machine.handle(edge.Broken(link.number, silent), self.host.clock_s()))
         self._maybe_settle()
 
     def orphaned(self) -> None:
@@ -588,13 +629,14 @@ class CoordinatorProcess(Process):
             self.dies_at_effect = self.dies_at_effect if self.dies_deciding is None else self.dies_deciding
         elif isinstance(effect, edge.Judged):
             self.world.tell(f"{self.name} judges {effect.verdict}")
-            self.job.verdicts.append((self.world.now_s, effect.verdict))
+            self.job.verdicts.append(Judged(self.world.now_s, effect.verdict, self))
         elif isinstance(effect, edge.Quit):
             self.has_quit = True
             self.die()
 
     def died(self) -> None:
         """Its launcher sees it end."""
+        self.ended_s = self.world.now_s
         self.world.tell(f"{self.name} is gone")
         self.job.ended_untold |= self.machine.is_over and not self.has_quit
         if self.listener.is_alive and self.listener.coordinator is self:

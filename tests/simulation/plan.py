@@ -60,6 +60,8 @@ class Plan:
     endpoints: int
     has_ranks: bool
     faults: tuple[Fault, ...]
+    reports_silence: bool = False
+    """Kernels end connections to hosts that answer no packet."""
 
     def without(self, index: int) -> Plan:
         """The same with one fault less."""
@@ -98,13 +100,19 @@ def plan_of(seed: int, *, nodes: int | None = None, faults: int | None = None) -
             )
         )
     drawn.sort(key=lambda fault: fault.at_s)
+    endpoints, has_ranks = chance.choice((1, 1, 2, 3)), chance.random() < 0.5
+    reports_silence = chance.random() < 0.5
+    if chance.random() < 0.25:
+        known = count + spares + sum(fault.kind == "newcomer" for fault in drawn)  # who is slow to start
+        rules = replace(rules, launchers=known, join_timeout_s=200.0)
     return Plan(
         seed=seed,
         nodes=count,
         spares=spares,
         rules=rules,
         work_s=work_s,
-        endpoints=chance.choice((1, 1, 2, 3)),
-        has_ranks=chance.random() < 0.5,
+        endpoints=endpoints,
+        has_ranks=has_ranks,
         faults=tuple(drawn),
+        reports_silence=reports_silence,
     )

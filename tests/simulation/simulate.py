@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass
 
 from tests.simulation.check import violations
-from tests.simulation.job import CoordinatorProcess, Job, Launcher
+from tests.simulation.job import FOR_GOOD_S, CoordinatorProcess, Hurt, Job, Launcher
 from tests.simulation.plan import Fault, Plan
 from tests.simulation.world import Host, World
 
@@ -34,6 +34,7 @@ def simulate(plan: Plan, *, tell: bool = False) -> Run:
     """Let it happen."""
     world = World(random.Random(plan.seed ^ 0x5EED), plan.nodes + plan.spares)
     world.story = [] if tell else None
+    world.reports_silence = plan.reports_silence
     hosts = world.hosts
     endpoints = tuple(f"h{number}" for number in range(min(plan.endpoints, plan.nodes)))
     job = Job(world, plan.rules, plan.work_s, endpoints)
@@ -60,10 +61,11 @@ class _Trouble:
         self.until_s = 0.0
         """Somebody is still to come back."""
         self.network = False
-        self.apart: list[tuple[float, float, set[frozenset[int]]]] = []
-        """From when until when nothing got through between which pairs of hosts."""
+        self.apart: list[tuple[Fault, float, float, set[frozenset[int]]]] = []
+        """By which fault, from when until when nothing got through between which pairs of hosts."""
         self.hit: list[tuple[float, str]] = []
         self.struck: list[Fault] = []
+        """The same, as they were drawn."""
 
     def launch(self, host: Host, rank: int | None) -> None:
         """At the beginning, unless it is off by then."""
@@ -92,21 +94,19 @@ class _Trouble:
     def _host(self, fault: Fault) -> Host:
         return self.world.hosts[fault.which % len(self.world.hosts)]
 
-    def _touch(self, hosts: list[Host], seconds: float) -> None:
-        """Whoever is on them isn't innocent from now on."""
-        for launcher in self.job.launchers:
-            if launcher.host in hosts:
-                launcher.touched += [self.world.now_s, self.world.now_s + seconds]
+    def _touch(self, hosts: list[Host], fault: Fault, seconds: float) -> None:
+        """Whoever is on them isn't innocent for so long."""
+        for host in hosts:
+            host.hurts.append(Hurt(fault, self.world.now_s, self.world.now_s + seconds))
 
-    def _again(self, host: Host, delay_s: float) -> None:
+    def _again(self, host: Host, fault: Fault, delay_s: float) -> None:
         """Somebody starts a new launcher there."""
         self.until_s = max(self.until_s, self.world.now_s + delay_s + 0.001)
 
         def start() -> None:
             busy = any(launcher.is_alive and launcher.host is host for launcher in self.job.launchers)
             if host.is_on and not busy and not self.job.is_over():
-                launcher = self.job.launch(host)
-                launcher.touched.append(self.world.now_s)
+                self.job.launch(host).hurt(fault)
 
         self.world.after(delay_s, start)
 
@@ -115,37 +115,41 @@ class _Trouble:
     def _rank_fails(self, fault: Fault) -> None:
         launcher = self._launcher(fault)
         if launcher is not None:
-            launcher.call(launcher.rank_fails)
+            launcher.call(lambda: launcher.rank_fails(fault))
 
     def _rank_hangs(self, fault: Fault) -> None:
         launcher = self._launcher(fault)
         if launcher is not None:
-            launcher.call(launcher.rank_hangs)
+            launcher.call(lambda: launcher.rank_hangs(fault))
 
     def _launcher_killed(self, fault: Fault) -> None:
         launcher = self._launcher(fault)
         if launcher is not None:
-            launcher.touched.append(self.world.now_s)
+            launcher.hurt(fault, FOR_GOOD_S)
             launcher.die()
             if fault.comes_back and self.may_come_back(launcher.host):
-                self._again(launcher.host, fault.seconds)
+                self._again(launcher.host, fault, fault.seconds)
 
     def may_come_back(self, host: Host) -> bool:
         """A new launcher at the first endpoint knows of no job, and enough of them may begin another one: documented.
 
-        As many as MIN can't be new, if there are fewer faults.
+        As many as MIN can't be new, if there are fewer faults. Where the number of launchers is known, none comes back.
         """
+        if self.job.rules.launchers:
+            return False
         return f"h{host.number}" != self.job.endpoints[0] or self._faults + 1 < self.job.rules.min_nodes
 
     def _host_off(self, fault: Fault) -> None:
         host = self._host(fault)
         if host.is_on:
-            self._touch([host], 0.0)
+            for launcher in self.job.launchers:
+                if launcher.host is host and launcher.is_alive:
+                    launcher.hurt(fault, FOR_GOOD_S)
             self.network = True
             host.power_off()
             if fault.comes_back and self.may_come_back(host):
                 self.world.after(fault.seconds, host.power_on)
-                self._again(host, fault.seconds + 0.1)
+                self._again(host, fault, fault.seconds + 0.1)
 
     def _coordinator_killed(self, fault: Fault) -> None:
         coordinator = self._coordinator()
@@ -154,8 +158,8 @@ class _Trouble:
 
     def _cut(self, pairs: set[frozenset[int]], hosts: list[Host], fault: Fault) -> None:
         self.network = True
-        self._touch(hosts, fault.seconds)
-        self.apart.append((self.world.now_s, self.world.now_s + fault.seconds, pairs))
+        self._touch(hosts, fault, fault.seconds)
+        self.apart.append((fault, self.world.now_s, self.world.now_s + fault.seconds, pairs))
         self.world.cut(pairs)
         self.world.after(fault.seconds, lambda: self.world.heal(pairs))
 
@@ -182,20 +186,20 @@ class _Trouble:
     def _launcher_frozen(self, fault: Fault) -> None:
         launcher = self._launcher(fault)
         if launcher is not None:
-            launcher.touched += [self.world.now_s, self.world.now_s + fault.seconds]
+            launcher.hurt(fault, fault.seconds)
             launcher.freeze(fault.seconds)
 
     def _coordinator_frozen(self, fault: Fault) -> None:
         coordinator = self._coordinator()
         if coordinator is not None:
             self.network = True
-            self._touch(self.world.hosts, fault.seconds)
+            self._touch([coordinator.host], fault, fault.seconds)  # as long as nobody can tell which of the two it is
             coordinator.freeze(fault.seconds)
 
     def _host_frozen(self, fault: Fault) -> None:
         host = self._host(fault)
         self.network = True
-        self._touch([host], fault.seconds)
+        self._touch([host], fault, fault.seconds)
         host.freeze(fault.seconds)
 
     def _clock_jumps(self, fault: Fault) -> None:
@@ -204,13 +208,13 @@ class _Trouble:
     def _connection_reset(self, fault: Fault) -> None:
         launcher = self._launcher(fault)
         if launcher is not None and launcher.link is not None:
-            launcher.touched.append(self.world.now_s)
+            launcher.hurt(fault)
             launcher.link.reset()
 
     def _dies_at_effect(self, fault: Fault) -> None:
         launcher = self._launcher(fault)
         if launcher is not None:
-            launcher.touched += [self.world.now_s, 1e9]
+            launcher.hurt(fault, FOR_GOOD_S)
             launcher.dies_at_effect = fault.count
 
     def _coordinator_dies_at_effect(self, fault: Fault) -> None:
@@ -226,25 +230,25 @@ class _Trouble:
     def _node_excluded(self, fault: Fault) -> None:
         launcher = self._launcher(fault)
         if launcher is not None and launcher.ranks is not None and launcher.ranks.to_s is None:
-            launcher.call(launcher.excluded)
+            launcher.call(lambda: launcher.excluded(fault))
 
     def _node_stopped(self, fault: Fault) -> None:
         launcher = self._launcher(fault)
         if launcher is not None and fault.count % 3 == 0:
-            launcher.call(launcher.abandoned)
+            launcher.call(lambda: launcher.abandoned(fault))
         elif launcher is not None:
-            launcher.call(lambda: launcher.asked_to_stop(well=fault.comes_back))
+            launcher.call(lambda: launcher.asked_to_stop(fault, well=fault.comes_back))
 
     def _all_stopped(self, fault: Fault) -> None:
         for launcher in self.job.launchers:
             if launcher.is_alive:
                 delay_s = self.world.chance.uniform(0.0, 1.0)
-                launcher.later(delay_s, lambda each=launcher: each.asked_to_stop(well=True))
+                launcher.later(delay_s, lambda each=launcher: each.asked_to_stop(fault, well=True))
 
     def _shutdown_asked(self, fault: Fault) -> None:
         launcher = self._launcher(fault)
         if launcher is not None and launcher.ranks is not None and launcher.ranks.to_s is None:
-            launcher.call(launcher.asks_for_shutdown)
+            launcher.call(lambda: launcher.asks_for_shutdown(fault))
 
     def _newcomer(self, fault: Fault) -> None:
         host = Host(self.world, len(self.world.hosts))
@@ -254,7 +258,7 @@ class _Trouble:
     def _node_ill(self, fault: Fault) -> None:
         launcher = self._launcher(fault)
         if launcher is not None:
-            launcher.touched += [self.world.now_s, self.world.now_s + fault.seconds + 3]
+            launcher.hurt(fault, fault.seconds + 3)
             launcher.is_ill = True
 
             def well() -> None:

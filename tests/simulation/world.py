@@ -13,6 +13,9 @@ from typing import Any
 
 __all__ = ["Host", "Link", "Process", "World"]
 
+_SILENCE_S = (4.0, 6.0)
+"""After that the kernel ends a connection (``ipc.net.tcp``): 5 s after the last answer, or the first packet without."""
+
 
 class World:
     """``now_s`` is the true time; each host has a clock of its own."""
@@ -27,6 +30,8 @@ class World:
         self.cuts: set[frozenset[int]] = set()
         self.links: list[Link] = []
         self.listeners: dict[str, Any] = {}
+        self.reports_silence = False
+        """Kernels end connections whose other host answers no packet for 5 s; else only the machines notice that."""
         self.story: list[str] | None = None
 
     def tell(self, text: str) -> None:
@@ -66,6 +71,8 @@ class World:
     def cut(self, pairs: set[frozenset[int]]) -> None:
         """Nothing gets through between those hosts."""
         self.cuts |= pairs
+        for link in self.links:
+            link.falls_silent()
 
     def heal(self, pairs: set[frozenset[int]]) -> None:
         """It does again: what was on its way comes through, as TCP has it."""
@@ -85,6 +92,8 @@ class Host:
         self._offset_s = world.chance.uniform(0.0, 1e6)
         self._rate = 1.0 + world.chance.uniform(-1e-4, 1e-4)
         self.processes: list[Process] = []
+        self.hurts: list[Any] = []
+        """What faults did to it, or to its network."""
 
     def clock_s(self) -> float:
         """As a process on it reads it."""
@@ -99,12 +108,26 @@ class Host:
         self.frozen_until_s = max(self.frozen_until_s, self.world.now_s + seconds)
         for process in self.processes:
             process.freeze(seconds)
+        for link in self.world.links:
+            link.falls_silent()
+        self.world.after(seconds, self._thaw)
+
+    def _thaw(self) -> None:
+        for link in list(self.world.links):
+            link.retry()
+
+    @property
+    def is_frozen(self) -> bool:
+        """It stands still, and its kernel, too."""
+        return self.world.now_s < self.frozen_until_s
 
     def power_off(self) -> None:
         """All its processes end, and nobody is told."""
         self.is_on = False
         for process in list(self.processes):
             process.die(silently=True)
+        for link in self.world.links:
+            link.falls_silent()
 
     def power_on(self) -> None:
         """It is there again, with nothing running."""
@@ -187,8 +210,8 @@ class Process:
     def received(self, link: Link, message: Any) -> None:
         """A message came."""
 
-    def link_broke(self, link: Link) -> None:
-        """A connection ended."""
+    def link_broke(self, link: Link, *, silent: bool = False) -> None:
+        """A connection ended. ``silent``: no end of it came, only nothing any more."""
 
 
 class Link:
@@ -201,6 +224,8 @@ class Link:
         self._hosts = (a.host, b.host)
         self._free_s = [0.0, 0.0]
         self._held: list[deque[Any]] = [deque(), deque()]
+        self._silent_s: float | None = None
+        """Since when no packet has got through; None if they do."""
         for end in (a, b):
             end.links.append(self)
         world.links.append(self)
@@ -235,13 +260,39 @@ class Link:
 
     def retry(self) -> None:
         """What couldn't get through may now."""
+        if not self._is_silent():
+            self._silent_s = None
         for side in (0, 1):
             held = self._held[side]
-            while held and not self.world.is_cut(*self._hosts):
+            while held and not self._is_held(side):
                 self._arrive(side, held.popleft())
 
+    def falls_silent(self) -> None:
+        """If nothing gets through any more, the kernels say so after a while."""
+        if self._silent_s is not None or not self.world.reports_silence or not self._is_silent():
+            return
+        since_s = self._silent_s = self.world.now_s
+        for side in (0, 1):
+            within_s = self.world.chance.uniform(*_SILENCE_S)
+            self.world.after(within_s, lambda side=side: self._times_out(side, since_s))
+
+    def _is_silent(self) -> bool:
+        return self.world.is_cut(*self._hosts) or any(host.is_frozen for host in self._hosts)
+
+    def _is_held(self, side: int) -> bool:
+        """Whether nothing gets through from that side."""
+        target = self._hosts[1 - side]
+        return self.world.is_cut(*self._hosts) or (self.world.reports_silence and target.is_frozen)
+
+    def _times_out(self, side: int, since_s: float) -> None:
+        process = self.ends[side]
+        if process is not None and self._silent_s == since_s and not process.host.is_frozen:
+            self._held[side].clear()
+            self.world.tell(f"{process.name} hears nothing any more on {self.number}")
+            self._break(process, silent=True)
+
     def _arrive(self, side: int, message: Any) -> None:
-        if self.world.is_cut(*self._hosts):
+        if self._is_held(side):
             self._held[side].append(message)
             return
         target = self.ends[1 - side]
@@ -267,10 +318,10 @@ class Link:
         if sender is not None and not self.world.is_cut(*self._hosts):
             self._break(sender)
 
-    def _break(self, process: Process) -> None:
+    def _break(self, process: Process, *, silent: bool = False) -> None:
         side = self.ends.index(process)
         self.ends[side] = None
         process.links.remove(self)
         if self.ends == [None, None] and self in self.world.links:
             self.world.links.remove(self)
-        process.call(lambda: process.link_broke(self))
+        process.call(lambda: process.link_broke(self, silent=silent))

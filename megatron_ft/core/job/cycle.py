@@ -319,7 +319,8 @@ class Cycle:
             self.decided_by = first_failure(self.seats, None)
         if self.decided_by is not None and self.diagnosis is None and self.seats[self.decided_by].report.follows:
             place = first_failure(self.seats, self.decided_by)
-            if place == self.decided_by and (self._missing or now_s < self._ended_s + _CAUSE_S):
+            is_known = place not in (None, self.decided_by) and self.seats[place].state is not NodeState.EXCLUDED
+            if not is_known and (self._missing or now_s < self._ended_s + _CAUSE_S):
                 self._wake(self._ended_s + _CAUSE_S)
                 return None  # a missing node may be the cause
         self.verdict = self._judge(nodes_left)

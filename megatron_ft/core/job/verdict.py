@@ -15,6 +15,8 @@ __all__ = ["GOOD", "Seat", "finished", "first_failure", "verdict_on"]
 GOOD = (NodeState.HEALTHY, NodeState.SUCCEEDED)
 _FINAL = (NodeState.SUCCEEDED, NodeState.EXCLUDED)
 """What a node reaches by itself; that its launcher ends afterwards changes nothing."""
+_LIKELY = (NodeState.UNHEALTHY, NodeState.LOST, NodeState.EXCLUDED)
+"""Which of several nodes ended a cycle: launchers may end with their ranks, and who is left out costs no restart."""
 
 
 @dataclass(slots=True)
@@ -147,8 +149,8 @@ def _cause(
         told = lines.joined(lines.leaves(place, seat.name, seat.report.text) for place, seat in left)
         text = told or joining
         return Cause(kind=CauseKind.MEMBERSHIP, text=text), left[0][0] if left else None, True
-    if rules.min_healthy and len(seats) > 1:
-        good = sum(seat.state in GOOD for seat in seats)
+    good = sum(seat.state in GOOD for seat in seats)
+    if rules.min_healthy and len(seats) > 1 and good < len(seats):
         text = lines.too_few_healthy(good=good, min_nodes=rules.min_nodes, told=_bad(seats, GOOD))
         return Cause(kind=CauseKind.MEMBERSHIP, text=text), decided_by, True
     place = first_failure(seats, decided_by)
@@ -163,7 +165,7 @@ def first_failure(seats: Sequence[Seat], decided_by: int | None) -> int | None:
     if decided_by is not None and not seats[decided_by].report.follows:
         return decided_by
     causes = [place for place, seat in enumerate(seats) if seat.state not in GOOD and not seat.report.follows]
-    causes.sort(key=lambda place: seats[place].state is NodeState.LOST)
+    causes.sort(key=lambda place: _LIKELY.index(seats[place].state))
     follow = [place for place, seat in enumerate(seats) if seat.state not in GOOD]
     return next(iter(causes), next(iter(follow), None) if decided_by is None else decided_by)
 

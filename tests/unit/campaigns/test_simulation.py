@@ -9,16 +9,17 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.core.job import consensus, coordinator, cycle, edge, member, next_cycle
+from megatron_ft.core.diagnosis.exits import CauseKind
+from megatron_ft.core.job import consensus, coordinator, cycle, edge, lines, member, next_cycle, round_completion
 from megatron_ft.core.job.consensus import Consensus
 from megatron_ft.core.job.coordinator import Coordinator
 from megatron_ft.core.job.cycle import Cycle
 from megatron_ft.core.job.decisions import Kind
 from megatron_ft.core.job.member import Member
-from megatron_ft.core.job.messages import Verdict
+from megatron_ft.core.job.messages import Phase, Verdict
 from megatron_ft.core.job.next_cycle import NextCycle
 from megatron_ft.core.job.notices import Notices
-from megatron_ft.core.job.restart_policy import Action
+from megatron_ft.core.job.restart_policy import Action, Outcome
 from tests.simulation.plan import Fault, plan_of
 from tests.simulation.run import shrunk
 from tests.simulation.simulate import Run, simulate
@@ -37,7 +38,27 @@ def test_a_seed_that_has_broken_one(seed: int) -> None:
 
     Who wasn't asked had no place in what was proposed again; a node that came after a `roll` had none either.
     """
-    assert simulate(plan_of(seed)).broken == []
+    plan = plan_of(seed)
+    rules = replace(plan.rules, launchers=0, join_timeout_s=90.0)
+    assert simulate(replace(plan, rules=rules, reports_silence=False)).broken == []
+
+
+@pytest.mark.parametrize("kind", ["host_off", "host_cut", "host_frozen"])
+def test_kernels_report_silence(kind: str) -> None:
+    """If they notice it before the machines: on both sides of a cut, and that a host is off, or suspended."""
+    silent = []
+    for seed in range(6):
+        plan = plan_of(seed, nodes=4, faults=0)
+        rules = replace(plan.rules, min_nodes=3, min_healthy=False, max_restarts=3, launchers=0)
+        fault = Fault(at_s=6.0, kind=kind, which=2, seconds=20.0)
+        plan = replace(plan, rules=rules, work_s=30.0, faults=(fault,), reports_silence=True)
+        run = simulate(plan, tell=True)
+        assert run.broken == []
+        silent += [float(line.split()[0]) for line in run.story if "hears nothing any more" in line]
+        without = simulate(replace(plan, reports_silence=False), tell=True)
+        assert not [line for line in without.story if "hears nothing any more" in line]
+    assert silent
+    assert all(10.0 <= at_s <= 12.0 for at_s in silent)
 
 
 def test_a_hundred_nodes() -> None:
@@ -78,6 +99,12 @@ def _counts_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Cycle, "restarts_used", property(lambda self: 2 * used(self) + 1))
 
 
+def _charges_for_membership(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = (Outcome.FAILED, Outcome.MEMBERSHIP)
+    used = property(lambda self: self.decision.restarts + (self.outcome in ended))
+    monkeypatch.setattr(Cycle, "restarts_used", used)
+
+
 def _never_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Cycle, "restarts_used", property(lambda self: self.decision.restarts))
 
@@ -107,6 +134,53 @@ def _names_another(monkeypatch: pytest.MonkeyPatch) -> None:
         return verdict if verdict.node is None else replace(verdict, node=max(0, verdict.node - 1) or 1)
 
     monkeypatch.setattr(cycle, "verdict_on", verdict_on)
+
+
+def _names_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    def verdict_on(*arguments: Any, verdict_on: Callable[..., Any] = cycle.verdict_on, **more: Any) -> Any:
+        return replace(verdict_on(*arguments, **more), node=None, text=lines.UNKNOWN_FAILURE)
+
+    monkeypatch.setattr(cycle, "verdict_on", verdict_on)
+
+
+def _waits_for_no_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cycle, "_CAUSE_S", 0.0)
+
+
+def _calls_all_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    def verdict_on(*arguments: Any, verdict_on: Callable[..., Any] = cycle.verdict_on, **more: Any) -> Any:
+        return replace(verdict_on(*arguments, **more), kind=CauseKind.MEMBERSHIP)
+
+    monkeypatch.setattr(cycle, "verdict_on", verdict_on)
+
+
+def _misses_silence_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator, "lost_s", lambda _nodes: 40.0)
+
+
+def _waits_for_the_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(NextCycle, "_too_few_for_ever", lambda *_: "")
+
+
+def _calls_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(round_completion, "_LAST_CALL_S", 5.0)
+
+
+def _does_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stay(self: Member, stay: Callable[..., None] = Member._stay) -> None:
+        stay(self)
+        self._leave(0, "")
+
+    monkeypatch.setattr(Member, "_stay", stay)
+
+
+def _stays_with_another_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    leave = Member._leave
+
+    def leaves(self: Member, code: int, text: str, **more: bool) -> None:
+        leave(self, code + (self.standing.phase is Phase.EXCLUDED), text, **more)
+
+    monkeypatch.setattr(Member, "_leave", leaves)
 
 
 def _ends_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,8 +282,23 @@ def _seeds_until_broken(word: str, at_most: int, kind: str | None = None, first:
         (_counts_twice, "counted_once", None, 0),
         (_never_counts, "counted_once", None, 0),
         (_leaves_one_out, "nobody_left_out", "rank_fails", 0),
+        (_leaves_one_out, "nobody_left_out", "host_off", 0),
+        (_leaves_one_out, "nobody_left_out", "host_cut", 0),
         (_shuffles_places, "nobody_left_out", "rank_fails", 0),
+        (_charges_for_membership, "counted_once", "node_excluded", 0),
+        (_charges_for_membership, "counted_once", None, 0),
         (_names_another, "causes", None, 3),
+        (_names_another, "causes", "host_off", 0),
+        (_names_another, "causes", "host_cut", 0),
+        (_names_nobody, "causes", "rank_fails", 0),
+        (_names_nobody, "causes", "host_off", 0),
+        (_waits_for_no_cause, "causes", None, 0),
+        (_calls_all_lost, "causes", "rank_fails", 0),
+        (_misses_silence_for_long, "in_time", "host_off", 0),
+        (_waits_for_the_dead, "in_time", None, 0),
+        (_calls_for_long, "in_time", "launcher_killed", 0),
+        (_does_not_stay, "stays", "node_excluded", 0),
+        (_stays_with_another_code, "stays", "node_excluded", 0),
         (_ends_for_nothing, "causes", None, 2),
         (_is_never_cut_off, "no_two_cycles", "host_cut", 3),
         (_ends_no_ranks, "it_ends", None, 1),
@@ -229,7 +318,9 @@ def test_a_planted_bug_is_found(
     monkeypatch: pytest.MonkeyPatch, bug: Callable[..., None], word: str, kind: str | None, first: int
 ) -> None:
     bug(monkeypatch)
-    _seeds_until_broken(word, 400, kind, first)
+    run = _seeds_until_broken(word, 400, kind, first)
+    monkeypatch.undo()
+    assert simulate(run.plan).broken == []
 
 
 def test_a_seed_that_breaks_something_shrinks(monkeypatch: pytest.MonkeyPatch) -> None:

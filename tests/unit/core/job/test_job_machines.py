@@ -184,7 +184,10 @@ def test_the_cause_is_the_node_that_ended_the_cycle_or_whom_it_followed_from() -
     assert (verdict.node, verdict.rank, verdict.action) == (2, 2, Action.RESTART)
     assert judged(Outcome.FAILED, U, H, H, decided_by=0, follows=0).node == 0  # nobody tells more
     assert judged(Outcome.FAILED, U, L, H, decided_by=0, follows=0).node == 1
+    assert judged(Outcome.FAILED, X, U, L, decided_by=1, follows=1).node == 2  # it costs a restart, and X doesn't
+    assert judged(Outcome.FAILED, X, U, H, decided_by=1, follows=1).node == 0
     assert "only to the lost coordinator" in judged(Outcome.FAILED, H, H).text
+    assert "only to the lost coordinator" in judged(Outcome.FAILED, H, H, rules=HEALTHY_TWO).text
 
 
 def test_what_follows() -> None:
@@ -363,6 +366,19 @@ def test_what_all_nodes_tell_at_once_is_passed_on_once() -> None:
     assert [cycle.admit(each, 10.0) for each in (asked, asked, moving, moving)] == [True, False, True, False]
     assert [cycle.admit(asked, now_s) for now_s in (10.4, 10.6)] == [False, True]
     assert not cycle.admit(m.Suspected(1, 1.0), 20.0), "it is of a cycle that is over"
+
+
+def test_who_is_left_out_is_named_only_if_no_missing_node_may_have_ended_the_cycle() -> None:
+    cycle = Cycle(RULES, decision(size=3))
+    cycle.missing(0, 0.0)
+    cycle.changed(2, m.Report(0, U, "lost a peer", follows=True))
+    cycle.changed(1, m.Report(0, X, "asked for it"))
+    assert cycle.conclude(1.0, joining=0)
+    assert cycle.judge(1.0, nodes_left=3) is None
+    cycle.lose(0, "no packet from its host")
+    verdict = cycle.judge(1.0, nodes_left=3)
+    assert verdict is not None
+    assert (verdict.node, verdict.text) == (0, "no packet from its host")
 
 
 def test_names_of_a_decision_that_do_not_fit_its_world_are_not_used() -> None:

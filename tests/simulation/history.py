@@ -1,0 +1,98 @@
+"""What happened in a run, as its checks ask for it: which cycles there were, and which faults may have ended each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from megatron_ft.core.job.decisions import Kind
+from tests.simulation.job import Hurt
+
+if TYPE_CHECKING:
+    from tests.simulation.job import Job, Launcher, Made
+    from tests.simulation.plan import Fault, Plan
+
+__all__ = ["FOR_A_WHILE", "RANK_FAULTS", "STOPS", "cut_off", "cycles", "members", "strikes", "suspects"]
+
+RANK_FAULTS = {"rank_fails", "rank_hangs"}
+STOPS = {"node_stopped", "all_stopped"}
+_FREEZES = {"launcher_frozen", "coordinator_frozen", "host_frozen"}
+FOR_A_WHILE = {"host_cut", "split", "pair_cut", *_FREEZES}
+_HARDLY = {"clock_jumps", "newcomer", "node_ill"}
+"""What can't end a cycle, nor hide what has ended it."""
+_COST_A_RESTART = {*RANK_FAULTS, *STOPS, *_FREEZES, "launcher_killed", "host_off", "dies_at_effect"}
+"""Beside cuts, which part a node from its coordinator."""
+_LEAST_S = 4.0
+"""Nobody counts as lost who is silent for less, with the time since the last beat before that."""
+
+
+def cycles(job: Job) -> list[Made]:
+    """Their decisions, in order; each once, as it was made first."""
+    first: dict[int, Made] = {}
+    for made in job.made:
+        first.setdefault(made.decision.number, made)
+    return [first[number] for number in sorted(first) if first[number].decision.kind is Kind.CYCLE]
+
+
+def members(job: Job, cycle: Made) -> list[Launcher | None]:
+    """The launchers of a cycle by place; None where it isn't known who had that place."""
+    launchers = {launcher.instance: launcher for launcher in job.launchers}
+    return [launchers.get(instance) for instance in cycle.decision.voters or cycle.members]
+
+
+def strikes(trouble: Any, cycle: Made, until_s: float) -> list[Fault]:
+    """Faults that can have to do with what happened to a cycle before ``until_s``."""
+    struck = [(at_s, fault) for (at_s, _), fault in zip(trouble.hit, trouble.struck, strict=True)]
+    lasted_s = {fault: fault.seconds if fault.kind in FOR_A_WHILE else 0.0 for _, fault in struck}
+    return [
+        fault
+        for at_s, fault in struck
+        if at_s <= until_s and at_s + lasted_s[fault] >= cycle.at_s and fault.kind not in _HARDLY
+    ]
+
+
+def suspects(
+    plan: Plan, job: Job, trouble: Any, cycle: Made, until_s: float, by: Iterable[str]
+) -> dict[Launcher, list[Hurt]]:
+    """Launchers of a cycle that were hit, before ``until_s``, by what may end one at the cost of a restart.
+
+    ``by``: the coordinators that may have found that out.
+    """
+    is_alone = len(strikes(trouble, cycle, until_s)) == 1
+    found = {}
+    for launcher in members(job, cycle):
+        if launcher is not None:
+            hurts = [hurt for hurt in launcher.hurts if _may_end(plan, launcher, hurt, cycle, until_s)]
+            hurts += cut_off(job, trouble, launcher, cycle.at_s, until_s, by)
+            if is_alone:
+                hurts = [hurt for hurt in hurts if _is_felt(hurt)]
+            found.update({launcher: hurts} if hurts else {})
+    return found
+
+
+def cut_off(job: Job, trouble: Any, launcher: Launcher, from_s: float, until_s: float, by: Iterable[str]) -> list[Hurt]:
+    """What kept a launcher from reaching one of these coordinators between those times."""
+    pairs = [
+        frozenset((launcher.host.number, process.host.number)) for process in job.coordinators if process.name in by
+    ]
+    return [
+        Hurt(fault, begin_s, end_s)
+        for fault, begin_s, end_s, apart in trouble.apart
+        if begin_s <= until_s and end_s >= from_s and any(pair in apart for pair in pairs)
+    ]
+
+
+def _may_end(plan: Plan, launcher: Launcher, hurt: Hurt, cycle: Made, until_s: float) -> bool:
+    kind = hurt.fault.kind
+    if hurt.from_s > until_s or hurt.until_s < cycle.at_s or hurt.cycle not in (None, cycle.decision.cycle):
+        return False
+    if kind == "dies_at_effect":
+        return launcher.ended_s is not None and launcher.ended_s <= until_s
+    if kind == "node_excluded":
+        return plan.rules.min_healthy  # too few may be good then
+    return kind in _COST_A_RESTART
+
+
+def _is_felt(hurt: Hurt) -> bool:
+    """Whether it is enough for a node to count as lost."""
+    return hurt.fault.kind not in FOR_A_WHILE or hurt.fault.seconds >= _LEAST_S

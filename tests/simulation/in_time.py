@@ -1,0 +1,141 @@
+"""How long a job may take from a failure to its next cycle, or its end: by the times that are documented."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from megatron_ft.core.job.decisions import Kind
+from megatron_ft.core.job.member import CUT_OFF_S, GIVE_UP_S
+from megatron_ft.core.job.nodes import beat_s, lost_s
+from tests.simulation.history import FOR_A_WHILE, RANK_FAULTS, STOPS, cycles, members
+
+if TYPE_CHECKING:
+    from tests.simulation.job import Job, Launcher, Made
+    from tests.simulation.plan import Plan
+
+__all__ = ["in_time"]
+
+_SLACK_S = 2.0
+"""Messages take up to 0.2 s, one after the other; ranks end, and nodes are checked."""
+_HANG_S = 10.0
+"""Evidence is collected for 2.3 s, and who hangs has 6 s to end."""
+_LAST_CALL_S = 1.0
+_MAY_BE_BACK_S = 70.0
+_NOTICED_AT_ONCE = {*RANK_FAULTS, "launcher_killed", "dies_at_effect", "node_excluded", "newcomer"}
+_HEALTH_RETRY_S = 60.0
+
+
+def in_time(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
+    """After a failure the next cycle begins, or the job ends, within the documented times.
+
+    They are counted from the last thing that happened: a fault, its end, a launcher or a coordinator that came or went.
+    """
+    for cycle in cycles(job):
+        follows = _follows(job, cycle)
+        until_s = _left_s(job, cycle) if follows is None else follows.at_s
+        failed_s = _failed_s(plan, job, cycle)
+        if failed_s is None or until_s is None or until_s <= failed_s:
+            continue
+        since_s = max(failed_s, *(at_s for at_s in _moments(job, trouble) if at_s < until_s))
+        bound_s = _bound_s(plan, job, trouble, cycle, follows, until_s)
+        if until_s - since_s > bound_s:
+            what = "all had left" if follows is None else f"the next {follows.decision.kind.value} was decided"
+            late = f"{until_s - since_s:.1f} s later, not {bound_s:.1f}"
+            yield f"cycle {cycle.decision.cycle} failed at {failed_s:.1f} s, and {what} {late}"
+
+
+def _follows(job: Job, cycle: Made) -> Made | None:
+    later = [made for made in job.made if made.decision.number > cycle.decision.number]
+    return min((m for m in later if m.decision.kind is not Kind.ROLL), key=lambda m: m.at_s, default=None)
+
+
+def _left_s(job: Job, cycle: Made) -> float | None:
+    """When the last of its launchers ended by itself; None if none did."""
+    left = [launcher for launcher in members(job, cycle) if launcher is not None and launcher.code is not None]
+    return max((launcher.ended_s for launcher in left if launcher.ended_s is not None), default=None)
+
+
+def _failed_s(plan: Plan, job: Job, cycle: Made) -> float | None:
+    """When so many of its nodes had failed that it couldn't go on; None if they never had."""
+    bad = [_bad_s(launcher, cycle) for launcher in members(job, cycle) if launcher is not None]
+    times = sorted(at_s for at_s in bad if at_s is not None)
+    spare = max(0, cycle.decision.world - plan.rules.min_nodes) if plan.rules.min_healthy else 0
+    return max(times[spare], cycle.at_s) if len(times) > spare else None
+
+
+def _bad_s(launcher: Launcher, cycle: Made) -> float | None:
+    """When its ranks of that cycle failed, or died with their launcher, if they ever did."""
+    failed = [hurt.from_s for hurt in launcher.hurts if hurt.cycle == cycle.decision.cycle]
+    ran = [each for each in launcher.job.trained if each.launcher is launcher and each.cycle == cycle.decision.cycle]
+    if launcher.code is None and launcher.ended_s is not None:
+        was_over = ran and ran[-1].to_s is not None and ran[-1].to_s < launcher.ended_s
+        failed += [] if was_over else [launcher.ended_s]
+    return min(failed, default=None)
+
+
+def _moments(job: Job, trouble: Any) -> Iterator[float]:
+    """When something happened from outside."""
+    for (at_s, _), fault in zip(trouble.hit, trouble.struck, strict=True):
+        yield at_s
+        if fault.kind in FOR_A_WHILE:
+            yield at_s + fault.seconds
+    for launcher in job.launchers:
+        yield launcher.started_s
+        is_asked = any(hurt.fault.kind in STOPS for hurt in launcher.hurts)
+        if launcher.ended_s is not None and (launcher.code is None or is_asked):
+            yield launcher.ended_s
+        if launcher.stays_since_s is not None:
+            yield launcher.stays_since_s
+    yield from (process.ended_s for process in job.coordinators if process.ended_s is not None)
+
+
+def _bound_s(plan: Plan, job: Job, trouble: Any, cycle: Made, follows: Made | None, until_s: float) -> float:
+    rules, nodes = plan.rules, plan.nodes + plan.spares
+    struck = [f.kind for (at_s, _), f in zip(trouble.hit, trouble.struck, strict=True) if at_s < until_s]
+    ended = [each for each in job.coordinators if each.ended_s is not None and cycle.at_s <= each.ended_s < until_s]
+    is_same = follows is not None and follows.by == cycle.by and not ended
+    is_led = is_same and not {*FOR_A_WHILE, "connection_reset"} & set(struck)
+    silence_s = lost_s(nodes) + beat_s(nodes) + 0.5
+    bound_s = _SLACK_S + (_LAST_CALL_S if rules.last_call_s is None else rules.last_call_s)
+    bound_s += _HANG_S if "rank_hangs" in struck else 0.0
+    if not is_led:  # another coordinator has taken over then, and it waits for those that haven't come yet
+        bound_s += silence_s + CUT_OFF_S
+    if not is_led or set(struck) - _NOTICED_AT_ONCE:
+        bound_s += silence_s
+    return bound_s + _wait_s(plan, job, cycle, until_s, is_led=is_led)
+
+
+def _wait_s(plan: Plan, job: Job, cycle: Made, until_s: float, *, is_led: bool) -> float:
+    """How long nodes that are too few wait for others; 0 if they were enough."""
+    rules = plan.rules
+    here = [launcher for launcher in job.launchers if _is_here(launcher, until_s)]
+    voters = [launcher for launcher in members(job, cycle) if launcher in here]
+    can_decide = 2 * len(voters) > cycle.decision.world
+    if can_decide and len(here) >= rules.min_nodes:
+        return 0.0
+    gone = [launcher for launcher in job.launchers if _is_gone(launcher, until_s)]
+    if not rules.launchers or rules.launchers - len(gone) >= rules.min_nodes:
+        return max(rules.join_timeout_s, GIVE_UP_S)
+    is_heard_of = is_led and all(launcher.host.is_on for launcher in gone)
+    return _MAY_BE_BACK_S if not (is_heard_of and can_decide) else 0.0
+
+
+def _is_here(launcher: Launcher, at_s: float) -> bool:
+    """Whether it can take part in a cycle that begins then, for sure."""
+    is_alive = launcher.started_s < at_s and (launcher.ended_s is None or launcher.ended_s >= at_s)
+    if not is_alive or launcher.stays_since_s is not None or launcher.member.memory.decided is None:
+        return False
+    return not any(_lasts(hurt.fault.kind, hurt.from_s, hurt.until_s, at_s) for hurt in launcher.hurts)
+
+
+def _lasts(kind: str, from_s: float, until_s: float, at_s: float) -> bool:
+    return from_s < until_s and from_s <= at_s <= until_s + (_HEALTH_RETRY_S if kind == "node_ill" else 0.0)
+
+
+def _is_gone(launcher: Launcher, at_s: float) -> bool:
+    """Whether it had ended by then, or was left out, and the others had known it."""
+    if launcher.member.memory.decided is None:
+        return False
+    has_ended = launcher.ended_s is not None and launcher.ended_s < at_s
+    return has_ended or (launcher.stays_since_s is not None and launcher.stays_since_s < at_s)
