@@ -211,7 +211,7 @@ class CycleRecord:
         return all(board is not None and board.closing for board in boards)
 
     def check_graces(self, now_s: float, seen: Readings) -> bool:
-        """Put off graces that are over by what threads waited for a CPU; returns whether one is over all the same."""
+        """Put off graces that are over by what threads waited for a CPU; returns whether one is over even so."""
         late = {lr for lr, grace in self.hung.items() if now_s >= grace.due_s} - self.exits.keys()
         return any(self.hung[local_rank].check(now_s, seen.run_delays_ns[local_rank]) for local_rank in late)
 

@@ -16,7 +16,7 @@ from megatron_ft.core.job.coordinator import Coordinator
 from megatron_ft.core.job.cycle import Cycle
 from megatron_ft.core.job.decisions import Kind
 from megatron_ft.core.job.member import Member
-from megatron_ft.core.job.messages import Phase, Verdict
+from megatron_ft.core.job.messages import NodePhase, Verdict
 from megatron_ft.core.job.next_cycle import NextCycle
 from megatron_ft.core.job.notices import Notices
 from megatron_ft.core.job.restart_policy import Action, Outcome
@@ -178,7 +178,7 @@ def _stays_with_another_code(monkeypatch: pytest.MonkeyPatch) -> None:
     leave = Member._leave
 
     def leaves(self: Member, code: int, text: str, **more: bool) -> None:
-        leave(self, code + (self.standing.phase is Phase.EXCLUDED), text, **more)
+        leave(self, code + (self.standing.phase is NodePhase.EXCLUDED), text, **more)
 
     monkeypatch.setattr(Member, "_leave", leaves)
 

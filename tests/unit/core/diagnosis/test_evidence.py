@@ -15,7 +15,7 @@ from megatron_ft.core.diagnosis.collectives import CollectiveInFlight, Collectiv
 from megatron_ft.core.diagnosis.evidence import Evidence, Stacks, Thread
 from megatron_ft.core.diagnosis.evidence_page import evidence_text
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
-from megatron_ft.core.diagnosis.stacks import Frame
+from megatron_ft.core.diagnosis.stacks import REPORTER_THREAD, Frame
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.messages.crash_reporter import Answer
 from megatron_ft.core.process_facts import ProcessFacts, ThreadFacts
@@ -35,7 +35,7 @@ FLYING = CollectiveInFlight(
     group="0", description="TP", seq=4, op="all_reduce", backend="gloo", p2p=False, sizes="[[4]]"
 )
 TOLD = Collectives(in_flight=(FLYING,), enqueued={"gloo/0": 4}, completed={"gloo/0": 3}, ranks={"0": range(0, 100, 2)})
-OURS = Frame("/x/megatron_ft/rank/crash_reporter/reporter.py", 9, "_answer")
+OURS = Frame("/x/megatron_ft/rank/crash_reporter/reporter.py", 9, REPORTER_THREAD)
 HANG = hang_evidence(
     note=RankSnapshot(rank=3, local_rank=1, host="a", pid=12, iteration=9, frame="job.py:7 train", has_stack=True),
     verdict=Overdue(HangKind.SECTION, "step", 5, 2_500_000_000, 2_000_000_000, 9, ("step",)),

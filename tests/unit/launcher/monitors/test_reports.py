@@ -30,7 +30,7 @@ def test_what_passes_can_be_worked_with() -> None:
         match event_of(0, report):
             case edge.FoundHung(verdict=verdict):
                 assert find_cause([], [verdict]) is not None
-            case edge.Evidence(note=note):
+            case edge.EvidenceCollected(note=note):
                 json.dumps(pack(note))
                 find([note, RankSnapshot(rank=note.rank + 1)], elapsed_s=1.0)
     assert min(passed.values()) > 100, passed

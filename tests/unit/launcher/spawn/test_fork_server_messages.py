@@ -93,7 +93,9 @@ def test_a_server_that_says_anything_else_is_replaced(
     spawner._command = first.ahead.command
     try:
         until(reactor, lambda: said)
-        assert said == ["the fork server ended (SIGKILL); ranks are not affected; starting a new one"]
+        ways = ("SIGKILL", "code 0")  # it may notice that its channel is closed before it is killed
+        assert said[0] in [f"the fork server ended ({way}); ranks are not affected; starting a new one" for way in ways]
+        assert len(said) == 1
         assert first.is_gone
         assert spawner.pids().isdisjoint({first.pid})
         assert spawner.pids()
@@ -116,7 +118,7 @@ def test_a_server_that_answers_anything_else_is_killed(tmp_path: Path, answers: 
         with pytest.raises(ServerError):
             server.changed_file()
         assert select.select([server.pidfd], [], [], BOUND_S)[0]
-        assert process_tree.exit_code_unreaped(server.pid) == -signal.SIGKILL
+        assert process_tree.exit_code_unreaped(server.pid) in (-signal.SIGKILL, 0)
 
 
 @pytest.mark.parametrize("answer", [{"type": "forked"}, {"type": "forked", "pid": 0}, {"type": "forked", "pid": "7"}])

@@ -17,7 +17,7 @@ from megatron_ft.rank.crash_reporter import reporter
 def monitor() -> Iterator[socket.socket]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.settimeout(30)
-    thread = threading.Thread(target=reporter._answer, args=(theirs,))
+    thread = threading.Thread(target=reporter.megatron_ft_crash_reporter, args=(theirs,))
     thread.start()
     yield ours
     ours.close()
