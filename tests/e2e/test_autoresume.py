@@ -19,6 +19,8 @@ pytestmark = pytest.mark.timeout(300)
 SCRIPT = ROOT / "examples/autoresume/launch.sh"
 LAUNCHER = [sys.executable, "-m", "megatron_ft.launcher"]
 START_S = 60.0
+ITERATIONS = 4000
+"""So many that a rank is still training when it is killed."""
 
 
 class Loop:
@@ -102,7 +104,7 @@ def test_killed_killed_finished(loop: Loop, tmp_path: Path) -> None:
     # an optimizer imports the compiler, and here once for both ranks
     preload = "--ft-preload=torch._dynamo"
     command = [*LAUNCHER, "--nproc-per-node=2", preload, "--ft-log-dir", str(tmp_path / "logs")]
-    train = [str(ROOT / "examples/autoresume/train.py"), "--save", str(save), "--train-iters=1000"]
+    train = [str(ROOT / "examples/autoresume/train.py"), "--save", str(save), f"--train-iters={ITERATIONS}"]
     loop.start(*command, *train)
 
     loop.wait_for("saved iteration 50,")
@@ -123,14 +125,14 @@ def test_killed_killed_finished(loop: Loop, tmp_path: Path) -> None:
         "job 2 starts",
         "job 2 failed with exit code 1: failure 2 of at most 3",
         "job 3 starts",
-        f"job 3 ended with exit code 0, and {loop.flag} says: the training is finished: 1000 iterations",
+        f"job 3 ended with exit code 0, and {loop.flag} says: the training is finished: {ITERATIONS} iterations",
     ]
     begins = [int(line.split()[-1]) for line in loop.text().splitlines() if line.startswith("training from iteration")]
     assert begins[0] == 0 < begins[1] < begins[2]
     # started again, it has nothing to do
     assert loop.run(*command, *train) == 0
     assert loop.says() == [
-        f"nothing to do: {loop.flag} says: the training is finished: 1000 iterations (remove it to train again)"
+        f"nothing to do: {loop.flag} says: the training is finished: {ITERATIONS} iterations (remove it to train again)"
     ]
 
 

@@ -51,16 +51,16 @@ class RunDirectory:
         if not any(sockets.is_lost() for sockets in self._sockets):
             self._is_reported = False
             return
-        if not self._is_reported:
-            self._say(lines.run_dir_removed(self.path))
         try:
             directories.remake_run_directory(self.path)
             self._claim_anew()
             for sockets in self._sockets:
                 sockets.listen_again()
+            text = lines.run_dir_removed(self.path)
         except OSError as error:
-            if not self._is_reported:
-                self._say(lines.run_dir_lost(str(error)))
+            text = lines.run_dir_lost(str(error))
+        if not self._is_reported:
+            self._say(text)
         self._is_reported = True
 
     def remove(self) -> None:
