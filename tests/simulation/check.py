@@ -176,7 +176,7 @@ def _causes(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
 def _is_wrong(plan: Plan, job: Job, trouble: Any, cycle: Made, judged: Judged) -> str:
     """What is wrong about who is named, if anything is."""
     verdict, struck = judged.verdict, strikes(trouble, cycle, judged.at_s)
-    may = suspects(plan, job, trouble, cycle, judged.at_s, {judged.by.name})
+    may = suspects(plan, job, trouble, cycle, judged.at_s, {judged.by.name, cycle.by})
     if not may:
         return "and nothing had happened to its nodes"
     if verdict.node is None:

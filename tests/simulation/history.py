@@ -56,7 +56,8 @@ def suspects(
 ) -> dict[Launcher, list[Hurt]]:
     """Launchers of a cycle that were hit, before ``until_s``, by what may end one at the cost of a restart.
 
-    ``by``: the coordinators that may have found that out.
+    ``by``: the coordinators that may have found that out, and the one that began the cycle. Where one of them, or the
+    network to it, stood still for long, both ends are without the other: either may be named.
     """
     is_alone = len(strikes(trouble, cycle, until_s)) == 1
     found = {}
@@ -64,6 +65,7 @@ def suspects(
         if launcher is not None:
             hurts = [hurt for hurt in launcher.hurts if _may_end(plan, launcher, hurt, cycle, until_s)]
             hurts += cut_off(job, trouble, launcher, cycle.at_s, until_s, by)
+            hurts += [hurt for hurt in _frozen_under(job, by) if hurt.from_s <= until_s and hurt.until_s >= cycle.at_s]
             if is_alone:
                 hurts = [hurt for hurt in hurts if _is_felt(hurt)]
             found.update({launcher: hurts} if hurts else {})
@@ -80,6 +82,13 @@ def cut_off(job: Job, trouble: Any, launcher: Launcher, from_s: float, until_s: 
         for fault, begin_s, end_s, apart in trouble.apart
         if begin_s <= until_s and end_s >= from_s and any(pair in apart for pair in pairs)
     ]
+
+
+def _frozen_under(job: Job, by: Iterable[str]) -> list[Hurt]:
+    """When the hosts of these coordinators stood still, for long enough that launchers look for another one."""
+    hosts = {process.host.number for process in job.coordinators if process.name in by}
+    here = [hurt for launcher in job.launchers if launcher.host.number in hosts for hurt in launcher.hurts]
+    return [hurt for hurt in here if hurt.fault.kind == "host_frozen" and hurt.fault.seconds >= _LEAST_S]
 
 
 def _may_end(plan: Plan, launcher: Launcher, hurt: Hurt, cycle: Made, until_s: float) -> bool:

@@ -54,7 +54,7 @@ class Member:
         self._search = Search(identity.endpoints, own=identity.address)
         self._session = 0
         self._connect_s = max(_CONNECT_S, beat_s(identity.rules.max_nodes))  # thousands may come at once
-        self._is_open = self._is_answered = False
+        self._is_open = self._is_answered = self._has_lost_lead = False
         self._retry_s: float | None = 0.0
         self._until_s: float | None = None
         self._announce_s: float | None = None
@@ -95,7 +95,7 @@ class Member:
         if self._retry_s is not None and now >= self._retry_s:
             self._connect()
         elif self._until_s is not None and now >= self._until_s:
-            if not self._is_answered:
+            if self._has_lost_lead or not self._is_answered:
                 self._search.found_silent(now)
             self._seek()
         elif self._is_open and now >= self._heard_s + self._lost_s:
@@ -173,7 +173,8 @@ class Member:
 
     def _connect(self) -> None:
         address = self._search.next(knows_job=self.memory.decided is not None, now_s=self._clock.now_s)
-        self._retry_s, self._until_s, self._is_answered = None, self._clock.now_s + self._connect_s, False
+        self._retry_s, self._until_s = None, self._clock.now_s + self._connect_s
+        self._is_answered = self._has_lost_lead = False
         self._out.append(edge.Connect(address))
 
     def _unled(self) -> None:
@@ -251,6 +252,7 @@ class Member:
                 self._follow(term)
                 self._led_by, self._found_silent = beside, None
             case m.Wait(soon=soon):
+                self._has_lost_lead |= self.is_led
                 self._unled()
                 is_patient = soon or (self._search.is_first and self.memory.decided is not None)
                 wait_s = self._chance.uniform(*(_PATIENCE_S if is_patient else _IMPATIENCE_S))

@@ -145,3 +145,19 @@ def test_another_job_at_a_later_endpoint_ends_no_launcher_that_looks_for_its_own
     part = led(member())
     part.heard(m.Commit(decision()), 0.0)
     assert not any(isinstance(effect, edge.Leave) for effect in part.heard(refused, 1.0))
+
+
+def test_a_launcher_whose_coordinator_has_lost_its_lead_tries_the_others_next() -> None:
+    """It had stood still, and most nodes have another one by now: it is not to be asked again and again."""
+    machine = led(member())
+    machine.heard(m.Commit(decision(), candidates=("third:1",)), 0.0)
+    for tenth in range(1, 20):
+        machine.heard(m.Beat(), tenth / 10)
+    machine.heard(m.Wait(1, 4, soon=True), 2.0)
+    tried = []
+    for tenth in range(20, 75):
+        for effect in machine.tick(tenth / 10):
+            if isinstance(effect, edge.Connect):
+                tried.append(effect.address)
+                machine.failed(tenth / 10)
+    assert tried[0] == "third:1"
