@@ -231,7 +231,8 @@ def _is_wrong_about_hang(cycle: Made, judged: Judged, may: dict[Launcher, list[H
     ran = [each for each in job.trained if each.cycle == cycle.decision.cycle]
     ended = {each.launcher for each in ran if each.to_s is not None and each.to_s <= judged.at_s}
     if rank is None:
-        return "" if len(may) > 1 or ended else "and no rank is named"
+        is_only = all(hurt.fault.kind == "rank_hangs" for hurts in may.values() for hurt in hurts)
+        return "" if len(may) > 1 or ended or not is_only else "and no rank is named"
     named = members(job, cycle)[rank]
     return "" if named is None or named in may or named in ended else f"and rank {rank} is named"
 

@@ -65,7 +65,6 @@ def suspects(
         if launcher is not None:
             hurts = [hurt for hurt in launcher.hurts if _may_end(plan, launcher, hurt, cycle, until_s)]
             hurts += cut_off(job, trouble, launcher, cycle.at_s, until_s, by)
-            hurts += [hurt for hurt in _frozen_under(job, by) if hurt.from_s <= until_s and hurt.until_s >= cycle.at_s]
             if is_alone:
                 hurts = [hurt for hurt in hurts if _is_felt(hurt)]
             found.update({launcher: hurts} if hurts else {})
@@ -73,15 +72,16 @@ def suspects(
 
 
 def cut_off(job: Job, trouble: Any, launcher: Launcher, from_s: float, until_s: float, by: Iterable[str]) -> list[Hurt]:
-    """What kept a launcher from reaching one of these coordinators between those times."""
+    """What kept a launcher from reaching one of these coordinators between those times: the network, or their hosts."""
     pairs = [
         frozenset((launcher.host.number, process.host.number)) for process in job.coordinators if process.name in by
     ]
-    return [
+    apart = [
         Hurt(fault, begin_s, end_s)
-        for fault, begin_s, end_s, apart in trouble.apart
-        if begin_s <= until_s and end_s >= from_s and any(pair in apart for pair in pairs)
+        for fault, begin_s, end_s, parted in trouble.apart
+        if any(pair in parted for pair in pairs)
     ]
+    return [hurt for hurt in [*apart, *_frozen_under(job, by)] if hurt.from_s <= until_s and hurt.until_s >= from_s]
 
 
 def _frozen_under(job: Job, by: Iterable[str]) -> list[Hurt]:
