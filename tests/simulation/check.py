@@ -199,12 +199,14 @@ def _may_be_named(
     launcher: Launcher, cycle: Made, judged: Judged, may: dict[Launcher, list[Hurt]], struck: list[Fault]
 ) -> bool:
     """Whether the cause couldn't be known when a node was named that had only lost a rank of another one."""
-    if len(struck) > 1:
+    if len(struck) > 1 or judged.by.name != cycle.by:  # one that has just taken over waits for silent nodes
         return True
     (trained,) = [
         each for each in launcher.job.trained if each.launcher is launcher and each.cycle == cycle.decision.cycle
     ]
-    known_s = max(hurt.from_s for hurts in may.values() for hurt in hurts) + GRACE_S + _LATEST_S
+    begun_s = [hurt.from_s for hurts in may.values() for hurt in hurts]
+    begun_s += [each.ended_s for each in may if each.ended_s is not None and each.ended_s <= judged.at_s]
+    known_s = max(begun_s) + GRACE_S + _LATEST_S
     return (trained.to_s or judged.at_s) + _CAUSE_S <= judged.at_s <= known_s
 
 
