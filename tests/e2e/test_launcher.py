@@ -323,10 +323,10 @@ def test_no_python_module_and_run_path(launcher: Launcher) -> None:
     assert finished.code == 0
     assert {"shell 0 1", "shell 1 1"} <= set(finished.out.splitlines())
 
-    launched = launcher.start(["-m", "package.module", "a"], env={"PYTHONPATH": str(launcher.directory)})
     package = launcher.directory / "package"
     package.mkdir()
     (package / "module.py").write_text("import sys; print('module', __name__, sys.argv[1:])")
+    launched = launcher.start(["-m", "package.module", "a"], env={"PYTHONPATH": str(launcher.directory)})
     assert launched.wait().code == 0
 
     script = launcher.directory / "by_path.py"
