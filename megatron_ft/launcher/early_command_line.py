@@ -63,7 +63,7 @@ def parse_early(argv: Sequence[str], environ: Mapping[str, str]) -> Ahead | None
 
 
 def _value(field: str, given: Mapping[str, str]) -> Any:
-    """Of an option of ours, as it is stored. Raises ConfigError."""
+    """The value of one of our options, parsed. Raises ConfigError."""
     option = LAUNCHER_OPTIONS[field]
     text = next((given[name] for name in option.names if name in given), None)
     return option.default if text is None else option.parse(text)

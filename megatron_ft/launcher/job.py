@@ -236,7 +236,7 @@ class _Life:
         return exit_code.launcher_failed(self._line, text)
 
     def _end_by_mistake(self, error: Exception) -> End:
-        """Of ours, or of torch's: an unforeseen error."""
+        """Report an unforeseen error, a bug here or in torch, in one line, and log its traceback."""
         text, trace = lines.launcher_failed(error), "".join(traceback.format_exception(error))
         self._log.write(records.LauncherFailed(text=text, traceback=trace))
         if self._log.path:

@@ -154,7 +154,7 @@ class Node:
         return monitors, control
 
     def _make_health_check(self, ranks: int) -> HealthCheck | None:
-        """None: none is asked for."""
+        """Create the node health check; None if no option configures one."""
         line = self._line
         command = ready_checks.command(line.options, line.node_health_command, log_dir=self.log_dir, ranks=ranks)
         if command is None:

@@ -35,7 +35,7 @@ __all__ = ["measure", "rows"]
 
 _GPUS = 8
 _LAST_NOTES_S = 2.1
-"""One node's notes are sent so long after they were asked for: when all others are there, and within the bound."""
+"""One node sends its notes so many seconds after the request: after all other nodes, and within the time limit."""
 _MET_S = 60.0
 _QUIET_S = 3.0
 _ANSWER_S = 10.0

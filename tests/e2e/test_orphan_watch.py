@@ -1,4 +1,4 @@
-"""A launcher is told when the step daemon that has started it has died, and when nobody reads its output any more."""
+"""A launcher is notified when the step daemon that started it dies, and when the reader of its output is gone."""
 
 from __future__ import annotations
 

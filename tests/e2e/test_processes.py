@@ -1,4 +1,4 @@
-"""What the kernel tells of processes. Those of another user (sudo) nobody may signal, and nobody fails of that."""
+"""What the kernel reports of processes. Those of another user (sudo) can't be signalled, which is no error."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _HARDLY = {"clock_jumps", "newcomer", "node_ill"}
 _COST_A_RESTART = {*RANK_FAULTS, *STOPS, *_FREEZES, "launcher_killed", "host_off", "dies_at_effect"}
 """Beside cuts, which part a node from its coordinator."""
 _LEAST_S = 4.0
-"""Nobody counts as lost who is silent for less, with the time since the last beat before that."""
+"""A node that is silent for fewer seconds, counted from the fault, is never declared lost."""
 
 
 def cycles(job: Job) -> list[Made]:

@@ -95,7 +95,7 @@ class _Trouble:
         return self.world.hosts[fault.which % len(self.world.hosts)]
 
     def _touch(self, hosts: list[Host], fault: Fault, seconds: float) -> None:
-        """Whoever is on them isn't innocent for so long."""
+        """Note a fault on these hosts, which for so many seconds may be the cause of what their launchers do."""
         for host in hosts:
             host.hurts.append(Hurt(fault, self.world.now_s, self.world.now_s + seconds))
 

@@ -196,7 +196,7 @@ class Cycle:
         return True
 
     def asked_to_end(self, place: int | None, text: str) -> None:
-        """The end of the job is asked for, in these words, by that node; the first one that asks counts."""
+        """A rank of that node has requested the end of the job, with these words; the first request counts."""
         self.shutdown = self.shutdown or (place, text)
 
     def asked_to_regroup(self, text: str) -> None:

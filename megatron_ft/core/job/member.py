@@ -266,7 +266,7 @@ class Member:
                 self._seek(at_once=True)
             case m.Stay() if self._leaving is not None:
                 self._stay()
-            case m.Dismiss(m.REFUSED) if self.memory.decided is not None or not self._is_at_first_endpoint:
+            case m.Dismiss(m.REFUSED) if self.memory.decided or self._search.address != self.identity.endpoints[0]:
                 self._seek()  # another job may have got the port of a lost coordinator, or of one still to come
             case m.Dismiss(code, text):
                 self._leave(code, text)
@@ -373,10 +373,6 @@ class Member:
         if self._is_open:  # else the next hello says it
             self._out.append(edge.Transmit(message))
         return self._take()
-
-    @property
-    def _is_at_first_endpoint(self) -> bool:
-        return self._search.address == self.identity.endpoints[0]
 
     @property
     def _nodes(self) -> int:

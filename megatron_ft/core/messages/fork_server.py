@@ -88,7 +88,7 @@ class Forked:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """No rank could be forked, or not all that were asked for at once."""
+    """The server could not fork the rank, or not all ranks of the requests that came together."""
 
     reason: str
 

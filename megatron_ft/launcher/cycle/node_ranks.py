@@ -69,7 +69,7 @@ class NodeRanks:
     # -- what is read -----------------------------------------------------------------------------------------
 
     def readings(self, cycle: int) -> edge.Readings:
-        """At this moment, each read when it is asked for."""
+        """The state of the ranks: each value is read on its first access, and not again."""
         monitors = self._monitors
         return edge.Readings(
             boards=_Lazy(lambda local_rank: monitors.snapshot(local_rank, cycle)),
@@ -163,7 +163,7 @@ class NodeRanks:
 
 
 class _Lazy(dict[int, T]):
-    """Read when it is asked for, once."""
+    """Reads each value on its first access."""
 
     def __init__(self, read: Callable[[int], T]) -> None:
         super().__init__()
