@@ -35,6 +35,7 @@ _SHOWS_AS = {
     "rank_hangs": {CauseKind.HANG},
     "node_stopped": {CauseKind.REQUEST, CauseKind.MEMBERSHIP},
     "all_stopped": {CauseKind.REQUEST, CauseKind.MEMBERSHIP},
+    "node_excluded": {CauseKind.REQUEST, CauseKind.MEMBERSHIP},
 }
 """What a fault is called; all others: a lost node."""
 
@@ -185,7 +186,7 @@ def _is_wrong(plan: Plan, job: Job, trouble: Any, cycle: Made, judged: Judged) -
     launcher = members(job, cycle)[verdict.node]
     if launcher is None:
         return ""
-    if verdict.name not in ("", launcher.address):
+    if verdict.name not in ("", f"h{launcher.host.number}"):
         return f"and {launcher.name} is called {verdict.name}"
     if LOST_A_PEER in verdict.text:
         is_right = _may_be_named(launcher, cycle, judged, may, struck)

@@ -52,7 +52,7 @@ def strikes(trouble: Any, cycle: Made, until_s: float) -> list[Fault]:
 
 
 def suspects(
-    plan: Plan, job: Job, trouble: Any, cycle: Made, until_s: float, by: Iterable[str]
+    plan: Plan, job: Job, trouble: Any, cycle: Made, until_s: float, by: set[str]
 ) -> dict[Launcher, list[Hurt]]:
     """Launchers of a cycle that were hit, before ``until_s``, by what may end one at the cost of a restart.
 
@@ -63,7 +63,7 @@ def suspects(
     found = {}
     for launcher in members(job, cycle):
         if launcher is not None:
-            hurts = [hurt for hurt in launcher.hurts if _may_end(plan, launcher, hurt, cycle, until_s)]
+            hurts = [hurt for hurt in launcher.hurts if _may_end(plan, launcher, hurt, cycle, until_s, by)]
             hurts += cut_off(job, trouble, launcher, cycle.at_s, until_s, by)
             if is_alone:
                 hurts = [hurt for hurt in hurts if _is_felt(hurt)]
@@ -91,14 +91,15 @@ def _frozen_under(job: Job, by: Iterable[str]) -> list[Hurt]:
     return [hurt for hurt in here if hurt.fault.kind == "host_frozen" and hurt.fault.seconds >= _LEAST_S]
 
 
-def _may_end(plan: Plan, launcher: Launcher, hurt: Hurt, cycle: Made, until_s: float) -> bool:
+def _may_end(plan: Plan, launcher: Launcher, hurt: Hurt, cycle: Made, until_s: float, by: set[str]) -> bool:
     kind = hurt.fault.kind
     if hurt.from_s > until_s or hurt.until_s < cycle.at_s or hurt.cycle not in (None, cycle.decision.cycle):
         return False
     if kind == "dies_at_effect":
         return launcher.ended_s is not None and launcher.ended_s <= until_s
     if kind == "node_excluded":
-        return plan.rules.min_healthy  # too few may be good then
+        # too few may be good then, or a coordinator that takes over hears first of other nodes' ranks, which failed
+        return plan.rules.min_healthy or len(by) > 1
     return kind in _COST_A_RESTART
 
 

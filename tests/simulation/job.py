@@ -122,7 +122,7 @@ class Launcher(Process):
         super().__init__(host, f"launcher{number}@h{host.number}")
         self.job = job
         self.instance = f"i{number}"
-        self.address = f"h{host.number}"
+        self.address = _address_on(host, number)
         self.code: int | None = None
         self.left_by = ""
         self.how: agent.Exit | None = None
@@ -152,10 +152,8 @@ class Launcher(Process):
         chance = random.Random(job.world.chance.random())
         self.member = Member(identity, now_s=host.clock_s(), chance=chance)
         self.agent = Agent(_options(job.rules), Pauses())
-        if self.address not in job.world.listeners:
-            job.world.listeners[self.address] = Listener(self)
-        listener = job.world.listeners[self.address]
-        if self.address == job.endpoints[0] and listener.owner is self:
+        listener = job.world.listeners[self.address] = Listener(self)
+        if self.address == job.endpoints[0]:
             listener.host_coordinator()
         self.later(0.0, self.tick)
         self.later(0.0, lambda: self.hear(agent.Tick()))
@@ -262,7 +260,7 @@ class Launcher(Process):
     def _connect(self, address: str) -> None:
         self._disconnect()
         listener = self.world.listeners.get(address)
-        host = self.world.hosts[int(address[1:])]
+        host = self.world.hosts[int(address[1:].partition(":")[0])]
         if self.world.is_cut(self.host, host) or self.world.now_s < host.frozen_until_s:
             return  # nobody answers, and the machine gives up by itself
         if listener is None or not listener.is_alive:
@@ -433,6 +431,11 @@ class Launcher(Process):
 
     def _asks(self, action: WorkloadAction) -> None:
         self.hear(ReceivedRequest(action, "enough", self.member.place or 0, 1))
+
+
+def _address_on(host: Host, number: int) -> str:
+    """Its usual port, or another one while its predecessor's coordinator has that."""
+    return f"h{host.number}" if f"h{host.number}" not in host.world.listeners else f"h{host.number}:{number}"
 
 
 def _options(rules: m.Rules) -> Options:

@@ -13,6 +13,8 @@ from tests.simulation.world import Host, World
 
 __all__ = ["HORIZON_S", "Run", "simulate"]
 
+_LOOKS_AGAIN_S = 0.02
+
 HORIZON_S = 600.0
 """Every job is over by then, well or not."""
 
@@ -105,10 +107,21 @@ class _Trouble:
 
         def start() -> None:
             busy = any(launcher.is_alive and launcher.host is host for launcher in self.job.launchers)
-            if host.is_on and not busy and not self.job.is_over():
+            if not host.is_on or busy or self.job.is_over():
+                return
+            if self._is_port_in_doubt(host):
+                self._again(host, fault, _LOOKS_AGAIN_S)
+            else:
                 self.job.launch(host).hurt(fault)
 
         self.world.after(delay_s, start)
+
+    def _is_port_in_doubt(self, host: Host) -> bool:
+        """Whether a new launcher waits: a coordinator has the endpoint that doesn't answer yet, or is about to end."""
+        listener = self.world.listeners.get(f"h{host.number}")
+        if listener is None or listener.owner.address not in self.job.endpoints or listener.coordinator is None:
+            return False
+        return listener.coordinator.is_frozen or listener.coordinator.machine.is_over
 
     # -- what happens -----------------------------------------------------------------------------------------
 

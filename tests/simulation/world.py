@@ -149,11 +149,16 @@ class Process:
         self._alarm_s = 1e18
         host.processes.append(self)
 
+    @property
+    def is_frozen(self) -> bool:
+        """It stands still."""
+        return self.world.now_s < self.frozen_until_s
+
     def call(self, action: Callable[[], None]) -> None:
         """Now, or as soon as it isn't frozen."""
         if not self.is_alive:
             return
-        if self.world.now_s < self.frozen_until_s:
+        if self.is_frozen:
             self._waiting.append(action)
         else:
             action()
@@ -182,7 +187,7 @@ class Process:
         self.world.after(seconds, self._thaw)
 
     def _thaw(self) -> None:
-        while self._waiting and self.world.now_s >= self.frozen_until_s:
+        while self._waiting and not self.is_frozen:
             self.call(self._waiting.popleft())
 
     def counts_effect(self) -> bool:
