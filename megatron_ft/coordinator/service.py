@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 
 from megatron_ft.core.codec.codec import Vocabulary
+from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.job.coordinator import Coordinator
 from megatron_ft.core.job.decisions import Ballot, Decision
 from megatron_ft.core.job.edge import Broken, CoordinatorEffect, Drop, Heard, Quit, Send
 from megatron_ft.core.job.messages import Beat, Dismiss, FromMember, Hello, Moved, Propose, ToMember

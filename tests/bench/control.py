@@ -23,10 +23,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from megatron_ft.coordinator.service import Service, prepare_process
+from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.coordinator import Coordinator
 from megatron_ft.core.job.identity import Identity
 from megatron_ft.core.job.member import Member
 from megatron_ft.core.messages.secret import HANDSHAKE

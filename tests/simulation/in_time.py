@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from megatron_ft.core.job.beats import beat_s, lost_s
 from megatron_ft.core.job.decisions import Kind
 from megatron_ft.core.job.member import CUT_OFF_S, GIVE_UP_S
-from megatron_ft.core.job.nodes import beat_s, lost_s
 from tests.simulation.history import FOR_A_WHILE, RANK_FAULTS, STOPS, cycles, members
 
 if TYPE_CHECKING:

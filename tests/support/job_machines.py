@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.coordinator import Coordinator
 from megatron_ft.core.job.decisions import Decision, Kind
 from megatron_ft.core.job.identity import Identity
 from megatron_ft.core.job.member import Member

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.diagnosis.exits import CauseKind
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.coordinator import Coordinator
 from megatron_ft.core.job.decisions import Held
 from megatron_ft.core.job.identity import Identity
 from megatron_ft.core.job.member import Member

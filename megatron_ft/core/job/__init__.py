@@ -1,1 +1,1 @@
-"""The control plane's decisions: who coordinates, who trains with whom, what follows when something fails. No I/O."""
+"""The control plane: what launchers and coordinator tell each other, a launcher's part, the restart policy. No I/O."""

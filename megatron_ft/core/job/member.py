@@ -14,9 +14,9 @@ from dataclasses import replace
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.admission import MOVED_S
+from megatron_ft.core.job.beats import beat_s, lost_s
 from megatron_ft.core.job.decisions import Beside, Held, Kind, Memory, Term
 from megatron_ft.core.job.identity import Identity
-from megatron_ft.core.job.nodes import beat_s, lost_s
 from megatron_ft.core.job.own_clock import OwnClock
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
 from megatron_ft.core.job.search import Search

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.job import edge
-from megatron_ft.core.job.coordinator import Coordinator
 from megatron_ft.core.job.messages import FromMember, ToMember
 from megatron_ft.launcher.base.event_loop import Reactor, Timer
 

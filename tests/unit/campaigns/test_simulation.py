@@ -9,16 +9,17 @@ from typing import Any
 
 import pytest
 
+from megatron_ft.core.coordinator import consensus, coordinator, cycle, next_cycle, round_completion
+from megatron_ft.core.coordinator.consensus import Consensus
+from megatron_ft.core.coordinator.coordinator import Coordinator
+from megatron_ft.core.coordinator.cycle import Cycle
+from megatron_ft.core.coordinator.next_cycle import NextCycle
+from megatron_ft.core.coordinator.notices import Notices
 from megatron_ft.core.diagnosis.exits import CauseKind
-from megatron_ft.core.job import consensus, coordinator, cycle, edge, lines, member, next_cycle, round_completion
-from megatron_ft.core.job.consensus import Consensus
-from megatron_ft.core.job.coordinator import Coordinator
-from megatron_ft.core.job.cycle import Cycle
+from megatron_ft.core.job import edge, lines, member
 from megatron_ft.core.job.decisions import Kind
 from megatron_ft.core.job.member import Member
 from megatron_ft.core.job.messages import NodePhase, Verdict
-from megatron_ft.core.job.next_cycle import NextCycle
-from megatron_ft.core.job.notices import Notices
 from megatron_ft.core.job.restart_policy import Action, Outcome
 from tests.simulation.plan import Fault, plan_of
 from tests.simulation.run import shrunk

@@ -13,8 +13,8 @@ import pytest
 
 from megatron_ft.coordinator import service as service_module
 from megatron_ft.coordinator.service import Service, frame
+from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.coordinator import Coordinator
 from megatron_ft.core.job.decisions import Decision, Kind
 from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.wire import encode

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.job import edge
 from megatron_ft.core.job.admission import MOVED_S, Admission, differences, refusal
-from megatron_ft.core.job.coordinator import Coordinator
 from megatron_ft.core.job.decisions import Decision, Held, Kind, Memory
 from megatron_ft.core.job.messages import Dismiss, Elsewhere, Hello, Moved, Rules
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from megatron_ft.core.coordinator.nodes import Node, Slot, choose
 from megatron_ft.core.diagnosis.exits import HangVerdict
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.hosts import natural
@@ -13,7 +14,6 @@ from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.drain_advice import advice
 from megatron_ft.core.job.faults import Fault, FaultKind, back_again, bad_nodes, fault_of
 from megatron_ft.core.job.lives import Life, Lives
-from megatron_ft.core.job.nodes import Node, Slot, choose
 from tests.support.machines import Job
 
 HANG = HangVerdict(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from megatron_ft.core.coordinator.notices import FEW
 from megatron_ft.core.job import lines
-from megatron_ft.core.job.notices import FEW
 from megatron_ft.core.job.restart_policy import NodeState
 from tests.support.machines import Job, Launcher
 

@@ -10,21 +10,21 @@ import pytest
 
 from megatron_ft.core.agent.lines import cycle_ended
 from megatron_ft.core.codec.codec import Vocabulary, pack
+from megatron_ft.core.coordinator.coordinator import Coordinator
+from megatron_ft.core.coordinator.cycle import Cycle
+from megatron_ft.core.coordinator.nodes import Node, choose
+from megatron_ft.core.coordinator.round_completion import RoundCompletion
+from megatron_ft.core.coordinator.verdict import Seat, verdict_on
 from megatron_ft.core.diagnosis.exits import Cause, CauseKind, HangVerdict
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.coordinator import Coordinator
-from megatron_ft.core.job.cycle import Cycle
 from megatron_ft.core.job.decisions import Accepted, Decision, Held, Kind, Memory, is_quorum
 from megatron_ft.core.job.identity import Identity
 from megatron_ft.core.job.member import CUT_OFF_S, Member
-from megatron_ft.core.job.nodes import Node, choose
 from megatron_ft.core.job.progress import Advance, Reached
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome, RestartDecision
-from megatron_ft.core.job.round_completion import RoundCompletion
-from megatron_ft.core.job.verdict import Seat, verdict_on
 from tests.support.job_machines import RULES, decision, led, links, member
 
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import pytest
 
 from megatron_ft.core.codec.codec import Vocabulary, pack
+from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.diagnosis.exits import HangVerdict
 from megatron_ft.core.diagnosis.rank_snapshot import Collective, RankSnapshot
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.coordinator import Coordinator
 from megatron_ft.core.job.hang_diagnosis import blamed
 from megatron_ft.core.job.hang_messages import Reviewed
 from megatron_ft.core.job.review import review

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from megatron_ft.coordinator.service import Service
+from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.coordinator import Coordinator
 from megatron_ft.core.job.identity import Identity
 from megatron_ft.core.job.member import Member
 from megatron_ft.core.job.restart_policy import NodeState

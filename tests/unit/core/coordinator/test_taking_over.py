@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from megatron_ft.core.coordinator.coordinator import Coordinator
+from megatron_ft.core.coordinator.cycle import Cycle
+from megatron_ft.core.coordinator.nodes import Node
 from megatron_ft.core.diagnosis.exits import HangVerdict
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.coordinator import Coordinator
-from megatron_ft.core.job.cycle import Cycle
 from megatron_ft.core.job.decisions import Decision, Held, Kind, Memory
-from megatron_ft.core.job.nodes import Node
 from megatron_ft.core.job.restart_policy import Outcome
 from tests.support.job_machines import RULES, decision, led, links, member
 

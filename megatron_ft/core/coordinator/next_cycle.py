@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from megatron_ft.core.coordinator.bad_node_tracker import BadNodeTracker
+from megatron_ft.core.coordinator.consensus import Consensus, Proposal
+from megatron_ft.core.coordinator.cycle import Cycle
+from megatron_ft.core.coordinator.nodes import Node, Slot, choose
+from megatron_ft.core.coordinator.round_completion import RoundCompletion
+from megatron_ft.core.coordinator.segments import choose_segments, usable
 from megatron_ft.core.job import lines
-from megatron_ft.core.job.bad_node_tracker import BadNodeTracker
-from megatron_ft.core.job.consensus import Consensus, Proposal
-from megatron_ft.core.job.cycle import Cycle
 from megatron_ft.core.job.decisions import Decision, Kind
 from megatron_ft.core.job.messages import NodePhase, Rules
-from megatron_ft.core.job.nodes import Node, Slot, choose
 from megatron_ft.core.job.progress import furthest
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
-from megatron_ft.core.job.round_completion import RoundCompletion
-from megatron_ft.core.job.segments import choose_segments, usable
 from megatron_ft.core.times import earliest
 
 __all__ = ["NextCycle", "is_awaited", "nodes_left", "seated"]

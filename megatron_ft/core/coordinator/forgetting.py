@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from megatron_ft.core.coordinator.consensus import Consensus
+from megatron_ft.core.coordinator.nodes import Node
 from megatron_ft.core.job.admission import Admission
-from megatron_ft.core.job.consensus import Consensus
 from megatron_ft.core.job.member import GIVE_UP_S
-from megatron_ft.core.job.nodes import Node
 
 __all__ = ["FORGETS_S", "Forgetting"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
-from megatron_ft.core.job.nodes import Node, Slot, in_order
+from megatron_ft.core.coordinator.nodes import Node, Slot, in_order
 
 __all__ = ["choose_segments", "usable"]
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from megatron_ft.core.coordinator.nodes import Node, instances_of, names_of
 from megatron_ft.core.job.decisions import Accepted, Ballot, Beside, Decision, Held, Kind, Term, is_quorum
 from megatron_ft.core.job.edge import CoordinatorEffect, Decided, Send
 from megatron_ft.core.job.messages import Commit, Lead, Propose, Wait
-from megatron_ft.core.job.nodes import Node, instances_of, names_of
 from megatron_ft.core.job.progress import Advance
 
 __all__ = ["Consensus", "Proposal"]

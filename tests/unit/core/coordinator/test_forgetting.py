@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from megatron_ft.core.coordinator.coordinator import Coordinator
+from megatron_ft.core.coordinator.forgetting import FORGETS_S
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.coordinator import Coordinator
-from megatron_ft.core.job.forgetting import FORGETS_S
 from tests.support.job_machines import answers
 
 RULES = m.Rules(min_nodes=2, max_nodes=2, max_restarts=3)

@@ -13,19 +13,19 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
+from megatron_ft.core.coordinator.consensus import Proposal
+from megatron_ft.core.coordinator.cycle import Cycle
+from megatron_ft.core.coordinator.next_cycle import is_awaited
+from megatron_ft.core.coordinator.nodes import Node
+from megatron_ft.core.coordinator.round_completion import last_call_s
+from megatron_ft.core.coordinator.segments import usable
+from megatron_ft.core.coordinator.verdict import GOOD
 from megatron_ft.core.hosts import natural
 from megatron_ft.core.job import lines
-from megatron_ft.core.job.consensus import Proposal
-from megatron_ft.core.job.cycle import Cycle
 from megatron_ft.core.job.decisions import Kind
 from megatron_ft.core.job.edge import Send
 from megatron_ft.core.job.messages import NodePhase, Rules, Speak, Tell
-from megatron_ft.core.job.next_cycle import is_awaited
-from megatron_ft.core.job.nodes import Node
 from megatron_ft.core.job.restart_policy import Action, NodeState
-from megatron_ft.core.job.round_completion import last_call_s
-from megatron_ft.core.job.segments import usable
-from megatron_ft.core.job.verdict import GOOD
 from megatron_ft.core.times import earliest
 
 __all__ = ["FEW", "Notices"]

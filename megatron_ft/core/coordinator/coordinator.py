@@ -7,17 +7,18 @@ keeps nothing on disk: the launchers can tell another one all that it needs.
 
 from __future__ import annotations
 
+from megatron_ft.core.coordinator.consensus import Consensus, Proposal
+from megatron_ft.core.coordinator.cycle import Cycle
+from megatron_ft.core.coordinator.forgetting import Forgetting
+from megatron_ft.core.coordinator.next_cycle import NextCycle, nodes_left
+from megatron_ft.core.coordinator.nodes import Node
+from megatron_ft.core.coordinator.notices import Notices
 from megatron_ft.core.job import lines
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.admission import Admission
-from megatron_ft.core.job.consensus import Consensus, Proposal
-from megatron_ft.core.job.cycle import Cycle
+from megatron_ft.core.job.beats import beat_s, lost_s
 from megatron_ft.core.job.decisions import Held, Kind
 from megatron_ft.core.job.edge import Broken, CoordinatorEffect, CoordinatorEvent, Drop, Judged, Quit, Send
-from megatron_ft.core.job.forgetting import Forgetting
-from megatron_ft.core.job.next_cycle import NextCycle, nodes_left
-from megatron_ft.core.job.nodes import Node, beat_s, lost_s
-from megatron_ft.core.job.notices import Notices
 from megatron_ft.core.job.own_clock import OwnClock
 from megatron_ft.core.job.restart_policy import Outcome
 

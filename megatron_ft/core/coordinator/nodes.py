@@ -10,21 +10,11 @@ from megatron_ft.core.job.decisions import Accepted, Ballot, Beside, Decision, H
 from megatron_ft.core.job.messages import Hello, NodePhase, Standing
 from megatron_ft.core.job.progress import Advance
 
-__all__ = ["GRACE_S", "Node", "Slot", "beat_s", "choose", "in_order", "instances_of", "lost_s", "names_of"]
+__all__ = ["GRACE_S", "Node", "Slot", "choose", "in_order", "instances_of", "names_of"]
 
 GRACE_S = 0.3
 """A launcher whose connection has ended is dead, or back within this time."""
 _MOST_NAMES = 100
-
-
-def beat_s(nodes: int) -> float:
-    """Seconds between two `Beat`s of a launcher, in a job of ``nodes`` nodes."""
-    return min(5.0, max(1.0, nodes / 2000))
-
-
-def lost_s(nodes: int) -> float:
-    """Seconds of silence after which a launcher is lost; the kernel may notice an unreachable host sooner."""
-    return 3 * beat_s(nodes) + 2.5
 
 
 @dataclass(slots=True, eq=False)

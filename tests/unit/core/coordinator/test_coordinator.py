@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.diagnosis.exits import HangVerdict
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.job import edge, lines
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.coordinator import Coordinator
 from megatron_ft.core.job.decisions import Accepted, Beside, Decision, Held, Kind, Memory
 from megatron_ft.core.job.hang_diagnosis import HangDiagnosis
 from megatron_ft.core.job.search import Search

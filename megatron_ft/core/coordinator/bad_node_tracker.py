@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from megatron_ft.core.job.cycle import Cycle
+from megatron_ft.core.coordinator.cycle import Cycle
+from megatron_ft.core.coordinator.nodes import Node
 from megatron_ft.core.job.faults import Fault, FaultKind, back_again, bad_nodes, fault_of
-from megatron_ft.core.job.nodes import Node
 
 __all__ = ["BadNodeTracker"]
 

@@ -6,16 +6,16 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from megatron_ft.core.coordinator.nodes import Node
+from megatron_ft.core.coordinator.verdict import Seat, finished, first_failure, verdict_on
 from megatron_ft.core.diagnosis.exits import CauseKind, describe_hang
 from megatron_ft.core.job import lines
 from megatron_ft.core.job.decisions import Decision
 from megatron_ft.core.job.edge import Send
 from megatron_ft.core.job.hang_diagnosis import HangDiagnosis
 from megatron_ft.core.job.messages import End, Goodbye, Hang, Moving, Notes, Report, Rules, Standing, Suspected, Verdict
-from megatron_ft.core.job.nodes import Node
 from megatron_ft.core.job.progress import Advance, Reached
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
-from megatron_ft.core.job.verdict import Seat, finished, first_failure, verdict_on
 from megatron_ft.core.times import earliest
 
 __all__ = ["Cycle"]
