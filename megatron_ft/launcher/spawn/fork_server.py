@@ -65,7 +65,7 @@ class ServerProcess:
         self.unfit: str | None = None
         """Why ranks can't be forked from it."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.channel = Channel(ours)
+        self.channel = Channel(ours, takes_fds=False)
         self.channel_fd = ours.fileno()
         try:
             with theirs:

@@ -33,7 +33,7 @@ sock = socket.socket(fileno=json.loads(os.environ["{RUN_AHEAD_VARIABLE}"])["fd"]
 def say(messages):
     for message in json.loads(messages):
         body = json.dumps({{"v": {PROTOCOL_VERSION}, "fds": 0, **message}}).encode()
-        sock.sendall(len(body).to_bytes(4, "big") + body)
+        socket.send_fds(sock, [len(body).to_bytes(4, "big") + body], [0] * message.get("fds", 0))
 say(sys.argv[1])
 while sock.recv(65536):
     say(sys.argv[2])
@@ -111,6 +111,7 @@ def test_a_server_that_says_anything_else_is_replaced(
         [READY],
         [{"type": "checked"}] * 2,
         [{"type": "no such"}],
+        [{"type": "checked", "fds": 1}],
     ],
 )
 def test_a_server_that_answers_anything_else_is_killed(tmp_path: Path, answers: list[Any]) -> None:
