@@ -128,7 +128,14 @@ class ServerProcess:
         Raises:
             ServerError: they can't be made, or not all of them.
         """
-        return [answer.pid for answer in self._ask([(Spawn(env), fds) for env, fds in requests], Forked)]
+        pids = [answer.pid for answer in self._ask([(Spawn(env), fds) for env, fds in requests], Forked)]
+        for pid in pids:
+            try:
+                process_tree.exit_code_unreaped(pid)
+            except ChildProcessError:
+                self._lose()
+                raise ServerError(f"process {pid}, which it names as a rank, is no child of the launcher") from None
+        return pids
 
     def changed_file(self) -> str | None:
         """One that its script has read or run, and that isn't what it was.
