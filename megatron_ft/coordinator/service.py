@@ -10,7 +10,7 @@ import os
 import selectors
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from megatron_ft.core.codec.codec import Vocabulary
 from megatron_ft.core.coordinator.coordinator import Coordinator
@@ -180,9 +180,18 @@ class Service:
             self.say(f"{text}: trying again every {_FULL_PAUSE_S:g} s; raise the limit of open files (ulimit -Hn)")
 
     def _read(self, link: _Link) -> None:
+        for message in self._messages(link):
+            self._do(self._machine.handle(Heard(link.number, message), time.monotonic()))
+        if not link.peer.is_open:
+            self._forget(link)
+
+    def _messages(self, link: _Link) -> Iterator[FromMember]:
+        """Those for the machine; who says anything else is told why, if it is one of ours, and heard no more."""
         try:
             for body in link.peer.read_bodies():
-                self._heard(link, body)
+                message = self._message(link, body)
+                if message is not None:
+                    yield message
         except VersionError as error:
             text = f"its coordinator speaks version {PROTOCOL_VERSION} of the protocol, this launcher {error.theirs}"
             self._close_with(link, Dismiss(2, text))
@@ -190,25 +199,24 @@ class Service:
             self._close_with(link, Denied())
         except ProtocolError:
             link.peer.give_up()  # a port scanner: it sees the end of the connection
-        if not link.peer.is_open:
-            self._forget(link)
 
-    def _heard(self, link: _Link, body: bytes) -> None:
+    def _message(self, link: _Link, body: bytes) -> FromMember | None:
+        """None: it wasn't for the machine."""
         if not link.asking.is_done:
             answer = link.asking.answer(_read_handshake(body))
             if answer is not None:
                 self._write(link, encode(answer))
-            return
+            return None
         parsed = _read_short(body) if len(body) <= _SHORT_BYTES else _read(body)
         if isinstance(parsed, Ask) and self._secret is None and not link.greeted:
             # it has a secret: with a coordinator without one it doesn't speak
             self._close_with(link, Open(self._machine.is_over))
-            return
+            return None
         if isinstance(parsed, Ask) or link.greeted is isinstance(parsed, Hello | Moved):
             raise ProtocolError("a hello in another place than the first")
         link.greeted = True
         self._strangers.pop(link.number, None)
-        self._do(self._machine.handle(Heard(link.number, parsed), time.monotonic()))
+        return parsed
 
     def _close_with(self, link: _Link, message: Open | Denied | Dismiss) -> None:
         link.peer.write(encode(message))

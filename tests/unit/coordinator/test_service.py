@@ -7,15 +7,17 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from megatron_ft.coordinator import service as service_module
 from megatron_ft.coordinator.service import Service, frame
 from megatron_ft.core.coordinator.coordinator import Coordinator
+from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Decision, Kind
+from megatron_ft.core.job.edge import Heard
 from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.wire import encode
 
@@ -95,3 +97,22 @@ def test_what_a_launcher_has_said_in_the_pipe_is_read_when_it_has_ended() -> Non
         service._close()
         for fd in (words, writes):
             os.close(fd)
+
+
+def test_an_error_of_the_machine_is_not_taken_for_a_mistake_of_the_launcher() -> None:
+    heard: list[m.FromMember] = []
+
+    def fail(event: Heard, _now_s: float) -> NoReturn:
+        heard.append(event.message)
+        raise ProtocolError("ours")
+
+    machine = Coordinator("c", founds=True, owned=False)
+    machine.handle = fail  # type: ignore[method-assign, assignment]
+    service = Service(tcp.listen("127.0.0.1", 0), machine, secret=None, owner=None)
+    try:
+        with socket.create_connection(service._listener.getsockname(), timeout=BOUND_S) as launcher:
+            launcher.sendall(encode(m.Moved("job", "a:1")))
+            with pytest.raises(ProtocolError, match="ours"):
+                turns_until(service, lambda: bool(heard))
+    finally:
+        service._close()
