@@ -318,10 +318,10 @@ def test_a_server_that_waits_hears_no_signal(launcher: Launcher) -> None:
 def test_an_interrupt_that_comes_before_a_rank_can_take_it_is_not_lost(tmp_path: Path) -> None:
     """Chaos seed 156: the server ignores SIGINT, and so did a rank for a moment; then it waited for the others."""
     script = tmp_path / "script.py"
-    script.write_text("import time\ntime.sleep(5)\nprint('went on')\n")
+    script.write_text("import megatron_ft, time\nprint(megatron_ft.__file__)\ntime.sleep(5)\nprint('went on')\n")
     command = [sys.executable, "-m", "tests.support.early_interrupt", str(script)]
     finished = subprocess.run(command, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=True)
-    assert finished.stdout == f"ended with {-signal.SIGINT}\n"
+    assert finished.stdout == f"{ROOT}/megatron_ft/__init__.py\nended with {-signal.SIGINT}\n"
     assert finished.stderr.endswith("KeyboardInterrupt\n")
 
 

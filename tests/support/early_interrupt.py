@@ -10,13 +10,14 @@ import sys
 from megatron_ft.core.run_ahead import Ahead
 from megatron_ft.ipc.linux.prctl import become_subreaper
 from megatron_ft.launcher.spawn.fork_server import ServerProcess
+from tests import ROOT
 
 
 def main() -> None:
     """Fork one rank."""
     become_subreaper()
     command = [sys.executable, "-u", sys.argv[1]]
-    server = ServerProcess(Ahead(command, dict(os.environ), (), shares_output=False))
+    server = ServerProcess(Ahead(command, {**os.environ, "PYTHONPATH": str(ROOT)}, (), shares_output=False))
     while not server.is_ready:
         select.select([server.channel_fd], [], [])
         server.read()
