@@ -35,7 +35,7 @@ from megatron_ft.launcher.scheduler.environment import Scheduler
 from megatron_ft.launcher.spawn.fork_server import ServerProcess
 from megatron_ft.launcher.torch_compat import private_names
 
-__all__ = ["run"]
+__all__ = ["report_unforeseen", "run"]
 
 _POD_BACK_S = 600.0
 """Kubernetes waits for up to 6 minutes before it starts a pod again."""
@@ -231,17 +231,18 @@ class _Life:
                 # a full disk, no descriptor left: the machine's trouble, of which a traceback tells nothing
                 text = lines.launcher_failed(error)
             case _:
-                return self._end_by_mistake(error)
+                return exit_code.launcher_failed(self._line, report_unforeseen(error, self._log, self._launcher.say))
         self._launcher.say(text)
         return exit_code.launcher_failed(self._line, text)
 
-    def _end_by_mistake(self, error: Exception) -> End:
-        """Report an unforeseen error, a bug here or in torch, in one line, and log its traceback."""
-        text, trace = lines.launcher_failed(error), "".join(traceback.format_exception(error))
-        self._log.write(records.LauncherFailed(text=text, traceback=trace))
-        if self._log.path:
-            self._launcher.say(f"{text} (its traceback is in {self._log.path})")
-        else:
-            self._launcher.say(text)
-            terminal.put("\n".join(map(printable, trace.rstrip().split("\n"))))
-        return exit_code.launcher_failed(self._line, text)
+
+def report_unforeseen(error: Exception, log: EventLog, say: Callable[[str], None]) -> str:
+    """Say that a bug here or in torch has failed the launcher, in one line, and log its traceback. Returns the line."""
+    text, trace = lines.launcher_failed(error), "".join(traceback.format_exception(error))
+    log.write(records.LauncherFailed(text=text, traceback=trace))
+    if log.path:
+        say(f"{text} (its traceback is in {log.path})")
+    else:
+        say(text)
+        terminal.put("\n".join(map(printable, trace.rstrip().split("\n"))))
+    return text

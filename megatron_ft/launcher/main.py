@@ -77,6 +77,11 @@ def _cannot_start(error: OSError, server: ServerProcess | None, *, has_others: b
     """Say what the launcher can't get before the job begins: files, processes, memory. Returns the exit code."""
     text = lines.cannot_start(error)
     terminal.sayer(has_others=has_others)(text)
+    return _failed(text, server)
+
+
+def _failed(text: str, server: ServerProcess | None) -> int:
+    """What is left to do where the launcher itself has failed, as was said. Returns the exit code."""
     with contextlib.suppress(OSError, ImportError):  # imports need files, too
         _tell_kubernetes(text, _EXIT_FAILED)
     if server is not None and not server.is_gone:
@@ -153,6 +158,7 @@ def _run(argv: Sequence[str] | None, server: ServerProcess | None) -> int:
 
 
 def _launch(line: CommandLine, server: ServerProcess | None) -> int:
+    from megatron_ft.core.records.launcher import RunEnded
     from megatron_ft.ipc.files.event_log import EventLog, NullEventLog
     from megatron_ft.launcher import arguments, job
     from megatron_ft.launcher.base import directories
@@ -183,7 +189,15 @@ def _launch(line: CommandLine, server: ServerProcess | None) -> int:
     if log_dir is not None:
         log = EventLog.open(log_dir, role="launcher", run_id=line.run_id, max_bytes=line.options.log_max_bytes)
     with contextlib.closing(log):
-        return job.run(line, config, command, place=place, log=log, log_dir=log_dir, server=server)
+        try:
+            return job.run(line, config, command, place=place, log=log, log_dir=log_dir, server=server)
+        except (ConfigError, OSError):
+            raise  # said by who called this
+        except Exception as error:  # noqa: BLE001 - whatever it is: one line, and an exit in order
+            text = job.report_unforeseen(error, log, terminal.sayer(has_others=line.max_nodes > 1))
+            code = _failed(text, server)
+            log.write(RunEnded(exit_code=code))
+            return code
 
 
 if __name__ == "__main__":

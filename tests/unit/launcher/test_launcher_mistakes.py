@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import errno
 import io
+import json
 import os
 import re
 import socket
@@ -175,3 +176,25 @@ def test_what_a_launcher_lacks_before_the_job_begins_is_said_as_all_its_lines_ar
     assert main(["--no-such-option", str(script)]) == 2
     assert [(end.code, end.ending) for end in ends] == [(1, Ending.FAILED)] * 3 + [(2, Ending.MISTAKE)]
     assert ends[0].cause == said
+
+
+def _unforeseen(*_: object, **__: object) -> int:
+    raise KeyError("planted")
+
+
+def test_an_unforeseen_error_is_one_line_wherever_it_comes_from(
+    script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ends: list[End] = []
+    monkeypatch.setattr(job, "run", _unforeseen)
+    monkeypatch.setattr(termination_log, "tell", ends.append)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    assert main([f"--ft-log-dir={tmp_path}/logs", str(script)]) == 1
+    (log,) = tmp_path.glob("logs/launcher-*.jsonl")
+    said = "the launcher failed: KeyError: 'planted'"
+    assert capfd.readouterr().err == f"[ft_launcher] {said} (its traceback is in {log})\n"
+    failed, ended = (json.loads(each) for each in log.read_text().splitlines()[-2:])
+    assert (failed["ev"], failed["text"]) == ("launcher_failed", said)
+    assert "in _unforeseen" in failed["traceback"]
+    assert (ended["ev"], ended["exit_code"]) == ("run_ended", 1)
+    assert ends == [End(1, Ending.FAILED, said)]
