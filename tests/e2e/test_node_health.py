@@ -65,6 +65,12 @@ def test_how_a_command_ends(reactor: Reactor, command: str, ended: str, code: in
     assert (found.ended, found.code, found.last_line) == (ended, code, last_line)
 
 
+def test_it_does_not_get_the_secret_of_the_job(reactor: Reactor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FT_SECRET", "0123456789abcdef")
+    monkeypatch.setenv("FT_SECRET_FILE", "/home/me/secret")
+    assert checked(reactor, 'echo "${FT_SECRET-none}, $FT_SECRET_FILE"').last_line == "none, /home/me/secret"
+
+
 def test_a_command_that_is_not_there_has_failed_with_127(reactor: Reactor) -> None:
     found = checked(reactor, "no-such-check --now")
     assert (found.ended, found.code) == ("ended with code 127", 127)

@@ -14,6 +14,7 @@ from megatron_ft.core.printable import printable
 from megatron_ft.ipc.linux.open_files import give_back_to
 from megatron_ft.ipc.linux.processes import read_stat, with_owner
 from megatron_ft.launcher.base import lines
+from megatron_ft.launcher.base.environment import without_secret
 from megatron_ft.launcher.base.event_loop import Priority, Reactor
 from megatron_ft.launcher.processes import process_tree
 from megatron_ft.launcher.processes.worker import find_setpriv
@@ -112,7 +113,7 @@ class HealthCheck:
         """
         process = self._process = subprocess.Popen(
             [*self._setpriv, _SHELL, "-c", self._command],
-            env={**os.environ, **environment},
+            env={**without_secret(os.environ), **environment},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -7,15 +7,12 @@ from collections.abc import Mapping
 
 import megatron_ft
 from megatron_ft.core.run_ahead import REFERENCE_NAMES_VARIABLE
+from megatron_ft.launcher.base.environment import without_secret
 
 __all__ = ["STARTUP", "rank_environment", "with_startup"]
 
 STARTUP = os.path.join(os.path.dirname(os.path.abspath(megatron_ft.__file__)), "rank", "run_ahead", "startup")
 """A directory with a ``sitecustomize``, which Python imports before the script."""
-
-
-_NOT_FOR_RANKS = {REFERENCE_NAMES_VARIABLE, "FT_SECRET"}
-"""Scripts log their environment, and no rank needs the job's secret. A file that FT_SECRET_FILE names has its mode."""
 
 
 def rank_environment(environ: Mapping[str, str], *, reference_names: bool, watches: bool = False) -> dict[str, str]:
@@ -24,7 +21,8 @@ def rank_environment(environ: Mapping[str, str], *, reference_names: bool, watch
     With ``reference_names``, who imports ``nvidia_resiliency_ext.fault_tolerance`` there gets this package.
     ``watches``: the collectives of a script that calls no hooks are to be counted.
     """
-    ours = {name: value for name, value in environ.items() if name not in _NOT_FOR_RANKS}
+    ours = without_secret(environ)
+    ours.pop(REFERENCE_NAMES_VARIABLE, None)
     if reference_names:
         ours[REFERENCE_NAMES_VARIABLE] = "on"
     if reference_names or watches:
