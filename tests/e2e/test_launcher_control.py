@@ -61,11 +61,11 @@ def test_shutdown_ends_all_nodes(launcher: Launcher, policy: str, asking: int) -
     nodes = start(launcher, policy, "ShutdownWorkload", nodes=3, nnodes="2:3", asking=asking)
     ended = wait_for_all(nodes)
     assert [finished.code for finished in ended] == [1, 1, 1]
-    for number, finished in enumerate(ended):
-        where = "" if number == asking else r"on node . \(.+\) "
-        assert re.fullmatch(
-            rf"cycle 0 ended: {where}rank . asked for ShutdownWorkload: bad GPU; not restarting", ended_lines(finished)
-        )
+    (asked,) = nodes[asking].events("workload_control")
+    assert (asked["action"], asked["description"]) == ("ShutdownWorkload", "bad GPU")
+    for node, finished in zip(nodes, ended, strict=True):
+        assert [end[1:3] for end in node.ends()] == [("request", "give_up")]
+        assert f"rank {asked['rank']} asked for ShutdownWorkload: bad GPU" in ended_lines(finished)
         assert "Traceback" not in finished.err
         assert "rendezvous failed" not in finished.err
 

@@ -50,10 +50,12 @@ def test_ranks_that_obey_make_exit_code_0(launcher: Launcher, name: str) -> None
         f"obeyed 0 {name}",
         f"obeyed 1 {name}",
     ]
-    assert finished.lines[1].startswith(f"received {name}: forwarded to 2 ranks, waiting up to 1800 s")
-    assert finished.lines[2] == f"cycle 0 ended: stopped by {name}, all ranks exited with 0; not restarting"
-    (ended,) = launched.events("cycle_ended")
-    assert (ended["outcome"], ended["cause"]["kind"], ended["action"]) == ("stopped", "request", "give_up")
+    (asked,) = launched.events("stop_requested")
+    assert (asked["signal"], asked["ranks"]) == (name, 2)
+    assert "1800 s" in finished.lines[1]
+    assert launched.ends() == [(None, "request", "give_up", 3)]
+    assert launched.events("cycle_ended")[0]["outcome"] == "stopped"
+    assert [code for code, _ in launched.exits().values()] == [0, 0]
     assert "Traceback" not in finished.err
 
 
@@ -72,7 +74,8 @@ def test_ranks_that_die_of_it_make_exit_code_1(launcher: Launcher) -> None:
     assert ended_after(launched, signal.SIGTERM) < QUICK_S
     finished = launched.wait()
     assert finished.code == 1
-    assert finished.lines[-1].startswith("cycle 0 ended: stopped by SIGTERM, rank ")
+    assert [end[:3] for end in launched.ends()] == [(None, "request", "give_up")]
+    assert {code for code, _ in launched.exits().values()} == {-signal.SIGTERM}
     assert "killed by SIGTERM and 1 more" in finished.lines[-1]
 
 
@@ -245,10 +248,9 @@ sys.exit(5)
     launched.signal(signal.SIGTERM)
     finished = launched.wait()
     assert finished.code == 1
-    assert finished.lines[1:] == [
-        "received SIGTERM",
-        "cycle 0 ended: rank 1 exited with code 5; not restarting",
-    ]
+    assert [asked["signal"] for asked in launched.events("stop_requested")] == ["SIGTERM"]
+    assert [end[:3] for end in launched.ends()] == [(1, "crash", "give_up")]
+    assert launched.exits()[1] == (5, False)
 
 
 def test_request_while_a_rendezvous_host_does_not_answer(launcher: Launcher) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -72,18 +71,14 @@ def test_observing_only_tells_and_ends_nobody(launcher: Launcher) -> None:
     go(launched)
     finished = launched.wait()
     assert finished.code == 0
-    lines = [re.sub(r"for \d+\.\d s ", "for a while ", line) for line in finished.lines]
-    assert lines == [
-        "observe-only: hung ranks are reported, not killed",
-        "cycle 0 started: 2 ranks on 1 node",
-        "rank 1 hung in 'step' for a while (timeout 0.3 s) after iteration 7: not killed (observe-only)",
-        "all ranks finished after 1 cycle",
-    ]
+    assert len(finished.lines) == 4
+    assert "observe-only" in finished.lines[0]
+    assert "rank 1 hung" in finished.lines[2]
     assert finished.out.count("done") == 2
     (told,) = launched.events("would_have_ended")
     assert (told["rank"], told["iteration"], told["cycle"]) == (1, 7, 0)
     (verdict,) = launched.events("verdict", role="monitor")
-    assert verdict["observed_only"] is True
+    assert (verdict["observed_only"], verdict["section"], verdict["timeout_s"]) == (True, "step", 0.3)
     assert launched.events("signalled", role="monitor") == []
     (ended,) = launched.events("cycle_ended")
     assert (ended["outcome"], ended["cause"]) == ("succeeded", None)
@@ -103,9 +98,9 @@ client.shutdown_workload_monitoring()
     )
     finished = launcher.run(script, *TWO, "--ft_observe_only", "--max-restarts=1", *sections(0.1))
     assert finished.code == 0
-    (ended,) = [line for line in finished.lines if line.startswith("cycle 0 ended")]
     # what was only observed is no cause
-    assert ended.startswith("cycle 0 ended: rank 1 killed by SIGKILL (not sent by ft_launcher)")
+    assert launcher.launches[0].ends()[0] == (1, "signal", "restart", 0)
+    assert launcher.launches[0].exits()[1] == (-9, False)
 
 
 def test_pause_and_resume(launcher: Launcher) -> None:
@@ -153,7 +148,9 @@ def test_after_resume_ranks_are_found_hung_again(launcher: Launcher) -> None:
     assert at_once("resume", "--pid", pid).returncode == 0
     finished = launched.wait()
     assert finished.code == 1
-    assert re.search(r"cycle 0 ended: rank 0 hung in 'step' for \d+\.\d s \(timeout 3\.0 s\)", finished.err)
+    assert [end[:2] for end in launched.ends()] == [(0, "hang")]
+    (verdict,) = launched.events("verdict", role="monitor")
+    assert (verdict["section"], verdict["timeout_s"]) == ("step", 3.0)
 
 
 def test_jobs_that_are_not_clear(launcher: Launcher) -> None:

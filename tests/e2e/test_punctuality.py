@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import time
 
@@ -17,7 +16,6 @@ CLIENT = """
 from megatron_ft import RankMonitorClient
 client = RankMonitorClient()
 """
-FIRST_LINE = "cycle 0 started: 2 ranks on 1 node"
 
 
 def test_rank_that_does_not_start_monitoring(launcher: Launcher) -> None:
@@ -34,20 +32,13 @@ client.shutdown_workload_monitoring()
     )
     launched = launcher.start(script, *TWO, "--ft-startup-timeout=4", "--max-restarts=1")
     finished = launched.wait()
-    assert finished.lines == [
-        FIRST_LINE,
-        "cycle 0 ended: rank 1 did not start monitoring within 4 s; restarting as cycle 1, 0 of 1 restart left",
-        "cycle 1 started: 2 ranks on 1 node",
-        "all ranks finished after 2 cycles",
-    ]
+    assert len(finished.lines) == 4, "each cycle starts, and ends"
     assert finished.code == 0
     (verdict,) = launched.events("verdict")
     assert (verdict["kind"], verdict["rank"], verdict["timeout_s"]) == ("startup", 1, 4.0)
     assert 4 <= verdict["elapsed_s"] < 8
-    ended = launched.events("cycle_ended")[0]
-    assert (ended["cause"]["kind"], ended["cause"]["rank"]) == ("hang", 1)
-    (killed,) = [e for e in launched.events("rank_exited") if (e["cycle"], e["rank"]) == (0, 1)]
-    assert (killed["exitcode"], killed["by_us"]) == (-9, True)
+    assert launched.ends() == [(1, "hang", "restart", 0), (None, None, "finish", 0)]
+    assert launched.exits()[1] == (-9, True)
 
 
 def test_ranks_that_do_not_exit_after_their_shutdown_have_failed(launcher: Launcher) -> None:
@@ -63,14 +54,12 @@ if CYCLE == 0:
     )
     finished = launcher.run(script, *TWO, "--ft-exit-timeout=2", "--max-restarts=1")
     assert finished.code == 0
-    (ended,) = [line for line in finished.lines if line.startswith("cycle 0 ended")]
-    first = "cycle 0 ended: hang detected (first on rank "
-    assert (ended[: len(first)], ended[len(first)]) in ((first, "0"), (first, "1"))
+    (launched,) = launcher.launches
     # one may wait for the other
-    assert ended[len(first) + 1 :] == (
-        ": did not exit within 2 s after its shutdown) after iteration 9, root cause undetermined; candidates: "
-        "rank 0 in script.py:8 forever; rank 1 in script.py:8 forever; restarting as cycle 1, 0 of 1 restart left"
-    )
+    assert launched.ends() == [(None, "hang", "restart", 0), (None, None, "finish", 0)]
+    assert launched.events("cycle_ended")[0]["iteration"] == 9
+    assert {(each["kind"], each["timeout_s"]) for each in launched.events("verdict")} == {("exit", 2.0)}
+    assert "candidates: rank 0 in script.py:8 forever; rank 1 in script.py:8 forever" in finished.err
 
 
 def test_of_ranks_that_do_not_start_the_stopped_one_is_it_else_nobody_is_accused(launcher: Launcher) -> None:
@@ -83,14 +72,12 @@ if CYCLE < 2:
 """
     finished = launcher.run(script, *TWO, "--ft-startup-timeout=3", "--max-restarts=2")
     assert finished.code == 0
+    (launched,) = launcher.launches
+    assert launched.ends() == [(None, "hang", "restart", 1), (1, "hang", "restart", 0), (None, None, "finish", 0)]
+    assert {(each["kind"], each["timeout_s"]) for each in launched.events("verdict")} == {("startup", 3.0)}
     first, second = (line for line in finished.lines if " ended: " in line)
-    late = "did not start monitoring within 3 s"
-    assert re.fullmatch(
-        rf"cycle 0 ended: hang detected \(first on rank [01]: {late}\), root cause undetermined; candidates: "
-        "rank 0; rank 1; restarting as cycle 1, 1 of 2 restarts left",
-        first,
-    )
-    assert second.startswith(f"cycle 1 ended: rank 1 {late}, process stopped; restarting as cycle 2")
+    assert "candidates: rank 0; rank 1" in first
+    assert "process stopped" in second
 
 
 def test_rank_that_does_not_exit_when_the_others_have_finished_counts_as_finished(launcher: Launcher) -> None:
@@ -107,12 +94,10 @@ if RANK == 1:
     launched = launcher.start(script, *TWO, "--ft-exit-timeout=4", "--max-restarts=1")
     finished = launched.wait()
     assert finished.code == 0
-    assert finished.lines == [
-        FIRST_LINE,
-        "rank 1 did not exit within 4 s after its shutdown: terminating it and "
-        "treating it as finished, because the other ranks of this node have finished",
-        "all ranks finished after 1 cycle",
-    ]
+    assert len(finished.lines) == 3
+    assert "rank 1 did not exit within 4 s" in finished.lines[1]
+    assert [end[1:3] for end in launched.ends()] == [(None, "finish")]
+    assert launched.exits() == {0: (0, False), 1: (-9, True)}
     (detached, _) = launched.events("detached", role="monitor")
     assert detached["cycle"] == 0
 
@@ -131,9 +116,11 @@ if CYCLE == 0 and RANK == 1:
     )
     finished = launcher.run(script, "--nproc-per-node=3", "--ft-exit-timeout=2", "--max-restarts=1")
     assert finished.code == 0
-    assert finished.lines[1].startswith(
-        "cycle 0 ended: rank 1 did not exit within 2 s after its shutdown, in script.py:"
-    )
+    (launched,) = launcher.launches
+    assert launched.ends()[0] == (1, "hang", "restart", 0)
+    (verdict,) = launched.events("verdict")
+    assert (verdict["rank"], verdict["kind"], verdict["timeout_s"]) == (1, "exit", 2.0)
+    assert "in script.py:" in finished.lines[1]
 
 
 def test_monitoring_that_begins_again_is_no_exit(launcher: Launcher) -> None:
@@ -149,7 +136,8 @@ client.shutdown_workload_monitoring()
 """
     )
     finished = launcher.run(script, "--ft-exit-timeout=3")
-    assert (finished.code, finished.lines[1:]) == (0, ["all ranks finished after 1 cycle"])
+    assert (finished.code, len(finished.lines)) == (0, 2)
+    assert launcher.launches[0].events("verdict") == []
 
 
 def test_observing_only_ends_nobody_here_either(launcher: Launcher) -> None:

@@ -183,6 +183,16 @@ class Launched:
         ]
         return sorted((r for r in records if r["ev"] == name), key=lambda record: record["t"])
 
+    def ends(self) -> list[tuple[int | None, str | None, str, int | None]]:
+        """Of each cycle that ended here: the rank and the kind of its cause, what follows, and restarts left."""
+        events = [(event, event["cause"] or {}) for event in self.events("cycle_ended")]
+        return [(why.get("rank"), why.get("kind"), e["action"], e["restarts_left"]) for e, why in events]
+
+    def exits(self, cycle: int = 0) -> dict[int, tuple[int, bool]]:
+        """Of each rank of this node in that cycle: its exit code, and whether we have ended it."""
+        events = [event for event in self.events("rank_exited") if event["cycle"] == cycle]
+        return {event["rank"]: (event["exitcode"], event["by_us"]) for event in events}
+
     def assert_nothing_left(self) -> None:
         """Within the promised time no process, socket or run directory is left."""
         with contextlib.suppress(AssertionError):
