@@ -114,9 +114,9 @@ def test_a_script_that_runs_ahead_too_long(launcher: Launcher, tmp_path: Path) -
     launched = launcher.start([str(script)], "--ft-preload-timeout=1")
     finished = launched.wait()
     assert (finished.code, finished.out) == (0, "ends\n")
-    assert finished.lines[0] == (
-        "ranks start as fresh interpreters: no fork point reached in 1 s (--ft-preload-timeout)"
-    )
+    (fresh,) = launched.events("fresh_interpreters")
+    assert "--ft-preload-timeout" in fresh["reason"]
+    assert "--ft-preload-timeout" in finished.lines[0]
 
 
 def test_a_script_that_kills_its_process_while_it_runs_ahead(launcher: Launcher, tmp_path: Path) -> None:
@@ -419,7 +419,6 @@ dist.destroy_process_group()
     finished = launched.wait(100)
     launched.assert_nothing_left()
     assert finished.code == 0, finished.err
-    assert finished.lines[-1] == "all ranks finished after 51 cycles"
     rows = [tuple(map(int, line.split())) for line in finished.out.splitlines()]
     cycles, fds, ports, children, rss = zip(*rows, strict=True)
     assert list(cycles) == list(range(51))

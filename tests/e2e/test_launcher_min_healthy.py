@@ -136,7 +136,7 @@ def one_node_is_slow_to_hear_of_the_end(launcher: Launcher, attempt: int) -> boo
     ended = wait_for_all(nodes)
     if in_time:
         assert [finished.code for finished in ended] == [0, 0, 0]
-        assert [finished.lines[-1] for finished in ended] == ["all ranks finished after 1 cycle"] * 3
+        assert [[end[1:3] for end in node.ends()] for node in nodes] == [[(None, "finish")]] * 3
     return in_time
 
 
@@ -233,4 +233,5 @@ def test_single_node_restarts_as_with_any_failed(launcher: Launcher) -> None:
     script = "if CYCLE == 0 and RANK == 0:\n    sys.exit(3)\nif CYCLE == 0:\n    forever()\n"
     finished = launcher.run(script, "--restart-policy=min-healthy", "--nproc-per-node=2", "--max-restarts=1")
     assert finished.code == 0
-    assert "cycle 0 ended: rank 0 exited with code 3; restarting as cycle 1, 0 of 1 restart left" in finished.lines
+    assert launcher.launches[0].ends() == [(0, "crash", "restart", 0), (None, None, "finish", 0)]
+    assert launcher.launches[0].exits()[0] == (3, False)
