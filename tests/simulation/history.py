@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from megatron_ft.core.job.decisions import Kind
-from tests.simulation.job import Hurt
+from tests.simulation.job import FOR_GOOD_S, Hurt
 
 if TYPE_CHECKING:
     from tests.simulation.job import Job, Launcher, Made
@@ -20,6 +20,8 @@ _FREEZES = {"launcher_frozen", "coordinator_frozen", "host_frozen"}
 FOR_A_WHILE = {"host_cut", "split", "pair_cut", *_FREEZES}
 _HARDLY = {"clock_jumps", "newcomer", "node_ill"}
 """What can't end a cycle, nor hide what has ended it."""
+_LATER = {"dies_at_effect", "coordinator_dies_at_effect", "coordinator_dies_deciding"}
+"""What strikes some time after it was drawn."""
 _COST_A_RESTART = {*RANK_FAULTS, *STOPS, *_FREEZES, "launcher_killed", "host_off", "dies_at_effect"}
 """Beside cuts, which part a node from its coordinator."""
 _LEAST_S = 4.0
@@ -44,6 +46,7 @@ def strikes(trouble: Any, cycle: Made, until_s: float) -> list[Fault]:
     """Faults that can have to do with what happened to a cycle before ``until_s``."""
     struck = [(at_s, fault) for (at_s, _), fault in zip(trouble.hit, trouble.struck, strict=True)]
     lasted_s = {fault: fault.seconds if fault.kind in FOR_A_WHILE else 0.0 for _, fault in struck}
+    lasted_s.update((fault, FOR_GOOD_S) for fault in lasted_s if fault.kind in _LATER)
     return [
         fault
         for at_s, fault in struck

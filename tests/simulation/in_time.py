@@ -94,7 +94,7 @@ def _bound_s(plan: Plan, job: Job, trouble: Any, cycle: Made, follows: Made | No
     rules, nodes = plan.rules, plan.nodes + plan.spares
     struck = [f.kind for (at_s, _), f in zip(trouble.hit, trouble.struck, strict=True) if at_s < until_s]
     ended = [each for each in job.coordinators if each.ended_s is not None and cycle.at_s <= each.ended_s < until_s]
-    is_same = follows is not None and follows.by == cycle.by and not ended
+    is_same = follows is not None and follows.by == cycle.by == cycle.decision.value[1] and not ended
     is_led = is_same and not {*FOR_A_WHILE, "connection_reset"} & set(struck)
     silence_s = lost_s(nodes) + beat_s(nodes) + 0.5
     bound_s = _SLACK_S + (_LAST_CALL_S if rules.last_call_s is None else rules.last_call_s)
