@@ -200,6 +200,8 @@ class Coordinator:
             return
         self._next_cycle.restore_place(node)
         cycle.restored(node.place, standing, self._clock.now_s)
+        if node.link is not None and cycle.wants_notes_of(node.place):
+            self._out.append(Send([node.link], m.Collect(cycle.decision.cycle)))
 
     def _decided(self, proposal: Proposal | None) -> None:
         """There is a new last decision: by this coordinator's own proposal, or one that a launcher has reported."""

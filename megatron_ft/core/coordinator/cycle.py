@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from megatron_ft.core.coordinator.nodes import Node
+from megatron_ft.core.coordinator.nodes import Node, found_silent
 from megatron_ft.core.coordinator.verdict import Seat, finished, first_failure, verdict_on
 from megatron_ft.core.diagnosis.exits import CauseKind, describe_hang
 from megatron_ft.core.job import lines
@@ -139,10 +139,7 @@ class Cycle:
         The node beside the last coordinator is given up at once if most voters have found its host silent.
         """
         self.alarm_s = None
-        found = Counter(node.found_silent for node in voters if node.follows and self._missing)
-        silent = {
-            beside.place: beside.name for beside, count in found.items() if beside and 2 * count > self.decision.size
-        }
+        silent = found_silent(voters, self.decision.size) if self._missing else {}
         for place in sorted(self._missing):
             since_s = self.seats[place].missing_s or 0.0
             if place in silent:
@@ -174,12 +171,18 @@ class Cycle:
         if is_refused or self.diagnosis is not None or self.outcome is not None:
             return []
         links, reached = self.links(nodes), None if hang.passive else hang.reached
-        diagnosis = HangDiagnosis(hang.verdict, reached, place, asked=links, now_s=now_s)
+        asked = links.keys() | self._missing
+        is_whole = len(asked) == len(self.seats)
+        diagnosis = HangDiagnosis(hang.verdict, reached, place, asked=asked, are_all=is_whole, now_s=now_s)
         if hang.passive:
             self.review = diagnosis
         else:
             self.diagnosis = diagnosis
         return [*links.values()]
+
+    def wants_notes_of(self, place: int) -> bool:
+        """Whether that node, which has just connected, is to collect evidence of a hang."""
+        return self.outcome is None and self.diagnosis is not None and self.diagnosis.awaits(place)
 
     def noted(self, place: int, notes: Notes) -> None:
         """Take the evidence that the node at that place has collected."""
@@ -223,9 +226,8 @@ class Cycle:
     def place_of(self, node: Node) -> int | None:
         """The place of that launcher in this cycle, lost or not. ``node.place`` may be one of another cycle."""
         place = node.place
-        if place is None or place >= len(self.seats) or self.seats[place].instance != node.instance:
-            return None
-        return place
+        has_it = place is not None and place < len(self.seats) and self.seats[place].instance == node.instance
+        return place if has_it else None
 
     def links(self, nodes: Iterable[Node]) -> dict[int, int]:
         """Connections of the launchers that take part in this cycle, by place."""
@@ -268,8 +270,7 @@ class Cycle:
 
     def too_few(self, left: int) -> str:
         """Why the job can't continue with that many nodes; empty if it can."""
-        at_least = self.rules.min_nodes
-        return lines.too_few_left(left=left, min_nodes=at_least) if left < at_least else ""
+        return lines.too_few_left(left=left, min_nodes=self.rules.min_nodes) if left < self.rules.min_nodes else ""
 
     # -- how it ends ------------------------------------------------------------------------------------------
 
@@ -284,17 +285,14 @@ class Cycle:
         elif self.diagnosis is not None and self.diagnosis.is_open(now_s):
             self._wake(self.diagnosis.bound_s)
         elif self.diagnosis is not None:
-            self.outcome, self.decided_by, self._reached = Outcome.FAILED, self.diagnosis.asker, self.diagnosis.reached
-            hung = Report(self.decision.cycle, NodeState.UNHEALTHY, describe_hang(self.diagnosis.first), CauseKind.HANG)
-            self.seats[self.diagnosis.asker].change(replace(hung, rank=self.diagnosis.first.rank))
+            self._hang_explained(self.diagnosis)
         elif self._judged is not None:
             self.outcome, self.decided_by = self._judged
         elif joining or self.regroup:
             self.outcome, self._joining = Outcome.MEMBERSHIP, joining
         elif self._farewell_s is not None:
             self._farewells(now_s)
-        if self.outcome is not None:
-            self._ended_s = now_s
+        self._ended_s = self._ended_s if self.outcome is None else now_s
         return self.outcome is not None
 
     def give_up_round(self, place: int | None, text: str) -> None:
@@ -372,6 +370,17 @@ class Cycle:
             nodes_left=nodes_left,
             joining=self.regroup or lines.nodes_waiting(self._joining),
         )
+
+    def _hang_explained(self, diagnosis: HangDiagnosis) -> None:
+        """End the cycle: for a lost node if there is one and the notes name no rank, since the others wait for its."""
+        self.outcome, self.decided_by, self._reached = Outcome.FAILED, diagnosis.asker, diagnosis.reached
+        found, lost = diagnosis.cause(several=len(self.seats) > 1), None if self._judged is None else self._judged[1]
+        if lost is not None and self.seats[lost].state is NodeState.LOST and (found is None or found.rank is None):
+            self.decided_by, self.diagnosis = lost, None
+            return
+        cycle, first = self.decision.cycle, diagnosis.first
+        hung = Report(cycle, NodeState.UNHEALTHY, describe_hang(first), CauseKind.HANG, first.rank)
+        self.seats[diagnosis.asker].change(hung)
 
     def _farewells(self, now_s: float) -> None:
         states = Counter(NodeState.SUCCEEDED if seat.has_finished else seat.state for seat in self.seats)

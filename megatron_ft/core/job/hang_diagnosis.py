@@ -27,15 +27,27 @@ _NETWORK_S = 0.3
 
 
 class HangDiagnosis:
-    """One per hang. ``asker``: the place of the node that detected it; ``first``: its verdict; ``asked``: places."""
+    """One per hang. ``asker``: the place of the node that detected it; ``first``: its verdict.
 
-    def __init__(self, first: HangVerdict, reached: Reached | None, asker: int, *, asked: Iterable[int], now_s: float):
+    ``asked``: places whose nodes are asked for their notes, or will be when they connect; ``are_all``: of the cycle.
+    """
+
+    def __init__(
+        self,
+        first: HangVerdict,
+        reached: Reached | None,
+        asker: int,
+        *,
+        asked: Iterable[int],
+        are_all: bool = True,
+        now_s: float,
+    ):
         self.first = first
         self.reached = reached
         self.asker = asker
         self.bound_s = now_s + EVIDENCE_S + _NETWORK_S
         self._awaited = set(asked)
-        self._are_all = True
+        self._are_all = are_all
         self._notes: list[RankSnapshot] = []
         self._found: tuple[Cause | None] | None = None
 
@@ -46,6 +58,10 @@ class HangDiagnosis:
         self._notes += notes
         if not more:
             self._awaited.discard(place)
+
+    def awaits(self, place: int) -> bool:
+        """Whether notes of that node are yet to come."""
+        return place in self._awaited
 
     def lost(self, place: int) -> None:
         """That node is lost: its notes won't come."""

@@ -6,7 +6,9 @@ from collections.abc import Iterable
 
 __all__ = ["Search"]
 
-_SILENT_S = 2.0
+_SILENT_S = 4.5
+"""For so long an address that didn't answer isn't tried again: longer than a launcher waits at the next one, so that it
+comes to the coordinator that has taken over before that one counts its node as lost."""
 
 
 class Search:
@@ -50,7 +52,7 @@ class Search:
     def found_silent(self, now_s: float) -> None:
         """The address that was tried doesn't answer: skip it for a while."""
         times = self._silent.get(self.address, (0.0, 0))[1] + 1
-        self._silent[self.address] = now_s + _SILENT_S * 2.0 ** min(times - 1, 2), times
+        self._silent[self.address] = now_s + _SILENT_S * min(times, 2), times
 
     def found(self) -> None:
         """The coordinator is where it was looked for."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from megatron_ft.core.coordinator.coordinator import Coordinator
-from megatron_ft.core.diagnosis.exits import HangVerdict
+from megatron_ft.core.diagnosis.exits import CauseKind, HangVerdict
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.job import edge, lines
 from megatron_ft.core.job import messages as m
@@ -112,9 +112,9 @@ def test_a_launcher_looks_again_where_the_job_was_led_after_each_other_address()
     assert search.next(knows_job=True, now_s=0.0) == "a"
     search.found()
     search.found_silent(10.0)
-    assert [search.next(knows_job=True, now_s=now_s) for now_s in (10.0, 11.0, 13.0)] == ["b", "c", "a"]
-    search.found_silent(13.0)
-    assert [search.next(knows_job=True, now_s=now_s) for now_s in (13.0, 14.0, 18.0)] == ["b", "c", "a"]
+    assert [search.next(knows_job=True, now_s=now_s) for now_s in (10.0, 14.4, 14.6)] == ["b", "c", "a"]
+    search.found_silent(15.0)
+    assert [search.next(knows_job=True, now_s=now_s) for now_s in (15.0, 23.9, 24.1)] == ["b", "c", "a"]
     alone = Search(("a",), own="a")
     assert [alone.next(knows_job=False, now_s=0.0) for _ in range(2)] == ["a", "a"]
     alone.sent_to("b")
@@ -354,6 +354,39 @@ def test_the_node_beside_a_coordinator_whose_host_most_have_found_silent_is_lost
         ]
         effects = []
     assert judged == [(lost_s, "", lines.silent(5.5)) if lost_s else (lost_s, "there", lines.HOST_SILENT)]
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_where_ranks_hang_because_a_host_is_lost_with_the_coordinator_that_host_is_named(waits: bool) -> None:
+    machine = Coordinator("c", founds=False, now_s=0.0)
+
+    def note(rank: int) -> m.Notes:
+        state = "T" if rank == 3 and not waits else "S"
+        return m.Notes(0, (RankSnapshot(rank=rank, state=state, has_stack=True, waits_in="all_reduce"),))
+
+    def connect(link: int) -> list[edge.CoordinatorEffect]:
+        hello = replace(hello_again(link), found_silent=Beside(0, "there"))
+        return machine.handle(edge.Heard(link, hello), 0.0) + machine.settle(0.0)
+
+    verdict = HangVerdict(
+        rank=1, local_rank=0, kind="section", section="step", elapsed_s=5.0, timeout_s=5.0, iteration=7, at_ns=0
+    )
+    connect(1)
+    assert links(machine.handle(edge.Heard(1, m.Hang(0, verdict)), 0.0), m.Collect) == [1]
+    machine.handle(edge.Heard(1, note(1)), 0.0)
+    effects = connect(2) + connect(3)
+    assert links(effects, m.Collect) == [2, 3]
+    effects = answers(machine, effects)
+    for link in (2, 3):
+        machine.handle(edge.Heard(link, note(link)), 0.1)
+    assert not any(isinstance(each, edge.Judged) for each in effects + machine.settle(0.1))
+    assert links(connect(4), m.Collect) == [4]
+    machine.handle(edge.Heard(4, note(4)), 0.3)
+    (judged,) = [each.verdict for each in machine.settle(0.3) if isinstance(each, edge.Judged)]
+    if waits:
+        assert (judged.node, judged.name, judged.text) == (0, "there", lines.HOST_SILENT)
+    else:
+        assert (judged.rank, judged.kind) == (3, CauseKind.HANG)
 
 
 @pytest.mark.parametrize(
