@@ -31,6 +31,8 @@ _CAUSE_S = 0.299
 """So long the cause is waited for if a node has only lost a rank of another one."""
 _LATEST_S = 0.25
 """Messages come later than they are sent by so much, at most."""
+_EVIDENCE_S = 3.0
+"""So long evidence is collected; the end comes sooner if the coordinator's clock jumps."""
 _SHOWS_AS = {
     "rank_fails": {CauseKind.SIGNAL},
     "rank_hangs": {CauseKind.HANG},
@@ -236,7 +238,8 @@ def _is_wrong_about_hang(cycle: Made, judged: Judged, may: dict[Launcher, list[H
     ended = {each.launcher for each in ran if each.to_s is not None and each.to_s <= judged.at_s}
     if rank is None:
         is_only = all(hurt.fault.kind == "rank_hangs" for hurts in may.values() for hurt in hurts)
-        return "" if len(may) > 1 or ended or not is_only else "and no rank is named"
+        jumped = any(each.from_s + _EVIDENCE_S > judged.at_s >= each.from_s for each in judged.by.host.jumps)
+        return "" if len(may) > 1 or ended or jumped or not is_only else "and no rank is named"
     named = members(job, cycle)[rank]
     return "" if named is None or named in may or named in ended else f"and rank {rank} is named"
 

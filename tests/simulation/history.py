@@ -42,6 +42,11 @@ def members(job: Job, cycle: Made) -> list[Launcher | None]:
     return [launchers.get(instance) for instance in cycle.decision.voters or cycle.members]
 
 
+def _since_s(cycle: Made) -> float:
+    """From when on a fault may end it: any time where another coordinator had proposed it, before it was lost."""
+    return cycle.at_s if cycle.by == cycle.decision.value[1] else 0.0
+
+
 def strikes(trouble: Any, cycle: Made, until_s: float) -> list[Fault]:
     """Faults that can have to do with what happened to a cycle before ``until_s``."""
     struck = [(at_s, fault) for (at_s, _), fault in zip(trouble.hit, trouble.struck, strict=True)]
@@ -50,7 +55,7 @@ def strikes(trouble: Any, cycle: Made, until_s: float) -> list[Fault]:
     return [
         fault
         for at_s, fault in struck
-        if at_s <= until_s and at_s + lasted_s[fault] >= cycle.at_s and fault.kind not in _HARDLY
+        if at_s <= until_s and at_s + lasted_s[fault] >= _since_s(cycle) and fault.kind not in _HARDLY
     ]
 
 
@@ -67,7 +72,7 @@ def suspects(
     for launcher in members(job, cycle):
         if launcher is not None:
             hurts = [hurt for hurt in launcher.hurts if _may_end(plan, launcher, hurt, cycle, until_s, by)]
-            hurts += cut_off(job, trouble, launcher, cycle.at_s, until_s, by)
+            hurts += cut_off(job, trouble, launcher, _since_s(cycle), until_s, by)
             if is_alone:
                 hurts = [hurt for hurt in hurts if _is_felt(hurt)]
             found.update({launcher: hurts} if hurts else {})
@@ -75,14 +80,15 @@ def suspects(
 
 
 def cut_off(job: Job, trouble: Any, launcher: Launcher, from_s: float, until_s: float, by: Iterable[str]) -> list[Hurt]:
-    """What kept a launcher from reaching one of these coordinators between those times: the network, or their hosts."""
-    pairs = [
-        frozenset((launcher.host.number, process.host.number)) for process in job.coordinators if process.name in by
-    ]
+    """What kept a launcher from reaching one of these coordinators between those times: the network, or their hosts.
+
+    Or the others from reaching the coordinator beside it: then its host is what they find silent.
+    """
+    own, hosts = launcher.host.number, {process.host.number for process in job.coordinators if process.name in by}
     apart = [
         Hurt(fault, begin_s, end_s)
         for fault, begin_s, end_s, parted in trouble.apart
-        if any(pair in parted for pair in pairs)
+        if any(own in pair and (own in hosts or pair & hosts) for pair in parted)
     ]
     return [hurt for hurt in [*apart, *_frozen_under(job, by)] if hurt.from_s <= until_s and hurt.until_s >= from_s]
 
@@ -96,7 +102,7 @@ def _frozen_under(job: Job, by: Iterable[str]) -> list[Hurt]:
 
 def _may_end(plan: Plan, launcher: Launcher, hurt: Hurt, cycle: Made, until_s: float, by: set[str]) -> bool:
     kind = hurt.fault.kind
-    if hurt.from_s > until_s or hurt.until_s < cycle.at_s or hurt.cycle not in (None, cycle.decision.cycle):
+    if hurt.from_s > until_s or hurt.until_s < _since_s(cycle) or hurt.cycle not in (None, cycle.decision.cycle):
         return False
     if kind == "dies_at_effect":
         return launcher.ended_s is not None and launcher.ended_s <= until_s

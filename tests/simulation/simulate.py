@@ -216,7 +216,9 @@ class _Trouble:
         host.freeze(fault.seconds)
 
     def _clock_jumps(self, fault: Fault) -> None:
-        self._host(fault).jump(fault.seconds * 3)
+        host = self._host(fault)
+        host.jump(fault.seconds * 3)
+        host.jumps.append(Hurt(fault, self.world.now_s, self.world.now_s))
 
     def _connection_reset(self, fault: Fault) -> None:
         launcher = self._launcher(fault)

@@ -94,6 +94,8 @@ class Host:
         self.processes: list[Process] = []
         self.hurts: list[Any] = []
         """What faults did to it, or to its network."""
+        self.jumps: list[Any] = []
+        """Of its clock."""
 
     def clock_s(self) -> float:
         """As a process on it reads it."""

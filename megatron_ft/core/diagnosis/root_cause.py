@@ -284,7 +284,9 @@ def _waits_in(note: RankSnapshot) -> str:
 
 
 def _undecided(ranks: Sequence[int], by_rank: Mapping[int, RankSnapshot]) -> str:
-    """The candidates and where they are."""
+    """The candidates and where they are, if there are any."""
+    if not ranks:
+        return "root cause undetermined"
     places = {rank: place(by_rank[rank]) if rank in by_rank else "of which nothing is known" for rank in ranks[:_SHOWN]}
     told = "; ".join(f"rank {rank} {where}" for rank, where in places.items())
     spans = _spans(ranks)

@@ -37,6 +37,8 @@ class Admission:
         """What to tell a launcher that isn't let in; None if it is. ``leads``: the job is coordinated here."""
         if self.rules is None:
             self.rules, self.job = hello.rules, hello.job
+        if hello.owns:
+            self._elsewhere = ""  # it is led there no more
         if hello.memory.decided is None and self._is_of_next(hello, now_s):
             return Wait(0, 0, soon=True)
         if hello.memory.decided is None and not leads and self._elsewhere and now_s < self._until_s:

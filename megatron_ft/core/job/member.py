@@ -153,7 +153,7 @@ class Member:
 
     def _note_silence(self, was_led: bool) -> None:
         """The host of a coordinator doesn't answer any more; ``was_led``: of the one that this launcher follows."""
-        self._search.found_silent(self._clock.now_s)
+        self._search.found_silent(self._clock.now_s, was_led=was_led)
         if was_led:
             self._found_silent = self._led_by
 
@@ -262,8 +262,7 @@ class Member:
             case m.Commit():
                 self._committed(message)
             case m.Elsewhere(address):
-                self._search.sent_to(address)
-                self._seek(at_once=True)
+                self._seek(at_once=self._search.sent_to(address, self._clock.now_s))
             case m.Stay() if self._leaving is not None:
                 self._stay()
             case m.Dismiss(m.REFUSED) if self.memory.decided or self._search.address != self.identity.endpoints[0]:

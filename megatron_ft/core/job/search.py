@@ -6,9 +6,10 @@ from collections.abc import Iterable
 
 __all__ = ["Search"]
 
-_SILENT_S = 4.5
-"""For so long an address that didn't answer isn't tried again: longer than a launcher waits at the next one, so that it
-comes to the coordinator that has taken over before that one counts its node as lost."""
+_SILENT_S = 2.0
+_LEFT_S = 4.5
+"""So long no launcher looks for a coordinator that stood still: longer than it waits at the next address, so that it
+comes to the one that has taken over before that one counts its node as lost."""
 
 
 class Search:
@@ -49,10 +50,11 @@ class Search:
         """The address is given up; ``is_answered``: a coordinator is there, which doesn't lead."""
         self.is_first = self.is_first and not is_answered
 
-    def found_silent(self, now_s: float) -> None:
-        """The address that was tried doesn't answer: skip it for a while."""
+    def found_silent(self, now_s: float, *, was_led: bool = False) -> None:
+        """The address that was tried doesn't answer: skip it for a while. ``was_led``: this launcher was led there."""
         times = self._silent.get(self.address, (0.0, 0))[1] + 1
-        self._silent[self.address] = now_s + _SILENT_S * min(times, 2), times
+        skipped_s = _LEFT_S if was_led else _SILENT_S * 2.0 ** min(times - 1, 2)
+        self._silent[self.address] = now_s + skipped_s, times
 
     def found(self) -> None:
         """The coordinator is where it was looked for."""
@@ -69,10 +71,13 @@ class Search:
         """With the first one: the coordinator may be replaced already, at the same address."""
         self._ways = []
 
-    def sent_to(self, address: str) -> None:
-        """The job is coordinated there, as another launcher or coordinator says."""
+    def sent_to(self, address: str, now_s: float) -> bool:
+        """The job is coordinated there, as a coordinator says; False if nothing has answered there lately."""
+        if not self._is_worth(address, now_s):
+            return False
         self._addresses = tuple(dict.fromkeys((address, *self._addresses)))
         self.home, self._ways = address, []
+        return True
 
     def candidates(self, addresses: Iterable[str], *, are_decided: bool = True) -> None:
         """These could coordinate, in this order; after them the endpoints, and those before if nothing is decided."""

@@ -141,6 +141,11 @@ def test_two_ranks_that_wait_for_each_other_are_both_candidates() -> None:
     assert "root cause undetermined; candidates" in finding.text
 
 
+def test_no_candidate_is_announced_where_there_is_none() -> None:
+    finding = find([note(1, waits_in="all_reduce")], elapsed_s=10.0, are_all=False)
+    assert (finding.rank, finding.candidates, finding.text) == (None, (), "root cause undetermined")
+
+
 def test_all_in_the_same_collective_accuses_nobody() -> None:
     finding = find([inside(rank, found_hung=rank < 2) for rank in WORLD], elapsed_s=10.0)
     assert finding.rank is None
