@@ -64,6 +64,13 @@ def test_launcher_that_knows_of_no_job_is_sent_where_the_job_has_moved_for_some_
     assert admission.answer(hello(), leads=False, now_s=1.0 + 3 * MOVED_S) is None
 
 
+def test_where_its_own_launcher_comes_back_nobody_is_sent_to_the_coordinator_that_it_has_lost() -> None:
+    admission = Admission("there:1")
+    assert admission.answer(hello(), leads=False, now_s=0.0) == Elsewhere("there:1")
+    assert admission.answer(dataclasses.replace(hello(), owns=True), leads=False, now_s=1.0) is None
+    assert admission.answer(hello(), leads=False, now_s=2.0) is None
+
+
 def test_another_job_that_has_moved_is_none_of_its_business() -> None:
     admission = Admission("")
     admission.answer(hello(), leads=False, now_s=0.0)
