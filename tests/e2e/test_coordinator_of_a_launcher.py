@@ -107,13 +107,13 @@ def test_elsewhere_one_is_started_when_somebody_comes_and_says_where_the_job_is(
     with hosted(reactor, founds=False, led_at=lambda: "first:1") as one, sockets(reactor) as (transport, ear):
         reactor.run_once(0.05)
         assert one.host.pids() == set()
-        assert ask(reactor, ear, transport, one.host.address, hello()) == m.Elsewhere("first:1")
+        assert ask(reactor, ear, transport, one.host.address, hello(owns=False)) == m.Elsewhere("first:1")
         pid = one.pid()
         os.kill(pid, signal.SIGKILL)
         until(reactor, lambda: one.said)
         reactor.run_once(0.05)
         assert one.host.pids() == set()  # nobody needs one now
-        assert ask(reactor, ear, transport, one.host.address, hello()) == m.Elsewhere("first:1")
+        assert ask(reactor, ear, transport, one.host.address, hello(owns=False)) == m.Elsewhere("first:1")
 
 
 def test_one_that_takes_over_begins_no_job(reactor: Reactor) -> None:
