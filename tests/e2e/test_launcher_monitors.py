@@ -113,10 +113,9 @@ client.shutdown_workload_monitoring()
     assert finished.code == 0
     (launched,) = launcher.launches
     assert launched.ends()[0][:2] == (0, "hang")
-    (verdict,) = [each for each in launched.events("verdict", "monitor") if each["rank"] == 0]
-    assert (verdict["section"], verdict["timeout_s"], verdict["iteration"]) == ("step", 1.0, 3)
-    assert "process stopped" in finished.lines[1]
-    assert "in script.py:" in finished.lines[1]
+    # no verdict of its own monitor is needed for this, which may come too late
+    for fact in ("'step'", "timeout 1.0 s", "process stopped", "iteration 3", "in script.py:"):
+        assert fact in finished.lines[1]
 
 
 def test_rank_that_outlives_its_verdict_with_code_0_has_failed(launcher: Launcher) -> None:
