@@ -153,7 +153,7 @@ class Member:
 
     def _note_silence(self, was_led: bool) -> None:
         """The host of a coordinator doesn't answer any more; ``was_led``: of the one that this launcher follows."""
-        self._search.found_silent(self._clock.now_s, was_led=was_led)
+        self._search.found_silent(self._clock.now_s)
         if was_led:
             self._found_silent = self._led_by
 

@@ -7,9 +7,6 @@ from collections.abc import Iterable
 __all__ = ["Search"]
 
 _SILENT_S = 2.0
-_LEFT_S = 4.5
-"""So long no launcher looks for a coordinator that stood still: longer than it waits at the next address, so that it
-comes to the one that has taken over before that one counts its node as lost."""
 
 
 class Search:
@@ -50,11 +47,10 @@ class Search:
         """The address is given up; ``is_answered``: a coordinator is there, which doesn't lead."""
         self.is_first = self.is_first and not is_answered
 
-    def found_silent(self, now_s: float, *, was_led: bool = False) -> None:
-        """The address that was tried doesn't answer: skip it for a while. ``was_led``: this launcher was led there."""
+    def found_silent(self, now_s: float) -> None:
+        """The address that was tried doesn't answer: skip it for a while."""
         times = self._silent.get(self.address, (0.0, 0))[1] + 1
-        skipped_s = _LEFT_S if was_led else _SILENT_S * 2.0 ** min(times - 1, 2)
-        self._silent[self.address] = now_s + skipped_s, times
+        self._silent[self.address] = now_s + _SILENT_S * 2.0 ** min(times - 1, 2), times
 
     def found(self) -> None:
         """The coordinator is where it was looked for."""

@@ -115,8 +115,6 @@ def test_a_launcher_looks_again_where_the_job_was_led_after_each_other_address()
     assert [search.next(knows_job=True, now_s=now_s) for now_s in (10.0, 11.0, 13.0)] == ["b", "c", "a"]
     search.found_silent(13.0)
     assert [search.next(knows_job=True, now_s=now_s) for now_s in (13.0, 14.0, 18.0)] == ["b", "c", "a"]
-    search.found_silent(20.0, was_led=True)
-    assert [search.next(knows_job=True, now_s=now_s) for now_s in (20.0, 24.4, 24.6)] == ["b", "c", "a"]
     alone = Search(("a",), own="a")
     assert [alone.next(knows_job=False, now_s=0.0) for _ in range(2)] == ["a", "a"]
     assert alone.sent_to("b", 0.0)
