@@ -186,7 +186,7 @@ class Service:
             self._forget(link)
 
     def _messages(self, link: _Link) -> Iterator[FromMember]:
-        """Those for the machine; who says anything else is told why, if it is one of ours, and heard no more."""
+        """Messages for the machine. Who breaks the protocol is disconnected; a launcher is sent the reason first."""
         try:
             for body in link.peer.read_bodies():
                 message = self._message(link, body)

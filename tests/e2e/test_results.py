@@ -42,7 +42,7 @@ def test_a_life_that_gets_no_further_ends_with_93(launcher: Launcher) -> None:
     assert launcher.run(same, "--max-restarts=2", f"--ft-log-dir={logs}").code == 93
     first, second = result(logs)["lives"]
     assert (first["outcome"], first["exit_code"], first["restarts"], first["iteration"]) == ("failed", 1, 2, 3)
-    assert "rank 0 exited with code 7" in first["cause"]
+    assert first["cause"] == "rank 0 exited with code 7 after iteration 3; no restarts left, giving up"
     assert (second["outcome"], second["exit_code"], second["restarts"]) == ("no_progress", 93, 0)
     assert result(logs)["bad_nodes"] == {}
     assert second["began"] >= first["ended"] >= first["began"]

@@ -90,12 +90,11 @@ def cut_off(job: Job, trouble: Any, launcher: Launcher, from_s: float, until_s: 
         for fault, begin_s, end_s, parted in trouble.apart
         if any(own in pair and (own in hosts or pair & hosts) for pair in parted)
     ]
-    return [hurt for hurt in [*apart, *_frozen_under(job, by)] if hurt.from_s <= until_s and hurt.until_s >= from_s]
+    return [hurt for hurt in [*apart, *_frozen(job, hosts)] if hurt.from_s <= until_s and hurt.until_s >= from_s]
 
 
-def _frozen_under(job: Job, by: Iterable[str]) -> list[Hurt]:
-    """When the hosts of these coordinators stood still, for long enough that launchers look for another one."""
-    hosts = {process.host.number for process in job.coordinators if process.name in by}
+def _frozen(job: Job, hosts: set[int]) -> list[Hurt]:
+    """When these hosts stood still, for long enough that launchers look for another coordinator."""
     here = [hurt for launcher in job.launchers if launcher.host.number in hosts for hurt in launcher.hurts]
     return [hurt for hurt in here if hurt.fault.kind == "host_frozen" and hurt.fault.seconds >= _LEAST_S]
 

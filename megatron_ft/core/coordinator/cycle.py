@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from megatron_ft.core.coordinator.nodes import Node, found_silent
+from megatron_ft.core.coordinator.nodes import Node, silent_hosts
 from megatron_ft.core.coordinator.verdict import Seat, finished, first_failure, verdict_on
 from megatron_ft.core.diagnosis.exits import CauseKind, describe_hang
 from megatron_ft.core.job import lines
@@ -139,7 +139,7 @@ class Cycle:
         The node beside the last coordinator is given up at once if most voters have found its host silent.
         """
         self.alarm_s = None
-        silent = found_silent(voters, self.decision.size) if self._missing else {}
+        silent = silent_hosts(voters, self.decision.size) if self._missing else {}
         for place in sorted(self._missing):
             since_s = self.seats[place].missing_s or 0.0
             if place in silent:
@@ -285,7 +285,7 @@ class Cycle:
         elif self.diagnosis is not None and self.diagnosis.is_open(now_s):
             self._wake(self.diagnosis.bound_s)
         elif self.diagnosis is not None:
-            self._hang_explained(self.diagnosis)
+            self._conclude_hang(self.diagnosis)
         elif self._judged is not None:
             self.outcome, self.decided_by = self._judged
         elif joining or self.regroup:
@@ -371,7 +371,7 @@ class Cycle:
             joining=self.regroup or lines.nodes_waiting(self._joining),
         )
 
-    def _hang_explained(self, diagnosis: HangDiagnosis) -> None:
+    def _conclude_hang(self, diagnosis: HangDiagnosis) -> None:
         """End the cycle: for a lost node if there is one and the notes name no rank, since the others wait for its."""
         self.outcome, self.decided_by, self._reached = Outcome.FAILED, diagnosis.asker, diagnosis.reached
         found, lost = diagnosis.cause(several=len(self.seats) > 1), None if self._judged is None else self._judged[1]

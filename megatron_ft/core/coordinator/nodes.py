@@ -11,7 +11,7 @@ from megatron_ft.core.job.decisions import Accepted, Ballot, Beside, Decision, H
 from megatron_ft.core.job.messages import Hello, NodePhase, Standing
 from megatron_ft.core.job.progress import Advance
 
-__all__ = ["GRACE_S", "Node", "Slot", "choose", "found_silent", "in_order", "instances_of", "names_of"]
+__all__ = ["GRACE_S", "Node", "Slot", "choose", "in_order", "instances_of", "names_of", "silent_hosts"]
 
 GRACE_S = 0.3
 """A launcher whose connection has ended is dead, or back within this time."""
@@ -152,8 +152,8 @@ def names_of(members: Mapping[int, Node]) -> tuple[str, ...]:
     return tuple(members[place].name for place in sorted(members)) if len(members) <= _MOST_NAMES else ()
 
 
-def found_silent(voters: Iterable[Node], size: int) -> dict[int, str]:
-    """Places, with their hosts' names, whose host more than half of ``size`` voters have found silent."""
+def silent_hosts(voters: Iterable[Node], size: int) -> dict[int, str]:
+    """Places, and their hosts' names, from whose host more than half of ``size`` voters got no packet any more."""
     found = Counter(node.found_silent for node in voters if node.follows)
     return {beside.place: beside.name for beside, count in found.items() if beside and 2 * count > size}
 

@@ -29,7 +29,7 @@ _NETWORK_S = 0.3
 class HangDiagnosis:
     """One per hang. ``asker``: the place of the node that detected it; ``first``: its verdict.
 
-    ``asked``: places whose nodes are asked for their notes, or will be when they connect; ``are_all``: of the cycle.
+    ``asked``: places of the nodes whose notes are awaited; ``are_all``: whether these are all nodes of the cycle.
     """
 
     def __init__(
