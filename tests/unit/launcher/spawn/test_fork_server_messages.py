@@ -31,9 +31,10 @@ STAND_IN = f"""
 import json, os, socket, sys
 sock = socket.socket(fileno=json.loads(os.environ["{RUN_AHEAD_VARIABLE}"])["fd"])
 def say(messages):
-    for message in json.loads(messages):
-        body = json.dumps({{"v": {PROTOCOL_VERSION}, "fds": 0, **message}}).encode()
-        socket.send_fds(sock, [len(body).to_bytes(4, "big") + body], [0] * message.get("fds", 0))
+    messages = json.loads(messages)
+    bodies = [json.dumps({{"v": {PROTOCOL_VERSION}, "fds": 0, **message}}).encode() for message in messages]
+    at_once = b"".join(len(body).to_bytes(4, "big") + body for body in bodies)
+    socket.send_fds(sock, [at_once], [0] * sum(message.get("fds", 0) for message in messages))
 say(sys.argv[1])
 while sock.recv(65536):
     say(sys.argv[2])
