@@ -384,6 +384,8 @@ class MonitorService:
         remove_run_directory(self._settings.socket_path)
 
     def _stop(self) -> None:
+        if self._watched is not None and is_gone(self._watched.attached.pidfd):
+            self._rank_is_gone()  # its end may be read after the order to stop
         self._reports.finish_writing()
         self._leave_rank()
         for caller in list(self._callers.values()):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +18,8 @@ from megatron_ft.ipc.linux.proc import run_delays_ns
 from megatron_ft.ipc.linux.processes import carries
 from megatron_ft.monitor import end_of_rank
 from megatron_ft.monitor.end_of_rank import RankTermination
+from tests.fuzz.watched import watched
+from tests.support.monitored import expect
 
 SLEEPS = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
 
@@ -98,3 +102,26 @@ def test_how_long_a_process_waits_for_a_cpu_is_known() -> None:
             process.kill()
             process.wait()
     assert run_delays_ns(processes[0].pid) == {}
+
+
+ENDS_WHEN_TOLD = """
+client.init_workload_monitoring()
+say('ready')
+sys.stdin.readline()
+client.set_iteration(7)
+with client.section('step'): pass
+"""
+
+
+def test_a_monitor_that_is_told_to_stop_before_it_has_noticed_the_end_of_its_rank_logs_it(tmp_path: Path) -> None:
+    """On a busy machine the order of a launcher that has reaped all its ranks is read first."""
+    with watched(tmp_path, ENDS_WHEN_TOLD) as both:
+        expect(both.rank, "ready")
+        os.kill(both.monitor.pid, signal.SIGSTOP)
+        both.rank.communicate("\n", 60)
+        both.channel.send({"type": "stop"})
+        os.kill(both.monitor.pid, signal.SIGCONT)
+        assert both.monitor.wait(60) == 0
+    records = [json.loads(line) for path in both.log_dir.glob("monitor-*") for line in path.read_text().splitlines()]
+    assert [record["iterations"] for record in records if record["ev"] == "progress"] == [[7]]
+    assert [record["iteration"] for record in records if record["ev"] == "rank_gone"] == [7]
