@@ -165,7 +165,7 @@ class Agent:
                 self._wait_for_ranks()
             case AgentPhase.JUDGING:
                 self._wait_for_verdict()
-            case AgentPhase.AGREEING if self._leaving.signals:
+            case AgentPhase.AGREEING | AgentPhase.DONE if self._leaving.signals:
                 self._stop()
             case AgentPhase.DONE:
                 self._wait_for_the_end()
@@ -349,16 +349,17 @@ class Agent:
 
     def _wait_for_the_end(self) -> None:
         """Stay until every node knows how the job has ended; a coordinator that hasn't received that may go on."""
-        if self._leaving.signals:
-            self._stop()
-        elif self._orders.left is not None:
-            self._finish(self._orders.left)
+        assert self._known is not None
+        if self._orders.left is not None:
+            self._finish(self._known, self._orders.left)
         elif self._orders.has_begun:
             self._join()
+        elif (again := self._known.judged_again) is not None:
+            self._outcome = again.outcome
+            self._conclude(again)
 
-    def _finish(self, left: job.Leave) -> None:
-        known, cause = self._known, None if self.ended is None else self.ended.cause
-        assert known is not None
+    def _finish(self, known: Known, left: job.Leave) -> None:
+        cause = None if self.ended is None else self.ended.cause
         if cause is not None:
             self._over(finish(known, cause, left, is_min_healthy=self._options.min_healthy))
             return

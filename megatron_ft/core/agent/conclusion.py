@@ -41,6 +41,13 @@ class Known:
         """Whether the cycle has ended for this node alone, as far as it knows: no other one says why."""
         return self.verdict is None or self.leaving.is_due or self.leaving.goodbye is not None
 
+    @property
+    def judged_again(self) -> Verdict | None:
+        """The verdict that another coordinator, which didn't know of this one, has reached since: the job goes on."""
+        verdict = self.orders.verdict
+        is_new = verdict is not None and verdict != self.verdict and verdict.action is Action.RESTART
+        return verdict if is_new else None
+
 
 def report(record: CycleRecord, cycle: int, state: NodeState, cause: Cause | None, seen: Readings) -> Report:
     """The report on this node; ``cycle`` is the coordinator's number. Without a cause, that of the node's ranks."""

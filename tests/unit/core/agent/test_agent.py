@@ -239,6 +239,19 @@ def test_a_coordinator_that_had_not_heard_of_the_success_goes_on() -> None:
     assert driven.done[-1] == edge.StartRanks(3)
 
 
+def test_a_coordinator_that_had_not_heard_of_the_success_says_why_it_goes_on() -> None:
+    driven = running()
+    driven.exits(0)
+    driven.exits(1)
+    driven.ends(Outcome.SUCCEEDED, restarts=False)
+    driven.hear(edge.RanksEnded(), verdict(outcome=Outcome.SUCCEEDED, action=Action.FINISH))
+    again = verdict(outcome=Outcome.MEMBERSHIP, action=Action.RESTART, node=1, name="h1", text="silent for 6 s")
+    driven.hear(again)
+    assert driven.said == ["cycle 0 ended: silent for 6 s; restarting as cycle 1, no restart used"]
+    assert driven.hear(again, job.Begin(held(1)))[-1] == edge.StartRanks(3)
+    assert len(driven.said) == 1
+
+
 def test_where_others_succeed_slow_ranks_have_a_moment() -> None:
     driven = running(min_healthy=True)
     driven.exits(0)
