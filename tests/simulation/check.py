@@ -278,7 +278,7 @@ def _stays(plan: Plan, job: Job, trouble: Any) -> Iterator[str]:
         again = [at_s for at_s in launcher.touched if at_s > launcher.stays_since_s]
         # no coordinator may be left then that could tell it the job's exit code
         was_over = any(made.at_s < launcher.stays_since_s for made in ends)
-        if again or was_over or trouble.network or launcher.how is not Exit.STAYED:
+        if again or was_over or job.ended_untold or trouble.network or launcher.how is not Exit.STAYED:
             continue
         before = [made for made in ends if made.at_s <= (launcher.ended_s or 0.0)]
         if ends and not before:

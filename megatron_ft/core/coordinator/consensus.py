@@ -71,13 +71,13 @@ class Consensus:
         self._founds, self._owned = founds, owned
         self._emit, self._decided = emit, decided
         self._here: dict[int, Node] = {}
+        self._candidates: tuple[str, ...] = ()
         self._following: set[int] = set()
         self._had: dict[int, Ballot] = {}
         """What voters that follow had accepted before, by place: the decision's ``value``."""
         self._owner: Node | None = None
         self._seen: Term = (-1, "")
-        self._attempt = 0
-        self._has_asked = False
+        self._attempt, self._has_asked = 0, False
         self._unasked: list[Node] = []
         self._untold: list[Node] = []
 
@@ -213,7 +213,7 @@ class Consensus:
         if not self.leads:
             self.proposal = None
         elif not before:
-            self._untold = []
+            self._untold, self._candidates = [], _candidates(self._here)
             self._recover(everybody)
         elif (old := self.proposal) is not None and not old.is_new and not self._may_be_decided(old.decision):
             self.proposal = None  # more voters have come, and they hadn't accepted it
@@ -237,7 +237,7 @@ class Consensus:
         self._untold = []
         if links:
             here, size = len(self._here), 0 if self.decision is None else self.decision.size
-            soon = 4 * here >= size > 0 or (self.decision is None and self._founds)
+            soon = 4 * here >= size > 0 and here > 1 or (self.decision is None and self._founds)
             self._emit(Send(links, Wait(here, size, soon)))
 
     # -- proposing --------------------------------------------------------------------------------------------
@@ -316,6 +316,7 @@ class Consensus:
                 node.learn(held)
         decision = proposal.decision
         self._adopt(decision, proposal.store, nodes)
+        self._candidates = _candidates(self._here)
         self._emit(
             Decided(
                 Held(decision, store=self.store),
@@ -328,9 +329,9 @@ class Consensus:
         return proposal
 
     def news(self) -> Commit:
-        """The last decision, for a node that doesn't know it."""
+        """The last decision, for a node that doesn't know it; with one list of candidates, they look in one order."""
         assert self.decision is not None
-        return Commit(self.decision, self.store, _candidates(self._here), self._beside)
+        return Commit(self.decision, self.store, self._candidates, self._beside)
 
     def _recover(self, everybody: Iterable[Node]) -> None:
         """Propose again what may have been decided: the last that any voter has accepted."""
