@@ -237,7 +237,7 @@ class Consensus:
         self._untold = []
         if links:
             here, size = len(self._here), 0 if self.decision is None else self.decision.size
-            soon = 4 * here >= size > 0 and here > 1 or (self.decision is None and self._founds)
+            soon = (here > 1 and 4 * here >= size > 0) or (self.decision is None and self._founds)
             self._emit(Send(links, Wait(here, size, soon)))
 
     # -- proposing --------------------------------------------------------------------------------------------

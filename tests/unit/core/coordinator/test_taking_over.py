@@ -161,3 +161,33 @@ def test_a_launcher_whose_coordinator_has_lost_its_lead_tries_the_others_next() 
                 tried.append(effect.address)
                 machine.failed(tenth / 10)
     assert tried[0] == "third:1"
+
+
+def test_those_that_come_later_look_for_the_next_coordinator_in_the_same_order() -> None:
+    rules = m.Rules(min_nodes=5, max_nodes=5, max_restarts=3)
+
+    def at(place: int | None, name: str = "") -> m.Hello:
+        return replace(hello(place, rules, name), address=f"h{place}:1")
+
+    machine, _ = taken_over([at(place) for place in (4, 2, 3)])
+    candidates = []
+    for link, each in enumerate([at(None, "s0"), at(0), at(None, "s1")], start=3):
+        machine.handle(edge.Heard(link, each), 0.0)
+        machine.settle(0.0)
+        news = machine.handle(edge.Heard(link, m.Follow((1, "c"))), 0.0) + machine.settle(0.0)
+        candidates += [
+            effect.message.candidates
+            for effect in news
+            if isinstance(effect, edge.Send) and isinstance(effect.message, m.Commit) and link in effect.links
+        ]
+    assert candidates == [("h2:1", "h3:1", "h4:1")] * 2
+
+
+def test_one_that_is_alone_at_a_coordinator_is_not_to_wait_long_for_the_others() -> None:
+    last, rules = replace(LAST, world=4, size=4, names=("h0", "h1", "h2", "h3")), m.Rules(min_nodes=4, max_nodes=4)
+    machine = Coordinator("c", founds=False, now_s=0.0)
+    for place, soon in ((1, False), (2, True)):
+        memory, stands = Memory((0, "old"), Held(last, place, True)), m.Standing(m.NodePhase.RUNNING, 0)
+        said = m.Hello("job", rules, f"i{place}", 2, f"h{place}", memory=memory, standing=stands)
+        machine.handle(edge.Heard(place, said), 0.0)
+        assert edge.Send([place], m.Wait(place, 4, soon)) in machine.settle(0.0)
