@@ -331,7 +331,7 @@ class Consensus:
     def news(self) -> Commit:
         """The last decision, for a node that doesn't know it; with one list of candidates, they look in one order."""
         assert self.decision is not None
-        return Commit(self.decision, self.store, self._candidates, self._beside)
+        return Commit(self.decision, self.store, self._candidates or _candidates(self._here), self._beside)
 
     def _recover(self, everybody: Iterable[Node]) -> None:
         """Propose again what may have been decided: the last that any voter has accepted."""

@@ -254,7 +254,7 @@ class Member:
             case m.Wait(soon=soon):
                 self._has_lost_lead |= self.is_led
                 self._unled()
-                is_patient = soon or (self._search.is_patient and self.memory.decided is not None)
+                is_patient = soon or (self._search.is_first and self.memory.decided is not None)
                 wait_s = self._chance.uniform(*(_PATIENCE_S if is_patient else _IMPATIENCE_S))
                 self._until_s = self._clock.now_s + wait_s
             case m.Propose():

@@ -12,17 +12,14 @@ _SILENT_S = 2.0
 class Search:
     """One per launcher; ``own`` is its own address. Times are seconds of its clock.
 
-    ``address``: the one being tried, or where the coordinator was found. ``home``: where the job was coordinated last.
-    If nothing has answered there in a whole pass, it is the first address of the list that does: there launchers wait
-    most of the time from then on, and all that a quorum needs are there at once.
+    ``address``: the one being tried, or where the coordinator was found; ``home``: where the job was coordinated last.
     """
 
     def __init__(self, endpoints: tuple[str, ...], *, own: str) -> None:
         self.address = ""
-        self.home = self._led_at = endpoints[0]
-        self._answered: set[str] = set()
-        """Addresses where one has answered in this pass."""
-        self._passes = 0
+        self.home = endpoints[0]
+        self.is_first = True
+        """None has answered yet in this pass."""
         self._endpoints = endpoints
         self._own = own
         self._addresses = endpoints
@@ -40,26 +37,15 @@ class Search:
         """
         begins = not self._ways
         if begins:
-            self._settle()
-            self._ways = self._others(knows_job=knows_job, now_s=now_s)
-            self._answered.clear()
-            self._passes += 1
+            self._ways, self.is_first = self._others(knows_job=knows_job, now_s=now_s), True
             self._broke_off.clear()
         is_due = (begins or self.address != self.home) and self._is_worth(self.home, now_s)
         self.address = self.home if is_due or not self._ways else self._ways.pop(0)
         return self.address
 
-    @property
-    def is_patient(self) -> bool:
-        """Whether to wait where no coordinator leads yet: at the first that answers, later each time at ``home``."""
-        return not self._answered or (self._passes > 1 and self.address == self.home)
-
     def tried(self, *, is_answered: bool) -> None:
         """The address is given up; ``is_answered``: a coordinator is there, which doesn't lead."""
-        if is_answered:
-            self._answered.add(self.address)
-            if self._passes > 1:
-                self._settle()
+        self.is_first = self.is_first and not is_answered
 
     def found_silent(self, now_s: float) -> None:
         """The address that was tried doesn't answer: skip it for a while."""
@@ -68,9 +54,8 @@ class Search:
 
     def found(self) -> None:
         """The coordinator is where it was looked for."""
-        self.home = self._led_at = self.address
+        self.home, self._ways = self.address, []
         self._silent.pop(self.address, None)
-        self.begin_again()
 
     def broke_off(self) -> None:
         """The coordinator there has ended: try once more, because its launcher replaces it."""
@@ -80,26 +65,20 @@ class Search:
 
     def begin_again(self) -> None:
         """With the first one: the coordinator may be replaced already, at the same address."""
-        self._ways, self._passes = [], 0
-        self._answered.clear()
+        self._ways = []
 
     def sent_to(self, address: str, now_s: float) -> bool:
         """The job is coordinated there, as a coordinator says; False if nothing has answered there lately."""
         if not self._is_worth(address, now_s):
             return False
         self._addresses = tuple(dict.fromkeys((address, *self._addresses)))
-        self.home = self._led_at = address
-        self.begin_again()
+        self.home, self._ways = address, []
         return True
 
     def candidates(self, addresses: Iterable[str], *, are_decided: bool = True) -> None:
         """These could coordinate, in this order; after them the endpoints, and those before if nothing is decided."""
         known = self._endpoints if are_decided else self._addresses
         self._addresses = tuple(dict.fromkeys((*addresses, *known)))
-
-    def _settle(self) -> None:
-        order = (self._led_at, *self._addresses)
-        self.home = next((way for way in order if way in self._answered), self.home)
 
     def _others(self, *, knows_job: bool, now_s: float) -> list[str]:
         """All other addresses, without those that are silent, if not all are."""
