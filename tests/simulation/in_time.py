@@ -117,7 +117,8 @@ def _wait_s(plan: Plan, job: Job, cycle: Made, until_s: float, *, is_led: bool) 
     gone = [launcher for launcher in job.launchers if _is_gone(launcher, until_s)]
     if not rules.launchers or rules.launchers - len(gone) >= rules.min_nodes:
         return max(rules.join_timeout_s, GIVE_UP_S)
-    is_heard_of = is_led and all(launcher.host.is_on for launcher in gone)
+    leads_s = next((process.started_s for process in job.coordinators if process.name == cycle.by), cycle.at_s)
+    is_heard_of = is_led and all(each.host.is_on and (each.ended_s is None or each.ended_s > leads_s) for each in gone)
     return _MAY_BE_BACK_S if not (is_heard_of and can_decide) else 0.0
 
 

@@ -550,6 +550,7 @@ class CoordinatorProcess(Process):
         self.numbers: dict[int, Link] = {}
         self.led = False
         self.has_quit = False
+        self.started_s = self.world.now_s
         self.ended_s: float | None = None
         self.dies_deciding: int | None = None
         """So many effects after its next decision."""
