@@ -173,7 +173,7 @@ class Consensus:
         self._here.clear()
         self._following.clear()
         self._had.clear()
-        self.left = set()
+        self.left, self._candidates = set(), ()
         for node in everybody:
             if node.link is not None:
                 self._place(node)

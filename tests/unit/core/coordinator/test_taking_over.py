@@ -191,3 +191,21 @@ def test_one_that_is_alone_at_a_coordinator_is_not_to_wait_long_for_the_others()
         said = m.Hello("job", rules, f"i{place}", 2, f"h{place}", memory=memory, standing=stands)
         machine.handle(edge.Heard(place, said), 0.0)
         assert edge.Send([place], m.Wait(place, 4, soon)) in machine.settle(0.0)
+
+
+def test_the_candidates_of_an_older_decision_are_forgotten_with_it() -> None:
+    """A coordinator that led hears of another one's decision: those of the last cycle may be gone."""
+    rules = m.Rules(min_nodes=5, max_nodes=5, max_restarts=3)
+    machine, _ = taken_over([replace(hello(place, rules), address=f"old{place}:1") for place in (2, 3, 4)])
+    newer = replace(LAST, number=1, value=(1, "d", 1), cycle=1)
+    stands = m.Standing(m.NodePhase.RUNNING, 1)
+    for link in (10, 11, 12):
+        memory = Memory((1, "d"), Held(newer, link - 10, True))
+        said = m.Hello("job", rules, f"n{link}", 1, f"n{link}", f"new{link}:1", memory=memory, standing=stands)
+        machine.handle(edge.Heard(link, said), 0.0)
+    machine.handle(edge.Heard(13, hello(None, rules, "s")), 0.0)
+    machine.settle(0.0)
+    news = machine.handle(edge.Heard(13, m.Follow((2, "c"))), 0.0) + machine.settle(0.0)
+    assert not machine.leads
+    (commit,) = [each.message for each in news if isinstance(each, edge.Send) and isinstance(each.message, m.Commit)]
+    assert commit.candidates == ("new10:1", "new11:1", "new12:1")
