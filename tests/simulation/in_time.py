@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from megatron_ft.core.job.beats import beat_s, lost_s
 from megatron_ft.core.job.decisions import Kind
 from megatron_ft.core.job.member import CUT_OFF_S, GIVE_UP_S
+from megatron_ft.core.job.search import LONGEST_SKIP_S
 from tests.simulation.history import FOR_A_WHILE, RANK_FAULTS, STOPS, cycles, members
 
 if TYPE_CHECKING:
@@ -99,6 +100,8 @@ def _bound_s(plan: Plan, job: Job, trouble: Any, cycle: Made, follows: Made | No
     silence_s = lost_s(nodes) + beat_s(nodes) + 0.5
     bound_s = _SLACK_S + (_LAST_CALL_S if rules.last_call_s is None else rules.last_call_s)
     bound_s += _HANG_S if "rank_hangs" in struck else 0.0
+    if {"clock_jumps", "coordinator_frozen", "host_frozen"} & set(struck):  # to the coordinator, it was paused
+        bound_s += LONGEST_SKIP_S
     if not is_led:  # another coordinator has taken over then, and it waits for those that haven't come yet
         bound_s += silence_s + CUT_OFF_S
     if not is_led or set(struck) - _NOTICED_AT_ONCE:

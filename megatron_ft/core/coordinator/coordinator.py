@@ -21,6 +21,7 @@ from megatron_ft.core.job.decisions import Held, Kind
 from megatron_ft.core.job.edge import Broken, CoordinatorEffect, CoordinatorEvent, Drop, Judged, Quit, Send
 from megatron_ft.core.job.own_clock import OwnClock
 from megatron_ft.core.job.restart_policy import Outcome
+from megatron_ft.core.job.search import LONGEST_SKIP_S
 
 __all__ = ["Coordinator"]
 
@@ -295,7 +296,7 @@ class Coordinator:
                     self._out.append(Drop(link))
                     self._gone(node, silent=True)
         for node in list(self._absent.values()):
-            until_s = node.awaited_until_s(silence_s=limit_s, slept_s=self._clock.slept_s)
+            until_s = node.awaited_until_s(silence_s=self._missing_s, slept_s=self._clock.slept_s)
             if self._clock.now_s < until_s:
                 self._alarms.append(until_s)
                 continue
@@ -310,6 +311,13 @@ class Coordinator:
             has_exited = node.has_exited(self._clock.slept_s)
             cycle.lose(place, lines.LAUNCHER_ENDED if has_exited else lines.silent(silent_s))
             self._next_cycle.node_lost(self._clock.now_s)
+
+    @property
+    def _missing_s(self) -> float:
+        """How long nodes are waited for that aren't connected."""
+        limit_s, paused_s = lost_s(len(self._nodes)), self._clock.now_s - self._clock.paused_s
+        # who called while this process was paused found it silent, and may not be trying this address yet
+        return limit_s + (LONGEST_SKIP_S if paused_s < limit_s + LONGEST_SKIP_S else 0.0)
 
     def _took_over(self) -> None:
         """It leads from now on: a node that isn't connected is lost after the same time as one that is silent."""
@@ -355,7 +363,7 @@ class Coordinator:
         cycle, rules = self._cycle, self._admission.rules
         if cycle is None or rules is None:
             return
-        cycle.lose_missing(lost_s(len(self._nodes)), self._clock.now_s, self._consensus.voters().values())
+        cycle.lose_missing(self._missing_s, self._clock.now_s, self._consensus.voters().values())
         nodes = self._nodes.values() if rules.at_once else ()
         ready = sum(node.phase is m.NodePhase.READY and node.follows for node in nodes)
         room = rules.max_nodes - cycle.decision.world + cycle.lost

@@ -206,7 +206,8 @@ class Member:
 
     def _patience_s(self) -> float:
         bound_s = self.identity.rules.join_timeout_s
-        return bound_s if self.memory.decided is None else min(bound_s, GIVE_UP_S)
+        is_new = self.memory.decided is None and self.standing.phase is not m.NodePhase.EXCLUDED
+        return bound_s if is_new else min(bound_s, GIVE_UP_S)
 
     def _give_up(self) -> None:
         accepted, verdict = self.memory.accepted, self.standing.verdict
@@ -215,7 +216,8 @@ class Member:
         elif verdict is not None and verdict.action is not Action.RESTART:
             self._leave(verdict.code, verdict.text)
         elif self.standing.phase is m.NodePhase.EXCLUDED:
-            self._leave(0, "")  # others may go on: a code that ends their job would undo what was asked for
+            # others may go on: a code that ends their job would undo what was asked for
+            self._leave(0, "no coordinator is reachable any more")
         else:
             text = "no coordinator reachable that can continue the job: start the job again"
             self._leave(self.identity.rules.try_again_code, text)

@@ -15,13 +15,16 @@ class OwnClock:
         self.now_s = 0.0
         self.slept_s = -1e9
         """Until when no call could be answered here, because the process stood still or had no part yet."""
+        self.paused_s = -1e9
+        """The same, but only because it stood still."""
         self._callers_s = now_s
 
     def set(self, now_s: float) -> None:
         """It is so late by the caller's clock, which doesn't go back."""
         passed_s, self._callers_s = max(0.0, now_s - self._callers_s), now_s
         self.now_s += min(passed_s, _LONGEST_GAP_S)
-        self.slept_s = self.now_s if passed_s > _LONGEST_GAP_S else self.slept_s
+        if passed_s > _LONGEST_GAP_S:
+            self.slept_s = self.paused_s = self.now_s
 
     def mark_unanswered(self) -> None:
         """Until now others may have called here, and given up."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["Search"]
+__all__ = ["LONGEST_SKIP_S", "Search"]
 
-_SILENT_S = 2.0
+_SKIP_S = 2.0
+"""So long an address that was silent isn't tried; then for twice, and four times as long."""
+LONGEST_SKIP_S = 4 * _SKIP_S
 
 
 class Search:
@@ -35,12 +37,15 @@ class Search:
 
         The job may still be coordinated at ``home``: a coordinator that was frozen for a while goes on.
         """
-        begins = not self._ways
+        ways = [way for way in self._ways if self._is_worth(way, now_s)]
+        begins = not ways  # those that are silent still are tried in the next pass
         if begins:
-            self._ways, self.is_first = self._others(knows_job=knows_job, now_s=now_s), True
+            self._ways, self.is_first = self._others(knows_job=knows_job), True
             self._broke_off.clear()
+            ways = [way for way in self._ways if self._is_worth(way, now_s)] or self._ways
         is_due = (begins or self.address != self.home) and self._is_worth(self.home, now_s)
-        self.address = self.home if is_due or not self._ways else self._ways.pop(0)
+        self.address = self.home if is_due or not ways else ways[0]
+        self._ways = [way for way in self._ways if way != self.address]
         return self.address
 
     def tried(self, *, is_answered: bool) -> None:
@@ -50,7 +55,9 @@ class Search:
     def found_silent(self, now_s: float) -> None:
         """The address that was tried doesn't answer: skip it for a while."""
         times = self._silent.get(self.address, (0.0, 0))[1] + 1
-        self._silent[self.address] = now_s + _SILENT_S * 2.0 ** min(times - 1, 2), times
+        self._silent[self.address] = now_s + min(_SKIP_S * 2.0 ** (times - 1), LONGEST_SKIP_S), times
+        if self.address != self.home:
+            self._ways.insert(0, self.address)
 
     def found(self) -> None:
         """The coordinator is where it was looked for."""
@@ -80,12 +87,11 @@ class Search:
         known = self._endpoints if are_decided else self._addresses
         self._addresses = tuple(dict.fromkeys((*addresses, *known)))
 
-    def _others(self, *, knows_job: bool, now_s: float) -> list[str]:
-        """All other addresses, without those that are silent, if not all are."""
+    def _others(self, *, knows_job: bool) -> list[str]:
+        """All other addresses."""
         # the founder goes back to its own address if no coordinator is where it was sent
         founds = not knows_job and self._own == self._endpoints[0]
-        others = [way for way in ((self._own,) if founds else self._addresses) if way != self.home]
-        return [way for way in others if self._is_worth(way, now_s)] or others
+        return [way for way in ((self._own,) if founds else self._addresses) if way != self.home]
 
     def _is_worth(self, address: str, now_s: float) -> bool:
         return self._silent.get(address, (0.0, 0))[0] <= now_s

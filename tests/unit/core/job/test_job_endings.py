@@ -337,7 +337,7 @@ def test_it_leaves_with_0_where_no_coordinator_is_left() -> None:
     job.run(50.0)
     assert b.left is None
     job.run(20.0)
-    assert b.left == (0, "")
+    assert b.left == (0, "no coordinator is reachable any more")
 
 
 def test_who_has_said_goodbye_follows_nobody() -> None:

@@ -1,0 +1,54 @@
+"""In which order a launcher looks for the coordinator."""
+
+from __future__ import annotations
+
+from megatron_ft.core.job.search import Search
+
+
+def test_a_launcher_looks_again_where_the_job_was_led_after_each_other_address() -> None:
+    search = Search(("a", "b", "c"), own="me")
+    assert [search.next(knows_job=True, now_s=0.0) for _ in range(6)] == ["a", "b", "a", "c", "a", "b"]
+    assert search.next(knows_job=True, now_s=0.0) == "a"
+    search.found()
+    search.found_silent(10.0)
+    assert [search.next(knows_job=True, now_s=now_s) for now_s in (10.0, 11.0, 13.0)] == ["b", "c", "a"]
+    search.found_silent(13.0)
+    assert [search.next(knows_job=True, now_s=now_s) for now_s in (13.0, 14.0, 18.0)] == ["b", "c", "a"]
+    alone = Search(("a",), own="a")
+    assert [alone.next(knows_job=False, now_s=0.0) for _ in range(2)] == ["a", "a"]
+    assert alone.sent_to("b", 0.0)
+    assert [alone.next(knows_job=False, now_s=0.0) for _ in range(3)] == ["b", "a", "b"]
+    alone.found_silent(0.0)
+    assert alone.next(knows_job=False, now_s=0.0) == "a"
+    assert not alone.sent_to("b", 1.0)  # who says so hasn't noticed that nothing answers there
+    assert alone.home == "b"
+    assert alone.sent_to("b", 3.0)
+
+
+def test_where_a_coordinator_broke_off_it_is_looked_for_once_more_because_it_is_replaced() -> None:
+    search = Search(("a", "b", "c"), own="me")
+    assert [search.next(knows_job=True, now_s=0.0) for _ in range(2)] == ["a", "b"]
+    search.broke_off()
+    assert [search.next(knows_job=True, now_s=0.0) for _ in range(2)] == ["a", "b"]
+    search.broke_off()
+    assert [search.next(knows_job=True, now_s=0.0) for _ in range(3)] == ["a", "c", "a"]
+
+
+def test_an_address_that_was_silent_is_tried_again_in_the_same_pass() -> None:
+    search = Search(("a", "b", "c", "d"), own="me")
+    assert [search.next(knows_job=True, now_s=0.0) for _ in range(2)] == ["a", "b"]
+    search.found_silent(1.0)
+    assert [search.next(knows_job=True, now_s=now_s) for now_s in (1.0, 2.0)] == ["a", "c"]
+    # its coordinator was frozen, goes on, and may take over: it is asked before another one
+    assert [search.next(knows_job=True, now_s=now_s) for now_s in (3.0, 4.0)] == ["a", "b"]
+    search.found_silent(5.0)
+    assert [search.next(knows_job=True, now_s=now_s) for now_s in (5.0, 6.0, 7.0, 8.0)] == ["a", "d", "a", "c"]
+
+
+def test_all_addresses_are_tried_where_all_are_silent() -> None:
+    search = Search(("a", "b", "c"), own="me")
+    tried = []
+    for _ in range(6):
+        tried.append(search.next(knows_job=True, now_s=0.0))
+        search.found_silent(0.0)
+    assert set(tried) == {"a", "b", "c"}
