@@ -24,9 +24,9 @@ __all__ = ["add_command", "suggestion"]
 _NOTHING_FOUND = 1
 _OUT = "out_of_section"
 _OPTIONS = {
-    "false_kill_budget": ("SHARE", "of the rule budget"),
+    "false_kill_budget": ("SHARE", "for the rule budget: share of healthy intervals that may exceed a timeout"),
     "safety_factor": ("FACTOR", "of both rules"),
-    "calculated_timeout_floor": ("SECONDS", "the least that is learned"),
+    "calculated_timeout_floor": ("SECONDS", "no learned timeout is below this"),
 }
 _DESCRIPTION = """\
 Play the runs in a log directory again under other timeouts: in which healthy intervals they would have terminated a
@@ -49,7 +49,7 @@ def add_command(commands: Any) -> None:
     parser.add_argument("log_dir", metavar="LOG_DIR", help="the directory that ft_launcher names as 'logs:'")
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
-        "--timeouts", metavar="NAME:SECONDS,...", help=f"these, in seconds; {_OUT} is the time in no section"
+        "--timeouts", metavar="NAME:SECONDS,...", help=f"fixed timeouts of sections; {_OUT} is the time in no section"
     )
     which.add_argument("--rule", choices=("budget", "ours", "reference"), help="what this rule would have learned")
     for name, (metavar, text) in _OPTIONS.items():

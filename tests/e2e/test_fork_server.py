@@ -65,7 +65,7 @@ def test_modules_are_imported_before_the_script(launcher: Launcher, modules: Pat
     )
     finished = launched.wait()
     assert finished.code == 0, finished.err
-    assert dict(re.findall(r"--ft-preload: (\S+) is left out: (.*)", finished.err)) == LEFT_OUT
+    assert dict(re.findall(r"--ft-preload: (\S+) could not be imported: (.*)", finished.err)) == LEFT_OUT
     assert sorted(finished.out.splitlines()) == [
         *("0 yes False True True", "1 yes False True True", *(["False 0"] * 2))
     ]

@@ -81,7 +81,7 @@ def test_the_page_tells_of_the_rank_under_the_pointer(tmp_path: Path) -> None:
     assert "rank 3, cycle 0, 1.500 s (" in dom
     assert "): setup</div>" in dom
     shown = dom[dom.index('<div id="evidence">') : dom.index("<h2>Cycles")]
-    assert "None was saved of rank 3 in cycle 0." in shown
+    assert "No evidence of rank 3 in cycle 0." in shown
     assert "show that of rank 2</button>" in shown
 
 

@@ -53,7 +53,7 @@ def interval_notes(analysis: Analysis) -> list[str]:
         if interval.left_out_s is not None and interval.left_out_s > (interval.longest_s or 0):
             notes.append(
                 f"{interval.name} is without the time from a rank's first iteration to its first 'step' "
-                f"(at most {took(interval.left_out_s)}): with num_warmup_iters it isn't judged."
+                f"(at most {took(interval.left_out_s)}): with num_warmup_iters another timeout applies to it."
             )
         if interval.known < 1:
             notes.append(

@@ -84,7 +84,7 @@ function show(rank, cycle) {
   const ofCycle = data.evidence.filter(each => each.cycle === cycle);
   const own = ofCycle.filter(each => rank === null || each.rank === rank);
   if (!own.length) {
-    add(evidence, "p", "None was saved of " + (rank === null ? "" : "rank " + rank + " in ") + "cycle " + cycle + ".");
+    add(evidence, "p", "No evidence of " + (rank === null ? "" : "rank " + rank + " in ") + "cycle " + cycle + ".");
     for (const each of new Set(ofCycle.map(each => each.rank)))
       button(evidence, "show that of rank " + each, () => show(each, cycle));
   }

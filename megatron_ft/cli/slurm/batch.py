@@ -111,7 +111,7 @@ class Batch:
             print(f"#   stopped, or lost with too few nodes: {shlex.join(commands.requeue(plan.job))}")
             print("#   finished: end with 0; no progress: end with 93")
         if plan.excludes_bad_nodes:
-            print(f"#   before that, of bad nodes: {shlex.join(commands.avoid(plan.job, ['NODE,...']))}")
+            print(f"#   before that, to exclude bad nodes: {shlex.join(commands.avoid(plan.job, ['NODE,...']))}")
 
     # -- one step ---------------------------------------------------------------------------------------------
 

@@ -73,7 +73,7 @@ def plan(args: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
     """
     job, nodes = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES", "")
     if not job or not nodes.isdecimal():
-        raise ConfigError("SLURM_JOB_ID isn't set: `megatron-ft slurm` belongs into a batch script (sbatch)")
+        raise ConfigError("SLURM_JOB_ID isn't set: `megatron-ft slurm` is to be run in a batch script (sbatch)")
     array = environ.get("SLURM_ARRAY_JOB_ID", "")
     if args.chain and not array:
         raise ConfigError("--chain needs an array, whose tasks run one after the other: sbatch --array=1-20%1")

@@ -86,7 +86,7 @@ def decide(after: After, limits: Limits) -> Next:
     if after.nodes < limits.nodes:
         return Next(action=Action.REQUEUE, why=f"{told}; {after.nodes} of {limits.nodes} nodes are left here")
     if after.steps >= _AT_ONCE:
-        return Next(action=Action.REQUEUE, why=f"{told}; step {after.steps} in this allocation")
+        return Next(action=Action.REQUEUE, why=f"{told}; {after.steps} steps were run in this allocation")
     return Next(action=Action.SRUN, why=told)
 
 
@@ -94,7 +94,7 @@ _WORDS = {
     Ending.FINISHED: "has finished the training",
     Ending.STOPPED: "was stopped",
     Ending.FAILED: "has failed",
-    Ending.NO_PROGRESS: "got no further",
+    Ending.NO_PROGRESS: "made no progress",
     Ending.MISTAKE: "did not start: mistake on the command line",
     Ending.LOST: "was lost",
     Ending.RUNNING: "was lost",

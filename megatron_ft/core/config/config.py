@@ -70,7 +70,7 @@ class ConfigValues:
     timeout_rule: str = option(
         "budget",
         one_of("budget", "reference"),
-        "How the hooks learn timeouts: 'budget' from the longest of all observed intervals, 'reference' by "
+        "How the hooks learn timeouts: 'budget' from the distribution of all observed intervals, 'reference' by "
         "safety_factor.",
     )
     false_kill_budget: float = option(

@@ -118,7 +118,7 @@ class LauncherOptions:
     node_health: tuple[str, ...] = option(
         (),
         READY_CHECKS,
-        "Ready checks before this node joins a round, as by the health command and before it: gpu (a device for each "
+        "Built-in checks, run before the health command and with the same effect: gpu (a device for each "
         "rank, none that needs a reset, no Xid since the node booted), disk (the log directory, and /PATH of "
         "disk:/PATH, answer and have 1 GiB free), net (links are up), nvidia-smi (ends with 0).",
         names=("ft-node-health",),
@@ -175,7 +175,7 @@ class LauncherOptions:
         True,
         YES_OR_NO,
         "Whether nodes are ordered as the scheduler numbers them (GROUP_RANK, SLURM_PROCID or SLURM_NODEID, "
-        "JOB_COMPLETION_INDEX) where no --node-rank is given; else as they arrive.",
+        "JOB_COMPLETION_INDEX) where no --node-rank is given; else by host name, the coordinator's host first.",
     )
     numa_bind_strict: bool = option(
         True,

@@ -53,7 +53,7 @@ IGNORED: dict[str, str] = {
     "rdzv_impl": "nothing is lost: there is one way for nodes to meet, with spare nodes",
     "nvrx_logfile": "the launcher writes to standard error, and its event logs to --ft-log-dir",
     "min_progress_iterations": "one iteration more counts as progress",
-    "num_warmup_iterations": "the functional module and --ft-num-warmup-iters of the script say it",
+    "num_warmup_iterations": "set it in the script: ft.num_warmup_iters, or Megatron-LM's --ft-num-warmup-iters",
     "segment_health_check_dir": "segments of nodes have no health check of their own",
 }
 """By the option's name as a key of YAML: what is lost."""

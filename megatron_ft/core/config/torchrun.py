@@ -42,7 +42,7 @@ TORCHRUN_OPTIONS = {
         ),
         TorchrunOption(
             "rdzv-endpoint",
-            "HOST:PORT of the coordinator. More hosts, as in a:29500,b,c, are where it is looked for when "
+            "HOST:PORT of the coordinator. More hosts, as in a:29500,b,c, are tried when "
             "the first doesn't answer. Default: --master-addr:--master-port.",
         ),
         TorchrunOption("rdzv-id"),
@@ -74,7 +74,7 @@ TORCHRUN_OPTIONS = {
         TorchrunOption(
             "node-rank",
             "Orders the nodes, from 0. Default: GROUP_RANK, SLURM_PROCID or SLURM_NODEID under srun, "
-            "JOB_COMPLETION_INDEX, else the order in which they arrive.",
+            "JOB_COMPLETION_INDEX, else the order of the host names, the coordinator's host first.",
         ),
         TorchrunOption("master-addr", "Host of the coordinator, if no --rdzv-endpoint is given. Default: 127.0.0.1."),
         TorchrunOption(

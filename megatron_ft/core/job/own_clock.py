@@ -5,18 +5,18 @@ from __future__ import annotations
 __all__ = ["OwnClock"]
 
 _LONGEST_GAP_S = 2.0
-"""A longer time without being asked is one in which this process, or its host, stood still."""
+"""A longer time without being asked is one in which this process, or its host, was paused."""
 
 
 class OwnClock:
-    """``now_s`` counts seconds from 0, and doesn't go on while the process stands still."""
+    """``now_s`` counts seconds from 0, and doesn't go on while the process is paused."""
 
     def __init__(self, now_s: float) -> None:
         self.now_s = 0.0
         self.slept_s = -1e9
-        """Until when no call could be answered here, because the process stood still or had no part yet."""
+        """Until when no call could be answered here, because the process was paused or had no part yet."""
         self.paused_s = -1e9
-        """The same, but only because it stood still."""
+        """The same, but only because it was paused."""
         self._callers_s = now_s
 
     def set(self, now_s: float) -> None:
@@ -31,5 +31,5 @@ class OwnClock:
         self.slept_s = self.now_s
 
     def callers_s(self, at_s: float) -> float:
-        """A moment of this clock by the caller's: not before now, nor so late that it seems to have stood still."""
+        """A moment of this clock by the caller's: not before now, nor so late that it seems to have been paused."""
         return self._callers_s + min(max(0.0, at_s - self.now_s), _LONGEST_GAP_S / 2)

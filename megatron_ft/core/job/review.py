@@ -53,4 +53,4 @@ def review(
 
 def _nobody_waits(notes: Sequence[RankSnapshot]) -> str:
     places = [f"rank {note.rank} {place(note)}".rstrip() for note in notes]
-    return f"no rank waits in one: {listed(places, most=_SHOWN, joint='; ')}"
+    return f"no rank waits in a collective: {listed(places, most=_SHOWN, joint='; ')}"

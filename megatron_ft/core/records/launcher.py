@@ -161,7 +161,7 @@ class Paused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed:
-    """Hung ranks of this node are found again.
+    """Hang detection on this node is on again.
 
     Args:
         by: the process that asked for it.

@@ -65,7 +65,7 @@ class RankHung:
         kind: "section", "out_of_section", "initial_heartbeat" or "heartbeat"; of a launcher "startup" or "exit".
         section: the section that is overdue, if one is.
         at_ns: when it was found hung.
-        since_ns: since when it stood still.
+        since_ns: since when it made no progress.
         elapsed_s: from ``since_ns`` to the verdict.
         iteration: done by then.
         open_sections: their names, the outermost first.

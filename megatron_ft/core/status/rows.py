@@ -1,8 +1,8 @@
 """Where each rank is now and how much of its timeout is used: from boards, facts and a time to rows. Pure.
 
 What runs against which timeout is the monitor's own rule (``running_intervals``), so what is shown and what is enforced
-are the same. One thing only the monitors know: time in which the whole node stood still (was suspended, say), which
-they take off; a share shown here may then be too high.
+are the same. One thing only the monitors know: time in which the whole node was suspended, which they
+take off; a share shown here may then be too high.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def fresh_interpreters(reason: str) -> str:
 
 def preload_left_out(module: str, reason: str) -> str:
     """A module that the user asked for, and that no rank can be forked with."""
-    return f"--ft-preload: {module} is left out: {reason}"
+    return f"--ft-preload: {module} could not be imported: {reason}"
 
 
 def forked_at(where: str, what: str, took_s: float | None = None) -> str:

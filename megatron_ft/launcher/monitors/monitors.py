@@ -1,4 +1,4 @@
-"""The rank monitors of this node: one per local rank, for the whole job, replaced when they die or stand still."""
+"""The rank monitors of this node: one per local rank, for the whole job, replaced when they die or are stopped."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Welcome(NamedTuple):
 def say_hello(path: str, info: RankInfo, warmup_iterations: int, *, watch_only: bool = False) -> Welcome:
     """Introduce this rank to its monitor. ``watch_only``: its script calls no hooks (so far).
 
-    A monitor that dies or stands still in between is replaced by the launcher; this tries again for a while.
+    A monitor that dies or is stopped in between is replaced by the launcher; this tries again for a while.
 
     Raises:
         RankMonitorClientError: no monitor listens, it refuses, or it doesn't answer within 30 s.

@@ -82,7 +82,7 @@ def test_a_stopped_process_is_said_to_be() -> None:
 def test_where_nobody_waits_nobody_is_accused() -> None:
     found = said([works(0, "eval.py:1 f"), works(1, "eval.py:2 g")])
     assert (found.rank, found.is_waited) == (None, False)
-    assert found.text == "no rank waits in one: rank 0 in eval.py:1 f; rank 1 in eval.py:2 g"
+    assert found.text == "no rank waits in a collective: rank 0 in eval.py:1 f; rank 1 in eval.py:2 g"
 
 
 def test_the_cause_of_a_cycle_that_is_ended_for_it_says_so() -> None:
