@@ -71,8 +71,9 @@ def suspects(
     found = {}
     for launcher in members(job, cycle):
         if launcher is not None:
-            hurts = [hurt for hurt in launcher.hurts if _may_end(plan, launcher, hurt, cycle, until_s, by)]
-            hurts += cut_off(job, trouble, launcher, _since_s(cycle), until_s, by)
+            hurts = cut_off(job, trouble, launcher, _since_s(cycle), until_s, by)
+            is_late = bool(hurts)
+            hurts += [hurt for hurt in launcher.hurts if _may_end(plan, launcher, hurt, cycle, until_s, by, is_late)]
             if is_alone:
                 hurts = [hurt for hurt in hurts if _is_felt(hurt)]
             found.update({launcher: hurts} if hurts else {})
@@ -99,15 +100,18 @@ def _frozen(job: Job, hosts: set[int]) -> list[Hurt]:
     return [hurt for hurt in here if hurt.fault.kind == "host_frozen" and hurt.fault.seconds >= _LEAST_S]
 
 
-def _may_end(plan: Plan, launcher: Launcher, hurt: Hurt, cycle: Made, until_s: float, by: set[str]) -> bool:
+def _may_end(
+    plan: Plan, launcher: Launcher, hurt: Hurt, cycle: Made, until_s: float, by: set[str], is_late: bool
+) -> bool:
+    """``is_late``: the others may have noticed that ranks were gone before they heard why."""
     kind = hurt.fault.kind
     if hurt.from_s > until_s or hurt.until_s < _since_s(cycle) or hurt.cycle not in (None, cycle.decision.cycle):
         return False
     if kind == "dies_at_effect":
         return launcher.ended_s is not None and launcher.ended_s <= until_s
     if kind == "node_excluded":
-        # too few may be good then, or a coordinator that takes over hears first of other nodes' ranks, which failed
-        return plan.rules.min_healthy or len(by) > 1
+        # too few may be good then, or the coordinator hears first of other nodes' ranks, which failed
+        return plan.rules.min_healthy or len(by) > 1 or is_late
     return kind in _COST_A_RESTART
 
 
