@@ -46,8 +46,12 @@ class World:
 
     def after(self, delay_s: float, call: Callable[[], None]) -> None:
         """Call so many seconds from now."""
+        self.at(self.now_s + delay_s, call)
+
+    def at(self, at_s: float, call: Callable[[], None]) -> None:
+        """Call then; what is to be called at the very same time is called in the order of these calls."""
         self._count += 1
-        heapq.heappush(self._heap, (self.now_s + delay_s, self._count, call))
+        heapq.heappush(self._heap, (at_s, self._count, call))
 
     def run(self, until_s: float, is_over: Callable[[], bool]) -> None:
         """Let time pass. ``is_over`` is asked now and then: it looks at all launchers."""
@@ -245,7 +249,7 @@ class Link:
         world = self.world
         at_s = max(self._free_s[side], world.now_s + world.delay_s())
         self._free_s[side] = at_s
-        world.after(at_s - world.now_s, lambda: self._arrive(side, message))
+        world.at(at_s, lambda: self._arrive(side, message))  # not after a difference, whose rounding swaps messages
 
     def close(self, closer: Process, *, silently: bool = False) -> None:
         """One end is closed; the other one hears of it, unless ``silently``."""
