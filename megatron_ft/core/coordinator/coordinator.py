@@ -288,7 +288,7 @@ class Coordinator:
                 self._gone(node, silent=True)
 
     def _look_for_lost(self) -> None:
-        limit_s = lost_s(len(self._nodes))
+        limit_s, missing_s = lost_s(len(self._nodes)), self._missing_s
         if self._clock.now_s >= self._sweep_s:
             self._sweep_s = self._clock.now_s + beat_s(len(self._nodes))
             for link, node in list(self._links.items()):
@@ -296,7 +296,7 @@ class Coordinator:
                     self._out.append(Drop(link))
                     self._gone(node, silent=True)
         for node in list(self._absent.values()):
-            until_s = node.awaited_until_s(silence_s=self._missing_s, slept_s=self._clock.slept_s)
+            until_s = node.awaited_until_s(silence_s=missing_s, slept_s=self._clock.slept_s)
             if self._clock.now_s < until_s:
                 self._alarms.append(until_s)
                 continue

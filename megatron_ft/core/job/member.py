@@ -216,7 +216,7 @@ class Member:
         elif verdict is not None and verdict.action is not Action.RESTART:
             self._leave(verdict.code, verdict.text)
         elif self.standing.phase is m.NodePhase.EXCLUDED:
-            # others may go on: a code that ends their job would undo what was asked for
+            # the other nodes may still train, and a scheduler may end their job at any other code
             self._leave(0, "no coordinator is reachable any more")
         else:
             text = "no coordinator reachable that can continue the job: start the job again"

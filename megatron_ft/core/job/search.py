@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 __all__ = ["LONGEST_SKIP_S", "Search"]
 
-_SKIP_S = 2.0
-"""So long an address that was silent isn't tried; then for twice, and four times as long."""
-LONGEST_SKIP_S = 4 * _SKIP_S
+_SKIPS_S = (2.0, 4.0, 8.0)
+"""How long an address isn't tried after it was silent once, twice, and more often."""
+LONGEST_SKIP_S = _SKIPS_S[-1]
 
 
 class Search:
@@ -37,12 +37,12 @@ class Search:
 
         The job may still be coordinated at ``home``: a coordinator that was frozen for a while goes on.
         """
-        ways = [way for way in self._ways if self._is_worth(way, now_s)]
+        ways = self._ways_worth(now_s)
         begins = not ways  # those that are silent still are tried in the next pass
         if begins:
             self._ways, self.is_first = self._others(knows_job=knows_job), True
             self._broke_off.clear()
-            ways = [way for way in self._ways if self._is_worth(way, now_s)] or self._ways
+            ways = self._ways_worth(now_s) or self._ways
         is_due = (begins or self.address != self.home) and self._is_worth(self.home, now_s)
         self.address = self.home if is_due or not ways else ways[0]
         self._ways = [way for way in self._ways if way != self.address]
@@ -55,7 +55,7 @@ class Search:
     def found_silent(self, now_s: float) -> None:
         """The address that was tried doesn't answer: skip it for a while."""
         times = self._silent.get(self.address, (0.0, 0))[1] + 1
-        self._silent[self.address] = now_s + min(_SKIP_S * 2.0 ** (times - 1), LONGEST_SKIP_S), times
+        self._silent[self.address] = now_s + _SKIPS_S[min(times, len(_SKIPS_S)) - 1], times
         if self.address != self.home:
             self._ways.insert(0, self.address)
 
@@ -92,6 +92,9 @@ class Search:
         # the founder goes back to its own address if no coordinator is where it was sent
         founds = not knows_job and self._own == self._endpoints[0]
         return [way for way in ((self._own,) if founds else self._addresses) if way != self.home]
+
+    def _ways_worth(self, now_s: float) -> list[str]:
+        return [way for way in self._ways if self._is_worth(way, now_s)]
 
     def _is_worth(self, address: str, now_s: float) -> bool:
         return self._silent.get(address, (0.0, 0))[0] <= now_s

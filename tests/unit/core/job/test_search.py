@@ -45,6 +45,14 @@ def test_an_address_that_was_silent_is_tried_again_in_the_same_pass() -> None:
     assert [search.next(knows_job=True, now_s=now_s) for now_s in (5.0, 6.0, 7.0, 8.0)] == ["a", "d", "a", "c"]
 
 
+def test_an_address_that_is_silent_for_days_is_tried_every_8_seconds() -> None:
+    search = Search(("a", "b"), own="me")
+    for second in range(0, 20_000, 8):
+        assert search.next(knows_job=True, now_s=float(second)) == "a"
+        search.found_silent(float(second))
+        assert search.next(knows_job=True, now_s=float(second)) == "b"
+
+
 def test_all_addresses_are_tried_where_all_are_silent() -> None:
     search = Search(("a", "b", "c"), own="me")
     tried = []
