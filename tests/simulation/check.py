@@ -313,7 +313,7 @@ def _is_bearable(plan: Plan, job: Job, trouble: Any) -> bool:
     if _LEAVING & set(kinds) or "split" in kinds:
         return False
     hit = [fault for fault in faults if fault.kind not in _HARMLESS | _FAILURES]
-    for_good = sum(not _is_back(fault, trouble) for fault in hit) + _resets_of_cut_off(trouble)
+    for_good = sum(not _is_back(fault, trouble) for fault in hit) + _resets_of_cut_off(job, trouble)
     # a coordinator that dies while it asks may leave a cycle in which a node has no place: its end costs a restart, too
     failures = len(faults) - kinds.count("clock_jumps") - kinds.count("newcomer")
     worlds = [made.decision.world for made in job.made if made.decision.kind is Kind.CYCLE]
@@ -330,12 +330,16 @@ def _is_back(fault: Fault, trouble: Any) -> bool:
     return fault.kind in _FOR_A_WHILE or fault.kind == "node_ill"
 
 
-def _resets_of_cut_off(trouble: Any) -> int:
+def _resets_of_cut_off(job: Job, trouble: Any) -> int:
     """Launchers whose connection was reset while they were cut off: taken for ended, because they can't come back."""
-    struck = [(at_s, fault) for (at_s, _), fault in zip(trouble.hit, trouble.struck, strict=True)]
-    resets = [at_s for at_s, fault in struck if fault.kind == "connection_reset"]
-    cuts = [(at_s, at_s + fault.seconds) for at_s, fault in struck if fault.kind in _FOR_A_WHILE - {"connection_reset"}]
-    return sum(any(from_s <= at_s <= to_s for from_s, to_s in cuts) for at_s in resets)
+    by = {process.name for process in job.coordinators}
+    hurts = [(launcher, hurt) for launcher in job.launchers for hurt in launcher.hurts]
+    resets = [(launcher, hurt.from_s) for launcher, hurt in hurts if hurt.fault.kind == "connection_reset"]
+    return sum(
+        bool(cut_off(job, trouble, launcher, at_s, at_s, by))
+        or any(each.fault.kind.endswith("_frozen") and each.from_s <= at_s <= each.until_s for each in launcher.hurts)
+        for launcher, at_s in resets
+    )
 
 
 def _who_saw_the_end(job: Job, trouble: Any) -> list[Launcher]:
