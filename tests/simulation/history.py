@@ -39,7 +39,9 @@ def cycles(job: Job) -> list[Made]:
 def members(job: Job, cycle: Made) -> list[Launcher | None]:
     """The launchers of a cycle by place; None where it isn't known who had that place."""
     launchers = {launcher.instance: launcher for launcher in job.launchers}
-    return [launchers.get(instance) for instance in cycle.decision.voters or cycle.members]
+    value = cycle.decision.value
+    named = cycle.decision.voters or [job.asked.get((value, place), each) for place, each in enumerate(cycle.members)]
+    return [launchers.get(instance) for instance in named]
 
 
 def _since_s(cycle: Made) -> float:

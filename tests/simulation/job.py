@@ -21,7 +21,7 @@ from megatron_ft.core.diagnosis.exits import HangVerdict
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.decisions import Decision
+from megatron_ft.core.job.decisions import Ballot, Decision
 from megatron_ft.core.job.identity import Identity
 from megatron_ft.core.job.member import Member
 from megatron_ft.core.mailbox import Mailbox
@@ -95,6 +95,8 @@ class Job:
     ended_untold: bool = False
     """A coordinator died that stayed only to tell of the job's end."""
     said: list[str] = field(default_factory=list)
+    asked: dict[tuple[Ballot, int], str] = field(default_factory=dict)
+    """To which launcher each place of each decision was proposed."""
     done_s: float = 0.0
     broken_cycles: set[int] = field(default_factory=set)
     """Those whose ranks have lost one of them."""
@@ -616,10 +618,17 @@ class CoordinatorProcess(Process):
                         if self.world.story is not None and not isinstance(effect.message, m.Beat):
                             self.world.tell(f"  {self.name} -> {number}: {str(effect.message)[:150]}")
                         self.numbers[number].send(self, effect.message)
+                        self._note_place(effect.message, self.numbers[number])
                 continue
             if not self.counts_effect():
                 return
             self._do_one(effect)
+
+    def _note_place(self, message: m.ToMember, link: Link) -> None:
+        if isinstance(message, m.Propose) and message.place is not None:
+            for end in link.ends:
+                if isinstance(end, Launcher):
+                    self.job.asked[message.decision.value, message.place] = end.instance
 
     def _do_one(self, effect: edge.CoordinatorEffect) -> None:
         if isinstance(effect, edge.Drop):

@@ -7,42 +7,17 @@ then propose the next one. It first proposes again what a lost coordinator may a
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from megatron_ft.core.coordinator.nodes import Node, instances_of, names_of
+from megatron_ft.core.coordinator.proposal import Proposal
 from megatron_ft.core.job.decisions import Accepted, Ballot, Beside, Decision, Held, Kind, Term, is_quorum
 from megatron_ft.core.job.edge import CoordinatorEffect, Decided, Send
 from megatron_ft.core.job.messages import Commit, Lead, Propose, Wait
 from megatron_ft.core.job.progress import Advance
 
-__all__ = ["Consensus", "Proposal"]
+__all__ = ["Consensus"]
 
 _CANDIDATES = 8
-
-
-@dataclass(slots=True)
-class Proposal:
-    """A decision that a majority is asked to accept.
-
-    Args:
-        members: the nodes that have a place in it, by place.
-        waiting: nodes that must accept it in addition to the majority: all that have a place in it.
-        is_new: this coordinator proposes it first; otherwise it may already have been decided.
-        voters: places in the last decision of those that have accepted; founder: the launcher that began the job has.
-    """
-
-    ballot: Ballot
-    decision: Decision
-    members: dict[int, Node]
-    waiting: set[Node]
-    is_new: bool = True
-    voters: set[int] = field(default_factory=set)
-    founder: bool = False
-    store: str = ""
-    places: dict[Node, int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.places = {node: place for place, node in self.members.items()}
 
 
 class Consensus:
@@ -188,7 +163,7 @@ class Consensus:
 
     def advance(self, everybody: Iterable[Node]) -> bool:
         """Ask launchers to follow, and take or give up the lead; returns True if the lead has just been taken."""
-        if not self._suffices(self._here.keys(), self._owner is not None):
+        if not self._suffices(self._here.keys(), self._owner is not None) or not self._may_begin(everybody):
             self.leads, self.proposal = False, None
             if self._has_asked:  # its followers are to know that they have no leader any more
                 self._has_asked = False
@@ -231,6 +206,23 @@ class Consensus:
         if self.decision is None:
             return self._founds and (owner or not self._owned)
         return is_quorum(places, self.decision, self.left)
+
+    def _may_begin(self, nodes: Iterable[Node]) -> bool:
+        """Whether it may lead without a decision: if the first one may have been made, most of its nodes must be here.
+
+        The others may have trained since, and ended, while a launcher that knows only the proposal was stopped.
+        """
+        if self.leads or self.decision is not None:
+            return True
+        here = [node for node in nodes if node.link is not None]
+        accepted = [node.memory.accepted for node in here if node.memory.accepted is not None]
+        last = max(accepted, key=lambda each: each.ballot, default=None)
+        if last is None:
+            return True
+        first, instances = last.held.decision, {node.instance for node in here}
+        if not first.voters:
+            return 2 * len(here) > first.size
+        return is_quorum([place for place, each in enumerate(first.voters) if each in instances], first)
 
     def _tell_waiting(self) -> None:
         links = [node.link for node in self._untold if node.link is not None]
@@ -290,12 +282,8 @@ class Consensus:
             return
         held = self._held(proposal, node)
         node.accept(ballot, held)
-        if node.place is not None and self._here.get(node.place) is node:
-            proposal.voters.add(node.place)
-        proposal.founder |= node.owns
-        proposal.waiting.discard(node)
-        if held.place == 0:
-            proposal.store = store
+        voter = node.place if node.place is not None and self._here.get(node.place) is node else None
+        proposal.accepted(node, voter, store if held.place == 0 else None)
 
     def commit(self, everybody: Iterable[Node], *, patient: bool) -> Proposal | None:
         """Make the proposal a decision, if it has been accepted.

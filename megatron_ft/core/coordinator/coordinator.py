@@ -7,12 +7,13 @@ keeps nothing on disk: the launchers can tell another one all that it needs.
 
 from __future__ import annotations
 
-from megatron_ft.core.coordinator.consensus import Consensus, Proposal
+from megatron_ft.core.coordinator.consensus import Consensus
 from megatron_ft.core.coordinator.cycle import Cycle
 from megatron_ft.core.coordinator.forgetting import Forgetting
 from megatron_ft.core.coordinator.next_cycle import NextCycle, nodes_left
 from megatron_ft.core.coordinator.nodes import Node
 from megatron_ft.core.coordinator.notices import Notices
+from megatron_ft.core.coordinator.proposal import Proposal
 from megatron_ft.core.job import lines
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.admission import Admission
@@ -238,9 +239,8 @@ class Coordinator:
 
     def settle(self, now_s: float) -> list[CoordinatorEffect]:
         """Do what follows from all events so far."""
-        self.needs_settling, self._end = False, None
+        self.needs_settling, self._end, self._alarms = False, None, []
         self._clock.set(now_s)
-        self._alarms = []
         self._look_for_lost()
         if self._consensus.advance(self._nodes.values()):
             self._took_over()

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from megatron_ft.core.coordinator.bad_node_tracker import BadNodeTracker
-from megatron_ft.core.coordinator.consensus import Consensus, Proposal
+from megatron_ft.core.coordinator.consensus import Consensus
 from megatron_ft.core.coordinator.cycle import Cycle
 from megatron_ft.core.coordinator.nodes import Node, Slot, choose
+from megatron_ft.core.coordinator.proposal import Proposal
 from megatron_ft.core.coordinator.round_completion import RoundCompletion
 from megatron_ft.core.coordinator.segments import choose_segments, usable
 from megatron_ft.core.job import lines

@@ -13,10 +13,10 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from megatron_ft.core.coordinator.consensus import Proposal
 from megatron_ft.core.coordinator.cycle import Cycle
 from megatron_ft.core.coordinator.next_cycle import is_awaited
 from megatron_ft.core.coordinator.nodes import Node
+from megatron_ft.core.coordinator.proposal import Proposal
 from megatron_ft.core.coordinator.round_completion import last_call_s
 from megatron_ft.core.coordinator.segments import usable
 from megatron_ft.core.coordinator.verdict import GOOD

@@ -14,7 +14,7 @@ from megatron_ft.core.coordinator.nodes import Node
 from megatron_ft.core.diagnosis.exits import HangVerdict
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.decisions import Decision, Held, Kind, Memory
+from megatron_ft.core.job.decisions import Accepted, Decision, Held, Kind, Memory
 from megatron_ft.core.job.restart_policy import Outcome
 from tests.support.job_machines import RULES, decision, led, links, member
 
@@ -209,3 +209,34 @@ def test_the_candidates_of_an_older_decision_are_forgotten_with_it() -> None:
     assert not machine.leads
     (commit,) = [each.message for each in news if isinstance(each, edge.Send) and isinstance(each.message, m.Commit)]
     assert commit.candidates == ("new10:1", "new11:1", "new12:1")
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_the_first_decision_is_not_made_again_without_most_of_its_nodes(named: bool) -> None:
+    """Its launcher was stopped between the proposal and the decision, and the others have trained and ended since."""
+    rules = m.Rules(min_nodes=2, max_nodes=5, max_restarts=3)
+    first = replace(LAST, voters=tuple(f"i{place}" for place in range(5)) if named else ())
+
+    def at(place: int) -> m.Hello:
+        memory = Memory((0, "old"), None, Accepted((0, "old", 1), Held(first, place, True)))
+        return m.Hello("job", rules, f"i{place}", 2, f"h{place}", owns=place == 0, memory=memory)
+
+    machine, sent = Coordinator("c", founds=True, now_s=0.0), []
+    for link, place in enumerate((0, 3, 4)):
+        machine.handle(edge.Heard(link, at(place)), 0.0)
+        sent.append(machine.settle(0.0))
+    assert [links(each, m.Wait) for each in sent[:2]] == [[0], [1]]
+    assert sorted(links(sent[2], m.Lead)) == [0, 1, 2]
+
+
+def test_a_launcher_of_none_of_its_nodes_does_not_count_for_the_first_decision() -> None:
+    rules = m.Rules(min_nodes=2, max_nodes=5, max_restarts=3)
+    first = replace(LAST, voters=tuple(f"i{place}" for place in range(5)))
+    memory = Memory((0, "old"), None, Accepted((0, "old", 1), Held(first, 0, True)))
+    machine = Coordinator("c", founds=True, now_s=0.0)
+    machine.handle(edge.Heard(0, m.Hello("job", rules, "i0", 2, "h0", owns=True, memory=memory)), 0.0)
+    for link in (1, 2, 3):
+        machine.handle(edge.Heard(link, m.Hello("job", rules, f"new{link}", 1, f"new{link}")), 0.0)
+    sent = machine.settle(0.0)
+    assert not links(sent, m.Lead)
+    assert sorted(links(sent, m.Wait)) == [0, 1, 2, 3]
