@@ -70,7 +70,7 @@ class Service:
     """``owner``: a pidfd of the launcher that started it; None if none did. Counts what it sends.
 
     ``owner_pipe``: a pipe that doesn't block, in which that launcher says, a line each, on which of its connections
-    it follows another coordinator.
+    it follows another coordinator, and where that is.
     """
 
     def __init__(
@@ -96,6 +96,8 @@ class Service:
         if owner is not None:
             self._selector.register(owner, selectors.EVENT_READ, owner)
         self._owner_pipe = owner_pipe
+        if owner_pipe is not None:
+            self._selector.register(owner_pipe, selectors.EVENT_READ, owner_pipe)
         self._links: dict[int, _Link] = {}
         self._strangers: dict[int, _Link] = {}
         self._dirty: set[int] = set()
@@ -127,9 +129,11 @@ class Service:
                     self._dirty.add(key.data.number)
                 if events & selectors.EVENT_READ:
                     self._read(key.data)
-            else:
+            elif key.data == self._owner:
                 self._selector.unregister(key.data)
                 is_orphaned = True
+            else:
+                self._read_owner_pipe()
         if is_orphaned:  # after all that its launcher has said before it ended
             self._read_owner_pipe()
             self._machine.orphaned()
@@ -147,12 +151,15 @@ class Service:
         self._flush()
 
     def _read_owner_pipe(self) -> None:
-        """Only when it matters: its end is what they decide about."""
+        """Only the last line counts."""
         if self._owner_pipe is None:
             return
         with contextlib.suppress(BlockingIOError):  # it has said nothing, and a child of it still could
-            if said := os.read(self._owner_pipe, _PIPE_BYTES):
-                self._machine.owner_follows_another(int(said.split()[-1]))
+            if said := os.read(self._owner_pipe, _PIPE_BYTES).split():
+                self._machine.owner_follows_another(int(said[-2]), said[-1].decode())
+            else:
+                self._selector.unregister(self._owner_pipe)
+                self._owner_pipe = None
 
     def _accept(self) -> None:
         for _ in range(_ACCEPTED_AT_ONCE):

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import pytest
 
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.job import messages as m
+from megatron_ft.core.job.decisions import Decision, Held, Kind, Memory
 from megatron_ft.core.job.restart_policy import NodeState
 from megatron_ft.ipc.linux.processes import read_stat, wait_gone
 from megatron_ft.ipc.net import tcp
@@ -101,6 +103,16 @@ def test_where_the_job_begins_one_is_started_at_once_and_replaced_on_the_same_so
         assert read_stat(first) is None  # it is reaped
         assert one.said == [f"the coordinator at {one.host.address} ended (SIGKILL); another one takes over"]
         assert one.gave_up == []
+
+
+def test_launchers_that_wait_are_told_at_once_where_this_one_has_found_a_coordinator(reactor: Reactor) -> None:
+    decided = Held(Decision(0, (0, "c", 1), Kind.CYCLE, 0, 3, 3, 0), 1, votes=True)
+    waiting = replace(hello(owns=False), memory=Memory((0, "c"), decided))
+    with hosted(reactor, founds=False) as one, sockets(reactor) as (transport, ear):
+        assert ask(reactor, ear, transport, one.host.address, waiting) == m.Wait(1, 3, soon=False)
+        one.host.follow_elsewhere(5, "new:1")
+        until(reactor, lambda: len(ear.heard_messages) == 2)
+        assert ear.heard_messages[1] == m.Wait(1, 3, soon=False, elsewhere="new:1")
 
 
 def test_elsewhere_one_is_started_when_somebody_comes_and_says_where_the_job_is(reactor: Reactor) -> None:

@@ -250,10 +250,10 @@ class Launcher(Process):
                 listener = self.world.listeners.get(address)
                 if listener is not None and listener.is_alive and not self.world.is_cut(self.host, listener.host):
                     Announcement(self, listener, moved)
-            case edge.FollowElsewhere(session):
+            case edge.FollowElsewhere(session, address):
                 own = self.world.listeners[self.address].coordinator
                 if own is not None:
-                    own.call(lambda: own.machine.owner_follows_another(session))
+                    own.call(lambda: own.owner_follows_another(session, address))
 
     def clock(self) -> float:
         """This host's."""
@@ -577,6 +577,11 @@ class CoordinatorProcess(Process):
         """A launcher has ended, or so it seems."""
         self.numbers.pop(link.number, None)
         self._do(self.machine.handle(edge.Broken(link.number, silent), self.host.clock_s()))
+        self._maybe_settle()
+
+    def owner_follows_another(self, session: int, address: str) -> None:
+        """Its launcher says so, in their pipe."""
+        self.machine.owner_follows_another(session, address)
         self._maybe_settle()
 
     def orphaned(self) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from megatron_ft.core.coordinator.nodes import Node, instances_of, names_of
 from megatron_ft.core.coordinator.proposal import Proposal
+from megatron_ft.core.coordinator.visitors import Visitors
 from megatron_ft.core.job.decisions import Accepted, Ballot, Beside, Decision, Held, Kind, Term, is_quorum
 from megatron_ft.core.job.edge import CoordinatorEffect, Decided, Send
 from megatron_ft.core.job.messages import Commit, Lead, Propose, Wait
@@ -55,6 +56,7 @@ class Consensus:
         self._attempt, self._has_asked = 0, False
         self._unasked: list[Node] = []
         self._untold: list[Node] = []
+        self._visitors, self._told = Visitors(), (False, "")
 
     # -- who is here ------------------------------------------------------------------------------------------
 
@@ -149,6 +151,7 @@ class Consensus:
         self._following.clear()
         self._had.clear()
         self.left, self._candidates = set(), ()
+        self._visitors = Visitors()
         for node in everybody:
             if node.link is not None:
                 self._place(node)
@@ -161,15 +164,18 @@ class Consensus:
 
     # -- leading ----------------------------------------------------------------------------------------------
 
-    def advance(self, everybody: Iterable[Node]) -> bool:
-        """Ask launchers to follow, and take or give up the lead; returns True if the lead has just been taken."""
+    def advance(self, everybody: Iterable[Node], now_s: float, elsewhere: str) -> bool:
+        """Ask launchers to follow, and take or give up the lead; returns True if the lead has just been taken.
+
+        ``elsewhere``: where another coordinator leads, as far as is known; launchers that wait here are told.
+        """
         if not self._suffices(self._here.keys(), self._owner is not None) or not self._may_begin(everybody):
             self.leads, self.proposal = False, None
             if self._has_asked:  # its followers are to know that they have no leader any more
                 self._has_asked = False
                 self._follow_anew(everybody)
                 self._untold = list(self._unasked)
-            self._tell_waiting()
+            self._tell_waiting(everybody, now_s, elsewhere)
             return False
         if self.term is None or self._seen > self.term:
             self.leads, self.proposal = False, None
@@ -224,13 +230,17 @@ class Consensus:
             return 2 * len(here) > first.size
         return is_quorum([place for place, each in enumerate(first.voters) if each in instances], first)
 
-    def _tell_waiting(self) -> None:
+    def _tell_waiting(self, everybody: Iterable[Node], now_s: float, elsewhere: str) -> None:
+        self._visitors.are_here(self._here, now_s)
+        before, self._told = self._told, (self._suffices(self._visitors.lately(now_s), owner=False), elsewhere)
+        if self._told != before and any(self._told):
+            self._untold = list(everybody)
         links = [node.link for node in self._untold if node.link is not None]
         self._untold = []
         if links:
             here, size = len(self._here), 0 if self.decision is None else self.decision.size
             soon = (here > 1 and 4 * here >= size > 0) or (self.decision is None and self._founds)
-            self._emit(Send(links, Wait(here, size, soon)))
+            self._emit(Send(links, Wait(here, size, soon, *self._told)))
 
     # -- proposing --------------------------------------------------------------------------------------------
 

@@ -96,8 +96,7 @@ class Coordinator:
         return self._take()
 
     def _take(self) -> list[CoordinatorEffect]:
-        taken = self._out[:]
-        self._out.clear()
+        taken, self._out[:] = self._out[:], []
         return taken
 
     def _hello(self, link: int, hello: m.Hello) -> None:
@@ -242,7 +241,7 @@ class Coordinator:
         self.needs_settling, self._end, self._alarms = False, None, []
         self._clock.set(now_s)
         self._look_for_lost()
-        if self._consensus.advance(self._nodes.values()):
+        if self._consensus.advance(self._nodes.values(), now := self._clock.now_s, self._admission.elsewhere(now)):
             self._took_over()
         if self._consensus.leads:
             patient = self._clock.now_s < (self._next_cycle.lost_s or -60.0) + lost_s(len(self._nodes))
@@ -263,9 +262,10 @@ class Coordinator:
         is_alone = self._consensus.decision is None or not self._links
         return is_alone and (self._is_orphan or self._consensus.is_deserted)
 
-    def owner_follows_another(self, session: int) -> None:
-        """The launcher that has started this coordinator follows another one, on its connection of that number."""
-        self._owner_elsewhere = session
+    def owner_follows_another(self, session: int, address: str) -> None:
+        """The launcher that has started this coordinator follows the one there, on its connection of that number."""
+        self._owner_elsewhere, self.needs_settling = session, True
+        self._admission.owner_is_led(address)
 
     def orphaned(self) -> None:
         """The launcher that has started this coordinator has ended: the coordinator stays as long as others need it."""

@@ -29,6 +29,14 @@ class Admission:
         self._elsewhere = elsewhere
         self._until_s = float("inf")
 
+    def owner_is_led(self, address: str) -> None:
+        """The launcher beside this coordinator follows the one at that address."""
+        self._elsewhere, self._until_s = address, float("inf")
+
+    def elsewhere(self, now_s: float) -> str:
+        """Where the job is coordinated, as far as is known here; empty if it isn't known."""
+        return self._elsewhere if now_s < self._until_s else ""
+
     def job_ended(self, now_s: float) -> None:
         """The end of the job was decided."""
         self.ended_s = now_s
@@ -41,8 +49,8 @@ class Admission:
             self._elsewhere = ""  # it is led there no more
         if hello.memory.decided is None and self._is_of_next(hello, now_s):
             return Wait(0, 0, soon=True)
-        if hello.memory.decided is None and not leads and self._elsewhere and now_s < self._until_s:
-            return refusal(hello, self.job, self.rules) or Elsewhere(self._elsewhere)
+        if hello.memory.decided is None and not leads and (address := self.elsewhere(now_s)):
+            return refusal(hello, self.job, self.rules) or Elsewhere(address)
         return refusal(hello, self.job, self.rules)
 
     def _is_of_next(self, hello: Hello, now_s: float) -> bool:

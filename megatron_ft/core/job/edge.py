@@ -103,10 +103,11 @@ class Announce:
 class FollowElsewhere:
     """This launcher is about to follow another coordinator than the one that it has started: say so to its own.
 
-    ``session``: of the connection on which it follows, as in `Hello`.
+    ``session``: of the connection on which it follows, as in `Hello`; ``address``: of the other coordinator.
     """
 
     session: int
+    address: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,8 @@ _PATIENCE_S = (2.0, 4.0)
 """How long to wait for a coordinator that can't lead yet: at random, so that all launchers meet at one in the end."""
 _IMPATIENCE_S = (0.1, 0.5)
 """The same for one that few have reached."""
+_GATHERING_S = (6.0, 8.0)
+"""The same for the first of all, if the others that are needed have been there, too."""
 _RETRY_S = (0.02, 0.2)
 
 
@@ -248,17 +250,14 @@ class Member:
     def heard(self, message: m.ToMember, now_s: float) -> list[edge.MemberEffect]:
         """A message of the coordinator has come."""
         self._clock.set(now_s)
-        self._heard_s, self._is_answered = self._clock.now_s, True
+        is_first, self._is_answered = not self._is_answered, True
+        self._heard_s = self._clock.now_s
         match message:
             case m.Lead(term, beside):
                 self._follow(term)
                 self._led_by, self._found_silent = beside, None
-            case m.Wait(soon=soon):
-                self._has_lost_lead |= self.is_led
-                self._unled()
-                is_patient = soon or (self._search.is_first and self.memory.decided is not None)
-                wait_s = self._chance.uniform(*(_PATIENCE_S if is_patient else _IMPATIENCE_S))
-                self._until_s = self._clock.now_s + wait_s
+            case m.Wait():
+                self._waits(message, is_first=is_first)
             case m.Propose():
                 self._proposed(message)
             case m.Commit():
@@ -305,9 +304,21 @@ class Member:
         self.is_led, self._is_cut_off, self._until_s = True, False, None
         self._search.found()
         if self._owned not in ("", self._search.address):
-            self._out.append(edge.FollowElsewhere(self._session))
+            self._out.append(edge.FollowElsewhere(self._session, self._search.address))
         self._out.append(edge.Transmit(m.Follow(term, self.memory.accepted)))
         self._announce()
+
+    def _waits(self, wait: m.Wait, *, is_first: bool) -> None:
+        """The coordinator here doesn't lead. ``is_first``: of its messages; another one says that something changed."""
+        self._has_lost_lead |= self.is_led
+        self._unled()
+        if self._search.told_of(wait.elsewhere, self._clock.now_s, is_new=not is_first):
+            self._seek(at_once=True)
+            return
+        is_common = self._search.is_first and self.memory.decided is not None
+        patience_s = _PATIENCE_S if wait.soon or is_common else _IMPATIENCE_S
+        wait_s = self._chance.uniform(*(_GATHERING_S if wait.gathers and is_common else patience_s))
+        self._until_s = self._clock.now_s + wait_s
 
     def _proposed(self, proposal: m.Propose) -> None:
         if self._leaving is not None or not self.memory.may_accept(proposal.ballot, proposal.decision):

@@ -190,11 +190,17 @@ class Lead:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """This coordinator can't lead: ``here`` voters of ``size`` are connected. ``soon``: it may be different soon."""
+    """This coordinator can't lead: ``here`` voters of ``size`` are connected.
+
+    ``soon``: it may be different soon. ``gathers``: enough voters have been here lately, and come back.
+    ``elsewhere``: where the launcher on this host has found a coordinator, as far as is known.
+    """
 
     here: int
     size: int
     soon: bool
+    gathers: bool = False
+    elsewhere: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,8 @@ __all__ = ["LONGEST_SKIP_S", "Search"]
 _SKIPS_S = (2.0, 4.0, 8.0)
 """How long an address isn't tried after it was silent once, twice, and more often."""
 LONGEST_SKIP_S = _SKIPS_S[-1]
+_KNOWN_S = 10.0
+"""An address that was tried so recently isn't tried again because of older news."""
 
 
 class Search:
@@ -31,6 +33,8 @@ class Search:
         """Addresses that were tried once more in this pass."""
         self._silent: dict[str, tuple[float, int]] = {}
         """Addresses that didn't answer: until when that is held against them, and how often it was so."""
+        self._tried_s: dict[str, float] = {}
+        """When each address was tried last."""
 
     def next(self, *, knows_job: bool, now_s: float) -> str:
         """The address to try now: ``home``, another one, ``home`` again, and so on: in the same order for all.
@@ -46,6 +50,7 @@ class Search:
         is_due = (begins or self.address != self.home) and self._is_worth(self.home, now_s)
         self.address = self.home if is_due or not ways else ways[0]
         self._ways = [way for way in self._ways if way != self.address]
+        self._tried_s[self.address] = now_s
         return self.address
 
     def tried(self, *, is_answered: bool) -> None:
@@ -80,6 +85,17 @@ class Search:
             return False
         self._addresses = tuple(dict.fromkeys((address, *self._addresses)))
         self.home, self._ways = address, []
+        return True
+
+    def told_of(self, address: str, now_s: float, *, is_new: bool) -> bool:
+        """Another launcher follows a coordinator there; returns whether to try that next.
+
+        Unless that ``is_new``, it may have been so before this launcher tried there in vain.
+        """
+        is_known = not is_new and now_s < self._tried_s.get(address, -_KNOWN_S) + _KNOWN_S
+        if is_known or address in ("", self.address) or not self._is_worth(address, now_s):
+            return False
+        self.home = address
         return True
 
     def candidates(self, addresses: Iterable[str], *, are_decided: bool = True) -> None:

@@ -31,7 +31,7 @@ class Coordination:
     Args:
         transport: makes the connection, given the `Listener` that it calls.
         announce: says something to ``host:port``, on a connection of its own.
-        follow_elsewhere: tells this launcher's own coordinator on which connection another one is followed.
+        follow_elsewhere: tells this launcher's own coordinator on which connection another one is followed, and where.
         open_store: opens the store in which the ranks of a cycle meet; the address that other nodes reach it at. It may
             wait for a name server, and is called in a thread.
         says_all: lines that another launcher of the job prints are printed here, too.
@@ -44,7 +44,7 @@ class Coordination:
         transport: Callable[[Listener], Transport],
         open_store: Callable[[], str],
         announce: Callable[[str, m.Moved], None] = lambda _address, _moved: None,
-        follow_elsewhere: Callable[[int], None] = lambda _session: None,
+        follow_elsewhere: Callable[[int, str], None] = lambda _session, _address: None,
         reactor: Reactor,
         say: Callable[[str], None],
         says_all: bool = False,
@@ -180,8 +180,8 @@ class Coordination:
                 self._transport.transmit(message)
             case edge.Announce(address, moved):
                 self._announce(address, moved)
-            case edge.FollowElsewhere(session):
-                self._follow_elsewhere(session)
+            case edge.FollowElsewhere(session, address):
+                self._follow_elsewhere(session, address)
 
     def _have_store(self, held: Held) -> None:
         """Opened once for each decision, which may be proposed again; one after the other, as they may share a port."""

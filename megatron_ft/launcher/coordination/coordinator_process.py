@@ -80,12 +80,12 @@ class CoordinatorProcess:
         else:
             self._start_on_first_connection()
 
-    def follow_elsewhere(self, session: int) -> None:
-        """Say to the coordinator here that this launcher follows another one, on its connection of that number."""
+    def follow_elsewhere(self, session: int, address: str) -> None:
+        """Say to the coordinator here that this launcher follows the one there, on its connection of that number."""
         if self._process is None or self._owner_pipe < 0:
             return
         try:
-            os.write(self._owner_pipe, b"%d\n" % session)
+            os.write(self._owner_pipe, f"{session} {address}\n".encode())
         except BrokenPipeError:
             pass  # it has ended
         except BlockingIOError:

@@ -79,24 +79,27 @@ def test_a_proposal_whose_place_alone_is_written_anew_is_what_any_message_is() -
     assert frame(m.Beat()) == encode(m.Beat())
 
 
-def test_what_a_launcher_has_said_in_the_pipe_is_read_when_it_has_ended() -> None:
-    told: list[int | str] = []
+def test_what_a_launcher_says_in_the_pipe_is_read_at_once_and_before_it_counts_as_ended() -> None:
+    told: list[tuple[int, str] | str] = []
     machine = Coordinator("c", founds=False, now_s=time.monotonic())
-    machine.owner_follows_another = told.append  # type: ignore[method-assign, assignment]
+    machine.owner_follows_another = lambda *said: told.append(said)  # type: ignore[method-assign]
     machine.orphaned = lambda: told.append("orphaned")  # type: ignore[method-assign]
     words, writes = os.pipe2(os.O_NONBLOCK)
     owner, lives = os.pipe()  # readable once the other end is closed, as a pidfd is at the end of its process
     service = Service(tcp.listen("127.0.0.1", 0), machine, secret=None, owner=owner, owner_pipe=words)
     try:
-        os.write(writes, b"3\n17\n")
+        os.write(writes, b"3 a:1\n17 b:1\n")
+        turns_until(service, lambda: bool(told))
+        os.write(writes, b"18 c:1\n")
         os.close(lives)
-        while "orphaned" not in told:
-            service.run_once()
-        assert told == [17, "orphaned"]
+        turns_until(service, lambda: "orphaned" in told)
+        assert told == [(17, "b:1"), (18, "c:1"), "orphaned"]
+        os.close(writes)
+        service.run_once()  # the end of the pipe
+        assert words not in [key.fd for key in service._selector.get_map().values()]
     finally:
         service._close()
-        for fd in (words, writes):
-            os.close(fd)
+        os.close(words)
 
 
 def test_an_error_of_the_machine_is_not_taken_for_a_mistake_of_the_launcher() -> None:

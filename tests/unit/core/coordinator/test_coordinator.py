@@ -200,7 +200,7 @@ def test_a_launcher_that_has_followed_another_coordinator_is_counted_when_it_end
     machine.handle(edge.Heard(4, replace(hello_again(4), owns=True)), 0.0)
     machine.handle(edge.Broken(4), 1.0)
     if follows is not None:
-        machine.owner_follows_another(follows)
+        machine.owner_follows_another(follows, "b:1")
     machine.orphaned()
     answers(machine, machine.settle(1.0))
     assert machine.leads is leads  # two of four, with the one at place 0; or two of five
@@ -212,7 +212,7 @@ def test_a_launcher_tells_its_own_coordinator_before_it_follows_another() -> Non
     machine.tick(0.0)
     machine.opened(0.0)
     told = machine.heard(m.Lead((1, "c")), 0.0)
-    assert told[:2] == [edge.FollowElsewhere(1), edge.Transmit(m.Follow((1, "c")))]
+    assert told[:2] == [edge.FollowElsewhere(1, "first:1"), edge.Transmit(m.Follow((1, "c")))]
     own = member()
     own.owns("first:1")
     assert [type(effect) for effect in led(own).heard(m.Lead((2, "c")), 0.0)] == [edge.Transmit]

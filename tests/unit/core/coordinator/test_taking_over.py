@@ -240,3 +240,45 @@ def test_a_launcher_of_none_of_its_nodes_does_not_count_for_the_first_decision()
     sent = machine.settle(0.0)
     assert not links(sent, m.Lead)
     assert sorted(links(sent, m.Wait)) == [0, 1, 2, 3]
+
+
+def waits(effects: Sequence[edge.CoordinatorEffect]) -> dict[int, m.Wait]:
+    """What launchers are told that wait, by link."""
+    sent = [each for each in effects if isinstance(each, edge.Send) and isinstance(each.message, m.Wait)]
+    return {link: each.message for each in sent for link in each.links if isinstance(each.message, m.Wait)}
+
+
+def visited(machine: Coordinator, place: int, now_s: float, *, leaves: bool = True) -> dict[int, m.Wait]:
+    """A launcher comes, and goes on to the next address; what those are told that are here."""
+    rules = m.Rules(min_nodes=5, max_nodes=5, max_restarts=3)
+    machine.handle(edge.Heard(place, hello(place, rules)), now_s)
+    told = waits(machine.settle(now_s))
+    if leaves:
+        machine.handle(edge.Broken(place), now_s)
+        machine.settle(now_s)
+    return told
+
+
+def test_all_are_to_wait_where_enough_have_been_within_ten_seconds() -> None:
+    """Else launchers that search alone may miss each other for a long time, if each is needed."""
+    machine = Coordinator("c", founds=False, now_s=0.0)
+    assert not visited(machine, 1, 0.0)[1].gathers
+    assert not visited(machine, 2, 1.0, leaves=False)[2].gathers
+    told = visited(machine, 3, 1.9)
+    assert {link: wait.gathers for link, wait in told.items()} == {2: True, 3: True}
+    machine.handle(edge.Broken(2), 1.9)
+    for second in range(3, 12):
+        machine.settle(float(second))
+    assert not visited(machine, 4, 12.0)[4].gathers
+
+
+def test_launchers_that_wait_are_told_where_the_one_on_this_host_has_found_a_coordinator() -> None:
+    machine = Coordinator("c", founds=False, elsewhere="there:1", now_s=0.0)
+    assert visited(machine, 1, 0.0, leaves=False)[1].elsewhere == "there:1"
+    machine.owner_follows_another(3, "new:1")
+    assert machine.needs_settling
+    assert waits(machine.settle(0.1))[1].elsewhere == "new:1"
+    assert not waits(machine.settle(0.2))
+    rules = m.Rules(min_nodes=5, max_nodes=5, max_restarts=3)
+    machine.handle(edge.Heard(4, replace(hello(4, rules), owns=True)), 0.3)  # it has lost that coordinator again
+    assert waits(machine.settle(0.3))[4].elsewhere == ""

@@ -1,0 +1,82 @@
+"""How long a launcher waits at a coordinator that can't lead, and where it goes next."""
+
+from __future__ import annotations
+
+import pytest
+
+from megatron_ft.core.job import edge
+from megatron_ft.core.job import messages as m
+from megatron_ft.core.job.member import Member
+from tests.support.job_machines import decision, led, member
+
+
+def waiting(address: str, wait: m.Wait) -> Member:
+    """A launcher of a job whose coordinator was at "first:1": its host is gone, and this one is asked next."""
+    machine = led(member())
+    machine.heard(m.Commit(decision(), candidates=("third:1", "fourth:1")), 0.0)
+    machine.broken(1.0, silent=True)
+    now_s = 1.0
+    while (tried := asked(machine.tick(now_s))) != [address]:
+        if tried:
+            machine.failed(now_s)
+        now_s += 0.01
+        assert now_s < 2.0
+    machine.opened(now_s)
+    machine.heard(wait, now_s)
+    return machine
+
+
+def asked(effects: list[edge.MemberEffect]) -> list[str]:
+    return [effect.address for effect in effects if isinstance(effect, edge.Connect)]
+
+
+def next_asked(machine: Member, from_s: float = 2.0) -> tuple[str, float]:
+    """Which address is tried next, and after how many seconds."""
+    for tenth in range(round(10 * from_s), 150):
+        machine.heard(m.Beat(), tenth / 10)
+        if found := asked(machine.tick(tenth / 10)):
+            return found[0], tenth / 10 - 1.0
+    raise AssertionError("it waits for ever")
+
+
+@pytest.mark.parametrize(
+    ("address", "wait", "least_s", "most_s"),
+    [
+        ("third:1", m.Wait(1, 4, soon=False), 2.0, 5.5),
+        ("third:1", m.Wait(1, 4, soon=False, gathers=True), 6.0, 9.5),
+    ],
+)
+def test_at_the_first_that_answers_it_waits_long_if_the_others_have_been_there(
+    address: str, wait: m.Wait, least_s: float, most_s: float
+) -> None:
+    after_s = next_asked(waiting(address, wait))[1]
+    assert least_s <= after_s <= most_s
+
+
+def test_at_a_later_one_it_waits_no_longer_though_the_others_have_been_there() -> None:
+    machine = waiting("third:1", m.Wait(1, 4, soon=False))
+    now_s = 1.0 + next_asked(machine)[1]
+    machine.failed(now_s)  # the lost coordinator's host again
+    assert next_asked(machine, now_s) == ("fourth:1", pytest.approx(now_s - 1.0, abs=0.3))
+    machine.opened(now_s)
+    machine.heard(m.Wait(1, 4, soon=False, gathers=True), now_s)
+    assert next_asked(machine, now_s)[1] <= now_s - 1.0 + 1.0
+
+
+def test_it_goes_at_once_where_another_launcher_has_found_a_coordinator() -> None:
+    machine = waiting("third:1", m.Wait(1, 4, soon=False, elsewhere="fifth:1"))
+    assert asked(machine.tick(2.0)) == ["fifth:1"]
+
+
+def test_older_news_of_an_address_that_was_tried_is_no_reason_to_try_it_again_but_a_change_is() -> None:
+    machine = waiting("fourth:1", m.Wait(1, 4, soon=False, elsewhere="third:1"))
+    assert asked(machine.tick(2.0)) == []
+    machine.heard(m.Wait(1, 4, soon=False, elsewhere="third:1"), 2.1)
+    assert asked(machine.tick(2.1)) == ["third:1"]
+
+
+def test_nothing_is_tried_that_was_just_silent_or_is_where_it_is() -> None:
+    for address in ("first:1", "third:1", ""):
+        machine = waiting("third:1", m.Wait(1, 4, soon=False))
+        machine.heard(m.Wait(1, 4, soon=False, elsewhere=address), 1.6)
+        assert asked(machine.tick(1.7)) == [], address
