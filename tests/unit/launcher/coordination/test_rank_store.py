@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import socket
+import tempfile
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +24,12 @@ from megatron_ft.launcher.coordination.rank_store import RankStore, RankStoreErr
 from megatron_ft.launcher.coordination.rendezvous import register
 
 HERE = "127.0.0.1"
+
+
+@pytest.fixture(autouse=True)
+def own_temporary_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch makes a log directory there with each `LaunchConfig`, and leaves it."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
 def port_of(address: str) -> int:
