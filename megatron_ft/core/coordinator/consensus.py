@@ -6,9 +6,9 @@ then propose the next one. It first proposes again what a lost coordinator may a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
-from megatron_ft.core.coordinator.nodes import Node, instances_of, names_of
+from megatron_ft.core.coordinator.nodes import Node, candidates, instances_of, names_of
 from megatron_ft.core.coordinator.proposal import Proposal
 from megatron_ft.core.coordinator.visitors import Visitors
 from megatron_ft.core.job.decisions import Accepted, Ballot, Beside, Decision, Held, Kind, Term, is_quorum
@@ -17,8 +17,6 @@ from megatron_ft.core.job.messages import Commit, Lead, Propose, Wait
 from megatron_ft.core.job.progress import Advance
 
 __all__ = ["Consensus"]
-
-_CANDIDATES = 8
 
 
 class Consensus:
@@ -57,6 +55,8 @@ class Consensus:
         self._unasked: list[Node] = []
         self._untold: list[Node] = []
         self._visitors, self._told = Visitors(), (False, "")
+        self._unsure: set[Node] = set()
+        """Those connected that have accepted a first decision of another coordinator, which may have been made."""
 
     # -- who is here ------------------------------------------------------------------------------------------
 
@@ -71,6 +71,10 @@ class Consensus:
             self._adopt(decided.decision, decided.store, nodes)
             self._follow_anew(nodes)  # and hear, each, what it has missed
             self._decided(None)
+        accepted = node.memory.accepted
+        if self.decision is None and accepted is not None and accepted.ballot[:2] != self.term:
+            self.leads, self.proposal = False, None
+            self._unsure.add(node)
         self._place(node)
         if node.owns:
             self._owner = node
@@ -91,6 +95,7 @@ class Consensus:
     def went(self, node: Node) -> None:
         """A connection has ended."""
         node.unfollow()
+        self._unsure.discard(node)
         if node.place is not None and self._here.get(node.place) is node:
             del self._here[node.place]
             self._following.discard(node.place)
@@ -152,6 +157,7 @@ class Consensus:
         self._had.clear()
         self.left, self._candidates = set(), ()
         self._visitors = Visitors()
+        self._unsure.clear()
         for node in everybody:
             if node.link is not None:
                 self._place(node)
@@ -194,7 +200,7 @@ class Consensus:
         if not self.leads:
             self.proposal = None
         elif not before:
-            self._untold, self._candidates = [], _candidates(self._here)
+            self._untold, self._candidates = [], candidates(self._here)
             self._recover(everybody)
         elif (old := self.proposal) is not None and not old.is_new and not self._may_be_decided(old.decision):
             self.proposal = None  # more voters have come, and they hadn't accepted it
@@ -218,21 +224,16 @@ class Consensus:
 
         The others may have trained since, and ended, while a launcher that knows only the proposal was stopped.
         """
-        if self.leads or self.decision is not None:
-            return True
-        here = [node for node in nodes if node.link is not None]
-        accepted = [node.memory.accepted for node in here if node.memory.accepted is not None]
+        accepted = [node.memory.accepted for node in self._unsure if node.memory.accepted is not None]
         last = max(accepted, key=lambda each: each.ballot, default=None)
-        if last is None:
-            return True
-        first, instances = last.held.decision, {node.instance for node in here}
-        if not first.voters:
-            return 2 * len(here) > first.size
-        return is_quorum([place for place, each in enumerate(first.voters) if each in instances], first)
+        return last is None or last.held.decision.is_made_by({node.instance for node in nodes if node.link is not None})
 
     def _tell_waiting(self, everybody: Iterable[Node], now_s: float, elsewhere: str) -> None:
         self._visitors.are_here(self._here, now_s)
-        before, self._told = self._told, (self._suffices(self._visitors.lately(now_s), owner=False), elsewhere)
+        before, self._told = (
+            self._told,
+            (self._suffices(self._visitors.lately(now_s, self.left), owner=False), elsewhere),
+        )
         if self._told != before and any(self._told):
             self._untold = list(everybody)
         links = [node.link for node in self._untold if node.link is not None]
@@ -314,7 +315,7 @@ class Consensus:
                 node.learn(held)
         decision = proposal.decision
         self._adopt(decision, proposal.store, nodes)
-        self._candidates = _candidates(self._here)
+        self._candidates = candidates(self._here)
         self._emit(
             Decided(
                 Held(decision, store=self.store),
@@ -329,7 +330,7 @@ class Consensus:
     def news(self) -> Commit:
         """The last decision, for a node that doesn't know it; with one list of candidates, they look in one order."""
         assert self.decision is not None
-        return Commit(self.decision, self.store, self._candidates or _candidates(self._here), self._beside)
+        return Commit(self.decision, self.store, self._candidates or candidates(self._here), self._beside)
 
     def _recover(self, everybody: Iterable[Node]) -> None:
         """Propose again what may have been decided: the last that any voter has accepted."""
@@ -337,7 +338,7 @@ class Consensus:
         nodes = [node for node in everybody if node.link is not None and node.follows]
         found = [
             accepted
-            for node in nodes
+            for node in self._unsure or nodes  # what others may have made goes before its own
             if (accepted := node.memory.accepted) is not None and accepted.held.decision.number == number
         ]
         last = max(found, key=lambda accepted: accepted.ballot, default=None)
@@ -369,7 +370,7 @@ class Consensus:
     def _ask(self, proposal: Proposal, nodes: Iterable[Node]) -> None:
         self.proposal = proposal
         about = proposal.ballot, proposal.decision
-        candidates = _candidates(proposal.members)
+        ways = candidates(proposal.members)
         outside: list[int] = []
         for node in nodes:
             if node.link is None:
@@ -381,18 +382,12 @@ class Consensus:
             if place is None:
                 outside.append(node.link)
             else:
-                self._emit(Send([node.link], Propose(*about, place, votes, candidates)))
+                self._emit(Send([node.link], Propose(*about, place, votes, ways)))
         if outside:
-            self._emit(Send(outside, Propose(*about, None, False, candidates)))
+            self._emit(Send(outside, Propose(*about, None, False, ways)))
 
     def _held(self, proposal: Proposal, node: Node) -> Held:
         place = proposal.places.get(node)
         if place is not None and proposal.is_new:
             return Held(proposal.decision, place, votes=True, store=self.store)
         return node.held(proposal.decision) or Held(proposal.decision)
-
-
-def _candidates(nodes: Mapping[int, Node]) -> tuple[str, ...]:
-    """Where the job can be coordinated if it can't be here any more: at the first of those nodes, by place."""
-    first = (nodes[place] for place in sorted(nodes)[: 2 * _CANDIDATES])
-    return tuple(node.address for node in first if node.address)[:_CANDIDATES]

@@ -11,11 +11,12 @@ from megatron_ft.core.job.decisions import Accepted, Ballot, Beside, Decision, H
 from megatron_ft.core.job.messages import Hello, NodePhase, Standing
 from megatron_ft.core.job.progress import Advance
 
-__all__ = ["GRACE_S", "Node", "Slot", "choose", "in_order", "instances_of", "names_of", "silent_hosts"]
+__all__ = ["GRACE_S", "Node", "Slot", "candidates", "choose", "in_order", "instances_of", "names_of", "silent_hosts"]
 
 GRACE_S = 0.3
 """A launcher whose connection has ended is dead, or back within this time."""
 _MOST_NAMES = 100
+_CANDIDATES = 8
 
 
 @dataclass(slots=True, eq=False)
@@ -150,6 +151,12 @@ class Slot:
 def names_of(members: Mapping[int, Node]) -> tuple[str, ...]:
     """The names of their hosts, by place; none of many, which would make every message long."""
     return tuple(members[place].name for place in sorted(members)) if len(members) <= _MOST_NAMES else ()
+
+
+def candidates(nodes: Mapping[int, Node]) -> tuple[str, ...]:
+    """Where the job can be coordinated if it can't be here any more: at the first of those nodes, by place."""
+    first = (nodes[place] for place in sorted(nodes)[: 2 * _CANDIDATES])
+    return tuple(node.address for node in first if node.address)[:_CANDIDATES]
 
 
 def silent_hosts(voters: Iterable[Node], size: int) -> dict[int, str]:

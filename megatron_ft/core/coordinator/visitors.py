@@ -1,13 +1,13 @@
-"""Which voters have been at a coordinator lately that doesn't lead: they look for one, and may all wait here. Pure."""
+"""Which voters have lately been at a coordinator that doesn't lead: they search, and may all wait here. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 __all__ = ["Visitors"]
 
 _LATELY_S = 10.0
-"""A launcher that finds no coordinator comes back to each address within this time."""
+"""A launcher in search is back at each address within this time, unless several hosts don't answer."""
 
 
 class Visitors:
@@ -20,6 +20,7 @@ class Visitors:
         """The voters at these places are connected now."""
         self._last_s.update(dict.fromkeys(places, now_s))
 
-    def lately(self, now_s: float) -> list[int]:
-        """Places of all that were here in the last 10 s."""
-        return [place for place, last_s in self._last_s.items() if now_s - last_s <= _LATELY_S]
+    def lately(self, now_s: float, left: Container[int]) -> list[int]:
+        """Places of all that were here in the last 10 s, without those that have ``left`` the job."""
+        last_s = self._last_s
+        return [place for place, at_s in last_s.items() if now_s - at_s <= _LATELY_S and place not in left]

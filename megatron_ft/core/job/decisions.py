@@ -72,6 +72,12 @@ class Decision:
         """The value of the decision that began the cycle."""
         return self.began or self.value
 
+    def is_made_by(self, instances: Collection[str]) -> bool:
+        """Whether these launchers could make what comes next, as far as its voters are named."""
+        if not self.voters:
+            return 2 * len(instances) > self.size
+        return is_quorum([place for place, each in enumerate(self.voters) if each in instances], self)
+
 
 @dataclass(frozen=True, slots=True)
 class Beside:
@@ -117,6 +123,11 @@ class Memory:
     def number(self) -> int:
         """Of the last decision that it knows; -1 if it knows none."""
         return -1 if self.decided is None else self.decided.decision.number
+
+    @property
+    def is_empty(self) -> bool:
+        """It knows of no job: it has neither accepted nor learned any decision."""
+        return self.decided is None and self.accepted is None
 
     def may_accept(self, ballot: Ballot, decision: Decision) -> bool:
         """Whether a proposal is neither of an earlier coordinator nor older than what is accepted or decided."""

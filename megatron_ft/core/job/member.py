@@ -208,7 +208,7 @@ class Member:
 
     def _patience_s(self) -> float:
         bound_s = self.identity.rules.join_timeout_s
-        is_new = self.memory.decided is None and self.standing.phase is not m.NodePhase.EXCLUDED
+        is_new = self.memory.is_empty and self.standing.phase is not m.NodePhase.EXCLUDED
         return bound_s if is_new else min(bound_s, GIVE_UP_S)
 
     def _give_up(self) -> None:
@@ -250,14 +250,13 @@ class Member:
     def heard(self, message: m.ToMember, now_s: float) -> list[edge.MemberEffect]:
         """A message of the coordinator has come."""
         self._clock.set(now_s)
-        is_first, self._is_answered = not self._is_answered, True
-        self._heard_s = self._clock.now_s
+        self._heard_s, self._is_answered = self._clock.now_s, True
         match message:
             case m.Lead(term, beside):
                 self._follow(term)
                 self._led_by, self._found_silent = beside, None
             case m.Wait():
-                self._waits(message, is_first=is_first)
+                self._waits(message)
             case m.Propose():
                 self._proposed(message)
             case m.Commit():
@@ -308,11 +307,11 @@ class Member:
         self._out.append(edge.Transmit(m.Follow(term, self.memory.accepted)))
         self._announce()
 
-    def _waits(self, wait: m.Wait, *, is_first: bool) -> None:
-        """The coordinator here doesn't lead. ``is_first``: of its messages; another one says that something changed."""
+    def _waits(self, wait: m.Wait) -> None:
+        """The coordinator here doesn't lead."""
         self._has_lost_lead |= self.is_led
         self._unled()
-        if self._search.told_of(wait.elsewhere, self._clock.now_s, is_new=not is_first):
+        if self._search.told_of(wait.elsewhere, self._clock.now_s):
             self._seek(at_once=True)
             return
         is_common = self._search.is_first and self.memory.decided is not None

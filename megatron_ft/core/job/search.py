@@ -35,6 +35,8 @@ class Search:
         """Addresses that didn't answer: until when that is held against them, and how often it was so."""
         self._tried_s: dict[str, float] = {}
         """When each address was tried last."""
+        self._told_here: str | None = None
+        """Where another coordinator is, as the one at ``address`` has said last; None if it has said nothing yet."""
 
     def next(self, *, knows_job: bool, now_s: float) -> str:
         """The address to try now: ``home``, another one, ``home`` again, and so on: in the same order for all.
@@ -50,7 +52,7 @@ class Search:
         is_due = (begins or self.address != self.home) and self._is_worth(self.home, now_s)
         self.address = self.home if is_due or not ways else ways[0]
         self._ways = [way for way in self._ways if way != self.address]
-        self._tried_s[self.address] = now_s
+        self._tried_s[self.address], self._told_here = now_s, None
         return self.address
 
     def tried(self, *, is_answered: bool) -> None:
@@ -87,14 +89,17 @@ class Search:
         self.home, self._ways = address, []
         return True
 
-    def told_of(self, address: str, now_s: float, *, is_new: bool) -> bool:
+    def told_of(self, address: str, now_s: float) -> bool:
         """Another launcher follows a coordinator there; returns whether to try that next.
 
-        Unless that ``is_new``, it may have been so before this launcher tried there in vain.
+        What is said first on a connection may be older than when that address was last tried in vain.
         """
-        is_known = not is_new and now_s < self._tried_s.get(address, -_KNOWN_S) + _KNOWN_S
+        before, self._told_here = self._told_here, address
+        is_old = before in (None, address)
+        is_known = is_old and now_s < self._tried_s.get(address, -_KNOWN_S) + _KNOWN_S
         if is_known or address in ("", self.address) or not self._is_worth(address, now_s):
             return False
+        self._addresses = tuple(dict.fromkeys((*self._addresses, self.home, address)))
         self.home = address
         return True
 

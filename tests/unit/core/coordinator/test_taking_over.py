@@ -229,6 +229,42 @@ def test_the_first_decision_is_not_made_again_without_most_of_its_nodes(named: b
     assert sorted(links(sent[2], m.Lead)) == [0, 1, 2]
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0)])
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("old", ["a", "old"])  # a lesser term than its own, and a greater one
+def test_what_another_coordinator_may_have_made_is_proposed_before_a_first_decision_of_its_own(
+    order: tuple[int, ...], late: bool, old: str
+) -> None:
+    """The first launcher is a new one, and leads as soon as it follows; the others have accepted, and follow later."""
+    rules = m.Rules(min_nodes=2, max_nodes=5, max_restarts=3)
+    first = replace(LAST, value=(0, old, 1), voters=tuple(f"i{place}" for place in range(5)))
+    machine = Coordinator("c", founds=True, now_s=0.0)
+
+    def follow(link: int, accepted: Accepted | None, term: tuple[int, str]) -> None:
+        machine.handle(edge.Heard(link, m.Follow(term, accepted)), 0.0)
+        sent.extend(machine.settle(0.0))
+
+    machine.handle(edge.Heard(0, m.Hello("job", rules, "new", 1, "h0", owns=True)), 0.0)
+    sent = machine.settle(0.0)
+    if late:  # it leads before any other is there
+        follow(0, None, (0, "c"))
+        assert machine.leads
+    held = {link: Accepted((0, old, 1), Held(first, link, True)) for link in (1, 2, 3)}
+    for link, accepted in held.items():
+        memory = Memory((0, old), None, accepted)
+        machine.handle(edge.Heard(link, m.Hello("job", rules, f"i{link}", 2, f"h{link}", memory=memory)), 0.0)
+    sent += machine.settle(0.0)
+    term = [each.message.term for each in sent if isinstance(each, edge.Send) and isinstance(each.message, m.Lead)][-1]
+    for link in order:
+        follow(link, held.get(link), term)
+    values = {
+        each.message.decision.value
+        for each in sent
+        if isinstance(each, edge.Send) and isinstance(each.message, m.Propose)
+    }
+    assert values == {first.value}
+
+
 def test_a_launcher_of_none_of_its_nodes_does_not_count_for_the_first_decision() -> None:
     rules = m.Rules(min_nodes=2, max_nodes=5, max_restarts=3)
     first = replace(LAST, voters=tuple(f"i{place}" for place in range(5)))

@@ -71,8 +71,11 @@ def test_it_goes_at_once_where_another_launcher_has_found_a_coordinator() -> Non
 def test_older_news_of_an_address_that_was_tried_is_no_reason_to_try_it_again_but_a_change_is() -> None:
     machine = waiting("fourth:1", m.Wait(1, 4, soon=False, elsewhere="third:1"))
     assert asked(machine.tick(2.0)) == []
-    machine.heard(m.Wait(1, 4, soon=False, elsewhere="third:1"), 2.1)
-    assert asked(machine.tick(2.1)) == ["third:1"]
+    machine.heard(m.Wait(1, 4, soon=False, gathers=True, elsewhere="third:1"), 2.1)
+    assert asked(machine.tick(2.1)) == []
+    machine.heard(m.Wait(1, 4, soon=False, elsewhere=""), 2.2)  # the launcher there had lost it, and is back
+    machine.heard(m.Wait(1, 4, soon=False, elsewhere="third:1"), 2.3)
+    assert asked(machine.tick(2.3)) == ["third:1"]
 
 
 def test_nothing_is_tried_that_was_just_silent_or_is_where_it_is() -> None:
