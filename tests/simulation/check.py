@@ -365,7 +365,9 @@ def _was_out_of_reach(launcher: Launcher, job: Job, trouble: Any) -> bool:
     for end in [made for made in _begun(job) if made.decision.kind is Kind.END]:
         if launcher.instance not in end.members:
             return True
-        pair = frozenset((hosts[end.by], launcher.host.number))
-        if any(a <= end.at_s + _LINGER_S and b >= end.at_s and pair in pairs for _, a, b, pairs in trouble.apart):
+        here, there = launcher.host.number, hosts[end.by]
+        if any(
+            a <= end.at_s + _LINGER_S and b >= end.at_s and there in f.get(here, ()) for _, a, b, f in trouble.apart
+        ):
             return True
     return False

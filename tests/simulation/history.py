@@ -90,8 +90,8 @@ def cut_off(job: Job, trouble: Any, launcher: Launcher, from_s: float, until_s: 
     own, hosts = launcher.host.number, {process.host.number for process in job.coordinators if process.name in by}
     apart = [
         Hurt(fault, begin_s, end_s)
-        for fault, begin_s, end_s, parted in trouble.apart
-        if any(own in pair and (own in hosts or pair & hosts) for pair in parted)
+        for fault, begin_s, end_s, parted_from in trouble.apart
+        if own in parted_from and (own in hosts or parted_from[own] & hosts)
     ]
     return [hurt for hurt in [*apart, *_frozen(job, hosts)] if hurt.from_s <= until_s and hurt.until_s >= from_s]
 

@@ -63,8 +63,8 @@ class _Trouble:
         self.until_s = 0.0
         """Somebody is still to come back."""
         self.network = False
-        self.apart: list[tuple[Fault, float, float, set[frozenset[int]]]] = []
-        """By which fault, from when until when nothing got through between which pairs of hosts."""
+        self.apart: list[tuple[Fault, float, float, dict[int, set[int]]]] = []
+        """By which fault, from when until when each host was parted from which others."""
         self.hit: list[tuple[float, str]] = []
         self.struck: list[Fault] = []
         """The same, as they were drawn."""
@@ -172,7 +172,10 @@ class _Trouble:
     def _cut(self, pairs: set[frozenset[int]], hosts: list[Host], fault: Fault) -> None:
         self.network = True
         self._touch(hosts, fault, fault.seconds)
-        self.apart.append((fault, self.world.now_s, self.world.now_s + fault.seconds, pairs))
+        parted_from: dict[int, set[int]] = {}
+        for a, b in itertools.chain.from_iterable(itertools.permutations(pair) for pair in pairs):
+            parted_from.setdefault(a, set()).add(b)
+        self.apart.append((fault, self.world.now_s, self.world.now_s + fault.seconds, parted_from))
         self.world.cut(pairs)
         self.world.after(fault.seconds, lambda: self.world.heal(pairs))
 
