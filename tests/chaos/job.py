@@ -79,9 +79,12 @@ class Rank:
         if fault == "board":
             _spoil_boards(random.Random(f"{event['seed']}, {number}"))
         elif fault in BY_RANK:
-            from megatron_ft.rank.faults.acts import inject
+            from megatron_ft.rank.faults.acts import InjectedFault, inject
 
-            inject(fault, exit_code=3)
+            # Each in a way of its own: after two starts in a row that failed in the same way the launcher gives up.
+            if fault == "exception":
+                raise InjectedFault(f"simulated fault {'abcdef'[number]}")
+            inject(fault, exit_code=3 + number)
         else:
             if fault == "state_disk_full":
                 self._full.append(number)

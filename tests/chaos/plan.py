@@ -51,7 +51,7 @@ FAULTS: dict[str, tuple[str, str]] = {
     "gil": (Outcome.ENDS, _HANG),
     "exception": (Outcome.ENDS, r"rank {rank} raised InjectedFault"),
     "segfault": (Outcome.ENDS, r"rank {rank} crashed with SIGSEGV"),
-    "exit": (Outcome.ENDS, r"rank {rank} exited with code 3"),
+    "exit": (Outcome.ENDS, r"rank {rank} exited with code [3-9]\b"),
     "board": (Outcome.NOTHING, ""),
     # by the campaign, while the rank waits
     "monitor_killed": (Outcome.NOTHING, ""),
