@@ -218,8 +218,9 @@ def draw_for_hosts(seed: int) -> Plan:
             least = max((event.iteration for event in events), default=0)
             later = [n for n in _iterations(phase) if n > least]
             phase, iteration = (phase, chance.choice(later)) if later else ("step", ITERATIONS - 1)
-        if iteration >= 0 and any(event.iteration == iteration for event in events):
-            break  # it was the last one
+        past = [event.iteration for event in events if event.cycle == cycle]
+        if iteration >= 0 and (iteration in (event.iteration for event in events) or iteration < max(past, default=0)):
+            break  # the one before was at the last place
         fault, rank = chance.choice(list(HOST_FAULTS)), chance.randrange(HOSTS)
         events.append(Event(fault=fault, phase=phase, launch=0, cycle=cycle, rank=rank, iteration=iteration))
         if events[-1].outcome == Outcome.MAY_END:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 import pytest
@@ -222,6 +223,9 @@ def test_on_hosts_a_campaign_draws_all_there_is_also_for_a_restart() -> None:
     assert {event.fault for event in events} == set(HOST_FAULTS)
     assert {event.cycle for event in events} == {0, 1}
     assert {event.launch for event in events} == {0}
+    for plan in plans:  # no rank goes back within a cycle
+        for before, event in itertools.pairwise(plan.events):
+            assert event.cycle > before.cycle or event.iteration > before.iteration, plan.describe()
 
 
 def test_every_check_is_planted(right: Seen) -> None:
