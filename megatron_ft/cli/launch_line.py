@@ -13,8 +13,7 @@ from megatron_ft.core.config.launcher_options import LAUNCHER_OPTIONS
 from megatron_ft.core.config.option import Option, spellings
 from megatron_ft.core.config.reference import IGNORED
 from megatron_ft.core.config.torchrun import TORCHRUN_OPTIONS, TorchrunOption
-from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.mistakes import nearest
+from megatron_ft.core.errors import ConfigError, nearest
 
 __all__ = ["Flag", "LaunchLine", "Meaning", "find_launch_lines"]
 

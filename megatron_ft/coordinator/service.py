@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 
-from megatron_ft.core.codec.codec import Vocabulary
+from megatron_ft.core.codec import Vocabulary
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.job.decisions import Ballot, Decision

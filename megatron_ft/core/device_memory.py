@@ -10,7 +10,7 @@ import enum
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from megatron_ft.core.plural import listed
+from megatron_ft.core.wording import listed
 
 __all__ = ["LONGEST_WAIT_S", "Holding", "MemoryStep", "describe", "held_by", "judge", "look_again_s"]
 

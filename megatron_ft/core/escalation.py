@@ -1,19 +1,50 @@
-"""From the signal that is to end a process to SIGKILL, and to the complaint that even that had no effect. Pure."""
+"""From the signal that is to end a process to SIGKILL, and to the complaint that even that had no effect. Pure.
+
+A machine may be too busy to let a process end: what it waits for a CPU doesn't count.
+"""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
-from megatron_ft.core.cpu_starvation import Grace
-
-__all__ = ["GRACE_S", "Escalation"]
-
+MOST_STARVED_S = 60.0
+"""By how much a grace is put off at most, in all."""
 GRACE_S = 5.0
 """From the first signal to SIGKILL, and from SIGKILL to the complaint.
 
 What the process waits for a CPU isn't counted: a handler on a busy machine isn't one that hangs.
 """
+
+
+@dataclass
+class Grace:
+    """A time to end in: what the process spent waiting for a CPU doesn't count, up to ``MOST_STARVED_S``.
+
+    A thread that the main thread waits for may be the one that gets no CPU, so whichever thread waited longest counts.
+
+    Args:
+        due_s: when it is over; later once ``check`` has put it off.
+        run_delays_ns: by thread, how long it has waited for a CPU in its life, as the grace begins.
+    """
+
+    due_s: float
+    run_delays_ns: Mapping[int, int]
+    _left_s: float = MOST_STARVED_S
+
+    def check(self, now_s: float, run_delays_ns: Mapping[int, int]) -> bool:
+        """Put it off by what threads waited since the last call; returns whether it is over, else ask at ``due_s``.
+
+        ``run_delays_ns``: as they are now.
+        """
+        # a thread's number may have gone to a younger one, which has waited less
+        waits_ns = (max(0, delay - self.run_delays_ns.get(thread, 0)) for thread, delay in run_delays_ns.items())
+        put_off_s = min(max(waits_ns, default=0) / 1e9, self._left_s)
+        self.run_delays_ns = run_delays_ns
+        self.due_s += put_off_s
+        self._left_s -= put_off_s
+        return now_s >= self.due_s
 
 
 class Escalation:

@@ -12,9 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.iterations import when
-from megatron_ft.core.mistakes import nearest, show
+from megatron_ft.core.errors import ConfigError, nearest, show
+from megatron_ft.core.wording import when
 
 __all__ = [
     "DEFAULT_SLOWER_BY_S",

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from megatron_ft.core.mistakes import Refused, nearest
-from megatron_ft.core.plural import counted
+from megatron_ft.core.errors import Refused, nearest
+from megatron_ft.core.wording import counted
 
 __all__ = [
     "CHECKS",

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.printable import shown
+from megatron_ft.core.wording import shown
 
 __all__ = ["METHOD", "REQUEST", "judge", "socket_of"]
 

@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from megatron_ft.core.errors import ConfigError
+from megatron_ft.core.errors import ConfigError, nearest, show
 from megatron_ft.core.fault_plan import RANDOM, RANDOM_TYPES
-from megatron_ft.core.mistakes import nearest, show
 from megatron_ft.rank.base import agreement
 from megatron_ft.rank.faults import simulated
 from megatron_ft.rank.faults.simulated import SimulatedFault

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from megatron_ft.core.control import WorkloadAction, WorkloadControlRequest
-from megatron_ft.core.errors import ConfigError, RankMonitorClientError
-from megatron_ft.core.mistakes import show
+from megatron_ft.core.errors import ConfigError, RankMonitorClientError, show
 from megatron_ft.core.timeouts.timeouts import OUT_OF_SECTION
 from megatron_ft.core.timeouts.update_rules import choose_update
 from megatron_ft.integrations.lightning_common import FitCallback

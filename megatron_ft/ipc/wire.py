@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from megatron_ft.core.codec.codec import pack
+from megatron_ft.core.codec import pack
 from megatron_ft.core.errors import FaultToleranceError, ProtocolError
 from megatron_ft.ipc.linux.polling import wait_ready
 

@@ -16,8 +16,7 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic import events
 from torch.distributed.launcher.api import LaunchConfig
 
-from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.mistakes import nearest
+from megatron_ft.core.errors import ConfigError, nearest
 from megatron_ft.ipc.config.options import add_ft_options, with_hint
 from megatron_ft.ipc.config.resolved import read_ft_options
 from megatron_ft.ipc.config.torchrun import (

@@ -16,8 +16,8 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from megatron_ft.core.agent.edge import Over
 from megatron_ft.core.errors import ConfigError, FaultToleranceError
 from megatron_ft.core.job.drain_advice import advice
-from megatron_ft.core.printable import printable
 from megatron_ft.core.records import launcher as records
+from megatron_ft.core.wording import printable
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.linux import open_files
 from megatron_ft.launcher import batch_script, exit_code, start_lines, termination_log

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megatron_ft.core.printable import printable
+from megatron_ft.core.wording import printable
 from megatron_ft.launcher.base import bounded_file_calls
 from megatron_ft.launcher.result_file import End
 

@@ -13,7 +13,7 @@ import sys
 import time
 from collections import deque
 
-from megatron_ft.core.codec.codec import Vocabulary
+from megatron_ft.core.codec import Vocabulary
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.beats import beat_s
 from megatron_ft.core.job.decisions import Kind

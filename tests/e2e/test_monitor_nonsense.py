@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.core.codec.codec import pack
+from megatron_ft.core.codec import pack
 from megatron_ft.core.config.config import ConfigValues
 from megatron_ft.ipc import monitor_process
 from megatron_ft.ipc.files.event_log import EventLog

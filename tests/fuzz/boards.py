@@ -16,7 +16,7 @@ from megatron_ft.core.board import layout as layout
 from megatron_ft.core.board.hang_detector import Action, MonitorState, check_board
 from megatron_ft.core.board.intervals import running_intervals
 from megatron_ft.core.board.layout import BoardDamagedError, BoardSnapshot
-from megatron_ft.core.codec.codec import fields, pack
+from megatron_ft.core.codec import fields, pack
 from megatron_ft.core.diagnosis.board_facts import board_facts, with_board
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.status.rows import RankReading

@@ -13,7 +13,7 @@ from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.turn import Options
 from megatron_ft.core.board.layout import BoardSnapshot, CollectiveCounts
 from megatron_ft.core.board.pauses import Pauses
-from megatron_ft.core.codec.codec import name_of
+from megatron_ft.core.codec import name_of
 from megatron_ft.core.diagnosis.exceptions import CrashOutput
 from megatron_ft.core.job import edge as job
 from megatron_ft.core.job import messages as m

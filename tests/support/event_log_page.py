@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from megatron_ft.core.codec.codec import Between, Form, name_of
+from megatron_ft.core.codec import Between, Form, name_of
 from megatron_ft.core.records import SCHEMA, launcher, monitor, rank, shared
 
 __all__ = ["PATH", "page"]

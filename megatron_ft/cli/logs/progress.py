@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megatron_ft.core.board.layout import EVENT_END, EVENT_ITERATION, KIND_SHIFT, SECTION_SHIFT
-from megatron_ft.core.codec.fields import LATEST_NS
+from megatron_ft.core.codec import LATEST_NS
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.records.all_kinds import RECORDS
 from megatron_ft.core.records.monitor import Progress

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_ft.cli.logs.progress import ProgressCollector, ProgressEvents, parse_progress
-from megatron_ft.core.codec.fields import LATEST_NS
+from megatron_ft.core.codec import LATEST_NS
 from megatron_ft.core.records.all_kinds import RECORDS, Record
 from megatron_ft.core.records.shared import LogOpened
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from megatron_ft.core.mistakes import Refused
+from megatron_ft.core.errors import Refused
 from megatron_ft.core.node_health import CHECKS, disk_problems, gpu_problems, net_problems, parse_checks
 from megatron_ft.ipc.linux import node_facts, nvml
 

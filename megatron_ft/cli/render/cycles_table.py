@@ -8,8 +8,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, TextIO
 
 from megatron_ft.cli.render.terminal import plain, terminal
-from megatron_ft.core.iterations import when
-from megatron_ft.core.plural import counted, listed
+from megatron_ft.core.wording import counted, listed, when
 
 if TYPE_CHECKING:
     from rich.table import Table

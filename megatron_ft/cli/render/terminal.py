@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, TextIO
 
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.printable import printable
+from megatron_ft.core.wording import printable
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from megatron_ft.core.codec.codec import fields
+from megatron_ft.core.codec import fields
 from megatron_ft.core.status.job_facts import JobFacts
 from megatron_ft.core.status.rows import RankRow
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from megatron_ft.cli.render.terminal import plain
 from megatron_ft.core.board.intervals import HangKind
-from megatron_ft.core.plural import counted
-from megatron_ft.core.signal_names import signal_name
+from megatron_ft.core.signals import signal_name
 from megatron_ft.core.status.job_facts import JobFacts, JobPhase
 from megatron_ft.core.status.rows import RankRow, RankState, TimeoutUse, most_urgent
+from megatron_ft.core.wording import counted
 
 if TYPE_CHECKING:
     from rich.console import Group

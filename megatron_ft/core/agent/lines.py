@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from megatron_ft.core.diagnosis.exits import Cause, HangVerdict, describe_overdue
-from megatron_ft.core.iterations import when
 from megatron_ft.core.job.hang_messages import Reviewed
 from megatron_ft.core.job.restart_policy import Action, Outcome, RestartDecision
-from megatron_ft.core.plural import counted
-from megatron_ft.core.second_request import AGAIN_AFTER_S
+from megatron_ft.core.signals import AGAIN_AFTER_S
+from megatron_ft.core.wording import counted, when
 
 _SHOWN = 200
 

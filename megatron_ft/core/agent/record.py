@@ -10,7 +10,6 @@ from megatron_ft.core.agent.edge import Attached, RankExited, RankStarted, Readi
 from megatron_ft.core.board import layout
 from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.control import ReceivedRequest, WorkloadAction
-from megatron_ft.core.cpu_starvation import Grace
 from megatron_ft.core.diagnosis.exceptions import CrashOutput
 from megatron_ft.core.diagnosis.exits import (
     Cause,
@@ -26,6 +25,7 @@ from megatron_ft.core.diagnosis.exits import (
     is_crash,
 )
 from megatron_ft.core.diagnosis.failed_start import failure_signature
+from megatron_ft.core.escalation import Grace
 from megatron_ft.core.job.progress import Reached
 
 __all__ = ["CycleRecord"]

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from megatron_ft.core.config.kinds import DURATION, DURATION_OR_ZERO, FACTOR, LOG_LEVEL, SHARE, SIGNAL, TIMEOUT, one_of
 from megatron_ft.core.config.option import option, table_of
 from megatron_ft.core.config.sections import SECTIONS, SectionTimeoutMap
-from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.mistakes import nearest, show
+from megatron_ft.core.errors import ConfigError, nearest, show
 
 Self = TypeVar("Self", bound="ConfigValues")
 Given = TypeVar("Given")

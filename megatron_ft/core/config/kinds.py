@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.mistakes import Refused, nearest, show
+from megatron_ft.core.errors import ConfigError, Refused, nearest, show
 from megatron_ft.core.times import MAX_SECONDS
 
 DEFAULT_LOG_MAX_BYTES = 200_000_000

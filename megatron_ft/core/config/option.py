@@ -7,8 +7,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 from megatron_ft.core.config.kinds import FLAG, Kind
-from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.mistakes import nearest, show
+from megatron_ft.core.errors import ConfigError, nearest, show
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from megatron_ft.core.config.kinds import TIMEOUT, Kind
-from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.mistakes import Refused, show
+from megatron_ft.core.errors import ConfigError, Refused, show
 from megatron_ft.core.timeouts.timeouts import OUT_OF_SECTION
 
 MAX_SECTIONS = 64

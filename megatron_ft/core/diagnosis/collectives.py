@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from megatron_ft.core.codec.codec import Form
-from megatron_ft.core.codec.fields import Count
+from megatron_ft.core.codec import Count, Form
 from megatron_ft.core.diagnosis.rank_snapshot import Collective, packed, unpacked
 
 __all__ = ["CollectiveInFlight", "Collectives", "NoCollectives", "collectives_of"]

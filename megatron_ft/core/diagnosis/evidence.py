@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from megatron_ft.core.board.hang_detector import Overdue
-from megatron_ft.core.codec.codec import fields
+from megatron_ft.core.codec import fields
 from megatron_ft.core.diagnosis.board_facts import BoardFacts
 from megatron_ft.core.diagnosis.collectives import Collectives, NoCollectives
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot, place

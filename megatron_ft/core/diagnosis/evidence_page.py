@@ -8,9 +8,8 @@ from megatron_ft.core.diagnosis.board_facts import BoardFacts
 from megatron_ft.core.diagnosis.collectives import Collectives, NoCollectives
 from megatron_ft.core.diagnosis.evidence import Evidence, HangEvidence, Stacks
 from megatron_ft.core.diagnosis.stacks import REPORTER_THREAD
-from megatron_ft.core.iterations import when
-from megatron_ft.core.printable import printable
 from megatron_ft.core.process_facts import ProcessFacts
+from megatron_ft.core.wording import printable, when
 
 __all__ = ["evidence_text"]
 

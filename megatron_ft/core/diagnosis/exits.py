@@ -14,8 +14,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from megatron_ft.core.diagnosis.peer_loss import is_peer_loss
-from megatron_ft.core.iterations import when
-from megatron_ft.core.signal_names import signal_name
+from megatron_ft.core.signals import signal_name
+from megatron_ft.core.wording import when
 
 __all__ = [
     "COLLECTIVES",

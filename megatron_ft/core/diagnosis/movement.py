@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from megatron_ft.core.plural import counted
+from megatron_ft.core.wording import counted
 
 __all__ = ["LEAST_BYTES", "ProgressSample", "is_file_wait", "progress_between"]
 

@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
-from megatron_ft.core.codec.codec import Form, fields, unpack
-from megatron_ft.core.codec.fields import Count, LocalRank, Rank, Seconds
+from megatron_ft.core.codec import Count, Form, LocalRank, Rank, Seconds, fields, unpack
 from megatron_ft.core.diagnosis.stacks import Frame
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.printable import shown
-from megatron_ft.core.signal_names import signal_name
+from megatron_ft.core.signals import signal_name
+from megatron_ft.core.wording import shown
 
 __all__ = [
     "EVIDENCE_S",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from megatron_ft.core.plural import counted, listed
+from megatron_ft.core.wording import counted, listed
 
 __all__ = [
     "ALL_HAVE_LEFT",

@@ -11,7 +11,7 @@ import json
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from megatron_ft.core.codec.codec import fields, unpack
+from megatron_ft.core.codec import fields, unpack
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.job.faults import Fault, back_again, bad_nodes
 from megatron_ft.core.job.progress import Advance

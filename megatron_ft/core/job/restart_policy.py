@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from megatron_ft.core.job import lines
-from megatron_ft.core.plural import counted
+from megatron_ft.core.wording import counted
 
 __all__ = [
     "Action",

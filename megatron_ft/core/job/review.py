@@ -12,7 +12,7 @@ from megatron_ft.core.diagnosis.exits import HangVerdict
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot, place
 from megatron_ft.core.diagnosis.root_cause import find
 from megatron_ft.core.job.hang_messages import Reviewed
-from megatron_ft.core.plural import listed
+from megatron_ft.core.wording import listed
 
 __all__ = ["goes_on", "review"]
 

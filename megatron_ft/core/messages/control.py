@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from megatron_ft.core.codec.codec import Form, Vocabulary
+from megatron_ft.core.codec import Form, Vocabulary
 from megatron_ft.core.control import WorkloadAction
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.printable import shown
 from megatron_ft.core.status.job_facts import JobFacts
+from megatron_ft.core.wording import shown
 
 __all__ = ["ANSWERS", "REQUESTS", "Accepted", "Answer", "Ok", "Pause", "Request", "Resume", "Status", "WorkloadControl"]
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from megatron_ft.core.codec.codec import fields, unpack
-from megatron_ft.core.codec.fields import Count
+from megatron_ft.core.codec import Count, fields, unpack
 from megatron_ft.core.diagnosis.collectives import Collectives, NoCollectives
 from megatron_ft.core.diagnosis.stacks import Frame
 

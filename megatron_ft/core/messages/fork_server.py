@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from megatron_ft.core.codec.codec import Vocabulary
-from megatron_ft.core.codec.fields import Pid, Seconds
+from megatron_ft.core.codec import Pid, Seconds, Vocabulary
 
 __all__ = [
     "FROM_SERVER",

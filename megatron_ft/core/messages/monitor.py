@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from megatron_ft.core.codec.codec import Vocabulary
-from megatron_ft.core.codec.fields import Cycle, Moment, Pid, Seconds
+from megatron_ft.core.codec import Cycle, Moment, Pid, Seconds, Vocabulary
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.records.monitor import Attached, Detached, FirstStep, Signalled
 from megatron_ft.core.records.shared import RankHung, Warning_

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from megatron_ft.core.codec.codec import Vocabulary
-from megatron_ft.core.codec.fields import Count, Cycle, Moment, Rank
+from megatron_ft.core.codec import Count, Cycle, Moment, Rank, Vocabulary
 
 __all__ = ["FROM_RANK", "TO_RANK", "FromRank", "Hello", "Refused", "ToRank", "Welcome"]
 

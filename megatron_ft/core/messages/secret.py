@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from megatron_ft.core.codec.codec import Form, Vocabulary
+from megatron_ft.core.codec import Form, Vocabulary
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.printable import shown
+from megatron_ft.core.wording import shown
 
 __all__ = ["HANDSHAKE", "Ask", "Challenge", "Denied", "Handshake", "Open", "Proof", "Welcome"]
 

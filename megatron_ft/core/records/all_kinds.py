@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megatron_ft.core.codec.codec import Vocabulary
+from megatron_ft.core.codec import Vocabulary
 from megatron_ft.core.records import launcher, monitor, rank, shared
 
 __all__ = ["RECORDS", "Record"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from megatron_ft.core.codec.fields import Pid, Seconds
+from megatron_ft.core.codec import Pid, Seconds
 
 __all__ = ["ForkFailed", "ForkServer", "FreshInterpreters"]
 

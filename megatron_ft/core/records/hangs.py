@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from megatron_ft.core.codec.fields import Cycle, LocalRank, Rank, Seconds
+from megatron_ft.core.codec import Cycle, LocalRank, Rank, Seconds
 
 __all__ = ["Finding", "MoreTime", "NoCollective"]
 

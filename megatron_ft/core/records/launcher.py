@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from megatron_ft.core.codec.fields import Count, Cycle, LocalRank, Moment, Pid, Rank, Seconds, WorldSize
+from megatron_ft.core.codec import Count, Cycle, LocalRank, Moment, Pid, Rank, Seconds, WorldSize
 from megatron_ft.core.device_memory import Holding
 from megatron_ft.core.process_facts import ProcessFacts
 from megatron_ft.core.records.forks import ForkFailed, ForkServer, FreshInterpreters

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from megatron_ft.core.codec.fields import Count, Cycle, IntList, Moment, Pid, Rank, Seconds
+from megatron_ft.core.codec import Count, Cycle, IntList, Moment, Pid, Rank, Seconds
 
 __all__ = [
     "Attached",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from megatron_ft.core.codec.fields import Count, Cycle, Rank, Seconds, WorldSize
+from megatron_ft.core.codec import Count, Cycle, Rank, Seconds, WorldSize
 
 __all__ = ["FaultInjected", "Record", "StateLoaded", "TimeoutsLearned"]
 

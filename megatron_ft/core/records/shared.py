@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from megatron_ft.core.codec.fields import Count, Cycle, LocalRank, Moment, Pid, Rank, Seconds
+from megatron_ft.core.codec import Count, Cycle, LocalRank, Moment, Pid, Rank, Seconds
 
 __all__ = ["Evidence", "LogOpened", "RankHung", "Record", "RecordsLost", "Warning_"]
 

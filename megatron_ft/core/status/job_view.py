@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 from megatron_ft.core.hosts import natural
 from megatron_ft.core.job.lives import Ending, Life
-from megatron_ft.core.plural import counted, listed
 from megatron_ft.core.records import launcher as records
 from megatron_ft.core.records.all_kinds import Record
+from megatron_ft.core.wording import counted, listed
 
 __all__ = ["JobView", "Launcher", "NodeRow", "State", "view"]
 

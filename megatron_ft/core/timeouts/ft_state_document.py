@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
 
-from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.mistakes import show
+from megatron_ft.core.errors import ConfigError, show
 from megatron_ft.core.timeouts.budget_rule import Known
 from megatron_ft.core.timeouts.early import Early
 from megatron_ft.core.timeouts.learned import HEARTBEAT_FIELDS, OUT_FIELD, SECTIONS_FIELD, LearnedState, LearnedTimeout

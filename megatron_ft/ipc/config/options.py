@@ -11,7 +11,7 @@ from megatron_ft.core.config.config import FIELDS
 from megatron_ft.core.config.launcher_options import LAUNCHER_OPTIONS
 from megatron_ft.core.config.option import Option, spellings
 from megatron_ft.core.config.reference import IGNORED
-from megatron_ft.core.mistakes import nearest
+from megatron_ft.core.errors import nearest
 
 
 def add_ft_options(parser: argparse.ArgumentParser) -> None:

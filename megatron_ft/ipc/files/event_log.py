@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from megatron_ft.core.codec.codec import pack
+from megatron_ft.core.codec import pack
 from megatron_ft.core.config.kinds import DEFAULT_LOG_MAX_BYTES
 from megatron_ft.core.records import SCHEMA, shared
 from megatron_ft.ipc.files.writer_thread import FileThread

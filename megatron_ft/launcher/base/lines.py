@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from megatron_ft.core.plural import counted
-from megatron_ft.core.signal_names import signal_name
+from megatron_ft.core.signals import signal_name
+from megatron_ft.core.wording import counted
 from megatron_ft.ipc.linux.processes import ProcessStat
 
 PREFIX = "[ft_launcher] "

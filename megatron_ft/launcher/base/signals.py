@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
-from megatron_ft.core.second_request import Asked, SecondRequest
+from megatron_ft.core.signals import Asked, SecondRequest
 
 __all__ = ["SignalWatch"]
 

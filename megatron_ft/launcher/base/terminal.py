@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from megatron_ft.core.printable import printable
+from megatron_ft.core.wording import printable
 from megatron_ft.launcher.base import lines
 
 __all__ = ["put", "say", "sayer"]

@@ -13,7 +13,7 @@ from datetime import timedelta
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from megatron_ft.core.errors import FaultToleranceError
-from megatron_ft.core.printable import printable
+from megatron_ft.core.wording import printable
 from megatron_ft.ipc.net.tcp import format_address, parse_address
 from megatron_ft.launcher.coordination.endpoint import is_loopback
 

@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 
-from megatron_ft.core.codec.codec import Vocabulary
+from megatron_ft.core.codec import Vocabulary
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.job.messages import FromMember, ToMember
 from megatron_ft.core.messages.secret import HANDSHAKE, Challenge, Handshake

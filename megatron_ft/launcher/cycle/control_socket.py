@@ -11,9 +11,9 @@ from collections.abc import Callable
 from megatron_ft.core.control import ReceivedRequest, WorkloadAction
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.messages.control import REQUESTS, Accepted, Answer, Ok, Pause, Request, Resume, Status
-from megatron_ft.core.printable import printable
 from megatron_ft.core.rate_limiter import RateLimiter
 from megatron_ft.core.status.job_facts import JobFacts
+from megatron_ft.core.wording import printable
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, check_peer, listen
 from megatron_ft.launcher.base.event_loop import Reactor
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from megatron_ft.core.printable import printable
+from megatron_ft.core.wording import printable
 from megatron_ft.ipc.linux.open_files import give_back_to
 from megatron_ft.ipc.linux.processes import read_stat, with_owner
 from megatron_ft.launcher.base import lines

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 
-from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.mistakes import show
+from megatron_ft.core.errors import ConfigError, show
 
 __all__ = ["VARIABLE", "check", "prefix", "variable"]
 

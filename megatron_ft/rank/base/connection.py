@@ -11,11 +11,11 @@ from megatron_ft.core.control import WorkloadControlRequest
 from megatron_ft.core.errors import ConfigError, ProtocolError, RankMonitorClientError
 from megatron_ft.core.messages.control import WorkloadControl
 from megatron_ft.core.messages.rank import TO_RANK, Hello, Refused
-from megatron_ft.core.rank_info import RankInfo
 from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received, close_fds, connect
 from megatron_ft.rank.base import agreement
+from megatron_ft.rank.base.rank_info import RankInfo
 from megatron_ft.rank.base.user_code import user_code_began_ns
 
 MONITOR_SOCKET = "FT_RANK_MONITOR_IPC_SOCKET"

@@ -13,7 +13,6 @@ from typing import Any
 from megatron_ft.core.board import layout as layout
 from megatron_ft.core.control import WorkloadControlRequest
 from megatron_ft.core.errors import NotUnderLauncherError, RankMonitorClientError
-from megatron_ft.core.rank_info import RankInfo
 from megatron_ft.core.timeouts.over_all_ranks import (
     REFERENCE,
     NotReady,
@@ -31,6 +30,7 @@ from megatron_ft.core.timeouts.timeouts import (
 from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
 from megatron_ft.rank.base.connection import LAUNCHER_SOCKET, MONITOR_SOCKET, Welcome, ask_launcher, say_hello
+from megatron_ft.rank.base.rank_info import RankInfo
 from megatron_ft.rank.client.calculating import Knowledge, seconds, section_timeouts
 from megatron_ft.rank.client.collective import max_over_ranks
 from megatron_ft.rank.client.rank_log import RankLog

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from megatron_ft.core.rank_info import RankInfo
 from megatron_ft.core.records.all_kinds import Record
 from megatron_ft.ipc.files.event_log import EventLog, NullEventLog
+from megatron_ft.rank.base.rank_info import RankInfo
 
 __all__ = ["RankLog"]
 

@@ -17,11 +17,11 @@ from typing import Any
 from megatron_ft.core.board import layout
 from megatron_ft.core.diagnosis.stacks import user_frame
 from megatron_ft.core.errors import RankMonitorClientError
-from megatron_ft.core.rank_info import RankInfo
 from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.files.evidence_files import LIBRARIES
 from megatron_ft.rank.base import agreement
 from megatron_ft.rank.base.connection import MONITOR_SOCKET, Welcome, say_hello
+from megatron_ft.rank.base.rank_info import RankInfo
 from megatron_ft.rank.collectives import arrival
 from megatron_ft.rank.crash_reporter.flight_recorder import Counts, counts
 from megatron_ft.rank.crash_reporter.main_thread import main_stack

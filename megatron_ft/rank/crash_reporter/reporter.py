@@ -27,7 +27,7 @@ from types import TracebackType
 from typing import Any
 
 from megatron_ft.core.board import layout as layout
-from megatron_ft.core.codec.codec import unpack
+from megatron_ft.core.codec import unpack
 from megatron_ft.core.diagnosis.collectives import NoCollectives
 from megatron_ft.core.diagnosis.exceptions import EXCEPTION_MARK
 from megatron_ft.core.diagnosis.stacks import REPORTER_THREAD

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 
-from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.mistakes import show
+from megatron_ft.core.errors import ConfigError, show
 from megatron_ft.rank.hooks.loop_state import FaultToleranceSettings
 from megatron_ft.rank.hooks.mistakes import no_restart_for_mistakes
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import megatron_ft
-from megatron_ft.core.rank_info import RankInfo
+from megatron_ft.rank.base.rank_info import RankInfo
 from megatron_ft.rank.base.say import print_rank_0
 from megatron_ft.rank.reference import finder
 

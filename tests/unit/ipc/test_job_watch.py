@@ -15,9 +15,9 @@ import pytest
 from megatron_ft.core.agent.phase import Ended
 from megatron_ft.core.board.layout import S_OPENED_AT, W_SECTION_COUNT, BoardDamagedError, slot
 from megatron_ft.core.board.pauses import Pauses
-from megatron_ft.core.cpu_starvation import Grace
 from megatron_ft.core.diagnosis.exits import Cause, CauseKind
 from megatron_ft.core.errors import FaultToleranceError
+from megatron_ft.core.escalation import Grace
 from megatron_ft.core.job.restart_policy import Action, Outcome, RestartDecision
 from megatron_ft.core.status.job_facts import JobPhase
 from megatron_ft.core.status.rows import RankReading, RankState

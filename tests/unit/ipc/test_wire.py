@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.printable import shown
+from megatron_ft.core.wording import shown
 from megatron_ft.ipc.wire import (
     MAX_FDS,
     PROTOCOL_VERSION,

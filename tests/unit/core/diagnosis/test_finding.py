@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.core.codec.codec import fields as fields_of
-from megatron_ft.core.codec.codec import unpack
+from megatron_ft.core.codec import fields as fields_of
+from megatron_ft.core.codec import unpack
 from megatron_ft.core.diagnosis.rank_snapshot import (
     Collective,
     RankSnapshot,

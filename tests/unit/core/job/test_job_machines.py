@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from megatron_ft.core.agent.lines import cycle_ended
-from megatron_ft.core.codec.codec import Vocabulary, pack
+from megatron_ft.core.codec import Vocabulary, pack
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.coordinator.cycle import Cycle
 from megatron_ft.core.coordinator.nodes import Node, choose

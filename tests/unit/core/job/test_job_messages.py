@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import zlib
 
-from megatron_ft.core.codec.codec import Vocabulary
+from megatron_ft.core.codec import Vocabulary
 from megatron_ft.core.job import messages as m
 from megatron_ft.ipc.wire import PROTOCOL_VERSION
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from megatron_ft.core.codec.codec import Vocabulary, pack
+from megatron_ft.core.codec import Vocabulary, pack
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.diagnosis.exits import HangVerdict
 from megatron_ft.core.diagnosis.rank_snapshot import Collective, RankSnapshot

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.core.codec.codec import pack
+from megatron_ft.core.codec import pack
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.messages import monitor
 from tests.fuzz.hostile import REPORTS

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.core.codec.codec import pack
+from megatron_ft.core.codec import pack
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.records import launcher, monitor, shared
 from megatron_ft.core.records.all_kinds import RECORDS

@@ -9,7 +9,7 @@ import pytest
 
 from megatron_ft.core.board.hang_detector import Action, MonitorState, check_board
 from megatron_ft.core.board.layout import BoardSnapshot, SectionView
-from megatron_ft.core.codec.codec import pack
+from megatron_ft.core.codec import pack
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.messages.control import ANSWERS
 from megatron_ft.core.status.rows import RankFacts, RankReading, RankRow, RankState, TimeoutUse, most_urgent

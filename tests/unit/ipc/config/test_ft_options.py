@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.core.codec.codec import fields
+from megatron_ft.core.codec import fields
 from megatron_ft.core.config.config import FIELDS
 from megatron_ft.core.config.reference import IGNORED
 from megatron_ft.core.errors import ConfigError

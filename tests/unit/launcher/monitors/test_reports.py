@@ -7,7 +7,7 @@ import os
 import random
 
 from megatron_ft.core.agent import edge
-from megatron_ft.core.codec.codec import pack
+from megatron_ft.core.codec import pack
 from megatron_ft.core.diagnosis.exits import find_cause
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.diagnosis.root_cause import find

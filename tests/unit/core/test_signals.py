@@ -1,12 +1,16 @@
-"""A signal to stop asks for the first time, for the same once more, or not to wait any more."""
+"""Signals in words; and whether one to stop is the first request, the same once more, or the second."""
 
 from __future__ import annotations
 
 import pytest
 
-from megatron_ft.core.second_request import Asked, SecondRequest
+from megatron_ft.core.signals import Asked, SecondRequest, signal_name
 
 FIRST, SAME, AGAIN = Asked.FIRST, Asked.SAME, Asked.AGAIN
+
+
+def test_a_signal_has_its_name_and_one_without_its_number() -> None:
+    assert [signal_name(number) for number in (9, 15, 35, 200)] == ["SIGKILL", "SIGTERM", "signal 35", "signal 200"]
 
 
 @pytest.mark.parametrize(

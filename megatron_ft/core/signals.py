@@ -1,14 +1,21 @@
-"""Which signal to stop is a second request: who asks twice is in a hurry. Pure."""
+"""Signals: their names, and which one to stop is a second request, of a user who is in a hurry. Pure."""
 
 from __future__ import annotations
 
+import signal
 from enum import Enum
-
-__all__ = ["AGAIN_AFTER_S", "Asked", "SecondRequest"]
 
 AGAIN_AFTER_S = 5.0
 """A signal so long after the first is a second request. Before, it is the same one: Slurm sends SIGTERM twice within
 milliseconds, and who presses Ctrl-C twice in a row hasn't read yet that the ranks are about to end."""
+
+
+def signal_name(number: int) -> str:
+    """As in "SIGKILL"; "signal 35" for one without a name (a real-time one, or none of this system)."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 class Asked(Enum):

@@ -1,4 +1,4 @@
-"""Frozen dataclasses to JSON objects and back, by their annotations: parsed once, at the edge. Pure.
+"""Messages and records, frozen dataclasses, to JSON and back by their annotations: parsed once, at the edge. Pure.
 
 What comes from outside is checked in full: a value of another type than the annotation says is refused. Fields that
 have a default may be missing, and names that aren't known are passed over, so that versions may differ a little.
@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.printable import shown
-
-__all__ = ["Between", "Form", "Vocabulary", "fields", "name_of", "pack", "unpack"]
+from megatron_ft.core.wording import shown
 
 _T = TypeVar("_T")
 _MOST = 2**64
 """No whole number is larger: what comes from a progress board has 64 bits."""
+LATEST_NS = 2**60
+"""36 years after boot; with the offset to the wall clock it still is an int64."""
 
 _Doubts = list[str] | None
 _Read = Callable[[Any, _Doubts], Any]
@@ -45,6 +45,33 @@ class Form(NamedTuple):
 
     read: Callable[[Any], Any]
     write: Callable[[Any], Any]
+
+
+# -- types of fields, with bounds and units: a peer or a file may hold anything -----------------------------------
+
+
+_LARGEST = 2**62
+Count = Annotated[int, Between(0, _LARGEST, "count")]
+Rank = Annotated[int, Between(0, 10**7, "global rank")]
+WorldSize = Annotated[int, Between(0, 10**6, "ranks")]  # a report lists those whose logs are missing
+LocalRank = Annotated[int, Between(0, 10**7, "local rank")]
+Cycle = Annotated[int, Between(0, _LARGEST, "cycle")]
+Pid = Annotated[int, Between(1, 2**22, "process id")]  # the most that the kernel gives
+Moment = Annotated[int, Between(0, LATEST_NS, "ns, monotonic")]
+Seconds = Annotated[float, Between(0, _LARGEST, "s")]
+
+
+def _list(value: Any) -> list[int]:
+    if type(value) is not list:
+        raise ProtocolError(shown(value))
+    return value
+
+
+IntList = Annotated[list[int], Form(_list, lambda value: value)]
+"""What is in it is seen when it becomes an array: a log has millions of them."""
+
+
+# -- messages and records ---------------------------------------------------------------------------------------
 
 
 class Vocabulary(Generic[_T]):

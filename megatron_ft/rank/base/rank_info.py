@@ -1,11 +1,13 @@
-"""Who a rank is, as torchrun's environment tells it."""
+"""Who a rank is, as its process group or torchrun's environment says."""
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-__all__ = ["RankInfo"]
+from megatron_ft.rank.base import agreement
 
 
 @dataclass
@@ -24,6 +26,18 @@ class RankInfo:
     """Number of ranks in the job."""
     cycle: int = 0
     """Life of the worker group this rank belongs to, from 0; the same on all nodes."""
+
+    @staticmethod
+    def get_for_current_rank() -> RankInfo:
+        """That of this process: of its process group, or as torchrun's environment says; as the reference has it.
+
+        Raises:
+            RuntimeError: neither says a rank.
+        """
+        if "RANK" not in os.environ and not agreement.has_process_group():
+            raise RuntimeError("this process has no rank: RANK isn't set, and there is no process group")
+        found = RankInfo.from_environment(os.environ, socket.gethostname(), os.getpid())
+        return replace(found, global_rank=agreement.rank())
 
     @staticmethod
     def from_environment(environ: Mapping[str, str], host: str, pid: int) -> RankInfo:

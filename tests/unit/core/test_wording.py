@@ -1,0 +1,54 @@
+"""Numbers, lists, iterations and text from outside, as a person reads them."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from megatron_ft.core.diagnosis.evidence_page import evidence_text
+from megatron_ft.core.wording import begins, counted, listed, printable, when
+from tests.support.evidence import exit_evidence
+
+
+def test_one_is_not_many() -> None:
+    assert (counted(1, "node"), counted(0, "node"), counted(2, "node")) == ("1 node", "0 nodes", "2 nodes")
+
+
+def test_of_many_the_first_ones_are_named() -> None:
+    assert listed("abc", most=3) == "a, b, c"
+    assert listed("abcd", most=3) == "a, b, c and 1 more"
+    assert listed("abcde", most=3, joint="; ") == "a; b; c; and 2 more"
+    assert listed([]) == ""
+
+
+def test_the_number_is_that_of_the_last_one_in_megatrons_log() -> None:
+    assert when(99) == "after iteration 99"
+    assert begins(99) == "iteration 100 begins"
+
+
+def test_nothing_was_done_before_the_first_one() -> None:
+    assert when(0) == "in the first iteration"
+    assert begins(0) == "iteration 1 begins"
+
+
+def test_evidence_says_it_alike() -> None:
+    assert "iteration:    after iteration 99\n" in evidence_text(exit_evidence(iteration=99))
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("rank 3 (größer, 速い)", "rank 3 (größer, 速い)"),
+        ("two\nlines\r\tand\u2028more", "two lines  and more"),
+        ("\x1b[2J\x07\x9b\x00", r"\x1b[2J\x07\x9b\x00"),
+        ("a\u202eb\udc80\U000e0001", r"a\u202eb\udc80\U000e0001"),
+        (r"C:\x1b", r"C:\x1b"),
+    ],
+)
+def test_nothing_is_left_that_a_terminal_obeys(text: str, shown: str) -> None:
+    assert printable(text) == shown
+
+
+def test_every_character_comes_out_printable() -> None:
+    assert printable("".join(map(chr, range(sys.maxunicode + 1)))).isprintable()
