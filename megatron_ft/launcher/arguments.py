@@ -26,8 +26,8 @@ from megatron_ft.ipc.config.torchrun import (
     say_what_they_mean,
     term_timeout,
 )
-from megatron_ft.launcher.base import directories, node_service
-from megatron_ft.launcher.base.command_line import CommandLine, rendezvous_settings
+from megatron_ft.launcher.base import log_directory
+from megatron_ft.launcher.base.command_line import CommandLine, doubts_about_node_service, rendezvous_settings
 from megatron_ft.launcher.coordination import meeting_place
 from megatron_ft.launcher.processes import numa
 from megatron_ft.launcher.scheduler.defaults import take
@@ -77,7 +77,7 @@ def parse(argv: Sequence[str] | None) -> CommandLine:
         raise ConfigError(f"--node-rank: {node_rank} is negative")
     options = read_ft_options(namespace)
     _take_output(namespace, options.per_cycle_applog_prefix)
-    options.warnings.extend(node_service.doubts(options.node_health_check_endpoint))
+    options.warnings.extend(doubts_about_node_service(options.node_health_check_endpoint))
     where = detect(os.environ, options.scheduler, full_name=_full_name())
     taken = take(namespace, given, where)
     options.warnings.extend(where.warnings)
@@ -153,7 +153,7 @@ def torch_launch_config(line: CommandLine, *, log_dir: str | None) -> tuple[Laun
     namespace = line.namespace
     if namespace.log_dir is None and namespace.logs_specs is None:
         # else torch makes a directory in /tmp for the ranks' error files and leaves it there
-        namespace.log_dir = os.devnull if log_dir is None else os.path.join(log_dir, directories.TORCH_LOGS)
+        namespace.log_dir = os.devnull if log_dir is None else os.path.join(log_dir, log_directory.TORCH_LOGS)
     try:
         try:
             config, command, arguments = torchrun.config_from_args(namespace)

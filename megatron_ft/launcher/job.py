@@ -23,12 +23,10 @@ from megatron_ft.ipc.linux import open_files
 from megatron_ft.launcher import batch_script, exit_code, start_lines, termination_log
 from megatron_ft.launcher.base import lines, terminal
 from megatron_ft.launcher.base.command_line import CommandLine
-from megatron_ft.launcher.base.job_errors import AlreadyFinishedError, JobOverError
 from megatron_ft.launcher.coordination import joining
 from megatron_ft.launcher.coordination.coordination import Coordination
 from megatron_ft.launcher.coordination.meeting_place import Kind, MeetingPlace
-from megatron_ft.launcher.cycle.agent import FaultTolerantAgent
-from megatron_ft.launcher.cycle.services import LauncherServices
+from megatron_ft.launcher.cycle.agent import FaultTolerantAgent, JobOverError, LauncherServices
 from megatron_ft.launcher.node import Node
 from megatron_ft.launcher.result_file import End, ResultFile, read_lives, utc
 from megatron_ft.launcher.scheduler.environment import Scheduler
@@ -218,7 +216,7 @@ class _Life:
                 return self._end()
             case JobOverError():
                 return self._end()
-            case AlreadyFinishedError():
+            case joining.AlreadyFinishedError():
                 self._launcher.say(str(error))
                 return End(0)
             case SignalException():

@@ -161,7 +161,7 @@ def _launch(line: CommandLine, server: ServerProcess | None) -> int:
     from megatron_ft.core.records.launcher import RunEnded
     from megatron_ft.ipc.files.event_log import EventLog, NullEventLog
     from megatron_ft.launcher import arguments, job
-    from megatron_ft.launcher.base import directories
+    from megatron_ft.launcher.base import log_directory
     from megatron_ft.launcher.coordination.meeting_place import meeting_place
     from megatron_ft.launcher.torch_compat import private_names
 
@@ -171,7 +171,7 @@ def _launch(line: CommandLine, server: ServerProcess | None) -> int:
     log_dir: str | None = None
     log: EventLog = NullEventLog()
     try:
-        log_dir = directories.make_log_directory(
+        log_dir = log_directory.make_log_directory(
             ft_log_dir=line.options.log_dir,
             torch_log_dir=line.namespace.log_dir,
             run_id=line.run_id,
@@ -184,7 +184,7 @@ def _launch(line: CommandLine, server: ServerProcess | None) -> int:
         config, command = arguments.torch_launch_config(line, log_dir=log_dir)
     except ConfigError:
         if line.options.log_dir is None and log_dir is not None:
-            directories.remove_if_empty(log_dir)
+            log_directory.remove_if_empty(log_dir)
         raise
     if log_dir is not None:
         log = EventLog.open(log_dir, role="launcher", run_id=line.run_id, max_bytes=line.options.log_max_bytes)

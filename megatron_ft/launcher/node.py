@@ -15,17 +15,15 @@ from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.base.event_loop import Priority, Reactor
 from megatron_ft.launcher.base.orphan_watch import OrphanWatch
 from megatron_ft.launcher.base.run_directory import RunDirectory
-from megatron_ft.launcher.base.signals import SignalWatch
-from megatron_ft.launcher.base.stop_requests import StopRequests
+from megatron_ft.launcher.base.signals import SignalWatch, StopRequests
 from megatron_ft.launcher.base.terminal import sayer
 from megatron_ft.launcher.coordination import joining
 from megatron_ft.launcher.cycle import reference_names
+from megatron_ft.launcher.cycle.agent import LauncherServices
 from megatron_ft.launcher.cycle.control_socket import ControlSocket
 from megatron_ft.launcher.cycle.job_status import JobStatus
 from megatron_ft.launcher.cycle.node_ranks import NodeRanks
-from megatron_ft.launcher.cycle.services import LauncherServices
-from megatron_ft.launcher.cycle.starting import RankStarter
-from megatron_ft.launcher.cycle.variables import RankVariables, shared_environment
+from megatron_ft.launcher.cycle.starting import RankStarter, RankVariables, shared_environment
 from megatron_ft.launcher.early_command_line import shares_output
 from megatron_ft.launcher.monitors.monitors import Monitors
 from megatron_ft.launcher.processes import numa, process_tree, ready_checks

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from megatron_ft.launcher.base import directories, lines
+from megatron_ft.launcher.base import lines, log_directory
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.coordination.meeting_place import MeetingPlace
 
@@ -27,7 +27,7 @@ def tell(line: CommandLine, place: MeetingPlace, log_dir: str | None, *, say: _S
     announce(options.summary())
     if log_dir is not None:
         (announce if _is_everywhere(line) else say)(f"logs: {log_dir}")
-        doubt = directories.doubt_about(log_dir)
+        doubt = log_directory.doubt_about(log_dir)
         if doubt is not None:
             say(f"warning: {doubt}")
     if line.taken:

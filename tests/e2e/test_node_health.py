@@ -16,8 +16,8 @@ import pytest
 from megatron_ft.core.config.launcher_options import LauncherOptions
 from megatron_ft.ipc.linux.processes import read_stat
 from megatron_ft.launcher.arguments import parse
+from megatron_ft.launcher.base.command_line import node_health_command as service_command
 from megatron_ft.launcher.base.event_loop import Reactor
-from megatron_ft.launcher.base.node_service import command as service_command
 from megatron_ft.launcher.processes import ready_checks
 from megatron_ft.launcher.processes.health_command import Checked, HealthCheck
 from tests.e2e.test_membership import SCRIPT, STANDS_BY, cycles_of, tell

@@ -1,14 +1,41 @@
-"""The directory of a launcher's sockets: made at its start, recreated if it was deleted, removed at its end."""
+"""The directory of a launcher's sockets: made at its start, recreated if it was deleted, removed at its end.
+
+A launcher holds a lock on a file in it, which goes with the process, however that ends. A directory whose lock can be
+taken is a leftover of a launcher that was killed with all its monitors, or with its host: the next launcher removes it.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
+import json
 import os
+import shutil
+import socket
+import stat
+import tempfile
 from collections.abc import Callable
 from typing import Protocol
 
-from megatron_ft.launcher.base import directories, leftover_run_dirs, lines
+from megatron_ft.core.errors import ConfigError
+from megatron_ft.launcher.base import lines
 
-__all__ = ["RunDirectory"]
+__all__ = [
+    "RunDirectory",
+    "claim",
+    "is_open_to_others",
+    "make_run_directory",
+    "remove_leftovers",
+    "remove_run_directory",
+]
+
+_PREFIX = "megatron_ft-"
+_OWNER = "owner"
+"""The file in a run directory that is locked as long as its launcher lives."""
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
+_LONGEST_SOCKET_NAME = len("/monitor-99999.sock")
+_SOCKET_PATH_LIMIT = 107  # sun_path of Linux, less the final zero
 
 
 class Listening(Protocol):
@@ -36,9 +63,9 @@ class RunDirectory:
         Raises:
             ConfigError: there is no place for it.
         """
-        self.path = directories.make_run_directory()
+        self.path = make_run_directory()
         self._say = say
-        self._claim = leftover_run_dirs.claim(self.path)
+        self._claim = claim(self.path)
         self._sockets: list[Listening] = []
         self._is_reported = False
 
@@ -52,8 +79,10 @@ class RunDirectory:
             self._is_reported = False
             return
         try:
-            directories.remake_run_directory(self.path)
-            self._claim_anew()
+            _remake_run_directory(self.path)
+            held, self._claim = self._claim, claim(self.path)
+            if held is not None:
+                os.close(held)
             for sockets in self._sockets:
                 sockets.listen_again()
             text = lines.run_dir_removed(self.path)
@@ -65,7 +94,7 @@ class RunDirectory:
 
     def remove(self) -> None:
         """Remove it with what is in it."""
-        directories.remove_run_directory(self.path)
+        remove_run_directory(self.path)
 
     def release(self) -> None:
         """Hold it no longer.
@@ -77,7 +106,112 @@ class RunDirectory:
         if held is not None:
             os.close(held)
 
-    def _claim_anew(self) -> None:
-        before, self._claim = self._claim, leftover_run_dirs.claim(self.path)
-        if before is not None:
-            os.close(before)
+
+def make_run_directory() -> str:
+    """A private directory of an unpredictable name, short enough for sockets.
+
+    It isn't in XDG_RUNTIME_DIR, which goes when the user logs out, under a job that was to go on. A place where
+    another user could rename it, and put something else there, is the last that is taken. Those that launchers of this
+    user have left in these places are removed.
+
+    Raises:
+        ConfigError: no place can be written.
+    """
+    tried = []
+    bases = sorted(dict.fromkeys((tempfile.gettempdir(), "/tmp", "/dev/shm")), key=is_open_to_others)
+    for base in bases:
+        remove_leftovers(base)
+    for base in bases:
+        name_bytes = len(os.fsencode(os.path.join(base, f"{_PREFIX}12345678")))
+        if name_bytes + _LONGEST_SOCKET_NAME > _SOCKET_PATH_LIMIT:
+            continue
+        try:
+            return tempfile.mkdtemp(prefix=_PREFIX, dir=base)
+        except OSError as error:
+            tried.append(f"{base}: {error.strerror}")
+    raise ConfigError(f"no directory for sockets can be made ({'; '.join(tried)}); set TMPDIR")
+
+
+def _remake_run_directory(path: str) -> None:
+    """Create it again under the name that the ranks know, after it was removed: cleaners of /tmp do that on long jobs.
+
+    Raises:
+        OSError: that can't be done, or something of another user is there meanwhile.
+    """
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+    if not _is_private(os.lstat(path)):
+        raise PermissionError(errno.EPERM, "something else has its name", path)
+
+
+def remove_run_directory(path: str) -> None:
+    """Remove it with what is in it; that it is gone already is fine."""
+    shutil.rmtree(path, ignore_errors=True)
+    with contextlib.suppress(OSError):  # the above opens it, which a launcher that can open no more files can't
+        os.unlink(os.path.join(path, _OWNER))
+        os.rmdir(path)
+
+
+def claim(run_dir: str) -> int | None:
+    """Hold a run directory: a descriptor to close at the end. None where the file system has no locks.
+
+    Such a directory is never removed as a leftover, and stays if its launcher is killed.
+    """
+    path = os.path.join(run_dir, _OWNER)
+    fd = -1
+    try:
+        fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        os.write(fd, json.dumps(_here()).encode())
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.rename(f"{path}.new", path)  # only from now on can other processes find it
+    except OSError:
+        if fd >= 0:
+            os.close(fd)
+        return None
+    return fd
+
+
+def remove_leftovers(place: str) -> None:
+    """Remove this user's run directories in ``place`` that no process holds any more. What can't be removed stays."""
+    with contextlib.suppress(OSError), os.scandir(place) as entries:
+        for entry in entries:
+            if entry.name.startswith(_PREFIX):
+                with contextlib.suppress(OSError, ValueError):
+                    _remove_if_left(entry)
+
+
+def _remove_if_left(entry: os.DirEntry[str]) -> None:
+    """Raises OSError, ValueError: it isn't there any more, or it isn't a run directory."""
+    if not _is_private(entry.stat(follow_symlinks=False)):
+        return
+    fd = os.open(os.path.join(entry.path, _OWNER), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        host, boot = json.loads(os.read(fd, 4096))
+        # a place may be shared by hosts that don't see each other's locks: those of another host stay. A host that was
+        # started again has its name, another container on this host has its kernel
+        if host == _here()[0] or boot == _here()[1]:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(entry.path, ignore_errors=True)
+    finally:
+        os.close(fd)
+
+
+def _is_private(status: os.stat_result) -> bool:
+    """Whether it is a directory of this user that no other one can read."""
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
+
+
+def _here() -> list[str]:
+    """The names of this host, and of its kernel since it was started."""
+    with open(_BOOT_ID) as file:
+        return [socket.gethostname(), file.read().strip()]
+
+
+def is_open_to_others(path: str) -> bool:
+    """Whether another user (not root) may rename or remove what this one makes there."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return True
+    is_everybodys = bool(status.st_mode & stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX
+    return is_everybodys or status.st_uid not in (0, os.geteuid())

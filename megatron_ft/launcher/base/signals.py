@@ -1,4 +1,8 @@
-"""Signals to the launcher, as facts for the event loop: a handler only notes the signal and wakes the loop."""
+"""Signals to the launcher, and its requests to stop among them.
+
+A handler only notes the signal and wakes the event loop. A request to stop is reported once, and breaks off what waits
+for other nodes.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,19 @@ import socket
 import time
 from collections.abc import Callable
 from types import FrameType
+from typing import TypeVar
 
+from torch.distributed.elastic.multiprocessing import SignalException
+
+from megatron_ft.core.agent.lines import asked_to_stop
+from megatron_ft.core.records import launcher as records
 from megatron_ft.core.signals import Asked, SecondRequest
+from megatron_ft.ipc.files.event_log import EventLog
+from megatron_ft.launcher.base.event_loop import Reactor
 
-__all__ = ["SignalWatch"]
+__all__ = ["SignalWatch", "StopRequests"]
+
+T = TypeVar("T")
 
 
 class SignalWatch:
@@ -119,3 +132,44 @@ class SignalWatch:
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         self.note(signal.Signals(number), time.monotonic())
+
+
+class StopRequests:
+    """Of one launcher. ``timeout_s``: how long its ranks may take to end after a request, as the line says."""
+
+    def __init__(
+        self, signals: SignalWatch, reactor: Reactor, *, log: EventLog, say: Callable[[str], None], timeout_s: float
+    ) -> None:
+        self._signals = signals
+        self._reactor = reactor
+        self._log = log
+        self._say = say
+        self._timeout_s = timeout_s
+        self._is_reported = False
+
+    def blocking(self, function: Callable[[], T]) -> T:
+        """Run a function that may wait for other nodes, while the event loop goes on.
+
+        Raises:
+            SignalException: the launcher was asked to stop meanwhile.
+        """
+        return self._reactor.call_blocking(function, self.check)
+
+    def check(self) -> None:
+        """Break off what is going on if the launcher was asked to stop.
+
+        Raises:
+            SignalException: it was.
+        """
+        if self._signals.received:
+            number = self._signals.received[0]
+            self.report(ranks=0)
+            raise SignalException(f"received {number.name}", sigval=number)
+
+    def report(self, *, ranks: int) -> None:
+        """Say once that the launcher was asked to stop, and to how many ranks that is forwarded."""
+        if not self._is_reported:
+            self._is_reported = True
+            name = self._signals.received[0].name
+            self._say(asked_to_stop(name=name, ranks=ranks, timeout_s=self._timeout_s))
+            self._log.write(records.StopRequested(signal=name, ranks=ranks))

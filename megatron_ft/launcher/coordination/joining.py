@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 
 from torch.distributed.launcher.api import LaunchConfig
 
+from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.job.identity import Identity
 from megatron_ft.core.job.progress import Advance
 from megatron_ft.ipc.linux.processes import age_s
 from megatron_ft.ipc.net.secret import read_secret
 from megatron_ft.ipc.net.tcp import parse_address
 from megatron_ft.launcher.base.event_loop import Reactor
-from megatron_ft.launcher.base.job_errors import AlreadyFinishedError
-from megatron_ft.launcher.base.stop_requests import StopRequests
+from megatron_ft.launcher.base.signals import StopRequests
 from megatron_ft.launcher.coordination import rendezvous
 from megatron_ft.launcher.coordination.announcer import Announcer
 from megatron_ft.launcher.coordination.coordination import Coordination
@@ -31,7 +31,11 @@ from megatron_ft.launcher.coordination.sockets import Sockets
 from megatron_ft.launcher.coordination.transport import InProcess
 from megatron_ft.launcher.processes.children import Children
 
-__all__ = ["Launcher", "Past", "joined"]
+__all__ = ["AlreadyFinishedError", "Launcher", "Past", "joined"]
+
+
+class AlreadyFinishedError(FaultToleranceError):
+    """The job had finished before this launcher came; the text says so."""
 
 
 @dataclass(frozen=True)

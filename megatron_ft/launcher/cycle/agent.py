@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
@@ -18,30 +18,58 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 from megatron_ft.core.agent import edge
 from megatron_ft.core.agent.agent import Agent
 from megatron_ft.core.agent.phase import AgentPhase
+from megatron_ft.core.agent.turn import Options
 from megatron_ft.core.diagnosis.exits import Cause, CauseKind
+from megatron_ft.core.errors import FaultToleranceError
+from megatron_ft.core.exit_codes import TRY_AGAIN_CODE
 from megatron_ft.core.job.messages import Goodbye
 from megatron_ft.core.mailbox import Mailbox
+from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.linux.proc import process_facts
 from megatron_ft.launcher.base import lines
-from megatron_ft.launcher.base.event_loop import Timer
-from megatron_ft.launcher.base.job_errors import CycleOverError, JobOverError
+from megatron_ft.launcher.base.command_line import CommandLine
+from megatron_ft.launcher.base.event_loop import Reactor, Timer
+from megatron_ft.launcher.base.orphan_watch import OrphanWatch
+from megatron_ft.launcher.base.signals import SignalWatch, StopRequests
 from megatron_ft.launcher.coordination.coordination import Coordination
 from megatron_ft.launcher.coordination.torch_rounds import TorchRounds
 from megatron_ft.launcher.cycle import starting
-from megatron_ft.launcher.cycle.failure_table import failure_table
+from megatron_ft.launcher.cycle.control_socket import ControlSocket
+from megatron_ft.launcher.cycle.job_status import JobStatus
 from megatron_ft.launcher.cycle.node_ranks import NodeRanks
-from megatron_ft.launcher.cycle.options import options_of
-from megatron_ft.launcher.cycle.services import LauncherServices
 from megatron_ft.launcher.monitors.monitors import Monitors
 from megatron_ft.launcher.processes.health_command import HealthCheck
 from megatron_ft.launcher.processes.worker import Worker
 from megatron_ft.launcher.torch_compat.torch_agent import TorchAgent
 from megatron_ft.launcher.torch_compat.worker_context import WorkerContext
 
-__all__ = ["FaultTolerantAgent"]
+__all__ = ["FaultTolerantAgent", "JobOverError", "LauncherServices"]
 
 _GOODBYE_S = 1.0
 """How long to wait, in seconds, until the coordinator has received that this launcher fails."""
+
+
+class JobOverError(FaultToleranceError):
+    """This launcher's part in the job is over; everything there is to say of that was said."""
+
+
+class _CycleOverError(FaultToleranceError):
+    """What was about to be done for the next cycle isn't wanted any more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LauncherServices:
+    """What the agent uses of its launcher: the event loop, what comes in by it, and where the agent reports."""
+
+    line: CommandLine
+    reactor: Reactor
+    signals: SignalWatch
+    stop: StopRequests
+    orphan_watch: OrphanWatch
+    control: ControlSocket
+    log: EventLog
+    say: Callable[[str], None]
+    status: JobStatus
 
 
 class FaultTolerantAgent(TorchAgent):
@@ -71,7 +99,7 @@ class FaultTolerantAgent(TorchAgent):
         self._ranks = ranks
         self._coordination = coordination
         self._rounds = TorchRounds(self.spec.rdzv_handler) if meets_by_torch else None
-        self._machine = Agent(options_of(launcher.line, meets_elsewhere=meets_by_torch), monitors.paused)
+        self._machine = Agent(_options(launcher.line, meets_elsewhere=meets_by_torch), monitors.paused)
         self._restarts_left = 0
         self._mailbox: Mailbox[edge.Effect] = Mailbox(self._act)
         self._work: edge.Work | None = None
@@ -131,7 +159,7 @@ class FaultTolerantAgent(TorchAgent):
         if over.how is edge.Exit.SUCCEEDED:
             return RunResult(state=WorkerState.SUCCEEDED, return_values=dict.fromkeys(ranks))
         if over.cause is not None:
-            failures = failure_table(self._machine.cycle.record.failed, over.cause, self._ranks.error_files)
+            failures = self._ranks.failures(self._machine.cycle.record.failed, over.cause)
             return RunResult(state=WorkerState.FAILED, failures=failures)
         if over.how is edge.Exit.STOPPED:
             number = self._launcher.signals.received[0]
@@ -226,13 +254,13 @@ class FaultTolerantAgent(TorchAgent):
         }
         try:
             checked = self._health.run(environment, lambda: self._check(self._machine.phase is AgentPhase.CHECKING))
-        except CycleOverError:
+        except _CycleOverError:
             return
         self._hear(edge.HealthChecked(cycle, checked.ended, checked.code, checked.last_line, checked.seconds))
 
     def _check(self, is_wanted: bool) -> None:
         if not is_wanted:
-            raise CycleOverError
+            raise _CycleOverError
 
     def _wait_for_others(self) -> None:
         assert self._rounds is not None
@@ -261,7 +289,7 @@ class FaultTolerantAgent(TorchAgent):
         failed: Cause | None = None
         try:
             self.start_ranks(restarts_left)
-        except (CycleOverError, SignalException):
+        except (_CycleOverError, SignalException):
             pass
         except RendezvousError as error:
             if self._rounds is not None:
@@ -297,3 +325,29 @@ class FaultTolerantAgent(TorchAgent):
             envs=envs,
             **given,
         )
+
+
+def _options(line: CommandLine, *, meets_elsewhere: bool) -> Options:
+    """The part of the command line that the launcher's machine decides by."""
+    given = line.options
+    return Options(
+        min_nodes=line.min_nodes,
+        max_nodes=line.max_nodes,
+        min_healthy=given.is_min_healthy,
+        max_restarts=line.namespace.max_restarts,
+        term_timeout_s=line.term_timeout,
+        stop_timeout_s=line.stop_timeout,
+        restart_grace_s=line.restart_grace,
+        startup_timeout_s=given.startup_timeout,
+        exit_timeout_s=given.exit_timeout,
+        hang_signal=given.config.rank_termination_signal,
+        observe_only=given.observe_only,
+        ranks_are_python=line.ranks_are_python,
+        meets_elsewhere=meets_elsewhere,
+        checks_health=line.node_health_command is not None or bool(given.node_health),
+        try_again_code=TRY_AGAIN_CODE,
+        collectives_timeout_s=None if given.watch_collectives == "off" else given.watch_collectives_timeout,
+        ends_for_collectives=given.watch_collectives == "end",
+        says_all=line.says_all,
+        shares_output=line.where.launchers > 0,  # srun's, unless it was told otherwise
+    )

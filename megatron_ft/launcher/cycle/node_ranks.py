@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import functools
+import os
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from torch.distributed.elastic.multiprocessing import ProcessFailure
+
 from megatron_ft.core.agent import edge
 from megatron_ft.core.diagnosis.exceptions import CrashOutput
+from megatron_ft.core.diagnosis.exits import Cause, RankExit
 from megatron_ft.core.timeouts.raised import RaisedTimeouts
 from megatron_ft.ipc.linux.proc import run_delays_ns
 from megatron_ft.ipc.linux.processes import ProcessStat
+from megatron_ft.launcher.base import bounded_file_calls
 from megatron_ft.launcher.cycle.reference_names import CycleInfo, checkpointed
 from megatron_ft.launcher.cycle.starting import RankStarter
 from megatron_ft.launcher.monitors.monitors import Monitors
@@ -61,11 +67,6 @@ class NodeRanks:
         self._stderrs: dict[int, str] = {}
         """Where standard error goes, of those that don't have the launcher's."""
 
-    @property
-    def error_files(self) -> dict[int, str]:
-        """By local rank."""
-        return self._error_files
-
     # -- what is read -----------------------------------------------------------------------------------------
 
     def readings(self, cycle: int) -> edge.Readings:
@@ -83,6 +84,18 @@ class NodeRanks:
     def _words(self, local_rank: int, cycle: int) -> CrashOutput:
         reported = self._monitors.last_words(local_rank, cycle)
         return read_last_words(reported, self._error_files.get(local_rank, ""))
+
+    def failures(self, failed: Sequence[RankExit], cause: Cause | None) -> dict[int, ProcessFailure]:
+        """torch's table of failures, by global rank; torch takes the one with the earliest time for the root cause."""
+        first = None if cause is None else cause.rank
+        failures: dict[int, ProcessFailure] = {}
+        earliest = 0
+        for rank_exit in sorted(failed, key=lambda rank_exit: (rank_exit.rank != first, rank_exit.at_ns)):
+            failure = _process_failure(rank_exit, self._error_files.get(rank_exit.local_rank, ""))
+            earliest = earliest or failure.timestamp
+            failure.timestamp = max(earliest, failure.timestamp)
+            failures[rank_exit.rank] = failure
+        return failures
 
     def poll_ends(self) -> None:
         """Notice which have ended."""
@@ -172,3 +185,26 @@ class _Lazy(dict[int, T]):
     def __missing__(self, key: int) -> T:
         value = self[key] = self._read(key)
         return value
+
+
+def _process_failure(rank_exit: RankExit, error_file: str) -> ProcessFailure:
+    try:
+        failure = bounded_file_calls.call(lambda: _failure_of(rank_exit, error_file), None)
+    except Exception:  # noqa: BLE001 - torch raises whatever a half-written file makes it raise
+        failure = None
+    failure = failure or _failure_of(rank_exit, "")
+    if rank_exit.exitcode == 0:
+        failure.message = "ended with 0, but its monitor had found it hung"
+    return failure
+
+
+def _failure_of(rank_exit: RankExit, error_file: str) -> ProcessFailure:
+    failure = ProcessFailure(
+        local_rank=rank_exit.local_rank,
+        pid=rank_exit.pid,
+        exitcode=rank_exit.exitcode,
+        error_file=error_file,
+    )
+    if not failure.timestamp or not os.path.isfile(error_file):
+        failure.timestamp = round(time.time() - (time.monotonic_ns() - rank_exit.at_ns) / 1e9)
+    return failure

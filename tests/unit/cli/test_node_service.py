@@ -11,7 +11,7 @@ from megatron_ft.cli.node_service import main
 from megatron_ft.core.config.launcher_options import LauncherOptions
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.node_service import METHOD, REQUEST
-from megatron_ft.launcher.base.node_service import command, doubts
+from megatron_ft.launcher.base.command_line import doubts_about_node_service, node_health_command
 from tests.unit.core.test_node_service import answer
 
 
@@ -21,15 +21,15 @@ def test_one_that_is_not_there_keeps_no_node_out(tmp_path: Path, capsys: pytest.
 
 
 def test_without_an_endpoint_it_is_the_users_alone() -> None:
-    assert command(LauncherOptions(node_health_command="x")) == "x"
-    assert command(LauncherOptions()) is None
+    assert node_health_command(LauncherOptions(node_health_command="x")) == "x"
+    assert node_health_command(LauncherOptions()) is None
 
 
 def test_a_mistake(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--ft-node-health-check-endpoint: 'localhost:5' is neither"):
-        doubts("localhost:5")
-    assert doubts(None) == []
-    assert len(doubts(str(tmp_path / "none.sock"))) == 1
+        doubts_about_node_service("localhost:5")
+    assert doubts_about_node_service(None) == []
+    assert len(doubts_about_node_service(str(tmp_path / "none.sock"))) == 1
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import stat
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.ipc.files.state_file import write_state
-from megatron_ft.launcher.base import directories
+from megatron_ft.launcher.base import log_directory, run_directory
 
 STRANGER = 12345
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make what belongs to another user")
@@ -40,18 +39,18 @@ def mode(path: str | Path) -> int:
 
 
 def default_place() -> str:
-    return directories.make_log_directory(ft_log_dir=None, torch_log_dir=None, run_id="a/b c")
+    return log_directory.make_log_directory(ft_log_dir=None, torch_log_dir=None, run_id="a/b c")
 
 
 @pytest.mark.usefixtures("generous_umask")
 def test_nothing_that_is_made_can_be_written_by_others(tmp_path: Path, state: Path) -> None:
     asked = tmp_path / "a" / "b" / "c"
-    assert directories.make_log_directory(ft_log_dir=str(asked), torch_log_dir=None, run_id="") == str(asked)
+    assert log_directory.make_log_directory(ft_log_dir=str(asked), torch_log_dir=None, run_id="") == str(asked)
     assert (mode(asked), mode(asked.parent), mode(asked.parent.parent)) == (0o700, 0o755, 0o755)
     default = Path(default_place())
     assert default.parent.parent == state
     assert [mode(default), mode(default.parent), mode(state), mode(state.parent)] == [0o700, 0o700, 0o700, 0o755]
-    directories.remove_run_directory(run_dir := directories.make_run_directory())
+    run_directory.remove_run_directory(run_dir := run_directory.make_run_directory())
     assert not os.path.exists(run_dir)
     write_state(str(tmp_path / "ft_state.json"), {})
     assert not mode(tmp_path / "ft_state.json") & stat.S_IWOTH
@@ -62,15 +61,15 @@ def test_the_directory_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "shared").chmod(0o770)
     (tmp_path / "link").symlink_to("shared")
     for name in ("shared", "link"):
-        path = directories.make_log_directory(ft_log_dir=str(tmp_path / name), torch_log_dir=None, run_id="")
+        path = log_directory.make_log_directory(ft_log_dir=str(tmp_path / name), torch_log_dir=None, run_id="")
         assert path == str(tmp_path / name)
-        assert directories.doubt_about(path) is None
+        assert log_directory.doubt_about(path) is None
     assert mode(tmp_path / "shared") == 0o770
     (tmp_path / "dangling").symlink_to("nowhere")
     (tmp_path / "file").touch()
     for name in ("dangling", "file", "file/below"):
         with pytest.raises(ConfigError, match=r"--ft-log-dir: .* is no directory"):
-            directories.make_log_directory(ft_log_dir=str(tmp_path / name), torch_log_dir=None, run_id="")
+            log_directory.make_log_directory(ft_log_dir=str(tmp_path / name), torch_log_dir=None, run_id="")
     assert not (tmp_path / "nowhere").exists()
 
 
@@ -85,10 +84,10 @@ def test_launchers_that_share_a_home_and_start_in_one_second(state: Path, monkey
 
 def test_a_log_directory_that_cannot_be_made_is_no_mistake(state: Path) -> None:
     with pytest.raises(OSError, match=r"--ft-log-dir: /proc/no can't be written: ") as caught:
-        directories.make_log_directory(ft_log_dir="/proc/no", torch_log_dir=None, run_id="")
+        log_directory.make_log_directory(ft_log_dir="/proc/no", torch_log_dir=None, run_id="")
     assert not isinstance(caught.value, ConfigError)
     with pytest.raises(OSError, match=r"--log-dir: /proc/no/megatron_ft can't be written: "):
-        directories.make_log_directory(ft_log_dir=None, torch_log_dir="/proc/no", run_id="")
+        log_directory.make_log_directory(ft_log_dir=None, torch_log_dir="/proc/no", run_id="")
     state.parent.mkdir()
     state.touch()
     with pytest.raises(OSError, match="the user's state directory"):
@@ -97,9 +96,9 @@ def test_a_log_directory_that_cannot_be_made_is_no_mistake(state: Path) -> None:
 
 def test_a_log_directory_for_all_users_is_told_of(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
-    assert "can be written by all users" in (directories.doubt_about(str(tmp_path)) or "")
+    assert "can be written by all users" in (log_directory.doubt_about(str(tmp_path)) or "")
     tmp_path.chmod(0o1777)  # as /tmp: each may remove only what is his
-    assert directories.doubt_about(str(tmp_path)) is None
+    assert log_directory.doubt_about(str(tmp_path)) is None
 
 
 @needs_root
@@ -109,7 +108,7 @@ def test_a_log_directory_of_another_user_is_told_of(tmp_path: Path) -> None:
     os.symlink(tmp_path, tmp_path / "link")
     os.chown(tmp_path / "link", STRANGER, STRANGER, follow_symlinks=False)
     for name in ("his", "link"):
-        assert f"belongs to another user (uid {STRANGER})" in (directories.doubt_about(str(tmp_path / name)) or "")
+        assert f"belongs to another user (uid {STRANGER})" in (log_directory.doubt_about(str(tmp_path / name)) or "")
 
 
 @needs_root
@@ -147,15 +146,3 @@ def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     monkeypatch.setenv("XDG_STATE_HOME", "relative")  # to be ignored
     assert default_place().startswith(f"{tmp_path}/home/.local/state/megatron_ft/")
     assert os.listdir(tmp_path) == ["home"]
-
-
-def test_sockets_go_where_nobody_can_put_others_in_their_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for bits, is_safe in ((0o777, False), (0o1777, True), (0o700, True)):
-        # pytest's directories are too long for sockets
-        with tempfile.TemporaryDirectory(dir="/tmp") as given:
-            os.chmod(given, bits)
-            monkeypatch.setattr(tempfile, "tempdir", given)
-            run_dir = directories.make_run_directory()
-            assert (os.path.dirname(run_dir) == given) == is_safe
-            assert mode(run_dir) == 0o700
-            directories.remove_run_directory(run_dir)

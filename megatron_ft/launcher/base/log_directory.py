@@ -1,84 +1,24 @@
-"""The launcher's two directories: one for sockets, gone after the run, and one for logs, that stays."""
+"""The directory of the event logs, which stays after the run."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import pwd
 import re
-import shutil
 import socket
-import stat
 import tempfile
 import time
 
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.launcher.base.leftover_run_dirs import OWNER, remove_leftovers
+from megatron_ft.launcher.base.run_directory import is_open_to_others
 
-__all__ = [
-    "TORCH_LOGS",
-    "doubt_about",
-    "make_log_directory",
-    "make_run_directory",
-    "remake_run_directory",
-    "remove_if_empty",
-    "remove_run_directory",
-]
+__all__ = ["TORCH_LOGS", "doubt_about", "make_log_directory", "remove_if_empty"]
 
 TORCH_LOGS = "ranks"
 """Under the log directory: torch's error files, where the user gave no --log-dir."""
 
 _STATE = "the user's state directory (choose one with --ft-log-dir)"
-_RUN_DIRECTORY = "megatron_ft-"
-_LONGEST_SOCKET_NAME = len("/monitor-99999.sock")
-_SOCKET_PATH_LIMIT = 107  # sun_path of Linux, less the final zero
-
-
-def make_run_directory() -> str:
-    """A private directory of an unpredictable name, short enough for sockets.
-
-    It isn't in XDG_RUNTIME_DIR, which goes when the user logs out, under a job that was to go on. A place where
-    another user could rename it, and put something else there, is the last that is taken. Those that launchers of this
-    user have left in these places are removed.
-
-    Raises:
-        ConfigError: no place can be written.
-    """
-    tried = []
-    bases = sorted(dict.fromkeys((tempfile.gettempdir(), "/tmp", "/dev/shm")), key=_is_open_to_others)
-    for base in bases:
-        remove_leftovers(base, _RUN_DIRECTORY)
-    for base in bases:
-        name_bytes = len(os.fsencode(os.path.join(base, "megatron_ft-12345678")))
-        if name_bytes + _LONGEST_SOCKET_NAME > _SOCKET_PATH_LIMIT:
-            continue
-        try:
-            return tempfile.mkdtemp(prefix=_RUN_DIRECTORY, dir=base)
-        except OSError as error:
-            tried.append(f"{base}: {error.strerror}")
-    raise ConfigError(f"no directory for sockets can be made ({'; '.join(tried)}); set TMPDIR")
-
-
-def remake_run_directory(path: str) -> None:
-    """Create it again under the name that the ranks know, after it was removed: cleaners of /tmp do that on long jobs.
-
-    Raises:
-        OSError: that can't be done, or something of another user is there meanwhile.
-    """
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(path, 0o700)
-    found = os.lstat(path)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        raise PermissionError(errno.EPERM, "something else has its name", path)
-
-
-def remove_run_directory(path: str) -> None:
-    """Remove it with what is in it; that it is gone already is fine."""
-    shutil.rmtree(path, ignore_errors=True)
-    with contextlib.suppress(OSError):  # the above opens it, which a launcher that can open no more files can't
-        os.unlink(os.path.join(path, OWNER))
-        os.rmdir(path)
 
 
 def make_log_directory(*, ft_log_dir: str | None, torch_log_dir: str | None, run_id: str, job_name: str = "") -> str:
@@ -121,7 +61,7 @@ def doubt_about(log_dir: str) -> str | None:
         what = "who may remove and replace what is written there, but not read it"
         if owners:
             return f"the log directory {log_dir} belongs to another user ({_user_name(min(owners))}), {what}"
-        if _is_open_to_others(log_dir):
+        if is_open_to_others(log_dir):
             return f"the log directory {log_dir} can be written by all users, {what}"
     return None
 
@@ -195,16 +135,6 @@ def _is_taken(path: str, parent: str) -> bool:
         return os.lstat(path).st_uid not in (0, os.geteuid(), os.stat(parent).st_uid)
     except FileNotFoundError:
         return False
-
-
-def _is_open_to_others(path: str) -> bool:
-    """Whether another user (not root) may rename or remove what this one makes there."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return True
-    is_everybodys = bool(status.st_mode & stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX
-    return is_everybodys or status.st_uid not in (0, os.geteuid())
 
 
 def _user_name(uid: int) -> str:
