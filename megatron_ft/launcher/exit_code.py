@@ -5,23 +5,16 @@ from __future__ import annotations
 import os
 
 from megatron_ft.core.agent.edge import Exit, Over
-from megatron_ft.core.agent.leaving import stopped
 from megatron_ft.core.exit_codes import TRY_AGAIN_CODE
 from megatron_ft.core.job.lives import Ending
 from megatron_ft.core.job.messages import REFUSED, Verdict
 from megatron_ft.launcher.base import bounded_file_calls
 from megatron_ft.launcher.base.command_line import CommandLine
-from megatron_ft.launcher.coordination.meeting_place import Kind, MeetingPlace
 from megatron_ft.launcher.result_file import End
 
-__all__ = ["launcher_failed", "of", "speaks_for_the_job", "stopped"]
+__all__ = ["launcher_failed", "of"]
 
 _FINISHED_FLAG = "FAULT_TOL_FINISHED_FLAG_FILE"
-
-
-def speaks_for_the_job(place: MeetingPlace) -> bool:
-    """Whether this launcher ever can; with torch's own rendezvous only the first node's does."""
-    return place.kind is not Kind.TORCH or place.rank == 0
 
 
 def of(over: Over, line: CommandLine) -> End:

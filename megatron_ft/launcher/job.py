@@ -14,14 +14,15 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from megatron_ft.core.agent.edge import Over
+from megatron_ft.core.agent.leaving import stopped
 from megatron_ft.core.errors import ConfigError, FaultToleranceError
 from megatron_ft.core.job.drain_advice import advice
 from megatron_ft.core.records import launcher as records
 from megatron_ft.core.wording import printable
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.linux import open_files
-from megatron_ft.launcher import batch_script, exit_code, start_lines, termination_log
-from megatron_ft.launcher.base import lines, terminal
+from megatron_ft.launcher import batch_script, exit_code, result_file
+from megatron_ft.launcher.base import lines, log_directory, terminal
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.coordination import joining
 from megatron_ft.launcher.coordination.coordination import Coordination
@@ -33,7 +34,9 @@ from megatron_ft.launcher.scheduler.environment import Scheduler
 from megatron_ft.launcher.spawn.fork_server import ServerProcess
 from megatron_ft.launcher.torch_compat import private_names
 
-__all__ = ["report_unforeseen", "run"]
+__all__ = ["report_unforeseen", "run", "say_start", "sayer_for_all"]
+
+_Say = Callable[[str], None]
 
 _POD_BACK_S = 600.0
 """Kubernetes waits for up to 6 minutes before it starts a pod again."""
@@ -59,8 +62,8 @@ def run(
         ConfigError: a mistake of the user that shows only now; no rank was started.
     """
     say = terminal.sayer(has_others=line.max_nodes > 1)
-    announce = start_lines.sayer_for_all(line, place, say)
-    start_lines.tell(line, place, log_dir, say=say, announce=announce)
+    announce = sayer_for_all(line, place, say)
+    say_start(line, place, log_dir, say=say, announce=announce)
     log.write(records.Config(values=line.options.settings(), command=tuple(command)))
     lives = read_lives(log_dir)
     past = joining.Past(lives.advance(command), lives.bad_nodes())
@@ -73,9 +76,11 @@ def run(
         ranks = config.nproc_per_node
         node = Node(line, ranks=ranks, log=log, log_dir=log_dir, announce=announce, server=server)
         try:
+            # with torch's own rendezvous only the first node's launcher can say how the job ends
+            speaks = place.kind is not Kind.TORCH or place.rank == 0
             result = ResultFile(
                 log,
-                log_dir if exit_code.speaks_for_the_job(place) else None,
+                log_dir if speaks else None,
                 job=place.job,
                 command=command,
                 is_first=place.kind is Kind.ALONE or place.is_founder,
@@ -83,12 +88,11 @@ def run(
             )
             life = _Life(
                 node.for_agent,
-                node.log_dir,
+                log_dir,
                 place,
                 config,
                 command,
                 result,
-                log=log,
                 start=functools.partial(node.start, command),
                 make_agent=functools.partial(
                     FaultTolerantAgent,
@@ -110,6 +114,39 @@ def run(
     return code
 
 
+def sayer_for_all(line: CommandLine, place: MeetingPlace, say: _Say) -> _Say:
+    """For lines that all launchers of the job have alike: ``say``, or nothing where the first node's says them."""
+    return say if line.says_all or place.is_first else lambda _text: None
+
+
+def say_start(line: CommandLine, place: MeetingPlace, log_dir: str | None, *, say: _Say, announce: _Say) -> None:
+    """Say what there is to say before the nodes meet. What is the same for all launchers goes through ``announce``.
+
+    ``announce``: as made by ``sayer_for_all``. A ``log_dir`` of None: no logs are written.
+    """
+    options = line.options
+    for warning in options.warnings:
+        say(f"warning: {warning}")
+    announce(options.summary())
+    if log_dir is not None:
+        (announce if _is_everywhere(line) else say)(f"logs: {log_dir}")
+        doubt = log_directory.doubt_about(log_dir)
+        if doubt is not None:
+            say(f"warning: {doubt}")
+    if line.taken:
+        announce(line.taken)
+    if place.note:
+        announce(place.note)
+    if options.observe_only:
+        announce(lines.OBSERVING_ONLY)
+
+
+def _is_everywhere(line: CommandLine) -> bool:
+    """Whether all nodes have a log directory of this name; else each makes one up."""
+    given = (line.options.log_dir, line.namespace.log_dir, line.where.log_name)
+    return any(name and name != os.devnull for name in given)
+
+
 class _Life:
     """This launcher's part in one life of the job, from joining it to its end."""
 
@@ -122,7 +159,6 @@ class _Life:
         command: Sequence[str],
         result: ResultFile,
         *,
-        log: EventLog,
         start: Callable[[], None],
         make_agent: Callable[..., FaultTolerantAgent],
     ) -> None:
@@ -136,7 +172,6 @@ class _Life:
         self._config = config
         self._command = command
         self._result = result
-        self._log = log
         self._over: Over | None = None
         """How it has ended; None while it runs, or if the launcher itself has failed."""
 
@@ -165,7 +200,7 @@ class _Life:
             for name, reason in result.bad_nodes().items():
                 self._launcher.say(advice(scheduler.value, name, reason))
         if scheduler is Scheduler.KUBERNETES:
-            termination_log.tell(end)
+            result_file.tell_kubernetes(end)
         return end.code
 
     def _has_finished(self) -> bool:
@@ -220,7 +255,7 @@ class _Life:
                 self._launcher.say(str(error))
                 return End(0)
             case SignalException():
-                return self._end(exit_code.stopped(error.sigval, well=False))
+                return self._end(stopped(error.sigval, well=False))
             case FaultToleranceError():
                 text = str(error)
             case RendezvousError():
@@ -229,7 +264,9 @@ class _Life:
                 # a full disk, no descriptor left: the machine's trouble, of which a traceback tells nothing
                 text = lines.launcher_failed(error)
             case _:
-                return exit_code.launcher_failed(self._line, report_unforeseen(error, self._log, self._launcher.say))
+                return exit_code.launcher_failed(
+                    self._line, report_unforeseen(error, self._launcher.log, self._launcher.say)
+                )
         self._launcher.say(text)
         return exit_code.launcher_failed(self._line, text)
 

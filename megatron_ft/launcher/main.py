@@ -92,12 +92,12 @@ def _failed(text: str, server: ServerProcess | None) -> int:
 
 def _tell_kubernetes(why: str, code: int) -> None:
     from megatron_ft.core.job.lives import Ending
-    from megatron_ft.launcher import termination_log
-    from megatron_ft.launcher.result_file import End
+    from megatron_ft.launcher import result_file
     from megatron_ft.launcher.scheduler.environment import Scheduler, detect
 
     if detect(os.environ).scheduler is Scheduler.KUBERNETES:
-        termination_log.tell(End(code, Ending.MISTAKE if code == _EXIT_MISTAKE else Ending.FAILED, why))
+        ending = Ending.MISTAKE if code == _EXIT_MISTAKE else Ending.FAILED
+        result_file.tell_kubernetes(result_file.End(code, ending, why))
 
 
 def _leave(code: int) -> NoReturn:

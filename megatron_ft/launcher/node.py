@@ -62,9 +62,9 @@ class Node:
         """
         self._line = line
         self._log = log
-        self.log_dir = log_dir
+        self._log_dir = log_dir
         """None: no logs are written."""
-        self.say = sayer(has_others=line.max_nodes > 1)
+        self._say = sayer(has_others=line.max_nodes > 1)
         self._orphans = process_tree.Orphans()
         self._children = Children()
         become_subreaper()
@@ -77,28 +77,28 @@ class Node:
         )
         self._signals.install()
         self._reactor.watch(self._signals.fileno(), self._woken, Priority.SIGNAL)
-        self.stop = StopRequests(self._signals, self._reactor, log=log, say=self.say, timeout_s=line.term_timeout)
-        self._run_dir = RunDirectory(self.say)
+        self._stop = StopRequests(self._signals, self._reactor, log=log, say=self._say, timeout_s=line.term_timeout)
+        self._run_dir = RunDirectory(self._say)
         self._forking = self._make_forking(server, announce)
         self.monitors, self._control = self._make_sockets(ranks)
-        self._running = Ranks(self._signals, save_signals=line.save_signals, log=log, say=self.say)
+        self._running = Ranks(self._signals, save_signals=line.save_signals, log=log, say=self._say)
         self._children.add(self._running.pids)
         self.health = self._make_health_check(ranks)
         self._cycle_info = reference_names.cycle_info(line, os.environ, log)
         self.ranks = self._make_ranks()
-        self.status = JobStatus(line, log_dir=log_dir, monitors=self.monitors)
-        self._control.on_question = self.status.facts
-        self.joins_by = joining.Launcher(self._reactor, self.stop, self._children, self.say, says_all=line.says_all)
+        status = JobStatus(line, log_dir=log_dir, monitors=self.monitors)
+        self._control.on_question = status.facts
+        self.joins_by = joining.Launcher(self._reactor, self._stop, self._children, self._say, says_all=line.says_all)
         self.for_agent = LauncherServices(
             line=line,
             reactor=self._reactor,
             signals=self._signals,
-            stop=self.stop,
+            stop=self._stop,
             orphan_watch=self._orphan_watch,
             control=self._control,
             log=log,
-            say=self.say,
-            status=self.status,
+            say=self._say,
+            status=status,
         )
 
     def _make_forking(self, server: ServerProcess | None, announce: Callable[[str], None]) -> ForkingSpawner | None:
@@ -117,9 +117,9 @@ class Node:
             shares_output=shares_output(namespace.redirects, namespace.tee, namespace.logs_specs),
             reactor=self._reactor,
             log=self._log,
-            say=self.say,
+            say=self._say,
             announce=announce,
-            check_stop=self.stop.check,
+            check_stop=self._stop.check,
             known_children=self._children.pids,
             environment=functools.partial(shared_environment, self._line),
         )
@@ -129,12 +129,12 @@ class Node:
     def _make_sockets(self, ranks: int) -> tuple[Monitors, ControlSocket]:
         """What listens in the run directory: for each rank its monitor, and the launcher's own socket."""
         options = self._line.options
-        control = ControlSocket(os.path.join(self._run_dir.path, "launcher.sock"), self._reactor, say=self.say)
+        control = ControlSocket(os.path.join(self._run_dir.path, "launcher.sock"), self._reactor, say=self._say)
         monitors = Monitors(
             count=ranks,
             options=MonitorOptions(
                 config=options.config,
-                log_dir=self.log_dir,
+                log_dir=self._log_dir,
                 run_id=self._line.run_id,
                 observe_only=options.observe_only,
                 log_max_bytes=options.log_max_bytes,
@@ -142,7 +142,7 @@ class Node:
             run_dir=self._run_dir.path,
             reactor=self._reactor,
             log=self._log,
-            say=self.say,
+            say=self._say,
         )
         control.on_order = monitors.pause_or_resume
         monitors.on_check = self._each_second
@@ -154,7 +154,7 @@ class Node:
     def _make_health_check(self, ranks: int) -> HealthCheck | None:
         """Create the node health check; None if no option configures one."""
         line = self._line
-        command = ready_checks.command(line.options, line.node_health_command, log_dir=self.log_dir, ranks=ranks)
+        command = ready_checks.command(line.options, line.node_health_command, log_dir=self._log_dir, ranks=ranks)
         if command is None:
             return None
         timeout_s = line.options.node_health_timeout
@@ -163,7 +163,7 @@ class Node:
         return health
 
     def _make_ranks(self) -> NodeRanks:
-        line, reactor, log, say = self._line, self._reactor, self._log, self.say
+        line, reactor, log, say = self._line, self._reactor, self._log, self._say
         termination = Termination(
             reactor, known_children=self._children.pids, in_a_hurry=self._signals.is_in_a_hurry, say=say
         )
@@ -171,7 +171,7 @@ class Node:
         starter = RankStarter(
             line=line,
             reactor=reactor,
-            stop=self.stop,
+            stop=self._stop,
             say=say,
             run_dir=self._run_dir,
             variables=variables,
@@ -186,7 +186,7 @@ class Node:
             raised_timeouts=variables.raised_timeouts,
             termination=termination,
             device_memory=DeviceMemory(reactor, log=log, say=say),
-            crash_evidence=CrashEvidence(log, self.log_dir, say),
+            crash_evidence=CrashEvidence(log, self._log_dir, say),
             cycle_info=self._cycle_info,
             checkpoint_file=line.options.checkpoint_iteration_file,
         )
@@ -220,7 +220,7 @@ class Node:
             except OSError as error:
                 failed.append(error)
         if failed and os.path.exists(self._run_dir.path):
-            self.say(lines.left_something(failed[0], self._run_dir.path))
+            self._say(lines.left_something(failed[0], self._run_dir.path))
 
     def _woken(self) -> None:
         self._signals.drain()

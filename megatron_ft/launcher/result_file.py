@@ -1,5 +1,6 @@
-"""``LOG_DIR/result.json``: state and outcome of this life of the job, written atomically, for scripts and later lives.
+"""How this life of the job ends, for whatever comes after it: ``LOG_DIR/result.json``, and Kubernetes' termination log.
 
+``result.json`` has state and outcome of the lives of the job, for scripts and later lives, and is written atomically.
 The launcher at place 0 writes it when a cycle begins and at the end; where that one is lost, one of the next places
 does. The launcher doesn't wait for it: the event log's thread reads and writes.
 """
@@ -19,16 +20,20 @@ from megatron_ft.core.job.faults import Fault, back_again, bad_nodes, fault_of
 from megatron_ft.core.job.lives import Ending, Life, Lives
 from megatron_ft.core.job.messages import Verdict
 from megatron_ft.core.job.progress import Advance
+from megatron_ft.core.wording import printable
 from megatron_ft.ipc.files.atomic_write import write_whole
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.files.lives_file import lives_path, read_lives_file
 from megatron_ft.launcher.base import bounded_file_calls
 
-__all__ = ["End", "ResultFile", "read_lives", "utc"]
+__all__ = ["End", "ResultFile", "read_lives", "tell_kubernetes", "utc"]
 
 _READ_S = 2.0
 _TELLERS = 8
 """So many of the lowest places tell the end, if no lower one has."""
+_TERMINATION_LOG = "/dev/termination-log"
+_MOST_BYTES = 4000
+"""Of 4096 that Kubernetes reads."""
 
 
 @dataclass(frozen=True)
@@ -165,3 +170,20 @@ def _read(path: str) -> Lives:
 def utc(at_s: float) -> str:
     """Seconds since the epoch as `Life` has times."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at_s))
+
+
+def tell_kubernetes(end: End, *, path: str = _TERMINATION_LOG) -> None:
+    """Write why this container ended, in a sentence, to the file that Kubernetes has made for that, if it has."""
+    if end.ending is None:
+        return
+    text = end.ending.value.replace("_", " ") + (f": {end.cause}" if end.cause else "")
+    bounded_file_calls.call(lambda: _write_in_place(path, printable(text)), None)
+
+
+def _write_in_place(path: str, text: str) -> None:
+    try:
+        with open(path, "r+b") as file:
+            file.truncate()
+            file.write(text.encode(errors="replace")[:_MOST_BYTES])
+    except OSError:
+        pass  # another path is configured, or none

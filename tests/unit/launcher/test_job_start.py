@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 
 from megatron_ft.core.messages.fork_server import Ready
-from megatron_ft.launcher import start_lines
+from megatron_ft.launcher import job
 from megatron_ft.launcher.arguments import parse
 from megatron_ft.launcher.coordination.meeting_place import meeting_place
 from megatron_ft.launcher.spawn.forking import ForkingSpawner
@@ -28,8 +28,8 @@ def said(*options: str, here: bool = False) -> list[str]:
     told: list[str] = []
     line = parse([*options, __file__])
     place = meeting_place(line, {}, is_local=lambda _host: here)
-    announce = start_lines.sayer_for_all(line, place, told.append)
-    start_lines.tell(line, place, "/nowhere", say=told.append, announce=announce)
+    announce = job.sayer_for_all(line, place, told.append)
+    job.say_start(line, place, "/nowhere", say=told.append, announce=announce)
     nothing: Any = None
     spawner = ForkingSpawner(
         fresh=nothing,
