@@ -33,7 +33,7 @@ from megatron_ft.core.timeouts.update_rules import choose_update
 from megatron_ft.rank.base import agreement, say, user_code
 from megatron_ft.rank.client.client import RankMonitorClient
 from megatron_ft.rank.faults import simulated
-from megatron_ft.rank.hooks import finished, learning, mistakes, save_dir, tolerant, unconfigured
+from megatron_ft.rank.hooks import finished, learning, mistakes, tolerant
 from megatron_ft.rank.hooks.loop_state import (
     CheckpointConfig,
     FaultToleranceSettings,
@@ -111,7 +111,7 @@ def setup(config: Any, global_state: Any) -> None:
     user_code.note_iterations(type(getattr(getattr(global_state, "train_state", None), "step", None)) is int)
     warmup = configured_warmup(config)
     client.init_workload_monitoring(**({} if warmup is None else {"num_warmup_iters": warmup}))
-    problem = save_dir.why_unusable(save, create=get_rank_safe() == 0)
+    problem = mistakes.why_unusable(save, create=get_rank_safe() == 0)
     if problem is not None:
         _give_up(client, problem)
 
@@ -126,7 +126,7 @@ def setup(config: Any, global_state: Any) -> None:
 
     added = learning.prepare(client, _SECTIONS)
     _load_state_if_exists(global_state)
-    told = unconfigured.begin(client, ft_state, added)
+    told = learning.decide_to_learn(client, ft_state, added)
     if told:
         say.print_rank_0(f"FT: {told}")
     client.start_section("setup")
@@ -158,7 +158,7 @@ def on_training_step_end(global_state: Any) -> None:
     if ft_state.seen_tr_iters_cnt >= _warmup_steps(global_state):
         tolerant.end_section(client, "step")
     ft_state.seen_tr_iters_cnt += 1
-    if unconfigured.is_time_to_learn(ft_state):
+    if learning.is_time_to_learn(ft_state):
         _update_timeouts(selected_sections=["step"], calc_out_of_section=False, global_state=global_state)
 
 

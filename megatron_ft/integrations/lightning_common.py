@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.integrations import lightning_faults, lightning_state
+from megatron_ft.core.timeouts.ft_state_document import to_document
+from megatron_ft.integrations import lightning_faults
 from megatron_ft.integrations.lightning_faults import SimulatedFaultParams
 from megatron_ft.integrations.lightning_finished import end_of_fit, why_finished
 from megatron_ft.integrations.lightning_packages import LightningCallback, is_tuner_exit
+from megatron_ft.ipc.files.state_file import write_state
 from megatron_ft.rank.base import agreement, say, user_code
 from megatron_ft.rank.client.client import RankMonitorClient
 from megatron_ft.rank.hooks import learning, tolerant
 from megatron_ft.rank.hooks.finished import FINISHED_FLAG, write_flag
-from megatron_ft.rank.hooks.mistakes import ask_for_no_restart
-from megatron_ft.rank.hooks.save_dir import why_unusable
+from megatron_ft.rank.hooks.mistakes import ask_for_no_restart, why_unusable
 
 __all__ = ["FINISHED_FLAG", "Fit", "FitCallback"]
 
@@ -53,6 +56,20 @@ class FitCallback(LightningCallback):
         exp_dir: str | os.PathLike[str] | None = None,
         logger_name: str | None = "nemo_logger.FaultToleranceCallback",
     ) -> None:
+        """No I/O happens here.
+
+        Args:
+            autoresume: write the file ``FAULT_TOL_FINISHED_FLAG_FILE`` names when the training is finished, so that
+                the script that starts one job after the other can end (see examples/autoresume).
+            calculate_timeouts: learn timeouts, and use those of earlier runs.
+            simulated_fault_params: make one rank fail, for a rehearsal; the object or a mapping of its fields.
+            exp_dir: where learned timeouts are kept, a directory that all runs share. None is ``ft_state`` in the
+                trainer's ``log_dir``, which most loggers number anew in each run.
+            logger_name: of the logger to which this callback writes.
+
+        Raises:
+            ConfigError: simulated_fault_params make no sense (a ValueError).
+        """
         self.logger = logging.getLogger(logger_name)
         self.autoresume = autoresume
         self.calculate_timeouts = calculate_timeouts
@@ -170,13 +187,14 @@ class FitCallback(LightningCallback):
     def _prepare(self, trainer: Any, client: RankMonitorClient) -> None:
         """Between the connection and the begin: learned timeouts and the checks."""
         learning.prepare(client, ())
-        directory = lightning_state.directory_of(trainer, self.FT_DIR_NAME) if self.exp_dir is None else self.exp_dir
+        # a trainer's log_dir is a collective (one broadcast)
+        directory = self.exp_dir or Path(trainer.log_dir or trainer.default_root_dir) / self.FT_DIR_NAME
         self.timeouts_file_path = directory / self.TIMEOUTS_FILENAME
         if self.calculate_timeouts:
             problem = why_unusable(directory, create=agreement.rank() == 0)
             if problem is not None:
                 self._refuse(ConfigError(problem))
-            if self.exp_dir is None and lightning_state.is_versioned(directory):
+            if self.exp_dir is None and _is_versioned(directory):
                 self._warn(f"the next run won't find the timeouts learned in this one, in {directory}: give exp_dir")
             loaded = learning.load(client, str(self.timeouts_file_path), is_rank_0=agreement.rank() == 0)
             for line in loaded.infos:
@@ -236,7 +254,7 @@ class FitCallback(LightningCallback):
             return
         assert self.timeouts_file_path is not None
         try:
-            lightning_state.save(client, self.timeouts_file_path)
+            _save(client, self.timeouts_file_path)
         except OSError as error:
             path = self.timeouts_file_path
             self._warn(f"{path} can't be written: {error.strerror or error}. The next run won't know these timeouts")
@@ -248,3 +266,21 @@ class FitCallback(LightningCallback):
     def _warn(self, text: str) -> None:
         if agreement.rank() == 0:
             self.logger.warning("FT: %s", text)
+
+
+def _is_versioned(directory: Path) -> bool:
+    """Whether Lightning's loggers number this directory: the next run has another one and finds nothing."""
+    return re.fullmatch(r"version_\d+", directory.parent.name) is not None
+
+
+def _save(client: RankMonitorClient, path: Path) -> None:
+    """Write the client's calculated timeouts to the file. Only rank 0 may call this.
+
+    The file is ``ft_state.json``'s document, and beside it, under "current_timeouts", the client's plain state: what
+    nvidia-resiliency-ext's callbacks write and read.
+
+    Raises:
+        OSError: it can't be written.
+    """
+    state = learning.state_of(client, str(path), written_at_unix_s=time.time(), world_size=agreement.world_size())
+    write_state(str(path), {**to_document(state), **client.state_dict()})

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
 from typing import Any
 
 from megatron_ft.core.errors import RankMonitorClientError
 from megatron_ft.integrations.lightning_common import FitCallback
-from megatron_ft.integrations.lightning_faults import SimulatedFaultParams
 from megatron_ft.rank.client.client import RankMonitorClient
 from megatron_ft.rank.hooks import tolerant
 
@@ -26,31 +23,8 @@ class FaultToleranceCallback(FitCallback):
     TIMEOUTS_FILENAME = "_ft_state.json"
     MIN_ITERS_FOR_TIMEOUT_UPDATE = 2
 
-    def __init__(
-        self,
-        autoresume: bool,
-        calculate_timeouts: bool,
-        simulated_fault_params: SimulatedFaultParams | Mapping[str, Any] | None = None,
-        exp_dir: str | os.PathLike[str] | None = None,
-        logger_name: str | None = "nemo_logger.FaultToleranceCallback",
-    ) -> None:
-        """No I/O happens here.
-
-        Args:
-            autoresume: write the file ``FAULT_TOL_FINISHED_FLAG_FILE`` names when the training is finished, so that
-                the script that starts one job after the other can end (see examples/autoresume).
-            calculate_timeouts: learn timeouts, and use those of earlier runs.
-            simulated_fault_params: make one rank fail, for a rehearsal; the object or a mapping of its fields.
-            exp_dir: where learned timeouts are kept, a directory that all runs share. None is ``ft_state`` in the
-                trainer's ``log_dir``, which most loggers number anew in each run.
-            logger_name: of the logger to which this callback writes.
-
-        Raises:
-            ConfigError: simulated_fault_params make no sense (a ValueError).
-        """
-        super().__init__(autoresume, calculate_timeouts, simulated_fault_params, exp_dir, logger_name)
-        self._heartbeats = 0
-        self._has_saved_between = False
+    _heartbeats = 0
+    _has_saved_between = False
 
     def on_train_start(self, *args: Any, **kwargs: Any) -> None:
         """Heartbeat."""

@@ -23,7 +23,7 @@ from megatron_ft import fault_tolerance as ft
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.fault_plan import FAULT_TYPES, RANDOM
 from megatron_ft.rank.base import say
-from megatron_ft.rank.faults import described
+from megatron_ft.rank.faults import simulated
 
 __all__ = [
     "__getattr__",
@@ -183,14 +183,14 @@ def maybe_setup_simulated_fault() -> None:
         ConfigError: the variable or the flags can't be right (a ValueError); on all ranks alike. The launcher is asked
             not to restart.
     """
-    if described.is_described():
+    if simulated.is_described():
         _start_described_fault()
     else:
         ft.maybe_setup_simulated_fault(_settings)
 
 
 def _start_described_fault() -> None:
-    settings = described.take()
+    settings = simulated.take_description()
     if settings is not None:
         ft.maybe_setup_simulated_fault(settings)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from megatron_ft.core.timeouts.timeouts import HeartbeatTimeouts, SectionTimeouts, state_from_dict
 from megatron_ft.rank.client import client
-from megatron_ft.rank.faults import described, simulated
+from megatron_ft.rank.faults import simulated
 
 __all__ = ["RankMonitorClient"]
 
@@ -37,9 +37,11 @@ class RankMonitorClient(client.RankMonitorClient):
     def init_workload_monitoring(self, num_warmup_iters: int | None = None) -> None:
         """Connect to this rank's monitor; see there. Without a number, the first 5 iterations are the warm-up."""
         super().init_workload_monitoring(_WARMUP_ITERATIONS if num_warmup_iters is None else num_warmup_iters)
-        if described.is_described() and _is_unused("maybe_setup_simulated_fault"):
+        if simulated.is_described() and _is_unused("maybe_setup_simulated_fault"):
             simulated.maybe_start(
-                described.take(), client=lambda: self, save_dir=lambda: getattr(_megatron_args(), "save", None)
+                simulated.take_description(),
+                client=lambda: self,
+                save_dir=lambda: getattr(_megatron_args(), "save", None),
             )
 
     def start_section(self, section: str) -> None:

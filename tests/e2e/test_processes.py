@@ -26,7 +26,7 @@ from megatron_ft.launcher.processes import health_command, process_tree, termina
 from megatron_ft.launcher.processes.health_command import HealthCheck
 from megatron_ft.launcher.processes.termination import Termination
 from megatron_ft.launcher.processes.worker import Worker
-from megatron_ft.rank.reference.waiting import is_process_alive
+from megatron_ft.rank.reference.compatibility import is_process_alive
 from tests.support.launching import wait_until
 from tests.support.reactors import reactor
 

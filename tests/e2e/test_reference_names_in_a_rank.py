@@ -81,7 +81,7 @@ def test_its_other_modules_find_its_own_helpers_and_our_classes(installed: Path)
         "import nvidia_resiliency_ext.fault_tolerance.launcher as l, nvidia_resiliency_ext.fault_tolerance.data as d\n"
         "print(l.helper(), l.is_process_alive.__module__, hasattr(l.helper, 'x'), hasattr(d, 'OkMsg'))\n"
     )
-    assert in_rank(script, installed) == "2 megatron_ft.rank.reference.waiting False False\n"
+    assert in_rank(script, installed) == "2 megatron_ft.rank.reference.compatibility False False\n"
 
 
 def test_switched_off_the_package_is_all_its_own(installed: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from megatron_ft import fault_tolerance as ft
 from megatron_ft.integrations import megatron_lm
-from megatron_ft.rank.faults import described
+from megatron_ft.rank.faults import simulated
 
 CALLS: dict[str, tuple[str, ...]] = {
     "setup": (),
@@ -33,7 +33,7 @@ def fresh_state(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(megatron_lm, "_state", ft.GlobalState())
     monkeypatch.setattr(megatron_lm, "_settings", ft.FaultToleranceSettings())
     monkeypatch.setattr(megatron_lm, "_args", None)
-    monkeypatch.setattr(described, "_taken", "")
+    monkeypatch.setattr(simulated, "_taken", "")
     monkeypatch.delenv("FT_SIM_FAULT_DESC", raising=False)
 
 

@@ -17,10 +17,10 @@ from megatron_ft.core.timeouts.over_all_ranks import (
     calculate_sections,
 )
 from megatron_ft.core.timeouts.timeouts import OUT_OF_SECTION, SectionTimeouts
-from megatron_ft.rank.client.collective import max_over_ranks
+from megatron_ft.rank.base import agreement
 from megatron_ft.rank.client.recorder import Recorder
 
-__all__ = ["Enforced", "Knowledge", "seconds", "section_timeouts"]
+__all__ = ["Enforced", "Knowledge", "max_over_ranks", "seconds", "section_timeouts"]
 
 
 class Enforced(NamedTuple):
@@ -110,3 +110,36 @@ def section_timeouts(
     knowledge.known.update({name: sight.known for name, sight in sights.items()})
     recorder.settle(sights)
     return result
+
+
+def max_over_ranks(values: Sequence[float]) -> tuple[list[float], list[int]]:
+    """The maximum of each value over all ranks, and the lowest rank that has it.
+
+    Runs two all_reduce of ``len(values)`` doubles on the default process group, on the device its backend
+    works on. Without an initialised process group the values are those of a job of one rank.
+    """
+    if not values or not agreement.has_process_group():
+        return list(values), [0] * len(values)
+    import torch
+    import torch.distributed as dist
+
+    device = _device_of_backend(str(dist.get_backend_config()))
+    own = torch.tensor(list(values), dtype=torch.float64, device=device)
+    maxima = own.clone()
+    dist.all_reduce(maxima, op=dist.ReduceOp.MAX)
+    world = dist.get_world_size()
+    ranks = torch.where(own == maxima, float(dist.get_rank()), float(world))
+    dist.all_reduce(ranks, op=dist.ReduceOp.MIN)
+    return [float(v) for v in maxima.tolist()], [int(r) for r in ranks.tolist()]
+
+
+def _device_of_backend(config: str) -> str:
+    """Where a tensor must lie for a backend, e.g. ``cpu:gloo,cuda:nccl`` or ``nccl``: the CPU if it can."""
+    import torch
+
+    backends = {device: name for device, _, name in (part.rpartition(":") for part in config.lower().split(","))}
+    if "cpu" in backends or any(name in ("gloo", "mpi", "fake") for name in backends.values()):
+        return "cpu"
+    accelerator = torch.accelerator.current_accelerator()
+    assert accelerator is not None, config
+    return str(accelerator.type)

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from megatron_ft.core.board import layout as layout
+from megatron_ft.core.board import layout
 from megatron_ft.core.control import WorkloadControlRequest
 from megatron_ft.core.errors import NotUnderLauncherError, RankMonitorClientError
 from megatron_ft.core.timeouts.over_all_ranks import (
@@ -31,13 +31,12 @@ from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
 from megatron_ft.rank.base.connection import LAUNCHER_SOCKET, MONITOR_SOCKET, Welcome, ask_launcher, say_hello
 from megatron_ft.rank.base.rank_info import RankInfo
-from megatron_ft.rank.client.calculating import Knowledge, seconds, section_timeouts
-from megatron_ft.rank.client.collective import max_over_ranks
+from megatron_ft.rank.client.calculating import Knowledge, max_over_ranks, seconds, section_timeouts
 from megatron_ft.rank.client.rank_log import RankLog
 from megatron_ft.rank.client.recorder import Recorder
 from megatron_ft.rank.collectives import watch
 from megatron_ft.rank.crash_reporter.reporter import CrashReporter
-from megatron_ft.rank.reference.notice import say_whose
+from megatron_ft.rank.reference.finder import say_whose
 
 _clients: weakref.WeakSet[RankMonitorClient] = weakref.WeakSet()
 
@@ -99,7 +98,7 @@ class RankMonitorClient:
         watch.end()
         welcome = say_hello(path, info, num_warmup_iters or 0)
         self._begin(info, welcome)
-        say_whose(info)
+        say_whose(info.cycle)
         if self._loaded is not None:
             self._apply(self._loaded)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 
-from megatron_ft.core.board import layout as layout
+from megatron_ft.core.board import layout
 from megatron_ft.core.board.intervals import STEP
 from megatron_ft.core.board.layout import (
     EVENT_END,

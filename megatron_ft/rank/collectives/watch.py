@@ -24,8 +24,7 @@ from megatron_ft.rank.base.connection import MONITOR_SOCKET, Welcome, say_hello
 from megatron_ft.rank.base.rank_info import RankInfo
 from megatron_ft.rank.collectives import arrival
 from megatron_ft.rank.crash_reporter.flight_recorder import Counts, counts
-from megatron_ft.rank.crash_reporter.main_thread import main_stack
-from megatron_ft.rank.crash_reporter.reporter import CrashReporter
+from megatron_ft.rank.crash_reporter.reporter import CrashReporter, main_stack
 
 __all__ = ["begin", "end"]
 

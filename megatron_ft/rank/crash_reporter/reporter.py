@@ -26,11 +26,11 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from megatron_ft.core.board import layout as layout
+from megatron_ft.core.board import layout
 from megatron_ft.core.codec import unpack
 from megatron_ft.core.diagnosis.collectives import NoCollectives
 from megatron_ft.core.diagnosis.exceptions import EXCEPTION_MARK
-from megatron_ft.core.diagnosis.stacks import REPORTER_THREAD
+from megatron_ft.core.diagnosis.stacks import REPORTER_THREAD, Frame
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.messages.crash_reporter import Answer, Question
 from megatron_ft.ipc.board import Board
@@ -38,9 +38,8 @@ from megatron_ft.ipc.linux.polling import has_hung_up
 from megatron_ft.ipc.linux.processes import would_end_by
 from megatron_ft.rank.crash_reporter.error_file import told_by
 from megatron_ft.rank.crash_reporter.flight_recorder import collectives
-from megatron_ft.rank.crash_reporter.main_thread import main_places, main_stack
 
-__all__ = ["CrashReporter", "megatron_ft_crash_reporter"]
+__all__ = ["CrashReporter", "main_places", "main_stack", "megatron_ft_crash_reporter"]
 
 _FIRST_SIGNAL = signal.SIGRTMIN + 5
 _MAX_QUESTION_BYTES = 256
@@ -48,6 +47,8 @@ _MAX_ANSWER_BYTES = 150_000
 _MAX_LINE = 1000
 _MAX_SAMPLES = 20
 _MAX_TRACEBACK = 32_768
+_MAX_FRAMES = 60
+_BETWEEN_SAMPLES_S = 0.002
 
 _current: CrashReporter | None = None
 """The last one that began in this process."""
@@ -177,3 +178,33 @@ def megatron_ft_crash_reporter(questions: socket.socket) -> None:
         except (OSError, ProtocolError, RecursionError, ValueError):
             if questions.fileno() < 0:
                 return
+
+
+def main_stack() -> tuple[Frame, ...]:
+    """The calls of the main thread, the innermost first, at most 60, as another thread sees them."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    found: list[Frame] = []
+    while frame is not None and len(found) < _MAX_FRAMES:
+        code = frame.f_code
+        found.append(Frame(code.co_filename, frame.f_lineno or 0, code.co_name))
+        frame = frame.f_back
+    return tuple(found)
+
+
+def main_places(samples: int) -> tuple[tuple[str, ...], ...]:
+    """Where it was seen, each place once, in so many samples: more than one place shows that it moves.
+
+    A place is the calls, the innermost first, each with the instruction it is at. Python lets another thread run only
+    between two rounds of a loop or as a call begins: two samples of a thread that computes often show the same place.
+    """
+    found: list[tuple[str, ...]] = []
+    for _ in range(samples):
+        frame, place = sys._current_frames().get(threading.main_thread().ident or 0), list[str]()
+        while frame is not None and len(place) < _MAX_FRAMES:
+            file, name = os.path.basename(frame.f_code.co_filename), frame.f_code.co_name
+            place.append(f"{file}:{frame.f_lineno} {name} @{frame.f_lasti}")
+            frame = frame.f_back
+        if tuple(place) not in found:
+            found.append(tuple(place))
+        time.sleep(_BETWEEN_SAMPLES_S)
+    return tuple(found)

@@ -1,4 +1,4 @@
-"""A simulated fault after a delay: which rank, what and when, and who does it.
+"""A simulated fault after a delay, as a configuration or ``FT_SIM_FAULT_DESC`` asks for: which rank, what and when.
 
 A thread waits for the moment. Most faults it can do to the process itself; those that only the training thread
 can do (see ``IN_LOOP_TYPES``) are done in that thread's next training step.
@@ -24,14 +24,29 @@ from megatron_ft.core.wording import when
 from megatron_ft.rank.base import agreement
 from megatron_ft.rank.faults.acts import Slowness, announce, inject
 from megatron_ft.rank.hooks.learning import current_iteration, log_event
+from megatron_ft.rank.hooks.loop_state import FaultToleranceSettings
+from megatron_ft.rank.hooks.mistakes import no_restart_for_mistakes
 
-__all__ = ["SimulatedFault", "choose", "common_seed", "maybe_start", "on_step", "plan_fault", "start"]
+__all__ = [
+    "SimulatedFault",
+    "choose",
+    "common_seed",
+    "is_described",
+    "maybe_start",
+    "on_step",
+    "plan_fault",
+    "start",
+    "take_description",
+]
 
 _DELAY_SPREAD = 0.2
+_VARIABLE = "FT_SIM_FAULT_DESC"
 
 _for_next_step: list[Callable[[], None]] = []
 """What the training thread is to do in its next step."""
 _slowness = Slowness()
+_taken = ""
+"""The description whose fault was started in this process."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +61,42 @@ class SimulatedFault:
     def describe(self) -> str:
         """One line."""
         return f"rank {self.rank} {FAULT_TYPES[self.type]} in {self.delay_s:.1f} s ({self.type})"
+
+
+def is_described() -> bool:
+    """Whether the variable asks for one."""
+    return bool(os.environ.get(_VARIABLE, "").strip())
+
+
+def take_description() -> FaultToleranceSettings | None:
+    """What it asks for; None if it asks for nothing, or for what this process has taken before: it is started once.
+
+    Raises:
+        ConfigError: it can't be right; on all ranks alike. The launcher is asked not to restart.
+    """
+    global _taken
+    description = os.environ.get(_VARIABLE, "")
+    if not description.strip() or description == _taken:
+        return None
+    with no_restart_for_mistakes():
+        settings = _settings(description)
+    _taken = description
+    return settings
+
+
+def _settings(description: str) -> FaultToleranceSettings:
+    try:
+        fault_type, rank, delay = (part.strip() for part in description.split(";"))
+        return FaultToleranceSettings(
+            simulate_fault=True,
+            simulated_fault_type=fault_type,
+            simulated_fault_rank=int(rank) if rank else None,
+            simulated_fault_base_delay=float(delay),
+        )
+    except ValueError:
+        raise ConfigError(
+            f"{_VARIABLE} must be type;rank;delay, like rank_killed;1;60 or rank_hung;;60, not {show(description)}"
+        ) from None
 
 
 def plan_fault(config: Any, *, world_size: int, seed: Callable[[], int]) -> SimulatedFault:

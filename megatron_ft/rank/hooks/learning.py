@@ -7,7 +7,8 @@ file holds its plain ``state_dict()``, and nothing is looked up inside it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,12 +23,14 @@ from megatron_ft.core.timeouts.timeouts import OUT_OF_SECTION, state_to_dict
 from megatron_ft.ipc.files.state_file import BrokenStateFile, read_state, set_aside, write_state
 from megatron_ft.rank.base import agreement
 from megatron_ft.rank.client.client import RankMonitorClient
-from megatron_ft.rank.crash_reporter.parallel_layout import current_layout
 
 __all__ = [
     "Loaded",
     "current_iteration",
+    "current_layout",
+    "decide_to_learn",
     "describe_update",
+    "is_time_to_learn",
     "load",
     "log_event",
     "log_learned",
@@ -35,6 +38,19 @@ __all__ = [
     "save",
     "state_of",
 ]
+
+_NOTHING_IS_CONFIGURED = (
+    "no timeout is configured: they are learned from this run, and until then no rank is terminated as hung "
+    "(with learn_timeouts: off none is learned)"
+)
+_FIRST_STEPS = 32
+_LAYOUT = {
+    "tensor": "get_tensor_model_parallel_world_size",
+    "pipeline": "get_pipeline_model_parallel_world_size",
+    "context": "get_context_parallel_world_size",
+    "expert": "get_expert_model_parallel_world_size",
+    "data": "get_data_parallel_world_size",
+}
 
 
 @dataclass(kw_only=True)
@@ -178,6 +194,30 @@ def state_of(
     )
 
 
+def decide_to_learn(client: Any, ft_state: Any, added: Sequence[str]) -> str:
+    """Decide, after ``load``, whether a job learns without being asked: one that has no timeout configured does.
+
+    Returns the line to print about timeouts that don't exist, empty if there is nothing to say. ``added``: the sections
+    without a configured timeout.
+    """
+    mine = ours(client)
+    ft_state.learns_by_itself = False
+    if mine is not None and not ft_state.is_calculating_timeouts:
+        assert mine.cfg is not None
+        assert mine.section_timeouts is not None
+        if mine.cfg.learn_timeouts == "auto" and not any(mine.cfg.is_set(name) for name in learned.CONFIGURED_FIELDS):
+            ft_state.learns_by_itself = ft_state.is_calculating_timeouts = True
+            return "" if mine.section_timeouts.calculated_sections else _NOTHING_IS_CONFIGURED
+    names = ", ".join(map(repr, added))
+    return f"no timeout is configured for {names}: infinite until one is learned" if added else ""
+
+
+def is_time_to_learn(ft_state: Any) -> bool:
+    """After 32, 64, 128, ... steps of a run, the same on all ranks: a job may save once in an hour."""
+    steps = ft_state.seen_tr_iters_cnt
+    return getattr(ft_state, "learns_by_itself", False) and steps >= _FIRST_STEPS and steps & (steps - 1) == 0
+
+
 def log_learned(client: Any, names: Iterable[str]) -> None:
     """Append the latest calculation of these timeouts to the event log: old, new, margin, who set it.
 
@@ -236,6 +276,20 @@ def _put_away(path: str) -> str:
         return f"set aside as {set_aside(path)}"
     except OSError as error:
         return f"it could not be set aside ({error.strerror})"
+
+
+def current_layout() -> dict[str, int] | None:
+    """Sizes of megatron-core's parallel groups by kind ("tensor": 2); None while they don't exist.
+
+    It is looked up, never imported.
+    """
+    parallel_state = sys.modules.get("megatron.core.parallel_state")
+    try:
+        if parallel_state is None or not parallel_state.model_parallel_is_initialized():
+            return None
+        return {kind: int(getattr(parallel_state, function)()) for kind, function in _LAYOUT.items()}
+    except (AttributeError, AssertionError, RuntimeError, TypeError, ValueError):
+        return None  # a version that names or divides them otherwise; the layout is only told, nothing hangs on it
 
 
 def _configured(client: RankMonitorClient) -> dict[str, Any]:

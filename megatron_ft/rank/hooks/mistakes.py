@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
+import secrets
+import stat
 import sys
 from collections.abc import Iterator
 from typing import NoReturn
@@ -12,10 +16,21 @@ from megatron_ft.core.errors import ConfigError, RankMonitorClientError
 from megatron_ft.rank.base.say import print_rank_0
 from megatron_ft.rank.client.client import RankMonitorClient
 
-__all__ = ["EXIT_CODE", "ask_for_no_restart", "end_job", "no_restart_for_mistakes"]
+__all__ = ["EXIT_CODE", "ask_for_no_restart", "end_job", "no_restart_for_mistakes", "why_unusable"]
 
 EXIT_CODE = 2
 """How a rank ends whose user has to change something first."""
+_PASSING = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EINTR,
+    errno.EAGAIN,
+    errno.EIO,
+    errno.ESTALE,
+    errno.EMFILE,
+    errno.ENFILE,
+}
+"""Troubles that may be over by the first save: no reason to end the job for good."""
 
 
 def ask_for_no_restart(problem: str) -> None:
@@ -44,3 +59,47 @@ def end_job(problem: str) -> NoReturn:
     print_rank_0(f"FT: ERROR: {problem}", file=sys.stderr)
     ask_for_no_restart(problem)
     raise SystemExit(EXIT_CODE)
+
+
+def why_unusable(path: str | os.PathLike[str], *, create: bool) -> str | None:
+    """One line why a save directory can't be used, or None if it can (or if that can't be known yet).
+
+    Args:
+        path: the directory.
+        create: make it if it isn't there, and try to write in it; else (on all ranks but one, which would
+            otherwise all create files in one shared directory) it is only checked.
+    """
+    try:
+        if create:
+            if not os.path.exists(path):
+                os.makedirs(path, exist_ok=True)
+            _try_to_write(path)
+        elif not stat.S_ISDIR(os.stat(path).st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        elif not os.access(path, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        if error.errno in _PASSING or (not create and error.errno == errno.ENOENT):
+            return None
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        return (
+            f"the save directory {os.fspath(path)} can't be written: {reason}. "
+            "Choose another one or mend its permissions"
+        )
+    return None
+
+
+def _try_to_write(path: str | os.PathLike[str]) -> None:
+    """Create a file and remove it again.
+
+    Raises:
+        OSError: it can't be done.
+    """
+    name = os.path.join(path, f".ft_probe.{secrets.token_hex(8)}")
+    try:
+        os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    except FileNotFoundError:
+        if os.path.isdir(path):
+            raise  # a directory in which no file can be made, as in /proc
+        return  # removed since: saving will create it again
+    os.unlink(name)

@@ -18,7 +18,7 @@ from typing import Any
 import megatron_ft
 from megatron_ft.rank.reference.served import PACKAGES, REFERENCE, SERVED, version_shown, why_absent
 
-__all__ = ["begin", "is_in_use"]
+__all__ = ["begin", "say_whose"]
 
 
 def begin() -> None:
@@ -27,10 +27,17 @@ def begin() -> None:
         sys.meta_path.insert(0, _Finder())
 
 
-def is_in_use() -> bool:
-    """Whether this process has imported the served client."""
+def say_whose(cycle: int) -> None:
+    """In the first cycle, if the script has imported the served client: say on rank 0 whose it is."""
+    from megatron_ft.rank.base.say import print_rank_0  # not before the script's first line: it imports more
+
     module = sys.modules.get(f"{REFERENCE}.fault_tolerance")
-    return module is not None and isinstance(getattr(module.__spec__, "loader", None), _Served)
+    if cycle == 0 and module is not None and isinstance(getattr(module.__spec__, "loader", None), _Served):
+        print_rank_0(
+            f"FT: nvidia_resiliency_ext.fault_tolerance is megatron_ft {megatron_ft.__version__} here "
+            "(ft_launcher --ft-reference-names off: the package itself)",
+            file=sys.stderr,
+        )
 
 
 class _Finder:

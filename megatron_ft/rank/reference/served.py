@@ -24,8 +24,9 @@ _CLIENT = {
     **_all_in("megatron_ft.core.errors", "RankMonitorClientError"),
 }
 _SERVER = _all_in("megatron_ft.rank.client.server", "RankMonitorServer")
+_COMPATIBILITY = "megatron_ft.rank.reference.compatibility"
 _STATES = _all_in(
-    "megatron_ft.rank.reference.restart_states",
+    _COMPATIBILITY,
     *("InvalidStateTransitionException", "RankMonitorState", "RankMonitorStateMachine"),
 )
 _FAULTS = _all_in("megatron_ft.integrations.lightning_faults", "SimulatedFaultParams")
@@ -43,9 +44,12 @@ SERVED: dict[str, dict[str, str]] = {
         **_CONTROL,
     },
     f"{_FT}.rank_monitor_client": _CLIENT,
-    f"{_FT}.rank_monitor_server": {**_SERVER, **_all_in("megatron_ft.rank.reference.restart_log", "RankMonitorLogger")},
+    f"{_FT}.rank_monitor_server": {
+        **_SERVER,
+        **_all_in(_COMPATIBILITY, "RankMonitorLogger"),
+    },
     f"{_FT}.rank_monitor_state_machine": _STATES,
-    f"{_FT}.utils": _all_in("megatron_ft.rank.reference.waiting", "is_process_alive", "wait_for_mp_events"),
+    f"{_FT}.utils": _all_in(_COMPATIBILITY, "is_process_alive", "wait_for_mp_events"),
     _PTL: {
         **_FAULTS,
         **_HEARTBEATS,
@@ -54,7 +58,7 @@ SERVED: dict[str, dict[str, str]] = {
     },
     f"{_PTL}._utils": {
         **_FAULTS,
-        "is_module_available": "megatron_ft.rank.reference.waiting:is_module_available",
+        "is_module_available": f"{_COMPATIBILITY}:is_module_available",
     },
     f"{_PTL}.fault_tolerance_callback": {**_FAULTS, **_HEARTBEATS},
     f"{_PTL}.fault_tolerance_sections_callback": {**_FAULTS, **_SECTIONS},

@@ -45,8 +45,7 @@ from megatron_ft.rank.base.user_code import note_user_code
 from megatron_ft.rank.collectives import arrival
 from megatron_ft.rank.crash_reporter.error_file import write_error_file
 from megatron_ft.rank.run_ahead.acting import place
-from megatron_ft.rank.run_ahead.forking import fork_orphans
-from megatron_ft.rank.run_ahead.huge_pages import collapse_memory
+from megatron_ft.rank.run_ahead.forking import collapse_memory, fork_orphans
 from megatron_ft.rank.run_ahead.sharing import descriptors, identity, take_over, why_not_shared
 from megatron_ft.rank.run_ahead.watching import Watch
 

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import re
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 from megatron_ft.core.run_ahead import tells_ranks_apart
 from megatron_ft.rank.base.replacing import Replacements
 from megatron_ft.rank.run_ahead.acting import callers, in_import, is_librarys, is_own, is_users, module_of
-from megatron_ft.rank.run_ahead.cuda import answer_without_cuda
-from megatron_ft.rank.run_ahead.environ import watch_environ
+from megatron_ft.rank.run_ahead.forking import ask_fork
 from megatron_ft.rank.run_ahead.randomness import Randomness
 from megatron_ft.rank.run_ahead.read_files import ReadFiles
 
-__all__ = ["Watch"]
+__all__ = ["Watch", "watch_environ"]
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _STANDARD_INPUT = (0, "/dev/stdin", "/proc/self/fd/0", "/dev/fd/0", "/dev/tty")
@@ -107,7 +108,7 @@ class Watch:
         ):
             self._watch(names, before)
         self.replaced.when_imported(
-            "torch", lambda torch: answer_without_cuda(torch, self.replaced, self._stop, self.unwatched)
+            "torch", lambda torch: _answer_without_cuda(torch, self.replaced, self._stop, self.unwatched)
         )
         sys.addaudithook(_audit)
 
@@ -215,3 +216,87 @@ def _logs_show_process() -> bool:
     return any(
         type(each).format is not logging.Formatter.format or "process" in (each._fmt or "") for each in formatters
     )
+
+
+def watch_environ(
+    replacements: Replacements, on_use: Callable[[str], None], on_walk: Callable[[], None], on_copy: Callable[[], None]
+) -> None:
+    """Let ``os.environ`` tell before a variable of a rank is used, until the replacements are undone.
+
+    ``on_use`` is called with the name before such a variable is read, looked for, set or removed; it may put it there.
+    ``on_walk`` is called before code walks over all variables, ``on_copy`` before it copies them all, to look
+    into the copy later.
+    """
+    environs: tuple[Any, Any] = os.environ, os.environb
+    for each in environs:
+        # every use of a variable encodes its name first; frames that a traceback may show stay Python's own
+        replacements.put(each, "encodekey", _telling(each.encodekey, on_use))
+    for name in ("__iter__", "__len__", "__repr__"):
+        replacements.replace(type(os.environ), name, lambda _environ: on_walk())
+    replacements.replace(type(os.environ), "copy", lambda _environ: on_copy())
+
+
+def _telling(encode: Callable[[Any], bytes], on_use: Callable[[str], None]) -> Callable[[Any], bytes]:
+    shared = {*os.environ._data}  # type: ignore[attr-defined]  # the same in all ranks, whatever their names are
+
+    def encodekey(key: Any) -> bytes:
+        name = encode(key)
+        text = os.fsdecode(name)
+        if name not in shared and tells_ranks_apart(text):
+            on_use(text)
+        return name
+
+    return encodekey
+
+
+def _answer_without_cuda(
+    torch: Any,
+    replacements: Replacements,
+    stop: Callable[[str], None],
+    unwatched: Callable[[], AbstractContextManager[None]],
+) -> None:
+    """Until the replacements are undone, have torch answer questions about CUDA without initialising it.
+
+    A process that has asked the driver for anything can't be forked any more. Libraries ask, while they are imported,
+    whether there is a device at all: NVML knows that. ``stop`` is called before the driver is initialised; what is done
+    within ``unwatched`` isn't watched.
+    """
+
+    def asked_elsewhere(function: Callable[[], Any]) -> Callable[[], Any]:
+        """NVML keeps devices open: a process of its own asks it."""
+
+        def ask() -> Any:
+            with unwatched():
+                return ask_fork(function)
+
+        return ask
+
+    def if_driver(count: Callable[[], Any]) -> Callable[[], Any]:
+        """Where NVML doesn't know."""
+
+        def count_devices() -> Any:
+            if not (torch.version.hip or _has_driver()):
+                return 0
+            stop("initialises CUDA")
+            return count()
+
+        return count_devices
+
+    replacements.replace(torch._C, "_cuda_init", lambda *_: stop("initialises CUDA"))
+    # what PYTORCH_NVML_BASED_CUDA_CHECK=1 does, which ranks would inherit
+    replacements.put(torch.cuda, "_nvml_based_avail", lambda: True)
+    for owner, name, standing_in in (
+        (torch.cuda, "_raw_device_count_nvml", asked_elsewhere),
+        (torch.cuda, "_raw_device_uuid_nvml", asked_elsewhere),
+        (torch._C, "_cuda_getDeviceCount", if_driver),
+    ):
+        if hasattr(owner, name):
+            replacements.put(owner, name, standing_in(getattr(owner, name)))
+
+
+def _has_driver() -> bool:
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True

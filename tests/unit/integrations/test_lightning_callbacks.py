@@ -323,7 +323,7 @@ def test_a_file_that_cannot_be_written(
     def full_disk(path: str, document: object) -> None:
         raise OSError(28, os.strerror(28))
 
-    monkeypatch.setattr("megatron_ft.integrations.lightning_state.write_state", full_disk)
+    monkeypatch.setattr("megatron_ft.integrations.lightning_common.write_state", full_disk)
     fits.fit(fits.sections(), max_steps=20)
     assert "No space left on device" in caplog.text
     assert fits.flag.exists()

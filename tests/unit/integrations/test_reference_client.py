@@ -12,7 +12,7 @@ from megatron_ft.core.timeouts.timeouts import HeartbeatTimeouts, SectionTimeout
 from megatron_ft.integrations import reference_client as reference
 from megatron_ft.integrations.reference_client import RankMonitorClient
 from megatron_ft.rank.client import client as ours
-from megatron_ft.rank.faults import described
+from megatron_ft.rank.faults import simulated
 
 STATE = {
     "current_timeouts": {
@@ -32,7 +32,7 @@ def inits(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
     """The numbers of warm-up iterations that clients have connected with."""
     found: list[int | None] = []
     monkeypatch.setattr(ours.RankMonitorClient, "init_workload_monitoring", lambda _self, number: found.append(number))
-    monkeypatch.setattr(described, "_taken", "")
+    monkeypatch.setattr(simulated, "_taken", "")
     monkeypatch.delenv("FT_SIM_FAULT_DESC", raising=False)
     return found
 

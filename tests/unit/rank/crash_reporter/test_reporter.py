@@ -1,23 +1,30 @@
-"""The thread that answers a monitor: whatever it is asked, it goes on."""
+"""The thread that answers a monitor: whatever it is asked, it goes on; what it sees of the main thread."""
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from megatron_ft.core.diagnosis.evidence import Stacks, Thread
+from megatron_ft.core.diagnosis.evidence_page import evidence_text
+from megatron_ft.core.diagnosis.stacks import REPORTER_THREAD, parse_faulthandler
 from megatron_ft.core.messages.crash_reporter import Answer
 from megatron_ft.rank.crash_reporter import reporter
+from megatron_ft.rank.crash_reporter.reporter import main_places, megatron_ft_crash_reporter
+from tests.support.evidence import hang_evidence
 
 
 @pytest.fixture
 def monitor() -> Iterator[socket.socket]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.settimeout(30)
-    thread = threading.Thread(target=reporter.megatron_ft_crash_reporter, args=(theirs,))
+    thread = threading.Thread(target=megatron_ft_crash_reporter, args=(theirs,))
     thread.start()
     yield ours
     ours.close()
@@ -53,3 +60,64 @@ def test_an_answer_that_is_too_long_says_so(monitor: socket.socket, monkeypatch:
     answer = json.loads(monitor.recv(1 << 20))
     assert answer.keys() == {"id", "error"}
     assert answer["error"].endswith("bytes are too many")
+
+
+def test_the_page_of_evidence_leaves_the_thread_out(tmp_path: Path) -> None:
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    thread = threading.Thread(target=megatron_ft_crash_reporter, args=(its,), name=REPORTER_THREAD)
+    thread.start()
+    with ours:
+        ours.send(b'{"id": 1}')
+        ours.recv(1 << 20)  # it is there
+        with (tmp_path / "stacks").open("w") as file:
+            faulthandler.dump_traceback(file=file)
+    thread.join(10)
+    stacks = parse_faulthandler((tmp_path / "stacks").read_text())
+    assert any(REPORTER_THREAD in [frame.function for frame in stack.frames] for stack in stacks)
+    threads = tuple(Thread(ident=stack.ident, name="", main=False, frames=tuple(stack.frames)) for stack in stacks)
+    page = evidence_text(hang_evidence(stacks=Stacks(source="faulthandler", threads=threads)))
+    assert "in test_the_page_of_evidence_leaves_the_thread_out" in page
+    assert REPORTER_THREAD not in page
+
+
+def seen_while(work: Callable[[], object]) -> list[list[str]]:
+    """What another thread sees of this one while it works, until that thread has seen enough."""
+    found: list[list[str]] = []
+    thread = threading.Thread(target=lambda: found.extend(main_places(10)))
+    thread.start()
+    while thread.is_alive():
+        work()
+    return found
+
+
+def test_a_thread_that_computes_is_seen_in_several_places() -> None:
+    def one() -> None:
+        for _ in range(2000):
+            pass
+
+    def other() -> None:
+        for _ in range(2000):
+            pass
+
+    def both() -> None:
+        one()
+        other()
+
+    places = seen_while(both)
+    assert len(places) > 1
+    assert any(place[0].startswith("test_reporter.py:") for place in places)
+
+
+def test_a_thread_that_waits_is_seen_in_one() -> None:
+    found: list[list[str]] = []
+    done = threading.Event()
+
+    def look() -> None:
+        found.extend(main_places(10))
+        done.set()
+
+    threading.Thread(target=look).start()
+    done.wait()
+    # it may have been on its way there when it was looked at first
+    assert len(found) <= 2
+    assert any(" wait @" in call for call in found[-1])

@@ -18,7 +18,6 @@ from megatron_ft.core.config.sections import MAX_SECTIONS
 from megatron_ft.core.errors import RankMonitorClientError
 from megatron_ft.core.timeouts.timeouts import SectionTimeouts
 from megatron_ft.rank.client.client import RankMonitorClient
-from megatron_ft.rank.crash_reporter.parallel_layout import current_layout
 from megatron_ft.rank.hooks import learning
 from tests.support.training import (
     ALL,
@@ -267,7 +266,7 @@ def test_another_size_or_layout_is_said(
 @pytest.mark.parametrize("groups", [SimpleNamespace(), SimpleNamespace(model_parallel_is_initialized=lambda: False)])
 def test_a_megatron_without_groups_has_no_layout(monkeypatch: pytest.MonkeyPatch, groups: SimpleNamespace) -> None:
     monkeypatch.setitem(sys.modules, "megatron.core.parallel_state", groups)
-    assert current_layout() is None
+    assert learning.current_layout() is None
 
 
 def test_learned_timeouts_have_the_configured_floor(bench: Bench) -> None:

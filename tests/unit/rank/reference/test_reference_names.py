@@ -10,7 +10,7 @@ import pytest
 
 from megatron_ft.launcher.spawn.rank_environment import STARTUP, rank_environment
 from megatron_ft.rank.base.rank_info import RankInfo
-from megatron_ft.rank.reference.restart_states import (
+from megatron_ft.rank.reference.compatibility import (
     InvalidStateTransitionException,
     RankMonitorState,
     RankMonitorStateMachine,

@@ -1,11 +1,28 @@
-"""The states of the reference's layered restarts, for callers that follow them. Nothing of this package uses them."""
+"""Names of nvidia-resiliency-ext that this package serves and doesn't use itself: restarts in a process, helpers."""
 
 from __future__ import annotations
 
 import enum
+import importlib.util
+import logging
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["InvalidStateTransitionException", "RankMonitorState", "RankMonitorStateMachine"]
+from megatron_ft.ipc.linux.processes import read_stat
+
+__all__ = [
+    "InvalidStateTransitionException",
+    "RankMonitorLogger",
+    "RankMonitorState",
+    "RankMonitorStateMachine",
+    "is_module_available",
+    "is_process_alive",
+    "wait_for_mp_events",
+]
 
 
 class InvalidStateTransitionException(Exception):
@@ -110,3 +127,63 @@ class RankMonitorStateMachine:
         if self.state not in table:
             raise AssertionError(f"unexpected {event} in {self.state}")
         self.transition_to(table[self.state])
+
+
+class RankMonitorLogger(logging.Logger):
+    """Writes to standard error; what it reports of restarts goes to standard output, if that is asked for."""
+
+    def __init__(
+        self,
+        name: str = "RankMonServer",
+        level: int = logging.INFO,
+        connected_rank: int | None = None,
+        is_restarter_logger: bool = False,
+    ) -> None:
+        super().__init__(name, level)
+        self.is_restarter_logger = is_restarter_logger
+        self.propagate = False
+        self.addHandler(logging.StreamHandler(sys.stderr))
+        self.restarter_logger = logging.Logger(f"{name}.Restarter", logging.DEBUG)
+        told = logging.StreamHandler(sys.stdout)
+        told.setFormatter(logging.Formatter("[%(asctime)s] [ALWAYS] [%(name)s] %(message)s"))
+        self.restarter_logger.addHandler(told)
+        self.set_connected_rank(connected_rank)
+
+    def set_connected_rank(self, rank: int | None) -> None:
+        """Whose it is, in each line from here on."""
+        self.rank = rank
+        who = f"{self.name}{os.getpid()}@{socket.gethostname()}:{'<none>' if rank is None else rank}"
+        for handler in self.handlers:
+            handler.setFormatter(logging.Formatter(f"[%(asctime)s] [%(levelname)s] [{who}] %(message)s"))
+
+    def log_for_restarter(self, message: str, *arguments: object) -> None:
+        """A line about a restart."""
+        if self.is_restarter_logger:
+            self.restarter_logger.debug(message, *arguments)
+
+    def log_restarter_event(self, message: str, *arguments: object) -> None:
+        """The same."""
+        self.log_for_restarter(message, *arguments)
+
+
+def is_module_available(module: str) -> bool:
+    """Whether a module could be imported."""
+    return importlib.util.find_spec(module) is not None
+
+
+def is_process_alive(pid: int) -> bool:
+    """Whether a process of that number is alive: a zombie isn't."""
+    stat = read_stat(pid)
+    return stat is not None and stat.state != "Z"
+
+
+def wait_for_mp_events(events: Iterable[Any], timeout: float = 60) -> None:
+    """Wait until all of these events of ``multiprocessing`` are set.
+
+    Raises:
+        RuntimeError: one isn't after ``timeout`` seconds in all.
+    """
+    deadline = time.monotonic() + timeout
+    for event in events:
+        if not event.wait(max(0.0, deadline - time.monotonic())):
+            raise RuntimeError(f"an event wasn't set in {timeout:g} s")
