@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from megatron_ft.core.job.beats import beat_s, lost_s
 from megatron_ft.core.job.decisions import Kind
-from megatron_ft.core.job.member import CUT_OFF_S, GIVE_UP_S
+from megatron_ft.core.job.member import CUT_OFF_S
+from megatron_ft.core.job.patience import GIVE_UP_S
 from megatron_ft.core.job.search import LONGEST_SKIP_S
 from tests.simulation.history import FOR_A_WHILE, RANK_FAULTS, STOPS, cycles, members
 

@@ -24,6 +24,7 @@ class Ear:
         self.told: list[Any] = []
         self.heard_messages: list[m.ToMember] = []
         self.is_inside = False
+        self.problem = ""
 
     def _note(self, what: Any) -> None:
         assert not self.is_inside, "called from inside a method of the transport"
@@ -32,7 +33,8 @@ class Ear:
     def opened(self) -> None:
         self._note("opened")
 
-    def failed(self) -> None:
+    def failed(self, problem: str) -> None:
+        self.problem = problem
         self._note("failed")
 
     def broken(self, *, silent: bool = False) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from megatron_ft.core.coordinator.consensus import Consensus
 from megatron_ft.core.coordinator.nodes import Node
 from megatron_ft.core.job.admission import Admission
-from megatron_ft.core.job.member import GIVE_UP_S
+from megatron_ft.core.job.patience import GIVE_UP_S
 
 __all__ = ["FORGETS_S", "Forgetting"]
 

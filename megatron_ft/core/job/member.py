@@ -11,22 +11,20 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from megatron_ft.core.job import edge
+from megatron_ft.core.job import edge, patience
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.admission import MOVED_S
 from megatron_ft.core.job.beats import beat_s, lost_s
 from megatron_ft.core.job.decisions import Beside, Held, Kind, Memory, Term
 from megatron_ft.core.job.identity import Identity
 from megatron_ft.core.job.own_clock import OwnClock
-from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
+from megatron_ft.core.job.restart_policy import NodeState, Outcome
 from megatron_ft.core.job.search import Search
 
 __all__ = ["CUT_OFF_S", "Member"]
 
 CUT_OFF_S = 15.0
 """Added to the time in which silence is noticed: another coordinator has taken over by then, if one can."""
-GIVE_UP_S = 60.0
-"""Seconds without a coordinator after which a node that was part of the job leaves it."""
 _CONNECT_S = 2.0
 _PATIENCE_S = (2.0, 4.0)
 """How long to wait for a coordinator that can't lead yet: at random, so that all launchers meet at one in the end."""
@@ -64,7 +62,7 @@ class Member:
         self._leaving: m.Goodbye | None = None
         self._leave_s: float | None = None
         self._is_over = False
-        self._is_cut_off = False
+        self._is_cut_off = self._has_said_unreached = False
 
     @property
     def alarm_s(self) -> float:
@@ -134,10 +132,10 @@ class Member:
             self._out.append(edge.Transmit(self._leaving))
         return self._take()
 
-    def failed(self, now_s: float) -> list[edge.MemberEffect]:
-        """The connection couldn't be opened."""
+    def failed(self, now_s: float, problem: str = "no answer") -> list[edge.MemberEffect]:
+        """The connection couldn't be opened; ``problem``: why, in words."""
         self._clock.set(now_s)
-        self._seek()
+        self._seek(problem=problem)
         return self._take()
 
     def broken(self, now_s: float, *, silent: bool = False) -> list[edge.MemberEffect]:
@@ -163,11 +161,11 @@ class Member:
         """This launcher has started a coordinator at that address; empty if it is gone."""
         self._owned = address
 
-    def _seek(self, *, at_once: bool = False) -> None:
-        """Try the next address."""
+    def _seek(self, *, at_once: bool = False, problem: str = "no answer") -> None:
+        """Try the next address; ``problem``: why not this one."""
         if self._is_open:
             self._out.append(edge.Disconnect())
-        self._search.tried(is_answered=self._is_answered)
+        self._search.tried(is_answered=self._is_answered, problem=problem)
         self._unled()
         self._is_open, self._until_s = False, None
         wait_s = 0.0 if at_once else self._chance.uniform(*_RETRY_S)
@@ -202,27 +200,19 @@ class Member:
                 self._out.append(edge.Say(f"{text}: terminating the ranks of this node; other nodes may continue"))
                 end = m.End(self.standing.cycle, Outcome.MEMBERSHIP, restarts=True, lost=True, text=text)
                 self._out.append(edge.EndRanks(end, is_cut_off=True))
-        runs = self.standing.phase is m.NodePhase.RUNNING
-        if unled_s >= self._patience_s() and not runs:
-            self._give_up()
+        if not self._has_said_unreached and unled_s >= patience.REPORT_UNREACHED_S and self._is_new:
+            self._has_said_unreached = True
+            self._out.append(edge.Say(patience.unreached(self.identity, self._search.problem)))
+        if unled_s >= self._patience_s() and self.standing.phase is not m.NodePhase.RUNNING:
+            gives_up = patience.give_up(self.identity, self.memory, self.standing, self._search.problem)
+            self._leave(gives_up.code, gives_up.text)
+
+    @property
+    def _is_new(self) -> bool:
+        return patience.is_new(self.memory, self.standing)
 
     def _patience_s(self) -> float:
-        bound_s = self.identity.rules.join_timeout_s
-        is_new = self.memory.is_empty and self.standing.phase is not m.NodePhase.EXCLUDED
-        return bound_s if is_new else min(bound_s, GIVE_UP_S)
-
-    def _give_up(self) -> None:
-        accepted, verdict = self.memory.accepted, self.standing.verdict
-        if accepted is not None and accepted.held.decision.kind is Kind.END:
-            self._leave(accepted.held.decision.code, accepted.held.decision.text)
-        elif verdict is not None and verdict.action is not Action.RESTART:
-            self._leave(verdict.code, verdict.text)
-        elif self.standing.phase is m.NodePhase.EXCLUDED:
-            # the other nodes may still train, and a scheduler may end their job at any other code
-            self._leave(0, "no coordinator is reachable any more")
-        else:
-            text = "no coordinator reachable that can continue the job: start the job again"
-            self._leave(self.identity.rules.try_again_code, text)
+        return patience.patience_s(self.identity, self.memory, self.standing)
 
     def _unanswered(self) -> None:
         """No coordinator has answered the goodbye: whether the job goes on isn't known."""

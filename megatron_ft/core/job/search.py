@@ -35,6 +35,8 @@ class Search:
         """Addresses that didn't answer: until when that is held against them, and how often it was so."""
         self._tried_s: dict[str, float] = {}
         """When each address was tried last."""
+        self.problem = ""
+        """Why the first endpoint was not reached when it was tried last."""
         self._told_here: str | None = None
         """Where another coordinator is, as the one at ``address`` has said last; None if it has said nothing yet."""
 
@@ -55,9 +57,11 @@ class Search:
         self._tried_s[self.address], self._told_here = now_s, None
         return self.address
 
-    def tried(self, *, is_answered: bool) -> None:
+    def tried(self, *, is_answered: bool, problem: str = "no answer") -> None:
         """The address is given up; ``is_answered``: a coordinator is there, which doesn't lead."""
         self.is_first = self.is_first and not is_answered
+        if self.address == self._endpoints[0]:
+            self.problem = "the coordinator there cannot lead yet" if is_answered else problem
 
     def found_silent(self, now_s: float) -> None:
         """The address that was tried doesn't answer: skip it for a while."""

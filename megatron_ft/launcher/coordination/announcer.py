@@ -32,7 +32,7 @@ class Announcer:
         if self._moved is not None:
             self._sockets.transmit(self._moved)
 
-    def failed(self) -> None:
+    def failed(self, problem: str) -> None:
         """No process listens there."""
 
     def broken(self, *, silent: bool = False) -> None:

@@ -104,9 +104,9 @@ class Coordination:
         """It is there."""
         self._do(self.member.opened(time.monotonic()))
 
-    def failed(self) -> None:
-        """The connection can't be made."""
-        self._do(self.member.failed(time.monotonic()))
+    def failed(self, problem: str) -> None:
+        """The connection can't be made; ``problem``: why, in words."""
+        self._do(self.member.failed(time.monotonic(), problem))
 
     def broken(self, *, silent: bool = False) -> None:
         """It has ended."""

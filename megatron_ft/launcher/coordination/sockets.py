@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import functools
+import os
 import select
 import socket
 import time
@@ -37,6 +39,8 @@ class Sockets:
         """Where it is connected, or connecting; empty if nowhere."""
         self._targets: list[tcp.Target] = []
         """Addresses of that host that are still to be tried."""
+        self._problem = ""
+        """Why the last one couldn't be connected to."""
         self._peer: tcp.Peer | None = None
         self._asked: Asked | None = None
         """None until the connection is there."""
@@ -51,9 +55,11 @@ class Sockets:
         self._address = address
         try:
             host, port = tcp.parse_address(address)
-        except ProtocolError:
+        except ProtocolError as error:
+            self._problem = str(error)
             self._say_soon(self._fail)
             return
+        self._problem = "the host name cannot be resolved"
         try:
             self._targets = tcp.look_up(host, port, is_number=True)
         except OSError:
@@ -92,7 +98,8 @@ class Sockets:
         while self._targets:
             try:
                 self._peer = tcp.begin(self._targets.pop(0))
-            except OSError:
+            except OSError as error:
+                self._problem = os.strerror(error.errno or errno.EIO)
                 continue
             self._reactor.watch(self._peer.fileno(), self._served)
             self._reactor.watch_room(self._peer.fileno(), True)
@@ -102,7 +109,7 @@ class Sockets:
 
     def _fail(self) -> None:
         self.disconnect()
-        self._listener.failed()
+        self._listener.failed(self._problem)
 
     def _say_soon(self, callback: Callable[[], None]) -> None:
         if self._soon is None:
@@ -113,7 +120,8 @@ class Sockets:
         peer = self._peer
         assert peer is not None
         if self._asked is None:
-            if _has_failed(peer.sock):
+            if problem := _failure(peer.sock):
+                self._problem = os.strerror(problem)
                 self._drop_peer()
                 self._try_next()
                 return
@@ -201,15 +209,15 @@ class Sockets:
             peer.close()
 
 
-def _has_failed(sock: socket.socket) -> bool:
-    """Whether a connection that was being made hasn't come about."""
+def _failure(sock: socket.socket) -> int:
+    """Why a connection that was being made hasn't come about, as an errno; 0 if it has."""
     try:
-        if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-            return True
+        if error := sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            return error
         # if no process listens there, a socket may by chance get the very port that it connects to, and reach itself
-        return bool(sock.getpeername() == sock.getsockname())
-    except OSError:
-        return True
+        return errno.ECONNREFUSED if sock.getpeername() == sock.getsockname() else 0
+    except OSError as error:
+        return error.errno or errno.EIO
 
 
 def _flush_within(peer: tcp.Peer, within_s: float) -> None:

@@ -21,8 +21,8 @@ class Listener(Protocol):
     def opened(self) -> None:
         """It is there, and the coordinator has shown that it knows the secret, if there is one."""
 
-    def failed(self) -> None:
-        """The connection can't be made."""
+    def failed(self, problem: str) -> None:
+        """The connection can't be made; ``problem``: why, in words."""
 
     def broken(self, *, silent: bool = False) -> None:
         """It has ended. ``silent``: the other host answers no packet any more."""
@@ -98,7 +98,7 @@ class InProcess:
 
     def _fail(self) -> None:
         self._link = None
-        self._listener.failed()
+        self._listener.failed("the coordinator has ended")
 
     def _break(self) -> None:
         self._link = None

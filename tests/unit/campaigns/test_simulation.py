@@ -16,7 +16,7 @@ from megatron_ft.core.coordinator.cycle import Cycle
 from megatron_ft.core.coordinator.next_cycle import NextCycle
 from megatron_ft.core.coordinator.notices import Notices
 from megatron_ft.core.diagnosis.exits import CauseKind
-from megatron_ft.core.job import edge, lines, member
+from megatron_ft.core.job import edge, lines, member, patience
 from megatron_ft.core.job.decisions import Kind
 from megatron_ft.core.job.member import Member
 from megatron_ft.core.job.messages import NodePhase, Verdict
@@ -190,7 +190,7 @@ def _ends_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _is_never_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(member, "CUT_OFF_S", 500.0)
-    monkeypatch.setattr(member, "GIVE_UP_S", 500.0)
+    monkeypatch.setattr(patience, "GIVE_UP_S", 500.0)
 
 
 def _ends_no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:

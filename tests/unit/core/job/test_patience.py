@@ -6,7 +6,8 @@ from typing import Any
 
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.member import GIVE_UP_S, Member
+from megatron_ft.core.job.member import Member
+from megatron_ft.core.job.patience import GIVE_UP_S, REPORT_UNREACHED_S
 from tests.support.job_machines import RULES, decision, led, member
 
 
@@ -44,3 +45,31 @@ def test_a_launcher_that_has_accepted_a_first_decision_gives_up_as_those_of_a_jo
     at_s, left = _given_up(machine, 1.0)
     assert 1.0 + GIVE_UP_S <= at_s < 1.0 + GIVE_UP_S + 1.0
     assert left.code == RULES.try_again_code
+
+
+def test_a_launcher_that_reaches_no_coordinator_at_the_start_tells_why_soon_and_at_the_end() -> None:
+    machine, lines, left, now_s = member(), [], [], 0.0
+    while not left:
+        effects = machine.tick(now_s)
+        connects = [effect.address for effect in effects if isinstance(effect, edge.Connect)]
+        if connects:
+            effects += machine.failed(now_s, "no route" if connects == ["first:1"] else "Connection refused")
+        lines += [(now_s, effect.text) for effect in effects if isinstance(effect, edge.Say)]
+        left += [effect for effect in effects if isinstance(effect, edge.Leave)]
+        now_s = max(now_s, machine.alarm_s) + 0.001
+    ((said_s, line),) = lines
+    timeout = f"{RULES.join_timeout_s:g} s (--rdzv-conf join_timeout)"
+    assert REPORT_UNREACHED_S <= said_s < REPORT_UNREACHED_S + 1.0
+    assert line == f"coordinator at first:1 not reached yet: no route; trying for {timeout}"
+    assert left == [edge.Leave(RULES.try_again_code, f"coordinator at first:1 not reached within {timeout}: no route")]
+
+
+def test_a_launcher_that_a_coordinator_leads_does_not_tell_that_it_reaches_none() -> None:
+    machine = led(member())
+    machine.tell(m.Ready(), 0.0)
+    told, now_s = [], 0.0
+    while now_s < 3 * REPORT_UNREACHED_S:
+        now_s = max(now_s, machine.alarm_s) + 0.001
+        effects = machine.tick(now_s) + machine.heard(m.Beat(), now_s)
+        told += [effect for effect in effects if isinstance(effect, edge.Say | edge.Leave)]
+    assert told == []

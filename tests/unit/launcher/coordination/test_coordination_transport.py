@@ -216,11 +216,18 @@ def test_nobody_there_and_no_address_are_failures(reactor: Reactor) -> None:
     with tcp.listen("127.0.0.1", 0) as listener:
         free = f"127.0.0.1:{listener.getsockname()[1]}"
     with sockets(reactor) as (transport, ear):
-        for count, address in enumerate(
-            (free, "localhost:1", "no.such.host.invalid:1", "a" * 300 + ":1", "nonsense"), 1
-        ):
+        unknown = "the host name cannot be resolved"
+        problems = {
+            free: "Connection refused",
+            "localhost:1": "Connection refused",
+            "no.such.host.invalid:1": unknown,
+            "a" * 300 + ":1": unknown,
+            "nonsense": unknown,
+        }
+        for count, address in enumerate(problems, 1):
             connect(transport, ear, address)
             until(reactor, lambda count=count: len(ear.told) == count)
+            assert ear.problem == problems[address]
         assert set(ear.told) == {"failed"}
 
 
@@ -401,7 +408,7 @@ class Node:
     def opened(self) -> None:
         self.do(self.member.opened(time.monotonic()))
 
-    def failed(self) -> None:
+    def failed(self, problem: str) -> None:
         self.do(self.member.failed(time.monotonic()))
 
     def broken(self, *, silent: bool = False) -> None:

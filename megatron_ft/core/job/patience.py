@@ -1,0 +1,52 @@
+"""How long a launcher waits for a coordinator, and with which exit code it gives up. Pure."""
+
+from __future__ import annotations
+
+from megatron_ft.core.job import edge
+from megatron_ft.core.job import messages as m
+from megatron_ft.core.job.decisions import Kind, Memory
+from megatron_ft.core.job.identity import Identity
+from megatron_ft.core.job.restart_policy import Action
+
+__all__ = ["GIVE_UP_S", "REPORT_UNREACHED_S", "give_up", "is_new", "patience_s", "unreached"]
+
+GIVE_UP_S = 60.0
+"""Seconds without a coordinator after which a node that was part of the job leaves it."""
+REPORT_UNREACHED_S = 10.0
+"""Seconds after which a launcher that hasn't reached any coordinator yet tells the user why."""
+
+
+def is_new(memory: Memory, standing: m.Standing) -> bool:
+    """Whether this launcher has had no part in the job yet."""
+    return memory.is_empty and standing.phase is not m.NodePhase.EXCLUDED
+
+
+def patience_s(identity: Identity, memory: Memory, standing: m.Standing) -> float:
+    """How many seconds to wait for a coordinator."""
+    join_s = identity.rules.join_timeout_s
+    return join_s if is_new(memory, standing) else min(join_s, GIVE_UP_S)
+
+
+def unreached(identity: Identity, problem: str) -> str:
+    """While it is waited for. ``problem``: why the last try failed."""
+    return f"coordinator at {identity.endpoints[0]} not reached yet: {problem}; trying for {_join_timeout(identity)}"
+
+
+def give_up(identity: Identity, memory: Memory, standing: m.Standing, problem: str) -> edge.Leave:
+    """The time is over. ``problem``: why the last try failed."""
+    accepted, verdict = memory.accepted, standing.verdict
+    if accepted is not None and accepted.held.decision.kind is Kind.END:
+        return edge.Leave(accepted.held.decision.code, accepted.held.decision.text)
+    if verdict is not None and verdict.action is not Action.RESTART:
+        return edge.Leave(verdict.code, verdict.text)
+    if standing.phase is m.NodePhase.EXCLUDED:
+        # the other nodes may still train, and a scheduler may end their job at any other code
+        return edge.Leave(0, "no coordinator is reachable any more")
+    text = "no coordinator reachable that can continue the job: start the job again"
+    if is_new(memory, standing):
+        text = f"coordinator at {identity.endpoints[0]} not reached within {_join_timeout(identity)}: {problem}"
+    return edge.Leave(identity.rules.try_again_code, text)
+
+
+def _join_timeout(identity: Identity) -> str:
+    return f"{identity.rules.join_timeout_s:g} s (--rdzv-conf join_timeout)"
