@@ -6,10 +6,15 @@ import signal
 
 from hypothesis import strategies as st
 
+from megatron_ft.core.timeouts.timeouts import OUT_OF_SECTION
 from megatron_ft.core.times import MAX_SECONDS
 
 _seconds = st.floats(min_value=0, max_value=MAX_SECONDS, exclude_min=True)
-_names = st.text(min_size=1, max_size=15).filter(lambda s: s.isprintable() and s == s.strip())
+_names = st.text(min_size=1, max_size=15).filter(
+    lambda s: (
+        s.isprintable() and s == s.strip() and s != OUT_OF_SECTION
+    )  # hypothesis tries strings that the code compares
+)
 CONFIG_VALUES = st.fixed_dictionaries(
     {},
     optional={
