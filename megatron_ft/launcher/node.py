@@ -26,14 +26,13 @@ from megatron_ft.launcher.cycle.node_ranks import NodeRanks
 from megatron_ft.launcher.cycle.starting import RankStarter, RankVariables, shared_environment
 from megatron_ft.launcher.early_command_line import shares_output
 from megatron_ft.launcher.monitors.monitors import Monitors
-from megatron_ft.launcher.processes import numa, process_tree, ready_checks
-from megatron_ft.launcher.processes.children import Children
+from megatron_ft.launcher.processes import numa, process_tree
 from megatron_ft.launcher.processes.crash_evidence import CrashEvidence
 from megatron_ft.launcher.processes.device_memory import DeviceMemory
-from megatron_ft.launcher.processes.health_command import HealthCheck
-from megatron_ft.launcher.processes.ranks import Ranks
+from megatron_ft.launcher.processes.health_command import HealthCheck, command_of
+from megatron_ft.launcher.processes.process_tree import Children
 from megatron_ft.launcher.processes.termination import Termination
-from megatron_ft.launcher.processes.worker import FreshInterpreterSpawner
+from megatron_ft.launcher.processes.worker import FreshInterpreterSpawner, Ranks
 from megatron_ft.launcher.spawn.fork_server import ServerProcess
 from megatron_ft.launcher.spawn.forking import ForkingSpawner
 
@@ -154,7 +153,7 @@ class Node:
     def _make_health_check(self, ranks: int) -> HealthCheck | None:
         """Create the node health check; None if no option configures one."""
         line = self._line
-        command = ready_checks.command(line.options, line.node_health_command, log_dir=self._log_dir, ranks=ranks)
+        command = command_of(line.options, line.node_health_command, log_dir=self._log_dir, ranks=ranks)
         if command is None:
             return None
         timeout_s = line.options.node_health_timeout

@@ -18,8 +18,7 @@ from megatron_ft.ipc.linux.processes import read_stat
 from megatron_ft.launcher.arguments import parse
 from megatron_ft.launcher.base.command_line import node_health_command as service_command
 from megatron_ft.launcher.base.event_loop import Reactor
-from megatron_ft.launcher.processes import ready_checks
-from megatron_ft.launcher.processes.health_command import Checked, HealthCheck
+from megatron_ft.launcher.processes.health_command import Checked, HealthCheck, command_of
 from tests.e2e.test_membership import SCRIPT, STANDS_BY, cycles_of, tell
 from tests.support.holding import held
 from tests.support.launching import Launched, Launcher, launcher, wait_until
@@ -46,7 +45,7 @@ def test_ready_checks_come_before_the_users_command(reactor: Reactor, tmp_path: 
         (f"{tmp_path}/none", "ended with code 1", f"disk: {tmp_path}/none: No such file or directory"),
     ):
         line = parse([f"--ft-node-health=disk:{path}", "--ft-node-health-command=echo mine; exit 5", __file__])
-        command = ready_checks.command(line.options, line.node_health_command, log_dir=str(tmp_path), ranks=1)
+        command = command_of(line.options, line.node_health_command, log_dir=str(tmp_path), ranks=1)
         assert command is not None
         found = checked(reactor, command)
         assert (found.ended, found.last_line) == (ended, last_line)

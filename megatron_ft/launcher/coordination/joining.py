@@ -29,7 +29,7 @@ from megatron_ft.launcher.coordination.meeting_place import Kind, MeetingPlace
 from megatron_ft.launcher.coordination.rank_store import RankStore, own_host
 from megatron_ft.launcher.coordination.sockets import Sockets
 from megatron_ft.launcher.coordination.transport import InProcess
-from megatron_ft.launcher.processes.children import Children
+from megatron_ft.launcher.processes.process_tree import Children
 
 __all__ = ["AlreadyFinishedError", "Launcher", "Past", "joined"]
 

@@ -23,9 +23,8 @@ from megatron_ft.launcher.monitors.monitors import Monitors
 from megatron_ft.launcher.processes import process_tree
 from megatron_ft.launcher.processes.crash_evidence import CrashEvidence, read_last_words
 from megatron_ft.launcher.processes.device_memory import DeviceMemory
-from megatron_ft.launcher.processes.ranks import Ranks
 from megatron_ft.launcher.processes.termination import Termination
-from megatron_ft.launcher.processes.worker import Worker
+from megatron_ft.launcher.processes.worker import Ranks, Worker
 from megatron_ft.launcher.torch_compat.worker_context import WorkerContext
 
 __all__ = ["NodeRanks"]

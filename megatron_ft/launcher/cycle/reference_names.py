@@ -15,7 +15,7 @@ from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.launcher.base import bounded_file_calls
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.scheduler import scheduler_nodes
-from megatron_ft.launcher.spawn.cycle_output import cycle_file
+from megatron_ft.launcher.spawn.rank_logs import cycle_file
 
 __all__ = ["CycleInfo", "checkpointed", "cycle_info", "infra_rank", "variables"]
 

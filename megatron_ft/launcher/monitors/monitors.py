@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable
 
+from megatron_ft.core.agent import edge
 from megatron_ft.core.agent.edge import CheckProgress, ConfirmHang, ExtendTimeout, FromMonitor
 from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.board.pauses import Pauses
+from megatron_ft.core.diagnosis.exits import HangVerdict
 from megatron_ft.core.messages.control import Pause, Resume
-from megatron_ft.core.messages.monitor import Report
+from megatron_ft.core.messages.monitor import Observation, ProgressChecked, Report, Suspect
 from megatron_ft.core.rate_limiter import RateLimiter
 from megatron_ft.core.records import launcher as records
+from megatron_ft.core.records.monitor import Attached, Detached, FirstStep, Signalled
+from megatron_ft.core.records.shared import RankHung
 from megatron_ft.core.status.rows import RankReading
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.monitor_process import MonitorOptions
 from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.base.event_loop import Reactor
-from megatron_ft.launcher.monitors.reports import event_of
 from megatron_ft.launcher.monitors.slot import MonitorSlot
 
-__all__ = ["Monitors"]
+__all__ = ["Monitors", "event_of"]
 
 _CHECK_S = 1.0
 _STOP_WAIT_S = 2.0
@@ -183,3 +187,43 @@ class Monitors:
         for slot in self._slots:
             slot.replace_if_overdue()
         self._timer = self._reactor.call_later(_CHECK_S, self._check_looks)
+
+
+def event_of(local_rank: int, report: Report) -> edge.FromMonitor | None:
+    """What a monitor reports, as an event of the launcher's machine; None if it says nothing of a rank."""
+    match report:
+        case Attached():
+            known = report.at_ns, report.user_code_ns, report.has_group, report.watch_only
+            return edge.Attached(local_rank, report.cycle, *known)
+        case Detached():
+            return edge.Detached(local_rank, report.cycle, report.at_ns or time.monotonic_ns())
+        case FirstStep():
+            return edge.Trains(local_rank, report.cycle, report.began_ns or 0, report.at_ns)
+        case Observation():
+            return edge.EvidenceCollected(local_rank, report.cycle, report.note)
+        case Suspect(verdict):
+            return edge.Suspected(local_rank, verdict.cycle, _verdict(local_rank, verdict))
+        case ProgressChecked(cycle, progress):
+            return edge.ProgressChecked(local_rank, cycle, progress)
+        case RankHung():
+            return edge.FoundHung(local_rank, report.cycle, _verdict(local_rank, report), report.observed_only)
+        case Signalled():
+            number = signal.Signals.__members__.get(report.signal)
+            return None if number is None else edge.Signalled(local_rank, number)
+    return None
+
+
+def _verdict(local_rank: int, verdict: RankHung) -> HangVerdict:
+    return HangVerdict(
+        rank=verdict.rank,
+        local_rank=local_rank,
+        kind=verdict.kind,
+        section=verdict.section,
+        elapsed_s=verdict.elapsed_s,
+        timeout_s=verdict.timeout_s,
+        iteration=verdict.iteration,
+        at_ns=verdict.at_ns,
+        stopped=verdict.state == "T",
+        learned=verdict.learned,
+        learned_timeout_s=verdict.learned_timeout_s,
+    )

@@ -41,7 +41,7 @@ from megatron_ft.ipc.linux.processes import is_gone, send_signal, wait_gone
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received, close_fds, listen
 from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.base.event_loop import Priority, Reactor
-from megatron_ft.launcher.processes.stopped import replace_if_stopped
+from megatron_ft.launcher.processes.process_tree import replace_if_stopped
 
 __all__ = ["MonitorSlot"]
 

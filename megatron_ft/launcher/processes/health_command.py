@@ -1,9 +1,10 @@
-"""The user's command that says whether this node is fit: run with a bound, and nothing of it left behind."""
+"""The command that says whether this node is fit: ready checks and the user's, run with a bound, and ended whole."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import subprocess
 import time
@@ -11,6 +12,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from megatron_ft.core.wording import printable
+from megatron_ft.ipc.config.resolved import ResolvedOptions
+from megatron_ft.ipc.linux.isolated import isolated_command
 from megatron_ft.ipc.linux.open_files import give_back_to
 from megatron_ft.ipc.linux.processes import read_stat, with_owner
 from megatron_ft.launcher.base import lines
@@ -19,7 +22,7 @@ from megatron_ft.launcher.base.event_loop import Priority, Reactor
 from megatron_ft.launcher.processes import process_tree
 from megatron_ft.launcher.processes.worker import find_setpriv
 
-__all__ = ["Checked", "HealthCheck", "last_line"]
+__all__ = ["Checked", "HealthCheck", "command_of", "last_line"]
 
 _SHELL = "/bin/sh"
 _NOT_STARTED = 127
@@ -28,6 +31,28 @@ _GONE_WAIT_S = 2.0
 _LOOK_AGAIN_S = 0.01
 """A process that isn't our child gives no notice when it ends."""
 _KEPT_BYTES = 4096
+
+
+def command_of(options: ResolvedOptions, others: str | None, *, log_dir: str | None, ranks: int) -> str | None:
+    """The ready checks and what else says whether this node is fit, as one command; None: nothing is to be checked.
+
+    ``others`` runs where the ready checks have found nothing.
+    """
+    parts = [_ready_checks(options, log_dir, ranks)] if options.node_health else []
+    if others is not None:
+        parts.append(others)
+    return " || exit\n".join(parts) or None
+
+
+def _ready_checks(options: ResolvedOptions, log_dir: str | None, ranks: int) -> str:
+    """The command of ours; the directories are those that are known to be written to."""
+    files = (options.checkpoint_iteration_file, os.environ.get("FAULT_TOL_FINISHED_FLAG_FILE"))
+    directories = [log_dir, *(os.path.dirname(os.path.abspath(file)) for file in files if file)]
+    words = [*isolated_command("megatron_ft.cli.node_health"), ",".join(options.node_health), f"--ranks={ranks}"]
+    if options.node_health_timeout is not None:  # so that it can say what doesn't answer
+        words.append(f"--bound={options.node_health_timeout * 0.8:g}")
+    words += [f"--directory={each}" for each in dict.fromkeys(directories) if each]
+    return shlex.join(words)
 
 
 @dataclass(frozen=True, kw_only=True)

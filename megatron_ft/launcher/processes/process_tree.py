@@ -10,9 +10,23 @@ from collections.abc import Callable, Collection, Iterable
 from megatron_ft.ipc.files.writer_thread import FileThread
 from megatron_ft.ipc.linux import processes
 from megatron_ft.ipc.linux.processes import ProcessStat, all_processes, kill_if_still, read_stat
+from megatron_ft.launcher.base.event_loop import Reactor
 
-__all__ = ["Orphans", "children", "end_strays", "exit_code_unreaped", "is_stopped", "left_behind", "reap", "tidies_up"]
+__all__ = [
+    "Children",
+    "Orphans",
+    "children",
+    "end_strays",
+    "exit_code_unreaped",
+    "is_stopped",
+    "kill_left",
+    "left_behind",
+    "reap",
+    "replace_if_stopped",
+    "tidies_up",
+]
 
+_STOPPED_FOR_S = 0.1
 _STRAYS_S = 1.0
 """One that is stuck in the kernel isn't waited for any longer."""
 _READ_S = 1.0
@@ -107,6 +121,24 @@ def is_stopped(pid: int) -> bool:
     return stat is not None and stat.state in "Tt"
 
 
+def replace_if_stopped(reactor: Reactor, pid: Callable[[], int | None], replace: Callable[[], None]) -> None:
+    """Replace a helper process of the launcher that was stopped (SIGSTOP): it does no work any more.
+
+    It is checked now and a moment later: when a whole node is continued, the launcher may be first.
+
+    Args:
+        pid: the helper's process id; None if it has ended.
+        replace: called if it is stopped at both times.
+    """
+
+    def stopped() -> bool:
+        number = pid()
+        return number is not None and is_stopped(number)
+
+    if stopped():
+        reactor.call_later(_STOPPED_FOR_S, lambda: replace() if stopped() else None)
+
+
 def reap(pid: int) -> None:
     """Let a child that has ended go."""
     with contextlib.suppress(ChildProcessError):
@@ -152,3 +184,21 @@ class Orphans:
                     continue
             with contextlib.suppress(ChildProcessError):
                 os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
+
+
+class Children:
+    """Processes that the launcher itself has started and still needs: no leftovers of a rank.
+
+    Each part of the launcher that starts processes adds what names their ids.
+    """
+
+    def __init__(self) -> None:
+        self._sources: list[Callable[[], Collection[int]]] = []
+
+    def add(self, pids: Callable[[], Collection[int]]) -> None:
+        """``pids`` is asked for the process ids each time they are needed."""
+        self._sources.append(pids)
+
+    def pids(self) -> set[int]:
+        """The ids of all of them now."""
+        return {pid for source in self._sources for pid in source()}

@@ -15,7 +15,7 @@ from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.wire import close_fds
 from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.base.event_loop import Priority, Reactor
-from megatron_ft.launcher.processes.stopped import replace_if_stopped
+from megatron_ft.launcher.processes.process_tree import replace_if_stopped
 from megatron_ft.launcher.processes.worker import RankSpec, Spawner, Worker
 from megatron_ft.launcher.spawn.fork_server import ServerError, ServerProcess, why_fresh
 

@@ -331,7 +331,7 @@ def test_other_strings_are_allowed_in_core(copy: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("file", "code"),
     [
-        ("launcher/base/planted.py", "from megatron_ft.launcher.processes import ranks"),
+        ("launcher/base/planted.py", "from megatron_ft.launcher.processes import worker"),
         ("core/planted.py", "from megatron_ft.core import job"),
         ("rank/base/planted.py", "def f():\n    from megatron_ft.rank.client.client import RankMonitorClient"),
     ],

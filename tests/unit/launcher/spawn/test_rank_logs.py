@@ -1,4 +1,4 @@
-"""The files of one cycle's ranks: nobody's are deleted, and a disk that is full ends no job."""
+"""The files of one cycle's ranks: none are deleted, lines are whole, and a disk that is full ends no job."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import os
 import shutil
 from pathlib import Path
 
+import pytest
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, Std
 
-from megatron_ft.launcher.spawn.rank_logs import CycleLogs
+from megatron_ft.launcher.spawn.rank_logs import CopiedStream, CycleLogs, cycle_file, taken_from
 
 
 def reify(specs: DefaultLogsSpecs, tmp_path: Path, *, cycle: int, restarts: int, said: list[str]) -> LogsDest:
@@ -57,3 +58,51 @@ def test_without_a_log_directory_errors_are_known_all_the_same(tmp_path: Path) -
     assert list(files.error_files.values()) == [str(tmp_path / "run" / f"error-2-{each}.json") for each in range(2)]
     assert (files.stdouts, said) == ({0: "", 1: ""}, [])
     assert {getattr(files, name, os.devnull) for name in ("filtered_stdout", "filtered_stderr")} == {os.devnull}
+
+
+@pytest.mark.parametrize(
+    ("prefix", "path"),
+    [("/logs/job.log", "/logs/job_cycle3.log"), ("/logs/a.b/job", "/logs/a.b/job_cycle3.log")],
+)
+def test_the_name_of_a_cycle_s_file(prefix: str, path: str) -> None:
+    assert cycle_file(prefix, 3) == path
+
+
+def test_lines_of_several_ranks_are_whole(tmp_path: Path) -> None:
+    path, said = str(tmp_path / "new" / "out.log"), list[str]()
+    streams = [CopiedStream("", path, rank=rank, say=said.append) for rank in (" 0", "10")]
+    for part in ("a", "b\n", "c\n", "d"):
+        for stream in streams:
+            stream.write(part)
+    for stream in streams:
+        stream.stop()
+    lines = [f"{rank}: {line}" for line in ("ab", "c", "d") for rank in (" 0", "10")]
+    assert Path(path).read_text().splitlines() == lines
+    assert said == []
+
+
+def test_one_that_can_t_be_written_is_told_once(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    said = list[str]()
+    stream = CopiedStream("", str(tmp_path / "file" / "out.log"), rank="0", say=said.append)
+    for _ in range(3):
+        stream.write("line\n")
+    stream.stop()
+    assert len(said) == 1
+    assert said[0].startswith(f"--ft-per-cycle-applog-prefix: {tmp_path}/file/out.log can't be written: ")
+
+
+def test_it_takes_what_would_go_to_the_launcher(tmp_path: Path) -> None:
+    specs = DefaultLogsSpecs(log_dir=str(tmp_path), redirects=Std.ALL, tee=Std.ALL)
+    files = specs.reify({rank: {"TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_RUN_ID": "x"} for rank in (0, 1)})
+    envs = {
+        0: {"FT_CYCLE": "2", "RANK": "8", "WORLD_SIZE": "11"},
+        1: {"FT_CYCLE": "2", "RANK": "9", "WORLD_SIZE": "11"},
+    }
+    streams = taken_from(files, envs, prefix=str(tmp_path / "out.log"), say=print)
+    assert (files.tee_stdouts, files.tee_stderrs) == ({}, {})
+    assert len(streams) == 4
+    streams[0].write("x\n")
+    for stream in streams:
+        stream.stop()
+    assert (tmp_path / "out_cycle2.log").read_text() == " 8: x\n"

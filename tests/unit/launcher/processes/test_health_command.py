@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from megatron_ft.launcher.arguments import parse
-from megatron_ft.launcher.processes import ready_checks
+from megatron_ft.launcher.processes.health_command import command_of
 
 
 def test_the_launchers_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -16,7 +16,7 @@ def test_the_launchers_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     def command(*options: str) -> str | None:
         line = parse([*options, __file__])
-        return ready_checks.command(line.options, line.node_health_command, log_dir=str(tmp_path), ranks=8)
+        return command_of(line.options, line.node_health_command, log_dir=str(tmp_path), ranks=8)
 
     assert command() is None
     assert command("--ft-node-health-command=true") == "true"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.launcher.processes import stopped
+from megatron_ft.launcher.processes import process_tree
 
 
 class Later:
@@ -28,9 +28,9 @@ def test_only_one_that_stays_stopped_is_replaced(
 ) -> None:
     later: Any = Later()
     answers = list(states)
-    monkeypatch.setattr(stopped, "is_stopped", lambda pid: pid == 7 and answers.pop(0))
+    monkeypatch.setattr(process_tree, "is_stopped", lambda pid: pid == 7 and answers.pop(0))
     replaced: list[int] = []
-    stopped.replace_if_stopped(later, lambda: 7, lambda: replaced.append(7))
+    process_tree.replace_if_stopped(later, lambda: 7, lambda: replaced.append(7))
     assert replaced == []
     for call in later.due:
         call()
@@ -39,7 +39,7 @@ def test_only_one_that_stays_stopped_is_replaced(
 
 def test_one_that_has_ended_meanwhile_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     later: Any = Later()
-    monkeypatch.setattr(stopped, "is_stopped", lambda _pid: True)
+    monkeypatch.setattr(process_tree, "is_stopped", lambda _pid: True)
     pids = [7, None]
-    stopped.replace_if_stopped(later, lambda: pids.pop(0), lambda: pytest.fail("replaced"))
+    process_tree.replace_if_stopped(later, lambda: pids.pop(0), lambda: pytest.fail("replaced"))
     later.due[0]()
