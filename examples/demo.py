@@ -29,7 +29,7 @@ from megatron_ft.core.fault_plan import PlannedFault, resolve
 from megatron_ft.core.records.fired_faults import not_fired
 from megatron_ft.core.records.rank import FaultInjected
 from megatron_ft.ipc.config.fault_plan_file import read_fault_plan
-from megatron_ft.ipc.linux.prctl import die_with_parent
+from megatron_ft.ipc.linux.process_setup import die_with_parent
 
 HERE = Path(__file__).resolve().parent
 FAULT_PLAN = HERE.parent / "configs" / "faults" / "kill-then-hang.yaml"

@@ -9,8 +9,7 @@ from typing import Any
 
 from megatron_ft.cli.render.terminal import terminal
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.ipc.config.options import add_ft_options, as_text
-from megatron_ft.ipc.config.resolved import ResolvedOptions, read_ft_options
+from megatron_ft.ipc.config.options import ResolvedOptions, add_ft_options, as_text, read_ft_options
 from megatron_ft.ipc.config.torchrun import (
     DEFAULT_SIGNALS,
     add_torchrun_options,

@@ -19,7 +19,7 @@ from megatron_ft.core.job.decisions import Ballot, Decision
 from megatron_ft.core.job.edge import Broken, CoordinatorEffect, Drop, Heard, Quit, Send
 from megatron_ft.core.job.messages import Beat, Dismiss, FromMember, Hello, Moved, Propose, ToMember
 from megatron_ft.core.messages.secret import HANDSHAKE, Ask, Denied, Handshake, Open
-from megatron_ft.ipc.linux.open_files import take_all
+from megatron_ft.ipc.linux.process_setup import raise_file_limit
 from megatron_ft.ipc.net.secret import Asking, SecretError
 from megatron_ft.ipc.net.tcp import Peer
 from megatron_ft.ipc.wire import PROTOCOL_VERSION, VersionError, decode, encode
@@ -50,7 +50,7 @@ def prepare_process() -> None:
 
     What messages leave behind is free at once; a search for cycles takes the longer the more launchers there are.
     """
-    take_all()
+    raise_file_limit()
     gc.set_threshold(100_000)
 
 

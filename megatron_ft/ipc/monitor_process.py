@@ -1,18 +1,44 @@
-"""Starting a rank monitor: a new interpreter by argv, never a fork of a process that may hold torch."""
+"""Starting a rank monitor, a new interpreter by argv, and what it reads there.
+
+It is never a fork of a process that may hold torch.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 from megatron_ft.core.config.config import ConfigValues
 from megatron_ft.core.config.kinds import DEFAULT_LOG_MAX_BYTES
-from megatron_ft.ipc.attached_rank import AttachedRank
-from megatron_ft.ipc.linux.isolated import isolated_command
-from megatron_ft.ipc.linux.open_files import give_back_to
+from megatron_ft.ipc.linux.process_setup import isolated_command, restore_file_limit_of
+
+if TYPE_CHECKING:
+    import subprocess  # at run time only where a monitor is started: it reads this file, too
+
+__all__ = ["AttachedRank", "MonitorOptions", "MonitorSettings", "parse", "spawn"]
+
+
+class AttachedRank(NamedTuple):
+    """The rank of a monitor, as one that takes its place gets it; the descriptors stay the caller's."""
+
+    board_fd: int
+    wake_fd: int
+    pidfd: int
+    stack_fd: int
+    """A memory in which the rank writes its stacks when it is asked to, and its last exception."""
+    ask_fd: int
+    """A socket on which the rank answers what its collectives do."""
+    pid: int
+    rank: int
+    cycle: int
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """All descriptors, in the order of the fields."""
+        return self[:5]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +68,8 @@ def spawn(
     signals, and if the launcher dies it ends its rank and everything the rank started. Without one it just watches one
     rank until it is terminated. With ``observe_only`` it only reports hung ranks, and terminates none.
     """
+    import subprocess
+
     fds = [listen_fd]
     argv = isolated_command("megatron_ft.monitor")
     argv += ["--listen-fd", str(listen_fd), "--socket", socket_path, "--local-rank", str(local_rank)]
@@ -65,5 +93,44 @@ def spawn(
         start_new_session=True,
         close_fds=True,
     )
-    give_back_to(process.pid)
+    restore_file_limit_of(process.pid)
     return process
+
+
+class MonitorSettings(NamedTuple):
+    """What a monitor reads of its command line: the arguments of ``spawn``, and the process id of the caller."""
+
+    listen_fd: int
+    socket_path: str
+    local_rank: int
+    config: ConfigValues
+    launcher_fd: int | None
+    log_dir: str | None
+    log_max_bytes: int
+    run_id: str
+    parent: int
+    observe_only: bool
+    attached: AttachedRank | None
+
+
+def parse(argv: Sequence[str]) -> MonitorSettings:
+    """Read the ``--name value`` pairs of ``spawn``; argparse would cost every monitor another half megabyte."""
+    assert len(argv) % 2 == 0, argv
+    given = dict(zip(argv[::2], argv[1::2], strict=True))
+    attached = given.pop("--attached", None)
+    launcher_fd = given.pop("--launcher-fd", None)
+    settings = MonitorSettings(
+        listen_fd=int(given.pop("--listen-fd")),
+        socket_path=given.pop("--socket"),
+        local_rank=int(given.pop("--local-rank")),
+        config=ConfigValues.from_dict(json.loads(given.pop("--config"))),
+        launcher_fd=None if launcher_fd is None else int(launcher_fd),
+        log_dir=given.pop("--log-dir", None),
+        log_max_bytes=int(given.pop("--log-max-bytes", "0")),
+        run_id=given.pop("--run-id"),
+        parent=int(given.pop("--parent")),
+        observe_only=given.pop("--observe-only", "no") == "yes",
+        attached=None if attached is None else AttachedRank(**json.loads(attached)),
+    )
+    assert not given, given
+    return settings

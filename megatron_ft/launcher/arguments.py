@@ -17,8 +17,7 @@ from torch.distributed.elastic import events
 from torch.distributed.launcher.api import LaunchConfig
 
 from megatron_ft.core.errors import ConfigError, nearest
-from megatron_ft.ipc.config.options import add_ft_options, with_hint
-from megatron_ft.ipc.config.resolved import read_ft_options
+from megatron_ft.ipc.config.options import add_ft_options, read_ft_options, with_hint
 from megatron_ft.ipc.config.torchrun import (
     DEFAULT_SIGNALS,
     check_forwarded,

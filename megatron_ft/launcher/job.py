@@ -20,7 +20,7 @@ from megatron_ft.core.job.drain_advice import advice
 from megatron_ft.core.records import launcher as records
 from megatron_ft.core.wording import printable
 from megatron_ft.ipc.files.event_log import EventLog
-from megatron_ft.ipc.linux import open_files
+from megatron_ft.ipc.linux import process_setup
 from megatron_ft.launcher import batch_script, exit_code, result_file
 from megatron_ft.launcher.base import lines, log_directory, terminal
 from megatron_ft.launcher.base.command_line import CommandLine
@@ -71,7 +71,7 @@ def run(
         how=place.kind.value, endpoints=place.endpoints, rank=place.rank, rank_from=place.rank_source
     )
     log.write(meeting)
-    open_files.take_all()
+    process_setup.raise_file_limit()
     try:
         ranks = config.nproc_per_node
         node = Node(line, ranks=ranks, log=log, log_dir=log_dir, announce=announce, server=server)
@@ -106,7 +106,7 @@ def run(
         finally:
             node.close()
     finally:
-        open_files.give_back()
+        process_setup.restore_file_limit()
     log.write(records.RunEnded(exit_code=code))
     if place.kind is Kind.COORDINATED:
         port = int(place.endpoints[0].rpartition(":")[2])

@@ -13,7 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.ipc.linux.prctl import become_subreaper
+from megatron_ft.ipc.linux.process_setup import become_subreaper
 from megatron_ft.ipc.net.resolver import ask_again_soon
 from megatron_ft.launcher.base import bounded_file_calls, lines, terminal
 from megatron_ft.launcher.base.event_loop import THREAD_PREFIX

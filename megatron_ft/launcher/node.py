@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.ipc.files.event_log import EventLog
-from megatron_ft.ipc.linux.prctl import become_subreaper
+from megatron_ft.ipc.linux.process_setup import become_subreaper
 from megatron_ft.ipc.monitor_process import MonitorOptions
 from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.base.command_line import CommandLine

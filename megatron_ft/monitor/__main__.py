@@ -7,9 +7,9 @@ import signal
 import sys
 
 from megatron_ft.ipc.files.event_log import EventLog, NullEventLog
-from megatron_ft.ipc.linux.prctl import go_on_without_parent, set_name
+from megatron_ft.ipc.linux.process_setup import go_on_without_parent, set_name
+from megatron_ft.ipc.monitor_process import MonitorSettings, parse
 from megatron_ft.ipc.wire import Channel
-from megatron_ft.monitor import settings as command_line
 from megatron_ft.monitor.reports import Reports
 from megatron_ft.monitor.service import MonitorService
 
@@ -19,7 +19,7 @@ def main() -> None:
     if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
         print("The rank monitor is started by ft_launcher, or by RankMonitorServer.run_in_subprocess.")
         raise SystemExit(2)
-    settings = command_line.parse(sys.argv[1:])
+    settings = parse(sys.argv[1:])
     go_on_without_parent()  # a monitor that was stopped while its launcher was killed still has to terminate the rank
     parent_pidfd = _parent_pidfd(settings.parent)
     signal_fd = _route_signals()
@@ -50,7 +50,7 @@ def _route_signals() -> int:
     return read_fd
 
 
-def _open_log(settings: command_line.Settings) -> EventLog:
+def _open_log(settings: MonitorSettings) -> EventLog:
     if settings.log_dir is None:
         return NullEventLog()
     return EventLog.open(
@@ -63,7 +63,7 @@ def _open_log(settings: command_line.Settings) -> EventLog:
     )
 
 
-def _channel(settings: command_line.Settings) -> Channel | None:
+def _channel(settings: MonitorSettings) -> Channel | None:
     if settings.launcher_fd is None:
         return None
     import socket

@@ -9,9 +9,9 @@ import threading
 import time
 
 from megatron_ft.core.escalation import Escalation
-from megatron_ft.ipc.attached_rank import AttachedRank
 from megatron_ft.ipc.linux.proc import run_delays_ns
 from megatron_ft.ipc.linux.processes import ProcessStat, carries, kill_matching, send_signal, signal_main_thread
+from megatron_ft.ipc.monitor_process import AttachedRank
 
 _SWEEP_S = 2.0
 _SECOND_LOOK_S = 0.1

@@ -44,11 +44,11 @@ from megatron_ft.core.diagnosis.stacks import (
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.messages.crash_reporter import Answer, Question
 from megatron_ft.core.wording import begins
-from megatron_ft.ipc.attached_rank import AttachedRank
 from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.files.evidence_files import LIBRARIES
 from megatron_ft.ipc.linux import proc
 from megatron_ft.ipc.linux.processes import ProcessStat, is_gone, read_stat, send_signal, signal_main_thread
+from megatron_ft.ipc.monitor_process import AttachedRank
 from megatron_ft.monitor import py_spy
 
 __all__ = ["Looks", "collect"]

@@ -8,9 +8,9 @@ import time
 from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.diagnosis.collectives import Collectives
 from megatron_ft.core.diagnosis.movement import ProgressSample, is_file_wait
-from megatron_ft.ipc.attached_rank import AttachedRank
 from megatron_ft.ipc.linux.proc import main_thread_ns, transferred_bytes, waiting_channels
 from megatron_ft.ipc.linux.processes import read_stat
+from megatron_ft.ipc.monitor_process import AttachedRank
 from megatron_ft.monitor.evidence import Looks
 
 __all__ = ["take_sample"]

@@ -18,10 +18,10 @@ from megatron_ft.core.rate_limiter import RateLimiter
 from megatron_ft.core.records import monitor as records
 from megatron_ft.core.records import shared
 from megatron_ft.core.records.shared import Warning_
-from megatron_ft.ipc.attached_rank import AttachedRank
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.files.evidence_files import write_evidence
 from megatron_ft.ipc.linux.processes import read_stat
+from megatron_ft.ipc.monitor_process import AttachedRank
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received
 from megatron_ft.monitor.progress import next_batch, taken
 from megatron_ft.monitor.watched_rank import WatchedRank, seconds

@@ -28,6 +28,7 @@ from megatron_ft.core.messages.monitor import (
 )
 from megatron_ft.core.messages.rank import Hello, Refused, ToRank, Welcome
 from megatron_ft.ipc.linux.processes import is_gone, is_in, wait_gone
+from megatron_ft.ipc.monitor_process import MonitorSettings
 from megatron_ft.ipc.wire import ChannelClosedError, Message
 from megatron_ft.monitor import hello
 from megatron_ft.monitor.doubt import Doubt
@@ -35,7 +36,6 @@ from megatron_ft.monitor.end_of_rank import RankTermination, end_orphans, group_
 from megatron_ft.monitor.evidence import collect
 from megatron_ft.monitor.hello import Caller, Callers
 from megatron_ft.monitor.reports import Reports
-from megatron_ft.monitor.settings import Settings
 from megatron_ft.monitor.watched_rank import WatchedRank
 
 _DAMAGED_AGAIN_NS = 100_000_000
@@ -46,7 +46,7 @@ _LAUNCHER_ENDS_S = 3.0
 class MonitorService:
     """Watches one rank at a time, cycle after cycle, until the launcher orders it to stop or its parent dies."""
 
-    def __init__(self, settings: Settings, reports: Reports, signal_fd: int, parent_pidfd: int) -> None:
+    def __init__(self, settings: MonitorSettings, reports: Reports, signal_fd: int, parent_pidfd: int) -> None:
         self._settings = settings
         self._reports = reports
         self._signal_fd = signal_fd

@@ -30,7 +30,7 @@ from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.identity import Identity
 from megatron_ft.core.job.member import Member
 from megatron_ft.core.messages.secret import HANDSHAKE
-from megatron_ft.ipc.linux.open_files import take_all
+from megatron_ft.ipc.linux.process_setup import raise_file_limit
 from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.net.secret import Asked, read_secret
 from megatron_ft.ipc.wire import encode
@@ -173,7 +173,7 @@ class Swarm:
 
 def _child(address: str, first: int, last: int, total: int) -> None:
     """In a process of its own: commands come as lines, answers go as lines."""
-    take_all()
+    raise_file_limit()
     stand_ins = StandIns(address, range(first, last), total)
     gc.disable()  # they aren't what is measured
     print(json.dumps({"ready": last - first}), flush=True)

@@ -24,7 +24,7 @@ from megatron_ft.core.diagnosis.rank_snapshot import Collective, RankSnapshot
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.messages.control import Status
 from megatron_ft.ipc.jobs import RunningJob, connect_to, find_jobs
-from megatron_ft.ipc.linux.open_files import take_all
+from megatron_ft.ipc.linux.process_setup import raise_file_limit
 from megatron_ft.ipc.net.tcp import parse_address
 from megatron_ft.ipc.wire import decode, encode
 from tests.bench.figures import Row
@@ -131,7 +131,7 @@ def _child(endpoint: str, total: int, arguments: Sequence[str]) -> None:
     from megatron_ft.launcher.arguments import parse
     from megatron_ft.launcher.coordination.meeting_place import meeting_place
 
-    take_all()
+    raise_file_limit()
     place = meeting_place(parse(arguments), {})
     nodes = _Nodes(endpoint, total, job=place.job, rules=place.rules)
     nodes.start()

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from megatron_ft.ipc import monitor_process
-from megatron_ft.ipc.attached_rank import AttachedRank
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
+from megatron_ft.ipc.monitor_process import AttachedRank
 from megatron_ft.ipc.wire import Channel, connect, encode
 from tests.fuzz.boards import fuzz_boards
 from tests.fuzz.endurance import endure

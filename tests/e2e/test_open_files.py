@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from megatron_ft.core.run_ahead import Ahead
-from megatron_ft.ipc.linux import open_files
+from megatron_ft.ipc.linux import process_setup
 from megatron_ft.ipc.linux.processes import wait_gone
 from megatron_ft.launcher.processes import worker
 from megatron_ft.launcher.spawn.fork_server import ServerProcess
@@ -62,12 +62,12 @@ def lower() -> Iterator[tuple[int, int]]:
     limits = (min(before[0] - 1, 500), before[1])
     resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     yield limits
-    open_files.give_back()
+    process_setup.restore_file_limit()
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_a_fork_server_that_comes_later_and_its_ranks_do_not(lower: tuple[int, int]) -> None:
-    open_files.take_all()
+    process_setup.raise_file_limit()
     assert limits_of(os.getpid()) == (lower[1], lower[1])
     command = [sys.executable, "-u", "-m", "this"]
     server = ServerProcess(Ahead(command, dict(os.environ), (), shares_output=False))
@@ -75,13 +75,13 @@ def test_a_fork_server_that_comes_later_and_its_ranks_do_not(lower: tuple[int, i
         assert limits_of(server.pid) == lower
     finally:
         server.end(set)
-    open_files.give_back()
+    process_setup.restore_file_limit()
     assert limits_of(os.getpid()) == lower
 
 
 def test_where_util_linux_is_missing(lower: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "find_setpriv", list)
-    open_files.take_all()
+    process_setup.raise_file_limit()
     started: list[worker.Worker] = []
     spec = worker.RankSpec(local_rank=0, argv=["sleep", "60"], env={"PATH": os.defpath}, stdout=None, stderr=None)
     worker.FreshInterpreterSpawner().spawn([spec], started.append)

@@ -8,7 +8,7 @@ import signal
 import sys
 
 from megatron_ft.core.run_ahead import Ahead
-from megatron_ft.ipc.linux.prctl import become_subreaper
+from megatron_ft.ipc.linux.process_setup import become_subreaper
 from megatron_ft.launcher.spawn.fork_server import ServerProcess
 from tests import ROOT
 

@@ -26,7 +26,7 @@ __all__ = ["PACKAGES", "popen"]
 
 PACKAGES = ("megatron_ft.monitor", "megatron_ft.coordinator")
 _PROGRAM, _WORDS = 4, 6
-"""Places in a command of ``ipc.linux.isolated``: the program, which names the package, and the words for it."""
+"""Places in a command of ``isolated_command``: the program, which names the package, and the words for it."""
 
 
 def popen(room: process_title.Room | None) -> Any:

@@ -18,8 +18,7 @@ from megatron_ft.cli.status.pause import choose
 from megatron_ft.cli.status.status_json import job_object
 from megatron_ft.cli.status.status_table import Frame, job_frame
 from megatron_ft.core.errors import ConfigError, FaultToleranceError
-from megatron_ft.ipc.job_watch import ANSWER_S, JobWatch
-from megatron_ft.ipc.jobs import RunningJob, find_jobs
+from megatron_ft.ipc.jobs import ANSWER_S, JobWatch, RunningJob, find_jobs
 
 if TYPE_CHECKING:
     from rich.console import Console, Group

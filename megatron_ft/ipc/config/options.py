@@ -1,17 +1,23 @@
-"""The tables of options as options of argparse; what they add up to is `ipc.config.resolved`' work."""
+"""The options of ``ft_launcher`` for argparse, and what they and the YAML file add up to: each value and its source."""
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from megatron_ft.core.config.config import FIELDS
-from megatron_ft.core.config.launcher_options import LAUNCHER_OPTIONS
-from megatron_ft.core.config.option import Option, spellings
-from megatron_ft.core.config.reference import IGNORED
-from megatron_ft.core.errors import nearest
+from megatron_ft.core.config.config import FIELDS, Layer
+from megatron_ft.core.config.launcher_options import LAUNCHER_OPTIONS, LauncherOptions
+from megatron_ft.core.config.option import Option, check_all, spellings
+from megatron_ft.core.config.reference import IGNORED, describe
+from megatron_ft.core.errors import ConfigError, nearest
+from megatron_ft.core.records.launcher import Setting
+from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig, FileSection, command_line_values, read_section
+
+_NAME_THE_FILE = ("cfg_path", "ignore_missing_cfg")  # the sources of values tell it
+_IN_FILES = {name: each for name, each in {**FIELDS, **LAUNCHER_OPTIONS}.items() if each.in_yaml}
 
 
 def add_ft_options(parser: argparse.ArgumentParser) -> None:
@@ -119,3 +125,104 @@ class _Ignore(argparse.Action):
     ) -> None:
         ignored = getattr(namespace, self.dest) or []
         setattr(namespace, self.dest, [*ignored, (self.name, option_string)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResolvedOptions(LauncherOptions):
+    """What the options and the YAML file add up to. Durations are seconds."""
+
+    config: FaultToleranceConfig
+    sources: dict[str, tuple[Any, str]]  # field -> (JSON-able value, "default", "command line" or "ft.yaml:12")
+    warnings: list[str]
+    options: dict[str, tuple[Any, str]]
+    """The launcher's own options by name ("term-timeout"): (JSON-able value, source)."""
+
+    def was_set(self, name: str) -> bool:
+        """Whether the user gave the option of this name ("term-timeout") a value."""
+        return self.options[name][1] != "default"
+
+    def settings(self) -> dict[str, Setting]:
+        """`sources` and `options` for an event log."""
+        everything = {**self.sources, **self.options}
+        return {name: Setting(value=value, source=source) for name, (value, source) in everything.items()}
+
+    def summary(self) -> str:
+        """One line: the values that aren't defaults, each with its source."""
+        silent = {each.names[0] for each in LAUNCHER_OPTIONS.values() if not each.is_told}
+        told = [
+            f"{name}={as_text(value)} ({source})"
+            for name, (value, source) in [*self.sources.items(), *self.options.items()]
+            if source != "default" and name not in silent
+        ]
+        return f"configuration: {', '.join(told)}; else defaults" if told else "configuration: all defaults"
+
+
+def read_ft_options(namespace: argparse.Namespace) -> ResolvedOptions:
+    """Check the parsed options and the YAML file they name. Raises ConfigError, one line.
+
+    Precedence: command line, then YAML file, then defaults. Unlike `FaultToleranceConfig.from_args`, unknown
+    keys in the file are refused, and nothing at all is fine: all defaults.
+    """
+    warnings: list[str] = []
+    given = command_line_values(namespace)
+    ours = dict(_launcher_values(namespace))
+    section = _read_file(namespace, bool(given), warnings)
+    ignored = list(getattr(namespace, "ft_ignored_options", None) or [])
+    layers: list[Layer] = []
+    sources = {name: source_of(LAUNCHER_OPTIONS[name], getattr(namespace, f"ft_{name}")) for name in ours}
+    if section is not None:
+        ignored += [(name, f"{name} ({section.where(name)})") for name in section.values if name in IGNORED]
+        known = {name: value for name, value in section.values.items() if name not in IGNORED}
+        values = check_all(_IN_FILES, known, section.where)
+        layers.append(({name: value for name, value in values.items() if name in FIELDS}, section.where))
+        for name in values.keys() & LAUNCHER_OPTIONS.keys() - ours.keys():
+            ours[name], sources[name] = values[name], section.where(name)
+    layers.append((given, lambda name: source_of(FIELDS[name], getattr(namespace, f"ft_{name}"))))
+    config, config_sources = FaultToleranceConfig.resolve(*layers)
+    warnings += describe(ignored)
+    if config.safety_factor < 1:
+        warnings.append(
+            f"safety_factor={config.safety_factor:g} is below 1: "
+            "learned timeouts will be shorter than the longest interval that was seen"
+        )
+    effective = {name: ours.get(name, each.default) for name, each in LAUNCHER_OPTIONS.items()}
+    return ResolvedOptions(
+        config=config,
+        sources=config_sources,
+        warnings=warnings,
+        options={
+            each.names[0]: (each.kind.plain(effective[name]), sources.get(name, "default"))
+            for name, each in LAUNCHER_OPTIONS.items()
+            if name not in _NAME_THE_FILE
+        },
+        **effective,
+    )
+
+
+def _launcher_values(namespace: argparse.Namespace) -> Iterator[tuple[str, Any]]:
+    """The launcher's own options that the command line, or an environment variable, sets."""
+    for name, each in LAUNCHER_OPTIONS.items():
+        given = getattr(namespace, each.dest, None)
+        if given is not None:
+            yield name, _parse(each, given)
+
+
+def _parse(option: Option, given: Any) -> Any:
+    label = f"--{option.names[0]}"
+    return option.kind.judge(label, option.kind.read(given) if isinstance(given, str) else given)
+
+
+def _read_file(namespace: argparse.Namespace, options_given: bool, warnings: list[str]) -> FileSection | None:
+    path, may_be_missing = namespace.ft_cfg_path, namespace.ft_ignore_missing_cfg
+    if path is None:
+        return None
+    if may_be_missing and not os.path.lexists(path):
+        warnings.append(f"there is no file {path}: going on without it")
+        return None
+    section = read_section(path)
+    if section is None and not options_given:
+        lacks = f"{path}: there is no 'fault_tolerance' section"
+        if not may_be_missing:
+            raise ConfigError(f"{lacks}, and no option of the command line sets anything")
+        warnings.append(f"{lacks}: going on with defaults")
+    return section

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from megatron_ft.core.config.torchrun import TORCHRUN_OPTIONS
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.ipc.config.resolved import ResolvedOptions
+from megatron_ft.ipc.config.options import ResolvedOptions
 
 __all__ = [
     "DEFAULT_SIGNALS",

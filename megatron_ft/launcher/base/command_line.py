@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from megatron_ft.core.config.launcher_options import LauncherOptions
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.node_service import socket_of
-from megatron_ft.ipc.config.resolved import ResolvedOptions
+from megatron_ft.ipc.config.options import ResolvedOptions
 from megatron_ft.launcher.scheduler.environment import Scheduler, SchedulerEnvironment
 
 __all__ = ["CommandLine", "doubts_about_node_service", "node_health_command", "rendezvous_settings"]

@@ -12,7 +12,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping
 
-from megatron_ft.ipc.linux.isolated import isolated_command
+from megatron_ft.ipc.linux.process_setup import isolated_command
 from megatron_ft.ipc.net.tcp import format_address
 from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.base.event_loop import Priority, Reactor, Timer

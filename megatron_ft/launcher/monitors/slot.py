@@ -34,10 +34,10 @@ from megatron_ft.core.records.monitor import Attached
 from megatron_ft.core.records.shared import Warning_
 from megatron_ft.core.status.rows import RankReading
 from megatron_ft.ipc import monitor_process
-from megatron_ft.ipc.attached_rank import AttachedRank
 from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.linux.processes import is_gone, send_signal, wait_gone
+from megatron_ft.ipc.monitor_process import AttachedRank
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received, close_fds, listen
 from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.base.event_loop import Priority, Reactor

@@ -12,9 +12,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from megatron_ft.core.wording import printable
-from megatron_ft.ipc.config.resolved import ResolvedOptions
-from megatron_ft.ipc.linux.isolated import isolated_command
-from megatron_ft.ipc.linux.open_files import give_back_to
+from megatron_ft.ipc.config.options import ResolvedOptions
+from megatron_ft.ipc.linux.process_setup import isolated_command, restore_file_limit_of
 from megatron_ft.ipc.linux.processes import read_stat, with_owner
 from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.base.environment import without_secret
@@ -145,7 +144,7 @@ class HealthCheck:
             start_new_session=True,
         )
         if not self._setpriv:
-            give_back_to(process.pid)
+            restore_file_limit_of(process.pid)
         try:
             return process, os.pidfd_open(process.pid)
         except OSError:

@@ -14,8 +14,7 @@ from typing import Protocol
 
 from megatron_ft.core.records import launcher as records
 from megatron_ft.ipc.files.event_log import EventLog
-from megatron_ft.ipc.linux.open_files import give_back, given_soft_limit
-from megatron_ft.ipc.linux.prctl import die_with_parent
+from megatron_ft.ipc.linux.process_setup import die_with_parent, restore_file_limit, soft_limit_before
 from megatron_ft.ipc.linux.processes import send_signal, signal_main_thread, would_end_by
 from megatron_ft.launcher.base import lines
 from megatron_ft.launcher.base.signals import SignalWatch
@@ -145,7 +144,7 @@ def find_setpriv() -> list[str]:
     if path is None:
         return []
     command = [path, "--pdeathsig", "KILL", "--"]
-    soft_limit = given_soft_limit()
+    soft_limit = soft_limit_before()
     if soft_limit is not None:
         prlimit = shutil.which("prlimit")
         if prlimit is None:
@@ -159,7 +158,7 @@ def find_setpriv() -> list[str]:
 def _die_with(launcher_pid: int) -> Callable[[], None]:
     def in_child() -> None:
         die_with_parent()
-        give_back()
+        restore_file_limit()
         # the launcher may have died before the kernel was asked
         if os.getppid() != launcher_pid:
             os._exit(1)

@@ -27,7 +27,7 @@ from megatron_ft.core.messages.fork_server import (
     Unfit,
 )
 from megatron_ft.core.run_ahead import FORK_SERVER_NAME, RUN_AHEAD_VARIABLE, Ahead
-from megatron_ft.ipc.linux.open_files import give_back_to
+from megatron_ft.ipc.linux.process_setup import restore_file_limit_of
 from megatron_ft.ipc.linux.processes import send_signal, wait_gone
 from megatron_ft.ipc.wire import Channel, ChannelClosedError
 from megatron_ft.launcher.base import lines
@@ -74,7 +74,7 @@ class ServerProcess:
             self.channel.close()
             raise
         self.pid = self._process.pid
-        give_back_to(self.pid)
+        restore_file_limit_of(self.pid)
         self.pidfd = os.pidfd_open(self.pid)
 
     def _start(self, fd: int) -> subprocess.Popen[bytes]:

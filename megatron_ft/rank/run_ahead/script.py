@@ -38,7 +38,7 @@ from megatron_ft.core.messages.fork_server import (
     Unfit,
 )
 from megatron_ft.core.run_ahead import FORK_SERVER_NAME, RUN_AHEAD_VARIABLE
-from megatron_ft.ipc.linux.prctl import die_with_parent, set_name
+from megatron_ft.ipc.linux.process_setup import die_with_parent, set_name
 from megatron_ft.ipc.net.resolver import ask_again_soon
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, close_fds
 from megatron_ft.rank.base.user_code import note_user_code

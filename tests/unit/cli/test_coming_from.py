@@ -12,8 +12,7 @@ import pytest
 
 from megatron_ft.cli import main as cli
 from megatron_ft.cli.launch_line import Meaning, find_launch_lines
-from megatron_ft.ipc.config.options import add_ft_options
-from megatron_ft.ipc.config.resolved import read_ft_options
+from megatron_ft.ipc.config.options import add_ft_options, read_ft_options
 from megatron_ft.ipc.config.torchrun import add_torchrun_options
 from tests.support.launching import ROOT
 

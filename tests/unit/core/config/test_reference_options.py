@@ -9,8 +9,7 @@ import pytest
 from megatron_ft.core.config.config import FIELDS
 from megatron_ft.core.config.launcher_options import LAUNCHER_OPTIONS
 from megatron_ft.core.config.reference import IGNORED
-from megatron_ft.ipc.config.options import add_ft_options
-from megatron_ft.ipc.config.resolved import read_ft_options
+from megatron_ft.ipc.config.options import add_ft_options, read_ft_options
 from megatron_ft.ipc.config.torchrun import add_torchrun_options
 
 WORKS = """

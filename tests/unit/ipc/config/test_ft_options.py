@@ -15,8 +15,7 @@ from megatron_ft.core.config.config import FIELDS
 from megatron_ft.core.config.reference import IGNORED
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.records.launcher import Config
-from megatron_ft.ipc.config.options import add_ft_options
-from megatron_ft.ipc.config.resolved import ResolvedOptions, read_ft_options
+from megatron_ft.ipc.config.options import ResolvedOptions, add_ft_options, read_ft_options
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
 
 TEXTS = {

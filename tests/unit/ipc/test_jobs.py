@@ -21,10 +21,9 @@ from megatron_ft.core.escalation import Grace
 from megatron_ft.core.job.restart_policy import Action, Outcome, RestartDecision
 from megatron_ft.core.status.job_facts import JobPhase
 from megatron_ft.core.status.rows import RankReading, RankState
-from megatron_ft.ipc import job_watch
+from megatron_ft.ipc import jobs
 from megatron_ft.ipc.board import Board, BoardTimeouts, create_memory
-from megatron_ft.ipc.job_watch import JobWatch
-from megatron_ft.ipc.jobs import RunningJob
+from megatron_ft.ipc.jobs import JobWatch, RunningJob
 from megatron_ft.ipc.wire import ChannelClosedError, connect, listen
 from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.cycle.control_socket import ControlSocket
@@ -119,7 +118,7 @@ def fake(tmp_path: Path) -> Iterator[FakeLauncher]:
 
 @pytest.fixture
 def watch(fake: FakeLauncher, monkeypatch: pytest.MonkeyPatch) -> Iterator[JobWatch]:
-    monkeypatch.setattr(job_watch, "ANSWER_S", 60.0)  # a loaded machine may need longer than a person would wait
+    monkeypatch.setattr(jobs, "ANSWER_S", 60.0)  # a loaded machine may need longer than a person would wait
     watch = JobWatch(fake.job)
     yield watch
     watch.close()
@@ -217,7 +216,7 @@ def test_a_peer_that_does_not_read_is_dropped_and_holds_nobody_up(fake: FakeLaun
 
 
 def test_a_launcher_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_watch, "ANSWER_S", 0.2)
+    monkeypatch.setattr(jobs, "ANSWER_S", 0.2)
     job = RunningJob(launcher_pid=os.getpid(), run_id="demo", run_dir=str(tmp_path))
     with pytest.raises(FaultToleranceError, match=f"ft_launcher {os.getpid()} can't be reached"):
         JobWatch(job)

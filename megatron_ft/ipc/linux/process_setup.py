@@ -1,0 +1,104 @@
+"""How our own processes are set up: their interpreter, name, parent and limit of open files.
+
+A launcher has some descriptors for each rank, and one for each connection to a store that serves all nodes: the usual
+1024 end at a thousand nodes. So launchers and coordinators raise their limit. A program that uses select() fails beyond
+1024, so all else that a launcher starts, the ranks among it, gets the limit that the launcher was given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import signal
+import sys
+
+__all__ = [
+    "become_subreaper",
+    "die_with_parent",
+    "go_on_without_parent",
+    "isolated_command",
+    "raise_file_limit",
+    "restore_file_limit",
+    "restore_file_limit_of",
+    "set_name",
+    "soft_limit_before",
+]
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME, _PR_GET_NAME = 15, 16
+_PR_SET_CHILD_SUBREAPER = 36
+# loaded at import, because die_with_parent runs between fork and exec where nothing may be loaded
+_libc = ctypes.CDLL(None, use_errno=True)
+_BOOT = "import sys; sys.path.append(sys.argv.pop(1)); from {}.__main__ import main; sys.exit(main())"
+_limit_before: tuple[int, int] | None = None
+
+
+def isolated_command(package: str) -> list[str]:
+    """What runs ``main`` of a package of ours (``megatron_ft.monitor``) in a new interpreter; its arguments follow.
+
+    Isolated (-I) and without site (-S): neither the user's PYTHONPATH, nor a file named json.py in his working
+    directory, nor anything a .pth file imports gets into it. It has the standard library and us.
+    """
+    above = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+    return [sys.executable, "-I", "-S", "-c", _BOOT.format(package), above]
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when the *thread* that made it ends."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def go_on_without_parent() -> None:
+    """Ask the kernel to continue this process, if it is stopped then, when the thread that made it ends."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
+
+
+def become_subreaper() -> None:
+    """Orphans below this process become its children instead of those of process 1."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def set_name(name: bytes) -> bytes:
+    """What the kernel, and ps, call this process; returns what it was called."""
+    before = ctypes.create_string_buffer(16)
+    _libc.prctl(_PR_GET_NAME, before, 0, 0, 0)
+    _libc.prctl(_PR_SET_NAME, name, 0, 0, 0)
+    return before.value
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, value, 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def raise_file_limit() -> None:
+    """Raise the soft limit of this process to the hard one; what can't be raised stays."""
+    global _limit_before
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if _limit_before is None and limits[0] != limits[1]:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
+            _limit_before = limits
+
+
+def soft_limit_before() -> int | None:
+    """The limit before it was raised; None if it wasn't."""
+    return None if _limit_before is None else _limit_before[0]
+
+
+def restore_file_limit() -> None:
+    """Undo ``raise_file_limit``; descriptors above the limit stay open."""
+    global _limit_before
+    if _limit_before is not None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, _limit_before)
+        _limit_before = None
+
+
+def restore_file_limit_of(pid: int) -> None:
+    """The same in a child that has just been started, and hasn't opened many yet; one that has ended is fine."""
+    if _limit_before is not None:
+        with contextlib.suppress(OSError):
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, _limit_before)
