@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from megatron_ft.core.board import layout as layout
+from megatron_ft.core.board import layout
 from megatron_ft.core.board.layout import BoardSnapshot
 
 

@@ -17,7 +17,7 @@ import socket
 import time
 from collections.abc import Callable
 
-from megatron_ft.core.board import layout as layout
+from megatron_ft.core.board import layout
 from megatron_ft.core.board.hang_detector import Overdue
 from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.codec import fields

@@ -1,4 +1,4 @@
-"""What a monitor tells: to its launcher, if it has one, and to its own event log."""
+"""What a monitor reports to its launcher, if it has one, and writes into its own event log."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Sequence
 
+from megatron_ft.core.board import layout
 from megatron_ft.core.board.hang_detector import Overdue
 from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.diagnosis.evidence import HangEvidence
@@ -18,16 +19,20 @@ from megatron_ft.core.rate_limiter import RateLimiter
 from megatron_ft.core.records import monitor as records
 from megatron_ft.core.records import shared
 from megatron_ft.core.records.shared import Warning_
+from megatron_ft.ipc.board import Board, RingEvent
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.files.evidence_files import write_evidence
 from megatron_ft.ipc.linux.processes import read_stat
 from megatron_ft.ipc.monitor_process import AttachedRank
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received
-from megatron_ft.monitor.progress import next_batch, taken
 from megatron_ft.monitor.watched_rank import WatchedRank, seconds
 
 _WRITING_S = 1.0
 """Less than a launcher waits for the end of its monitors."""
+_ENOUGH = 1024
+_KINDS = (layout.EVENT_START, layout.EVENT_END, layout.EVENT_HEARTBEAT, layout.EVENT_ITERATION)
+EVERY_NS = 30_000_000_000
+"""A batch of section events is written when it has many events, or its first one is this old."""
 
 
 class Reports:
@@ -168,7 +173,7 @@ class Reports:
         batch = next_batch(watched.board, snapshot, time.monotonic_ns(), at_once=at_once)
         if batch is not None:
             self._log.write(batch)
-            taken(watched.board, snapshot)
+            note_written(watched.board, snapshot)
 
     def detached(self, attached: AttachedRank, at_ns: int) -> None:
         """A rank has ended its monitoring; its process still runs."""
@@ -229,3 +234,49 @@ def _told(attached: AttachedRank, verdict: Overdue, at_ns: int, *, observed_only
         learned=verdict.is_learned,
         learned_timeout_s=None if verdict.learned_ns is None else verdict.learned_ns / 1e9,
     )
+
+
+def next_batch(board: Board, snapshot: BoardSnapshot, now_ns: int, *, at_once: bool = False) -> records.Progress | None:
+    """A rank's section events that are to be written now, from the ring on its board; None if it isn't time yet.
+
+    The ring is read with each check of the board; a rank that is faster loses its oldest events, and the batch says how
+    many. The caller writes it, then notes on the board how far it goes (``note_written``), so that a monitor that
+    replaces another one goes on there; one that dies in between repeats the batch.
+    """
+    first, head = board.words[layout.W_LOGGED_HEAD], snapshot.ring_head
+    if head <= first or not (at_once or head - first >= _ENOUGH or _age_ns(board, first, now_ns) >= EVERY_NS):
+        return None
+    begin = max(first, head - layout.RING_EVENTS)
+    read = list(board.events(begin, head))
+    # what the rank has overwritten while we read is no event any more
+    oldest = board.words[layout.W_RING_HEAD] - layout.RING_EVENTS
+    events = [
+        event for number, event in enumerate(read, begin) if number >= oldest and _is_sane(event, snapshot, now_ns)
+    ]
+    from_ns = events[0].at_ns if events else now_ns
+    at_us = [(event.at_ns - from_ns) // 1000 for event in events]
+    return records.Progress(
+        rank=snapshot.rank,
+        cycle=snapshot.cycle,
+        names=tuple(section.name for section in snapshot.sections),
+        from_ns=from_ns,
+        dt_us=[later - earlier for earlier, later in zip([0, *at_us], at_us, strict=False)],
+        code=[event.kind << 8 | event.section_index for event in events],
+        iterations=[event.value for event in events if event.kind == layout.EVENT_ITERATION],
+        lost=head - first - len(events),
+    )
+
+
+def note_written(board: Board, snapshot: BoardSnapshot) -> None:
+    """Note on the board that the events up to this snapshot are in the event log."""
+    board.words[layout.W_LOGGED_HEAD] = snapshot.ring_head
+
+
+def _age_ns(board: Board, number: int, now_ns: int) -> int:
+    """How old the event with this number is, as far as it is still there."""
+    at = layout.RING + 2 * (number & layout.RING_MASK)
+    return now_ns - board.words[at]
+
+
+def _is_sane(event: RingEvent, snapshot: BoardSnapshot, now_ns: int) -> bool:
+    return event.kind in _KINDS and snapshot.start_ns <= event.at_ns <= now_ns

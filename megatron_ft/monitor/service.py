@@ -31,11 +31,11 @@ from megatron_ft.ipc.linux.processes import is_gone, is_in, wait_gone
 from megatron_ft.ipc.monitor_process import MonitorSettings
 from megatron_ft.ipc.wire import ChannelClosedError, Message
 from megatron_ft.monitor import hello
-from megatron_ft.monitor.doubt import Doubt
 from megatron_ft.monitor.end_of_rank import RankTermination, end_orphans, group_of, remove_run_directory
 from megatron_ft.monitor.evidence import collect
 from megatron_ft.monitor.hello import Caller, Callers
 from megatron_ft.monitor.reports import Reports
+from megatron_ft.monitor.suspicion import Suspicion
 from megatron_ft.monitor.watched_rank import WatchedRank
 
 _DAMAGED_AGAIN_NS = 100_000_000
@@ -56,7 +56,7 @@ class MonitorService:
         self._watched: WatchedRank | None = None
         self._termination: RankTermination | None = None
         self._has_launcher = settings.launcher_fd is not None
-        self._doubt = Doubt(reports, has_launcher=self._has_launcher)
+        self._suspicion = Suspicion(reports, has_launcher=self._has_launcher)
         self._next_look_ns: int | None = None
         self._group: int | None = None
         self._running = True
@@ -97,8 +97,8 @@ class MonitorService:
         times = [caller.give_up_at for caller in self._callers.values()]
         if self._termination is not None and self._termination.due_at is not None:
             times.append(self._termination.due_at)
-        if self._doubt.due_ns is not None:
-            times.append(self._doubt.due_ns / 1e9)
+        if self._suspicion.due_ns is not None:
+            times.append(self._suspicion.due_ns / 1e9)
         if self._next_look_ns is not None and self._paused_at_ns is None:
             times.append(self._next_look_ns / 1e9)
         return max(0.0, min(times) - now) * 1e3 if times else None
@@ -146,7 +146,7 @@ class MonitorService:
                     self._watched.rest()
             case Resume() if self._paused_at_ns is not None:
                 paused_at_ns, self._paused_at_ns = self._paused_at_ns, None
-                self._doubt.clear()
+                self._suspicion.clear()
                 if self._watched is not None:
                     self._watched.excuse_since(paused_at_ns)
                     self._next_look_ns = time.monotonic_ns()
@@ -158,9 +158,9 @@ class MonitorService:
             case Release() if self._termination is not None:
                 self._termination.hurry()
             case Release():
-                self._doubt.clear()  # the cycle is over: the launcher ends this rank with all the others
+                self._suspicion.clear()  # the cycle is over: the launcher ends this rank with all the others
             case CheckProgress() | ExtendTimeout() | ConfirmHang():
-                if self._doubt.obey(watched, order):
+                if self._suspicion.obey(watched, order):
                     self._next_look_ns = time.monotonic_ns()
 
     def _take_signals(self) -> None:
@@ -268,7 +268,7 @@ class MonitorService:
         self._group = group_of(watched.attached)
 
     def _act_in_time(self) -> None:
-        if self._watched is not None and self._doubt.act(self._watched):
+        if self._watched is not None and self._suspicion.act(self._watched):
             self._next_look_ns = time.monotonic_ns()
         if self._termination is not None:
             self._go_on_terminating(self._termination)
@@ -295,10 +295,10 @@ class MonitorService:
             self._reports.detached(watched.attached, time.monotonic_ns())
         if reading.outcome.action is Action.END_RANK:
             assert reading.outcome.verdict is not None
-            if not self._doubt.ask_launcher_first(watched, reading.outcome.verdict):
+            if not self._suspicion.ask_launcher_first(watched, reading.outcome.verdict):
                 self._end_hung(watched, reading.outcome.verdict)
         else:
-            self._doubt.clear()
+            self._suspicion.clear()
 
     def _end_hung(self, watched: WatchedRank, verdict: Overdue) -> None:
         """From here on the rank is ended, whatever can or can't be seen of it."""
@@ -366,7 +366,7 @@ class MonitorService:
             self._watched.close()
         self._watched = None
         self._termination = None
-        self._doubt.forget()
+        self._suspicion.forget()
         self._next_look_ns = None
 
     def _launcher_is_gone(self) -> None:

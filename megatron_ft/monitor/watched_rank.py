@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 from typing import NamedTuple
 
-from megatron_ft.core.board import layout as layout
+from megatron_ft.core.board import layout
 from megatron_ft.core.board.consistency import contradiction
 from megatron_ft.core.board.hang_detector import (
     Action,

@@ -23,7 +23,7 @@ from megatron_ft.core.status.rows import RankReading
 from megatron_ft.core.timeouts.timeouts import SectionTimeouts
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
 from megatron_ft.monitor import watched_rank
-from megatron_ft.monitor.progress import next_batch
+from megatron_ft.monitor.reports import next_batch
 from megatron_ft.monitor.watched_rank import WatchedRank
 from megatron_ft.rank.client.recorder import Recorder
 from tests.support.status_facts import job_facts, rank_facts

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 
 from megatron_ft.core.agent import edge
-from megatron_ft.core.board import layout as layout
+from megatron_ft.core.board import layout
 from megatron_ft.core.board.layout import BoardDamagedError
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.messages.monitor import (

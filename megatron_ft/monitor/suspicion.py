@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 from megatron_ft.core.board.hang_detector import Overdue
-from megatron_ft.core.diagnosis.movement import ProgressSample, progress_between
+from megatron_ft.core.board.layout import BoardSnapshot
+from megatron_ft.core.diagnosis.collectives import Collectives
+from megatron_ft.core.diagnosis.movement import ProgressSample, is_file_wait, progress_between
 from megatron_ft.core.diagnosis.rank_snapshot import EVIDENCE_S
 from megatron_ft.core.messages.monitor import CheckProgress, ConfirmHang, ExtendTimeout
-from megatron_ft.monitor.progress_sample import take_sample
+from megatron_ft.ipc.linux.proc import main_thread_ns, transferred_bytes, waiting_channels
+from megatron_ft.ipc.linux.processes import read_stat
+from megatron_ft.ipc.monitor_process import AttachedRank
+from megatron_ft.monitor.evidence import Looks
 from megatron_ft.monitor.reports import Reports
 from megatron_ft.monitor.watched_rank import WatchedRank
 
-__all__ = ["Doubt"]
+__all__ = ["Suspicion"]
 
 _ANSWER_NS = round((EVIDENCE_S + 1.0) * 1e9)
 """If the launcher doesn't answer for so long, the rank is terminated, as with a configured timeout."""
+_ASK_S = 0.7
+_READ_S = 0.2
+_SAMPLES = 10
 
 
-class Doubt:
-    """Of one monitor. ``has_launcher``: one can be asked, which checks the other ranks, too."""
+class Suspicion:
+    """That the rank of this monitor hangs. ``has_launcher``: one can be asked, which checks the other ranks, too."""
 
     def __init__(self, reports: Reports, *, has_launcher: bool) -> None:
         self._reports = reports
@@ -63,7 +72,7 @@ class Doubt:
         """Do what the launcher orders; returns True if the board is to be checked now."""
         match order:
             case CheckProgress(again_ns=again_ns):
-                self._first, self._again_ns = take_sample(watched.attached, watched.final_snapshot()), again_ns
+                self._first, self._again_ns = _take_sample(watched.attached, watched.final_snapshot()), again_ns
             case ExtendTimeout(timeout_s=timeout_s) if self._verdict is not None:
                 watched.extend_timeout(self._verdict, timeout_s)
                 self.clear()
@@ -81,7 +90,7 @@ class Doubt:
         """Do what is due; returns True if the hang is confirmed, because the launcher hasn't answered in time."""
         now_ns = time.monotonic_ns()
         if self._first is not None and now_ns >= self._again_ns:
-            second = take_sample(watched.attached, watched.final_snapshot())
+            second = _take_sample(watched.attached, watched.final_snapshot())
             self._reports.progress_checked(watched.attached, progress_between(self._first, second))
             self._first = None
         if self._verdict is None or now_ns < self._answer_by_ns:
@@ -91,3 +100,40 @@ class Doubt:
             self.clear()
             return False
         return self._confirm()
+
+
+def _take_sample(attached: AttachedRank, snapshot: BoardSnapshot | None) -> ProgressSample:
+    """What a rank does now; bounded in time.
+
+    It may run on: nothing is sent to it but the question that its own thread answers.
+    """
+    at_ns = time.monotonic_ns()
+    stat = read_stat(attached.pid)
+    looks = Looks(attached, snapshot, at_ns + round(_ASK_S * 1e9), freeze=False)
+    answer = looks.ask("" if stat is None else stat.state, [], samples=_SAMPLES)
+    ran_ns, starved_ns = main_thread_ns(attached.pid)
+    told = answer.collectives
+    entered, completed = (told.enqueued, told.completed) if isinstance(told, Collectives) else (None, None)
+    stacks = [each for each in answer.places if each]
+    return ProgressSample(
+        at_ns=at_ns,
+        iterations=0 if snapshot is None else snapshot.iterations_seen,
+        events=None if snapshot is None else snapshot.ring_head,
+        entered=entered,
+        completed=completed,
+        stacks=frozenset(stacks),
+        frame=stacks[-1][0].partition(" @")[0] if stacks else "",
+        cpu_ns=ran_ns + starved_ns,
+        starved_ns=starved_ns,
+        transferred=_transferred(attached.pid),
+        file_waits={tid: each for tid, each in waiting_channels(attached.pid).items() if is_file_wait(each)},
+    )
+
+
+def _transferred(pid: int) -> dict[int, int] | None:
+    """None if that takes too long: a process of the rank's may stand still in the middle of an exec."""
+    found: list[dict[int, int]] = []
+    thread = threading.Thread(target=lambda: found.append(transferred_bytes(pid)), daemon=True)
+    thread.start()
+    thread.join(_READ_S)
+    return found[0] if found and found[0] else None

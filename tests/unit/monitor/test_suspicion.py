@@ -9,7 +9,7 @@ import pytest
 from megatron_ft.core.board.hang_detector import Overdue
 from megatron_ft.core.board.intervals import HangKind
 from megatron_ft.core.diagnosis.rank_snapshot import EVIDENCE_S
-from megatron_ft.monitor import doubt
+from megatron_ft.monitor import suspicion
 
 S = 1_000_000_000
 OVERDUE = Overdue(HangKind.SECTION, "step", 1, 10 * S, 10 * S, None, ("step",), is_learned=True)
@@ -18,13 +18,13 @@ OVERDUE = Overdue(HangKind.SECTION, "step", 1, 10 * S, 10 * S, None, ("step",), 
 @pytest.fixture
 def now_ns(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     now = [100 * S]
-    monkeypatch.setattr(doubt.time, "monotonic_ns", lambda: now[0])
+    monkeypatch.setattr(suspicion.time, "monotonic_ns", lambda: now[0])
     return now
 
 
-def asked(verdict: Overdue) -> tuple[doubt.Doubt, mock.Mock]:
+def asked(verdict: Overdue) -> tuple[suspicion.Suspicion, mock.Mock]:
     watched = mock.Mock()
-    mine = doubt.Doubt(mock.Mock(), has_launcher=True)
+    mine = suspicion.Suspicion(mock.Mock(), has_launcher=True)
     assert mine.ask_launcher_first(watched, verdict)
     return mine, watched
 

@@ -13,7 +13,7 @@ from megatron_ft.core.board import layout as layout
 from megatron_ft.core.records.monitor import Progress
 from megatron_ft.core.timeouts.timeouts import SectionTimeouts
 from megatron_ft.ipc.board import Board, BoardTimeouts, create_memory
-from megatron_ft.monitor.progress import EVERY_NS, next_batch, taken
+from megatron_ft.monitor.reports import EVERY_NS, next_batch, note_written
 from megatron_ft.rank.client.recorder import Recorder
 
 SECTIONS: dict[str, float | None] = {"setup": 600.0, "step": 1.5}
@@ -40,7 +40,7 @@ def take(board: Board, *, at_once: bool = True, later_ns: int = 0) -> Progress |
     snapshot = board.snapshot()
     batch = next_batch(board, snapshot, time.monotonic_ns() + later_ns, at_once=at_once)
     if batch is not None:
-        taken(board, snapshot)
+        note_written(board, snapshot)
     return batch
 
 
