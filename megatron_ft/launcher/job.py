@@ -13,8 +13,8 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, r
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from megatron_ft.core.agent.conclusion import stopped
 from megatron_ft.core.agent.edge import Over
-from megatron_ft.core.agent.leaving import stopped
 from megatron_ft.core.errors import ConfigError, FaultToleranceError
 from megatron_ft.core.job.drain_advice import advice
 from megatron_ft.core.records import launcher as records

@@ -52,7 +52,7 @@ def test_a_process_that_merely_calls_it_goes_its_own_way() -> None:
 
 FAILS = """
 import sys, time
-from megatron_ft.core.agent.phase import AgentPhase
+from megatron_ft.core.agent.turn import AgentPhase
 from megatron_ft.launcher import main as launcher_main
 from megatron_ft.launcher.cycle.agent import FaultTolerantAgent
 

@@ -10,8 +10,7 @@ from typing import Any
 
 from megatron_ft.core.agent import edge as agent
 from megatron_ft.core.agent.agent import Agent
-from megatron_ft.core.agent.phase import AgentPhase
-from megatron_ft.core.agent.turn import Options
+from megatron_ft.core.agent.turn import AgentPhase, Options
 from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.board.pauses import Pauses
 from megatron_ft.core.control import ReceivedRequest, WorkloadAction

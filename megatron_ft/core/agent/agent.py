@@ -10,16 +10,14 @@ from collections.abc import Sequence
 from signal import Signals
 
 from megatron_ft.core.agent import edge, event_records, lines
-from megatron_ft.core.agent.conclusion import Known, asked_at_last, conclude, finish, report
+from megatron_ft.core.agent.conclusion import Ended, Known, Leaving, asked_at_last, conclude, finish, report
 from megatron_ft.core.agent.coordinator_orders import CoordinatorOrders
 from megatron_ft.core.agent.cycle import Cycle, Downtime
 from megatron_ft.core.agent.edge import Effect, Exit, Over, Say, Tell
 from megatron_ft.core.agent.health import HealthGate
 from megatron_ft.core.agent.job_line_printer import JobLinePrinter
-from megatron_ft.core.agent.leaving import Leaving
-from megatron_ft.core.agent.phase import AgentPhase, Ended
 from megatron_ft.core.agent.rank_shutdown import RankShutdown
-from megatron_ft.core.agent.turn import Options, Turn
+from megatron_ft.core.agent.turn import AgentPhase, Options, Turn
 from megatron_ft.core.board.pauses import Pauses
 from megatron_ft.core.control import ReceivedRequest, WorkloadAction
 from megatron_ft.core.diagnosis.exits import Cause, CauseKind

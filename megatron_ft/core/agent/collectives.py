@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from megatron_ft.core.agent import event_records, lines
 from megatron_ft.core.agent.edge import CollectEvidence, EvidenceCollected, Tell
-from megatron_ft.core.agent.hang import note_unseen, tell_notes
+from megatron_ft.core.agent.hang import LAST_NOTES_NS, complete_notes, tell_notes
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.turn import LATE_NS, Options, Turn
 from megatron_ft.core.board.layout import CollectiveCounts
@@ -28,8 +28,6 @@ _LOOKS_PER_TIMEOUT = 8
 _OFTEST_NS, _SELDOMEST_NS = 250_000_000, 10_000_000_000
 _ANSWER_NS = 15_000_000_000
 """A coordinator that hasn't answered by then may be another one by now, or has found that other nodes' ranks go on."""
-_LAST_NOTES_NS = 150_000_000
-"""So long before the end of the collection the notes that have come are sent: they need time to arrive."""
 
 
 @dataclass
@@ -73,7 +71,7 @@ class NodeCollectiveWatch:
         """When ``go_on`` is to be called at the latest."""
         times = [self._due_ns] if self._is_on else []
         if self._collecting is not None:
-            times.append(self._collecting.until_ns - _LAST_NOTES_NS)
+            times.append(self._collecting.until_ns - LAST_NOTES_NS)
         return min(times, default=None)
 
     @property
@@ -90,7 +88,7 @@ class NodeCollectiveWatch:
     def collect(self, turn: Turn) -> None:
         """Have evidence collected on the ranks of this node, as on those of all nodes; they go on running."""
         if self._collecting is None:
-            alive = self._record.running & self._record.watched
+            alive = self._record.observed
             self._collecting = _Collecting(turn.now_ns + round(EVIDENCE_S * 1e9), alive)
             for local_rank in sorted(alive):
                 turn.do(CollectEvidence(local_rank, True, self._collecting.until_ns))
@@ -136,23 +134,14 @@ class NodeCollectiveWatch:
     def _tell_notes(self, turn: Turn) -> None:
         collecting = self._collecting
         if collecting is None or (
-            turn.now_ns < collecting.until_ns - _LAST_NOTES_NS and collecting.notes.keys() < collecting.asked
+            turn.now_ns < collecting.until_ns - LAST_NOTES_NS and collecting.notes.keys() < collecting.asked
         ):
             return
         self._collecting = None
-        record = self._record
-        notes = [
-            collecting.notes.get(local_rank) or note_unseen(record, local_rank, turn) for local_rank in self._ranks
-        ]
-        tell_notes(turn, self._number, notes, passive=True)
-
-    @property
-    def _ranks(self) -> list[int]:
-        return sorted(self._record.started)
+        tell_notes(turn, self._number, complete_notes(self._record, collecting.notes, turn), passive=True)
 
     def _judge(self, turn: Turn) -> None:
-        running = self._record.running & self._record.watched
-        counts = {local_rank: turn.seen.collectives[local_rank] for local_rank in sorted(running)}
+        counts = {local_rank: turn.seen.collectives[local_rank] for local_rank in sorted(self._record.observed)}
         known = {local_rank: found for local_rank, found in counts.items() if found is not None}
         is_leaving = any(found is None and local_rank in self._grouped for local_rank, found in counts.items())
         self._grouped |= known.keys()

@@ -130,7 +130,7 @@ class Cycle:
             return
         match message:
             case Suspected(between_s=between_s):
-                self.suspicion.asked(between_s, turn)
+                self.suspicion.check_progress(between_s, turn)
             case Moving(progress=progress):
                 self.suspicion.moving(progress, turn)
 

@@ -9,7 +9,7 @@ living, so nothing is sent to them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from megatron_ft.core.agent import event_records
 from megatron_ft.core.agent.edge import CollectEvidence, EvidenceCollected, RaiseTimeout, Release, Tell
@@ -20,12 +20,10 @@ from megatron_ft.core.diagnosis.rank_snapshot import EVIDENCE_S, RankSnapshot
 from megatron_ft.core.job.hang_diagnosis import blamed
 from megatron_ft.core.job.messages import Hang, Notes
 
-__all__ = ["NodeHangDiagnosis", "note_unseen", "tell_notes"]
+__all__ = ["LAST_NOTES_NS", "NodeHangDiagnosis", "complete_notes", "tell_notes"]
 
-_LAST_NOTES_NS = 150_000_000
+LAST_NOTES_NS = 150_000_000
 """So long before the bound is over the notes that have come are sent: they need time to arrive."""
-
-
 _PART_CHARS = 80_000
 """Of notes in one message, which has room for 1 MiB, and may write a character in 12 bytes."""
 
@@ -88,17 +86,19 @@ class NodeHangDiagnosis:
     @property
     def alarm_ns(self) -> int | None:
         """When ``go_on`` is to be called at the latest."""
-        is_open = self._bound_ns is not None and not (self._is_told or self._is_over)
-        return self._bound_ns - _LAST_NOTES_NS if is_open and self._bound_ns is not None else None
+        if self._bound_ns is None or self._is_told or self._is_over:
+            return None
+        return self._bound_ns - LAST_NOTES_NS
 
     def go_on(self, turn: Turn) -> None:
         """Tell, or decide, once everything that can be seen is."""
         alarm_ns = self.alarm_ns
-        if alarm_ns is None or (turn.now_ns < alarm_ns and not self._asked & self._alive <= self._notes.keys()):
+        if alarm_ns is None or (
+            turn.now_ns < alarm_ns and not self._asked & self._record.observed <= self._notes.keys()
+        ):
             return
         self._is_told = True
-        record = self._record
-        notes = [self._notes.get(local_rank) or note_unseen(record, local_rank, turn) for local_rank in self._ranks]
+        notes = complete_notes(self._record, self._notes, turn)
         if not self._decides:
             tell_notes(turn, self._number, notes)
         elif self._verdict is not None:
@@ -118,21 +118,17 @@ class NodeHangDiagnosis:
             # a job isn't given up for timeouts of our own making
             reached = self._record.reached(turn.seen) if self._verdict.is_certain else None
             turn.do(Tell(Hang(self._number, self._verdict, reached)))
-        self._asked = self._alive
+        self._asked = self._record.observed
         for local_rank in sorted(self._asked - known):
             turn.do(CollectEvidence(local_rank, self._options.min_healthy, self._bound_ns))
 
-    @property
-    def _ranks(self) -> list[int]:
-        return sorted(self._record.started)
 
-    @property
-    def _alive(self) -> set[int]:
-        """Those whose processes run and whose monitors watch them."""
-        return self._record.running & self._record.watched
+def complete_notes(record: CycleRecord, notes: Mapping[int, RankSnapshot], turn: Turn) -> list[RankSnapshot]:
+    """The notes (by local rank) of all ranks that were started."""
+    return [notes.get(local_rank) or _note_unseen(record, local_rank, turn) for local_rank in sorted(record.started)]
 
 
-def note_unseen(record: CycleRecord, local_rank: int, turn: Turn) -> RankSnapshot:
+def _note_unseen(record: CycleRecord, local_rank: int, turn: Turn) -> RankSnapshot:
     """What is known of a rank whose monitor could collect no evidence, or whose evidence hasn't come."""
     board, ended = turn.seen.boards[local_rank], record.exits.get(local_rank)
     end = ended or record.end_of_its_exception(local_rank, turn.seen)

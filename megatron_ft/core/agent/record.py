@@ -170,6 +170,11 @@ class CycleRecord:
         return self.started.keys() - self.exits.keys()
 
     @property
+    def observed(self) -> set[int]:
+        """Those of them whose monitors watch them."""
+        return self.running & self.watched
+
+    @property
     def spawned_ns(self) -> int | None:
         """When the last rank was created."""
         return max((each.at_ns for each in self.started.values()), default=None)

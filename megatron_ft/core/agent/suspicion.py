@@ -75,11 +75,16 @@ class Suspicion:
         between_s = min(max(_SHARE * verdict.timeout_s, _LEAST_S), _LONGEST_S)
         if self._asks_others:
             turn.do(Tell(Suspected(self._number, between_s)))
-        self._check_progress(between_s, turn)
+        self.check_progress(between_s, turn)
 
-    def asked(self, between_s: float, turn: Turn) -> None:
-        """Another node suspects one of its ranks: does one of ours move?"""
-        self._check_progress(between_s, turn)
+    def check_progress(self, between_s: float, turn: Turn) -> None:
+        """Have the ranks of this node observed twice: it, or another node, suspects one of its ranks."""
+        if self._bound_ns is not None or self._is_over:
+            return  # that check counts for this, too
+        self._awaited = self._record.observed
+        again_ns = turn.now_ns + round(between_s * 1e9)
+        self._bound_ns = turn.now_ns + round(CHECK_S * 1e9)
+        turn.do(*(CheckProgress(local_rank, again_ns) for local_rank in sorted(self._awaited)))
 
     def moving(self, text: str, turn: Turn) -> None:
         """A rank of another node makes progress."""
@@ -112,14 +117,6 @@ class Suspicion:
     def close(self) -> None:
         """The cycle is being ended, and so are all ranks."""
         self._bound_ns, self._suspects, self._awaited, self._is_over = None, {}, set(), True
-
-    def _check_progress(self, between_s: float, turn: Turn) -> None:
-        if self._bound_ns is not None or self._is_over:
-            return  # that check counts for this, too
-        self._awaited = self._record.running & self._record.watched
-        again_ns = turn.now_ns + round(between_s * 1e9)
-        self._bound_ns = turn.now_ns + round(CHECK_S * 1e9)
-        turn.do(*(CheckProgress(local_rank, again_ns) for local_rank in sorted(self._awaited)))
 
     def _extend_timeout(self, progress: str, turn: Turn) -> None:
         suspects, self._suspects = self._suspects, {}

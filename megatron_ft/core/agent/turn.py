@@ -1,14 +1,14 @@
-"""What the parts of the launcher's machine share: the user's options, and the moment in which something happens."""
+"""What the parts of the launcher's machine share: the user's options, the phases, and the moment in which something happens."""
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass, field
 
 from megatron_ft.core.agent.edge import Effect, Readings
 from megatron_ft.core.agent.job_line_printer import JobLinePrinter
-from megatron_ft.core.exit_codes import TRY_AGAIN_CODE
 
-__all__ = ["LATE_NS", "Options", "Turn"]
+__all__ = ["LATE_NS", "AgentPhase", "Options", "Turn"]
 
 LATE_NS = 500_000_000
 """A timer that fires so much later than it was due shows that the whole node was stopped, and the ranks with it."""
@@ -22,7 +22,6 @@ class Options:
         hang_signal: what a rank that is found hung gets first.
         ranks_are_python: a rank's first process is the script itself, not some command that may wrap it.
         meets_elsewhere: the nodes meet by a rendezvous of torch's own, and this launcher coordinates only itself.
-        try_again_code: of a launcher that can't go on where it is.
         checks_health: there is a command that says whether the node is fit.
         collectives_timeout_s: report ranks whose scripts call no hooks if they complete no collective for so long;
             None: they aren't watched. ``ends_for_collectives``: and if some wait in one, the cycle is ended.
@@ -44,7 +43,6 @@ class Options:
     ranks_are_python: bool = True
     meets_elsewhere: bool = False
     checks_health: bool = False
-    try_again_code: int = TRY_AGAIN_CODE
     collectives_timeout_s: float | None = None
     ends_for_collectives: bool = False
     says_all: bool = False
@@ -54,6 +52,32 @@ class Options:
     def decides_alone(self) -> bool:
         """Each node ends its own ranks where one hangs: the coordinator doesn't end the cycle for all."""
         return self.min_healthy or self.meets_elsewhere
+
+
+class AgentPhase(enum.Enum):
+    """What the launcher is about."""
+
+    JOINING = "joining"
+    CHECKING = "checking"
+    """Its health command runs."""
+    ASIDE = "aside"
+    READY = "ready"
+    STARTING = "starting"
+    RUNNING = "running"
+    ENDING = "ending"
+    """Ranks are given time to end by themselves."""
+    TERMINATING = "terminating"
+    JUDGING = "judging"
+    """Why the cycle has ended isn't known yet."""
+    AGREEING = "agreeing"
+    """The ranks have finished; torch's rendezvous has the others wait, too."""
+    DONE = "done"
+    """None of its ranks is left, and not all nodes know yet how the job has ended."""
+    LEAVING = "leaving"
+    """The others have received that this node leaves."""
+    EXCLUDED = "excluded"
+    """They go on without it, and the launcher waits for the end of the job."""
+    OVER = "over"
 
 
 @dataclass(kw_only=True)

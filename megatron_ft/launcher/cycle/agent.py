@@ -17,11 +17,9 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from megatron_ft.core.agent import edge
 from megatron_ft.core.agent.agent import Agent
-from megatron_ft.core.agent.phase import AgentPhase
-from megatron_ft.core.agent.turn import Options
+from megatron_ft.core.agent.turn import AgentPhase, Options
 from megatron_ft.core.diagnosis.exits import Cause, CauseKind
 from megatron_ft.core.errors import FaultToleranceError
-from megatron_ft.core.exit_codes import TRY_AGAIN_CODE
 from megatron_ft.core.job.messages import Goodbye
 from megatron_ft.core.mailbox import Mailbox
 from megatron_ft.ipc.files.event_log import EventLog
@@ -345,7 +343,6 @@ def _options(line: CommandLine, *, meets_elsewhere: bool) -> Options:
         ranks_are_python=line.ranks_are_python,
         meets_elsewhere=meets_elsewhere,
         checks_health=line.node_health_command is not None or bool(given.node_health),
-        try_again_code=TRY_AGAIN_CODE,
         collectives_timeout_s=None if given.watch_collectives == "off" else given.watch_collectives_timeout,
         ends_for_collectives=given.watch_collectives == "end",
         says_all=line.says_all,

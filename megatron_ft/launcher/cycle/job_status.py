@@ -6,7 +6,7 @@ import os
 import time
 
 from megatron_ft.core.agent.agent import Agent
-from megatron_ft.core.agent.phase import Ended
+from megatron_ft.core.agent.conclusion import Ended
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.job.restart_policy import Action
 from megatron_ft.core.status.job_facts import JobFacts, JobPhase, LastCause

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from megatron_ft.core.agent.phase import Ended
+from megatron_ft.core.agent.conclusion import Ended
 from megatron_ft.core.board.layout import S_OPENED_AT, W_SECTION_COUNT, BoardDamagedError, slot
 from megatron_ft.core.board.pauses import Pauses
 from megatron_ft.core.diagnosis.exits import Cause, CauseKind

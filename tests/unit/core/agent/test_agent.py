@@ -9,7 +9,7 @@ import pytest
 
 from megatron_ft.core.agent import edge
 from megatron_ft.core.agent.edge import Exit, Way
-from megatron_ft.core.agent.phase import AgentPhase
+from megatron_ft.core.agent.turn import AgentPhase
 from megatron_ft.core.control import ReceivedRequest, WorkloadAction
 from megatron_ft.core.diagnosis.exits import CauseKind, HangVerdict
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
