@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from megatron_ft.core.job import batch_script
-from megatron_ft.launcher.result_file import ResultFile
+from megatron_ft.launcher.outcome import ResultFile
 
 __all__ = ["stand_in"]
 

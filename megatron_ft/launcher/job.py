@@ -21,15 +21,15 @@ from megatron_ft.core.records import launcher as records
 from megatron_ft.core.wording import printable
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.linux import process_setup
-from megatron_ft.launcher import batch_script, exit_code, result_file
-from megatron_ft.launcher.base import lines, log_directory, terminal
+from megatron_ft.launcher import batch_script, outcome
+from megatron_ft.launcher.base import lines, log_directory
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.coordination import joining
 from megatron_ft.launcher.coordination.coordination import Coordination
 from megatron_ft.launcher.coordination.meeting_place import Kind, MeetingPlace
 from megatron_ft.launcher.cycle.agent import FaultTolerantAgent, JobOverError, LauncherServices
 from megatron_ft.launcher.node import Node
-from megatron_ft.launcher.result_file import End, ResultFile, read_lives, utc
+from megatron_ft.launcher.outcome import End, ResultFile, end_of, launcher_failed, read_lives, utc
 from megatron_ft.launcher.scheduler.environment import Scheduler
 from megatron_ft.launcher.spawn.fork_server import ServerProcess
 from megatron_ft.launcher.torch_compat import private_names
@@ -61,7 +61,7 @@ def run(
     Raises:
         ConfigError: a mistake of the user that shows only now; no rank was started.
     """
-    say = terminal.sayer(has_others=line.max_nodes > 1)
+    say = lines.sayer(has_others=line.max_nodes > 1)
     announce = sayer_for_all(line, place, say)
     say_start(line, place, log_dir, say=say, announce=announce)
     log.write(records.Config(values=line.options.settings(), command=tuple(command)))
@@ -74,7 +74,7 @@ def run(
     process_setup.raise_file_limit()
     try:
         ranks = config.nproc_per_node
-        node = Node(line, ranks=ranks, log=log, log_dir=log_dir, announce=announce, server=server)
+        node = Node(line, ranks=ranks, log=log, log_dir=log_dir, say=say, announce=announce, server=server)
         try:
             # with torch's own rendezvous only the first node's launcher can say how the job ends
             speaks = place.kind is not Kind.TORCH or place.rank == 0
@@ -200,7 +200,7 @@ class _Life:
             for name, reason in result.bad_nodes().items():
                 self._launcher.say(advice(scheduler.value, name, reason))
         if scheduler is Scheduler.KUBERNETES:
-            result_file.tell_kubernetes(end)
+            outcome.tell_kubernetes(end)
         return end.code
 
     def _has_finished(self) -> bool:
@@ -239,7 +239,7 @@ class _Life:
         """From how the agent ended; ``otherwise`` if it never got that far."""
         over = self._over or otherwise
         assert over is not None
-        return exit_code.of(over, self._line)
+        return end_of(over, self._line)
 
     def _end_by(self, error: Exception) -> End:
         """Say why, where that isn't said yet."""
@@ -247,7 +247,7 @@ class _Life:
             case ChildFailedError():
                 # torch's table of the failures, without a traceback of ours and with the script's name in its title
                 table = str(ChildFailedError(self._line.namespace.training_script, error.failures))
-                terminal.put("\n".join(map(printable, table.split("\n"))))
+                lines.put("\n".join(map(printable, table.split("\n"))))
                 return self._end()
             case JobOverError():
                 return self._end()
@@ -264,11 +264,9 @@ class _Life:
                 # a full disk, no descriptor left: the machine's trouble, of which a traceback tells nothing
                 text = lines.launcher_failed(error)
             case _:
-                return exit_code.launcher_failed(
-                    self._line, report_unforeseen(error, self._launcher.log, self._launcher.say)
-                )
+                return launcher_failed(self._line, report_unforeseen(error, self._launcher.log, self._launcher.say))
         self._launcher.say(text)
-        return exit_code.launcher_failed(self._line, text)
+        return launcher_failed(self._line, text)
 
 
 def report_unforeseen(error: Exception, log: EventLog, say: Callable[[str], None]) -> str:
@@ -279,5 +277,5 @@ def report_unforeseen(error: Exception, log: EventLog, say: Callable[[str], None
         say(f"{text} (its traceback is in {log.path})")
     else:
         say(text)
-        terminal.put("\n".join(map(printable, trace.rstrip().split("\n"))))
+        lines.put("\n".join(map(printable, trace.rstrip().split("\n"))))
     return text

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.ipc.linux.process_setup import become_subreaper
 from megatron_ft.ipc.net.resolver import ask_again_soon
-from megatron_ft.launcher.base import bounded_file_calls, lines, terminal
+from megatron_ft.launcher.base import bounded_file_calls, lines
 from megatron_ft.launcher.base.event_loop import THREAD_PREFIX
 from megatron_ft.launcher.early_command_line import parse_early
 from megatron_ft.launcher.spawn.fork_server import ServerProcess, why_fresh
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             code = _run(argv, server)
         except ConfigError as error:
-            terminal.put(lines.user_mistake(str(error)))
+            lines.put(lines.user_mistake(str(error)))
             code = _EXIT_MISTAKE
             _tell_kubernetes(str(error), code)
             if server is not None and not server.is_gone:  # the job may have begun, and ended it
@@ -76,7 +76,7 @@ def _run_ahead(argv: Sequence[str]) -> ServerProcess | None:
 def _cannot_start(error: OSError, server: ServerProcess | None, *, has_others: bool = False) -> int:
     """Say what the launcher can't get before the job begins: files, processes, memory. Returns the exit code."""
     text = lines.cannot_start(error)
-    terminal.sayer(has_others=has_others)(text)
+    lines.sayer(has_others=has_others)(text)
     return _failed(text, server)
 
 
@@ -92,12 +92,12 @@ def _failed(text: str, server: ServerProcess | None) -> int:
 
 def _tell_kubernetes(why: str, code: int) -> None:
     from megatron_ft.core.job.lives import Ending
-    from megatron_ft.launcher import result_file
+    from megatron_ft.launcher import outcome
     from megatron_ft.launcher.scheduler.environment import Scheduler, detect
 
     if detect(os.environ).scheduler is Scheduler.KUBERNETES:
         ending = Ending.MISTAKE if code == _EXIT_MISTAKE else Ending.FAILED
-        result_file.tell_kubernetes(result_file.End(code, ending, why))
+        outcome.tell_kubernetes(outcome.End(code, ending, why))
 
 
 def _leave(code: int) -> NoReturn:
@@ -194,7 +194,7 @@ def _launch(line: CommandLine, server: ServerProcess | None) -> int:
         except (ConfigError, OSError):
             raise  # said by who called this
         except Exception as error:  # noqa: BLE001 - whatever it is: one line, and an exit in order
-            text = job.report_unforeseen(error, log, terminal.sayer(has_others=line.max_nodes > 1))
+            text = job.report_unforeseen(error, log, lines.sayer(has_others=line.max_nodes > 1))
             code = _failed(text, server)
             log.write(RunEnded(exit_code=code))
             return code

@@ -16,7 +16,6 @@ from megatron_ft.launcher.base.event_loop import Priority, Reactor
 from megatron_ft.launcher.base.orphan_watch import OrphanWatch
 from megatron_ft.launcher.base.run_directory import RunDirectory
 from megatron_ft.launcher.base.signals import SignalWatch, StopRequests
-from megatron_ft.launcher.base.terminal import sayer
 from megatron_ft.launcher.coordination import joining
 from megatron_ft.launcher.cycle import reference_names
 from megatron_ft.launcher.cycle.agent import LauncherServices
@@ -49,6 +48,7 @@ class Node:
         ranks: int,
         log: EventLog,
         log_dir: str | None,
+        say: Callable[[str], None],
         announce: Callable[[str], None],
         server: ServerProcess | None = None,
     ) -> None:
@@ -63,7 +63,7 @@ class Node:
         self._log = log
         self._log_dir = log_dir
         """None: no logs are written."""
-        self._say = sayer(has_others=line.max_nodes > 1)
+        self._say = say
         self._orphans = process_tree.Orphans()
         self._children = Children()
         become_subreaper()

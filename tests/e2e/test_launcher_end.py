@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.launcher.base.terminal import say
+from megatron_ft.launcher.base.lines import say
 from tests import ROOT
 from tests.support.launching import clean_environment
 

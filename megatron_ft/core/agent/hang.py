@@ -93,9 +93,8 @@ class NodeHangDiagnosis:
     def go_on(self, turn: Turn) -> None:
         """Tell, or decide, once everything that can be seen is."""
         alarm_ns = self.alarm_ns
-        if alarm_ns is None or (
-            turn.now_ns < alarm_ns and not self._asked & self._record.observed <= self._notes.keys()
-        ):
+        has_all = self._asked & self._record.observed <= self._notes.keys()
+        if alarm_ns is None or (turn.now_ns < alarm_ns and not has_all):
             return
         self._is_told = True
         notes = complete_notes(self._record, self._notes, turn)

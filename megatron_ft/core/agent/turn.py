@@ -1,4 +1,4 @@
-"""What the parts of the launcher's machine share: the user's options, the phases, and the moment in which something happens."""
+"""What the parts of the launcher's machine share: its options, its phases, and the turn in which it takes an event."""
 
 from __future__ import annotations
 

@@ -1,20 +1,24 @@
-"""The launcher's lines about itself: processes, signals, files. Those about cycles: core/agent/lines.py. Pure."""
+"""The launcher's lines about itself: processes, signals, files. Those about cycles: core/agent/lines.py.
+
+They go to standard error, which may be gone, and may be shared with other launchers of the job.
+"""
 
 from __future__ import annotations
 
+import socket
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from megatron_ft.core.signals import signal_name
-from megatron_ft.core.wording import counted
+from megatron_ft.core.wording import counted, printable
 from megatron_ft.ipc.linux.processes import ProcessStat
 
-PREFIX = "[ft_launcher] "
+_PREFIX = "[ft_launcher] "
 OBSERVING_ONLY = "observe-only: hung ranks are reported, not killed"
 
 __all__ = [
     "OBSERVING_ONLY",
-    "PREFIX",
     "cannot_be_shared",
     "cannot_start",
     "did_not_end",
@@ -29,21 +33,39 @@ __all__ = [
     "left_something",
     "monitor_replaced",
     "no_more_fork_servers",
-    "of_node",
     "paused",
     "preload_left_out",
+    "put",
     "rendezvous_failed",
     "resumed",
     "run_dir_lost",
     "run_dir_removed",
+    "say",
+    "sayer",
     "stuck",
     "user_mistake",
 ]
 
 
-def of_node(text: str, host: str, at: time.struct_time) -> str:
-    """A line of one launcher among several."""
-    return f"{time.strftime('%H:%M:%S', at)} {host}: {text}"
+def put(text: str) -> None:
+    """Write these lines as they are."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except (OSError, ValueError):
+        pass  # a terminal that is gone must not end the job; the event log has it
+
+
+def say(text: str) -> None:
+    """Print one line for the user, in which nothing of what came from elsewhere can act on a terminal."""
+    put(f"{_PREFIX}{printable(text)}")
+
+
+def sayer(*, has_others: bool) -> Callable[[str], None]:
+    """``say``; where the job may have other nodes, with the time and this node's name, as their output is mixed."""
+    if not has_others:
+        return say
+    host = socket.gethostname()
+    return lambda text: say(f"{time.strftime('%H:%M:%S')} {host}: {text}")
 
 
 def user_mistake(text: str) -> str:

@@ -54,7 +54,7 @@ class SignalWatch:
         self._is_second = False
         self._was_continued = False
         self.on_signals: Callable[[bool], None] = lambda _continued: None
-        """Called by ``report``, with whether the launcher was stopped and continued."""
+        """Called by ``report``; True if this process, maybe with others, was stopped and continued since."""
 
     def fileno(self) -> int:
         """For the reactor."""
@@ -83,26 +83,16 @@ class SignalWatch:
 
     def report(self) -> None:
         """Call ``on_signals``, after each wake-up."""
-        self.on_signals(self.take_continued())
+        continued, self._was_continued = self._was_continued, False
+        self.on_signals(continued)
 
     def take_to_forward(self) -> list[signal.Signals]:
         """Signals to pass on that came since the last call."""
-        taken: list[signal.Signals] = []
-        while self._to_forward:
-            taken.append(self._to_forward.pop(0))  # one at a time: a handler may add to it between two lines
-        return taken
+        return _take_all(self._to_forward)
 
     def take_requests(self) -> list[tuple[signal.Signals, bool]]:
         """Requests to stop that came since the last call, and whether each asks for the second time."""
-        taken: list[tuple[signal.Signals, bool]] = []
-        while self._untaken:
-            taken.append(self._untaken.pop(0))
-        return taken
-
-    def take_continued(self) -> bool:
-        """Whether this process was stopped, with others maybe, and continued since the last call."""
-        taken, self._was_continued = self._was_continued, False
-        return taken
+        return _take_all(self._untaken)
 
     def is_in_a_hurry(self) -> bool:
         """Whether to wait for no process any more: SIGINT or SIGTERM was a second request."""
@@ -132,6 +122,13 @@ class SignalWatch:
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         self.note(signal.Signals(number), time.monotonic())
+
+
+def _take_all(noted: list[T]) -> list[T]:
+    taken: list[T] = []
+    while noted:
+        taken.append(noted.pop(0))  # one at a time: a handler may add to it between two lines
+    return taken
 
 
 class StopRequests:

@@ -12,7 +12,7 @@ from megatron_ft.core.job.lives import Ending
 from megatron_ft.core.job.progress import Advance
 from megatron_ft.ipc.files.event_log import NullEventLog
 from megatron_ft.launcher import batch_script
-from megatron_ft.launcher.result_file import End, ResultFile
+from megatron_ft.launcher.outcome import End, ResultFile
 
 ALLOCATED = {"FT_SLURM_REQUEUES": "7", "SLURM_JOB_NODELIST": "node[1-3]"}
 SHOWN = "JobId=7 JobState={} NodeList={} BatchHost=node1"

@@ -17,11 +17,11 @@ import pytest
 
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.job.lives import Ending
-from megatron_ft.launcher import arguments, job, result_file
+from megatron_ft.launcher import arguments, job, outcome
 from megatron_ft.launcher import main as launcher_main
 from megatron_ft.launcher.arguments import parse
 from megatron_ft.launcher.main import main
-from megatron_ft.launcher.result_file import End
+from megatron_ft.launcher.outcome import End
 
 YAML = "fault_tolerance:\n  {line}\n"
 
@@ -163,7 +163,7 @@ def test_what_a_launcher_lacks_before_the_job_begins_is_said_as_all_its_lines_ar
 ) -> None:
     ends: list[End] = []
     monkeypatch.setattr(job, "run", _no_file)
-    monkeypatch.setattr(result_file, "tell_kubernetes", ends.append)
+    monkeypatch.setattr(outcome, "tell_kubernetes", ends.append)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     said = "the launcher can't start: OSError: [Errno 24] Too many open files"
     assert main([str(script)]) == 1
@@ -187,7 +187,7 @@ def test_an_unforeseen_error_is_one_line_wherever_it_comes_from(
 ) -> None:
     ends: list[End] = []
     monkeypatch.setattr(job, "run", _unforeseen)
-    monkeypatch.setattr(result_file, "tell_kubernetes", ends.append)
+    monkeypatch.setattr(outcome, "tell_kubernetes", ends.append)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     assert main([f"--ft-log-dir={tmp_path}/logs", str(script)]) == 1
     (log,) = tmp_path.glob("logs/launcher-*.jsonl")

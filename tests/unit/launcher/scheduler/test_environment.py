@@ -16,7 +16,7 @@ from megatron_ft.launcher.arguments import parse
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.base.log_directory import make_log_directory
 from megatron_ft.launcher.coordination.meeting_place import Kind, meeting_place
-from megatron_ft.launcher.result_file import End, tell_kubernetes
+from megatron_ft.launcher.outcome import End, tell_kubernetes
 from megatron_ft.launcher.scheduler.environment import Scheduler, detect
 
 STEP = {

@@ -1,4 +1,4 @@
-"""How this life of the job ends, for whatever comes after it: ``LOG_DIR/result.json``, and Kubernetes' termination log.
+"""How this life of the job ends: the launcher's exit code, ``LOG_DIR/result.json``, and Kubernetes' termination log.
 
 ``result.json`` has state and outcome of the lives of the job, for scripts and later lives, and is written atomically.
 The launcher at place 0 writes it when a cycle begins and at the end; where that one is lost, one of the next places
@@ -15,19 +15,23 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from megatron_ft.core.agent.edge import Exit, Over
+from megatron_ft.core.exit_codes import TRY_AGAIN_CODE
 from megatron_ft.core.job.decisions import Decision, Held, Kind
 from megatron_ft.core.job.faults import Fault, back_again, bad_nodes, fault_of
 from megatron_ft.core.job.lives import Ending, Life, Lives
-from megatron_ft.core.job.messages import Verdict
+from megatron_ft.core.job.messages import REFUSED, Verdict
 from megatron_ft.core.job.progress import Advance
 from megatron_ft.core.wording import printable
 from megatron_ft.ipc.files.atomic_write import write_whole
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.files.lives_file import lives_path, read_lives_file
 from megatron_ft.launcher.base import bounded_file_calls
+from megatron_ft.launcher.base.command_line import CommandLine
 
-__all__ = ["End", "ResultFile", "read_lives", "tell_kubernetes", "utc"]
+__all__ = ["End", "ResultFile", "end_of", "launcher_failed", "read_lives", "tell_kubernetes", "utc"]
 
+_FINISHED_FLAG = "FAULT_TOL_FINISHED_FLAG_FILE"
 _READ_S = 2.0
 _TELLERS = 8
 """So many of the lowest places tell the end, if no lower one has."""
@@ -43,6 +47,47 @@ class End:
     code: int
     ending: Ending | None = None
     cause: str = ""
+
+
+def end_of(over: Over, line: CommandLine) -> End:
+    """The launcher's exit code, and what it may say of the job, by how its part in the job is over."""
+    verdict = over.verdict
+    match over.how:
+        case Exit.SUCCEEDED:
+            return _succeeded(verdict, line)
+        case Exit.STOPPED:
+            return _stopped(line, over.text, over.code)
+        case Exit.FAILED:
+            is_stalled = verdict is not None and verdict.no_progress
+            cause = "" if verdict is None else "; ".join(filter(None, [verdict.cause(None).text, verdict.reason]))
+            return End(over.code, Ending.NO_PROGRESS if is_stalled else Ending.FAILED, cause)
+        case Exit.ABANDONED if line.max_nodes == 1:
+            return End(over.code, Ending.LOST, over.text)
+        case Exit.EXCLUDED if over.code:
+            return End(over.code, Ending.FAILED, over.text or "a node was excluded, and too few nodes are left")
+        case Exit.LEFT if over.code not in (0, REFUSED):
+            return End(over.code, Ending.LOST if over.code == TRY_AGAIN_CODE else Ending.FAILED, over.text)
+    return End(over.code)
+
+
+def _succeeded(verdict: Verdict | None, line: CommandLine) -> End:
+    """All ranks have ended with 0. Whether that is the end of the training, a flag file says, if there is to be one."""
+    flag = os.environ.get(_FINISHED_FLAG, "")
+    if flag and not bounded_file_calls.call(lambda: os.path.exists(flag), True):
+        return _stopped(line, f"all ranks exited with 0, but {flag} doesn't exist: the training isn't finished")
+    if not flag and verdict is not None and verdict.stopped:
+        return _stopped(line, "asked to stop, all ranks ended with 0")
+    return End(0, Ending.FINISHED)
+
+
+def launcher_failed(line: CommandLine, text: str) -> End:
+    """The launcher itself has failed, not its ranks. Other nodes go on without it."""
+    return End(1, Ending.FAILED if line.max_nodes == 1 else None, text)
+
+
+def _stopped(line: CommandLine, text: str, code: int = 0) -> End:
+    chosen = line.stopped_code
+    return End(code if chosen is None else chosen, Ending.STOPPED, text)
 
 
 def read_lives(log_dir: str | None) -> Lives:
