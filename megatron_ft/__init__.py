@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from megatron_ft.core.errors import RankMonitorClientError
     from megatron_ft.core.timeouts.timeouts import HeartbeatTimeouts, SectionTimeouts
     from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
-    from megatron_ft.rank.base.rank_info import RankInfo
+    from megatron_ft.rank.base.agreement import RankInfo
     from megatron_ft.rank.client.client import RankMonitorClient
     from megatron_ft.rank.client.server import RankMonitorServer
     from megatron_ft.rank.run_ahead.forking import fork_point
@@ -36,7 +36,7 @@ __all__ = [
 _HOME = {
     "FaultToleranceConfig": "megatron_ft.ipc.config.yaml_file",
     "HeartbeatTimeouts": "megatron_ft.core.timeouts.timeouts",
-    "RankInfo": "megatron_ft.rank.base.rank_info",
+    "RankInfo": "megatron_ft.rank.base.agreement",
     "RankMonitorClient": "megatron_ft.rank.client.client",
     "RankMonitorClientError": "megatron_ft.core.errors",
     "RankMonitorServer": "megatron_ft.rank.client.server",

@@ -126,9 +126,9 @@ def setup(config: Any, global_state: Any) -> None:
 
     added = learning.prepare(client, _SECTIONS)
     _load_state_if_exists(global_state)
-    told = learning.decide_to_learn(client, ft_state, added)
-    if told:
-        say.print_rank_0(f"FT: {told}")
+    line = learning.decide_to_learn(client, ft_state, added)
+    if line:
+        say.print_rank_0(f"FT: {line}")
     client.start_section("setup")
     ft_state.is_setup_section_open = True
 

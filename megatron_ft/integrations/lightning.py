@@ -3,8 +3,8 @@
     trainer = Trainer(..., callbacks=[FaultToleranceSectionsCallback(autoresume=True, calculate_timeouts=True)])
 
 :class:`FaultToleranceCallback` sends heartbeats, :class:`FaultToleranceSectionsCallback` opens and closes sections;
-use one of them. Names, arguments and files are those of ``nvidia_resiliency_ext.ptl_resiliency``. Monitored is
-``trainer.fit``; ``validate``, ``test`` and ``predict`` alone are left in peace, and need no launcher.
+use one of them. Names, arguments and files are those of ``nvidia_resiliency_ext.ptl_resiliency``. They
+monitor ``trainer.fit`` only: ``validate``, ``test`` and ``predict`` need no launcher.
 """
 
 from __future__ import annotations

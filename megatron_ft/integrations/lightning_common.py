@@ -91,7 +91,7 @@ class FitCallback(LightningCallback):
 
         Raises:
             RankMonitorClientError: the script wasn't started with ``ft_launcher``, or the monitor refuses this rank.
-            RuntimeError, ValueError: something isn't set as it must be; a restart is asked not to be tried.
+            RuntimeError, ValueError: something isn't set as it must be; the launcher is asked not to restart.
         """
         if stage != "fit":
             return
@@ -132,7 +132,7 @@ class FitCallback(LightningCallback):
         self._write_timeouts(client)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Disconnect; nothing is learned, but if ``sys.exit(0)``, on all ranks, was meant to end the fit."""
+        """Disconnect. Timeouts are learned only if ``sys.exit(0)``, on all ranks, ended the fit."""
         if self.fault_tol_client is None:
             return
         # by its exact type: Lightning's SIGTERMException is a SystemExit too, but ranks raise it at different steps

@@ -6,8 +6,8 @@ one file of a checkout, ``megatron/training/ft_integration.py``, becomes the lin
     from megatron_ft.integrations.megatron_lm import *
 
 Any other loop with Megatron-style arguments can use it, too: add the flags with :func:`add_ft_args` and call
-``setup(args)``. The hooks take no arguments: there is one training in a
-process, and its state is here. Before :func:`setup` and after :func:`shutdown` they do nothing.
+``setup(args)``. The hooks take no arguments: there is one training in a process, and this module holds its state.
+Before :func:`setup` and after :func:`shutdown` they do nothing.
 
 Sections, what is learned and when, and ``<save>/ft_state.json`` are those of ``megatron_ft.fault_tolerance``.
 """
@@ -92,8 +92,8 @@ def setup(args: Any = None) -> None:
     Args:
         args: ``enable_ft_package, save``, and where they are there ``async_save, calc_ft_timeouts,
             ft_num_warmup_iters, simulate_fault, simulated_fault_{type,rank,base_delay}, curr_iteration,
-            train_iters, iteration``. None:
-            Megatron-LM's global arguments or, before it has them, what it parses from the command line.
+            train_iters, iteration``. None: Megatron-LM's global arguments or, before it has them, what it parses from
+            the command line.
 
     Raises:
         ConfigError: there are no arguments, or they aren't of this kind (a ValueError).
@@ -196,7 +196,7 @@ def _start_described_fault() -> None:
 
 
 def _warn_of_another() -> None:
-    """Where one of Megatron-LM's modules still has its own: its saves, say, would be out of section."""
+    """Warn if a module of Megatron-LM still has its own ``ft_integration``: its saves, say, would be out of section."""
     for name in _CALLERS:
         theirs = getattr(sys.modules.get(name), "ft_integration", None)
         if theirs is not None and getattr(theirs, "on_checkpointing_start", None) is not on_checkpointing_start:

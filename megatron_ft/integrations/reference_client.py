@@ -1,6 +1,6 @@
-"""The client as scripts know it that import the reference's: ours, and what such scripts rely on beyond.
+"""The client for scripts that import nvidia-resiliency-ext's: ours, with what such scripts also rely on.
 
-Megatron-LM's unmodified hooks tell no iterations and start no simulated fault; both are found out here.
+Megatron-LM's unmodified hooks report no iterations and start no simulated fault: this client does both for them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class RankMonitorClient(client.RankMonitorClient):
     """See ``rank.client.client``."""
 
     rank_monitor_socket = launcher_connector = timeouts_calc = chkpt_manager = None
-    """What the reference keeps of its connections; nothing is behind them here."""
+    """Attributes of nvidia-resiliency-ext's client, for code that reads them; nothing is behind them here."""
     iter_idx = 0
 
     def __init__(self) -> None:
@@ -46,18 +46,18 @@ class RankMonitorClient(client.RankMonitorClient):
 
     def start_section(self, section: str) -> None:
         """Open a section; see there. In Megatron-LM's train loop its iteration is reported first."""
-        self._tell_iteration()
+        self._report_iteration()
         super().start_section(section)
 
     @property
     def loaded_hb_timeouts(self) -> HeartbeatTimeouts | None:
-        """Of the state that was loaded."""
+        """The timeouts of the state that was loaded, or None."""
         loaded = None if self._loaded is None else state_from_dict(self._loaded).heartbeats
         return None if loaded is None else HeartbeatTimeouts(*loaded, were_calculated=True)
 
     @property
     def loaded_section_timeouts(self) -> SectionTimeouts | None:
-        """Of the state that was loaded."""
+        """The timeouts of the state that was loaded, or None."""
         if self._loaded is None:
             return None
         loaded = state_from_dict(self._loaded)
@@ -66,7 +66,7 @@ class RankMonitorClient(client.RankMonitorClient):
         has_out = loaded.out_of_section is not None
         return SectionTimeouts(dict(loaded.sections), loaded.out_of_section, set(loaded.sections), has_out)
 
-    def _tell_iteration(self) -> None:
+    def _report_iteration(self) -> None:
         if self._args is None:
             self._args = _megatron_args()
         iteration = getattr(self._args, "curr_iteration", None)

@@ -495,7 +495,7 @@ def test_without_a_launcher_the_error_says_what_to_do(tmp_path: Path, monkeypatc
     with pytest.raises(RankMonitorClientError, match="start this script with ft_launcher"):
         RankMonitorClient().init_workload_monitoring()
     monkeypatch.setenv("FT_RANK_MONITOR_IPC_SOCKET", str(tmp_path / "nobody"))
-    monkeypatch.setattr(connection, "_MADE_AGAIN_S", 0.1)
+    monkeypatch.setattr(connection, "_SOCKET_RETURNS_S", 0.1)
     with pytest.raises(RankMonitorClientError, match="no rank monitor at"):
         RankMonitorClient().init_workload_monitoring()
 

@@ -1,4 +1,4 @@
-"""The two conversations of a rank: the hello to its monitor, and a request to its launcher."""
+"""What a rank sends over sockets: the hello to its monitor, and a request to its launcher."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received, close_fds, connect
 from megatron_ft.rank.base import agreement
-from megatron_ft.rank.base.rank_info import RankInfo
+from megatron_ft.rank.base.agreement import RankInfo
 from megatron_ft.rank.base.user_code import user_code_began_ns
 
 MONITOR_SOCKET = "FT_RANK_MONITOR_IPC_SOCKET"
@@ -24,12 +24,12 @@ _WELCOME_FDS = 4
 _PATIENCE_S = 30.0
 _ANSWER_S = 10.0
 _RETRY_S = 0.02
-_MADE_AGAIN_S = 5.0
-"""The launcher checks each second whether its directory is still there, and creates it again."""
+_SOCKET_RETURNS_S = 5.0
+"""The launcher checks each second whether the directory of its sockets is still there, and creates it again."""
 
 
 class Welcome(NamedTuple):
-    """What a monitor gives to its rank; the descriptors are the receiver's to close."""
+    """What a monitor gives to its rank; the receiver closes the descriptors."""
 
     config: FaultToleranceConfig
     board: Board
@@ -59,19 +59,18 @@ def say_hello(path: str, info: RankInfo, warmup_iterations: int, *, watch_only: 
     deadline = time.monotonic() + _PATIENCE_S
     while True:
         try:
-            answer = _exchange(path, hello, min(_ANSWER_S, _PATIENCE_S))
-            return _read_welcome(answer)
+            return _read_welcome(_exchange(path, hello, _ANSWER_S))
         except (ChannelClosedError, TimeoutError) as error:
             if time.monotonic() > deadline:
                 raise RankMonitorClientError(f"the rank monitor at {path} does not answer: {error}") from None
-            hello = replace(hello, again=True)  # the one that has died may have told the launcher of us
+            hello = replace(hello, again=True)  # a monitor that has died may have reported this rank already
             time.sleep(_RETRY_S)
         except (OSError, ProtocolError) as error:
             raise RankMonitorClientError(f"no rank monitor at {path}: {error}") from None
 
 
 def ask_launcher(path: str, request: WorkloadControlRequest, rank: int) -> None:
-    """Hand a request to the launcher and wait until it has it.
+    """Send a request to the launcher and wait until it has it.
 
     Raises:
         RankMonitorClientError: the launcher isn't there or doesn't answer.
@@ -94,11 +93,11 @@ def _exchange(path: str, message: object, timeout_s: float) -> Received:
 
 
 def _connect(path: str, timeout_s: float) -> Channel:
-    deadline = time.monotonic() + _MADE_AGAIN_S
+    deadline = time.monotonic() + _SOCKET_RETURNS_S
     while True:
         try:
             return connect(path, timeout_s)
-        except (FileNotFoundError, ConnectionRefusedError):  # it isn't there, or isn't listened at yet
+        except (FileNotFoundError, ConnectionRefusedError):  # not there, or no process listens yet
             if time.monotonic() > deadline:
                 raise
             time.sleep(_RETRY_S)
@@ -107,12 +106,12 @@ def _connect(path: str, timeout_s: float) -> Channel:
 def _read_welcome(answer: Received) -> Welcome:
     fds = answer.fds
     try:
-        told = TO_RANK.parse(answer.message)
-        if isinstance(told, Refused):
-            raise RankMonitorClientError(f"the rank monitor refused: {told.reason}")
+        welcome = TO_RANK.parse(answer.message)
+        if isinstance(welcome, Refused):
+            raise RankMonitorClientError(f"the rank monitor refused: {welcome.reason}")
         if len(fds) != _WELCOME_FDS:
             raise ProtocolError(f"a welcome comes with {_WELCOME_FDS} descriptors, not {len(fds)}")
-        config = FaultToleranceConfig.from_dict(told.config)
+        config = FaultToleranceConfig.from_dict(welcome.config)
         board = Board(fds[0])
     except RankMonitorClientError:
         close_fds(fds)
@@ -122,4 +121,4 @@ def _read_welcome(answer: Received) -> Welcome:
         raise ProtocolError(f"the welcome can't be used: {error}") from None
     board_fd, wake_fd, stack_fd, ask_fd = fds
     os.close(board_fd)  # the mapping holds the memory from here on
-    return Welcome(config, board, wake_fd, stack_fd, ask_fd, told.log_dir, told.run_id)
+    return Welcome(config, board, wake_fd, stack_fd, ask_fd, welcome.log_dir, welcome.run_id)

@@ -1,4 +1,4 @@
-"""Functions that do something first while a script is run ahead, and afterwards are what they were."""
+"""Replaces functions, while a script is run ahead, by ones that call a hook first, and puts the originals back."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ Hook = Callable[[Any], None]
 
 
 class Replacements:
-    """What was replaced, now and when modules were imported, and the way back.
+    """Replacements in modules, also in those that are imported later, until ``undo``.
 
-    It is one of Python's finders meanwhile, which finds what the others find.
+    While hooks wait for an import this is one of Python's finders, and finds what the others find.
     """
 
     def __init__(self) -> None:
         self._done: list[tuple[Any, str, Any, Any, bool]] = []
         self._kept: list[Any] = []
-        """Whose identity others know: no other object may get it."""
+        """Replacements whose ``id`` is in torch.jit's table: kept alive, so that no other object gets that id."""
         self._hooks: dict[str, list[Hook]] = {}
 
     def replace(self, owner: Any, name: str, before: Callable[..., None]) -> None:
@@ -35,10 +35,10 @@ class Replacements:
         original = getattr(owner, name, None)
         if owner is None or original is None:
             return
-        self.put(owner, name, _method(original, before) if isinstance(owner, type) else _First(original, before))
+        self.put(owner, name, _method(original, before) if isinstance(owner, type) else _CallsFirst(original, before))
 
     def put(self, owner: Any, name: str, value: Any) -> None:
-        """Let it be something else until ``undo``."""
+        """Set ``owner.name`` to ``value`` until ``undo``."""
         original, table = getattr(owner, name), _known_to_jit()
         if id(original) in table:
             table[id(value)] = table[id(original)]
@@ -57,7 +57,7 @@ class Replacements:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Python asks for it; the hooks of this module are called when its loader has executed it."""
+        """Called by Python for an import; hooks of that module are called once its loader has executed it."""
         if name not in self._hooks:
             return None
         # those before it have been asked already, and others of its kind may be among them
@@ -79,12 +79,12 @@ class Replacements:
         return spec
 
     def undo(self) -> None:
-        """Code that has kept a function from before has one that does the same."""
+        """Put the originals back. Replacements that other code has kept do just what the originals do."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
         table = _known_to_jit()
         for owner, name, original, standing_in, was_own in reversed(self._done):
-            if isinstance(standing_in, _First):
+            if isinstance(standing_in, _CallsFirst):
                 standing_in.before = _nothing
             if id(standing_in) in table:
                 table[id(original)] = table[id(standing_in)]
@@ -99,7 +99,7 @@ class Replacements:
 
 
 def _known_to_jit() -> dict[int, Any]:
-    """By the identity of a function what ``torch.jit`` takes it for."""
+    """``torch.jit``'s table of builtin functions, by the ``id`` of each."""
     return getattr(sys.modules.get("torch.jit._builtins"), "_builtin_table", None) or {}
 
 
@@ -107,10 +107,10 @@ def _nothing(*_arguments: Any, **_named: Any) -> None:
     pass
 
 
-class _First:
-    """A function of a module; no function itself, for as an attribute of a class it would become a method.
+class _CallsFirst:
+    """Calls ``before``, then a function of a module. No function itself: as a class's attribute it would be a method.
 
-    Equal to what it stands for, which is a member of sets (``os.supports_dir_fd``).
+    Equal to the function that it stands for, which may be in sets (``os.supports_dir_fd``).
     """
 
     def __init__(self, function: Callable[..., Any], before: Callable[..., None]) -> None:
@@ -122,7 +122,7 @@ class _First:
         return self.function(*arguments, **named)
 
     def __eq__(self, other: object) -> bool:
-        return bool(self.function == (other.function if isinstance(other, _First) else other))
+        return bool(self.function == (other.function if isinstance(other, _CallsFirst) else other))
 
     def __hash__(self) -> int:
         return hash(self.function)

@@ -1,4 +1,4 @@
-"""Lines for the user, from rank 0 only, those that would come again and again only once."""
+"""Lines for the user, printed by rank 0 only; ``once`` and ``warn`` print each line once in a run."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ def print_rank_0(text: str, file: TextIO | None = None) -> None:
 
 
 def once(text: str) -> None:
-    """A line on stdout, once in a run."""
+    """Print a line on stdout, once in a run."""
     _once(text, f"FT: {text}", sys.stdout)
 
 
 def warn(text: str) -> None:
-    """A warning on stderr, once in a run."""
+    """Print a warning on stderr, once in a run."""
     _once(text, f"FT: WARNING: {text}", sys.stderr)
 
 
 def forget() -> None:
-    """A new run begins: everything may be said again."""
+    """Begin a new run: every line may be printed again."""
     _said.clear()
 
 

@@ -1,17 +1,17 @@
-"""What is known of the user's script in this process: when it began (in ranks that were forked), and what it tells."""
+"""What is known of the user's script in this process: when it began (in forked ranks), if it reports iterations."""
 
 from __future__ import annotations
 
 import time
 
-__all__ = ["note_iterations", "note_user_code", "tells_iterations", "user_code_began_ns"]
+__all__ = ["note_iterations", "note_user_code", "reports_iterations", "user_code_began_ns"]
 
 _began_ns = 0
-_tells_iterations = False
+_reports_iterations = False
 
 
 def note_user_code() -> None:
-    """It begins now."""
+    """Note that the script begins now."""
     global _began_ns
     _began_ns = time.monotonic_ns()
 
@@ -21,12 +21,12 @@ def user_code_began_ns() -> int:
     return _began_ns
 
 
-def note_iterations(are_told: bool) -> None:
-    """Its iterations will be reported, or not; if so, a "step", of an evaluation say, doesn't mean that it trains."""
-    global _tells_iterations
-    _tells_iterations = are_told
+def note_iterations(are_reported: bool) -> None:
+    """Note whether the script reports iterations; if so, a "step" doesn't show that it trains: it may evaluate."""
+    global _reports_iterations
+    _reports_iterations = are_reported
 
 
-def tells_iterations() -> bool:
-    """Whether the script has said that it will report iterations; it may report them without saying so."""
-    return _tells_iterations
+def reports_iterations() -> bool:
+    """Whether the script will report iterations. If nothing was noted it still may."""
+    return _reports_iterations

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from megatron_ft.core.timeouts.budget_rule import Known, after_kill
+from megatron_ft.core.timeouts.learned import LearnedState
 from megatron_ft.core.timeouts.over_all_ranks import (
     BUDGET,
     NO_OBSERVATION,
@@ -24,13 +25,13 @@ __all__ = ["Enforced", "Knowledge", "max_over_ranks", "seconds", "section_timeou
 
 
 class Enforced(NamedTuple):
-    """What the monitor goes by; times are seconds, by section and OUT_OF_SECTION."""
+    """The timeouts that the monitor enforces; seconds, by section and OUT_OF_SECTION."""
 
     timeouts: SectionTimeouts
     first: Mapping[str, float]
-    """Of the first intervals of a cycle, where it is another one."""
+    """Timeouts of the first intervals of a cycle, where they differ."""
     suspect: Mapping[str, float]
-    """When an interval is suspected, where that is before its timeout."""
+    """Age at which an interval is suspected, where that is before its timeout."""
 
 
 class Knowledge:
@@ -39,15 +40,15 @@ class Knowledge:
     def __init__(self) -> None:
         self.known: dict[str, Known] = {}
         self.first_timeouts: dict[str, float] = {}
-        """Of the first intervals of a cycle, where it is another one; seconds."""
+        """Timeouts of the first intervals of a cycle, where they differ; seconds."""
         self.suspect_after: dict[str, float] = {}
-        """When an interval is suspected, where that is before its timeout; seconds."""
+        """Age at which an interval is suspected, where that is before its timeout; seconds."""
         self.last_calculation: dict[str, Calculation] = {}
         self.raised: dict[str, float] = {}
-        """Factors of those that have ended a rank in the last cycle, until more is known of them."""
+        """By which factor timeouts are raised that terminated a rank in the last cycle, until they are calculated."""
 
     def enforced(self, timeouts: SectionTimeouts, floor_s: float) -> Enforced:
-        """What the monitor enforces now."""
+        """Return what the monitor is to enforce now; no learned timeout is below ``floor_s``."""
         enforced, first = timeouts.enforced(floor_s), dict(self.first_timeouts)
         usual = self.suspect_after.items()
         suspect = {name: max(after_s, floor_s) for name, after_s in usual if name not in self.raised}
@@ -66,50 +67,60 @@ class Knowledge:
         return Enforced(enforced, first, suspect)
 
     def agree(self, names: Sequence[str]) -> None:
-        """A collective: what was raised on the node of one rank is on all."""
+        """Raise on all ranks what is raised on any, of these names. A collective."""
         factors, _ = max_over_ranks([self.raised.get(name, 1.0) for name in names])
         self.raised = {name: factor for name, factor in zip(names, factors, strict=True) if factor > 1.0}
 
+    def load(self, state: LearnedState, chosen: Container[str]) -> None:
+        """Take in a state file: what is known of its sections, and what belongs to the ``chosen`` timeouts."""
+        self.known.update(state.known)
+        for name, entry in state.entries():
+            if name in chosen and entry.first_s:
+                self.first_timeouts[name] = entry.first_s
+            if name in chosen and entry.suspect_s:
+                self.suspect_after[name] = entry.suspect_s
+
     def note(self, calculations: Mapping[str, Calculation]) -> None:
-        """These were calculated now."""
+        """Take in what was just calculated."""
         for name, calculation in calculations.items():
             self.last_calculation[name] = calculation
-            self.raised.pop(name, None)  # it has ended, on some rank
-            _keep(self.first_timeouts, name, calculation.first_s)
-            _keep(self.suspect_after, name, calculation.suspect_s)
+            self.raised.pop(name, None)  # an interval has ended, on some rank
+            _set_or_remove(self.first_timeouts, name, calculation.first_s)
+            _set_or_remove(self.suspect_after, name, calculation.suspect_s)
 
 
-def _keep(values: dict[str, float], name: str, value: float | None) -> None:
+def _set_or_remove(values: dict[str, float], name: str, value: float | None) -> None:
     values.pop(name, None)
     if value is not None:
         values[name] = value
 
 
 def seconds(ns: int) -> float:
-    """Nanoseconds to seconds; what is negative wasn't observed."""
+    """Nanoseconds to seconds; a negative number means that nothing was observed."""
     return ns / 1e9 if ns >= 0 else NO_OBSERVATION
 
 
 def section_timeouts(
     recorder: Recorder, timeouts: SectionTimeouts, names: Sequence[str], rule: Rule, knowledge: Knowledge
-) -> tuple[SectionTimeouts, dict[str, Calculation]] | NotReady:
-    """A collective: the new timeouts of these sections; OUT_OF_SECTION may be among them."""
+) -> SectionTimeouts | NotReady:
+    """Calculate the timeouts of these sections; OUT_OF_SECTION may be among them. A collective."""
     longest = recorder.observed()
     observed = {name: seconds(longest[name]) for name in names}
-    going_on = {name: seconds(age) for name, age in recorder.going_on().items()}
+    open_ages = {name: seconds(age) for name, age in recorder.open_ages().items()}
     sights = {}
     if rule.name == BUDGET:
         for name in names:
             tail, passed = recorder.seen[name].new(recorder.ended(name))
             known = after_kill(knowledge.known.get(name, Known()), knowledge.raised.get(name, 1.0))
             sights[name] = Sight(known, tail, passed, seconds(recorder.seen[name].first_ns))
-    result = calculate_sections(observed, timeouts, rule, max_over_ranks, going_on, sights)
+    result = calculate_sections(observed, timeouts, rule, max_over_ranks, open_ages, sights)
     if isinstance(result, NotReady):
         return result
-    knowledge.note(result[1])
+    calculated, calculations = result
+    knowledge.note(calculations)
     knowledge.known.update({name: sight.known for name, sight in sights.items()})
     recorder.settle(sights)
-    return result
+    return calculated
 
 
 def max_over_ranks(values: Sequence[float]) -> tuple[list[float], list[int]]:

@@ -29,8 +29,8 @@ from megatron_ft.core.timeouts.timeouts import (
 )
 from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
+from megatron_ft.rank.base.agreement import RankInfo
 from megatron_ft.rank.base.connection import LAUNCHER_SOCKET, MONITOR_SOCKET, Welcome, ask_launcher, say_hello
-from megatron_ft.rank.base.rank_info import RankInfo
 from megatron_ft.rank.client.calculating import Knowledge, max_over_ranks, seconds, section_timeouts
 from megatron_ft.rank.client.rank_log import RankLog
 from megatron_ft.rank.client.recorder import Recorder
@@ -200,7 +200,7 @@ class RankMonitorClient:
             return self._not_ready("no rank has sent two heartbeats yet", skip_if_not_ready)
         self.hb_timeouts, calculations = result
         self._knowledge.note(calculations)
-        recorder.begin_anew()
+        recorder.restart_clocks()
         self._write_heartbeat_timeouts()
         return True
 
@@ -238,8 +238,8 @@ class RankMonitorClient:
         result = section_timeouts(recorder, timeouts, keys, self._rule(), self._knowledge)
         if isinstance(result, NotReady):
             return self._not_ready(f"no rank has seen the end of {result.missing} yet", skip_if_not_ready)
-        self.section_timeouts, _ = result
-        recorder.begin_anew()
+        self.section_timeouts = result
+        recorder.restart_clocks()
         self._write_section_timeouts()
         return True
 
@@ -336,21 +336,15 @@ class RankMonitorClient:
     def _write_section_timeouts(self) -> None:
         assert self.section_timeouts is not None
         assert self.cfg is not None
-        enforced = self._knowledge.enforced(self.section_timeouts, self.cfg.calculated_timeout_floor)
-        self._ready().write_timeouts(enforced.timeouts, enforced.first, enforced.suspect)
+        self._ready().write_timeouts(
+            *self._knowledge.enforced(self.section_timeouts, self.cfg.calculated_timeout_floor)
+        )
         self._wake_monitor()
 
     def _write_heartbeat_timeouts(self) -> None:
-        assert self._board is not None
         assert self.hb_timeouts is not None
         assert self.cfg is not None
-        timeouts = self.hb_timeouts.enforced(self.cfg.calculated_timeout_floor)
-        words = self._board.words
-        self._board.count_up(layout.W_TIMEOUTS_VERSION)  # before and after, see Recorder.write_timeouts
-        words[layout.W_INITIAL_HEARTBEAT_TIMEOUT] = layout.timeout_word(timeouts.initial)
-        words[layout.W_HEARTBEAT_TIMEOUT] = layout.timeout_word(timeouts.subsequent)
-        words[layout.W_HEARTBEAT_FLAGS] = layout.FLAG_ARE_LEARNED if self.hb_timeouts.were_calculated else 0
-        self._board.count_up(layout.W_TIMEOUTS_VERSION)
+        self._ready().write_heartbeat_timeouts(self.hb_timeouts.enforced(self.cfg.calculated_timeout_floor))
         self._wake_monitor()
 
     def _wake_monitor(self) -> None:

@@ -18,14 +18,14 @@ _TOO_FEW = 200
 
 
 class IntervalSample:
-    """``note`` whatever is longer than ``above_ns``."""
+    """The intervals of one section; call ``note`` for each that is longer than ``above_ns``."""
 
     def __init__(self) -> None:
         self.above_ns = -1
         self.longest_ns = -1
-        """Of this cycle."""
+        """The longest of this cycle; -1: none yet."""
         self.first_ns = -1
-        """The longest of the first ones of this cycle."""
+        """The longest of the first intervals of this cycle; -1: none yet."""
         self._first_left = FIRST_INTERVALS
         self._counts: dict[int, float] = {}
         self._noted = 0
@@ -33,7 +33,7 @@ class IntervalSample:
         self._settled = 0
 
     def note(self, took_ns: int) -> None:
-        """An interval above ``above_ns``."""
+        """Count an interval above ``above_ns``."""
         if took_ns > self.longest_ns:
             self.longest_ns = took_ns
         if self._first_left:

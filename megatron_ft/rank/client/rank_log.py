@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from megatron_ft.core.records.all_kinds import Record
 from megatron_ft.ipc.files.event_log import EventLog, NullEventLog
-from megatron_ft.rank.base.rank_info import RankInfo
+from megatron_ft.rank.base.agreement import RankInfo
 
 __all__ = ["RankLog"]
 
 
 class RankLog:
-    """Of one monitoring; without a directory nothing is written."""
+    """Written while this rank is monitored; without a directory nothing is."""
 
     def __init__(self, info: RankInfo | None = None, directory: str | None = None, run_id: str = "") -> None:
         self._info, self._directory, self._run_id = info, directory, run_id
@@ -26,7 +26,7 @@ class RankLog:
         self._log.write(record)
 
     def flush(self) -> None:
-        """See it written."""
+        """Wait until everything is written, some seconds at most."""
         self._log.flush()
 
     def close(self) -> None:

@@ -40,7 +40,7 @@ from megatron_ft.core.board.layout import (
     WORD_MASK,
 )
 from megatron_ft.core.errors import RankMonitorClientError
-from megatron_ft.core.timeouts.timeouts import OUT_OF_SECTION, SectionTimeouts
+from megatron_ft.core.timeouts.timeouts import OUT_OF_SECTION, HeartbeatTimeouts, SectionTimeouts
 from megatron_ft.ipc.board import Board
 from megatron_ft.rank.base import user_code
 from megatron_ft.rank.base.say import warn
@@ -68,8 +68,8 @@ class Recorder:
         self._last_heartbeat = 0
         self._last_iteration = -1
         self._in_first_step = False
-        self._is_starting = not user_code.tells_iterations()
-        """No second "step" has begun, which would say that the rank trains."""
+        self._is_starting = not user_code.reports_iterations()
+        """No second "step" has begun, which shows that the rank trains. False where the script reports iterations."""
         self._first_step_began = 0
         self._timeouts = timeouts
         self._first: Mapping[str, float] = {}
@@ -80,7 +80,7 @@ class Recorder:
         self.initial_heartbeat = -1
         self.longest_heartbeat = -1
         for index, name in enumerate(timeouts.section):
-            self._know(name, index)
+            self._register(name, index)
 
     def start(self, section: str) -> None:
         """Open a section; see ``RankMonitorClient.start_section``."""
@@ -110,7 +110,7 @@ class Recorder:
         words[at + 1] = self._start_codes[section]
         self._head = words[W_RING_HEAD] = head + 1
         if words[W_EPOCH] != self._epoch:
-            self._write_again()
+            self._restore_board()
         if section not in opened:
             self._clear(section)  # a signal handler has closed it since
 
@@ -140,10 +140,10 @@ class Recorder:
         if now - since > self._note_above[section]:
             self._note(section, now - since)
         if words[W_EPOCH] != self._epoch:
-            self._write_again()
+            self._restore_board()
 
     def heartbeat(self) -> None:
-        """Say that the rank is alive."""
+        """Report that the rank is alive."""
         words = self._words
         now = _monotonic_ns()
         # the stamp before the count: a first count without a stamp would mean "since ever"
@@ -162,10 +162,10 @@ class Recorder:
             self.initial_heartbeat = now - self._start_ns
         self._last_heartbeat = now
         if words[W_EPOCH] != self._epoch:
-            self._write_again()
+            self._restore_board()
 
     def iteration(self, number: int) -> None:
-        """Say that the training iteration ``number`` (from 0) has begun."""
+        """Report that the training iteration ``number`` (from 0) has begun."""
         if number < 0:
             raise RankMonitorClientError(f"iteration {number} is negative; iterations count from 0")
         if number == self._last_iteration:
@@ -191,21 +191,21 @@ class Recorder:
         words[at + 1] = _ITERATION_CODE | (number & VALUE_MASK)
         self._head = words[W_RING_HEAD] = head + 1
         if words[W_EPOCH] != self._epoch:
-            self._write_again()
+            self._restore_board()
 
     def observed(self) -> dict[str, int]:
         """Longest interval that has ended, per section and out of section under its own key; -1: none yet."""
         return {name: seen.longest_ns for name, seen in self.seen.items()}
 
-    def going_on(self) -> dict[str, int]:
-        """Age of each open section, or of the time out of section; the last one of a run never ends."""
+    def open_ages(self) -> dict[str, int]:
+        """Age (ns) of each open section, else of the time out of section. The last one of a run never ends."""
         now = _monotonic_ns()
         if not self._opened:
             return {OUT_OF_SECTION: now - self._idle_since}
         return {name: now - since for name, since in self._opened.items()}
 
-    def begin_anew(self) -> None:
-        """Time out of section and since the last heartbeat starts again: a collective that ended is progress.
+    def restart_clocks(self) -> None:
+        """Start the time out of section and since the last heartbeat again: a collective that ended is progress.
 
         Without it a rank that waited long for the others in a calculation would be late the moment the new,
         shorter timeouts take force.
@@ -232,10 +232,10 @@ class Recorder:
         return max(0, self._words[self._slots[name] + S_OPEN_COUNT] - (name in self._opened))
 
     def settle(self, names: Iterable[str]) -> None:
-        """What was seen of these is known to all ranks."""
+        """Begin new samples of these: what was seen so far is known to all ranks."""
         for name in names:
             self.seen[name].settle(self.ended(name))
-            self._look_above(name)
+            self._copy_threshold(name)
 
     def add_section(self, name: str) -> None:
         """Make one more section known, with no timeout.
@@ -246,7 +246,7 @@ class Recorder:
         index = len(self._slots)
         self._board.put_section(index, name, None)
         self._words[layout.W_SECTION_COUNT] = index + 1
-        self._know(name, index)
+        self._register(name, index)
 
     def write_timeouts(
         self,
@@ -254,9 +254,9 @@ class Recorder:
         first: Mapping[str, float] | None = None,
         suspect: Mapping[str, float] | None = None,
     ) -> None:
-        """Put the section timeouts in force on the board; the heartbeats' are the client's to write.
+        """Put the section timeouts in force on the board.
 
-        ``first`` are those of the first intervals of a cycle, where they are other ones; ``suspect``: when an interval
+        ``first``: those of the first intervals of a cycle, where they differ. ``suspect``: the age at which an interval
         is suspected, where that is before its timeout. Seconds.
         """
         self._timeouts = timeouts
@@ -275,7 +275,16 @@ class Recorder:
         self._words[layout.W_OUT_OF_SECTION_LEARNED] = int(timeouts.is_out_of_section_calculated)
         self._board.count_up(layout.W_TIMEOUTS_VERSION)
 
-    def _know(self, name: str, index: int) -> None:
+    def write_heartbeat_timeouts(self, timeouts: HeartbeatTimeouts) -> None:
+        """Put the heartbeat timeouts in force on the board."""
+        words = self._words
+        self._board.count_up(layout.W_TIMEOUTS_VERSION)  # before and after, as in write_timeouts
+        words[layout.W_INITIAL_HEARTBEAT_TIMEOUT] = layout.timeout_word(timeouts.initial)
+        words[layout.W_HEARTBEAT_TIMEOUT] = layout.timeout_word(timeouts.subsequent)
+        words[layout.W_HEARTBEAT_FLAGS] = layout.FLAG_ARE_LEARNED if timeouts.were_calculated else 0
+        self._board.count_up(layout.W_TIMEOUTS_VERSION)
+
+    def _register(self, name: str, index: int) -> None:
         self._slots[name] = layout.slot(index)
         self._start_codes[name] = EVENT_START << KIND_SHIFT | index << SECTION_SHIFT
         self._end_codes[name] = EVENT_END << KIND_SHIFT | index << SECTION_SHIFT
@@ -284,20 +293,20 @@ class Recorder:
 
     def _note(self, section: str, took: int) -> None:
         self.seen[section].note(took)
-        self._look_above(section)
+        self._copy_threshold(section)
 
     def _note_idle(self, took: int) -> None:
         self.seen[OUT_OF_SECTION].note(took)
-        self._look_above(OUT_OF_SECTION)
+        self._copy_threshold(OUT_OF_SECTION)
 
-    def _look_above(self, name: str) -> None:
+    def _copy_threshold(self, name: str) -> None:
         if name == OUT_OF_SECTION:
             self._note_idle_above = self.seen[name].above_ns
         else:
             self._note_above[name] = self.seen[name].above_ns
 
     def _step_begins(self, now: int) -> None:
-        """When the second "step" begins, the rank trains, where it isn't known to tell its iterations.
+        """The second "step" shows that the rank trains, in a script that hasn't said it reports iterations.
 
         Not when the first one ends: an exception ends it, too.
         """
@@ -322,8 +331,8 @@ class Recorder:
         names = ", ".join(repr(name) for name in self._slots) or "none"
         warn(f"section {section!r} is not configured, and is skipped; configured sections: {names}")
 
-    def _write_again(self) -> None:
-        """The monitor had to renew the board: give it back what only this rank knows."""
+    def _restore_board(self) -> None:
+        """The monitor had to renew the board: write on it again what only this rank knows."""
         words = self._words
         self._epoch = words[W_EPOCH]
         start = words[layout.W_START]
@@ -336,7 +345,7 @@ class Recorder:
         self._board.count_up(layout.W_TIMEOUTS_VERSION)
         for index, name in enumerate(self._slots):
             self._board.put_section(index, name, self._timeouts.section.get(name))
-        # never lowered on the way, which the monitor would take for damage again
+        # never lowered on the way: the monitor would take that for damage again
         words[layout.W_SECTION_COUNT] = len(self._slots)
         for name, since in self._opened.items():
             # never before the new start of monitoring: such a stamp would count as damage again
@@ -346,5 +355,5 @@ class Recorder:
 
 
 def _word_if_other(timeout_s: float | None) -> int:
-    """0: it is the timeout."""
+    """The word of a timeout; 0 if there is none, so that the usual one holds."""
     return 0 if timeout_s is None else layout.timeout_word(timeout_s)

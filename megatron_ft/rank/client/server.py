@@ -34,7 +34,7 @@ class MonitorHandle:
         return self._process.poll() is None
 
     def terminate(self) -> None:
-        """Ask it to end; its rank goes on unwatched."""
+        """Ask it to end; its rank goes on without a monitor."""
         self._process.terminate()
 
     def kill(self) -> None:

@@ -1,4 +1,4 @@
-"""Notices that a script makes its process group, without a line of the script's: the watch of its collectives begins.
+"""Begins the watch of a script's collectives when it makes its process group, without a change to the script.
 
 The launcher says so in the environment of its ranks, and ``startup/sitecustomize.py`` calls ``begin`` before the
 script's first line. ``init_process_group`` is wrapped when torch has defined it; nothing else of torch is touched.

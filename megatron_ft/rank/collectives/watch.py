@@ -20,8 +20,8 @@ from megatron_ft.core.errors import RankMonitorClientError
 from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.files.evidence_files import LIBRARIES
 from megatron_ft.rank.base import agreement
+from megatron_ft.rank.base.agreement import RankInfo
 from megatron_ft.rank.base.connection import MONITOR_SOCKET, Welcome, say_hello
-from megatron_ft.rank.base.rank_info import RankInfo
 from megatron_ft.rank.collectives import arrival
 from megatron_ft.rank.crash_reporter.flight_recorder import Counts, counts
 from megatron_ft.rank.crash_reporter.reporter import CrashReporter, main_stack
@@ -62,12 +62,12 @@ def _is_of_all_ranks() -> bool:
     """
     if not (arrival.is_wanted(os.environ) and MONITOR_SOCKET in os.environ):
         return False
-    told = os.environ.get("WORLD_SIZE"), os.environ.get("RANK")
-    return (str(agreement.world_size()), str(agreement.rank())) == told
+    launched = os.environ.get("WORLD_SIZE"), os.environ.get("RANK")
+    return (str(agreement.world_size()), str(agreement.rank())) == launched
 
 
 class CollectiveWatch:
-    """Of this process."""
+    """The watch of this process's collectives."""
 
     def __init__(self) -> None:
         self._is_over = threading.Event()
@@ -83,7 +83,7 @@ class CollectiveWatch:
             threading.Thread(target=self._run, name="megatron_ft_collectives", daemon=True).start()
 
     def end(self) -> None:
-        """Called with the lock held: nothing begins any more."""
+        """Stop. The caller holds the lock, so nothing begins afterwards."""
         self._is_over.set()
         self._crash_reporter.end()
 
@@ -98,12 +98,12 @@ class CollectiveWatch:
         try:
             welcome = say_hello(os.environ[MONITOR_SOCKET], info, 0, watch_only=True)
         except RankMonitorClientError:
-            return  # the script has been quicker to call hooks; or there is no monitor, which its launcher tells
+            return  # the script has called hooks meanwhile; or there is no monitor, which the launcher reports
         os.close(welcome.wake_fd)
         if not self._take(welcome):
             return
         while True:
-            self._look(welcome.board)
+            self._write_counts(welcome.board)
             if self._is_over.wait(_EVERY_S):
                 break
         self._board = None
@@ -121,8 +121,8 @@ class CollectiveWatch:
         os.close(welcome.ask_fd)
         return False
 
-    def _look(self, board: Board) -> None:
-        """Write what is to be seen now. All of it lasts some tenths of a millisecond."""
+    def _write_counts(self, board: Board) -> None:
+        """Write the counts, and where the main thread is, to the board. This takes some tenths of a millisecond."""
         found, now_ns = counts(), time.monotonic_ns()
         if found != self._known:
             self._known, self._moved_ns = found, now_ns
@@ -135,8 +135,8 @@ class CollectiveWatch:
             # a board that had to be renewed knows nothing from before
             words[layout.W_COLLECTIVE_AT] = max(self._moved_ns, words[layout.W_START])
             words[layout.W_COLLECTIVES_SEEN_AT] = now_ns
-        told = user_frame(main_stack(), library=LIBRARIES)
-        place = "" if told is None else str(told)
+        frame = user_frame(main_stack(), library=LIBRARIES)
+        place = "" if frame is None else str(frame)
         if place != self._place:
             self._place = place
             board.put_place(place)

@@ -1,4 +1,4 @@
-"""The exception that a rank ends of, where torch looks for it: also without torch's ``@record`` around ``main``."""
+"""Writes the exception that ends a rank where torch looks for it, also without torch's ``@record`` around ``main``."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import time
 import traceback
 from types import TracebackType
 
-__all__ = ["told_by", "write_error_file"]
+__all__ = ["type_and_message", "write_error_file"]
 
 _VARIABLE = "TORCHELASTIC_ERROR_FILE"
 
 
 def write_error_file(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
-    """In the format of torch's error handler; one that is there stays, and that none can be written is no matter."""
+    """Write the format of torch's error handler. A file that is there stays; one that can't be written is no error."""
     path = os.environ.get(_VARIABLE)
     if not path or not isinstance(error, Exception):
         return
     document = {
         "message": {
-            "message": told_by(kind, error),
+            "message": type_and_message(kind, error),
             "extraInfo": {
                 "py_callstack": "".join(traceback.format_exception(kind, error, where)),
                 "timestamp": str(int(time.time())),
@@ -32,8 +32,8 @@ def write_error_file(kind: type[BaseException], error: BaseException, where: Tra
         json.dump(document, file)
 
 
-def told_by(kind: type[BaseException], error: BaseException) -> str:
-    """Type and message of an exception."""
+def type_and_message(kind: type[BaseException], error: BaseException) -> str:
+    """Type and message of an exception, as in "ValueError: no such layer"."""
     try:
         text = str(error)
     except Exception:  # noqa: BLE001 - a user's class may raise anything here, and that would hide what it is about

@@ -24,7 +24,7 @@ _MAX_IN_FLIGHT = 20
 
 
 def collectives() -> Collectives | NoCollectives:
-    """What the process groups of this process do."""
+    """The collectives of this process's groups that aren't over."""
     if "torch.distributed" not in sys.modules:
         return NoCollectives("torch.distributed isn't imported")
     try:
@@ -77,7 +77,7 @@ def _numbered() -> Counts | None:
 
 
 def _dumps() -> list[Any]:
-    """Each knows the collectives of one recorder: of NCCL on a GPU, of all others."""
+    """torch's functions that dump its recorders: NCCL's on a GPU, and that of all other backends."""
     from torch._C import _distributed_c10d as c10d
 
     return [getattr(c10d, name) for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json") if hasattr(c10d, name)]
@@ -127,7 +127,7 @@ def _is_done(entry: dict[str, Any]) -> bool:
 
 
 def _groups(wanted: Collection[str]) -> dict[str, Sequence[int]]:
-    """The groups of these names, of torch's: a rank of a large job is in dozens, and most aren't asked for."""
+    """Ranks of the ``wanted`` groups, by torch's names: a rank of a large job is in dozens of others."""
     from torch.distributed import distributed_c10d
 
     names = distributed_c10d._world.pg_names
@@ -140,7 +140,7 @@ def _groups(wanted: Collection[str]) -> dict[str, Sequence[int]]:
 
 
 def _short(entry: dict[str, Any]) -> CollectiveInFlight:
-    """What another rank needs to know of one; the names of torch's dump shortened to ours."""
+    """An entry of torch's dump, with what other ranks need to know of it."""
     name, description = entry["process_group"][:2]
     is_p2p = bool(entry.get("is_p2p"))
     backend, _, op = str(entry.get("profiling_name", "")).rpartition(":")

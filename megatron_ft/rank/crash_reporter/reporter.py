@@ -7,7 +7,7 @@
 * An uncaught exception is written to the same memory, and so are the stacks at a signal that ends the process, unless
   the script has enabled `faulthandler` itself.
 
-Nothing here is touched by a hook, and nothing of it can fail a rank.
+No hook of a train loop runs any of this, and none of it can make a rank fail.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from megatron_ft.core.messages.crash_reporter import Answer, Question
 from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.linux.polling import has_hung_up
 from megatron_ft.ipc.linux.processes import would_end_by
-from megatron_ft.rank.crash_reporter.error_file import told_by
+from megatron_ft.rank.crash_reporter.error_file import type_and_message
 from megatron_ft.rank.crash_reporter.flight_recorder import collectives
 
 __all__ = ["CrashReporter", "main_places", "main_stack", "megatron_ft_crash_reporter"]
@@ -55,14 +55,14 @@ _current: CrashReporter | None = None
 
 
 class CrashReporter:
-    """Of one rank. ``begin`` once it is monitored; ``end`` when it isn't any more."""
+    """Reports of one rank. Call ``begin`` when its monitoring begins, ``end`` when it ends."""
 
     def __init__(self) -> None:
         self._stack_fd = -1
         self._signal: int | None = None
         self._socket: socket.socket | None = None
         self._hook: _ExceptionNote | None = None
-        self._tells_of_crashes = False
+        self._enabled_faulthandler = False
 
     def begin(self, board: Board, stack_fd: int, ask_fd: int) -> None:
         """Take both descriptors, get ready, and say on the board how to ask."""
@@ -78,11 +78,12 @@ class CrashReporter:
         board.words[layout.W_STACK_SIGNAL] = self._signal or 0
         if not faulthandler.is_enabled():
             faulthandler.enable(file=stack_fd, all_threads=True)
-            self._tells_of_crashes = True
+            self._enabled_faulthandler = True
         self._hook = sys.excepthook = _ExceptionNote(stack_fd, sys.excepthook)
-        answer = megatron_ft_crash_reporter
-        thread = threading.Thread(target=answer, args=(self._socket,), name=REPORTER_THREAD, daemon=True)
-        with contextlib.suppress(RuntimeError):  # no more threads are allowed: then it tells no collectives
+        thread = threading.Thread(
+            target=megatron_ft_crash_reporter, args=(self._socket,), name=REPORTER_THREAD, daemon=True
+        )
+        with contextlib.suppress(RuntimeError):  # no more threads are allowed: then no collectives are reported
             thread.start()
 
     def end(self) -> None:
@@ -93,13 +94,13 @@ class CrashReporter:
             self._socket = None
 
     def forget(self) -> None:
-        """Another one begins in this process: what ``end`` has left goes, too."""
+        """End, and undo what ``end`` leaves: monitoring begins again in this process."""
         self.end()
         if self._stack_fd < 0:
             return
         if self._signal is not None:
             faulthandler.unregister(self._signal)
-        if self._tells_of_crashes:
+        if self._enabled_faulthandler:
             faulthandler.disable()
         self._unhook()
         os.close(self._stack_fd)
@@ -107,7 +108,7 @@ class CrashReporter:
 
     def forget_in_child(self) -> None:
         """A forked child (a data-loader worker) isn't the rank: what ends it must not be reported as the rank's end."""
-        if self._stack_fd >= 0 and self._tells_of_crashes:
+        if self._stack_fd >= 0 and self._enabled_faulthandler:
             faulthandler.disable()
         if self._socket is not None:
             self._socket.close()
@@ -121,9 +122,9 @@ class CrashReporter:
 
 
 class _ExceptionNote:
-    """An excepthook that writes the exception down first. One for each time that monitoring begins.
+    """An excepthook that first writes the exception to the stack memory. Each monitoring has its own.
 
-    It may have been wrapped since by code that calls it for ever: then it only hands on, to what was there before it.
+    Other code may wrap it and go on calling it. Once retired, it only calls the hook that was there before.
     """
 
     def __init__(self, stack_fd: int, previous: Callable[..., Any]) -> None:
@@ -133,14 +134,14 @@ class _ExceptionNote:
     def __call__(self, kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
         if self._stack_fd >= 0:
             with contextlib.suppress(OSError, ValueError):
-                line = " ".join(told_by(kind, error).split())
+                line = " ".join(type_and_message(kind, error).split())
                 text = "".join(traceback.format_exception(kind, error, where))
-                told = f"\n{EXCEPTION_MARK} {time.monotonic_ns()}\n{line[:_MAX_LINE]}\n{text[-_MAX_TRACEBACK:]}\n"
-                os.write(self._stack_fd, told.encode(errors="replace"))
+                entry = f"\n{EXCEPTION_MARK} {time.monotonic_ns()}\n{line[:_MAX_LINE]}\n{text[-_MAX_TRACEBACK:]}\n"
+                os.write(self._stack_fd, entry.encode(errors="replace"))
         self._previous(kind, error, where)
 
     def retire(self) -> None:
-        """Write nothing from now on: the descriptor is another one's."""
+        """Write nothing from now on: the descriptor is closed next, and its number may be another file's."""
         self._stack_fd = -1
         if sys.excepthook is self:
             sys.excepthook = self._previous
@@ -156,9 +157,10 @@ def _register(stack_fd: int) -> int | None:
 
 
 def megatron_ft_crash_reporter(questions: socket.socket) -> None:
-    """Answer the monitor until the socket is shut down. It is called like its thread: stacks name functions only.
+    """Answer the monitor until the socket is shut down.
 
-    Samples of where the main thread is are a few milliseconds apart.
+    It has the name of its thread, because stacks name functions only. Samples of where the main thread is are a few
+    milliseconds apart.
     """
     while True:
         try:
@@ -170,11 +172,11 @@ def megatron_ft_crash_reporter(questions: socket.socket) -> None:
             question = unpack(Question, json.loads(asked))
             places = main_places(min(question.samples, _MAX_SAMPLES))
             answer = Answer(id=question.id, collectives=collectives(), stack=main_stack(), places=places)
-            told = json.dumps(answer.packed()).encode()
-            if len(told) > _MAX_ANSWER_BYTES:
-                too_long = NoCollectives(f"{len(told)} bytes are too many")
-                told = json.dumps(Answer(id=question.id, collectives=too_long).packed()).encode()
-            questions.send(told, socket.MSG_DONTWAIT)
+            reply = json.dumps(answer.packed()).encode()
+            if len(reply) > _MAX_ANSWER_BYTES:
+                too_long = NoCollectives(f"{len(reply)} bytes are too many")
+                reply = json.dumps(Answer(id=question.id, collectives=too_long).packed()).encode()
+            questions.send(reply, socket.MSG_DONTWAIT)
         except (OSError, ProtocolError, RecursionError, ValueError):
             if questions.fileno() < 0:
                 return

@@ -26,13 +26,13 @@ class InjectedFault(RuntimeError):
 
 
 class Slowness:
-    """How much longer each step of this process takes: nothing, until a fault of type ``slow``."""
+    """How many seconds longer each step of this process takes: 0 until a fault of type ``slow``."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
 
     def on_step(self) -> None:
-        """Take that much longer."""
+        """Sleep for these seconds."""
         if self.seconds:
             time.sleep(self.seconds)
 
@@ -58,9 +58,9 @@ def inject(
     Args:
         fault_type: which.
         exit_code: for ``exit``.
-        seconds: for ``slow``: so much longer takes each step.
+        seconds: for ``slow``: how much longer each step takes.
         save_dir: for ``disk_full``: where nothing can be written any more.
-        slowness: for ``slow``: what is asked in each step.
+        slowness: for ``slow``: whose ``on_step`` is called in each step.
 
     Raises:
         InjectedFault: for ``exception``.

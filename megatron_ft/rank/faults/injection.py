@@ -1,4 +1,4 @@
-"""Faults on purpose: carries out a fault plan inside the rank that it names."""
+"""Carries out a fault plan inside the ranks that it names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["FaultInjector"]
 
 
 class FaultInjector:
-    """Asked once per iteration; does something to this process if the plan says so."""
+    """Carries out the faults that a plan has for this process; call ``on_iteration`` in each iteration."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class FaultInjector:
 
     @classmethod
     def disabled(cls) -> FaultInjector:
-        """One that never does anything."""
+        """Return an injector without faults."""
         return cls((), rank=0, cycle=0)
 
     def on_iteration(self, iteration: int) -> None:

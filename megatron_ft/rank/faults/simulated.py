@@ -64,15 +64,15 @@ class SimulatedFault:
 
 
 def is_described() -> bool:
-    """Whether the variable asks for one."""
+    """Whether ``FT_SIM_FAULT_DESC`` asks for a fault."""
     return bool(os.environ.get(_VARIABLE, "").strip())
 
 
 def take_description() -> FaultToleranceSettings | None:
-    """What it asks for; None if it asks for nothing, or for what this process has taken before: it is started once.
+    """What ``FT_SIM_FAULT_DESC`` asks for; None if nothing, or if this process has taken it before.
 
     Raises:
-        ConfigError: it can't be right; on all ranks alike. The launcher is asked not to restart.
+        ConfigError: its value makes no sense; on all ranks alike. The launcher is asked not to restart.
     """
     global _taken
     description = os.environ.get(_VARIABLE, "")
@@ -171,7 +171,7 @@ def start(
 
 
 def on_step() -> None:
-    """In the training thread, in each step: do what is due there, which usually is nothing."""
+    """Do what is due in the training thread, usually nothing; it calls this in each step."""
     if _for_next_step:
         _for_next_step.pop()()
     _slowness.on_step()

@@ -15,7 +15,7 @@ FINISHED_FLAG = "FAULT_TOL_FINISHED_FLAG_FILE"
 
 
 def tell_if_finished(global_state: Any) -> None:
-    """On rank 0, at the end: write it if the variable is set and the training has made its last iteration."""
+    """At the end of a run, on rank 0: write the flag if the training has made its last iteration."""
     last = getattr(getattr(getattr(global_state, "cfg", None), "train", None), "train_iters", None)
     step = getattr(getattr(global_state, "train_state", None), "step", None)
     if not (type(last) is int and type(step) is int and 0 < last <= step) or agreement.rank() != 0:

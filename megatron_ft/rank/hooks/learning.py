@@ -1,4 +1,4 @@
-"""Learned timeouts between a client and ``ft_state.json``, and all that needs more than public methods.
+"""Moves learned timeouts between a client and ``ft_state.json``, and does all that needs private parts of a client.
 
 A client may be any object with the public methods of :class:`RankMonitorClient`; for one that isn't ours the
 file holds its plain ``state_dict()``, and nothing is looked up inside it.
@@ -55,7 +55,7 @@ _LAYOUT = {
 
 @dataclass(kw_only=True)
 class Loaded:
-    """What came of loading: lines for rank 0 to print."""
+    """The result of :func:`load`: lines for rank 0 to print."""
 
     infos: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -76,7 +76,7 @@ def prepare(client: Any, sections: Iterable[str]) -> list[str]:
 
 
 def log_event(client: Any, record: Record) -> None:
-    """Append to the event log of this rank, if there is one, and see it written: a fault may end the rank now."""
+    """Append to the event log of this rank, if there is one, and wait for it: a fault may end the rank now."""
     mine = ours(client)
     if mine is not None:
         mine._log.write(record)
@@ -121,15 +121,9 @@ def load(client: Any, path: str, *, is_rank_0: bool) -> Loaded:
     loaded.warnings.extend(superseded.describe() for superseded in choice.superseded)
     if choice.unknown:
         loaded.warnings.append(f"learned timeouts of sections that don't exist now are ignored: {list(choice.unknown)}")
-    mine._knowledge.known.update(state.known)
+    mine._knowledge.load(state, choice.timeouts)
     mine._knowledge.agree(sorted([*mine.section_timeouts.section, OUT_OF_SECTION]))
     if not choice.is_empty:
-        mine._knowledge.first_timeouts.update(
-            {name: entry.first_s for name, entry in state.entries() if entry.first_s and name in choice.timeouts}
-        )
-        mine._knowledge.suspect_after.update(
-            {name: entry.suspect_s for name, entry in state.entries() if entry.suspect_s and name in choice.timeouts}
-        )
         mine.load_state_dict(choice.client_state())
         summary = ", ".join(f"{name} {seconds(value)}" for name, value in choice.timeouts.items())
         loaded.infos.append(f"timeouts loaded from {path}: {summary or 'heartbeats'}")

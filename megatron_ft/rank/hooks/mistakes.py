@@ -30,11 +30,11 @@ _PASSING = {
     errno.EMFILE,
     errno.ENFILE,
 }
-"""Troubles that may be over by the first save: no reason to end the job for good."""
+"""Errors that may be gone by the first save: no reason to end the job for good."""
 
 
 def ask_for_no_restart(problem: str) -> None:
-    """Tell the launcher, if there is one."""
+    """Ask the launcher, if there is one, not to restart the job."""
     with contextlib.suppress(RankMonitorClientError, OSError):  # there is none: the user still reads the error
         request = WorkloadControlRequest(WorkloadAction.ShutdownWorkload, problem)
         RankMonitorClient().send_workload_control_request(request)
@@ -51,7 +51,7 @@ def no_restart_for_mistakes() -> Iterator[None]:
 
 
 def end_job(problem: str) -> NoReturn:
-    """Say it on rank 0, and end this rank; to be called on all of them.
+    """Print the problem on rank 0, ask the launcher not to restart, and end this rank. All ranks call this.
 
     Raises:
         SystemExit: always.

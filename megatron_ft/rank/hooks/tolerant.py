@@ -1,4 +1,4 @@
-"""Calls of a client that can't end a training run: a hook out of order is worth one line, no more."""
+"""Calls of a client whose errors become warnings: a hook out of order must not end a training run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["call", "end_section", "start_section"]
 
 
 def start_section(client: Any, section: str) -> None:
-    """Open a section. One that an exception left open, which the loop survived, is begun anew."""
+    """Open a section. If an exception that the loop survived left it open, close it and open it again."""
     try:
         client.start_section(section)
     except RankMonitorClientError:
@@ -26,7 +26,7 @@ def end_section(client: Any, section: str) -> None:
 
 
 def call(method: Callable[..., Any], *args: Any) -> None:
-    """Call a method; an error of the client is a warning."""
+    """Call a method of a client; an error becomes a warning."""
     try:
         method(*args)
     except (RankMonitorClientError, OSError) as error:

@@ -103,11 +103,11 @@ class RankMonitorStateMachine:
         self._follow("handle_signal", _SIGNAL, ignored_in=(_S.UNINITIALIZED,))
 
     def can_transition_to(self, new_state: RankMonitorState) -> bool:
-        """Whether it may come next."""
+        """Whether ``new_state`` may come next."""
         return new_state in _NEXT[self.state]
 
     def transition_to(self, new_state: RankMonitorState) -> None:
-        """Go there.
+        """Change the state, and report it to ``logger``.
 
         Raises:
             InvalidStateTransitionException: it may not come next.
@@ -150,19 +150,19 @@ class RankMonitorLogger(logging.Logger):
         self.set_connected_rank(connected_rank)
 
     def set_connected_rank(self, rank: int | None) -> None:
-        """Whose it is, in each line from here on."""
+        """Name this rank in each line from here on."""
         self.rank = rank
         who = f"{self.name}{os.getpid()}@{socket.gethostname()}:{'<none>' if rank is None else rank}"
         for handler in self.handlers:
             handler.setFormatter(logging.Formatter(f"[%(asctime)s] [%(levelname)s] [{who}] %(message)s"))
 
     def log_for_restarter(self, message: str, *arguments: object) -> None:
-        """A line about a restart."""
+        """Write a line about a restart."""
         if self.is_restarter_logger:
             self.restarter_logger.debug(message, *arguments)
 
     def log_restarter_event(self, message: str, *arguments: object) -> None:
-        """The same."""
+        """Do the same as ``log_for_restarter``."""
         self.log_for_restarter(message, *arguments)
 
 

@@ -22,13 +22,13 @@ __all__ = ["begin", "say_whose"]
 
 
 def begin() -> None:
-    """From here on the names are served; again does nothing."""
+    """Serve the names from here on; a second call does nothing."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 
 
 def say_whose(cycle: int) -> None:
-    """In the first cycle, if the script has imported the served client: say on rank 0 whose it is."""
+    """In the first cycle, if the script has imported the served client: print on rank 0 whose it is."""
     from megatron_ft.rank.base.say import print_rank_0  # not before the script's first line: it imports more
 
     module = sys.modules.get(f"{REFERENCE}.fault_tolerance")
@@ -46,7 +46,7 @@ class _Finder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Python asks for it.
+        """Called by Python for each import.
 
         Raises:
             ModuleNotFoundError: a script imports what only the package itself has, and it isn't installed.
@@ -99,7 +99,7 @@ class _Served:
     """Loads a module of ours under its other name."""
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """An ordinary module."""
+        """Let Python create an ordinary module."""
 
     def exec_module(self, module: ModuleType) -> None:
         """Names of the package itself are looked up when they are used."""
@@ -120,10 +120,10 @@ class _Folders:
         self._is_installed = is_installed
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """An ordinary module."""
+        """Let Python create an ordinary module."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """Only its version is to be said."""
+        """Set its version, the only name it has."""
         _mark(module, _metadata_version() if self._is_installed else None)
 
 
@@ -134,7 +134,7 @@ class _Marked:
         self._loader = loader
 
     def exec_module(self, module: ModuleType) -> None:
-        """As its loader does."""
+        """Do what its own loader does, then mark the version."""
         self._loader.exec_module(module)
         _mark(module, str(getattr(module, "__version__", "")))
 

@@ -1,4 +1,4 @@
-"""Who does what: the user's own files, or a library that is being imported. For a script that is run ahead."""
+"""Who acts in a script that is run ahead, by the call stack: the user's own files, or a library being imported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sysconfig
 from collections.abc import Iterator
 from types import FrameType
 
-__all__ = ["callers", "in_import", "is_librarys", "is_own", "is_users", "module_of", "place"]
+__all__ = ["callers", "in_import", "is_for_users_import", "is_own", "is_users", "module_of", "place"]
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _PYTHON = map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))
@@ -25,7 +25,7 @@ _IMPORT = "<frozen importlib"
 
 
 def callers() -> Iterator[FrameType]:
-    """The calls that led here, the innermost first, without our own: those that are in between are no library's."""
+    """The calls that led here, the innermost first, without those of this package."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if not module_of(frame).startswith("megatron_ft."):
@@ -48,9 +48,9 @@ def is_own(file: str) -> bool:
 
 
 def is_users() -> bool:
-    """Whether a file of the user's does it; not if a library does it on its own while it is imported.
+    """Whether a file of the user's acts, with all that it calls; not a library on its own while it is imported.
 
-    A script or module that is installed is the user's, too, with all that it calls.
+    The script itself is the user's even if it is installed.
     """
     for frame in callers():
         file = frame.f_code.co_filename
@@ -61,8 +61,8 @@ def is_users() -> bool:
     return False
 
 
-def is_librarys() -> bool:
-    """Whether an installed package does it for a module of the user's that is being imported: a cache, say."""
+def is_for_users_import() -> bool:
+    """Whether an installed package acts for a module of the user's that is being imported: writes a cache, say."""
     for frame in callers():
         file = frame.f_code.co_filename
         if is_own(file):
@@ -73,7 +73,7 @@ def is_librarys() -> bool:
 
 
 def in_import() -> bool:
-    """Whether it happens while any module is imported."""
+    """Whether any module is being imported."""
     return any(frame.f_code.co_filename.startswith(_IMPORT) for frame in callers())
 
 

@@ -32,7 +32,7 @@ def fork_point() -> None:
 
 
 def ask_fork(question: Callable[[], Any]) -> Any:
-    """What a fork of this process answers, in JSON. It ends then: whatever it has opened for that is gone, too.
+    """What a fork of this process answers, in JSON. The fork then ends, and with it all that it opened.
 
     Raises:
         OSError: it has ended without an answer.

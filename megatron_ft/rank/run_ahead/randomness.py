@@ -38,9 +38,9 @@ class Randomness:
         self._draw = draw
         self._draw_if_users = draw_if_users
         self._ways: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {}
-        """Of each generator: how to have its state, and how to seed it from the system."""
+        """Of each generator: functions that return its state and that seed it from the system."""
         self._states: dict[str, Any] = {}
-        """Of the generators that the script hasn't seeded: what they were when they were made."""
+        """Of the generators that the script hasn't seeded: their first states."""
         self._seeded: set[str] = set()
         self._torch_seed: Any = None
         self._made: dict[int, weakref.ref[Any]] = {}
@@ -103,14 +103,14 @@ class Randomness:
         return generator in self._seeded
 
     def why_spoiled(self) -> str | None:
-        """Whether numbers that would be the same in all ranks were drawn in a way that isn't seen: in C++, say."""
+        """Why ranks would share random numbers: some were drawn unseeded and unseen, as in C++. None: they don't."""
         for generator, state in self._states.items():
             if not self._is_seeded(generator) and self._ways[generator][0]() != state:
                 return f"the script has drawn random numbers without a seed ({generator})"
         return None
 
     def freshen(self) -> None:
-        """In a new rank: new seeds for those that the script hasn't seeded."""
+        """In a new rank: seed anew the generators that the script hasn't seeded."""
         for generator, (_, seed) in self._ways.items():
             if not self._is_seeded(generator):
                 seed()

@@ -36,7 +36,7 @@ class ReadFiles:
             self._seen[path] = listed, _facts(path, listed)
 
     def __len__(self) -> int:
-        """How many."""
+        """Number of paths that were noted."""
         return len(self._seen)
 
     def note_unseen(self) -> None:
@@ -55,7 +55,7 @@ class ReadFiles:
             self.note(path)
 
     def changed(self) -> str | None:
-        """One that isn't what it was."""
+        """A path whose file has changed since it was noted, or None."""
         for path, (listed, facts) in self._seen.items():
             if _facts(path, listed) != facts:
                 return path

@@ -90,7 +90,7 @@ def _forget_hidden(known: set[str], directory: str) -> None:
 
 
 class RunAhead:
-    """The one of this process."""
+    """A process that runs its script ahead, then forks ranks; in those, the rest of the way."""
 
     def __init__(self, orders: Mapping[str, Any]) -> None:
         self._began_s = time.monotonic()
@@ -106,7 +106,7 @@ class RunAhead:
         self._blocked: set[int] = set()
 
     def begin(self, terminals: list[int]) -> None:
-        """From here on nothing happens unseen. ``terminals``: of 1 and 2 those that are one in the ranks."""
+        """Watch from here on. ``terminals``: those of the descriptors 1 and 2 that are terminals in the ranks."""
         die_with_parent()
         if os.getppid() != self._launcher_pid:
             _exit(0)
@@ -117,7 +117,7 @@ class RunAhead:
         threading._register_atexit(self._write_error)  # type: ignore[attr-defined]
         self._gate_fork_handlers()
         self._watch_input()
-        self._claim(terminals)
+        self._pass_as_terminals(terminals)
         self._watch.begin()
 
     def preload(self, names: list[str], directory: str) -> None:
@@ -237,7 +237,7 @@ class RunAhead:
     # -- the rank ---------------------------------------------------------------------------------------
 
     def _wait_for_launcher(self, go_fd: int) -> None:
-        """Until it is the parent of this process, knows it, and says so."""
+        """Wait until the launcher has adopted this process, and sends the order to go on."""
         self._channel.close()  # by its object: collected later, it would close a number that is another's by then
         os.setsid()
         if not os.read(go_fd, 1):
@@ -259,8 +259,8 @@ class RunAhead:
 
         self._watch.replaced.put(os, "register_at_fork", register_at_fork)
 
-    def _claim(self, terminals: list[int]) -> None:
-        """What is written is kept back, but the ranks' streams are terminals where the launcher's are."""
+    def _pass_as_terminals(self, terminals: list[int]) -> None:
+        """Let ``isatty`` answer as in the ranks, whose streams are terminals; here, output goes to files."""
         isatty, put = os.isatty, self._watch.replaced.put
         if terminals:
             put(os, "isatty", lambda fd: fd in terminals or isatty(fd))
@@ -268,7 +268,7 @@ class RunAhead:
             put((sys.stdout, sys.stderr)[fd - 1], "isatty", lambda: True)
 
     def _watch_input(self) -> None:
-        """Nothing tells when ``sys.stdin`` is read, so another one has to; not where there is nothing to read."""
+        """Replace ``sys.stdin``, whose reads raise no audit event, by one that stops first; not if it is /dev/null."""
         facts = os.fstat(0)
         if sys.stdin is None or (stat.S_ISCHR(facts.st_mode) and facts.st_rdev == os.makedev(1, 3)):
             return
@@ -283,7 +283,7 @@ class RunAhead:
         sys.stdin = sys.__stdin__ = watched  # type: ignore[misc]
 
     def _write_error(self) -> None:
-        """What ends a rank, where torch looks for it: also without torch's ``@record`` around ``main``."""
+        """Write the exception that ends a rank, also without torch's ``@record``."""
         if self._is_rank and _getpid() == os.getsid(0) and isinstance(getattr(sys, "last_value", None), Exception):
             write_error_file(sys.last_type, sys.last_value, sys.last_traceback)  # type: ignore[arg-type]
 
@@ -299,4 +299,4 @@ class _Input(io.FileIO):
 
 
 _kept: list[Any] = []
-"""What the process had before and can't do without, though nothing refers to it any more."""
+"""The first ``sys.stdin``, which must not be collected though nothing else refers to it."""

@@ -73,7 +73,7 @@ def _why_memory() -> str | None:
 
 
 def identity(fd: int) -> Identity:
-    """Of the file that is open there."""
+    """Device and number of the file that is open as ``fd``."""
     found = os.fstat(fd)
     return found.st_dev, found.st_ino
 
@@ -108,10 +108,10 @@ def take_over(script: Collection[int], given: set[Identity], captured: Sequence[
             os.close(anew)
 
 
-def descriptors(but: Iterable[int] = ()) -> dict[int, tuple[str, int]]:
-    """Those that are open, but some: what is open there, and its flags."""
+def descriptors(without: Iterable[int] = ()) -> dict[int, tuple[str, int]]:
+    """Open descriptors, ``without`` some: for each, what is open and its flags."""
     found = {}
-    for fd in sorted(set(map(int, os.listdir("/proc/self/fd"))).difference(but)):
+    for fd in sorted(set(map(int, os.listdir("/proc/self/fd"))).difference(without)):
         with contextlib.suppress(OSError):  # the one that listed them
             found[fd] = os.readlink(f"/proc/self/fd/{fd}"), fcntl.fcntl(fd, fcntl.F_GETFL)
     return found

@@ -14,7 +14,7 @@ from typing import Any
 
 from megatron_ft.core.run_ahead import tells_ranks_apart
 from megatron_ft.rank.base.replacing import Replacements
-from megatron_ft.rank.run_ahead.acting import callers, in_import, is_librarys, is_own, is_users, module_of
+from megatron_ft.rank.run_ahead.acting import callers, in_import, is_for_users_import, is_own, is_users, module_of
 from megatron_ft.rank.run_ahead.forking import ask_fork
 from megatron_ft.rank.run_ahead.randomness import Randomness
 from megatron_ft.rank.run_ahead.read_files import ReadFiles
@@ -72,7 +72,7 @@ def _audit(event: str, arguments: Any) -> None:
 
 
 class Watch:
-    """From ``begin`` to ``end`` nothing outside of this process is changed: ``stop`` is called before it would be."""
+    """From ``begin`` to ``end``: calls ``stop`` before the script changes anything outside of this process."""
 
     def __init__(self, stop: Callable[[str], None]) -> None:
         """``stop`` is called with what the script is about to do; it returns in a rank only, where it is done."""
@@ -113,13 +113,13 @@ class Watch:
         sys.addaudithook(_audit)
 
     def end(self) -> None:
-        """Everything is as it was, but for an audit hook that does nothing."""
+        """Put everything back, but for an audit hook that does nothing."""
         _handlers.clear()
         self.replaced.undo()
 
     @contextlib.contextmanager
     def unwatched(self) -> Iterator[None]:
-        """What is done meanwhile isn't the script's."""
+        """Don't watch what is done in this block: it isn't the script's doing."""
         self._is_quiet = True
         try:
             yield
@@ -135,14 +135,14 @@ class Watch:
             else:
                 _handlers[each] = before
 
-    # -- who does it --------------------------------------------------------------------------------------
+    # -- who acts -----------------------------------------------------------------------------------------
 
     def _if_users(self, what: str) -> None:
         if is_users():
             self._stop(what)
 
     def _if_changed_by_user(self, what: str) -> None:
-        if is_users() and not is_librarys() and all(f.f_code.co_name != _LEAVES_NO_FILE for f in callers()):
+        if is_users() and not is_for_users_import() and all(f.f_code.co_name != _LEAVES_NO_FILE for f in callers()):
             self._stop(what)
 
     def _starts_program(self, *arguments: Any) -> None:
@@ -202,7 +202,7 @@ class Watch:
             self._note(path)
 
     def _note(self, path: Any, *, listed: bool = False) -> None:
-        """Checked again before each cycle; so many can't be in a moment."""
+        """Note a file. It is checked again before each cycle, so there may not be too many."""
         self.files.note(os.fsdecode(path), listed=listed)
         if len(self.files) > _MOST_FILES:
             self._stop(f"looks up more than {_MOST_FILES} files")

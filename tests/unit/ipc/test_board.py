@@ -50,7 +50,7 @@ def board() -> Iterator[Board]:
 
 @pytest.fixture
 def recorder(board: Board, monkeypatch: pytest.MonkeyPatch) -> Recorder:
-    monkeypatch.setattr(user_code, "_tells_iterations", False)
+    monkeypatch.setattr(user_code, "_reports_iterations", False)
     return Recorder(board, SectionTimeouts(dict(SECTIONS), 0.25))
 
 
@@ -105,7 +105,7 @@ def test_the_second_step_says_that_a_rank_trains_where_no_iterations_are_told(bo
 
 def test_where_iterations_will_be_told_steps_say_nothing(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
     """An evaluation has its own, and may come first."""
-    monkeypatch.setattr(user_code, "_tells_iterations", True)
+    monkeypatch.setattr(user_code, "_reports_iterations", True)
     recorder = Recorder(board, SectionTimeouts(dict(SECTIONS), 0.25))
     for _ in range(3):
         recorder.start("step")
@@ -315,23 +315,23 @@ def test_random_boards_never_crash_the_reader() -> None:
 def test_what_goes_on_is_told_apart_from_what_has_ended(clock: Clock, recorder: Recorder) -> None:
     """The way from the last section to the end of a run never ends, and the next run would die on it."""
     assert set(recorder.observed().values()) == {-1}
-    assert set(recorder.going_on()) == {"out_of_section"}
+    assert set(recorder.open_ages()) == {"out_of_section"}
     recorder.start("step")
     clock.pass_s(2.0)
     assert recorder.observed()["step"] == -1
     assert recorder.observed()["out_of_section"] >= 0
-    assert recorder.going_on().keys() == {"step"}
-    assert recorder.going_on()["step"] >= 2_000_000_000
+    assert recorder.open_ages().keys() == {"step"}
+    assert recorder.open_ages()["step"] >= 2_000_000_000
     recorder.end("step")
     assert recorder.observed()["step"] >= 2_000_000_000
     clock.pass_s(2.0)
     assert recorder.observed()["out_of_section"] < 2_000_000_000
-    assert recorder.going_on()["out_of_section"] >= 2_000_000_000
+    assert recorder.open_ages()["out_of_section"] >= 2_000_000_000
 
 
 def test_the_time_before_the_first_section_has_not_ended_by_a_calculation(clock: Clock, recorder: Recorder) -> None:
     clock.pass_s(2.0)
-    recorder.begin_anew()  # one of heartbeat timeouts
+    recorder.restart_clocks()  # one of heartbeat timeouts
     assert recorder.observed()["out_of_section"] == -1
     recorder.start("step")
     assert recorder.observed()["out_of_section"] >= 2_000_000_000
@@ -344,12 +344,12 @@ def test_the_table_holds_what_may_be_configured_and_what_hooks_add() -> None:
 def test_a_calculation_restarts_the_idle_time(board: Board, recorder: Recorder) -> None:
     recorder.heartbeat()
     before = time.monotonic_ns()
-    recorder.begin_anew()
+    recorder.restart_clocks()
     assert board.snapshot().last_transition_ns >= before
     assert board.snapshot().last_heartbeat_ns >= before
     recorder.start("step")
     stamp = board.snapshot().last_transition_ns
-    recorder.begin_anew()
+    recorder.restart_clocks()
     assert board.snapshot().last_transition_ns == stamp
     assert recorder.observed()["out_of_section"] >= 0  # the idle time before it is remembered
 
