@@ -173,6 +173,6 @@ def _cost(analyses: Sequence[Analysis], ended: int) -> str:
 
 def _analyses(log_dir: str) -> list[Analysis]:
     from megatron_ft.cli.analysis.analysis import analyze
-    from megatron_ft.cli.logs.directories import runs_in
+    from megatron_ft.cli.logs.runs import runs_in
 
     return [analyze(run) for run in runs_in([log_dir])]

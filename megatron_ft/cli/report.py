@@ -60,7 +60,7 @@ def add_command(commands: Any) -> None:
 
 
 def _report(args: argparse.Namespace) -> int:
-    from megatron_ft.cli.logs.directories import runs_in
+    from megatron_ft.cli.logs.runs import runs_in
 
     _check_extras(args)
     runs = runs_in(args.log_dirs)

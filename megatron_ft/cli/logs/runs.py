@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Generic, TypeVar
 
-from megatron_ft.cli.logs.begins import run_begins
-from megatron_ft.cli.logs.read import EventLogFile
+from megatron_ft.cli.logs.read import EventLogFile, read_directory
+from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.records.all_kinds import Record
+from megatron_ft.core.records.launcher import Abandoned, CycleStarted, Meeting, RunEnded, StopRequested
 
-__all__ = ["Clock", "RunLogs", "Timed", "split_runs"]
+__all__ = ["Clock", "RunLogs", "Timed", "runs_in", "split_runs"]
 
+_MOST_PROCESSES = 8
 _SAME_CLOCK_NS = 60_000_000_000  # a wall clock may be set while a run goes on, but not by much
+_QUIET_NS = 86_400_000_000_000
+_QUIET_WITH_HOOKS_NS = 3_600_000_000_000
+"""A run whose last record is older than this is over. Ranks that call hooks are recorded every 30 s, but some of their
+sections take long."""
+_ALONE = "alone"
 
 _R = TypeVar("_R", bound=Record | None, covariant=True)
 
@@ -95,16 +104,36 @@ class RunLogs:
         return tuple(sorted(timed, key=lambda each: each.at_ns))
 
 
+def runs_in(directories: Sequence[str]) -> list[RunLogs]:
+    """The runs whose logs are in these directories, oldest first; a line on stderr if there are none.
+
+    A directory named twice is read once.
+
+    Raises:
+        ConfigError: a directory can't be read.
+    """
+    logs = []
+    for directory in dict.fromkeys(map(os.path.realpath, directories)):
+        try:
+            logs += read_directory(directory, processes=min(_MOST_PROCESSES, os.cpu_count() or 1))
+        except OSError as error:
+            raise ConfigError(f"{directory} can't be read: {error.strerror}") from None
+    runs = split_runs(logs)
+    if not runs:
+        print(f"megatron-ft: no event logs in {', '.join(directories)}", file=sys.stderr)
+    return runs
+
+
 def split_runs(files: Sequence[EventLogFile]) -> list[RunLogs]:
     """The runs in these logs, oldest first.
 
     Logs of different run ids are of different runs. A run id may come again, in a directory that is used again;
-    a new run begins with a launcher that starts after the earlier ones have ended, see `run_begins`.
+    a new run begins with a launcher that starts after the earlier ones have ended, see `_run_begins`.
     """
     runs = []
     for run_id in sorted({log.header.run_id for log in files}):
         mine = [log for log in files if log.header.run_id == run_id]
-        begins = run_begins(mine)
+        begins = _run_begins(mine)
         groups: dict[int, list[EventLogFile]] = {}
         for log in mine:
             begun = [begin for begin in begins if begin <= log.header.wall_ns]
@@ -113,3 +142,70 @@ def split_runs(files: Sequence[EventLogFile]) -> list[RunLogs]:
             opened = min(log.header.wall_ns for log in group)
             runs.append(RunLogs(run_id=run_id, opened_wall_ns=opened, files=tuple(group)))
     return sorted(runs, key=lambda run: run.opened_wall_ns)
+
+
+def _run_begins(files: Sequence[EventLogFile]) -> list[int]:
+    """When the runs of one id began, whose logs these are: wall ns, oldest first.
+
+    A launcher that comes later belongs to a run that goes on, or begins another. One whose ranks train writes nothing
+    for minutes, or hours if these call no hooks; one that was killed never writes that it has ended. Which of the two
+    it is shows in what the launchers after it do.
+    """
+    begins: list[int] = []
+    run: list[_Launcher] = []
+    others = [log for log in files if log.header.role != "launcher"]
+    for log in sorted((log for log in files if log.header.role == "launcher"), key=lambda log: log.header.wall_ns):
+        launcher = _Launcher(log)
+        if not run or not _goes_on(run, launcher, others):
+            begins.append(launcher.opened_ns)
+            run = []
+        run.append(launcher)
+    return begins
+
+
+class _Launcher:
+    """What its log says; wall ns."""
+
+    def __init__(self, log: EventLogFile) -> None:
+        self.opened_ns = log.header.wall_ns
+        self.last_ns = _last_ns(log)
+        self.ended_ns: int | None = None
+        self.was_asked = False
+        """To leave the job, which may go on without it."""
+        self.meeting = Meeting()
+        self.cycles: list[tuple[int, int]] = []
+        """Each that it had a part in, and when it was begun."""
+        for entry in log.entries:
+            at_ns = entry.t + log.wall_offset_ns
+            match entry.record:
+                case CycleStarted(cycle=cycle):
+                    self.cycles.append((cycle, at_ns))
+                case Meeting() as meeting:
+                    self.meeting = meeting
+                case StopRequested() | Abandoned():
+                    self.was_asked = True
+                case RunEnded():
+                    self.ended_ns = at_ns
+
+
+def _goes_on(run: Sequence[_Launcher], launcher: _Launcher, others: Sequence[EventLogFile]) -> bool:
+    """Whether that run hasn't ended when a launcher is started, which then takes part in it."""
+    if launcher.opened_ns <= max(each.last_ns for each in run):
+        return True
+    rank = launcher.meeting.rank
+    open_ = [each for each in run if each.ended_ns is None and (rank is None or each.meeting.rank != rank)]
+    if not open_ or launcher.meeting.how == _ALONE:
+        return False
+    if launcher.cycles:  # each run counts from 0
+        return min(launcher.cycles)[0] > max((cycle for each in run for cycle, _ in each.cycles), default=0)
+    begun_ns = max((at_ns for each in run for _, at_ns in each.cycles), default=0)
+    if any(each.ended_ns is not None and each.ended_ns > begun_ns and not each.was_asked for each in run):
+        return False  # who isn't asked to leave stays until the end of the job: the silent ones were killed
+    of_ranks = [log for log in others if run[0].opened_ns <= log.header.wall_ns < launcher.opened_ns]
+    newest_ns = max([*(each.last_ns for each in run), *map(_last_ns, of_ranks)])
+    call_hooks = any(log.progress for log in of_ranks)
+    return launcher.opened_ns - newest_ns < (_QUIET_WITH_HOOKS_NS if call_hooks else _QUIET_NS)
+
+
+def _last_ns(log: EventLogFile) -> int:
+    return log.newest + log.wall_offset_ns
