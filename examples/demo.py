@@ -23,7 +23,7 @@ from pathlib import Path
 
 from megatron_ft.cli.analysis.cycles import RunSummary, summarize
 from megatron_ft.cli.logs.read import EventLogFile, read_directory
-from megatron_ft.cli.render.cycles_table import print_run
+from megatron_ft.cli.render.report_tables import print_run
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.fault_plan import PlannedFault, resolve
 from megatron_ft.core.records.fired_faults import not_fired

@@ -7,7 +7,7 @@ import importlib.util
 from collections.abc import Sequence
 from typing import Any
 
-from megatron_ft.cli.render.terminal import terminal
+from megatron_ft.cli.render.terminal import columns, terminal
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.ipc.config.options import ResolvedOptions, add_ft_options, as_text, read_ft_options
 from megatron_ft.ipc.config.torchrun import (
@@ -71,9 +71,7 @@ def _run(args: argparse.Namespace) -> int:
 
 def _print(table: Sequence[tuple[str, str, str]]) -> None:
     if importlib.util.find_spec("rich") is None:
-        widths = [max(len(row[i]) for row in (_COLUMNS, *table)) for i in range(len(_COLUMNS))]
-        for row in (_COLUMNS, *table):
-            print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        print("\n".join(columns([_COLUMNS, *table])))
         return
     from rich.table import Table
     from rich.text import Text

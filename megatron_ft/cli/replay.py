@@ -8,8 +8,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from megatron_ft.cli.render.cycles_table import took
-from megatron_ft.cli.render.terminal import check_extra
+from megatron_ft.cli.render.terminal import check_extra, took
 from megatron_ft.core.config.config import ConfigValues
 from megatron_ft.core.config.sections import parse_section_timeouts
 from megatron_ft.core.errors import ConfigError
@@ -75,7 +74,7 @@ def _replay(args: argparse.Namespace) -> int:
         return _NOTHING_FOUND
     wanted = ["timeouts"] if fixed is not None else [args.rule] if args.rule is not None else ["budget", "reference"]
     from megatron_ft.cli.analysis.replay import replay_all
-    from megatron_ft.cli.render.replay_table import print_replay
+    from megatron_ft.cli.render.replay import print_replay
 
     of_rules: dict[str, list[Replayed]] = {}
     for name in wanted:
@@ -92,7 +91,7 @@ def _replay(args: argparse.Namespace) -> int:
 
 
 def _draw(timelines: Sequence[Timeline], of_rules: Mapping[str, Sequence[Replayed]], path: str) -> None:
-    from megatron_ft.cli.render.replay_png import draw_replay
+    from megatron_ft.cli.render.replay import draw_replay
 
     try:
         draw_replay(timelines, of_rules, path)

@@ -6,6 +6,8 @@ Nothing heavy is imported before the command runs: `megatron-ft pause` goes thro
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from megatron_ft.cli.analysis.analysis import Analysis
     from megatron_ft.cli.logs.runs import RunLogs
 
-__all__ = ["add_command"]
+__all__ = ["add_command", "summary_document"]
 
 _NOTHING_FOUND = 1
 _DESCRIPTION = """\
@@ -93,12 +95,12 @@ def _write_all(args: argparse.Namespace, runs: Sequence[RunLogs]) -> None:
 
     analyses = [analyze(run) for run in runs]
     _print(analyses, as_json=args.json)
-    last = analyses[-1]
-    for path, write in ((args.html, _html), (args.png, _png), (args.trace, _trace)):
+    for option in ("html", "png", "trace"):
+        path = getattr(args, option)
         if path is None:
             continue
         try:
-            note = write(last, args.log_dirs, path)
+            note = _write(option, path, analyses[-1], args.log_dirs)
         except OSError as error:
             raise ConfigError(f"{path} can't be written: {error.strerror}") from None
         # beside JSON on stdout, nothing else may be there
@@ -107,34 +109,64 @@ def _write_all(args: argparse.Namespace, runs: Sequence[RunLogs]) -> None:
 
 def _print(analyses: Sequence[Analysis], *, as_json: bool) -> None:
     if as_json:
-        import json
-
-        from megatron_ft.cli.render.summary_json import summary_document
-
         print(json.dumps([summary_document(each) for each in analyses], indent=2))
         return
-    from megatron_ft.cli.render.analysis_table import print_analysis
-    from megatron_ft.cli.render.cycles_table import print_run
+    from megatron_ft.cli.render.report_tables import print_analysis, print_run
 
     for each in analyses:
         print_run(each.summary)
         print_analysis(each)
 
 
-def _html(analysis: Analysis, log_dirs: Sequence[str], path: str) -> str:
-    from megatron_ft.cli.render.html_page import write_page
+def summary_document(analysis: Analysis) -> dict[str, Any]:
+    """One run as JSON: what the tables show, unrounded.
 
-    return write_page(analysis, log_dirs, path)
+    Times are seconds (``_s``) or wall ns since the epoch (``_ns``); what isn't known is null. Fields may be
+    added; those that there are keep their meaning.
+    """
+    run = dataclasses.asdict(analysis.summary)
+    for cycle in run["cycles"]:
+        cycle["phases_s"] = cycle.pop("phases")
+        cycle["findings"] = [
+            mark.text for mark in analysis.timeline.marks if mark.kind == "finding" and mark.cycle == cycle["cycle"]
+        ]
+        cycle["evidence"] = [
+            {"rank": each.rank, "file": each.file, "summary": each.summary}
+            for each in analysis.timeline.evidence
+            if each.cycle == cycle["cycle"]
+        ]
+    return {
+        **{name: value for name, value in run.items() if name != "cycles"},
+        "restarts": analysis.summary.restarts,
+        "begin_ns": analysis.timeline.begin_ns,
+        "end_ns": analysis.timeline.end_ns,
+        "lost_events": analysis.timeline.lost,
+        "goodput": _goodput(analysis),
+        "cycles": run["cycles"],
+        "timeouts": [{**dataclasses.asdict(each), "margin": each.margin} for each in analysis.intervals],
+    }
 
 
-def _png(analysis: Analysis, _log_dirs: Sequence[str], path: str) -> str:
+def _goodput(analysis: Analysis) -> dict[str, Any] | None:
+    found = analysis.goodput
+    return None if found is None else {"share": found.share, "down_s": found.down_s, **dataclasses.asdict(found)}
+
+
+def _write(option: str, path: str, analysis: Analysis, log_dirs: Sequence[str]) -> str:
+    """Write one file; what was left out of it, in words.
+
+    Raises:
+        OSError: it can't be written.
+    """
+    if option == "html":
+        from megatron_ft.cli.render.html_page import write_page
+
+        return write_page(analysis, log_dirs, path)
+    if option == "trace":
+        from megatron_ft.cli.render.trace import write_trace
+
+        return write_trace(analysis.timeline, path)
     from megatron_ft.cli.render.png import draw_png
 
     draw_png(analysis, path)
     return ""
-
-
-def _trace(analysis: Analysis, _log_dirs: Sequence[str], path: str) -> str:
-    from megatron_ft.cli.render.trace import write_trace
-
-    return write_trace(analysis.timeline, path)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from megatron_ft.cli.status.status_json import job_object
+from megatron_ft.cli.status.status import job_object
 from megatron_ft.core.board import layout as layout
 from megatron_ft.core.board.hang_detector import Action, MonitorState, check_board
 from megatron_ft.core.board.intervals import running_intervals

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from megatron_ft.cli.analysis.cycles import RunSummary, summarize_run
-from megatron_ft.cli.analysis.failures import Failure, failures_of
+from megatron_ft.cli.analysis.failures import Failure, Window, failures_of, windows_of
 from megatron_ft.cli.analysis.goodput import Goodput, goodput_of
 from megatron_ft.cli.analysis.intervals import Interval, intervals_of, timeouts_in_force
 from megatron_ft.cli.analysis.timeline import Timeline, build_timeline
-from megatron_ft.cli.analysis.windows import Window, windows_of
 from megatron_ft.cli.logs.runs import RunLogs
 
 __all__ = ["Analysis", "analyze"]

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 
 from megatron_ft.cli.analysis.analysis import Analysis
+from megatron_ft.cli.analysis.failures import Window
 from megatron_ft.cli.analysis.intervals import Interval, durations_s
 from megatron_ft.cli.analysis.raster import ABSENT, Grid, edges_ns, rasterize, state_names
 from megatron_ft.cli.analysis.replay import ReferenceRule, replay
 from megatron_ft.cli.analysis.timeline import Timeline
-from megatron_ft.cli.analysis.windows import Window
 from megatron_ft.cli.render import theme
-from megatron_ft.cli.render.analysis_table import interval_row
-from megatron_ft.cli.render.cycles_table import took
+from megatron_ft.cli.render.report_tables import interval_row
+from megatron_ft.cli.render.terminal import took
 from megatron_ft.core.config.config import ConfigValues
 
 __all__ = ["COARSE", "distributions_figure", "timeline_figure"]

@@ -4,27 +4,51 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from megatron_ft.cli.analysis.analysis import Analysis
 from megatron_ft.cli.analysis.goodput import DEFINITION
 from megatron_ft.cli.analysis.raster import state_names
+from megatron_ft.cli.analysis.timeline import EvidenceFile
 from megatron_ft.cli.render import theme
-from megatron_ft.cli.render.analysis_table import INTERVAL_COLUMNS, goodput_line, interval_notes, interval_row
-from megatron_ft.cli.render.cycles_table import COLUMNS, cycle_row
-from megatron_ft.cli.render.evidence_texts import EvidenceText, read_evidence
 from megatron_ft.cli.render.html_figures import distributions_figure, timeline_figure
 from megatron_ft.cli.render.html_template import PAGE
+from megatron_ft.cli.render.report_tables import (
+    CYCLE_COLUMNS,
+    INTERVAL_COLUMNS,
+    cycle_row,
+    goodput_line,
+    interval_notes,
+    interval_row,
+)
 from megatron_ft.ipc.files.atomic_write import write_whole
 
-__all__ = ["page", "write_page"]
+__all__ = ["MOST_BYTES", "MOST_BYTES_IN_ALL", "EvidenceText", "page", "read_evidence", "write_page"]
 
+MOST_BYTES = 64 * 1024
+MOST_BYTES_IN_ALL = 2 * 1024 * 1024
+"""Of evidence, in the page."""
 _MOST_MARKS = 2000
 
 
-def write_page(analysis: Analysis, log_dirs: str | Sequence[str], path: str) -> str:
+@dataclass(frozen=True, kw_only=True)
+class EvidenceText:
+    """One piece of evidence as it goes into the page.
+
+    Args:
+        note: what of the text is missing, and why; "" if it is whole.
+    """
+
+    evidence: EvidenceFile
+    text: str
+    note: str
+
+
+def write_page(analysis: Analysis, log_dirs: Sequence[str], path: str) -> str:
     """Write the page; evidence is read from ``log_dirs``.
 
     Returns:
@@ -50,6 +74,45 @@ def _culprits(analysis: Analysis) -> set[tuple[int | None, int | None]]:
     return named | {(cycle.rank, cycle.cycle) for cycle in analysis.summary.cycles}
 
 
+def read_evidence(
+    log_dirs: Sequence[str],
+    found: Sequence[EvidenceFile],
+    culprits: Collection[tuple[int | None, int | None]] = (),
+) -> list[EvidenceText]:
+    """The texts that lie in the log directories, until they are ``MOST_BYTES_IN_ALL``.
+
+    Args:
+        culprits: ranks, each with the cycle, that a record names; their texts come first, then the newest.
+    """
+    directories = [Path(each) for each in log_dirs]
+    left = MOST_BYTES_IN_ALL
+    texts = []
+    for each in sorted(found, key=lambda each: ((each.rank, each.cycle) not in culprits, -each.at_ns)):
+        most = min(MOST_BYTES, left)
+        has_it = (directory for directory in directories if (directory / each.file).is_file())
+        read, note = _read(next(has_it, directories[0]), each.file, most)
+        left -= len(read)
+        texts.append(EvidenceText(evidence=each, text=read.decode(errors="replace"), note=note))
+    return texts
+
+
+def _read(log_dir: Path, name: str, most: int) -> tuple[bytes, str]:
+    try:
+        path = (log_dir / name).resolve()
+        # The log may be from another user: it mustn't make us put other files into a page that is handed around.
+        if not path.is_relative_to(log_dir.resolve()) or not path.is_file():
+            return b"", f"{name} is not a file in the log directory"
+        size = path.stat().st_size
+        if not most:
+            return b"", f"left out: this page holds {MOST_BYTES_IN_ALL >> 20} MiB of evidence already; see {name}"
+        with path.open("rb") as file:
+            read = file.read(most)
+    except (OSError, ValueError) as error:
+        return b"", f"{name} can't be read: {error}"
+    cut = f"cut after {len(read)} of {size} bytes; see {name}" if size > len(read) else ""
+    return read, cut
+
+
 def page(analysis: Analysis, evidence: Sequence[EvidenceText]) -> str:
     """The text of the page."""
     timeline = analysis.timeline
@@ -60,7 +123,9 @@ def page(analysis: Analysis, evidence: Sequence[EvidenceText]) -> str:
         "definition": escape(DEFINITION),
         "data": _json(_data(analysis, evidence)),
         "timeline": _figure(timeline_figure(analysis), "timeline", with_library=True),
-        "cycles": _table((*COLUMNS, ""), [(*cycle_row(cycle), "") for cycle in analysis.summary.cycles], "cycles"),
+        "cycles": _table(
+            (*CYCLE_COLUMNS, ""), [(*cycle_row(cycle), "") for cycle in analysis.summary.cycles], "cycles"
+        ),
         "timeouts": _table(INTERVAL_COLUMNS, map(interval_row, analysis.intervals), "timeouts"),
         "notes": "".join(f'<p class="hint">{escape(note)}</p>' for note in interval_notes(analysis)),
         "distributions": (
@@ -69,9 +134,8 @@ def page(analysis: Analysis, evidence: Sequence[EvidenceText]) -> str:
             else _figure(distributions, "distributions", with_library=False)
         ),
     }
-    text = PAGE
     # one pass over the template, not over what was put in: a text of a log can't name a place
-    pieces = text.split("@@")
+    pieces = PAGE.split("@@")
     return "".join(parts[piece] if index % 2 else piece for index, piece in enumerate(pieces))
 
 

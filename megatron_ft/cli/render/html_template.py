@@ -1,6 +1,6 @@
-"""The frame of the page; what is between two ``@@`` is put in by draw_html.
+"""The frame of the page. ``html_page.page`` replaces each name between two ``@@``.
 
-The Content-Security-Policy makes sure of it: a page that is opened years later, or elsewhere, makes no requests.
+The Content-Security-Policy keeps the page from making requests, when and wherever it is opened.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from megatron_ft.core.errors import ConfigError
@@ -11,8 +12,9 @@ from megatron_ft.core.wording import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
-__all__ = ["check_extra", "plain", "terminal"]
+__all__ = ["add_rows", "check_extra", "columns", "plain", "terminal", "took"]
 
 _LEAST_WIDTH = 160
 
@@ -50,3 +52,26 @@ def plain(text: str, *, keep_lines: bool = False) -> str:
     Give it to rich as ``Text``: of a plain str it would take what is in square brackets for markup.
     """
     return "\n".join(map(printable, text.split("\n"))) if keep_lines else printable(text)
+
+
+def add_rows(table: Table, rows: Iterable[Sequence[str]], style: str = "") -> None:
+    """Add rows of texts that may come from anywhere."""
+    from rich.text import Text
+
+    for row in rows:
+        table.add_row(*(Text(plain(cell, keep_lines=True), style=style) for cell in row))
+
+
+def columns(lines: Sequence[Sequence[str]]) -> list[str]:
+    """Cells as lines of text, each column as wide as its widest cell; for where rich may be missing."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
+
+
+def took(seconds: float | None) -> str:
+    """Milliseconds below one second; a dash for None."""
+    if seconds is None:
+        return "-"
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.0f} ms"
+    return f"{seconds:.2f} s"

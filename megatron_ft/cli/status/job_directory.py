@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from megatron_ft.cli.render.terminal import columns
 from megatron_ft.cli.status.status_table import duration
 from megatron_ft.core.codec import fields
 from megatron_ft.core.errors import ConfigError
@@ -127,14 +128,12 @@ def _where_it_is(job: JobView) -> str:
     return ", ".join(parts)
 
 
-def _table(rows: Sequence[NodeRow]) -> Iterable[str]:
+def _table(rows: Sequence[NodeRow]) -> list[str]:
     cells = [("node", "place", "state", "last record")]
     for row in rows:
         state = f"{row.state.value} ({row.detail})" if row.detail else row.state.value
         cells.append((row.name, "-" if row.place is None else str(row.place), state, f"{duration(row.age_s)} ago"))
-    widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
-    for line in cells:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+    return columns(cells)
 
 
 def _doubt(job: JobView) -> str:

@@ -15,15 +15,17 @@ from megatron_ft.cli.render.terminal import check_extra, plain, terminal
 from megatron_ft.cli.slurm import commands
 from megatron_ft.cli.status.job_directory import print_job
 from megatron_ft.cli.status.pause import choose
-from megatron_ft.cli.status.status_json import job_object
-from megatron_ft.cli.status.status_table import Frame, job_frame
+from megatron_ft.cli.status.status_table import job_frame
+from megatron_ft.core.codec import fields
 from megatron_ft.core.errors import ConfigError, FaultToleranceError
+from megatron_ft.core.status.job_facts import JobFacts
+from megatron_ft.core.status.rows import RankRow
 from megatron_ft.ipc.jobs import ANSWER_S, JobWatch, RunningJob, find_jobs
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
 
-__all__ = ["add_command"]
+__all__ = ["add_command", "job_object"]
 
 _NOTHING_SEEN = 1
 _INTERRUPTED = 130
@@ -81,7 +83,7 @@ def _run(args: argparse.Namespace) -> int:
     try:
         code = _open(jobs, watches)
         if args.json:
-            print(json.dumps({"jobs": [_object(watch) for watch in watches]}, indent=2), flush=True)
+            print(json.dumps({"jobs": [job_object(_facts(watch)) for watch in watches]}, indent=2), flush=True)
         elif watches:
             _show(watches, once=args.once)
     except KeyboardInterrupt:
@@ -126,15 +128,9 @@ def _open(jobs: list[RunningJob], watches: list[JobWatch]) -> int:
     return code
 
 
-def _frame(watch: JobWatch) -> Frame:
+def _facts(watch: JobWatch) -> JobFacts:
     assert watch.facts is not None
-    note = f"{watch.silence()}: the values shown may be out of date" if watch.silent_s() > ANSWER_S else None
-    return Frame(watch.facts, note)
-
-
-def _object(watch: JobWatch) -> dict[str, Any]:
-    assert watch.facts is not None
-    return job_object(watch.facts)
+    return watch.facts
 
 
 def _show(watches: list[JobWatch], *, once: bool) -> None:
@@ -185,5 +181,46 @@ def _draw(watches: list[JobWatch], console: Console, *, lines: int | None) -> Gr
     from rich.console import Group
 
     ascii_only = not console.encoding.lower().startswith("utf")
-    frames = map(_frame, watches)
-    return Group(*(job_frame(each, width=console.width, lines=lines, ascii_only=ascii_only) for each in frames))
+    return Group(
+        *(
+            job_frame(_facts(each), _doubt(each), width=console.width, lines=lines, ascii_only=ascii_only)
+            for each in watches
+        )
+    )
+
+
+def _doubt(watch: JobWatch) -> str | None:
+    return f"{watch.silence()}: the values shown may be out of date" if watch.silent_s() > ANSWER_S else None
+
+
+def job_object(facts: JobFacts) -> dict[str, Any]:
+    """One job, for scripts. The keys stand in docs/report.md; times are seconds; null is "none" or "not known"."""
+    cause, now_ns = facts.last_cause, facts.now_ns
+    return {
+        "run_id": facts.run_id,
+        "launcher_pid": facts.launcher_pid,
+        "log_dir": facts.log_dir,
+        "phase": facts.phase.value,
+        "uptime_s": _since(facts.started_ns, now_ns),
+        "cycle": facts.cycle,
+        "cycle_s": _since(facts.cycle_started_ns, now_ns),
+        "nodes": facts.nodes,
+        "world_size": facts.world_size,
+        "max_restarts": facts.max_restarts,
+        "restarts_left": facts.restarts_left,
+        "observe_only": facts.observe_only,
+        "paused_s": _since(facts.paused_since_ns, now_ns),
+        "last_cause": None if cause is None else fields(cause),
+        "ranks": [_rank_object(row) for row in facts.ranks],
+    }
+
+
+def _rank_object(row: RankRow) -> dict[str, Any]:
+    document = fields(row, full=True)
+    if row.timeout is not None:
+        document["timeout"]["share"] = row.timeout.share
+    return document
+
+
+def _since(then_ns: int | None, now_ns: int) -> float | None:
+    return None if then_ns is None else max(0, now_ns - then_ns) / 1e9

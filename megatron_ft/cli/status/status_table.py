@@ -7,7 +7,7 @@ terminal would obey.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from megatron_ft.cli.render.terminal import plain
 from megatron_ft.core.board.intervals import HangKind
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-__all__ = ["COLUMNS", "Frame", "duration", "job_frame"]
+__all__ = ["COLUMNS", "duration", "job_frame"]
 
 COLUMNS = {"rank": 4, "section": 24, "for": 11, "iteration": 9, "timeout used": 31, "state": 17}
 """With the width that each has where there is room, so that nothing jumps from one drawing to the next."""
@@ -57,29 +57,22 @@ _PHASES = {
 }
 
 
-class Frame(NamedTuple):
-    """One job at one moment; ``note`` is a warning about the look itself."""
-
-    facts: JobFacts
-    note: str | None = None
-
-
-def job_frame(frame: Frame, *, width: int, lines: int | None, ascii_only: bool) -> Group:
+def job_frame(facts: JobFacts, note: str | None, *, width: int, lines: int | None, ascii_only: bool) -> Group:
     """Draw one job, so many columns wide and in about so many lines (None: as many as it takes).
 
-    If there is no room for all ranks, those in trouble come before others. ``ascii_only`` is for terminals that have
-    no other characters.
+    If there is no room for all ranks, those in trouble come before others. ``note`` warns that what is shown may be
+    out of date. ``ascii_only`` is for terminals that have no other characters.
     """
     from rich.console import Group
 
-    head = list(_head(frame))
+    head = list(_head(facts, note))
     used = _TABLE_LINES + sum(1 + line.cell_len // width for line in head)
-    shown = most_urgent(frame.facts.ranks, len(frame.facts.ranks) if lines is None else max(_LEAST_ROWS, lines - used))
+    shown = most_urgent(facts.ranks, len(facts.ranks) if lines is None else max(_LEAST_ROWS, lines - used))
     parts: list[Text | Table] = [*head]
     if shown:
         parts.append(_table(shown, width=width, ascii_only=ascii_only))
-    if len(shown) < len(frame.facts.ranks):
-        parts.append(_hidden(frame.facts.ranks, shown))
+    if len(shown) < len(facts.ranks):
+        parts.append(_hidden(facts.ranks, shown))
     return Group(*parts)
 
 
@@ -96,10 +89,10 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes % 60:02} min" if days < 2 else f"{days} d {hours % 24} h"
 
 
-def _head(frame: Frame) -> Iterator[Text]:
+def _head(facts: JobFacts, note: str | None) -> Iterator[Text]:
     from rich.text import Text
 
-    facts, now_ns = frame.facts, frame.facts.now_ns
+    now_ns = facts.now_ns
     up = duration((now_ns - facts.started_ns) / 1e9)
     yield Text.assemble(
         (f"job {plain(facts.run_id)}", "bold"), f"  ft_launcher {facts.launcher_pid}, up {up}", overflow="fold"
@@ -113,8 +106,8 @@ def _head(frame: Frame) -> Iterator[Text]:
     if facts.last_cause is not None:
         yield Text(f"cycle {facts.last_cause.cycle} ended: {plain(facts.last_cause.text)}")
     yield Text(f"logs: {plain(facts.log_dir) or 'none'}", style="dim", overflow="fold")
-    if frame.note is not None:
-        yield Text(frame.note, style="bold red")
+    if note is not None:
+        yield Text(note, style="bold red")
 
 
 def _where_it_is(facts: JobFacts, now_ns: int) -> str:

@@ -17,7 +17,7 @@ from megatron_ft.cli.analysis.cycles import RunSummary, summarize
 from megatron_ft.cli.logs import read
 from megatron_ft.cli.logs.read import parse_log, read_directory
 from megatron_ft.cli.logs.runs import RunLogs, split_runs
-from megatron_ft.cli.render import cycles_table, terminal
+from megatron_ft.cli.render import report_tables, terminal
 from megatron_ft.core.errors import ConfigError
 
 S = 1_000_000_000
@@ -168,7 +168,7 @@ def test_a_fault_that_nobody_noticed_yet(tmp_path: Path) -> None:
     logs.write("rank", (10.0, "fault_injected", {"type": "rank_hung", "rank": 0, "iteration": 3, "cycle": 0}))
     (cycle,) = only_run(tmp_path).cycles
     assert (cycle.outcome, cycle.noticed_after_s, cycle.training_again_after_s) == ("unknown", None, None)
-    assert cycles_table.cycle_row(cycle) == ("0", "no end in the logs", "-", "-", "-", "-")
+    assert report_tables.cycle_row(cycle) == ("0", "no end in the logs", "-", "-", "-", "-")
 
 
 def test_a_cycle_that_fails_before_it_trains(tmp_path: Path) -> None:
@@ -329,7 +329,7 @@ def test_a_header_that_is_not_ours(broken: dict[str, Any]) -> None:
 def test_the_table(tmp_path: Path) -> None:
     write_kill_then_hang(Logs(tmp_path))
     out = io.StringIO()
-    cycles_table.print_run(only_run(tmp_path), file=out)
+    report_tables.print_run(only_run(tmp_path), file=out)
     text = out.getvalue()
     killed, hung, finished, first, second = (line for line in text.splitlines() if "│" in line)
     assert "2 ranks, 2 restarts" in text

@@ -15,11 +15,10 @@ from megatron_ft.cli.analysis.analysis import Analysis, analyze
 from megatron_ft.cli.logs.read import EventLogFile, parse_log
 from megatron_ft.cli.logs.runs import split_runs
 from megatron_ft.cli.render import html_figures, png
-from megatron_ft.cli.render.analysis_table import print_analysis
-from megatron_ft.cli.render.cycles_table import print_run
 from megatron_ft.cli.render.html_page import write_page
-from megatron_ft.cli.render.summary_json import summary_document
+from megatron_ft.cli.render.report_tables import print_analysis, print_run
 from megatron_ft.cli.render.trace import write_trace
+from megatron_ft.cli.report import summary_document
 from megatron_ft.core.records.all_kinds import RECORDS
 from tests.support.generated_logs import Fault, GeneratedJob, write_job
 
@@ -99,7 +98,7 @@ def write_all(analysis: Analysis, directory: Path, drawn: set[str]) -> None:
     json.dumps(summary_document(analysis), allow_nan=False).encode()
     write_trace(analysis.timeline, str(directory / "trace"))
     if len(drawn) % _DRAWN_OF == 1:  # they show what the timeline knows, which the trace has shown to be sound
-        write_page(analysis, str(directory), str(directory / "page"))
+        write_page(analysis, [str(directory)], str(directory / "page"))
         png.draw_png(analysis, str(directory / "png"))
 
 

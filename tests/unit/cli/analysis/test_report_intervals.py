@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from megatron_ft.cli.analysis.intervals import OUT_OF_SECTION
-from megatron_ft.cli.render.analysis_table import interval_notes, print_analysis
 from megatron_ft.cli.render.html_page import page
+from megatron_ft.cli.render.report_tables import interval_notes, print_analysis
 from tests.support.generated_logs import END, ITERATION, START
 from tests.unit.cli.analysis.test_report_cycles import Logs, ended, started
 from tests.unit.cli.analysis.test_report_timeline import HUNG, S, iterations, only, progress, row

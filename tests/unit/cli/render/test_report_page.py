@@ -12,11 +12,9 @@ from pathlib import Path
 import pytest
 
 from megatron_ft.cli.analysis.timeline import EvidenceFile
-from megatron_ft.cli.render import evidence_texts as evidence_module
 from megatron_ft.cli.render import html_page
-from megatron_ft.cli.render.evidence_texts import read_evidence
 from megatron_ft.cli.render.html_figures import distributions_figure, timeline_figure
-from megatron_ft.cli.render.html_page import page, write_page
+from megatron_ft.cli.render.html_page import page, read_evidence, write_page
 from tests.support.generated_logs import Fault, GeneratedJob, write_job
 from tests.unit.cli.analysis.test_report_timeline import only
 
@@ -46,7 +44,7 @@ def write(directory: Path, job: GeneratedJob) -> Path:
     logs.mkdir()
     write_job(logs, job)
     path = directory / "out.html"
-    write_page(only(logs), str(logs), str(path))
+    write_page(only(logs), [str(logs)], str(path))
     return path
 
 
@@ -80,15 +78,15 @@ def test_names_and_texts_reach_the_script_unchanged(tmp_path: Path) -> None:
     assert "data_loader.py:88 next_batch <b>&</b>" in evidence["text"]
 
 
-def evidence_of(directory: Path, *names: str) -> list[evidence_module.EvidenceText]:
+def evidence_of(directory: Path, *names: str) -> list[html_page.EvidenceText]:
     found = [EvidenceFile(at_ns=n, cycle=0, rank=n, file=name, summary="") for n, name in enumerate(names)]
-    return read_evidence(str(directory), found)
+    return read_evidence([str(directory)], found)
 
 
 def test_evidence_is_bounded_and_says_what_was_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("a", "b", "c", "d"):
         (tmp_path / name).write_text(name * 100_000)
-    monkeypatch.setattr(evidence_module, "MOST_BYTES_IN_ALL", 140_000)
+    monkeypatch.setattr(html_page, "MOST_BYTES_IN_ALL", 140_000)
     d, c, b, a = evidence_of(tmp_path, "a", "b", "c", "d")  # the newest come first
     assert (d.text, d.note) == ("d" * 65536, "cut after 65536 of 100000 bytes; see d")
     assert len(c.text) == 65536
@@ -99,7 +97,7 @@ def test_evidence_is_bounded_and_says_what_was_cut(tmp_path: Path, monkeypatch: 
 
 def test_the_evidence_on_the_culprit_is_never_what_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of the other ranks left some, after it."""
-    monkeypatch.setattr(evidence_module, "MOST_BYTES_IN_ALL", 3000)
+    monkeypatch.setattr(html_page, "MOST_BYTES_IN_ALL", 3000)
     write_job(tmp_path, GeneratedJob(ranks=8, steps=60, faults=(HANG,)))
     launcher = next(tmp_path.glob("launcher-*"))
     last = json.loads(launcher.read_text().splitlines()[-1])["t"]
@@ -109,7 +107,7 @@ def test_the_evidence_on_the_culprit_is_never_what_is_left_out(tmp_path: Path, m
             fields = {"rank": rank, "cycle": 0, "file": f"evidence/{rank}", "summary": ""}
             file.write(json.dumps({"t": last + rank, "ev": "evidence", **fields}) + "\n")
     path = tmp_path / "out.html"
-    assert "pieces of evidence are cut or missing" in write_page(only(tmp_path), str(tmp_path), str(path))
+    assert "pieces of evidence are cut or missing" in write_page(only(tmp_path), [str(tmp_path)], str(path))
     told = [(each["rank"], bool(each["note"])) for each in data_of(path)["evidence"]]  # type: ignore[attr-defined]
     assert told[:4] == [(2, False), (7, False), (6, False), (5, True)]
 
@@ -130,7 +128,7 @@ def test_a_page_that_cannot_be_made_leaves_the_old_one(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(html_page, "page", fail)
     with pytest.raises(RuntimeError):
-        write_page(only(tmp_path / "logs"), str(tmp_path / "logs"), str(path))
+        write_page(only(tmp_path / "logs"), [str(tmp_path / "logs")], str(path))
     assert path.read_text() == old
     assert [each.name for each in tmp_path.iterdir() if each.name != "logs"] == ["out.html"]
 
@@ -140,7 +138,7 @@ def test_a_page_may_go_into_a_pipe(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with ThreadPoolExecutor(1) as pool:
         read = pool.submit((tmp_path / "pipe").read_text)
-        write_page(only(tmp_path), str(tmp_path), str(tmp_path / "pipe"))
+        write_page(only(tmp_path), [str(tmp_path)], str(tmp_path / "pipe"))
         assert read.result(timeout=60).endswith("</html>\n")
 
 

@@ -15,7 +15,7 @@ from megatron_ft.cli import main
 from megatron_ft.cli.analysis import raster
 from megatron_ft.cli.logs.read import read_directory
 from megatron_ft.cli.logs.runs import split_runs
-from megatron_ft.cli.render import analysis_table, terminal, theme, trace
+from megatron_ft.cli.render import report_tables, terminal, theme, trace
 from megatron_ft.cli.render.html_figures import timeline_figure
 from megatron_ft.cli.render.png import draw_png
 from megatron_ft.core.errors import ConfigError
@@ -164,7 +164,7 @@ def test_a_name_from_a_log_is_no_markup(tmp_path: Path, capsys: pytest.CaptureFi
 def test_old_logs_have_no_goodput(tmp_path: Path) -> None:
     write_kill_then_hang(Logs(tmp_path))
     out = io.StringIO()
-    analysis_table.print_analysis(only(tmp_path), file=out)
+    report_tables.print_analysis(only(tmp_path), file=out)
     assert out.getvalue() == "goodput -: no iterations were recorded\n"
 
 

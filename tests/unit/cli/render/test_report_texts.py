@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.cli.render import cycles_table
-from megatron_ft.cli.render.analysis_table import print_analysis
+from megatron_ft.cli.render import report_tables
+from megatron_ft.cli.render.report_tables import print_analysis
 from megatron_ft.cli.render.terminal import plain
 from megatron_ft.cli.status import status_table
 from tests.support.generated_logs import Fault, GeneratedJob, write_job
@@ -19,7 +19,7 @@ from tests.unit.cli.analysis.test_report_timeline import only
 def printed(directory: Path) -> str:
     analysis = only(directory)
     out = io.StringIO()
-    cycles_table.print_run(analysis.summary, out)
+    report_tables.print_run(analysis.summary, out)
     print_analysis(analysis, out)
     return out.getvalue()
 
@@ -57,4 +57,4 @@ def test_there_is_one_plain() -> None:
     assert plain("a\nb\tc\x1b\udc80d") == r"a b c\x1b\udc80d"
     assert plain("a\nb\tc", keep_lines=True) == "a\nb c"
     assert status_table.plain is plain
-    assert cycles_table.plain is plain
+    assert report_tables.plain is plain

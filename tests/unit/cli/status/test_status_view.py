@@ -14,8 +14,8 @@ import pytest
 from rich.console import Console
 
 from megatron_ft.cli.status import status_table
-from megatron_ft.cli.status.status_json import job_object
-from megatron_ft.cli.status.status_table import Frame, duration, job_frame
+from megatron_ft.cli.status.status import job_object
+from megatron_ft.cli.status.status_table import duration, job_frame
 from megatron_ft.core.board.layout import SectionView
 from megatron_ft.core.status.job_facts import JobFacts, JobPhase
 from megatron_ft.core.status.rows import RankFacts, RankReading
@@ -23,10 +23,12 @@ from megatron_ft.ipc.board import Board, BoardTimeouts, create_memory
 from tests.support.status_facts import NOW, S, job_facts, rank_facts, snapshot
 
 
-def draw(frame: Frame, *, width: int = 140, lines: int | None = None, ascii_only: bool = False) -> str:
+def draw(
+    facts: JobFacts, *, note: str | None = None, width: int = 140, lines: int | None = None, ascii_only: bool = False
+) -> str:
     file = io.StringIO()
     console = Console(file=file, width=width, highlight=False)
-    console.print(job_frame(frame, width=width, lines=lines, ascii_only=ascii_only))
+    console.print(job_frame(facts, note, width=width, lines=lines, ascii_only=ascii_only))
     return file.getvalue()
 
 
@@ -40,10 +42,6 @@ def job(*ranks: RankFacts, **changes: Any) -> Callable[..., JobFacts]:
     return facts
 
 
-def frame_of(facts: Callable[..., JobFacts], *readings: RankReading, note: str | None = None) -> Frame:
-    return Frame(facts(*readings), note)
-
-
 def cells(drawn: str, rank: int) -> list[str]:
     (line,) = [line for line in drawn.splitlines() if line.split()[:1] == [str(rank)]]
     return [cell.strip() for cell in line.split("  ") if cell.strip()]
@@ -52,7 +50,7 @@ def cells(drawn: str, rank: int) -> list[str]:
 def test_a_job_at_a_glance() -> None:
     sections = (SectionView("step", NOW - 7 * S, 3, 10 * S), SectionView("save", NOW - 2 * S, 1, None))
     facts = job(rank_facts(), rank_facts(rank=6, local_rank=2), world_size=16, nodes=2)
-    drawn = draw(frame_of(facts, RankReading(snapshot(sections=sections))))
+    drawn = draw(facts(RankReading(snapshot(sections=sections))))
     assert drawn.splitlines()[:4] == [
         "job demo  ft_launcher 70, up 1 min 45 s",
         "cycle 1 running for 1 min 40 s, 2 of 16 ranks here on 2 nodes, 2 of 3 restarts left",
@@ -75,7 +73,7 @@ def test_a_job_at_a_glance() -> None:
     ],
 )
 def test_the_lines_above_the_table(changes: dict[str, Any], line: str) -> None:
-    assert line in draw(frame_of(job(rank_facts(), **changes)))
+    assert line in draw(job(rank_facts(), **changes)())
 
 
 @pytest.mark.parametrize(
@@ -93,13 +91,13 @@ def test_the_lines_above_the_table(changes: dict[str, Any], line: str) -> None:
     ],
 )
 def test_states_in_words(rank: dict[str, Any], reading: RankReading, words: str) -> None:
-    assert cells(draw(frame_of(job(rank_facts(**rank)), reading)), 5)[-1] == words
+    assert cells(draw(job(rank_facts(**rank))(reading)), 5)[-1] == words
 
 
 def test_what_comes_from_outside_is_neither_markup_nor_an_order_to_the_terminal() -> None:
     sections = (SectionView("[b]x[/b]\x1b[2J", NOW - S, 1, 10 * S),)
     facts = job(rank_facts(), run_id="a\nb\x1b[31m", log_dir="/l\x07")
-    drawn = draw(frame_of(facts, RankReading(snapshot(sections=sections))))
+    drawn = draw(facts(RankReading(snapshot(sections=sections))))
     assert "\x1b" not in drawn
     assert "\x07" not in drawn
     assert r"[b]x[/b]\x1b[2J" in drawn
@@ -112,20 +110,20 @@ def test_where_there_is_no_room_the_ranks_in_trouble_are_seen() -> None:
         snapshot(sections=(SectionView("step", NOW - (9 if n in (7, 60) else 2) * S, 1, 10 * S),)) for n in range(64)
     ]
     readings = [RankReading(board, damaged=n == 33) for n, board in enumerate(boards)]
-    drawn = draw(frame_of(job(*ranks), *readings), lines=24)
+    drawn = draw(job(*ranks)(*readings), lines=24)
     assert len(drawn.splitlines()) <= 24
     for rank in (7, 33, 60):
         cells(drawn, rank)
     shown = [line for line in drawn.splitlines() if line.split()[:1] and line.split()[0].isdigit()]
     assert f"and {64 - len(shown)} more ranks, none of them beyond 20 % of its timeout" in drawn
     assert len(shown) == 24 - 10
-    assert "more rank" not in draw(frame_of(job(*ranks), *readings))
+    assert "more rank" not in draw(job(*ranks)(*readings))
 
 
 @pytest.mark.parametrize("width", [72, 80, 100, 119])
 def test_narrow_terminals(width: int) -> None:
     sections = (SectionView("a_section_with_a_long_name", NOW - S, 1, 10 * S),)
-    drawn = draw(frame_of(job(rank_facts()), RankReading(snapshot(sections=sections))), width=width)
+    drawn = draw(job(rank_facts())(RankReading(snapshot(sections=sections))), width=width)
     assert max(map(len, drawn.splitlines())) <= width
     assert cells(drawn, 5)[0] == "5"
     assert "10 % of 10 s" in drawn
@@ -134,7 +132,7 @@ def test_narrow_terminals(width: int) -> None:
 
 def test_columns_stand_still_where_there_is_room() -> None:
     frames = [
-        frame_of(job(rank_facts()), RankReading(snapshot(iteration=iteration, sections=sections)))
+        job(rank_facts())(RankReading(snapshot(iteration=iteration, sections=sections)))
         for iteration, sections in ((None, ()), (99_999, (SectionView("checkpoint", NOW - S, 1, 9999 * S),)))
     ]
     heads = [draw(frame, width=120).splitlines()[5] for frame in frames]
@@ -143,7 +141,7 @@ def test_columns_stand_still_where_there_is_room() -> None:
 
 def test_terminals_without_such_characters_and_the_note() -> None:
     note = "ft_launcher 70, job demo, is stopped"
-    drawn = draw(frame_of(job(rank_facts()), RankReading(snapshot()), note=note), ascii_only=True)
+    drawn = draw(job(rank_facts())(RankReading(snapshot())), note=note, ascii_only=True)
     assert drawn.isascii()
     assert "#.........  12 % of 8 s" in drawn
     assert note in drawn
@@ -240,7 +238,7 @@ def calls_to_draw(boards: list[Board]) -> int:
 
     def look_and_draw() -> str:
         readings = {number: RankReading(board.snapshot()) for number, board in enumerate(boards)}
-        return draw(Frame(job_facts(*ranks, readings=readings, now_ns=time.monotonic_ns())))
+        return draw(job_facts(*ranks, readings=readings, now_ns=time.monotonic_ns()))
 
     assert look_and_draw().count(" running") == len(boards) + 1  # the cycle runs, too
     calls = 0

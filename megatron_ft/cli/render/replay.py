@@ -1,27 +1,73 @@
-"""How long sections took, and the timeouts beside it, as a picture; needs matplotlib (the extra `report`)."""
+"""What other timeouts would have done: a table (rich) and a picture (matplotlib; both of the extra `report`)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 import numpy as np
 
 from megatron_ft.cli.analysis.intervals import durations_s
-from megatron_ft.cli.analysis.replay import Floats, Replayed
+from megatron_ft.cli.analysis.replay import Floats, Hung, Replayed
 from megatron_ft.cli.analysis.timeline import Timeline
-from megatron_ft.cli.render.terminal import plain
+from megatron_ft.cli.render.terminal import plain, terminal, took
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["draw_replay"]
+__all__ = ["draw_replay", "lines_of", "print_replay"]
 
+_COLUMNS = ("section", "timeout at the end", "judged", "too early to judge", "would have been ended", "too long")
+_SHOWN = 8
 _COLORS = ("#c1121f", "#4e79a7", "#59a14f")
 _STYLES = ("-", "--", ":")
 _WIDTH_IN, _ROW_IN = 10.0, 2.3
-_MOST = 8
+_MOST_ROWS = 8
 _DPI = 130
+
+
+def print_replay(title: str, found: Sequence[Replayed], file: TextIO | None = None) -> None:
+    """A table, and a line for each rank that would have been ended wrongly and for each hang."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title, title_justify="left")
+    for name in _COLUMNS:
+        table.add_column(name, justify="left" if name == "section" else "right")
+    for each in found:
+        cells = (each.judged, each.unjudged, f"in {len(each.would_end)} cycles" if each.would_end else "-")
+        table.add_row(Text(plain(each.name)), took(each.last_s), *map(str, cells), str(each.too_long or "-"))
+    console = terminal(file)
+    console.print(table)
+    for line in lines_of(found):
+        console.print(Text(line))
+
+
+def lines_of(found: Sequence[Replayed]) -> list[str]:
+    """In words, what the table counts."""
+    lines = []
+    for each in found:
+        for end in each.would_end[:_SHOWN]:
+            lines.append(
+                f"wrongly: cycle {end.cycle}, rank {end.rank}: '{plain(each.name)}' took {took(end.took_s)}, "
+                f"the timeout would have been {took(end.timeout_s)}"
+            )
+        if len(each.would_end) > _SHOWN:
+            lines.append(f"wrongly: '{plain(each.name)}' in {len(each.would_end) - _SHOWN} more cycles")
+        lines += [
+            f"hang: cycle {h.cycle}, rank {h.rank}: '{plain(each.name)}' {_of_hang(h)}" for h in each.hangs[:_SHOWN]
+        ]
+    return lines
+
+
+def _of_hang(hang: Hung) -> str:
+    was = f"was detected after {took(hang.noticed_s)}"
+    if hang.would_s is None:
+        return f"{was}, and would not have been: no timeout was learned yet"
+    difference = hang.noticed_s - hang.would_s
+    return f"{was}, and would have been after {took(hang.would_s)}: {took(abs(difference))} " + (
+        "sooner" if difference >= 0 else "later"
+    )
 
 
 def draw_replay(timelines: Sequence[Timeline], found: Mapping[str, Sequence[Replayed]], path: str) -> None:
@@ -34,15 +80,15 @@ def draw_replay(timelines: Sequence[Timeline], found: Mapping[str, Sequence[Repl
     from matplotlib.figure import Figure
 
     names = [each.name for each in next(iter(found.values()))]
-    took = {name: np.sort(np.concatenate([durations_s(timeline, name) for timeline in timelines])) for name in names}
-    shown = [name for name in names if len(took[name])][:_MOST]
+    took_s = {name: np.sort(np.concatenate([durations_s(each, name) for each in timelines])) for name in names}
+    shown = [name for name in names if len(took_s[name])][:_MOST_ROWS]
     # not pyplot: nothing global is made, and no display is looked for
     figure = Figure(figsize=(_WIDTH_IN, 0.6 + _ROW_IN * max(1, len(shown))), dpi=_DPI, layout="constrained")
     FigureCanvasAgg(figure)
     rows = figure.subplots(max(1, len(shown)), 1, squeeze=False)[:, 0]
     for axes, name in zip(rows, shown, strict=False):
         timeouts = {rule: next((e.last_s for e in each if e.name == name), None) for rule, each in found.items()}
-        _draw(axes, name, took[name], timeouts)
+        _draw(axes, name, took_s[name], timeouts)
     figure.savefig(path, format="png")
 
 

@@ -1,0 +1,206 @@
+"""The tables of `megatron-ft report`, for the terminal; needs rich (the extra `report`)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, TextIO
+
+from megatron_ft.cli.render.terminal import add_rows, plain, terminal, took
+from megatron_ft.core.wording import counted, listed, when
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from megatron_ft.cli.analysis.analysis import Analysis
+    from megatron_ft.cli.analysis.cycles import CycleSummary, RestartPhases, RunSummary
+    from megatron_ft.cli.analysis.goodput import Goodput
+    from megatron_ft.cli.analysis.intervals import Interval
+
+__all__ = [
+    "CYCLE_COLUMNS",
+    "INTERVAL_COLUMNS",
+    "cycle_row",
+    "goodput_line",
+    "interval_notes",
+    "interval_row",
+    "phases_row",
+    "print_analysis",
+    "print_run",
+]
+
+CYCLE_COLUMNS = ("cycle", "how it ended", "rank", "detected\nafter", "training\nagain after", "iterations\nredone")
+INTERVAL_COLUMNS = ("section", "timeout", "longest", "of rank", "median", "99 %", "observed", "hangs", "margin")
+_TIGHT = 1.5  # as the update rules of the learned timeouts: less room than this isn't much
+
+
+def cycle_row(cycle: CycleSummary) -> tuple[str, ...]:
+    """The cells of one cycle, in the order of ``CYCLE_COLUMNS``; what isn't known is a dash."""
+    return (
+        str(cycle.cycle),
+        _how(cycle),
+        _or_dash(cycle.rank),
+        took(cycle.noticed_after_s),
+        took(cycle.training_again_after_s),
+        _or_dash(cycle.iterations_redone),
+    )
+
+
+def phases_row(cycle: CycleSummary) -> tuple[str, ...] | None:
+    """Where the time went between the fault of this cycle and the end of the next one's first step.
+
+    In the order of ``RestartPhases``; None if no restart followed.
+    """
+    durations = [getattr(cycle.phases, name) for name in _names(cycle.phases)]
+    if all(seconds is None for seconds in durations[2:]):
+        return None
+    return (f"{cycle.cycle} to {cycle.cycle + 1}", *map(took, durations))
+
+
+def print_run(run: RunSummary, file: TextIO | None = None) -> None:
+    """Draw the table of one run, with a line on what its times mean.
+
+    Raises:
+        ConfigError: rich is missing.
+    """
+    console = terminal(file)
+    console.print(_cycles_table(run))
+    if any(cycle.noticed_after_s is not None for cycle in run.cycles):
+        console.print("Times count from the fault; redone are iterations that had been finished before it.")
+    phases = _phases_table(run)
+    if phases is not None:
+        console.print()
+        console.print(phases)
+    if run.missing_ranks:
+        console.print(_missing(run.missing_ranks, run.world_size or 0), markup=False)
+    if run.passed_over:
+        console.print(f"{run.passed_over} lines of the event logs couldn't be read, or not wholly.")
+
+
+def _table(title: str, columns: Iterable[str], *, left: str = "") -> Table:
+    """An empty table whose columns are right-aligned but for ``left``."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=Text(title), title_justify="left", title_style="bold")
+    for column in columns:
+        table.add_column(column, justify="left" if column == left else "right")
+    return table
+
+
+def _cycles_table(run: RunSummary) -> Table:
+    opened = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.opened_wall_ns / 1e9))
+    ranks = "" if run.world_size is None else f", {run.world_size} ranks"
+    title = f"job {plain(run.run_id)}, run of {opened}{ranks}"
+    title = f"{title}, {counted(run.restarts, 'restart')}{_nodes(run.hosts)}"
+    table = _table(title, CYCLE_COLUMNS, left="how it ended")
+    add_rows(table, map(cycle_row, run.cycles))
+    return table
+
+
+def _nodes(hosts: Sequence[str]) -> str:
+    return f", on {counted(len(hosts), 'node')} ({listed([*map(plain, hosts)])})" if hosts else ""
+
+
+def _missing(ranks: Sequence[int], size: int) -> str:
+    """What this report can't tell, and how it could."""
+    shown = listed([*map(str, ranks)])
+    return (
+        f"Of {counted(size, 'rank')}, the logs of {len(ranks)} aren't here (rank {shown}): what their nodes did isn't "
+        "in this report. Name the log directories of all nodes."
+    )
+
+
+def _phases_table(run: RunSummary) -> Table | None:
+    rows = [row for row in map(phases_row, run.cycles) if row is not None]
+    if not rows:
+        return None
+    columns = ("cycle", *(name.replace("_", "\n") for name in _names(run.cycles[0].phases)))
+    table = _table("where the time of each restart went", columns)
+    add_rows(table, rows)
+    return table
+
+
+def _names(phases: RestartPhases) -> list[str]:
+    return [field.name for field in fields(phases)]
+
+
+def _how(cycle: CycleSummary) -> str:
+    if cycle.text:
+        where = "" if cycle.iteration is None else when(cycle.iteration)
+        text = cycle.text if where in cycle.text else f"{cycle.text} {where}"
+        return f"{text},\n{cycle.detail}" if cycle.detail else text
+    if cycle.outcome == "succeeded":
+        return "finished"
+    return "no end in the logs" if cycle.outcome == "unknown" else cycle.outcome
+
+
+def _or_dash(value: int | None) -> str:
+    return "-" if value is None else str(value)
+
+
+def goodput_line(goodput: Goodput | None) -> str:
+    """One line; a dash where it isn't known."""
+    if goodput is None:
+        return "goodput -: no iterations were recorded"
+    redone = "" if not goodput.redone else f", {took(goodput.redone_s)} in {goodput.redone} done twice"
+    return (
+        f"goodput {goodput.share:.1%}: of {took(goodput.wall_s)}, {took(goodput.counted_s)} in "
+        f"{goodput.iterations} iterations that counted{redone}, {took(goodput.down_s)} in failures and restarts"
+    )
+
+
+def interval_row(interval: Interval) -> tuple[str, ...]:
+    """The cells of one timeout, in the order of ``INTERVAL_COLUMNS``; what isn't known is a dash."""
+    margin = interval.margin
+    return (
+        interval.name,
+        took(interval.timeout_s),
+        took(interval.longest_s),
+        "-" if interval.longest_rank is None else str(interval.longest_rank),
+        took(interval.median_s),
+        took(interval.p99_s),
+        str(interval.count),
+        str(interval.hangs),
+        "-" if margin is None else f"{margin:.1f} x",
+    )
+
+
+def interval_notes(analysis: Analysis) -> list[str]:
+    """What the table doesn't say, to be read below it."""
+    notes = []
+    for interval in analysis.intervals:
+        if interval.left_out_s is not None and interval.left_out_s > (interval.longest_s or 0):
+            notes.append(
+                f"{interval.name} is without the time from a rank's first iteration to its first 'step' "
+                f"(at most {took(interval.left_out_s)}): with num_warmup_iters another timeout applies to it."
+            )
+        if interval.known < 1:
+            notes.append(
+                f"{interval.name} rests on {interval.known:.0%} of the time: after a loss of events it isn't known "
+                "which sections were open."
+            )
+    return notes
+
+
+def print_analysis(analysis: Analysis, file: TextIO | None = None) -> None:
+    """Draw what comes after the tables of the cycles."""
+    console = terminal(file)
+    console.print(goodput_line(analysis.goodput), markup=False)
+    if analysis.intervals:
+        console.print()
+        console.print(_intervals_table(analysis))
+        for note in interval_notes(analysis):
+            console.print(note, markup=False)
+    lost = analysis.timeline.lost
+    if lost:
+        console.print(f"{lost} events were overwritten before a monitor read them; spans around them are left out.")
+
+
+def _intervals_table(analysis: Analysis) -> Table:
+    table = _table("timeouts beside the observed intervals", INTERVAL_COLUMNS, left="section")
+    for interval in analysis.intervals:
+        tight = interval.margin is not None and interval.margin < _TIGHT
+        add_rows(table, [interval_row(interval)], style="red" if tight else "")
+    return table
