@@ -12,6 +12,7 @@ from megatron_ft.cli.render.terminal import check_extra, took
 from megatron_ft.core.config.config import ConfigValues
 from megatron_ft.core.config.sections import parse_section_timeouts
 from megatron_ft.core.errors import ConfigError
+from megatron_ft.core.wording import counted
 
 if TYPE_CHECKING:
     from megatron_ft.cli.analysis.analysis import Analysis
@@ -68,18 +69,21 @@ def _replay(args: argparse.Namespace) -> int:
     check_extra("rich", "drawing tables")
     if args.png is not None:
         check_extra("matplotlib", "--png")
-    analyses = _analyses(args.log_dir)
+    from megatron_ft.cli.analysis.analysis import analyze
+    from megatron_ft.cli.analysis.replay import replay
+    from megatron_ft.cli.logs.runs import runs_in
+    from megatron_ft.cli.render.replay import print_replay
+
+    analyses = [analyze(run) for run in runs_in([args.log_dir])]
     timelines = [each.timeline for each in analyses]
     if not timelines:
         return _NOTHING_FOUND
     wanted = ["timeouts"] if fixed is not None else [args.rule] if args.rule is not None else ["budget", "reference"]
-    from megatron_ft.cli.analysis.replay import replay_all
-    from megatron_ft.cli.render.replay import print_replay
-
     of_rules: dict[str, list[Replayed]] = {}
     for name in wanted:
         name = "budget" if name == "ours" else name
-        found = of_rules[name] = replay_all(timelines, _rules(timelines, name, config, fixed))
+        rules = _rules(timelines, name, config, fixed)
+        found = of_rules[name] = [replay(timelines, section, rule) for section, rule in rules.items()]
         print_replay("as given" if name == "timeouts" else f"rule {name}", found)
         print(_cost(analyses, sum(len(each.would_end) for each in found)))
     if args.png is not None:
@@ -152,7 +156,7 @@ def _rules(
         unknown = [each for each in fixed if each not in sections]
         if unknown:
             raise ConfigError(f"--timeouts: {unknown} aren't in these logs, which have {sections}")
-        return {each: replay.FixedRule(fixed[each]) for each in sections if each in fixed}
+        return {each: replay.Rule(fixed[each]) for each in sections if each in fixed}
     if name == "reference":
         return {each: replay.ReferenceRule(factor, floor_s) for each in sections}
     return {each: replay.BudgetRule(config.false_kill_budget, factor, floor_s) for each in sections}
@@ -163,15 +167,8 @@ def _cost(analyses: Sequence[Analysis], ended: int) -> str:
     failures = sum(cycle.failed for each in known for cycle in each.timeline.cycles)
     if not ended:
         return "no healthy rank would have been ended"
-    restarts = "1 restart" if ended == 1 else f"{ended} restarts"
+    restarts = counted(ended, "restart")
     if not failures:
         return f"{restarts} without cause; these logs have no restart to estimate the cost from"
     lost_s = sum(each.goodput.down_s + each.goodput.redone_s for each in known if each.goodput is not None) / failures
     return f"{restarts} without cause, about {took(ended * lost_s)}: one cost these runs {took(lost_s)} on average"
-
-
-def _analyses(log_dir: str) -> list[Analysis]:
-    from megatron_ft.cli.analysis.analysis import analyze
-    from megatron_ft.cli.logs.runs import runs_in
-
-    return [analyze(run) for run in runs_in([log_dir])]

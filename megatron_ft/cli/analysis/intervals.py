@@ -122,48 +122,48 @@ def judged(track: Track) -> str:
 
 def ended(timeline: Timeline, track: Track, name: str) -> tuple[Int64s, Int64s]:
     """When each interval of a section (or of the time in none) ended on a rank, and how long it took; ns."""
+    begin_ns, end_ns = _before_verdict(track, *_intervals(timeline, track, name))
+    order = np.argsort(end_ns, kind="stable")
+    return end_ns[order], (end_ns - begin_ns)[order]
+
+
+def _before_verdict(track: Track, begin_ns: Int64s, end_ns: Int64s) -> tuple[Int64s, Int64s]:
+    """A rank that is being ended may wake and close its section: that isn't how long it takes."""
+    if track.hang is None:
+        return begin_ns, end_ns
+    healthy = end_ns <= track.hang.at_ns
+    return begin_ns[healthy], end_ns[healthy]
+
+
+def _intervals(timeline: Timeline, track: Track, name: str) -> tuple[Int64s, Int64s]:
+    """Beginnings and ends of a section's intervals on a rank, or of those out of section; ns."""
     none = np.empty(0, dtype=np.int64)
     if track.spans is None:
         return none, none
     if name == OUT_OF_SECTION:
-        begin_ns, end_ns, _ = _outside(timeline, track, has_steps=_has_steps(timeline))
-    elif name in timeline.names:
-        mine = track.spans.closed.sections == timeline.names.index(name)
-        begin_ns, end_ns = track.spans.closed.begin_ns[mine], track.spans.closed.end_ns[mine]
-    else:
+        begin_ns, end_ns, _ = _outside(timeline, track)
+        return begin_ns, end_ns
+    if name not in timeline.names:
         return none, none
-    healthy = np.ones(len(end_ns), dtype=np.bool_) if track.hang is None else end_ns <= track.hang.at_ns
-    order = np.argsort(end_ns[healthy], kind="stable")
-    return end_ns[healthy][order], (end_ns - begin_ns)[healthy][order]
+    closed = track.spans.closed
+    mine = closed.sections == timeline.names.index(name)
+    return closed.begin_ns[mine], closed.end_ns[mine]
 
 
 def _pieces(timeline: Timeline, name: str) -> Iterator[tuple[Track, Int64s]]:
-    """For each track its intervals of one name, ns."""
-    number = timeline.names.index(name) if name in timeline.names else None
-    has_steps = name == OUT_OF_SECTION and _has_steps(timeline)
+    """Each track that has intervals of that name, and how long the healthy ones took, ns."""
     for track in timeline.tracks:
-        if track.spans is None:
-            continue
         if name == HEARTBEATS:
-            if len(track.spans.heartbeat_gaps_ns):
+            if track.spans is not None and len(track.spans.heartbeat_gaps_ns):
                 yield track, track.spans.heartbeat_gaps_ns
-        elif name == OUT_OF_SECTION:
-            begin_ns, end_ns, _ = _outside(timeline, track, has_steps=has_steps)
-            if len(begin_ns):
-                yield track, _before_verdict(track, begin_ns, end_ns)
-        elif number is not None:
-            mine = track.spans.closed.sections == number
-            if mine.any():
-                yield track, _before_verdict(track, track.spans.closed.begin_ns[mine], track.spans.closed.end_ns[mine])
+            continue
+        begin_ns, end_ns = _intervals(timeline, track, name)
+        if len(begin_ns):
+            begin_ns, end_ns = _before_verdict(track, begin_ns, end_ns)
+            yield track, end_ns - begin_ns
 
 
-def _before_verdict(track: Track, begin_ns: Int64s, end_ns: Int64s) -> Int64s:
-    """A rank that is being ended may wake and close its section: that isn't how long it takes."""
-    took = end_ns - begin_ns
-    return took if track.hang is None else took[end_ns <= track.hang.at_ns]
-
-
-def _outside(timeline: Timeline, track: Track, *, has_steps: bool) -> tuple[Int64s, Int64s, int]:
+def _outside(timeline: Timeline, track: Track) -> tuple[Int64s, Int64s, int]:
     """Beginnings and ends of the times out of section, and the longest that was left out, ns.
 
     That of the rank's warm-up, from its first iteration to its first "step", is left out: it may have no timeout. The
@@ -174,10 +174,11 @@ def _outside(timeline: Timeline, track: Track, *, has_steps: bool) -> tuple[Int6
     attached_ns, first_ns = track.attached_ns, track.spans.first_start_ns
     if attached_ns is not None and first_ns is not None and attached_ns < first_ns:
         begin_ns, end_ns = np.insert(begin_ns, 0, attached_ns), np.insert(end_ns, 0, first_ns)
-    if not has_steps or not len(track.spans.iteration_begin_ns) or not len(begin_ns):
+    if not timeline.has_steps or not len(track.spans.iteration_begin_ns) or not len(begin_ns):
         return begin_ns, end_ns, 0
     iteration_ns = int(track.spans.iteration_begin_ns[0])
-    step_ns = min(_begins(timeline, track, STEP), default=int(end_ns[-1]) + 1)
+    first_step_ns = _first_step_ns(timeline, track)
+    step_ns = int(end_ns[-1]) + 1 if first_step_ns is None else first_step_ns
     warming_up = (end_ns > iteration_ns) & (begin_ns < step_ns)
     left_out_ns = (end_ns - np.maximum(begin_ns, iteration_ns))[warming_up].max(initial=0)
     end_ns = np.where(warming_up, np.minimum(end_ns, iteration_ns), end_ns)
@@ -185,26 +186,20 @@ def _outside(timeline: Timeline, track: Track, *, has_steps: bool) -> tuple[Int6
     return begin_ns[kept], end_ns[kept], int(left_out_ns)
 
 
-def _begins(timeline: Timeline, track: Track, name: str) -> list[int]:
-    """When this section was opened for the first time, and when it was for the last one if it is open."""
-    if track.spans is None or name not in timeline.names:
-        return []
-    number, closed = timeline.names.index(name), track.spans.closed
+def _first_step_ns(timeline: Timeline, track: Track) -> int | None:
+    """When "step" was opened for the first time on a rank; None if it never was."""
+    if track.spans is None or STEP not in timeline.names:
+        return None
+    number, closed = timeline.names.index(STEP), track.spans.closed
     first = closed.begin_ns[closed.sections == number][:1]
-    return [*first.tolist(), *(at for section, at in track.still_open() if section == number)]
-
-
-def _has_steps(timeline: Timeline) -> bool:
-    """Whether "step" was opened at all; else nothing is known of a warm-up."""
-    return any(_begins(timeline, track, STEP) for track in timeline.tracks)
+    return min([*first.tolist(), *(at for section, at in track.still_open() if section == number)], default=None)
 
 
 def _of_outside(timeline: Timeline) -> dict[str, Any]:
-    has_steps = _has_steps(timeline)
     left_out_ns = recorded_ns = unknown_ns = 0
     for track in timeline.tracks:
         if track.spans is not None:
-            left_out_ns = max(left_out_ns, _outside(timeline, track, has_steps=has_steps)[2])
+            left_out_ns = max(left_out_ns, _outside(timeline, track)[2])
             unknown_ns += track.spans.recorded_ns - track.spans.outside_known_ns
             recorded_ns += track.spans.recorded_ns
     return {"known": 1 - unknown_ns / max(1, recorded_ns), "left_out_s": left_out_ns / 1e9 or None}

@@ -7,9 +7,8 @@ end of each cycle, if it never did). The logs go on behind a rank that would hav
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
@@ -20,7 +19,7 @@ from megatron_ft.core.timeouts import timeouts as core
 from megatron_ft.core.timeouts.budget_rule import FIRST_INTERVALS, Known, after_update, estimate
 from megatron_ft.core.timeouts.tail import Tail
 
-__all__ = ["BudgetRule", "FixedRule", "Hung", "ReferenceRule", "Replayed", "Rule", "WouldEnd", "replay", "replay_all"]
+__all__ = ["BudgetRule", "Hung", "ReferenceRule", "Replayed", "Rule", "WouldEnd", "replay", "sections_of"]
 
 Floats = np.ndarray[tuple[int], np.dtype[np.float64]]
 SAVE = "checkpointing"
@@ -28,12 +27,16 @@ _LEAST = 16
 """Intervals of a rank, before anything is learned from them."""
 
 
-class Rule(Protocol):
-    """Of one section. Times are seconds; None is no timeout."""
+class Rule:
+    """What the timeout of one section is. Times are seconds; None is no timeout.
 
-    timeout_s: float | None
-    first_s: float | None
-    """Of the first intervals of a cycle."""
+    This one is a fixed timeout, which the user has chosen.
+    """
+
+    def __init__(self, timeout_s: float | None) -> None:
+        self.timeout_s = timeout_s
+        self.first_s = timeout_s
+        """Of the first intervals of a cycle."""
 
     def begin_cycle(self) -> None:
         """The processes are new."""
@@ -42,35 +45,27 @@ class Rule(Protocol):
         """What each rank has seen since the last time, but for the first ones of the cycle; the longest of those."""
 
 
-class FixedRule:
-    """A fixed number of seconds, which the user has chosen."""
-
-    def __init__(self, timeout_s: float | None) -> None:
-        self.timeout_s = self.first_s = timeout_s
-
-    def begin_cycle(self) -> None:
-        """Nothing changes."""
-
-    def learn(self, took_s: Sequence[Sequence[float]], first_s: float) -> None:
-        """Nothing changes."""
-
-
-class ReferenceRule:
-    """The longest of this cycle times a factor; the mean of that and the last one."""
+class _LearnedRule(Rule):
+    """Knows the longest interval of this cycle."""
 
     def __init__(self, factor: float, floor_s: float) -> None:
-        self.timeout_s: float | None = None
-        self.first_s: float | None = None
+        super().__init__(None)
         self._factor, self._floor_s = factor, floor_s
         self._longest_s = 0.0
 
     def begin_cycle(self) -> None:
-        """It forgets."""
         self._longest_s = 0.0
 
     def learn(self, took_s: Sequence[Sequence[float]], first_s: float) -> None:
-        """See ``Rule``."""
         self._longest_s = max(self._longest_s, first_s, *(max(of_rank, default=0.0) for of_rank in took_s))
+
+
+class ReferenceRule(_LearnedRule):
+    """The longest interval of this cycle times a factor; the mean of that and the timeout before."""
+
+    def learn(self, took_s: Sequence[Sequence[float]], first_s: float) -> None:
+        """See ``Rule``."""
+        super().learn(took_s, first_s)
         self.timeout_s = self.first_s = core.calculate_timeout(
             longest=self._longest_s,
             safety_factor=self._factor,
@@ -80,23 +75,17 @@ class ReferenceRule:
         )
 
 
-class BudgetRule:
-    """The tail of all that was seen."""
+class BudgetRule(_LearnedRule):
+    """The tail of all intervals of the run."""
 
     def __init__(self, budget: float, factor: float, floor_s: float) -> None:
-        self.timeout_s: float | None = None
-        self.first_s: float | None = None
-        self._budget, self._factor, self._floor_s = budget, factor, floor_s
+        super().__init__(factor, floor_s)
+        self._budget = budget
         self._known = Known()
-        self._longest_s = 0.0
-
-    def begin_cycle(self) -> None:
-        """The tail stays."""
-        self._longest_s = 0.0
 
     def learn(self, took_s: Sequence[Sequence[float]], first_s: float) -> None:
         """See ``Rule``."""
-        self._longest_s = max(self._longest_s, first_s, *(max(of_rank, default=0.0) for of_rank in took_s))
+        super().learn(took_s, first_s)
         before = self._known.tail
         tails = [Tail(dict(before.counts)) for _ in took_s]
         for tail, of_rank in zip(tails, took_s, strict=True):
@@ -152,11 +141,6 @@ class Replayed:
     hangs: list[Hung] = field(default_factory=list)
     last_s: float | None = None
     """The timeout at the end, the greater of it and that of first intervals."""
-
-
-def replay_all(timelines: Sequence[Timeline], rules: Mapping[str, Rule]) -> list[Replayed]:
-    """Each section under its rule, over runs in their order."""
-    return [replay(timelines, name, rule) for name, rule in rules.items()]
 
 
 def replay(timelines: Sequence[Timeline], name: str, rule: Rule) -> Replayed:

@@ -49,7 +49,7 @@ class RankSpans:
             section was open: after a loss it may not be.
         first_start_ns: when the first section was opened; None if none was, or it isn't known because of a loss.
         unknown: beginnings and ends of the times in which events were lost.
-        heartbeats: when they were; ``heartbeat_gaps_ns`` are the intervals between two that follow each other.
+        heartbeat_gaps_ns: the intervals between two heartbeats that follow each other.
         iteration_begin_ns, iterations: when each iteration began, and its number.
         last_end_ns: when a section was last closed; None if none was.
     """
@@ -209,4 +209,4 @@ def _unknown(events: ProgressEvents) -> tuple[tuple[int, int], ...]:
 
 
 def _joined(parts: Sequence[npt.NDArray[_T]], none: npt.NDArray[_T]) -> npt.NDArray[_T]:
-    return np.concatenate([none, *parts], axis=-1) if parts else none
+    return np.concatenate([none, *parts], axis=-1)

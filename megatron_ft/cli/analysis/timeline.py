@@ -15,6 +15,7 @@ from megatron_ft.cli.analysis.cycles import RunSummary
 from megatron_ft.cli.analysis.spans import RankSpans, spans_of
 from megatron_ft.cli.logs.progress import ProgressEvents, join
 from megatron_ft.cli.logs.runs import Clock, RunLogs, Timed
+from megatron_ft.core.board.intervals import STEP
 from megatron_ft.core.records import shared
 from megatron_ft.core.records.all_kinds import Record
 from megatron_ft.core.records.launcher import CycleStarted, Finding, RankExited
@@ -124,6 +125,17 @@ class Timeline:
         for mark in self.marks:
             found.setdefault(mark.cycle, []).append(mark)
         return found
+
+    @cached_property
+    def has_steps(self) -> bool:
+        """Whether any rank opened "step"."""
+        if STEP not in self.names:
+            return False
+        step = self.names.index(STEP)
+        closed = (track.spans.closed.sections == step for track in self.tracks if track.spans is not None)
+        return any(each.any() for each in closed) or any(
+            section == step for track in self.tracks for section, _ in track.still_open()
+        )
 
     @property
     def ranks(self) -> list[int]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from megatron_ft.cli.analysis.failures import Failure
 from megatron_ft.cli.analysis.raster import MOST_SECTIONS
 from megatron_ft.cli.analysis.timeline import Timeline
+from megatron_ft.core.wording import counted
 
 __all__ = [
     "BACKGROUND",
@@ -61,9 +62,8 @@ def title(timeline: Timeline) -> str:
     opened = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(timeline.begin_ns / 1e9))
     size = len(timeline.ranks) if run.world_size is None else run.world_size
     nodes = f" on {len(run.hosts)} nodes" if len(run.hosts) > 1 else ""
-    restarts = f"{run.restarts} restart{'' if run.restarts == 1 else 's'}"
     end = "" if run.exit_code is None else f", exit code {run.exit_code}"
-    return f"run of {opened}: {size} rank{'' if size == 1 else 's'}{nodes}, {restarts}{end}"
+    return f"run of {opened}: {counted(size, 'rank')}{nodes}, {counted(run.restarts, 'restart')}{end}"
 
 
 def hung_lines(timeline: Timeline, found: Sequence[Failure]) -> list[tuple[int, float, float]]:
