@@ -1,4 +1,4 @@
-"""`megatron-ft`: what the event logs of a run tell, and what a person wants of a job that runs."""
+"""`megatron-ft`: reports from the event logs of runs, and commands for jobs that are running."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from megatron_ft.cli import check_config, check_launch, replay, report
 from megatron_ft.cli.node_health import __main__ as node_health
-from megatron_ft.cli.slurm import command as slurm
+from megatron_ft.cli.slurm import options as slurm
 from megatron_ft.cli.status import pause, status
 from megatron_ft.coordinator import __main__ as coordinator
 from megatron_ft.core.errors import ConfigError

@@ -1,4 +1,4 @@
-"""What happened in each cycle of a run: how it ended, who did it, and how long until training went on. Pure."""
+"""What happened in each cycle of a run: how it ended, which rank caused that, how long until training went on. Pure."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class RestartPhases:
 
 @dataclass(frozen=True, kw_only=True)
 class CycleSummary:
-    """One life of the worker group.
+    """One cycle of a run.
 
     Args:
         begin_ns, end_ns: wall ns; the end is that of the launcher that knows the cause best, None if no log has it.

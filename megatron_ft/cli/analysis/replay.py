@@ -1,4 +1,4 @@
-"""What other timeouts would have done to runs that are over: whom they would have ended wrongly, and how late. Pure.
+"""Which ranks other timeouts would have terminated wrongly in runs that are over, and how late in a hang. Pure.
 
 A learned timeout is learned again here, from the intervals of the logs, at the moments at which the run saved (at the
 end of each cycle, if it never did). The logs go on behind a rank that would have been ended, as the job wouldn't have.
@@ -118,7 +118,12 @@ class WouldEnd:
 
 @dataclass(frozen=True, kw_only=True)
 class Hung:
-    """A hang of the logs: how long it took until it was noticed, and how long it would have (None: for ever)."""
+    """A hang of the logs.
+
+    Args:
+        noticed_s: how long it took until it was noticed.
+        would_s: how long it would have taken; None: it would never have been noticed.
+    """
 
     rank: int
     cycle: int
@@ -135,9 +140,9 @@ class Replayed:
     """Intervals that had a timeout."""
     unjudged: int = 0
     would_end: list[WouldEnd] = field(default_factory=list)
-    """The longest of each cycle: a rank is ended once in it."""
+    """The longest of each cycle: a rank is terminated once in it."""
     too_long: int = 0
-    """All of them, of all ranks."""
+    """Intervals above their timeout, of all ranks."""
     hangs: list[Hung] = field(default_factory=list)
     last_s: float | None = None
     """The timeout at the end, the greater of it and that of first intervals."""
@@ -183,7 +188,7 @@ def _play_cycle(timeline: Timeline, tracks: Sequence[Track], name: str, rule: Ru
 
 
 def _judge(track: Track, end_ns: Int64s, took_s: Floats, limit_s: float | None, found: Replayed) -> WouldEnd | None:
-    """Count them; the longest that is too long."""
+    """Count these intervals; return the longest if it is above the limit."""
     if limit_s is None:
         found.unjudged += len(took_s)
         return None

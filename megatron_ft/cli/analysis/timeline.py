@@ -1,4 +1,4 @@
-"""A run as ranks over time: who lived when, in which section, and what happened meanwhile. Pure.
+"""A run as ranks over time: when each process lived, in which sections it was, what happened meanwhile. Pure.
 
 All times are wall ns since the epoch, so that nodes can be put side by side.
 """

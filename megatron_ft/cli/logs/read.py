@@ -98,7 +98,7 @@ def read_directory(directory: str | Path, *, processes: int = 1) -> list[EventLo
 
 
 def read_newest(directory: str | Path) -> list[EventLogFile]:
-    """The same of all launchers, and of what monitors and ranks have written only the newest records.
+    """All event logs directly in ``directory``; of those of monitors and ranks only the newest records.
 
     Raises:
         OSError: the directory itself can't be read.

@@ -1,4 +1,4 @@
-"""Runs the ready checks, each in a process of its own: what doesn't answer holds up no other."""
+"""Runs the ready checks, each in a process of its own, so that one that doesn't answer delays no other."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from megatron_ft.cli.render.terminal import plain
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["draw_png"]
+__all__ = ["draw_png", "unit_of"]
 
 _COLUMNS = 2400
 _DPI = 150
@@ -27,6 +28,24 @@ _MOST_TEXTS = 8
 _TITLE_IN, _AROUND_IN = 0.6, 1.05  # above all; above and below each stretch of time
 _SMALL = 8  # a window this many times smaller than the run is shown once more, closely
 _LINE = 150  # characters of a text below the picture
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Unit:
+    """A unit of time for an axis."""
+
+    name: str
+    seconds: float
+
+
+_SECONDS = _Unit(name="seconds", seconds=1)
+
+
+def unit_of(seconds: float) -> _Unit:
+    """The unit in which such a duration is easy to read."""
+    if seconds > 3 * 3600:
+        return _Unit(name="hours", seconds=3600)
+    return _Unit(name="minutes", seconds=60) if seconds > 600 else _SECONDS
 
 
 def draw_png(analysis: Analysis, path: str) -> None:
@@ -39,7 +58,7 @@ def draw_png(analysis: Analysis, path: str) -> None:
     from matplotlib.figure import Figure
 
     timeline, failures, goodput = analysis.timeline, analysis.failures, analysis.goodput
-    whole = theme.unit_of((timeline.end_ns - timeline.begin_ns) / 1e9)
+    whole = unit_of((timeline.end_ns - timeline.begin_ns) / 1e9)
     texts = _texts(failures, whole)
     grids = [rasterize(timeline, edges_ns(begin, end, _COLUMNS)) for begin, end in _stretches(analysis)]
     rows_in = float(np.clip(0.35 * len(grids[0].ranks), 1.2, 7.5 if len(grids) == 1 else 4.5))
@@ -51,7 +70,7 @@ def draw_png(analysis: Analysis, path: str) -> None:
     for index, grid in enumerate(grids):
         bottom_in = height_in - _TITLE_IN - (index + 1) * (rows_in + _AROUND_IN) + _AROUND_IN - 0.4
         axes = figure.add_axes((0.06, bottom_in / height_in, 0.79, rows_in / height_in))
-        unit = theme.unit_of((int(grid.edges_ns[-1]) - timeline.begin_ns) / 1e9) if not index else theme.SECONDS
+        unit = unit_of((int(grid.edges_ns[-1]) - timeline.begin_ns) / 1e9) if not index else _SECONDS
         _draw_grid(axes, grid, timeline, unit)
         _draw_cycles(axes, grid, timeline, unit)
         _draw_faults(axes, grid, timeline, failures, unit)
@@ -75,7 +94,7 @@ def _stretches(analysis: Analysis) -> list[tuple[int, int]]:
     return found
 
 
-def _draw_grid(axes: Axes, grid: Grid, timeline: Timeline, unit: theme.Unit) -> None:
+def _draw_grid(axes: Axes, grid: Grid, timeline: Timeline, unit: _Unit) -> None:
     from matplotlib.colors import ListedColormap
     from matplotlib.ticker import MaxNLocator
 
@@ -103,11 +122,11 @@ def _draw_grid(axes: Axes, grid: Grid, timeline: Timeline, unit: theme.Unit) -> 
     axes.set_ylim(rows - 0.5, -0.5)
 
 
-def _at(at_ns: int, timeline: Timeline, unit: theme.Unit) -> float:
+def _at(at_ns: int, timeline: Timeline, unit: _Unit) -> float:
     return (int(at_ns) - timeline.begin_ns) / 1e9 / unit.seconds
 
 
-def _draw_cycles(axes: Axes, grid: Grid, timeline: Timeline, unit: theme.Unit) -> None:
+def _draw_cycles(axes: Axes, grid: Grid, timeline: Timeline, unit: _Unit) -> None:
     """A line where a cycle begins, its number above; where there are many, only those that have room."""
     begin_ns, end_ns = int(grid.edges_ns[0]), int(grid.edges_ns[-1])
     free_from = -1.0
@@ -131,7 +150,7 @@ def _draw_cycles(axes: Axes, grid: Grid, timeline: Timeline, unit: theme.Unit) -
         )
 
 
-def _draw_faults(axes: Axes, grid: Grid, timeline: Timeline, failures: Sequence[Failure], unit: theme.Unit) -> None:
+def _draw_faults(axes: Axes, grid: Grid, timeline: Timeline, failures: Sequence[Failure], unit: _Unit) -> None:
     """A numbered mark at each: the texts are below the picture."""
     for rank, since_s, until_s in theme.hung_lines(timeline, failures):
         line = [grid.ranks.index(rank)] * 2
@@ -190,7 +209,7 @@ def _draw_legend(axes: Axes, grids: Sequence[Grid], timeline: Timeline, *, has_f
     axes.legend(handles=entries, loc="upper left", bbox_to_anchor=(1.01, 1.02), frameon=False, fontsize=10)
 
 
-def _texts(failures: Sequence[Failure], unit: theme.Unit) -> list[str]:
+def _texts(failures: Sequence[Failure], unit: _Unit) -> list[str]:
     lines: list[str] = []
     if len(failures) > _MOST_TEXTS:
         lines.append(f"{len(failures) - _MOST_TEXTS} earlier failures: see the report's tables")

@@ -1,4 +1,4 @@
-"""What all that is drawn for a terminal shares; needs rich (the package's extra `report`) only when it draws."""
+"""What tables for a terminal share; rich (the extra `report`) is needed only to draw them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LEAST_WIDTH = 160
 
 
 def check_extra(package: str, what: str) -> None:
-    """Look whether a package of the extra `report` is there.
+    """Check that a package of the extra `report` is installed.
 
     Raises:
         ConfigError: it is missing; the message names the extra that brings it.

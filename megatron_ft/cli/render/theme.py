@@ -1,26 +1,16 @@
-"""What both pictures share: colours, the unit of the time axis, titles. Pure."""
+"""What both pictures share: colours, titles, the hangs that they emphasize. Pure."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from megatron_ft.cli.analysis.failures import Failure
 from megatron_ft.cli.analysis.raster import MOST_SECTIONS
 from megatron_ft.cli.analysis.timeline import Timeline
 from megatron_ft.core.wording import counted
 
-__all__ = [
-    "BACKGROUND",
-    "FAULT",
-    "SECONDS",
-    "Unit",
-    "colors",
-    "hung_lines",
-    "title",
-    "unit_of",
-]
+__all__ = ["BACKGROUND", "FAULT", "colors", "hung_lines", "title"]
 
 BACKGROUND, FAULT = "#ffffff", "#c1121f"
 _SPECIAL = (BACKGROUND, FAULT, "#bfbfbf", "#ececec")  # in the order of the states of raster.py
@@ -32,32 +22,14 @@ _SECTIONS = (
 _OTHERS = "#444444"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Unit:
-    """A unit of time for an axis."""
-
-    name: str
-    seconds: float
-
-
-SECONDS = Unit(name="seconds", seconds=1)
-
-
 def colors(sections: int) -> list[str]:
     """One for each state of the raster."""
     own = [_SECTIONS[index % len(_SECTIONS)] for index in range(min(sections, MOST_SECTIONS))]
     return [*_SPECIAL, *own, *([_OTHERS] if sections > MOST_SECTIONS else [])]
 
 
-def unit_of(seconds: float) -> Unit:
-    """The unit in which such a duration is easy to read."""
-    if seconds > 3 * 3600:
-        return Unit(name="hours", seconds=3600)
-    return Unit(name="minutes", seconds=60) if seconds > 600 else SECONDS
-
-
 def title(timeline: Timeline) -> str:
-    """When, how many, what came of it."""
+    """When the run began, on how many ranks, how often it restarted and how it ended."""
     run = timeline.summary
     opened = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(timeline.begin_ns / 1e9))
     size = len(timeline.ranks) if run.world_size is None else run.world_size

@@ -20,6 +20,7 @@ from megatron_ft.cli.slurm import commands
 from megatron_ft.cli.slurm.policy import Action, After, Limits, Next, decide
 from megatron_ft.core.exit_codes import TRY_AGAIN_CODE
 from megatron_ft.core.hosts import expand_hosts
+from megatron_ft.core.job import batch_script
 from megatron_ft.core.job.drain_advice import advice
 from megatron_ft.core.job.lives import Ending, Life, Lives
 from megatron_ft.core.signals import Asked, SecondRequest
@@ -103,12 +104,12 @@ class Batch:
         print(shlex.join(words))
         print(f"# on SIGTERM, SIGUSR1 or SIGUSR2: {shlex.join(commands.stop_steps(plan.job))}")
         print(f"# then, from {lives_path(plan.log_dir)}:")
-        print(f"#   lost or failed: {shlex.join(commands.show(plan.job))}, and srun again if enough nodes are left")
+        print(f"#   lost or failed: {shlex.join(batch_script.show(plan.job))}, and srun again if enough nodes are left")
         if plan.array:
             print("#   stopped, or lost with too few nodes: end with 0, and the array's next task goes on")
             print(f"#   finished, or no progress: {shlex.join(commands.end_array(plan.array))}")
         else:
-            print(f"#   stopped, or lost with too few nodes: {shlex.join(commands.requeue(plan.job))}")
+            print(f"#   stopped, or lost with too few nodes: {shlex.join(batch_script.requeue(plan.job))}")
             print("#   finished: end with 0; no progress: end with 93")
         if plan.excludes_bad_nodes:
             print(f"#   before that, to exclude bad nodes: {shlex.join(commands.avoid(plan.job, ['NODE,...']))}")
@@ -187,7 +188,7 @@ class Batch:
         if bad and self._plan.excludes_bad_nodes:
             self._command(commands.avoid(self._plan.job, bad))
         say(f"{follows.why}; requeueing job {self._plan.job}")
-        if self._command(commands.requeue(self._plan.job)) is None:
+        if self._command(batch_script.requeue(self._plan.job)) is None:
             return TRY_AGAIN_CODE
         time.sleep(_REQUEUED_S)  # Slurm ends this process now; whichever code it ends with counts for nothing
         return 0
@@ -224,7 +225,7 @@ class Batch:
             return Lives()
 
     def _allocation(self) -> commands.Job | None:
-        answer = self._command(commands.show(self._plan.job), quietly=True)
+        answer = self._command(batch_script.show(self._plan.job), quietly=True)
         return None if answer is None else commands.allocation(answer)
 
     def _command(self, words: Sequence[str], *, quietly: bool = False) -> str | None:
@@ -245,11 +246,11 @@ class Batch:
 
 
 class _Over:
-    """Looks whether the life that has begun since has ended, in a thread: its disk may not answer."""
+    """Watches for the end of the life that this step began, in a thread: reading result.json may block."""
 
     def __init__(self, log_dir: str, before: int) -> None:
         self.life: Life | None = None
-        """It has ended, so long ago that srun should have."""
+        """Set once it ended so long ago that srun should have ended, too."""
         self.is_needed = True
         threading.Thread(target=self._watch, args=(log_dir, before), name="ft-slurm-over", daemon=True).start()
 
@@ -269,7 +270,7 @@ class _Over:
 
 
 def _end(step: subprocess.Popen[bytes], life: Life) -> int:
-    """SIGTERM, SIGKILL; what the launchers' exit code was."""
+    """Terminate srun: SIGTERM, then SIGKILL. Returns the launchers' exit code."""
     step.terminate()
     try:
         step.wait(_ENDS_S)

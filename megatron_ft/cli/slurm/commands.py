@@ -1,4 +1,4 @@
-"""The commands of Slurm that are run, as words; and what their answers say. Pure."""
+"""The commands of Slurm that are run, as words, and what they print; two more are in core/job/batch_script. Pure."""
 
 from __future__ import annotations
 
@@ -7,21 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from megatron_ft.core.job.batch_script import REQUEUES
-from megatron_ft.core.job.batch_script import requeue as requeue
-from megatron_ft.core.job.batch_script import show as show
 
-__all__ = [
-    "Job",
-    "allocation",
-    "avoid",
-    "end_array",
-    "on_each_node",
-    "requeue",
-    "show",
-    "srun",
-    "srun_environment",
-    "stop_steps",
-]
+__all__ = ["Job", "allocation", "avoid", "end_array", "on_each_node", "srun", "srun_environment", "stop_steps"]
 
 _TELLS = "FT_BAD_NODES_TOLD_BY"
 _DEFEATS = ("SLURM_KILL_BAD_EXIT", "SLURM_WAIT")
@@ -63,17 +50,17 @@ def on_each_node(job: int, *, status: Sequence[str]) -> list[str]:
 
 
 def end_array(array: str) -> list[str]:
-    """The tasks of an array that haven't begun."""
+    """Cancel the tasks of an array that haven't begun."""
     return ["scancel", "--state=PENDING", array]
 
 
 def avoid(job: str, nodes: Sequence[str]) -> list[str]:
-    """Not these, the next time."""
+    """Keep the job off these nodes from its next start on."""
     return ["scontrol", "update", f"JobId={job}", f"ExcNodeList={','.join(nodes)}"]
 
 
 def allocation(text: str) -> Job | None:
-    """What ``show`` has printed; None if it isn't that."""
+    """What ``batch_script.show`` has printed; None if it isn't that."""
     found = dict(re.findall(r"(?:^|\s)(JobState|NumNodes|NodeList)=(\S*)", text))
     nodes = re.match(r"\d+", found.get("NumNodes", ""))
     if "JobState" not in found or nodes is None:

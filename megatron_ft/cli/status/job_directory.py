@@ -95,7 +95,7 @@ def _life(directory: str, run: RunLogs) -> Life | None:
 
 
 def lines(run_id: str, job: JobView) -> Iterator[str]:
-    """For a person."""
+    """How the job stands, for a person."""
     yield f"job{'' if run_id == _NO_ID else f' {run_id}'}: {_where_it_is(job)}"
     if job.waits_for:
         yield f"waiting for {job.waits_for}"

@@ -15,7 +15,7 @@ from megatron_ft.cli.analysis.analysis import Analysis, analyze
 from megatron_ft.cli.analysis.intervals import HEARTBEATS, OUT_OF_SECTION, Interval
 from megatron_ft.cli.logs.read import read_directory
 from megatron_ft.cli.logs.runs import split_runs
-from megatron_ft.cli.render.theme import unit_of
+from megatron_ft.cli.render.png import unit_of
 from tests.support.generated_logs import (
     END,
     HEARTBEAT,

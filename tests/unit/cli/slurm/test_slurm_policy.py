@@ -8,7 +8,7 @@ import pytest
 
 from megatron_ft.cli.main import main
 from megatron_ft.cli.slurm import commands
-from megatron_ft.cli.slurm.command import plan
+from megatron_ft.cli.slurm.options import plan
 from megatron_ft.cli.slurm.policy import Action, After, Limits, Next, decide
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.job.lives import Ending, Life

@@ -12,6 +12,7 @@ from megatron_ft.cli.slurm.batch import Batch, Plan
 from megatron_ft.cli.slurm.policy import Limits
 from megatron_ft.core.config.launcher_options import LAUNCHER_OPTIONS
 from megatron_ft.core.errors import ConfigError
+from megatron_ft.core.wording import counted
 
 __all__ = ["add_command", "plan"]
 
@@ -88,7 +89,7 @@ def plan(args: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
         if value < least:
             raise ConfigError(f"{name} {value}: must be at least {least}")
     if args.spares >= count:
-        raise ConfigError(f"--spares {args.spares}: the job has {count} node{'s' * (count > 1)}, at least 1 must train")
+        raise ConfigError(f"--spares {args.spares}: the job has {counted(count, 'node')}, at least 1 must train")
     needed = count - args.spares
     given_log_dir = _value(args.arguments, LAUNCHER_OPTIONS["log_dir"].spellings)
     log_dir = given_log_dir or os.path.join(
