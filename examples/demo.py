@@ -26,8 +26,7 @@ from megatron_ft.cli.logs.read import EventLogFile, read_directory
 from megatron_ft.cli.render.report_tables import print_run
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.fault_plan import PlannedFault, resolve
-from megatron_ft.core.records.fired_faults import not_fired
-from megatron_ft.core.records.rank import FaultInjected
+from megatron_ft.core.records.rank import FaultInjected, not_fired
 from megatron_ft.ipc.config.fault_plan_file import read_fault_plan
 from megatron_ft.ipc.linux.process_setup import die_with_parent
 

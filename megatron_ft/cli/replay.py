@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from megatron_ft.cli.render.terminal import check_extra, took
-from megatron_ft.core.config.config import ConfigValues
-from megatron_ft.core.config.sections import parse_section_timeouts
+from megatron_ft.core.config.config import ConfigValues, parse_section_timeouts
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.wording import counted
 

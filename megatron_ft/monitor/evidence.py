@@ -21,9 +21,8 @@ from megatron_ft.core.board import layout
 from megatron_ft.core.board.hang_detector import Overdue
 from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.codec import fields
-from megatron_ft.core.diagnosis.board_facts import board_facts, with_board
 from megatron_ft.core.diagnosis.collectives import Collectives, NoCollectives, collectives_of
-from megatron_ft.core.diagnosis.evidence import HangEvidence, Stacks, Thread
+from megatron_ft.core.diagnosis.evidence import HangEvidence, Stacks, Thread, board_facts, with_board
 from megatron_ft.core.diagnosis.exceptions import CrashOutput, last_words
 from megatron_ft.core.diagnosis.rank_snapshot import (
     RankSnapshot,
@@ -42,7 +41,7 @@ from megatron_ft.core.diagnosis.stacks import (
     user_frame,
 )
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.messages.crash_reporter import Answer, Question
+from megatron_ft.core.messages.rank import Answer, Question
 from megatron_ft.core.wording import begins
 from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.files.evidence_files import LIBRARIES

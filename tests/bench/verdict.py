@@ -19,8 +19,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from megatron_ft.core.diagnosis.exits import HangVerdict
-from megatron_ft.core.diagnosis.rank_snapshot import Collective, RankSnapshot
+from megatron_ft.core.diagnosis.collectives import Collective
+from megatron_ft.core.diagnosis.cycle_cause import HangVerdict
+from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.messages.control import Status
 from megatron_ft.ipc.jobs import RunningJob, connect_to, find_jobs

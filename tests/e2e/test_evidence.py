@@ -24,7 +24,7 @@ import pytest
 from megatron_ft.core.board.hang_detector import Overdue
 from megatron_ft.core.board.intervals import HangKind
 from megatron_ft.core.board.layout import W_LAST_HEARTBEAT
-from megatron_ft.core.diagnosis.evidence_page import evidence_text
+from megatron_ft.core.diagnosis.evidence import evidence_text
 from megatron_ft.core.diagnosis.exceptions import last_words
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.ipc.board import Board, BoardTimeouts, create_memory

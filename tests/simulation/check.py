@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from megatron_ft.core.agent.edge import Exit
 from megatron_ft.core.coordinator.nodes import GRACE_S
-from megatron_ft.core.diagnosis.exits import CauseKind
+from megatron_ft.core.diagnosis.cycle_cause import CauseKind
 from megatron_ft.core.job import lines
 from megatron_ft.core.job.beats import lost_s
 from megatron_ft.core.job.decisions import Kind

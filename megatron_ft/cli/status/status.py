@@ -18,8 +18,7 @@ from megatron_ft.cli.status.pause import choose
 from megatron_ft.cli.status.status_table import job_frame
 from megatron_ft.core.codec import fields
 from megatron_ft.core.errors import ConfigError, FaultToleranceError
-from megatron_ft.core.status.job_facts import JobFacts
-from megatron_ft.core.status.rows import RankRow
+from megatron_ft.core.status.job_facts import JobFacts, RankRow
 from megatron_ft.ipc.jobs import ANSWER_S, JobWatch, RunningJob, find_jobs
 
 if TYPE_CHECKING:

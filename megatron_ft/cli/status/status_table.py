@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from megatron_ft.cli.render.terminal import plain
 from megatron_ft.core.board.intervals import HangKind
 from megatron_ft.core.signals import signal_name
-from megatron_ft.core.status.job_facts import JobFacts, JobPhase
-from megatron_ft.core.status.rows import RankRow, RankState, TimeoutUse, most_urgent
+from megatron_ft.core.status.job_facts import JobFacts, JobPhase, RankRow, RankState, TimeoutUse, most_urgent
 from megatron_ft.core.wording import counted
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from megatron_ft.core.agent.rank_shutdown import RankShutdown
 from megatron_ft.core.agent.turn import AgentPhase, Options, Turn
 from megatron_ft.core.board.pauses import Pauses
 from megatron_ft.core.control import ReceivedRequest, WorkloadAction
-from megatron_ft.core.diagnosis.exits import Cause, CauseKind
+from megatron_ft.core.diagnosis.cycle_cause import Cause, CauseKind
 from megatron_ft.core.job import edge as job
 from megatron_ft.core.job.messages import Goodbye, Ready, Regroup, Shutdown, Verdict
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome, RestartDecision

@@ -14,7 +14,7 @@ from megatron_ft.core.agent.coordinator_orders import CoordinatorOrders
 from megatron_ft.core.agent.edge import Exit, Over, Readings, StopAsked
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.turn import Options
-from megatron_ft.core.diagnosis.exits import Cause, CauseKind
+from megatron_ft.core.diagnosis.cycle_cause import Cause, CauseKind
 from megatron_ft.core.exit_codes import TRY_AGAIN_CODE
 from megatron_ft.core.job.edge import Leave
 from megatron_ft.core.job.messages import Goodbye, Report, Verdict

@@ -16,7 +16,7 @@ from megatron_ft.core.agent.edge import CollectEvidence, Detached, EvidenceColle
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.turn import LATE_NS, Options, Turn
 from megatron_ft.core.board.pauses import Pauses
-from megatron_ft.core.diagnosis.exits import HangVerdict
+from megatron_ft.core.diagnosis.cycle_cause import HangVerdict
 from megatron_ft.core.diagnosis.rank_snapshot import EVIDENCE_S
 from megatron_ft.core.escalation import Escalation
 from megatron_ft.core.times import earliest

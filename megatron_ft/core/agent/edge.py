@@ -24,8 +24,9 @@ from megatron_ft.core.agent.monitor_events import Suspected as Suspected
 from megatron_ft.core.agent.monitor_events import Trains as Trains
 from megatron_ft.core.board.layout import BoardSnapshot, CollectiveCounts
 from megatron_ft.core.control import ReceivedRequest
+from megatron_ft.core.diagnosis.cycle_cause import Cause
 from megatron_ft.core.diagnosis.exceptions import CrashOutput
-from megatron_ft.core.diagnosis.exits import Cause, RankExit
+from megatron_ft.core.diagnosis.exits import RankExit
 from megatron_ft.core.job import edge as job
 from megatron_ft.core.job.messages import Said, Speak, Verdict
 from megatron_ft.core.process_facts import ProcessFacts

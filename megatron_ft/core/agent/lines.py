@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from megatron_ft.core.diagnosis.exits import Cause, HangVerdict, describe_overdue
+from megatron_ft.core.diagnosis.cycle_cause import Cause, HangVerdict, describe_overdue
 from megatron_ft.core.job.hang_messages import Reviewed
 from megatron_ft.core.job.restart_policy import Action, Outcome, RestartDecision
 from megatron_ft.core.signals import AGAIN_AFTER_S

@@ -10,21 +10,17 @@ from megatron_ft.core.agent.edge import Attached, RankExited, RankStarted, Readi
 from megatron_ft.core.board import layout
 from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.control import ReceivedRequest, WorkloadAction
-from megatron_ft.core.diagnosis.exceptions import CrashOutput
-from megatron_ft.core.diagnosis.exits import (
+from megatron_ft.core.diagnosis.cycle_cause import (
     Cause,
     CauseKind,
     HangVerdict,
-    RankExit,
     RankView,
-    describe_exit,
     find_cause,
     find_culprit,
     hang_of_one,
-    has_own_error,
-    is_crash,
 )
-from megatron_ft.core.diagnosis.failed_start import failure_signature
+from megatron_ft.core.diagnosis.exceptions import CrashOutput
+from megatron_ft.core.diagnosis.exits import RankExit, describe_exit, failure_signature, has_own_error, is_crash
 from megatron_ft.core.escalation import Grace
 from megatron_ft.core.job.progress import Reached
 

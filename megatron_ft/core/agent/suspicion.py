@@ -14,7 +14,7 @@ from megatron_ft.core.agent import event_records, lines
 from megatron_ft.core.agent.edge import CheckProgress, ConfirmHang, ExtendTimeout, Say, Tell
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.turn import Options, Turn
-from megatron_ft.core.diagnosis.exits import HangVerdict
+from megatron_ft.core.diagnosis.cycle_cause import HangVerdict
 from megatron_ft.core.job.messages import Moving, Suspected
 from megatron_ft.core.timeouts.early import CHECK_S
 

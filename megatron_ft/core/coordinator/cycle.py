@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from megatron_ft.core.coordinator.nodes import Node, silent_hosts
 from megatron_ft.core.coordinator.verdict import Seat, finished, first_failure, verdict_on
-from megatron_ft.core.diagnosis.exits import CauseKind, describe_hang
+from megatron_ft.core.diagnosis.cycle_cause import CauseKind, describe_hang
 from megatron_ft.core.job import lines
 from megatron_ft.core.job.decisions import Decision
 from megatron_ft.core.job.edge import Send

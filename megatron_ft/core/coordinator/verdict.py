@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from megatron_ft.core.diagnosis.exits import Cause, CauseKind
+from megatron_ft.core.diagnosis.cycle_cause import Cause, CauseKind
 from megatron_ft.core.job import lines
 from megatron_ft.core.job.messages import Report, Rules, Verdict
 from megatron_ft.core.job.restart_policy import Action, CycleEnd, NodeState, Outcome

@@ -1,21 +1,44 @@
-"""The evidence on one rank, as it is put into a file: a rank that hangs, or one that has ended. Pure."""
+"""The evidence on one rank that hangs or has ended, as files have it: JSON, and a page of text. Pure."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from megatron_ft.core.board.hang_detector import Overdue
+from megatron_ft.core.board.intervals import running_intervals
+from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.codec import fields
-from megatron_ft.core.diagnosis.board_facts import BoardFacts
 from megatron_ft.core.diagnosis.collectives import Collectives, NoCollectives
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot, place
-from megatron_ft.core.diagnosis.stacks import Frame
+from megatron_ft.core.diagnosis.stacks import REPORTER_THREAD, Frame
 from megatron_ft.core.process_facts import ProcessFacts
-
-__all__ = ["Evidence", "ExitEvidence", "HangEvidence", "Stacks", "Thread"]
+from megatron_ft.core.wording import printable, when
 
 _SCHEMA = 1
+_LONG = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenSection:
+    """A section that was open; seconds. ``timeout_s`` None: it has none."""
+
+    name: str
+    open_for_s: float
+    timeout_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoardFacts:
+    """A board at one moment. ``quiet_s``: seconds since the last section event."""
+
+    iteration: int | None
+    iterations_seen: int
+    heartbeats: int
+    quiet_s: float
+    open_sections: tuple[OpenSection, ...]
+    """The outermost first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,3 +163,145 @@ def _packed_verdict(verdict: Overdue) -> dict[str, Any]:
 
 def _packed_board(board: BoardFacts | None) -> dict[str, Any]:
     return {} if board is None else fields(board)
+
+
+# -- from the progress board ------------------------------------------------------------------------------------
+
+
+def with_board(note: RankSnapshot, snapshot: BoardSnapshot | None, now_ns: int) -> RankSnapshot:
+    """The note, with what the board tells; as it is where that couldn't be read."""
+    if snapshot is None:
+        return note
+    outermost = snapshot.open_sections[0] if snapshot.open_sections else None
+    since_ns = snapshot.last_transition_ns if outermost is None else outermost.opened_at_ns
+    timeout_ns = snapshot.out_of_section_timeout_ns if outermost is None else outermost.timeout_ns
+    moved_ns, collective_s = snapshot.last_transition_ns, None
+    if snapshot.collectives is not None and snapshot.watch_only:
+        moved_ns = since_ns = snapshot.collectives.moved_ns
+        collective_s = round((now_ns - moved_ns) / 1e9, 3)
+    due_ns = min((each.since_ns + each.timeout_ns for each in running_intervals(snapshot)), default=None)
+    return replace(
+        note,
+        iteration=snapshot.iteration,
+        section=None if outermost is None else outermost.name,
+        timeout_s=None if timeout_ns is None else timeout_ns / 1e9,
+        open_s=round((now_ns - since_ns) / 1e9, 3),
+        quiet_s=round((now_ns - moved_ns) / 1e9, 3),
+        left_s=None if due_ns is None else round((due_ns - now_ns) / 1e9, 3),
+        closing=snapshot.closing,
+        collective_s=collective_s,
+    )
+
+
+def board_facts(snapshot: BoardSnapshot | None, at_ns: int) -> BoardFacts | None:
+    """The board in seconds before ``at_ns``; None where it couldn't be read."""
+    if snapshot is None:
+        return None
+    return BoardFacts(
+        iteration=snapshot.iteration,
+        iterations_seen=snapshot.iterations_seen,
+        heartbeats=snapshot.heartbeats,
+        quiet_s=(at_ns - snapshot.last_transition_ns) / 1e9,
+        open_sections=tuple(
+            OpenSection(
+                name=section.name,
+                open_for_s=(at_ns - section.opened_at_ns) / 1e9,
+                timeout_s=None if section.timeout_ns is None else section.timeout_ns / 1e9,
+            )
+            for section in snapshot.open_sections
+        ),
+    )
+
+
+# -- as text ----------------------------------------------------------------------------------------------------
+
+
+def evidence_text(evidence: Evidence) -> str:
+    """The readable form of the evidence on one rank."""
+    return "\n".join(printable(line).rstrip() for line in _lines(evidence)) + "\n"
+
+
+def _lines(evidence: Evidence) -> Iterator[str]:
+    yield evidence.summary
+    yield ""
+    yield from (f"{name + ':':<14}{value}" for name, value in _head(evidence).items() if value not in (None, ""))
+    if evidence.board is not None:
+        yield from _board(evidence.board)
+    if isinstance(evidence, HangEvidence):
+        yield from (f"{'lost:':<14}{lost}" for lost in evidence.note.lost)
+        yield from _process(evidence.process)
+        yield from _collectives(evidence.collectives)
+        yield from _stacks(evidence.stacks)
+        events = (f"{age:10.3f}  {what}" for age, what in evidence.last_events)
+        yield from _titled("last events (seconds before this was written)", events)
+    else:
+        yield from _titled("fatal error", evidence.fatal_error.splitlines())
+        yield from _titled("exception", evidence.exception.splitlines())
+        yield from _titled("stderr", evidence.stderr.splitlines())
+    yield from _titled("could not be collected", evidence.missing)
+    yield ""
+    yield f"collected in {evidence.took_s:.3f} s"
+
+
+def _head(evidence: Evidence) -> dict[str, object]:
+    who = evidence.note if isinstance(evidence, HangEvidence) else evidence
+    head: dict[str, object] = {
+        "rank": who.rank,
+        "local_rank": who.local_rank,
+        "host": who.host,
+        "pid": who.pid,
+        "cycle": evidence.cycle,
+        "iteration": None if who.iteration is None else when(who.iteration),
+    }
+    if isinstance(evidence, HangEvidence):
+        return {**head, "local_rank": evidence.note.local_rank or None}  # 0 is left out, as in the note
+    return {**head, "exit": evidence.exit, "error": evidence.error}
+
+
+def _board(board: BoardFacts) -> Iterator[str]:
+    for section in board.open_sections:
+        bound = "no timeout" if section.timeout_s is None else f"timeout {section.timeout_s:g} s"
+        yield f"{'section:':<14}{section.name}, open for {section.open_for_s:.3f} s ({bound})"
+    if not board.open_sections:
+        yield f"{'section:':<14}none, since {board.quiet_s:.3f} s"
+
+
+def _process(facts: ProcessFacts) -> Iterator[str]:
+    if facts.state:
+        wchan = f" in {facts.wchan}" if facts.wchan not in ("", "0") else ""
+        yield f"{'process:':<14}state {facts.state}{wchan}, {len(facts.threads)} threads"
+
+
+def _collectives(told: Collectives | NoCollectives) -> Iterator[str]:
+    if isinstance(told, NoCollectives):
+        return
+    yield ""
+    yield "collectives in flight (torch's flight recorder):"
+    for each in told.in_flight:
+        ranks = told.ranks.get(each.group)
+        of = "" if ranks is None else f", ranks {_members(ranks)}"
+        yield f"  {each.op} {each.seq} of group {each.description or each.group}{of}"
+    if not told.in_flight:
+        yield "  none"
+
+
+def _members(group: Sequence[int]) -> str:
+    if isinstance(group, range) and len(group) > _LONG:
+        return f"{group[0]} to {group[-1]}" + (f" in steps of {group.step}" if group.step > 1 else "")
+    return ", ".join(map(str, group))
+
+
+def _stacks(stacks: Stacks) -> Iterator[str]:
+    for thread in sorted(stacks.threads, key=lambda thread: not thread.main):
+        if any(each.function == REPORTER_THREAD for each in thread.frames):
+            continue  # ours, asleep
+        yield ""
+        name = "main thread" if thread.main else f"thread {thread.name or hex(thread.ident)}"
+        yield f"{name} (innermost call first, by {stacks.source}):"
+        yield from (f'  File "{each.file}", line {each.line}, in {each.function}' for each in thread.frames)
+
+
+def _titled(title: str, lines: Iterable[str]) -> Iterator[str]:
+    """A paragraph; nothing if it would have no lines."""
+    found = [f"  {line}" for line in lines]
+    yield from ["", f"{title}:", *found] if found else []

@@ -1,4 +1,7 @@
-"""What a rank wrote about its own end: an uncaught exception, or its stacks at the signal that ended it. Pure."""
+"""What a rank wrote about its own end: an uncaught exception, or its stacks at the signal that ended it. Pure.
+
+And whether such an exception only says that another rank is gone.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,26 @@ from typing import NamedTuple
 
 from megatron_ft.core.diagnosis.stacks import Frame, parse_faulthandler, user_frame
 
-__all__ = ["EXCEPTION_MARK", "CrashOutput", "last_words", "words_of_error_file"]
-
 EXCEPTION_MARK = "Uncaught exception of the rank:"
 """Begins a line, with the time in nanoseconds, before the exception in one line, and its traceback."""
 _FATAL_MARK = "Fatal Python error: "
 _FRAME = re.compile(r'^ +File "(.*)", line (\d+), in (.*)$')
+_LOST_A_PEER = (
+    "closed by peer",
+    "reset by peer",
+    "connection was closed",
+    "connection refused",
+    "socket closed",
+    "broken pipe",
+    "remote process exited",
+    "communicator was aborted",
+    "watchdog caught collective operation timeout",
+    "timed out",
+    "timeout",
+)
+"""What gloo, NCCL and torch's store say, in lower case, when the other side of a collective is gone."""
+_OF_A_COLLECTIVE = ("gloo", "nccl", "c10d", "tcpstore", "processgroup", "distbackenderror", "distnetworkerror")
+"""Only with one of these is it theirs: a user's own connections break, too."""
 
 
 class CrashOutput(NamedTuple):
@@ -73,6 +90,12 @@ def words_of_error_file(text: str, *, library: Iterable[str] = ()) -> CrashOutpu
         return CrashOutput()  # none was written, or the rank was ended while it wrote
     where = _where_raised(traceback, tuple(library))
     return CrashOutput(error=error, where=where, exception=traceback, raised_at_s=raised_at_s)
+
+
+def is_peer_loss(error: str) -> bool:
+    """Whether an exception, "type: message", is what a collective raises when its other side is gone."""
+    text = error.lower()
+    return any(name in text for name in _OF_A_COLLECTIVE) and any(sign in text for sign in _LOST_A_PEER)
 
 
 def _where_crashed(fatal: str, library: tuple[str, ...]) -> str:

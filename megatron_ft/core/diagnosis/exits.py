@@ -1,62 +1,34 @@
-"""How ranks ended, in words, and which of them began it.
-
-When one rank dies, the others die of it: of errors in their collectives, of the launcher's signals. What is
-asked here is which end was the cause, and how to say it in one line.
-"""
+"""How ranks ended, in words. Pure."""
 
 from __future__ import annotations
 
-import dataclasses
-import enum
-import math
 import signal
-from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from megatron_ft.core.diagnosis.peer_loss import is_peer_loss
+from megatron_ft.core.diagnosis.exceptions import is_peer_loss
 from megatron_ft.core.signals import signal_name
-from megatron_ft.core.wording import when
 
-__all__ = [
-    "COLLECTIVES",
-    "Cause",
-    "CauseKind",
-    "HangVerdict",
-    "RankExit",
-    "RankView",
-    "as_verdict",
-    "describe_exit",
-    "describe_hang",
-    "describe_overdue",
-    "undetermined_hang",
-    "hang_of_one",
-    "find_cause",
-    "find_culprit",
-    "is_secondary_failure",
-    "has_own_error",
-    "is_by_us",
-    "is_crash",
-    "was_ending",
-]
-
-COLLECTIVES = "collectives"
-"""The kind of a verdict on ranks whose scripts call no hooks: no collective has completed on any of them."""
-_TIE_NS = 250_000_000
-"""Ends that were seen within this time of the first one: the order in which they were seen says little."""
-_DYING_NS = 2_000_000_000
-"""So long a large process that was killed may take to end; its connections are closed before that."""
 _OWN_FAULTS = frozenset({"SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSYS", "SIGTRAP"})
 _MAX_ERROR_CHARACTERS = 200
-
-
-class CauseKind(enum.Enum):
-    """What ended a cycle; the values stand in the event log."""
-
-    HANG = "hang"
-    CRASH = "crash"
-    SIGNAL = "signal"
-    REQUEST = "request"
-    MEMBERSHIP = "membership"
+_SOON_S = 60.0
+"""A rank that was never watched may have trained; one that lived for less than this counts as failed in its start."""
+_TELLING_CODES = (2, 126, 127)
+"""A wrong argument (argparse), a command that can't be run, and one that isn't there."""
+_SHELL_SIGNALS = 128
+"""A shell reports the signal that ended its command as a code beyond this one."""
+_LONGEST = 300
+_MISTAKES = ("ModuleNotFoundError: ", "SyntaxError: ", "IndentationError: ", "NameError: ")
+"""They are the script's, whatever their text mentions."""
+_FROM_OUTSIDE = (
+    *("address already in use", "eaddrinuse", "connection", "broken pipe", "eoferror", "timeout", "timed out"),
+    *("unreachable", "no route to host", "name resolution", "name or service not known", "network"),
+    *("distnetworkerror", "diststoreerror", "distbackenderror", "gloo", "nccl", "rccl", "ucx"),
+    *("cuda", "cublas", "cudnn", "hip error", "device", "driver", "acceleratorerror", "ecc error"),
+    *("out of memory", "cannot allocate memory", "memoryerror", "no space left", "disk quota", "shm"),
+    *("input/output error", "stale file handle", "remote i/o", "read-only file system", "transport endpoint"),
+    *("too many open files", "temporarily unavailable", "resource busy", "unavailable", "try again"),
+)
+"""In an exception's text, in lower case: another start, on other nodes or a moment later, may go well."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,76 +64,6 @@ class RankExit:
     def crashed_of_exception(self) -> bool:
         """It raised, and crashed while its interpreter ended."""
         return self.error is not None and is_crash(self.exitcode)
-
-
-@dataclass(frozen=True, kw_only=True)
-class HangVerdict:
-    """A rank that its monitor found overdue. Seconds; ``kind`` is the monitor's word for what was overdue."""
-
-    rank: int
-    local_rank: int
-    kind: str
-    section: str | None
-    elapsed_s: float
-    timeout_s: float
-    iteration: int | None
-    at_ns: int
-    stopped: bool = False
-    """The process was stopped by a signal (SIGSTOP, SIGTSTP)."""
-    learned: bool = False
-    """The timeout was calculated from observed intervals."""
-    learned_timeout_s: float | None = None
-    """That timeout, where the rank was suspected sooner, after ``timeout_s``."""
-
-    @property
-    def is_certain(self) -> bool:
-        """It needn't be the timeout that was wrong: the user has set it, or the rank could do nothing."""
-        return self.stopped or not self.learned
-
-    @property
-    def timed(self) -> str:
-        """What was overdue."""
-        return self.section or self.kind
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankView:
-    """What was known of a rank of this node when some rank was found hung: to tell the cause from those that wait."""
-
-    rank: int
-    local_rank: int
-    stopped: bool
-    iteration: int | None
-    section: str | None
-    """The outermost open section, None if it is out of section."""
-    since_ns: int
-    """Since when that is so (CLOCK_MONOTONIC)."""
-    timeout_s: float | None
-    closing: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cause:
-    """Why a cycle ended: one line, and the fields of the event log."""
-
-    kind: CauseKind
-    text: str
-    rank: int | None = None
-    iteration: int | None = None
-    detail: str = ""
-    """What the evidence adds: where it was, and what the others did."""
-    follows: bool = False
-    """It only follows from the end of another rank, on another node."""
-    by_us: bool = False
-    """Its end was our doing: nothing tells more."""
-    host: str = ""
-    """Of the node that caused it; empty if none did, or it isn't known."""
-
-    @property
-    def line(self) -> str:
-        """The text with the iteration, where it is known, and the detail."""
-        line = self.text if self.iteration is None else f"{self.text} {when(self.iteration)}"
-        return f"{line}, {self.detail}" if self.detail else line
 
 
 def is_by_us(rank_exit: RankExit) -> bool:
@@ -202,126 +104,6 @@ def describe_exit(rank_exit: RankExit) -> str:
     return f"{who} killed by {name}" + ("" if is_by_us(rank_exit) else " (not sent by ft_launcher)")
 
 
-def describe_hang(verdict: HangVerdict) -> str:
-    """Say what was overdue: "rank 0 hung in 'step' for 3.0 s (timeout 3.0 s)"."""
-    return f"rank {verdict.rank} {describe_overdue(verdict)}"
-
-
-def describe_overdue(verdict: HangVerdict) -> str:
-    """The same without the rank: "hung in 'step' for 3.0 s (timeout 3.0 s)"."""
-    elapsed, stopped = f"{verdict.elapsed_s:.1f} s", ", process stopped" if verdict.stopped else ""
-    note = f"(timeout {verdict.timeout_s:.1f} s{stopped})"
-    if verdict.section is not None:
-        return f"hung in '{verdict.section}' for {elapsed} {note}"
-    match verdict.kind:
-        case "initial_heartbeat":
-            return f"sent no first heartbeat for {elapsed} {note}"
-        case "heartbeat":
-            return f"sent no heartbeat for {elapsed} {note}"
-        case "collectives":
-            return f"keeps the others waiting: no collective has completed on any rank for {elapsed} {note}"
-        case "startup":
-            return f"did not start monitoring within {verdict.timeout_s:g} s{stopped}"
-        case "exit":
-            return f"did not exit within {verdict.timeout_s:g} s after its shutdown{stopped}"
-    return f"hung out of section for {elapsed} {note}"
-
-
-def undetermined_hang(first: HangVerdict, *, detail: str) -> Cause:
-    """The cause where nothing tells who began it; ``first`` was found first, and may only wait."""
-    text = f"hang detected (first on rank {first.rank}: {describe_overdue(first)})"
-    if first.kind == COLLECTIVES:
-        text = f"no collective has completed on any rank for {first.elapsed_s:.1f} s (timeout {first.timeout_s:.1f} s)"
-    return Cause(kind=CauseKind.HANG, text=text, iteration=first.iteration, detail=detail)
-
-
-def hang_of_one(verdict: HangVerdict, places: Mapping[int, str]) -> Cause:
-    """The cause where one of several hangs; it is known if its process is stopped, and then ``places`` holds it alone.
-
-    ``places``: rank -> where it is, in words; empty where that isn't known.
-    """
-    if len(places) == 1:
-        ((rank, detail),) = places.items()
-        verdict = dataclasses.replace(verdict, rank=rank, stopped=True)
-        text = describe_hang(verdict)
-        return Cause(kind=CauseKind.HANG, text=text, rank=rank, iteration=verdict.iteration, detail=detail)
-    told = "; ".join(f"rank {rank} {place}".rstrip() for rank, place in places.items())
-    return undetermined_hang(verdict, detail=f"root cause undetermined; candidates: {told}")
-
-
-def find_culprit(verdict: HangVerdict, others: Sequence[RankView]) -> HangVerdict:
-    """The rank that hangs, where the one found first may only wait for it in a collective.
-
-    A rank that was stopped by a signal is the one; so is one that is an iteration behind and has been where it
-    is for most of that time. If nothing tells them apart, it is the one that was found.
-    """
-    if verdict.stopped:
-        return verdict
-    candidates = [other for other in others if other.rank != verdict.rank and not other.closing]
-    stopped = [other for other in candidates if other.stopped]
-    if stopped:
-        return as_verdict(min(stopped, key=lambda other: other.rank), verdict)
-    behind = [other for other in candidates if _is_behind(other, verdict)]
-    if behind:
-        return as_verdict(min(behind, key=lambda other: (other.iteration or 0, other.rank)), verdict)
-    return verdict
-
-
-def find_cause(
-    exits: Sequence[RankExit], verdicts: Sequence[HangVerdict], *, raised: Collection[int] = ()
-) -> Cause | None:
-    """Why a cycle failed; None if no rank failed.
-
-    A verdict wins over every end, because what was found hung is ended by us. Else the first end that isn't our
-    doing; among ends seen at the same time a signal from outside is likelier the cause than an error that the
-    loss of a peer would raise, too, and an error recorded earlier likelier than a later one. A rank that had raised
-    before we signalled it is no doing of ours, even if it took so long to end that we ended it; ``raised``: ranks of
-    which that was seen, whenever they were signalled.
-    """
-    if verdicts:
-        # two monitors may find theirs in the same millisecond: a stopped rank is the cause, one that is an iteration
-        # behind more likely so, whichever was reported first
-        first = min(verdicts, key=lambda v: (not v.stopped, math.inf if v.iteration is None else v.iteration, v.at_ns))
-        return Cause(kind=CauseKind.HANG, text=describe_hang(first), rank=first.rank, iteration=first.iteration)
-    failed = _as_raised([rank_exit for rank_exit in exits if rank_exit.exitcode != 0], raised)
-    candidates = [rank_exit for rank_exit in failed if not is_by_us(rank_exit)] or failed
-    if not candidates:
-        return None
-    followed = [rank_exit for rank_exit in candidates if is_secondary_failure(rank_exit)]
-    first_followed = min((rank_exit.at_ns for rank_exit in followed), default=0)
-    others = [rank_exit for rank_exit in candidates if rank_exit not in followed]
-    if any((rank_exit.raised_at_ns or rank_exit.at_ns) <= first_followed + _DYING_NS for rank_exit in others):
-        candidates = others  # one that ended much later can't be what they followed from
-    seen_first = min(rank_exit.at_ns for rank_exit in candidates)
-    tied = [rank_exit for rank_exit in candidates if rank_exit.at_ns - seen_first <= _TIE_NS]
-    cause = min(tied, key=_suspicion)
-    parts = [f"in {cause.where}" if cause.where else ""]
-    if cause in followed:
-        parts.append("likely a consequence of another rank's exit")
-    elif followed and cause in others:
-        parts.append(f"{len(followed)} other{'' if len(followed) == 1 else 's'} failed because of it")
-    detail = ", ".join(part for part in parts if part)
-    return Cause(
-        kind=_kind_of(cause),
-        text=describe_exit(cause),
-        rank=cause.rank,
-        iteration=cause.iteration,
-        detail=detail,
-        follows=cause in followed,
-        by_us=is_by_us(cause),
-    )
-
-
-def _as_raised(failed: Sequence[RankExit], raised: Collection[int]) -> list[RankExit]:
-    """Ends with those that we ended while they were ending of their own exception as they would have been."""
-    return [
-        dataclasses.replace(each, exitcode=1, signals_sent=frozenset(), at_ns=each.raised_at_ns or each.at_ns)
-        if is_by_us(each) and was_ending(each, has_raised=each.rank in raised)
-        else each
-        for each in failed
-    ]
-
-
 def was_ending(rank_exit: RankExit, *, has_raised: bool = False) -> bool:
     """Whether a rank was ending of its own exception when it was signalled; ``has_raised``: that was seen then.
 
@@ -340,46 +122,22 @@ def has_own_error(rank_exit: RankExit) -> bool:
     return rank_exit.error is not None and not is_peer_loss(rank_exit.error)
 
 
-def _suspicion(rank_exit: RankExit) -> tuple[int, int, int, int]:
-    """Least is the likeliest cause among ends seen at the same time."""
-    name = signal_name(-rank_exit.exitcode) if rank_exit.exitcode < 0 else ""
-    # a library that loses its peer aborts (SIGABRT) or lets an error end the rank; nothing sends SIGKILL for it
-    is_weak = rank_exit.crashed_of_exception or name == "SIGABRT" or not name.startswith("SIG")
-    grade = 1 if is_weak else 2 if name == "SIGTERM" else 0
-    error_at = rank_exit.error_at_s if rank_exit.error_at_s is not None else 2**62
-    return grade, error_at, rank_exit.at_ns, rank_exit.rank
+def failure_signature(end: RankExit, *, is_watched: bool, lived_s: float) -> str:
+    """Of a rank that was through no step; empty where another start may well get further.
 
-
-def _kind_of(rank_exit: RankExit) -> CauseKind:
-    if rank_exit.exitcode >= 0 or is_crash(rank_exit.exitcode):
-        return CauseKind.CRASH
-    return CauseKind.SIGNAL
-
-
-def _is_behind(other: RankView, verdict: HangVerdict) -> bool:
-    if other.iteration is None or verdict.iteration is None or other.iteration >= verdict.iteration:
-        return False
-    return verdict.at_ns - other.since_ns >= verdict.elapsed_s * 0.5e9
-
-
-def as_verdict(other: RankView, found: HangVerdict) -> HangVerdict:
-    """A verdict on another rank than the one that was found: the time it has been where it is."""
-    if found.kind in ("heartbeat", "initial_heartbeat"):
-        # its sections say nothing of its heartbeats; both ranks have been silent for about as long
-        return dataclasses.replace(
-            found, rank=other.rank, local_rank=other.local_rank, iteration=other.iteration, stopped=other.stopped
-        )
-    return HangVerdict(
-        rank=other.rank,
-        local_rank=other.local_rank,
-        kind=found.kind if other.section is None else "section",
-        section=other.section,
-        elapsed_s=max(0.0, (found.at_ns - other.since_ns) / 1e9),
-        timeout_s=found.timeout_s if other.timeout_s is None else other.timeout_s,
-        iteration=other.iteration,
-        at_ns=found.at_ns,
-        stopped=other.stopped,
-    )
+    ``is_watched``: it had begun its monitoring, so that its steps would have been seen.
+    """
+    is_shell_signal = end.exitcode > _SHELL_SIGNALS
+    was_killed = end.exitcode <= 0 and not end.crashed_of_exception
+    if was_killed or is_shell_signal or (not is_watched and lived_s > _SOON_S):
+        return ""
+    if end.error is None:
+        return f"exit code {end.exitcode}" if is_watched or end.exitcode in _TELLING_CODES else ""
+    is_mistake = end.error.startswith(_MISTAKES)
+    told = end.error.lower()
+    if not is_mistake and any(sign in told for sign in _FROM_OUTSIDE):
+        return ""
+    return end.error[:_LONGEST]
 
 
 def _one_line(text: str) -> str:

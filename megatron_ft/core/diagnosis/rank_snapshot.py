@@ -2,133 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from dataclasses import dataclass, field
+from typing import Annotated
 
-from megatron_ft.core.codec import Count, Form, LocalRank, Rank, Seconds, fields, unpack
+from megatron_ft.core.codec import Count, Form, LocalRank, Rank, Seconds
+from megatron_ft.core.diagnosis.collectives import Collective, read_in_flight, write_in_flight
 from megatron_ft.core.diagnosis.stacks import Frame
-from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.signals import signal_name
-from megatron_ft.core.wording import shown
-
-__all__ = [
-    "EVIDENCE_S",
-    "Collective",
-    "RankSnapshot",
-    "is_in_checkpoint_write",
-    "is_in_library",
-    "is_past_its_script",
-    "is_waiting_for_process",
-    "lost_process",
-    "packed",
-    "place",
-    "stack_wait",
-    "unpacked",
-]
 
 EVIDENCE_S = 2.0
 """How long, in seconds, evidence is collected at most: the monitor that found the hang and the launcher must agree."""
-_PEER = re.compile(r"^(?:send|recv) (\d+)\s*(?:->|<-)\s*(\d+)$")
 _NEAR = 10
 """In so many innermost calls is searched for what a thread waits in."""
-_MOST_RANKS = 1 << 20
 _MOST_CHARACTERS = 1000
 _C10D = "torch/distributed/distributed_c10d.py"
 _PROCESSES = ("/multiprocessing/", "/concurrent/futures/process.py", "/subprocess.py")
 _CHECKPOINTS = ("/dist_checkpointing/", "torch/distributed/checkpoint/")
-
-
-def packed(ranks: Sequence[int]) -> list[int] | dict[str, list[int]]:
-    """A group for JSON: those of thousands of ranks are nearly always evenly spaced."""
-    spaced = _spaced(ranks)
-    return list(ranks) if spaced is None else {"range": [spaced.start, spaced.stop, spaced.step]}
-
-
-def unpacked(ranks: Any) -> Sequence[int]:
-    """The other way: a ``range`` where it can be, which takes no room however large the group is.
-
-    Raises:
-        ProtocolError: it is none.
-    """
-    try:
-        found = range(*ranks["range"]) if isinstance(ranks, Mapping) else tuple(ranks)
-        ends = (found[0], found[-1]) if found and isinstance(found, range) else found
-    except (KeyError, OverflowError, TypeError, ValueError):
-        raise ProtocolError(shown(ranks)) from None
-    if not all(type(each) is int and 0 <= each < _MOST_RANKS for each in ends):
-        raise ProtocolError(shown(ranks))
-    return found
-
-
-def _spaced(ranks: Sequence[int]) -> range | None:
-    if isinstance(ranks, range):
-        return ranks
-    if len(ranks) <= 2:
-        return None
-    found = range(ranks[0], ranks[-1] + 1, (ranks[1] - ranks[0]) or 1)
-    return found if len(found) == len(ranks) and all(map(int.__eq__, ranks, found)) else None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Collective:
-    """One that a rank has entered and not left.
-
-    Args:
-        group: torch's name of its process group, the same on all its ranks.
-        seq: its number in that group, from 1; for a point-to-point operation among those of the pair.
-        op: "all_reduce"; for a point-to-point operation "recv 0<-1", with ranks of the group.
-        ranks: the global ranks of the group, as a ``range`` where they are evenly spaced, else a tuple.
-    """
-
-    group: str
-    seq: Count
-    op: str
-    ranks: Annotated[Sequence[int], Form(unpacked, packed)] = ()
-    p2p: bool = False
-    description: str = ""
-    backend: str = ""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "ranks", _spaced(self.ranks) or tuple(self.ranks))
-
-    @property
-    def key(self) -> str:
-        """Names the counter that ``seq`` is of: a group may have one for each of two backends."""
-        return f"{self.backend}/{self.group}"
-
-    @property
-    def peer(self) -> int | None:
-        """The global rank on the other side of a point-to-point operation, if the operation names it."""
-        found = _PEER.match(self.op)
-        if found is None:
-            return None
-        index = int(found[2])
-        return self.ranks[index] if index < len(self.ranks) else None
-
-    @property
-    def name(self) -> str:
-        """For people: "all_reduce #412 of group tp"."""
-        group = self.description or self.group
-        return f"{self.op} #{self.seq}" + ("" if group in ("", "0", "default_pg") else f" of group {group}")
-
-
-def _write_in_flight(collectives: Sequence[Collective]) -> list[dict[str, Any]]:
-    """The ranks of a group are written once, however many of its collectives are in flight."""
-    found, told = [], set()
-    for each in collectives:
-        found.append(fields(each if each.group not in told else replace(each, ranks=())))
-        told.add(each.group)
-    return found
-
-
-def _read_in_flight(value: Any) -> tuple[Collective, ...]:
-    if not isinstance(value, list):
-        raise ProtocolError(shown(value))
-    found = [unpack(Collective, each) for each in value]
-    groups: dict[str, Sequence[int]] = {}
-    return tuple(replace(each, ranks=groups.setdefault(each.group, each.ranks)) for each in found)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +67,7 @@ class RankSnapshot:
     is_in_library: bool = False
     timeout_s: Seconds | None = None
     has_collectives: bool = False
-    in_flight: Annotated[tuple[Collective, ...], Form(_read_in_flight, _write_in_flight)] = ()
+    in_flight: Annotated[tuple[Collective, ...], Form(read_in_flight, write_in_flight)] = ()
     enqueued: Mapping[str, Count] = field(default_factory=dict)
     closing: bool = False
     gone: bool = False

@@ -13,8 +13,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from megatron_ft.core.diagnosis.peer_loss import is_peer_loss
-from megatron_ft.core.diagnosis.rank_snapshot import Collective, RankSnapshot, place
+from megatron_ft.core.diagnosis.collectives import Collective
+from megatron_ft.core.diagnosis.exceptions import is_peer_loss
+from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot, place
 
 __all__ = ["Finding", "find", "waits_for"]
 

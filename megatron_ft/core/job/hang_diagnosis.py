@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-from megatron_ft.core.diagnosis.exits import (
+from megatron_ft.core.diagnosis.cycle_cause import (
     Cause,
     CauseKind,
     HangVerdict,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, replace
 
-from megatron_ft.core.diagnosis.exits import Cause, CauseKind
+from megatron_ft.core.diagnosis.cycle_cause import Cause, CauseKind
 from megatron_ft.core.job import lines
 from megatron_ft.core.job.progress import Reached
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome, RestartDecision

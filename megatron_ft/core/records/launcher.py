@@ -1,4 +1,4 @@
-"""Records of a launcher: of the job, its cycles and its ranks' processes."""
+"""Records of a launcher: of the job and its cycles; those on its ranks are in `launcher_ranks`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,18 @@ from typing import Any
 from megatron_ft.core.codec import Count, Cycle, LocalRank, Moment, Pid, Rank, Seconds, WorldSize
 from megatron_ft.core.device_memory import Holding
 from megatron_ft.core.process_facts import ProcessFacts
-from megatron_ft.core.records.forks import ForkFailed, ForkServer, FreshInterpreters
-from megatron_ft.core.records.hangs import Finding, MoreTime, NoCollective
+from megatron_ft.core.records.launcher_ranks import (
+    Finding,
+    ForkFailed,
+    ForkServer,
+    FreshInterpreters,
+    MonitorReplaced,
+    MoreTime,
+    NoCollective,
+    RankExited,
+    WorkloadControl,
+    WouldHaveEnded,
+)
 
 __all__ = [
     "Abandoned",
@@ -292,74 +302,6 @@ class DeviceMemory:
 
     waited_s: Seconds
     held: tuple[Holding, ...] = ()
-
-
-# -- its ranks --------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankExited:
-    """A rank's process has ended, at ``t``.
-
-    Args:
-        exitcode: negative is the signal that ended it; ``signal`` is that.
-        by_us: the launcher or the monitor has ended it.
-        iteration: done by then.
-        error: its exception, if it is known.
-    """
-
-    rank: Rank
-    cycle: Cycle
-    local_rank: LocalRank | None = None
-    pid: Pid | None = None
-    exitcode: int | None = None
-    signal: int | None = None
-    by_us: bool = False
-    iteration: int | None = None
-    error: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WouldHaveEnded:
-    """A rank was found hung, and isn't ended (--ft-observe-only).
-
-    Args:
-        text: the verdict in words.
-    """
-
-    rank: Rank
-    cycle: Cycle
-    local_rank: LocalRank | None = None
-    iteration: int | None = None
-    text: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkloadControl:
-    """A rank asked for something.
-
-    Args:
-        action: "Continue", "ExcludeThisNode" or "ShutdownWorkload".
-    """
-
-    action: str = ""
-    description: str = ""
-    rank: Rank | None = None
-    pid: Pid | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MonitorReplaced:
-    """A monitor has died, or did no work any more; another one goes on with its rank.
-
-    Args:
-        pid: of the old one.
-    """
-
-    local_rank: LocalRank
-    rank: Rank | None = None
-    reason: str = ""
-    pid: Pid | None = None
 
 
 Record = (

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from megatron_ft.core.codec import Count, Cycle, Rank, Seconds, WorldSize
-
-__all__ = ["FaultInjected", "Record", "StateLoaded", "TimeoutsLearned"]
+from megatron_ft.core.fault_plan import PlannedFault
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,3 +82,9 @@ class TimeoutsLearned:
 
 
 Record = FaultInjected | StateLoaded | TimeoutsLearned
+
+
+def not_fired(faults: Iterable[PlannedFault], fired: Iterable[object]) -> list[PlannedFault]:
+    """Which faults have no `FaultInjected` among ``fired`` (of all ranks' event logs)."""
+    seen = {(r.cycle, r.rank, r.iteration, r.type) for r in fired if isinstance(r, FaultInjected)}
+    return [fault for fault in faults if (fault.cycle, fault.rank, fault.iteration, fault.type) not in seen]

@@ -1,16 +1,111 @@
 """What a launcher knows of its job on this node, as it answers `megatron-ft status`. Pure.
 
-Times are nanoseconds of CLOCK_MONOTONIC.
+Of each rank: where it is now and how much of its timeout is used, from its board, what the launcher knows, and a time.
+
+What runs against which timeout is the monitor's own rule (``running_intervals``), so what is shown and what is enforced
+are the same. One thing only the monitors know: time in which the whole node was suspended, which they
+take off; a share shown here may then be too high.
 """
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from megatron_ft.core.status.rows import RankRow
+from megatron_ft.core.board.intervals import running_intervals
+from megatron_ft.core.board.layout import BoardSnapshot, CollectiveCounts, SectionView
+from megatron_ft.core.board.pauses import Pauses
 
-__all__ = ["JobFacts", "JobPhase", "LastCause"]
+_STOPPED = frozenset("Tt")
+
+
+class RankState(enum.Enum):
+    """What is to be said of a rank; where several are true, the first of these."""
+
+    EXITED = "exited"
+    HUNG = "hung"
+    """It was found hung and is being ended."""
+    DAMAGED = "damaged"
+    """Its board can't be read; its monitor renews it."""
+    STOPPED = "stopped"
+    """Its process was stopped by a signal, or a debugger holds it."""
+    NOT_ATTACHED = "not_attached"
+    """It hasn't begun its monitoring yet."""
+    CLOSING = "closing"
+    """It has ended its monitoring: its board isn't checked any more."""
+    PAUSED = "paused"
+    RUNNING = "running"
+
+
+class RankReading(NamedTuple):
+    """What was seen of a rank in one moment."""
+
+    snapshot: BoardSnapshot | None = None
+    damaged: bool = False
+    process_state: str | None = "S"
+    """The letter of /proc/<pid>/stat; None if the process has ended."""
+    collectives: CollectiveCounts | None = None
+    """Of a rank whose script calls no hooks: nothing else is known of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSection:
+    """A section that is open now. Seconds; no timeout is None."""
+
+    name: str
+    open_s: float
+    timeout_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TimeoutUse:
+    """A running timeout, in seconds; ``share`` reaches 1 when the rank is found hung."""
+
+    kind: str
+    """A ``HangKind`` by value."""
+    section: str | None
+    used_s: float
+    timeout_s: float
+
+    @property
+    def share(self) -> float:
+        """How much of it is used."""
+        return self.used_s / self.timeout_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankFacts:
+    """What the launcher knows of one rank of this node in the last cycle that was begun."""
+
+    rank: int
+    local_rank: int
+    pid: int
+    exit_code: int | None
+    """None while it runs; negative is the signal that ended it."""
+    hung: bool
+    """It was found hung, and is being ended or was."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankRow:
+    """One rank at one moment. Times are seconds."""
+
+    rank: int
+    local_rank: int
+    pid: int
+    state: RankState
+    exit_code: int | None = None
+    iteration: int | None = None
+    sections: tuple[OpenSection, ...] = ()
+    """Outermost first."""
+    out_of_section_s: float | None = None
+    """How long none has been open; None while one is, and for a rank that has never opened one."""
+    heartbeat_s: float | None = None
+    """How long ago the last heartbeat was; None if there was none."""
+    timeout: TimeoutUse | None = None
+    """The most advanced of its running timeouts; None if none runs."""
 
 
 class JobPhase(enum.Enum):
@@ -59,3 +154,76 @@ class JobFacts:
     """Of this node."""
     now_ns: int
     """When it was so."""
+
+
+def make_rows(ranks: Iterable[tuple[RankFacts, RankReading]], pauses: Pauses, now_ns: int) -> tuple[RankRow, ...]:
+    """A row for each rank of the job on this node, by rank. They were read before ``now_ns``."""
+    return tuple(sorted((_row(*each, pauses, now_ns) for each in ranks), key=lambda row: row.rank))
+
+
+def most_urgent(rows: Sequence[RankRow], count: int) -> list[RankRow]:
+    """Those ``count`` rows that a person should see first, in their old order: trouble, then the most used timeout."""
+    if count >= len(rows):
+        return list(rows)
+    chosen = sorted(range(len(rows)), key=lambda at: _calm(rows[at]))[:count]
+    return [rows[at] for at in sorted(chosen)]
+
+
+def _calm(row: RankRow) -> tuple[int, float]:
+    in_trouble = row.state in (RankState.EXITED, RankState.HUNG, RankState.DAMAGED, RankState.STOPPED)
+    return (0 if in_trouble else 1, -row.timeout.share if row.timeout is not None else 0.0)
+
+
+def _row(facts: RankFacts, reading: RankReading, pauses: Pauses, now_ns: int) -> RankRow:
+    state = _state(facts, reading, paused=pauses.since_ns is not None)
+    board = reading.snapshot
+    row = RankRow(
+        rank=facts.rank,
+        local_rank=facts.local_rank,
+        pid=facts.pid,
+        state=state,
+        exit_code=facts.exit_code,
+        iteration=None if board is None else board.iteration,
+    )
+    if board is None or state in (RankState.EXITED, RankState.CLOSING):
+        return row  # what its board says of sections has stood still since
+    opened = any(section.open_count for section in board.sections)
+    sections = tuple(_open(section, now_ns) for section in board.open_sections)
+    return replace(
+        row,
+        sections=sections,
+        out_of_section_s=_since(board.last_transition_ns, now_ns) if opened and not sections else None,
+        heartbeat_s=_since(board.last_heartbeat_ns, now_ns) if board.last_heartbeat_ns else None,
+        timeout=max(_uses(board, pauses, now_ns), key=lambda use: use.share, default=None),
+    )
+
+
+def _state(facts: RankFacts, reading: RankReading, *, paused: bool) -> RankState:
+    if facts.exit_code is not None or reading.process_state is None:
+        return RankState.EXITED
+    if facts.hung:
+        return RankState.HUNG
+    if reading.damaged:
+        return RankState.DAMAGED
+    if reading.process_state in _STOPPED:
+        return RankState.STOPPED
+    if reading.snapshot is None:
+        return RankState.NOT_ATTACHED
+    if reading.snapshot.closing:
+        return RankState.CLOSING
+    return RankState.PAUSED if paused else RankState.RUNNING
+
+
+def _uses(board: BoardSnapshot, pauses: Pauses, now_ns: int) -> Iterable[TimeoutUse]:
+    for interval in running_intervals(board):
+        used_ns = now_ns - interval.since_ns - pauses.within(interval.since_ns, now_ns)
+        yield TimeoutUse(interval.kind.value, interval.section, max(0, used_ns) / 1e9, interval.timeout_ns / 1e9)
+
+
+def _open(section: SectionView, now_ns: int) -> OpenSection:
+    timeout_s = None if section.timeout_ns is None else section.timeout_ns / 1e9
+    return OpenSection(section.name, _since(section.opened_at_ns, now_ns), timeout_s)
+
+
+def _since(then_ns: int, now_ns: int) -> float:
+    return max(0, now_ns - then_ns) / 1e9

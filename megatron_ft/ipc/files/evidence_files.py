@@ -7,8 +7,7 @@ import json
 import os
 import socket
 
-from megatron_ft.core.diagnosis.evidence import Evidence
-from megatron_ft.core.diagnosis.evidence_page import evidence_text
+from megatron_ft.core.diagnosis.evidence import Evidence, evidence_text
 
 __all__ = ["DIRECTORY", "LIBRARIES", "write_evidence"]
 

@@ -18,7 +18,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 from megatron_ft.core.agent import edge
 from megatron_ft.core.agent.agent import Agent
 from megatron_ft.core.agent.turn import AgentPhase, Options
-from megatron_ft.core.diagnosis.exits import Cause, CauseKind
+from megatron_ft.core.diagnosis.cycle_cause import Cause, CauseKind
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.job.messages import Goodbye
 from megatron_ft.core.mailbox import Mailbox

@@ -9,8 +9,7 @@ from megatron_ft.core.agent.agent import Agent
 from megatron_ft.core.agent.conclusion import Ended
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.job.restart_policy import Action
-from megatron_ft.core.status.job_facts import JobFacts, JobPhase, LastCause
-from megatron_ft.core.status.rows import RankFacts, RankReading, make_rows
+from megatron_ft.core.status.job_facts import JobFacts, JobPhase, LastCause, RankFacts, RankReading, make_rows
 from megatron_ft.ipc.linux.processes import read_stat
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.monitors.monitors import Monitors

@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 from torch.distributed.elastic.multiprocessing import ProcessFailure
 
 from megatron_ft.core.agent import edge
+from megatron_ft.core.diagnosis.cycle_cause import Cause
 from megatron_ft.core.diagnosis.exceptions import CrashOutput
-from megatron_ft.core.diagnosis.exits import Cause, RankExit
+from megatron_ft.core.diagnosis.exits import RankExit
 from megatron_ft.core.timeouts.raised import RaisedTimeouts
 from megatron_ft.ipc.linux.proc import run_delays_ns
 from megatron_ft.ipc.linux.processes import ProcessStat

@@ -11,14 +11,14 @@ from megatron_ft.core.agent import edge
 from megatron_ft.core.agent.edge import CheckProgress, ConfirmHang, ExtendTimeout, FromMonitor
 from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.board.pauses import Pauses
-from megatron_ft.core.diagnosis.exits import HangVerdict
+from megatron_ft.core.diagnosis.cycle_cause import HangVerdict
 from megatron_ft.core.messages.control import Pause, Resume
 from megatron_ft.core.messages.monitor import Observation, ProgressChecked, Report, Suspect
 from megatron_ft.core.rate_limiter import RateLimiter
 from megatron_ft.core.records import launcher as records
 from megatron_ft.core.records.monitor import Attached, Detached, FirstStep, Signalled
 from megatron_ft.core.records.shared import RankHung
-from megatron_ft.core.status.rows import RankReading
+from megatron_ft.core.status.job_facts import RankReading
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.monitor_process import MonitorOptions
 from megatron_ft.launcher.base import lines

@@ -32,7 +32,7 @@ from megatron_ft.core.messages.monitor import (
 from megatron_ft.core.records.launcher import MonitorReplaced
 from megatron_ft.core.records.monitor import Attached
 from megatron_ft.core.records.shared import Warning_
-from megatron_ft.core.status.rows import RankReading
+from megatron_ft.core.status.job_facts import RankReading
 from megatron_ft.ipc import monitor_process
 from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.files.event_log import EventLog

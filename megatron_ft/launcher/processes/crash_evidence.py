@@ -10,8 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from megatron_ft.core.board.layout import BoardSnapshot
-from megatron_ft.core.diagnosis.board_facts import board_facts
-from megatron_ft.core.diagnosis.evidence import ExitEvidence
+from megatron_ft.core.diagnosis.evidence import ExitEvidence, board_facts
 from megatron_ft.core.diagnosis.exceptions import CrashOutput, last_words, words_of_error_file
 from megatron_ft.core.diagnosis.exits import RankExit, describe_exit, is_secondary_failure
 from megatron_ft.core.records.shared import Evidence

@@ -32,7 +32,7 @@ from megatron_ft.core.diagnosis.collectives import NoCollectives
 from megatron_ft.core.diagnosis.exceptions import EXCEPTION_MARK
 from megatron_ft.core.diagnosis.stacks import REPORTER_THREAD, Frame
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.messages.crash_reporter import Answer, Question
+from megatron_ft.core.messages.rank import Answer, Question
 from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.linux.polling import has_hung_up
 from megatron_ft.ipc.linux.processes import would_end_by

@@ -15,7 +15,7 @@ from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.coordinator.cycle import Cycle
 from megatron_ft.core.coordinator.next_cycle import NextCycle
 from megatron_ft.core.coordinator.notices import Notices
-from megatron_ft.core.diagnosis.exits import CauseKind
+from megatron_ft.core.diagnosis.cycle_cause import CauseKind
 from megatron_ft.core.job import edge, lines, member, patience
 from megatron_ft.core.job.decisions import Kind
 from megatron_ft.core.job.member import Member

@@ -10,7 +10,7 @@ import yaml
 
 from megatron_ft.cli.main import main
 from megatron_ft.cli.replay import suggestion
-from megatron_ft.core.config.sections import parse_section_timeouts
+from megatron_ft.core.config.config import parse_section_timeouts
 from tests.support.generated_logs import END, START, Fault, GeneratedJob, write_job
 from tests.unit.cli.analysis.test_report_cycles import Logs
 from tests.unit.cli.analysis.test_report_timeline import progress

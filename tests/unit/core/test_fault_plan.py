@@ -9,8 +9,7 @@ import pytest
 
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.fault_plan import FAULT_TYPES, PlannedFault, due, parse_plan, resolve
-from megatron_ft.core.records.fired_faults import not_fired
-from megatron_ft.core.records.rank import FaultInjected
+from megatron_ft.core.records.rank import FaultInjected, not_fired
 from megatron_ft.ipc.config.fault_plan_file import read_fault_plan
 from tests import ROOT
 

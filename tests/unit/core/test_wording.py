@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from megatron_ft.core.diagnosis.evidence_page import evidence_text
+from megatron_ft.core.diagnosis.evidence import evidence_text
 from megatron_ft.core.wording import begins, counted, listed, printable, when
 from tests.support.evidence import exit_evidence
 

@@ -17,7 +17,7 @@ import pytest
 
 from megatron_ft.core.board import layout as layout
 from megatron_ft.core.board.layout import BoardDamagedError
-from megatron_ft.core.config.sections import MAX_SECTIONS
+from megatron_ft.core.config.config import MAX_SECTIONS
 from megatron_ft.core.errors import RankMonitorClientError
 from megatron_ft.core.timeouts.timeouts import SectionTimeouts
 from megatron_ft.ipc.board import Board, BoardTimeouts, create_memory

@@ -17,8 +17,7 @@ from megatron_ft.cli.status import status_table
 from megatron_ft.cli.status.status import job_object
 from megatron_ft.cli.status.status_table import duration, job_frame
 from megatron_ft.core.board.layout import SectionView
-from megatron_ft.core.status.job_facts import JobFacts, JobPhase
-from megatron_ft.core.status.rows import RankFacts, RankReading
+from megatron_ft.core.status.job_facts import JobFacts, JobPhase, RankFacts, RankReading
 from megatron_ft.ipc.board import Board, BoardTimeouts, create_memory
 from tests.support.status_facts import NOW, S, job_facts, rank_facts, snapshot
 
@@ -257,6 +256,6 @@ def calls_to_draw(boards: list[Board]) -> int:
 
 
 def test_every_state_has_its_words() -> None:
-    from megatron_ft.core.status.rows import RankState
+    from megatron_ft.core.status.job_facts import RankState
 
     assert set(status_table._WORDS) == set(RankState) - {RankState.EXITED}

@@ -11,7 +11,7 @@ from megatron_ft.core.agent import edge
 from megatron_ft.core.agent.edge import Exit, Way
 from megatron_ft.core.agent.turn import AgentPhase
 from megatron_ft.core.control import ReceivedRequest, WorkloadAction
-from megatron_ft.core.diagnosis.exits import CauseKind, HangVerdict
+from megatron_ft.core.diagnosis.cycle_cause import CauseKind, HangVerdict
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.job import edge as job
 from megatron_ft.core.job import messages as m

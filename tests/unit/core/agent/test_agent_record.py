@@ -6,8 +6,8 @@ import pytest
 
 from megatron_ft.core.agent import edge
 from megatron_ft.core.board.layout import BoardSnapshot
+from megatron_ft.core.diagnosis.cycle_cause import CauseKind, HangVerdict
 from megatron_ft.core.diagnosis.exceptions import CrashOutput
-from megatron_ft.core.diagnosis.exits import CauseKind, HangVerdict
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.hang_diagnosis import blamed

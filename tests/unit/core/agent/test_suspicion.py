@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from megatron_ft.core.agent import edge
-from megatron_ft.core.diagnosis.exits import HangVerdict
+from megatron_ft.core.diagnosis.cycle_cause import HangVerdict
 from megatron_ft.core.job import edge as job
 from megatron_ft.core.job import messages as m
 from tests.support.agents import Driven

@@ -17,7 +17,7 @@ from megatron_ft.core.board.hang_detector import (
 )
 from megatron_ft.core.board.intervals import HangKind
 from megatron_ft.core.board.layout import BoardSnapshot, SectionView
-from megatron_ft.core.diagnosis.board_facts import with_board
+from megatron_ft.core.diagnosis.evidence import with_board
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.timeouts.budget_rule import FIRST_INTERVALS
 from tests.fuzz.healthy import BOARD, SimulatedNode, live

@@ -15,9 +15,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from megatron_ft.core.config.config import FIELDS, ConfigValues
+from megatron_ft.core.config.config import FIELDS, ConfigValues, parse_section_timeouts
 from megatron_ft.core.config.option import check_all
-from megatron_ft.core.config.sections import parse_section_timeouts
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.times import MAX_SECONDS
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig

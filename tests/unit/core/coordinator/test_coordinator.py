@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from megatron_ft.core.coordinator.coordinator import Coordinator
-from megatron_ft.core.diagnosis.exits import CauseKind, HangVerdict
+from megatron_ft.core.diagnosis.cycle_cause import CauseKind, HangVerdict
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.job import edge, lines
 from megatron_ft.core.job import messages as m

@@ -11,7 +11,7 @@ import pytest
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.coordinator.cycle import Cycle
 from megatron_ft.core.coordinator.nodes import Node
-from megatron_ft.core.diagnosis.exits import HangVerdict
+from megatron_ft.core.diagnosis.cycle_cause import HangVerdict
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Accepted, Decision, Held, Kind, Memory

@@ -10,14 +10,12 @@ import pytest
 
 from megatron_ft.core.board.hang_detector import Overdue
 from megatron_ft.core.board.intervals import HangKind
-from megatron_ft.core.diagnosis.board_facts import BoardFacts, OpenSection
 from megatron_ft.core.diagnosis.collectives import CollectiveInFlight, Collectives, NoCollectives, collectives_of
-from megatron_ft.core.diagnosis.evidence import Evidence, Stacks, Thread
-from megatron_ft.core.diagnosis.evidence_page import evidence_text
+from megatron_ft.core.diagnosis.evidence import BoardFacts, Evidence, OpenSection, Stacks, Thread, evidence_text
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.diagnosis.stacks import REPORTER_THREAD, Frame
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.messages.crash_reporter import Answer
+from megatron_ft.core.messages.rank import Answer
 from megatron_ft.core.process_facts import ProcessFacts, ThreadFacts
 from tests.support.evidence import exit_evidence, hang_evidence
 

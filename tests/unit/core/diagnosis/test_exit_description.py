@@ -1,4 +1,4 @@
-"""How ranks' ends are worded, and which of several is taken for the cause."""
+"""How ranks' ends are worded, which of several is the cause, and which failed starts are the user's mistake."""
 
 from __future__ import annotations
 
@@ -8,18 +8,15 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.core.diagnosis.exits import (
+from megatron_ft.core.diagnosis.cycle_cause import (
     CauseKind,
     HangVerdict,
-    RankExit,
     RankView,
-    describe_exit,
     describe_hang,
     find_cause,
     find_culprit,
-    is_by_us,
-    is_secondary_failure,
 )
+from megatron_ft.core.diagnosis.exits import RankExit, describe_exit, failure_signature, is_by_us, is_secondary_failure
 
 MS = 1_000_000
 
@@ -282,3 +279,50 @@ def test_one_that_followed_a_rank_of_another_node_says_so() -> None:
 def test_a_learned_timeout_alone_proves_nothing(learned: bool, stopped: bool, certain: bool) -> None:
     found = hang(0, learned=learned, stopped=stopped)
     assert found.is_certain is certain
+
+
+# -- failed starts --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "ModuleNotFoundError: No module named 'pycuda'",
+        "ImportError: cannot import name 'x' from 'megatron.core'",
+        "TypeError: main() got an unexpected keyword argument 'lr'",
+        "AssertionError: world size (3) is not divisible by 2",
+        "FileNotFoundError: [Errno 2] No such file or directory: 'vocab.json'",
+    ],
+)
+def test_a_mistake_is_its_exception(error: str) -> None:
+    for is_watched in (True, False):
+        assert failure_signature(ended(1, 1, error=error), is_watched=is_watched, lived_s=20.0) == error
+    assert failure_signature(ended(1, 1, error=error), is_watched=False, lived_s=61.0) == ""
+    assert failure_signature(ended(1, -9, error=error), is_watched=True, lived_s=20.0) == ""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "OSError: [Errno 98] Address already in use",
+        "DistNetworkError: The server socket has failed to listen on any local network address.",
+        "DistStoreError: Timed out after 601 seconds waiting for clients. 1/2 clients joined.",
+        "DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:2251, unhandled system error",
+        "RuntimeError: CUDA error: no kernel image is available for execution on the device",
+        "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+        "ImportError: libcuda.so.1: cannot open shared object file: No such file or directory",
+        "OSError: [Errno 116] Stale file handle: '/ckpt'",
+        "EOFError: ",
+        "BlockingIOError: [Errno 11] Resource temporarily unavailable",
+    ],
+)
+def test_what_may_come_from_outside_is_none(error: str) -> None:
+    assert failure_signature(ended(1, 1, error=error), is_watched=True, lived_s=1.0) == ""
+
+
+@pytest.mark.parametrize(
+    ("code", "watched", "unwatched"), [(1, "exit code 1", ""), (2, "exit code 2", "exit code 2"), (137, "", "")]
+)
+def test_codes(code: int, watched: str, unwatched: str) -> None:
+    assert failure_signature(ended(1, code), is_watched=True, lived_s=1e5) == watched
+    assert failure_signature(ended(1, code), is_watched=False, lived_s=1.0) == unwatched

@@ -11,13 +11,8 @@ import pytest
 
 from megatron_ft.core.codec import fields as fields_of
 from megatron_ft.core.codec import unpack
-from megatron_ft.core.diagnosis.rank_snapshot import (
-    Collective,
-    RankSnapshot,
-    is_waiting_for_process,
-    lost_process,
-    place,
-)
+from megatron_ft.core.diagnosis.collectives import Collective
+from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot, is_waiting_for_process, lost_process, place
 from megatron_ft.core.diagnosis.root_cause import find, waits_for
 from megatron_ft.core.diagnosis.stacks import Frame
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from megatron_ft.core.coordinator.nodes import Node, Slot, choose
-from megatron_ft.core.diagnosis.exits import HangVerdict
+from megatron_ft.core.diagnosis.cycle_cause import HangVerdict
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.hosts import natural
 from megatron_ft.core.job import messages as m

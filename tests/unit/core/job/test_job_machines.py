@@ -15,7 +15,7 @@ from megatron_ft.core.coordinator.cycle import Cycle
 from megatron_ft.core.coordinator.nodes import Node, choose
 from megatron_ft.core.coordinator.round_completion import RoundCompletion
 from megatron_ft.core.coordinator.verdict import Seat, verdict_on
-from megatron_ft.core.diagnosis.exits import Cause, CauseKind, HangVerdict
+from megatron_ft.core.diagnosis.cycle_cause import Cause, CauseKind, HangVerdict
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.job import edge

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from megatron_ft.core.diagnosis.exits import CauseKind
+from megatron_ft.core.diagnosis.cycle_cause import CauseKind
 from megatron_ft.core.job.faults import Fault, FaultKind, fault_of
 from megatron_ft.core.job.lives import Ending, Life, Lives
 from megatron_ft.core.job.messages import Verdict

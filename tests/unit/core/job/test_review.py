@@ -8,8 +8,9 @@ import pytest
 
 from megatron_ft.core.codec import Vocabulary, pack
 from megatron_ft.core.coordinator.coordinator import Coordinator
-from megatron_ft.core.diagnosis.exits import HangVerdict
-from megatron_ft.core.diagnosis.rank_snapshot import Collective, RankSnapshot
+from megatron_ft.core.diagnosis.collectives import Collective
+from megatron_ft.core.diagnosis.cycle_cause import HangVerdict
+from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.hang_diagnosis import blamed

@@ -12,7 +12,7 @@ from megatron_ft.core.board.layout import BoardSnapshot, SectionView
 from megatron_ft.core.codec import pack
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.messages.control import ANSWERS
-from megatron_ft.core.status.rows import RankFacts, RankReading, RankRow, RankState, TimeoutUse, most_urgent
+from megatron_ft.core.status.job_facts import RankFacts, RankReading, RankRow, RankState, TimeoutUse, most_urgent
 from tests.support.status_facts import NOW, S, job_facts, rank_facts, snapshot
 
 

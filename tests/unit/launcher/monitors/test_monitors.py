@@ -8,7 +8,7 @@ import random
 
 from megatron_ft.core.agent import edge
 from megatron_ft.core.codec import pack
-from megatron_ft.core.diagnosis.exits import find_cause
+from megatron_ft.core.diagnosis.cycle_cause import find_cause
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.diagnosis.root_cause import find
 from megatron_ft.core.errors import ProtocolError

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.core.diagnosis.evidence import Stacks, Thread
-from megatron_ft.core.diagnosis.evidence_page import evidence_text
+from megatron_ft.core.diagnosis.evidence import Stacks, Thread, evidence_text
 from megatron_ft.core.diagnosis.stacks import REPORTER_THREAD, parse_faulthandler
-from megatron_ft.core.messages.crash_reporter import Answer
+from megatron_ft.core.messages.rank import Answer
 from megatron_ft.rank.crash_reporter import reporter
 from megatron_ft.rank.crash_reporter.reporter import main_places, megatron_ft_crash_reporter
 from tests.support.evidence import hang_evidence

@@ -14,7 +14,7 @@ import pytest
 from megatron_ft import fault_tolerance as ft
 from megatron_ft.core.board import layout as layout
 from megatron_ft.core.board.layout import timeout_word
-from megatron_ft.core.config.sections import MAX_SECTIONS
+from megatron_ft.core.config.config import MAX_SECTIONS
 from megatron_ft.core.errors import RankMonitorClientError
 from megatron_ft.core.timeouts.timeouts import SectionTimeouts
 from megatron_ft.rank.client.client import RankMonitorClient
