@@ -5,8 +5,6 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-__all__ = ["ReceivedRequest", "WorkloadAction", "WorkloadControlRequest"]
-
 
 class WorkloadAction(enum.Enum):
     """What the launcher is asked to do when the worker group ends. The numbers are those of nvidia-resiliency-ext."""

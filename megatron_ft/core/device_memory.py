@@ -12,8 +12,6 @@ from dataclasses import dataclass
 
 from megatron_ft.core.wording import listed
 
-__all__ = ["LONGEST_WAIT_S", "Holding", "MemoryStep", "describe", "held_by", "judge", "look_again_s"]
-
 LONGEST_WAIT_S = 10.0
 """After that the memory is considered lost, and the ranks start without it."""
 _FIRST_LOOK_S = 0.02

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["NO_PROGRESS_CODE", "TRY_AGAIN_CODE"]
-
 NO_PROGRESS_CODE = 93
 """Another start would fail like the last ones. The user may choose another code: --ft-no-restart-exit-code."""
 TRY_AGAIN_CODE = 94

@@ -15,17 +15,6 @@ from typing import Any
 from megatron_ft.core.errors import ConfigError, nearest, show
 from megatron_ft.core.wording import when
 
-__all__ = [
-    "DEFAULT_SLOWER_BY_S",
-    "FAULT_TYPES",
-    "IN_LOOP_TYPES",
-    "FaultPlan",
-    "PlannedFault",
-    "due",
-    "parse_plan",
-    "resolve",
-]
-
 RANDOM = "random"
 RANDOM_TYPES = ("rank_killed", "rank_hung")
 """What type ``random`` draws from."""

@@ -6,8 +6,6 @@ import itertools
 import re
 from collections.abc import Iterator
 
-__all__ = ["expand_hosts", "natural"]
-
 _WORD = re.compile(r"(?:\[[^\]]*\]|[^,])+")
 _PARTS = re.compile(r"([^0-9]*)([0-9]*)")
 _RANGES = re.compile(r"\[([^\]]*)\]")

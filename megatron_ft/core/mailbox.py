@@ -6,8 +6,6 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
-__all__ = ["Mailbox"]
-
 T = TypeVar("T")
 
 

@@ -13,18 +13,6 @@ from dataclasses import dataclass
 from megatron_ft.core.errors import Refused, nearest
 from megatron_ft.core.wording import counted
 
-__all__ = [
-    "CHECKS",
-    "LEAST_FREE_BYTES",
-    "Gpu",
-    "Port",
-    "disk_problems",
-    "gpu_problems",
-    "net_problems",
-    "parse_checks",
-    "xids",
-]
-
 CHECKS = ("gpu", "disk", "net", "nvidia-smi")
 LEAST_FREE_BYTES = 1 << 30
 """In each directory that is checked."""

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.wording import shown
 
-__all__ = ["METHOD", "REQUEST", "judge", "socket_of"]
-
 METHOD = "/nvhcd.HealthCheckService/RunHealthCheck"
 _ARGUMENT = b"--no-slurm"
 REQUEST = bytes((0x0A, len(_ARGUMENT))) + _ARGUMENT

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["RateLimiter"]
-
 _AT_ONCE = 8
 _EVERY_S = 60.0
 

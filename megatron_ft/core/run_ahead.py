@@ -7,19 +7,6 @@ from typing import NamedTuple
 
 from megatron_ft.core.errors import ConfigError
 
-__all__ = [
-    "FORK_SERVER_NAME",
-    "REFERENCE_NAMES_VARIABLE",
-    "RUN_AHEAD_VARIABLE",
-    "WATCH_VARIABLE",
-    "Ahead",
-    "is_set_for_ranks",
-    "parse_preload",
-    "shared_environment",
-    "tells_ranks_apart",
-    "without_ranks",
-]
-
 FORK_SERVER_NAME = "ft_fork_server"
 """Of the process, as the kernel has it; what it forks has it, too, until it is a rank."""
 RUN_AHEAD_VARIABLE = "MEGATRON_FT_RUN_AHEAD"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-__all__ = ["MAX_SECONDS", "earliest"]
-
 MAX_SECONDS = 1e9
 """Largest finite duration, in seconds (31 years). Its nanoseconds fit in 64 bits with room to spare."""
 

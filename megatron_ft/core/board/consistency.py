@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from megatron_ft.core.board.layout import BoardSnapshot, SectionView
 
-__all__ = ["contradiction"]
-
 _FIXED = ("cycle", "rank", "pid", "start_ns", "warmup_iterations", "epoch")
 _COUNTS = ("iterations_seen", "heartbeats", "ring_head", "timeouts_version")
 _STAMPS = (

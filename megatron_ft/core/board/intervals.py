@@ -25,8 +25,6 @@ from megatron_ft.core.board.layout import BoardSnapshot, SectionView
 from megatron_ft.core.timeouts.budget_rule import FIRST_INTERVALS
 from megatron_ft.core.times import earliest
 
-__all__ = ["STEP", "WARMUP", "HangKind", "Interval", "is_blank", "running_intervals", "smallest_timeout"]
-
 STEP = "step"
 WARMUP = "warmup"
 """Never opened: where it is configured, its timeout is that of "step" in the iterations of the warm-up."""

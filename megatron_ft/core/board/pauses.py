@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Pauses"]
-
 _MOST = 1000
 
 

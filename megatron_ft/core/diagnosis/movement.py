@@ -12,8 +12,6 @@ from typing import Any
 
 from megatron_ft.core.wording import counted
 
-__all__ = ["LEAST_BYTES", "ProgressSample", "is_file_wait", "progress_between"]
-
 LEAST_BYTES = 64 * 1024
 """Fewer bytes are those of a log, or of a thread that reports metrics, and no work."""
 _BUSY_SHARE = 0.5

@@ -17,8 +17,6 @@ from megatron_ft.core.diagnosis.collectives import Collective
 from megatron_ft.core.diagnosis.exceptions import is_peer_loss
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot, place
 
-__all__ = ["Finding", "find", "waits_for"]
-
 Waits = Mapping[int, frozenset[int]]
 """Rank -> those it waits for; ranks that don't wait have an empty set."""
 

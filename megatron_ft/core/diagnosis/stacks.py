@@ -6,16 +6,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-__all__ = [
-    "REPORTER_THREAD",
-    "Frame",
-    "ThreadStack",
-    "user_frame",
-    "main_stack",
-    "parse_faulthandler",
-    "parse_py_spy",
-]
-
 REPORTER_THREAD = "megatron_ft_crash_reporter"
 """Name of the thread with which a rank answers its monitor, and of that thread's function: faulthandler knows no names
 of threads."""

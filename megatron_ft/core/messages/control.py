@@ -11,8 +11,6 @@ from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.status.job_facts import JobFacts
 from megatron_ft.core.wording import shown
 
-__all__ = ["ANSWERS", "REQUESTS", "Accepted", "Answer", "Ok", "Pause", "Request", "Resume", "Status", "WorkloadControl"]
-
 _MAX_RANK = 10**7
 
 

@@ -7,22 +7,6 @@ from dataclasses import dataclass
 
 from megatron_ft.core.codec import Pid, Seconds, Vocabulary
 
-__all__ = [
-    "FROM_SERVER",
-    "TO_SERVER",
-    "Check",
-    "Checked",
-    "Failed",
-    "Forked",
-    "FromServer",
-    "LeftOut",
-    "Ready",
-    "Spawn",
-    "ToServer",
-    "Unfit",
-]
-
-
 # -- from the launcher ----------------------------------------------------------------------------------------
 
 

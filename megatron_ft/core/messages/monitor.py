@@ -9,26 +9,6 @@ from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.records.monitor import Attached, Detached, FirstStep, Signalled
 from megatron_ft.core.records.shared import RankHung, Warning_
 
-__all__ = [
-    "Suspect",
-    "ProgressChecked",
-    "CheckProgress",
-    "ExtendTimeout",
-    "ConfirmHang",
-    "ORDERS",
-    "REPORTS",
-    "Collect",
-    "Order",
-    "Pause",
-    "RankOrder",
-    "RankStarted",
-    "Release",
-    "Report",
-    "Resume",
-    "Observation",
-    "Stop",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Observation:

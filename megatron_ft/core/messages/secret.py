@@ -9,8 +9,6 @@ from megatron_ft.core.codec import Form, Vocabulary
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.wording import shown
 
-__all__ = ["HANDSHAKE", "Ask", "Challenge", "Denied", "Handshake", "Open", "Proof", "Welcome"]
-
 
 def _ascii(text: Any) -> str:
     if type(text) is not str or not text.isascii():

@@ -8,6 +8,4 @@ Who writes some imports those, and only readers import all: monitors, of which t
 
 from __future__ import annotations
 
-__all__ = ["SCHEMA"]
-
 SCHEMA = 1

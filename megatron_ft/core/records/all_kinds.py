@@ -5,7 +5,5 @@ from __future__ import annotations
 from megatron_ft.core.codec import Vocabulary
 from megatron_ft.core.records import launcher, monitor, rank, shared
 
-__all__ = ["RECORDS", "Record"]
-
 Record = shared.Record | launcher.Record | monitor.Record | rank.Record
 RECORDS: Vocabulary[Record] = Vocabulary(Record, tag="ev")

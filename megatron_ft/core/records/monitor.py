@@ -7,19 +7,6 @@ from dataclasses import dataclass, field
 
 from megatron_ft.core.codec import Count, Cycle, IntList, Moment, Pid, Rank, Seconds
 
-__all__ = [
-    "Attached",
-    "Detached",
-    "FirstIteration",
-    "FirstStep",
-    "LauncherGone",
-    "Progress",
-    "RankGone",
-    "Record",
-    "Signalled",
-    "Timeouts",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attached:

@@ -7,8 +7,6 @@ from typing import ClassVar
 
 from megatron_ft.core.codec import Count, Cycle, LocalRank, Moment, Pid, Rank, Seconds
 
-__all__ = ["Evidence", "LogOpened", "RankHung", "Record", "RecordsLost", "Warning_"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogOpened:

@@ -16,8 +16,6 @@ from megatron_ft.core.records import launcher as records
 from megatron_ft.core.records.all_kinds import Record
 from megatron_ft.core.wording import counted, listed
 
-__all__ = ["JobView", "Launcher", "NodeRow", "State", "view"]
-
 _RESTARTS = "restart"
 
 

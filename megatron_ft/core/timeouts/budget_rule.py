@@ -15,8 +15,6 @@ from megatron_ft.core.timeouts.early import Early
 from megatron_ft.core.timeouts.tail import HALF_LIFE, Tail, length_of
 from megatron_ft.core.timeouts.timeouts import calculate_timeout
 
-__all__ = ["DEFAULT_BUDGET", "FIRST_INTERVALS", "Estimate", "Known", "after_kill", "after_update", "estimate"]
-
 DEFAULT_BUDGET = 1e-6
 FIRST_INTERVALS = 4
 """So many intervals of a section are the first of a cycle: compilation, allocation, files that aren't cached."""

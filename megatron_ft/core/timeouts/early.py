@@ -18,8 +18,6 @@ from dataclasses import dataclass, replace
 from megatron_ft.core.timeouts.tail import Tail
 from megatron_ft.core.timeouts.timeouts import calculate_timeout
 
-__all__ = ["CHECK_S", "Early", "after_kill", "after_update"]
-
 CHECK_S = 1.9
 """From a suspicion until the rank is terminated, at most: a starved rank answers late."""
 _SHARE = 0.8

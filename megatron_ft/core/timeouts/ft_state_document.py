@@ -19,8 +19,6 @@ from megatron_ft.core.timeouts.tail import BUCKETS, Tail
 from megatron_ft.core.timeouts.timeouts import OUT_OF_SECTION, state_from_dict
 from megatron_ft.core.times import MAX_SECONDS
 
-__all__ = ["SCHEMA", "SCHEMA_VERSION", "parse", "to_document"]
-
 SCHEMA = "megatron_ft.ft_state"
 SCHEMA_VERSION = 2
 """2: what the rule `budget` knows is there (``seen``), and timeouts of first intervals."""

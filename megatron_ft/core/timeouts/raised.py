@@ -6,8 +6,6 @@ import json
 import math
 from collections.abc import Mapping
 
-__all__ = ["RAISED_TIMEOUTS", "RaisedTimeouts", "from_text"]
-
 RAISED_TIMEOUTS = "FT_RAISED_TIMEOUTS"
 """The variable of the environment that tells the ranks of the next cycle."""
 _MOST = 1e6

@@ -14,8 +14,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["BUCKETS", "HALF_LIFE", "Tail", "bucket_of", "length_of"]
-
 HALF_LIFE = 100_000
 """In intervals of one section."""
 _PER_OCTAVE = 8

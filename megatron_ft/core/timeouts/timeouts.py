@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 
 from megatron_ft.core.errors import ConfigError
 
-__all__ = ["HeartbeatTimeouts", "SectionTimeouts", "calculate_timeout"]
-
 _EMA_WEIGHT = 0.5
 _STATE_KEY = "current_timeouts"
 OUT_OF_SECTION = "out_of_section"
