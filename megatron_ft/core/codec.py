@@ -1,7 +1,7 @@
 """Messages and records, frozen dataclasses, to JSON and back by their annotations: parsed once, at the edge. Pure.
 
 What comes from outside is checked in full: a value of another type than the annotation says is refused. Fields that
-have a default may be missing, and names that aren't known are passed over, so that versions may differ a little.
+have a default may be missing, and unknown names are skipped, so that versions may differ a little.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Between:
 
 
 class Form(NamedTuple):
-    """For ``Annotated``: how to read (raises ``ProtocolError``) and write a value, where its type doesn't say it."""
+    """For ``Annotated``: how to read (raises ``ProtocolError``) and write a value where its type doesn't say it all."""
 
     read: Callable[[Any], Any]
     write: Callable[[Any], Any]
@@ -112,7 +112,7 @@ class Vocabulary(Generic[_T]):
 
 
 def pack(message: Any, tag: str = "type", *, full: bool = False) -> dict[str, Any]:
-    """For JSON. Fields at their default are left out, unless it is to be ``full``."""
+    """For JSON. Leaves out fields at their default, unless ``full``."""
     kind: Any = type(message)
     return {tag: name_of(kind), **fields(message, full=full)}
 

@@ -56,8 +56,8 @@ def look_again_s(waited_s: float) -> float:
 
 def describe(held: Sequence[Holding]) -> str:
     """For a line: which process holds how much, where."""
-    told = [f"process {each.pid} on GPU {each.device}{_size(each.used_bytes)}" for each in held]
-    return listed(told, most=_SHOWN)
+    parts = [f"process {each.pid} on GPU {each.device}{_size(each.used_bytes)}" for each in held]
+    return listed(parts, most=_SHOWN)
 
 
 def _size(used_bytes: int | None) -> str:

@@ -39,7 +39,7 @@ class NotUnderLauncherError(RankMonitorClientError):
 
 
 class ProtocolError(FaultToleranceError):
-    """Bytes that aren't ours, or of another protocol version."""
+    """Bytes that don't follow this package's protocol, or follow another version of it."""
 
 
 class Refused(ValueError):

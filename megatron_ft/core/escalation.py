@@ -14,7 +14,7 @@ MOST_STARVED_S = 60.0
 GRACE_S = 5.0
 """From the first signal to SIGKILL, and from SIGKILL to the complaint.
 
-What the process waits for a CPU isn't counted: a handler on a busy machine isn't one that hangs.
+Time in which the process waits for a CPU isn't counted: on a busy machine a handler is slow without hanging.
 """
 
 
@@ -73,6 +73,6 @@ class Escalation:
         return number
 
     def begin(self, now_s: float) -> None:
-        """Nothing is to be waited for any more before the first signal."""
+        """Make the first signal due now."""
         if self._grace is None:
             self.due_s = now_s

@@ -38,8 +38,8 @@ def judge(answer: bytes) -> str:
     values = dict(_fields(answer))
     output, error = (_text(values.get(number, b"")) for number in (_OUTPUT, _ERROR))
     if not values.get(_SUCCESS):
-        code, told = values.get(_EXIT_CODE, 0), error or output
-        return f"the check failed with code {shown(code)}" + (f": {shown(told)}" if told else "")
+        code, text = values.get(_EXIT_CODE, 0), error or output
+        return f"the check failed with code {shown(code)}" + (f": {shown(text)}" if text else "")
     try:
         found = json.loads(output)
         count = found.get("fail_count") if isinstance(found, dict) else None

@@ -1,4 +1,4 @@
-"""What the kernel tells of a process that hangs or can't be killed. Pure."""
+"""What the kernel reports of a process that hangs or can't be killed. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often the same is said: a cause that comes a million times must not fill a log or a terminal. Pure."""
+"""How often the same line is printed: a cause that comes a million times must not fill a log or a terminal. Pure."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ _EVERY_S = 60.0
 
 
 class RateLimiter:
-    """Lets a few through at once, and one a minute in the long run; the others are counted."""
+    """Admits a few lines at once, and one a minute in the long run; it counts the others."""
 
     def __init__(self) -> None:
         self._left = float(_AT_ONCE)
         self._last_s: float | None = None
-        self._unsaid = 0
+        self._suppressed = 0
 
     def admit(self, text: str, now_s: float) -> str | None:
-        """The text to be said now, with the number of those that weren't before it; None: it isn't to be said.
+        """The line to print now, with the number of those suppressed before it; None: print nothing.
 
         ``now_s``: seconds on a clock that only goes forward.
         """
@@ -23,11 +23,11 @@ class RateLimiter:
         self._last_s = now_s
         self._left = min(_AT_ONCE, self._left + passed_s / _EVERY_S)
         if self._left < 1:
-            self._unsaid += 1
+            self._suppressed += 1
             return None
         self._left -= 1
-        unsaid, self._unsaid = self._unsaid, 0
-        told = [f"{unsaid} like it since the last such line"] if unsaid else []
+        suppressed, self._suppressed = self._suppressed, 0
+        notes = [f"{suppressed} like it since the last such line"] if suppressed else []
         if self._left < 1:
-            told.append("from now on one a minute")
-        return f"{text} ({'; '.join(told)})" if told else text
+            notes.append("from now on one a minute")
+        return f"{text} ({'; '.join(notes)})" if notes else text

@@ -62,7 +62,7 @@ def is_set_for_ranks(name: str) -> bool:
 
 
 def tells_ranks_apart(name: str) -> bool:
-    """Whether a script that uses this variable may be about to tell ranks or cycles apart."""
+    """Whether a script that uses this variable may behave differently by rank or cycle from there on."""
     return is_set_for_ranks(name) or name.startswith("FT_")
 
 

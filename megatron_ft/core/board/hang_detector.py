@@ -29,7 +29,7 @@ CONFIRM_AFTER_NS = 10_000_000
 MIN_SLEEP_NS = 5_000_000
 """Least sleep while nothing is overdue, so that absurdly small timeouts don't make a busy loop."""
 _MOST_PUT_OFF = 5
-"""So often in a row lateness alone makes a first reading of what should have been the second."""
+"""How many times in a row lateness alone makes a first reading of what should have been the second."""
 _DOUBT_NS = 10_000_000_000
 _DOUBT_SHARE = 4
 _MAX_TOLERANCE_NS = 100_000_000
@@ -162,7 +162,7 @@ def check_board(state: MonitorState, board: BoardSnapshot, now_ns: int, *, was_s
 
 
 def dismiss(state: MonitorState, verdict: Overdue) -> None:
-    """Let a rank that was found hung go on (--ft-observe-only terminates none); the next verdict is another one.
+    """Don't report this hang again (--ft-observe-only terminates no rank); the next verdict is on another interval.
 
     Changes ``state``.
     """
@@ -171,7 +171,7 @@ def dismiss(state: MonitorState, verdict: Overdue) -> None:
 
 
 def extend_timeout(state: MonitorState, verdict: Overdue, timeout_ns: int) -> None:
-    """Let the interval of a verdict last so long in all before it is overdue again. Changes ``state``."""
+    """Let the interval of a verdict last ``timeout_ns`` in all before it is overdue again. Changes ``state``."""
     state.given[_interval_of(verdict)] = timeout_ns
     state.suspect = None
 

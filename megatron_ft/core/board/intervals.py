@@ -20,8 +20,7 @@ import enum
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from megatron_ft.core.board import layout as layout
-from megatron_ft.core.board.layout import BoardSnapshot, SectionView
+from megatron_ft.core.board.layout import FLAG_ARE_LEARNED, BoardSnapshot, SectionView
 from megatron_ft.core.timeouts.budget_rule import FIRST_INTERVALS
 from megatron_ft.core.times import earliest
 
@@ -96,7 +95,7 @@ def running_intervals(board: BoardSnapshot, *, early: bool = False) -> Iterator[
         kind, since, timeout = HangKind.HEARTBEAT, board.last_heartbeat_ns, board.heartbeat_timeout_ns
     # a heartbeat's count is written before its stamp: no stamp yet is not "since the epoch"
     if timeout is not None and since and (board.heartbeats or not may_have_opened):
-        yield Interval(kind, None, since, timeout, bool(board.heartbeat_flags & layout.FLAG_ARE_LEARNED))
+        yield Interval(kind, None, since, timeout, bool(board.heartbeat_flags & FLAG_ARE_LEARNED))
 
 
 def is_blank(board: BoardSnapshot) -> bool:
@@ -138,7 +137,7 @@ def _step_timeout(
 
 
 def _warm_up_timeout(board: BoardSnapshot, timeout_ns: int | None) -> int | None:
-    """What stands for a timeout while the rank warms up: as long as the start of a rank may take, if that is longer."""
+    """The timeout while the rank warms up: at least as long as the start of a rank may take."""
     start_ns = board.initial_heartbeat_timeout_ns
     return None if timeout_ns is None or start_ns is None else max(timeout_ns, start_ns)
 

@@ -305,7 +305,7 @@ Layer = tuple[Mapping[str, Any], Callable[[str], str]]
 
 
 def is_foreign(name: object) -> bool:
-    """Whether the name isn't ours but has a meaning: for ft_launcher, or for nvidia-resiliency-ext."""
+    """Whether a configuration has no such field, but ft_launcher or nvidia-resiliency-ext knows the name."""
     from megatron_ft.core.config.reference import meaning  # a monitor meets no such name
 
     return meaning(name) is not None

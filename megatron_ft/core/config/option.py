@@ -87,7 +87,7 @@ def table_of(options: type, names: Callable[[str], tuple[str, ...]]) -> dict[str
 
 
 def spellings(name: str) -> list[str]:
-    """As it is, and with other dashes; underscores may stand after "--ft-" or "--ft-param-" only, or everywhere."""
+    """The option as it is written, and with underscores: after "--ft-" or "--ft-param-" only, or everywhere."""
     prefix = next((start for start in ("ft-param-", "ft-") if name.startswith(start)), "")
     rest = name.removeprefix(prefix)
     rests = (rest, rest.replace("_", "-"), rest.replace("-", "_"))

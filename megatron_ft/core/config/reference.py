@@ -1,7 +1,7 @@
-"""Options of nvidia-resiliency-ext that aren't ours, 0.2 to 0.7: what is lost where one is ignored.
+"""Options of nvidia-resiliency-ext, 0.2 to 0.7, that this package ignores, and what is lost by that.
 
-Those that work here are names of options of ours; `tests/unit/core/config/test_reference_options.py` holds all of its
-spellings.
+Those that work are among the names of this package's options; all spellings of both are in
+`tests/unit/core/config/test_reference_options.py`.
 """
 
 from __future__ import annotations

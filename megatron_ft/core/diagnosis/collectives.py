@@ -91,10 +91,10 @@ class Collective:
 
 def write_in_flight(collectives: Sequence[Collective]) -> list[dict[str, Any]]:
     """The ranks of a group are written once, however many of its collectives are in flight."""
-    found, told = [], set()
+    found, written = [], set()
     for each in collectives:
-        found.append(fields(each if each.group not in told else replace(each, ranks=())))
-        told.add(each.group)
+        found.append(fields(each if each.group not in written else replace(each, ranks=())))
+        written.add(each.group)
     return found
 
 
@@ -150,19 +150,19 @@ class NoCollectives:
     error: str
 
 
-def collectives_of(told: Collectives | NoCollectives) -> tuple[Collective, ...]:
+def collectives_of(reported: Collectives | NoCollectives) -> tuple[Collective, ...]:
     """The collectives in flight, for a note."""
-    if isinstance(told, NoCollectives):
+    if isinstance(reported, NoCollectives):
         return ()
     return tuple(
         Collective(
             group=each.group,
             seq=each.seq,
             op=each.op,
-            ranks=told.ranks.get(each.group, ()),
+            ranks=reported.ranks.get(each.group, ()),
             p2p=each.p2p,
             description=each.description.lower(),
             backend=each.backend,
         )
-        for each in told.in_flight
+        for each in reported.in_flight
     )

@@ -1,7 +1,7 @@
 """Why a cycle ended: which rank hung, or which end began it, in one line. Pure.
 
-When one rank dies, the others die of it: of errors in their collectives, of the launcher's signals. What is
-asked here is which end was the cause, and how to say it in one line.
+When one rank dies, the others die of it: of errors in their collectives, of the launcher's signals. These functions
+decide which end was the cause, and describe it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from megatron_ft.core.diagnosis.exits import (
     was_ending,
 )
 from megatron_ft.core.signals import signal_name
-from megatron_ft.core.wording import when
+from megatron_ft.core.wording import counted, when
 
 COLLECTIVES = "collectives"
 """The kind of a verdict on ranks whose scripts call no hooks: no collective has completed on any of them."""
 _TIE_NS = 250_000_000
 """Ends that were seen within this time of the first one: the order in which they were seen says little."""
 _DYING_NS = 2_000_000_000
-"""So long a large process that was killed may take to end; its connections are closed before that."""
+"""A large process that was killed may take this long to end; its connections are closed before that."""
 
 
 class CauseKind(enum.Enum):
@@ -100,7 +100,7 @@ class Cause:
     follows: bool = False
     """It only follows from the end of another rank, on another node."""
     by_us: bool = False
-    """Its end was our doing: nothing tells more."""
+    """The launcher or a monitor ended the rank, and no other end tells more."""
     host: str = ""
     """Of the node that caused it; empty if none did, or it isn't known."""
 
@@ -137,7 +137,7 @@ def describe_overdue(verdict: HangVerdict) -> str:
 
 
 def undetermined_hang(first: HangVerdict, *, detail: str) -> Cause:
-    """The cause where nothing tells who began it; ``first`` was found first, and may only wait."""
+    """The cause where the evidence names no rank; ``first`` was found hung first, and may only wait for another."""
     text = f"hang detected (first on rank {first.rank}: {describe_overdue(first)})"
     if first.kind == COLLECTIVES:
         text = f"no collective has completed on any rank for {first.elapsed_s:.1f} s (timeout {first.timeout_s:.1f} s)"
@@ -154,15 +154,15 @@ def hang_of_one(verdict: HangVerdict, places: Mapping[int, str]) -> Cause:
         verdict = dataclasses.replace(verdict, rank=rank, stopped=True)
         text = describe_hang(verdict)
         return Cause(kind=CauseKind.HANG, text=text, rank=rank, iteration=verdict.iteration, detail=detail)
-    told = "; ".join(f"rank {rank} {place}".rstrip() for rank, place in places.items())
-    return undetermined_hang(verdict, detail=f"root cause undetermined; candidates: {told}")
+    candidates = "; ".join(f"rank {rank} {place}".rstrip() for rank, place in places.items())
+    return undetermined_hang(verdict, detail=f"root cause undetermined; candidates: {candidates}")
 
 
 def find_culprit(verdict: HangVerdict, others: Sequence[RankView]) -> HangVerdict:
     """The rank that hangs, where the one found first may only wait for it in a collective.
 
     A rank that was stopped by a signal is the one; so is one that is an iteration behind and has been where it
-    is for most of that time. If nothing tells them apart, it is the one that was found.
+    is for most of that time. If neither applies, it is the one that was found.
     """
     if verdict.stopped:
         return verdict
@@ -181,11 +181,11 @@ def find_cause(
 ) -> Cause | None:
     """Why a cycle failed; None if no rank failed.
 
-    A verdict wins over every end, because what was found hung is ended by us. Else the first end that isn't our
-    doing; among ends seen at the same time a signal from outside is likelier the cause than an error that the
-    loss of a peer would raise, too, and an error recorded earlier likelier than a later one. A rank that had raised
-    before we signalled it is no doing of ours, even if it took so long to end that we ended it; ``raised``: ranks of
-    which that was seen, whenever they were signalled.
+    A verdict wins over every end, because the launcher ends what was found hung. Else the first end that launcher and
+    monitor didn't cause; among ends seen at the same time a signal from outside is likelier the cause than an error
+    that the loss of a peer would raise, too, and an error recorded earlier likelier than a later one. A rank that had
+    raised before it was signalled counts as a cause, even if it took so long to end that it was killed; ``raised``:
+    ranks of which that was seen, whenever they were signalled.
     """
     if verdicts:
         # two monitors may find theirs in the same millisecond: a stopped rank is the cause, one that is an iteration
@@ -208,7 +208,7 @@ def find_cause(
     if cause in followed:
         parts.append("likely a consequence of another rank's exit")
     elif followed and cause in others:
-        parts.append(f"{len(followed)} other{'' if len(followed) == 1 else 's'} failed because of it")
+        parts.append(f"{counted(len(followed), 'other')} failed because of it")
     detail = ", ".join(part for part in parts if part)
     return Cause(
         kind=_kind_of(cause),
@@ -222,7 +222,7 @@ def find_cause(
 
 
 def _as_raised(failed: Sequence[RankExit], raised: Collection[int]) -> list[RankExit]:
-    """Ends with those that we ended while they were ending of their own exception as they would have been."""
+    """The ends; of a rank that was killed while it was ending of its own exception, the end it would have had."""
     return [
         dataclasses.replace(each, exitcode=1, signals_sent=frozenset(), at_ns=each.raised_at_ns or each.at_ns)
         if is_by_us(each) and was_ending(each, has_raised=each.rank in raised)

@@ -169,7 +169,7 @@ def _packed_board(board: BoardFacts | None) -> dict[str, Any]:
 
 
 def with_board(note: RankSnapshot, snapshot: BoardSnapshot | None, now_ns: int) -> RankSnapshot:
-    """The note, with what the board tells; as it is where that couldn't be read."""
+    """The note, completed from the board; unchanged where that couldn't be read."""
     if snapshot is None:
         return note
     outermost = snapshot.open_sections[0] if snapshot.open_sections else None
@@ -272,16 +272,16 @@ def _process(facts: ProcessFacts) -> Iterator[str]:
         yield f"{'process:':<14}state {facts.state}{wchan}, {len(facts.threads)} threads"
 
 
-def _collectives(told: Collectives | NoCollectives) -> Iterator[str]:
-    if isinstance(told, NoCollectives):
+def _collectives(collectives: Collectives | NoCollectives) -> Iterator[str]:
+    if isinstance(collectives, NoCollectives):
         return
     yield ""
     yield "collectives in flight (torch's flight recorder):"
-    for each in told.in_flight:
-        ranks = told.ranks.get(each.group)
+    for each in collectives.in_flight:
+        ranks = collectives.ranks.get(each.group)
         of = "" if ranks is None else f", ranks {_members(ranks)}"
         yield f"  {each.op} {each.seq} of group {each.description or each.group}{of}"
-    if not told.in_flight:
+    if not collectives.in_flight:
         yield "  none"
 
 
@@ -294,7 +294,7 @@ def _members(group: Sequence[int]) -> str:
 def _stacks(stacks: Stacks) -> Iterator[str]:
     for thread in sorted(stacks.threads, key=lambda thread: not thread.main):
         if any(each.function == REPORTER_THREAD for each in thread.frames):
-            continue  # ours, asleep
+            continue  # this package's own, asleep
         yield ""
         name = "main thread" if thread.main else f"thread {thread.name or hex(thread.ident)}"
         yield f"{name} (innermost call first, by {stacks.source}):"

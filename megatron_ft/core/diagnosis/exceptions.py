@@ -66,8 +66,8 @@ def last_words(text: str, *, library: Iterable[str] = ()) -> CrashOutput:
     if exception_at < 0:
         return CrashOutput(where=crashed_at, fatal_error=fatal, crashed_at=crashed_at)
     reported = text[exception_at + len(EXCEPTION_MARK) : fatal_at if fatal else None]
-    stamp, _, told = reported.partition("\n")
-    error, _, traceback = told.strip().partition("\n")
+    stamp, _, rest = reported.partition("\n")
+    error, _, traceback = rest.strip().partition("\n")
     return CrashOutput(
         error=error.strip(),
         where=_where_raised(traceback, places),
@@ -79,7 +79,7 @@ def last_words(text: str, *, library: Iterable[str] = ()) -> CrashOutput:
 
 
 def words_of_error_file(text: str, *, library: Iterable[str] = ()) -> CrashOutput:
-    """Read what torch's error handler, or ours in its format, wrote for a rank that raised."""
+    """Read what torch's error handler, or this package's in its format, wrote for a rank that raised."""
     try:
         message = json.loads(text)["message"]
         if isinstance(message, str):
@@ -99,7 +99,7 @@ def is_peer_loss(error: str) -> bool:
 
 
 def _where_crashed(fatal: str, library: tuple[str, ...]) -> str:
-    # the thread that died is the current one; if that isn't one of Python's, nothing tells where it was
+    # the thread that died is the current one; if that isn't one of Python's, where it was isn't known
     at = fatal.find("Current thread 0x")
     stacks = parse_faulthandler(fatal[at:]) if at >= 0 else []
     frame = user_frame(stacks[0].frames, library=library) if stacks else None

@@ -69,7 +69,7 @@ class RankExit:
 def is_by_us(rank_exit: RankExit) -> bool:
     """Whether a rank ended because launcher or monitor had signalled it.
 
-    A SIGKILL that none of our processes sent isn't ours, whatever they sent before: another process was quicker.
+    A SIGKILL that neither of them sent came from elsewhere, whatever they sent before.
     """
     if not rank_exit.signals_sent:
         return False
@@ -134,8 +134,8 @@ def failure_signature(end: RankExit, *, is_watched: bool, lived_s: float) -> str
     if end.error is None:
         return f"exit code {end.exitcode}" if is_watched or end.exitcode in _TELLING_CODES else ""
     is_mistake = end.error.startswith(_MISTAKES)
-    told = end.error.lower()
-    if not is_mistake and any(sign in told for sign in _FROM_OUTSIDE):
+    error = end.error.lower()
+    if not is_mistake and any(sign in error for sign in _FROM_OUTSIDE):
         return ""
     return end.error[:_LONGEST]
 

@@ -36,7 +36,7 @@ class ProgressSample:
         at_ns: when (CLOCK_MONOTONIC).
         iterations: how many have begun, in this cycle.
         events: all section events, heartbeats and iterations so far; None where the board couldn't be read.
-        entered, completed: "backend/group" -> number of the last collective; None where the rank didn't tell.
+        entered, completed: "backend/group" -> number of the last collective; None where the rank didn't answer.
         stacks: where its main thread was seen: the calls, the innermost first, and the instruction each was at; empty
             where that isn't known.
         frame: the innermost of the last of them, for people.

@@ -14,7 +14,7 @@ from megatron_ft.core.signals import signal_name
 EVIDENCE_S = 2.0
 """How long, in seconds, evidence is collected at most: the monitor that found the hang and the launcher must agree."""
 _NEAR = 10
-"""In so many innermost calls is searched for what a thread waits in."""
+"""Of a stack, this many innermost calls are searched for what the thread waits in."""
 _MOST_CHARACTERS = 1000
 _C10D = "torch/distributed/distributed_c10d.py"
 _PROCESSES = ("/multiprocessing/", "/concurrent/futures/process.py", "/subprocess.py")
@@ -35,7 +35,7 @@ class RankSnapshot:
         has_stack: a stack was collected; frame and inner are of its main thread.
         frame: the innermost call in the user's code, "loader.py:88 next_batch"; inner: the innermost at all.
         waits_in: the collective that its stack shows it in, empty if none.
-        has_collectives: it told its collectives; a rank that holds the GIL can't.
+        has_collectives: it reported its collectives; a rank that holds the GIL can't.
         is_in_library: its innermost call is in torch or Megatron, where it may wait in C.
         timeout_s: of the outermost open section, or out of section; None is none.
         enqueued: "backend/group" -> number of the last collective it has entered.

@@ -28,7 +28,7 @@ as that one: ranks reach the same line some milliseconds apart, and steps and pa
 _SHOWN = 4
 _MOST_CANDIDATES = 64
 _MOST_SPANS = 32
-_NOBODY: frozenset[int] = frozenset()
+_NONE: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class Finding:
     """What the notes come to.
 
     Args:
-        rank: the cause; None if the notes don't tell one.
+        rank: the cause; None if the notes don't show one.
         candidates: those among whom they don't decide; empty where ``rank`` is known.
         waiting: ranks that wait for the cause, or for others who do.
         text: where the cause is, and what the others do: "in loader.py:88 next_batch; 7 others wait in all_reduce".
@@ -57,14 +57,14 @@ def find(notes: Sequence[RankSnapshot], *, elapsed_s: float, are_all: bool = Tru
     by_rank = {note.rank: note for note in notes}
     if len(suspects) == 1 and is_certain:
         (rank,) = suspects
-        told = [place(by_rank[rank]), _others(waiting, by_rank)]
-        return Finding(rank=rank, waiting=waiting, text="; ".join(part for part in told if part))
+        parts = [place(by_rank[rank]), _others(waiting, by_rank)]
+        return Finding(rank=rank, waiting=waiting, text="; ".join(part for part in parts if part))
     named = sorted(suspects or {note.rank for note in notes if _is_stuck(note, elapsed_s)})
     return Finding(rank=None, candidates=tuple(named), waiting=waiting, text=_undecided(named, by_rank))
 
 
 def waits_for(notes: Iterable[RankSnapshot]) -> dict[int, frozenset[int]]:
-    """For whom each rank waits, as its collectives tell, or, where it couldn't tell them, its stack.
+    """For whom each rank waits, by its collectives, or, where it couldn't report them, by its stack.
 
     Ranks of which there is no note may be among them, if no other rank is missing.
     """
@@ -74,12 +74,12 @@ def waits_for(notes: Iterable[RankSnapshot]) -> dict[int, frozenset[int]]:
     waits = {}
     for note in by_rank.values():
         if note.gone or note.is_stopped or note.raised:
-            missing = _NOBODY
+            missing = _NONE
         elif note.in_flight:
             sets = tuple(_missing(note, each, absent) for each in note.in_flight)
             missing = unions.get(sets) or unions.setdefault(sets, frozenset().union(*sets))
         else:
-            missing = absent.from_any if note.seems_to_wait else _NOBODY
+            missing = absent.from_any if note.seems_to_wait else _NONE
         # of thousands of ranks that wait for the same ones, all share one set
         waits[note.rank] = missing - {note.rank} if note.rank in missing else missing
     return waits
@@ -96,7 +96,7 @@ class _Absent:
 
     @functools.cached_property
     def from_any(self) -> frozenset[int]:
-        """Ranks that are in none, as far as their stacks tell."""
+        """Ranks that are in none, as far as their stacks show."""
         outside = (note for note in self.by_rank.values() if not (note.in_flight or note.seems_to_wait))
         return frozenset(note.rank for note in outside if not _may_wait(note)) or self._unseen
 
@@ -128,7 +128,7 @@ def _missing(note: RankSnapshot, collective: Collective, absent: _Absent) -> fro
         return absent.from_one(collective)
     peer, by_rank = collective.peer, absent.by_rank
     if peer is None or (peer in by_rank and _meets(by_rank[peer], note.rank)):
-        return _NOBODY
+        return _NONE
     return frozenset((peer,))
 
 
@@ -155,12 +155,12 @@ def _may_wait(note: RankSnapshot) -> bool:
 
 
 def _is_unseen(note: RankSnapshot) -> bool:
-    """Whether of a rank it is only known that it was found hung: its monitor had to end it before more was told."""
+    """Whether of a rank it is only known that it was found hung: its monitor had to end it before it collected more."""
     return note.found_hung and not (note.state or note.has_stack) and _may_wait(note)
 
 
 def _suspects(notes: Sequence[RankSnapshot], waits: Waits, elapsed_s: float) -> tuple[set[int], bool]:
-    """Those who may be the cause, none if the notes tell nothing, and whether one that is alone is it for certain."""
+    """The ranks that may be the cause (none if the notes show nothing), and whether a single one certainly is."""
     held = {note.rank for note in notes if note.is_stopped or note.is_stuck_in_kernel}
     if held:
         return held, True
@@ -287,11 +287,11 @@ def _undecided(ranks: Sequence[int], by_rank: Mapping[int, RankSnapshot]) -> str
     if not ranks:
         return "root cause undetermined"
     places = {rank: place(by_rank[rank]) if rank in by_rank else "of which nothing is known" for rank in ranks[:_SHOWN]}
-    told = "; ".join(f"rank {rank} {where}" for rank, where in places.items())
+    candidates = "; ".join(f"rank {rank} {where}" for rank, where in places.items())
     spans = _spans(ranks)
     rest = f", and more ({len(ranks)} in all)" if len(spans) > _MOST_SPANS else ""
     more = f"; all candidates: ranks {', '.join(spans[:_MOST_SPANS])}{rest}" if len(ranks) > _SHOWN else ""
-    return f"root cause undetermined; candidates: {told}{more}"
+    return f"root cause undetermined; candidates: {candidates}{more}"
 
 
 def _spans(ranks: Sequence[int]) -> list[str]:

@@ -104,5 +104,5 @@ class Answer:
             ProtocolError: it is none.
         """
         head = unpack(_Head, message)
-        told = unpack(NoCollectives, message) if "error" in message else unpack(Collectives, message)
-        return Answer(id=head.id, collectives=told, stack=head.stack, places=head.places)
+        collectives = unpack(NoCollectives, message) if "error" in message else unpack(Collectives, message)
+        return Answer(id=head.id, collectives=collectives, stack=head.stack, places=head.places)

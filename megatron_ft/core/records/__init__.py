@@ -1,9 +1,9 @@
 """The records of the event logs, each a frozen dataclass; ``docs/event-log.md`` is made from them.
 
-Users and their scripts build on them. Within one ``SCHEMA`` a record or a field may be added, nothing else changes;
-what a reader doesn't know it passes over. A field without a default is one that no reader can do without.
+Users' scripts read them. Within one ``SCHEMA`` a record or a field may be added, nothing else changes; readers skip
+what they don't know. A field without a default is one that no reader can do without.
 
-Who writes some imports those, and only readers import all: monitors, of which there is one per rank, are to start fast.
+A process imports only the records that it writes, and readers import all: monitors, one per rank, must start fast.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ _STOPPED = frozenset("Tt")
 
 
 class RankState(enum.Enum):
-    """What is to be said of a rank; where several are true, the first of these."""
+    """The state of a rank; where several apply, the first of these."""
 
     EXITED = "exited"
     HUNG = "hung"

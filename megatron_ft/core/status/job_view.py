@@ -103,9 +103,9 @@ def view(launchers: Sequence[Launcher], life: Life | None, now_ns: int) -> JobVi
     rows = _ending(_without_replaced([(node, _row(node, cycle, now_ns)) for node in launchers], cycle), cycle)
     ends = [(at_ns, each) for node in launchers for at_ns, each in node.records if type(each) is records.CycleEnded]
     last = _last_cause(ends)
-    is_told = life is not None and life.outcome is not Ending.RUNNING
+    has_ended = life is not None and life.outcome is not Ending.RUNNING
     codes = _exit_codes(launchers, max((at_ns for at_ns, _ in newest), default=0))
-    is_over = is_told or (bool(codes) and not any(row.state in (State.TRAINING, State.READY) for row in rows))
+    is_over = has_ended or (bool(codes) and not any(row.state in (State.TRAINING, State.READY) for row in rows))
     rows = tuple(replace(row, state=State.LOST) if is_over and row.state in _OPEN else row for row in rows)
     runs = not is_over and any(row.state is State.TRAINING for row in rows)
     first = newest[0][1] if newest else None
@@ -115,9 +115,9 @@ def view(launchers: Sequence[Launcher], life: Life | None, now_ns: int) -> JobVi
         age_s=max(0, now_ns - max(node.newest_ns for node in launchers)) / 1e9,
         nodes=rows,
         is_over=is_over,
-        outcome=life.outcome if life is not None and is_told else None,
-        exit_code=life.exit_code if life is not None and is_told else _same(codes) if is_over else None,
-        cause=life.cause if life is not None and is_told else "",
+        outcome=life.outcome if life is not None and has_ended else None,
+        exit_code=life.exit_code if life is not None and has_ended else _same(codes) if is_over else None,
+        cause=life.cause if life is not None and has_ended else "",
         cycle=cycle,
         cycle_s=max(0, now_ns - min(at_ns for at_ns, _ in newest)) / 1e9 if newest else 0.0,
         runs=runs,
@@ -216,10 +216,10 @@ def _last_cause(ends: Sequence[tuple[int, records.CycleEnded]]) -> records.Cycle
 def _iteration(
     launchers: Sequence[Launcher], ends: Sequence[tuple[int, records.CycleEnded]], life: Life | None
 ) -> int | None:
-    told = [node.iteration for node in launchers]
-    if all(each is None for each in told):
-        told = [end.iteration for _, end in ends] + [life.iteration if life is not None else None]
-    return max((each for each in told if each is not None and each >= 0), default=None)
+    iterations = [node.iteration for node in launchers]
+    if all(each is None for each in iterations):
+        iterations = [end.iteration for _, end in ends] + [life.iteration if life is not None else None]
+    return max((each for each in iterations if each is not None and each >= 0), default=None)
 
 
 def _waits_for(rows: Sequence[NodeRow], cycle: int | None) -> str:

@@ -1,4 +1,4 @@
-"""Our rule for learned timeouts: a budget of false kills instead of a factor. Pure; see `docs/timeouts.md`.
+"""The rule `budget` for learned timeouts: a budget of false kills instead of a factor. Pure; see `docs/timeouts.md`.
 
 The timeout is what one interval in ``1 / budget`` is expected to pass, by the tail of all that was seen, with room for
 what wasn't; never above what the reference's rule has given on average, but above what was seen more than once.
@@ -17,7 +17,7 @@ from megatron_ft.core.timeouts.timeouts import calculate_timeout
 
 DEFAULT_BUDGET = 1e-6
 FIRST_INTERVALS = 4
-"""So many intervals of a section are the first of a cycle: compilation, allocation, files that aren't cached."""
+"""This many intervals of a section are the first of a cycle: compilation, allocation, files that aren't cached."""
 _ROOM = 4.0
 _COMMON = 0.999
 _ROOM_ABOVE_SEEN = 1.25
@@ -48,7 +48,7 @@ class Known:
     """Its mean over the updates, of which there were ``updates``."""
     updates: int = 0
     raised: float = 1.0
-    """Doubled by each kill that was ours, and less with each update since."""
+    """Doubled by each kill of this timeout, and less with each update since."""
     early: Early = field(default_factory=Early)
 
 

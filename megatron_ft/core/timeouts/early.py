@@ -1,12 +1,13 @@
 """From when on a rank is suspected: sooner than its learned timeout, because a suspicion terminates no rank. Pure.
 
-All ranks are checked for progress before a suspected one is terminated (`core.agent.suspicion`), and that tells most
-slow steps from a hang. So a rank is suspected no later than the reference's rule would have terminated it in this job.
-Its learned timeout, which bears what was seen more than once, says how long it may go on while others make progress.
+All ranks are checked for progress before a suspected one is terminated (`core.agent.suspicion`), which distinguishes
+most slow steps from a hang. So a rank is suspected no later than the reference's rule would have terminated it in this
+job. Its learned timeout, which bears what was seen more than once, says how long it may go on while others make
+progress.
 
-An interval that has outlasted the suspicion was told from a hang, and doesn't count. One that never was suspected keeps
-the suspicion above it, and a rank that was terminated turns it off for a while: then the learned timeout is all there
-is, as where the progress of all ranks cannot be checked.
+An interval that outlasted the suspicion was recognised as no hang, and doesn't count. One that never was suspected
+keeps the suspicion above it, and a rank that was terminated turns it off for a while: then only the learned timeout
+counts, as where the progress of all ranks cannot be checked.
 
 Times are seconds.
 """
@@ -44,7 +45,7 @@ class Early:
     untold_s: float = 0.0
     """The longest interval that was never suspected; it fades."""
     off: int = 0
-    """So many updates more there is no early suspicion."""
+    """For this many more updates there is no early suspicion."""
 
     @property
     def suspect_s(self) -> float | None:

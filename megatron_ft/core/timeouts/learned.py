@@ -18,6 +18,7 @@ from megatron_ft.core.timeouts.timeouts import (
     state_from_dict,
     state_to_dict,
 )
+from megatron_ft.core.wording import counted
 
 SECTIONS_FIELD = "rank_section_timeouts"
 OUT_FIELD = "rank_out_of_section_timeout"
@@ -135,7 +136,7 @@ def describe_difference(state: LearnedState, *, world_size: int, layout: Mapping
 
 
 def _ranks(world_size: int | None, layout: Mapping[str, int] | None) -> str:
-    count = "an unknown number of ranks" if world_size is None else f"{world_size} rank{'' if world_size == 1 else 's'}"
+    count = "an unknown number of ranks" if world_size is None else counted(world_size, "rank")
     return count if layout is None else f"{count} ({', '.join(f'{kind} {size}' for kind, size in layout.items())})"
 
 
@@ -200,7 +201,7 @@ def from_client(
     layout: Mapping[str, int] | None = None,
     known: Mapping[str, Known] | None = None,
 ) -> LearnedState:
-    """What is to be kept now.
+    """What to write to the file now.
 
     Args:
         client_state: ``RankMonitorClient.state_dict()``: the timeouts.

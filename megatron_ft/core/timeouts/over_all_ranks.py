@@ -73,7 +73,7 @@ class Sight:
     new: Tail
     """Since the last calculation."""
     passed: int
-    """So many intervals ended since then."""
+    """How many intervals have ended since then."""
     first_s: float
     """The longest of the first ones of this cycle; NO_OBSERVATION if there was none."""
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 
 RAISED_TIMEOUTS = "FT_RAISED_TIMEOUTS"
-"""The variable of the environment that tells the ranks of the next cycle."""
+"""The environment variable through which the ranks of the next cycle learn it."""
 _MOST = 1e6
 
 
@@ -34,7 +34,7 @@ class RaisedTimeouts:
 
 
 def from_text(text: str) -> Mapping[str, float]:
-    """What the variable says; of what isn't ours, nothing."""
+    """The factors in the variable's text; empty if it isn't such a text."""
     try:
         factors = json.loads(text) if text else {}
     except ValueError:

@@ -56,16 +56,16 @@ class Tail:
             self.count(bucket_of(length_s))
 
     def count(self, bucket: int, how_many: float = 1.0) -> None:
-        """Count so many intervals of this bucket."""
+        """Count this many intervals of this bucket."""
         self.counts[bucket] = self.counts.get(bucket, 0.0) + how_many
 
     def forget(self, passed: float) -> None:
-        """So many intervals have passed: all that was counted before counts less."""
+        """This many intervals have passed: all that was counted before counts less."""
         share = 0.5 ** (passed / HALF_LIFE)
         self.counts = {bucket: n * share for bucket, n in self.counts.items() if n * share >= _NOTHING}
 
     def longest(self, at_least: float = 0.5, *, below_s: float | None = None) -> float | None:
-        """The length that is known to have been reached so many times; None if none is.
+        """The length that is known to have been reached ``at_least`` times; None if none is.
 
         ``below_s``: of those that weren't longer than this.
         """

@@ -18,7 +18,7 @@ from megatron_ft.core.errors import ConfigError
 _EMA_WEIGHT = 0.5
 _STATE_KEY = "current_timeouts"
 OUT_OF_SECTION = "out_of_section"
-"""How the time in no section is called where a name is needed; a user's section may not have it."""
+"""The name of the time in no section; a user's section may not have it."""
 
 
 @dataclass
