@@ -102,7 +102,10 @@ class Budget:
 
     def killed(self) -> None:
         self._known = after_kill(self._known)
-        self._enforce(was_killed=True)
+        self._enforce()
+        # what the ranks enforce in the next cycle: the double of what the reference gives, if that is more
+        self.timeout_s = max(self.timeout_s, self._known.raised * (self._known.usual_reference_s or 0.0))
+        self.first_s, self.suspect_s = max(self.first_s, self.timeout_s), self.timeout_s
         self.restart()
 
     def saw(self, took_s: Floats, of_run: int) -> None:
@@ -124,8 +127,8 @@ class Budget:
         )
         self._enforce()
 
-    def _enforce(self, *, was_killed: bool = False) -> None:
-        found = estimate(self._known, budget=self._budget, factor=FACTOR, was_killed=was_killed)
+    def _enforce(self) -> None:
+        found = estimate(self._known, budget=self._budget, factor=FACTOR)
         assert found is not None
         self.timeout_s, self.first_s = found.timeout_s, found.first_s
         self.suspect_s = found.timeout_s if found.suspect_s is None else found.suspect_s

@@ -106,11 +106,8 @@ def after_kill(known: Known, factor: float = 2.0) -> Known:
     return replace(known, raised=known.raised * factor, early=early.after_kill(known.early))
 
 
-def estimate(known: Known, *, budget: float, factor: float, was_killed: bool = False) -> Estimate | None:
-    """The timeout; None if nothing was seen.
-
-    ``was_killed``: the last cycle ended by it. Then it is the double of the reference's at least.
-    """
+def estimate(known: Known, *, budget: float, factor: float) -> Estimate | None:
+    """The timeout; None if nothing was seen."""
     usual = known.usual_reference_s
     tail = known.tail
     if usual is None:
@@ -125,8 +122,7 @@ def estimate(known: Known, *, budget: float, factor: float, was_killed: bool = F
     room = _ROOM * (1.0 + HALF_LIFE / (HALF_LIFE + total)) * common  # twice as much while little is known
     habit = _ROOM_ABOVE_SEEN * (tail.longest(_SEEN_TWICE) or 0.0)
     ceiling = _SHARE_OF_REFERENCE * usual
-    timeout = max(min(max(by_budget, room), ceiling), habit)
-    timeout = known.raised * (max(timeout, usual) if was_killed else timeout)
+    timeout = known.raised * max(min(max(by_budget, room), ceiling), habit)
     suspect = known.early.suspect_s
     if suspect is not None and suspect >= timeout:
         suspect = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from megatron_ft import fault_tolerance as ft
+from megatron_ft.core.timeouts.budget_rule import Known
 from megatron_ft.core.timeouts.raised import RAISED_TIMEOUTS, RaisedTimeouts, from_text
 from megatron_ft.core.timeouts.timeouts import SectionTimeouts
 from megatron_ft.rank.client.calculating import Knowledge
@@ -51,6 +52,16 @@ def test_only_learned_timeouts_are_raised() -> None:
     assert suspect == {}
     knowledge.raised = {}
     assert knowledge.enforced(timeouts, 5.0).suspect == {"step": 5.0, "save": 8.0}
+
+
+@pytest.mark.parametrize(("reference_s", "raised_s"), [(30.0, 60.0), (8.0, 20.0), (None, 20.0)])
+def test_what_ended_a_rank_is_raised_from_the_references_timeout_if_that_is_more(
+    reference_s: float | None, raised_s: float
+) -> None:
+    knowledge = Knowledge()
+    knowledge.raised, knowledge.known = {"step": 2.0}, {"step": Known(usual_reference_s=reference_s)}
+    enforced, _, _ = knowledge.enforced(SectionTimeouts({"step": 10.0}, None, {"step"}, False), 5.0)
+    assert enforced.section == {"step": raised_s}
 
 
 def test_a_timeout_comes_down_when_its_section_has_ended(
