@@ -68,14 +68,14 @@ def _list(value: Any) -> list[int]:
 
 
 IntList = Annotated[list[int], Form(_list, lambda value: value)]
-"""What is in it is seen when it becomes an array: a log has millions of them."""
+"""Its items are checked only when it becomes an array: a log has millions of them."""
 
 
 # -- messages and records ---------------------------------------------------------------------------------------
 
 
 class Vocabulary(Generic[_T]):
-    """All classes that may come from one place, each under its name."""
+    """The classes of messages that one kind of peer or file may hold, each under its name."""
 
     def __init__(self, kinds: Any, tag: str = "type") -> None:
         """``kinds``: the union of the classes, or the only one; ``tag``: the key under which a message has its name."""
@@ -83,7 +83,7 @@ class Vocabulary(Generic[_T]):
         self._tag = tag
 
     def parse(self, message: Mapping[str, Any]) -> _T:
-        """One of the classes.
+        """The message as an object of its class.
 
         Raises:
             ProtocolError: it is none of them, or one of its fields isn't what it has to be.
@@ -118,7 +118,7 @@ def pack(message: Any, tag: str = "type", *, full: bool = False) -> dict[str, An
 
 
 def fields(value: Any, *, full: bool = False) -> dict[str, Any]:
-    """As ``pack``, without its name; the reverse is ``unpack``."""
+    """As ``pack``, without the name of the class; the reverse is ``unpack``."""
     kind: Any = type(value)
     found: dict[str, Any] = _object_writer(kind)(value, full)
     return found

@@ -29,7 +29,7 @@ class Holding:
 
 
 class MemoryStep(enum.Enum):
-    """What to do after a look."""
+    """What to do after the driver's list was read."""
 
     GO_ON = "go on"
     LOOK_AGAIN = "look again"
@@ -37,7 +37,7 @@ class MemoryStep(enum.Enum):
 
 
 def held_by(listed: Sequence[Holding], ended: Collection[int]) -> list[Holding]:
-    """What processes hold that have ended. Of others, on a device that is shared, nothing is waited for."""
+    """What ended processes hold. On a shared device, memory of other processes isn't waited for."""
     return [holding for holding in listed if holding.pid in ended]
 
 

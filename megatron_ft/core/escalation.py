@@ -48,7 +48,7 @@ class Grace:
 
 
 class Escalation:
-    """Of one process. ``due_s`` is when to ``advance``; None once nothing is left to be tried."""
+    """The signals to one process. ``due_s`` is when to call ``advance``; None once there is nothing left to try."""
 
     def __init__(self, first: signal.Signals, *, due_s: float) -> None:
         self.due_s: float | None = due_s

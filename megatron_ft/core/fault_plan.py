@@ -45,7 +45,7 @@ _DEFAULT_EXIT_CODE = 1
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedFault:
-    """One fault, nothing left open."""
+    """One fault, with rank, iteration and type drawn."""
 
     cycle: int
     rank: int
@@ -57,7 +57,7 @@ class PlannedFault:
     """Only for type ``slow``: so much longer takes each step."""
 
     def describe(self) -> str:
-        """One line."""
+        """What happens where and when, in one line."""
         what = FAULT_TYPES[self.type]
         if self.type == "exit":
             what += f" with code {self.exit_code}"

@@ -23,7 +23,7 @@ _ACTIVE, _CABLE = "ACTIVE", "LinkUp"
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """What the driver says of one; None is what it doesn't say of this kind of device.
+    """What the driver reports of one device; None is what it doesn't report of this kind.
 
     Args:
         pages_pending: pages of its memory are to be retired at the next reset.
@@ -39,7 +39,7 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True)
 class Port:
-    """Of an InfiniBand device: the state of its link, and of the cable, as in ``/sys/class/infiniband``."""
+    """A port of an InfiniBand device: the state of its link, and of the cable, as in ``/sys/class/infiniband``."""
 
     name: str
     link: str
@@ -66,7 +66,7 @@ def parse_checks(value: object) -> tuple[str, ...]:
 
 
 def gpu_problems(gpus: Sequence[Gpu] | None, kernel_log: Iterable[str], *, ranks: int) -> list[str]:
-    """None: there is no driver. ``ranks`` are to run on this node, each on a device of its own."""
+    """What is wrong with the devices; ``gpus`` None: there is no driver. ``ranks`` of this node need a device each."""
     if gpus is None:
         return ["gpu: there is no NVIDIA driver (libnvidia-ml.so.1)"]
     found = []
@@ -92,14 +92,14 @@ def xids(kernel_log: Iterable[str]) -> list[int]:
 
 
 def disk_problems(path: str, free_bytes: int) -> list[str]:
-    """Of a directory that has answered."""
+    """What is wrong with a directory that has answered."""
     if free_bytes >= LEAST_FREE_BYTES:
         return []
     return [f"disk: {free_bytes / 2**20:.0f} MiB free in {path}, {LEAST_FREE_BYTES >> 20} MiB are needed"]
 
 
 def net_problems(interfaces: Sequence[str], ports: Sequence[Port]) -> list[str]:
-    """``interfaces`` are those that are up, but for the loopback."""
+    """What is wrong with the network; ``interfaces`` are those that are up, but for the loopback."""
     found = [] if interfaces else ["net: no network interface is up"]
     for port in ports:
         if port.cable == _CABLE and port.link != _ACTIVE:

@@ -1,4 +1,4 @@
-"""What is run ahead, and which variables tell ranks and cycles apart. Pure."""
+"""What is run ahead, and which environment variables differ between ranks or cycles. Pure."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import NamedTuple
 from megatron_ft.core.errors import ConfigError
 
 FORK_SERVER_NAME = "ft_fork_server"
-"""Of the process, as the kernel has it; what it forks has it, too, until it is a rank."""
+"""The kernel's name of the process that forks ranks; what it forks has it, too, until it is a rank."""
 RUN_AHEAD_VARIABLE = "MEGATRON_FT_RUN_AHEAD"
 """Carries a server's orders, and is removed before its script runs."""
 WATCH_VARIABLE = "FT_WATCH_COLLECTIVES"
-"""Of a rank: whether its collectives are to be watched if its script calls no hooks, "on" or "off"."""
+"""Whether a rank's collectives are watched if its script calls no hooks: "on" or "off"."""
 REFERENCE_NAMES_VARIABLE = "MEGATRON_FT_REFERENCE_NAMES"
-"""Of a rank, and thereby of what it starts: "on" where names of nvidia-resiliency-ext are served by this package."""
+"""In a rank and what it starts: "on" where this package serves the names of nvidia-resiliency-ext."""
 _VARIABLES = frozenset(
     {
         *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME"),
@@ -30,9 +30,9 @@ class Ahead(NamedTuple):
     """What to run ahead."""
 
     command: list[str]
-    """Of the ranks: this Python, "-u", and a script or module with its arguments."""
+    """Command of the ranks: this Python, "-u", and a script or module with its arguments."""
     environment: dict[str, str]
-    """Of the ranks, without what tells them apart."""
+    """Environment of the ranks, without what differs between them."""
     preload: tuple[str, ...]
     """Modules to import before the script, which the user asked for."""
     shares_output: bool

@@ -27,13 +27,13 @@ class Asked(Enum):
 
 
 class SecondRequest:
-    """Of one process, which notes each signal that asks it to stop, at the time at which it came."""
+    """Notes each signal that asks this process to stop, and decides which is a second request."""
 
     def __init__(self) -> None:
         self._first_s: float | None = None
 
     def note(self, now_s: float) -> Asked:
-        """What the signal asks that came at ``now_s`` (seconds of any clock that only goes on)."""
+        """What the signal that came at ``now_s`` asks for (seconds of any clock that only goes on)."""
         if self._first_s is None:
             self._first_s = now_s
             return Asked.FIRST

@@ -1,7 +1,7 @@
-"""Whether one reading of a board can come after another: what a stray write has left there is no progress. Pure.
+"""Whether one reading of a board can come after another; if not, a stray write has damaged the board. Pure.
 
-``board_layout.decode`` knows which words are impossible by themselves. Here is what the writer never does: it never
-counts back, never changes what it is, and changes a timeout only together with the version of the timeouts.
+``layout.decode`` finds words that are impossible by themselves. These functions find what the writer never does: it
+never counts back, never changes its rank or pid, and changes a timeout only together with the timeouts' version.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The progress board: what lies where, and what one reading of it says.
 
 A board is an array of unsigned 64-bit words that one rank and its monitor map. Times are nanoseconds of
-CLOCK_MONOTONIC, 0 is "never". Every word means something alone, so a reader needs no lock: a torn or
+CLOCK_MONOTONIC, 0 is "never". Each word has a meaning by itself, so a reader needs no lock: a torn or
 reordered read between two words can delay a verdict, never cause one (a verdict is read twice).
 
 Who writes: the rank writes everything but the words marked (monitor). The monitor fills a fresh board before
@@ -104,14 +104,14 @@ class SectionView(NamedTuple):
     open_count: int
     timeout_ns: int | None
     first_timeout_ns: int | None = None
-    """Of the first intervals of a cycle; None: the same."""
+    """Timeout of the first intervals of a cycle; None: the same."""
     is_learned: bool = False
     suspect_after_ns: int | None = None
     """When an interval is suspected; None: at its timeout."""
 
 
 class CollectiveCounts(NamedTuple):
-    """Of all process groups of a rank, as its watch has read them from torch. Times as those of a board."""
+    """Counts over all process groups of a rank, as its watch has read them from torch. Times as those of a board."""
 
     seen_ns: int
     """When they were read."""
@@ -163,7 +163,7 @@ class BoardSnapshot(NamedTuple):
 
     @property
     def open_sections(self) -> tuple[SectionView, ...]:
-        """Those open now, outermost (longest open) first."""
+        """The sections open now, outermost (longest open) first."""
         return tuple(sorted((s for s in self.sections if s.opened_at_ns), key=lambda s: s.opened_at_ns))
 
 

@@ -13,7 +13,7 @@ from megatron_ft.core.errors import ConfigError, Refused, nearest, show
 from megatron_ft.core.times import MAX_SECONDS
 
 DEFAULT_LOG_MAX_BYTES = 200_000_000
-"""Of the event logs of one process. A step of training takes its monitor about 20 bytes."""
+"""Most bytes of the event logs of one process. A step of training takes its monitor about 20 bytes."""
 _NO_LIMIT = ("null", "none", "~", "inf", "+inf", "infinity")
 _TRUE, _FALSE = ("1", "true", "yes"), ("0", "false", "no")
 _NOT_FORWARDED = frozenset(

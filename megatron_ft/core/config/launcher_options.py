@@ -46,7 +46,7 @@ _MODULES = Kind(
 
 @dataclass(frozen=True, kw_only=True)
 class LauncherOptions:
-    """Their values. Durations are seconds; None means no limit, or none at all."""
+    """The values of these options. Durations are seconds; None means no limit, or that the option isn't set."""
 
     cfg_path: str | None = option(
         None,
@@ -54,7 +54,7 @@ class LauncherOptions:
         "YAML file with a fault_tolerance section, at the top or nested in any other section.",
         names=("fault-tol-cfg-path", "ft-cfg-path"),
         in_yaml=False,
-        is_told=False,
+        is_printed=False,
     )
     ignore_missing_cfg: bool = option(
         False,
@@ -62,13 +62,13 @@ class LauncherOptions:
         "Continue with the defaults if that file or its fault_tolerance section is missing.",
         names=("ignore-missing-fault-tol-cfg", "ft-ignore-missing-cfg"),
         in_yaml=False,
-        is_told=False,
+        is_printed=False,
     )
     log_dir: str | None = option(
         None,
         path("of a directory", "DIR"),
         "Directory of the event logs. Default: beside torchrun's --log-dir, else under the user's state directory.",
-        is_told=False,  # a line of its own tells it
+        is_printed=False,  # the launcher prints it on a line of its own
     )
     log_max_bytes: int = option(
         DEFAULT_LOG_MAX_BYTES,
@@ -231,7 +231,7 @@ class LauncherOptions:
         "launcher prints all lines. Default: one; in a pod of Kubernetes all, because each has a log of its own. With "
         "one, a launcher that exits with a code other than 0 also says why; in a step of Slurm, where all print to one "
         "place, only if it has a reason of its own.",
-        is_told=False,
+        is_printed=False,
     )
     observe_only: bool = option(False, FLAG, "Report which rank would have been terminated as hung; terminate none.")
     forward_signals: tuple[signal.Signals, ...] = option(

@@ -22,8 +22,8 @@ class Option:
     names: tuple[str, ...]
     """On the command line, without the dashes before it; the first one is shown, others may be the reference's."""
     in_yaml: bool
-    is_told: bool
-    """Whether the launcher's first lines tell its value, if it isn't the default."""
+    is_printed: bool
+    """Whether the launcher prints its value at the start, if it isn't the default."""
 
     @property
     def dest(self) -> str:
@@ -61,10 +61,10 @@ def option(
     *,
     names: tuple[str, ...] = (),
     in_yaml: bool = True,
-    is_told: bool = True,
+    is_printed: bool = True,
 ) -> Any:
     """A field of a dataclass that is an option; a callable `default` makes it. Names: see `table_of`."""
-    known = {"kind": kind, "help": help, "names": names, "in_yaml": in_yaml, "is_told": is_told}
+    known = {"kind": kind, "help": help, "names": names, "in_yaml": in_yaml, "is_printed": is_printed}
     if callable(default):
         return field(default_factory=default, metadata=known)
     return field(default=default, metadata=known)

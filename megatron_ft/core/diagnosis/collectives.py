@@ -22,7 +22,7 @@ def packed(ranks: Sequence[int]) -> list[int] | dict[str, list[int]]:
 
 
 def unpacked(ranks: Any) -> Sequence[int]:
-    """The other way: a ``range`` where it can be, which takes no room however large the group is.
+    """The reverse of ``packed``: a ``range`` where it can be, which takes no room however large the group is.
 
     Raises:
         ProtocolError: it is none.
@@ -48,7 +48,7 @@ def _spaced(ranks: Sequence[int]) -> range | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Collective:
-    """One that a rank has entered and not left.
+    """A collective that a rank has entered and not left.
 
     Args:
         group: torch's name of its process group, the same on all its ranks.
@@ -108,7 +108,7 @@ def read_in_flight(value: Any) -> tuple[Collective, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveInFlight:
-    """One that isn't over, in torch's words.
+    """A collective that isn't over, in torch's words.
 
     Args:
         group: torch's name of its process group; ``description`` is the user's.
@@ -128,7 +128,7 @@ class CollectiveInFlight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collectives:
-    """Those of all process groups of one rank. Groups are named alike on all their ranks.
+    """The collectives of all process groups of one rank. A group has the same name on all its ranks.
 
     Args:
         in_flight: not over yet, the earliest first.

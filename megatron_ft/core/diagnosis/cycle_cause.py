@@ -62,7 +62,7 @@ class HangVerdict:
 
     @property
     def is_certain(self) -> bool:
-        """It needn't be the timeout that was wrong: the user has set it, or the rank could do nothing."""
+        """Whether the rank surely hung: its timeout is the user's, or it was stopped. A learned timeout may err."""
         return self.stopped or not self.learned
 
     @property
@@ -73,7 +73,7 @@ class HangVerdict:
 
 @dataclass(frozen=True, kw_only=True)
 class RankView:
-    """What was known of a rank of this node when some rank was found hung: to tell the cause from those that wait."""
+    """What was known of a rank of this node when some rank was found hung."""
 
     rank: int
     local_rank: int
@@ -102,7 +102,7 @@ class Cause:
     by_us: bool = False
     """The launcher or a monitor ended the rank, and no other end tells more."""
     host: str = ""
-    """Of the node that caused it; empty if none did, or it isn't known."""
+    """Name of the node that caused it; empty if none did, or it isn't known."""
 
     @property
     def line(self) -> str:
@@ -117,7 +117,7 @@ def describe_hang(verdict: HangVerdict) -> str:
 
 
 def describe_overdue(verdict: HangVerdict) -> str:
-    """The same without the rank: "hung in 'step' for 3.0 s (timeout 3.0 s)"."""
+    """As ``describe_hang``, without the rank: "hung in 'step' for 3.0 s (timeout 3.0 s)"."""
     elapsed, stopped = f"{verdict.elapsed_s:.1f} s", ", process stopped" if verdict.stopped else ""
     note = f"(timeout {verdict.timeout_s:.1f} s{stopped})"
     if verdict.section is not None:

@@ -53,7 +53,7 @@ class Thread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stacks:
-    """Of all threads that are known. ``source``: who wrote them."""
+    """The stacks of all known threads. ``source``: what wrote them."""
 
     source: str
     threads: tuple[Thread, ...]
@@ -88,7 +88,7 @@ class HangEvidence:
 
     @property
     def pid(self) -> int:
-        """Of its process."""
+        """The process id of the rank."""
         return self.note.pid
 
     @property

@@ -18,7 +18,7 @@ _SHELL_SIGNALS = 128
 """A shell reports the signal that ended its command as a code beyond this one."""
 _LONGEST = 300
 _MISTAKES = ("ModuleNotFoundError: ", "SyntaxError: ", "IndentationError: ", "NameError: ")
-"""They are the script's, whatever their text mentions."""
+"""These exceptions are mistakes in the script, whatever their text mentions."""
 _FROM_OUTSIDE = (
     *("address already in use", "eaddrinuse", "connection", "broken pipe", "eoferror", "timeout", "timed out"),
     *("unreachable", "no route to host", "name resolution", "name or service not known", "network"),
@@ -123,7 +123,9 @@ def has_own_error(rank_exit: RankExit) -> bool:
 
 
 def failure_signature(end: RankExit, *, is_watched: bool, lived_s: float) -> str:
-    """Of a rank that was through no step; empty where another start may well get further.
+    """How a rank failed before its first step, in words that are the same for the same mistake of the user.
+
+    Empty where another start may well get further.
 
     ``is_watched``: it had begun its monitoring, so that its steps would have been seen.
     """

@@ -61,7 +61,7 @@ class ProgressSample:
 
 
 def progress_between(before: ProgressSample, after: ProgressSample) -> str:
-    """What the rank has done from one look to the next, to be read after its number; empty if nothing is known of."""
+    """What the rank did between two samples, as a predicate ("has begun an iteration"); empty if nothing is known."""
     if before.events is not None and after.events is not None:
         if after.iterations > before.iterations:
             return "has begun an iteration"

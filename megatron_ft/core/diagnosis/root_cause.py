@@ -33,7 +33,7 @@ _NONE: frozenset[int] = frozenset()
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What the notes come to.
+    """The result of the diagnosis.
 
     Args:
         rank: the cause; None if the notes don't show one.
@@ -86,7 +86,7 @@ def waits_for(notes: Iterable[RankSnapshot]) -> dict[int, frozenset[int]]:
 
 
 class _Absent:
-    """Who isn't in a collective: found once for each, however many ranks are in it."""
+    """Which ranks are missing from a collective: computed once for each, however many ranks are in it."""
 
     def __init__(self, by_rank: Mapping[int, RankSnapshot]) -> None:
         self.by_rank = by_rank
@@ -123,7 +123,7 @@ class _Absent:
 
 
 def _missing(note: RankSnapshot, collective: Collective, absent: _Absent) -> frozenset[int]:
-    """Those of its group who aren't in this collective, or are in another one under the same number."""
+    """The ranks of its group that aren't in this collective, or are in another one under the same number."""
     if not collective.p2p:
         return absent.from_one(collective)
     peer, by_rank = collective.peer, absent.by_rank
@@ -213,7 +213,7 @@ def _explains(rank: int, alike: Mapping[frozenset[int], set[int]]) -> bool:
 
 
 def _narrowed(roots: Sequence[RankSnapshot], elapsed_s: float) -> tuple[set[int], bool]:
-    """Of several that are waited for: those that have been where they are for long; of these, those that are behind.
+    """Of several ranks that others wait for: those that haven't moved for long; of these, those an iteration behind.
 
     One that has moved a moment ago is no cause for certain, though it be the only one.
     """
@@ -269,7 +269,7 @@ def _is_stuck(note: RankSnapshot, elapsed_s: float) -> bool:
 
 
 def _others(waiting: Sequence[int], by_rank: Mapping[int, RankSnapshot]) -> str:
-    """What those do who wait: "7 others wait in all_reduce"."""
+    """What the waiting ranks do: "7 others wait in all_reduce"."""
     ops = Counter(_waits_in(by_rank[rank]) for rank in waiting)
     if not ops:
         return ""

@@ -1,1 +1,1 @@
-"""What our processes say to each other, each message a frozen dataclass."""
+"""Messages between the processes of this package, each a frozen dataclass."""

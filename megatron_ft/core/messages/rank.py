@@ -18,7 +18,7 @@ from megatron_ft.core.diagnosis.stacks import Frame
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """What a rank says of itself.
+    """A rank connects, and says who it is.
 
     Args:
         user_code_ns: when its script began; 0 if that isn't known.
@@ -80,7 +80,7 @@ class _Head:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """To the question of this ``id``.
+    """The answer to the question of this ``id``.
 
     Args:
         stack: the calls of the main thread, the innermost first.
@@ -98,7 +98,7 @@ class Answer:
 
     @staticmethod
     def parse(message: Any) -> Answer:
-        """The other way.
+        """The reverse of ``packed``.
 
         Raises:
             ProtocolError: it is none.

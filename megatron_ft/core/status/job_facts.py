@@ -47,7 +47,7 @@ class RankReading(NamedTuple):
     process_state: str | None = "S"
     """The letter of /proc/<pid>/stat; None if the process has ended."""
     collectives: CollectiveCounts | None = None
-    """Of a rank whose script calls no hooks: nothing else is known of it."""
+    """For a rank whose script calls no hooks: nothing else is known of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +109,13 @@ class RankRow:
 
 
 class JobPhase(enum.Enum):
-    """What the job is about, as this node's launcher sees it."""
+    """The phase of the job, as this node's launcher sees it."""
 
     STARTING = "starting"
-    """No rank was made yet: the nodes meet, or modules are imported."""
+    """No rank was started yet: the nodes meet, or modules are imported."""
     RUNNING = "running"
     RESTARTING = "restarting"
-    """A cycle has ended, and the next one isn't there yet."""
+    """A cycle has ended, and the next one hasn't begun."""
     ENDING = "ending"
     """There will be no other cycle."""
 
@@ -142,7 +142,7 @@ class JobFacts:
     phase: JobPhase
     cycle: int | None
     cycle_started_ns: int | None
-    """Of the last cycle that was begun, as ``cycle``; None before the first."""
+    """When ``cycle``, the last one that was begun, started; None before the first."""
     nodes: int
     world_size: int
     max_restarts: int
@@ -151,7 +151,7 @@ class JobFacts:
     paused_since_ns: int | None
     last_cause: LastCause | None
     ranks: tuple[RankRow, ...]
-    """Of this node."""
+    """The ranks of this node."""
     now_ns: int
     """When it was so."""
 

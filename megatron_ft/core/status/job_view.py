@@ -132,7 +132,7 @@ def view(launchers: Sequence[Launcher], life: Life | None, now_ns: int) -> JobVi
 
 
 def _exit_codes(launchers: Sequence[Launcher], since_ns: int) -> list[int | None]:
-    """Of launchers that have stayed until the job's end; of all, if none is left."""
+    """Exit codes of the launchers that stayed until the job's end; of all, if none did."""
     all_, stayed = [], []
     for node in launchers:
         was_asked = any(type(each) in (records.StopRequested, records.Abandoned) for _, each in node.records)
@@ -207,7 +207,7 @@ def _ending(rows: Sequence[NodeRow], newest: int | None) -> tuple[NodeRow, ...]:
 
 
 def _last_cause(ends: Sequence[tuple[int, records.CycleEnded]]) -> records.CycleEnded | None:
-    """Of the last cycle that has failed: of several launchers those know it best that name more than a lost node."""
+    """The end of the last cycle that failed; of several launchers' records one that names more than a lost node."""
     failed = [(at_ns, end, end.cause) for at_ns, end in ends if end.cause is not None]
     best = max(failed, key=lambda each: (each[1].cycle, each[2].kind != "membership", -each[0]), default=None)
     return None if best is None else best[1]

@@ -39,7 +39,7 @@ class Known:
     """What a job knows of one section, all its ranks and earlier runs included; times are seconds."""
 
     tail: Tail = field(default_factory=Tail)
-    """Of all but the first intervals of each cycle."""
+    """The tail of all but the first intervals of each cycle."""
     first_s: float = 0.0
     """The longest of those."""
     reference_s: float | None = None
@@ -57,7 +57,7 @@ class Estimate(NamedTuple):
 
     timeout_s: float
     budget_s: float
-    """What one interval in ``1 / budget`` passes."""
+    """One interval in ``1 / budget`` exceeds this."""
     ceiling_s: float
     """More only above what was seen more than once."""
     first_s: float

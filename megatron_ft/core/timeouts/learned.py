@@ -63,7 +63,7 @@ class LearnedState:
     """By section, and OUT_OF_SECTION: what the rule `budget` goes on from."""
 
     def entries(self) -> Iterator[tuple[str, LearnedTimeout]]:
-        """All there are, by name."""
+        """All learned timeouts, with their names."""
         yield from self.sections.items()
         if self.out_of_section is not None:
             yield OUT_OF_SECTION, self.out_of_section
@@ -83,7 +83,7 @@ class Superseded:
     configured_now_s: float | None
 
     def describe(self) -> str:
-        """One line."""
+        """Which timeout gives way and why, in one line."""
         return (
             f"'{self.name}' keeps its configured timeout of {seconds(self.configured_now_s)}: it was changed "
             f"(from {seconds(self.configured_then_s)}) since {seconds(self.learned_s)} was learned"
@@ -244,7 +244,7 @@ def from_client(
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """What is learned now, and one line for each thing that isn't."""
+    """Which timeouts are learned now, and one line for each that isn't."""
 
     sections: tuple[str, ...]
     out_of_section: bool
@@ -260,7 +260,7 @@ def choose_update(
     is_async_save: bool,
     is_closing: bool,
 ) -> Update:
-    """The rules.
+    """Decide which timeouts to learn.
 
     Args:
         is_persistent_chkpt_loaded: "setup" held the load of a checkpoint from storage; without one, or with

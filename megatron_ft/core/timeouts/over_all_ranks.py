@@ -67,7 +67,7 @@ class NotReady(NamedTuple):
 
 @dataclass
 class Sight:
-    """What one rank has seen of one section, beside what all know already."""
+    """What one rank has observed of one section, in addition to what all ranks know."""
 
     known: Known
     new: Tail

@@ -12,12 +12,12 @@ _MOST = 1e6
 
 
 class RaisedTimeouts:
-    """Of one node, over the cycles of its launcher."""
+    """The learned timeouts that ended ranks of this node, over the cycles of its launcher."""
 
     def __init__(self) -> None:
         self._kills: dict[str, tuple[int, float]] = {}
 
-    def killed(self, name: str, cycle: int) -> None:
+    def note_kill(self, name: str, cycle: int) -> None:
         """The learned timeout of a section, or of the time in none, has ended a rank of this node in this cycle."""
         last, factor = self._kills.get(name, (-2, 1.0))
         if last != cycle:
@@ -28,7 +28,7 @@ class RaisedTimeouts:
         return {name: factor for name, (last, factor) in self._kills.items() if last == cycle - 1}
 
     def environment(self, cycle: int) -> dict[str, str]:
-        """For a rank of this cycle."""
+        """The environment variable for the ranks of this cycle."""
         factors = self.factors(cycle)
         return {RAISED_TIMEOUTS: json.dumps(factors)} if factors else {}
 

@@ -40,7 +40,7 @@ def length_of(bucket: int) -> float:
 
 @dataclass
 class Tail:
-    """Of one section, or of the time out of section, or between heartbeats."""
+    """The tail of one section, of the time out of section, or of the time between heartbeats."""
 
     counts: dict[int, float] = field(default_factory=dict)
     """By bucket."""
@@ -79,7 +79,7 @@ class Tail:
         return None
 
     def survivors(self) -> list[float]:
-        """For each bucket the count of it and of all longer ones."""
+        """For each bucket its count plus those of all longer ones."""
         above, found = 0.0, [0.0] * BUCKETS
         for bucket in range(BUCKETS - 1, -1, -1):
             above += self.counts.get(bucket, 0.0)
@@ -93,23 +93,23 @@ class Tail:
 
     @classmethod
     def from_survivors(cls, survivors: Sequence[float]) -> Tail:
-        """The reverse, also of the greater of several ranks."""
+        """The reverse of ``survivors``; also takes the maximum over several ranks."""
         longer = [*survivors[1:], 0.0]
         pairs = enumerate(zip(survivors, longer, strict=True))
         return cls({bucket: count - more for bucket, (count, more) in pairs if count - more >= _NOTHING})
 
     @classmethod
     def joined(cls, tails: Iterable[Tail]) -> Tail:
-        """Of what several ranks, or runs that began with the same, have seen."""
+        """The tail of what several ranks, or runs that began with the same tail, have observed."""
         columns = zip(*(tail.survivors() for tail in tails), strict=True)
         return cls.from_survivors([max(column) for column in columns])
 
     def to_counts(self) -> dict[str, float]:
-        """For JSON: by the number of the bucket, the shortest first."""
+        """For JSON: counts by the number of the bucket, the shortest first."""
         return {str(bucket): round(self.counts[bucket], 3) for bucket in sorted(self.counts)}
 
     @classmethod
     def from_counts(cls, counts: Mapping[int, float]) -> Tail:
-        """The reverse; what isn't a bucket is an error of the caller's."""
+        """The reverse of ``to_counts``; the caller has checked that the keys are buckets."""
         assert all(0 <= bucket < BUCKETS for bucket in counts), counts
         return cls(dict(counts))

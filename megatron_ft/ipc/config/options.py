@@ -148,7 +148,7 @@ class ResolvedOptions(LauncherOptions):
 
     def summary(self) -> str:
         """One line: the values that aren't defaults, each with its source."""
-        silent = {each.names[0] for each in LAUNCHER_OPTIONS.values() if not each.is_told}
+        silent = {each.names[0] for each in LAUNCHER_OPTIONS.values() if not each.is_printed}
         told = [
             f"{name}={as_text(value)} ({source})"
             for name, (value, source) in [*self.sources.items(), *self.options.items()]

@@ -150,7 +150,7 @@ class NodeRanks:
             case edge.Release():
                 self._monitors.release()
             case edge.RaiseTimeout(name, cycle):
-                self._raised_timeouts.killed(name, cycle)
+                self._raised_timeouts.note_kill(name, cycle)
             case edge.KeepEvidence(cycle, ended):
                 words, stderr = self._words(ended.local_rank, cycle), self._stderrs.get(ended.local_rank, "")
                 snapshot = self._monitors.snapshot(ended.local_rank, cycle)

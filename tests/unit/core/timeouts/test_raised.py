@@ -17,20 +17,20 @@ __all__ = ["bench", "clean_environment"]  # fixtures
 def test_the_next_cycle_has_the_double_and_the_one_after_it_only_if_it_killed_again() -> None:
     raised = RaisedTimeouts()
     assert raised.environment(0) == {}
-    raised.killed("step", 0)
-    raised.killed("step", 0)  # two ranks
+    raised.note_kill("step", 0)
+    raised.note_kill("step", 0)  # two ranks
     assert raised.factors(1) == {"step": 2.0}
     assert raised.factors(2) == {}
-    raised.killed("step", 1)
-    raised.killed("out_of_section", 1)
+    raised.note_kill("step", 1)
+    raised.note_kill("out_of_section", 1)
     assert raised.factors(2) == {"step": 4.0, "out_of_section": 2.0}
-    raised.killed("step", 5)
+    raised.note_kill("step", 5)
     assert raised.factors(6) == {"step": 2.0}
 
 
 def test_what_the_ranks_are_told_is_what_they_read() -> None:
     raised = RaisedTimeouts()
-    raised.killed("a 'step'", 3)
+    raised.note_kill("a 'step'", 3)
     assert from_text(raised.environment(4)[RAISED_TIMEOUTS]) == {"a 'step'": 2.0}
 
 

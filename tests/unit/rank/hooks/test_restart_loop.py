@@ -89,7 +89,7 @@ class Job:
         assert outcome.verdict.timeout_ns > 4 * S
         name = outcome.verdict.section or outcome.verdict.kind.value
         self.kills.append((name, outcome.verdict.timeout_ns / 1e9))
-        self.raised.killed(name, cycle)
+        self.raised.note_kill(name, cycle)
         ft.abort(state)
         return False
 
