@@ -3,8 +3,8 @@
     ft_launcher --nproc-per-node 2 --max-restarts 3 --fault-tol-cfg-path configs/heartbeats.yaml \
         examples/ddp_heartbeats.py --save /tmp/ddp
 
-A rank that is silent for too long is ended, and all ranks start again from the last checkpoint. To see it happen, add
-`--fault-plan configs/faults/kill-then-hang.yaml`.
+A rank that sends none for too long is terminated, and all ranks start again from the last checkpoint. To see it happen,
+add `--fault-plan configs/faults/kill-then-hang.yaml`.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def main() -> None:
         print(f"finished at iteration {iteration}, the weights sum up to {total:.12f}", flush=True)
     # From here on this rank isn't watched, however long the rest takes.
     client.shutdown_workload_monitoring()
-    del ddp  # who lets go of a gloo group last waits for its threads, and the model would do so holding the GIL
+    del ddp  # the last reference to a gloo group waits for its threads; the model would do so holding the GIL
     dist.destroy_process_group()
 
 

@@ -108,7 +108,7 @@ def main() -> None:
         total = sum(parameter.detach().double().sum().item() for parameter in model.parameters())
         print(f"finished at iteration {iteration}, the weights sum up to {total:.12f}", flush=True)
     client.shutdown_workload_monitoring()  # from here on this rank isn't watched, however long the rest takes
-    del ddp  # who lets go of a gloo group last waits for its threads, and the model would do so holding the GIL
+    del ddp  # the last reference to a gloo group waits for its threads; the model would do so holding the GIL
     dist.destroy_process_group()
 
 

@@ -22,7 +22,6 @@ from __future__ import annotations
 import functools
 import os
 import sys
-import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -280,11 +279,7 @@ def get_rank_safe() -> int:
 
 def _load_state_if_exists(global_state: Any) -> None:
     """Load ``ft_state.json``, the same on all ranks; a broken one is set aside. A collective."""
-    loaded = learning.load(
-        global_state.rank_monitor_client,
-        global_state.fault_tolerance_state.ft_state_path,
-        is_rank_0=get_rank_safe() == 0,
-    )
+    loaded = learning.load(global_state.rank_monitor_client, global_state.fault_tolerance_state.ft_state_path)
     for line in loaded.infos:
         say.print_rank_0(f"FT: {line}")
     for line in loaded.warnings:
@@ -318,7 +313,7 @@ def _update_timeouts(selected_sections: list[str], calc_out_of_section: bool, gl
 
 def _write_state(client: Any, path: str) -> None:
     try:
-        learning.save(client, path, written_at_unix_s=time.time(), world_size=agreement.world_size())
+        learning.save(client, path)
     except OSError as error:
         say.warn(f"{path} can't be written: {error.strerror or error}. A restart won't know these timeouts")
 

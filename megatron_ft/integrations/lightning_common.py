@@ -6,7 +6,6 @@ import logging
 import os
 import re
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -196,7 +195,7 @@ class FitCallback(LightningCallback):
                 self._refuse(ConfigError(problem))
             if self.exp_dir is None and _is_versioned(directory):
                 self._warn(f"the next run won't find the timeouts learned in this one, in {directory}: give exp_dir")
-            loaded = learning.load(client, str(self.timeouts_file_path), is_rank_0=agreement.rank() == 0)
+            loaded = learning.load(client, str(self.timeouts_file_path))
             for line in loaded.infos:
                 self._info(line)
             for line in loaded.warnings:
@@ -282,5 +281,5 @@ def _save(client: RankMonitorClient, path: Path) -> None:
     Raises:
         OSError: it can't be written.
     """
-    state = learning.state_of(client, str(path), written_at_unix_s=time.time(), world_size=agreement.world_size())
+    state = learning.state_of(client, str(path))
     write_state(str(path), {**to_document(state), **client.state_dict()})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -89,7 +90,7 @@ def current_iteration(client: Any) -> int | None:
     return recorder._last_iteration if recorder is not None and recorder._last_iteration >= 0 else None
 
 
-def load(client: Any, path: str, *, is_rank_0: bool) -> Loaded:
+def load(client: Any, path: str) -> Loaded:
     """Load what the file holds into the client, the same on all ranks.
 
     With a process group this is a collective: rank 0 reads and tells the others, so that no two ranks can see
@@ -100,8 +101,8 @@ def load(client: Any, path: str, *, is_rank_0: bool) -> Loaded:
     """
     loaded = Loaded()
     document = None
-    if is_rank_0 or not agreement.has_process_group():
-        document = _read(client, path, is_rank_0=is_rank_0, loaded=loaded)
+    if agreement.rank() == 0 or not agreement.has_process_group():
+        document = _read(client, path, loaded)
     document = agreement.from_rank_0(document)
     if document is None:
         return loaded
@@ -110,13 +111,14 @@ def load(client: Any, path: str, *, is_rank_0: bool) -> Loaded:
         client.load_state_dict(document)
         loaded.infos.append(f"timeouts loaded from {path}")
         return loaded
+    assert mine.cfg is not None
     assert mine.section_timeouts is not None
     state = parse(document)
     choice = learned.choose(
         state,
         configured=_configured(mine),
         known_sections=frozenset(mine.section_timeouts.section),
-        floor_s=_floor(mine),
+        floor_s=float(mine.cfg.calculated_timeout_floor),
     )
     loaded.warnings.extend(superseded.describe() for superseded in choice.superseded)
     if choice.unknown:
@@ -148,7 +150,7 @@ def load(client: Any, path: str, *, is_rank_0: bool) -> Loaded:
     return loaded
 
 
-def save(client: Any, path: str, *, written_at_unix_s: float, world_size: int) -> None:
+def save(client: Any, path: str) -> None:
     """Write the client's calculated timeouts to the file. Only rank 0 may call this.
 
     Raises:
@@ -158,20 +160,13 @@ def save(client: Any, path: str, *, written_at_unix_s: float, world_size: int) -
     if mine is None:
         write_state(path, client.state_dict())
         return
-    state = state_of(mine, path, written_at_unix_s=written_at_unix_s, world_size=world_size, layout=current_layout())
+    state = state_of(mine, path, layout=current_layout())
     # for nvidia-resiliency-ext, so that a user who goes back to it loses nothing; here nothing reads it
     theirs = state_to_dict(mine.hb_timeouts, mine.section_timeouts, with_configured=True)
     write_state(path, {**to_document(state), **theirs})
 
 
-def state_of(
-    client: RankMonitorClient,
-    path: str,
-    *,
-    written_at_unix_s: float,
-    world_size: int,
-    layout: Mapping[str, int] | None = None,
-) -> LearnedState:
+def state_of(client: RankMonitorClient, path: str, *, layout: Mapping[str, int] | None = None) -> LearnedState:
     """Build what ``save`` writes; the file at ``path``, if there is one, tells where timeouts that stay came from."""
     earlier: LearnedState | None = None
     with contextlib.suppress(BrokenStateFile, ConfigError):  # it only tells where older values came from
@@ -181,8 +176,8 @@ def state_of(
         last_calculation=client._knowledge.last_calculation,
         earlier=earlier,
         configured=_configured(client),
-        written_at_unix_s=written_at_unix_s,
-        world_size=world_size,
+        written_at_unix_s=time.time(),
+        world_size=agreement.world_size(),
         layout=layout,
         known=client._knowledge.known,
     )
@@ -250,7 +245,7 @@ def _describe_change(name: str, calculation: Calculation) -> str:
     )
 
 
-def _read(client: Any, path: str, *, is_rank_0: bool, loaded: Loaded) -> Any | None:
+def _read(client: Any, path: str, loaded: Loaded) -> Any | None:
     """The document, or None; puts a broken file out of the way and says so (rank 0)."""
     try:
         document = read_state(path)
@@ -260,7 +255,7 @@ def _read(client: Any, path: str, *, is_rank_0: bool, loaded: Loaded) -> Any | N
             raise BrokenStateFile(f"holds {type(document).__name__}, not a mapping")
         return document
     except (BrokenStateFile, ConfigError) as error:
-        if is_rank_0:
+        if agreement.rank() == 0:
             loaded.warnings.append(f"{path} {error}; {_put_away(path)}. Going on with the configured timeouts")
         return None
 
@@ -291,8 +286,3 @@ def _configured(client: RankMonitorClient) -> dict[str, Any]:
     assert client.cfg is not None
     values = client.cfg.to_dict()
     return {name: values[name] for name in learned.CONFIGURED_FIELDS if name in values}
-
-
-def _floor(client: RankMonitorClient) -> float:
-    assert client.cfg is not None
-    return float(client.cfg.calculated_timeout_floor)
