@@ -245,7 +245,7 @@ class _Life:
         """Say why, where that isn't said yet."""
         match error:
             case ChildFailedError():
-                # torch's table of the failures, without a traceback of ours and with the script's name in its title
+                # torch's table of the failures, with the script's name in its title and without a traceback
                 table = str(ChildFailedError(self._line.namespace.training_script, error.failures))
                 lines.put("\n".join(map(printable, table.split("\n"))))
                 return self._end()

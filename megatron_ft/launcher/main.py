@@ -81,7 +81,7 @@ def _cannot_start(error: OSError, server: ServerProcess | None, *, has_others: b
 
 
 def _failed(text: str, server: ServerProcess | None) -> int:
-    """What is left to do where the launcher itself has failed, as was said. Returns the exit code."""
+    """Do what is left where the launcher itself has failed, which was reported already. Returns the exit code."""
     with contextlib.suppress(OSError, ImportError):  # imports need files, too
         _tell_kubernetes(text, _EXIT_FAILED)
     if server is not None and not server.is_gone:
@@ -103,8 +103,8 @@ def _tell_kubernetes(why: str, code: int) -> None:
 def _leave(code: int) -> NoReturn:
     """Exit as Python does, but without finalizing the interpreter and torch.
 
-    A thread of ours may wait inside torch for a node that doesn't answer; where one comes back from there while Python
-    is taken down under it, C++ ends the process by SIGABRT, and the exit code of a job that went well is lost.
+    A thread of the launcher may wait inside torch for a node that doesn't answer; where one comes back from there while
+    Python is taken down under it, C++ ends the process by SIGABRT, and the exit code of a job that went well is lost.
     """
     if bounded_file_calls.are_copied():  # else torch's threads, which copy the ranks' output, wait for a file server
         threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that aren't daemons, as Python would
@@ -192,7 +192,7 @@ def _launch(line: CommandLine, server: ServerProcess | None) -> int:
         try:
             return job.run(line, config, command, place=place, log=log, log_dir=log_dir, server=server)
         except (ConfigError, OSError):
-            raise  # said by who called this
+            raise  # reported by the caller
         except Exception as error:  # noqa: BLE001 - whatever it is: one line, and an exit in order
             text = job.report_unforeseen(error, log, lines.sayer(has_others=line.max_nodes > 1))
             code = _failed(text, server)

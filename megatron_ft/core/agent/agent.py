@@ -30,16 +30,16 @@ __all__ = ["Agent"]
 
 
 class Agent:
-    """One launcher's. ``pauses`` are times in which hang detection is suspended."""
+    """The machine of one launcher. ``pauses`` are times in which hang detection is suspended."""
 
     def __init__(self, options: Options, pauses: Pauses) -> None:
         self.phase = AgentPhase.JOINING
         self.started: Cycle | None = None
-        """The last one whose ranks were started."""
+        """The last cycle whose ranks were started."""
         self.ended: Ended | None = None
-        """The last one that has ended; None while ranks run."""
+        """How the last cycle ended; None while ranks run."""
         self.failed: Ended | None = None
-        """The last one that hasn't ended well."""
+        """How the last cycle ended that didn't end well."""
         self.restarts_left = options.max_restarts
         self._options = options
         self._pauses = pauses
@@ -48,7 +48,7 @@ class Agent:
         self._printer = JobLinePrinter(says_all=options.says_all, shares_output=options.shares_output)
         self._health = HealthGate()
         self.cycle = Cycle(options, -1, None, now_ns=0)
-        """The one that is about to start, or runs, or has ended last."""
+        """The cycle that is about to start, or runs, or has ended last."""
         self._cycles = 0
         self._downtime: Downtime | None = None
         self._leaving = Leaving(options)
@@ -61,7 +61,7 @@ class Agent:
         self._known: Known | None = None
 
     def handle(self, event: edge.Event, now_ns: int, seen: edge.Readings) -> list[Effect]:
-        """What is to be done. At most one of the effects is `edge.Work`, and none comes before that is done."""
+        """Returns what is to be done. At most one of the effects is `edge.Work`; no other comes before that is done."""
         self._turn = Turn(now_ns=now_ns, seen=seen, effects=[*self._printer.hear(event)], printer=self._printer)
         self._hear(event)
         self.cycle.go_on(self._turn, is_stopping=bool(self._leaving.signals))

@@ -40,7 +40,7 @@ class _Collecting:
 
 
 class NodeCollectiveWatch:
-    """Of one cycle on this node, from the start of its ranks. ``number`` is the cycle's at the coordinator."""
+    """The watch of one cycle on this node, from the start of its ranks. ``number``: the cycle's at the coordinator."""
 
     def __init__(self, options: Options, record: CycleRecord, number: int, pauses: Pauses, now_ns: int) -> None:
         self._options = options
@@ -99,7 +99,7 @@ class NodeCollectiveWatch:
             self._collecting.notes[event.local_rank] = event.note
 
     def reviewed(self, review: Reviewed, place: int, turn: Turn) -> HangVerdict | None:
-        """What has come of it, for the user, and for the log of the node that had asked. This one is at ``place``.
+        """Say what the evidence on all ranks shows; the node that had asked logs it. This one is at ``place``.
 
         Returns the verdict that this node is to end the cycle for; None if it isn't to.
         """
@@ -120,7 +120,7 @@ class NodeCollectiveWatch:
     # -- what is due --------------------------------------------------------------------------------------------
 
     def go_on(self, turn: Turn, *, is_stopping: bool) -> None:
-        """Tell what was seen, once it is, and see how long no collective has completed, when that is due."""
+        """Send the notes once they are complete, and check how long no collective has completed, when that is due."""
         self._tell_notes(turn)
         self._is_over = self._is_over or is_stopping
         if not self._is_on or turn.now_ns < self._due_ns:

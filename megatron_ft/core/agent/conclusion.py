@@ -55,7 +55,7 @@ class Leaving:
         self._options = options
 
     def asked(self, event: StopAsked) -> None:
-        """A signal."""
+        """A signal asks the launcher to stop."""
         self.signals.append(event.number)
         if event.again:
             self.hurry = self.hurry or event.number
@@ -226,7 +226,7 @@ def finish(known: Known, cause: Cause, left: Leave, *, is_min_healthy: bool) -> 
 
 
 def _cause(known: Known, verdict: Verdict) -> Cause:
-    """By the verdict; this node knows more of what it has told itself."""
+    """The verdict's cause; in this node's own words, which say more, if it was this node that reported it."""
     record, told = known.record, known.orders.told
     if verdict.node == known.orders.place and told is not None and verdict.text == told.text:
         if record.failed or record.found is not None:

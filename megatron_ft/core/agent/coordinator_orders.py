@@ -11,7 +11,7 @@ __all__ = ["CoordinatorOrders"]
 
 
 class CoordinatorOrders:
-    """Of one launcher."""
+    """What counts of that for this launcher now."""
 
     def __init__(self) -> None:
         self.begun: Held | None = None
@@ -58,7 +58,7 @@ class CoordinatorOrders:
     def may_be_news(self, state: NodeState) -> bool:
         """Whether to send a report of this state: once, and again if it no longer follows from another node's.
 
-        A cycle whose successor has begun isn't asked after any more.
+        A cycle whose successor has begun needs no report any more.
         """
         if self.has_begun:
             return False
@@ -79,7 +79,7 @@ class CoordinatorOrders:
 
     @property
     def has_begun(self) -> bool:
-        """Another cycle than the one taken has begun; if that one runs, its end was never told."""
+        """Another cycle than the one taken has begun. If the one taken still runs, its end was never received."""
         return self.begun is not self.taken
 
     @property

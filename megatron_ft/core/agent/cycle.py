@@ -37,7 +37,7 @@ class Cycle:
         self._collectives: NodeCollectiveWatch | None = None
 
     def started(self, pauses: Pauses, turn: Turn) -> None:
-        """All ranks were made: they are waited for from now on."""
+        """All ranks were created: watch their deadlines and collectives from now on."""
         self._deadlines = Deadlines(self._options, self.record, pauses, turn)
         self._collectives = NodeCollectiveWatch(self._options, self.record, self.number, pauses, turn.now_ns)
 
@@ -49,11 +49,11 @@ class Cycle:
             self._collectives.excuse_stop(now_ns)
 
     def state(self, turn: Turn) -> NodeState:
-        """Of this node, as far as the coordinator is to know it now."""
+        """The state of this node, as far as the coordinator is to know it now."""
         record = self.record
         if not record.ranks or self.diagnosis.is_deciding:
             return NodeState.HEALTHY
-        # if its monitor could not end a rank that it found hung, what we can do is said later
+        # a hung rank that its monitor couldn't terminate counts as failed once its grace is over
         if record.failed or record.check_graces(turn.now_s, turn.seen):
             return NodeState.UNHEALTHY
         return NodeState.SUCCEEDED if record.all_have_ended else NodeState.HEALTHY
@@ -81,7 +81,7 @@ class Cycle:
             self._deadlines.end({verdict.local_rank}, turn)
 
     def hear(self, event: edge.Event, turn: Turn) -> None:
-        """Something of a rank, or of its monitor, which may tell of an earlier cycle."""
+        """Take an event of a rank, or of its monitor; a monitor's may be about an earlier cycle."""
         match event:
             case edge.RankStarted():
                 self.record.created(event)
@@ -125,7 +125,7 @@ class Cycle:
             turn.do(KeepEvidence(self.record.cycle, ended))
 
     def told(self, message: Suspected | Moving, turn: Turn) -> None:
-        """What another node asks or tells of a learned timeout that is over."""
+        """Another node asks for a check of progress, or reports progress, because a learned timeout is over."""
         if message.cycle != self.number:
             return
         match message:
@@ -146,7 +146,7 @@ class Cycle:
         )
 
     def go_on(self, turn: Turn, *, is_stopping: bool) -> None:
-        """What is due. ``is_stopping``: the launcher was asked to stop."""
+        """Do what is due. ``is_stopping``: the launcher was asked to stop."""
         if self._deadlines is not None:
             self._deadlines.go_on(turn, is_stopping=is_stopping)
         self.suspicion.go_on(turn)

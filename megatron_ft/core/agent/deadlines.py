@@ -1,4 +1,4 @@
-"""Ranks without a board in use: before their monitoring has begun, and after they have ended it. Pure.
+"""Deadlines of ranks that no monitor judges: before their monitoring has begun, and after they have ended it. Pure.
 
 A rank that doesn't start monitoring within ``--ft-startup-timeout`` of its start, or doesn't exit within
 ``--ft-exit-timeout`` of its shutdown, is terminated as hung, and the restart policy decides. One exception: after
@@ -28,7 +28,7 @@ _PAUSED_NS = 200_000_000
 
 @dataclass(kw_only=True)
 class _Wait:
-    """What one rank is waited for: ``kind`` is "startup" or "exit"."""
+    """The launcher waits for the "startup" or the "exit" (``kind``) of one rank."""
 
     kind: str
     local_rank: int
@@ -44,7 +44,7 @@ class _Wait:
 
 
 class Deadlines:
-    """Of the ranks of one cycle, from their start. ``pauses`` are times in which hang detection is suspended."""
+    """The deadlines of one cycle's ranks, from their start. In ``pauses`` hang detection is suspended."""
 
     def __init__(self, options: Options, record: CycleRecord, pauses: Pauses, turn: Turn) -> None:
         self._options = options
@@ -68,7 +68,7 @@ class Deadlines:
     # -- events ---------------------------------------------------------------------------------------------------
 
     def attached(self, local_rank: int) -> None:
-        """A rank has begun its monitoring: also one that was at its end."""
+        """A rank has begun its monitoring, maybe for the second time: it has no deadline any more."""
         self._waits.pop(local_rank, None)
 
     def detached(self, event: Detached, turn: Turn) -> None:

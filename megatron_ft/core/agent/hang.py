@@ -29,7 +29,7 @@ _PART_CHARS = 80_000
 
 
 class NodeHangDiagnosis:
-    """Of one cycle on this node; ``number`` is the cycle's at the coordinator."""
+    """The diagnosis of a hang in one cycle, on this node; ``number`` is the cycle's at the coordinator."""
 
     def __init__(self, options: Options, record: CycleRecord, number: int) -> None:
         self._options = options
@@ -91,7 +91,7 @@ class NodeHangDiagnosis:
         return self._bound_ns - LAST_NOTES_NS
 
     def go_on(self, turn: Turn) -> None:
-        """Tell, or decide, once everything that can be seen is."""
+        """Send the notes, or decide, once evidence has come on all ranks, or the bound is near."""
         alarm_ns = self.alarm_ns
         has_all = self._asked & self._record.observed <= self._notes.keys()
         if alarm_ns is None or (turn.now_ns < alarm_ns and not has_all):

@@ -14,7 +14,7 @@ _LONGEST_S = 60.0
 
 
 class HealthGate:
-    """Of one time between two cycles."""
+    """The checks of this node between two cycles."""
 
     def __init__(self) -> None:
         self.retry_ns = 0
@@ -24,7 +24,7 @@ class HealthGate:
 
     @property
     def is_aside(self) -> bool:
-        """The others do without this node."""
+        """Whether the coordinator was told to do without this node."""
         return self._failures > 0
 
     def is_due(self, turn: Turn) -> bool:
@@ -32,7 +32,7 @@ class HealthGate:
         return turn.now_ns >= self.retry_ns
 
     def take_result(self, event: HealthChecked, turn: Turn) -> bool:
-        """Log the result of a check, and tell of it; returns whether the node is fit."""
+        """Log the result of a check and report it; returns whether the node is fit."""
         turn.do(event_records.node_health(event))
         if not event.ended:
             if self._failures:

@@ -70,7 +70,7 @@ def training_again(cycle: int, seconds: Mapping[str, float]) -> str:
 
 
 def run_finished(cycles: int) -> str:
-    """The good end."""
+    """All ranks of the job have ended with 0."""
     return f"all ranks finished after {counted(cycles, 'cycle')}"
 
 
@@ -82,7 +82,7 @@ def unfit(ended: str, last_line: str, *, retry_s: float) -> str:
 
 
 def fit_again(failures: int) -> str:
-    """It joins after all."""
+    """A node whose check had failed before is fit, and joins."""
     return f"node health check passed after {counted(failures, 'failure')}: joining"
 
 
@@ -158,7 +158,7 @@ def no_collective(review: Reviewed, *, ends: bool) -> str:
 
 
 def collectives_go_on(seconds: float) -> str:
-    """After the line before."""
+    """Follows ``no_collective``, if ranks go on."""
     return f"collectives complete again on this node, after {seconds:.0f} s"
 
 

@@ -18,7 +18,7 @@ _MONITOR_ENDS_S = 6.0
 
 
 class RankShutdown:
-    """Of one cycle on this node.
+    """The end of one cycle's ranks on this node.
 
     Args:
         by_signals: the launcher was asked to stop, and that is why.
@@ -88,7 +88,7 @@ class RankShutdown:
         return not awaited or self._is_hurried or now_ns >= self.alarm_ns
 
     def order(self, now_ns: int) -> TerminateRanks:
-        """What is done then."""
+        """What to do once ``is_over`` holds."""
         options, is_quick = self._options, self._outcome is Outcome.FAILED and self._restarts
         grace_s = options.restart_grace_s if is_quick else options.stop_timeout_s
         if self._is_asked:

@@ -167,7 +167,7 @@ class CycleRecord:
 
     @property
     def observed(self) -> set[int]:
-        """Those of them whose monitors watch them."""
+        """Those that run, and whose monitors watch them."""
         return self.running & self.watched
 
     @property

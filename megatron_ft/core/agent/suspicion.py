@@ -31,7 +31,7 @@ _FRESH_NS = 2_000_000_000
 
 
 class Suspicion:
-    """Of one cycle on this node; ``number`` is the cycle's at the coordinator."""
+    """The suspected ranks of one cycle on this node; ``number`` is the cycle's at the coordinator."""
 
     def __init__(self, options: Options, record: CycleRecord, number: int, *, nodes: int) -> None:
         self._record = record
@@ -42,12 +42,12 @@ class Suspicion:
         self._suspects: dict[int, HangVerdict] = {}
         """By local rank."""
         self._given: set[tuple[int, int, str]] = set()
-        """For which this was said: once for each interval."""
+        """Intervals that were reported to the user as extended: each is, once."""
         self._awaited: set[int] = set()
         """Local ranks whose progress is being checked."""
         self._bound_ns: int | None = None
         self._elsewhere: tuple[int, str] | None = None
-        """When, and what, another node has told last."""
+        """When another node has last reported progress, and which."""
         self._is_over = False
 
     @property
@@ -115,7 +115,7 @@ class Suspicion:
         turn.do(*(ConfirmHang(local_rank) for local_rank in sorted(suspects)))
 
     def close(self) -> None:
-        """The cycle is being ended, and so are all ranks."""
+        """Stop: all ranks are about to be terminated."""
         self._bound_ns, self._suspects, self._awaited, self._is_over = None, {}, set(), True
 
     def _extend_timeout(self, progress: str, turn: Turn) -> None:

@@ -191,5 +191,5 @@ def rendezvous_failed(error: BaseException) -> str:
 
 
 def exit_code(code: int) -> str:
-    """How a process of ours ended, as subprocess has it."""
+    """How a process that the launcher started has ended, by its exit code as subprocess has it."""
     return f"code {code}" if code >= 0 else signal_name(-code)

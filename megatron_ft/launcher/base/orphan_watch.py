@@ -23,7 +23,7 @@ _STREAMS = {1: "standard output", 2: "standard error"}
 
 
 class OrphanWatch:
-    """Of one launcher. ``on_orphaned`` is called, once or several times, with what is missing."""
+    """Watches both for one launcher. ``on_orphaned`` is called, once or several times, with what is missing."""
 
     def __init__(self, reactor: Reactor) -> None:
         self.on_orphaned: Callable[[str], None] = lambda _text: None

@@ -55,7 +55,7 @@ class Listening(Protocol):
 
 
 class RunDirectory:
-    """Of one launcher, which holds it so that no other one removes it as a leftover."""
+    """The directory of one launcher, which locks it so that no other one removes it as a leftover."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         """Make it.
@@ -70,7 +70,7 @@ class RunDirectory:
         self._is_reported = False
 
     def add(self, sockets: Listening) -> None:
-        """Watch over these, too."""
+        """Have ``mend`` recreate these, too."""
         self._sockets.append(sockets)
 
     def mend(self) -> None:
@@ -97,7 +97,7 @@ class RunDirectory:
         remove_run_directory(self.path)
 
     def release(self) -> None:
-        """Hold it no longer.
+        """Unlock it.
 
         Raises:
             OSError: the descriptor can't be closed.
@@ -153,7 +153,7 @@ def remove_run_directory(path: str) -> None:
 
 
 def claim(run_dir: str) -> int | None:
-    """Hold a run directory: a descriptor to close at the end. None where the file system has no locks.
+    """Lock a run directory; returns a descriptor to close at the end. None where the file system has no locks.
 
     Such a directory is never removed as a leftover, and stays if its launcher is killed.
     """

@@ -132,7 +132,7 @@ def _take_all(noted: list[T]) -> list[T]:
 
 
 class StopRequests:
-    """Of one launcher. ``timeout_s``: how long its ranks may take to end after a request, as the line says."""
+    """The requests to stop one launcher. ``timeout_s``: how long its ranks may take to end then, as the line says."""
 
     def __init__(
         self, signals: SignalWatch, reactor: Reactor, *, log: EventLog, say: Callable[[str], None], timeout_s: float

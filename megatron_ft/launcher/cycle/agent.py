@@ -48,11 +48,11 @@ _GOODBYE_S = 1.0
 
 
 class JobOverError(FaultToleranceError):
-    """This launcher's part in the job is over; everything there is to say of that was said."""
+    """This launcher's part in the job is over, and its lines about that are printed."""
 
 
 class _CycleOverError(FaultToleranceError):
-    """What was about to be done for the next cycle isn't wanted any more."""
+    """The next cycle isn't to start any more: what was being done for it is given up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +128,7 @@ class FaultTolerantAgent(TorchAgent):
                 else:
                     self._serve()
         except BaseException as error:
-            # whatever it is: the others are to know at once, and why
+            # whatever it is: tell the other nodes at once, and why
             self._coordination.on_decision = lambda _decision: None
             if self._coordination.left is None:
                 self._coordination.tell(

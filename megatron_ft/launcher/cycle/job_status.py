@@ -40,11 +40,11 @@ class JobStatus:
 
     @property
     def _record(self) -> CycleRecord | None:
-        """Of the last cycle whose ranks were made."""
+        """The record of the last cycle whose ranks were started."""
         return None if self.agent is None or self.agent.started is None else self.agent.started.record
 
     def facts(self) -> JobFacts:
-        """The answer to a question."""
+        """The answer to a status request."""
         agent, record, paused = self.agent, self._record, self._monitors.paused
         met = None if agent is None or agent.started is None else agent.started.met
         max_restarts = self._line.namespace.max_restarts

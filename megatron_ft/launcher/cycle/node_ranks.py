@@ -34,8 +34,9 @@ T = TypeVar("T")
 
 
 class NodeRanks:
-    """``checkpoint_file`` holds the iteration of the last checkpoint; None: there is no such file.
+    """The ranks of this node.
 
+    ``checkpoint_file`` holds the iteration of the last checkpoint; None: there is no such file.
     ``cycle_info`` of None: ``--ft-cycle-info-dir`` isn't given.
     """
 
@@ -98,14 +99,14 @@ class NodeRanks:
         return failures
 
     def poll_ends(self) -> None:
-        """Notice which have ended."""
+        """Take note of those that have ended."""
         for worker in self._workers.values():
             worker.poll_end()
 
     # -- how they start ---------------------------------------------------------------------------------------
 
     def forget(self) -> None:
-        """Those of the last cycle: others are to be made."""
+        """Forget the ranks of the last cycle: others are about to be created."""
         self._workers = {}
 
     def make(
@@ -119,7 +120,7 @@ class NodeRanks:
         envs: dict[int, dict[str, str]],
         **given: Any,
     ) -> WorkerContext:
-        """Those of a cycle, not started, once the device memory of the last ones is free.
+        """The ranks of a cycle, not started yet, once the device memory of the last ones is free.
 
         ``check`` is called while that is waited for. ``given`` is what torch gives to its ``start_processes``.
 
@@ -138,7 +139,7 @@ class NodeRanks:
     # -- what is done to them ---------------------------------------------------------------------------------
 
     def act(self, effect: edge.Effect) -> None:
-        """What the launcher's machine asks for."""
+        """Do what the launcher's machine asks for."""
         match effect:
             case edge.SignalRanks(local_ranks, number, whole_group):
                 workers = [self._workers[local_rank] for local_rank in local_ranks]
@@ -157,7 +158,7 @@ class NodeRanks:
                 self._crash_evidence.keep(cycle, ended, words, snapshot=snapshot, stderr=stderr)
 
     def terminate(self, work: edge.TerminateRanks, end_rest: Callable[[], None]) -> Sequence[ProcessStat]:
-        """End them as asked, then ``end_rest``; what could not be ended."""
+        """Terminate them as asked, then call ``end_rest``. Returns processes that couldn't be ended."""
         workers = list(self._workers.values())
         if work.way is edge.Way.KILLED:
             self._termination.kill(workers)
@@ -169,7 +170,7 @@ class NodeRanks:
         return self._termination.still_there(workers)
 
     def let_go(self) -> None:
-        """Of what belonged to those that have ended."""
+        """Give up what belonged to ranks that have ended."""
         if self._cycle_info is not None:
             self._cycle_info.ended()
         self._device_memory.begin(self._termination.take_let_go())

@@ -61,14 +61,14 @@ def meet(
 
 
 def shared_environment(line: CommandLine) -> dict[str, str]:
-    """The same for all ranks of this node."""
+    """The environment that all ranks of this node have in common."""
     options = line.options
     watches = options.watch_collectives != "off"
     return rank_environment(os.environ, reference_names=options.reference_names == "on", watches=watches)
 
 
 class RankVariables:
-    """Of each rank in a cycle; ``cycle_info`` is None without ``--ft-cycle-info-dir``."""
+    """The variables of each rank in a cycle; ``cycle_info`` is None without ``--ft-cycle-info-dir``."""
 
     def __init__(
         self,
