@@ -42,16 +42,15 @@ def create_memory() -> int:
 
 
 class Board:
-    """One mapped board. ``words`` is the live memory; what each word means stands in board_layout."""
+    """One mapped board. ``words`` is the live memory; ``core.board.layout`` says what each word means."""
 
-    def __init__(self, fd: int, *, writable: bool = True) -> None:
-        """Map the memory behind ``fd``, which stays the caller's; only to read it if not ``writable``.
+    def __init__(self, fd: int) -> None:
+        """Map the memory behind ``fd``, which stays the caller's.
 
         Raises:
             OSError, ValueError: it isn't a board's memory.
         """
-        access = mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ
-        self._map = mmap.mmap(fd, layout.BOARD_BYTES, mmap.MAP_SHARED, access)
+        self._map = mmap.mmap(fd, layout.BOARD_BYTES)
         self.words: memoryview = memoryview(self._map).cast("Q")
 
     def initialise(
@@ -127,11 +126,10 @@ class Board:
         Raises:
             BoardDamagedError: a word can't be what its writer would have written.
         """
-        raw = self.raw()
-        return layout.decode(raw, time.monotonic_ns())
+        return layout.decode(self.raw(), time.monotonic_ns())
 
     def raw(self) -> bytes:
-        """A copy of the words before the ring, for ``board_layout.decode``."""
+        """A copy of the words before the ring, for ``layout.decode``."""
         return self._map[: 8 * layout.RING]
 
     def events(self, since_head: int = 0, head: int | None = None) -> Iterator[RingEvent]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from megatron_ft.core.errors import FaultToleranceError, ProtocolError
 from megatron_ft.core.messages.control import ANSWERS, Ok, Pause, Resume, Status
 from megatron_ft.core.status.job_facts import JobFacts
+from megatron_ft.core.wording import counted
 from megatron_ft.ipc.linux.processes import all_processes, read_stat
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received, close_fds, connect
 
@@ -34,8 +35,7 @@ class RunningJob:
 
     def describe(self) -> str:
         """For a person who has to choose."""
-        count = len(self.local_ranks)
-        return f"ft_launcher {self.launcher_pid}, job {self.run_id}, {count} rank{'' if count == 1 else 's'} here"
+        return f"ft_launcher {self.launcher_pid}, job {self.run_id}, {counted(len(self.local_ranks), 'rank')} here"
 
 
 def find_jobs() -> list[RunningJob]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 
 from megatron_ft.ipc.files.event_log import EventLog, NullEventLog
@@ -66,8 +67,6 @@ def _open_log(settings: MonitorSettings) -> EventLog:
 def _channel(settings: MonitorSettings) -> Channel | None:
     if settings.launcher_fd is None:
         return None
-    import socket
-
     return Channel(socket.socket(fileno=settings.launcher_fd), takes_fds=False)
 
 

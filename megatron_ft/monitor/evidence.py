@@ -50,7 +50,7 @@ from megatron_ft.ipc.linux.processes import ProcessStat, is_gone, read_stat, sen
 from megatron_ft.ipc.monitor_process import AttachedRank
 from megatron_ft.monitor import py_spy
 
-__all__ = ["Looks", "collect"]
+__all__ = ["Probe", "collect"]
 
 _STACK_S = 1.0
 _ANSWER_S = 0.8
@@ -71,17 +71,17 @@ def collect(
     passive: bool,
     deadline_ns: int,
 ) -> HangEvidence:
-    """Check at one rank until ``deadline_ns`` (monotonic) at the latest."""
+    """Collect the evidence on one rank until ``deadline_ns`` (monotonic) at the latest."""
     began_ns = time.monotonic_ns()
     missing: list[str] = []
     facts = proc.process_facts(attached.pid)
     lost = proc.lost_processes(attached.pid)
-    looks = Looks(attached, snapshot, deadline_ns, freeze=verdict is not None and not passive)
+    probe = Probe(attached, snapshot, deadline_ns, freeze=verdict is not None and not passive)
     # the collectives first: the signal for the stacks may wake the rank, which then enters the next one
-    answer = looks.ask(facts.state, missing)
+    answer = probe.ask(facts.state, missing)
     collectives = answer.collectives
     state, is_busy = _settled(facts.state, read_stat(attached.pid))
-    stacks, source, frames = looks.all_stacks(state, missing, answer.stack, passive=passive)
+    stacks, source, frames = probe.all_stacks(state, missing, answer.stack, passive=passive)
     told, inner = user_frame(frames, library=LIBRARIES), frames[0] if frames else None
     words = _last_words(attached, None if is_past_its_script(frames) else snapshot)
     note = RankSnapshot(
@@ -144,8 +144,8 @@ _HARMLESS = (_NO_GROUP, "torch.distributed isn't imported")
 """Reasons to tell no collectives that aren't a sign of trouble."""
 
 
-class Looks:
-    """Asking one rank, within one bound."""
+class Probe:
+    """Asks one rank for its stacks and its collectives, within one bound of time."""
 
     def __init__(
         self, attached: AttachedRank, snapshot: BoardSnapshot | None, deadline_ns: int, *, freeze: bool
@@ -157,7 +157,7 @@ class Looks:
         self._deadline_ns = deadline_ns
 
     def left_s(self) -> float:
-        """Until the bound."""
+        """Seconds until the bound."""
         return max(0.0, (self._deadline_ns - time.monotonic_ns()) / 1e9)
 
     def all_stacks(

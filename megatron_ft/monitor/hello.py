@@ -10,6 +10,7 @@ from typing import NamedTuple
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.messages.rank import FROM_RANK, Hello
 from megatron_ft.ipc.linux.processes import is_gone
+from megatron_ft.ipc.monitor_process import AttachedRank
 from megatron_ft.ipc.wire import Channel, Message, check_peer
 
 _MOST = 16
@@ -30,7 +31,7 @@ class Callers(dict[int, Caller]):
     """Those that have connected and not been answered yet, by descriptor."""
 
     def accept(self, listener: socket.socket) -> None:
-        """One more; of too many the oldest is sent away."""
+        """Accept one connection; of too many the oldest is closed."""
         if len(self) >= _MOST:
             self.dismiss(next(iter(self.values())))
         caller = accept(listener)
@@ -38,7 +39,7 @@ class Callers(dict[int, Caller]):
             self[caller.channel.fileno()] = caller
 
     def dismiss(self, caller: Caller) -> None:
-        """Close its connection."""
+        """Close a connection."""
         self.pop(caller.channel.fileno(), None)
         for fd in [fd for fd, known in self.items() if known is caller]:
             del self[fd]  # the channel was closed by an error and has no number any more
@@ -46,7 +47,7 @@ class Callers(dict[int, Caller]):
         os.close(caller.pidfd)
 
     def forget_silent(self) -> None:
-        """Send those away that have said nothing for too long."""
+        """Close the connections that have said nothing for too long."""
         now = time.monotonic()
         for caller in [caller for caller in self.values() if now >= caller.give_up_at]:
             self.dismiss(caller)
@@ -79,16 +80,17 @@ def parse(message: Message) -> Hello:
     return hello
 
 
-def refusal(hello: Hello, *, pid: int, pidfd: int, cycle: int, closing: bool, is_stranger: bool = False) -> str | None:
-    """Why a hello is refused while another rank is attached; None if it isn't.
+def refusal(hello: Hello, attached: AttachedRank, *, closing: bool, is_stranger: bool) -> str | None:
+    """Why a hello is refused while another rank is attached, which may be ``closing``; None if it isn't.
 
     A higher cycle wins: its predecessor is on its way out. In the same cycle the first one wins as long as it
     lives and hasn't said goodbye, and so it does against a stranger: one that isn't of the processes that the
     launcher has started last, while the attached one is.
     """
+    pid, cycle = attached.pid, attached.cycle
     if hello.cycle < cycle:
         return f"cycle {hello.cycle} is over, this monitor watches cycle {cycle}"
-    if closing or is_gone(pidfd):
+    if closing or is_gone(attached.pidfd):
         return None
     if is_stranger and hello.cycle > cycle:
         return f"cycle {hello.cycle} has not begun, the launcher's rank of cycle {cycle} (process {pid}) still runs"

@@ -54,7 +54,7 @@ class Reports:
             self.lose_launcher()
 
     def lose_launcher(self) -> None:
-        """The launcher has ended: it is told nothing any more."""
+        """Note that the launcher has ended: nothing is sent to it any more."""
         self.launcher_is_gone = True
 
     def from_launcher(self) -> list[Received]:
@@ -110,11 +110,11 @@ class Reports:
 
     def verdict(self, attached: AttachedRank, verdict: Overdue, at_ns: int, *, observed_only: bool) -> None:
         """A rank hangs; said before it is signalled, or, ``observed_only``, without that it is."""
-        self._write_and_tell(_told(attached, verdict, at_ns, observed_only=observed_only))
+        self._write_and_tell(_rank_hung(attached, verdict, at_ns, observed_only=observed_only))
 
     def suspect(self, attached: AttachedRank, verdict: Overdue) -> None:
         """A learned timeout is over."""
-        self._tell(Suspect(_told(attached, verdict, time.monotonic_ns(), observed_only=False)))
+        self._tell(Suspect(_rank_hung(attached, verdict, time.monotonic_ns(), observed_only=False)))
 
     def progress_checked(self, attached: AttachedRank, progress: str) -> None:
         """Report the progress of a rank between the two moments of `CheckProgress`."""
@@ -122,7 +122,7 @@ class Reports:
 
     def evidence(self, log_dir: str | None, attached: AttachedRank, evidence: HangEvidence) -> None:
         """What was seen of a rank: a note for the launcher, a file for people."""
-        self.seen(attached, evidence.note)
+        self.observed(attached, evidence.note)
         if log_dir is not None:
             self._log.do(functools.partial(self._write_evidence, log_dir, evidence))
 
@@ -140,8 +140,8 @@ class Reports:
         record = shared.Evidence(rank=rank, cycle=cycle, file=path, summary=evidence.summary, took_s=evidence.took_s)
         self._log.write(record)
 
-    def seen(self, attached: AttachedRank, note: RankSnapshot) -> None:
-        """The note alone."""
+    def observed(self, attached: AttachedRank, note: RankSnapshot) -> None:
+        """Send the launcher the note on a rank, without a file."""
         self._tell(Observation(attached.cycle, note))
 
     def news(self, watched: WatchedRank, snapshot: BoardSnapshot) -> None:
@@ -215,7 +215,7 @@ class Reports:
         self._log.write(report)
 
 
-def _told(attached: AttachedRank, verdict: Overdue, at_ns: int, *, observed_only: bool) -> shared.RankHung:
+def _rank_hung(attached: AttachedRank, verdict: Overdue, at_ns: int, *, observed_only: bool) -> shared.RankHung:
     stat = read_stat(attached.pid)
     return shared.RankHung(
         rank=attached.rank,

@@ -130,8 +130,9 @@ class MonitorService:
             self._reports.complain("order", f"did not do what the launcher said: {error}")
             return
         if isinstance(order, RankOrder):
-            if self._watched is not None and self._is_of_cycle(order.cycle):  # else it was meant for the rank before
-                self._obey_of_rank(self._watched, order)
+            watched = self._watched
+            if watched is not None and watched.attached.cycle == order.cycle:  # else it was meant for the rank before
+                self._obey_of_rank(watched, order)
             return
         match order:
             case Stop():
@@ -201,14 +202,7 @@ class MonitorService:
         closing = snapshot is not None and (snapshot.closing or (snapshot.watch_only and not greeting.watch_only))
         started = self._started
         is_stranger = started is not None and is_in(attached.pid, started) and not is_in(caller.pid, started)
-        reason = hello.refusal(
-            greeting,
-            pid=attached.pid,
-            pidfd=attached.pidfd,
-            cycle=attached.cycle,
-            closing=closing,
-            is_stranger=is_stranger,
-        )
+        reason = hello.refusal(greeting, attached, closing=closing, is_stranger=is_stranger)
         if reason is None and not closing and not is_gone(attached.pidfd):
             self._reports.complain(
                 "displaced",
@@ -320,15 +314,12 @@ class MonitorService:
             watched.dismiss(verdict)
             self._next_look_ns = time.monotonic_ns()
 
-    def _is_of_cycle(self, cycle: int) -> bool:
-        return self._watched is not None and cycle == self._watched.attached.cycle
-
     def _examine(self, watched: WatchedRank, verdict: Overdue | None, *, passive: bool, deadline_ns: int) -> None:
         if watched.note is not None:
             # once only: what was observed may have moved since, because of that
             if verdict is not None:
                 watched.find_hung()
-            self._reports.seen(watched.attached, watched.note)
+            self._reports.observed(watched.attached, watched.note)
             return
         evidence = collect(
             watched.attached,
@@ -392,7 +383,5 @@ class MonitorService:
             self._callers.dismiss(caller)
         self._listener.close()
         if self._settings.launcher_fd is None:
-            try:
+            with contextlib.suppress(OSError):  # another process removed it first
                 os.unlink(self._settings.socket_path)
-            except OSError:
-                pass  # another process removed it first

@@ -14,7 +14,7 @@ from megatron_ft.core.messages.monitor import CheckProgress, ConfirmHang, Extend
 from megatron_ft.ipc.linux.proc import main_thread_ns, transferred_bytes, waiting_channels
 from megatron_ft.ipc.linux.processes import read_stat
 from megatron_ft.ipc.monitor_process import AttachedRank
-from megatron_ft.monitor.evidence import Looks
+from megatron_ft.monitor.evidence import Probe
 from megatron_ft.monitor.reports import Reports
 from megatron_ft.monitor.watched_rank import WatchedRank
 
@@ -109,8 +109,8 @@ def _take_sample(attached: AttachedRank, snapshot: BoardSnapshot | None) -> Prog
     """
     at_ns = time.monotonic_ns()
     stat = read_stat(attached.pid)
-    looks = Looks(attached, snapshot, at_ns + round(_ASK_S * 1e9), freeze=False)
-    answer = looks.ask("" if stat is None else stat.state, [], samples=_SAMPLES)
+    probe = Probe(attached, snapshot, at_ns + round(_ASK_S * 1e9), freeze=False)
+    answer = probe.ask("" if stat is None else stat.state, [], samples=_SAMPLES)
     ran_ns, starved_ns = main_thread_ns(attached.pid)
     told = answer.collectives
     entered, completed = (told.enqueued, told.completed) if isinstance(told, Collectives) else (None, None)

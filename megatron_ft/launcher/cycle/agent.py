@@ -195,7 +195,7 @@ class FaultTolerantAgent(TorchAgent):
             self._hear(edge.StopAsked(number, again))
 
     def _started(self, worker: Worker) -> None:
-        self._monitors.rank_started(worker.local_rank, worker.pid)
+        self._monitors[worker.local_rank].rank_started(worker.pid)
         self._hear(edge.RankStarted(worker.local_rank, worker.pid, worker.started_at_ns))
 
     def _ended(self, worker: Worker) -> None:

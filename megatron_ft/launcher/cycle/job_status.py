@@ -35,7 +35,7 @@ class JobStatus:
         record = self._record
         if record is None:
             return None
-        boards = (self._monitors.snapshot(local_rank, record.cycle) for local_rank in record.started)
+        boards = (self._monitors[local_rank].reading(record.cycle).snapshot for local_rank in record.started)
         return max((b.iteration for b in boards if b is not None and b.iteration is not None), default=None)
 
     @property
@@ -80,7 +80,7 @@ class JobStatus:
         )
         stat = read_stat(started.pid)
         state = None if stat is None or stat.state in "ZX" else stat.state
-        return facts, self._monitors.reading(local_rank, record.cycle)._replace(process_state=state)
+        return facts, self._monitors[local_rank].reading(record.cycle)._replace(process_state=state)
 
 
 def _phase(agent: Agent) -> JobPhase:

@@ -74,16 +74,16 @@ class NodeRanks:
         """The state of the ranks: each value is read on its first access, and not again."""
         monitors = self._monitors
         return edge.Readings(
-            boards=_Lazy(lambda local_rank: monitors.snapshot(local_rank, cycle)),
+            boards=_Lazy(lambda local_rank: monitors[local_rank].reading(cycle).snapshot),
             words=_Lazy(lambda local_rank: self._words(local_rank, cycle)),
             stopped=_Lazy(lambda local_rank: process_tree.is_stopped(self._workers[local_rank].pid)),
             run_delays_ns=_Lazy(lambda local_rank: run_delays_ns(self._workers[local_rank].pid)),
             checkpointed=self._checkpointed,
-            collectives=_Lazy(lambda local_rank: monitors.reading(local_rank, cycle).collectives),
+            collectives=_Lazy(lambda local_rank: monitors[local_rank].reading(cycle).collectives),
         )
 
     def _words(self, local_rank: int, cycle: int) -> CrashOutput:
-        reported = self._monitors.last_words(local_rank, cycle)
+        reported = self._monitors[local_rank].last_words(cycle)
         return read_last_words(reported, self._error_files.get(local_rank, ""))
 
     def failures(self, failed: Sequence[RankExit], cause: Cause | None) -> dict[int, ProcessFailure]:
@@ -145,16 +145,16 @@ class NodeRanks:
                 workers = [self._workers[local_rank] for local_rank in local_ranks]
                 self._termination.ask(workers, number, whole_group=whole_group)
             case edge.CollectEvidence(local_rank, passive, deadline_ns):
-                self._monitors.collect(local_rank, passive=passive, deadline_ns=deadline_ns)
+                self._monitors[local_rank].collect(passive=passive, deadline_ns=deadline_ns)
             case edge.CheckProgress() | edge.ExtendTimeout() | edge.ConfirmHang():
-                self._monitors.pass_on(effect)
+                self._monitors[effect.local_rank].pass_on(effect)
             case edge.Release():
                 self._monitors.release()
             case edge.RaiseTimeout(name, cycle):
                 self._raised_timeouts.note_kill(name, cycle)
             case edge.KeepEvidence(cycle, ended):
                 words, stderr = self._words(ended.local_rank, cycle), self._stderrs.get(ended.local_rank, "")
-                snapshot = self._monitors.snapshot(ended.local_rank, cycle)
+                snapshot = self._monitors[ended.local_rank].reading(cycle).snapshot
                 self._crash_evidence.keep(cycle, ended, words, snapshot=snapshot, stderr=stderr)
 
     def terminate(self, work: edge.TerminateRanks, end_rest: Callable[[], None]) -> Sequence[ProcessStat]:

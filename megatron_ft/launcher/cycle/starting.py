@@ -98,7 +98,7 @@ class RankVariables:
 
     def _of_rank(self, local_rank: int, cycle: int) -> dict[str, str]:
         return {
-            "FT_RANK_MONITOR_IPC_SOCKET": self._monitors.socket_path(local_rank),
+            "FT_RANK_MONITOR_IPC_SOCKET": self._monitors[local_rank].socket_path,
             "FT_LAUNCHER_IPC_SOCKET": self._control.path,
             "FT_CYCLE": str(cycle),
             WATCH_VARIABLE: self._watch,

@@ -8,8 +8,6 @@ import time
 from collections.abc import Callable
 
 from megatron_ft.core.agent import edge
-from megatron_ft.core.agent.edge import CheckProgress, ConfirmHang, ExtendTimeout, FromMonitor
-from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.board.pauses import Pauses
 from megatron_ft.core.diagnosis.cycle_cause import HangVerdict
 from megatron_ft.core.messages.control import Pause, Resume
@@ -18,7 +16,6 @@ from megatron_ft.core.rate_limiter import RateLimiter
 from megatron_ft.core.records import launcher as records
 from megatron_ft.core.records.monitor import Attached, Detached, FirstStep, Signalled
 from megatron_ft.core.records.shared import RankHung
-from megatron_ft.core.status.job_facts import RankReading
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.monitor_process import MonitorOptions
 from megatron_ft.launcher.base import lines
@@ -44,7 +41,7 @@ class Monitors:
         log: EventLog,
         say: Callable[[str], None],
     ) -> None:
-        self.on_event: Callable[[FromMonitor], None] = lambda _event: None
+        self.on_event: Callable[[edge.FromMonitor], None] = lambda _event: None
         self.paused = Pauses()
         self._pause_lines = RateLimiter()
         self._reactor = reactor
@@ -98,40 +95,16 @@ class Monitors:
         for slot in self._slots:
             slot.start()
 
-    def socket_path(self, local_rank: int) -> str:
-        """Where the rank finds its monitor."""
-        return self._slots[local_rank].socket_path
+    def __getitem__(self, local_rank: int) -> MonitorSlot:
+        """The monitor of one rank."""
+        return self._slots[local_rank]
 
     def pids(self) -> set[int]:
         """Process ids of those that run."""
         return {slot.pid for slot in self._slots if slot.pid is not None}
 
-    def snapshot(self, local_rank: int, cycle: int) -> BoardSnapshot | None:
-        """The rank's board in this cycle; None if it has none or it is damaged."""
-        return self._slots[local_rank].reading(cycle).snapshot
-
-    def reading(self, local_rank: int, cycle: int) -> RankReading:
-        """The same, and whether it is damaged."""
-        return self._slots[local_rank].reading(cycle)
-
-    def rank_started(self, local_rank: int, pid: int) -> None:
-        """A rank's process was made."""
-        self._slots[local_rank].rank_started(pid)
-
-    def last_words(self, local_rank: int, cycle: int) -> str:
-        """What the rank of this cycle wrote of its stacks and of its end; empty if it never connected."""
-        return self._slots[local_rank].last_words(cycle)
-
-    def collect(self, local_rank: int, *, passive: bool, deadline_ns: int) -> None:
-        """Let a monitor tell what its rank does; the answer is `Observation`."""
-        self._slots[local_rank].collect(passive=passive, deadline_ns=deadline_ns)
-
-    def pass_on(self, order: CheckProgress | ExtendTimeout | ConfirmHang) -> None:
-        """Pass on what was decided of a rank whose learned timeout is over."""
-        self._slots[order.local_rank].pass_on(order)
-
     def release(self) -> None:
-        """Everything has been seen: ranks that were found hung may be ended now."""
+        """Let ranks that were found hung be terminated now: the evidence of all ranks is collected."""
         for slot in self._slots:
             slot.release()
 

@@ -115,11 +115,42 @@ class MonitorSlot:
             self._replace("has lost its socket")
 
     def start(self) -> None:
-        """Start the process."""
-        self._spawn()
+        """Start the process.
+
+        Raises:
+            OSError: it can't be started.
+        """
+        assert self._listener is not None
+        ours, theirs = socket.socketpair()
+        try:
+            self._process = monitor_process.spawn(
+                listen_fd=self._listener.fileno(),
+                socket_path=self.socket_path,
+                local_rank=self.local_rank,
+                options=self._options,
+                launcher_fd=theirs.fileno(),
+                attached=self._living_rank(),
+            )
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self._started_at = time.monotonic()
+        self._pidfd = os.pidfd_open(self._process.pid)
+        self._channel = Channel(ours)
+        self._reactor.watch(self._channel.fileno(), self.read)
+        self._reactor.watch(self._pidfd, self._died, Priority.DEATH)
+        if self._rank_pid is not None:
+            self._order(RankStarted(self._rank_pid))
+        if self._paused_since_ns is not None:
+            self._order(Pause(self._paused_since_ns))  # it reads that before it checks a rank
 
     def reading(self, cycle: int) -> RankReading:
-        """See ``Monitors.reading``."""
+        """The rank's board in this cycle, or that it is damaged; of a rank without hooks its collectives.
+
+        Nothing, if none is attached.
+        """
         if self._board is None or self._attached is None or self._attached.cycle != cycle:
             return RankReading()
         try:
@@ -160,18 +191,18 @@ class MonitorSlot:
         self._order(RankStarted(pid))
 
     def last_words(self, cycle: int) -> str:
-        """See ``Monitors.last_words``."""
+        """What the rank of this cycle wrote of its stacks and of its last exception; empty if it never connected."""
         if self._attached is None or self._attached.cycle != cycle:
             return ""
         return os.pread(self._attached.stack_fd, _MAX_LAST_WORDS_BYTES, 0).decode(errors="replace")
 
     def collect(self, *, passive: bool, deadline_ns: int) -> None:
-        """See ``Monitors.collect``."""
+        """Have the monitor collect the evidence on its rank; it answers with an `Observation`."""
         if self._attached is not None:
             self._order(Collect(self._attached.cycle, deadline_ns, passive))
 
     def pass_on(self, order: edge.CheckProgress | edge.ExtendTimeout | edge.ConfirmHang) -> None:
-        """See ``Monitors.pass_on``."""
+        """Pass on what was decided about the rank, whose learned timeout is over."""
         if self._attached is None:
             return
         cycle = self._attached.cycle
@@ -184,7 +215,7 @@ class MonitorSlot:
                 self._order(ConfirmHang(cycle))
 
     def release(self) -> None:
-        """See ``Monitors.release``."""
+        """Let a rank that was found hung be terminated now."""
         if self._attached is not None:
             self._order(Release(self._attached.cycle))
 
@@ -228,38 +259,10 @@ class MonitorSlot:
             self._reactor.unwatch(fd)  # the process is ending: its pidfd says when
             self._channel = None
 
-    def _spawn(self) -> None:
-        assert self._listener is not None
-        ours, theirs = socket.socketpair()
-        try:
-            self._process = monitor_process.spawn(
-                listen_fd=self._listener.fileno(),
-                socket_path=self.socket_path,
-                local_rank=self.local_rank,
-                options=self._options,
-                launcher_fd=theirs.fileno(),
-                attached=self._living_rank(),
-            )
-        except OSError:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-        self._started_at = time.monotonic()
-        self._pidfd = os.pidfd_open(self._process.pid)
-        self._channel = Channel(ours)
-        self._reactor.watch(self._channel.fileno(), self.read)
-        self._reactor.watch(self._pidfd, self._died, Priority.DEATH)
-        if self._rank_pid is not None:
-            self._order(RankStarted(self._rank_pid))
-        if self._paused_since_ns is not None:
-            self._order(Pause(self._paused_since_ns))  # it reads that before it checks a rank
-
     def _died(self) -> None:
         assert self._process is not None
         self._take_all()
         self._let_go()
-        assert self._process is not None
         self._replace(f"ended ({lines.exit_code(self._process.returncode)})")
 
     def _let_go(self) -> None:
@@ -300,7 +303,7 @@ class MonitorSlot:
         if self._listener is None or self._listener.fileno() < 0:
             return  # the job ended meanwhile
         try:
-            self._spawn()
+            self.start()
         except OSError as error:
             # the node is out of something; ranks go on unwatched, and that is said, until it works again
             self._pause_s = _LONGEST_PAUSE_S

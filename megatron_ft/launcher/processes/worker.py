@@ -109,7 +109,7 @@ class FreshInterpreterSpawner:
         self._setpriv = find_setpriv()
 
     def spawn(self, specs: Sequence[RankSpec], on_spawned: Callable[[Worker], None]) -> None:
-        """See the protocol."""
+        """See ``Spawner``."""
         for spec in specs:
             on_spawned(self._spawn(spec))
 

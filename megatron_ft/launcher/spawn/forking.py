@@ -73,7 +73,7 @@ class ForkingSpawner:
         self._expects_restart = expected
 
     def spawn(self, specs: Sequence[RankSpec], on_spawned: Callable[[Worker], None]) -> None:
-        """See the protocol."""
+        """See ``Spawner``."""
         try:
             is_done = self._fork(specs, on_spawned)
         except ServerError as error:

@@ -56,8 +56,11 @@ class FakeLauncher:
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
-    def reading(self, local_rank: int, cycle: int) -> RankReading:
-        """As ``Monitors.reading``."""
+    def __getitem__(self, local_rank: int) -> Any:
+        """As ``Monitors`` has it."""
+        return SimpleNamespace(reading=lambda cycle: self._reading(local_rank, cycle))
+
+    def _reading(self, local_rank: int, cycle: int) -> RankReading:
         if cycle != 0 or local_rank not in self.boards:
             return RankReading()
         try:
