@@ -43,7 +43,7 @@ class RankTermination:
         return [number, signal.SIGCONT]
 
     def hurry(self) -> None:
-        """Nothing is to be waited for any more before the first signal."""
+        """Make the first signal due now."""
         self._escalation.begin(time.monotonic())
 
 

@@ -36,7 +36,7 @@ EVERY_NS = 30_000_000_000
 
 
 class Reports:
-    """Sends and writes; a launcher that is gone or takes nothing is never waited for longer than a second."""
+    """Sends and writes reports, waiting at most a second for a launcher that is gone or takes nothing."""
 
     def __init__(self, log: EventLog, launcher: Channel | None) -> None:
         self._log = log
@@ -67,26 +67,26 @@ class Reports:
             return []
 
     def note(self, text: str) -> None:
-        """Something that is only to be found in the event log."""
+        """Write a warning into the event log only."""
         self._log.write(Warning_(text=text))
 
     def warn(self, text: str) -> None:
-        """Something a person should know: in the log and on the launcher's output."""
+        """Write a warning into the event log, and have the launcher print it."""
         self._write_and_tell(Warning_(text=text))
 
     def complain(self, kind: str, text: str) -> None:
-        """A warning that may come again and again: then it is said seldom, with how often it came."""
+        """Warn of something that may come again and again: then seldom, with how often it came."""
         admitted = self._complaints.setdefault(kind, RateLimiter()).admit(text, time.monotonic())
         if admitted is not None:
             self.warn(admitted)
 
     def board_written_over(self, attached: AttachedRank) -> None:
-        """No reading of a board makes sense, again and again."""
+        """Warn that a board is damaged again and again, so that its rank can't be watched."""
         text = f"the progress board of rank {attached.rank} is being written over: it can't be watched now"
         self.complain("written over", text)
 
     def board_damaged(self, attached: AttachedRank, damage: str) -> None:
-        """A board was renewed, because of what stood on it."""
+        """Warn that a board was damaged, and renewed."""
         self.complain(
             "damaged",
             f"the progress board of rank {attached.rank} was damaged ({damage}); it was renewed, and what was open is "
@@ -94,7 +94,7 @@ class Reports:
         )
 
     def attached(self, attached: AttachedRank, greeting: Hello) -> None:
-        """A rank is watched from now on; the launcher gets what a replacement monitor would need."""
+        """Report that a rank is watched; the launcher gets the descriptors that a replacement monitor would need."""
         report = records.Attached(
             rank=attached.rank,
             cycle=attached.cycle,
@@ -109,11 +109,11 @@ class Reports:
             self._log.write(report)
 
     def verdict(self, attached: AttachedRank, verdict: Overdue, at_ns: int, *, observed_only: bool) -> None:
-        """A rank hangs; said before it is signalled, or, ``observed_only``, without that it is."""
+        """Report that a rank hangs, before it is signalled; ``observed_only``: it won't be."""
         self._write_and_tell(_rank_hung(attached, verdict, at_ns, observed_only=observed_only))
 
     def suspect(self, attached: AttachedRank, verdict: Overdue) -> None:
-        """A learned timeout is over."""
+        """Ask the launcher about a rank whose learned timeout is over."""
         self._tell(Suspect(_rank_hung(attached, verdict, time.monotonic_ns(), observed_only=False)))
 
     def progress_checked(self, attached: AttachedRank, progress: str) -> None:
@@ -121,13 +121,13 @@ class Reports:
         self._tell(ProgressChecked(attached.cycle, progress))
 
     def evidence(self, log_dir: str | None, attached: AttachedRank, evidence: HangEvidence) -> None:
-        """What was seen of a rank: a note for the launcher, a file for people."""
+        """Send the launcher the note on a rank, and write the evidence files."""
         self.observed(attached, evidence.note)
         if log_dir is not None:
             self._log.do(functools.partial(self._write_evidence, log_dir, evidence))
 
     def finish_writing(self) -> None:
-        """Wait for what is being written, within bounds; nothing is written any more."""
+        """Close the event log; what isn't written within a second is lost."""
         self._log.close(_WRITING_S)
 
     def _write_evidence(self, log_dir: str, evidence: HangEvidence) -> None:
@@ -141,7 +141,7 @@ class Reports:
         self._log.write(record)
 
     def observed(self, attached: AttachedRank, note: RankSnapshot) -> None:
-        """Send the launcher the note on a rank, without a file."""
+        """Send the launcher the note on a rank."""
         self._tell(Observation(attached.cycle, note))
 
     def news(self, watched: WatchedRank, snapshot: BoardSnapshot) -> None:
@@ -176,11 +176,11 @@ class Reports:
             note_written(watched.board, snapshot)
 
     def detached(self, attached: AttachedRank, at_ns: int) -> None:
-        """A rank has ended its monitoring; its process still runs."""
+        """Report that a rank has ended its monitoring; its process still runs."""
         self._write_and_tell(records.Detached(rank=attached.rank, cycle=attached.cycle, pid=attached.pid, at_ns=at_ns))
 
     def signalled(self, attached: AttachedRank, number: signal.Signals) -> None:
-        """A rank that was found hung was sent a signal."""
+        """Report a signal that was sent to a rank that was found hung."""
         report = records.Signalled(
             rank=attached.rank,
             cycle=attached.cycle,
@@ -191,7 +191,7 @@ class Reports:
         self._write_and_tell(report)
 
     def launcher_gone(self) -> None:
-        """The launcher has died."""
+        """Log that the launcher has died."""
         self._log.write(records.LauncherGone())
 
     def rank_gone(self, attached: AttachedRank, snapshot: BoardSnapshot | None) -> None:
@@ -210,7 +210,7 @@ class Reports:
         self._log.write(record)
 
     def _write_and_tell(self, report: records.Record | shared.Record) -> None:
-        """The launcher first: it may be waited for."""
+        """The launcher first: other processes may wait for what it learns."""
         self._tell(report)
         self._log.write(report)
 

@@ -60,11 +60,11 @@ class Suspicion:
         return True
 
     def clear(self) -> None:
-        """The rank is suspected no longer."""
+        """Drop the suspicion."""
         self._verdict, self._is_confirmed = None, False
 
     def forget(self) -> None:
-        """The rank has ended."""
+        """Drop all that is about a rank that has ended."""
         self.clear()
         self._first = None
 

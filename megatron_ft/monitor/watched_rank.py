@@ -176,15 +176,15 @@ class WatchedRank:
         return is_first
 
     def continued(self) -> None:
-        """Its monitor was stopped, and with it maybe the whole node: that time doesn't count."""
+        """Don't count the time in which this monitor, and maybe the whole node, was stopped."""
         self._was_stopped = True
 
     def keep_note(self, note: RankSnapshot) -> None:
-        """Evidence was collected on it, and it is about to be terminated."""
+        """Keep the evidence that was collected on it before it is terminated."""
         self.note = note
 
     def find_hung(self) -> None:
-        """It is hung by its monitor's own verdict, and evidence on it was collected before that."""
+        """Add this monitor's verdict to the evidence, which was collected before it."""
         assert self.note is not None
         self.note = replace(self.note, found_hung=True)
 
@@ -225,7 +225,7 @@ class WatchedRank:
             os.close(fd)
 
     def hand_over(self) -> None:
-        """The rank has its end of the socket, or never will."""
+        """Close the rank's end of the socket: the rank has it, or never will."""
         if self.answers_fd >= 0:
             os.close(self.answers_fd)
             self.answers_fd = -1

@@ -1,4 +1,4 @@
-"""Ending ranks: asked first, then made to; their whole process groups, and those that are stopped, too."""
+"""Terminating ranks with their process groups: a signal, a grace in seconds, SIGKILL. Stopped ones are continued."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LOOK_AGAIN_S = 0.01
 
 
 class Termination:
-    """Ends groups of ranks; everything else is served meanwhile."""
+    """Terminates groups of ranks; everything else is served meanwhile."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class Termination:
             leftover_grace_s: how long that may take to end by itself.
             ask: send SIGTERM to the groups of ranks that didn't end well (what follows a good end may be
                 finishing something); False if they had it already.
-            quietly: don't tell of what must be killed.
+            quietly: don't report what must be killed.
             at_once: only those that tidy up after the others have that time, the rest is killed.
         """
         ended = [worker for worker in workers if worker.poll_end() and not worker.reaped]

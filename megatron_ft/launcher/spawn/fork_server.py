@@ -59,7 +59,7 @@ class ServerProcess:
         self.ahead = ahead
         self.started_s = time.monotonic()
         self.on_channel_closed: Callable[[], None] = lambda: None
-        """Called when the connection has closed itself: its number may soon be another's."""
+        """Called when the connection was closed: the number of its descriptor may soon be another's."""
         self.is_ready = False
         self.is_gone = False
         self.unfit: str | None = None
@@ -106,7 +106,7 @@ class ServerProcess:
             )
 
     def read(self) -> list[FromServer]:
-        """What it has told since: that its script waits, or can't, and which modules to preload it has left out."""
+        """Its messages since: that its script waits, or can't, and which modules to preload it has left out."""
         messages: list[FromServer] = []
         try:
             if self.channel.fileno() >= 0:

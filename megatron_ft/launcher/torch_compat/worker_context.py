@@ -1,4 +1,4 @@
-"""torch's place for the processes of its agent, with our way to start, see and end them."""
+"""The ranks of a cycle as torch's agent holds them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class WorkerContext(PContext):
         end: Callable[[list[Worker], int, float], None],
         on_start: Callable[[Worker], None],
         on_exit: Callable[[Worker], None],
-        prefix: Callable[[int], list[str]] = lambda _local_rank: [],
+        prefix: Callable[[int], list[str]],
         numa_options: Any = None,
         logs_specs: CycleLogs,
         **torch_arguments: Any,
