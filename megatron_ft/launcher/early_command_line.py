@@ -15,7 +15,7 @@ from megatron_ft.core.config.launcher_options import LAUNCHER_OPTIONS
 from megatron_ft.core.config.torchrun import TORCHRUN_OPTIONS
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.run_ahead import Ahead, without_ranks
-from megatron_ft.launcher.spawn.rank_environment import rank_environment
+from megatron_ft.launcher.base.environment import rank_environment
 
 __all__ = ["parse_early", "shares_output"]
 

@@ -31,18 +31,26 @@ class Callers(dict[int, Caller]):
     """Those that have connected and not been answered yet, by descriptor."""
 
     def accept(self, listener: socket.socket) -> None:
-        """Accept one connection; of too many the oldest is closed."""
+        """Accept one connection, unless another user made it; of too many the oldest is closed."""
         if len(self) >= _MOST:
             self.dismiss(next(iter(self.values())))
-        caller = accept(listener)
-        if caller is not None:
-            self[caller.channel.fileno()] = caller
+        try:
+            sock, _ = listener.accept()
+        except OSError:
+            return  # it went away between the wake-up and now
+        try:
+            pid = check_peer(sock)
+            pidfd = os.pidfd_open(pid)
+        except (ProtocolError, OSError):
+            sock.close()
+            return
+        self[sock.fileno()] = Caller(Channel(sock, takes_fds=False), pid, pidfd, time.monotonic() + PATIENCE_S)
 
     def dismiss(self, caller: Caller) -> None:
         """Close a connection."""
-        self.pop(caller.channel.fileno(), None)
+        # by identity: a channel that an error has closed has no number any more
         for fd in [fd for fd, known in self.items() if known is caller]:
-            del self[fd]  # the channel was closed by an error and has no number any more
+            del self[fd]
         caller.channel.close()
         os.close(caller.pidfd)
 
@@ -51,21 +59,6 @@ class Callers(dict[int, Caller]):
         now = time.monotonic()
         for caller in [caller for caller in self.values() if now >= caller.give_up_at]:
             self.dismiss(caller)
-
-
-def accept(listener: socket.socket) -> Caller | None:
-    """Accept one connection; None if it went away or belongs to another user."""
-    try:
-        sock, _ = listener.accept()
-    except OSError:
-        return None  # it went away between the wake-up and now
-    try:
-        pid = check_peer(sock)
-        pidfd = os.pidfd_open(pid)
-    except (ProtocolError, OSError):
-        sock.close()
-        return None
-    return Caller(Channel(sock, takes_fds=False), pid, pidfd, time.monotonic() + PATIENCE_S)
 
 
 def parse(message: Message) -> Hello:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.launcher.spawn.rank_environment import STARTUP
+from megatron_ft.launcher.base.environment import STARTUP
 from tests.support.launching import END_IS_TOO_LATE, ROOT, Launched, Launcher, clean_environment, launcher
 
 __all__ = ["launcher"]

@@ -14,6 +14,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, 
 from megatron_ft.core.run_ahead import WATCH_VARIABLE
 from megatron_ft.core.timeouts.raised import RaisedTimeouts
 from megatron_ft.launcher.base.command_line import CommandLine
+from megatron_ft.launcher.base.environment import rank_environment
 from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.base.run_directory import RunDirectory
 from megatron_ft.launcher.base.signals import StopRequests
@@ -24,7 +25,6 @@ from megatron_ft.launcher.processes import numa
 from megatron_ft.launcher.processes.termination import Termination
 from megatron_ft.launcher.processes.worker import Spawner, Worker
 from megatron_ft.launcher.spawn.forking import ForkingSpawner
-from megatron_ft.launcher.spawn.rank_environment import rank_environment
 from megatron_ft.launcher.spawn.rank_logs import CycleLogs
 from megatron_ft.launcher.torch_compat import private_names
 from megatron_ft.launcher.torch_compat.worker_context import WorkerContext

@@ -31,8 +31,8 @@ from megatron_ft.ipc.linux.process_setup import restore_file_limit_of
 from megatron_ft.ipc.linux.processes import send_signal, wait_gone
 from megatron_ft.ipc.wire import Channel, ChannelClosedError
 from megatron_ft.launcher.base import lines
+from megatron_ft.launcher.base.environment import with_startup
 from megatron_ft.launcher.processes import process_tree
-from megatron_ft.launcher.spawn.rank_environment import with_startup
 
 __all__ = ["ServerError", "ServerProcess", "why_fresh"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.launcher.spawn.rank_environment import STARTUP, rank_environment
+from megatron_ft.launcher.base.environment import STARTUP, rank_environment
 from megatron_ft.rank.base.agreement import RankInfo
 from megatron_ft.rank.reference.compatibility import (
     InvalidStateTransitionException,

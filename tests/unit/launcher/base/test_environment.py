@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from megatron_ft.launcher.base.environment import rank_environment
 from megatron_ft.launcher.early_command_line import parse_early
-from megatron_ft.launcher.spawn.rank_environment import rank_environment
 
 ENVIRON = {"HOME": "/home/me", "FT_SECRET": "0123456789abcdef", "FT_SECRET_FILE": "/home/me/secret"}
 
