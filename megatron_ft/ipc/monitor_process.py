@@ -89,9 +89,8 @@ def spawn(
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL if launcher_fd is not None else None,
         pass_fds=fds,
-        env=None if env is None else dict(env),
+        env=env,
         start_new_session=True,
-        close_fds=True,
     )
     restore_file_limit_of(process.pid)
     return process

@@ -8,7 +8,7 @@ import os
 import sys
 
 from megatron_ft.core.diagnosis.stacks import ThreadStack, parse_py_spy
-from megatron_ft.ipc.files.writer_thread import FileThread
+from megatron_ft.ipc.files.file_thread import FileThread
 
 __all__ = ["dump"]
 

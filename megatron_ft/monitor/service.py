@@ -78,7 +78,7 @@ class MonitorService:
             if self._reports.launcher_is_gone:
                 self._launcher_is_gone()
             self._callers.forget_silent()
-            self._act_in_time()
+            self._act_if_due()
         self._stop()
 
     def _poll(self) -> list[tuple[int, int]]:
@@ -114,7 +114,7 @@ class MonitorService:
         elif fd == self._listener.fileno():
             self._callers.accept(self._listener)
         elif fd in self._callers:
-            self._hear(self._callers[fd])
+            self._read_hello(self._callers[fd])
         elif self._watched is not None and fd == self._watched.attached.wake_fd:
             with contextlib.suppress(BlockingIOError):  # the rank can read it, too
                 os.eventfd_read(fd)
@@ -172,7 +172,7 @@ class MonitorService:
             elif number in (signal.SIGTERM, signal.SIGINT) and self._settings.launcher_fd is None:
                 self._running = False
 
-    def _hear(self, caller: Caller) -> None:
+    def _read_hello(self, caller: Caller) -> None:
         try:
             received = caller.channel.receive(everything=False)  # a peer that never pauses must not block
             if not received:
@@ -183,14 +183,14 @@ class MonitorService:
                 self._reports.complain("refused", f"refused a connection of process {caller.pid}: {error}")
             self._callers.dismiss(caller)
             return
-        reason = self._why_not(greeting, caller)
+        reason = self._refusal(greeting, caller)
         if reason is not None:
             self._answer(caller, Refused(reason))
             self._callers.dismiss(caller)
             return
         self._welcome(caller, greeting)
 
-    def _why_not(self, greeting: Hello, caller: Caller) -> str | None:
+    def _refusal(self, greeting: Hello, caller: Caller) -> str | None:
         if self._watched is None:
             return None
         attached = self._watched.attached
@@ -261,15 +261,15 @@ class MonitorService:
         self._next_look_ns = time.monotonic_ns()
         self._group = group_of(watched.attached)
 
-    def _act_in_time(self) -> None:
+    def _act_if_due(self) -> None:
         if self._watched is not None and self._suspicion.act(self._watched):
             self._next_look_ns = time.monotonic_ns()
         if self._termination is not None:
             self._go_on_terminating(self._termination)
-        elif self._watched is not None and self._is_time_to_look():
+        elif self._watched is not None and self._is_look_due():
             self._look(self._watched)
 
-    def _is_time_to_look(self) -> bool:
+    def _is_look_due(self) -> bool:
         due = self._next_look_ns
         return due is not None and self._paused_at_ns is None and time.monotonic_ns() >= due
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from megatron_ft.core.run_ahead import FORK_SERVER_NAME
-from megatron_ft.ipc.files.writer_thread import FileThread
+from megatron_ft.ipc.files.file_thread import FileThread
 from megatron_ft.ipc.linux.processes import read_stat
 from megatron_ft.launcher.processes import process_tree
 from megatron_ft.launcher.processes.process_tree import end_strays, tidies_up

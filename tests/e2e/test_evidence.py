@@ -29,7 +29,7 @@ from megatron_ft.core.diagnosis.exceptions import last_words
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.ipc.board import Board, BoardTimeouts, create_memory
 from megatron_ft.ipc.files.evidence_files import write_evidence
-from megatron_ft.ipc.files.writer_thread import FileThread
+from megatron_ft.ipc.files.file_thread import FileThread
 from megatron_ft.ipc.linux.processes import read_stat, wait_gone
 from megatron_ft.ipc.monitor_process import AttachedRank
 from megatron_ft.monitor import py_spy

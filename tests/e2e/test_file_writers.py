@@ -18,8 +18,8 @@ import pytest
 from megatron_ft.cli.logs.read import read_directory
 from megatron_ft.core.records.shared import Warning_
 from megatron_ft.ipc.files import state_file
+from megatron_ft.ipc.files.file_thread import FileThread
 from megatron_ft.ipc.files.state_file import read_state, write_state
-from megatron_ft.ipc.files.writer_thread import FileThread
 
 WRITER = """
 import sys

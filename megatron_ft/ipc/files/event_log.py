@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from megatron_ft.core.codec import pack
 from megatron_ft.core.config.kinds import DEFAULT_LOG_MAX_BYTES
 from megatron_ft.core.records import SCHEMA, shared
-from megatron_ft.ipc.files.writer_thread import FileThread
+from megatron_ft.ipc.files.file_thread import FileThread
 
 if TYPE_CHECKING:
     from megatron_ft.core.records.all_kinds import Record  # at run time each process imports its own

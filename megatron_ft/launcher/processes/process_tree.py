@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterable
 
-from megatron_ft.ipc.files.writer_thread import FileThread
+from megatron_ft.ipc.files.file_thread import FileThread
 from megatron_ft.ipc.linux import processes
 from megatron_ft.ipc.linux.processes import ProcessStat, all_processes, kill_if_still, read_stat
 from megatron_ft.launcher.base.event_loop import Reactor

@@ -10,7 +10,7 @@ from types import FrameType
 
 import pytest
 
-from megatron_ft.ipc.files.writer_thread import FileThread
+from megatron_ft.ipc.files.file_thread import FileThread
 
 SOON_S = 30.0
 """For what is done at once, on a machine however busy."""
