@@ -12,7 +12,6 @@ from megatron_ft.core.agent import edge as agent
 from megatron_ft.core.agent.agent import Agent
 from megatron_ft.core.agent.turn import AgentPhase, Options
 from megatron_ft.core.board.layout import BoardSnapshot
-from megatron_ft.core.board.pauses import Pauses
 from megatron_ft.core.control import ReceivedRequest, WorkloadAction
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.diagnosis.cycle_cause import HangVerdict
@@ -24,6 +23,7 @@ from megatron_ft.core.job.decisions import Ballot, Decision
 from megatron_ft.core.job.identity import Identity
 from megatron_ft.core.job.member import Member
 from megatron_ft.core.mailbox import Mailbox
+from megatron_ft.core.times import Pauses
 from tests.simulation.plan import Fault
 from tests.simulation.world import Host, Link, Process, World
 

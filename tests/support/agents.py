@@ -12,13 +12,13 @@ from megatron_ft.core.agent.agent import Agent
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.turn import Options
 from megatron_ft.core.board.layout import BoardSnapshot, CollectiveCounts
-from megatron_ft.core.board.pauses import Pauses
 from megatron_ft.core.codec import name_of
 from megatron_ft.core.diagnosis.exceptions import CrashOutput
 from megatron_ft.core.job import edge as job
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Decision, Held, Kind
 from megatron_ft.core.job.restart_policy import Action, Outcome
+from megatron_ft.core.times import Pauses
 
 __all__ = ["Driven", "held", "verdict"]
 

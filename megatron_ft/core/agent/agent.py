@@ -18,13 +18,12 @@ from megatron_ft.core.agent.health import HealthGate
 from megatron_ft.core.agent.job_line_printer import JobLinePrinter
 from megatron_ft.core.agent.rank_shutdown import RankShutdown
 from megatron_ft.core.agent.turn import AgentPhase, Options, Turn
-from megatron_ft.core.board.pauses import Pauses
 from megatron_ft.core.control import ReceivedRequest, WorkloadAction
 from megatron_ft.core.diagnosis.cycle_cause import Cause, CauseKind
 from megatron_ft.core.job import edge as job
 from megatron_ft.core.job.messages import Goodbye, Ready, Regroup, Shutdown, Verdict
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome, RestartDecision
-from megatron_ft.core.times import earliest
+from megatron_ft.core.times import Pauses, earliest
 
 __all__ = ["Agent"]
 

@@ -12,12 +12,11 @@ from megatron_ft.core.agent.hang import NodeHangDiagnosis
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.suspicion import Suspicion
 from megatron_ft.core.agent.turn import Options, Turn
-from megatron_ft.core.board.pauses import Pauses
 from megatron_ft.core.diagnosis.exits import is_by_us, was_ending
 from megatron_ft.core.job import edge as job
 from megatron_ft.core.job.messages import Moving, Suspected
 from megatron_ft.core.job.restart_policy import NodeState
-from megatron_ft.core.times import earliest
+from megatron_ft.core.times import Pauses, earliest
 
 __all__ = ["Cycle", "Downtime"]
 

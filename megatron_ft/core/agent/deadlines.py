@@ -15,11 +15,10 @@ from megatron_ft.core.agent import event_records, lines
 from megatron_ft.core.agent.edge import CollectEvidence, Detached, EvidenceCollected, Say, SignalRanks
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.turn import LATE_NS, Options, Turn
-from megatron_ft.core.board.pauses import Pauses
 from megatron_ft.core.diagnosis.cycle_cause import HangVerdict
 from megatron_ft.core.diagnosis.rank_snapshot import EVIDENCE_S
 from megatron_ft.core.escalation import Escalation
-from megatron_ft.core.times import earliest
+from megatron_ft.core.times import Pauses, earliest
 
 __all__ = ["Deadlines"]
 
