@@ -12,8 +12,8 @@ import time
 from collections.abc import Sequence
 
 from megatron_ft.coordinator.service import Service, prepare_process
+from megatron_ft.core.coordinator.admission import FORGETS_S
 from megatron_ft.core.coordinator.coordinator import Coordinator
-from megatron_ft.core.coordinator.forgetting import FORGETS_S
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.net.secret import read_secret

@@ -21,7 +21,7 @@ from megatron_ft.core.job.decisions import Decision, Held, Kind
 from megatron_ft.core.job.faults import Fault, back_again, bad_nodes, fault_of
 from megatron_ft.core.job.lives import Ending, Life, Lives
 from megatron_ft.core.job.messages import REFUSED, Verdict
-from megatron_ft.core.job.progress import Advance
+from megatron_ft.core.job.restart_policy import Advance
 from megatron_ft.core.wording import printable
 from megatron_ft.ipc.files.atomic_write import write_whole
 from megatron_ft.ipc.files.event_log import EventLog

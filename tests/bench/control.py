@@ -27,7 +27,6 @@ from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.identity import Identity
 from megatron_ft.core.job.member import Member
 from megatron_ft.core.messages.secret import HANDSHAKE
 from megatron_ft.ipc.linux.process_setup import raise_file_limit
@@ -49,7 +48,7 @@ _C10D = str(Path(__file__).resolve().with_name("c10d_meeting.py"))
 class _StandIn:
     """One launcher: the real machine, a socket, and ranks that start and end at once."""
 
-    def __init__(self, swarm: Swarm, number: int, identity: Identity) -> None:
+    def __init__(self, swarm: Swarm, number: int, identity: m.Identity) -> None:
         self.swarm = swarm
         self.member = Member(identity, now_s=time.monotonic(), chance=random.Random(number))
         self.peer: tcp.Peer | None = None
@@ -148,7 +147,7 @@ class Swarm:
         self.all: list[_StandIn] = []
         for number in numbers:
             own = can_coordinate if number == numbers[0] else ""
-            who = Identity(job, rules, f"i{number}", f"node{number}", own, (address,), number)
+            who = m.Identity(job, rules, f"i{number}", f"node{number}", own, (address,), number)
             self.all.append(_StandIn(self, number, who))
 
     def start(self) -> None:

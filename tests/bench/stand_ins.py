@@ -15,8 +15,8 @@ from collections import deque
 
 from megatron_ft.core.codec import Vocabulary
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.beats import beat_s
 from megatron_ft.core.job.decisions import Kind
+from megatron_ft.core.job.liveness import beat_s
 from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.wire import PROTOCOL_VERSION, Decoder, decode, encode
 

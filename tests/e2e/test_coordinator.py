@@ -188,8 +188,8 @@ def test_a_person_starts_one_and_may_interrupt_it(monkeypatch: pytest.MonkeyPatc
 
 
 FORGETS_SOON = """
-from megatron_ft.core.coordinator import forgetting
-forgetting.FORGETS_S = 2.0
+from megatron_ft.core.coordinator import admission
+admission.FORGETS_S = 2.0
 from megatron_ft.coordinator.__main__ import main
 main()
 """

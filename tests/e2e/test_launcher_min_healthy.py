@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from megatron_ft.core.job.beats import lost_s
+from megatron_ft.core.job.liveness import lost_s
 from tests.support.launching import START_S, Finished, Launched, Launcher, launcher, wait_until
 from tests.support.nodes import meeting_place, rendezvous_settings, wait_for_all
 

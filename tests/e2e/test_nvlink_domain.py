@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.launcher.coordination.nvlink_domain import nvlink_domain
+from megatron_ft.launcher.coordination.meeting_place import nvlink_domain
 
 ONE = "        ClusterUUID                       : abc9829a-d4c8-491c-8da5-ad28fb34876b\n"
 NONE = "        ClusterUUID                       : 00000000-0000-0000-0000-000000000000\n"

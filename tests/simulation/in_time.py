@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from megatron_ft.core.job.beats import beat_s, lost_s
 from megatron_ft.core.job.decisions import Kind
+from megatron_ft.core.job.liveness import beat_s, lost_s
 from megatron_ft.core.job.member import CUT_OFF_S
 from megatron_ft.core.job.patience import GIVE_UP_S
 from megatron_ft.core.job.search import LONGEST_SKIP_S

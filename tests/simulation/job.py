@@ -20,7 +20,6 @@ from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Ballot, Decision
-from megatron_ft.core.job.identity import Identity
 from megatron_ft.core.job.member import Member
 from megatron_ft.core.mailbox import Mailbox
 from megatron_ft.core.times import Pauses
@@ -140,7 +139,7 @@ class Launcher(Process):
         self._effects: Mailbox[edge.MemberEffect | agent.Effect] = Mailbox(self._do, self.counts_effect)
         self._error = ""
         self._is_hung = False
-        identity = Identity(
+        identity = m.Identity(
             job="the job",
             rules=job.rules,
             instance=self.instance,

@@ -9,7 +9,6 @@ from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Decision, Kind
-from megatron_ft.core.job.identity import Identity
 from megatron_ft.core.job.member import Member
 
 __all__ = ["RULES", "answers", "begun", "decision", "led", "links", "member"]
@@ -24,7 +23,7 @@ def decision(number: int = 0, kind: Kind = Kind.CYCLE, *, cycle: int = 0, size: 
 
 def member(**more: Any) -> Member:
     """A launcher's, at "host:1"."""
-    who = Identity("job", RULES, "me", "host", "host:1", ("first:1", "second:1"), **more)
+    who = m.Identity("job", RULES, "me", "host", "host:1", ("first:1", "second:1"), **more)
     return Member(who, now_s=0.0, chance=random.Random(1))
 
 

@@ -13,7 +13,6 @@ from megatron_ft.core.diagnosis.cycle_cause import CauseKind
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Held
-from megatron_ft.core.job.identity import Identity
 from megatron_ft.core.job.member import Member
 from megatron_ft.core.job.restart_policy import NodeState
 
@@ -162,7 +161,7 @@ class Job:
             self._count += 1
             address, since_s = "c:1" if host == self._owner else f"{host}:1", self.now_s - ago_s
             word = f"i{self._count}"
-            who = Identity(
+            who = m.Identity(
                 name,
                 self.rules,
                 word,

@@ -21,7 +21,7 @@ from megatron_ft.cli.slurm.policy import Action, After, Limits, Next, decide
 from megatron_ft.core.exit_codes import TRY_AGAIN_CODE
 from megatron_ft.core.hosts import expand_hosts
 from megatron_ft.core.job import batch_script
-from megatron_ft.core.job.drain_advice import advice
+from megatron_ft.core.job.faults import advice
 from megatron_ft.core.job.lives import Ending, Life, Lives
 from megatron_ft.core.signals import Asked, SecondRequest
 from megatron_ft.ipc.files.lives_file import lives_path, read_lives_file

@@ -18,8 +18,8 @@ from megatron_ft.core.agent.turn import LATE_NS, Options, Turn
 from megatron_ft.core.board.layout import CollectiveCounts
 from megatron_ft.core.diagnosis.cycle_cause import COLLECTIVES, HangVerdict
 from megatron_ft.core.diagnosis.rank_snapshot import EVIDENCE_S, RankSnapshot
-from megatron_ft.core.job.hang_messages import Reviewed
 from megatron_ft.core.job.messages import Hang
+from megatron_ft.core.job.reports import Reviewed
 from megatron_ft.core.times import Pauses
 
 __all__ = ["NodeCollectiveWatch"]

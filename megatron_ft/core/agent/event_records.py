@@ -9,7 +9,7 @@ from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.control import ReceivedRequest
 from megatron_ft.core.diagnosis.cycle_cause import Cause, CauseKind, HangVerdict, describe_hang
 from megatron_ft.core.diagnosis.exits import RankExit, is_by_us
-from megatron_ft.core.job.hang_messages import Reviewed
+from megatron_ft.core.job.reports import Reviewed
 from megatron_ft.core.job.restart_policy import Outcome, RestartDecision
 from megatron_ft.core.process_facts import ProcessFacts
 from megatron_ft.core.records import launcher as records

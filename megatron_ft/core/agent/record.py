@@ -22,7 +22,7 @@ from megatron_ft.core.diagnosis.cycle_cause import (
 from megatron_ft.core.diagnosis.exceptions import CrashOutput
 from megatron_ft.core.diagnosis.exits import RankExit, describe_exit, failure_signature, has_own_error, is_crash
 from megatron_ft.core.escalation import Grace
-from megatron_ft.core.job.progress import Reached
+from megatron_ft.core.job.restart_policy import Reached
 
 __all__ = ["CycleRecord"]
 

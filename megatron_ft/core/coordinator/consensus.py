@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from megatron_ft.core.coordinator.nodes import Node, candidates, instances_of, names_of
-from megatron_ft.core.coordinator.proposal import Proposal
-from megatron_ft.core.coordinator.visitors import Visitors
+from megatron_ft.core.coordinator.votes import Proposal, Visitors
 from megatron_ft.core.job.decisions import Accepted, Ballot, Beside, Decision, Held, Kind, Term, is_quorum
 from megatron_ft.core.job.edge import CoordinatorEffect, Decided, Send
 from megatron_ft.core.job.messages import Commit, Lead, Propose, Wait
-from megatron_ft.core.job.progress import Advance
+from megatron_ft.core.job.restart_policy import Advance
 
 __all__ = ["Consensus"]
 

@@ -7,20 +7,18 @@ keeps nothing on disk: the launchers can tell another one all that it needs.
 
 from __future__ import annotations
 
+from megatron_ft.core.coordinator.admission import Admission
 from megatron_ft.core.coordinator.consensus import Consensus
 from megatron_ft.core.coordinator.cycle import Cycle
-from megatron_ft.core.coordinator.forgetting import Forgetting
 from megatron_ft.core.coordinator.next_cycle import NextCycle, nodes_left
 from megatron_ft.core.coordinator.nodes import Node
 from megatron_ft.core.coordinator.notices import Notices
-from megatron_ft.core.coordinator.proposal import Proposal
+from megatron_ft.core.coordinator.votes import Proposal
 from megatron_ft.core.job import lines
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.admission import Admission
-from megatron_ft.core.job.beats import beat_s, lost_s
 from megatron_ft.core.job.decisions import Held, Kind
 from megatron_ft.core.job.edge import Broken, CoordinatorEffect, CoordinatorEvent, Drop, Judged, Quit, Send
-from megatron_ft.core.job.own_clock import OwnClock
+from megatron_ft.core.job.liveness import OwnClock, beat_s, lost_s
 from megatron_ft.core.job.restart_policy import Outcome
 from megatron_ft.core.job.search import LONGEST_SKIP_S
 
@@ -51,7 +49,7 @@ class Coordinator:
         self._cycle: Cycle | None = None
         self._next_cycle = NextCycle(self._consensus, self._nodes)
         self._notices = Notices(self._nodes)
-        self._forgetting = Forgetting(self._consensus, self._admission, self._links, is_owned=owned)
+        self._is_owned = owned
         self._over_s: float | None = None
         self._end: m.End | None = None
         """Of the cycle: the same for all launchers that are sent it before the next ``settle``."""
@@ -252,7 +250,9 @@ class Coordinator:
         elif self._consensus.is_deserted and self._over_s is None:
             self._send_home()
         self._alarms += [] if self._over_s is None else [self._over_s]
-        if (forgets := self._forgetting.is_due(self._clock.now_s)) or self._is_needless():
+        here = self._links if self._consensus.decision is None else self._consensus.voters()
+        forgets = self._admission.forgets(self._clock.now_s, is_needed=self._is_owned or bool(here))
+        if forgets or self._is_needless():
             self._out.append(Quit(forgets))
         return self._take()
 

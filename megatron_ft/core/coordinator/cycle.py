@@ -14,8 +14,7 @@ from megatron_ft.core.job.decisions import Decision
 from megatron_ft.core.job.edge import Send
 from megatron_ft.core.job.hang_diagnosis import HangDiagnosis
 from megatron_ft.core.job.messages import End, Goodbye, Hang, Moving, Notes, Report, Rules, Standing, Suspected, Verdict
-from megatron_ft.core.job.progress import Advance, Reached
-from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
+from megatron_ft.core.job.restart_policy import Action, Advance, NodeState, Outcome, Reached
 from megatron_ft.core.times import earliest
 
 __all__ = ["Cycle"]

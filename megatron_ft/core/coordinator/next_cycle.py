@@ -1,32 +1,128 @@
-"""What to propose, and when: the next cycle, the end of the job, or that lost nodes vote no more. Pure."""
+"""What to propose, and when: the next cycle, the end of the job, or that lost nodes vote no more. Pure.
+
+Bad nodes, by this life of the job and the earlier ones, are the last to get places in the next cycle.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 
-from megatron_ft.core.coordinator.bad_node_tracker import BadNodeTracker
 from megatron_ft.core.coordinator.consensus import Consensus
 from megatron_ft.core.coordinator.cycle import Cycle
-from megatron_ft.core.coordinator.nodes import Node, Slot, choose
-from megatron_ft.core.coordinator.proposal import Proposal
-from megatron_ft.core.coordinator.round_completion import RoundCompletion
-from megatron_ft.core.coordinator.segments import choose_segments, usable
+from megatron_ft.core.coordinator.nodes import Node
+from megatron_ft.core.coordinator.places import Slot, choose, choose_segments, usable
+from megatron_ft.core.coordinator.votes import Proposal
 from megatron_ft.core.job import lines
 from megatron_ft.core.job.decisions import Decision, Kind
+from megatron_ft.core.job.faults import Fault, FaultKind, back_again, bad_nodes, fault_of
 from megatron_ft.core.job.messages import NodePhase, Rules
-from megatron_ft.core.job.progress import furthest
-from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
+from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome, furthest
 from megatron_ft.core.times import earliest
 
-__all__ = ["NextCycle", "is_awaited", "nodes_left", "seated"]
+__all__ = ["NextCycle", "RoundCompletion", "is_awaited", "last_call_s", "nodes_left"]
 
 _MAY_BE_BACK_S = 70.0
 """A launcher that is cut off has given up looking for the others by then."""
+_FIRST_CALL_S = 30.0
+_LAST_CALL_S = 1.0
 
 
 def _shrink_s(nodes: int) -> float:
     """Seconds after the last loss: several nodes may be lost together, and thousands can start a cycle in that time."""
     return 0.2 + nodes / 5000
+
+
+class BadNodeTracker:
+    """Which nodes are bad. A coordinator that takes over only knows what launchers report, and what happens then."""
+
+    def __init__(self) -> None:
+        self._faults: tuple[Fault, ...] = ()
+        self._told: set[str] = set()
+        """Names of nodes whose return was reported."""
+
+    def record_verdict(self, cycle: Cycle) -> None:
+        """That cycle has ended, and the verdict is known."""
+        fault = None if cycle.verdict is None else fault_of(cycle.verdict)
+        if fault is not None:
+            advanced = cycle.advance.last > cycle.decision.advance.last
+            more = replace(fault, advanced=advanced)
+            self._faults = (*self._faults, more)
+            self._told.discard(fault.node)
+
+    def bad_among(self, nodes: Collection[Node]) -> frozenset[str]:
+        """The bad ones among these nodes, as instances."""
+        names = bad_nodes(self._faults)
+        return frozenset(node.instance for node in nodes if node.bad or node.name in names)
+
+    def blamed_instance(self, cycle: Cycle | None) -> str:
+        """The instance of the launcher whose node ended that cycle; empty if no node did."""
+        verdict = None if cycle is None else cycle.verdict
+        if cycle is None or verdict is None or verdict.node is None or fault_of(verdict) is None:
+            return ""
+        seat = cycle.seats[verdict.node]
+        others = [each for each in cycle.seats if each.name == verdict.name]
+        return (seat if seat.name == verdict.name or not others else others[0]).instance
+
+    def take_returned(self, nodes: Collection[Node]) -> tuple[str, ...]:
+        """Names of nodes that were lost or bad before and are ready again; each is returned once."""
+        lost = {fault.node for fault in self._faults if fault.kind is FaultKind.LOST and not fault.back}
+        here = {node.name for node in nodes if node.bad or node.name in lost} - self._told
+        self._told |= here
+        self._faults = back_again(self._faults, here)
+        return tuple(sorted(here))
+
+
+def last_call_s(rules: Rules, *, is_first: bool) -> float:
+    """So long a round is open for more nodes once there are enough; ``is_first``: the job hasn't had a cycle."""
+    if rules.last_call_s is not None:
+        return rules.last_call_s
+    return _FIRST_CALL_S if is_first else _LAST_CALL_S
+
+
+@dataclass(slots=True)
+class RoundCompletion:
+    """When the nodes that are ready begin a cycle, and when they wait for more: one for all rounds of a coordinator.
+
+    Args:
+        alarm_s: when to ask again at the latest.
+        waits_s: since when there have been too few.
+    """
+
+    alarm_s: float | None = None
+    waits_s: float | None = None
+    _seen: tuple[int, int] = (0, 0)
+    _settled_s: float = 0.0
+
+    def update(
+        self, rules: Rules, *, ready: int, awaited: bool, last: int, patient: bool, arrivals: int, now_s: float
+    ) -> bool:
+        """Take note of how the nodes are now; returns whether those that are ready begin a cycle.
+
+        ``awaited``: nodes of the last cycle, which had ``last`` (0: there was none), are alive and not ready yet;
+        ``arrivals`` counts the launchers that ever came; ``patient``: the last cycle ended because nodes left or
+        joined, so more may come.
+        """
+        self.alarm_s = None
+        if ready >= rules.min_nodes:
+            self.waits_s = None
+        elif self.waits_s is None:
+            self.waits_s = now_s
+        if self._seen != (min(ready, rules.min_nodes), arrivals if last else 0) or awaited:
+            self._seen, self._settled_s = (min(ready, rules.min_nodes), arrivals if last else 0), now_s
+        if ready < rules.min_nodes:
+            self.alarm_s = (self.waits_s or now_s) + rules.join_timeout_s
+            return False
+        if awaited:
+            return False
+        if ready >= rules.max_nodes or (0 < last <= ready and rules.last_call_s is None and not patient):
+            return True
+        self.alarm_s = self._settled_s + last_call_s(rules, is_first=last == 0)
+        return now_s >= self.alarm_s
+
+    def has_waited_long(self, rules: Rules, now_s: float) -> bool:
+        """Whether nodes that are needed haven't come in the time in which a round must be met."""
+        return self.waits_s is not None and now_s >= self.waits_s + rules.join_timeout_s
 
 
 class NextCycle:

@@ -1,17 +1,16 @@
-"""The launchers that are connected to the coordinator, and which of them get which place in the next cycle. Pure."""
+"""The launchers that are connected to the coordinator, as it knows them. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from megatron_ft.core.hosts import natural
 from megatron_ft.core.job.decisions import Accepted, Ballot, Beside, Decision, Held, Memory, Term
 from megatron_ft.core.job.messages import Hello, NodePhase, Standing
-from megatron_ft.core.job.progress import Advance
+from megatron_ft.core.job.restart_policy import Advance
 
-__all__ = ["GRACE_S", "Node", "Slot", "candidates", "choose", "in_order", "instances_of", "names_of", "silent_hosts"]
+__all__ = ["GRACE_S", "Node", "candidates", "instances_of", "names_of", "silent_hosts"]
 
 GRACE_S = 0.3
 """A launcher whose connection has ended is dead, or back within this time."""
@@ -134,20 +133,6 @@ class Node:
         return self.memory.held(decision, self.instance)
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """The launcher that has or last had a place; an empty place is kept for a launcher that comes back."""
-
-    instance: str
-    name: str
-    rank: int | None = None
-
-    @staticmethod
-    def of(node: Node) -> Slot:
-        """The slot of that node."""
-        return Slot(node.instance, node.name, node.rank)
-
-
 def names_of(members: Mapping[int, Node]) -> tuple[str, ...]:
     """The names of their hosts, by place; none of many, which would make every message long."""
     return tuple(members[place].name for place in sorted(members)) if len(members) <= _MOST_NAMES else ()
@@ -170,79 +155,3 @@ def instances_of(members: Mapping[int, Node]) -> tuple[str, ...]:
     if not members or len(members) > _MOST_NAMES:
         return ()
     return tuple(members[place].instance if place in members else "" for place in range(max(members) + 1))
-
-
-def in_order(nodes: Iterable[Node], *, is_first: bool) -> list[Node]:
-    """In the order in which they get places: in the first cycle of a job, or as new nodes of a later one."""
-    return sorted(nodes, key=_first_order if is_first else _later_order)
-
-
-def choose(
-    slots: Sequence[Slot], ready: Iterable[Node], max_nodes: int, *, bad: Collection[str] = (), named: str = ""
-) -> tuple[list[Node], list[Slot]]:
-    """Choose the nodes of the next cycle; returns them by place, and the slots after that.
-
-    The first cycle goes by the ranks that were given; else the node that hosts the coordinator is the first, and the
-    others follow by their names. Later a node that had a place keeps it, or its order among the others; one that comes
-    back gets its own; standby nodes fill gaps. Of ``bad`` nodes (instances) no more take part than are needed; one that
-    has just been ``named`` again is replaced by a standby node that isn't bad, if there is one left.
-    """
-    nodes = in_order(ready, is_first=not slots)
-    if not slots:
-        first = sorted(nodes, key=lambda node: node.instance in bad)[:max_nodes]
-        chosen = in_order(first, is_first=True)
-        return chosen, [*map(Slot.of, chosen)]
-    free = {node.instance: node for node in nodes}
-    filled: list[Node | None] = [free.pop(slot.instance, None) for slot in slots]
-    room = max_nodes - sum(node is not None for node in filled)
-    groups = [{i: node for i, node in free.items() if (i in bad) is is_bad} for is_bad in (False, True)]
-    if named in bad and len(groups[0]) > room:
-        filled = [None if node is not None and node.instance == named else node for node in filled]
-        room = max_nodes - sum(node is not None for node in filled)
-    more: list[Node] = []
-    for group in groups:
-        room = _fill(slots, filled, group, room)
-        more += group.values()
-    chosen = [node for node in filled if node is not None]
-    more = more[: max(0, room)]
-    kept = [slot if node is None else Slot.of(node) for slot, node in zip(slots, filled, strict=True)]
-    return [*chosen, *more], [*kept, *map(Slot.of, more)][-2 * max_nodes :]
-
-
-def _fill(slots: Sequence[Slot], filled: list[Node | None], free: dict[str, Node], room: int) -> int:
-    """Give empty places to ``free`` nodes, first to those that come back; returns how many more may take part."""
-    returning: dict[int | str | None, list[Node]] = {}
-    for each in reversed(free.values()):
-        returning.setdefault(each.rank, []).append(each)
-        returning.setdefault(each.name, []).append(each)
-    for returns in (True, False):
-        for index, slot in enumerate(slots):
-            if filled[index] is not None or room <= 0 or not free:
-                continue
-            node = _returned(slot, returning, free) if returns else _first(free)
-            if node is not None:
-                filled[index] = free.pop(node.instance)
-                room -= 1
-    return room
-
-
-def _returned(slot: Slot, returning: Mapping[int | str | None, list[Node]], free: Mapping[str, Node]) -> Node | None:
-    """The first node that replaces the one that had the place: with the same rank, or host name if it has no rank."""
-    nodes = returning.get(slot.name if slot.rank is None else slot.rank, [])
-    while nodes:
-        if (node := nodes.pop()).instance in free:
-            return node
-    return None
-
-
-def _first(nodes: dict[str, Node]) -> Node:
-    return next(iter(nodes.values()))
-
-
-def _first_order(node: Node) -> tuple[bool, int, bool, tuple[tuple[str, int], ...], int]:
-    """By given rank, else by name; the coordinator's host comes first, because scripts take it for node 0."""
-    return node.rank is None, node.rank or 0, not node.owns, natural(node.name), node.arrived
-
-
-def _later_order(node: Node) -> tuple[bool, int, int]:
-    return node.rank is None, node.rank or 0, node.arrived

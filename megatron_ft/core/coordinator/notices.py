@@ -14,12 +14,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from megatron_ft.core.coordinator.cycle import Cycle
-from megatron_ft.core.coordinator.next_cycle import is_awaited
+from megatron_ft.core.coordinator.next_cycle import is_awaited, last_call_s
 from megatron_ft.core.coordinator.nodes import Node
-from megatron_ft.core.coordinator.proposal import Proposal
-from megatron_ft.core.coordinator.round_completion import last_call_s
-from megatron_ft.core.coordinator.segments import usable
+from megatron_ft.core.coordinator.places import usable
 from megatron_ft.core.coordinator.verdict import GOOD
+from megatron_ft.core.coordinator.votes import Proposal
 from megatron_ft.core.hosts import natural
 from megatron_ft.core.job import lines
 from megatron_ft.core.job.decisions import Kind

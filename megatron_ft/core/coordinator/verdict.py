@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from megatron_ft.core.diagnosis.cycle_cause import Cause, CauseKind
 from megatron_ft.core.job import lines
 from megatron_ft.core.job.messages import Report, Rules, Verdict
-from megatron_ft.core.job.restart_policy import Action, CycleEnd, NodeState, Outcome
+from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
 
 __all__ = ["GOOD", "Seat", "finished", "first_failure", "verdict_on"]
 
@@ -89,15 +89,13 @@ def verdict_on(
     the end of the job and in which words; ``restarts`` were used before, ``joining`` says which nodes want to join.
     """
     excluded = any(seat.state is NodeState.EXCLUDED for seat in seats)
-    end = CycleEnd(
-        cycle=cycle,
-        outcome=outcome,
+    decision = rules.policy.decide(
+        outcome,
         restarts_before=restarts,
         nodes_left=nodes_left if excluded else None,
         stalled=stalled,
         failed_starts=failed_starts,
     )
-    decision = rules.policy.decide(end)
     code = 0 if decision.action is Action.FINISH else rules.no_progress_code if decision.no_progress else 1
     cause, node, names_nodes = _cause(rules, seats, outcome, decided_by, found, shutdown, joining)
     return Verdict(

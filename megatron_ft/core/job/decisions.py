@@ -11,7 +11,7 @@ import enum
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from megatron_ft.core.job.progress import Advance
+from megatron_ft.core.job.restart_policy import Advance
 
 __all__ = ["Accepted", "Ballot", "Beside", "Decision", "Held", "Kind", "Memory", "Term", "is_quorum"]
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megatron_ft.core.job.decisions import Held
-from megatron_ft.core.job.hang_messages import Reviewed
 from megatron_ft.core.job.messages import End, FromMember, Moved, Moving, Speak, Suspected, Tell, ToMember, Verdict
+from megatron_ft.core.job.reports import Reviewed
 
 # -- the coordinator ------------------------------------------------------------------------------------------
 

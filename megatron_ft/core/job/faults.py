@@ -1,8 +1,9 @@
-"""Faults of nodes that ended a cycle, and which nodes are bad because of them. Pure."""
+"""Faults of nodes that ended a cycle, which nodes are bad because of them, and what an operator can do. Pure."""
 
 from __future__ import annotations
 
 import enum
+import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
@@ -11,9 +12,10 @@ from megatron_ft.core.diagnosis.cycle_cause import CauseKind
 from megatron_ft.core.job.messages import Verdict
 from megatron_ft.core.job.restart_policy import Outcome
 
-__all__ = ["Fault", "FaultKind", "back_again", "bad_nodes", "fault_of"]
+__all__ = ["Fault", "FaultKind", "advice", "back_again", "bad_nodes", "fault_of"]
 
 _LONGEST_TEXT = 500
+_LONGEST_REASON = 100
 _REPEATS = 2
 
 
@@ -85,3 +87,18 @@ def back_again(faults: Iterable[Fault], names: Collection[str]) -> tuple[Fault, 
     return tuple(
         replace(fault, back=True) if fault.kind is FaultKind.LOST and fault.node in names else fault for fault in faults
     )
+
+
+def advice(scheduler: str, node: str, reason: str) -> str:
+    """A line about a bad node, with commands to keep jobs from it: they are printed, never run.
+
+    ``scheduler`` is "slurm", "kubernetes" or another. In a pod, ``node`` is its name.
+    """
+    told = f"bad node {node}: {reason}"
+    if scheduler == "slurm":
+        drain = ["scontrol", "update", f"NodeName={node}", "State=DRAIN", f"Reason={reason[:_LONGEST_REASON]}"]
+        return f"{told}. To drain it: {shlex.join(drain)}; to do without it: sbatch --exclude={node}"
+    if scheduler == "kubernetes":
+        where = f"kubectl get pod {shlex.quote(node)} -o 'jsonpath={{.spec.nodeName}}'"
+        return f'{told}. To keep pods from its machine: kubectl cordon "$({where})"'
+    return told

@@ -1,4 +1,8 @@
-"""A rank hangs: the evidence of all nodes is collected, within a time limit, and the cause found in it. Pure."""
+"""A rank hangs: the evidence of all nodes is collected, within a time limit, and the cause found in it. Pure.
+
+An observe-only diagnosis ends nothing. No collective completes, and evidence was collected without a signal to the
+ranks, which go on: the user gets a line that says what it shows.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +18,18 @@ from megatron_ft.core.diagnosis.cycle_cause import (
     describe_overdue,
     undetermined_hang,
 )
-from megatron_ft.core.diagnosis.rank_snapshot import EVIDENCE_S, RankSnapshot
+from megatron_ft.core.diagnosis.rank_snapshot import EVIDENCE_S, RankSnapshot, place
 from megatron_ft.core.diagnosis.root_cause import Finding, find
-from megatron_ft.core.job.hang_messages import Reviewed
-from megatron_ft.core.job.progress import Reached
-from megatron_ft.core.job.review import goes_on, review
+from megatron_ft.core.job.reports import Reviewed
+from megatron_ft.core.job.restart_policy import Reached
+from megatron_ft.core.wording import listed
 
-__all__ = ["HangDiagnosis", "blamed"]
+__all__ = ["HangDiagnosis", "blamed", "goes_on", "review"]
 
 _NETWORK_S = 0.3
 """Seconds for the notes to arrive, added to the time in which a node collects its evidence."""
+_MOST = 0.5
+_SHOWN = 4
 
 
 class HangDiagnosis:
@@ -77,15 +83,19 @@ class HangDiagnosis:
         """The result of an observe-only diagnosis; None if some ranks still complete collectives."""
         if goes_on(self._notes, self.first):
             return None
-        are_all = self._are_all and not self._awaited
-        return review(self._notes, self.first, cycle=cycle, asker=self.asker, are_all=are_all, several=several)
+        has_all = self._has_all
+        return review(self._notes, self.first, cycle=cycle, asker=self.asker, are_all=has_all, several=several)
 
     def cause(self, *, several: bool) -> Cause | None:
         """The cause that the notes show; None if they show none. ``several`` nodes: the host is named."""
         if self._found is None:
-            are_all = self._are_all and not self._awaited
-            self._found = (blamed(self._notes, self.first, are_all=are_all, several=several),)
+            self._found = (blamed(self._notes, self.first, are_all=self._has_all, several=several),)
         return self._found[0]
+
+    @property
+    def _has_all(self) -> bool:
+        """Whether the notes on all ranks of the cycle have come."""
+        return self._are_all and not self._awaited
 
 
 def blamed(notes: Sequence[RankSnapshot], first: HangVerdict, *, are_all: bool, several: bool) -> Cause | None:
@@ -123,3 +133,39 @@ def _view(note: RankSnapshot, at_ns: int) -> RankView:
         timeout_s=note.timeout_s,
         closing=note.closing,
     )
+
+
+def goes_on(notes: Sequence[RankSnapshot], first: HangVerdict) -> bool:
+    """Whether some rank has begun or completed a collective for less than half of that time."""
+    known = (note.collective_s for note in notes if note.collective_s is not None)
+    return any(seconds < _MOST * first.elapsed_s for seconds in known)
+
+
+def review(
+    notes: Sequence[RankSnapshot], first: HangVerdict, *, cycle: int, asker: int, are_all: bool, several: bool
+) -> Reviewed:
+    """What to say. ``asker``: the place of the node that found it first; ``several``: there are several nodes."""
+    is_waited = any(note.in_flight or note.waits_in for note in notes)
+    finding = find(notes, elapsed_s=first.elapsed_s, are_all=are_all)
+    rank, text = finding.rank, finding.text
+    if not is_waited:
+        rank, text = None, _nobody_waits(notes)
+    elif rank is not None:
+        note = next(note for note in notes if note.rank == rank)
+        facts = [note.host] if several and note.host else []
+        facts += ["process stopped"] if note.is_stopped else []
+        text = f"rank {rank}" + (f" ({', '.join(facts)})" if facts else "") + f" {finding.text}"
+    return Reviewed(
+        cycle=cycle,
+        asker=asker,
+        elapsed_s=first.elapsed_s,
+        timeout_s=first.timeout_s,
+        text=text,
+        rank=rank,
+        is_waited=is_waited,
+    )
+
+
+def _nobody_waits(notes: Sequence[RankSnapshot]) -> str:
+    places = [f"rank {note.rank} {place(note)}".rstrip() for note in notes]
+    return f"no rank waits in a collective: {listed(places, most=_SHOWN, joint='; ')}"

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from megatron_ft.core.codec import fields, unpack
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.job.faults import Fault, back_again, bad_nodes
-from megatron_ft.core.job.progress import Advance
+from megatron_ft.core.job.restart_policy import Advance
 
 __all__ = ["Ending", "Life", "Lives"]
 

@@ -13,18 +13,17 @@ from dataclasses import replace
 
 from megatron_ft.core.job import edge, patience
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.admission import MOVED_S
-from megatron_ft.core.job.beats import beat_s, lost_s
 from megatron_ft.core.job.decisions import Beside, Held, Kind, Memory, Term
-from megatron_ft.core.job.identity import Identity
-from megatron_ft.core.job.own_clock import OwnClock
+from megatron_ft.core.job.liveness import OwnClock, beat_s, lost_s
 from megatron_ft.core.job.restart_policy import NodeState, Outcome
 from megatron_ft.core.job.search import Search
 
-__all__ = ["CUT_OFF_S", "Member"]
+__all__ = ["CUT_OFF_S", "MOVED_S", "Member"]
 
 CUT_OFF_S = 15.0
 """Added to the time in which silence is noticed: another coordinator has taken over by then, if one can."""
+MOVED_S = 3.0
+"""Between two `Moved` of one launcher; what it said holds for three times as long."""
 _CONNECT_S = 2.0
 _PATIENCE_S = (2.0, 4.0)
 """How long to wait for a coordinator that can't lead yet: at random, so that all launchers meet at one in the end."""
@@ -38,7 +37,7 @@ _RETRY_S = (0.02, 0.2)
 class Member:
     """The control plane of one launcher. Times are seconds of any clock that doesn't go back."""
 
-    def __init__(self, identity: Identity, *, now_s: float, chance: random.Random) -> None:
+    def __init__(self, identity: m.Identity, *, now_s: float, chance: random.Random) -> None:
         self.identity = identity
         self.memory = Memory()
         self.standing = m.Standing()

@@ -1,15 +1,16 @@
-"""Every message between a launcher and the coordinator, defined once; `docs/control-plane.md` has the conversation."""
+"""Every message between a launcher and the coordinator, defined once; `docs/control-plane.md` has the conversation.
+
+Those that report what a node's ranks do, and the verdict, are in `core.job.reports`.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from megatron_ft.core.exit_codes import NO_PROGRESS_CODE, TRY_AGAIN_CODE
 from megatron_ft.core.job.decisions import Accepted, Ballot, Beside, Decision, Memory, Term
-from megatron_ft.core.job.hang_messages import Hang, Moving, Notes, Reviewed, Suspected
-from megatron_ft.core.job.job_options import Rules
-from megatron_ft.core.job.progress import Advance
-from megatron_ft.core.job.restart_policy import Outcome
-from megatron_ft.core.job.standing import NodePhase, Report, Standing, Verdict
+from megatron_ft.core.job.reports import Hang, Moving, NodePhase, Notes, Report, Reviewed, Standing, Suspected, Verdict
+from megatron_ft.core.job.restart_policy import Advance, AnyFailed, MinHealthy, Outcome, RestartPolicy
 
 __all__ = [
     "Accept",
@@ -17,14 +18,15 @@ __all__ = [
     "Beat",
     "Collect",
     "Commit",
-    "Elsewhere",
     "Dismiss",
+    "Elsewhere",
     "End",
     "Follow",
     "FromMember",
     "Goodbye",
     "Hang",
     "Hello",
+    "Identity",
     "Lead",
     "Moved",
     "Moving",
@@ -37,10 +39,10 @@ __all__ = [
     "Regroup",
     "Report",
     "Reviewed",
-    "Shutdown",
-    "Speak",
     "Rules",
     "Said",
+    "Shutdown",
+    "Speak",
     "Standing",
     "Stay",
     "Suspected",
@@ -49,6 +51,46 @@ __all__ = [
     "Verdict",
     "Wait",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What the command lines of all launchers of a job say, the same for all. Times are seconds.
+
+    Args:
+        last_call_s: so long a round is open for more nodes after there are enough; None: 30 s for the first one, 1 s
+            for a later one that has lost a node or gained one.
+        join_timeout_s: so long a round waits for nodes that it needs.
+        no_progress_code, try_again_code: exit codes of the launchers, where another cycle would fail where the last
+            ones did, and where the job can't go on, but could be started again.
+        segment: nodes train in groups of so many that share an NVLink domain; 0: in none.
+        launchers: so many were started, and who has ended is never started again; 0: unknown.
+    """
+
+    min_nodes: int
+    max_nodes: int
+    min_healthy: bool = False
+    max_restarts: int = 0
+    max_stalled: int = 0
+    max_failed_starts: int = 0
+    at_once: bool = False
+    last_call_s: float | None = None
+    join_timeout_s: float = 600.0
+    no_progress_code: int = NO_PROGRESS_CODE
+    try_again_code: int = TRY_AGAIN_CODE
+    launchers: int = 0
+    segment: int = 0
+
+    @property
+    def policy(self) -> RestartPolicy:
+        """When a cycle ends, and what follows."""
+        kind = MinHealthy if self.min_healthy else AnyFailed
+        return kind(
+            max_restarts=self.max_restarts,
+            min_nodes=self.min_nodes,
+            max_stalled=self.max_stalled,
+            max_failed_starts=self.max_failed_starts,
+        )
 
 
 # -- from a launcher ------------------------------------------------------------------------------------------
@@ -89,6 +131,56 @@ class Hello:
     found_silent: Beside | None = None
     up_s: float = 0.0
     names_life: bool = False
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What each `Hello` of a launcher says alike. ``endpoints``: where the job is coordinated at first."""
+
+    job: str
+    rules: Rules
+    instance: str
+    name: str
+    address: str
+    endpoints: tuple[str, ...]
+    rank: int | None = None
+    before: Advance = Advance()  # noqa: RUF009 - frozen
+    domain: str = ""
+    bad: str = ""
+    """Why earlier lives of the job call this host a bad node."""
+    started_s: float = 0.0
+    """When the launcher was started, by the clock of its `Member`."""
+    names_life: bool = False
+
+    def hello(
+        self,
+        session: int,
+        *,
+        owns: bool,
+        memory: Memory,
+        standing: Standing,
+        found_silent: Beside | None,
+        now_s: float,
+    ) -> Hello:
+        """The first message of a connection."""
+        return Hello(
+            job=self.job,
+            rules=self.rules,
+            instance=self.instance,
+            session=session,
+            name=self.name,
+            address=self.address,
+            rank=self.rank,
+            owns=owns,
+            before=self.before,
+            domain=self.domain,
+            bad=self.bad,
+            memory=memory,
+            standing=standing,
+            found_silent=found_silent,
+            up_s=max(0.0, now_s - self.started_s),
+            names_life=self.names_life,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Kind, Memory
-from megatron_ft.core.job.identity import Identity
 from megatron_ft.core.job.restart_policy import Action
 
 __all__ = ["GIVE_UP_S", "REPORT_UNREACHED_S", "give_up", "is_new", "patience_s", "unreached"]
@@ -21,18 +20,18 @@ def is_new(memory: Memory, standing: m.Standing) -> bool:
     return memory.is_empty and standing.phase is not m.NodePhase.EXCLUDED
 
 
-def patience_s(identity: Identity, memory: Memory, standing: m.Standing) -> float:
+def patience_s(identity: m.Identity, memory: Memory, standing: m.Standing) -> float:
     """How many seconds to wait for a coordinator."""
     join_s = identity.rules.join_timeout_s
     return join_s if is_new(memory, standing) else min(join_s, GIVE_UP_S)
 
 
-def unreached(identity: Identity, problem: str) -> str:
+def unreached(identity: m.Identity, problem: str) -> str:
     """While it is waited for. ``problem``: why the last try failed."""
     return f"coordinator at {identity.endpoints[0]} not reached yet: {problem}; trying for {_join_timeout(identity)}"
 
 
-def give_up(identity: Identity, memory: Memory, standing: m.Standing, problem: str) -> edge.Leave:
+def give_up(identity: m.Identity, memory: Memory, standing: m.Standing, problem: str) -> edge.Leave:
     """The time is over. ``problem``: why the last try failed."""
     accepted, verdict = memory.accepted, standing.verdict
     if accepted is not None and accepted.held.decision.kind is Kind.END:
@@ -48,5 +47,5 @@ def give_up(identity: Identity, memory: Memory, standing: m.Standing, problem: s
     return edge.Leave(identity.rules.try_again_code, text)
 
 
-def _join_timeout(identity: Identity) -> str:
+def _join_timeout(identity: m.Identity) -> str:
     return f"{identity.rules.join_timeout_s:g} s (--rdzv-conf join_timeout)"

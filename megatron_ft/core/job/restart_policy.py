@@ -1,24 +1,27 @@
-"""When a cycle is over, and what follows: restart, give up, finish. Pure: no clock, no process."""
+"""When a cycle is over, and what follows: restart, give up, finish; and whether the job makes progress. Pure."""
 
 from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from megatron_ft.core.job import lines
 from megatron_ft.core.wording import counted
 
 __all__ = [
     "Action",
+    "Advance",
     "AnyFailed",
-    "CycleEnd",
     "MinHealthy",
     "NodeState",
     "Outcome",
+    "Reached",
     "RestartDecision",
     "RestartPolicy",
+    "furthest",
 ]
 
 
@@ -59,26 +62,6 @@ class Action(enum.Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CycleEnd:
-    """One cycle that is over.
-
-    Args:
-        restarts_before: how many restarts the whole job had used before.
-        nodes_left: how many nodes could take part in another cycle, those that wait to join included; None if
-            no node was left out.
-        stalled: for how many failed cycles in a row, this one included, the job has got no further.
-        failed_starts: so many, this one included, have failed in the same way in the start of a job that never trained.
-    """
-
-    cycle: int
-    outcome: Outcome
-    restarts_before: int = 0
-    nodes_left: int | None = None
-    stalled: int = 0
-    failed_starts: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
 class RestartDecision:
     """What to do, and how many restarts are left after it."""
 
@@ -111,14 +94,31 @@ class RestartPolicy(ABC):
         Asked after each change of a node's state.
         """
 
-    def decide(self, end: CycleEnd) -> RestartDecision:
-        """What follows from a cycle that has just ended."""
-        used = end.restarts_before + (end.outcome is Outcome.FAILED)
+    def decide(
+        self,
+        outcome: Outcome,
+        *,
+        restarts_before: int = 0,
+        nodes_left: int | None = None,
+        stalled: int = 0,
+        failed_starts: int = 0,
+    ) -> RestartDecision:
+        """What follows from a cycle that has just ended.
+
+        Args:
+            restarts_before: how many restarts the whole job had used before.
+            nodes_left: how many nodes could take part in another cycle, those that wait to join included; None if
+                no node was left out.
+            stalled: for how many failed cycles in a row, this one included, the job has got no further.
+            failed_starts: so many, this one included, have failed in the same way in the start of a job that never
+                trained.
+        """
+        used = restarts_before + (outcome is Outcome.FAILED)
         left = max(0, self.max_restarts - used)
         too_few = ""
-        if end.nodes_left is not None and end.nodes_left < self.min_nodes:
-            too_few = lines.too_few_left(left=end.nodes_left, min_nodes=self.min_nodes)
-        match end.outcome:
+        if nodes_left is not None and nodes_left < self.min_nodes:
+            too_few = lines.too_few_left(left=nodes_left, min_nodes=self.min_nodes)
+        match outcome:
             case Outcome.SUCCEEDED:
                 return RestartDecision(action=Action.FINISH, restarts_left=left, reason="")
             case Outcome.STOPPED:
@@ -126,11 +126,11 @@ class RestartPolicy(ABC):
             case _ if too_few:
                 reason = f"{too_few}, giving up"
                 return RestartDecision(action=Action.GIVE_UP, restarts_left=left, reason=reason)
-            case Outcome.FAILED if 0 < self.max_stalled <= end.stalled:
-                reason = f"no progress in {counted(end.stalled, 'cycle')}, giving up"
+            case Outcome.FAILED if 0 < self.max_stalled <= stalled:
+                reason = f"no progress in {counted(stalled, 'cycle')}, giving up"
                 return RestartDecision(action=Action.GIVE_UP, restarts_left=left, reason=reason, no_progress=True)
-            case Outcome.FAILED if 0 < self.max_failed_starts <= end.failed_starts:
-                reason = lines.failed_starts(end.failed_starts)
+            case Outcome.FAILED if 0 < self.max_failed_starts <= failed_starts:
+                reason = lines.failed_starts(failed_starts)
                 return RestartDecision(action=Action.GIVE_UP, restarts_left=left, reason=reason, no_progress=True)
             case Outcome.FAILED if used > self.max_restarts:
                 reason = "no restarts left, giving up" if self.max_restarts else "no restarts allowed, giving up"
@@ -166,3 +166,57 @@ class MinHealthy(RestartPolicy):
         if healthy + succeeded < self.min_nodes:
             return Outcome.FAILED
         return None if healthy else Outcome.SUCCEEDED
+
+
+class Reached(NamedTuple):
+    """How far one cycle got: the iteration that it went on from, and the last one it began; -1 where it had none."""
+
+    first: int
+    last: int
+    trained: bool = True
+    """A rank was through a section or an iteration, or may have been; False: all failed in their start."""
+    start: str = ""
+    """How the start failed, the same words for the same mistake; empty where another one may well get further."""
+
+
+@dataclass(frozen=True)
+class Advance:
+    """How far the job has ever got, and for how many failed cycles in a row it has got no further.
+
+    A cycle gets further if it begins an iteration beyond all before, or goes on from a later one: then a checkpoint
+    was saved that none before had.
+
+    ``trained``: some cycle was through its start, or may have been. As long as none was, ``starts`` counts those in a
+    row that failed in the same way, ``start``. A job that has trained fails at a start for reasons outside of it, too.
+    """
+
+    first: int = -1
+    last: int = -1
+    stalled: int = 0
+    trained: bool = False
+    start: str = ""
+    starts: int = 0
+
+    def after(self, reached: Reached | None) -> Advance:
+        """After one more cycle that failed; None is one of which nothing is known.
+
+        A job that has never reported an iteration isn't checked; a cycle without one is, in a job that had some before.
+        """
+        trained = self.trained or self.last >= 0 or reached is None or reached.trained
+        start = "" if trained or reached is None else reached.start
+        starts = 0 if not start else self.starts + 1 if start == self.start else 1
+        return replace(self._further(reached), trained=trained, start=start, starts=starts)
+
+    def _further(self, reached: Reached | None) -> Advance:
+        if reached is None or (self.last < 0 and reached.last < 0):
+            return self
+        if reached.last > self.last or reached.first > self.first:
+            return Advance(max(self.first, reached.first), max(self.last, reached.last))
+        return replace(self, stalled=self.stalled + 1)
+
+
+def furthest(known: Iterable[Advance]) -> Advance:
+    """What is known by the node that knows most: not all nodes need have seen the job's earlier lives."""
+    return max(
+        known, key=lambda advance: (advance.last, advance.first, advance.stalled, advance.trained), default=Advance()
+    )

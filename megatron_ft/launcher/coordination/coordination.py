@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Ballot, Held
-from megatron_ft.core.job.identity import Identity
 from megatron_ft.core.job.member import Member
 from megatron_ft.core.mailbox import Mailbox
 from megatron_ft.launcher.base.event_loop import Reactor, Timer
@@ -39,7 +38,7 @@ class Coordination:
 
     def __init__(
         self,
-        identity: Identity,
+        identity: m.Identity,
         *,
         transport: Callable[[Listener], Transport],
         open_store: Callable[[], str],

@@ -13,21 +13,20 @@ from dataclasses import dataclass, field
 from torch.distributed.launcher.api import LaunchConfig
 
 from megatron_ft.core.errors import FaultToleranceError
-from megatron_ft.core.job.identity import Identity
-from megatron_ft.core.job.progress import Advance
+from megatron_ft.core.job.messages import Identity
+from megatron_ft.core.job.restart_policy import Advance
 from megatron_ft.ipc.linux.processes import age_s
 from megatron_ft.ipc.net.secret import read_secret
 from megatron_ft.ipc.net.tcp import parse_address
 from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.base.signals import StopRequests
 from megatron_ft.launcher.coordination import rendezvous
-from megatron_ft.launcher.coordination.announcer import Announcer
 from megatron_ft.launcher.coordination.coordination import Coordination
 from megatron_ft.launcher.coordination.coordinator_process import CoordinatorProcess
 from megatron_ft.launcher.coordination.endpoint import listen_anywhere, take_endpoint
 from megatron_ft.launcher.coordination.meeting_place import Kind, MeetingPlace
 from megatron_ft.launcher.coordination.rank_store import RankStore, own_host
-from megatron_ft.launcher.coordination.sockets import Sockets
+from megatron_ft.launcher.coordination.sockets import Announcer, Sockets
 from megatron_ft.launcher.coordination.transport import InProcess
 from megatron_ft.launcher.processes.process_tree import Children
 

@@ -1,12 +1,15 @@
 """Where the nodes of a job meet, and by which rules: from the command line and the environment. Pure, but for names
-that are looked up in `is_this_machine`.
+that are looked up in `is_this_machine`, and the driver that `nvlink_domain` asks.
 """
 
 from __future__ import annotations
 
 import enum
 import os
+import re
+import shutil
 import socket
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,10 +22,9 @@ from megatron_ft.core.job.messages import Rules
 from megatron_ft.ipc.net.tcp import format_address
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.coordination.endpoint import is_loopback
-from megatron_ft.launcher.coordination.nvlink_domain import nvlink_domain
-from megatron_ft.launcher.scheduler import scheduler_nodes
+from megatron_ft.launcher.scheduler import environment
 
-__all__ = ["Kind", "MeetingPlace", "check", "is_this_machine", "meeting_place"]
+__all__ = ["Kind", "MeetingPlace", "check", "is_this_machine", "meeting_place", "nvlink_domain"]
 
 _PORT = 29500
 _C10D_PORT = 29400
@@ -30,6 +32,9 @@ _C10D_PORT = 29400
 _MOST_CANDIDATES = 8
 _YES, _NO = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
 _NO_EFFECT = ("close_timeout", "heartbeat_timeout", "keep_alive_interval", "keep_alive_max_attempt", "read_timeout")
+_DOMAIN_VARIABLE = "FT_NVLINK_DOMAIN"
+_DRIVER_S = 60.0
+_UUID = re.compile(r"ClusterUUID\s*:\s*([0-9A-Fa-f-]+)")
 
 
 class Kind(enum.Enum):
@@ -116,12 +121,12 @@ def meeting_place(
         store = _named_store(line) if kind is Kind.ALONE else ""
         return MeetingPlace(kind=kind, job=job, rules=rules, ranks_store=store, note=_limits(line, kind))
     given = _endpoints(line)
-    own = scheduler_nodes.own_names(environ, socket.gethostname())
+    own = environment.own_names(environ, socket.gethostname())
     is_here = is_local or (lambda host: host in own or is_this_machine(host))
     here = _here([host for host, _ in given], line, is_here)
     endpoints = [format_address(*each) for each in given]
     if not is_loopback(given[0][0]):
-        for host in scheduler_nodes.hosts(environ, _MOST_CANDIDATES):
+        for host in environment.hosts(environ, _MOST_CANDIDATES):
             address = format_address(host, given[0][1])
             if address not in endpoints and len(endpoints) < _MOST_CANDIDATES:
                 endpoints.append(address)
@@ -211,7 +216,7 @@ def _rank(line: CommandLine, environ: Mapping[str, str]) -> tuple[int | None, st
     if rank is None and not line.options.use_infra_group_rank:
         return None, ""
     if rank is None:
-        return scheduler_nodes.rank(environ, min_nodes=line.min_nodes, max_nodes=line.max_nodes)
+        return environment.rank(environ, min_nodes=line.min_nodes, max_nodes=line.max_nodes)
     return rank, "PET_NODE_RANK" if environ.get("PET_NODE_RANK") == str(rank) else "--node-rank"
 
 
@@ -316,3 +321,35 @@ def _is_own_address(family: int, address: tuple[Any, ...]) -> bool:
             return bool(sock.getsockname()[0] == address[0])
     except OSError:
         return False
+
+
+def nvlink_domain(environ: Mapping[str, str]) -> str:
+    """Which NVLink domain this node is in, for ``--ft-segment``: as FT_NVLINK_DOMAIN says, else nvidia-smi.
+
+    Raises:
+        ConfigError: neither the user nor the driver names one.
+    """
+    named = environ.get(_DOMAIN_VARIABLE, "").strip()
+    if named:
+        return named
+    found: set[str] = {uuid for uuid in _UUID.findall(_told_by_driver()) if uuid.strip("0-")}
+    if len(found) == 1:
+        return found.pop()
+    told = "several ClusterUUIDs" if found else "no ClusterUUID"
+    raise ConfigError(
+        f"--ft-segment: nvidia-smi names {told} on this node; leave the option out, or name the node's NVLink "
+        f"domain in {_DOMAIN_VARIABLE}"
+    )
+
+
+def _told_by_driver() -> str:
+    command = shutil.which("nvidia-smi")
+    if command is None:
+        return ""
+    try:
+        done = subprocess.run(
+            [command, "-q"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_DRIVER_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(f"--ft-segment: {command} -q: {error}") from error
+    return done.stdout

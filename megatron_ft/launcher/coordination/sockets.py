@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import os
@@ -12,16 +13,15 @@ from collections.abc import Callable, Iterator
 
 from megatron_ft.core.codec import Vocabulary
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.job.messages import FromMember, ToMember
+from megatron_ft.core.job.messages import FromMember, Moved, ToMember
 from megatron_ft.core.messages.secret import HANDSHAKE, Challenge, Handshake
 from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.net.secret import Asked, SecretError
 from megatron_ft.ipc.wire import PROTOCOL_VERSION, VersionError, decode, encode
 from megatron_ft.launcher.base.event_loop import Reactor, Timer
-from megatron_ft.launcher.coordination.lookups import Lookups
 from megatron_ft.launcher.coordination.transport import Listener
 
-__all__ = ["Sockets"]
+__all__ = ["Announcer", "Sockets"]
 
 _TO_MEMBER: Vocabulary[ToMember | Challenge] = Vocabulary(ToMember | Challenge)
 """``Challenge``: from one that has a secret, where this launcher has none."""
@@ -34,7 +34,8 @@ class Sockets:
         self._reactor = reactor
         self._secret = secret
         self._listener = listener
-        self._lookups = Lookups(reactor, self._looked_up)
+        self._looking_up: set[str] = set()
+        """Addresses whose host's name is being looked up, each in a thread: a name server may be silent for minutes."""
         self._address = ""
         """Where it is connected, or connecting; empty if nowhere."""
         self._targets: list[tcp.Target] = []
@@ -63,7 +64,7 @@ class Sockets:
         try:
             self._targets = tcp.look_up(host, port, is_number=True)
         except OSError:
-            self._lookups.start(address, host, port)
+            self._look_up(address, host, port)
             return
         self._try_next()
 
@@ -85,13 +86,20 @@ class Sockets:
         if peer is not None and self._asked is not None:
             _flush_within(peer, within_s)
         self.disconnect()
-        self._lookups.close()
 
     # -- connecting -------------------------------------------------------------------------------------------
 
-    def _looked_up(self, address: str, targets: list[tcp.Target]) -> None:
+    def _look_up(self, address: str, host: str, port: int) -> None:
+        if address not in self._looking_up:
+            self._looking_up.add(address)
+            look_up = functools.partial(tcp.look_up, host, port)
+            self._reactor.call_in_thread(look_up, functools.partial(self._looked_up, address))
+
+    def _looked_up(self, address: str, targets: Callable[[], list[tcp.Target]]) -> None:
+        self._looking_up.discard(address)
         if address == self._address and self._peer is None and self._soon is None:
-            self._targets = targets
+            with contextlib.suppress(OSError):
+                self._targets = targets()
             self._try_next()
 
     def _try_next(self) -> None:
@@ -207,6 +215,45 @@ class Sockets:
             self._reactor.unwatch(peer.fileno())
             peer.flush()
             peer.close()
+
+
+class Announcer:
+    """Says where the job is coordinated, at the address where launchers look for it that are started again.
+
+    If no process listens there, or another program, or a coordinator that knows it, nothing changes.
+    """
+
+    def __init__(self, reactor: Reactor, secret: bytes | None) -> None:
+        self._sockets = Sockets(reactor, secret, self)
+        self._moved: Moved | None = None
+
+    def announce(self, address: str, moved: Moved) -> None:
+        """Say it to ``host:port``; what is under way is given up."""
+        self._moved = moved
+        self._sockets.connect(address)
+
+    def close(self) -> None:
+        """Say nothing more."""
+        self._sockets.close(within_s=0.0)
+
+    # -- what the connection says -----------------------------------------------------------------------------
+
+    def opened(self) -> None:
+        """It is there."""
+        if self._moved is not None:
+            self._sockets.transmit(self._moved)
+
+    def failed(self, problem: str) -> None:
+        """No process listens there."""
+
+    def broken(self, *, silent: bool = False) -> None:
+        """The message was received, or the process there has ended."""
+
+    def refused(self, text: str) -> None:
+        """It is another job's."""
+
+    def heard(self, message: ToMember) -> None:
+        """No answer is expected."""
 
 
 def _failure(sock: socket.socket) -> int:

@@ -14,7 +14,7 @@ from megatron_ft.ipc.files.atomic_write import write_whole
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.launcher.base import bounded_file_calls
 from megatron_ft.launcher.base.command_line import CommandLine
-from megatron_ft.launcher.scheduler import scheduler_nodes
+from megatron_ft.launcher.scheduler import environment
 from megatron_ft.launcher.spawn.rank_logs import cycle_file
 
 __all__ = ["CycleInfo", "checkpointed", "cycle_info", "infra_rank", "variables"]
@@ -34,7 +34,7 @@ def infra_rank(line: CommandLine, environ: Mapping[str, str]) -> int | None:
     """This node's number: --node-rank, else the scheduler's."""
     if line.node_rank is not None:
         return line.node_rank
-    return scheduler_nodes.rank(environ, min_nodes=line.min_nodes, max_nodes=line.max_nodes)[0]
+    return environment.rank(environ, min_nodes=line.min_nodes, max_nodes=line.max_nodes)[0]
 
 
 def checkpointed(path: str | None) -> int | None:
@@ -63,7 +63,7 @@ def cycle_info(line: CommandLine, environ: Mapping[str, str], log: EventLog) -> 
         options.cycle_info_dir,
         job=(options.cycle_info_job_id or job).replace("/", "_"),
         attempt=int(attempt) if attempt.isdecimal() else 0,
-        hosts=scheduler_nodes.hosts(environ, line.max_nodes),
+        hosts=environment.hosts(environ, line.max_nodes),
         hostname=os.uname().nodename,
         do=log.do,
         output=options.per_cycle_applog_prefix,

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.launcher.scheduler import scheduler_nodes
+from megatron_ft.core.hosts import expand_hosts
 
-__all__ = ["Scheduler", "SchedulerEnvironment", "detect"]
+__all__ = ["Scheduler", "SchedulerEnvironment", "detect", "hosts", "own_names", "rank"]
 
 _FIRST_PORT = 20000
 _PORTS = 9000
@@ -77,11 +77,11 @@ def _slurm(environ: Mapping[str, str]) -> SchedulerEnvironment:
     known = SchedulerEnvironment(
         scheduler=Scheduler.SLURM, job=f"job {job} life {life}", life=f"{job}.{life}", log_name=f"slurm-{job}"
     )
-    step, tasks = environ.get("SLURM_STEP_ID", ""), scheduler_nodes.number(environ, "SLURM_STEP_NUM_TASKS") or 0
-    hosts = scheduler_nodes.hosts(environ, 1)
-    if not step.isdecimal() or tasks < 2 or not hosts:
+    step, tasks = environ.get("SLURM_STEP_ID", ""), _number(environ, "SLURM_STEP_NUM_TASKS") or 0
+    first = hosts(environ, 1)
+    if not step.isdecimal() or tasks < 2 or not first:
         return known  # a batch script, or one launcher
-    nodes = scheduler_nodes.number(environ, "SLURM_STEP_NUM_NODES") or 1
+    nodes = _number(environ, "SLURM_STEP_NUM_NODES") or 1
     port = _FIRST_PORT + (int(job) * _STEPS + int(step)) % _PORTS
     return SchedulerEnvironment(
         scheduler=Scheduler.SLURM,
@@ -90,7 +90,7 @@ def _slurm(environ: Mapping[str, str]) -> SchedulerEnvironment:
         run_id=f"{job}.{step}.{life}",
         nodes=nodes,
         launchers=tasks,
-        endpoint=f"{hosts[0]}:{port}",
+        endpoint=f"{first[0]}:{port}",
         log_name=known.log_name,
         surplus="" if tasks == nodes else f"srun has started {tasks} launchers on {nodes} node{'s' * (nodes > 1)}",
         warnings=_defeats(environ) if nodes > 1 else (),
@@ -126,3 +126,49 @@ def _kubernetes(environ: Mapping[str, str], full_name: str) -> SchedulerEnvironm
         run_id=pod[1],
         endpoint=f"{pod[1]}-0.{domain}:{_KUBERNETES_PORT}" if domain else "",
     )
+
+
+# -- nodes ----------------------------------------------------------------------------------------------------
+
+
+def hosts(environ: Mapping[str, str], most: int) -> tuple[str, ...]:
+    """The first ``most`` hosts of Slurm's step, or of its job where this is no step."""
+    listed = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or ""
+    return expand_hosts(listed, most)
+
+
+def own_names(environ: Mapping[str, str], hostname: str) -> frozenset[str]:
+    """By these names the scheduler may know this machine."""
+    return frozenset({hostname, hostname.partition(".")[0], environ.get("SLURMD_NODENAME") or hostname})
+
+
+def rank(environ: Mapping[str, str], *, min_nodes: int, max_nodes: int) -> tuple[int | None, str]:
+    """The rank that this launcher has among the job's, and the variable that says so; None where none does."""
+    for name in ("GROUP_RANK", _slurm_variable(environ, min_nodes, max_nodes), "JOB_COMPLETION_INDEX"):
+        value = environ.get(name, "")
+        if value.isdecimal():
+            return int(value), name
+    return None, ""
+
+
+def _slurm_variable(environ: Mapping[str, str], min_nodes: int, max_nodes: int) -> str:
+    """The one of Slurm's that is different for each launcher; empty if none is known to be.
+
+    Only srun starts a task on each node. In a batch script they are all 0, for all launchers that it starts.
+    """
+    tasks = _number(environ, "SLURM_STEP_NUM_TASKS")
+    if tasks is None:
+        return ""
+    nodes = _number(environ, "SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES") or 1
+    if tasks == max_nodes or 1 < nodes == tasks >= min_nodes:
+        return "SLURM_PROCID"
+    return "SLURM_NODEID" if nodes > 1 and nodes >= min_nodes else ""
+
+
+def _number(environ: Mapping[str, str], *names: str) -> int | None:
+    """The value of the first of these variables that is a whole number."""
+    for name in names:
+        value = environ.get(name, "")
+        if value.isdecimal():
+            return int(value)
+    return None

@@ -23,7 +23,7 @@ from torch.distributed.elastic.multiprocessing import PContext
 from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.launcher.coordination import static_rounds, torch_rounds
+from megatron_ft.launcher.coordination import torch_rounds
 
 __all__ = [
     "agent_made_by",
@@ -81,7 +81,7 @@ def agent_made_by(
     original_agent = launcher_api.LocalElasticAgent
 
     def make(*, spec: Any, **arguments: Any) -> LocalElasticAgent:
-        static_rounds.let_rounds_name_the_store(spec)
+        torch_rounds.let_rounds_name_the_store(spec)
         return factory(spec=spec, **arguments)
 
     launcher_api.LocalElasticAgent = make

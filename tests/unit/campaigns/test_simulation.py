@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.core.coordinator import consensus, coordinator, cycle, next_cycle, round_completion
+from megatron_ft.core.coordinator import consensus, coordinator, cycle, next_cycle
 from megatron_ft.core.coordinator.consensus import Consensus
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.coordinator.cycle import Cycle
@@ -164,7 +164,7 @@ def _waits_for_the_dead(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _calls_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(round_completion, "_LAST_CALL_S", 5.0)
+    monkeypatch.setattr(next_cycle, "_LAST_CALL_S", 5.0)
 
 
 def _does_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from megatron_ft.core.job.decisions import Decision, Held, Kind
 from megatron_ft.core.job.lives import Ending
-from megatron_ft.core.job.progress import Advance
+from megatron_ft.core.job.restart_policy import Advance
 from megatron_ft.ipc.files.event_log import NullEventLog
 from megatron_ft.launcher import batch_script
 from megatron_ft.launcher.outcome import End, ResultFile

@@ -11,7 +11,7 @@ from megatron_ft.core.board.layout import CollectiveCounts
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.job import edge as job
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.hang_messages import Reviewed
+from megatron_ft.core.job.reports import Reviewed
 from tests.support.agents import Driven
 
 TIMEOUT_S = 40.0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from megatron_ft.core.coordinator.admission import FORGETS_S
 from megatron_ft.core.coordinator.coordinator import Coordinator
-from megatron_ft.core.coordinator.forgetting import FORGETS_S
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from tests.support.job_machines import answers

@@ -8,9 +8,9 @@ from collections import Counter
 
 import pytest
 
-from megatron_ft.core.coordinator.nodes import Node, Slot
-from megatron_ft.core.coordinator.segments import choose_segments, usable
-from megatron_ft.core.job.progress import Reached
+from megatron_ft.core.coordinator.nodes import Node
+from megatron_ft.core.coordinator.places import Slot, choose_segments, usable
+from megatron_ft.core.job.restart_policy import Reached
 from tests.support.machines import Job
 
 

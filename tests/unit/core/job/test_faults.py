@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from megatron_ft.core.coordinator.nodes import Node, Slot, choose
+from megatron_ft.core.coordinator.nodes import Node
+from megatron_ft.core.coordinator.places import Slot, choose
 from megatron_ft.core.diagnosis.cycle_cause import HangVerdict
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.hosts import natural
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.drain_advice import advice
-from megatron_ft.core.job.faults import Fault, FaultKind, back_again, bad_nodes, fault_of
+from megatron_ft.core.job.faults import Fault, FaultKind, advice, back_again, bad_nodes, fault_of
 from megatron_ft.core.job.lives import Life, Lives
 from tests.support.machines import Job
 

@@ -10,8 +10,7 @@ from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Decision, Kind
 from megatron_ft.core.job.patience import GIVE_UP_S
-from megatron_ft.core.job.progress import Reached
-from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
+from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome, Reached
 from tests.support.machines import Job, Launcher
 
 DECISION = Decision(9, (9, "other", 1), Kind.CYCLE, 9, 2, 2, 0)

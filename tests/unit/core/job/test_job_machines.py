@@ -12,8 +12,9 @@ from megatron_ft.core.agent.lines import cycle_ended
 from megatron_ft.core.codec import Vocabulary, pack
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.coordinator.cycle import Cycle
-from megatron_ft.core.coordinator.nodes import Node, choose
-from megatron_ft.core.coordinator.round_completion import RoundCompletion
+from megatron_ft.core.coordinator.next_cycle import RoundCompletion
+from megatron_ft.core.coordinator.nodes import Node
+from megatron_ft.core.coordinator.places import choose
 from megatron_ft.core.coordinator.verdict import Seat, verdict_on
 from megatron_ft.core.diagnosis.cycle_cause import Cause, CauseKind, HangVerdict
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
@@ -21,10 +22,8 @@ from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Accepted, Decision, Held, Kind, Memory, is_quorum
-from megatron_ft.core.job.identity import Identity
 from megatron_ft.core.job.member import CUT_OFF_S, Member
-from megatron_ft.core.job.progress import Advance, Reached
-from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome, RestartDecision
+from megatron_ft.core.job.restart_policy import Action, Advance, NodeState, Outcome, Reached, RestartDecision
 from tests.support.job_machines import RULES, decision, led, links, member
 
 
@@ -340,7 +339,7 @@ def test_the_next_coordinator_hears_that_the_others_had_given_this_node_up() -> 
 
 def test_a_launcher_is_more_patient_where_thousands_may_connect_at_once() -> None:
     for most, tries_again in ((4, True), (10_000, False)):
-        who = Identity("job", m.Rules(min_nodes=2, max_nodes=most), "me", "host", "host:1", ("first:1",))
+        who = m.Identity("job", m.Rules(min_nodes=2, max_nodes=most), "me", "host", "host:1", ("first:1",))
         machine = Member(who, now_s=0.0, chance=random.Random(1))
         machine.tick(0.0)
         machine.opened(0.5)

@@ -11,8 +11,7 @@ from megatron_ft.core.diagnosis.cycle_cause import CauseKind
 from megatron_ft.core.job.faults import Fault, FaultKind, fault_of
 from megatron_ft.core.job.lives import Ending, Life, Lives
 from megatron_ft.core.job.messages import Verdict
-from megatron_ft.core.job.progress import Advance, Reached, furthest
-from megatron_ft.core.job.restart_policy import Action, Outcome
+from megatron_ft.core.job.restart_policy import Action, Advance, Outcome, Reached, furthest
 
 COMMAND = ("python", "train.py")
 LIFE = Life(job="job-1", command=COMMAND, began="2026-01-01T00:00:00Z", nodes=2, cycles=1)

@@ -1,7 +1,8 @@
-"""When a cycle is over and what follows, from counts alone."""
+"""When a cycle is over and what follows, from counts alone; and whether a job makes progress."""
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 
 import pytest
@@ -10,11 +11,12 @@ from hypothesis import strategies as st
 
 from megatron_ft.core.job.restart_policy import (
     Action,
+    Advance,
     AnyFailed,
-    CycleEnd,
     MinHealthy,
     NodeState,
     Outcome,
+    Reached,
     RestartDecision,
     RestartPolicy,
 )
@@ -25,8 +27,8 @@ S, F, X, M = Outcome.SUCCEEDED, Outcome.FAILED, Outcome.STOPPED, Outcome.MEMBERS
 def decide(policy: RestartPolicy, *outcomes: Outcome) -> list[RestartDecision]:
     """What follows from each cycle; restarts are counted as the coordinator does, from one to the next."""
     decisions, used = [], 0
-    for number, outcome in enumerate(outcomes):
-        decisions.append(policy.decide(CycleEnd(cycle=number, outcome=outcome, restarts_before=used)))
+    for outcome in outcomes:
+        decisions.append(policy.decide(outcome, restarts_before=used))
         used += outcome is F
     return decisions
 
@@ -151,7 +153,7 @@ def test_restarts_are_counted_for_the_job(
     action: Action,
     left: int,
 ) -> None:
-    decision = policy(max_restarts, 2).decide(CycleEnd(cycle=7, outcome=outcome, restarts_before=before))
+    decision = policy(max_restarts, 2).decide(outcome, restarts_before=before)
     assert (decision.action, decision.restarts_left) == (action, left)
 
 
@@ -165,5 +167,107 @@ def test_restarts_are_counted_for_the_job(
     ],
 )
 def test_nodes_that_leave(policy: RestartPolicy, outcome: Outcome, left: int, action: Action, reason: str) -> None:
-    decision = policy.decide(CycleEnd(cycle=0, outcome=outcome, nodes_left=left))
+    decision = policy.decide(outcome, nodes_left=left)
     assert (decision.action, decision.reason) == (action, reason)
+
+
+def stalled(*cycles: Reached | None) -> int:
+    """For how many cycles, after these have failed."""
+    advance = Advance()
+    for reached in cycles:
+        advance = advance.after(reached)
+    return advance.stalled
+
+
+HERE = Reached(20, 25)
+
+
+@pytest.mark.parametrize(
+    ("cycles", "count"),
+    [
+        ([], 0),
+        ([HERE], 0),
+        ([HERE, HERE], 1),
+        ([HERE, HERE, Reached(20, 24), HERE], 3),
+        ([HERE, HERE, HERE, Reached(20, 26)], 0),
+        # a later checkpoint is progress, though it then fails earlier
+        ([HERE, HERE, Reached(22, 23)], 0),
+        ([HERE, Reached(22, 23), Reached(22, 23), Reached(20, 25)], 2),
+        # never an iteration: not judged
+        ([Reached(-1, -1)] * 9, 0),
+        # one that had some before and now fails in its start
+        ([HERE, Reached(-1, -1), Reached(-1, -1)], 2),
+        # nothing is known of them
+        ([HERE, None, None, HERE], 1),
+    ],
+)
+def test_cycles_that_get_no_further(cycles: list[Reached | None], count: int) -> None:
+    assert stalled(*cycles) == count
+
+
+NO_MODULE = Reached(-1, -1, False, "ModuleNotFoundError: No module named 'x'")
+WRONG = Reached(-1, -1, False, "exit code 2")
+KILLED = Reached(-1, -1, False)
+BEFORE_ANY_STEP_KNOWN = Reached(-1, -1, True)
+
+
+@pytest.mark.parametrize(
+    ("cycles", "count"),
+    [
+        ([NO_MODULE], 1),
+        ([NO_MODULE, NO_MODULE], 2),
+        ([NO_MODULE, WRONG], 1),
+        ([WRONG, NO_MODULE, NO_MODULE, NO_MODULE], 3),
+        ([NO_MODULE, KILLED, NO_MODULE], 1),
+        # it has trained, or may have: another start may go well again
+        ([HERE, NO_MODULE, NO_MODULE], 0),
+        ([BEFORE_ANY_STEP_KNOWN, NO_MODULE, NO_MODULE], 0),
+        ([None, NO_MODULE, NO_MODULE], 0),
+        ([NO_MODULE, BEFORE_ANY_STEP_KNOWN, NO_MODULE, NO_MODULE], 0),
+    ],
+)
+def test_starts_that_fail_in_the_same_way(cycles: list[Reached | None], count: int) -> None:
+    advance = Advance()
+    for reached in cycles:
+        advance = advance.after(reached)
+    assert advance.starts == count
+    # in a job that has trained in an earlier life they never count
+    advance = Advance(first=0, last=7)
+    for reached in cycles:
+        advance = advance.after(reached)
+    assert advance.starts == 0
+
+
+@pytest.mark.parametrize("policy", [AnyFailed, MinHealthy])
+def test_a_start_that_fails_twice_in_the_same_way_is_not_tried_again(policy: type[AnyFailed | MinHealthy]) -> None:
+    for count, action in ((1, Action.RESTART), (2, Action.GIVE_UP)):
+        policies = [policy(9, min_nodes=1, max_failed_starts=bound) for bound in (2, 0)]
+        decision, unbounded = (each.decide(F, restarts_before=1, failed_starts=count) for each in policies)
+        assert (decision.action, decision.no_progress) == (action, action is Action.GIVE_UP)
+        assert unbounded.action is Action.RESTART
+    assert decision.reason == "2 starts in a row failed in this way before the first step, giving up"
+
+
+def test_fifty_random_faults_with_steady_progress_never_stall() -> None:
+    chance = random.Random(3)
+    advance, at = Advance(), 0
+    for _ in range(50):
+        first = at // 10 * 10  # a checkpoint each 10 iterations
+        at = max(at, first) + chance.randrange(1, 15)
+        advance = advance.after(Reached(first, at))
+        assert advance.stalled == 0
+
+
+@pytest.mark.parametrize("policy", [AnyFailed, MinHealthy])
+def test_a_job_without_progress_gives_up_though_restarts_are_left(policy: type[AnyFailed | MinHealthy]) -> None:
+    for count, action in ((2, Action.RESTART), (3, Action.GIVE_UP), (4, Action.GIVE_UP)):
+        policies = [policy(100, min_nodes=1, max_stalled=bound) for bound in (3, 0)]
+        decision, unbounded = (each.decide(F, restarts_before=4, stalled=count) for each in policies)
+        assert (decision.action, decision.no_progress) == (action, action is Action.GIVE_UP)
+        assert unbounded.action is Action.RESTART
+    assert decision.reason == "no progress in 4 cycles, giving up"
+
+
+@pytest.mark.parametrize("outcome", [Outcome.MEMBERSHIP, Outcome.SUCCEEDED])
+def test_only_failures_are_judged(outcome: Outcome) -> None:
+    assert not AnyFailed(max_restarts=1, max_stalled=3).decide(outcome, stalled=9).no_progress

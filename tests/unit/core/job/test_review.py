@@ -13,9 +13,8 @@ from megatron_ft.core.diagnosis.cycle_cause import HangVerdict
 from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.job import edge
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.hang_diagnosis import blamed
-from megatron_ft.core.job.hang_messages import Reviewed
-from megatron_ft.core.job.review import review
+from megatron_ft.core.job.hang_diagnosis import blamed, review
+from megatron_ft.core.job.reports import Reviewed
 
 FIRST = HangVerdict(
     rank=0, local_rank=0, kind="collectives", section=None, elapsed_s=40.0, timeout_s=40.0, iteration=None, at_ns=9

@@ -10,7 +10,6 @@ import pytest
 
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Ballot, Decision, Kind
-from megatron_ft.core.job.identity import Identity
 from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.coordination.coordination import Coordination
 from megatron_ft.launcher.coordination.rank_store import RankStoreError
@@ -36,7 +35,7 @@ class Node:
         self.error: Exception | None = None
         self.transport = mock.Mock()
         self.coordination = Coordination(
-            Identity("job", RULES, "i", "host", "host:1", ("host:1",)),
+            m.Identity("job", RULES, "i", "host", "host:1", ("host:1",)),
             transport=lambda _listener: self.transport,
             open_store=self.open,
             reactor=reactor,

@@ -8,7 +8,6 @@ import pytest
 
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Decision, Kind
-from megatron_ft.core.job.member import Identity
 from megatron_ft.launcher.base.event_loop import Reactor
 from megatron_ft.launcher.coordination.coordination import Coordination
 
@@ -21,7 +20,7 @@ def test_a_launcher_that_stands_by_leaves_it_to_the_others(place: int | None) ->
     rules = m.Rules(min_nodes=2, max_nodes=2, max_restarts=3)
     heard: list[object] = []
     coordination = Coordination(
-        Identity("job", rules, "i", "host", "host:1", ("host:1",)),
+        m.Identity("job", rules, "i", "host", "host:1", ("host:1",)),
         transport=lambda _listener: mock.Mock(),
         open_store=lambda: "host:2",
         reactor=Reactor(),

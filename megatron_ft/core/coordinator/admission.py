@@ -1,18 +1,21 @@
 """Who is let into a job: launchers of that very job, whose options are those of the first one. Pure.
 
 Launchers that know of no job are sent where it is coordinated, if that is another place. Those that were started after
-its end are to wait for the next one.
+its end are to wait for the next one. A coordinator that no launcher has started forgets a job whose launchers have gone
+without a word, and lets in another one.
 """
 
 from __future__ import annotations
 
 from megatron_ft.core.job import lines
+from megatron_ft.core.job.member import MOVED_S
 from megatron_ft.core.job.messages import REFUSED, Dismiss, Elsewhere, Hello, Moved, Rules, Wait
+from megatron_ft.core.job.patience import GIVE_UP_S
 
-__all__ = ["MOVED_S", "Admission", "differences", "refusal"]
+__all__ = ["FORGETS_S", "Admission", "differences", "refusal"]
 
-MOVED_S = 3.0
-"""Between two `Moved` of one launcher; what it said holds for three times as long."""
+FORGETS_S = GIVE_UP_S + 30.0
+"""Launchers that have had a part in the job give up sooner, also those that notice late that they are cut off."""
 
 
 class Admission:
@@ -28,6 +31,8 @@ class Admission:
         """When the end of the job was decided; None if it wasn't."""
         self._elsewhere = elsewhere
         self._until_s = float("inf")
+        self._needed_s = 0.0
+        """When a launcher was last here that can go on with the job."""
 
     def owner_is_led(self, address: str) -> None:
         """The launcher beside this coordinator follows the one at that address."""
@@ -69,6 +74,16 @@ class Admission:
             return False
         self._elsewhere, self._until_s = moved.address, now_s + 3 * MOVED_S
         return True
+
+    def forgets(self, now_s: float, *, is_needed: bool) -> bool:
+        """Whether the job has had no launcher that can go on with it for ``FORGETS_S``; ask at least every few seconds.
+
+        ``is_needed``: one is here, or a launcher has started this coordinator, which ends by other rules then. Spares,
+        and launchers that have just come, can't go on with the old job.
+        """
+        if is_needed or self.rules is None:
+            self._needed_s = now_s
+        return now_s >= self._needed_s + FORGETS_S
 
 
 def refusal(hello: Hello, job: str, rules: Rules) -> Dismiss | None:

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from megatron_ft.core.coordinator.nodes import Node, Slot, choose
-from megatron_ft.core.coordinator.segments import choose_segments, usable
+from megatron_ft.core.coordinator.nodes import Node
+from megatron_ft.core.coordinator.places import Slot, choose, choose_segments, usable
 
 
 class Drawn:

@@ -11,8 +11,7 @@ import pytest
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, RendezvousTimeoutError
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
-from megatron_ft.launcher.coordination import static_rounds
-from megatron_ft.launcher.coordination.static_rounds import Roll
+from megatron_ft.launcher.coordination.torch_rounds import Roll, in_rounds
 
 
 def test_only_a_change_tells_of_a_node_that_waits() -> None:
@@ -36,7 +35,7 @@ def meeting_port() -> int:
 
 
 def handler(port: int, rank: int, *, nodes: int = 2, timeout_s: int = 30) -> Any:
-    return static_rounds.in_rounds(StaticTCPRendezvous("127.0.0.1", port, rank, nodes, "run", timeout_s))
+    return in_rounds(StaticTCPRendezvous("127.0.0.1", port, rank, nodes, "run", timeout_s))
 
 
 def meet(*handlers: Any) -> list[Any]:
@@ -94,4 +93,4 @@ def test_a_lost_host_is_a_rendezvous_that_failed() -> None:
 
 def test_a_single_node_is_left_to_torch() -> None:
     alone = StaticTCPRendezvous("127.0.0.1", 1, 0, 1, "run", 30)
-    assert static_rounds.in_rounds(alone) is alone
+    assert in_rounds(alone) is alone

@@ -1,15 +1,28 @@
-"""The time in which a process was awake: while it was stopped or suspended, no peer counts as silent. Pure."""
+"""When a peer counts as lost: how often launchers send a sign of life, and the clock that measures silence. Pure."""
 
 from __future__ import annotations
 
-__all__ = ["OwnClock"]
+__all__ = ["OwnClock", "beat_s", "lost_s"]
 
 _LONGEST_GAP_S = 2.0
 """A longer time without being asked is one in which this process, or its host, was paused."""
 
 
+def beat_s(nodes: int) -> float:
+    """Seconds between two `Beat`s of a launcher, in a job of ``nodes`` nodes."""
+    return min(5.0, max(1.0, nodes / 2000))
+
+
+def lost_s(nodes: int) -> float:
+    """Seconds of silence after which a launcher is lost; the kernel may notice an unreachable host sooner."""
+    return 3 * beat_s(nodes) + 2.5
+
+
 class OwnClock:
-    """``now_s`` counts seconds from 0, and doesn't go on while the process is paused."""
+    """The time in which this process was awake: while it was paused, no peer was silent.
+
+    ``now_s`` counts seconds from 0, and doesn't go on while the process is stopped or suspended.
+    """
 
     def __init__(self, now_s: float) -> None:
         self.now_s = 0.0

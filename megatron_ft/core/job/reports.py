@@ -1,16 +1,19 @@
-"""How a node stands in a cycle, and why a cycle has ended: what launchers and the coordinator tell each other of it."""
+"""What nodes report of a cycle and of ranks that hang, or may; and the coordinator's verdict. Pure.
+
+These are messages, or parts of them: the rest is in `core.job.messages`.
+"""
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, replace
 
-from megatron_ft.core.diagnosis.cycle_cause import Cause, CauseKind
+from megatron_ft.core.diagnosis.cycle_cause import Cause, CauseKind, HangVerdict
+from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.job import lines
-from megatron_ft.core.job.progress import Reached
-from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome, RestartDecision
+from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome, Reached, RestartDecision
 
-__all__ = ["NodePhase", "Report", "Standing", "Verdict"]
+__all__ = ["Hang", "Moving", "NodePhase", "Notes", "Report", "Reviewed", "Standing", "Suspected", "Verdict"]
 
 
 class NodePhase(enum.Enum):
@@ -81,8 +84,9 @@ class Verdict:
         if node is not None and node != place and self.nodes > 1 and not self.names_nodes:
             tell = lines.on if self.outcome is Outcome.STOPPED else lines.at
             text = tell(node, self.name, text)
-        why = Cause(kind=self.kind, text=text, rank=self.rank, iteration=self.iteration, detail=self.detail)
-        return replace(why, host=self.name)
+        return Cause(
+            kind=self.kind, text=text, rank=self.rank, iteration=self.iteration, detail=self.detail, host=self.name
+        )
 
     def decision(self) -> RestartDecision:
         """What follows."""
@@ -119,3 +123,59 @@ class Standing:
             return replace(self, phase=phase, ended=outcome)
         # another coordinator mustn't take this node for one that trains
         return replace(self, phase=phase, report=Report(self.cycle, NodeState.UNHEALTHY, text, follows=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Hang:
+    """A rank of this node was found hung: every node is to collect evidence. ``passive``: the ranks run on."""
+
+    cycle: int
+    verdict: HangVerdict
+    reached: Reached | None = None
+    passive: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Notes:
+    """What a node has seen of its ranks. ``passive``: as after a `Collect` that was; ``more``: the rest follows."""
+
+    cycle: int
+    notes: tuple[RankSnapshot, ...]
+    passive: bool = False
+    more: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Suspected:
+    """A learned timeout is over on this node: all others, to which the coordinator sends it, are to check progress."""
+
+    cycle: int
+    between_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Moving:
+    """A rank of this node makes progress, and what it does, in words; the coordinator tells the others."""
+
+    cycle: int
+    progress: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reviewed:
+    """What all nodes have seen that were to look ``passive``-ly: why no collective completes.
+
+    Args:
+        asker: the place of the node that had asked for it.
+        text: which rank keeps the others waiting and where it is, and what they do; or that none waits.
+        rank: that rank; None if it isn't known.
+        is_waited: some rank waits in a collective.
+    """
+
+    cycle: int
+    asker: int
+    elapsed_s: float
+    timeout_s: float
+    text: str
+    rank: int | None = None
+    is_waited: bool = False

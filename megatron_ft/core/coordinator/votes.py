@@ -1,13 +1,17 @@
-"""A decision that the launchers are asked to accept, and who has."""
+"""Voters: which have accepted a proposal, and which were lately at a coordinator that doesn't lead. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 
 from megatron_ft.core.coordinator.nodes import Node
 from megatron_ft.core.job.decisions import Ballot, Decision
 
-__all__ = ["Proposal"]
+__all__ = ["Proposal", "Visitors"]
+
+_LATELY_S = 10.0
+"""A launcher in search is back at each address within this time, unless several hosts don't answer."""
 
 
 @dataclass(slots=True)
@@ -41,3 +45,22 @@ class Proposal:
         self.founder |= node.owns
         self.waiting.discard(node)
         self.store = self.store if store is None else store
+
+
+class Visitors:
+    """Voters that were at a coordinator which doesn't lead, since the last decision: in search, they may all wait here.
+
+    Times are seconds of the coordinator's clock.
+    """
+
+    def __init__(self) -> None:
+        self._last_s: dict[int, float] = {}
+
+    def are_here(self, places: Iterable[int], now_s: float) -> None:
+        """The voters at these places are connected now."""
+        self._last_s.update(dict.fromkeys(places, now_s))
+
+    def lately(self, now_s: float, left: Container[int]) -> list[int]:
+        """Places of all that were here in the last 10 s, without those that have ``left`` the job."""
+        last_s = self._last_s
+        return [place for place, at_s in last_s.items() if now_s - at_s <= _LATELY_S and place not in left]

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from megatron_ft.core.coordinator.admission import Admission, differences, refusal
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.job import edge
-from megatron_ft.core.job.admission import MOVED_S, Admission, differences, refusal
 from megatron_ft.core.job.decisions import Decision, Held, Kind, Memory
+from megatron_ft.core.job.member import MOVED_S
 from megatron_ft.core.job.messages import Dismiss, Elsewhere, Hello, Moved, Rules
 
 RULES = Rules(min_nodes=2, max_nodes=3, max_restarts=3)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megatron_ft.core.coordinator.visitors import Visitors
+from megatron_ft.core.coordinator.votes import Visitors
 
 
 def test_a_voter_counts_for_ten_seconds_after_it_was_seen_last_unless_it_has_left_the_job() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megatron_ft.core.job.own_clock import OwnClock
+from megatron_ft.core.job.liveness import OwnClock
 
 
 def test_time_in_which_the_process_stood_still_is_not_counted() -> None:
