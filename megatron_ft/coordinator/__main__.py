@@ -84,9 +84,9 @@ def coordinate(options: argparse.Namespace) -> int:
 
 def _serve(listener: socket.socket, options: argparse.Namespace, secret: bytes | None, owner: int | None) -> bool:
     """One job, until its end. True if its launchers have gone without one."""
-    word = f"{socket.gethostname()}.{os.getpid()}.{os.urandom(4).hex()}"
+    name = f"{socket.gethostname()}.{os.getpid()}.{os.urandom(4).hex()}"
     machine = Coordinator(
-        word,
+        name,
         founds=not options.takes_over,
         owned=owner is not None,
         elsewhere=options.elsewhere,

@@ -20,7 +20,7 @@ from megatron_ft.core.job.edge import Broken, CoordinatorEffect, Drop, Heard, Qu
 from megatron_ft.core.job.messages import Beat, Dismiss, FromMember, Hello, Moved, Propose, ToMember
 from megatron_ft.core.messages.secret import HANDSHAKE, Ask, Denied, Handshake, Open
 from megatron_ft.ipc.linux.process_setup import raise_file_limit
-from megatron_ft.ipc.net.secret import Asking, SecretError
+from megatron_ft.ipc.net.secret import CoordinatorHandshake, SecretError
 from megatron_ft.ipc.net.tcp import Peer
 from megatron_ft.ipc.wire import PROTOCOL_VERSION, VersionError, decode, encode
 
@@ -60,7 +60,7 @@ class _Link:
     def __init__(self, number: int, peer: Peer, secret: bytes | None, now_s: float) -> None:
         self.number = number
         self.peer = peer
-        self.asking = Asking(secret)
+        self.handshake = CoordinatorHandshake(secret)
         self.greeted = False
         self.since_s = now_s
         self.waits_for_room = False
@@ -173,7 +173,7 @@ class Service:
             self._next += 1
             self._links[link.number] = self._strangers[link.number] = link
             self._selector.register(sock, selectors.EVENT_READ, link)
-            first = link.asking.first(over=self._machine.is_over)
+            first = link.handshake.first(over=self._machine.is_over)
             if first is not None:
                 self._write(link, encode(first))
 
@@ -209,8 +209,8 @@ class Service:
 
     def _message(self, link: _Link, body: bytes) -> FromMember | None:
         """None: it wasn't for the machine."""
-        if not link.asking.is_done:
-            answer = link.asking.answer(_read_handshake(body))
+        if not link.handshake.is_done:
+            answer = link.handshake.answer(_read_handshake(body))
             if answer is not None:
                 self._write(link, encode(answer))
             return None

@@ -31,7 +31,7 @@ from megatron_ft.core.job.member import Member
 from megatron_ft.core.messages.secret import HANDSHAKE
 from megatron_ft.ipc.linux.process_setup import raise_file_limit
 from megatron_ft.ipc.net import tcp
-from megatron_ft.ipc.net.secret import Asked, read_secret
+from megatron_ft.ipc.net.secret import LauncherHandshake, read_secret
 from megatron_ft.ipc.wire import encode
 from tests.bench.figures import Row, compare
 from tests.bench.stand_ins import TO_MEMBER, StandIns
@@ -53,7 +53,7 @@ class _StandIn:
         self.member = Member(identity, now_s=time.monotonic(), chance=random.Random(number))
         self.peer: tcp.Peer | None = None
         self.is_connected = False
-        self.asked: Asked | None = None
+        self.handshake: LauncherHandshake | None = None
         self.cycle = -1
         self.place: int | None = None
         self.code: int | None = None
@@ -72,7 +72,7 @@ class _StandIn:
                         self.do(self.member.failed(now_s))
                         continue
                     self.is_connected = False
-                    self.asked = Asked(self.swarm.secret)
+                    self.handshake = LauncherHandshake(self.swarm.secret)
                     self.swarm.selector.register(self.peer.sock, selectors.EVENT_READ | selectors.EVENT_WRITE, self)
                 case edge.Disconnect():
                     self.close()
@@ -101,7 +101,7 @@ class _StandIn:
         if not self.is_connected and events & selectors.EVENT_WRITE:
             self.is_connected = True
             self.swarm.selector.modify(peer.sock, selectors.EVENT_READ, self)
-            if self.asked is not None and self.asked.is_done:
+            if self.handshake is not None and self.handshake.is_done:
                 self.do(self.member.opened(time.monotonic()))
         if events & selectors.EVENT_READ:
             try:
@@ -115,15 +115,15 @@ class _StandIn:
                 self.do(self.member.broken(time.monotonic()))
 
     def _heard(self, message: dict[str, object]) -> None:
-        assert self.asked is not None
-        if self.asked.is_done:
+        assert self.handshake is not None
+        if self.handshake.is_done:
             self.do(self.member.heard(TO_MEMBER.parse(message), time.monotonic()))
             return
-        answer = self.asked.answer(HANDSHAKE.parse(message))
+        answer = self.handshake.answer(HANDSHAKE.parse(message))
         if answer is not None and self.peer is not None:
             self.peer.write(encode(answer))
             self.peer.flush()
-        if self.asked.is_done:
+        if self.handshake.is_done:
             self.do(self.member.opened(time.monotonic()))
 
     def close(self) -> None:

@@ -19,21 +19,20 @@ __all__ = ["Consensus"]
 
 
 class Consensus:
-    """``word`` is the coordinator's own; ``founds``: it may make a job's first decision; ``owned``: a launcher runs it.
+    """``name``: no two coordinators have the same; ``founds``: it may make a job's first decision.
 
-    ``emit`` takes effects, ``decided`` is called when the last decision is another one.
+    ``owned``: a launcher has started it. ``emit`` takes effects, ``decided`` is called for each new last decision.
     """
 
     def __init__(
         self,
-        word: str,
+        name: str,
         *,
         founds: bool,
         owned: bool,
         emit: Callable[[CoordinatorEffect], None],
         decided: Callable[[Proposal | None], None],
     ) -> None:
-        self.word = word
         self.decision: Decision | None = None
         self.store = ""
         self.leads = False
@@ -41,7 +40,7 @@ class Consensus:
         self.proposal: Proposal | None = None
         self.left: set[int] = set()
         """Places of voters that have sent `Goodbye`."""
-        self._founds, self._owned = founds, owned
+        self._name, self._founds, self._owned = name, founds, owned
         self._emit, self._decided = emit, decided
         self._here: dict[int, Node] = {}
         self._candidates: tuple[str, ...] = ()
@@ -184,7 +183,7 @@ class Consensus:
             return False
         if self.term is None or self._seen > self.term:
             self.leads, self.proposal = False, None
-            self.term, self._attempt = (self._seen[0] + 1, self.word), 0
+            self.term, self._attempt = (self._seen[0] + 1, self._name), 0
             self._seen = self.term
             self._follow_anew(everybody)
         links = [node.link for node in self._unasked if node.link is not None]
@@ -369,7 +368,7 @@ class Consensus:
     def _ask(self, proposal: Proposal, nodes: Iterable[Node]) -> None:
         self.proposal = proposal
         about = proposal.ballot, proposal.decision
-        ways = candidates(proposal.members)
+        addresses = candidates(proposal.members)
         outside: list[int] = []
         for node in nodes:
             if node.link is None:
@@ -381,9 +380,9 @@ class Consensus:
             if place is None:
                 outside.append(node.link)
             else:
-                self._emit(Send([node.link], Propose(*about, place, votes, ways)))
+                self._emit(Send([node.link], Propose(*about, place, votes, addresses)))
         if outside:
-            self._emit(Send(outside, Propose(*about, None, False, ways)))
+            self._emit(Send(outside, Propose(*about, None, False, addresses)))
 
     def _held(self, proposal: Proposal, node: Node) -> Held:
         place = proposal.places.get(node)

@@ -29,14 +29,14 @@ _LINGER_S = 5.0
 
 
 class Coordinator:
-    """See above. ``word`` identifies this coordinator; one that ``founds`` may begin a job that has none yet.
+    """See above. No two have the same ``name``; one that ``founds`` may begin a job that has none yet.
 
     ``elsewhere``: address of the coordinator that its launcher follows; launchers that know of no job are sent there.
     """
 
-    def __init__(self, word: str, *, founds: bool, owned: bool = True, elsewhere: str = "", now_s: float = 0.0) -> None:
+    def __init__(self, name: str, *, founds: bool, owned: bool = True, elsewhere: str = "", now_s: float = 0.0) -> None:
         self._out: list[CoordinatorEffect] = []
-        self._consensus = Consensus(word, founds=founds, owned=owned, emit=self._out.append, decided=self._decided)
+        self._consensus = Consensus(name, founds=founds, owned=owned, emit=self._out.append, decided=self._decided)
         self._admission = Admission(elsewhere)
         self._nodes: dict[str, Node] = {}
         self._links: dict[int, Node] = {}
@@ -214,7 +214,7 @@ class Coordinator:
         self._next_cycle.decided()
         self._end, cycle = None, self._cycle
         if cycle is not None and cycle.decision.cycle == decision.cycle and decision.kind is not Kind.CYCLE:
-            cycle.goes_on(decision)
+            cycle.follow_decision(decision)
             return
         cycle = self._cycle = Cycle(rules, decision)
         known = {} if proposal is None else proposal.members
@@ -246,9 +246,9 @@ class Coordinator:
             if self._consensus.commit(self._nodes.values(), patient=patient) is not None:
                 self._alarms.append(self._clock.now_s)
             self._conclude()
-            self._go_on()
+            self._propose_due()
         elif self._consensus.is_deserted and self._over_s is None:
-            self._send_home()
+            self._dismiss_standby()
         self._alarms += [] if self._over_s is None else [self._over_s]
         here = self._links if self._consensus.decision is None else self._consensus.voters()
         forgets = self._admission.forgets(self._clock.now_s, is_needed=self._is_owned or bool(here))
@@ -280,7 +280,7 @@ class Coordinator:
                 self._gone(node, silent=False)
             node.ended(self._clock.now_s)
 
-    def _send_home(self) -> None:
+    def _dismiss_standby(self) -> None:
         """All nodes that vote have left: dismiss the nodes on standby, which alone can't go on."""
         for link, node in list(self._links.items()):
             if node.memory.accepted is None and self._admission.rules is not None:
@@ -348,7 +348,7 @@ class Coordinator:
             waits = node.standing.ended is not None and node.standing.verdict is None  # for a verdict that it won't get
             if node.phase is m.NodePhase.RUNNING or (waits and node.phase is m.NodePhase.BUSY):
                 node.enter(m.NodePhase.BUSY)
-                text = cycle.lost_words(node)
+                text = cycle.why_lost(node)
                 self._out.append(Send([link], m.End(node.standing.cycle, Outcome.MEMBERSHIP, True, True, text)))
             return
         if cycle.outcome is not None:
@@ -382,11 +382,11 @@ class Coordinator:
         if cycle.alarm_s is not None:
             self._alarms.append(cycle.alarm_s)
 
-    def _go_on(self) -> None:
+    def _propose_due(self) -> None:
         if self._admission.rules is None or self._over_s is not None:
             return
         rules, now_s, has_absent = self._admission.rules, self._clock.now_s, bool(self._absent)
-        self._next_cycle.go_on(rules, self._cycle, arrivals=self._arrivals, has_absent=has_absent, now_s=now_s)
+        self._next_cycle.propose_due(rules, self._cycle, arrivals=self._arrivals, has_absent=has_absent, now_s=now_s)
         self._out += self._notices.tell(rules, self._cycle, self._consensus.proposal, now_s=now_s)
         self._alarms += [at_s for at_s in (self._next_cycle.alarm_s, self._notices.alarm_s) if at_s is not None]
 

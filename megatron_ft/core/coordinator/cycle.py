@@ -34,7 +34,7 @@ class Cycle:
 
     rules: Rules
     decision: Decision
-    seats: list[Seat] = field(default_factory=list)
+    seats: list[Seat] = field(init=False)
     outcome: Outcome | None = None
     verdict: Verdict | None = None
     shutdown: tuple[int | None, str] | None = None
@@ -63,13 +63,12 @@ class Cycle:
     _passed_on_s: dict[type, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not self.seats:
-            healthy = Report(self.decision.cycle, NodeState.HEALTHY)
-            names, world = self.decision.names, self.decision.world
-            self.seats = [Seat(healthy, name) for name in (names if len(names) == world else world * [""])]
+        healthy = Report(self.decision.cycle, NodeState.HEALTHY)
+        names, world = self.decision.names, self.decision.world
+        self.seats = [Seat(healthy, name) for name in (names if len(names) == world else world * [""])]
         self._counts.update(seat.state for seat in self.seats)
 
-    def goes_on(self, decision: Decision) -> None:
+    def follow_decision(self, decision: Decision) -> None:
         """Take another decision about this cycle."""
         self.decision = decision
 
@@ -104,7 +103,7 @@ class Cycle:
             self.gone.add(place)
         if self.outcome is not None:
             is_listed = self.verdict is None and self.rules.min_healthy  # by the verdict
-            if report.state in _GONE and self.seats[place].state not in _GONE and not is_listed:
+            if report.state in _GONE and seat.state not in _GONE and not is_listed:
                 self._losses.append((place, report))
             if self.verdict is None and not report.follows and report.state is not NodeState.SUCCEEDED:
                 seat.change(report)  # its report took longer than those of the nodes that failed because of it
@@ -114,7 +113,7 @@ class Cycle:
             self._counts[before] -= 1
             self._counts[report.state] += 1
             self._changes.append(place)
-            self.lost += report.state in (NodeState.LOST, NodeState.EXCLUDED)
+            self.lost += report.state in _GONE
             judged = None if self._judged is not None else self.rules.policy.judge(self._counts)
             if judged is not None:
                 self._judged = judged, place
@@ -241,7 +240,7 @@ class Cycle:
         place = self.place_of(node)
         return place is not None and self.seats[place].state is not NodeState.LOST
 
-    def lost_words(self, node: Node) -> str:
+    def why_lost(self, node: Node) -> str:
         """Why that launcher has no place in this cycle any more, or none in it at all."""
         place = self.place_of(node)
         return lines.without(self.decision.cycle) if place is None else self.seats[place].report.text
@@ -324,7 +323,7 @@ class Cycle:
         return self.verdict
 
     @property
-    def shutdown_words(self) -> str:
+    def shutdown_text(self) -> str:
         """Who asked for the end of the job, and why."""
         place, text = self.shutdown or (None, "")
         if place is None or len(self.seats) == 1:

@@ -130,7 +130,7 @@ class NextCycle:
 
     def __init__(self, consensus: Consensus, nodes: Mapping[str, Node]) -> None:
         self.alarm_s: float | None = None
-        """When to call ``go_on`` again, at the latest."""
+        """When to call ``propose_due`` again, at the latest."""
         self.lost_s: float | None = None
         """When the last node was lost that may still be a voter."""
         self.bad_nodes = BadNodeTracker()
@@ -176,7 +176,7 @@ class NextCycle:
         for place, member in ({} if proposal is None else proposal.members).items():
             self._slots[place] = Slot.of(member)
 
-    def go_on(self, rules: Rules, cycle: Cycle | None, *, arrivals: int, has_absent: bool, now_s: float) -> None:
+    def propose_due(self, rules: Rules, cycle: Cycle | None, *, arrivals: int, has_absent: bool, now_s: float) -> None:
         """Propose what is due. ``has_absent``: a connection has just ended, and its launcher may come back."""
         self.alarm_s = None
         if self._arrivals != arrivals:  # with thousands of nodes, not each time
@@ -196,7 +196,7 @@ class NextCycle:
         ):
             if cycle.verdict is not None and not awaited:
                 ending = (cycle.verdict.code, cycle.verdict.cause(None).text)
-                self._end_job(cycle, *((1, cycle.shutdown_words) if cycle.shutdown else ending))
+                self._end_job(cycle, *((1, cycle.shutdown_text) if cycle.shutdown else ending))
             return
         enough = usable(ready, rules.segment) if rules.segment else len(ready)
         complete = self._completion.update(

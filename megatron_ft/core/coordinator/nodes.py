@@ -151,7 +151,7 @@ def silent_hosts(voters: Iterable[Node], size: int) -> dict[int, str]:
 
 
 def instances_of(members: Mapping[int, Node]) -> tuple[str, ...]:
-    """The same with their instances; "" at places that none of them has."""
+    """The instances of their launchers, by place, "" where no member has it; none of many, as with the names."""
     if not members or len(members) > _MOST_NAMES:
         return ()
     return tuple(members[place].instance if place in members else "" for place in range(max(members) + 1))

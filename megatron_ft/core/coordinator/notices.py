@@ -210,11 +210,14 @@ class Notices:
 
     def _to_those_concerned(self, cycle: Cycle, places: Iterable[int], text: str) -> Iterable[Send]:
         seated = cycle.links(self._nodes.values())
+        if not seated:
+            return
+        speaker = seated[min(seated)]
         if len(cycle.seats) <= FEW:
             links = list(seated.values())
         else:
-            links = list(dict.fromkeys([*_first(seated), *(seated[place] for place in places if place in seated)]))
-        yield from _by_one(links, next(iter(_first(seated)), None), text)
+            links = list(dict.fromkeys([speaker, *(seated[place] for place in places if place in seated)]))
+        yield from _by_one(links, speaker, text)
 
     def _who_speaks(self, cycle: Cycle) -> Iterable[Send]:
         """The launcher at place 0 prints the lines of the job; when its node has gone, the next one is asked to.
@@ -253,7 +256,3 @@ def _order(node: Node) -> tuple[float, float, int]:
     """Sort key of nodes that meet: by their places so far."""
     place, rank = node.place, node.rank
     return math.inf if place is None else place, math.inf if rank is None else rank, node.arrived
-
-
-def _first(seated: Mapping[int, int]) -> list[int]:
-    return [seated[min(seated)]] if seated else []

@@ -114,16 +114,21 @@ class Lives:
             return self
         return Lives(lives=tuple(replace(life, faults=back_again(life.faults, names)) for life in self.lives))
 
+    @property
+    def last(self) -> Life | None:
+        """The newest one."""
+        return self.lives[-1] if self.lives else None
+
     def advance(self, command: Sequence[str]) -> Advance:
         """What a new life that runs this begins with. A restart after a final end begins with no history."""
-        last = self.lives[-1] if self.lives else None
+        last = self.last
         if last is None or last.command != tuple(command):
             return Advance()
         return Advance() if last.outcome in (Ending.FINISHED, Ending.NO_PROGRESS) else last.advance
 
     def has_finished(self, job: str) -> bool:
         """Whether the last life is this job's, and the training's last."""
-        last = self.lives[-1] if self.lives else None
+        last = self.last
         return last is not None and last.job == job and last.outcome is Ending.FINISHED
 
     def has_just_finished(self, job: str, command: Sequence[str], *, since: str) -> bool:
@@ -141,7 +146,7 @@ class Lives:
 
     def updated(self, life: Life) -> Lives:
         """With the news of the last life, from whichever launcher tells them."""
-        last = self.lives[-1] if self.lives else None
+        last = self.last
         if last is None or last.job != life.job:
             return self.begun(life)
         faults = _merged(last.faults, life.faults)
@@ -150,7 +155,7 @@ class Lives:
 
     def ended(self, life: Life, *, is_first: bool) -> Lives:
         """The lives with the end of the last one. Of several launchers only the first one's replaces another."""
-        last = self.lives[-1] if self.lives else None
+        last = self.last
         is_told = last is not None and last.job == life.job and last.outcome is not Ending.RUNNING
         return self if is_told and not is_first else self.updated(life)
 

@@ -27,7 +27,7 @@ class Search:
         self._endpoints = endpoints
         self._own = own
         self._addresses = endpoints
-        self._ways: list[str] = []
+        self._queue: list[str] = []
         """Addresses that are to be tried next."""
         self._broke_off: set[str] = set()
         """Addresses that were tried once more in this pass."""
@@ -45,15 +45,15 @@ class Search:
 
         The job may still be coordinated at ``home``: a coordinator that was frozen for a while goes on.
         """
-        ways = self._ways_worth(now_s)
-        begins = not ways  # those that are silent still are tried in the next pass
+        queued = self._worth_trying(now_s)
+        begins = not queued  # those that are silent still are tried in the next pass
         if begins:
-            self._ways, self.is_first = self._others(knows_job=knows_job), True
+            self._queue, self.is_first = self._others(knows_job=knows_job), True
             self._broke_off.clear()
-            ways = self._ways_worth(now_s) or self._ways
+            queued = self._worth_trying(now_s) or self._queue
         is_due = (begins or self.address != self.home) and self._is_worth(self.home, now_s)
-        self.address = self.home if is_due or not ways else ways[0]
-        self._ways = [way for way in self._ways if way != self.address]
+        self.address = self.home if is_due or not queued else queued[0]
+        self._queue = [each for each in self._queue if each != self.address]
         self._tried_s[self.address], self._told_here = now_s, None
         return self.address
 
@@ -68,29 +68,29 @@ class Search:
         times = self._silent.get(self.address, (0.0, 0))[1] + 1
         self._silent[self.address] = now_s + _SKIPS_S[min(times, len(_SKIPS_S)) - 1], times
         if self.address != self.home:
-            self._ways.insert(0, self.address)
+            self._queue.insert(0, self.address)
 
     def found(self) -> None:
         """The coordinator is where it was looked for."""
-        self.home, self._ways = self.address, []
+        self.home, self._queue = self.address, []
         self._silent.pop(self.address, None)
 
     def broke_off(self) -> None:
         """The coordinator there has ended: try once more, because its launcher replaces it."""
         if self.address not in (self.home, *self._broke_off):
             self._broke_off.add(self.address)
-            self._ways.insert(0, self.address)
+            self._queue.insert(0, self.address)
 
     def begin_again(self) -> None:
         """With the first one: the coordinator may be replaced already, at the same address."""
-        self._ways = []
+        self._queue = []
 
     def sent_to(self, address: str, now_s: float) -> bool:
         """The job is coordinated there, as a coordinator says; False if nothing has answered there lately."""
         if not self._is_worth(address, now_s):
             return False
         self._addresses = tuple(dict.fromkeys((address, *self._addresses)))
-        self.home, self._ways = address, []
+        self.home, self._queue = address, []
         return True
 
     def told_of(self, address: str, now_s: float) -> bool:
@@ -116,10 +116,10 @@ class Search:
         """All other addresses."""
         # the founder goes back to its own address if no coordinator is where it was sent
         founds = not knows_job and self._own == self._endpoints[0]
-        return [way for way in ((self._own,) if founds else self._addresses) if way != self.home]
+        return [each for each in ((self._own,) if founds else self._addresses) if each != self.home]
 
-    def _ways_worth(self, now_s: float) -> list[str]:
-        return [way for way in self._ways if self._is_worth(way, now_s)]
+    def _worth_trying(self, now_s: float) -> list[str]:
+        return [each for each in self._queue if self._is_worth(each, now_s)]
 
     def _is_worth(self, address: str, now_s: float) -> bool:
         return self._silent.get(address, (0.0, 0))[0] <= now_s

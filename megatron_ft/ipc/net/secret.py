@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from megatron_ft.core.errors import ConfigError, ProtocolError
 from megatron_ft.core.messages.secret import Ask, Challenge, Denied, Handshake, Open, Proof, Welcome
 
-__all__ = ["Asked", "Asking", "SecretError", "read_secret"]
+__all__ = ["LauncherHandshake", "CoordinatorHandshake", "SecretError", "read_secret"]
 
 _LEAST_BYTES = 16
 
@@ -26,7 +26,7 @@ class SecretError(ProtocolError):
     """The two ends don't have the same secret. The message says what a launcher's user can do."""
 
 
-class Asking:
+class CoordinatorHandshake:
     """The coordinator's end: it asks first. ``secret`` is None where the job has none: every launcher is let in."""
 
     def __init__(self, secret: bytes | None) -> None:
@@ -55,7 +55,7 @@ class Asking:
         return Welcome(_mac(self._secret, "coordinator", message.nonce, self._nonce))
 
 
-class Asked:
+class LauncherHandshake:
     """A launcher's end."""
 
     def __init__(self, secret: bytes | None) -> None:

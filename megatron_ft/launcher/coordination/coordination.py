@@ -72,7 +72,7 @@ class Coordination:
         """The decision for which a store was opened last, and its address."""
         self._wants_store: Held | None = None
         """The last decision for which one is wanted, while one is being opened; else None."""
-        self._mailbox: Mailbox[edge.MemberEffect] = Mailbox(self._bring_about, is_open=lambda: self.left is None)
+        self._mailbox: Mailbox[edge.MemberEffect] = Mailbox(self._carry_out, is_open=lambda: self.left is None)
         self._transport = transport(self)
 
     def start(self) -> None:
@@ -140,12 +140,12 @@ class Coordination:
     def _tick(self) -> None:
         self._do(self.member.tick(time.monotonic()))
 
-    def _bring_about(self, effect: edge.MemberEffect) -> None:
+    def _carry_out(self, effect: edge.MemberEffect) -> None:
         match effect:
             case edge.Connect() | edge.Disconnect() | edge.Transmit() | edge.Announce() | edge.FollowElsewhere():
                 self._send(effect)
             case edge.OpenStore(held):
-                self._have_store(held)
+                self._provide_store(held)
             case edge.Begin(held):
                 self.begun = held
                 self.on_begin(held)
@@ -182,7 +182,7 @@ class Coordination:
             case edge.FollowElsewhere(session, address):
                 self._follow_elsewhere(session, address)
 
-    def _have_store(self, held: Held) -> None:
+    def _provide_store(self, held: Held) -> None:
         """Opened once for each decision, which may be proposed again; one after the other, as they may share a port."""
         if self._wants_store is not None:
             self._wants_store = held
@@ -196,7 +196,7 @@ class Coordination:
         wanted, self._wants_store = self._wants_store, None
         if self.left is None and wanted is not None:
             self._store = held.decision.value, address()
-            self._have_store(wanted)
+            self._provide_store(wanted)
 
     def _leave(self, leave: edge.Leave) -> None:
         if self.left is None:

@@ -16,7 +16,7 @@ from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.job.messages import FromMember, Moved, ToMember
 from megatron_ft.core.messages.secret import HANDSHAKE, Challenge, Handshake
 from megatron_ft.ipc.net import tcp
-from megatron_ft.ipc.net.secret import Asked, SecretError
+from megatron_ft.ipc.net.secret import LauncherHandshake, SecretError
 from megatron_ft.ipc.wire import PROTOCOL_VERSION, VersionError, decode, encode
 from megatron_ft.launcher.base.event_loop import Reactor, Timer
 from megatron_ft.launcher.coordination.transport import Listener
@@ -43,7 +43,7 @@ class Sockets:
         self._problem = ""
         """Why the last one couldn't be connected to."""
         self._peer: tcp.Peer | None = None
-        self._asked: Asked | None = None
+        self._handshake: LauncherHandshake | None = None
         """None until the connection is there."""
         self._waits_for_room = False
         self._soon: Timer | None = None
@@ -77,13 +77,13 @@ class Sockets:
 
     def transmit(self, message: FromMember) -> None:
         """As in `Transport`."""
-        if self._peer is not None and self._asked is not None and self._asked.is_done:
+        if self._peer is not None and self._handshake is not None and self._handshake.is_done:
             self._send(encode(message))
 
     def close(self, within_s: float = 0.5) -> None:
         """As in `Transport`."""
         peer = self._peer
-        if peer is not None and self._asked is not None:
+        if peer is not None and self._handshake is not None:
             _flush_within(peer, within_s)
         self.disconnect()
 
@@ -127,7 +127,7 @@ class Sockets:
         """The socket can be read, has room, or has failed."""
         peer = self._peer
         assert peer is not None
-        if self._asked is None:
+        if self._handshake is None:
             if problem := _failure(peer.sock):
                 self._problem = os.strerror(problem)
                 self._drop_peer()
@@ -139,8 +139,8 @@ class Sockets:
             self._read(peer)
 
     def _connected(self) -> None:
-        self._asked = Asked(self._secret)
-        first = self._asked.first()
+        self._handshake = LauncherHandshake(self._secret)
+        first = self._handshake.first()
         if first is not None:
             self._send(encode(first))
         else:
@@ -188,15 +188,15 @@ class Sockets:
         Raises:
             ProtocolError: no coordinator says that, or none of this job.
         """
-        asked, message = self._asked, decode(body)
-        assert asked is not None
-        heard: ToMember | Handshake = _TO_MEMBER.parse(message) if asked.is_done else HANDSHAKE.parse(message)
+        handshake, message = self._handshake, decode(body)
+        assert handshake is not None
+        heard: ToMember | Handshake = _TO_MEMBER.parse(message) if handshake.is_done else HANDSHAKE.parse(message)
         if isinstance(heard, ToMember):
             return functools.partial(self._listener.heard, heard)
-        answer = asked.answer(heard)
+        answer = handshake.answer(heard)
         if answer is not None:
             self._send(encode(answer))
-        return self._listener.opened if asked.is_done else None
+        return self._listener.opened if handshake.is_done else None
 
     def _ended(self, peer: tcp.Peer) -> None:
         if peer is not self._peer:
@@ -210,7 +210,7 @@ class Sockets:
         self._listener.refused(f"the coordinator at {address} {text}")
 
     def _drop_peer(self) -> None:
-        peer, self._peer, self._asked, self._waits_for_room = self._peer, None, None, False
+        peer, self._peer, self._handshake, self._waits_for_room = self._peer, None, None, False
         if peer is not None:
             self._reactor.unwatch(peer.fileno())
             peer.flush()

@@ -59,8 +59,8 @@ class InProcess:
     def __init__(self, reactor: Reactor, listener: Listener) -> None:
         self._reactor = reactor
         self._listener = listener
-        word = f"{os.uname().nodename}.{os.getpid()}.{os.urandom(4).hex()}"
-        self._machine: Coordinator | None = Coordinator(word, founds=True, owned=True, now_s=time.monotonic())
+        name = f"{os.uname().nodename}.{os.getpid()}.{os.urandom(4).hex()}"
+        self._machine: Coordinator | None = Coordinator(name, founds=True, owned=True, now_s=time.monotonic())
         """None once it has nothing to do any more."""
         self._links = 0
         self._link: int | None = None

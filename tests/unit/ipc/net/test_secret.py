@@ -8,11 +8,11 @@ import pytest
 
 from megatron_ft.core.errors import ConfigError, ProtocolError
 from megatron_ft.core.messages.secret import Handshake
-from megatron_ft.ipc.net.secret import Asked, Asking, read_secret
+from megatron_ft.ipc.net.secret import CoordinatorHandshake, LauncherHandshake, read_secret
 
 
 def shake_hands(ours: bytes | None, theirs: bytes | None) -> bool:
-    asking, asked = Asking(ours), Asked(theirs)
+    asking, asked = CoordinatorHandshake(ours), LauncherHandshake(theirs)
     message: Handshake | None = asking.first(over=False)
     while message is not None:
         message = asked.answer(message)
