@@ -12,8 +12,6 @@ from megatron_ft.core.job.member import MOVED_S
 from megatron_ft.core.job.messages import REFUSED, Dismiss, Elsewhere, Hello, Moved, Rules, Wait
 from megatron_ft.core.job.patience import GIVE_UP_S
 
-__all__ = ["FORGETS_S", "Admission", "differences", "refusal"]
-
 FORGETS_S = GIVE_UP_S + 30.0
 """Launchers that have had a part in the job give up sooner, also those that notice late that they are cut off."""
 

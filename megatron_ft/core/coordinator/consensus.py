@@ -15,8 +15,6 @@ from megatron_ft.core.job.edge import CoordinatorEffect, Decided, Send
 from megatron_ft.core.job.messages import Commit, Lead, Propose, Wait
 from megatron_ft.core.job.restart_policy import Advance
 
-__all__ = ["Consensus"]
-
 
 class Consensus:
     """``name``: no two coordinators have the same; ``founds``: it may make a job's first decision.

@@ -22,8 +22,6 @@ from megatron_ft.core.job.liveness import OwnClock, beat_s, lost_s
 from megatron_ft.core.job.restart_policy import Outcome
 from megatron_ft.core.job.search import LONGEST_SKIP_S
 
-__all__ = ["Coordinator"]
-
 _LINGER_S = 5.0
 """The coordinator stays so long after the end of the job, to tell launchers that don't know of it yet."""
 

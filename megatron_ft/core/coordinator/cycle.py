@@ -17,8 +17,6 @@ from megatron_ft.core.job.messages import End, Goodbye, Hang, Moving, Notes, Rep
 from megatron_ft.core.job.restart_policy import Action, Advance, NodeState, Outcome, Reached
 from megatron_ft.core.times import earliest
 
-__all__ = ["Cycle"]
-
 _FAREWELL_S = 3.0
 """How long to wait after a node has left whose ranks had all exited with 0: the others may be doing the same."""
 _CAUSE_S = 0.3

@@ -20,8 +20,6 @@ from megatron_ft.core.job.messages import NodePhase, Rules
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome, furthest
 from megatron_ft.core.times import earliest
 
-__all__ = ["NextCycle", "RoundCompletion", "is_awaited", "last_call_s", "nodes_left"]
-
 _MAY_BE_BACK_S = 70.0
 """A launcher that is cut off has given up looking for the others by then."""
 _FIRST_CALL_S = 30.0

@@ -10,8 +10,6 @@ from megatron_ft.core.job.decisions import Accepted, Ballot, Beside, Decision, H
 from megatron_ft.core.job.messages import Hello, NodePhase, Standing
 from megatron_ft.core.job.restart_policy import Advance
 
-__all__ = ["GRACE_S", "Node", "candidates", "instances_of", "names_of", "silent_hosts"]
-
 GRACE_S = 0.3
 """A launcher whose connection has ended is dead, or back within this time."""
 _MOST_NAMES = 100

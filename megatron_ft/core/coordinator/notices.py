@@ -27,8 +27,6 @@ from megatron_ft.core.job.messages import NodePhase, Rules, Speak, Tell
 from megatron_ft.core.job.restart_policy import Action, NodeState
 from megatron_ft.core.times import earliest
 
-__all__ = ["FEW", "Notices"]
-
 FEW = 100
 _LONG_S = 3.0
 """A round that takes no longer isn't worth a line."""

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from megatron_ft.core.coordinator.nodes import Node
 from megatron_ft.core.hosts import natural
 
-__all__ = ["Slot", "choose", "choose_segments", "usable"]
-
 Segment = list[Node]
 
 

@@ -10,8 +10,6 @@ from megatron_ft.core.job import lines
 from megatron_ft.core.job.messages import Report, Rules, Verdict
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
 
-__all__ = ["GOOD", "Seat", "finished", "first_failure", "verdict_on"]
-
 GOOD = (NodeState.HEALTHY, NodeState.SUCCEEDED)
 _FINAL = (NodeState.SUCCEEDED, NodeState.EXCLUDED)
 """What a node reaches by itself; that its launcher ends afterwards changes nothing."""

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from megatron_ft.core.coordinator.nodes import Node
 from megatron_ft.core.job.decisions import Ballot, Decision
 
-__all__ = ["Proposal", "Visitors"]
-
 _LATELY_S = 10.0
 """A launcher in search is back at each address within this time, unless several hosts don't answer."""
 

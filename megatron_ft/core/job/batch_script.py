@@ -11,8 +11,6 @@ import re
 from megatron_ft.core.hosts import expand_hosts
 from megatron_ft.core.job.lives import Ending
 
-__all__ = ["REQUEUES", "cancel", "host", "in_its_place", "may_stand_in", "requeue", "show"]
-
 REQUEUES = "FT_SLURM_REQUEUES"
 """Set by a batch script that requeues this job where there is more to train (megatron-ft slurm)."""
 _MOST_NODES = 100_000

@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 
 from megatron_ft.core.job.restart_policy import Advance
 
-__all__ = ["Accepted", "Ballot", "Beside", "Decision", "Held", "Kind", "Memory", "Term", "is_quorum"]
-
 Term = tuple[int, str]
 """A count, and the coordinator's identifier: no two coordinators ever have the same. The greater one wins."""
 Ballot = tuple[int, str, int]

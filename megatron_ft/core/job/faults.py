@@ -12,8 +12,6 @@ from megatron_ft.core.diagnosis.cycle_cause import CauseKind
 from megatron_ft.core.job.messages import Verdict
 from megatron_ft.core.job.restart_policy import Outcome
 
-__all__ = ["Fault", "FaultKind", "advice", "back_again", "bad_nodes", "fault_of"]
-
 _LONGEST_TEXT = 500
 _LONGEST_REASON = 100
 _REPEATS = 2

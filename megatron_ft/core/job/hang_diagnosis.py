@@ -24,8 +24,6 @@ from megatron_ft.core.job.reports import Reviewed
 from megatron_ft.core.job.restart_policy import Reached
 from megatron_ft.core.wording import listed
 
-__all__ = ["HangDiagnosis", "blamed", "goes_on", "review"]
-
 _NETWORK_S = 0.3
 """Seconds for the notes to arrive, added to the time in which a node collects its evidence."""
 _MOST = 0.5

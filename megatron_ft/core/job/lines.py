@@ -9,36 +9,6 @@ from collections.abc import Iterable, Sequence
 
 from megatron_ft.core.wording import counted, listed
 
-__all__ = [
-    "ALL_HAVE_LEFT",
-    "ANOTHER_JOB",
-    "HOST_SILENT",
-    "LAUNCHER_ENDED",
-    "UNKNOWN_FAILURE",
-    "at",
-    "bad",
-    "did_not_come",
-    "failed_starts",
-    "finished_without",
-    "gone_for_good",
-    "joined",
-    "leaves",
-    "lost_between",
-    "node",
-    "node_changed",
-    "nodes_waiting",
-    "on",
-    "other_options",
-    "others_stand_by",
-    "silent",
-    "standing_by",
-    "too_few_healthy",
-    "too_few_left",
-    "waiting_for_nodes",
-    "waiting_for_others",
-    "without",
-]
-
 ALL_HAVE_LEFT = "all training nodes have left the job, which can't continue: start it again"
 ANOTHER_JOB = "another job already uses this rendezvous endpoint: give each job its own --rdzv-endpoint"
 UNKNOWN_FAILURE = "a failure that was reported only to the lost coordinator"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["OwnClock", "beat_s", "lost_s"]
-
 _LONGEST_GAP_S = 2.0
 """A longer time without being asked is one in which this process, or its host, was paused."""
 

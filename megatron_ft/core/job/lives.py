@@ -16,8 +16,6 @@ from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.job.faults import Fault, back_again, bad_nodes
 from megatron_ft.core.job.restart_policy import Advance
 
-__all__ = ["Ending", "Life", "Lives"]
-
 VERSION = 1
 _MOST_LIVES = 200
 _MOST_FAULTS = 100

@@ -18,8 +18,6 @@ from megatron_ft.core.job.liveness import OwnClock, beat_s, lost_s
 from megatron_ft.core.job.restart_policy import NodeState, Outcome
 from megatron_ft.core.job.search import Search
 
-__all__ = ["CUT_OFF_S", "MOVED_S", "Member"]
-
 CUT_OFF_S = 15.0
 """Added to the time in which silence is noticed: another coordinator has taken over by then, if one can."""
 MOVED_S = 3.0

@@ -7,8 +7,6 @@ from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Kind, Memory
 from megatron_ft.core.job.restart_policy import Action
 
-__all__ = ["GIVE_UP_S", "REPORT_UNREACHED_S", "give_up", "is_new", "patience_s", "unreached"]
-
 GIVE_UP_S = 60.0
 """Seconds without a coordinator after which a node that was part of the job leaves it."""
 REPORT_UNREACHED_S = 10.0

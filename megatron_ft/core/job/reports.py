@@ -13,8 +13,6 @@ from megatron_ft.core.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.core.job import lines
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome, Reached, RestartDecision
 
-__all__ = ["Hang", "Moving", "NodePhase", "Notes", "Report", "Reviewed", "Standing", "Suspected", "Verdict"]
-
 
 class NodePhase(enum.Enum):
     """What a node is about."""

@@ -11,19 +11,6 @@ from typing import NamedTuple
 from megatron_ft.core.job import lines
 from megatron_ft.core.wording import counted
 
-__all__ = [
-    "Action",
-    "Advance",
-    "AnyFailed",
-    "MinHealthy",
-    "NodeState",
-    "Outcome",
-    "Reached",
-    "RestartDecision",
-    "RestartPolicy",
-    "furthest",
-]
-
 
 class NodeState(enum.Enum):
     """A node in a cycle, as the coordinator knows it; the values stand in messages."""

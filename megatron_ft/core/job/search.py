@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["LONGEST_SKIP_S", "Search"]
-
 _SKIPS_S = (2.0, 4.0, 8.0)
 """How long an address isn't tried after it was silent once, twice, and more often."""
 LONGEST_SKIP_S = _SKIPS_S[-1]
